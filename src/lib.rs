@@ -1,0 +1,1 @@
+//! `std::sync` for a fleet.
