@@ -1,0 +1,350 @@
+//! The test harness itself: what the other tests rely on without looking.
+
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process;
+use std::thread;
+
+use support::{
+    BlackHole, Child, Control, Fenced, Proxy, Server, Stale, Traffic, captured, eventually, given,
+    lines_about, ms, nobody, say,
+};
+
+mod support;
+
+#[test]
+fn child() {
+    support::role(&[("echo", echo), ("failure", failure), ("keeper", keeper)]);
+}
+
+/// Says what it was given.
+fn echo() {
+    say(&given("WORD"));
+    say("done");
+}
+
+fn failure() {
+    process::exit(3);
+}
+
+/// Starts a server and a stopped one, and waits to be killed.
+fn keeper() {
+    let running = Server::start();
+    let stopped = Server::start();
+    stopped.pause();
+    for server in [&running, &stopped] {
+        say(&server.id().to_string());
+        say(&server.port().to_string());
+    }
+    loop {
+        thread::park();
+    }
+}
+
+fn get(connection: &mut redis::Connection, key: &str) -> Option<String> {
+    redis::cmd("GET").arg(key).query(connection).unwrap()
+}
+
+fn set(connection: &mut redis::Connection, key: &str, value: &str) {
+    redis::cmd("SET")
+        .arg(key)
+        .arg(value)
+        .exec(connection)
+        .unwrap();
+}
+
+#[test]
+fn smoke() {
+    let server = Server::start();
+    set(&mut server.connection(), "a", "1");
+    let mut unix = redis::Client::open(server.unix_url())
+        .unwrap()
+        .get_connection()
+        .unwrap();
+    assert_eq!(get(&mut unix, "a").as_deref(), Some("1"));
+    assert!(server.log().contains("Ready to accept connections"));
+}
+
+#[test]
+fn servers_die_with_a_killed_process() {
+    let mut keeper = Child::spawn("keeper", &[]);
+    let servers: Vec<(String, u16)> = (0..2)
+        .map(|_| (keeper.line(), keeper.line().parse().unwrap()))
+        .collect();
+    for (_, port) in &servers {
+        TcpStream::connect(("127.0.0.1", *port))
+            .expect("even a stopped server's port takes connections");
+    }
+    keeper.kill();
+    for (id, port) in &servers {
+        eventually(ms(5_000), || {
+            TcpStream::connect(("127.0.0.1", *port)).is_err()
+        });
+        eventually(ms(5_000), || !lives(id));
+    }
+}
+
+/// Whether there is such a process; where there is no /proc, the port alone has to tell.
+fn lives(id: &str) -> bool {
+    fs::read_to_string(Path::new("/proc").join(id).join("stat")).is_ok_and(|stat| {
+        !stat
+            .rsplit(") ")
+            .next()
+            .is_some_and(|rest| rest.starts_with('Z'))
+    })
+}
+
+#[test]
+fn child_round_trip() {
+    let child = Child::spawn("echo", &[("WORD", "leasehold")]);
+    assert_eq!(child.line(), "leasehold");
+    let finished = child.wait().succeeded();
+    assert_eq!(finished.said, ["done"]);
+}
+
+#[test]
+fn a_failed_child_is_told_from_a_good_one() {
+    let finished = Child::spawn("failure", &[]).wait();
+    assert_eq!(finished.status.code(), Some(3));
+}
+
+#[test]
+fn a_restarted_server_is_empty() {
+    let mut server = Server::start();
+    set(&mut server.connection(), "a", "1");
+    let snapshot = server.snapshot();
+    set(&mut server.connection(), "a", "2");
+    server.restart_from(&snapshot);
+    assert_eq!(get(&mut server.connection(), "a").as_deref(), Some("1"));
+    server.restart();
+    assert_eq!(get(&mut server.connection(), "a"), None);
+}
+
+#[test]
+fn a_paused_server_is_silent() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    connection.set_read_timeout(Some(ms(50))).unwrap();
+    server.pause();
+    assert!(
+        redis::cmd("PING")
+            .exec(&mut connection)
+            .unwrap_err()
+            .is_timeout()
+    );
+    server.resume();
+    redis::cmd("PING").exec(&mut server.connection()).unwrap();
+}
+
+#[test]
+fn a_killed_server_refuses() {
+    let mut server = Server::start();
+    server.kill();
+    assert_eq!(
+        TcpStream::connect(("127.0.0.1", server.port()))
+            .unwrap_err()
+            .kind(),
+        ErrorKind::ConnectionRefused
+    );
+    server.restart();
+    redis::cmd("PING").exec(&mut server.connection()).unwrap();
+}
+
+#[test]
+fn a_replica_follows() {
+    let master = Server::start();
+    let replica = master.replica();
+    let mut connection = master.connection();
+    set(&mut connection, "a", "1");
+    let followed: u64 = redis::cmd("WAIT")
+        .arg(1)
+        .arg(5_000)
+        .query(&mut connection)
+        .unwrap();
+    assert_eq!(followed, 1);
+    assert_eq!(get(&mut replica.connection(), "a").as_deref(), Some("1"));
+}
+
+#[test]
+fn calls_and_clients_are_seen() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    redis::cmd("CLIENT")
+        .arg("SETNAME")
+        .arg("me")
+        .exec(&mut connection)
+        .unwrap();
+    let before = server.calls(&["get", "set"]);
+    set(&mut connection, "a", "1");
+    get(&mut connection, "a");
+    assert_eq!(server.calls(&["get", "set"]) - before, 2);
+    eventually(ms(1_000), || server.client_list().len() == 1);
+    assert_eq!(server.client_list()[0]["name"], "me");
+    server.kill_clients();
+    assert!(redis::cmd("PING").exec(&mut connection).is_err());
+}
+
+fn through(proxy: &Proxy) -> redis::Connection {
+    let connection = redis::Client::open(proxy.url())
+        .unwrap()
+        .get_connection()
+        .unwrap();
+    connection.set_read_timeout(Some(ms(100))).unwrap();
+    connection
+}
+
+#[test]
+fn a_proxy_drops_replies() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let mut connection = through(&proxy);
+    proxy.all(Traffic::DropReplies);
+    assert!(
+        redis::cmd("SET")
+            .arg("a")
+            .arg("1")
+            .exec(&mut connection)
+            .unwrap_err()
+            .is_timeout()
+    );
+    assert_eq!(get(&mut server.connection(), "a").as_deref(), Some("1"));
+
+    proxy.all(Traffic::Pass);
+    let mut connection = through(&proxy);
+    assert_eq!(get(&mut connection, "a").as_deref(), Some("1"));
+    assert_eq!(proxy.connections(), 2);
+    assert_eq!(proxy.that_said("get"), [1]);
+}
+
+#[test]
+fn a_proxy_loses_what_vanishes() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let mut connection = through(&proxy);
+    proxy.nth(0, Traffic::Vanish);
+    assert!(
+        redis::cmd("SET")
+            .arg("a")
+            .arg("1")
+            .exec(&mut connection)
+            .unwrap_err()
+            .is_timeout()
+    );
+    assert_eq!(get(&mut server.connection(), "a"), None);
+    redis::cmd("PING")
+        .exec(&mut through(&proxy))
+        .expect("other connections pass");
+}
+
+#[test]
+fn a_stalled_request_arrives_later() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let mut connection = through(&proxy);
+    proxy.present(Traffic::Stall);
+    assert!(
+        redis::cmd("SET")
+            .arg("a")
+            .arg("1")
+            .exec(&mut connection)
+            .unwrap_err()
+            .is_timeout()
+    );
+    drop(connection);
+    assert_eq!(get(&mut server.connection(), "a"), None);
+    proxy.present(Traffic::Pass);
+    eventually(ms(1_000), || get(&mut server.connection(), "a").is_some());
+    eventually(ms(1_000), || proxy.open() == 0);
+}
+
+#[test]
+fn a_cut_connection_ends() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let mut connection = through(&proxy);
+    proxy.cut();
+    assert!(
+        !redis::cmd("PING")
+            .exec(&mut connection)
+            .unwrap_err()
+            .is_timeout()
+    );
+
+    let mut connection = through(&proxy);
+    proxy.present(Traffic::CutOnReply);
+    assert!(
+        !redis::cmd("SET")
+            .arg("a")
+            .arg("1")
+            .exec(&mut connection)
+            .unwrap_err()
+            .is_timeout()
+    );
+    assert_eq!(get(&mut server.connection(), "a").as_deref(), Some("1"));
+}
+
+#[test]
+fn a_delay_holds_every_chunk_back_alike() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let mut connection = through(&proxy);
+    connection.set_read_timeout(Some(ms(5_000))).unwrap();
+    proxy.delay(ms(30), ms(20));
+    let ping = redis::cmd("PING").get_packed_command();
+    let round_trips = Control::run(ms(50), || {
+        for _ in 0..10 {
+            connection.send_packed_command(&ping).unwrap();
+        }
+        for _ in 0..10 {
+            connection.recv_response().unwrap();
+        }
+    });
+    assert!(round_trips.took >= ms(50));
+    round_trips.no_later_than(ms(100));
+}
+
+#[test]
+fn a_black_hole_accepts_and_nobody_refuses() {
+    let hole = BlackHole::start();
+    let mut stream = TcpStream::connect(("127.0.0.1", hole.port())).unwrap();
+    stream.set_read_timeout(Some(ms(30))).unwrap();
+    assert_eq!(
+        stream.read(&mut [0]).unwrap_err().kind(),
+        ErrorKind::WouldBlock
+    );
+    eventually(ms(1_000), || hole.connections() == 1);
+
+    let refused = redis::Client::open(nobody())
+        .unwrap()
+        .get_connection()
+        .err()
+        .unwrap();
+    assert!(refused.is_connection_refusal());
+}
+
+#[test]
+fn a_fenced_resource_turns_the_overtaken_away() {
+    let resource = Fenced::new("");
+    assert_eq!(resource.write(3, "new"), Ok(()));
+    assert_eq!(
+        resource.write(2, "old"),
+        Err(Stale {
+            token: 2,
+            newest: 3
+        })
+    );
+    assert_eq!(resource.write(3, "newer"), Ok(()));
+    assert_eq!(resource.read(), "newer");
+}
+
+#[test]
+fn log_lines_are_captured_with_their_pairs() {
+    captured();
+    log::debug!(target: "harness", lock = "captured-lock"; "acquired");
+    let lines = lines_about("captured-lock");
+    assert_eq!(lines.len(), 1);
+    assert_eq!(lines[0].value("lock"), Some("captured-lock"));
+    assert_eq!(lines[0].message, "acquired");
+}

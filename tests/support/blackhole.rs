@@ -1,0 +1,72 @@
+//! Addresses where nothing answers.
+
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use parking_lot::Mutex;
+
+use super::port;
+
+/// Accepts connections, and says nothing on them.
+pub(crate) struct BlackHole {
+    port: u16,
+    /// `None` once it is over.
+    accepted: Arc<Mutex<Option<Vec<TcpStream>>>>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+impl BlackHole {
+    pub(crate) fn start() -> Self {
+        let listener = port::bind();
+        let port = port::number(&listener);
+        let accepted = Arc::new(Mutex::new(Some(Vec::new())));
+        let accepting = thread::spawn({
+            let accepted = Arc::clone(&accepted);
+            move || {
+                for stream in listener.incoming().flatten() {
+                    match &mut *accepted.lock() {
+                        Some(streams) => streams.push(stream),
+                        None => return,
+                    }
+                }
+            }
+        });
+        Self {
+            port,
+            accepted,
+            accepting: Some(accepting),
+        }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// How many connections it has accepted.
+    pub(crate) fn connections(&self) -> usize {
+        self.accepted.lock().as_ref().map_or(0, Vec::len)
+    }
+}
+
+impl Drop for BlackHole {
+    fn drop(&mut self) {
+        for stream in self.accepted.lock().take().into_iter().flatten() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        // Gets the thread out of `accept`, to see that it is over.
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        if let Some(accepting) = self.accepting.take() {
+            let _ = accepting.join();
+        }
+    }
+}
+
+/// The url of a port that refuses connections.
+pub(crate) fn nobody() -> String {
+    format!("redis://127.0.0.1:{}", port::free())
+}

@@ -1,0 +1,86 @@
+//! The log lines of this process, kept for tests to look at.
+
+use std::sync::OnceLock;
+
+use log::kv::{Error, Key, Value, VisitSource};
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use parking_lot::Mutex;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    pub(crate) level: Level,
+    pub(crate) target: String,
+    pub(crate) message: String,
+    pub(crate) pairs: Vec<(String, String)>,
+}
+
+impl Line {
+    /// The value logged under the key.
+    pub(crate) fn value(&self, key: &str) -> Option<&str> {
+        self.pairs
+            .iter()
+            .find(|(k, _)| k == key)
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// Whether the text occurs anywhere in it.
+    pub(crate) fn mentions(&self, text: &str) -> bool {
+        self.message.contains(text) || self.pairs.iter().any(|(_, value)| value.contains(text))
+    }
+}
+
+/// Every line since the first call in this process, of every test: look for names that only one test uses.
+/// Call it once before the lines of interest are due.
+pub(crate) fn captured() -> Vec<Line> {
+    capture().lines.lock().clone()
+}
+
+pub(crate) fn lines_about(text: &str) -> Vec<Line> {
+    let mut lines = captured();
+    lines.retain(|line| line.mentions(text));
+    lines
+}
+
+struct Capture {
+    lines: Mutex<Vec<Line>>,
+}
+
+fn capture() -> &'static Capture {
+    static CAPTURE: OnceLock<&'static Capture> = OnceLock::new();
+    CAPTURE.get_or_init(|| {
+        let capture: &'static Capture = Box::leak(Box::new(Capture {
+            lines: Mutex::new(Vec::new()),
+        }));
+        log::set_logger(capture).expect("no other logger is set in this process");
+        log::set_max_level(LevelFilter::Trace);
+        capture
+    })
+}
+
+impl Log for Capture {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let mut pairs = Pairs(Vec::new());
+        let _ = record.key_values().visit(&mut pairs);
+        self.lines.lock().push(Line {
+            level: record.level(),
+            target: record.target().to_owned(),
+            message: record.args().to_string(),
+            pairs: pairs.0,
+        });
+    }
+
+    fn flush(&self) {}
+}
+
+struct Pairs(Vec<(String, String)>);
+
+impl<'kvs> VisitSource<'kvs> for Pairs {
+    fn visit_pair(&mut self, key: Key<'kvs>, value: Value<'kvs>) -> Result<(), Error> {
+        self.0.push((key.to_string(), value.to_string()));
+        Ok(())
+    }
+}

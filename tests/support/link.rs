@@ -1,0 +1,192 @@
+//! One connection through the proxy: for each direction a thread that reads, and one that writes when it may.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::unbounded;
+
+use super::proxy::{Traffic, Wires};
+use super::time::ms;
+
+/// Enough to tell what a connection is for.
+const REMEMBERED: usize = 4096;
+
+pub(crate) struct Link {
+    traffic: Traffic,
+    /// Both ends, as far as there are; empty once the connection has ended.
+    ends: Vec<TcpStream>,
+    pub(crate) request_bytes: u64,
+    first_requests: Vec<u8>,
+}
+
+impl Link {
+    pub(crate) fn new(client: &TcpStream, traffic: Traffic) -> io::Result<Self> {
+        let ends = vec![client.try_clone()?];
+        let mut link = Self {
+            traffic,
+            ends,
+            request_bytes: 0,
+            first_requests: Vec::new(),
+        };
+        link.set(traffic);
+        Ok(link)
+    }
+
+    pub(crate) fn set(&mut self, traffic: Traffic) {
+        self.traffic = traffic;
+        if traffic == Traffic::Cut {
+            self.end();
+        }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        !self.ends.is_empty()
+    }
+
+    pub(crate) fn has_said(&self, text: &str) -> bool {
+        self.first_requests
+            .windows(text.len())
+            .any(|window| window.eq_ignore_ascii_case(text.as_bytes()))
+    }
+
+    fn end(&mut self) {
+        for end in self.ends.drain(..) {
+            let _ = end.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn note(&mut self, request: &[u8]) {
+        self.request_bytes += request.len() as u64;
+        let room = REMEMBERED.saturating_sub(self.first_requests.len());
+        self.first_requests
+            .extend_from_slice(&request[..room.min(request.len())]);
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Request,
+    Reply,
+}
+
+/// What becomes of a chunk.
+enum Fate {
+    Forward,
+    Drop,
+    End,
+}
+
+/// Carries the n-th connection until it ends.
+pub(crate) fn serve(wires: &Arc<Wires>, n: usize, client: TcpStream, upstream: SocketAddr) {
+    let end = || wires.state.lock().links[n].end();
+    let Ok(server) = TcpStream::connect_timeout(&upstream, ms(5_000)) else {
+        return end();
+    };
+    let (Ok(from_server), Ok(to_server), Ok(to_client)) =
+        (server.try_clone(), server.try_clone(), client.try_clone())
+    else {
+        return end();
+    };
+    {
+        let link = &mut wires.state.lock().links[n];
+        if !link.is_open() {
+            return;
+        }
+        link.ends.push(server);
+    }
+    for end in [&to_server, &to_client] {
+        // Small chunks are not to wait for each other's acknowledgement.
+        let _ = end.set_nodelay(true);
+    }
+    let replies = thread::spawn({
+        let wires = Arc::clone(wires);
+        move || carry(&wires, n, Direction::Reply, from_server, to_client)
+    });
+    carry(wires, n, Direction::Request, client, to_server);
+    let _ = replies.join();
+}
+
+/// Reads on this thread and writes on another, so that a delay holds every chunk back by the same time.
+fn carry(
+    wires: &Arc<Wires>,
+    n: usize,
+    direction: Direction,
+    mut from: TcpStream,
+    mut to: TcpStream,
+) {
+    let (sender, chunks) = unbounded::<(Instant, Vec<u8>)>();
+    let writing = thread::spawn({
+        let wires = Arc::clone(wires);
+        move || {
+            for (due, chunk) in chunks {
+                match wires.decide(n, direction, Some(due)) {
+                    Fate::Forward if to.write_all(&chunk).is_ok() => {}
+                    Fate::Drop => {}
+                    Fate::Forward | Fate::End => break,
+                }
+            }
+            // That one side has closed is news which a network that is down holds back, too.
+            wires.decide(n, direction, None);
+            wires.state.lock().links[n].end();
+        }
+    });
+    let mut buffer = [0; 16 * 1024];
+    while let Ok(read @ 1..) = from.read(&mut buffer) {
+        let chunk = &buffer[..read];
+        let delay = {
+            let mut state = wires.state.lock();
+            if direction == Direction::Request {
+                state.links[n].note(chunk);
+            }
+            match direction {
+                Direction::Request => state.request_delay,
+                Direction::Reply => state.reply_delay,
+            }
+        };
+        if sender.send((due(delay), chunk.to_vec())).is_err() {
+            break;
+        }
+    }
+    drop(sender);
+    let _ = writing.join();
+}
+
+fn due(delay: Duration) -> Instant {
+    Instant::now() + delay
+}
+
+impl Wires {
+    /// Waits until the chunk is due and nothing holds it back. Without a due time it is the connection's end.
+    fn decide(&self, n: usize, direction: Direction, due: Option<Instant>) -> Fate {
+        let mut state = self.state.lock();
+        loop {
+            let link = &state.links[n];
+            if !link.is_open() {
+                return Fate::End;
+            }
+            let stalled = match link.traffic {
+                Traffic::Stall => true,
+                Traffic::StallRequests => direction == Direction::Request,
+                Traffic::StallReplies => direction == Direction::Reply,
+                _ => false,
+            };
+            if stalled {
+                self.changed.wait(&mut state);
+                continue;
+            }
+            if due.is_some_and(|due| Instant::now() < due) {
+                self.changed
+                    .wait_until(&mut state, due.expect("there is one that is not reached"));
+                continue;
+            }
+            return match (link.traffic, direction) {
+                (Traffic::Vanish, _) | (Traffic::DropReplies, Direction::Reply) => Fate::Drop,
+                (Traffic::CutOnReply, Direction::Reply) => Fate::End,
+                _ => Fate::Forward,
+            };
+        }
+    }
+}

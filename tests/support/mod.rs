@@ -1,0 +1,29 @@
+//! What the tests and benches share: real servers, a proxy that misbehaves on demand, child processes, clocks.
+
+// Every test file compiles its own copy of this module and uses a part of it.
+#![allow(dead_code, unused_imports)]
+
+mod blackhole;
+mod capture;
+mod child;
+mod commands;
+mod fenced;
+mod leash;
+mod link;
+mod port;
+mod proxy;
+mod server;
+mod snapshot;
+mod tempdir;
+mod time;
+mod watchdog;
+
+pub(crate) use blackhole::{BlackHole, nobody};
+pub(crate) use capture::{Line, captured, lines_about};
+pub(crate) use child::{Child, Finished, given, role, say};
+pub(crate) use fenced::{Fenced, Stale};
+pub(crate) use proxy::{Proxy, Traffic};
+pub(crate) use server::Server;
+pub(crate) use snapshot::Snapshot;
+pub(crate) use time::{Control, Timed, eventually, ms};
+pub(crate) use watchdog::{Watchdog, watchdog};
