@@ -1,0 +1,160 @@
+//! The client: where locks are made, and what outlives them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::builder::ClientBuilder;
+use crate::clock::Instant;
+use crate::config::Config;
+use crate::env;
+use crate::error::Error;
+use crate::kind::Keys;
+use crate::mutex::Mutex;
+use crate::name::Name;
+use crate::server::{Fault, Lane, Server};
+use crate::shutdown::{Core, ShutdownReport, shutdown};
+use crate::threads::Shared;
+use crate::url::Address;
+
+/// A connection to the Redis that keeps the locks: makes locks, and looks after those that are held.
+///
+/// Cloning is cheap, and all clones are one client: one pool of connections, one set of threads.
+/// Make one for a process and clone it to where it is needed. Two clients in a process work just as
+/// well, but do not hand locks to each other without a trip to Redis.
+///
+/// # Threads and the end
+///
+/// Threads start when first needed. Locks and guards keep the client's machinery alive; when the
+/// last client, lock and guard is dropped, from whichever thread, the threads are ended and joined,
+/// for at most one command timeout. [`shutdown`](Self::shutdown) does so at once.
+///
+/// ```no_run
+/// use leasehold::Client;
+///
+/// let client = Client::open("redis://127.0.0.1:6379")?;
+/// let guard = client.mutex("account:123").lock()?;
+/// // … nobody else in the fleet is here …
+/// guard.unlock()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Client {
+    core: Arc<Core>,
+}
+
+impl Client {
+    /// A client of the Redis or Valkey at `url`, with the default settings. No I/O: use
+    /// [`ping`](Self::ping) to see whether it answers.
+    ///
+    /// URLs are `redis://[user:password@]host[:port][/db]`, the same with `rediss` for TLS (feature
+    /// `tls`), and `redis+unix:///path?db=…&user=…&pass=…`; `valkey` may stand for `redis`, and
+    /// `?protocol=resp3` asks for that protocol.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if the URL cannot be used.
+    pub fn open(url: &str) -> Result<Self, Error> {
+        Self::builder().url(url).build()
+    }
+
+    /// A client with the settings in the environment. No I/O.
+    ///
+    /// | variable | what | default |
+    /// |---|---|---|
+    /// | `REDIS_URL` | the URL; then the next five are not read | |
+    /// | `REDIS_HOST`, `REDIS_PORT` | where Redis is | `127.0.0.1`, `6379` |
+    /// | `REDIS_USERNAME`, `REDIS_PASSWORD` | whom to log on as | nobody |
+    /// | `REDIS_DB` | the database's number | `0` |
+    /// | `LOCK_TTL_MS` | [`ttl`](ClientBuilder::ttl) in ms | `10000` |
+    /// | `LOCK_RENEW_INTERVAL_MS` | [`renew_every`](ClientBuilder::renew_every) in ms | a third of the ttl |
+    /// | `LOCK_KEY_PREFIX` | [`key_prefix`](ClientBuilder::key_prefix) | `lock:` |
+    /// | `LOCK_CONNECTION_NAME` | [`connection_name`](ClientBuilder::connection_name) | `leasehold:<host>/<pid>` |
+    ///
+    /// An empty variable counts as one that is not set.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`], naming the variable and what it expects.
+    pub fn from_env() -> Result<Self, Error> {
+        env::builder(|name| std::env::var_os(name))?.build()
+    }
+
+    /// Settings to make a client with.
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::default()
+    }
+
+    pub(crate) fn new(config: Config, address: Address) -> Result<Self, Error> {
+        let server = Server::new(address, &config)?;
+        let shared = Arc::new(Shared::new(config, server));
+        Ok(Self {
+            core: Arc::new(Core { shared }),
+        })
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.core.shared
+    }
+
+    /// The lock called `name`. No I/O; two locks with one name are the same lock.
+    pub fn mutex(&self, name: impl Into<Name>) -> Mutex {
+        let config = &self.shared().config;
+        let keys = Keys::new(name.into(), &config.key_prefix, &config.channel_prefix);
+        Mutex::new(Arc::clone(&self.core), Arc::new(keys))
+    }
+
+    /// Asks Redis for a sign of life, and says how long it took. Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unreachable`] if there is none, [`Error::Refused`] if Redis does not let us in,
+    /// [`Error::Closed`] after a shutdown.
+    pub fn ping(&self) -> Result<Duration, Error> {
+        let shared = self.shared();
+        shared.check_open()?;
+        let until = Instant::now().after(shared.server.command_timeout());
+        let mut again = true;
+        loop {
+            let sent = Instant::now();
+            match shared.server.command("PING", &[], until, Lane::Capped) {
+                Ok(_) => return Ok(sent.until(Instant::now())),
+                // A connection that had died unnoticed says nothing about Redis.
+                Err(Fault::NoAnswer(_)) if again && Instant::now() < until => again = false,
+                Err(fault) => return Err(shared.server.error(fault)),
+            }
+        }
+    }
+
+    /// Ends the client: refuses new calls, sends waiting ones away with [`Error::Closed`], tells
+    /// every holder [`Lost::ShutDown`](crate::Lost::ShutDown), releases what they held, and joins
+    /// the threads.
+    ///
+    /// Returns when that is done, or after `within` plus at most one command timeout; leases whose
+    /// release was not confirmed by then are left to their ttl. Works from any thread, a callback
+    /// included (that thread is then left to end by itself). A second call does nothing.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let report = client.shutdown(Duration::from_secs(5))?;
+    /// assert!(report.is_clean(), "{report:?}");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// None at present; what could not be done is in the report.
+    pub fn shutdown(&self, within: Duration) -> Result<ShutdownReport, Error> {
+        Ok(shutdown(self.shared(), within))
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("server", &self.shared().server.label())
+            .field("owner", &self.shared().config.owner)
+            .finish_non_exhaustive()
+    }
+}

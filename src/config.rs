@@ -1,0 +1,279 @@
+//! The settings of a client and of a lock, and which of them can work.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::lost::Lost;
+use crate::renewed::Renewed;
+use crate::wait::WaitPolicy;
+
+const SHORTEST_TTL: Duration = Duration::from_millis(10);
+
+/// A script counts in doubles, which are exact up to here; PX takes a little more.
+const LONGEST_TTL: Duration = Duration::from_millis((1 << 53) - 1);
+
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// What a client was built with.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) ttl: Duration,
+    pub(crate) renew_every: Option<Duration>,
+    pub(crate) key_prefix: String,
+    pub(crate) channel_prefix: String,
+    pub(crate) connection_name: String,
+    pub(crate) owner: Arc<str>,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) command_timeout: Duration,
+    pub(crate) unreachable_for: Duration,
+    pub(crate) backstop: Duration,
+    pub(crate) max_connections: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let owner = format!("{}/{}", host(), std::process::id());
+        Self {
+            ttl: Duration::from_secs(10),
+            renew_every: None,
+            key_prefix: "lock:".into(),
+            channel_prefix: "lock_release:".into(),
+            connection_name: format!(
+                "leasehold:{}",
+                owner.replace(|c: char| !c.is_ascii_graphic(), "_")
+            ),
+            owner: owner.into(),
+            connect_timeout: Duration::from_secs(1),
+            command_timeout: Duration::from_secs(1),
+            unreachable_for: Duration::from_secs(10),
+            backstop: Duration::from_secs(1),
+            max_connections: 32,
+        }
+    }
+}
+
+impl Config {
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        check_ttl(self.ttl)?;
+        if let Some(every) = self.renew_every {
+            check_renew_every(every, self.ttl)?;
+        }
+        for (what, timeout) in [
+            ("connect_timeout", self.connect_timeout),
+            ("command_timeout", self.command_timeout),
+        ] {
+            if timeout < Duration::from_millis(1) || timeout > LONGEST_TIMEOUT {
+                return wrong(format!(
+                    "{what} must be between 1 ms and 1 h, not {timeout:?}"
+                ));
+            }
+        }
+        if self.unreachable_for.is_zero() {
+            return wrong("unreachable_for must be longer than zero");
+        }
+        if self.backstop < Duration::from_millis(10) {
+            return wrong(format!(
+                "backstop must be at least 10 ms, not {:?}",
+                self.backstop
+            ));
+        }
+        if self.max_connections == 0 {
+            return wrong("max_connections must be at least 1");
+        }
+        if self.owner.is_empty() || self.owner.len() > 1024 {
+            return wrong("owner must have 1 to 1024 bytes");
+        }
+        let plain = |c: char| c.is_ascii_graphic();
+        if self.connection_name.is_empty() || !self.connection_name.chars().all(plain) {
+            return wrong(
+                "connection_name must be printable ASCII without spaces: Redis takes no other",
+            );
+        }
+        if self.key_prefix == self.channel_prefix && self.key_prefix.is_empty() {
+            return wrong("key_prefix and channel_prefix must not both be empty");
+        }
+        Ok(())
+    }
+}
+
+/// What one lock was set to, where it differs from its client.
+#[derive(Clone, Default)]
+pub(crate) struct Settings {
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) renew_every: Option<Duration>,
+    pub(crate) no_renewal: bool,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) trace_id: Option<Arc<str>>,
+    pub(crate) wait: WaitPolicy,
+    pub(crate) on_lost: Option<Arc<OnLost>>,
+    pub(crate) on_renew: Option<Arc<OnRenew>>,
+}
+
+pub(crate) type OnLost = dyn Fn(&Lost) + Send + Sync;
+pub(crate) type OnRenew = dyn Fn(&Renewed) + Send + Sync;
+
+impl Settings {
+    /// What a lease is to be like, if these settings can work.
+    pub(crate) fn terms(&self, config: &Config) -> Result<Terms, Error> {
+        let ttl = self.ttl.unwrap_or(config.ttl);
+        check_ttl(ttl)?;
+        // The client's own interval was checked against the client's ttl, not against this one.
+        let every = self
+            .renew_every
+            .or_else(|| config.renew_every.filter(|_| self.ttl.is_none()));
+        if let Some(every) = every {
+            check_renew_every(every, ttl)?;
+        }
+        if self.max_hold.is_some_and(|max| max.is_zero()) {
+            return wrong("max_hold must be longer than zero");
+        }
+        if let WaitPolicy::Backoff(backoff) = &self.wait {
+            backoff.check()?;
+        }
+        Ok(Terms {
+            ttl,
+            renew_every: (!self.no_renewal).then(|| every.unwrap_or(ttl / 3)),
+            max_hold: self.max_hold.unwrap_or(Duration::MAX),
+        })
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("ttl", &self.ttl)
+            .field("renew_every", &self.renew_every)
+            .field("auto_renew", &!self.no_renewal)
+            .field("max_hold", &self.max_hold)
+            .field("trace_id", &self.trace_id)
+            .field("wait", &self.wait)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a lease is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) ttl: Duration,
+    /// `None`: not renewed by us.
+    pub(crate) renew_every: Option<Duration>,
+    pub(crate) max_hold: Duration,
+}
+
+/// Errors for a ttl that Redis or our own arithmetic cannot keep.
+pub(crate) fn check_ttl(ttl: Duration) -> Result<(), Error> {
+    if ttl < SHORTEST_TTL {
+        return wrong(format!(
+            "ttl must be at least 10 ms, not {ttl:?}: a network trip takes longer"
+        ));
+    }
+    if ttl > LONGEST_TTL {
+        return wrong(format!(
+            "ttl must be at most {LONGEST_TTL:?}, not {ttl:?}: Redis keeps no longer one"
+        ));
+    }
+    Ok(())
+}
+
+fn check_renew_every(every: Duration, ttl: Duration) -> Result<(), Error> {
+    if every < Duration::from_millis(1) || every > ttl / 10 * 9 {
+        return wrong(format!(
+            "renew_every must be between 1 ms and nine tenths of the ttl ({ttl:?}), not {every:?}: \
+             a third leaves time for two more tries"
+        ));
+    }
+    Ok(())
+}
+
+fn wrong<T>(what: impl Into<String>) -> Result<T, Error> {
+    Err(Error::Config(what.into()))
+}
+
+#[cfg(unix)]
+fn host() -> String {
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
+}
+
+#[cfg(not(unix))]
+fn host() -> String {
+    std::env::var("COMPUTERNAME").unwrap_or_else(|_| "host".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    #[test]
+    fn smoke() {
+        let config = Config::default();
+        config.check().unwrap();
+        let terms = Settings::default().terms(&config).unwrap();
+        assert_eq!(terms.ttl, ms(10_000));
+        assert_eq!(terms.renew_every, Some(ms(10_000) / 3));
+    }
+
+    #[test]
+    fn absurd_times_are_refused() {
+        let config = Config::default();
+        for ttl in [ms(0), ms(9), LONGEST_TTL + ms(1), Duration::MAX] {
+            let settings = Settings {
+                ttl: Some(ttl),
+                ..Settings::default()
+            };
+            assert!(
+                matches!(settings.terms(&config), Err(Error::Config(_))),
+                "{ttl:?}"
+            );
+        }
+        for every in [ms(0), ms(9_001), Duration::MAX] {
+            let settings = Settings {
+                renew_every: Some(every),
+                ..Settings::default()
+            };
+            assert!(
+                matches!(settings.terms(&config), Err(Error::Config(_))),
+                "{every:?}"
+            );
+        }
+        for timeout in [Duration::ZERO, Duration::MAX] {
+            assert!(
+                Config {
+                    command_timeout: timeout,
+                    ..Config::default()
+                }
+                .check()
+                .is_err()
+            );
+        }
+        assert!(
+            Config {
+                unreachable_for: Duration::MAX,
+                ..Config::default()
+            }
+            .check()
+            .is_ok()
+        );
+    }
+
+    #[test]
+    fn a_lock_with_its_own_ttl_is_renewed_every_third_of_it() {
+        let config = Config {
+            renew_every: Some(ms(5_000)),
+            ..Config::default()
+        };
+        let settings = Settings {
+            ttl: Some(ms(300)),
+            ..Settings::default()
+        };
+        assert_eq!(settings.terms(&config).unwrap().renew_every, Some(ms(100)));
+    }
+}

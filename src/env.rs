@@ -1,0 +1,169 @@
+//! A client's settings from environment variables.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use crate::builder::ClientBuilder;
+use crate::error::Error;
+
+/// Reads the settings through `var`, so that tests need no environment.
+pub(crate) fn builder(var: impl Fn(&str) -> Option<OsString>) -> Result<ClientBuilder, Error> {
+    let text = |name: &str| -> Result<Option<String>, Error> {
+        match var(name).map(OsString::into_string) {
+            Some(Ok(value)) => Ok(Some(value).filter(|value| !value.is_empty())),
+            Some(Err(_)) => Err(expected(name, "text in UTF-8")),
+            None => Ok(None),
+        }
+    };
+    let url = match text("REDIS_URL")? {
+        Some(url) => {
+            // Its own message says what a URL looks like; this one says where it came from.
+            crate::url::Address::parse(&url)
+                .map_err(|error| expected("REDIS_URL", &error.to_string()))?;
+            url
+        }
+        None => assemble(&text)?,
+    };
+    let mut builder = ClientBuilder::default().url(url);
+    if let Some(ttl) = text("LOCK_TTL_MS")? {
+        builder = builder.ttl(millis("LOCK_TTL_MS", &ttl)?);
+    }
+    if let Some(interval) = text("LOCK_RENEW_INTERVAL_MS")? {
+        builder = builder.renew_every(millis("LOCK_RENEW_INTERVAL_MS", &interval)?);
+    }
+    if let Some(prefix) = text("LOCK_KEY_PREFIX")? {
+        builder = builder.key_prefix(prefix);
+    }
+    if let Some(name) = text("LOCK_CONNECTION_NAME")? {
+        builder = builder.connection_name(name);
+    }
+    Ok(builder)
+}
+
+/// Makes a URL of its parts.
+fn assemble(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<String, Error> {
+    let host = text("REDIS_HOST")?.unwrap_or_else(|| "127.0.0.1".into());
+    let port = match text("REDIS_PORT")? {
+        None => 6379,
+        Some(port) => port
+            .parse::<u16>()
+            .map_err(|_| expected("REDIS_PORT", "a port number"))?,
+    };
+    let db = match text("REDIS_DB")? {
+        None => 0,
+        Some(db) => db
+            .parse::<u32>()
+            .map_err(|_| expected("REDIS_DB", "the number of a database"))?,
+    };
+    let host = if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]")
+    } else {
+        host
+    };
+    let user = text("REDIS_USERNAME")?.map_or_else(String::new, |user| encode(&user));
+    let password = text("REDIS_PASSWORD")?
+        .map_or_else(String::new, |password| format!(":{}", encode(&password)));
+    let at = if user.is_empty() && password.is_empty() {
+        ""
+    } else {
+        "@"
+    };
+    let url = format!("redis://{user}{password}{at}{host}:{port}/{db}");
+    match crate::url::Address::parse(&url) {
+        Ok(_) => Ok(url),
+        Err(_) => Err(expected("REDIS_HOST", "the name or address of a host")),
+    }
+}
+
+/// Percent-encodes all but what is plain in every part of a URL.
+fn encode(text: &str) -> String {
+    use std::fmt::Write as _;
+    text.bytes().fold(String::new(), |mut encoded, byte| {
+        if byte.is_ascii_alphanumeric() {
+            encoded.push(byte.into());
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(encoded, "%{byte:02X}");
+        }
+        encoded
+    })
+}
+
+fn millis(name: &str, value: &str) -> Result<Duration, Error> {
+    value
+        .parse()
+        .map(Duration::from_millis)
+        .map_err(|_| expected(name, "a whole number of milliseconds"))
+}
+
+/// The value is not repeated: it may be a password that ended up in the wrong variable.
+fn expected(name: &str, what: &str) -> Error {
+    Error::Config(format!(
+        "the environment variable {name} cannot be used; it expects {what}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(vars: &[(&str, &str)]) -> Result<ClientBuilder, Error> {
+        builder(|name| {
+            vars.iter()
+                .find(|(var, _)| *var == name)
+                .map(|(_, value)| value.into())
+        })
+    }
+
+    #[test]
+    fn smoke() {
+        let shown = format!("{:?}", read(&[]).unwrap());
+        assert!(shown.contains("127.0.0.1:6379"), "{shown}");
+        let vars = [
+            ("REDIS_HOST", "::1"),
+            ("REDIS_PORT", "7"),
+            ("REDIS_DB", "3"),
+            ("LOCK_TTL_MS", "250"),
+        ];
+        let shown = format!("{:?}", read(&vars).unwrap());
+        assert!(
+            shown.contains("[::1]:7") && shown.contains("250ms"),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn a_password_of_any_bytes_survives_and_stays_secret() {
+        let password = "p@ss:w/rd?#%ü";
+        let url =
+            assemble(&|name: &str| Ok((name == "REDIS_PASSWORD").then(|| password.to_owned())))
+                .unwrap();
+        let address = crate::url::Address::parse(&url).unwrap();
+        assert_eq!(address.info.redis_settings().password(), Some(password));
+        let shown = format!(
+            "{:?}",
+            read(&[("REDIS_PASSWORD", "s3cret"), ("REDIS_USERNAME", "zoe")]).unwrap()
+        );
+        assert!(
+            !shown.contains("s3cret") && !shown.contains("zoe"),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn an_unreadable_value_names_its_variable() {
+        for (name, value) in [
+            ("REDIS_URL", "http://x"),
+            ("REDIS_HOST", "a b"),
+            ("REDIS_PORT", "70000"),
+            ("REDIS_DB", "-1"),
+            ("LOCK_TTL_MS", "10s"),
+            ("LOCK_RENEW_INTERVAL_MS", ""),
+        ] {
+            match read(&[(name, value)]) {
+                Ok(_) => assert!(value.is_empty(), "{name}={value} was taken"),
+                Err(error) => assert!(error.to_string().contains(name), "{error}"),
+            }
+        }
+    }
+}

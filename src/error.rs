@@ -1,0 +1,358 @@
+//! The crate's one error, and what an error answer of the server means for a lock.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use redis::{ErrorKind, RedisError, ServerError};
+
+use crate::lost::Lost;
+
+/// What stood in the way.
+///
+/// *Held by another* is not an error but `None`, and an [`unlock`](crate::MutexGuard::unlock) that
+/// comes too late is [`AlreadyLost`](crate::Unlocked::AlreadyLost). So an error always means that
+/// something needs somebody's attention, and each says what.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting, a URL or a name that cannot work. Nothing was sent, nothing is held. Change what
+    /// the text names.
+    Config(String),
+
+    /// Redis could not be asked, or did not answer, within the deadline (for `lock`: within
+    /// [`unreachable_for`](crate::ClientBuilder::unreachable_for)).
+    ///
+    /// From a call that locks: you do not hold the lock. A command whose answer is missing may have
+    /// taken it all the same; it is undone in the background, and at the latest its ttl ends it.
+    /// From [`unlock`](crate::MutexGuard::unlock): the lock may be held for up to its ttl; the
+    /// release is repeated in the background. From `renew` and `extend`: you hold it as long as
+    /// [`is_held`](crate::MutexGuard::is_held) says so. Try again when Redis is back.
+    Unreachable {
+        /// Which server, without its password.
+        server: String,
+        /// The last thing that went wrong.
+        cause: Cause,
+    },
+
+    /// Redis answered, and trying again would not help: a right is missing, a password is wrong,
+    /// memory is full. The command did not run: what you held you still hold, what you asked for
+    /// you do not have. Mend what the answer names.
+    Refused {
+        /// The command or script that was refused.
+        command: &'static str,
+        /// What Redis said.
+        answer: String,
+    },
+
+    /// The lock's key, or a key of ours beside it, holds something that is no string. Nothing was
+    /// changed, nothing is held. Some other program uses the key: rename the lock, set another
+    /// [`key_prefix`](crate::ClientBuilder::key_prefix), or delete the key.
+    WrongType {
+        /// The key in Redis.
+        key: String,
+    },
+
+    /// The key that keeps the last fencing token holds no integer below 2^53. Nothing was changed,
+    /// nothing is held. Delete the key when no token drawn from it can be in use any more.
+    BadFence {
+        /// The key in Redis.
+        key: String,
+    },
+
+    /// `lock` under [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) was refused as often as the
+    /// policy allows. Somebody else holds the lock. The `try_` calls say `None` instead.
+    AttemptsUsedUp {
+        /// How often it was tried.
+        attempts: u32,
+    },
+
+    /// The lease ended before its holder released it: stop what the lock protects. You do not hold
+    /// the lock, somebody else may.
+    Lost(Lost),
+
+    /// The client was shut down. Nothing is held. Make another client.
+    Closed,
+
+    /// A thread of ours could not be started. Nothing was sent, nothing is held. The process or the
+    /// machine has too many threads.
+    Thread {
+        /// The thread's name.
+        name: &'static str,
+        /// What the system said.
+        cause: Arc<io::Error>,
+    },
+}
+
+impl Error {
+    /// Whether the lock may be held although this call says that it failed: by a command whose
+    /// answer never came. It is undone in the background; its ttl ends it at the latest.
+    pub fn may_be_held(&self) -> bool {
+        matches!(self, Self::Unreachable { .. })
+    }
+
+    /// Whether Redis could not be asked, so that the same call may succeed later.
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. })
+    }
+
+    /// Why the lease ended, if that is what this error says.
+    pub fn lost(&self) -> Option<Lost> {
+        match self {
+            Self::Lost(lost) => Some(*lost),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(what) => f.write_str(what),
+            Self::Unreachable { server, cause } => {
+                write!(
+                    f,
+                    "Redis at {server} could not be asked: {cause}{}",
+                    advice(&cause.0.to_string())
+                )
+            }
+            Self::Refused { command, answer } => {
+                write!(f, "Redis refused {command}: {answer}{}", advice(answer))
+            }
+            Self::WrongType { key } => write!(
+                f,
+                "the key {key} holds something that is no string: another program uses it; \
+                 rename the lock, set another key_prefix, or delete the key"
+            ),
+            Self::BadFence { key } => write!(
+                f,
+                "the key {key} holds no fencing token (an integer below 2^53): another program wrote it; \
+                 delete it when no token drawn from it can be in use"
+            ),
+            Self::AttemptsUsedUp { attempts } => {
+                write!(
+                    f,
+                    "somebody else held the lock at each of {attempts} attempts"
+                )
+            }
+            Self::Lost(lost) => write!(f, "the lock is lost: {lost}"),
+            Self::Closed => f.write_str("the client was shut down"),
+            Self::Thread { name, cause } => {
+                write!(f, "the thread {name} could not be started: {cause}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Unreachable { cause, .. } => Some(&*cause.0),
+            Self::Thread { cause, .. } => Some(&**cause),
+            _ => None,
+        }
+    }
+}
+
+/// What to do about an answer that people meet, with a leading separator.
+fn advice(answer: &str) -> &'static str {
+    const ADVICE: [(&str, &str); 10] = [
+        (
+            "OOM",
+            "; Redis is at maxmemory: free some or raise it (held locks can still be released)",
+        ),
+        (
+            "NOAUTH",
+            "; the server wants a password: put it into the URL",
+        ),
+        ("WRONGPASS", "; check user and password in the URL"),
+        (
+            "authentication failed",
+            "; check user and password in the URL",
+        ),
+        (
+            "NOPERM",
+            "; give the user the right to EVALSHA, EVAL and what the scripts call, on these keys",
+        ),
+        (
+            "can't run this command",
+            "; give the user the right to what the scripts call (GET, SET, DEL, PTTL, PEXPIRE, TIME, PUBLISH)",
+        ),
+        (
+            "READONLY",
+            "; this is a replica: point the URL at the master",
+        ),
+        ("LOADING", "; Redis is still loading its data"),
+        (
+            "MISCONF",
+            "; Redis cannot save and refuses writes: look at its log",
+        ),
+        (
+            "NOREPLICAS",
+            "; too few replicas are in sync for min-replicas-to-write",
+        ),
+    ];
+    ADVICE
+        .iter()
+        .find(|(word, _)| answer.contains(word))
+        .map_or("", |(_, advice)| advice)
+}
+
+/// The last thing that went wrong with a server: an error of the connection, or an answer that
+/// says "not now".
+#[derive(Clone)]
+pub struct Cause(pub(crate) Arc<dyn std::error::Error + Send + Sync>);
+
+impl Cause {
+    pub(crate) fn text(text: impl Into<String>) -> Self {
+        Self(Arc::from(Box::<dyn std::error::Error + Send + Sync>::from(
+            text.into(),
+        )))
+    }
+}
+
+impl From<RedisError> for Cause {
+    fn from(error: RedisError) -> Self {
+        Self(Arc::new(error))
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What an error answer means. In each case the command did not run.
+#[derive(Debug)]
+pub(crate) enum Meaning {
+    /// The server does not know the script: send it whole.
+    NoScript,
+    /// This server, or this connection, is no good now: connect again and try again.
+    NotNow,
+    /// A key holds something that is no string.
+    WrongType,
+    /// Our own script found no token in the fencing key.
+    BadFence,
+    /// Trying again would not help.
+    Never,
+}
+
+/// Sorts an error answer. A 6.2 server wraps what happens inside a script in an ERR text, so the
+/// words are looked for there too.
+pub(crate) fn meaning(answer: &ServerError) -> Meaning {
+    const NOT_NOW: [&str; 8] = [
+        "READONLY",
+        "LOADING",
+        "MASTERDOWN",
+        "CLUSTERDOWN",
+        "TRYAGAIN",
+        "NOREPLICAS",
+        "BUSY",
+        "MISCONF",
+    ];
+    let is = |word: &str| match answer.code() {
+        "ERR" => answer.details().is_some_and(|text| {
+            text.contains("script")
+                && text
+                    .split(|c: char| !c.is_ascii_uppercase())
+                    .any(|w| w == word)
+        }),
+        code => code == word,
+    };
+    if is("NOSCRIPT") {
+        Meaning::NoScript
+    } else if is("BADFENCE") {
+        Meaning::BadFence
+    } else if is("WRONGTYPE") {
+        Meaning::WrongType
+    } else if NOT_NOW.iter().any(|word| is(word)) {
+        Meaning::NotNow
+    } else {
+        Meaning::Never
+    }
+}
+
+/// An error answer as Redis wrote it.
+pub(crate) fn words(answer: &ServerError) -> String {
+    match answer.details() {
+        Some(text) => format!("{} {text}", answer.code()),
+        None => answer.code().into(),
+    }
+}
+
+/// Whether an error while logging on stays until somebody changes a setting.
+pub(crate) fn is_final_at_logon(error: &RedisError) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig
+    ) || matches!(error.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(line: &str) -> ServerError {
+        match redis::parse_redis_value(format!("-{line}\r\n").as_bytes()) {
+            Ok(redis::Value::ServerError(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn smoke() {
+        for line in [
+            "READONLY You can't write against a read only replica.",
+            "LOADING Redis is loading the dataset in memory",
+            "BUSY Redis is busy running a script.",
+            "MISCONF Redis is configured to save RDB snapshots",
+            "NOREPLICAS Not enough good replicas to write.",
+            "ERR Error running script (call to f_6b): @user_script:3: @user_script: 3: -READONLY You can't write",
+        ] {
+            assert!(matches!(meaning(&answer(line)), Meaning::NotNow), "{line}");
+        }
+        for line in [
+            "OOM command not allowed",
+            "NOAUTH Authentication required.",
+            "ERR unknown command",
+        ] {
+            assert!(matches!(meaning(&answer(line)), Meaning::Never), "{line}");
+        }
+    }
+
+    #[test]
+    fn script_errors_are_read_bare_and_wrapped() {
+        assert!(matches!(
+            meaning(&answer("NOSCRIPT No matching script.")),
+            Meaning::NoScript
+        ));
+        assert!(matches!(
+            meaning(&answer("BADFENCE not a token")),
+            Meaning::BadFence
+        ));
+        let wrapped = "ERR Error running script (call to f_1): @user_script:2: WRONGTYPE Operation against a key";
+        assert!(matches!(meaning(&answer(wrapped)), Meaning::WrongType));
+    }
+
+    #[test]
+    fn texts_say_what_to_do() {
+        let full = Error::Refused {
+            command: "acquire",
+            answer: "OOM command not allowed".into(),
+        };
+        assert!(full.to_string().contains("maxmemory"), "{full}");
+        let error = Error::Unreachable {
+            server: "h:1".into(),
+            cause: Cause::text("READONLY …"),
+        };
+        assert!(error.to_string().contains("replica"), "{error}");
+        assert!(error.may_be_held());
+    }
+}

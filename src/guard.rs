@@ -1,0 +1,181 @@
+//! The guard: a lock that is held, and what its holder can ask and do.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+
+use crate::clock::Instant;
+use crate::error::Error;
+use crate::hold::Hold;
+use crate::holder::HolderId;
+use crate::lease::Standing;
+use crate::lost::Lost;
+use crate::name::Name;
+use crate::release::release;
+use crate::renew::{ensure_held, extend, renew};
+use crate::shutdown::Core;
+use crate::token::FencingToken;
+
+/// A lock that is held; when this is dropped (falls out of scope), the lock is released.
+///
+/// Dropping blocks for one trip to Redis, and never longer than the command timeout; it never
+/// panics, and what goes wrong is only logged. [`unlock`](Self::unlock) says how it went.
+///
+/// # Leases and loss
+///
+/// A lease can end before it is released: its process was paused, the network was away for longer
+/// than the ttl, the key was deleted. [`is_held`](Self::is_held) is false from the instant on at
+/// which somebody else could hold the lock, by our own clock, whatever the network does. Ask it, or
+/// [`ensure_held`](Self::ensure_held), before each step that must not be done twice; or listen to
+/// [`lost`](Self::lost) beside the work. A pause between the question and the step cannot be seen by
+/// any lock: there only the [`fencing_token`](Self::fencing_token) helps.
+///
+/// ```no_run
+/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// let guard = client.mutex("nightly-report").lock()?;
+/// for page in 0..100 {
+///     guard.ensure_held()?;
+///     println!("page {page}, token {}", guard.fencing_token());
+/// }
+/// guard.unlock()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "if unused the lock is released at once"]
+#[clippy::has_significant_drop]
+pub struct MutexGuard {
+    core: Arc<Core>,
+    hold: Arc<Hold>,
+}
+
+/// How an [`unlock`](MutexGuard::unlock) went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a lock that was lost may have had two holders"]
+pub enum Unlocked {
+    /// The lock was held until now, and is free.
+    Released,
+    /// The lease had ended before: what was done under it may have met another holder. Whoever holds
+    /// the lock now still does.
+    AlreadyLost(Lost),
+}
+
+impl MutexGuard {
+    pub(crate) fn new(core: Arc<Core>, hold: Arc<Hold>) -> Self {
+        Self { core, hold }
+    }
+
+    /// The lock's name.
+    pub fn name(&self) -> &Name {
+        &self.hold.keys.name
+    }
+
+    /// A number higher than that of every earlier holder, for the resource that the lock protects.
+    pub fn fencing_token(&self) -> FencingToken {
+        self.hold.token
+    }
+
+    /// The lease's own name, which is the value of the lock's key in Redis.
+    pub fn holder_id(&self) -> &HolderId {
+        &self.hold.id
+    }
+
+    /// Whether the lock is surely held at this moment. Local, no I/O.
+    pub fn is_held(&self) -> bool {
+        matches!(self.stand(), Standing::Held(_))
+    }
+
+    /// How long the lock is surely held from now on, unless renewed. `None`: it is lost. Local, no
+    /// I/O.
+    pub fn remaining(&self) -> Option<Duration> {
+        match self.stand() {
+            Standing::Held(remaining) => Some(remaining),
+            _ => None,
+        }
+    }
+
+    fn stand(&self) -> Standing {
+        self.hold.stand(Instant::now())
+    }
+
+    /// For `?` inside the critical section. Local, no I/O.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if the lock is not surely held at this moment.
+    pub fn ensure_held(&self) -> Result<(), Error> {
+        ensure_held(&self.hold)
+    }
+
+    /// A channel that gets one message when the lock is lost, and is then, or when the lock is
+    /// released, disconnected. Each call returns one of its own; for `select!`.
+    ///
+    /// ```no_run
+    /// use leasehold::crossbeam_channel::{after, select};
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let guard = client.mutex("job").lock()?;
+    /// let lost = guard.lost();
+    /// select! {
+    ///     recv(lost) -> why => println!("stop: {why:?}"),
+    ///     recv(after(Duration::from_secs(60))) -> _ => println!("done"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn lost(&self) -> Receiver<Lost> {
+        self.hold.listen(Instant::now())
+    }
+
+    /// Asks Redis for the whole ttl anew, now. Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if the lock is lost. [`Error::Unreachable`] or [`Error::Refused`] if the lease
+    /// was not renewed: it is still held for [`remaining`](Self::remaining).
+    pub fn renew(&self) -> Result<(), Error> {
+        renew(&self.core.shared, &self.hold)
+    }
+
+    /// Sets another ttl, now and for later renewals; the lease lasts that long from now on, be it
+    /// longer or shorter than before. Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] for a ttl that cannot work. [`Error::Lost`] if the lock is lost.
+    /// [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm it: the lease is still
+    /// held for [`remaining`](Self::remaining), which after an unanswered shortening is never more
+    /// than the shorter ttl, since the command may yet run.
+    pub fn extend(&self, ttl: Duration) -> Result<(), Error> {
+        extend(&self.core.shared, &self.hold, ttl)
+    }
+
+    /// Releases the lock, and says whether it was held until now. Returns within the command
+    /// timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm it: the lock was held
+    /// until now, and may stay taken for up to its ttl. The release is repeated in the background.
+    pub fn unlock(self) -> Result<Unlocked, Error> {
+        // Dropping self then finds nothing left to do.
+        release(&self.core.shared, &self.hold)
+    }
+}
+
+impl Drop for MutexGuard {
+    fn drop(&mut self) {
+        // It logs what goes wrong by itself.
+        let _ = release(&self.core.shared, &self.hold);
+    }
+}
+
+impl fmt::Debug for MutexGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MutexGuard")
+            .field("name", &self.hold.keys.name)
+            .field("holder_id", &self.hold.id)
+            .field("fencing_token", &self.hold.token)
+            .field("standing", &self.stand())
+            .finish()
+    }
+}

@@ -1,0 +1,189 @@
+//! A lease in use: what its guard, the timer and the renewals share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::{Condvar, Mutex};
+
+use crate::clock::{Instant, nap};
+use crate::config::{OnLost, OnRenew};
+use crate::holder::HolderId;
+use crate::kind::Keys;
+use crate::lease::{Lease, Standing};
+use crate::lost::Lost;
+use crate::token::FencingToken;
+
+pub(crate) struct Hold {
+    pub(crate) keys: Arc<Keys>,
+    pub(crate) id: HolderId,
+    pub(crate) token: FencingToken,
+    /// Names this hold in the timer's order; two may be due at the same instant.
+    pub(crate) serial: u64,
+    pub(crate) trace_id: Option<Arc<str>>,
+    pub(crate) on_lost: Option<Arc<OnLost>>,
+    pub(crate) on_renew: Option<Arc<OnRenew>>,
+    state: Mutex<State>,
+    /// Rung when a renewal or extend has come back.
+    answered: Condvar,
+    /// When the timer looks next; kept in step with its order under the timer's lock.
+    armed: Mutex<Option<Instant>>,
+}
+
+struct State {
+    lease: Lease,
+    listeners: Vec<Sender<Lost>>,
+    /// The loss was told to the callbacks and the waiters.
+    told: bool,
+    /// The holder has let go, of what was held or of what was lost.
+    let_go: bool,
+}
+
+impl Hold {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "a plain record, built in one place"
+    )]
+    pub(crate) fn new(
+        keys: Arc<Keys>,
+        id: HolderId,
+        token: FencingToken,
+        serial: u64,
+        lease: Lease,
+        trace_id: Option<Arc<str>>,
+        on_lost: Option<Arc<OnLost>>,
+        on_renew: Option<Arc<OnRenew>>,
+    ) -> Self {
+        Self {
+            keys,
+            id,
+            token,
+            serial,
+            trace_id,
+            on_lost,
+            on_renew,
+            state: Mutex::new(State {
+                lease,
+                listeners: Vec::new(),
+                told: false,
+                let_go: false,
+            }),
+            answered: Condvar::new(),
+            armed: Mutex::new(None),
+        }
+    }
+
+    /// How the lease stands at `now`. Whoever finds it ended latches that for all.
+    pub(crate) fn stand(&self, now: Instant) -> Standing {
+        self.latching(|lease| lease.stand(now))
+    }
+
+    /// Ends the lease, unless it has ended or is being released.
+    pub(crate) fn lose(&self, lost: Lost) {
+        self.latching(|lease| lease.lose(lost));
+    }
+
+    /// The holder lets go: how the lease stood until then. `None` if it has let go before.
+    pub(crate) fn release(&self, now: Instant) -> Option<Standing> {
+        self.latching_state(|state| {
+            if std::mem::replace(&mut state.let_go, true) {
+                return None;
+            }
+            let standing = state.lease.release(now);
+            if let Standing::Held(_) = standing {
+                // Disconnects those who listen.
+                state.listeners.clear();
+            }
+            Some(standing)
+        })
+    }
+
+    /// A receiver of its own: one message on loss, then, or on release, disconnected.
+    pub(crate) fn listen(&self, now: Instant) -> Receiver<Lost> {
+        let (sender, receiver) = bounded(1);
+        match self.stand(now) {
+            Standing::Released => {}
+            Standing::Held(_) | Standing::Lost(_) => {
+                self.latching_state(|state| state.listeners.push(sender))
+            }
+        }
+        receiver
+    }
+
+    /// The loss, for the one call that then tells it to the callbacks and the waiters.
+    pub(crate) fn untold(&self) -> Option<Lost> {
+        let mut state = self.state.lock();
+        let lost = state.lease.lost().filter(|_| !state.told)?;
+        state.told = true;
+        Some(lost)
+    }
+
+    fn latching<T>(&self, act: impl FnOnce(&mut Lease) -> T) -> T {
+        self.latching_state(|state| act(&mut state.lease))
+    }
+
+    /// Acts on the state, and tells a loss to those who listen: they hear of it at once, whoever
+    /// noticed it.
+    fn latching_state<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let result = act(&mut state);
+        if let Some(lost) = state.lease.lost() {
+            for listener in state.listeners.drain(..) {
+                // Each has room for its one message, and whoever dropped the other end wants none.
+                let _ = listener.try_send(lost);
+            }
+        }
+        result
+    }
+
+    /// Looks at, or changes, the lease under its lock.
+    pub(crate) fn lease<T>(&self, act: impl FnOnce(&mut Lease) -> T) -> T {
+        act(&mut self.state.lock().lease)
+    }
+
+    /// As [`lease`](Self::lease), for the answer to a renewal or extend.
+    pub(crate) fn answered<T>(&self, act: impl FnOnce(&mut Lease) -> T) -> T {
+        let result = self.lease(act);
+        self.answered.notify_all();
+        result
+    }
+
+    /// Begins a renewal or extend by `ask` as soon as none is on its way; `None` past `until`, or
+    /// once the lease has ended.
+    pub(crate) fn begin<T>(
+        &self,
+        until: Instant,
+        ask: impl Fn(&mut Lease, Instant) -> Option<T>,
+    ) -> Option<T> {
+        let mut state = self.state.lock();
+        loop {
+            let now = Instant::now();
+            if !state.lease.is_asking() {
+                return ask(&mut state.lease, now);
+            }
+            if now >= until {
+                return None;
+            }
+            self.answered
+                .wait_for(&mut state, nap(now, until).max(Duration::from_millis(1)));
+        }
+    }
+
+    pub(crate) fn arm(&self, at: Instant) {
+        *self.armed.lock() = Some(at);
+    }
+
+    pub(crate) fn disarm(&self) -> Option<Instant> {
+        self.armed.lock().take()
+    }
+}
+
+impl std::fmt::Debug for Hold {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hold")
+            .field("name", &self.keys.name)
+            .field("id", &self.id)
+            .field("token", &self.token)
+            .finish_non_exhaustive()
+    }
+}

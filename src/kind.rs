@@ -1,0 +1,258 @@
+//! The plain lock: its keys in Redis, the calls of its scripts, and what their answers mean.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::holder::{Holder, HolderId};
+use crate::name::{Name, shown};
+use crate::scripts::{ACQUIRE, Call, INSPECT, RELEASE, RENEW, Reply};
+use crate::token::FencingToken;
+
+/// A name, and what belongs to it in Redis.
+#[derive(Debug)]
+pub(crate) struct Keys {
+    pub(crate) name: Name,
+    lock: Vec<u8>,
+    fence: Vec<u8>,
+    /// Never exists; deleting it changes nothing but is refused by a replica.
+    none: Vec<u8>,
+    pub(crate) channel: Vec<u8>,
+}
+
+/// What an acquiring command came to.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Acquired {
+    Granted(FencingToken),
+    /// Somebody else holds it: for so long, `None` without an end.
+    Refused(Option<Duration>),
+}
+
+/// What a call about a lease found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    Ours,
+    Nobody,
+    Another,
+}
+
+impl Keys {
+    pub(crate) fn new(name: Name, key_prefix: &str, channel_prefix: &str) -> Self {
+        let lock = [key_prefix.as_bytes(), name.as_bytes()].concat();
+        let channel = [channel_prefix.as_bytes(), name.as_bytes()].concat();
+        Self {
+            fence: beside(&lock, "fence"),
+            none: beside(&lock, "none"),
+            lock,
+            channel,
+            name,
+        }
+    }
+
+    /// Errors when no lock can have this name.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.name.check()?;
+        if self.lock.starts_with(b"leasehold:") {
+            return Err(Error::Config(format!(
+                "the key {} would be one of leasehold's own: take another name or key_prefix",
+                shown(&self.lock)
+            )));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn acquire<'a>(&'a self, id: &'a HolderId, ttl: Duration) -> Call<'a> {
+        let args = vec![id.as_str().as_bytes().into(), millis(ttl)];
+        Call {
+            script: &ACQUIRE,
+            keys: [&self.lock, &self.fence],
+            args,
+        }
+    }
+
+    pub(crate) fn release<'a>(&'a self, value: &'a [u8]) -> Call<'a> {
+        let args = vec![value.into(), self.channel.as_slice().into()];
+        Call {
+            script: &RELEASE,
+            keys: [&self.lock, &self.none],
+            args,
+        }
+    }
+
+    /// Sets the ttl; makes it shorter only when `may_shorten`.
+    pub(crate) fn renew<'a>(
+        &'a self,
+        id: &'a HolderId,
+        ttl: Duration,
+        may_shorten: bool,
+    ) -> Call<'a> {
+        let shorten: &[u8] = if may_shorten { b"1" } else { b"0" };
+        let args = vec![id.as_str().as_bytes().into(), millis(ttl), shorten.into()];
+        Call {
+            script: &RENEW,
+            keys: [&self.lock, &self.none],
+            args,
+        }
+    }
+
+    pub(crate) fn inspect(&self) -> Call<'_> {
+        Call {
+            script: &INSPECT,
+            keys: [&self.lock, &self.fence],
+            args: Vec::new(),
+        }
+    }
+}
+
+impl Acquired {
+    pub(crate) fn read(reply: &Reply) -> Option<Self> {
+        match reply {
+            Reply::List(items) => match items.as_slice() {
+                [Reply::Int(1), Reply::Int(token)] => Some(Self::Granted(FencingToken::new(
+                    u64::try_from(*token).ok()?,
+                ))),
+                // A key that ran out within the script's own millisecond has no value any more.
+                [Reply::Int(0), Reply::Text(_) | Reply::Nil, Reply::Int(ttl)] => {
+                    Some(Self::Refused(remaining(*ttl)))
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+impl Found {
+    pub(crate) fn read(reply: &Reply) -> Option<Self> {
+        match reply {
+            Reply::Int(1) => Some(Self::Ours),
+            Reply::Int(0) => Some(Self::Nobody),
+            Reply::Text(_) => Some(Self::Another),
+            _ => None,
+        }
+    }
+}
+
+/// Reads an inspection: `Some(None)` where nobody holds the lock, `None` where it cannot be read.
+pub(crate) fn read_holder(reply: Reply) -> Option<Option<Holder>> {
+    match reply {
+        Reply::Nil => Some(None),
+        Reply::List(items) => match <[Reply; 3]>::try_from(items).ok()? {
+            [Reply::Text(value), Reply::Int(ttl), token] => {
+                let token = match &token {
+                    Reply::Text(digits) => std::str::from_utf8(digits)
+                        .ok()
+                        .and_then(|n| n.parse().ok()),
+                    _ => None,
+                };
+                Some(Some(Holder::new(
+                    value,
+                    remaining(ttl),
+                    token.map(FencingToken::new),
+                )))
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// PTTL's answer: -1 is a key without an end, -2 a key that has just gone.
+fn remaining(pttl: i64) -> Option<Duration> {
+    match pttl {
+        -1 => None,
+        left => Some(Duration::from_millis(left.try_into().unwrap_or(0))),
+    }
+}
+
+/// Whole milliseconds, upwards: validity is counted from the ttl asked for, so Redis may keep the
+/// key longer but not shorter.
+fn millis(ttl: Duration) -> Cow<'static, [u8]> {
+    ttl.as_nanos()
+        .div_ceil(1_000_000)
+        .to_string()
+        .into_bytes()
+        .into()
+}
+
+/// Another key of the same name. It lies in the lock key's cluster slot, and it is no other name's
+/// lock key, since no lock key begins with `leasehold:`.
+fn beside(lock: &[u8], what: &str) -> Vec<u8> {
+    let what = what.as_bytes();
+    if has_hash_tag(lock) {
+        [b"leasehold:", what, b":", lock].concat()
+    } else {
+        [b"leasehold:", what, b":{", lock, b"}"].concat()
+    }
+}
+
+/// Whether a cluster hashes only what stands between the key's first braces.
+fn has_hash_tag(key: &[u8]) -> bool {
+    let Some(open) = key.iter().position(|&b| b == b'{') else {
+        return false;
+    };
+    let tag = key.iter().skip(open + 1).position(|&b| b == b'}');
+    tag.is_some_and(|length| length > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(name: &str) -> Keys {
+        Keys::new(name.into(), "lock:", "lock_release:")
+    }
+
+    #[test]
+    fn smoke() {
+        let keys = keys("a");
+        assert_eq!(keys.lock, b"lock:a");
+        assert_eq!(keys.fence, b"leasehold:fence:{lock:a}");
+        assert_eq!(keys.channel, b"lock_release:a");
+    }
+
+    #[test]
+    fn a_hash_tag_of_the_name_is_kept() {
+        assert_eq!(keys("{u1}:a").fence, b"leasehold:fence:lock:{u1}:a");
+        assert_eq!(keys("{}a").fence, b"leasehold:fence:{lock:{}a}");
+        assert_eq!(keys("a{b").fence, b"leasehold:fence:{lock:a{b}");
+    }
+
+    #[test]
+    fn no_lock_key_is_a_key_of_ours() {
+        let name = "leasehold:fence:{lock:a}";
+        assert!(Keys::new(name.into(), "", "r:").check().is_err());
+        assert!(Keys::new(name.into(), "lock:", "r:").check().is_ok());
+    }
+
+    #[test]
+    fn answers() {
+        let list = |items: &[Reply]| Reply::List(items.to_vec());
+        let text = || Reply::Text(b"v".to_vec());
+        assert_eq!(
+            Acquired::read(&list(&[Reply::Int(1), Reply::Int(7)])),
+            Some(Acquired::Granted(FencingToken::new(7)))
+        );
+        assert_eq!(
+            Acquired::read(&list(&[Reply::Int(0), text(), Reply::Int(-1)])),
+            Some(Acquired::Refused(None))
+        );
+        assert_eq!(
+            Acquired::read(&list(&[Reply::Int(0), Reply::Nil, Reply::Int(-2)])),
+            Some(Acquired::Refused(Some(Duration::ZERO)))
+        );
+        assert_eq!(Acquired::read(&Reply::Int(1)), None);
+        assert_eq!(Found::read(&text()), Some(Found::Another));
+        let held = read_holder(list(&[text(), Reply::Int(5), Reply::Text(b"9".to_vec())]))
+            .unwrap()
+            .unwrap();
+        assert_eq!(held.fencing_token(), Some(FencingToken::new(9)));
+        assert!(read_holder(Reply::Nil).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_ttl_is_never_rounded_down() {
+        assert_eq!(*millis(Duration::from_micros(10_001)), *b"11");
+        assert_eq!(*millis(Duration::from_millis(10)), *b"10");
+    }
+}

@@ -1,0 +1,479 @@
+//! One lease's state: how long it is surely held, when it is renewed, how it ended. No I/O, no clock.
+
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::config::Terms;
+use crate::lost::Lost;
+use crate::wait::RECONNECT;
+
+/// Renewals due within this time of each other go out together.
+pub(crate) const TOGETHER: Duration = Duration::from_millis(100);
+
+/// How much of a ttl is surely held: less what two clocks may drift apart meanwhile, as in
+/// [Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), and Redis's
+/// own millisecond.
+pub(crate) fn validity(ttl: Duration) -> Duration {
+    ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))
+}
+
+#[derive(Debug)]
+pub(crate) struct Lease {
+    /// What renewals ask for.
+    ttl: Duration,
+    /// `None`: not renewed by us.
+    renew_every: Option<Duration>,
+    /// A shortening extend that went unanswered may still run, after any later renewal: none of
+    /// them counts for longer than it.
+    at_most: Duration,
+    valid_until: Instant,
+    /// `max_hold` after the grant.
+    ends_at: Instant,
+    renew_at: Instant,
+    /// A renewal or extend is on its way: there is never a second one.
+    asking: bool,
+    /// Renewals that failed in a row.
+    failures: u32,
+    /// Somebody said that the key was released: ask at once whether it is still ours.
+    doubted: bool,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Held,
+    /// A release was sent: what a renewal finds now says nothing.
+    Releasing,
+    Released,
+    Lost(Lost),
+}
+
+/// How a lease stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// Held, surely, for so long.
+    Held(Duration),
+    Lost(Lost),
+    /// Released, or being released, by its holder.
+    Released,
+}
+
+/// What to do about a lease now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    Ask,
+    /// Nothing before then.
+    At(Instant),
+    /// It has ended.
+    Nothing,
+}
+
+/// What a renewal asks of Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ask {
+    pub(crate) ttl: Duration,
+    /// False: only asks whether the lease is still ours, and changes nothing.
+    pub(crate) renews: bool,
+}
+
+impl Lease {
+    /// A lease granted to a command sent at `sent`; `None` if the answer took as long as the lease.
+    pub(crate) fn granted(sent: Instant, now: Instant, terms: &Terms) -> Option<Self> {
+        let valid_until = sent.after(validity(terms.ttl));
+        let ends_at = sent.after(terms.max_hold);
+        if now >= valid_until || now >= ends_at {
+            return None;
+        }
+        let mut lease = Self {
+            ttl: terms.ttl,
+            renew_every: terms.renew_every,
+            at_most: Duration::MAX,
+            valid_until,
+            ends_at,
+            renew_at: Instant::NEVER,
+            asking: false,
+            failures: 0,
+            doubted: false,
+            phase: Phase::Held,
+        };
+        lease.plan_renewal(sent);
+        Some(lease)
+    }
+
+    /// What renewals ask for.
+    pub(crate) fn ttl(&self) -> Duration {
+        self.ttl
+    }
+
+    fn end(&self) -> Instant {
+        self.valid_until.min(self.ends_at)
+    }
+
+    fn plan_renewal(&mut self, from: Instant) {
+        let third = self.ttl.min(self.at_most) / 3;
+        self.renew_at = match self.renew_every {
+            // An extend may have made the ttl shorter than the interval that was set for a longer one.
+            Some(every) if every < self.ttl.min(self.at_most) / 10 * 9 => from.after(every),
+            Some(_) => from.after(third),
+            None => Instant::NEVER,
+        };
+    }
+
+    /// How the lease stands at `now`; one that has run out is lost from then on.
+    pub(crate) fn stand(&mut self, now: Instant) -> Standing {
+        match self.phase {
+            Phase::Held if now < self.end() => Standing::Held(now.until(self.end())),
+            Phase::Held => {
+                let lost = if self.ends_at <= self.valid_until {
+                    Lost::MaxHold
+                } else {
+                    Lost::Expired
+                };
+                self.phase = Phase::Lost(lost);
+                Standing::Lost(lost)
+            }
+            Phase::Releasing | Phase::Released => Standing::Released,
+            Phase::Lost(lost) => Standing::Lost(lost),
+        }
+    }
+
+    /// Ends the lease, unless it has ended or is being released.
+    pub(crate) fn lose(&mut self, lost: Lost) {
+        if self.phase == Phase::Held {
+            self.phase = Phase::Lost(lost);
+        }
+    }
+
+    /// Why the lease ended, if it is lost.
+    pub(crate) fn lost(&self) -> Option<Lost> {
+        match self.phase {
+            Phase::Lost(lost) => Some(lost),
+            _ => None,
+        }
+    }
+
+    /// What is due at `now`, with renewals taken together that are due soon after.
+    pub(crate) fn due(&self, now: Instant) -> Due {
+        if self.phase != Phase::Held {
+            return Due::Nothing;
+        }
+        if !self.asking
+            && (self.doubted
+                || (self.renew_at <= now.after(TOGETHER) && self.renew_at < self.end()))
+        {
+            return Due::Ask;
+        }
+        Due::At(if self.asking {
+            self.end()
+        } else {
+            self.end().min(self.renew_at)
+        })
+    }
+
+    /// Begins a renewal; `None` while another is on its way, or when the lease has ended.
+    pub(crate) fn ask(&mut self, now: Instant) -> Option<Ask> {
+        if self.asking || self.phase != Phase::Held || now >= self.end() {
+            return None;
+        }
+        self.asking = true;
+        self.doubted = false;
+        Some(match self.renew_every {
+            Some(_) => Ask {
+                ttl: self.ttl,
+                renews: true,
+            },
+            // Redis never shortens a ttl for a renewal, so asking for the least changes nothing.
+            None => Ask {
+                ttl: Duration::from_millis(1),
+                renews: false,
+            },
+        })
+    }
+
+    /// Begins a renewal, if one is due.
+    pub(crate) fn ask_if_due(&mut self, now: Instant) -> Option<Ask> {
+        if self.due(now) == Due::Ask {
+            self.ask(now)
+        } else {
+            None
+        }
+    }
+
+    /// Whether a renewal or extend is on its way.
+    pub(crate) fn is_asking(&self) -> bool {
+        self.asking
+    }
+
+    /// Asks for the ttl now, whether or not the lease is renewed by itself.
+    pub(crate) fn ask_now(&mut self, now: Instant) -> Option<Ask> {
+        self.ask(now)?;
+        Some(Ask {
+            ttl: self.ttl,
+            renews: true,
+        })
+    }
+
+    /// Begins an extend. One that shortens counts from now on, before it is sent. Returns until
+    /// when the lease was held, in case the extend does not run.
+    pub(crate) fn extend(&mut self, now: Instant, ttl: Duration) -> Option<Instant> {
+        self.ask(now)?;
+        let before = self.valid_until;
+        self.valid_until = before.min(now.after(validity(ttl)));
+        Some(before)
+    }
+
+    /// Redis confirmed, by `now`, what was asked at `sent`. A lease that ran out before is not
+    /// revived: somebody may have been told.
+    pub(crate) fn confirmed(&mut self, sent: Instant, now: Instant, ask: Ask) {
+        self.asking = false;
+        self.failures = 0;
+        if ask.renews && matches!(self.stand(now), Standing::Held(_)) {
+            self.valid_until = self
+                .valid_until
+                .max(sent.after(validity(ask.ttl.min(self.at_most))));
+        }
+        self.plan_renewal(sent);
+    }
+
+    /// Redis confirmed the extend sent at `sent`: later renewals ask for its ttl.
+    pub(crate) fn extended(&mut self, sent: Instant, now: Instant, ttl: Duration) {
+        self.ttl = ttl;
+        self.confirmed(sent, now, Ask { ttl, renews: true });
+    }
+
+    /// The extend did not run, as its answer says: the lease is held as long as it was `before`.
+    pub(crate) fn not_extended(&mut self, now: Instant, before: Instant) {
+        if matches!(self.stand(now), Standing::Held(_)) {
+            self.valid_until = self.valid_until.max(before);
+        }
+        self.unconfirmed(now);
+    }
+
+    /// No answer came to the extend: it may run at any time from now on.
+    pub(crate) fn unanswered(&mut self, now: Instant, ttl: Duration) {
+        if ttl < self.ttl {
+            self.at_most = self.at_most.min(ttl);
+        }
+        self.unconfirmed(now);
+    }
+
+    /// Whatever was asked failed, which is no loss: it is asked again while the lease lasts.
+    pub(crate) fn unconfirmed(&mut self, now: Instant) {
+        self.asking = false;
+        if self.renew_every.is_some() {
+            // At least four more tries fit into what is left.
+            let left = now.until(self.end());
+            self.renew_at = now.after(RECONNECT.pause(self.failures).min(left / 4));
+        }
+        self.failures = self.failures.saturating_add(1);
+    }
+
+    /// Somebody said that the lease was released: it is to be asked about at once.
+    pub(crate) fn doubt(&mut self) {
+        self.doubted = true;
+    }
+
+    /// The holder lets go. The answer is how the lease stood until then.
+    pub(crate) fn release(&mut self, now: Instant) -> Standing {
+        let standing = self.stand(now);
+        if let Standing::Held(_) = standing {
+            self.phase = Phase::Releasing;
+        }
+        standing
+    }
+
+    /// The release was answered, or is repeated by another: nothing more is to be done here.
+    pub(crate) fn released(&mut self) {
+        self.phase = Phase::Released;
+    }
+
+    /// The release found that the lease had ended before.
+    pub(crate) fn was_lost(&mut self, lost: Lost) {
+        self.phase = Phase::Lost(lost);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(10);
+
+    const fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn at(n: u64) -> Instant {
+        Instant::START.after(ms(n))
+    }
+
+    fn terms() -> Terms {
+        Terms {
+            ttl: TTL,
+            renew_every: Some(TTL / 3),
+            max_hold: Duration::MAX,
+        }
+    }
+
+    fn lease() -> Lease {
+        Lease::granted(at(1000), at(1001), &terms()).unwrap()
+    }
+
+    #[test]
+    fn smoke() {
+        let mut lease = lease();
+        assert_eq!(lease.stand(at(1001)), Standing::Held(ms(9897)));
+        assert_eq!(lease.stand(at(10_898)), Standing::Lost(Lost::Expired));
+        assert_eq!(
+            lease.stand(at(1001)),
+            Standing::Lost(Lost::Expired),
+            "a loss is for good"
+        );
+    }
+
+    #[test]
+    fn an_answer_as_late_as_the_lease_grants_nothing() {
+        assert!(Lease::granted(at(0), at(9897), &terms()).is_some());
+        assert!(Lease::granted(at(0), at(9898), &terms()).is_none());
+    }
+
+    #[test]
+    fn validity_counts_from_before_the_send() {
+        let mut lease = lease();
+        let ask = lease.ask(at(4000)).unwrap();
+        assert_eq!(lease.ask(at(4000)), None, "renewals never overlap");
+        lease.confirmed(at(4000), at(4000), ask);
+        assert_eq!(lease.stand(at(5000)), Standing::Held(ms(8898)));
+    }
+
+    #[test]
+    fn a_late_answer_revives_nothing() {
+        let mut lease = lease();
+        let ask = lease.ask(at(10_800)).unwrap();
+        lease.confirmed(at(10_800), at(10_898), ask);
+        assert_eq!(lease.stand(at(10_898)), Standing::Lost(Lost::Expired));
+    }
+
+    #[test]
+    fn a_jump_of_the_clock_is_a_loss() {
+        let mut lease = lease();
+        assert_eq!(lease.due(at(2000)), Due::At(at(1000).after(TTL / 3)));
+        assert_eq!(lease.stand(at(3_600_000)), Standing::Lost(Lost::Expired));
+        assert_eq!(lease.due(at(3_600_000)), Due::Nothing);
+        assert_eq!(lease.ask(at(3_600_000)), None);
+    }
+
+    #[test]
+    fn a_failed_renewal_is_no_loss_and_is_tried_until_the_end() {
+        let mut lease = lease();
+        let mut now = at(4334);
+        let mut tries = 0;
+        while lease.ask(now).is_some() {
+            tries += 1;
+            lease.unconfirmed(now);
+            match lease.due(now) {
+                Due::At(next) => now = next.max(now.after(ms(1))),
+                Due::Ask => now = now.after(ms(1)),
+                Due::Nothing => break,
+            }
+        }
+        assert!(tries > 10, "{tries}");
+        assert_eq!(lease.stand(at(10_897)), Standing::Held(ms(1)));
+        assert_eq!(lease.stand(at(10_898)), Standing::Lost(Lost::Expired));
+    }
+
+    #[test]
+    fn nothing_is_renewed_past_max_hold() {
+        let mut lease = Lease::granted(
+            at(0),
+            at(1),
+            &Terms {
+                max_hold: ms(2000),
+                ..terms()
+            },
+        )
+        .unwrap();
+        assert_eq!(lease.due(at(1)), Due::At(at(2000)));
+        assert_eq!(lease.stand(at(2000)), Standing::Lost(Lost::MaxHold));
+    }
+
+    #[test]
+    fn without_renewal_a_doubt_only_asks() {
+        let mut lease = Lease::granted(
+            at(0),
+            at(1),
+            &Terms {
+                renew_every: None,
+                ..terms()
+            },
+        )
+        .unwrap();
+        assert_eq!(lease.due(at(1)), Due::At(at(9898)));
+        lease.doubt();
+        assert_eq!(lease.due(at(2)), Due::Ask);
+        let ask = lease.ask(at(5000)).unwrap();
+        assert_eq!(
+            ask,
+            Ask {
+                ttl: ms(1),
+                renews: false
+            }
+        );
+        lease.confirmed(at(5000), at(5000), ask);
+        assert_eq!(lease.stand(at(5000)), Standing::Held(ms(4898)));
+    }
+
+    #[test]
+    fn a_shortening_extend_counts_before_it_is_sent() {
+        let mut lease = lease();
+        lease.extend(at(2000), ms(1000)).unwrap();
+        assert_eq!(lease.stand(at(2000)), Standing::Held(ms(988)));
+        lease.extended(at(2000), at(2000), ms(1000));
+        assert_eq!(lease.stand(at(2000)), Standing::Held(ms(988)));
+        assert_eq!(lease.due(at(2000)), Due::At(at(2000).after(ms(1000) / 3)));
+    }
+
+    #[test]
+    fn an_unanswered_shortening_extend_caps_all_later_renewals() {
+        let mut lease = lease();
+        lease.extend(at(2000), ms(1000)).unwrap();
+        lease.unanswered(at(2100), ms(1000));
+        let ask = lease.ask(at(2200)).unwrap();
+        assert_eq!(ask.ttl, TTL);
+        lease.confirmed(at(2200), at(2200), ask);
+        assert_eq!(lease.stand(at(2200)), Standing::Held(ms(988)));
+        lease.extend(at(2300), TTL).unwrap();
+        lease.extended(at(2300), at(2300), TTL);
+        assert_eq!(
+            lease.stand(at(2300)),
+            Standing::Held(ms(988)),
+            "the first may still run"
+        );
+    }
+
+    #[test]
+    fn an_extend_that_did_not_run_takes_nothing_away() {
+        let mut lease = lease();
+        let before = lease.extend(at(2000), ms(1000)).unwrap();
+        lease.not_extended(at(2010), before);
+        assert_eq!(lease.stand(at(2010)), Standing::Held(ms(8888)));
+    }
+
+    #[test]
+    fn a_lengthening_extend_counts_when_confirmed() {
+        let mut lease = lease();
+        lease.extend(at(2000), ms(60_000)).unwrap();
+        assert_eq!(lease.stand(at(2000)), Standing::Held(ms(8898)));
+        lease.extended(at(2000), at(2000), ms(60_000));
+        assert_eq!(lease.stand(at(2000)), Standing::Held(ms(59_398)));
+    }
+
+    #[test]
+    fn once_a_release_is_sent_nothing_is_lost() {
+        let mut lease = lease();
+        assert_eq!(lease.release(at(2000)), Standing::Held(ms(8898)));
+        lease.lose(Lost::Deleted);
+        assert_eq!(lease.stand(at(60_000)), Standing::Released);
+        assert_eq!(lease.release(at(2001)), Standing::Released);
+    }
+}

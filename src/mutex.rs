@@ -1,0 +1,305 @@
+//! The lock as its user sees it: settings, and the calls that take it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::acquire::{Patience, acquire};
+use crate::clock::Instant;
+use crate::config::Settings;
+use crate::error::{Cause, Error};
+use crate::guard::{MutexGuard, Unlocked};
+use crate::holder::Holder;
+use crate::kind::{Found, Keys, read_holder};
+use crate::lost::Lost;
+use crate::renewed::Renewed;
+use crate::server::Lane;
+use crate::shutdown::Core;
+use crate::wait::WaitPolicy;
+
+/// A lock that at most one holder in the whole fleet has at a time.
+///
+/// Made by [`Client::mutex`](crate::Client::mutex); making, cloning and setting it up are cheap and
+/// without I/O. Setters consume and return it and never fail: a bad value is reported by the first
+/// call that locks.
+///
+/// # Leases and loss
+///
+/// What is held is a lease: it ends after the [`ttl`](Self::ttl) unless renewed, so that a crashed
+/// holder does not keep the lock for ever. It is renewed in the background every third of the ttl.
+/// A lease can be lost: see [`MutexGuard`] for how that is known at once, and
+/// [`FencingToken`](crate::FencingToken) for what makes even a paused holder harmless.
+///
+/// # Fairness
+///
+/// Within a client waiters are served first come, first served, and one of them at a time talks to
+/// Redis. Between clients whoever asks first after a release gets the lock. `try_lock` may overtake
+/// waiters.
+///
+/// # Differences from `std::sync::Mutex`
+///
+/// It protects a name, not a value. Every call that takes it can fail, since Redis may be away. It
+/// is not poisoned by a panic: the guard is dropped, which releases. Guards may be sent to other
+/// threads. Like the standard one it is not reentrant: a thread that locks a name it holds waits for
+/// itself (a debug build warns).
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// let table = client.mutex("table:7").ttl(Duration::from_secs(30));
+/// match table.try_lock_for(Duration::from_millis(200))? {
+///     Some(guard) => println!("booked under token {}", guard.fencing_token()),
+///     None => println!("somebody else is booking this table"),
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Mutex {
+    core: Arc<Core>,
+    keys: Arc<Keys>,
+    settings: Settings,
+}
+
+/// Settings.
+impl Mutex {
+    pub(crate) fn new(core: Arc<Core>, keys: Arc<Keys>) -> Self {
+        Self {
+            core,
+            keys,
+            settings: Settings::default(),
+        }
+    }
+
+    /// How long a lease lasts unless renewed, from 10 ms. Defaults to the client's, 10 s unless set.
+    #[must_use]
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.settings.ttl = Some(ttl);
+        self
+    }
+
+    /// How often a held lease is renewed, at most nine tenths of the ttl. Defaults to a third of it.
+    #[must_use]
+    pub fn renew_every(mut self, interval: Duration) -> Self {
+        self.settings.renew_every = Some(interval);
+        self
+    }
+
+    /// Whether a held lease is renewed in the background. Without it the lease ends after the ttl
+    /// whatever its holder does, unless it calls [`renew`](MutexGuard::renew) or
+    /// [`extend`](MutexGuard::extend). Defaults to true.
+    #[must_use]
+    pub fn auto_renew(mut self, renewed: bool) -> Self {
+        self.settings.no_renewal = !renewed;
+        self
+    }
+
+    /// The longest that the lock is held. Then renewal stops, [`Lost::MaxHold`] is told, and the key
+    /// runs out by itself: it is not deleted under a section that still runs. Defaults to no limit.
+    #[must_use]
+    pub fn max_hold(mut self, longest: Duration) -> Self {
+        self.settings.max_hold = Some(longest);
+        self
+    }
+
+    /// Something of yours that stands in every log line about this lock, such as a request's id.
+    #[must_use]
+    pub fn trace_id(mut self, id: impl Into<Arc<str>>) -> Self {
+        self.settings.trace_id = Some(id.into());
+        self
+    }
+
+    /// Called once when a lease of this lock is lost.
+    ///
+    /// It runs on a thread for callbacks, one after the other: a slow one delays those behind it, a
+    /// panic ends only itself, and neither harms a lease. [`MutexGuard::lost`] is told sooner.
+    #[must_use]
+    pub fn on_lost(mut self, callback: impl Fn(&Lost) + Send + Sync + 'static) -> Self {
+        self.settings.on_lost = Some(Arc::new(callback));
+        self
+    }
+
+    /// Called after every renewal that Redis confirmed, on the thread for callbacks.
+    #[must_use]
+    pub fn on_renew(mut self, callback: impl Fn(&Renewed) + Send + Sync + 'static) -> Self {
+        self.settings.on_renew = Some(Arc::new(callback));
+        self
+    }
+
+    /// How a call that waits learns that the lock may be free. Defaults to [`WaitPolicy::Wake`].
+    #[must_use]
+    pub fn wait(mut self, policy: WaitPolicy) -> Self {
+        self.settings.wait = policy;
+        self
+    }
+}
+
+/// Taking the lock.
+impl Mutex {
+    /// Takes the lock, waiting as long as somebody else holds it.
+    ///
+    /// Outlasts other holders and outages of Redis; gives up only when Redis has not answered for
+    /// [`unreachable_for`](crate::ClientBuilder::unreachable_for).
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Config`]: the name or a setting cannot work.
+    /// - [`Error::Unreachable`]: Redis has not answered for too long.
+    /// - [`Error::Refused`], [`Error::WrongType`], [`Error::BadFence`]: Redis answered, and trying
+    ///   again would not help.
+    /// - [`Error::AttemptsUsedUp`]: only under [`WaitPolicy::Backoff`] with a limit.
+    /// - [`Error::Closed`]: the client was shut down, before or while waiting.
+    /// - [`Error::Thread`]: a thread of ours could not be started.
+    pub fn lock(&self) -> Result<MutexGuard, Error> {
+        // Without a deadline only an error ends the wait without the lock.
+        Ok(self
+            .acquire(Patience::Endless)?
+            .expect("a lock or an error"))
+    }
+
+    /// Takes the lock if nobody holds it. `None`: somebody does.
+    ///
+    /// Returns within the command timeout, 1 s unless set. Where this client itself holds the name
+    /// it says so without asking Redis. May overtake calls that wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock); [`Error::Unreachable`] already after the command timeout.
+    pub fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
+        self.acquire(Patience::None)
+    }
+
+    /// Takes the lock, waiting up to `limit` for it. `None`: somebody else still holds it then.
+    ///
+    /// Returns by then whatever state Redis is in. A limit too long for the clock is none; a zero
+    /// one asks once, as [`try_lock`](Self::try_lock) does.
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock); [`Error::Unreachable`] already if Redis could not be asked within
+    /// `limit`.
+    pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MutexGuard>, Error> {
+        if limit.is_zero() {
+            return self.try_lock();
+        }
+        self.acquire(Patience::Until(Instant::now().after(limit)))
+    }
+
+    /// As [`try_lock_for`](Self::try_lock_for), until an instant. One that is past asks once.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_lock_for`](Self::try_lock_for).
+    pub fn try_lock_until(&self, at: std::time::Instant) -> Result<Option<MutexGuard>, Error> {
+        self.try_lock_for(at.saturating_duration_since(std::time::Instant::now()))
+    }
+
+    /// Runs `section` under the lock: takes it as [`lock`](Self::lock) does, and releases it
+    /// afterwards, also on a panic.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let total = client.mutex("report").with(|guard| {
+    ///     format!("written under token {}", guard.fencing_token())
+    /// })?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock), before the section has run; [`Error::Lost`] after it, if the lock
+    /// was not held to its end: what the section did may have met another holder. A release without
+    /// an answer is no error here, since the lock was held to the end; it is repeated in the
+    /// background.
+    pub fn with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
+        run(self.lock()?, section)
+    }
+
+    /// As [`with`](Self::with) if nobody holds the lock. `None`: somebody does, and the section has
+    /// not run.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_lock`](Self::try_lock) and [`with`](Self::with).
+    pub fn try_with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<Option<T>, Error> {
+        match self.try_lock()? {
+            Some(guard) => run(guard, section).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn acquire(&self, patience: Patience) -> Result<Option<MutexGuard>, Error> {
+        let hold = acquire(&self.core.shared, &self.keys, &self.settings, patience)?;
+        Ok(hold.map(|hold| MutexGuard::new(Arc::clone(&self.core), hold)))
+    }
+}
+
+/// An operator's tools.
+impl Mutex {
+    /// Who holds the lock at this moment, as Redis says. `None`: nobody.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unreachable`], [`Error::Refused`], [`Error::WrongType`], [`Error::Config`],
+    /// [`Error::Closed`].
+    pub fn inspect(&self) -> Result<Option<Holder>, Error> {
+        let shared = &self.core.shared;
+        self.keys.check()?;
+        shared.check_open()?;
+        let until = Instant::now().after(shared.server.command_timeout());
+        let reply = shared
+            .server
+            .ask(&self.keys.inspect(), until, Lane::Capped)?;
+        read_holder(reply).ok_or_else(|| self.unreadable())
+    }
+
+    /// Takes the lock away from whoever holds it: looks, then deletes what it saw, if that is still
+    /// there. True if it was. Waiters are woken.
+    ///
+    /// The holder learns of it at its next renewal, and at once if it hears releases; it may be in
+    /// the middle of its work. For an operator who knows that the holder is dead.
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect). After [`Error::Unreachable`] the lock may have been taken away.
+    pub fn force_unlock(&self) -> Result<bool, Error> {
+        let Some(holder) = self.inspect()? else {
+            return Ok(false);
+        };
+        let shared = &self.core.shared;
+        let until = Instant::now().after(shared.server.command_timeout());
+        let reply = shared
+            .server
+            .ask(&self.keys.release(holder.value()), until, Lane::Capped)?;
+        let found = Found::read(&reply).ok_or_else(|| self.unreadable())?;
+        if found == Found::Ours {
+            log::warn!(name:% = self.keys.name; "forced {} from {holder:?}", self.keys.name);
+        }
+        Ok(found == Found::Ours)
+    }
+
+    fn unreadable(&self) -> Error {
+        self.core
+            .shared
+            .server
+            .unreachable(Cause::text("a script gave an answer that is not its own"))
+    }
+}
+
+fn run<T>(guard: MutexGuard, section: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
+    let result = section(&guard);
+    match guard.unlock() {
+        Ok(Unlocked::AlreadyLost(lost)) => Err(Error::Lost(lost)),
+        // The release itself logs what went wrong with it.
+        Ok(Unlocked::Released) | Err(_) => Ok(result),
+    }
+}
+
+impl fmt::Debug for Mutex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mutex")
+            .field("name", &self.keys.name)
+            .field("settings", &self.settings)
+            .finish()
+    }
+}

@@ -1,0 +1,157 @@
+//! The name of a lock, as its user says it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::Error;
+
+/// The longest name, in bytes.
+pub(crate) const LONGEST_NAME: usize = 64 * 1024;
+
+/// The longest part of a name that is printed; a log line or an error stays readable.
+const SHOWN: usize = 128;
+
+/// The name of a lock: any 1 byte to 64 KiB, not necessarily text.
+///
+/// Made from `&str`, `String`, `&[u8]`, `&[u8; N]` or `Vec<u8>`. Cloning is cheap.
+///
+/// `Display` and `Debug` escape what is not printable and cut a long name short;
+/// [`as_bytes`](Self::as_bytes) is exact. A name of another length than above is reported by the
+/// first call that locks.
+///
+/// ```
+/// use leasehold::Name;
+///
+/// assert_eq!(Name::from("account:123").as_bytes(), b"account:123");
+/// assert_eq!(Name::from(b"\x00\xff").to_string(), r"\x00\xff");
+/// ```
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(Arc<[u8]>);
+
+impl Name {
+    /// The name, byte for byte.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Errors when no lock can have this name.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        match self.0.len() {
+            0 => Err(Error::Config("a lock's name must not be empty".into())),
+            1..=LONGEST_NAME => Ok(()),
+            long => Err(Error::Config(format!(
+                "a lock's name has at most {LONGEST_NAME} bytes, this one has {long}: hash it, or name less"
+            ))),
+        }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show(&self.0, f)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+/// Prints bytes that may be anything: text as text, the rest escaped, the end cut.
+fn show(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let mut shown = 0;
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if shown >= SHOWN {
+                return write!(f, "… ({} bytes)", bytes.len());
+            }
+            match c {
+                '\x20'..='\x7e' => write!(f, "{c}")?,
+                '\0'..='\x1f' | '\x7f' => write!(f, "{}", (c as u8).escape_ascii())?,
+                _ => write!(f, "{}", c.escape_debug())?,
+            }
+            shown += 1;
+        }
+        if !chunk.invalid().is_empty() {
+            write!(f, "{}", chunk.invalid().escape_ascii())?;
+            shown += chunk.invalid().len();
+        }
+    }
+    Ok(())
+}
+
+/// Bytes that may be anything, as text for a log line or an error.
+pub(crate) fn shown(bytes: &[u8]) -> String {
+    struct Shown<'a>(&'a [u8]);
+    impl fmt::Display for Shown<'_> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            show(self.0, f)
+        }
+    }
+    Shown(bytes).to_string()
+}
+
+impl From<&str> for Name {
+    fn from(name: &str) -> Self {
+        Self(name.as_bytes().into())
+    }
+}
+
+impl From<String> for Name {
+    fn from(name: String) -> Self {
+        Self(name.into_bytes().into())
+    }
+}
+
+impl From<&String> for Name {
+    fn from(name: &String) -> Self {
+        Self(name.as_bytes().into())
+    }
+}
+
+impl From<&[u8]> for Name {
+    fn from(name: &[u8]) -> Self {
+        Self(name.into())
+    }
+}
+
+impl<const N: usize> From<&[u8; N]> for Name {
+    fn from(name: &[u8; N]) -> Self {
+        Self(name.as_slice().into())
+    }
+}
+
+impl From<Vec<u8>> for Name {
+    fn from(name: Vec<u8>) -> Self {
+        Self(name.into())
+    }
+}
+
+impl From<&Self> for Name {
+    fn from(name: &Self) -> Self {
+        name.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn smoke() {
+        assert!(Name::from("a b\n{c}").check().is_ok());
+        assert!(Name::from("").check().is_err());
+        assert!(Name::from(vec![7; LONGEST_NAME]).check().is_ok());
+        assert!(Name::from(vec![7; LONGEST_NAME + 1]).check().is_err());
+    }
+
+    #[test]
+    fn printing_escapes_and_cuts() {
+        assert_eq!(Name::from("a\nb").to_string(), r"a\nb");
+        assert_eq!(Name::from("tisch-ü").to_string(), "tisch-ü");
+        assert_eq!(format!("{:?}", Name::from(b"\xff")), r#""\xff""#);
+        let long = Name::from("x".repeat(70_000)).to_string();
+        assert!(long.len() < 200 && long.contains("70000 bytes"), "{long}");
+    }
+}

@@ -1,0 +1,128 @@
+//! Letting go: the release, its repetition where no answer came, and the loss it may find.
+
+use std::sync::Arc;
+
+use crate::clock::Instant;
+use crate::error::{Cause, Error};
+use crate::guard::Unlocked;
+use crate::hold::Hold;
+use crate::kind::Found;
+use crate::lease::{Lease, Standing};
+use crate::lost::Lost;
+use crate::server::{Fault, Lane};
+use crate::threads::Shared;
+use crate::wait::RECONNECT;
+
+/// Releases a lease, within the command timeout. Where no answer comes in that time the release is
+/// repeated in the background.
+pub(crate) fn release(shared: &Shared, hold: &Arc<Hold>) -> Result<Unlocked, Error> {
+    match hold.release(Instant::now()) {
+        Some(Standing::Held(_)) => {}
+        Some(Standing::Lost(lost)) => {
+            late(shared, hold, lost);
+            return Ok(Unlocked::AlreadyLost(lost));
+        }
+        Some(Standing::Released) | None => return Ok(Unlocked::Released),
+    }
+    shared.timer.forget(hold);
+    let outcome = ask_until_answered(shared, hold);
+    match &outcome {
+        Ok(Unlocked::AlreadyLost(lost)) => {
+            hold.lease(|lease| lease.was_lost(*lost));
+            shared.tell_loss(hold);
+        }
+        Ok(Unlocked::Released) => {
+            hold.lease(Lease::released);
+            shared.waiters.ended(&hold.keys.name, &hold.id, true);
+            log(hold, "released", None);
+        }
+        Err(error) => {
+            hold.lease(Lease::released);
+            repeat(shared, hold);
+            shared.waiters.ended(&hold.keys.name, &hold.id, true);
+            log(hold, "release to be repeated", Some(error));
+        }
+    }
+    outcome
+}
+
+/// Sends the release until an answer says what it found, or the command timeout is over.
+fn ask_until_answered(shared: &Shared, hold: &Hold) -> Result<Unlocked, Error> {
+    let deadline = Instant::now().after(shared.server.command_timeout());
+    let mut failures = 0;
+    // A release whose answer is missing may be what removed the key.
+    let mut may_have_run = false;
+    loop {
+        let call = hold.keys.release(hold.id.as_str().as_bytes());
+        let cause = match shared.server.call(call, deadline, Lane::Free) {
+            Ok(reply) => match Found::read(&reply) {
+                Some(Found::Ours) => return Ok(Unlocked::Released),
+                Some(_) if may_have_run => return Ok(Unlocked::Released),
+                Some(Found::Nobody) => return Ok(Unlocked::AlreadyLost(Lost::Deleted)),
+                Some(Found::Another) => return Ok(Unlocked::AlreadyLost(Lost::Taken)),
+                None => Cause::text("the release script gave an answer that is not its own"),
+            },
+            Err(Fault::Never(error)) => return Err(error),
+            Err(Fault::NotNow(cause)) => cause,
+            Err(Fault::NoAnswer(cause)) => {
+                may_have_run = true;
+                cause
+            }
+        };
+        let now = Instant::now();
+        if now >= deadline || shared.is_closed() {
+            return Err(shared.server.unreachable(cause));
+        }
+        // A connection that had died unnoticed costs one attempt and no pause.
+        if failures > 0 {
+            std::thread::sleep(RECONNECT.pause(failures - 1).min(now.until(deadline)));
+        }
+        failures += 1;
+    }
+}
+
+/// Repeats the release in the background, until it is sure or the key has run out by itself.
+fn repeat(shared: &Shared, hold: &Hold) {
+    let until = Instant::now().after(hold.lease(|lease| lease.ttl()));
+    shared
+        .io
+        .undo(Arc::clone(&hold.keys), hold.id.clone(), until, false);
+}
+
+/// The holder lets go of what it had lost. Its key may still be there, for the time that two clocks
+/// may differ by or after `max_hold`: nobody needs it any more.
+fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
+    shared.tell_loss(hold);
+    if matches!(lost, Lost::Expired | Lost::MaxHold) {
+        repeat(shared, hold);
+    }
+    log::warn!(
+        name:% = hold.keys.name, holder:% = hold.id.short(), outcome:% = lost,
+        ttl_ms = hold.lease(|lease| lease.ttl()).as_millis() as u64, trace_id = hold.trace_id.as_deref();
+        "the lease on {} had ended before the release{}: {lost}",
+        hold.keys.name, if lost == Lost::Expired { ": ttl too short" } else { "" }
+    );
+}
+
+/// Gives back at once what was granted to a client that is being shut down.
+pub(crate) fn abandon(shared: &Shared, hold: &Arc<Hold>) {
+    hold.lose(Lost::ShutDown);
+    shared.timer.forget(hold);
+    shared.waiters.ended(&hold.keys.name, &hold.id, true);
+    let until = Instant::now().after(shared.server.command_timeout());
+    // Where this fails the ttl ends it.
+    let _ = shared.server.call(
+        hold.keys.release(hold.id.as_str().as_bytes()),
+        until,
+        Lane::Free,
+    );
+}
+
+fn log(hold: &Hold, outcome: &str, error: Option<&Error>) {
+    let why = error.map_or_else(String::new, |error| format!(": {error}"));
+    log::log!(
+        if error.is_some() { log::Level::Warn } else { log::Level::Debug },
+        name:% = hold.keys.name, holder:% = hold.id.short(), outcome = outcome, trace_id = hold.trace_id.as_deref();
+        "{outcome} {} (holder {}){why}", hold.keys.name, hold.id.short()
+    );
+}

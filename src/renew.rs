@@ -1,0 +1,106 @@
+//! Renewing and extending at the holder's request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::config::check_ttl;
+use crate::error::{Cause, Error};
+use crate::hold::Hold;
+use crate::kind::Found;
+use crate::lease::Standing;
+use crate::lost::Lost;
+use crate::scripts::Reply;
+use crate::server::{Fault, Lane};
+use crate::threads::Shared;
+use crate::threads::io::renewed;
+
+/// Asks Redis for the ttl anew.
+pub(crate) fn renew(shared: &Shared, hold: &Arc<Hold>) -> Result<(), Error> {
+    let until = Instant::now().after(shared.server.command_timeout());
+    let Some(ask) = hold.begin(until, |lease, now| lease.ask_now(now)) else {
+        return ensure_held(hold).and_then(|()| Err(busy(shared)));
+    };
+    let sent = Instant::now();
+    let answer = shared
+        .server
+        .call(hold.keys.renew(&hold.id, ask.ttl, false), until, Lane::Free);
+    let found = read(&answer);
+    renewed(
+        shared,
+        hold,
+        ask,
+        sent,
+        found,
+        answer.as_ref().err().cloned(),
+    );
+    outcome(shared, hold, found, answer)
+}
+
+/// Sets another ttl, which may be a shorter one.
+pub(crate) fn extend(shared: &Shared, hold: &Arc<Hold>, ttl: Duration) -> Result<(), Error> {
+    check_ttl(ttl)?;
+    let until = Instant::now().after(shared.server.command_timeout());
+    let Some(before) = hold.begin(until, |lease, now| lease.extend(now, ttl)) else {
+        return ensure_held(hold).and_then(|()| Err(busy(shared)));
+    };
+    // An extend that shortens has brought the deadline nearer.
+    shared.look_after(hold);
+    let sent = Instant::now();
+    let answer = shared
+        .server
+        .call(hold.keys.renew(&hold.id, ttl, true), until, Lane::Free);
+    let found = read(&answer);
+    let now = Instant::now();
+    hold.answered(|lease| match (found, &answer) {
+        (Some(Found::Ours), _) => lease.extended(sent, now, ttl),
+        (_, Err(Fault::NotNow(_) | Fault::Never(_))) => lease.not_extended(now, before),
+        _ => lease.unanswered(now, ttl),
+    });
+    match found {
+        Some(Found::Nobody) => hold.lose(Lost::Deleted),
+        Some(Found::Another) => hold.lose(Lost::Taken),
+        _ => {}
+    }
+    shared.look_after(hold);
+    outcome(shared, hold, found, answer)
+}
+
+/// Errors unless the lease is surely held at this moment.
+pub(crate) fn ensure_held(hold: &Hold) -> Result<(), Error> {
+    match hold.stand(Instant::now()) {
+        Standing::Held(_) => Ok(()),
+        Standing::Lost(lost) => Err(Error::Lost(lost)),
+        // Only `unlock` releases, and it takes the guard.
+        Standing::Released => Err(Error::Closed),
+    }
+}
+
+fn read(answer: &Result<Reply, Fault>) -> Option<Found> {
+    answer.as_ref().ok().and_then(Found::read)
+}
+
+fn outcome(
+    shared: &Shared,
+    hold: &Hold,
+    found: Option<Found>,
+    answer: Result<Reply, Fault>,
+) -> Result<(), Error> {
+    ensure_held(hold)?;
+    match (found, answer) {
+        (Some(_), _) => Ok(()),
+        (None, Ok(_)) => Err(shared.server.unreachable(Cause::text(
+            "the renew script gave an answer that is not its own",
+        ))),
+        (None, Err(Fault::Never(error))) => Err(error),
+        (None, Err(Fault::NotNow(cause) | Fault::NoAnswer(cause))) => {
+            Err(shared.server.unreachable(cause))
+        }
+    }
+}
+
+fn busy(shared: &Shared) -> Error {
+    shared.server.unreachable(Cause::text(
+        "another renewal of this lease got no answer in that time",
+    ))
+}

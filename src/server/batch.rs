@@ -1,0 +1,89 @@
+//! Many calls in one write, their answers read after it.
+
+use redis::ServerError;
+
+use crate::error::{Meaning, meaning};
+use crate::scripts::{Call, Reply};
+use crate::server::node::{Wire, reply};
+use crate::server::{Fault, Server};
+
+impl Server {
+    /// Sends all `calls` in one write over a connection that the caller keeps, and returns their
+    /// answers in the same order. The second part is false when the connection is of no more use:
+    /// then each call without an answer may have run.
+    pub(crate) fn batch(
+        &self,
+        wire: &mut Wire,
+        calls: &[Call<'_>],
+    ) -> (Vec<Result<Reply, Fault>>, bool) {
+        let (mut answers, mut alive) = self.write_and_read(wire, calls, |call| call.by_sha());
+        let unknown: Vec<usize> = (0..answers.len())
+            .filter(|&n| matches!(answers.get(n), Some(Ok(Err(error))) if is_no_script(error)))
+            .collect();
+        if alive && !unknown.is_empty() {
+            // Nothing of these ran, so the same calls may be sent again.
+            let again: Vec<Call<'_>> = unknown
+                .iter()
+                .filter_map(|&n| calls.get(n).cloned())
+                .collect();
+            let (second, still_alive) = self.write_and_read(wire, &again, |call| call.by_source());
+            alive = still_alive;
+            for (n, answer) in unknown.into_iter().zip(second) {
+                if let Some(slot) = answers.get_mut(n) {
+                    *slot = answer;
+                }
+            }
+        }
+        let answers: Vec<_> = answers
+            .into_iter()
+            .zip(calls)
+            .map(|(answer, call)| answer?.map_err(|error| self.fault(call, &error)))
+            .collect();
+        if answers.iter().any(Result::is_ok) {
+            self.answered();
+        }
+        // A server that says "not now" may have been replaced by another: connect again.
+        let usable = alive
+            && !answers
+                .iter()
+                .any(|answer| matches!(answer, Err(Fault::NotNow(_))));
+        if !usable {
+            self.failed();
+        }
+        (answers, usable)
+    }
+
+    #[expect(
+        clippy::type_complexity,
+        reason = "answer, or error answer, or no answer; seen only here"
+    )]
+    fn write_and_read(
+        &self,
+        wire: &mut Wire,
+        calls: &[Call<'_>],
+        pack: impl Fn(&Call<'_>) -> Vec<u8>,
+    ) -> (Vec<Result<Result<Reply, ServerError>, Fault>>, bool) {
+        let commands: Vec<u8> = calls.iter().flat_map(pack).collect();
+        let mut broken = wire.send(&commands).err();
+        let answers = calls
+            .iter()
+            .map(|_| {
+                // One timeout is enough: after it nothing more is read.
+                if broken.is_none() {
+                    match wire.receive() {
+                        Ok(value) => return Ok(reply(value)),
+                        Err(error) => broken = Some(error),
+                    }
+                }
+                Err(Fault::NoAnswer(
+                    broken.clone().expect("just seen to be there").into(),
+                ))
+            })
+            .collect();
+        (answers, broken.is_none())
+    }
+}
+
+fn is_no_script(error: &ServerError) -> bool {
+    matches!(meaning(error), Meaning::NoScript)
+}

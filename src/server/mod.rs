@@ -1,0 +1,263 @@
+//! Redis as the rest of the crate sees it: a call is sent, and comes back as an answer or a fault.
+
+mod batch;
+mod dial;
+pub(crate) mod node;
+mod pool;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::{RedisError, ServerError};
+
+use crate::clock::Instant;
+use crate::config::Config;
+use crate::error::{Cause, Error, Meaning, meaning, words};
+use crate::scripts::{Call, Reply};
+use crate::server::node::{Node, is_hang_up, reply};
+use crate::server::pool::{Lent, Pool, Refusal};
+use crate::url::Address;
+
+pub(crate) use crate::server::node::Wire;
+pub(crate) use crate::server::pool::Lane;
+
+/// The Redis that keeps the locks.
+pub(crate) struct Server {
+    pool: Arc<Pool>,
+    /// When Redis last answered anything, in nanoseconds of our clock.
+    answered: AtomicU64,
+    /// When the first command failed that was sent after that; zero if none.
+    failing_since: AtomicU64,
+}
+
+/// What a call came to, where it is no answer.
+#[derive(Clone, Debug)]
+pub(crate) enum Fault {
+    /// It did not run, and may run later: no connection, or an answer that says "not now".
+    NotNow(Cause),
+    /// It was sent, and no answer came: it may have run, and may yet run.
+    NoAnswer(Cause),
+    /// It did not run, and will not.
+    Never(Error),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotNow(cause) | Self::NoAnswer(cause) => cause.fmt(f),
+            Self::Never(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Server {
+    pub(crate) fn new(address: Address, config: &Config) -> Result<Self, Error> {
+        let node = Node::new(address, config).map_err(|error| Error::Config(error.to_string()))?;
+        Ok(Self {
+            pool: Arc::new(Pool::new(node, config.max_connections)),
+            answered: AtomicU64::new(0),
+            failing_since: AtomicU64::new(0),
+        })
+    }
+
+    /// Where it is, for people.
+    pub(crate) fn label(&self) -> &str {
+        &self.pool.node.label
+    }
+
+    pub(crate) fn command_timeout(&self) -> Duration {
+        self.pool.node.command_timeout
+    }
+
+    /// Sends `call` and waits for its answer until `until`, and never longer than the command
+    /// timeout.
+    pub(crate) fn call(&self, call: Call<'_>, until: Instant, lane: Lane) -> Result<Reply, Fault> {
+        self.call_or_undo(call, until, lane, None)
+    }
+
+    /// As [`call`](Self::call); where no answer comes, `undo` is written behind the call on the same
+    /// connection.
+    pub(crate) fn call_or_undo(
+        &self,
+        call: Call<'_>,
+        until: Instant,
+        lane: Lane,
+        undo: Option<Call<'_>>,
+    ) -> Result<Reply, Fault> {
+        let mut lent = self.lend(until, lane)?;
+        let mut answer = self.trip(&mut lent, &call.by_sha(), until);
+        if matches!(&answer, Ok(Err(error)) if matches!(meaning(error), Meaning::NoScript)) {
+            // Nothing ran, so the same call may be sent again.
+            answer = self.trip(&mut lent, &call.by_source(), until);
+        }
+        match answer {
+            Ok(answer) => self.settle(lent, answer.map_err(|error| self.fault(&call, &error))),
+            Err(error) => {
+                if let Some(undo) = undo {
+                    lent.keep().undo_behind(&undo.by_source());
+                }
+                Err(self.no_answer(error))
+            }
+        }
+    }
+
+    /// Sends a command that is no script; `name` is what an error calls it.
+    pub(crate) fn command(
+        &self,
+        name: &'static str,
+        args: &[&[u8]],
+        until: Instant,
+        lane: Lane,
+    ) -> Result<Reply, Fault> {
+        let mut command = redis::cmd(name);
+        command.arg(args);
+        let mut lent = self.lend(until, lane)?;
+        match self.trip(&mut lent, &command.get_packed_command(), until) {
+            Ok(answer) => self.settle(lent, answer.map_err(|error| self.refusal(name, &error))),
+            Err(error) => Err(self.no_answer(error)),
+        }
+    }
+
+    /// Notes how the server did, and keeps the connection if it leads to one that works.
+    fn settle(&self, lent: Lent<'_>, answer: Result<Reply, Fault>) -> Result<Reply, Fault> {
+        if let Err(Fault::NotNow(_)) = answer {
+            // The next connection may lead to the server that took over.
+            drop(lent);
+            self.pool.forget_idle();
+            self.failed();
+        } else {
+            lent.give_back();
+            self.answered();
+        }
+        answer
+    }
+
+    fn no_answer(&self, error: RedisError) -> Fault {
+        self.failed();
+        if is_hang_up(&error) {
+            self.pool.forget_idle();
+        }
+        Fault::NoAnswer(error.into())
+    }
+
+    fn lend(&self, until: Instant, lane: Lane) -> Result<Lent<'_>, Fault> {
+        self.pool
+            .lend(until, lane)
+            .map_err(|refusal| match refusal {
+                Refusal::NotYet(no_wire) if no_wire.is_final => Fault::Never(Error::Refused {
+                    command: "the log-on",
+                    answer: no_wire.cause.to_string(),
+                }),
+                Refusal::NotYet(no_wire) => {
+                    self.failed();
+                    Fault::NotNow(no_wire.cause)
+                }
+                Refusal::Thread(error) => Fault::Never(error),
+            })
+    }
+
+    fn trip(
+        &self,
+        lent: &mut Lent<'_>,
+        command: &[u8],
+        until: Instant,
+    ) -> Result<Result<Reply, ServerError>, RedisError> {
+        let patience = self.pool.patience(until);
+        let wire = lent.wire();
+        wire.set_timeout(patience)?;
+        Ok(reply(wire.trip(command)?))
+    }
+
+    /// What an error answer to `call` means for its caller.
+    fn fault(&self, call: &Call<'_>, error: &ServerError) -> Fault {
+        let key = |n: usize| crate::name::shown(call.keys.get(n).copied().unwrap_or_default());
+        match meaning(error) {
+            Meaning::WrongType => Fault::Never(Error::WrongType { key: key(0) }),
+            Meaning::BadFence => Fault::Never(Error::BadFence { key: key(1) }),
+            _ => self.refusal(call.script.name, error),
+        }
+    }
+
+    fn refusal(&self, command: &'static str, error: &ServerError) -> Fault {
+        match meaning(error) {
+            Meaning::NotNow | Meaning::NoScript => Fault::NotNow(Cause::text(words(error))),
+            _ => Fault::Never(Error::Refused {
+                command,
+                answer: words(error),
+            }),
+        }
+    }
+
+    /// A connection for a thread that keeps it, apart from the pool.
+    pub(crate) fn wire(&self, until: Instant) -> Result<Wire, Fault> {
+        let mut lent = self.lend(until, Lane::Free)?;
+        lent.wire()
+            .set_timeout(self.command_timeout())
+            .map_err(|error| Fault::NotNow(error.into()))?;
+        Ok(lent.keep())
+    }
+
+    /// Redis answered something.
+    pub(crate) fn answered(&self) {
+        self.answered
+            .store(Instant::now().as_nanos(), Ordering::Relaxed);
+        if self.failing_since.load(Ordering::Relaxed) != 0 {
+            self.failing_since.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// A command did not get an answer that counts.
+    pub(crate) fn failed(&self) {
+        let now = Instant::now().as_nanos();
+        // The first since the last answer stays.
+        let _ = self
+            .failing_since
+            .compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// For how long at `now` Redis has not answered, for a caller that has asked since `start`;
+    /// zero while nothing has failed since the last answer.
+    pub(crate) fn silent_for(&self, now: Instant, start: Instant) -> Duration {
+        if self.failing_since.load(Ordering::Relaxed) == 0 {
+            return Duration::ZERO;
+        }
+        let answered = Instant::from_nanos(self.answered.load(Ordering::Relaxed));
+        start.max(answered).until(now)
+    }
+
+    /// The connections are closed; what is out is closed when it comes back.
+    pub(crate) fn close(&self) {
+        self.pool.close();
+    }
+
+    /// As [`call`](Self::call), for a call that changes nothing when it runs twice: a connection that
+    /// had died unnoticed does not fail it.
+    pub(crate) fn ask(&self, call: &Call<'_>, until: Instant, lane: Lane) -> Result<Reply, Error> {
+        let first = self.call(call.clone(), until, lane);
+        let answer = match first {
+            Err(Fault::NotNow(_) | Fault::NoAnswer(_)) if Instant::now() < until => {
+                self.call(call.clone(), until, lane)
+            }
+            first => first,
+        };
+        answer.map_err(|fault| self.error(fault))
+    }
+
+    /// A fault as an error for a caller that gives up.
+    pub(crate) fn error(&self, fault: Fault) -> Error {
+        match fault {
+            Fault::NotNow(cause) | Fault::NoAnswer(cause) => self.unreachable(cause),
+            Fault::Never(error) => error,
+        }
+    }
+
+    /// As an error for a caller that gives up.
+    pub(crate) fn unreachable(&self, cause: Cause) -> Error {
+        Error::Unreachable {
+            server: self.label().to_owned(),
+            cause,
+        }
+    }
+}

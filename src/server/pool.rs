@@ -1,0 +1,197 @@
+//! The connections to one server: last in first out, with a cap that a release never waits for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::clock::{Instant, nap};
+use crate::error::{Cause, Error};
+use crate::server::dial::{self, Dialing};
+use crate::server::node::{NoWire, Node, Wire};
+
+/// Whether a caller takes its turn under the cap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Waits while `max_connections` are in use.
+    Capped,
+    /// Gets one more: releases, and the threads of the client.
+    Free,
+}
+
+pub(crate) struct Pool {
+    pub(crate) node: Node,
+    cap: usize,
+    pub(crate) state: Mutex<State>,
+    /// Rung when a connection comes back or is made, and when none can be made.
+    pub(crate) changed: Condvar,
+    closed: AtomicBool,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) idle: Vec<Wire>,
+    /// Connections that callers have out.
+    out: usize,
+    pub(crate) waiting_capped: usize,
+    pub(crate) waiting_free: usize,
+    pub(crate) dialing: Dialing,
+}
+
+impl State {
+    /// How many more connections are wanted than there are.
+    pub(crate) fn wanted(&self, cap: usize) -> usize {
+        let room = cap.saturating_sub(self.out + self.idle.len());
+        (self.waiting_free + self.waiting_capped.min(room)).saturating_sub(self.idle.len())
+    }
+}
+
+/// A connection in use; dropping it closes it, as befits one that failed.
+pub(crate) struct Lent<'a> {
+    pool: &'a Pool,
+    wire: Option<Wire>,
+}
+
+/// Why no connection was lent.
+pub(crate) enum Refusal {
+    /// Not within the time given.
+    NotYet(NoWire),
+    Thread(Error),
+}
+
+impl Pool {
+    pub(crate) fn new(node: Node, cap: usize) -> Self {
+        Self {
+            node,
+            cap,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn cap(&self) -> usize {
+        self.cap
+    }
+
+    /// Lends the connection that was used last, or a new one, by `until`.
+    pub(crate) fn lend(self: &Arc<Self>, until: Instant, lane: Lane) -> Result<Lent<'_>, Refusal> {
+        let mut state = self.state.lock();
+        let mut seen = state.dialing.failed_times;
+        let mut first = true;
+        loop {
+            if let Some(wire) = state.idle.pop() {
+                state.out += 1;
+                return Ok(Lent {
+                    pool: self,
+                    wire: Some(wire),
+                });
+            }
+            let now = Instant::now();
+            let failure = state.dialing.failure.clone();
+            if let Some(failure) = &failure {
+                // Everybody who waited for this dial is told; who comes later waits for the next.
+                if failure.is_final && state.dialing.failed_times != seen {
+                    return Err(Refusal::NotYet(failure.clone()));
+                }
+            }
+            seen = state.dialing.failed_times;
+            if now >= until && !first {
+                return Err(Refusal::NotYet(
+                    failure.unwrap_or_else(|| self.no_reason(&state, lane)),
+                ));
+            }
+            first = false;
+            let waiting = match lane {
+                Lane::Capped => &mut state.waiting_capped,
+                Lane::Free => &mut state.waiting_free,
+            };
+            *waiting += 1;
+            let started = dial::ensure(self, &mut state, now);
+            if started.is_ok() {
+                self.changed.wait_for(&mut state, nap(now, until));
+            }
+            match lane {
+                Lane::Capped => state.waiting_capped -= 1,
+                Lane::Free => state.waiting_free -= 1,
+            }
+            started.map_err(Refusal::Thread)?;
+        }
+    }
+
+    fn no_reason(&self, state: &State, lane: Lane) -> NoWire {
+        let text = if lane == Lane::Capped && state.out >= self.cap {
+            format!("all {} connections (max_connections) were in use", self.cap)
+        } else {
+            "the connection was not made in time".to_owned()
+        };
+        NoWire {
+            cause: Cause::text(text),
+            is_final: false,
+        }
+    }
+
+    /// The other end hung up on somebody: what lies idle is most likely dead too, and each dead
+    /// connection would cost an acquire with an unknown outcome.
+    pub(crate) fn forget_idle(&self) {
+        let idle = std::mem::take(&mut self.state.lock().idle);
+        // Closing takes a system call each: not under the lock.
+        drop(idle);
+    }
+
+    /// Keeps no connection from now on; those that are out are closed when they come back.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.forget_idle();
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// How long a caller may wait for an answer, if it must be back by `until`.
+    pub(crate) fn patience(&self, until: Instant) -> Duration {
+        Instant::now().until(until).min(self.node.command_timeout)
+    }
+}
+
+impl Lent<'_> {
+    pub(crate) fn wire(&mut self) -> &mut Wire {
+        // Taken only by the methods that consume self.
+        self.wire.as_mut().expect("a connection that is lent")
+    }
+
+    /// Gives the connection back, after an exchange that left nothing unread.
+    pub(crate) fn give_back(mut self) {
+        let Some(wire) = self.wire.take() else { return };
+        let mut state = self.pool.state.lock();
+        state.out -= 1;
+        if state.out + state.idle.len() < self.pool.cap && !self.pool.is_closed() {
+            state.idle.push(wire);
+            drop(state);
+            self.pool.changed.notify_one();
+        } else {
+            drop(state);
+            drop(wire);
+        }
+    }
+
+    /// Takes the connection out of the pool for good, for a thread that keeps it.
+    pub(crate) fn keep(mut self) -> Wire {
+        let wire = self.wire.take().expect("a connection that is lent");
+        self.pool.state.lock().out -= 1;
+        wire
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if self.wire.take().is_some() {
+            self.pool.state.lock().out -= 1;
+            // Room under the cap for somebody who waits for it.
+            self.pool.changed.notify_one();
+        }
+    }
+}

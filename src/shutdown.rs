@@ -1,0 +1,126 @@
+//! The end of a client: all leases released, all threads joined, in a bounded time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::kind::Found;
+use crate::lease::Standing;
+use crate::lost::Lost;
+use crate::threads::Shared;
+
+/// What [`Client::shutdown`](crate::Client::shutdown) did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShutdownReport {
+    released: usize,
+    already_lost: usize,
+    unreleased: usize,
+    woken: usize,
+    is_joined: bool,
+}
+
+impl ShutdownReport {
+    /// Leases that were held and are released.
+    pub fn released(&self) -> usize {
+        self.released
+    }
+
+    /// Leases that Redis no longer knew as ours.
+    pub fn already_lost(&self) -> usize {
+        self.already_lost
+    }
+
+    /// Leases whose release was not confirmed in time: their ttl ends them.
+    pub fn unreleased(&self) -> usize {
+        self.unreleased
+    }
+
+    /// Calls that waited for a lock and were sent away with [`Error::Closed`](crate::Error::Closed).
+    pub fn woken(&self) -> usize {
+        self.woken
+    }
+
+    /// Whether nothing is left behind: every release was confirmed and every thread has ended,
+    /// but for the one that called if that is one of ours.
+    pub fn is_clean(&self) -> bool {
+        self.unreleased == 0 && self.is_joined
+    }
+}
+
+/// Refuses new work, sends waiters away, releases what is held, and ends the threads.
+pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
+    let deadline = Instant::now().after(within);
+    if !shared.close() {
+        return ShutdownReport {
+            is_joined: true,
+            ..ShutdownReport::default()
+        };
+    }
+    let woken = shared.waiters.ring_all();
+    // Their holders are told first: nobody works on under a lock that is given away.
+    let held = shared.timer.drain().into_iter().filter(|hold| {
+        let is_held = matches!(hold.stand(Instant::now()), Standing::Held(_));
+        hold.lose(Lost::ShutDown);
+        shared.tell_loss(hold);
+        is_held
+    });
+    let held: Vec<_> = held.collect();
+    let mut report = ShutdownReport {
+        woken,
+        unreleased: held.len(),
+        ..ShutdownReport::default()
+    };
+    if !held.is_empty() {
+        let answers = shared.io.release(held);
+        while let Ok(found) = answers.recv_timeout(Instant::now().until(deadline)) {
+            match found {
+                Some(Found::Ours) => report.released += 1,
+                Some(_) => report.already_lost += 1,
+                None => continue,
+            }
+            report.unreleased -= 1;
+        }
+    }
+    report.is_joined = stop(
+        shared,
+        deadline.max(Instant::now().after(shared.server.command_timeout())),
+    );
+    log::debug!("shut down: {report:?}");
+    report
+}
+
+/// Ends the threads; false if one did not end by `until` and was left to end by itself.
+pub(crate) fn stop(shared: &Shared, until: Instant) -> bool {
+    shared.close();
+    shared.timer.stop();
+    shared.io.stop();
+    shared.callbacks.stop();
+    // Publishing to a server that says nothing must leave time for the others.
+    let patience = Instant::now().until(until) / 4;
+    shared
+        .subscriber
+        .stop(&shared.server, Instant::now().after(patience));
+    let joined = [
+        shared.timer.join(until),
+        shared.subscriber.join(until),
+        shared.io.join(until),
+        shared.callbacks.join(until),
+    ];
+    shared.server.close();
+    joined.into_iter().all(|is_joined| is_joined)
+}
+
+/// What ends with the last client, lock or guard.
+pub(crate) struct Core {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // After a shutdown there is nothing left to stop.
+        if !self.shared.is_closed() {
+            let until = Instant::now().after(self.shared.server.command_timeout());
+            stop(&self.shared, until);
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! The subscriber thread: hears releases on one connection and wakes the waiters they are for.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use redis::{PushKind, Value};
+use uuid::Uuid;
+
+use crate::clock::{Instant, nap};
+use crate::error::{Error, words};
+use crate::kind::Keys;
+use crate::name::Name;
+use crate::server::{Fault, Lane, Server, Wire};
+use crate::threads::Shared;
+use crate::threads::worker::Worker;
+use crate::wait::RECONNECT;
+
+/// How long the thread waits for a message before it looks around: for the probe's silence, for
+/// subscriptions that nobody uses, and for those whose wake-up could not be published.
+const LOOK_AROUND: Duration = Duration::from_millis(500);
+
+/// What was published to the control channel must be heard within this.
+const HEARD_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long a subscription that nobody uses is kept for the next waiter.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// With more than this many lingering, all of them go at the next look around.
+const MOST_LINGERING: usize = 1024;
+
+/// The most SUBSCRIBEs in one write, for the same reason as in a batch.
+const MOST_TOGETHER: usize = 256;
+
+const PROBE: &[u8] = b"probe";
+
+pub(crate) struct Subscriber {
+    /// The channel that wakes the thread: nothing else interrupts a read.
+    control: Vec<u8>,
+    state: Mutex<State>,
+    /// Rung at the end, for a thread that pauses between two attempts to connect.
+    ending: Condvar,
+    worker: Worker,
+}
+
+#[derive(Default)]
+struct State {
+    channels: HashMap<Vec<u8>, Channel>,
+    /// Wanted, and not yet asked for on this connection.
+    queue: Vec<Vec<u8>>,
+    up: bool,
+    /// When the first probe was published that has not been heard since.
+    unheard: Option<Instant>,
+    stopping: bool,
+}
+
+#[derive(Debug)]
+struct Channel {
+    name: Name,
+    live: Arc<AtomicBool>,
+    users: usize,
+    /// Since when nobody has used it.
+    idle: Option<Instant>,
+}
+
+/// A waiter's use of a channel.
+pub(crate) struct Subscription<'a> {
+    subscriber: &'a Subscriber,
+    keys: &'a Keys,
+    live: Arc<AtomicBool>,
+}
+
+impl Subscription<'_> {
+    /// Whether releases are heard at this moment.
+    pub(crate) fn is_live(&self) -> bool {
+        self.live.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Subscription<'_> {
+    fn drop(&mut self) {
+        let mut state = self.subscriber.state.lock();
+        if let Some(channel) = state.channels.get_mut(&self.keys.channel) {
+            channel.users -= 1;
+            if channel.users == 0 {
+                channel.idle = Some(Instant::now());
+            }
+        }
+    }
+}
+
+impl Default for Subscriber {
+    fn default() -> Self {
+        Self {
+            control: format!("leasehold:{}", Uuid::new_v4()).into_bytes(),
+            state: Mutex::default(),
+            ending: Condvar::new(),
+            worker: Worker::new("leasehold-subscriber"),
+        }
+    }
+}
+
+impl Subscriber {
+    /// Wants to hear the releases of a name. Once they are heard, the name's first waiter is told to
+    /// look: a release between its last look and then was not heard.
+    pub(crate) fn subscribe<'a>(
+        &'a self,
+        shared: &Arc<Shared>,
+        keys: &'a Keys,
+        until: Instant,
+    ) -> Result<Subscription<'a>, Error> {
+        if !self.worker.is_started() {
+            let shared = Arc::clone(shared);
+            self.worker.start(move || run(&shared))?;
+        }
+        let mut state = self.state.lock();
+        let (live, is_new) = match state.channels.entry(keys.channel.clone()) {
+            Entry::Occupied(entry) => {
+                let channel = entry.into_mut();
+                channel.users += 1;
+                channel.idle = None;
+                (Arc::clone(&channel.live), false)
+            }
+            Entry::Vacant(entry) => {
+                let live = Arc::new(AtomicBool::new(false));
+                let name = keys.name.clone();
+                entry.insert(Channel {
+                    name,
+                    live: Arc::clone(&live),
+                    users: 1,
+                    idle: None,
+                });
+                (live, true)
+            }
+        };
+        if is_new {
+            state.queue.push(keys.channel.clone());
+        }
+        let wake = is_new && state.up;
+        drop(state);
+        if wake {
+            self.wake(&shared.server, b"subscribe", until);
+        }
+        shared.io.probe();
+        Ok(Subscription {
+            subscriber: self,
+            keys,
+            live,
+        })
+    }
+
+    /// Interrupts the thread's read. Where that fails it looks around soon by itself.
+    fn wake(&self, server: &Server, why: &[u8], until: Instant) -> bool {
+        match server.command("PUBLISH", &[&self.control, why], until, Lane::Free) {
+            Ok(_) => true,
+            Err(fault) => {
+                log::debug!("the subscriber could not be woken: {fault}");
+                false
+            }
+        }
+    }
+
+    /// Publishes what the thread must hear within a second, if its connection is alive and leads to
+    /// the server that takes the locks.
+    pub(crate) fn probe(&self, server: &Server) {
+        if !self.state.lock().up {
+            return;
+        }
+        let sent = Instant::now();
+        let is_sent = self.wake(server, PROBE, sent.after(server.command_timeout()));
+        let mut state = self.state.lock();
+        if is_sent && state.up {
+            state.unheard.get_or_insert(sent);
+        }
+    }
+
+    pub(crate) fn stop(&self, server: &Server, until: Instant) {
+        let mut state = self.state.lock();
+        state.stopping = true;
+        let up = state.up;
+        drop(state);
+        self.ending.notify_all();
+        if up {
+            self.wake(server, b"stop", until);
+        }
+    }
+
+    pub(crate) fn join(&self, until: Instant) -> bool {
+        self.worker.join(until)
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.state.lock().stopping
+    }
+
+    /// Sleeps for `pause`, or until the end.
+    fn pause(&self, pause: Duration) {
+        let mut state = self.state.lock();
+        if !state.stopping {
+            self.ending
+                .wait_for(&mut state, pause.min(nap(Instant::START, Instant::NEVER)));
+        }
+    }
+}
+
+fn run(shared: &Shared) {
+    let mut failures = 0;
+    while !shared.subscriber.is_stopping() {
+        match listen(shared, &mut failures) {
+            Ok(()) => return,
+            Err(why) => {
+                let mut state = shared.subscriber.state.lock();
+                state.up = false;
+                for channel in state.channels.values() {
+                    channel.live.store(false, Ordering::SeqCst);
+                }
+                drop(state);
+                log::warn!(
+                    server = shared.server.label();
+                    "releases are not heard, waiters look again by themselves; reconnecting: {why}"
+                );
+            }
+        }
+        // The first failure after a good connection is tried again at once.
+        if failures > 0 {
+            shared.subscriber.pause(RECONNECT.pause(failures - 1));
+        }
+        failures += 1;
+    }
+}
+
+/// Connects, subscribes to all that is wanted, and hears until the connection fails or the end.
+fn listen(shared: &Shared, failures: &mut u32) -> Result<(), String> {
+    let this = &shared.subscriber;
+    let timeout = shared.server.command_timeout();
+    let wire = shared
+        .server
+        .wire(Instant::now().after(timeout))
+        .map_err(|fault: Fault| fault.to_string())?;
+    let mut line = Line { shared, wire };
+    let wanted: Vec<Vec<u8>> = {
+        let mut state = this.state.lock();
+        state.queue.clear();
+        state.channels.retain(|_, channel| channel.users > 0);
+        state.channels.keys().cloned().collect()
+    };
+    line.subscribe(std::slice::from_ref(&this.control))?;
+    {
+        let mut state = this.state.lock();
+        state.up = true;
+        state.unheard = None;
+    }
+    line.subscribe(&wanted)?;
+    *failures = 0;
+    log::debug!(server = shared.server.label(); "hearing releases");
+    loop {
+        line.hear()?;
+        let now = Instant::now();
+        let mut state = this.state.lock();
+        if state.stopping {
+            return Ok(());
+        }
+        if state
+            .unheard
+            .is_some_and(|sent| sent.until(now) > HEARD_WITHIN)
+        {
+            return Err("the probe was not heard".into());
+        }
+        let wanted = std::mem::take(&mut state.queue);
+        let unused = take_unused(&mut state, now);
+        drop(state);
+        line.unsubscribe(&unused)?;
+        line.subscribe(&wanted)?;
+    }
+}
+
+/// Takes out the channels that nobody has used for long.
+fn take_unused(state: &mut State, now: Instant) -> Vec<Vec<u8>> {
+    let idle = state
+        .channels
+        .values()
+        .filter(|channel| channel.users == 0)
+        .count();
+    let linger = if idle > MOST_LINGERING {
+        Duration::ZERO
+    } else {
+        LINGER
+    };
+    let unused = state.channels.extract_if(|_, channel| {
+        let over =
+            channel.users == 0 && channel.idle.is_some_and(|since| since.until(now) >= linger);
+        if over {
+            channel.live.store(false, Ordering::SeqCst);
+        }
+        over
+    });
+    unused.map(|(channel, _)| channel).collect()
+}
+
+/// The connection that hears.
+struct Line<'a> {
+    shared: &'a Shared,
+    wire: Wire,
+}
+
+impl Line<'_> {
+    /// Waits for a message for a while.
+    fn hear(&mut self) -> Result<(), String> {
+        self.wire
+            .set_timeout(LOOK_AROUND)
+            .map_err(|error| error.to_string())?;
+        match self.wire.message() {
+            Ok((channel, payload)) => self.heard(&channel, &payload),
+            Err(error) if error.is_timeout() => {}
+            Err(error) => return Err(error.to_string()),
+        }
+        Ok(())
+    }
+
+    fn heard(&self, channel: &[u8], payload: &[u8]) {
+        let this = &self.shared.subscriber;
+        let mut state = this.state.lock();
+        if channel == this.control {
+            if payload == PROBE {
+                state.unheard = None;
+            }
+            return;
+        }
+        let Some(name) = state
+            .channels
+            .get(channel)
+            .map(|channel| channel.name.clone())
+        else {
+            return;
+        };
+        drop(state);
+        let doubted = self.shared.waiters.announced(&name, payload);
+        if let Some(hold) = doubted.and_then(|hold| hold.upgrade()) {
+            // Somebody says that a lease of ours was released: ask whether it still is ours.
+            hold.lease(crate::lease::Lease::doubt);
+            self.shared.look_after(&hold);
+        }
+    }
+
+    fn subscribe(&mut self, channels: &[Vec<u8>]) -> Result<(), String> {
+        self.exchange("SUBSCRIBE", channels)
+    }
+
+    fn unsubscribe(&mut self, channels: &[Vec<u8>]) -> Result<(), String> {
+        self.exchange("UNSUBSCRIBE", channels)
+    }
+
+    /// Sends a command for each channel, and reads every answer: a refusal too is only an answer.
+    fn exchange(&mut self, verb: &str, channels: &[Vec<u8>]) -> Result<(), String> {
+        let failed = |error: redis::RedisError| error.to_string();
+        for some in channels.chunks(MOST_TOGETHER) {
+            let command = |channel: &Vec<u8>| redis::cmd(verb).arg(channel).get_packed_command();
+            let commands: Vec<u8> = some.iter().flat_map(command).collect();
+            // A read that times out here ends the connection, so no late answer is ever taken for
+            // another one.
+            self.wire
+                .set_timeout(self.shared.server.command_timeout())
+                .map_err(failed)?;
+            self.wire.send(&commands).map_err(failed)?;
+            let mut open = some.iter();
+            while let Some(channel) = open.as_slice().first() {
+                match answer(self.wire.receive().map_err(failed)?) {
+                    Answer::Message(channel, payload) => self.heard(&channel, &payload),
+                    Answer::Done => {
+                        open.next();
+                        if verb == "SUBSCRIBE" {
+                            self.confirmed(channel);
+                        }
+                    }
+                    Answer::Refused(why) => {
+                        open.next();
+                        log::warn!("{verb} was refused, waiters look again by themselves: {why}");
+                    }
+                    Answer::Other => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Releases on `channel` are heard from now on; those before now were not.
+    fn confirmed(&self, channel: &[u8]) {
+        let state = self.shared.subscriber.state.lock();
+        let Some(channel) = state.channels.get(channel) else {
+            return;
+        };
+        channel.live.store(true, Ordering::SeqCst);
+        let name = channel.name.clone();
+        drop(state);
+        self.shared.waiters.look(&name);
+    }
+}
+
+enum Answer {
+    Message(Vec<u8>, Vec<u8>),
+    Done,
+    Refused(String),
+    Other,
+}
+
+/// Reads what may be the answer to a SUBSCRIBE, or a message that came before it.
+fn answer(value: Value) -> Answer {
+    let (kind, mut data) = match value {
+        Value::ServerError(error) => return Answer::Refused(words(&error)),
+        Value::Array(items) => {
+            let mut items = items.into_iter();
+            match items.next() {
+                Some(Value::BulkString(kind)) => (kind, items),
+                _ => return Answer::Other,
+            }
+        }
+        Value::Push { kind, data } => {
+            let kind = match kind {
+                PushKind::Message => "message",
+                PushKind::Subscribe => "subscribe",
+                PushKind::Unsubscribe => "unsubscribe",
+                _ => return Answer::Other,
+            };
+            (kind.into(), data.into_iter())
+        }
+        _ => return Answer::Other,
+    };
+    match (kind.as_slice(), data.next(), data.next()) {
+        (b"message", Some(Value::BulkString(channel)), Some(Value::BulkString(payload))) => {
+            Answer::Message(channel, payload)
+        }
+        (b"subscribe" | b"unsubscribe", ..) => Answer::Done,
+        _ => Answer::Other,
+    }
+}

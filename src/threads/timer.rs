@@ -1,0 +1,131 @@
+//! The timer thread: keeps every lease's deadline whatever the sockets do, and says what to renew. No I/O.
+
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::clock::{Instant, LONGEST_SLEEP, nap};
+use crate::error::Error;
+use crate::hold::Hold;
+use crate::lease::{Ask, TOGETHER};
+use crate::leases::Leases;
+use crate::threads::Shared;
+use crate::threads::worker::Worker;
+
+pub(crate) struct Timer {
+    state: Mutex<State>,
+    changed: Condvar,
+    worker: Worker,
+}
+
+struct State {
+    leases: Leases,
+    /// Until when the thread sleeps; the start of time while it is awake and will look anyway.
+    sleeps_until: Instant,
+    stopping: bool,
+}
+
+impl Default for Timer {
+    fn default() -> Self {
+        let state = State {
+            leases: Leases::default(),
+            sleeps_until: Instant::START,
+            stopping: false,
+        };
+        Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            worker: Worker::new("leasehold-timer"),
+        }
+    }
+}
+
+impl Timer {
+    pub(crate) fn start(&self, shared: &Arc<Shared>) -> Result<(), Error> {
+        if self.worker.is_started() {
+            return Ok(());
+        }
+        let shared = Arc::clone(shared);
+        self.worker.start(move || run(&shared))
+    }
+
+    /// Looks at `hold` at the instant `at`, instead of when it was said before.
+    pub(crate) fn watch(&self, hold: &Arc<Hold>, at: Instant) {
+        let mut state = self.state.lock();
+        state.leases.arm(hold, at);
+        if at < state.sleeps_until {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Looks at `hold` no more.
+    pub(crate) fn forget(&self, hold: &Hold) {
+        let forgotten = self.state.lock().leases.disarm(hold);
+        // A last reference may own a user's closure: not dropped under the lock.
+        drop(forgotten);
+    }
+
+    /// Takes all leases out.
+    pub(crate) fn drain(&self) -> Vec<Arc<Hold>> {
+        self.state.lock().leases.drain()
+    }
+
+    pub(crate) fn stop(&self) {
+        self.state.lock().stopping = true;
+        self.changed.notify_one();
+    }
+
+    pub(crate) fn join(&self, until: Instant) -> bool {
+        self.worker.join(until)
+    }
+
+    /// Sleeps until something is due, and takes all that is due by then or shortly after; `None`
+    /// at the end.
+    fn next_due(&self) -> Option<Vec<Arc<Hold>>> {
+        let mut state = self.state.lock();
+        let mut idle = false;
+        loop {
+            if state.stopping {
+                return None;
+            }
+            let now = Instant::now();
+            let next = state.leases.next();
+            if next <= now {
+                let mut due = Vec::new();
+                while let Some(hold) = state.leases.take_due(now.after(TOGETHER)) {
+                    due.push(hold);
+                }
+                return Some(due);
+            }
+            if next == Instant::NEVER && idle {
+                state.sleeps_until = Instant::NEVER;
+                self.changed.wait(&mut state);
+                idle = false;
+            } else {
+                // A first second without leases is still slept through as such, so that a caller
+                // who locks and unlocks all day does not wake this thread each time.
+                idle = next == Instant::NEVER;
+                state.sleeps_until = next.min(now.after(LONGEST_SLEEP));
+                self.changed.wait_for(&mut state, nap(now, next));
+            }
+            state.sleeps_until = Instant::START;
+        }
+    }
+}
+
+fn run(shared: &Shared) {
+    while let Some(due) = shared.timer.next_due() {
+        let now = Instant::now();
+        let mut asks: Vec<(Arc<Hold>, Ask)> = Vec::new();
+        for hold in due {
+            hold.stand(now);
+            if let Some(ask) = hold.lease(|lease| lease.ask_if_due(now)) {
+                asks.push((Arc::clone(&hold), ask));
+            }
+            shared.look_after(&hold);
+        }
+        if !asks.is_empty() {
+            shared.io.renew(asks);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! How a waiter waits: woken by the release, or looking again after growing pauses.
+
+use std::time::Duration;
+
+use rand::RngExt;
+
+use crate::error::Error;
+
+/// How a call that waits for a lock learns that it may be free.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum WaitPolicy {
+    /// Woken by the release itself, through Redis pub/sub. Where Redis refuses that (a user
+    /// without the right to subscribe, a service without pub/sub) waiters look again after
+    /// growing pauses instead. The default.
+    #[default]
+    Wake,
+    /// Looks again after growing pauses, without pub/sub. A release within the same client still
+    /// wakes at once.
+    Backoff(Backoff),
+}
+
+/// Pauses that double from `base` to `max`, each shortened at random by up to `jitter` of itself.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::{Backoff, WaitPolicy};
+///
+/// let patient = Backoff::new(Duration::from_millis(20), Duration::from_secs(2)).attempts(10);
+/// let policy = WaitPolicy::Backoff(patient);
+/// # let _ = policy;
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Backoff {
+    base: Duration,
+    max: Duration,
+    jitter: f64,
+    attempts: Option<u32>,
+}
+
+impl Backoff {
+    /// Pauses of `base`, twice that, and so on up to `max`, with a jitter of 0.5 and no limit of
+    /// attempts.
+    pub const fn new(base: Duration, max: Duration) -> Self {
+        Self {
+            base,
+            max,
+            jitter: 0.5,
+            attempts: None,
+        }
+    }
+
+    /// The share of each pause that is left to chance, from 0 (none) to 1 (all of it), so that
+    /// waiters that were refused together do not come again together. Defaults to 0.5.
+    #[must_use]
+    pub const fn jitter(mut self, share: f64) -> Self {
+        self.jitter = share;
+        self
+    }
+
+    /// How often Redis is asked before a call gives up: the `try_` calls with `None`, `lock` with
+    /// [`Error::AttemptsUsedUp`]. Defaults to no limit.
+    #[must_use]
+    pub const fn attempts(mut self, attempts: u32) -> Self {
+        self.attempts = Some(attempts);
+        self
+    }
+
+    pub(crate) const fn limit(&self) -> Option<u32> {
+        self.attempts
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let problem = if self.base.is_zero() {
+            "base must be longer than zero"
+        } else if self.max < self.base {
+            "max must not be shorter than base"
+        } else if !(0.0..=1.0).contains(&self.jitter) {
+            "jitter must be between 0 and 1"
+        } else if self.attempts == Some(0) {
+            "attempts must be at least 1"
+        } else {
+            return Ok(());
+        };
+        Err(Error::Config(format!("backoff: {problem}")))
+    }
+
+    /// The pause after `failures` failures in a row, counted from 0; `chance` is drawn from 0..1.
+    fn pause_at(&self, failures: u32, chance: f64) -> Duration {
+        let whole = self
+            .base
+            .saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX))
+            .min(self.max);
+        whole.mul_f64((1.0 - self.jitter * chance).clamp(0.0, 1.0))
+    }
+
+    pub(crate) fn pause(&self, failures: u32) -> Duration {
+        self.pause_at(failures, rand::rng().random())
+    }
+}
+
+/// Between attempts at a server that failed, and between undos.
+pub(crate) const RECONNECT: Backoff =
+    Backoff::new(Duration::from_millis(50), Duration::from_millis(500)).jitter(0.3);
+
+/// A length shortened at random by up to a quarter, so that what started together drifts apart.
+pub(crate) fn jittered(whole: Duration) -> Duration {
+    whole.mul_f64(1.0 - 0.25 * rand::rng().random::<f64>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    #[test]
+    fn smoke() {
+        let backoff = Backoff::new(ms(50), ms(500)).jitter(0.0);
+        let pauses: Vec<_> = (0..6).map(|n| backoff.pause_at(n, 0.9)).collect();
+        assert_eq!(pauses, [50, 100, 200, 400, 500, 500].map(ms));
+        assert_eq!(backoff.pause_at(4_000_000, 0.0), ms(500));
+    }
+
+    #[test]
+    fn jitter_only_shortens() {
+        let backoff = Backoff::new(ms(100), ms(100)).jitter(0.5);
+        assert_eq!(backoff.pause_at(0, 0.0), ms(100));
+        assert_eq!(backoff.pause_at(0, 1.0), ms(50));
+        for _ in 0..100 {
+            assert!((ms(750)..=ms(1000)).contains(&jittered(ms(1000))));
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        assert!(Backoff::new(ms(0), ms(1)).check().is_err());
+        assert!(Backoff::new(ms(2), ms(1)).check().is_err());
+        assert!(Backoff::new(ms(1), ms(1)).jitter(f64::NAN).check().is_err());
+        assert!(Backoff::new(ms(1), ms(1)).attempts(0).check().is_err());
+        assert!(Backoff::new(ms(1), Duration::MAX).check().is_ok());
+    }
+}

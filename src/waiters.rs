@@ -1,0 +1,352 @@
+//! Who waits for a name in this client, first come first served, and whether the client holds it. No I/O.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Weak;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::Mutex;
+
+use crate::clock::Instant;
+use crate::hold::Hold;
+use crate::holder::HolderId;
+use crate::name::Name;
+
+/// What this client knows of the names that somebody holds or waits for here.
+///
+/// The first in a name's queue is its contender: it alone talks to Redis, the others sleep until it
+/// leaves. A bell that is rung while its waiter is busy stays rung, so a wake is never lost between
+/// a look and the sleep after it.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters {
+    names: Mutex<HashMap<Name, Queue>>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// The lease that this client holds.
+    held: Option<Held>,
+    #[cfg(debug_assertions)]
+    holder: Option<std::thread::ThreadId>,
+    /// The last lease released here while somebody waited: its own message is no news.
+    released: Option<HolderId>,
+    places: VecDeque<Place>,
+    next: u64,
+    /// When Redis last said that somebody else holds the name.
+    refused: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Held {
+    id: HolderId,
+    /// Weak: a hold may own a user's closure, which must not be dropped under a lock.
+    hold: Weak<Hold>,
+}
+
+#[derive(Debug)]
+struct Place {
+    id: u64,
+    bell: Sender<()>,
+    /// Look at Redis whatever this client knows.
+    look: bool,
+}
+
+impl Place {
+    fn ring(&self) {
+        // A bell that is already rung rings once.
+        let _ = self.bell.try_send(());
+    }
+}
+
+impl Queue {
+    fn is_idle(&self) -> bool {
+        self.held.is_none() && self.places.is_empty()
+    }
+
+    fn ring_first(&mut self, look: bool) {
+        if let Some(first) = self.places.front_mut() {
+            first.look |= look;
+            first.ring();
+        }
+    }
+}
+
+/// What a waiter is to do next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Others came before.
+    Queue,
+    /// First in the queue: ask Redis.
+    Look,
+    /// First in the queue, but this client holds the name: Redis would refuse.
+    HeldHere,
+}
+
+/// A waiter's place in the queue of a name; dropping it leaves.
+#[derive(Debug)]
+pub(crate) struct Ticket<'a> {
+    waiters: &'a Waiters,
+    name: &'a Name,
+    id: u64,
+    pub(crate) bell: Receiver<()>,
+}
+
+impl Waiters {
+    /// Goes to the end of the queue.
+    pub(crate) fn join<'a>(&'a self, name: &'a Name) -> Ticket<'a> {
+        let (bell, receiver) = bounded(1);
+        let mut names = self.names.lock();
+        let queue = names.entry(name.clone()).or_default();
+        let id = queue.next;
+        queue.next += 1;
+        queue.places.push_back(Place {
+            id,
+            bell,
+            look: false,
+        });
+        Ticket {
+            waiters: self,
+            name,
+            id,
+            bell: receiver,
+        }
+    }
+
+    /// Whether this client holds the name.
+    pub(crate) fn is_held_here(&self, name: &Name) -> bool {
+        self.names
+            .lock()
+            .get(name)
+            .is_some_and(|queue| queue.held.is_some())
+    }
+
+    /// This client holds the name now, by the lease `id`.
+    pub(crate) fn held(&self, name: &Name, id: &HolderId, hold: Weak<Hold>) {
+        let mut names = self.names.lock();
+        let queue = match names.get_mut(name) {
+            Some(queue) => queue,
+            None => names.entry(name.clone()).or_default(),
+        };
+        queue.held = Some(Held {
+            id: id.clone(),
+            hold,
+        });
+        #[cfg(debug_assertions)]
+        {
+            queue.holder = Some(std::thread::current().id());
+        }
+    }
+
+    /// The lease `id` of this client has ended: one waiter looks.
+    pub(crate) fn ended(&self, name: &Name, id: &HolderId, released: bool) {
+        let mut names = self.names.lock();
+        let Some(queue) = names.get_mut(name) else {
+            return;
+        };
+        if queue.held.as_ref().is_some_and(|held| held.id == *id) {
+            queue.held = None;
+            queue.released = released.then(|| id.clone());
+            queue.ring_first(false);
+        }
+        if queue.is_idle() {
+            names.remove(name);
+        }
+    }
+
+    /// A release was announced. Returns the lease if it is one that this client still holds, which
+    /// is then to be asked about.
+    pub(crate) fn announced(&self, name: &Name, payload: &[u8]) -> Option<Weak<Hold>> {
+        let mut names = self.names.lock();
+        let queue = names.get_mut(name)?;
+        let is = |id: &HolderId| id.as_str().as_bytes() == payload;
+        match &queue.held {
+            Some(held) => is(&held.id).then(|| held.hold.clone()),
+            // One whose end was rung for when it came.
+            None if queue.released.as_ref().is_some_and(is) => None,
+            None => {
+                queue.ring_first(true);
+                None
+            }
+        }
+    }
+
+    /// The first waiter of the name looks, because it now hears of releases.
+    pub(crate) fn look(&self, name: &Name) {
+        if let Some(queue) = self.names.lock().get_mut(name) {
+            queue.ring_first(true);
+        }
+    }
+
+    /// Wakes everybody; returns how many.
+    pub(crate) fn ring_all(&self) -> usize {
+        let names = self.names.lock();
+        let places = names.values().flat_map(|queue| &queue.places);
+        places.inspect(|place| place.ring()).count()
+    }
+
+    /// Whether anybody waits.
+    pub(crate) fn anybody(&self) -> bool {
+        self.names
+            .lock()
+            .values()
+            .any(|queue| !queue.places.is_empty())
+    }
+}
+
+impl Ticket<'_> {
+    fn queue<T>(&self, act: impl FnOnce(&mut Queue) -> T) -> T {
+        let mut names = self.waiters.names.lock();
+        // Our place keeps the queue there until the ticket is dropped.
+        act(names
+            .get_mut(self.name)
+            .expect("a queue with a place in it"))
+    }
+
+    /// What to do now. `look` asks for a look at Redis even where this client holds the name.
+    pub(crate) fn turn(&self, look: bool) -> Turn {
+        self.queue(|queue| {
+            let held = queue.held.is_some();
+            match queue.places.front_mut() {
+                Some(first) if first.id == self.id => {
+                    let look = std::mem::take(&mut first.look) || look;
+                    if look || !held {
+                        Turn::Look
+                    } else {
+                        Turn::HeldHere
+                    }
+                }
+                _ => Turn::Queue,
+            }
+        })
+    }
+
+    /// Redis said at `now` that somebody else holds the name.
+    pub(crate) fn refused(&self, now: Instant) {
+        self.queue(|queue| queue.refused = queue.refused.max(Some(now)));
+    }
+
+    /// Whether somebody was seen to hold the name at `since` or later: in Redis by any waiter of
+    /// this client, or in this client at this moment.
+    pub(crate) fn was_taken(&self, since: Instant) -> bool {
+        self.queue(|queue| queue.held.is_some() || queue.refused.is_some_and(|at| at >= since))
+    }
+
+    /// Whether the calling thread holds what it waits for.
+    #[cfg(debug_assertions)]
+    pub(crate) fn waits_for_itself(&self) -> bool {
+        self.queue(|queue| {
+            queue.held.is_some() && queue.holder == Some(std::thread::current().id())
+        })
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        let mut names = self.waiters.names.lock();
+        let Some(queue) = names.get_mut(self.name) else {
+            return;
+        };
+        let was_first = queue
+            .places
+            .front()
+            .is_some_and(|first| first.id == self.id);
+        queue.places.retain(|place| place.id != self.id);
+        if was_first {
+            // A wake that reached this waiter is not lost with it: where it leaves without the
+            // name, the next one looks whatever it knows.
+            let left_without = queue.held.is_none();
+            queue.ring_first(left_without);
+        }
+        if queue.is_idle() {
+            names.remove(self.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rung(ticket: &Ticket<'_>) -> bool {
+        ticket.bell.try_recv().is_ok()
+    }
+
+    #[test]
+    fn smoke() {
+        let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
+        let first = waiters.join(&name);
+        let second = waiters.join(&name);
+        assert_eq!(first.turn(false), Turn::Look);
+        assert_eq!(second.turn(true), Turn::Queue);
+        waiters.held(&name, &id, Weak::new());
+        drop(first);
+        assert!(rung(&second));
+        assert_eq!(second.turn(false), Turn::HeldHere);
+        assert_eq!(second.turn(true), Turn::Look);
+        waiters.ended(&name, &id, true);
+        assert!(rung(&second));
+        assert_eq!(second.turn(false), Turn::Look);
+        drop(second);
+        assert!(waiters.names.lock().is_empty());
+    }
+
+    #[test]
+    fn a_release_wakes_one() {
+        let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
+        waiters.held(&name, &id, Weak::new());
+        let tickets: Vec<_> = (0..3).map(|_| waiters.join(&name)).collect();
+        waiters.ended(&name, &id, true);
+        assert_eq!(tickets.iter().filter(|ticket| rung(ticket)).count(), 1);
+    }
+
+    #[test]
+    fn a_contender_that_leaves_passes_the_look_on() {
+        let (waiters, name) = (Waiters::default(), Name::from("a"));
+        let first = waiters.join(&name);
+        let second = waiters.join(&name);
+        assert!(waiters.announced(&name, b"foreign").is_none());
+        drop(first);
+        assert!(rung(&second));
+        waiters.held(&name, &HolderId::fresh("o"), Weak::new());
+        assert_eq!(second.turn(false), Turn::Look, "unconditional");
+        assert_eq!(second.turn(false), Turn::HeldHere, "once");
+    }
+
+    #[test]
+    fn announcements() {
+        let (waiters, name) = (Waiters::default(), Name::from("a"));
+        let (ours, next) = (HolderId::fresh("o"), HolderId::fresh("o"));
+        let first = waiters.join(&name);
+        waiters.held(&name, &ours, Weak::new());
+        assert!(waiters.announced(&name, ours.as_str().as_bytes()).is_some());
+        assert!(waiters.announced(&name, b"older").is_none());
+        assert!(!rung(&first), "it ended before ours began");
+        waiters.ended(&name, &ours, true);
+        assert!(rung(&first));
+        assert!(waiters.announced(&name, ours.as_str().as_bytes()).is_none());
+        assert!(!rung(&first), "it was woken when the release was answered");
+        assert!(waiters.announced(&name, next.as_str().as_bytes()).is_none());
+        assert!(rung(&first));
+        assert!(waiters.announced(&Name::from("b"), b"x").is_none());
+    }
+
+    #[test]
+    fn the_end_of_an_older_lease_changes_nothing() {
+        let (waiters, name) = (Waiters::default(), Name::from("a"));
+        let (older, newer) = (HolderId::fresh("o"), HolderId::fresh("o"));
+        waiters.held(&name, &older, Weak::new());
+        waiters.held(&name, &newer, Weak::new());
+        waiters.ended(&name, &older, true);
+        assert!(waiters.is_held_here(&name));
+    }
+
+    #[test]
+    fn a_refusal_counts_for_all_who_waited_then() {
+        let (waiters, name) = (Waiters::default(), Name::from("a"));
+        let first = waiters.join(&name);
+        let second = waiters.join(&name);
+        let at = Instant::now();
+        first.refused(at);
+        assert!(second.was_taken(at));
+        assert!(!second.was_taken(at.after(std::time::Duration::from_nanos(1))));
+    }
+}
