@@ -152,22 +152,24 @@ impl Lease {
         }
     }
 
-    /// What is due at `now`, with renewals taken together that are due soon after.
+    /// What is due at `now`.
     pub(crate) fn due(&self, now: Instant) -> Due {
         if self.phase != Phase::Held {
-            return Due::Nothing;
-        }
-        if !self.asking
-            && (self.doubted
-                || (self.renew_at <= now.after(TOGETHER) && self.renew_at < self.end()))
-        {
-            return Due::Ask;
-        }
-        Due::At(if self.asking {
-            self.end()
+            Due::Nothing
+        } else if self.is_due_by(now) {
+            Due::Ask
         } else {
-            self.end().min(self.renew_at)
-        })
+            Due::At(if self.asking {
+                self.end()
+            } else {
+                self.end().min(self.renew_at)
+            })
+        }
+    }
+
+    /// Whether a renewal is due at or before `by`.
+    fn is_due_by(&self, by: Instant) -> bool {
+        !self.asking && (self.doubted || (self.renew_at <= by && self.renew_at < self.end()))
     }
 
     /// Begins a renewal; `None` while another is on its way, or when the lease has ended.
@@ -190,9 +192,10 @@ impl Lease {
         })
     }
 
-    /// Begins a renewal, if one is due.
+    /// Begins a renewal, if one is due now or so soon that it may as well go with those that are.
     pub(crate) fn ask_if_due(&mut self, now: Instant) -> Option<Ask> {
-        if self.due(now) == Due::Ask {
+        let soon = now.after(TOGETHER.min(self.ttl / 20));
+        if self.is_due_by(soon) {
             self.ask(now)
         } else {
             None
@@ -352,6 +355,22 @@ mod tests {
         let ask = lease.ask(at(10_800)).unwrap();
         lease.confirmed(at(10_800), at(10_898), ask);
         assert_eq!(lease.stand(at(10_898)), Standing::Lost(Lost::Expired));
+    }
+
+    #[test]
+    fn a_short_lease_is_not_renewed_all_the_time() {
+        let terms = Terms {
+            ttl: ms(100),
+            renew_every: Some(ms(33)),
+            max_hold: Duration::MAX,
+        };
+        let mut lease = Lease::granted(at(0), at(1), &terms).unwrap();
+        assert_eq!(lease.due(at(1)), Due::At(at(33)));
+        assert_eq!(lease.ask_if_due(at(1)), None);
+        assert!(
+            lease.ask_if_due(at(30)).is_some(),
+            "with those that are due"
+        );
     }
 
     #[test]

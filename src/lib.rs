@@ -1,4 +1,115 @@
 //! `std::sync` for a fleet: blocking locks that hold across processes and machines, kept in Redis or Valkey.
+//!
+//! For programs without an async runtime: worker pools, batch jobs, payment and booking services,
+//! cron. A waiting thread sleeps on a channel and is woken by the release itself, not by polling. A
+//! held lock is renewed in the background. A holder that has lost its lock knows it, even when the
+//! network is dead.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use leasehold::Client;
+//!
+//! let client = Client::open("redis://127.0.0.1:6379")?;
+//! let account = client.mutex("account:123");
+//!
+//! let guard = account.lock()?; // waits for its turn, asleep
+//! // … nobody else in the fleet is in here …
+//! guard.ensure_held()?; // before what must not be done twice
+//! guard.unlock()?;
+//!
+//! if let Some(_guard) = account.try_lock_for(Duration::from_millis(200))? {
+//!     // Released when `_guard` goes out of scope.
+//! }
+//! # Ok::<(), leasehold::Error>(())
+//! ```
+//!
+//! Start at [`Client`], [`Mutex`] and [`MutexGuard`].
+//!
+//! # Guarantees
+//!
+//! - **One holder.** As long as Redis keeps what it was told (see the limitations), at most one
+//!   guard of a name says [`is_held`](MutexGuard::is_held) at a time, in all processes together.
+//! - **Loss is known.** `is_held` turns false at the instant from which somebody else could hold the
+//!   lock, by our own clock, whatever threads and sockets do; [`lost`](MutexGuard::lost) and
+//!   [`on_lost`](Mutex::on_lost) follow within scheduling. The clock goes on while the machine is
+//!   suspended (Linux; elsewhere a suspended machine may believe in its lease for longer).
+//! - **Tokens rise.** Every holder's [fencing token](FencingToken) is higher than those before it.
+//! - **Three answers.** *Held by another* is `None`, *Redis could not be asked* is `Err`, *ended
+//!   before we released* is [`Lost`]. None is ever folded into another. No path grants a lock because
+//!   Redis is away.
+//! - **Deadlines hold.** `try_lock_for(200 ms)` is back in that time with Redis dead, hung, slow or
+//!   refusing: name resolution, connecting, waiting and retries included.
+//! - **Nothing is left behind.** An attempt whose answer never came is undone, and the undo cannot
+//!   touch a later lease.
+//! - **Waiting is quiet.** One thread of a client asks Redis for a name, the others wait behind it;
+//!   a release wakes one. A lost message costs at most [`backstop`](ClientBuilder::backstop).
+//!
+//! # Limitations
+//!
+//! - **A pause no lock can see.** Between `ensure_held` and the write that it guards, a process may
+//!   be paused for longer than the lease. Only [fencing](FencingToken) helps.
+//! - **Failover.** Replication is asynchronous: a replica that is promoted before it heard of a lock
+//!   lets a second holder in. Its fencing token is still higher, if the servers' clocks agree better
+//!   than the failover takes.
+//! - **Replicated expiry is absolute time**: skew between a master's clock and its replica's shortens
+//!   or lengthens leases after a failover.
+//! - **A Redis that forgets.** An evicting `maxmemory-policy` deletes held locks; so do `FLUSHALL` and
+//!   a restart without persistence. The holder learns of it at its next renewal.
+//! - **A restart can bring a released lock back** from an old snapshot, for up to its ttl.
+//! - **Redis Cluster, Sentinel and quorums of servers** are not supported yet: the URL names one
+//!   server.
+//! - **A reply that trickles in byte by byte** can overrun a deadline: a socket's timeout counts from
+//!   the last byte.
+//! - **A name server that lies** can send you to another Redis; with TLS (`rediss://`) it cannot.
+//! - **Not reentrant, not poisoned**: see [`Mutex`].
+//! - **`fork`** without `exec` does not take the client's threads along: make the client afterwards.
+//!
+//! # Choosing a ttl
+//!
+//! With renewal on, as it is unless switched off, the ttl is not how long the work may take but how
+//! long the fleet waits for a holder that died, and how long a holder survives without Redis. The
+//! default of 10 s suits most. Choose it longer than the longest pause you expect of a process
+//! (garbage of other runtimes on the machine, a live migration) and than a restart of Redis; no
+//! shorter than ten times the [`command_timeout`](ClientBuilder::command_timeout) that you set.
+//!
+//! Without renewal the ttl must be longer than the work, or the work must check
+//! [`remaining`](MutexGuard::remaining) as it goes.
+//!
+//! # Threads
+//!
+//! A client has no thread until its first lock is taken. From then on:
+//!
+//! | thread | from | what it does |
+//! |---|---|---|
+//! | `leasehold-timer` | the first lock | keeps the leases' deadlines, says what to renew; no I/O |
+//! | `leasehold-io` | the first lock | renewals in batches, repeated releases; a connection of its own |
+//! | `leasehold-subscriber` | the first waiter | hears releases; a connection of its own |
+//! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |
+//! | `leasehold-dial` | only while connecting | makes connections |
+//!
+//! Never one per lock. The last client, lock or guard to be dropped ends and joins them.
+//!
+//! # Log levels
+//!
+//! Through [`log`](https://docs.rs/log), with `name`, `holder` (shortened), `ttl_ms`, `outcome` and
+//! `trace_id` as key-values:
+//!
+//! - ERROR: a callback panicked.
+//! - WARN: a lease was lost or had ended before its release; a release was not confirmed; releases
+//!   are not heard at present.
+//! - INFO: nothing.
+//! - DEBUG: every lock taken, waited for, renewed and released; connections that failed.
+//! - TRACE: whole holder ids. Whoever knows one can release that lock.
+//!
+//! No level shows a password.
+//!
+//! # Features
+//!
+//! - `tls`: `rediss://` through rustls, with `ring`.
+//!
+//! # Minimum supported Rust version
+//!
+//! 1.88. Raising it is not a breaking change, and is said in the changelog.
 
 mod acquire;
 mod builder;

@@ -64,36 +64,41 @@ fn run(pool: &Pool, number: u64) {
         // A failure makes whoever comes next wait too: a server that restarts is not stormed.
         while let Some(at) = state.dialing.not_before {
             let now = Instant::now();
-            if now >= at || pool.is_closed() {
+            if now >= at {
                 state.dialing.not_before = None;
             } else {
                 parking_lot::MutexGuard::unlocked(&mut state, || thread::sleep(nap(now, at)));
             }
         }
-        if state.wanted(pool.cap()) == 0 || pool.is_closed() {
+        if state.wanted(pool.cap()) == 0 {
             state.dialing.current = None;
             return;
         }
         state.dialing.current = Some((number, Instant::now()));
-        let made = parking_lot::MutexGuard::unlocked(&mut state, || pool.node.connect());
+        let made = parking_lot::MutexGuard::unlocked(&mut state, || {
+            let made = pool.node.connect();
+            if let Err(error) = &made {
+                let server = pool.node.label.as_str();
+                log::debug!(server = server; "no connection to {server}: {error}");
+            }
+            made
+        });
         let is_current = state
             .dialing
             .current
             .is_some_and(|(current, _)| current == number);
         match made {
-            Ok(wire) if !pool.is_closed() => {
+            Ok(wire) => {
                 state.dialing.failures = 0;
                 state.dialing.failure = None;
                 state.idle.push(wire);
             }
-            Ok(_) => {}
             Err(error) => {
                 let pause = RECONNECT.pause(state.dialing.failures);
                 state.dialing.failures = state.dialing.failures.saturating_add(1);
                 state.dialing.not_before = Some(Instant::now().after(pause));
                 state.dialing.failed_times += 1;
                 let is_final = is_final_at_logon(&error);
-                log::debug!(server = pool.node.label.as_str(); "no connection to {}: {error}", pool.node.label);
                 state.dialing.failure = Some(NoWire {
                     cause: Cause::from(error),
                     is_final,

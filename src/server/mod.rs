@@ -154,7 +154,7 @@ impl Server {
                     self.failed();
                     Fault::NotNow(no_wire.cause)
                 }
-                Refusal::Thread(error) => Fault::Never(error),
+                Refusal::Never(error) => Fault::Never(error),
             })
     }
 

@@ -57,7 +57,7 @@ pub(crate) struct Lent<'a> {
 pub(crate) enum Refusal {
     /// Not within the time given.
     NotYet(NoWire),
-    Thread(Error),
+    Never(Error),
 }
 
 impl Pool {
@@ -88,6 +88,9 @@ impl Pool {
                     wire: Some(wire),
                 });
             }
+            if lane == Lane::Capped && self.is_closed() {
+                return Err(Refusal::Never(Error::Closed));
+            }
             let now = Instant::now();
             let failure = state.dialing.failure.clone();
             if let Some(failure) = &failure {
@@ -116,7 +119,7 @@ impl Pool {
                 Lane::Capped => state.waiting_capped -= 1,
                 Lane::Free => state.waiting_free -= 1,
             }
-            started.map_err(Refusal::Thread)?;
+            started.map_err(Refusal::Never)?;
         }
     }
 
@@ -140,7 +143,8 @@ impl Pool {
         drop(idle);
     }
 
-    /// Keeps no connection from now on; those that are out are closed when they come back.
+    /// Keeps no connection from now on; those that are out are closed when they come back. Only the
+    /// free lane may still have one made, for what was granted at the last moment.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.forget_idle();

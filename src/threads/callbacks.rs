@@ -1,6 +1,7 @@
 //! The thread that runs users' callbacks, so that a slow or a panicking one harms no lease.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
@@ -14,6 +15,7 @@ pub(crate) struct Callbacks {
     /// `None` ends the thread, after the callbacks before it.
     queue: Sender<Option<Job>>,
     jobs: Receiver<Option<Job>>,
+    stopped: AtomicBool,
     worker: Worker,
 }
 
@@ -23,6 +25,7 @@ impl Default for Callbacks {
         Self {
             queue,
             jobs,
+            stopped: AtomicBool::new(false),
             worker: Worker::new("leasehold-callbacks"),
         }
     }
@@ -40,11 +43,15 @@ impl Callbacks {
 
     /// Runs `job` on the thread, behind those before it.
     pub(crate) fn run(&self, job: Job) {
-        // The receiver is in self, so there is somebody to send to.
-        let _ = self.queue.send(Some(job));
+        // A job that nobody will run must not stay: it may own the client that owns this queue.
+        if !self.stopped.load(Ordering::SeqCst) {
+            // The receiver is in self, so there is somebody to send to.
+            let _ = self.queue.send(Some(job));
+        }
     }
 
     pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
         let _ = self.queue.send(None);
     }
 

@@ -218,7 +218,9 @@ fn run(shared: &Shared) {
                     channel.live.store(false, Ordering::SeqCst);
                 }
                 drop(state);
-                log::warn!(
+                // One warning for an outage, however long it lasts.
+                log::log!(
+                    if failures == 0 { log::Level::Warn } else { log::Level::Debug },
                     server = shared.server.label();
                     "releases are not heard, waiters look again by themselves; reconnecting: {why}"
                 );
@@ -257,7 +259,6 @@ fn listen(shared: &Shared, failures: &mut u32) -> Result<(), String> {
     *failures = 0;
     log::debug!(server = shared.server.label(); "hearing releases");
     loop {
-        line.hear()?;
         let now = Instant::now();
         let mut state = this.state.lock();
         if state.stopping {
@@ -269,11 +270,13 @@ fn listen(shared: &Shared, failures: &mut u32) -> Result<(), String> {
         {
             return Err("the probe was not heard".into());
         }
+        // What was queued before this connection was up woke nobody.
         let wanted = std::mem::take(&mut state.queue);
         let unused = take_unused(&mut state, now);
         drop(state);
         line.unsubscribe(&unused)?;
         line.subscribe(&wanted)?;
+        line.hear()?;
     }
 }
 

@@ -118,7 +118,6 @@ fn run(shared: &Shared) {
         let now = Instant::now();
         let mut asks: Vec<(Arc<Hold>, Ask)> = Vec::new();
         for hold in due {
-            hold.stand(now);
             if let Some(ask) = hold.lease(|lease| lease.ask_if_due(now)) {
                 asks.push((Arc::clone(&hold), ask));
             }
