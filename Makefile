@@ -17,6 +17,7 @@ demo: servers
 # Unit tests, integration tests and doctests.
 test: servers
 	$(WITH_SERVER) $(CARGO) test
+	$(WITH_SERVER) $(CARGO) test --features tls --test tls
 
 test-release: servers
 	$(WITH_SERVER) $(CARGO) test --release --lib --tests

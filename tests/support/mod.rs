@@ -22,6 +22,7 @@ pub(crate) use blackhole::{BlackHole, nobody};
 pub(crate) use capture::{Line, captured, lines_about};
 pub(crate) use child::{Child, Finished, given, role, say};
 pub(crate) use fenced::{Fenced, Stale};
+pub(crate) use port::free as free_port;
 pub(crate) use proxy::{Proxy, Traffic};
 pub(crate) use server::Server;
 pub(crate) use snapshot::Snapshot;

@@ -4,6 +4,7 @@ use std::env;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -53,6 +54,17 @@ impl Server {
             "no server would start; the last one said:\n{}",
             read_log(&directory)
         );
+    }
+
+    /// Whether the binary speaks TLS; the one from PyPI does not.
+    pub(crate) fn has_tls() -> bool {
+        // With nowhere to listen it ends at once, unless it ends over an option that it does not know.
+        let output = Command::new(binary())
+            .args(["--port", "0", "--tls-port", "0"])
+            .output()
+            .expect("the server's binary runs");
+        !String::from_utf8_lossy(&output.stdout).contains("Bad directive")
+            && !String::from_utf8_lossy(&output.stderr).contains("Bad directive")
     }
 
     /// A replica of this server, linked to it and in step.
