@@ -3,12 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::client::Client;
 use crate::config::Config;
 use crate::error::Error;
 use crate::url::Address;
 
-/// Settings to make a [`Client`] with. Setters never fail; [`build`](Self::build) checks.
+/// Settings to make a [`Client`](crate::Client) with. Setters never fail; [`build`](Self::build) checks.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -29,7 +28,7 @@ pub struct ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// Where Redis is; see [`Client::open`] for the forms. Needed.
+    /// Where Redis is; see [`Client::open`](crate::Client::open) for the forms. Needed.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());
         self
@@ -113,19 +112,15 @@ impl ClientBuilder {
         self
     }
 
-    /// Makes the client. No I/O.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Config`], naming the setting and what it expects.
-    pub fn build(self) -> Result<Client, Error> {
+    /// The settings, if they can work.
+    pub(crate) fn check(self) -> Result<(Config, Address), Error> {
         let Some(url) = self.url else {
             return Err(Error::Config(
                 "no URL was given: ClientBuilder::url(\"redis://…\")".into(),
             ));
         };
         self.config.check()?;
-        Client::new(self.config, Address::parse(&url)?)
+        Ok((self.config, Address::parse(&url)?))
     }
 }
 

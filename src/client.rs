@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use crate::builder::ClientBuilder;
 use crate::clock::Instant;
-use crate::config::Config;
 use crate::env;
 use crate::error::Error;
 use crate::kind::Keys;
@@ -15,7 +14,6 @@ use crate::name::Name;
 use crate::server::{Fault, Lane, Server};
 use crate::shutdown::{Core, ShutdownReport, shutdown};
 use crate::threads::Shared;
-use crate::url::Address;
 
 /// A connection to the Redis that keeps the locks: makes locks, and looks after those that are held.
 ///
@@ -85,14 +83,6 @@ impl Client {
         ClientBuilder::default()
     }
 
-    pub(crate) fn new(config: Config, address: Address) -> Result<Self, Error> {
-        let server = Server::new(address, &config)?;
-        let shared = Arc::new(Shared::new(config, server));
-        Ok(Self {
-            core: Arc::new(Core { shared }),
-        })
-    }
-
     fn shared(&self) -> &Arc<Shared> {
         &self.core.shared
     }
@@ -147,6 +137,22 @@ impl Client {
     /// None at present; what could not be done is in the report.
     pub fn shutdown(&self, within: Duration) -> Result<ShutdownReport, Error> {
         Ok(shutdown(self.shared(), within))
+    }
+}
+
+impl ClientBuilder {
+    /// Makes the client. No I/O.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`], naming the setting and what it expects.
+    pub fn build(self) -> Result<Client, Error> {
+        let (config, address) = self.check()?;
+        let server = Server::new(address, &config)?;
+        let shared = Arc::new(Shared::new(config, server));
+        Ok(Client {
+            core: Arc::new(Core { shared }),
+        })
     }
 }
 

@@ -13,7 +13,7 @@ use crate::holder::HolderId;
 use crate::lease::Standing;
 use crate::lost::Lost;
 use crate::name::Name;
-use crate::release::release;
+use crate::release::{Unlocked, release};
 use crate::renew::{ensure_held, extend, renew};
 use crate::shutdown::Core;
 use crate::token::FencingToken;
@@ -47,17 +47,6 @@ use crate::token::FencingToken;
 pub struct MutexGuard {
     core: Arc<Core>,
     hold: Arc<Hold>,
-}
-
-/// How an [`unlock`](MutexGuard::unlock) went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a lock that was lost may have had two holders"]
-pub enum Unlocked {
-    /// The lock was held until now, and is free.
-    Released,
-    /// The lease had ended before: what was done under it may have met another holder. Whoever holds
-    /// the lock now still does.
-    AlreadyLost(Lost),
 }
 
 impl MutexGuard {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
-use crate::guard::Unlocked;
 use crate::hold::Hold;
 use crate::kind::Found;
 use crate::lease::{Lease, Standing};
@@ -12,6 +11,17 @@ use crate::lost::Lost;
 use crate::server::{Fault, Lane};
 use crate::threads::Shared;
 use crate::wait::RECONNECT;
+
+/// How an [`unlock`](crate::MutexGuard::unlock) went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a lock that was lost may have had two holders"]
+pub enum Unlocked {
+    /// The lock was held until now, and is free.
+    Released,
+    /// The lease had ended before: what was done under it may have met another holder. Whoever holds
+    /// the lock now still does.
+    AlreadyLost(Lost),
+}
 
 /// Releases a lease, within the command timeout. Where no answer comes in that time the release is
 /// repeated in the background.

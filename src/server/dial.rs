@@ -1,114 +1,152 @@
-//! Makes connections on a thread of its own, which is left behind when it hangs.
+//! Whether to make a connection to a server now, and what to do about a dialer that hangs. No I/O.
 
-use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
-use crate::clock::{Instant, nap};
-use crate::error::{Cause, Error, is_final_at_logon};
+use crate::clock::Instant;
 use crate::server::node::NoWire;
-use crate::server::pool::{Pool, State};
 use crate::wait::RECONNECT;
 
 /// A name server that says nothing holds a dialer for 10 s and more. So many may hang before a
 /// further one waits for one of them.
 const LEFT_BEHIND: usize = 8;
 
-const NAME: &str = "leasehold-dial";
-
-/// How the dialing of one server stands; part of its pool's state.
-#[derive(Default)]
+/// How the dialing of one server stands. One dialer is at work at a time; one that hangs is left
+/// behind, and another takes its place.
+#[derive(Debug, Default)]
 pub(crate) struct Dialing {
     /// The dialer at work: its number, and since when it has been at this connection.
     current: Option<(u64, Instant)>,
     number: u64,
     left_behind: usize,
     failures: u32,
-    /// The pause after a failure, shared by all who want a connection.
+    /// The end of the pause after a failure, for all who want a connection: a server that restarts
+    /// is not stormed.
     not_before: Option<Instant>,
+    failure: Option<NoWire>,
+    /// How often dialing has failed.
     pub(crate) failed_times: u64,
-    pub(crate) failure: Option<NoWire>,
 }
 
-/// Sees to it that somebody dials, if a connection is wanted.
-pub(crate) fn ensure(pool: &Arc<Pool>, state: &mut State, now: Instant) -> Result<(), Error> {
-    if state.wanted(pool.cap()) == 0 {
-        return Ok(());
-    }
-    let dialing = &mut state.dialing;
-    if let Some((_, since)) = dialing.current {
-        // Each address of a name, and each answer while logging on, may take the whole timeout.
-        let hangs = since.until(now) > pool.node.connect_timeout * 2 + Duration::from_millis(100);
-        if !hangs || dialing.left_behind >= LEFT_BEHIND {
-            return Ok(());
+impl Dialing {
+    /// Whether another dialer is to be started; each connection should take no longer than `limit`.
+    pub(crate) fn needs_dialer(&self, now: Instant, limit: Duration) -> bool {
+        match self.current {
+            None => true,
+            Some((_, since)) => since.until(now) > limit && self.left_behind < LEFT_BEHIND,
         }
-        dialing.left_behind += 1;
     }
-    dialing.number += 1;
-    let number = dialing.number;
-    let dialer = Arc::clone(pool);
-    thread::Builder::new()
-        .name(NAME.into())
-        .spawn(move || run(&dialer, number))
-        .map_err(|error| Error::Thread {
-            name: NAME,
-            cause: Arc::new(error),
-        })?;
-    dialing.current = Some((number, now));
-    Ok(())
-}
 
-fn run(pool: &Pool, number: u64) {
-    let mut state = pool.state.lock();
-    loop {
-        // A failure makes whoever comes next wait too: a server that restarts is not stormed.
-        while let Some(at) = state.dialing.not_before {
-            let now = Instant::now();
-            if now >= at {
-                state.dialing.not_before = None;
-            } else {
-                parking_lot::MutexGuard::unlocked(&mut state, || thread::sleep(nap(now, at)));
-            }
+    /// A dialer takes the place of the one before; returns its number.
+    pub(crate) fn start(&mut self, now: Instant) -> u64 {
+        if self.current.is_some() {
+            self.left_behind += 1;
         }
-        if state.wanted(pool.cap()) == 0 {
-            state.dialing.current = None;
-            return;
-        }
-        state.dialing.current = Some((number, Instant::now()));
-        let made = parking_lot::MutexGuard::unlocked(&mut state, || {
-            let made = pool.node.connect();
-            if let Err(error) = &made {
-                let server = pool.node.label.as_str();
-                log::debug!(server = server; "no connection to {server}: {error}");
-            }
-            made
-        });
-        let is_current = state
-            .dialing
-            .current
-            .is_some_and(|(current, _)| current == number);
-        match made {
-            Ok(wire) => {
-                state.dialing.failures = 0;
-                state.dialing.failure = None;
-                state.idle.push(wire);
-            }
-            Err(error) => {
-                let pause = RECONNECT.pause(state.dialing.failures);
-                state.dialing.failures = state.dialing.failures.saturating_add(1);
-                state.dialing.not_before = Some(Instant::now().after(pause));
-                state.dialing.failed_times += 1;
-                let is_final = is_final_at_logon(&error);
-                state.dialing.failure = Some(NoWire {
-                    cause: Cause::from(error),
-                    is_final,
-                });
-            }
-        }
-        pool.changed.notify_all();
+        self.number += 1;
+        self.current = Some((self.number, now));
+        self.number
+    }
+
+    /// The dialer `number` begins a connection.
+    pub(crate) fn begin(&mut self, number: u64, now: Instant) {
+        self.current = Some((number, now));
+    }
+
+    /// The dialer at work has nothing to do any more.
+    pub(crate) fn stop(&mut self) {
+        self.current = None;
+    }
+
+    /// How long the next connection has to wait, after failures.
+    pub(crate) fn pause(&self, now: Instant) -> Duration {
+        self.not_before.map_or(Duration::ZERO, |at| now.until(at))
+    }
+
+    pub(crate) fn succeeded(&mut self) {
+        self.failures = 0;
+        self.not_before = None;
+        self.failure = None;
+    }
+
+    pub(crate) fn failed(&mut self, now: Instant, failure: NoWire) {
+        self.not_before = Some(now.after(RECONNECT.pause(self.failures)));
+        self.failures = self.failures.saturating_add(1);
+        self.failure = Some(failure);
+        self.failed_times += 1;
+    }
+
+    /// The last failure, unless a connection was made since.
+    pub(crate) fn failure(&self) -> Option<&NoWire> {
+        self.failure.as_ref()
+    }
+
+    /// The dialer `number` has come back. False if it had been left behind, and is to end.
+    pub(crate) fn came_back(&mut self, number: u64) -> bool {
+        let is_current = self.current.is_some_and(|(current, _)| current == number);
         if !is_current {
-            state.dialing.left_behind -= 1;
-            return;
+            self.left_behind -= 1;
         }
+        is_current
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Cause;
+
+    const LIMIT: Duration = Duration::from_secs(2);
+
+    fn at(seconds: u64) -> Instant {
+        Instant::START.after(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn smoke() {
+        let mut dialing = Dialing::default();
+        assert!(dialing.needs_dialer(at(0), LIMIT));
+        let number = dialing.start(at(0));
+        assert!(!dialing.needs_dialer(at(1), LIMIT));
+        assert!(dialing.came_back(number));
+        dialing.succeeded();
+        dialing.stop();
+        assert!(dialing.needs_dialer(at(1), LIMIT));
+    }
+
+    #[test]
+    fn one_that_hangs_is_left_behind_and_not_too_many() {
+        let mut dialing = Dialing::default();
+        let first = dialing.start(at(0));
+        let mut now = 0;
+        for _ in 0..LEFT_BEHIND {
+            now += 3;
+            assert!(dialing.needs_dialer(at(now), LIMIT));
+            dialing.start(at(now));
+        }
+        assert!(
+            !dialing.needs_dialer(at(now + 3), LIMIT),
+            "enough of them hang"
+        );
+        assert!(!dialing.came_back(first));
+        assert!(dialing.needs_dialer(at(now + 3), LIMIT));
+    }
+
+    #[test]
+    fn failures_are_followed_by_growing_pauses() {
+        let mut dialing = Dialing::default();
+        let no_wire = NoWire {
+            cause: Cause::text("refused"),
+            is_final: false,
+        };
+        dialing.failed(at(0), no_wire.clone());
+        let first = dialing.pause(at(0));
+        assert!(first > Duration::ZERO && first <= Duration::from_millis(50));
+        for _ in 0..10 {
+            dialing.failed(at(0), no_wire.clone());
+        }
+        assert!(dialing.pause(at(0)) > first && dialing.pause(at(0)) <= Duration::from_millis(500));
+        assert!(dialing.failure().is_some());
+        dialing.succeeded();
+        assert_eq!(dialing.pause(at(0)), Duration::ZERO);
+        assert!(dialing.failure().is_none());
     }
 }

@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::clock::{Instant, nap};
-use crate::error::{Cause, Error};
-use crate::server::dial::{self, Dialing};
+use crate::error::{Cause, Error, is_final_at_logon};
+use crate::server::dial::Dialing;
 use crate::server::node::{NoWire, Node, Wire};
+
+const DIALER: &str = "leasehold-dial";
 
 /// Whether a caller takes its turn under the cap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,25 +26,25 @@ pub(crate) enum Lane {
 pub(crate) struct Pool {
     pub(crate) node: Node,
     cap: usize,
-    pub(crate) state: Mutex<State>,
+    state: Mutex<State>,
     /// Rung when a connection comes back or is made, and when none can be made.
-    pub(crate) changed: Condvar,
+    changed: Condvar,
     closed: AtomicBool,
 }
 
 #[derive(Default)]
-pub(crate) struct State {
-    pub(crate) idle: Vec<Wire>,
+struct State {
+    idle: Vec<Wire>,
     /// Connections that callers have out.
     out: usize,
-    pub(crate) waiting_capped: usize,
-    pub(crate) waiting_free: usize,
-    pub(crate) dialing: Dialing,
+    waiting_capped: usize,
+    waiting_free: usize,
+    dialing: Dialing,
 }
 
 impl State {
     /// How many more connections are wanted than there are.
-    pub(crate) fn wanted(&self, cap: usize) -> usize {
+    fn wanted(&self, cap: usize) -> usize {
         let room = cap.saturating_sub(self.out + self.idle.len());
         (self.waiting_free + self.waiting_capped.min(room)).saturating_sub(self.idle.len())
     }
@@ -71,10 +74,6 @@ impl Pool {
         }
     }
 
-    pub(crate) fn cap(&self) -> usize {
-        self.cap
-    }
-
     /// Lends the connection that was used last, or a new one, by `until`.
     pub(crate) fn lend(self: &Arc<Self>, until: Instant, lane: Lane) -> Result<Lent<'_>, Refusal> {
         let mut state = self.state.lock();
@@ -92,7 +91,7 @@ impl Pool {
                 return Err(Refusal::Never(Error::Closed));
             }
             let now = Instant::now();
-            let failure = state.dialing.failure.clone();
+            let failure = state.dialing.failure().cloned();
             if let Some(failure) = &failure {
                 // Everybody who waited for this dial is told; who comes later waits for the next.
                 if failure.is_final && state.dialing.failed_times != seen {
@@ -111,7 +110,7 @@ impl Pool {
                 Lane::Free => &mut state.waiting_free,
             };
             *waiting += 1;
-            let started = dial::ensure(self, &mut state, now);
+            let started = self.ensure_dialer(&mut state, now);
             if started.is_ok() {
                 self.changed.wait_for(&mut state, nap(now, until));
             }
@@ -120,6 +119,74 @@ impl Pool {
                 Lane::Free => state.waiting_free -= 1,
             }
             started.map_err(Refusal::Never)?;
+        }
+    }
+
+    /// Sees to it that somebody dials, if a connection is wanted: on a thread of its own, since name
+    /// resolution and a unix socket may hang for longer than any caller has time.
+    fn ensure_dialer(self: &Arc<Self>, state: &mut State, now: Instant) -> Result<(), Error> {
+        // Each address of a name, and each answer while logging on, may take the whole timeout.
+        let limit = self.node.connect_timeout * 2 + Duration::from_millis(100);
+        if state.wanted(self.cap) == 0 || !state.dialing.needs_dialer(now, limit) {
+            return Ok(());
+        }
+        let number = state.dialing.start(now);
+        let pool = Arc::clone(self);
+        let spawned = thread::Builder::new()
+            .name(DIALER.into())
+            .spawn(move || pool.dial(number));
+        spawned.map(drop).map_err(|error| {
+            state.dialing.came_back(number);
+            state.dialing.stop();
+            Error::Thread {
+                name: DIALER,
+                cause: Arc::new(error),
+            }
+        })
+    }
+
+    /// Makes connections as long as any are wanted.
+    fn dial(&self, number: u64) {
+        let mut state = self.state.lock();
+        loop {
+            let now = Instant::now();
+            let pause = state.dialing.pause(now);
+            if state.wanted(self.cap) == 0 {
+                return state.dialing.stop();
+            }
+            state.dialing.begin(number, now);
+            if !pause.is_zero() {
+                MutexGuard::unlocked(&mut state, || thread::sleep(pause));
+                continue;
+            }
+            let made = MutexGuard::unlocked(&mut state, || {
+                let made = self.node.connect();
+                if let Err(error) = &made {
+                    let server = self.node.label.as_str();
+                    log::debug!(server = server; "no connection to {server}: {error}");
+                }
+                made
+            });
+            match made {
+                Ok(wire) => {
+                    state.dialing.succeeded();
+                    state.idle.push(wire);
+                }
+                Err(error) => {
+                    let is_final = is_final_at_logon(&error);
+                    state.dialing.failed(
+                        Instant::now(),
+                        NoWire {
+                            cause: error.into(),
+                            is_final,
+                        },
+                    );
+                }
+            }
+            self.changed.notify_all();
+            if !state.dialing.came_back(number) {
+                return;
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! The io thread: renewals in one write, undos until they are sure, and the probe of the subscriber.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -51,6 +52,8 @@ enum Job {
 pub(crate) struct Io {
     queue: Sender<Job>,
     jobs: Receiver<Job>,
+    /// Somebody waits, and the thread knows it.
+    probing: AtomicBool,
     worker: Worker,
 }
 
@@ -60,6 +63,7 @@ impl Default for Io {
         Self {
             queue,
             jobs,
+            probing: AtomicBool::new(false),
             worker: Worker::new("leasehold-io"),
         }
     }
@@ -105,7 +109,10 @@ impl Io {
 
     /// Somebody waits: proves from now on that the subscriber hears.
     pub(crate) fn probe(&self) {
-        self.send(Job::Probe);
+        // Once is enough: a thread woken for every waiter would cost more than the waiting.
+        if !self.probing.swap(true, Ordering::SeqCst) {
+            self.send(Job::Probe);
+        }
     }
 
     pub(crate) fn stop(&self) {
@@ -267,8 +274,13 @@ impl Desk {
             return;
         }
         if !shared.waiters.anybody() {
-            self.probe_at = None;
-            return;
+            shared.io.probing.store(false, Ordering::SeqCst);
+            // Whoever joined just before this saw the flag set, and is seen here.
+            if !shared.waiters.anybody() {
+                self.probe_at = None;
+                return;
+            }
+            shared.io.probing.store(true, Ordering::SeqCst);
         }
         self.probe_at = Some(now.after(PROBE_EVERY.min(LONGEST_SLEEP)));
         shared.subscriber.probe(&shared.server);

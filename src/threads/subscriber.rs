@@ -1,7 +1,6 @@
 //! The subscriber thread: hears releases on one connection and wakes the waiters they are for.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -117,25 +116,23 @@ impl Subscriber {
             self.worker.start(move || run(&shared))?;
         }
         let mut state = self.state.lock();
-        let (live, is_new) = match state.channels.entry(keys.channel.clone()) {
-            Entry::Occupied(entry) => {
-                let channel = entry.into_mut();
-                channel.users += 1;
-                channel.idle = None;
-                (Arc::clone(&channel.live), false)
-            }
-            Entry::Vacant(entry) => {
-                let live = Arc::new(AtomicBool::new(false));
-                let name = keys.name.clone();
-                entry.insert(Channel {
-                    name,
-                    live: Arc::clone(&live),
-                    users: 1,
-                    idle: None,
-                });
-                (live, true)
-            }
-        };
+        let known = state.channels.get_mut(&keys.channel).map(|channel| {
+            channel.users += 1;
+            channel.idle = None;
+            Arc::clone(&channel.live)
+        });
+        let is_new = known.is_none();
+        let live = known.unwrap_or_else(|| {
+            let channel = Channel {
+                name: keys.name.clone(),
+                live: Arc::default(),
+                users: 1,
+                idle: None,
+            };
+            let live = Arc::clone(&channel.live);
+            state.channels.insert(keys.channel.clone(), channel);
+            live
+        });
         if is_new {
             state.queue.push(keys.channel.clone());
         }
