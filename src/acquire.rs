@@ -139,21 +139,21 @@ impl Acquire<'_> {
             .after(shared.server.command_timeout())
             .min(deadline);
         log::trace!(name:% = keys.name, holder:% = id.as_str(); "acquire {} as {}", keys.name, id.as_str());
-        let sent = Instant::now();
         let acquire = keys.acquire(&id, self.terms.ttl);
         let undo = keys.release(id.as_str().as_bytes());
-        let acquired = match shared
-            .server
-            .call_or_undo(acquire, until, Lane::Capped, Some(undo))
-        {
-            Ok(reply) => Acquired::read(&reply),
-            Err(fault) => {
-                if let Fault::NoAnswer(_) = fault {
-                    self.undo(id);
+        let (acquired, sent) =
+            match shared
+                .server
+                .call_or_undo(acquire, until, Lane::Capped, Some(undo))
+            {
+                Ok((reply, sent)) => (Acquired::read(&reply), sent),
+                Err(fault) => {
+                    if let Fault::NoAnswer(_) = fault {
+                        self.undo(id);
+                    }
+                    return Err(fault);
                 }
-                return Err(fault);
-            }
-        };
+            };
         match acquired {
             Some(Acquired::Granted(token)) => {
                 let Some(lease) = Lease::granted(sent, Instant::now(), &self.terms) else {

@@ -57,6 +57,9 @@ pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
         };
     }
     let woken = shared.waiters.ring_all();
+    // What the timer has in hand would be missing below; it does no I/O, so it ends at once.
+    shared.timer.stop();
+    let timer_is_joined = shared.timer.join(deadline);
     // Their holders are told first: nobody works on under a lock that is given away.
     let held = shared.timer.drain().into_iter().filter(|hold| {
         let is_held = matches!(hold.stand(Instant::now()), Standing::Held(_));
@@ -81,10 +84,11 @@ pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
             report.unreleased -= 1;
         }
     }
-    report.is_joined = stop(
-        shared,
-        deadline.max(Instant::now().after(shared.server.command_timeout())),
-    );
+    report.is_joined = timer_is_joined
+        & stop(
+            shared,
+            deadline.max(Instant::now().after(shared.server.command_timeout())),
+        );
     log::debug!("shut down: {report:?}");
     report
 }

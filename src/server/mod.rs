@@ -75,25 +75,31 @@ impl Server {
     /// timeout.
     pub(crate) fn call(&self, call: Call<'_>, until: Instant, lane: Lane) -> Result<Reply, Fault> {
         self.call_or_undo(call, until, lane, None)
+            .map(|(reply, _)| reply)
     }
 
     /// As [`call`](Self::call); where no answer comes, `undo` is written behind the call on the same
-    /// connection.
+    /// connection. With the answer comes the instant before the call was sent, once there was a
+    /// connection: a lease counts from then.
     pub(crate) fn call_or_undo(
         &self,
         call: Call<'_>,
         until: Instant,
         lane: Lane,
         undo: Option<Call<'_>>,
-    ) -> Result<Reply, Fault> {
+    ) -> Result<(Reply, Instant), Fault> {
         let mut lent = self.lend(until, lane)?;
+        let sent = Instant::now();
         let mut answer = self.trip(&mut lent, &call.by_sha(), until);
         if matches!(&answer, Ok(Err(error)) if matches!(meaning(error), Meaning::NoScript)) {
             // Nothing ran, so the same call may be sent again.
             answer = self.trip(&mut lent, &call.by_source(), until);
         }
         match answer {
-            Ok(answer) => self.settle(lent, answer.map_err(|error| self.fault(&call, &error))),
+            Ok(answer) => {
+                let answer = answer.map_err(|error| self.fault(&call, &error));
+                self.settle(lent, answer).map(|reply| (reply, sent))
+            }
             Err(error) => {
                 if let Some(undo) = undo {
                     lent.keep().undo_behind(&undo.by_source());
