@@ -33,7 +33,7 @@ doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --all-features
 
 examples: servers
-	set -e; for example in $(EXAMPLES); do \
+	@set -e; for example in $(EXAMPLES); do \
 		echo "example $$example"; \
 		$(WITH_SERVER) $(CARGO) run --release --example $$example; \
 	done
@@ -50,12 +50,12 @@ deny:
 	fi
 
 bench: servers
-	set -e; for bench in $(BENCHES); do \
+	@set -e; for bench in $(BENCHES); do \
 		$(WITH_SERVER) $(CARGO) bench --bench $$bench; \
 	done
 
 servers:
-	@.ci/server
+	@.ci/server >/dev/null
 
 clean:
 	$(CARGO) clean

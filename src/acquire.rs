@@ -200,6 +200,10 @@ impl Acquire<'_> {
     }
 
     fn log_granted(&self, hold: &Hold) {
+        // Its time is not free, and it is seldom wanted.
+        if !log::log_enabled!(log::Level::Debug) {
+            return;
+        }
         let waited = self.start.until(Instant::now());
         log::debug!(
             name:% = hold.keys.name, holder:% = hold.id.short(), token = hold.token.value(),
@@ -336,7 +340,9 @@ impl Wait<'_> {
         match self.call.look(self.deadline) {
             Ok(Look::Granted(hold)) => Ok(Some(hold)),
             Ok(Look::Refused(remaining)) => {
-                self.refused(remaining);
+                if self.refused(remaining) {
+                    return Ok(None);
+                }
                 // What is left of the deadline is waited for like before.
                 self.run()
             }
@@ -414,7 +420,7 @@ impl Wait<'_> {
 
     /// Sleeps until `until`, but no longer than the clock allows, or until woken: true.
     fn sleep(&self, now: Instant, until: Instant) -> bool {
-        match self.ticket.bell.recv_timeout(nap(now, until)) {
+        match self.ticket.bell().recv_timeout(nap(now, until)) {
             Ok(()) => true,
             Err(RecvTimeoutError::Timeout) => false,
             // The ticket keeps the bell's other end.

@@ -117,8 +117,9 @@ impl Client {
     }
 
     /// Ends the client: refuses new calls, sends waiting ones away with [`Error::Closed`], tells
-    /// every holder [`Lost::ShutDown`](crate::Lost::ShutDown), releases what they held, and joins
-    /// the threads.
+    /// every holder [`Lost::ShutDown`](crate::Lost::ShutDown), releases what they held without
+    /// waiting for them, and joins the threads. A program that wants its holders to finish waits for
+    /// them first.
     ///
     /// Returns when that is done, or after `within` plus at most one command timeout; leases whose
     /// release was not confirmed by then are left to their ttl. Works from any thread, a callback

@@ -213,6 +213,10 @@ impl Cause {
 
 impl From<RedisError> for Cause {
     fn from(error: RedisError) -> Self {
+        if error.is_timeout() {
+            // The system says "resource temporarily unavailable" here.
+            return Self::text("no answer in time");
+        }
         Self(Arc::new(error))
     }
 }

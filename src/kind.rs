@@ -1,12 +1,11 @@
 //! The plain lock: its keys in Redis, the calls of its scripts, and what their answers mean.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::error::Error;
 use crate::holder::{Holder, HolderId};
 use crate::name::{Name, shown};
-use crate::scripts::{ACQUIRE, Call, INSPECT, RELEASE, RENEW, Reply};
+use crate::scripts::{ACQUIRE, Arg, Call, INSPECT, RELEASE, RENEW, Reply};
 use crate::token::FencingToken;
 
 /// A name, and what belongs to it in Redis.
@@ -62,7 +61,7 @@ impl Keys {
     }
 
     pub(crate) fn acquire<'a>(&'a self, id: &'a HolderId, ttl: Duration) -> Call<'a> {
-        let args = vec![id.as_str().as_bytes().into(), millis(ttl)];
+        let args = [Arg::Bytes(id.as_str().as_bytes()), millis(ttl), Arg::Absent];
         Call {
             script: &ACQUIRE,
             keys: [&self.lock, &self.fence],
@@ -71,7 +70,7 @@ impl Keys {
     }
 
     pub(crate) fn release<'a>(&'a self, value: &'a [u8]) -> Call<'a> {
-        let args = vec![value.into(), self.channel.as_slice().into()];
+        let args = [Arg::Bytes(value), Arg::Bytes(&self.channel), Arg::Absent];
         Call {
             script: &RELEASE,
             keys: [&self.lock, &self.none],
@@ -86,8 +85,11 @@ impl Keys {
         ttl: Duration,
         may_shorten: bool,
     ) -> Call<'a> {
-        let shorten: &[u8] = if may_shorten { b"1" } else { b"0" };
-        let args = vec![id.as_str().as_bytes().into(), millis(ttl), shorten.into()];
+        let args = [
+            Arg::Bytes(id.as_str().as_bytes()),
+            millis(ttl),
+            Arg::Number(may_shorten.into()),
+        ];
         Call {
             script: &RENEW,
             keys: [&self.lock, &self.none],
@@ -99,7 +101,7 @@ impl Keys {
         Call {
             script: &INSPECT,
             keys: [&self.lock, &self.fence],
-            args: Vec::new(),
+            args: Default::default(),
         }
     }
 }
@@ -167,12 +169,9 @@ fn remaining(pttl: i64) -> Option<Duration> {
 
 /// Whole milliseconds, upwards: validity is counted from the ttl asked for, so Redis may keep the
 /// key longer but not shorter.
-fn millis(ttl: Duration) -> Cow<'static, [u8]> {
-    ttl.as_nanos()
-        .div_ceil(1_000_000)
-        .to_string()
-        .into_bytes()
-        .into()
+fn millis(ttl: Duration) -> Arg<'static> {
+    // A ttl that was checked fits.
+    Arg::Number(u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
 }
 
 /// Another key of the same name. It lies in the lock key's cluster slot, and it is no other name's
@@ -252,7 +251,14 @@ mod tests {
 
     #[test]
     fn a_ttl_is_never_rounded_down() {
-        assert_eq!(*millis(Duration::from_micros(10_001)), *b"11");
-        assert_eq!(*millis(Duration::from_millis(10)), *b"10");
+        for (ttl, sent) in [
+            (Duration::from_micros(10_001), 11),
+            (Duration::from_millis(10), 10),
+        ] {
+            assert!(
+                matches!(millis(ttl), Arg::Number(n) if n == sent),
+                "{ttl:?}"
+            );
+        }
     }
 }

@@ -25,6 +25,8 @@ pub enum Lost {
     ShutDown,
 }
 
+impl std::error::Error for Lost {}
+
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -1,6 +1,5 @@
 //! The Lua scripts, as calls that can be sent, and what comes back.
 
-use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use redis::Value;
@@ -31,31 +30,49 @@ pub(crate) static RENEW: Script = script!("renew");
 pub(crate) static INSPECT: Script = script!("inspect");
 
 /// One call of a script, ready to be sent.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Call<'a> {
     pub(crate) script: &'static Script,
     pub(crate) keys: [&'a [u8]; 2],
-    pub(crate) args: Vec<Cow<'a, [u8]>>,
+    pub(crate) args: [Arg<'a>; 3],
+}
+
+/// An argument of a call; the absent ones are the last.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum Arg<'a> {
+    Bytes(&'a [u8]),
+    Number(u64),
+    #[default]
+    Absent,
 }
 
 impl Call<'_> {
-    /// The call by the script's digest: what is sent first.
-    pub(crate) fn by_sha(&self) -> Vec<u8> {
-        self.pack("EVALSHA", &self.script.sha)
+    /// Appends the call by the script's digest: what is sent first.
+    pub(crate) fn pack_by_sha(&self, buffer: &mut Vec<u8>) {
+        self.pack("EVALSHA", &self.script.sha, buffer);
     }
 
-    /// The call with the script's text, for a server that does not know the digest.
-    pub(crate) fn by_source(&self) -> Vec<u8> {
-        self.pack("EVAL", self.script.source)
+    /// Appends the call with the script's text, for a server that does not know the digest.
+    pub(crate) fn pack_by_source(&self, buffer: &mut Vec<u8>) {
+        self.pack("EVAL", self.script.source, buffer);
     }
 
-    fn pack(&self, verb: &str, script: &str) -> Vec<u8> {
-        let mut command = redis::cmd(verb);
-        command.arg(script).arg(self.keys.len()).arg(&self.keys[..]);
+    fn pack(&self, verb: &str, script: &str, buffer: &mut Vec<u8>) {
+        // Roomy enough for usual names, so that building the command allocates twice.
+        let mut command = redis::Cmd::with_capacity(8, 256);
+        command
+            .arg(verb)
+            .arg(script)
+            .arg(self.keys.len())
+            .arg(&self.keys[..]);
         for arg in &self.args {
-            command.arg(&**arg);
+            match arg {
+                Arg::Bytes(bytes) => command.arg(bytes),
+                Arg::Number(number) => command.arg(number),
+                Arg::Absent => break,
+            };
         }
-        command.get_packed_command()
+        command.write_packed_command(buffer);
     }
 }
 
@@ -88,14 +105,18 @@ mod tests {
 
     #[test]
     fn smoke() {
+        let args = [Arg::Bytes(b"\xff"), Arg::Number(7), Arg::Absent];
         let call = Call {
             script: &RELEASE,
             keys: [b"k", b"n"],
-            args: vec![Cow::from(&b"id"[..]), Cow::from(&b"\xff"[..])],
+            args,
         };
-        let sent = call.by_sha();
+        let mut sent = Vec::new();
+        call.pack_by_sha(&mut sent);
         assert!(sent.starts_with(b"*7\r\n$7\r\nEVALSHA\r\n$40\r\n"));
-        assert!(sent.ends_with(b"$1\r\n2\r\n$1\r\nk\r\n$1\r\nn\r\n$2\r\nid\r\n$1\r\n\xff\r\n"));
-        assert!(call.by_source().starts_with(b"*7\r\n$4\r\nEVAL\r\n"));
+        assert!(sent.ends_with(b"$1\r\n2\r\n$1\r\nk\r\n$1\r\nn\r\n$1\r\n\xff\r\n$1\r\n7\r\n"));
+        let mut sent = Vec::new();
+        call.pack_by_source(&mut sent);
+        assert!(sent.starts_with(b"*7\r\n$4\r\nEVAL\r\n"));
     }
 }

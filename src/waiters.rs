@@ -1,5 +1,6 @@
 //! Who waits for a name in this client, first come first served, and whether the client holds it. No I/O.
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Weak;
 
@@ -45,15 +46,21 @@ struct Held {
 #[derive(Debug)]
 struct Place {
     id: u64,
-    bell: Sender<()>,
+    /// Hung up when its waiter first sleeps: most never do.
+    bell: Option<Sender<()>>,
+    /// Rung before the bell was hung up.
+    rung: bool,
     /// Look at Redis whatever this client knows.
     look: bool,
 }
 
 impl Place {
-    fn ring(&self) {
-        // A bell that is already rung rings once.
-        let _ = self.bell.try_send(());
+    fn ring(&mut self) {
+        match &self.bell {
+            // A bell that is already rung rings once.
+            Some(bell) => drop(bell.try_send(())),
+            None => self.rung = true,
+        }
     }
 }
 
@@ -87,27 +94,27 @@ pub(crate) struct Ticket<'a> {
     waiters: &'a Waiters,
     name: &'a Name,
     id: u64,
-    pub(crate) bell: Receiver<()>,
+    bell: OnceCell<Receiver<()>>,
 }
 
 impl Waiters {
     /// Goes to the end of the queue.
     pub(crate) fn join<'a>(&'a self, name: &'a Name) -> Ticket<'a> {
-        let (bell, receiver) = bounded(1);
         let mut names = self.names.lock();
         let queue = names.entry(name.clone()).or_default();
         let id = queue.next;
         queue.next += 1;
         queue.places.push_back(Place {
             id,
-            bell,
+            bell: None,
+            rung: false,
             look: false,
         });
         Ticket {
             waiters: self,
             name,
             id,
-            bell: receiver,
+            bell: OnceCell::new(),
         }
     }
 
@@ -178,9 +185,9 @@ impl Waiters {
 
     /// Wakes everybody; returns how many.
     pub(crate) fn ring_all(&self) -> usize {
-        let names = self.names.lock();
-        let places = names.values().flat_map(|queue| &queue.places);
-        places.inspect(|place| place.ring()).count()
+        let mut names = self.names.lock();
+        let places = names.values_mut().flat_map(|queue| &mut queue.places);
+        places.map(Place::ring).count()
     }
 
     /// Whether anybody waits.
@@ -199,6 +206,24 @@ impl Ticket<'_> {
         act(names
             .get_mut(self.name)
             .expect("a queue with a place in it"))
+    }
+
+    /// What the waiter sleeps on.
+    pub(crate) fn bell(&self) -> &Receiver<()> {
+        self.bell.get_or_init(|| {
+            let (sender, receiver) = bounded(1);
+            self.queue(|queue| {
+                let place = queue.places.iter_mut().find(|place| place.id == self.id);
+                if let Some(place) = place {
+                    let rung = std::mem::take(&mut place.rung);
+                    place.bell = Some(sender);
+                    if rung {
+                        place.ring();
+                    }
+                }
+            });
+            receiver
+        })
     }
 
     /// What to do now. `look` asks for a look at Redis even where this client holds the name.
@@ -267,7 +292,7 @@ mod tests {
     use super::*;
 
     fn rung(ticket: &Ticket<'_>) -> bool {
-        ticket.bell.try_recv().is_ok()
+        ticket.bell().try_recv().is_ok()
     }
 
     #[test]

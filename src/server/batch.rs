@@ -16,7 +16,8 @@ impl Server {
         wire: &mut Wire,
         calls: &[Call<'_>],
     ) -> (Vec<Result<Reply, Fault>>, bool) {
-        let (mut answers, mut alive) = self.write_and_read(wire, calls, |call| call.by_sha());
+        let (mut answers, mut alive) =
+            self.write_and_read(wire, calls, |call, buffer| call.pack_by_sha(buffer));
         let unknown: Vec<usize> = (0..answers.len())
             .filter(|&n| matches!(answers.get(n), Some(Ok(Err(error))) if is_no_script(error)))
             .collect();
@@ -24,9 +25,10 @@ impl Server {
             // Nothing of these ran, so the same calls may be sent again.
             let again: Vec<Call<'_>> = unknown
                 .iter()
-                .filter_map(|&n| calls.get(n).cloned())
+                .filter_map(|&n| calls.get(n).copied())
                 .collect();
-            let (second, still_alive) = self.write_and_read(wire, &again, |call| call.by_source());
+            let (second, still_alive) =
+                self.write_and_read(wire, &again, |call, buffer| call.pack_by_source(buffer));
             alive = still_alive;
             for (n, answer) in unknown.into_iter().zip(second) {
                 if let Some(slot) = answers.get_mut(n) {
@@ -61,9 +63,12 @@ impl Server {
         &self,
         wire: &mut Wire,
         calls: &[Call<'_>],
-        pack: impl Fn(&Call<'_>) -> Vec<u8>,
+        pack: impl Fn(&Call<'_>, &mut Vec<u8>),
     ) -> (Vec<Result<Result<Reply, ServerError>, Fault>>, bool) {
-        let commands: Vec<u8> = calls.iter().flat_map(pack).collect();
+        let mut commands = Vec::new();
+        for call in calls {
+            pack(call, &mut commands);
+        }
         let mut broken = wire.send(&commands).err();
         let answers = calls
             .iter()

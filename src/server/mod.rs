@@ -90,10 +90,10 @@ impl Server {
     ) -> Result<(Reply, Instant), Fault> {
         let mut lent = self.lend(until, lane)?;
         let sent = Instant::now();
-        let mut answer = self.trip(&mut lent, &call.by_sha(), until);
+        let mut answer = self.trip(&mut lent, until, |buffer| call.pack_by_sha(buffer));
         if matches!(&answer, Ok(Err(error)) if matches!(meaning(error), Meaning::NoScript)) {
             // Nothing ran, so the same call may be sent again.
-            answer = self.trip(&mut lent, &call.by_source(), until);
+            answer = self.trip(&mut lent, until, |buffer| call.pack_by_source(buffer));
         }
         match answer {
             Ok(answer) => {
@@ -102,7 +102,7 @@ impl Server {
             }
             Err(error) => {
                 if let Some(undo) = undo {
-                    lent.keep().undo_behind(&undo.by_source());
+                    lent.keep().undo_behind(&undo);
                 }
                 Err(self.no_answer(error))
             }
@@ -120,7 +120,9 @@ impl Server {
         let mut command = redis::cmd(name);
         command.arg(args);
         let mut lent = self.lend(until, lane)?;
-        match self.trip(&mut lent, &command.get_packed_command(), until) {
+        match self.trip(&mut lent, until, |buffer| {
+            command.write_packed_command(buffer)
+        }) {
             Ok(answer) => self.settle(lent, answer.map_err(|error| self.refusal(name, &error))),
             Err(error) => Err(self.no_answer(error)),
         }
@@ -167,13 +169,13 @@ impl Server {
     fn trip(
         &self,
         lent: &mut Lent<'_>,
-        command: &[u8],
         until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Result<Reply, ServerError>, RedisError> {
         let patience = self.pool.patience(until);
         let wire = lent.wire();
         wire.set_timeout(patience)?;
-        Ok(reply(wire.trip(command)?))
+        Ok(reply(wire.trip(pack)?))
     }
 
     /// What an error answer to `call` means for its caller.
@@ -241,10 +243,10 @@ impl Server {
     /// As [`call`](Self::call), for a call that changes nothing when it runs twice: a connection that
     /// had died unnoticed does not fail it.
     pub(crate) fn ask(&self, call: &Call<'_>, until: Instant, lane: Lane) -> Result<Reply, Error> {
-        let first = self.call(call.clone(), until, lane);
+        let first = self.call(*call, until, lane);
         let answer = match first {
             Err(Fault::NotNow(_) | Fault::NoAnswer(_)) if Instant::now() < until => {
-                self.call(call.clone(), until, lane)
+                self.call(*call, until, lane)
             }
             first => first,
         };

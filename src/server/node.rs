@@ -6,12 +6,15 @@ use redis::{Connection, ConnectionLike, RedisError, RedisResult, Value};
 
 use crate::config::Config;
 use crate::error::Cause;
-use crate::scripts::Reply;
+use crate::scripts::{Call, Reply};
 use crate::url::Address;
 
 /// How long the undo behind an unanswered command may take to be written: it must not add to the
 /// caller's deadline, and where the socket's buffer is full the undo is sent elsewhere anyway.
 const UNDO_WRITE: Duration = Duration::from_millis(1);
+
+/// Socket timeouts are counted in the kernel's ticks, up to 10 ms and mostly 4.
+const TICK: Duration = Duration::from_millis(4);
 
 /// Where a server is, and what its connections are like.
 pub(crate) struct Node {
@@ -28,6 +31,8 @@ pub(crate) struct Wire {
     connection: Connection,
     /// What both of the socket's timeouts are set to.
     timeout: Duration,
+    /// Where commands are written before they are sent, kept for the next.
+    buffer: Vec<u8>,
 }
 
 impl Node {
@@ -51,22 +56,24 @@ impl Node {
         let mut wire = Wire {
             connection,
             timeout: Duration::ZERO,
+            buffer: Vec::new(),
         };
         wire.set_timeout(self.command_timeout)?;
         let mut name = redis::cmd("CLIENT");
         name.arg("SETNAME").arg(&self.connection_name);
         // A user without the right to name its connection locks all the same.
-        wire.connection
-            .req_packed_command(&name.get_packed_command())?;
+        wire.trip(|buffer| name.write_packed_command(buffer))?;
         Ok(wire)
     }
 }
 
 impl Wire {
+    /// Sets how long a read or a write may take, to within the kernel's tick.
     pub(crate) fn set_timeout(&mut self, timeout: Duration) -> RedisResult<()> {
-        // Zero would be an error, and the kernel counts in its own ticks anyway.
+        // Zero would be an error.
         let timeout = timeout.max(Duration::from_millis(1));
-        if timeout != self.timeout {
+        // Two system calls for less than the kernel can tell apart would be half the cost of ours.
+        if timeout.abs_diff(self.timeout) > TICK || self.timeout.is_zero() {
             self.connection.set_read_timeout(Some(timeout))?;
             self.connection.set_write_timeout(Some(timeout))?;
             self.timeout = timeout;
@@ -74,9 +81,11 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends one command and reads its answer.
-    pub(crate) fn trip(&mut self, command: &[u8]) -> RedisResult<Value> {
-        self.connection.req_packed_command(command)
+    /// Sends the command that `pack` writes, and reads its answer.
+    pub(crate) fn trip(&mut self, pack: impl FnOnce(&mut Vec<u8>)) -> RedisResult<Value> {
+        self.buffer.clear();
+        pack(&mut self.buffer);
+        self.connection.req_packed_command(&self.buffer)
     }
 
     /// Sends commands without reading their answers.
@@ -100,10 +109,13 @@ impl Wire {
 
     /// Writes `undo` behind a command whose answer did not come, and closes the connection: this
     /// undo cannot overtake the command, and runs right after it if that runs late.
-    pub(crate) fn undo_behind(mut self, undo: &[u8]) {
+    pub(crate) fn undo_behind(mut self, undo: &Call<'_>) {
+        self.timeout = Duration::ZERO;
         if self.set_timeout(UNDO_WRITE).is_ok() {
             // It is sent elsewhere too, so a failure here needs no answer.
-            let _ = self.send(undo);
+            self.buffer.clear();
+            undo.pack_by_source(&mut self.buffer);
+            let _ = self.connection.send_packed_command(&self.buffer);
         }
     }
 }

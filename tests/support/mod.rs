@@ -12,6 +12,7 @@ mod leash;
 mod link;
 mod port;
 mod proxy;
+mod seen;
 mod server;
 mod snapshot;
 mod tempdir;

@@ -271,5 +271,5 @@ fn binary() -> PathBuf {
     installed
         .chain([fetched])
         .find(|binary| binary.is_file())
-        .expect("no redis-server or valkey-server here: `make servers` brings one")
+        .expect("no redis-server or valkey-server here: `make servers` brings one (examples also take REDIS_URL)")
 }

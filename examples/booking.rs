@@ -1,0 +1,223 @@
+//! A restaurant books its tables: one guest after the other, two at once, and one who never comes back.
+
+use std::io;
+use std::process::ExitCode;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Unlocked};
+use redis::Commands;
+
+use support::{Child, Outcome, connect, key, run};
+
+mod support;
+
+/// How long a table stays reserved for a guest whose process died.
+const TTL: Duration = Duration::from_secs(2);
+
+fn main() -> ExitCode {
+    run(evening, &[("guest who crashes", guest_who_crashes)])
+}
+
+fn evening() -> Outcome {
+    let client = Client::from_env()?;
+    let mut promised = one_after_the_other(&client)?;
+    promised.push(both_at_once()?);
+    promised.push(after_a_crash(&client)?);
+    never_double_booked(promised)
+}
+
+fn one_after_the_other(client: &Client) -> Outcome<Vec<Booking>> {
+    println!("Two guests book table 4, one after the other.");
+    let mut promised = Vec::new();
+    for (time, guest) in [("18:00", "Ada"), ("20:00", "Ben")] {
+        let booking = Booking::new("table 4", time, guest);
+        let guard = client.mutex("table 4").lock()?;
+        assert!(BookingsInRedis::open()?.add(&booking)?);
+        assert_eq!(guard.unlock()?, Unlocked::Released);
+        println!("  {guest} has table 4 at {time}.");
+        promised.push(booking);
+    }
+    Ok(promised)
+}
+
+fn both_at_once() -> Outcome<Booking> {
+    println!("Two guests want table 7 at 19:00, at the same moment.");
+    let door = Barrier::new(2);
+    let answers = thread::scope(|scope| {
+        let guests = ["Cleo", "Dan"].map(|guest| {
+            let door = &door;
+            scope.spawn(move || at_the_door(guest, door))
+        });
+        guests.map(|guest| guest.join().expect("no guest panics"))
+    });
+
+    let mut promised = Vec::new();
+    for answer in answers {
+        promised.extend(answer?);
+    }
+    assert_eq!(promised.len(), 1, "one guest, and only one, gets the table");
+    Ok(promised.remove(0))
+}
+
+fn at_the_door(guest: &str, door: &Barrier) -> Outcome<Option<Booking>> {
+    // A client of its own for each guest, as if they were on different machines.
+    let client = Client::from_env()?;
+    let mut bookings = BookingsInRedis::open()?;
+    client.ping()?;
+
+    door.wait();
+    let began = Instant::now();
+    let attempt = client.mutex("table 7").try_lock();
+    let took = began.elapsed();
+    // The one who got in stays until the other has had an answer.
+    door.wait();
+
+    match attempt? {
+        Some(guard) => {
+            let booking = Booking::new("table 7", "19:00", guest);
+            assert!(bookings.add(&booking)?);
+            assert_eq!(guard.unlock()?, Unlocked::Released);
+            println!("  {guest} has table 7 at 19:00.");
+            Ok(Some(booking))
+        }
+        None => {
+            assert_eq!(bookings.commands, 0, "{guest} did not touch the store");
+            println!("  {guest} is turned away after {took:.1?}, before looking at any booking.");
+            Ok(None)
+        }
+    }
+}
+
+fn after_a_crash(client: &Client) -> Outcome<Booking> {
+    println!("A guest's process dies in the middle of booking table 9.");
+    let mut eve = Child::spawn("guest who crashes")?;
+    let said = eve.hear()?.ok_or("Eve says that she holds the table")?;
+    println!("  {said}");
+    eve.kill()?;
+
+    let mutex = client.mutex("table 9").ttl(TTL);
+    let began = Instant::now();
+    let left = mutex
+        .inspect()?
+        .and_then(|holder| holder.remaining())
+        .ok_or("Eve's lease outlives her")?;
+    println!("  Eve's process is killed. Her lease has {left:.1?} left.");
+    let guard = mutex.lock()?;
+    let waited = began.elapsed();
+    // Redis counts in whole milliseconds.
+    assert!(
+        waited + Duration::from_millis(5) >= left,
+        "the table was given away under a lease"
+    );
+    assert!(
+        waited < TTL + Duration::from_secs(3),
+        "the table came free much too late"
+    );
+
+    let booking = Booking::new("table 9", "19:00", "Finn");
+    assert!(
+        BookingsInRedis::open()?.add(&booking)?,
+        "Eve never wrote hers"
+    );
+    assert_eq!(guard.unlock()?, Unlocked::Released);
+    println!("  Finn has table 9 at 19:00, after {waited:.1?}.");
+    Ok(booking)
+}
+
+/// Runs in a process of its own.
+fn guest_who_crashes() -> Outcome {
+    let client = Client::from_env()?;
+    let _guard = client.mutex("table 9").ttl(TTL).lock()?;
+    println!("Eve holds table 9 and thinks about dessert.");
+    // Until it is killed; the end of its input would only mean that the parent is gone.
+    io::stdin().read_line(&mut String::new())?;
+    Ok(())
+}
+
+fn never_double_booked(mut promised: Vec<Booking>) -> Outcome {
+    let mut store = BookingsInRedis::open()?;
+    let mut stored = Vec::new();
+    for table in ["table 4", "table 7", "table 9"] {
+        stored.extend(store.of(table)?);
+    }
+    promised.sort();
+    stored.sort();
+    assert_eq!(
+        stored, promised,
+        "what the guests were told is what is in the book"
+    );
+    stored.dedup_by_key(|booking| (booking.table.clone(), booking.time.clone()));
+    assert_eq!(
+        stored.len(),
+        promised.len(),
+        "no table is booked twice for a time"
+    );
+    println!("{} bookings, no table booked twice.", promised.len());
+    Ok(())
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Booking {
+    table: String,
+    time: String,
+    guest: String,
+}
+
+impl Booking {
+    fn new(table: &str, time: &str, guest: &str) -> Self {
+        Self {
+            table: table.to_owned(),
+            time: time.to_owned(),
+            guest: guest.to_owned(),
+        }
+    }
+}
+
+/// A plain key for each table: `18:00 Ada, 20:00 Ben`. Read, changed and written back, so that without the lock two
+/// guests could both find the table free.
+struct BookingsInRedis {
+    connection: redis::Connection,
+    commands: u32,
+}
+
+impl BookingsInRedis {
+    fn open() -> Outcome<Self> {
+        Ok(Self {
+            connection: connect()?,
+            commands: 0,
+        })
+    }
+
+    fn of(&mut self, table: &str) -> Outcome<Vec<Booking>> {
+        self.commands += 1;
+        let text: Option<String> = self.connection.get(key(table))?;
+        Ok(text
+            .iter()
+            .flat_map(|text| text.split(", "))
+            .filter_map(|entry| entry.split_once(' '))
+            .map(|(time, guest)| Booking::new(table, time, guest))
+            .collect())
+    }
+
+    /// `false` if the table is taken at that time.
+    fn add(&mut self, booking: &Booking) -> Outcome<bool> {
+        let mut bookings = self.of(&booking.table)?;
+        if bookings.iter().any(|other| other.time == booking.time) {
+            return Ok(false);
+        }
+        // Somebody types a name and a telephone number.
+        thread::sleep(Duration::from_millis(100));
+        bookings.push(booking.clone());
+        let entries: Vec<String> = bookings
+            .iter()
+            .map(|booking| format!("{} {}", booking.time, booking.guest))
+            .collect();
+        self.commands += 1;
+        let () = self
+            .connection
+            .set(key(&booking.table), entries.join(", "))?;
+        Ok(true)
+    }
+}

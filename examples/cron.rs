@@ -1,0 +1,79 @@
+//! Three processes are woken by the same clock every night, and one of them does the job.
+
+use std::io;
+use std::process::ExitCode;
+
+use leasehold::Client;
+use redis::Commands;
+
+use support::{Child, Outcome, connect, key, run};
+
+mod support;
+
+fn main() -> ExitCode {
+    run(three_nights, &[("worker", worker)])
+}
+
+/// Runs in each of the three processes.
+fn worker() -> Outcome {
+    let client = Client::from_env()?;
+    let mut _kept = None;
+    // One line of input for every night. A real worker would look at its own clock.
+    for night in io::stdin().lines() {
+        let night = night?;
+        let mutex = client.mutex(format!("report of {night}"));
+        match mutex.try_lock()? {
+            Some(guard) => {
+                write_report(&night)?;
+                println!("wrote the report");
+                // Kept until the next night, so that a worker whose clock is slow is turned away too.
+                _kept = Some(guard);
+            }
+            None => println!("stayed in bed"),
+        }
+    }
+    Ok(())
+}
+
+/// Appends to a list, which shows how often it was called.
+fn write_report(night: &str) -> Outcome {
+    let () = connect()?.rpush(key(night), std::process::id())?;
+    Ok(())
+}
+
+fn three_nights() -> Outcome {
+    let mut workers = (0..3)
+        .map(|_| Child::spawn("worker"))
+        .collect::<Outcome<Vec<_>>>()?;
+    println!("Three workers are there.");
+
+    for night in ["Monday", "Tuesday", "Wednesday"] {
+        println!("{night} night.");
+        for worker in &mut workers {
+            worker.tell(night)?;
+        }
+        let mut writers = Vec::new();
+        for (n, worker) in workers.iter_mut().enumerate() {
+            let did = worker.hear()?.ok_or("a worker has ended")?;
+            println!("  Process {} {did}.", worker.id());
+            if did == "wrote the report" {
+                writers.push(n);
+            }
+        }
+
+        let reports: usize = connect()?.llen(key(night))?;
+        assert_eq!(reports, 1, "the report of {night} is written once");
+        assert_eq!(writers.len(), 1, "and by one worker");
+        if night == "Tuesday" {
+            let mut writer = workers.remove(writers[0]);
+            writer.kill()?;
+            println!("  Process {} dies on the way home.", writer.id());
+        }
+    }
+
+    for worker in workers {
+        assert!(worker.wait()?.success());
+    }
+    println!("Three nights, three reports.");
+    Ok(())
+}

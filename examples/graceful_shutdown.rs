@@ -1,0 +1,105 @@
+//! A service is asked to end (SIGTERM): it lets go of every lock at once, and nobody waits for a ttl.
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::crossbeam_channel::select;
+use leasehold::{Client, Error};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::SIGTERM;
+use signal_hook::iterator::Signals;
+
+use support::{Child, Outcome, run};
+
+mod support;
+
+const ORDERS: [&str; 4] = ["order 1", "order 2", "order 3", "order 4"];
+
+fn main() -> ExitCode {
+    run(warehouse, &[("service", service)])
+}
+
+/// Runs in a process of its own.
+fn service() -> Outcome {
+    let mut signals = Signals::new([SIGTERM])?;
+    let client = Client::from_env()?;
+    thread::scope(|scope| {
+        let workers = ORDERS.map(|order| scope.spawn(|| pack(&client, order)));
+        let latecomer = scope.spawn(|| wait_in_vain(&client));
+
+        signals.forever().next();
+        println!("asked to end");
+        // Tells the holders and releases right behind that. Work that must not be cut short is stopped before.
+        let report = client.shutdown(Duration::from_secs(5))?;
+        println!("{} locks released", report.released());
+        assert_eq!(report.released(), ORDERS.len());
+        assert!(report.is_clean());
+
+        for worker in workers {
+            worker.join().expect("no worker panics")?;
+        }
+        latecomer.join().expect("the latecomer does not panic")
+    })
+}
+
+/// Works in small steps until the lock is no longer held.
+fn pack(client: &Client, order: &str) -> Outcome {
+    let guard = client.mutex(order).lock()?;
+    println!("{order} is being packed");
+    let lost = guard.lost();
+    loop {
+        select! {
+            recv(lost) -> why => {
+                println!("{order} is put down: {}", why?);
+                return Ok(());
+            }
+            default(Duration::from_millis(50)) => {} // one more thing into the box
+        }
+    }
+}
+
+/// Waits for a lock that another worker holds, until the client is shut down.
+fn wait_in_vain(client: &Client) -> Outcome {
+    // Behind the others, so that it is not the one to get the order.
+    while client.mutex(ORDERS[0]).inspect()?.is_none() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    println!("one more worker waits for {}", ORDERS[0]);
+    match client.mutex(ORDERS[0]).lock() {
+        Err(Error::Closed) => {
+            println!("the waiting worker goes home");
+            Ok(())
+        }
+        other => Err(format!("the waiting worker is told {other:?}").into()),
+    }
+}
+
+fn warehouse() -> Outcome {
+    let client = Client::from_env()?;
+    println!("A service with five workers.");
+    let mut service = Child::spawn("service")?;
+    for _ in 0..=ORDERS.len() {
+        println!("  {}.", service.hear()?.ok_or("the service has ended")?);
+    }
+    for order in ORDERS {
+        assert!(client.mutex(order).inspect()?.is_some(), "{order} is held");
+    }
+
+    println!("It is sent SIGTERM.");
+    let asked = Instant::now();
+    let id = i32::try_from(service.id()).ok().and_then(Pid::from_raw);
+    kill_process(id.ok_or("a process has an id")?, Signal::TERM)?;
+    while let Some(line) = service.hear()? {
+        println!("  {line}.");
+    }
+    let status = service.wait()?;
+    println!("It ended after {:.1?}, with {status}.", asked.elapsed());
+    assert!(status.success());
+
+    for order in ORDERS {
+        assert!(client.mutex(order).inspect()?.is_none(), "{order} is free");
+    }
+    println!("All {} orders are free for the next one.", ORDERS.len());
+    Ok(())
+}

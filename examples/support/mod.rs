@@ -1,0 +1,148 @@
+//! What the examples share and nobody needs to copy: a Redis to run against, and further processes.
+
+// Every example compiles its own copy of this module and uses a part of it.
+#![allow(dead_code)]
+
+use std::env;
+use std::error::Error;
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::process::{self, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
+use std::time::Duration;
+
+use redis::Commands;
+
+#[path = "../../tests/support/mod.rs"]
+mod tests;
+
+pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// What another process of the example does, by name.
+pub(crate) type Role = (&'static str, fn() -> Outcome);
+
+/// Tells one run of an example from all others, for it and the processes it starts.
+const RUN: &str = "LEASEHOLD_EXAMPLE_RUN";
+
+/// Plays the story, or in a process that [`Child::spawn`] started its role.
+///
+/// With `REDIS_URL` unset, a server is started for it and stopped behind it. Either way the story finds everything that
+/// `Client::from_env` reads.
+pub(crate) fn run(story: fn() -> Outcome, roles: &[Role]) -> ExitCode {
+    // A hang is a failure.
+    let _watchdog = tests::watchdog(Duration::from_secs(60));
+    let outcome = match env::args().nth(1) {
+        Some(wanted) => match roles.iter().find(|(name, _)| *name == wanted) {
+            Some((_, role)) => role(),
+            None => Err("this example takes no arguments".into()),
+        },
+        None if env::var_os(RUN).is_some() => story(),
+        None => stage(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A key for what the example stores, beside whatever else is in that Redis.
+pub(crate) fn key(name: &str) -> String {
+    format!("{}:{name}", env::var(RUN).unwrap_or_default())
+}
+
+/// A connection to the same Redis, for what the example stores.
+pub(crate) fn connect() -> Outcome<redis::Connection> {
+    Ok(redis::Client::open(env::var("REDIS_URL")?)?.get_connection()?)
+}
+
+/// The example once more, as another process.
+pub(crate) struct Child {
+    process: process::Child,
+    said: Lines<BufReader<ChildStdout>>,
+}
+
+impl Child {
+    pub(crate) fn spawn(role: &str) -> Outcome<Self> {
+        let mut process = Command::new(env::current_exe()?)
+            .arg(role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdout = process.stdout.take().ok_or("its output is a pipe")?;
+        Ok(Self {
+            process,
+            said: BufReader::new(stdout).lines(),
+        })
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Writes a line to its standard input.
+    pub(crate) fn tell(&mut self, line: &str) -> Outcome {
+        let input = self.process.stdin.as_mut().ok_or("its input is a pipe")?;
+        Ok(writeln!(input, "{line}")?)
+    }
+
+    /// The next line that it prints; `None` once it prints no more.
+    pub(crate) fn hear(&mut self) -> Outcome<Option<String>> {
+        Ok(self.said.next().transpose()?)
+    }
+
+    /// Kills it where it stands, as the kernel does when memory runs out. It is gone when this returns.
+    pub(crate) fn kill(&mut self) -> Outcome {
+        self.process.kill()?;
+        self.process.wait()?;
+        Ok(())
+    }
+
+    /// Closes its input and waits for its end.
+    pub(crate) fn wait(mut self) -> Outcome<ExitStatus> {
+        Ok(self.process.wait()?)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
+}
+
+/// Runs the story in a process of its own, since its environment cannot be changed from within.
+fn stage() -> Outcome {
+    let own_url = env::var("REDIS_URL").ok().filter(|url| !url.is_empty());
+    let server = own_url.is_none().then(|| tests::Server::start().untimed());
+    let url = match (&own_url, &server) {
+        (Some(url), _) => url.clone(),
+        (None, Some(server)) => server.url(),
+        (None, None) => unreachable!("a server is started where no url is given"),
+    };
+    let run = format!("example-{:08x}", rand::random::<u32>());
+    let status = Command::new(env::current_exe()?)
+        .env("REDIS_URL", &url)
+        .env("LOCK_KEY_PREFIX", format!("{run}:lock:"))
+        .env(RUN, &run)
+        .status()?;
+    let swept = match own_url {
+        Some(url) => sweep(&url, &run),
+        None => Ok(()),
+    };
+    if !status.success() {
+        return Err(format!("the example failed ({status})").into());
+    }
+    swept
+}
+
+/// Leaves nothing behind in a Redis that is not the example's own.
+fn sweep(url: &str, run: &str) -> Outcome {
+    let mut connection = redis::Client::open(url)?.get_connection()?;
+    let keys: Vec<String> = connection
+        .scan_match(format!("*{run}:*"))?
+        .collect::<redis::RedisResult<_>>()?;
+    if !keys.is_empty() {
+        let () = connection.unlink(keys)?;
+    }
+    Ok(())
+}
