@@ -162,6 +162,13 @@ pub(crate) struct Terms {
     pub(crate) max_hold: Duration,
 }
 
+/// How much of a ttl is surely held: less what two clocks may drift apart meanwhile, as in
+/// [Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), and Redis's
+/// own millisecond.
+pub(crate) fn validity(ttl: Duration) -> Duration {
+    ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))
+}
+
 /// Errors for a ttl that Redis or our own arithmetic cannot keep.
 pub(crate) fn check_ttl(ttl: Duration) -> Result<(), Error> {
     if ttl < SHORTEST_TTL {
@@ -177,8 +184,8 @@ pub(crate) fn check_ttl(ttl: Duration) -> Result<(), Error> {
     Ok(())
 }
 
-fn check_renew_every(every: Duration, ttl: Duration) -> Result<(), Error> {
-    if every < Duration::from_millis(1) || every > ttl / 10 * 9 {
+pub(crate) fn check_renew_every(every: Duration, ttl: Duration) -> Result<(), Error> {
+    if every < Duration::from_millis(1) || every > validity(ttl) / 10 * 9 {
         return wrong(format!(
             "renew_every must be between 1 ms and nine tenths of the ttl ({ttl:?}), not {every:?}: \
              a third leaves time for two more tries"
@@ -234,7 +241,7 @@ mod tests {
                 "{ttl:?}"
             );
         }
-        for every in [ms(0), ms(9_001), Duration::MAX] {
+        for every in [ms(0), ms(8_909), Duration::MAX] {
             let settings = Settings {
                 renew_every: Some(every),
                 ..Settings::default()

@@ -15,29 +15,35 @@ pub(crate) fn builder(var: impl Fn(&str) -> Option<OsString>) -> Result<ClientBu
             None => Ok(None),
         }
     };
-    let url = match text("REDIS_URL")? {
-        Some(url) => {
-            // Its own message says what a URL looks like; this one says where it came from.
-            crate::url::Address::parse(&url)
-                .map_err(|error| expected("REDIS_URL", &error.to_string()))?;
-            url
-        }
-        None => assemble(&text)?,
+    let (url, source) = match text("REDIS_URL")? {
+        Some(url) => (url, "REDIS_URL"),
+        None => (assemble(&text)?, "REDIS_HOST"),
     };
-    let mut builder = ClientBuilder::default().url(url);
+    let mut builder = checked(source, ClientBuilder::default().url(url))?;
     if let Some(ttl) = text("LOCK_TTL_MS")? {
-        builder = builder.ttl(millis("LOCK_TTL_MS", &ttl)?);
+        builder = checked("LOCK_TTL_MS", builder.ttl(millis("LOCK_TTL_MS", &ttl)?))?;
     }
     if let Some(interval) = text("LOCK_RENEW_INTERVAL_MS")? {
-        builder = builder.renew_every(millis("LOCK_RENEW_INTERVAL_MS", &interval)?);
+        let interval = millis("LOCK_RENEW_INTERVAL_MS", &interval)?;
+        builder = checked("LOCK_RENEW_INTERVAL_MS", builder.renew_every(interval))?;
     }
     if let Some(prefix) = text("LOCK_KEY_PREFIX")? {
-        builder = builder.key_prefix(prefix);
+        builder = checked("LOCK_KEY_PREFIX", builder.key_prefix(prefix))?;
     }
     if let Some(name) = text("LOCK_CONNECTION_NAME")? {
-        builder = builder.connection_name(name);
+        builder = checked("LOCK_CONNECTION_NAME", builder.connection_name(name))?;
     }
     Ok(builder)
+}
+
+/// Settings that worked before `name` was added to them: what does not work now is its value.
+fn checked(name: &str, builder: ClientBuilder) -> Result<ClientBuilder, Error> {
+    match builder.clone().check() {
+        Ok(_) => Ok(builder),
+        Err(error) => Err(Error::Config(format!(
+            "the environment variable {name} cannot be used: {error}"
+        ))),
+    }
 }
 
 /// Makes a URL of its parts.
@@ -68,11 +74,7 @@ fn assemble(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<Str
     } else {
         "@"
     };
-    let url = format!("redis://{user}{password}{at}{host}:{port}/{db}");
-    match crate::url::Address::parse(&url) {
-        Ok(_) => Ok(url),
-        Err(_) => Err(expected("REDIS_HOST", "the name or address of a host")),
-    }
+    Ok(format!("redis://{user}{password}{at}{host}:{port}/{db}"))
 }
 
 /// Percent-encodes all but what is plain in every part of a URL.
@@ -158,6 +160,9 @@ mod tests {
             ("REDIS_PORT", "70000"),
             ("REDIS_DB", "-1"),
             ("LOCK_TTL_MS", "10s"),
+            ("LOCK_RENEW_INTERVAL_MS", "20000"),
+            ("LOCK_TTL_MS", "5"),
+            ("LOCK_CONNECTION_NAME", "a b"),
             ("LOCK_RENEW_INTERVAL_MS", ""),
         ] {
             match read(&[(name, value)]) {

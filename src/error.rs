@@ -36,8 +36,10 @@ pub enum Error {
     },
 
     /// Redis answered, and trying again would not help: a right is missing, a password is wrong,
-    /// memory is full. The command did not run: what you held you still hold, what you asked for
-    /// you do not have. Mend what the answer names.
+    /// memory is full. The command did not run: what you asked for you do not have, and a lease that
+    /// was to be renewed is still held for what is left of it. From
+    /// [`unlock`](crate::MutexGuard::unlock): the lock stays taken for up to its ttl; the release is
+    /// repeated in the background. Mend what the answer names.
     Refused {
         /// The command or script that was refused.
         command: &'static str,
@@ -45,23 +47,23 @@ pub enum Error {
         answer: String,
     },
 
-    /// The lock's key, or a key of ours beside it, holds something that is no string. Nothing was
-    /// changed, nothing is held. Some other program uses the key: rename the lock, set another
+    /// The lock's key holds something that is no string. Nothing was changed, nothing is held. Some other program uses the key: rename the lock, set another
     /// [`key_prefix`](crate::ClientBuilder::key_prefix), or delete the key.
     WrongType {
         /// The key in Redis.
         key: String,
     },
 
-    /// The key that keeps the last fencing token holds no integer below 2^53. Nothing was changed,
-    /// nothing is held. Delete the key when no token drawn from it can be in use any more.
+    /// The key that keeps the last fencing token holds something else than an integer below 2^53.
+    /// Nothing was changed, nothing is held. Delete the key when no token drawn from it can be in use any more.
     BadFence {
         /// The key in Redis.
         key: String,
     },
 
     /// `lock` under [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) was refused as often as the
-    /// policy allows. Somebody else holds the lock. The `try_` calls say `None` instead.
+    /// policy allows. Somebody else holds the lock; nothing of yours is held. Come again later, or
+    /// allow more attempts. The `try_` calls say `None` instead.
     AttemptsUsedUp {
         /// How often it was tried.
         attempts: u32,
@@ -71,7 +73,8 @@ pub enum Error {
     /// the lock, somebody else may.
     Lost(Lost),
 
-    /// The client was shut down. Nothing is held. Make another client.
+    /// The client was shut down. Nothing is held, but an attempt that was on its way may be, for up
+    /// to its ttl. Make another client.
     Closed,
 
     /// A thread of ours could not be started. Nothing was sent, nothing is held. The process or the
@@ -85,7 +88,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the lock may be held although this call says that it failed: by a command whose
+    /// Whether the lock may be taken although this call says that it failed: by a command whose
     /// answer never came. It is undone in the background; its ttl ends it at the latest.
     pub fn may_be_held(&self) -> bool {
         matches!(self, Self::Unreachable { .. })

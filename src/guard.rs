@@ -15,7 +15,7 @@ use crate::lost::Lost;
 use crate::name::Name;
 use crate::release::{Unlocked, release};
 use crate::renew::{ensure_held, extend, renew};
-use crate::shutdown::Core;
+use crate::shutdown::{Core, stop};
 use crate::token::FencingToken;
 
 /// A lock that is held; when this is dropped (falls out of scope), the lock is released.
@@ -47,11 +47,17 @@ use crate::token::FencingToken;
 pub struct MutexGuard {
     core: Arc<Core>,
     hold: Arc<Hold>,
+    /// The release has used up the time that letting go may take.
+    is_overdue: bool,
 }
 
 impl MutexGuard {
     pub(crate) fn new(core: Arc<Core>, hold: Arc<Hold>) -> Self {
-        Self { core, hold }
+        Self {
+            core,
+            hold,
+            is_overdue: false,
+        }
     }
 
     /// The lock's name.
@@ -97,7 +103,8 @@ impl MutexGuard {
     }
 
     /// A channel that gets one message when the lock is lost, and is then, or when the lock is
-    /// released, disconnected. Each call returns one of its own; for `select!`.
+    /// released, disconnected. For `select!`. Each call returns one of its own, which is kept until
+    /// then: call it once, before a loop.
     ///
     /// ```no_run
     /// use leasehold::crossbeam_channel::{after, select};
@@ -145,16 +152,25 @@ impl MutexGuard {
     ///
     /// [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm it: the lock was held
     /// until now, and may stay taken for up to its ttl. The release is repeated in the background.
-    pub fn unlock(self) -> Result<Unlocked, Error> {
-        // Dropping self then finds nothing left to do.
-        release(&self.core.shared, &self.hold)
+    pub fn unlock(mut self) -> Result<Unlocked, Error> {
+        self.let_go()
+    }
+
+    fn let_go(&mut self) -> Result<Unlocked, Error> {
+        let unlocked = release(&self.core.shared, &self.hold);
+        self.is_overdue |= unlocked.is_err();
+        unlocked
     }
 }
 
 impl Drop for MutexGuard {
     fn drop(&mut self) {
-        // It logs what goes wrong by itself.
-        let _ = release(&self.core.shared, &self.hold);
+        // It logs what goes wrong by itself. After `unlock` there is nothing left to do.
+        let _ = self.let_go();
+        if self.is_overdue && Arc::strong_count(&self.core) == 1 {
+            // The last to go would wait for threads that wait for the same silent server.
+            stop(&self.core.shared, Instant::now());
+        }
     }
 }
 

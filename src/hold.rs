@@ -30,6 +30,17 @@ pub(crate) struct Hold {
     armed: Mutex<Option<Instant>>,
 }
 
+/// What a hold is made of, beside its lease.
+pub(crate) struct Parts {
+    pub(crate) keys: Arc<Keys>,
+    pub(crate) id: HolderId,
+    pub(crate) token: FencingToken,
+    pub(crate) serial: u64,
+    pub(crate) trace_id: Option<Arc<str>>,
+    pub(crate) on_lost: Option<Arc<OnLost>>,
+    pub(crate) on_renew: Option<Arc<OnRenew>>,
+}
+
 struct State {
     lease: Lease,
     listeners: Vec<Sender<Lost>>,
@@ -40,20 +51,22 @@ struct State {
 }
 
 impl Hold {
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "a plain record, built in one place"
-    )]
-    pub(crate) fn new(
-        keys: Arc<Keys>,
-        id: HolderId,
-        token: FencingToken,
-        serial: u64,
-        lease: Lease,
-        trace_id: Option<Arc<str>>,
-        on_lost: Option<Arc<OnLost>>,
-        on_renew: Option<Arc<OnRenew>>,
-    ) -> Self {
+    pub(crate) fn new(parts: Parts, lease: Lease) -> Self {
+        let Parts {
+            keys,
+            id,
+            token,
+            serial,
+            trace_id,
+            on_lost,
+            on_renew,
+        } = parts;
+        let state = State {
+            lease,
+            listeners: Vec::new(),
+            told: false,
+            let_go: false,
+        };
         Self {
             keys,
             id,
@@ -62,12 +75,7 @@ impl Hold {
             trace_id,
             on_lost,
             on_renew,
-            state: Mutex::new(State {
-                lease,
-                listeners: Vec::new(),
-                told: false,
-                let_go: false,
-            }),
+            state: Mutex::new(state),
             answered: Condvar::new(),
             armed: Mutex::new(None),
         }
@@ -108,6 +116,11 @@ impl Hold {
             }
         }
         receiver
+    }
+
+    /// What renewals ask for, in ms, for log lines.
+    pub(crate) fn ttl_ms(&self) -> u64 {
+        self.lease(|lease| lease.ttl()).as_millis() as u64
     }
 
     /// The loss, for the one call that then tells it to the callbacks and the waiters.

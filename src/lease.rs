@@ -3,19 +3,12 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::config::Terms;
+use crate::config::{Terms, validity};
 use crate::lost::Lost;
 use crate::wait::RECONNECT;
 
 /// Renewals due within this time of each other go out together.
 pub(crate) const TOGETHER: Duration = Duration::from_millis(100);
-
-/// How much of a ttl is surely held: less what two clocks may drift apart meanwhile, as in
-/// [Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), and Redis's
-/// own millisecond.
-pub(crate) fn validity(ttl: Duration) -> Duration {
-    ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))
-}
 
 #[derive(Debug)]
 pub(crate) struct Lease {
@@ -23,8 +16,8 @@ pub(crate) struct Lease {
     ttl: Duration,
     /// `None`: not renewed by us.
     renew_every: Option<Duration>,
-    /// A shortening extend that went unanswered may still run, after any later renewal: none of
-    /// them counts for longer than it.
+    /// An extend that went unanswered may still run, after any later renewal or extend: none of them
+    /// counts for longer than it.
     at_most: Duration,
     valid_until: Instant,
     /// `max_hold` after the grant.
@@ -34,7 +27,7 @@ pub(crate) struct Lease {
     asking: bool,
     /// Renewals that failed in a row.
     failures: u32,
-    /// Somebody said that the key was released: ask at once whether it is still ours.
+    /// While something was on its way, somebody said that the key was released.
     doubted: bool,
     phase: Phase,
 }
@@ -169,7 +162,7 @@ impl Lease {
 
     /// Whether a renewal is due at or before `by`.
     fn is_due_by(&self, by: Instant) -> bool {
-        !self.asking && (self.doubted || (self.renew_at <= by && self.renew_at < self.end()))
+        !self.asking && self.renew_at <= by && self.renew_at < self.end()
     }
 
     /// Begins a renewal; `None` while another is on its way, or when the lease has ended.
@@ -178,7 +171,6 @@ impl Lease {
             return None;
         }
         self.asking = true;
-        self.doubted = false;
         Some(match self.renew_every {
             Some(_) => Ask {
                 ttl: self.ttl,
@@ -228,7 +220,6 @@ impl Lease {
     /// Redis confirmed, by `now`, what was asked at `sent`. A lease that ran out before is not
     /// revived: somebody may have been told.
     pub(crate) fn confirmed(&mut self, sent: Instant, now: Instant, ask: Ask) {
-        self.asking = false;
         self.failures = 0;
         if ask.renews && matches!(self.stand(now), Standing::Held(_)) {
             self.valid_until = self
@@ -236,6 +227,16 @@ impl Lease {
                 .max(sent.after(validity(ask.ttl.min(self.at_most))));
         }
         self.plan_renewal(sent);
+        self.came_back(now);
+    }
+
+    /// What was asked is over. A doubt that arose meanwhile is asked about now: the answer may be
+    /// older than it.
+    fn came_back(&mut self, now: Instant) {
+        self.asking = false;
+        if std::mem::take(&mut self.doubted) {
+            self.renew_at = now;
+        }
     }
 
     /// Redis confirmed the extend sent at `sent`: later renewals ask for its ttl.
@@ -254,26 +255,39 @@ impl Lease {
 
     /// No answer came to the extend: it may run at any time from now on.
     pub(crate) fn unanswered(&mut self, now: Instant, ttl: Duration) {
-        if ttl < self.ttl {
-            self.at_most = self.at_most.min(ttl);
-        }
+        self.at_most = self.at_most.min(ttl);
         self.unconfirmed(now);
     }
 
     /// Whatever was asked failed, which is no loss: it is asked again while the lease lasts.
     pub(crate) fn unconfirmed(&mut self, now: Instant) {
-        self.asking = false;
-        if self.renew_every.is_some() {
+        // A holder without renewal who asked for one itself will see to it itself.
+        if self.renew_at != Instant::NEVER {
             // At least four more tries fit into what is left.
             let left = now.until(self.end());
             self.renew_at = now.after(RECONNECT.pause(self.failures).min(left / 4));
         }
         self.failures = self.failures.saturating_add(1);
+        self.came_back(now);
     }
 
     /// Somebody said that the lease was released: it is to be asked about at once.
-    pub(crate) fn doubt(&mut self) {
-        self.doubted = true;
+    pub(crate) fn doubt(&mut self, now: Instant) {
+        if self.asking {
+            self.doubted = true;
+        } else {
+            self.renew_at = self.renew_at.min(now);
+        }
+    }
+
+    /// Whether the key is surely there at `now` by our doing: held, or being released.
+    pub(crate) fn covers(&self, now: Instant) -> bool {
+        matches!(self.phase, Phase::Held | Phase::Releasing) && now < self.end()
+    }
+
+    /// Whether the holder has neither let go nor lost it.
+    pub(crate) fn is_open(&self) -> bool {
+        self.phase == Phase::Held
     }
 
     /// The holder lets go. The answer is how the lease stood until then.
@@ -428,7 +442,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(lease.due(at(1)), Due::At(at(9898)));
-        lease.doubt();
+        lease.doubt(at(2));
         assert_eq!(lease.due(at(2)), Due::Ask);
         let ask = lease.ask(at(5000)).unwrap();
         assert_eq!(
@@ -440,6 +454,53 @@ mod tests {
         );
         lease.confirmed(at(5000), at(5000), ask);
         assert_eq!(lease.stand(at(5000)), Standing::Held(ms(4898)));
+    }
+
+    #[test]
+    fn a_doubt_is_asked_about_until_there_is_an_answer() {
+        let mut lease = Lease::granted(
+            at(0),
+            at(1),
+            &Terms {
+                renew_every: None,
+                ..terms()
+            },
+        )
+        .unwrap();
+        lease.doubt(at(10));
+        lease.ask(at(10)).unwrap();
+        lease.unconfirmed(at(20));
+        assert!(matches!(lease.due(at(20)), Due::At(next) if next <= at(20).after(ms(50))));
+        let ask = lease.ask(at(80)).unwrap();
+        lease.doubt(at(81));
+        lease.confirmed(at(80), at(82), ask);
+        assert_eq!(
+            lease.due(at(82)),
+            Due::Ask,
+            "that answer may be older than the doubt"
+        );
+    }
+
+    #[test]
+    fn an_unanswered_extend_caps_a_longer_one_too() {
+        let mut lease = Lease::granted(
+            at(0),
+            at(1),
+            &Terms {
+                ttl: ms(1000),
+                ..terms()
+            },
+        )
+        .unwrap();
+        lease.extend(at(100), ms(2000)).unwrap();
+        lease.unanswered(at(200), ms(2000));
+        lease.extend(at(300), ms(20_000)).unwrap();
+        lease.extended(at(300), at(301), ms(20_000));
+        assert_eq!(
+            lease.stand(at(300)),
+            Standing::Held(ms(1978)),
+            "the first may run after it"
+        );
     }
 
     #[test]

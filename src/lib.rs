@@ -95,8 +95,8 @@
 //! `trace_id` as key-values:
 //!
 //! - ERROR: a callback panicked.
-//! - WARN: a lease was lost or had ended before its release; a release was not confirmed; releases
-//!   are not heard at present.
+//! - WARN: a lease was lost or had ended before its release; a release was not confirmed or was
+//!   forced; releases are not heard, or cannot be announced; a thread waits for itself (debug builds).
 //! - INFO: nothing.
 //! - DEBUG: every lock taken, waited for, renewed and released; connections that failed.
 //! - TRACE: whole holder ids. Whoever knows one can release that lock.
@@ -112,6 +112,7 @@
 //! 1.88. Raising it is not a breaking change, and is said in the changelog.
 
 mod acquire;
+mod attempt;
 mod builder;
 mod client;
 mod clock;
@@ -135,6 +136,7 @@ mod server;
 mod shutdown;
 mod threads;
 mod token;
+mod undo;
 mod url;
 mod wait;
 mod waiters;

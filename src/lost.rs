@@ -21,7 +21,7 @@ pub enum Lost {
     /// The lock was held for [`max_hold`](crate::Mutex::max_hold). The key is left to run out, so
     /// that nobody else comes in before the lease's own end.
     MaxHold,
-    /// The client was shut down while the lock was held, and released it.
+    /// The client was shut down while the lock was held. It releases the lock, if Redis can be asked.
     ShutDown,
 }
 

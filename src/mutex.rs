@@ -14,7 +14,7 @@ use crate::kind::{Found, Keys, read_holder};
 use crate::lost::Lost;
 use crate::release::Unlocked;
 use crate::renewed::Renewed;
-use crate::server::Lane;
+use crate::server::{Fault, Lane};
 use crate::shutdown::Core;
 use crate::wait::WaitPolicy;
 
@@ -237,7 +237,8 @@ impl Mutex {
 
 /// An operator's tools.
 impl Mutex {
-    /// Who holds the lock at this moment, as Redis says. `None`: nobody.
+    /// Who holds the lock at this moment, as Redis says. `None`: nobody. Returns within the command
+    /// timeout.
     ///
     /// # Errors
     ///
@@ -248,14 +249,18 @@ impl Mutex {
         self.keys.check()?;
         shared.check_open()?;
         let until = Instant::now().after(shared.server.command_timeout());
-        let reply = shared
-            .server
-            .ask(&self.keys.inspect(), until, Lane::Capped)?;
+        let call = || shared.server.call(self.keys.inspect(), until, Lane::Capped);
+        let reply = match call() {
+            // It changes nothing, so a connection that had died unnoticed need not fail it.
+            Err(Fault::NotNow(_) | Fault::NoAnswer(_)) if Instant::now() < until => call(),
+            reply => reply,
+        };
+        let reply = reply.map_err(|fault| shared.server.error(fault))?;
         read_holder(reply).ok_or_else(|| self.unreadable())
     }
 
     /// Takes the lock away from whoever holds it: looks, then deletes what it saw, if that is still
-    /// there. True if it was. Waiters are woken.
+    /// there. True if it was. Waiters are woken. Returns within twice the command timeout.
     ///
     /// The holder learns of it at its next renewal, and at once if it hears releases; it may be in
     /// the middle of its work. For an operator who knows that the holder is dead.
@@ -269,9 +274,11 @@ impl Mutex {
         };
         let shared = &self.core.shared;
         let until = Instant::now().after(shared.server.command_timeout());
+        let call = self.keys.release(holder.value());
         let reply = shared
             .server
-            .ask(&self.keys.release(holder.value()), until, Lane::Capped)?;
+            .call(call, until, Lane::Capped)
+            .map_err(|fault| shared.server.error(fault))?;
         let found = Found::read(&reply).ok_or_else(|| self.unreadable())?;
         if found == Found::Ours {
             log::warn!(name:% = self.keys.name; "forced {} from {holder:?}", self.keys.name);

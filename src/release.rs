@@ -10,6 +10,7 @@ use crate::lease::{Lease, Standing};
 use crate::lost::Lost;
 use crate::server::{Fault, Lane};
 use crate::threads::Shared;
+use crate::undo::Undo;
 use crate::wait::RECONNECT;
 
 /// How an [`unlock`](crate::MutexGuard::unlock) went.
@@ -49,7 +50,8 @@ pub(crate) fn release(shared: &Shared, hold: &Arc<Hold>) -> Result<Unlocked, Err
         Err(error) => {
             hold.lease(Lease::released);
             repeat(shared, hold);
-            shared.waiters.ended(&hold.keys.name, &hold.id, true);
+            // The release that is repeated announces the end that this call did not see.
+            shared.waiters.ended(&hold.keys.name, &hold.id, false);
             log(hold, "release to be repeated", Some(error));
         }
     }
@@ -68,6 +70,9 @@ fn ask_until_answered(shared: &Shared, hold: &Hold) -> Result<Unlocked, Error> {
             Ok(reply) => match Found::read(&reply) {
                 Some(Found::Ours) => return Ok(Unlocked::Released),
                 Some(_) if may_have_run => return Ok(Unlocked::Released),
+                Some(_) if !hold.lease(|lease| lease.covers(Instant::now())) => {
+                    return Ok(Unlocked::AlreadyLost(Lost::Expired));
+                }
                 Some(Found::Nobody) => return Ok(Unlocked::AlreadyLost(Lost::Deleted)),
                 Some(Found::Another) => return Ok(Unlocked::AlreadyLost(Lost::Taken)),
                 None => Cause::text("the release script gave an answer that is not its own"),
@@ -94,9 +99,11 @@ fn ask_until_answered(shared: &Shared, hold: &Hold) -> Result<Unlocked, Error> {
 /// Repeats the release in the background, until it is sure or the key has run out by itself.
 fn repeat(shared: &Shared, hold: &Hold) {
     let until = Instant::now().after(hold.lease(|lease| lease.ttl()));
-    shared
-        .io
-        .undo(Arc::clone(&hold.keys), hold.id.clone(), until, false);
+    shared.io.undo(Undo::of_release(
+        Arc::clone(&hold.keys),
+        hold.id.clone(),
+        until,
+    ));
 }
 
 /// The holder lets go of what it had lost. Its key may still be there, for the time that two clocks
@@ -108,18 +115,18 @@ fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
     }
     log::warn!(
         name:% = hold.keys.name, holder:% = hold.id.short(), outcome:% = lost,
-        ttl_ms = hold.lease(|lease| lease.ttl()).as_millis() as u64, trace_id = hold.trace_id.as_deref();
+        ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
         "the lease on {} had ended before the release{}: {lost}",
         hold.keys.name, if lost == Lost::Expired { ": ttl too short" } else { "" }
     );
 }
 
-/// Gives back at once what was granted to a client that is being shut down.
-pub(crate) fn abandon(shared: &Shared, hold: &Arc<Hold>) {
-    hold.lose(Lost::ShutDown);
+/// Gives back at once what was granted to a client that is being shut down: nobody has seen it yet,
+/// so nobody is told.
+pub(crate) fn abandon(shared: &Shared, hold: &Arc<Hold>, until: Instant) {
+    hold.release(Instant::now());
     shared.timer.forget(hold);
     shared.waiters.ended(&hold.keys.name, &hold.id, true);
-    let until = Instant::now().after(shared.server.command_timeout());
     // Where this fails the ttl ends it.
     let _ = shared.server.call(
         hold.keys.release(hold.id.as_str().as_bytes()),
@@ -132,7 +139,8 @@ fn log(hold: &Hold, outcome: &str, error: Option<&Error>) {
     let why = error.map_or_else(String::new, |error| format!(": {error}"));
     log::log!(
         if error.is_some() { log::Level::Warn } else { log::Level::Debug },
-        name:% = hold.keys.name, holder:% = hold.id.short(), outcome = outcome, trace_id = hold.trace_id.as_deref();
+        name:% = hold.keys.name, holder:% = hold.id.short(), token = hold.token.value(), outcome = outcome,
+        ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
         "{outcome} {} (holder {}){why}", hold.keys.name, hold.id.short()
     );
 }

@@ -25,15 +25,7 @@ pub(crate) fn renew(shared: &Shared, hold: &Arc<Hold>) -> Result<(), Error> {
     let answer = shared
         .server
         .call(hold.keys.renew(&hold.id, ask.ttl, false), until, Lane::Free);
-    let found = read(&answer);
-    renewed(
-        shared,
-        hold,
-        ask,
-        sent,
-        found,
-        answer.as_ref().err().cloned(),
-    );
+    let found = renewed(shared, hold, ask, sent, &answer);
     outcome(shared, hold, found, answer)
 }
 
@@ -50,8 +42,10 @@ pub(crate) fn extend(shared: &Shared, hold: &Arc<Hold>, ttl: Duration) -> Result
     let answer = shared
         .server
         .call(hold.keys.renew(&hold.id, ttl, true), until, Lane::Free);
-    let found = read(&answer);
+    let found = answer.as_ref().ok().and_then(Found::read);
     let now = Instant::now();
+    // A lease that ran out before the answer came is lost for that.
+    hold.stand(now);
     hold.answered(|lease| match (found, &answer) {
         (Some(Found::Ours), _) => lease.extended(sent, now, ttl),
         (_, Err(Fault::NotNow(_) | Fault::Never(_))) => lease.not_extended(now, before),
@@ -74,10 +68,6 @@ pub(crate) fn ensure_held(hold: &Hold) -> Result<(), Error> {
         // Only `unlock` releases, and it takes the guard.
         Standing::Released => Err(Error::Closed),
     }
-}
-
-fn read(answer: &Result<Reply, Fault>) -> Option<Found> {
-    answer.as_ref().ok().and_then(Found::read)
 }
 
 fn outcome(

@@ -57,9 +57,11 @@ pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
         };
     }
     let woken = shared.waiters.ring_all();
+    // However short `within` is, what needs no answer from Redis is done.
+    let last = deadline.max(Instant::now().after(shared.server.command_timeout()));
     // What the timer has in hand would be missing below; it does no I/O, so it ends at once.
     shared.timer.stop();
-    let timer_is_joined = shared.timer.join(deadline);
+    let timer_is_joined = shared.timer.join(last);
     // Their holders are told first: nobody works on under a lock that is given away.
     let held = shared.timer.drain().into_iter().filter(|hold| {
         let is_held = matches!(hold.stand(Instant::now()), Standing::Held(_));
@@ -73,22 +75,15 @@ pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
         unreleased: held.len(),
         ..ShutdownReport::default()
     };
-    if !held.is_empty() {
-        let answers = shared.io.release(held);
-        while let Ok(found) = answers.recv_timeout(Instant::now().until(deadline)) {
-            match found {
-                Some(Found::Ours) => report.released += 1,
-                Some(_) => report.already_lost += 1,
-                None => continue,
-            }
-            report.unreleased -= 1;
+    let answers = shared.io.release(held, deadline);
+    while let Ok(found) = answers.recv_timeout(Instant::now().until(deadline)) {
+        match found {
+            Found::Ours => report.released += 1,
+            Found::Nobody | Found::Another => report.already_lost += 1,
         }
+        report.unreleased -= 1;
     }
-    report.is_joined = timer_is_joined
-        & stop(
-            shared,
-            deadline.max(Instant::now().after(shared.server.command_timeout())),
-        );
+    report.is_joined = timer_is_joined & stop(shared, last);
     log::debug!("shut down: {report:?}");
     report
 }

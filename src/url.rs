@@ -40,6 +40,12 @@ impl Address {
             Some("rediss" | "valkeys") if !cfg!(feature = "tls") => {
                 return Err(config("TLS needs leasehold's feature `tls`".into()));
             }
+            #[cfg(feature = "tls")]
+            Some("rediss" | "valkeys") => {
+                // With two providers in a program's tree rustls picks none and panics. An error
+                // means that the program has chosen one itself.
+                let _ = rustls::crypto::ring::default_provider().install_default();
+            }
             Some(_) => {}
         }
         let info = url

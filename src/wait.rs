@@ -87,11 +87,11 @@ impl Backoff {
 
     /// The pause after `failures` failures in a row, counted from 0; `chance` is drawn from 0..1.
     fn pause_at(&self, failures: u32, chance: f64) -> Duration {
-        let whole = self
-            .base
-            .saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX))
-            .min(self.max);
-        whole.mul_f64((1.0 - self.jitter * chance).clamp(0.0, 1.0))
+        let doubled = 1_u32.checked_shl(failures).unwrap_or(u32::MAX);
+        shortened(
+            self.base.saturating_mul(doubled).min(self.max),
+            self.jitter * chance,
+        )
     }
 
     pub(crate) fn pause(&self, failures: u32) -> Duration {
@@ -105,7 +105,14 @@ pub(crate) const RECONNECT: Backoff =
 
 /// A length shortened at random by up to a quarter, so that what started together drifts apart.
 pub(crate) fn jittered(whole: Duration) -> Duration {
-    whole.mul_f64(1.0 - 0.25 * rand::rng().random::<f64>())
+    shortened(whole, 0.25 * rand::rng().random::<f64>())
+}
+
+/// `whole` less the `share` of it. The longest duration there is has no floating-point fellow.
+fn shortened(whole: Duration, share: f64) -> Duration {
+    const A_YEAR: Duration = Duration::from_secs(365 * 86_400);
+    let whole = whole.min(A_YEAR);
+    whole.saturating_sub(whole.mul_f64(share))
 }
 
 #[cfg(test)]
@@ -122,6 +129,9 @@ mod tests {
         let pauses: Vec<_> = (0..6).map(|n| backoff.pause_at(n, 0.9)).collect();
         assert_eq!(pauses, [50, 100, 200, 400, 500, 500].map(ms));
         assert_eq!(backoff.pause_at(4_000_000, 0.0), ms(500));
+        let endless = Backoff::new(Duration::MAX, Duration::MAX).jitter(0.0);
+        assert!(endless.pause_at(9, 0.0) > ms(86_400_000));
+        assert!(jittered(Duration::MAX) > ms(86_400_000));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 use std::collections::{HashMap, VecDeque};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
@@ -118,12 +118,11 @@ impl Waiters {
         }
     }
 
-    /// Whether this client holds the name.
-    pub(crate) fn is_held_here(&self, name: &Name) -> bool {
-        self.names
-            .lock()
-            .get(name)
-            .is_some_and(|queue| queue.held.is_some())
+    /// The lease by which this client holds the name, if it does.
+    pub(crate) fn holder(&self, name: &Name) -> Option<Arc<Hold>> {
+        let hold = self.names.lock().get(name)?.held.as_ref()?.hold.clone();
+        // Upgraded, and dropped, outside the lock: a hold may own a user's closure.
+        hold.upgrade()
     }
 
     /// This client holds the name now, by the lease `id`.
@@ -249,10 +248,10 @@ impl Ticket<'_> {
         self.queue(|queue| queue.refused = queue.refused.max(Some(now)));
     }
 
-    /// Whether somebody was seen to hold the name at `since` or later: in Redis by any waiter of
-    /// this client, or in this client at this moment.
-    pub(crate) fn was_taken(&self, since: Instant) -> bool {
-        self.queue(|queue| queue.held.is_some() || queue.refused.is_some_and(|at| at >= since))
+    /// Whether Redis said at `since` or later that somebody else holds the name, to any waiter of
+    /// this client.
+    pub(crate) fn was_refused(&self, since: Instant) -> bool {
+        self.queue(|queue| queue.refused.is_some_and(|at| at >= since))
     }
 
     /// Whether the calling thread holds what it waits for.
@@ -361,7 +360,12 @@ mod tests {
         waiters.held(&name, &older, Weak::new());
         waiters.held(&name, &newer, Weak::new());
         waiters.ended(&name, &older, true);
-        assert!(waiters.is_held_here(&name));
+        assert!(
+            waiters
+                .announced(&name, newer.as_str().as_bytes())
+                .is_some(),
+            "held"
+        );
     }
 
     #[test]
@@ -371,7 +375,7 @@ mod tests {
         let second = waiters.join(&name);
         let at = Instant::now();
         first.refused(at);
-        assert!(second.was_taken(at));
-        assert!(!second.was_taken(at.after(std::time::Duration::from_nanos(1))));
+        assert!(second.was_refused(at));
+        assert!(!second.was_refused(at.after(std::time::Duration::from_nanos(1))));
     }
 }

@@ -7,7 +7,7 @@ mod pool;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::{RedisError, ServerError};
@@ -28,8 +28,8 @@ pub(crate) struct Server {
     pool: Arc<Pool>,
     /// When Redis last answered anything, in nanoseconds of our clock.
     answered: AtomicU64,
-    /// When the first command failed that was sent after that; zero if none.
-    failing_since: AtomicU64,
+    /// Something has failed since.
+    failing: AtomicBool,
 }
 
 /// What a call came to, where it is no answer.
@@ -58,7 +58,7 @@ impl Server {
         Ok(Self {
             pool: Arc::new(Pool::new(node, config.max_connections)),
             answered: AtomicU64::new(0),
-            failing_since: AtomicU64::new(0),
+            failing: AtomicBool::new(false),
         })
     }
 
@@ -211,24 +211,20 @@ impl Server {
     pub(crate) fn answered(&self) {
         self.answered
             .store(Instant::now().as_nanos(), Ordering::Relaxed);
-        if self.failing_since.load(Ordering::Relaxed) != 0 {
-            self.failing_since.store(0, Ordering::Relaxed);
+        if self.failing.load(Ordering::Relaxed) {
+            self.failing.store(false, Ordering::Relaxed);
         }
     }
 
     /// A command did not get an answer that counts.
     pub(crate) fn failed(&self) {
-        let now = Instant::now().as_nanos();
-        // The first since the last answer stays.
-        let _ = self
-            .failing_since
-            .compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+        self.failing.store(true, Ordering::Relaxed);
     }
 
     /// For how long at `now` Redis has not answered, for a caller that has asked since `start`;
     /// zero while nothing has failed since the last answer.
     pub(crate) fn silent_for(&self, now: Instant, start: Instant) -> Duration {
-        if self.failing_since.load(Ordering::Relaxed) == 0 {
+        if !self.failing.load(Ordering::Relaxed) {
             return Duration::ZERO;
         }
         let answered = Instant::from_nanos(self.answered.load(Ordering::Relaxed));
@@ -238,19 +234,6 @@ impl Server {
     /// The connections are closed; what is out is closed when it comes back.
     pub(crate) fn close(&self) {
         self.pool.close();
-    }
-
-    /// As [`call`](Self::call), for a call that changes nothing when it runs twice: a connection that
-    /// had died unnoticed does not fail it.
-    pub(crate) fn ask(&self, call: &Call<'_>, until: Instant, lane: Lane) -> Result<Reply, Error> {
-        let first = self.call(*call, until, lane);
-        let answer = match first {
-            Err(Fault::NotNow(_) | Fault::NoAnswer(_)) if Instant::now() < until => {
-                self.call(*call, until, lane)
-            }
-            first => first,
-        };
-        answer.map_err(|fault| self.error(fault))
     }
 
     /// A fault as an error for a caller that gives up.

@@ -16,6 +16,9 @@ const UNDO_WRITE: Duration = Duration::from_millis(1);
 /// Socket timeouts are counted in the kernel's ticks, up to 10 ms and mostly 4.
 const TICK: Duration = Duration::from_millis(4);
 
+/// Of a buffer of commands, in bytes.
+const LARGE: usize = 16 * 1024;
+
 /// Where a server is, and what its connections are like.
 pub(crate) struct Node {
     client: redis::Client,
@@ -85,7 +88,12 @@ impl Wire {
     pub(crate) fn trip(&mut self, pack: impl FnOnce(&mut Vec<u8>)) -> RedisResult<Value> {
         self.buffer.clear();
         pack(&mut self.buffer);
-        self.connection.req_packed_command(&self.buffer)
+        let answer = self.connection.req_packed_command(&self.buffer);
+        if self.buffer.capacity() > LARGE {
+            // For a name of unusual length; most are short, and there may be many connections.
+            self.buffer = Vec::new();
+        }
+        answer
     }
 
     /// Sends commands without reading their answers.

@@ -1,5 +1,6 @@
 //! The connections to one server: last in first out, with a cap that a release never waits for.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -27,8 +28,9 @@ pub(crate) struct Pool {
     pub(crate) node: Node,
     cap: usize,
     state: Mutex<State>,
-    /// Rung when a connection comes back or is made, and when none can be made.
-    changed: Condvar,
+    /// For each lane: rung when a connection comes back or is made, and when none can be made.
+    free: Condvar,
+    capped: Condvar,
     closed: AtomicBool,
 }
 
@@ -43,6 +45,24 @@ struct State {
 }
 
 impl State {
+    /// Takes an idle connection, if the lane may have one: under the cap, and none that somebody in
+    /// the free lane waits for.
+    fn take(&mut self, lane: Lane, cap: usize) -> Option<Wire> {
+        if lane == Lane::Capped && (self.out >= cap || self.idle.len() <= self.waiting_free) {
+            return None;
+        }
+        let wire = self.idle.pop()?;
+        self.out += 1;
+        Some(wire)
+    }
+
+    fn waiting(&mut self, lane: Lane) -> &mut usize {
+        match lane {
+            Lane::Capped => &mut self.waiting_capped,
+            Lane::Free => &mut self.waiting_free,
+        }
+    }
+
     /// How many more connections are wanted than there are.
     fn wanted(&self, cap: usize) -> usize {
         let room = cap.saturating_sub(self.out + self.idle.len());
@@ -69,7 +89,8 @@ impl Pool {
             node,
             cap,
             state: Mutex::default(),
-            changed: Condvar::new(),
+            free: Condvar::new(),
+            capped: Condvar::new(),
             closed: AtomicBool::new(false),
         }
     }
@@ -77,11 +98,10 @@ impl Pool {
     /// Lends the connection that was used last, or a new one, by `until`.
     pub(crate) fn lend(self: &Arc<Self>, until: Instant, lane: Lane) -> Result<Lent<'_>, Refusal> {
         let mut state = self.state.lock();
-        let mut seen = state.dialing.failed_times;
-        let mut first = true;
+        let failed_before = state.dialing.failed_times;
+        let mut in_time = true;
         loop {
-            if let Some(wire) = state.idle.pop() {
-                state.out += 1;
+            if let Some(wire) = state.take(lane, self.cap) {
                 return Ok(Lent {
                     pool: self,
                     wire: Some(wire),
@@ -90,36 +110,50 @@ impl Pool {
             if lane == Lane::Capped && self.is_closed() {
                 return Err(Refusal::Never(Error::Closed));
             }
+            // A failure counts for those who waited for it; who comes later waits for the next.
+            let has_failed = state.dialing.failed_times != failed_before;
+            let failure = state
+                .dialing
+                .failure()
+                .filter(|failure| has_failed || !failure.is_final);
+            match failure {
+                Some(failure) if failure.is_final => return Err(Refusal::NotYet(failure.clone())),
+                Some(failure) if !in_time => return Err(Refusal::NotYet(failure.clone())),
+                None if !in_time => return Err(Refusal::NotYet(self.no_reason(&state, lane))),
+                _ => {}
+            }
             let now = Instant::now();
-            let failure = state.dialing.failure().cloned();
-            if let Some(failure) = &failure {
-                // Everybody who waited for this dial is told; who comes later waits for the next.
-                if failure.is_final && state.dialing.failed_times != seen {
-                    return Err(Refusal::NotYet(failure.clone()));
-                }
-            }
-            seen = state.dialing.failed_times;
-            if now >= until && !first {
-                return Err(Refusal::NotYet(
-                    failure.unwrap_or_else(|| self.no_reason(&state, lane)),
-                ));
-            }
-            first = false;
-            let waiting = match lane {
-                Lane::Capped => &mut state.waiting_capped,
-                Lane::Free => &mut state.waiting_free,
-            };
-            *waiting += 1;
+            *state.waiting(lane) += 1;
             let started = self.ensure_dialer(&mut state, now);
             if started.is_ok() {
-                self.changed.wait_for(&mut state, nap(now, until));
+                self.bell(lane).wait_for(&mut state, nap(now, until));
             }
-            match lane {
-                Lane::Capped => state.waiting_capped -= 1,
-                Lane::Free => state.waiting_free -= 1,
-            }
+            *state.waiting(lane) -= 1;
             started.map_err(Refusal::Never)?;
+            in_time = Instant::now() < until;
         }
+    }
+
+    fn bell(&self, lane: Lane) -> &Condvar {
+        match lane {
+            Lane::Capped => &self.capped,
+            Lane::Free => &self.free,
+        }
+    }
+
+    /// Something has changed that one waiter can use: the free lane goes first.
+    fn ring(&self, state: &State) {
+        let lane = if state.waiting_free > 0 {
+            Lane::Free
+        } else {
+            Lane::Capped
+        };
+        self.bell(lane).notify_one();
+    }
+
+    fn ring_all(&self) {
+        self.free.notify_all();
+        self.capped.notify_all();
     }
 
     /// Sees to it that somebody dials, if a connection is wanted: on a thread of its own, since name
@@ -159,35 +193,40 @@ impl Pool {
                 MutexGuard::unlocked(&mut state, || thread::sleep(pause));
                 continue;
             }
-            let made = MutexGuard::unlocked(&mut state, || {
-                let made = self.node.connect();
-                if let Err(error) = &made {
-                    let server = self.node.label.as_str();
-                    log::debug!(server = server; "no connection to {server}: {error}");
-                }
-                made
-            });
+            let made = MutexGuard::unlocked(&mut state, || self.connect());
             match made {
                 Ok(wire) => {
                     state.dialing.succeeded();
                     state.idle.push(wire);
                 }
-                Err(error) => {
-                    let is_final = is_final_at_logon(&error);
-                    state.dialing.failed(
-                        Instant::now(),
-                        NoWire {
-                            cause: error.into(),
-                            is_final,
-                        },
-                    );
-                }
+                Err(no_wire) => state.dialing.failed(Instant::now(), no_wire),
             }
-            self.changed.notify_all();
+            self.ring_all();
             if !state.dialing.came_back(number) {
                 return;
             }
         }
+    }
+
+    /// One connection. A panic of the library, or of a user's logger, is a failure like others: the
+    /// dialer's place must be given back.
+    fn connect(&self) -> Result<Wire, NoWire> {
+        let made = catch_unwind(AssertUnwindSafe(|| {
+            self.node.connect().map_err(|error| {
+                let server = self.node.label.as_str();
+                log::debug!(server = server; "no connection to {server}: {error}");
+                NoWire {
+                    is_final: is_final_at_logon(&error),
+                    cause: error.into(),
+                }
+            })
+        }));
+        made.unwrap_or_else(|_| {
+            Err(NoWire {
+                cause: Cause::text("connecting panicked"),
+                is_final: false,
+            })
+        })
     }
 
     fn no_reason(&self, state: &State, lane: Lane) -> NoWire {
@@ -215,7 +254,7 @@ impl Pool {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.forget_idle();
-        self.changed.notify_all();
+        self.ring_all();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -241,9 +280,9 @@ impl Lent<'_> {
         state.out -= 1;
         if state.out + state.idle.len() < self.pool.cap && !self.pool.is_closed() {
             state.idle.push(wire);
-            drop(state);
-            self.pool.changed.notify_one();
+            self.pool.ring(&state);
         } else {
+            // Closing takes a system call: not under the lock.
             drop(state);
             drop(wire);
         }
@@ -252,7 +291,9 @@ impl Lent<'_> {
     /// Takes the connection out of the pool for good, for a thread that keeps it.
     pub(crate) fn keep(mut self) -> Wire {
         let wire = self.wire.take().expect("a connection that is lent");
-        self.pool.state.lock().out -= 1;
+        let mut state = self.pool.state.lock();
+        state.out -= 1;
+        self.pool.ring(&state);
         wire
     }
 }
@@ -260,9 +301,10 @@ impl Lent<'_> {
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
         if self.wire.take().is_some() {
-            self.pool.state.lock().out -= 1;
+            let mut state = self.pool.state.lock();
+            state.out -= 1;
             // Room under the cap for somebody who waits for it.
-            self.pool.changed.notify_one();
+            self.pool.ring(&state);
         }
     }
 }

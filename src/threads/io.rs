@@ -9,16 +9,15 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use crate::clock::{Instant, LONGEST_SLEEP, nap};
 use crate::error::Error;
 use crate::hold::Hold;
-use crate::holder::HolderId;
-use crate::kind::{Found, Keys};
+use crate::kind::Found;
 use crate::lease::{Ask, Standing};
 use crate::lost::Lost;
 use crate::renewed::Renewed;
 use crate::scripts::{Call, Reply};
 use crate::server::{Fault, Wire};
 use crate::threads::Shared;
-use crate::threads::worker::Worker;
-use crate::wait::RECONNECT;
+use crate::threads::worker::{Worker, contain};
+use crate::undo::Undo;
 
 /// The most commands in one write: their answers must fit into the sockets' buffers meanwhile.
 const MOST_TOGETHER: usize = 256;
@@ -26,24 +25,9 @@ const MOST_TOGETHER: usize = 256;
 /// How often the subscriber is proved to hear, while anybody waits.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 
-/// A release that is repeated until it is sure.
-#[derive(Debug)]
-pub(crate) struct Undo {
-    pub(crate) keys: Arc<Keys>,
-    pub(crate) id: HolderId,
-    /// By then the key is gone by itself.
-    pub(crate) until: Instant,
-    /// Undoes an acquire that may yet run, so that finding nothing proves nothing.
-    pub(crate) of_acquire: bool,
-    tries: u32,
-    next: Instant,
-}
-
 enum Job {
     Renew(Vec<(Arc<Hold>, Ask)>),
     Undo(Undo),
-    /// Releases for a client that shuts down; each hold comes back with what was found.
-    Release(Vec<Arc<Hold>>, Sender<Option<Found>>),
     /// Somebody waits.
     Probe,
     Stop,
@@ -87,24 +71,20 @@ impl Io {
         self.send(Job::Renew(asks));
     }
 
-    /// Repeats a release until it is sure, at the longest until `until`.
-    pub(crate) fn undo(&self, keys: Arc<Keys>, id: HolderId, until: Instant, of_acquire: bool) {
-        self.send(Job::Undo(Undo {
-            keys,
-            id,
-            until,
-            of_acquire,
-            tries: 0,
-            next: Instant::START,
-        }));
+    /// Repeats a release until it is sure.
+    pub(crate) fn undo(&self, undo: Undo) {
+        self.send(Job::Undo(undo));
     }
 
-    /// Releases all `holds` once. The receiver gets an answer for each, and is disconnected at the
-    /// end.
-    pub(crate) fn release(&self, holds: Vec<Arc<Hold>>) -> Receiver<Option<Found>> {
-        let (answers, receiver) = unbounded();
-        self.send(Job::Release(holds, answers));
-        receiver
+    /// Releases all `holds` until `until`. The receiver gets what was found for each that was
+    /// answered, and is disconnected at the end.
+    pub(crate) fn release(&self, holds: Vec<Arc<Hold>>, until: Instant) -> Receiver<Found> {
+        let (told, found) = unbounded();
+        for hold in holds {
+            let keys = Arc::clone(&hold.keys);
+            self.undo(Undo::told(keys, hold.id.clone(), until, told.clone()));
+        }
+        found
     }
 
     /// Somebody waits: proves from now on that the subscriber hears.
@@ -128,7 +108,6 @@ impl Io {
 enum Item {
     Renew(Arc<Hold>, Ask),
     Undo(Undo),
-    Release(Arc<Hold>, Sender<Option<Found>>),
 }
 
 impl Item {
@@ -136,7 +115,6 @@ impl Item {
         match self {
             Self::Renew(hold, ask) => hold.keys.renew(&hold.id, ask.ttl, false),
             Self::Undo(undo) => undo.keys.release(undo.id.as_str().as_bytes()),
-            Self::Release(hold, _) => hold.keys.release(hold.id.as_str().as_bytes()),
         }
     }
 }
@@ -158,16 +136,9 @@ impl Desk {
             while let Some(next) = job {
                 match next {
                     Job::Renew(asks) => {
-                        items.extend(asks.into_iter().map(|(hold, ask)| Item::Renew(hold, ask)))
+                        items.extend(asks.into_iter().map(|(hold, ask)| Item::Renew(hold, ask)));
                     }
                     Job::Undo(undo) => self.undos.push(undo),
-                    Job::Release(holds, answers) => {
-                        items.extend(
-                            holds
-                                .into_iter()
-                                .map(|hold| Item::Release(hold, answers.clone())),
-                        );
-                    }
                     Job::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
                     Job::Stop => stopping = true,
                 }
@@ -178,7 +149,7 @@ impl Desk {
                 let rest = items.split_off(items.len().min(MOST_TOGETHER));
                 self.write(shared, std::mem::replace(&mut items, rest));
             }
-            self.probe(shared);
+            contain(|| self.probe(shared));
         }
     }
 
@@ -198,13 +169,13 @@ impl Desk {
 
     fn take_due_undos(&mut self, items: &mut Vec<Item>, all: bool) {
         let now = Instant::now();
-        self.undos.retain(|undo| undo.until > now);
+        self.undos.retain(|undo| undo.is_worthwhile(now));
         let due = self.undos.extract_if(.., |undo| all || undo.next <= now);
         items.extend(due.map(Item::Undo));
     }
 
     /// Sends `items` in one write, and sees to their answers.
-    fn write(&mut self, shared: &Shared, items: Vec<Item>) {
+    fn write(&mut self, shared: &Shared, mut items: Vec<Item>) {
         let asked = Instant::now();
         if self.wire.is_none() {
             match shared
@@ -213,7 +184,6 @@ impl Desk {
             {
                 Ok(wire) => self.wire = Some(wire),
                 Err(fault) => {
-                    log::debug!("renewals and undos wait: {fault}");
                     for item in items {
                         self.settle(shared, item, asked, Err(fault.clone()));
                     }
@@ -223,6 +193,11 @@ impl Desk {
         }
         let Some(wire) = &mut self.wire else { return };
         let sent = Instant::now();
+        // What was lost or let go while it lay here must not be given a whole ttl more.
+        items.retain(|item| match item {
+            Item::Renew(hold, _) => matches!(hold.stand(sent), Standing::Held(_)),
+            Item::Undo(_) => true,
+        });
         let calls: Vec<Call<'_>> = items.iter().map(Item::call).collect();
         let (answers, usable) = shared.server.batch(wire, &calls);
         drop(calls);
@@ -235,36 +210,18 @@ impl Desk {
     }
 
     fn settle(&mut self, shared: &Shared, item: Item, sent: Instant, answer: Result<Reply, Fault>) {
-        let found = match &answer {
-            Ok(reply) => Found::read(reply),
-            Err(_) => None,
-        };
         match item {
-            Item::Renew(hold, ask) => renewed(shared, &hold, ask, sent, found, answer.err()),
-            Item::Undo(undo) => self.undone(undo, found),
-            Item::Release(_, answers) => {
-                // Whoever asked may have run out of time.
-                let _ = answers.send(found);
+            Item::Renew(hold, ask) => contain(|| {
+                renewed(shared, &hold, ask, sent, &answer);
+                drop(hold);
+            }),
+            Item::Undo(mut undo) => {
+                let found = answer.ok().as_ref().and_then(Found::read);
+                if !undo.is_over(Instant::now(), found) {
+                    self.undos.push(undo);
+                }
             }
         }
-    }
-
-    fn undone(&mut self, mut undo: Undo, found: Option<Found>) {
-        let over = match found {
-            Some(Found::Ours) => true,
-            Some(_) => !undo.of_acquire,
-            None => false,
-        };
-        if over {
-            log::debug!(
-                name:% = undo.keys.name, holder:% = undo.id.short();
-                "undid {} (holder {})", undo.keys.name, undo.id.short()
-            );
-            return;
-        }
-        undo.next = Instant::now().after(RECONNECT.pause(undo.tries));
-        undo.tries = undo.tries.saturating_add(1);
-        self.undos.push(undo);
     }
 
     /// Publishes to the subscriber what it must hear within a second.
@@ -287,49 +244,46 @@ impl Desk {
     }
 }
 
-/// Sees to the answer of a renewal. A failed call is no loss; a definite "not yours" is.
+/// Sees to the answer of a renewal, and returns what it found. A failed call is no loss; a definite
+/// "not yours" is.
 pub(crate) fn renewed(
     shared: &Shared,
     hold: &Arc<Hold>,
     ask: Ask,
     sent: Instant,
-    found: Option<Found>,
-    fault: Option<Fault>,
-) {
+    answer: &Result<Reply, Fault>,
+) -> Option<Found> {
     let now = Instant::now();
+    let found = answer.as_ref().ok().and_then(Found::read);
+    // A lease that ran out before the answer came is lost for that.
+    hold.stand(now);
     hold.answered(|lease| match found {
         Some(Found::Ours) => lease.confirmed(sent, now, ask),
         _ => lease.unconfirmed(now),
     });
     match found {
-        Some(Found::Ours) if ask.renews => {
+        Some(Found::Nobody) => hold.lose(Lost::Deleted),
+        Some(Found::Another) => hold.lose(Lost::Taken),
+        Some(Found::Ours) | None => {}
+    }
+    shared.look_after(hold);
+    match (found, answer) {
+        (Some(Found::Ours), _) if ask.renews => {
             if let Standing::Held(remaining) = hold.stand(now) {
                 tell_renewal(shared, hold, remaining, sent.until(now));
             }
         }
-        Some(Found::Ours) => {}
-        Some(Found::Nobody) => hold.lose(Lost::Deleted),
-        Some(Found::Another) => hold.lose(Lost::Taken),
-        None => {
-            let why = fault.map_or_else(
-                || "an answer that cannot be read".to_owned(),
-                |fault| fault.to_string(),
-            );
-            log::debug!(
-                name:% = hold.keys.name, holder:% = hold.id.short(), trace_id = hold.trace_id.as_deref();
-                "not renewed {}, to be tried again: {why}", hold.keys.name
-            );
-        }
+        (None, Err(fault)) => log::debug!(
+            name:% = hold.keys.name, holder:% = hold.id.short(), outcome = "not renewed",
+            ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
+            "not renewed {}, to be tried again: {fault}", hold.keys.name
+        ),
+        _ => {}
     }
-    shared.look_after(hold);
+    found
 }
 
 fn tell_renewal(shared: &Shared, hold: &Arc<Hold>, remaining: Duration, took: Duration) {
-    log::debug!(
-        name:% = hold.keys.name, holder:% = hold.id.short(), remaining_ms = remaining.as_millis() as u64,
-        trace_id = hold.trace_id.as_deref();
-        "renewed {} for {remaining:?}", hold.keys.name
-    );
     if let Some(on_renew) = hold.on_renew.clone() {
         let renewed = Renewed {
             name: hold.keys.name.clone(),
@@ -340,4 +294,9 @@ fn tell_renewal(shared: &Shared, hold: &Arc<Hold>, remaining: Duration, took: Du
         };
         shared.callbacks.run(Box::new(move || on_renew(&renewed)));
     }
+    log::debug!(
+        name:% = hold.keys.name, holder:% = hold.id.short(), outcome = "renewed", ttl_ms = hold.ttl_ms(),
+        remaining_ms = remaining.as_millis() as u64, trace_id = hold.trace_id.as_deref();
+        "renewed {} for {remaining:?}", hold.keys.name
+    );
 }

@@ -84,14 +84,15 @@ impl Shared {
         let Some(lost) = hold.untold() else { return };
         self.timer.forget(hold);
         self.waiters.ended(&hold.keys.name, &hold.id, false);
-        log::warn!(
-            name:% = hold.keys.name, holder:% = hold.id.short(), token = hold.token.value(),
-            outcome:% = lost, trace_id = hold.trace_id.as_deref();
-            "lost {}: {lost} (holder {}, token {})", hold.keys.name, hold.id.short(), hold.token
-        );
         if let Some(on_lost) = hold.on_lost.clone() {
             self.callbacks.run(Box::new(move || on_lost(&lost)));
         }
+        // Last, since a user's logger may panic.
+        log::warn!(
+            name:% = hold.keys.name, holder:% = hold.id.short(), token = hold.token.value(),
+            outcome:% = lost, ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
+            "lost {}: {lost} (holder {}, token {})", hold.keys.name, hold.id.short(), hold.token
+        );
     }
 
     /// Looks after a lease from now on: sets the timer to what is due next, or tells its loss.

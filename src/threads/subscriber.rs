@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -40,6 +40,9 @@ pub(crate) struct Subscriber {
     /// The channel that wakes the thread: nothing else interrupts a read.
     control: Vec<u8>,
     state: Mutex<State>,
+    /// Publishing is refused: then nobody of this user's can announce a release, and waiters look
+    /// again by themselves.
+    mute: AtomicBool,
     /// Rung at the end, for a thread that pauses between two attempts to connect.
     ending: Condvar,
     worker: Worker,
@@ -59,23 +62,43 @@ struct State {
 #[derive(Debug)]
 struct Channel {
     name: Name,
-    live: Arc<AtomicBool>,
+    live: Arc<Live>,
     users: usize,
     /// Since when nobody has used it.
     idle: Option<Instant>,
+}
+
+/// Since when releases on a channel are heard, in nanoseconds of our clock.
+#[derive(Debug)]
+struct Live(AtomicU64);
+
+impl Live {
+    const NOT: u64 = u64::MAX;
+
+    fn set(&self, since: Option<Instant>) {
+        self.0
+            .store(since.map_or(Self::NOT, Instant::as_nanos), Ordering::SeqCst);
+    }
+}
+
+impl Default for Live {
+    fn default() -> Self {
+        Self(AtomicU64::new(Self::NOT))
+    }
 }
 
 /// A waiter's use of a channel.
 pub(crate) struct Subscription<'a> {
     subscriber: &'a Subscriber,
     keys: &'a Keys,
-    live: Arc<AtomicBool>,
+    live: Arc<Live>,
 }
 
 impl Subscription<'_> {
-    /// Whether releases are heard at this moment.
-    pub(crate) fn is_live(&self) -> bool {
-        self.live.load(Ordering::SeqCst)
+    /// Whether every release since `at` was heard, and is at this moment.
+    pub(crate) fn hears_since(&self, at: Instant) -> bool {
+        self.live.0.load(Ordering::SeqCst) <= at.as_nanos()
+            && !self.subscriber.mute.load(Ordering::SeqCst)
     }
 }
 
@@ -96,6 +119,7 @@ impl Default for Subscriber {
         Self {
             control: format!("leasehold:{}", Uuid::new_v4()).into_bytes(),
             state: Mutex::default(),
+            mute: AtomicBool::new(false),
             ending: Condvar::new(),
             worker: Worker::new("leasehold-subscriber"),
         }
@@ -151,26 +175,33 @@ impl Subscriber {
 
     /// Interrupts the thread's read. Where that fails it looks around soon by itself.
     fn wake(&self, server: &Server, why: &[u8], until: Instant) -> bool {
-        match server.command("PUBLISH", &[&self.control, why], until, Lane::Free) {
-            Ok(_) => true,
-            Err(fault) => {
-                log::debug!("the subscriber could not be woken: {fault}");
-                false
+        let published = server.command("PUBLISH", &[&self.control, why], until, Lane::Free);
+        match &published {
+            Ok(_) => self.mute.store(false, Ordering::SeqCst),
+            Err(Fault::Never(error)) if !self.mute.swap(true, Ordering::SeqCst) => {
+                log::warn!(
+                    "releases cannot be announced, waiters look again by themselves: {error}"
+                );
             }
+            Err(fault) => log::debug!("the subscriber could not be woken: {fault}"),
         }
+        published.is_ok()
     }
 
     /// Publishes what the thread must hear within a second, if its connection is alive and leads to
     /// the server that takes the locks.
     pub(crate) fn probe(&self, server: &Server) {
-        if !self.state.lock().up {
+        let sent = Instant::now();
+        let mut state = self.state.lock();
+        if !state.up {
             return;
         }
-        let sent = Instant::now();
-        let is_sent = self.wake(server, PROBE, sent.after(server.command_timeout()));
-        let mut state = self.state.lock();
-        if is_sent && state.up {
-            state.unheard.get_or_insert(sent);
+        // Before it is sent: it may be heard before the answer to the sending is.
+        state.unheard.get_or_insert(sent);
+        drop(state);
+        if !self.wake(server, PROBE, sent.after(server.command_timeout())) {
+            let mut state = self.state.lock();
+            state.unheard = state.unheard.filter(|first| *first != sent);
         }
     }
 
@@ -212,7 +243,7 @@ fn run(shared: &Shared) {
                 let mut state = shared.subscriber.state.lock();
                 state.up = false;
                 for channel in state.channels.values() {
-                    channel.live.store(false, Ordering::SeqCst);
+                    channel.live.set(None);
                 }
                 drop(state);
                 // One warning for an outage, however long it lasts.
@@ -239,21 +270,27 @@ fn listen(shared: &Shared, failures: &mut u32) -> Result<(), String> {
         .server
         .wire(Instant::now().after(timeout))
         .map_err(|fault: Fault| fault.to_string())?;
-    let mut line = Line { shared, wire };
+    let mut line = Line {
+        shared,
+        wire,
+        has_warned: false,
+    };
     let wanted: Vec<Vec<u8>> = {
         let mut state = this.state.lock();
         state.queue.clear();
         state.channels.retain(|_, channel| channel.users > 0);
         state.channels.keys().cloned().collect()
     };
-    line.subscribe(std::slice::from_ref(&this.control))?;
+    // Where the control channel is refused nothing wakes the thread, and no probe is heard.
+    let up = line.subscribe(std::slice::from_ref(&this.control))?;
     {
         let mut state = this.state.lock();
-        state.up = true;
+        state.up = up;
         state.unheard = None;
     }
     line.subscribe(&wanted)?;
     *failures = 0;
+    let mut tidied = Instant::now();
     log::debug!(server = shared.server.label(); "hearing releases");
     loop {
         let now = Instant::now();
@@ -269,7 +306,12 @@ fn listen(shared: &Shared, failures: &mut u32) -> Result<(), String> {
         }
         // What was queued before this connection was up woke nobody.
         let wanted = std::mem::take(&mut state.queue);
-        let unused = take_unused(&mut state, now);
+        let unused = if tidied.until(now) >= LOOK_AROUND {
+            tidied = now;
+            take_unused(&mut state, now)
+        } else {
+            Vec::new()
+        };
         drop(state);
         line.unsubscribe(&unused)?;
         line.subscribe(&wanted)?;
@@ -293,7 +335,7 @@ fn take_unused(state: &mut State, now: Instant) -> Vec<Vec<u8>> {
         let over =
             channel.users == 0 && channel.idle.is_some_and(|since| since.until(now) >= linger);
         if over {
-            channel.live.store(false, Ordering::SeqCst);
+            channel.live.set(None);
         }
         over
     });
@@ -304,6 +346,8 @@ fn take_unused(state: &mut State, now: Instant) -> Vec<Vec<u8>> {
 struct Line<'a> {
     shared: &'a Shared,
     wire: Wire,
+    /// A refusal was logged as such; one is enough for a connection.
+    has_warned: bool,
 }
 
 impl Line<'_> {
@@ -340,22 +384,24 @@ impl Line<'_> {
         let doubted = self.shared.waiters.announced(&name, payload);
         if let Some(hold) = doubted.and_then(|hold| hold.upgrade()) {
             // Somebody says that a lease of ours was released: ask whether it still is ours.
-            hold.lease(crate::lease::Lease::doubt);
+            hold.lease(|lease| lease.doubt(Instant::now()));
             self.shared.look_after(&hold);
         }
     }
 
-    fn subscribe(&mut self, channels: &[Vec<u8>]) -> Result<(), String> {
+    /// True if every channel was confirmed.
+    fn subscribe(&mut self, channels: &[Vec<u8>]) -> Result<bool, String> {
         self.exchange("SUBSCRIBE", channels)
     }
 
     fn unsubscribe(&mut self, channels: &[Vec<u8>]) -> Result<(), String> {
-        self.exchange("UNSUBSCRIBE", channels)
+        self.exchange("UNSUBSCRIBE", channels).map(|_| ())
     }
 
     /// Sends a command for each channel, and reads every answer: a refusal too is only an answer.
-    fn exchange(&mut self, verb: &str, channels: &[Vec<u8>]) -> Result<(), String> {
+    fn exchange(&mut self, verb: &'static str, channels: &[Vec<u8>]) -> Result<bool, String> {
         let failed = |error: redis::RedisError| error.to_string();
+        let mut confirmed = 0;
         for some in channels.chunks(MOST_TOGETHER) {
             let command = |channel: &Vec<u8>| redis::cmd(verb).arg(channel).get_packed_command();
             let commands: Vec<u8> = some.iter().flat_map(command).collect();
@@ -371,19 +417,33 @@ impl Line<'_> {
                     Answer::Message(channel, payload) => self.heard(&channel, &payload),
                     Answer::Done => {
                         open.next();
+                        confirmed += 1;
                         if verb == "SUBSCRIBE" {
                             self.confirmed(channel);
                         }
                     }
                     Answer::Refused(why) => {
                         open.next();
-                        log::warn!("{verb} was refused, waiters look again by themselves: {why}");
+                        self.refused(verb, &why);
                     }
                     Answer::Other => {}
                 }
             }
         }
-        Ok(())
+        Ok(confirmed == channels.len())
+    }
+
+    fn refused(&mut self, verb: &str, why: &str) {
+        let level = if self.has_warned {
+            log::Level::Debug
+        } else {
+            log::Level::Warn
+        };
+        self.has_warned = true;
+        log::log!(
+            level,
+            "{verb} was refused, waiters look again by themselves: {why}"
+        );
     }
 
     /// Releases on `channel` are heard from now on; those before now were not.
@@ -392,7 +452,7 @@ impl Line<'_> {
         let Some(channel) = state.channels.get(channel) else {
             return;
         };
-        channel.live.store(true, Ordering::SeqCst);
+        channel.live.set(Some(Instant::now()));
         let name = channel.name.clone();
         drop(state);
         self.shared.waiters.look(&name);

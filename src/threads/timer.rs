@@ -10,7 +10,7 @@ use crate::hold::Hold;
 use crate::lease::{Ask, TOGETHER};
 use crate::leases::Leases;
 use crate::threads::Shared;
-use crate::threads::worker::Worker;
+use crate::threads::worker::{Worker, contain};
 
 pub(crate) struct Timer {
     state: Mutex<State>,
@@ -52,6 +52,10 @@ impl Timer {
     /// Looks at `hold` at the instant `at`, instead of when it was said before.
     pub(crate) fn watch(&self, hold: &Arc<Hold>, at: Instant) {
         let mut state = self.state.lock();
+        // Its holder may have let go since it was last looked at: then nobody would forget it again.
+        if state.stopping || !hold.lease(|lease| lease.is_open()) {
+            return;
+        }
         state.leases.arm(hold, at);
         if at < state.sleeps_until {
             self.changed.notify_one();
@@ -118,10 +122,13 @@ fn run(shared: &Shared) {
         let now = Instant::now();
         let mut asks: Vec<(Arc<Hold>, Ask)> = Vec::new();
         for hold in due {
-            if let Some(ask) = hold.lease(|lease| lease.ask_if_due(now)) {
-                asks.push((Arc::clone(&hold), ask));
-            }
-            shared.look_after(&hold);
+            contain(|| {
+                if let Some(ask) = hold.lease(|lease| lease.ask_if_due(now)) {
+                    asks.push((Arc::clone(&hold), ask));
+                }
+                shared.look_after(&hold);
+                drop(hold);
+            });
         }
         if !asks.is_empty() {
             shared.io.renew(asks);

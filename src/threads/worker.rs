@@ -69,15 +69,15 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits until the thread is through; false if it is not by `until`, or is the caller itself.
-    /// It is then left to end by itself.
+    /// Waits until the thread is through; false if it is not by `until`, and is left to end by
+    /// itself. So is the caller itself, which cannot wait for its own end.
     pub(crate) fn join(&self, until: Instant) -> bool {
         // Whoever comes second waits for nothing.
         let Some(Running { handle, through }) = self.running.lock().take() else {
             return true;
         };
         if handle.thread().id() == thread::current().id() {
-            return false;
+            return true;
         }
         let _ = through.recv_timeout(Instant::now().until(until));
         match through.try_recv() {
@@ -85,4 +85,11 @@ impl Worker {
             _ => false,
         }
     }
+}
+
+/// Runs a part of a thread's work that calls a user's code on the way: a logger, or the drop of a
+/// closure. A panic there costs no more than this part.
+pub(crate) fn contain(act: impl FnOnce()) {
+    // Nothing to be said: the panic's own message is out, and a logger may be what panics.
+    let _ = catch_unwind(AssertUnwindSafe(act));
 }

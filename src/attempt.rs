@@ -1,0 +1,185 @@
+//! One attempt to take a lock, and how often it is made while Redis does not answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::config::{Settings, Terms};
+use crate::error::{Cause, Error};
+use crate::hold::{Hold, Parts};
+use crate::holder::HolderId;
+use crate::kind::{Acquired, Keys};
+use crate::lease::Lease;
+use crate::release::abandon;
+use crate::server::{Fault, Lane};
+use crate::threads::Shared;
+use crate::token::FencingToken;
+use crate::undo::Undo;
+use crate::wait::RECONNECT;
+
+/// A call that takes a lock.
+pub(crate) struct Attempt<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) keys: &'a Arc<Keys>,
+    pub(crate) settings: &'a Settings,
+    pub(crate) terms: Terms,
+    /// When the call began.
+    pub(crate) start: Instant,
+}
+
+/// What asking Redis came to.
+pub(crate) enum Look {
+    Granted(Arc<Hold>),
+    /// Somebody else holds it: for so long, `None` without an end.
+    Refused(Option<Duration>),
+}
+
+impl Attempt<'_> {
+    /// Asks Redis once, under a fresh holder id. Where no answer comes, the undo is on its way when
+    /// this returns.
+    pub(crate) fn look(&self, deadline: Instant) -> Result<Look, Fault> {
+        let (shared, keys) = (self.shared, self.keys);
+        let id = HolderId::fresh(&shared.config.owner);
+        let until = Instant::now()
+            .after(shared.server.command_timeout())
+            .min(deadline);
+        log::trace!(name:% = keys.name, holder:% = id.as_str(); "acquire {} as {}", keys.name, id.as_str());
+        let acquire = keys.acquire(&id, self.terms.ttl);
+        let undo = keys.release(id.as_str().as_bytes());
+        match shared
+            .server
+            .call_or_undo(acquire, until, Lane::Capped, Some(undo))
+        {
+            Ok((reply, sent)) => match Acquired::read(&reply) {
+                Some(Acquired::Granted(token)) => {
+                    match Lease::granted(sent, Instant::now(), &self.terms) {
+                        Some(lease) => self.hold(Hold::new(self.parts(id, token), lease), until),
+                        None => Err(self.undo(
+                            id,
+                            Cause::text("the answer took as long as the lease: ttl too short"),
+                        )),
+                    }
+                }
+                Some(Acquired::Refused(remaining)) => Ok(Look::Refused(remaining)),
+                None => Err(self.undo(
+                    id,
+                    Cause::text("the acquire script gave an answer that is not its own"),
+                )),
+            },
+            Err(Fault::NoAnswer(cause)) => Err(self.undo(id, cause)),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    fn parts(&self, id: HolderId, token: FencingToken) -> Parts {
+        Parts {
+            keys: Arc::clone(self.keys),
+            id,
+            token,
+            serial: self.shared.next_serial(),
+            trace_id: self.settings.trace_id.clone(),
+            on_lost: self.settings.on_lost.clone(),
+            on_renew: self.settings.on_renew.clone(),
+        }
+    }
+
+    fn hold(&self, hold: Hold, until: Instant) -> Result<Look, Fault> {
+        let (shared, keys) = (self.shared, self.keys);
+        let hold = Arc::new(hold);
+        shared
+            .waiters
+            .held(&keys.name, &hold.id, Arc::downgrade(&hold));
+        shared.look_after(&hold);
+        if shared.is_closed() {
+            // The shutdown that runs beside us may have seen this lease, or not.
+            abandon(shared, &hold, until);
+            return Err(Fault::Never(Error::Closed));
+        }
+        self.log_granted(&hold);
+        Ok(Look::Granted(hold))
+    }
+
+    /// Undoes, in the background, what may have been acquired under `id` or may yet be.
+    fn undo(&self, id: HolderId, cause: Cause) -> Fault {
+        let until = Instant::now().after(self.terms.ttl);
+        self.shared
+            .io
+            .undo(Undo::of_acquire(Arc::clone(self.keys), id, until));
+        Fault::NoAnswer(cause)
+    }
+
+    /// Asks Redis until it answers, or the deadline has come.
+    pub(crate) fn insist(&self, deadline: Instant) -> Result<Look, Error> {
+        let mut failures = 0;
+        loop {
+            match self.look(deadline) {
+                Ok(look) => return Ok(look),
+                Err(fault) => {
+                    let pause = self.pause_after(fault, failures, deadline)?;
+                    failures += 1;
+                    std::thread::sleep(pause);
+                }
+            }
+        }
+    }
+
+    /// How long to wait after a fault before the next look, or the error to give up with.
+    pub(crate) fn pause_after(
+        &self,
+        fault: Fault,
+        failures: u32,
+        deadline: Instant,
+    ) -> Result<Duration, Error> {
+        self.shared.check_open()?;
+        let cause = match fault {
+            Fault::Never(error) => return Err(error),
+            Fault::NotNow(cause) | Fault::NoAnswer(cause) => cause,
+        };
+        let now = Instant::now();
+        if now >= deadline || self.is_unreachable(now) {
+            return Err(self.shared.server.unreachable(cause));
+        }
+        // A connection that had died unnoticed costs one attempt and no pause.
+        let pause = match failures {
+            0 => Duration::ZERO,
+            _ => RECONNECT.pause(failures - 1),
+        };
+        Ok(pause.min(now.until(deadline)))
+    }
+
+    /// Whether Redis has not answered for too long to wait for it any more.
+    pub(crate) fn is_unreachable(&self, now: Instant) -> bool {
+        self.shared.server.silent_for(now, self.start) >= self.shared.config.unreachable_for
+    }
+
+    /// Whether this client holds the name at this moment.
+    pub(crate) fn is_held_here(&self) -> bool {
+        let holder = self.shared.waiters.holder(&self.keys.name);
+        holder.is_some_and(|hold| hold.lease(|lease| lease.covers(Instant::now())))
+    }
+
+    fn log_granted(&self, hold: &Hold) {
+        // The clock is not free, and this line is seldom wanted.
+        if !log::log_enabled!(log::Level::Debug) {
+            return;
+        }
+        let waited = self.start.until(Instant::now());
+        log::debug!(
+            name:% = hold.keys.name, holder:% = hold.id.short(), token = hold.token.value(),
+            ttl_ms = self.terms.ttl.as_millis() as u64, waited_us = waited.as_micros() as u64,
+            outcome = "acquired", trace_id = hold.trace_id.as_deref();
+            "acquired {} (holder {}, token {}, ttl {:?}, waited {waited:?})",
+            hold.keys.name, hold.id.short(), hold.token, self.terms.ttl
+        );
+    }
+
+    /// Somebody else holds the lock, or came before: `outcome` says what follows from that.
+    pub(crate) fn log_refused(&self, outcome: &str, remaining: Option<Duration>) {
+        log::debug!(
+            name:% = self.keys.name, outcome = outcome, ttl_ms = self.terms.ttl.as_millis() as u64,
+            remaining_ms = remaining.map(|left| left.as_millis() as u64),
+            trace_id = self.settings.trace_id.as_deref();
+            "{outcome} {}: somebody holds it, or waits before this call", self.keys.name
+        );
+    }
+}

@@ -1,0 +1,157 @@
+//! A release that is repeated until it is sure: when it is tried next, and when it is over. No I/O.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+
+use crate::clock::Instant;
+use crate::holder::HolderId;
+use crate::kind::{Found, Keys};
+use crate::wait::{Backoff, RECONNECT};
+
+/// Between repetitions while Redis answers that the key is not there: it may yet come, but if it
+/// does its own undo follows on the same connection, so there is no hurry.
+const NOT_THERE: Backoff =
+    Backoff::new(Duration::from_millis(50), Duration::from_secs(5)).jitter(0.3);
+
+/// A release that is not yet sure.
+#[derive(Debug)]
+pub(crate) struct Undo {
+    pub(crate) keys: Arc<Keys>,
+    pub(crate) id: HolderId,
+    /// By then the key is gone by itself, or nobody asks any more.
+    until: Instant,
+    purpose: Purpose,
+    pub(crate) next: Instant,
+    /// Answers that were missing, in a row.
+    missing: u32,
+    /// Answers that the key is not ours.
+    not_ours: u32,
+}
+
+#[derive(Debug)]
+enum Purpose {
+    /// Undoes an acquire that may yet run, so that finding nothing proves nothing.
+    Acquire,
+    /// Repeats the release of a lease that was held, of which any answer is the end.
+    Release,
+    /// The same, for somebody who wants to know how it ended.
+    Told(Sender<Found>),
+}
+
+impl Undo {
+    pub(crate) fn of_acquire(keys: Arc<Keys>, id: HolderId, until: Instant) -> Self {
+        Self::new(keys, id, until, Purpose::Acquire)
+    }
+
+    pub(crate) fn of_release(keys: Arc<Keys>, id: HolderId, until: Instant) -> Self {
+        Self::new(keys, id, until, Purpose::Release)
+    }
+
+    /// What was found is sent to `told`; nothing, if it never was sure.
+    pub(crate) fn told(keys: Arc<Keys>, id: HolderId, until: Instant, told: Sender<Found>) -> Self {
+        Self::new(keys, id, until, Purpose::Told(told))
+    }
+
+    fn new(keys: Arc<Keys>, id: HolderId, until: Instant, purpose: Purpose) -> Self {
+        Self {
+            keys,
+            id,
+            until,
+            purpose,
+            next: Instant::START,
+            missing: 0,
+            not_ours: 0,
+        }
+    }
+
+    pub(crate) fn is_worthwhile(&self, now: Instant) -> bool {
+        now < self.until
+    }
+
+    /// Notes what came of a try, `None` for no answer that counts; true when it is over.
+    pub(crate) fn is_over(&mut self, now: Instant, found: Option<Found>) -> bool {
+        let pause = match (found, &self.purpose) {
+            (Some(Found::Ours), Purpose::Acquire) | (Some(_), Purpose::Release) => return true,
+            (Some(found), Purpose::Told(told)) => {
+                // An earlier try without an answer may be what removed the key.
+                let found = if self.missing > 0 { Found::Ours } else { found };
+                // Whoever asked may have run out of time.
+                let _ = told.send(found);
+                return true;
+            }
+            (Some(_), Purpose::Acquire) => {
+                self.not_ours += 1;
+                NOT_THERE.pause(self.not_ours - 1)
+            }
+            (None, _) => {
+                self.missing += 1;
+                RECONNECT.pause(self.missing - 1)
+            }
+        };
+        self.next = now.after(pause);
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crossbeam_channel::unbounded;
+
+    fn parts() -> (Arc<Keys>, HolderId, Instant) {
+        let keys = Keys::new("a".into(), "lock:", "lock_release:");
+        (
+            Arc::new(keys),
+            HolderId::fresh("o"),
+            Instant::START.after(Duration::from_secs(10)),
+        )
+    }
+
+    #[test]
+    fn smoke() {
+        let (keys, id, until) = parts();
+        let mut undo = Undo::of_acquire(keys, id, until);
+        assert!(
+            !undo.is_over(Instant::START, Some(Found::Nobody)),
+            "it may yet run"
+        );
+        assert!(!undo.is_over(Instant::START, None));
+        assert!(undo.next > Instant::START);
+        assert!(undo.is_over(Instant::START, Some(Found::Ours)));
+        assert!(undo.is_worthwhile(Instant::START) && !undo.is_worthwhile(until));
+    }
+
+    #[test]
+    fn an_undo_that_finds_nothing_gets_rare() {
+        let (keys, id, until) = parts();
+        let mut undo = Undo::of_acquire(keys, id, until);
+        let mut tries = 0;
+        while undo.is_worthwhile(undo.next) {
+            let now = undo.next;
+            tries += 1;
+            undo.is_over(now, Some(Found::Nobody));
+        }
+        assert!((7..=14).contains(&tries), "{tries}");
+    }
+
+    #[test]
+    fn any_answer_ends_a_release() {
+        let (keys, id, until) = parts();
+        assert!(
+            Undo::of_release(Arc::clone(&keys), id.clone(), until)
+                .is_over(until, Some(Found::Another))
+        );
+        let (told, answers) = unbounded();
+        assert!(
+            Undo::told(Arc::clone(&keys), id.clone(), until, told.clone())
+                .is_over(until, Some(Found::Nobody))
+        );
+        assert_eq!(answers.recv(), Ok(Found::Nobody));
+        let mut twice = Undo::told(keys, id, until, told);
+        assert!(!twice.is_over(until, None));
+        assert!(twice.is_over(until, Some(Found::Nobody)));
+        assert_eq!(answers.recv(), Ok(Found::Ours), "the first try removed it");
+    }
+}
