@@ -1,0 +1,145 @@
+//! The floor: the same lock as a careful user of `redis` would write it by hand.
+
+use std::time::Duration;
+
+use redis::io::tcp::TcpSettings;
+use redis::{Connection, IntoConnectionInfo, Script};
+use uuid::Uuid;
+
+pub(crate) const ACQUIRE: &str = include_str!("../../src/scripts/acquire.lua");
+pub(crate) const RELEASE: &str = include_str!("../../src/scripts/release.lua");
+
+/// What peers send to let go.
+const COMPARE_AND_DELETE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then \
+                                  return redis.call('DEL', KEYS[1]) else return 0 end";
+
+const TTL_MS: u64 = 10_000;
+
+/// A connection like those of the client under test.
+pub(crate) fn connect(url: &str) -> Connection {
+    let timeout = Duration::from_secs(1);
+    let info = url.into_connection_info().unwrap();
+    let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
+    let connection = redis::Client::open(info)
+        .unwrap()
+        .get_connection_with_timeout(timeout)
+        .unwrap();
+    connection.set_read_timeout(Some(timeout)).unwrap();
+    connection.set_write_timeout(Some(timeout)).unwrap();
+    connection
+}
+
+/// One name, locked by scripts over one connection.
+pub(crate) struct Hand {
+    connection: Connection,
+    acquire: Script,
+    release: Script,
+    lock: String,
+    fence: String,
+    none: String,
+    channel: String,
+    owner: String,
+}
+
+impl Hand {
+    /// With the scripts that the client under test sends.
+    pub(crate) fn new(url: &str, name: &str) -> Self {
+        Self::with(url, name, ACQUIRE, RELEASE)
+    }
+
+    pub(crate) fn with(url: &str, name: &str, acquire: &str, release: &str) -> Self {
+        let lock = format!("lock:{name}");
+        Self {
+            connection: connect(url),
+            acquire: Script::new(acquire),
+            release: Script::new(release),
+            fence: format!("leasehold:fence:{{{lock}}}"),
+            none: format!("leasehold:none:{{{lock}}}"),
+            channel: channel(name),
+            owner: format!("bench/{}", std::process::id()),
+            lock,
+        }
+    }
+
+    /// Takes the lock under an id of its own; `None` if somebody holds it.
+    pub(crate) fn acquire(&mut self) -> Option<String> {
+        let id = format!("{}:{}", self.owner, Uuid::new_v4());
+        let answer: (i64, redis::Value) = first_two(
+            self.acquire
+                .key(&self.lock)
+                .key(&self.fence)
+                .arg(&id)
+                .arg(TTL_MS)
+                .invoke(&mut self.connection)
+                .unwrap(),
+        );
+        (answer.0 == 1).then_some(id)
+    }
+
+    pub(crate) fn release(&mut self, id: &str) {
+        let answer: i64 = self
+            .release
+            .key(&self.lock)
+            .key(&self.none)
+            .arg(id)
+            .arg(&self.channel)
+            .invoke(&mut self.connection)
+            .unwrap();
+        assert_eq!(answer, 1, "it was ours");
+    }
+
+    pub(crate) fn pair(&mut self) {
+        let id = self.acquire().expect("nobody else wants it");
+        self.release(&id);
+    }
+}
+
+/// A grant has two items, a refusal three.
+fn first_two(answer: Vec<redis::Value>) -> (i64, redis::Value) {
+    let mut items = answer.into_iter();
+    match (items.next(), items.next()) {
+        (Some(redis::Value::Int(first)), Some(second)) => (first, second),
+        other => panic!("the script answers with a list, not {other:?}"),
+    }
+}
+
+pub(crate) fn channel(name: &str) -> String {
+    format!("lock_release:{name}")
+}
+
+/// The pair that peers send: no fence, no wake-up.
+pub(crate) struct Bare {
+    connection: Connection,
+    release: Script,
+    key: String,
+}
+
+impl Bare {
+    pub(crate) fn new(url: &str, name: &str) -> Self {
+        Self {
+            connection: connect(url),
+            release: Script::new(COMPARE_AND_DELETE),
+            key: format!("lock:{name}"),
+        }
+    }
+
+    pub(crate) fn pair(&mut self) {
+        let id = Uuid::new_v4().to_string();
+        let set: Option<String> = redis::cmd("SET")
+            .arg(&self.key)
+            .arg(&id)
+            .arg("NX")
+            .arg("PX")
+            .arg(TTL_MS)
+            .query(&mut self.connection)
+            .unwrap();
+        assert!(set.is_some(), "nobody else wants it");
+        let deleted: i64 = self
+            .release
+            .key(&self.key)
+            .arg(&id)
+            .invoke(&mut self.connection)
+            .unwrap();
+        assert_eq!(deleted, 1, "it was ours");
+    }
+}

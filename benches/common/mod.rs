@@ -1,0 +1,152 @@
+//! What the benches share: turns, percentiles, tables, the machine's load, the hand-written floor, and the last line.
+
+// Every bench compiles its own copy of this module and uses a part of it.
+#![allow(dead_code)]
+
+pub(crate) mod hand;
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// What one contender took, round by round.
+#[derive(Default)]
+pub(crate) struct Samples {
+    rounds: Vec<Vec<Duration>>,
+}
+
+impl Samples {
+    pub(crate) fn push(&mut self, round: Vec<Duration>) {
+        self.rounds.push(round);
+    }
+
+    /// Over all rounds, in µs.
+    pub(crate) fn percentile(&self, percent: f64) -> f64 {
+        let micros = self.rounds.iter().flatten().copied().map(micros);
+        percentile(micros.collect(), percent)
+    }
+
+    fn medians(&self) -> impl Iterator<Item = f64> + '_ {
+        self.rounds
+            .iter()
+            .map(|round| percentile(round.iter().copied().map(micros).collect(), 50.0))
+    }
+
+    /// How many times as long as `floor` it takes. Each round is compared with itself, since this machine's pace
+    /// changes from one moment to the next.
+    pub(crate) fn ratio(&self, floor: &Self) -> Spread {
+        Spread::of(self.medians().zip(floor.medians()).map(|(a, b)| a / b))
+    }
+
+    /// How many µs more than `floor` it takes, compared in the same way.
+    pub(crate) fn surplus(&self, floor: &Self) -> Spread {
+        Spread::of(self.medians().zip(floor.medians()).map(|(a, b)| a - b))
+    }
+}
+
+/// A median over rounds, and the quartiles that say how far to trust it.
+#[derive(Clone, Copy)]
+pub(crate) struct Spread {
+    pub(crate) low: f64,
+    pub(crate) median: f64,
+    pub(crate) high: f64,
+}
+
+impl Spread {
+    pub(crate) fn of(values: impl Iterator<Item = f64>) -> Self {
+        let values: Vec<f64> = values.collect();
+        Self {
+            low: percentile(values.clone(), 25.0),
+            median: percentile(values.clone(), 50.0),
+            high: percentile(values, 75.0),
+        }
+    }
+
+    pub(crate) fn show(self, decimals: usize) -> String {
+        format!(
+            "{:.decimals$} ({:.decimals$} to {:.decimals$})",
+            self.median, self.low, self.high
+        )
+    }
+}
+
+/// One of those who take turns: runs a round, and says how long each of its operations took.
+pub(crate) type Contender<'a> = Box<dyn FnMut() -> Vec<Duration> + 'a>;
+
+/// Has each contender run in every round, each round beginning with the next one: whoever comes first after another
+/// finds colder caches. Rounds before the first that counts warm everything up.
+pub(crate) fn take_turns(rounds: usize, contenders: &mut [Contender<'_>]) -> Vec<Samples> {
+    const WARM_UP: usize = 2;
+    let mut samples: Vec<Samples> = contenders.iter().map(|_| Samples::default()).collect();
+    for round in 0..WARM_UP + rounds {
+        for turn in 0..contenders.len() {
+            let n = (round + turn) % contenders.len();
+            let took = contenders[n]();
+            if round >= WARM_UP {
+                samples[n].push(took);
+            }
+        }
+    }
+    samples
+}
+
+/// Times `times` runs, one by one.
+pub(crate) fn timed(times: usize, mut run: impl FnMut()) -> Vec<Duration> {
+    (0..times)
+        .map(|_| {
+            let began = Instant::now();
+            run();
+            began.elapsed()
+        })
+        .collect()
+}
+
+pub(crate) fn percentile(mut values: Vec<f64>, percent: f64) -> f64 {
+    assert!(!values.is_empty(), "nothing was measured");
+    values.sort_by(f64::total_cmp);
+    let rank = percent / 100.0 * (values.len() - 1) as f64;
+    values[rank.round() as usize]
+}
+
+pub(crate) fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+/// Figures of a busy machine are worth less: says how busy it is.
+pub(crate) fn print_load(when: &str) {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').take(3).collect::<Vec<_>>().join(" ");
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    println!("load average {when}: {load} on {cores} cores");
+}
+
+/// Prints rows below their heads, the first column flush left.
+pub(crate) fn print_table(heads: &[&str], rows: &[Vec<String>]) {
+    let heads: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
+    let widths: Vec<usize> = (0..heads.len())
+        .map(|n| {
+            let column = [&heads].into_iter().chain(rows).map(|row| row[n].chars());
+            column.map(Iterator::count).max().unwrap_or(0)
+        })
+        .collect();
+    println!();
+    for row in [&heads].into_iter().chain(rows) {
+        let cells = row.iter().zip(&widths).enumerate();
+        let line: Vec<String> = cells
+            .map(|(n, (cell, width))| match n {
+                0 => format!("{cell:<width$}"),
+                _ => format!("{cell:>width$}"),
+            })
+            .collect();
+        println!("{}", line.join("  ").trim_end());
+    }
+    println!();
+}
+
+/// The last line, for programs that read it.
+pub(crate) fn print_figures(figures: &[(&str, String)]) {
+    let pairs: Vec<String> = figures
+        .iter()
+        .map(|(name, value)| format!("\"{name}\":{value}"))
+        .collect();
+    println!("figures: {{{}}}", pairs.join(","));
+}

@@ -1,0 +1,193 @@
+//! What ten thousand held leases cost their process: threads, memory, and processor time for renewals at a ttl of 10 s.
+
+mod common;
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::hand::connect;
+use leasehold::{Client, MutexGuard};
+use rustix::time::{ClockId, clock_gettime};
+use support::Server;
+
+const LEASES: usize = 10_000;
+const TTL: Duration = Duration::from_secs(10);
+
+/// Each lease is renewed every third of its ttl: six times in this time.
+const WATCHED: Duration = Duration::from_secs(20);
+
+/// What the machine is looked at for, and over how many parts the processor's share is taken.
+const PARTS: u32 = 10;
+
+const RENEW: &str = include_str!("../src/scripts/renew.lua");
+
+fn main() {
+    let server = Server::start().untimed();
+    let url = server.url();
+    println!("{LEASES} held leases, ttl {TTL:?}, watched for {WATCHED:?}");
+    common::print_load("before");
+
+    let client = Client::builder().url(&url).ttl(TTL).build().unwrap();
+    // Connections and threads are there before the first look.
+    drop(client.mutex("first").lock().unwrap());
+    let mut guards: Vec<MutexGuard> = Vec::with_capacity(LEASES);
+    let before = resident_mib();
+
+    let mut locking = common::Samples::default();
+    locking.push(
+        (0..LEASES)
+            .map(|n| {
+                let mutex = client.mutex(format!("account:{n}"));
+                let began = Instant::now();
+                guards.push(mutex.try_lock().unwrap().expect("nobody else wants it"));
+                began.elapsed()
+            })
+            .collect(),
+    );
+    let held = resident_mib() - before;
+
+    let calls = server.calls(&["pexpire"]);
+    let mut shares = Vec::new();
+    let mut remaining = Vec::new();
+    let mut highest = held;
+    for _ in 0..PARTS {
+        let (began, used) = (Instant::now(), processor());
+        thread::sleep(WATCHED / PARTS);
+        shares.push((processor() - used).as_secs_f64() / began.elapsed().as_secs_f64() * 100.0);
+        highest = highest.max(resident_mib() - before);
+        remaining.extend(guards.iter().map(|guard| {
+            let remaining = guard.remaining().expect("every lease is held to the end");
+            remaining.as_secs_f64()
+        }));
+    }
+    let renewals = server.calls(&["pexpire"]) - calls;
+    let share = shares.iter().sum::<f64>() / shares.len() as f64;
+    let threads = own_threads();
+    let by_hand = renewals_by_hand(&url, &guards, renewals);
+    let by_hand = by_hand.as_secs_f64() / WATCHED.as_secs_f64() * 100.0;
+
+    let row =
+        |what: &str, value: String, asked: &str| vec![what.to_owned(), value, asked.to_owned()];
+    let rows = [
+        row(
+            "lock, p50 µs",
+            format!("{:.1}", locking.percentile(50.0)),
+            "",
+        ),
+        row(
+            "lock, p99 µs",
+            format!("{:.1}", locking.percentile(99.0)),
+            "",
+        ),
+        row("threads", threads.join(" "), "2"),
+        row("memory added, MiB", format!("{highest:.1}"), "below 16"),
+        row(
+            "bytes a lease",
+            format!("{:.0}", highest * 1_048_576.0 / LEASES as f64),
+            "",
+        ),
+        row("renewals", renewals.to_string(), ""),
+        row("of a core, mean %", format!("{share:.2}"), "below 3"),
+        row(
+            "of a core, p50 %",
+            format!("{:.2}", common::percentile(shares.clone(), 50.0)),
+            "",
+        ),
+        row(
+            "of a core, p99 %",
+            format!("{:.2}", common::percentile(shares, 99.0)),
+            "",
+        ),
+        row("as many renewals by hand, %", format!("{by_hand:.2}"), ""),
+        row(
+            "remaining, p50 s",
+            format!("{:.2}", common::percentile(remaining.clone(), 50.0)),
+            "",
+        ),
+        row(
+            "remaining, least s",
+            format!("{:.2}", common::percentile(remaining, 0.0)),
+            "",
+        ),
+    ];
+    common::print_table(&["held", "measured", "asked"], &rows);
+    common::print_load("after");
+    common::print_figures(&[
+        ("held_mib", format!("{highest:.2}")),
+        ("held_core_pct", format!("{share:.2}")),
+        ("held_threads", threads.len().to_string()),
+    ]);
+    drop(client);
+    // Ten thousand single releases would be most of the run.
+    std::process::exit(0);
+}
+
+/// The processor time of the same renewals, written by hand: 256 in a pipeline, one after the other.
+fn renewals_by_hand(url: &str, guards: &[MutexGuard], renewals: u64) -> Duration {
+    let mut connection = connect(url);
+    let script = redis::Script::new(RENEW);
+    script.prepare_invoke().load(&mut connection).unwrap();
+    let names: Vec<_> = guards
+        .iter()
+        .map(|guard| {
+            let lock = format!("lock:{}", guard.name());
+            let none = format!("leasehold:none:{{{lock}}}");
+            (lock, none, guard.holder_id())
+        })
+        .collect();
+    let used = processor();
+    let mut left = usize::try_from(renewals).unwrap();
+    for some in names.chunks(256).cycle() {
+        let some = &some[..left.min(some.len())];
+        let mut pipe = redis::pipe();
+        for (lock, none, id) in some {
+            pipe.invoke_script(
+                script
+                    .key(lock)
+                    .key(none)
+                    .arg(id.as_str())
+                    .arg(10_000)
+                    .arg(0),
+            );
+        }
+        let answers: Vec<i64> = pipe.query(&mut connection).unwrap();
+        assert!(answers.iter().all(|answer| *answer == 1), "all are held");
+        left -= some.len();
+        if left == 0 {
+            break;
+        }
+    }
+    processor() - used
+}
+
+/// Processor time that this process has used, in all its threads.
+fn processor() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap(),
+        u32::try_from(time.tv_nsec).unwrap(),
+    )
+}
+
+fn resident_mib() -> f64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let kib = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
+    kib.unwrap().parse::<f64>().unwrap() / 1024.0
+}
+
+/// The client's threads, as the kernel names them: by fifteen bytes at the most.
+fn own_threads() -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .map(|name| name.trim_end().to_owned())
+        .filter(|name| name.starts_with("leasehold-"))
+        .collect();
+    names.sort();
+    names
+}

@@ -1,0 +1,188 @@
+//! Lock and unlock on one thread, in turns with the same scripts called by hand and with the bare pair that peers send;
+//! and what each call inside the scripts costs.
+
+mod common;
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use common::hand::{ACQUIRE, Bare, Hand, RELEASE};
+use common::{Contender, Spread};
+use leasehold::{Client, Unlocked};
+use support::Server;
+
+const ROUNDS: usize = 500;
+const PAIRS: usize = 25;
+
+fn main() {
+    let server = Server::start().untimed();
+    println!("lock + unlock on one thread, {ROUNDS} rounds of {PAIRS}");
+    common::print_load("before");
+    let (vs_scripts, vs_bare) = pairs(&server);
+    calls(&server);
+    common::print_load("after");
+    common::print_figures(&[
+        ("pair_vs_scripts", format!("{:.3}", vs_scripts.median)),
+        ("scripts_vs_bare", format!("{:.3}", vs_bare.median)),
+    ]);
+}
+
+/// The client beside the two ways to do without it.
+fn pairs(server: &Server) -> (Spread, Spread) {
+    let url = server.url();
+    let client = Client::open(&url).unwrap();
+    let mutex = client.mutex("ours");
+    let (mut hand, mut bare) = (Hand::new(&url, "hand"), Bare::new(&url, "bare"));
+    let mut contenders: [Contender<'_>; 3] = [
+        Box::new(|| {
+            common::timed(PAIRS, || {
+                assert_eq!(mutex.lock().unwrap().unlock().unwrap(), Unlocked::Released);
+            })
+        }),
+        Box::new(|| common::timed(PAIRS, || hand.pair())),
+        Box::new(|| common::timed(PAIRS, || bare.pair())),
+    ];
+    let samples = common::take_turns(ROUNDS, &mut contenders);
+    let (ours, scripts, bare) = (&samples[0], &samples[1], &samples[2]);
+    let (vs_scripts, vs_bare) = (ours.ratio(scripts), scripts.ratio(bare));
+    let names = ["leasehold", "its scripts by hand", "bare pair of peers"];
+    let rows: Vec<_> = names
+        .iter()
+        .zip(&samples)
+        .map(|(name, samples)| {
+            vec![
+                (*name).to_owned(),
+                format!("{:.1}", samples.percentile(50.0)),
+                format!("{:.1}", samples.percentile(99.0)),
+                samples.ratio(scripts).show(3),
+                samples.ratio(bare).show(3),
+            ]
+        })
+        .collect();
+    let heads = [
+        "pair",
+        "p50 µs",
+        "p99 µs",
+        "vs scripts by hand (quartiles)",
+        "vs bare (quartiles)",
+    ];
+    common::print_table(&heads, &rows);
+    (vs_scripts, vs_bare)
+}
+
+/// A script with one call taken out, as it would be written without it.
+struct Variant {
+    without: &'static str,
+    serves: &'static str,
+    /// What stands in the script, and what stands there without the call.
+    acquire: &'static [(&'static str, &'static str)],
+    release: &'static [(&'static str, &'static str)],
+}
+
+const WITHOUT_TIME: (&str, &str) = ("redis.call('TIME')", "{1, 0}");
+const WITHOUT_GET: (&str, &str) = ("redis.pcall('GET', KEYS[2])", "false");
+const WITHOUT_SET: (&str, &str) = ("redis.pcall('SET', KEYS[2], token, 'EX', 86400)", "{}");
+const WITHOUT_PUBLISH: (&str, &str) = ("redis.pcall('PUBLISH', ARGV[2], ARGV[1])", "");
+
+const VARIANTS: [Variant; 8] = [
+    Variant {
+        without: "TIME",
+        serves: "tokens rise over FLUSHALL, restart, failover",
+        acquire: &[WITHOUT_TIME],
+        release: &[],
+    },
+    Variant {
+        without: "GET of the fence",
+        serves: "tokens rise; junk found before anything is written",
+        acquire: &[WITHOUT_GET],
+        release: &[],
+    },
+    Variant {
+        without: "SET of the fence",
+        serves: "tokens rise when the clock stands or goes back",
+        acquire: &[WITHOUT_SET],
+        release: &[],
+    },
+    Variant {
+        without: "EX of that SET",
+        serves: "a million names leave nothing behind",
+        acquire: &[(", 'EX', 86400)", ")")],
+        release: &[],
+    },
+    Variant {
+        without: "PUBLISH",
+        serves: "the release itself wakes a waiter",
+        acquire: &[],
+        release: &[WITHOUT_PUBLISH],
+    },
+    Variant {
+        without: "GET of the lock",
+        serves: "a late release leaves the next holder alone",
+        acquire: &[],
+        release: &[("redis.call('GET', KEYS[1])", "ARGV[1]")],
+    },
+    Variant {
+        without: "the whole fence",
+        serves: "",
+        acquire: &[WITHOUT_TIME, WITHOUT_GET, WITHOUT_SET],
+        release: &[],
+    },
+    Variant {
+        without: "fence and PUBLISH",
+        serves: "",
+        acquire: &[WITHOUT_TIME, WITHOUT_GET, WITHOUT_SET],
+        release: &[WITHOUT_PUBLISH],
+    },
+];
+
+fn without(script: &str, calls: &[(&str, &str)]) -> String {
+    calls
+        .iter()
+        .fold(script.to_owned(), |script, (call, instead)| {
+            assert!(script.contains(call), "the script calls {call}");
+            script.replace(call, instead)
+        })
+}
+
+/// What is saved by leaving a call out of the scripts, all of them called by hand.
+fn calls(server: &Server) {
+    let url = server.url();
+    let mut hands = vec![Hand::new(&url, "whole")];
+    hands.extend(VARIANTS.iter().enumerate().map(|(n, variant)| {
+        let acquire = without(ACQUIRE, variant.acquire);
+        let release = without(RELEASE, variant.release);
+        Hand::with(&url, &format!("variant-{n}"), &acquire, &release)
+    }));
+    let mut contenders: Vec<Contender<'_>> = hands
+        .iter_mut()
+        .map(|hand| {
+            let contender: Contender<'_> = Box::new(|| common::timed(PAIRS, || hand.pair()));
+            contender
+        })
+        .collect();
+    let samples = common::take_turns(ROUNDS, &mut contenders);
+    let Some((whole, rest)) = samples.split_first() else {
+        return;
+    };
+    let rows: Vec<_> = VARIANTS
+        .iter()
+        .zip(rest)
+        .map(|(variant, samples)| {
+            vec![
+                variant.without.to_owned(),
+                format!("{:.1}", samples.percentile(50.0)),
+                format!("{:.1}", samples.percentile(99.0)),
+                whole.surplus(samples).show(1),
+                variant.serves.to_owned(),
+            ]
+        })
+        .collect();
+    println!("the scripts by hand, with one call left out of the pair");
+    let heads = [
+        "without",
+        "p50 µs",
+        "p99 µs",
+        "costs µs (quartiles)",
+        "what it is for",
+    ];
+    common::print_table(&heads, &rows);
+}
