@@ -50,7 +50,7 @@ impl Attempt<'_> {
             .server
             .call_or_undo(acquire, until, Lane::Capped, Some(undo))
         {
-            Ok((reply, sent)) => match Acquired::read(&reply) {
+            Ok((reply, sent)) => match Acquired::read(reply) {
                 Some(Acquired::Granted(token)) => {
                     match Lease::granted(sent, Instant::now(), &self.terms) {
                         Some(lease) => self.hold(Hold::new(self.parts(id, token), lease), until),
@@ -60,7 +60,13 @@ impl Attempt<'_> {
                         )),
                     }
                 }
-                Some(Acquired::Refused(remaining)) => Ok(Look::Refused(remaining)),
+                Some(Acquired::Refused(holder, remaining)) if !shared.io.is_undoing(&holder) => {
+                    Ok(Look::Refused(remaining))
+                }
+                // Nobody but ourselves: an earlier attempt or release without an answer.
+                Some(Acquired::Refused(..)) => Err(Fault::NotNow(Cause::text(
+                    "a lease of this client, about which no answer came, is being undone",
+                ))),
                 None => Err(self.undo(
                     id,
                     Cause::text("the acquire script gave an answer that is not its own"),

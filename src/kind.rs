@@ -23,8 +23,8 @@ pub(crate) struct Keys {
 #[derive(Debug, PartialEq)]
 pub(crate) enum Acquired {
     Granted(FencingToken),
-    /// Somebody else holds it: for so long, `None` without an end.
-    Refused(Option<Duration>),
+    /// Somebody else holds it: by this value, for so long, `None` without an end.
+    Refused(Vec<u8>, Option<Duration>),
 }
 
 /// What a call about a lease found.
@@ -107,15 +107,18 @@ impl Keys {
 }
 
 impl Acquired {
-    pub(crate) fn read(reply: &Reply) -> Option<Self> {
+    pub(crate) fn read(reply: Reply) -> Option<Self> {
         match reply {
-            Reply::List(items) => match items.as_slice() {
+            Reply::List(mut items) => match items.as_mut_slice() {
                 [Reply::Int(1), Reply::Int(token)] => Some(Self::Granted(FencingToken::new(
                     u64::try_from(*token).ok()?,
                 ))),
+                [Reply::Int(0), Reply::Text(holder), Reply::Int(ttl)] => {
+                    Some(Self::Refused(std::mem::take(holder), remaining(*ttl)))
+                }
                 // A key that ran out within the script's own millisecond has no value any more.
-                [Reply::Int(0), Reply::Text(_) | Reply::Nil, Reply::Int(ttl)] => {
-                    Some(Self::Refused(remaining(*ttl)))
+                [Reply::Int(0), Reply::Nil, Reply::Int(ttl)] => {
+                    Some(Self::Refused(Vec::new(), remaining(*ttl)))
                 }
                 _ => None,
             },
@@ -229,18 +232,18 @@ mod tests {
         let list = |items: &[Reply]| Reply::List(items.to_vec());
         let text = || Reply::Text(b"v".to_vec());
         assert_eq!(
-            Acquired::read(&list(&[Reply::Int(1), Reply::Int(7)])),
+            Acquired::read(list(&[Reply::Int(1), Reply::Int(7)])),
             Some(Acquired::Granted(FencingToken::new(7)))
         );
         assert_eq!(
-            Acquired::read(&list(&[Reply::Int(0), text(), Reply::Int(-1)])),
-            Some(Acquired::Refused(None))
+            Acquired::read(list(&[Reply::Int(0), text(), Reply::Int(-1)])),
+            Some(Acquired::Refused(b"v".to_vec(), None))
         );
         assert_eq!(
-            Acquired::read(&list(&[Reply::Int(0), Reply::Nil, Reply::Int(-2)])),
-            Some(Acquired::Refused(Some(Duration::ZERO)))
+            Acquired::read(list(&[Reply::Int(0), Reply::Nil, Reply::Int(-2)])),
+            Some(Acquired::Refused(Vec::new(), Some(Duration::ZERO)))
         );
-        assert_eq!(Acquired::read(&Reply::Int(1)), None);
+        assert_eq!(Acquired::read(Reply::Int(1)), None);
         assert_eq!(Found::read(&text()), Some(Found::Another));
         let held = read_holder(list(&[text(), Reply::Int(5), Reply::Text(b"9".to_vec())]))
             .unwrap()

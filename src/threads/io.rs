@@ -1,14 +1,17 @@
 //! The io thread: renewals in one write, undos until they are sure, and the probe of the subscriber.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use parking_lot::Mutex;
 
 use crate::clock::{Instant, LONGEST_SLEEP, nap};
 use crate::error::Error;
 use crate::hold::Hold;
+use crate::holder::HolderId;
 use crate::kind::Found;
 use crate::lease::{Ask, Standing};
 use crate::lost::Lost;
@@ -36,6 +39,8 @@ enum Job {
 pub(crate) struct Io {
     queue: Sender<Job>,
     jobs: Receiver<Job>,
+    /// The leases with an undo open: one of them in Redis is nobody else's hold.
+    undoing: Mutex<HashSet<HolderId>>,
     /// Somebody waits, and the thread knows it.
     probing: AtomicBool,
     worker: Worker,
@@ -47,6 +52,7 @@ impl Default for Io {
         Self {
             queue,
             jobs,
+            undoing: Mutex::default(),
             probing: AtomicBool::new(false),
             worker: Worker::new("leasehold-io"),
         }
@@ -73,7 +79,19 @@ impl Io {
 
     /// Repeats a release until it is sure.
     pub(crate) fn undo(&self, undo: Undo) {
+        self.undoing.lock().insert(undo.id.clone());
         self.send(Job::Undo(undo));
+    }
+
+    fn forget(&self, undo: &Undo) {
+        self.undoing.lock().remove(&undo.id);
+    }
+
+    /// Whether a lock key's value is a lease that is being undone.
+    pub(crate) fn is_undoing(&self, value: &[u8]) -> bool {
+        let undoing = self.undoing.lock();
+        // Nearly always empty, and then the value need not be read.
+        !undoing.is_empty() && HolderId::parse(value).is_some_and(|id| undoing.contains(&id))
     }
 
     /// Releases all `holds` until `until`. The receiver gets what was found for each that was
@@ -144,7 +162,7 @@ impl Desk {
                 }
                 job = shared.io.jobs.try_recv().ok();
             }
-            self.take_due_undos(&mut items, stopping);
+            self.take_due_undos(&shared.io, &mut items, stopping);
             while !items.is_empty() {
                 let rest = items.split_off(items.len().min(MOST_TOGETHER));
                 self.write(shared, std::mem::replace(&mut items, rest));
@@ -167,9 +185,10 @@ impl Desk {
         }
     }
 
-    fn take_due_undos(&mut self, items: &mut Vec<Item>, all: bool) {
+    fn take_due_undos(&mut self, io: &Io, items: &mut Vec<Item>, all: bool) {
         let now = Instant::now();
-        self.undos.retain(|undo| undo.is_worthwhile(now));
+        let over = self.undos.extract_if(.., |undo| !undo.is_worthwhile(now));
+        over.for_each(|undo| io.forget(&undo));
         let due = self.undos.extract_if(.., |undo| all || undo.next <= now);
         items.extend(due.map(Item::Undo));
     }
@@ -217,7 +236,9 @@ impl Desk {
             }),
             Item::Undo(mut undo) => {
                 let found = answer.ok().as_ref().and_then(Found::read);
-                if !undo.is_over(Instant::now(), found) {
+                if undo.is_over(Instant::now(), found) {
+                    shared.io.forget(&undo);
+                } else {
                     self.undos.push(undo);
                 }
             }
