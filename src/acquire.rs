@@ -50,13 +50,7 @@ pub(crate) fn acquire(
     if settings.on_lost.is_some() || settings.on_renew.is_some() {
         shared.callbacks.start()?;
     }
-    let attempt = Attempt {
-        shared,
-        keys,
-        settings,
-        terms,
-        start,
-    };
+    let attempt = Attempt::new(shared, keys, settings, terms, start);
     let deadline = match patience {
         Patience::None => return at_once(&attempt),
         Patience::Until(deadline) => deadline,

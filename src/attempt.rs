@@ -1,5 +1,6 @@
 //! One attempt to take a lock, and how often it is made while Redis does not answer.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use crate::hold::{Hold, Parts};
 use crate::holder::HolderId;
 use crate::kind::{Acquired, Keys};
 use crate::lease::Lease;
+use crate::lost::Lost;
 use crate::release::abandon;
 use crate::server::{Fault, Lane};
 use crate::threads::Shared;
@@ -25,6 +27,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) terms: Terms,
     /// When the call began.
     pub(crate) start: Instant,
+    /// The last thing that Redis or the system said, which tells more than that time ran out.
+    said: RefCell<Option<Cause>>,
 }
 
 /// What asking Redis came to.
@@ -34,7 +38,24 @@ pub(crate) enum Look {
     Refused(Option<Duration>),
 }
 
-impl Attempt<'_> {
+impl<'a> Attempt<'a> {
+    pub(crate) fn new(
+        shared: &'a Arc<Shared>,
+        keys: &'a Arc<Keys>,
+        settings: &'a Settings,
+        terms: Terms,
+        start: Instant,
+    ) -> Self {
+        Self {
+            shared,
+            keys,
+            settings,
+            terms,
+            start,
+            said: RefCell::default(),
+        }
+    }
+
     /// Asks Redis once, under a fresh holder id. Where no answer comes, the undo is on its way when
     /// this returns.
     pub(crate) fn look(&self, deadline: Instant) -> Result<Look, Fault> {
@@ -92,9 +113,13 @@ impl Attempt<'_> {
     fn hold(&self, hold: Hold, until: Instant) -> Result<Look, Fault> {
         let (shared, keys) = (self.shared, self.keys);
         let hold = Arc::new(hold);
-        shared
+        let before = shared
             .waiters
             .held(&keys.name, &hold.id, Arc::downgrade(&hold));
+        if let Some(before) = before.and_then(|before| before.upgrade()) {
+            before.lose(Lost::Taken);
+            shared.look_after(&before);
+        }
         shared.look_after(&hold);
         if shared.is_closed() {
             // The shutdown that runs beside us may have seen this lease, or not.
@@ -141,6 +166,7 @@ impl Attempt<'_> {
             Fault::Never(error) => return Err(error),
             Fault::NotNow(cause) | Fault::NoAnswer(cause) => cause,
         };
+        let cause = cause.or_said_before(&mut self.said.borrow_mut());
         let now = Instant::now();
         if now >= deadline || self.is_unreachable(now) {
             return Err(self.shared.server.unreachable(cause));

@@ -116,7 +116,7 @@ impl fmt::Display for Error {
                 write!(
                     f,
                     "Redis at {server} could not be asked: {cause}{}",
-                    advice(&cause.0.to_string())
+                    advice(&cause.to_string())
                 )
             }
             Self::Refused { command, answer } => {
@@ -150,7 +150,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Unreachable { cause, .. } => Some(&*cause.0),
+            Self::Unreachable { cause, .. } => Some(&*cause.error),
             Self::Thread { cause, .. } => Some(&**cause),
             _ => None,
         }
@@ -165,7 +165,7 @@ fn advice(answer: &str) -> &'static str {
             "; Redis is at maxmemory: free some or raise it (held locks can still be released)",
         ),
         (
-            "NOAUTH",
+            "Authentication required",
             "; the server wants a password: put it into the URL",
         ),
         ("WRONGPASS", "; check user and password in the URL"),
@@ -204,13 +204,39 @@ fn advice(answer: &str) -> &'static str {
 /// The last thing that went wrong with a server: an error of the connection, or an answer that
 /// says "not now".
 #[derive(Clone)]
-pub struct Cause(pub(crate) Arc<dyn std::error::Error + Send + Sync>);
+pub struct Cause {
+    error: Arc<dyn std::error::Error + Send + Sync>,
+    /// Only says that time ran out: whatever was said before tells more.
+    is_silence: bool,
+}
 
 impl Cause {
     pub(crate) fn text(text: impl Into<String>) -> Self {
-        Self(Arc::from(Box::<dyn std::error::Error + Send + Sync>::from(
-            text.into(),
-        )))
+        Self {
+            error: Arc::from(Box::<dyn std::error::Error + Send + Sync>::from(
+                text.into(),
+            )),
+            is_silence: false,
+        }
+    }
+
+    /// Nothing was said in time.
+    pub(crate) fn silence(text: &str) -> Self {
+        Self {
+            is_silence: true,
+            ..Self::text(text)
+        }
+    }
+
+    /// Notes what was said; where nothing was, repeats what was said before.
+    pub(crate) fn or_said_before(self, said: &mut Option<Self>) -> Self {
+        match said {
+            Some(before) if self.is_silence => Self::text(format!("{self}; before that: {before}")),
+            _ => {
+                *said = Some(self.clone()).filter(|cause| !cause.is_silence);
+                self
+            }
+        }
     }
 }
 
@@ -218,21 +244,24 @@ impl From<RedisError> for Cause {
     fn from(error: RedisError) -> Self {
         if error.is_timeout() {
             // The system says "resource temporarily unavailable" here.
-            return Self::text("no answer in time");
+            return Self::silence("no answer in time");
         }
-        Self(Arc::new(error))
+        Self {
+            error: Arc::new(error),
+            is_silence: false,
+        }
     }
 }
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.error.fmt(f)
     }
 }
 
 impl fmt::Debug for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.error.fmt(f)
     }
 }
 
@@ -296,10 +325,19 @@ pub(crate) fn words(answer: &ServerError) -> String {
 
 /// Whether an error while logging on stays until somebody changes a setting.
 pub(crate) fn is_final_at_logon(error: &RedisError) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig
-    ) || matches!(error.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM"))
+    let kinds = [
+        ErrorKind::AuthenticationFailed,
+        ErrorKind::InvalidClientConfig,
+        ErrorKind::RESP3NotSupported,
+    ];
+    let codes = ["NOAUTH", "WRONGPASS", "NOPERM"];
+    // The library keeps only the text of a refused SELECT, not its code.
+    let texts = ["Authentication required", "DB index", "has no permissions"];
+    kinds.contains(&error.kind())
+        || error.code().is_some_and(|code| codes.contains(&code))
+        || error
+            .detail()
+            .is_some_and(|detail| texts.iter().any(|text| detail.contains(text)))
 }
 
 #[cfg(test)]
@@ -346,6 +384,19 @@ mod tests {
         ));
         let wrapped = "ERR Error running script (call to f_1): @user_script:2: WRONGTYPE Operation against a key";
         assert!(matches!(meaning(&answer(wrapped)), Meaning::WrongType));
+    }
+
+    #[test]
+    fn what_was_said_before_is_not_forgotten() {
+        let mut said = None;
+        Cause::text("READONLY").or_said_before(&mut said);
+        let cause = Cause::silence("no answer in time").or_said_before(&mut said);
+        assert_eq!(
+            cause.to_string(),
+            "no answer in time; before that: READONLY"
+        );
+        let cause = Cause::text("LOADING").or_said_before(&mut said);
+        assert_eq!(cause.to_string(), "LOADING");
     }
 
     #[test]

@@ -62,6 +62,7 @@ pub(crate) fn release(shared: &Shared, hold: &Arc<Hold>) -> Result<Unlocked, Err
 fn ask_until_answered(shared: &Shared, hold: &Hold) -> Result<Unlocked, Error> {
     let deadline = Instant::now().after(shared.server.command_timeout());
     let mut failures = 0;
+    let mut said = None;
     // A release whose answer is missing may be what removed the key.
     let mut may_have_run = false;
     loop {
@@ -84,6 +85,7 @@ fn ask_until_answered(shared: &Shared, hold: &Hold) -> Result<Unlocked, Error> {
                 cause
             }
         };
+        let cause = cause.or_said_before(&mut said);
         let now = Instant::now();
         if now >= deadline || shared.is_closed() {
             return Err(shared.server.unreachable(cause));

@@ -125,21 +125,23 @@ impl Waiters {
         hold.upgrade()
     }
 
-    /// This client holds the name now, by the lease `id`.
-    pub(crate) fn held(&self, name: &Name, id: &HolderId, hold: Weak<Hold>) {
+    /// This client holds the name now, by the lease `id`. Returns the lease by which it did until
+    /// now, if it knew of no end: Redis grants no name that is held, so that one is lost.
+    pub(crate) fn held(&self, name: &Name, id: &HolderId, hold: Weak<Hold>) -> Option<Weak<Hold>> {
         let mut names = self.names.lock();
         let queue = match names.get_mut(name) {
             Some(queue) => queue,
             None => names.entry(name.clone()).or_default(),
         };
-        queue.held = Some(Held {
-            id: id.clone(),
-            hold,
-        });
         #[cfg(debug_assertions)]
         {
             queue.holder = Some(std::thread::current().id());
         }
+        let held = Held {
+            id: id.clone(),
+            hold,
+        };
+        queue.held.replace(held).map(|before| before.hold)
     }
 
     /// The lease `id` of this client has ended: one waiter looks.
@@ -357,8 +359,8 @@ mod tests {
     fn the_end_of_an_older_lease_changes_nothing() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
         let (older, newer) = (HolderId::fresh("o"), HolderId::fresh("o"));
-        waiters.held(&name, &older, Weak::new());
-        waiters.held(&name, &newer, Weak::new());
+        assert!(waiters.held(&name, &older, Weak::new()).is_none());
+        assert!(waiters.held(&name, &newer, Weak::new()).is_some(), "lost");
         waiters.ended(&name, &older, true);
         assert!(
             waiters

@@ -230,13 +230,16 @@ impl Pool {
     }
 
     fn no_reason(&self, state: &State, lane: Lane) -> NoWire {
-        let text = if lane == Lane::Capped && state.out >= self.cap {
-            format!("all {} connections (max_connections) were in use", self.cap)
+        let cause = if lane == Lane::Capped && state.out >= self.cap {
+            Cause::text(format!(
+                "all {} connections (max_connections) were in use",
+                self.cap
+            ))
         } else {
-            "the connection was not made in time".to_owned()
+            Cause::silence("the connection was not made in time")
         };
         NoWire {
-            cause: Cause::text(text),
+            cause,
             is_final: false,
         }
     }
