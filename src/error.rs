@@ -159,10 +159,14 @@ impl std::error::Error for Error {
 
 /// What to do about an answer that people meet, with a leading separator.
 fn advice(answer: &str) -> &'static str {
-    const ADVICE: [(&str, &str); 10] = [
+    const ADVICE: [(&str, &str); 11] = [
         (
             "OOM",
             "; Redis is at maxmemory: free some or raise it (held locks can still be released)",
+        ),
+        (
+            "NOAUTH",
+            "; the server wants a password: put it into the URL",
         ),
         (
             "Authentication required",

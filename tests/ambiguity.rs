@@ -1,0 +1,565 @@
+//! Promise: a command without an answer leaves nothing behind, takes nothing from a later holder, and is no loss.
+
+mod support;
+
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::{RecvTimeoutError, TryRecvError, never, unbounded};
+use leasehold::{Client, Error, MutexGuard, Unlocked};
+use support::{Proxy, Server, Traffic, eventually, ms};
+
+const COMMAND_TIMEOUT: Duration = ms(200);
+
+/// Far longer than any test, so that no key here goes by itself.
+const TTL: Duration = ms(300_000);
+
+/// A second after Redis answers again, on a machine with other things to do.
+const SOON: Duration = ms(1_250);
+
+fn client(url: &str) -> Client {
+    Client::builder()
+        .url(url)
+        .ttl(TTL)
+        .connect_timeout(COMMAND_TIMEOUT)
+        .command_timeout(COMMAND_TIMEOUT)
+        .build()
+        .unwrap()
+}
+
+/// A client through the proxy, with a connection that has just been used.
+fn warm(proxy: &Proxy) -> Client {
+    let client = client(&proxy.url());
+    let guard = client.mutex("warm").lock().unwrap();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    client
+}
+
+fn holder(server: &Server, name: &str) -> Option<String> {
+    redis::cmd("GET")
+        .arg(format!("lock:{name}"))
+        .query(&mut server.connection())
+        .unwrap()
+}
+
+fn keys(server: &Server) -> Vec<String> {
+    redis::cmd("KEYS")
+        .arg("lock:*")
+        .query(&mut server.connection())
+        .unwrap()
+}
+
+#[track_caller]
+fn is_unreachable<T>(answer: Result<T, Error>) {
+    match answer {
+        Err(Error::Unreachable { .. }) => {}
+        Err(error) => panic!("{error:?}"),
+        Ok(_) => panic!("an answer that cannot have come"),
+    }
+}
+
+/// The lease is there, in Redis and by its own clock, and its release is a plain one.
+#[track_caller]
+fn is_untouched(guard: MutexGuard, server: &Server) {
+    assert_eq!(
+        holder(server, &guard.name().to_string()).as_deref(),
+        Some(guard.holder_id().as_str())
+    );
+    assert!(guard.is_held());
+    guard.renew().unwrap();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+/// What the server's clients send, by its own account.
+struct Monitor {
+    lines: BufReader<TcpStream>,
+}
+
+impl Monitor {
+    fn start(server: &Server) -> Self {
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+        stream.set_read_timeout(Some(ms(10_000))).unwrap();
+        stream.write_all(b"MONITOR\r\n").unwrap();
+        let mut monitor = Self {
+            lines: BufReader::new(stream),
+        };
+        assert_eq!(monitor.line(), "+OK");
+        monitor
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    /// The next script call on the lock's key.
+    fn call(&mut self, name: &str) -> Sent {
+        loop {
+            let line = self.line();
+            // `1700000000.123456 [0 127.0.0.1:1234] "EVALSHA" "…" "2" "lock:a" "leasehold:…" "…" …`
+            let Some((head, tail)) = line.split_once(&format!(" \"2\" \"lock:{name}\" ")) else {
+                continue;
+            };
+            let (from, command) = head.split_once("] ").unwrap();
+            let words: Vec<_> = tail.split('"').skip(1).step_by(2).collect();
+            return Sent {
+                from: from.rsplit(' ').next().unwrap().to_owned(),
+                is_whole: command.starts_with("\"EVAL\""),
+                is_acquire: words[0].starts_with("leasehold:fence:"),
+                id: words[1].to_owned(),
+            };
+        }
+    }
+
+    fn acquire(&mut self, name: &str) -> Sent {
+        loop {
+            let sent = self.call(name);
+            if sent.is_acquire {
+                return sent;
+            }
+        }
+    }
+}
+
+/// A script call, as the server saw it.
+struct Sent {
+    /// The connection's other end.
+    from: String,
+    /// With the script's source.
+    is_whole: bool,
+    is_acquire: bool,
+    id: String,
+}
+
+const ATTEMPTS: u64 = 10;
+
+/// Attempts that get no answer, each with a connection that was good until the traffic is `changed`.
+fn attempts_in_vain(proxy: &Proxy, change: impl FnOnce()) -> Vec<Client> {
+    let clients: Vec<_> = (0..ATTEMPTS).map(|_| warm(proxy)).collect();
+    change();
+    thread::scope(|scope| {
+        for (n, client) in clients.iter().enumerate() {
+            scope.spawn(move || is_unreachable(client.mutex(format!("{n}")).try_lock()));
+        }
+    });
+    clients
+}
+
+fn leave_nothing_behind(traffic: Traffic) {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let _clients = attempts_in_vain(&proxy, || proxy.all(traffic));
+    // Each of them, and one before for every client.
+    assert!(server.calls(&["set"]) >= 2 * 2 * ATTEMPTS, "they all ran");
+    proxy.all(Traffic::Pass);
+    eventually(SOON, || keys(&server).is_empty());
+}
+
+#[test]
+fn acquires_whose_replies_vanish_leave_nothing_behind() {
+    leave_nothing_behind(Traffic::DropReplies);
+}
+
+#[test]
+fn acquires_whose_replies_stall_leave_nothing_behind() {
+    leave_nothing_behind(Traffic::StallReplies);
+}
+
+/// There the undo cannot be written behind the acquire.
+#[test]
+fn acquires_on_connections_that_end_leave_nothing_behind() {
+    leave_nothing_behind(Traffic::CutOnReply);
+}
+
+#[test]
+fn acquires_that_come_late_leave_nothing_behind() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let _clients = attempts_in_vain(&proxy, || proxy.delay(COMMAND_TIMEOUT, COMMAND_TIMEOUT));
+    proxy.delay(ms(0), ms(0));
+    eventually(SOON, || {
+        server.calls(&["set"]) >= 2 * 2 * ATTEMPTS && keys(&server).is_empty()
+    });
+}
+
+#[test]
+fn acquires_at_a_stopped_server_leave_nothing_behind() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let _clients = attempts_in_vain(&proxy, || server.pause());
+    server.resume();
+    eventually(SOON, || {
+        server.calls(&["set"]) >= 2 * 2 * ATTEMPTS && keys(&server).is_empty()
+    });
+}
+
+/// Lets the late acquire on the stalled connection run, and the undo behind it. Only that one is sent whole.
+fn let_run_late(proxy: &Proxy, server: &Server) {
+    let before = server.calls(&["eval"]);
+    proxy.present(Traffic::Pass);
+    eventually(ms(5_000), || server.calls(&["eval"]) > before);
+}
+
+#[test]
+fn a_late_acquire_is_undone_at_once() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = warm(&proxy);
+    proxy.present(Traffic::Stall);
+    is_unreachable(client.mutex("a").try_lock());
+    let mut monitor = Monitor::start(&server);
+    let_run_late(&proxy, &server);
+    assert_eq!(holder(&server, "a"), None);
+    let acquire = monitor.acquire("a");
+    let behind = loop {
+        let sent = monitor.call("a");
+        if sent.from == acquire.from {
+            break sent;
+        }
+    };
+    assert!(!behind.is_acquire && behind.is_whole);
+    assert_eq!(behind.id, acquire.id);
+}
+
+/// The one that comes late finds the lock in other hands, and its undo leaves it there.
+#[test]
+fn a_late_acquire_and_its_undo_leave_another_holder_alone() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = warm(&proxy);
+    proxy.present(Traffic::Stall);
+    is_unreachable(client.mutex("a").try_lock());
+    let other = self::client(&server.url());
+    let guard = other.mutex("a").try_lock().unwrap().unwrap();
+    let_run_late(&proxy, &server);
+    is_untouched(guard, &server);
+}
+
+#[test]
+fn a_late_acquire_and_its_undo_leave_the_retry_alone() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = warm(&proxy);
+    proxy.present(Traffic::Stall);
+    let guard = client.mutex("a").try_lock_for(ms(5_000)).unwrap().unwrap();
+    let_run_late(&proxy, &server);
+    is_untouched(guard, &server);
+}
+
+/// Its connection died, and with it the undo behind it: what is left is the undo that is repeated elsewhere, which has
+/// found nothing so far.
+#[test]
+fn an_acquire_that_lost_its_undo_is_undone_elsewhere() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = warm(&proxy);
+    proxy.present(Traffic::Stall);
+    let mut monitor = Monitor::start(&server);
+    is_unreachable(client.mutex("a").try_lock());
+    let id = monitor.call("a").id;
+    proxy.cut();
+    for _ in 0..3 {
+        let undo = monitor.call("a");
+        assert!(!undo.is_acquire);
+        assert_eq!(undo.id, id, "it goes on");
+    }
+    redis::cmd("SET")
+        .arg("lock:a")
+        .arg(&id)
+        .arg("PX")
+        .arg(TTL.as_millis() as u64)
+        .exec(&mut server.connection())
+        .unwrap();
+    eventually(SOON, || holder(&server, "a").is_none());
+}
+
+#[test]
+fn every_acquiring_command_has_a_holder_id_of_its_own() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = warm(&proxy);
+    let mut monitor = Monitor::start(&server);
+    let mut ids = HashSet::new();
+    for _ in 0..5 {
+        proxy.present(Traffic::DropReplies);
+        let guard = client.mutex("a").try_lock_for(ms(20_000)).unwrap().unwrap();
+        let mut attempts = 0;
+        loop {
+            let id = monitor.acquire("a").id;
+            attempts += 1;
+            let is_last = id == guard.holder_id().as_str();
+            assert!(ids.insert(id), "used before");
+            if is_last {
+                break;
+            }
+        }
+        assert!(attempts > 1, "the first had no answer");
+        is_untouched(guard, &server);
+    }
+}
+
+/// What an attempt without a reply has left behind is not undone yet when the next attempt of the same call finds it:
+/// nobody but ourselves holds the lock.
+#[test]
+fn our_own_orphan_is_not_another_holder() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client(&proxy.url());
+    let (told, renewals) = unbounded();
+    let _guard = client
+        .mutex("renewed")
+        .renew_every(ms(100))
+        .on_renew(move |_| {
+            let _ = told.send(());
+        })
+        .lock()
+        .unwrap();
+    // The thread that renews, and undoes, has taken the only connection there is.
+    renewals.recv().unwrap();
+    let _ = client.mutex("warm").lock().unwrap().unlock().unwrap();
+    assert_eq!(proxy.connections(), 2);
+    proxy.nth(0, Traffic::Stall);
+    proxy.nth(1, Traffic::CutOnReply);
+    match client.mutex("a").try_lock() {
+        Ok(Some(guard)) => is_untouched(guard, &server),
+        Ok(None) => panic!("nobody holds it but we ourselves"),
+        Err(error) => assert!(error.is_unreachable(), "{error:?}"),
+    }
+    proxy.nth(0, Traffic::Pass);
+    eventually(SOON, || holder(&server, "a").is_none());
+}
+
+#[test]
+fn a_release_on_a_connection_that_ends_is_a_release() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client(&proxy.url());
+    let (told, losses) = unbounded();
+    let mutex = client
+        .mutex("a")
+        .on_lost(move |lost| told.send(*lost).unwrap());
+    let guard = mutex.lock().unwrap();
+    let lost = guard.lost();
+    proxy.present(Traffic::CutOnReply);
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    assert_eq!(holder(&server, "a"), None);
+    assert_eq!(lost.recv(), Err(crossbeam_channel::RecvError));
+
+    // It finds the next holder already there, and that is no loss either.
+    let guard = mutex.lock().unwrap();
+    let other = self::client(&server.url());
+    proxy.present(Traffic::CutOnReply);
+    let next = thread::scope(|scope| {
+        let waiting = scope.spawn(|| other.mutex("a").lock().unwrap());
+        eventually(ms(5_000), || hears(&server, "a"));
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        waiting.join().unwrap()
+    });
+    is_untouched(next, &server);
+    drop((client, mutex));
+    assert_eq!(losses.try_recv(), Err(TryRecvError::Disconnected));
+}
+
+fn hears(server: &Server, name: &str) -> bool {
+    let (_, subscribers): (String, u64) = redis::cmd("PUBSUB")
+        .arg("NUMSUB")
+        .arg(format!("lock_release:{name}"))
+        .query(&mut server.connection())
+        .unwrap();
+    subscribers > 0
+}
+
+#[test]
+fn a_release_without_a_reply_is_no_loss() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client(&proxy.url());
+    let (told, losses) = unbounded();
+    let mutex = client
+        .mutex("a")
+        .on_lost(move |lost| told.send(*lost).unwrap());
+    let guard = mutex.lock().unwrap();
+    let lost = guard.lost();
+    proxy.all(Traffic::DropReplies);
+    is_unreachable(guard.unlock());
+    assert_eq!(lost.recv(), Err(crossbeam_channel::RecvError));
+    proxy.all(Traffic::Pass);
+    let other = self::client(&server.url());
+    is_untouched(other.mutex("a").lock().unwrap(), &server);
+    drop((client, mutex));
+    assert_eq!(losses.try_recv(), Err(TryRecvError::Disconnected));
+}
+
+/// The release never got there: it is repeated until it does.
+#[test]
+fn a_release_that_vanished_is_repeated() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client(&proxy.url());
+    let [one, two] = ["a", "b"].map(|name| client.mutex(name).lock().unwrap());
+    proxy.all(Traffic::Vanish);
+    is_unreachable(one.unlock());
+    drop(two);
+    assert_eq!(keys(&server).len(), 2);
+    proxy.all(Traffic::Pass);
+    proxy.cut();
+    eventually(SOON, || keys(&server).is_empty());
+}
+
+#[test]
+fn a_late_release_leaves_the_next_holder_alone() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client(&proxy.url());
+    let guard = client.mutex("a").lock().unwrap();
+    proxy.present(Traffic::Stall);
+    is_unreachable(guard.unlock());
+    let other = self::client(&server.url());
+    let next = other.mutex("a").lock().unwrap();
+    let before = server.calls(&["evalsha"]);
+    proxy.present(Traffic::Pass);
+    eventually(ms(5_000), || server.calls(&["evalsha"]) > before);
+    is_untouched(next, &server);
+}
+
+#[test]
+fn a_late_renewal_brings_nothing_back() {
+    let server = Server::start();
+    let other = client(&server.url());
+    for is_taken_again in [false, true] {
+        let proxy = Proxy::new(&server);
+        let client = client(&proxy.url());
+        let (told, renewals) = unbounded();
+        let (lost, losses) = unbounded();
+        let guard = client
+            .mutex("a")
+            .renew_every(ms(100))
+            .on_renew(move |_| told.send(()).unwrap())
+            .on_lost(move |why| lost.send(*why).unwrap())
+            .lock()
+            .unwrap();
+        // The thread that renews has taken the only connection there is.
+        renewals.recv().unwrap();
+        assert_eq!(proxy.connections(), 1);
+        proxy.present(Traffic::Stall);
+        let before = proxy.request_bytes();
+        eventually(ms(5_000), || proxy.request_bytes() > before);
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        let next = is_taken_again.then(|| other.mutex("a").lock().unwrap());
+        let before = server.calls(&["evalsha"]);
+        proxy.present(Traffic::Pass);
+        eventually(ms(5_000), || server.calls(&["evalsha"]) > before);
+        match next {
+            Some(next) => is_untouched(next, &server),
+            None => assert_eq!(holder(&server, "a"), None),
+        }
+        // What it found says nothing once the release was sent.
+        drop(client);
+        assert_eq!(
+            losses.recv_timeout(ms(5_000)),
+            Err(RecvTimeoutError::Disconnected)
+        );
+    }
+}
+
+#[test]
+fn a_renewal_without_a_reply_is_no_loss() {
+    let server = Server::start();
+    for traffic in [
+        Traffic::DropReplies,
+        Traffic::CutOnReply,
+        Traffic::Vanish,
+        Traffic::Cut,
+    ] {
+        let proxy = Proxy::new(&server);
+        let client = client(&proxy.url());
+        let (told, renewals) = unbounded();
+        let guard = client
+            .mutex("a")
+            .ttl(ms(3_000))
+            .renew_every(ms(100))
+            .on_renew(move |_| told.send(()).unwrap())
+            .lock()
+            .unwrap();
+        let lost = guard.lost();
+        for _ in 0..3 {
+            renewals.recv().unwrap();
+            proxy.present(traffic);
+            while renewals.try_recv().is_ok() {}
+        }
+        renewals.recv().unwrap();
+        assert_eq!(lost.try_recv(), Err(TryRecvError::Empty), "{traffic:?}");
+        is_untouched(guard, &server);
+    }
+}
+
+/// Everything at once. Nobody here deletes keys or outlives a ttl, so no lease may ever be lost, and at most one is
+/// held at a time.
+#[test]
+fn nothing_is_lost_doubled_or_left_in_a_storm() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let clients = [warm(&proxy), client(&proxy.url())];
+    let inside: [AtomicU32; 3] = Default::default();
+    let over = AtomicBool::new(false);
+    let taken = AtomicU32::new(0);
+    thread::scope(|scope| {
+        for n in 0..9 {
+            let (client, inside) = (&clients[n % 2], &inside[n % 3]);
+            let (over, taken) = (&over, &taken);
+            scope.spawn(move || {
+                let mutex = client.mutex(format!("{}", n % 3));
+                while !over.load(Ordering::Relaxed) {
+                    let guard = match mutex.try_lock_for(ms(150)) {
+                        Ok(Some(guard)) => guard,
+                        Ok(None) => continue,
+                        Err(error) => {
+                            assert!(error.is_unreachable(), "{error:?}");
+                            continue;
+                        }
+                    };
+                    taken.fetch_add(1, Ordering::Relaxed);
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders");
+                    thread::yield_now();
+                    assert!(guard.is_held());
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    match guard.unlock() {
+                        Ok(unlocked) => assert_eq!(unlocked, Unlocked::Released),
+                        Err(error) => assert!(error.is_unreachable(), "{error:?}"),
+                    }
+                }
+            });
+        }
+        let storm = [
+            Traffic::CutOnReply,
+            Traffic::Stall,
+            Traffic::DropReplies,
+            Traffic::Cut,
+            Traffic::StallRequests,
+            Traffic::Vanish,
+            Traffic::StallReplies,
+        ];
+        for traffic in storm.into_iter().cycle().take(5 * storm.len()) {
+            proxy.present(traffic);
+            let_pass(ms(50));
+            proxy.present(Traffic::Pass);
+            let_pass(ms(20));
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert!(taken.into_inner() > 20, "there were quiet moments");
+    eventually(SOON, || keys(&server).is_empty());
+}
+
+/// Lets `time` go by, where nothing can be waited for.
+fn let_pass(time: Duration) {
+    assert_eq!(
+        never::<()>().recv_timeout(time),
+        Err(RecvTimeoutError::Timeout)
+    );
+}

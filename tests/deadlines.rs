@@ -1,0 +1,580 @@
+//! Promise: every call is back by its deadline, and a loss is told in time, whatever state Redis is in.
+
+mod support;
+
+use std::env;
+use std::fs;
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process;
+use std::sync::{Barrier, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{never, unbounded};
+use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard};
+use support::{BlackHole, Control, Proxy, Server, Timed, Traffic, eventually, ms, nobody};
+
+/// What a call may be later than a plain wait of the same length.
+const SLACK: Duration = ms(50);
+
+const REPEATS: usize = 20;
+
+/// So many at a time, since nearly all of a repeat is waiting.
+const LANES: usize = 10;
+
+const COMMAND_TIMEOUT: Duration = ms(300);
+
+/// For how long `lock` puts up with a server that says nothing.
+const UNREACHABLE_FOR: Duration = ms(900);
+
+/// What may become of a Redis.
+#[derive(Clone, Copy, Debug)]
+enum Trouble {
+    Stopped,
+    Killed,
+    /// Connections are accepted, and nothing is said on them.
+    BlackHoled,
+    /// A script runs and does not end.
+    Busy,
+    /// Answers come after every timeout here.
+    Slow,
+}
+
+struct Redis {
+    server: Server,
+    proxy: Proxy,
+}
+
+impl Redis {
+    fn start() -> Self {
+        // The older name of busy-reply-threshold, which every version knows.
+        let server = Server::with(&["--lua-time-limit", "100"]);
+        let proxy = Proxy::new(&server);
+        Self { server, proxy }
+    }
+
+    fn url(&self, trouble: Trouble) -> String {
+        match trouble {
+            Trouble::BlackHoled | Trouble::Slow => self.proxy.url(),
+            Trouble::Stopped | Trouble::Killed | Trouble::Busy => self.server.url(),
+        }
+    }
+
+    fn client(&self, trouble: Trouble) -> Client {
+        builder().url(self.url(trouble)).build().unwrap()
+    }
+
+    fn get_into(&mut self, trouble: Trouble) {
+        match trouble {
+            Trouble::Stopped => self.server.pause(),
+            Trouble::Killed => self.server.kill(),
+            Trouble::BlackHoled => self.proxy.all(Traffic::Vanish),
+            Trouble::Busy => {
+                let mut script = TcpStream::connect(("127.0.0.1", self.server.port())).unwrap();
+                script
+                    .write_all(b"*3\r\n$4\r\nEVAL\r\n$17\r\nwhile true do end\r\n$1\r\n0\r\n")
+                    .unwrap();
+                let mut other = self.server.connection();
+                eventually(ms(10_000), || {
+                    redis::cmd("PING")
+                        .exec(&mut other)
+                        .is_err_and(|error| error.code() == Some("BUSY"))
+                });
+            }
+            Trouble::Slow => self.proxy.delay(COMMAND_TIMEOUT, COMMAND_TIMEOUT),
+        }
+    }
+}
+
+fn builder() -> ClientBuilder {
+    Client::builder()
+        .connect_timeout(COMMAND_TIMEOUT)
+        .command_timeout(COMMAND_TIMEOUT)
+        .unreachable_for(UNREACHABLE_FOR)
+}
+
+/// Has an idle connection, and its threads at work.
+fn warm(client: Client) -> Client {
+    let _ = client.mutex("warm").lock().unwrap().unlock().unwrap();
+    client
+}
+
+/// Lets `time` go by, where nothing can be waited for.
+fn let_pass(time: Duration) {
+    let _ = never::<()>().recv_timeout(time);
+}
+
+/// Runs a call with this limit over and over, each beside a plain wait of that length: the latest call is hardly later
+/// than the latest plain wait. Returns what the calls did.
+#[track_caller]
+fn in_time<T: Send>(limit: Duration, call: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let timed = thread::scope(|scope| {
+        let lanes: Vec<_> = (0..LANES)
+            .map(|lane| {
+                let call = &call;
+                scope.spawn(move || {
+                    (lane..REPEATS)
+                        .step_by(LANES)
+                        .map(|n| Control::run(limit, || call(n)))
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        lanes
+            .into_iter()
+            .flat_map(|lane| lane.join().unwrap())
+            .collect::<Vec<Timed<T>>>()
+    });
+    are_in_time(&timed);
+    timed.into_iter().map(|timed| timed.value).collect()
+}
+
+/// Hardly later than a plain wait, which this machine makes late too; a call is woken a few times on its way, and each
+/// time may be as late. One in ten may have met worse than the plain waits did: other programs run here.
+#[track_caller]
+fn are_in_time<T>(timed: &[Timed<T>]) {
+    let mut late: Vec<_> = timed
+        .iter()
+        .map(|timed| timed.took.saturating_sub(timed.limit))
+        .collect();
+    late.sort();
+    let overshoot = 3 * timed.iter().map(|timed| timed.overshoot).max().unwrap();
+    assert_eq!(late.len(), REPEATS);
+    let [.., most, _, worst] = late[..] else {
+        unreachable!("just counted")
+    };
+    assert!(
+        most <= overshoot + SLACK && worst <= overshoot + 4 * SLACK,
+        "{most:?} late, and once {worst:?}, where three plain waits overshoot by up to {overshoot:?}"
+    );
+}
+
+#[track_caller]
+fn is_unreachable<T>(answer: Result<T, Error>) {
+    match answer {
+        Err(Error::Unreachable { .. }) => {}
+        Err(error) => panic!("{error:?}"),
+        Ok(_) => panic!("an answer, from a server that gives none"),
+    }
+}
+
+/// Calls of clients that knew better days, and of clients made just now.
+fn attempts_are_back_in_time(trouble: Trouble) {
+    let mut redis = Redis::start();
+    let used = || -> Vec<_> { (0..REPEATS).map(|_| warm(redis.client(trouble))).collect() };
+    // Each has one connection that has seen better days, so each is good for one attempt.
+    let (waiting, at_once, patient) = (used(), used(), warm(redis.client(trouble)));
+    redis.get_into(trouble);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for answer in in_time(ms(200), |n| {
+                let mutex = waiting[n].mutex("a");
+                mutex.try_lock_for(ms(200)).map(drop)
+            }) {
+                is_unreachable(answer);
+            }
+            for answer in in_time(COMMAND_TIMEOUT, |n| {
+                at_once[n].mutex("a").try_lock().map(drop)
+            }) {
+                is_unreachable(answer);
+            }
+        });
+        scope.spawn(|| fresh_clients_are_back_in_time(&redis.url(trouble)));
+        scope.spawn(|| lock_gives_up_in_time(&patient));
+    });
+    drop_together(waiting.into_iter().chain(at_once));
+}
+
+/// The end of a client takes its own time, and is no part of a call.
+fn drop_together(clients: impl IntoIterator<Item = Client>) {
+    thread::scope(|scope| {
+        for client in clients {
+            scope.spawn(|| drop(client));
+        }
+    });
+}
+
+fn lock_gives_up_in_time(client: &Client) {
+    let began = Instant::now();
+    is_unreachable(client.mutex("a").lock().map(drop));
+    let took = began.elapsed();
+    assert!(took >= UNREACHABLE_FOR, "already after {took:?}");
+    // An attempt that is under way is waited for, and so is the pause between two.
+    assert!(
+        took <= UNREACHABLE_FOR + COMMAND_TIMEOUT + ms(500) + ms(500),
+        "only after {took:?}"
+    );
+}
+
+fn fresh_clients_are_back_in_time(url: &str) {
+    for answer in fresh_in_time(url, ms(200), |client| {
+        client.mutex("a").try_lock_for(ms(200)).map(drop)
+    }) {
+        is_unreachable(answer);
+    }
+    for answer in fresh_in_time(url, COMMAND_TIMEOUT, |client| {
+        client.mutex("a").try_lock().map(drop)
+    }) {
+        is_unreachable(answer);
+    }
+}
+
+/// As [`in_time`], with a new client for each call.
+#[track_caller]
+fn fresh_in_time<T: Send>(
+    url: &str,
+    limit: Duration,
+    call: impl Fn(&Client) -> T + Sync,
+) -> Vec<T> {
+    let used = Mutex::new(Vec::new());
+    let values = in_time(limit, |_| {
+        let client = builder().url(url).build().unwrap();
+        let value = call(&client);
+        used.lock().unwrap().push(client);
+        value
+    });
+    drop_together(used.into_inner().unwrap());
+    values
+}
+
+#[test]
+fn attempts_at_a_stopped_server() {
+    attempts_are_back_in_time(Trouble::Stopped);
+}
+
+#[test]
+fn attempts_at_a_killed_server() {
+    attempts_are_back_in_time(Trouble::Killed);
+}
+
+#[test]
+fn attempts_at_a_server_that_has_become_a_black_hole() {
+    attempts_are_back_in_time(Trouble::BlackHoled);
+}
+
+#[test]
+fn attempts_at_a_busy_server() {
+    attempts_are_back_in_time(Trouble::Busy);
+}
+
+#[test]
+fn attempts_at_a_slow_server() {
+    attempts_are_back_in_time(Trouble::Slow);
+}
+
+#[test]
+fn attempts_where_nobody_listens() {
+    fresh_clients_are_back_in_time(&nobody());
+}
+
+#[test]
+fn attempts_at_what_was_never_a_redis() {
+    let hole = BlackHole::start();
+    fresh_clients_are_back_in_time(&hole.url());
+    assert!(hole.connections() > 0);
+}
+
+/// A listener that accepts nobody, with a queue that has no room: connecting hangs, and knows no timeout.
+#[test]
+fn attempts_at_a_unix_socket_that_takes_nobody() {
+    let path = env::temp_dir().join(format!("leasehold-backlog-{}", process::id()));
+    let _ = fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).unwrap();
+    let (connected, connections) = unbounded();
+    let filling = thread::spawn({
+        let path = path.clone();
+        move || {
+            // Those that were closed stay in the queue.
+            while UnixStream::connect(&path).is_ok() {
+                let _ = connected.send(());
+            }
+        }
+    });
+    while connections.recv_timeout(ms(500)).is_ok() {}
+    fresh_clients_are_back_in_time(&format!("redis+unix://{}", path.display()));
+    drop(listener);
+    filling.join().unwrap();
+    let _ = fs::remove_file(&path);
+}
+
+/// The deadline may fall into connecting, the first attempt, the subscription, or the wait.
+#[test]
+fn a_slow_server_makes_nobody_late_at_any_step() {
+    let server = Server::start();
+    let holder = Client::open(&server.url()).unwrap();
+    let _held = holder.mutex("a").lock().unwrap();
+    for one_way in [10, 35, 60] {
+        let proxy = Proxy::new(&server);
+        proxy.delay(ms(one_way), ms(one_way));
+        for answer in fresh_in_time(&proxy.url(), ms(200), |client| {
+            let answer = client.mutex("a").try_lock_for(ms(200));
+            answer.map(|guard| guard.is_some())
+        }) {
+            match answer {
+                Ok(got) => assert!(!got, "it is held"),
+                Err(error) => assert!(error.is_unreachable(), "{error:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn calls_that_wait_behind_each_other_are_back_in_time() {
+    let mut redis = Redis::start();
+    let client = warm(redis.client(Trouble::Stopped));
+    redis.get_into(Trouble::Stopped);
+    let mutex = client.mutex("a");
+    let barrier = Barrier::new(REPEATS);
+    let timed: Vec<_> = thread::scope(|scope| {
+        let calls: Vec<_> = (0..REPEATS)
+            .map(|_| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    Control::run(ms(400), || mutex.try_lock_for(ms(400)).map(drop))
+                })
+            })
+            .collect();
+        calls.into_iter().map(|call| call.join().unwrap()).collect()
+    });
+    are_in_time(&timed);
+    for timed in timed {
+        // Nobody has seen another holder, so nobody may say that there is one.
+        is_unreachable(timed.value);
+    }
+}
+
+#[test]
+fn calls_that_wait_when_the_server_stops_are_back_in_time() {
+    let mut redis = Redis::start();
+    let holder = Client::open(&redis.server.url()).unwrap();
+    let _held = holder.mutex("a").ttl(ms(60_000)).lock().unwrap();
+    let client = warm(redis.client(Trouble::Stopped));
+    let mutex = client.mutex("a");
+    let limit = ms(1_000);
+    let timed: Vec<_> = thread::scope(|scope| {
+        let calls: Vec<_> = (0..REPEATS)
+            .map(|_| scope.spawn(|| Control::run(limit, || mutex.try_lock_for(limit))))
+            .collect();
+        eventually(ms(900), || subscribers(&redis.server, "a") == 1);
+        redis.get_into(Trouble::Stopped);
+        calls.into_iter().map(|call| call.join().unwrap()).collect()
+    });
+    redis.server.resume();
+    are_in_time(&timed);
+    for timed in timed {
+        match timed.value {
+            Ok(got) => assert!(got.is_none(), "it is held"),
+            Err(error) => assert!(error.is_unreachable(), "{error:?}"),
+        }
+    }
+}
+
+fn subscribers(server: &Server, name: &str) -> u64 {
+    let (_, subscribers): (String, u64) = redis::cmd("PUBSUB")
+        .arg("NUMSUB")
+        .arg(format!("lock_release:{name}"))
+        .query(&mut server.connection())
+        .unwrap();
+    subscribers
+}
+
+fn held_leases_end_in_time(trouble: Trouble) {
+    let mut redis = Redis::start();
+    let client = redis.client(trouble);
+    let guards: Vec<Mutex<Option<MutexGuard>>> = (0..2 * REPEATS)
+        .map(|n| Mutex::new(Some(client.mutex(format!("{n}")).lock().unwrap())))
+        .collect();
+    let take = |n: usize| guards[n].lock().unwrap().take().unwrap();
+    let short: Vec<_> = (0..REPEATS)
+        .map(|n| {
+            let mutex = client.mutex(format!("short {n}"));
+            mutex.ttl(ms(600 + 10 * n as u64)).lock().unwrap()
+        })
+        .collect();
+    redis.get_into(trouble);
+    thread::scope(|scope| {
+        scope.spawn(|| losses_are_told_in_time(&short));
+        for answer in in_time(COMMAND_TIMEOUT, |n| take(n).unlock()) {
+            is_unreachable(answer);
+        }
+        in_time(COMMAND_TIMEOUT, |n| drop(take(REPEATS + n)));
+    });
+    thread::scope(|scope| {
+        for guard in short {
+            // It has nothing to ask Redis any more.
+            scope.spawn(|| Control::run(ms(0), || drop(guard)).no_later_than(SLACK));
+        }
+    });
+}
+
+/// A loss is told when the lease has run out by our own clock: not before, and hardly after.
+fn losses_are_told_in_time(guards: &[MutexGuard]) {
+    let timed: Vec<_> = thread::scope(|scope| {
+        let waits: Vec<_> = guards
+            .iter()
+            .map(|guard| {
+                scope.spawn(|| {
+                    let lost = guard.lost();
+                    let left = guard.remaining().expect("the lease outlasts the start");
+                    let end = Instant::now() + left;
+                    let timed = Control::run(left, || lost.recv());
+                    let now = Instant::now();
+                    assert!(!guard.is_held());
+                    assert!(now + ms(2) >= end, "{:?} early", end - now);
+                    timed
+                })
+            })
+            .collect();
+        waits.into_iter().map(|wait| wait.join().unwrap()).collect()
+    });
+    are_in_time(&timed);
+    assert!(timed.iter().all(|timed| timed.value == Ok(Lost::Expired)));
+}
+
+#[test]
+fn leases_on_a_stopped_server() {
+    held_leases_end_in_time(Trouble::Stopped);
+}
+
+#[test]
+fn leases_on_a_killed_server() {
+    held_leases_end_in_time(Trouble::Killed);
+}
+
+#[test]
+fn leases_on_a_black_hole() {
+    held_leases_end_in_time(Trouble::BlackHoled);
+}
+
+#[test]
+fn leases_on_a_busy_server() {
+    held_leases_end_in_time(Trouble::Busy);
+}
+
+#[test]
+fn leases_on_a_slow_server() {
+    held_leases_end_in_time(Trouble::Slow);
+}
+
+#[test]
+fn a_lease_is_over_at_its_instant_and_not_before() {
+    let mut redis = Redis::start();
+    let client = redis.client(Trouble::Stopped);
+    let guards: Vec<_> = (0..REPEATS)
+        .map(|n| {
+            let mutex = client.mutex(format!("{n}"));
+            mutex
+                .ttl(ms(300 + 10 * n as u64))
+                .auto_renew(false)
+                .lock()
+                .unwrap()
+        })
+        .collect();
+    redis.get_into(Trouble::Stopped);
+    for guard in guards {
+        while let Some(left) = guard.remaining() {
+            let seen = Instant::now();
+            let_pass(left);
+            if seen.elapsed() >= left {
+                assert!(!guard.is_held());
+                assert_eq!(guard.remaining(), None);
+            }
+        }
+    }
+}
+
+#[test]
+fn those_who_wait_for_the_same_name_give_up_together() {
+    let mut redis = Redis::start();
+    let client = warm(redis.client(Trouble::Killed));
+    redis.get_into(Trouble::Killed);
+    let mutex = client.mutex("a");
+    thread::scope(|scope| {
+        for _ in 0..10 {
+            scope.spawn(|| {
+                let began = Instant::now();
+                is_unreachable(mutex.lock().map(drop));
+                let took = began.elapsed();
+                assert!(took >= UNREACHABLE_FOR, "already after {took:?}");
+                // They look around every second.
+                assert!(
+                    took <= UNREACHABLE_FOR + COMMAND_TIMEOUT + ms(1_000) + ms(1_000),
+                    "only after {took:?}"
+                );
+            });
+        }
+    });
+}
+
+#[test]
+fn those_who_wait_outlast_a_shorter_outage() {
+    let mut redis = Redis::start();
+    let holder = Client::open(&redis.server.url()).unwrap();
+    let client = builder()
+        .url(redis.server.url())
+        .unreachable_for(ms(20_000))
+        .build()
+        .unwrap();
+    let held = holder.mutex("held").ttl(ms(60_000)).lock().unwrap();
+    // As long as the outage is to be at the least.
+    let witness = client.mutex("witness").ttl(ms(900)).lock().unwrap();
+    let lost = witness.lost();
+    thread::scope(|scope| {
+        let waiting: Vec<_> = (0..4)
+            .map(|_| scope.spawn(|| client.mutex("held").lock().map(drop)))
+            .collect();
+        eventually(ms(10_000), || subscribers(&redis.server, "held") == 1);
+        redis.get_into(Trouble::Stopped);
+        let calling: Vec<_> = (0..4)
+            .map(|n| client.mutex(format!("free {n}")))
+            .map(|mutex| scope.spawn(move || mutex.lock().map(drop)))
+            .collect();
+        assert_eq!(lost.recv(), Ok(Lost::Expired));
+        redis.server.resume();
+        let _ = held.unlock();
+        for call in waiting.into_iter().chain(calling) {
+            call.join().unwrap().unwrap();
+        }
+    });
+
+    // From a server that is killed and comes back empty, too.
+    redis.get_into(Trouble::Killed);
+    thread::scope(|scope| {
+        let calls: Vec<_> = (0..4)
+            .map(|n| client.mutex(format!("free {n}")))
+            .map(|mutex| scope.spawn(move || mutex.lock().map(drop)))
+            .collect();
+        let_pass(ms(700));
+        redis.server.restart();
+        for call in calls {
+            call.join().unwrap().unwrap();
+        }
+    });
+}
+
+/// Redis is asked nothing while a waiter sleeps; that is no silence of Redis.
+#[test]
+fn waiting_for_another_holder_is_no_outage() {
+    let redis = Redis::start();
+    let holder = Client::open(&redis.server.url()).unwrap();
+    let held = holder.mutex("a").lock().unwrap();
+    let client = builder()
+        .url(redis.server.url())
+        .unreachable_for(ms(300))
+        .backstop(ms(20_000))
+        .build()
+        .unwrap();
+    thread::scope(|scope| {
+        let waiting: Vec<_> = (0..3)
+            .map(|_| scope.spawn(|| client.mutex("a").lock().map(drop)))
+            .collect();
+        eventually(ms(10_000), || subscribers(&redis.server, "a") == 1);
+        let_pass(ms(1_200));
+        let _ = held.unlock();
+        for call in waiting {
+            call.join().unwrap().unwrap();
+        }
+    });
+}
