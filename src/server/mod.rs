@@ -90,6 +90,11 @@ impl Server {
     ) -> Result<(Reply, Instant), Fault> {
         let mut lent = self.lend(until, lane)?;
         let sent = Instant::now();
+        if sent >= until {
+            // A trip that cannot be answered in time would only leave something to be undone.
+            lent.give_back();
+            return Err(Fault::NotNow(Cause::silence("no time was left to ask")));
+        }
         let mut answer = self.trip(&mut lent, until, |buffer| call.pack_by_sha(buffer));
         if matches!(&answer, Ok(Err(error)) if matches!(meaning(error), Meaning::NoScript)) {
             // Nothing ran, so the same call may be sent again.
