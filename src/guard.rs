@@ -47,8 +47,8 @@ use crate::token::FencingToken;
 pub struct MutexGuard {
     core: Arc<Core>,
     hold: Arc<Hold>,
-    /// The release has used up the time that letting go may take.
-    is_overdue: bool,
+    /// By when the release, and the end of the client if this is the last of it, are to be over.
+    let_go_by: Option<Instant>,
 }
 
 impl MutexGuard {
@@ -56,7 +56,7 @@ impl MutexGuard {
         Self {
             core,
             hold,
-            is_overdue: false,
+            let_go_by: None,
         }
     }
 
@@ -157,9 +157,10 @@ impl MutexGuard {
     }
 
     fn let_go(&mut self) -> Result<Unlocked, Error> {
-        let unlocked = release(&self.core.shared, &self.hold);
-        self.is_overdue |= unlocked.is_err();
-        unlocked
+        let timeout = self.core.shared.server.command_timeout();
+        self.let_go_by
+            .get_or_insert_with(|| Instant::now().after(timeout));
+        release(&self.core.shared, &self.hold)
     }
 }
 
@@ -167,9 +168,12 @@ impl Drop for MutexGuard {
     fn drop(&mut self) {
         // It logs what goes wrong by itself. After `unlock` there is nothing left to do.
         let _ = self.let_go();
-        if self.is_overdue && Arc::strong_count(&self.core) == 1 {
-            // The last to go would wait for threads that wait for the same silent server.
-            stop(&self.core.shared, Instant::now());
+        if let Some(until) = self.let_go_by
+            && Arc::strong_count(&self.core) == 1
+            && !self.core.shared.is_closed()
+        {
+            // The last to go may wait for the threads only as long as the release has left.
+            stop(&self.core.shared, until);
         }
     }
 }

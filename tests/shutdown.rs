@@ -418,7 +418,6 @@ fn no_thread_is_left_of_a_client_that_was_shut_down() {
 fn shut_down_in_child() {
     let (client, guards) = with_all_threads(&given("URL"));
     assert!(client.shutdown(WITHIN).unwrap().is_clean());
-    // A thread that was joined may be listed for a moment more.
     no_thread_is_left();
     drop((client, guards));
 }
