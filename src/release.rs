@@ -24,10 +24,15 @@ pub enum Unlocked {
     AlreadyLost(Lost),
 }
 
-/// Releases a lease, within the command timeout. Where no answer comes in that time the release is
+/// Releases a lease at `now`, by `deadline`. Where no answer comes in that time the release is
 /// repeated in the background.
-pub(crate) fn release(shared: &Shared, hold: &Arc<Hold>) -> Result<Unlocked, Error> {
-    match hold.release(Instant::now()) {
+pub(crate) fn release(
+    shared: &Shared,
+    hold: &Arc<Hold>,
+    now: Instant,
+    deadline: Instant,
+) -> Result<Unlocked, Error> {
+    match hold.release(now) {
         Some(Standing::Held(_)) => {}
         Some(Standing::Lost(lost)) => {
             late(shared, hold, lost);
@@ -36,7 +41,7 @@ pub(crate) fn release(shared: &Shared, hold: &Arc<Hold>) -> Result<Unlocked, Err
         Some(Standing::Released) | None => return Ok(Unlocked::Released),
     }
     shared.timer.forget(hold);
-    let outcome = ask_until_answered(shared, hold);
+    let outcome = ask_until_answered(shared, hold, deadline);
     match &outcome {
         Ok(Unlocked::AlreadyLost(lost)) => {
             hold.lease(|lease| lease.was_lost(*lost));
@@ -58,9 +63,8 @@ pub(crate) fn release(shared: &Shared, hold: &Arc<Hold>) -> Result<Unlocked, Err
     outcome
 }
 
-/// Sends the release until an answer says what it found, or the command timeout is over.
-fn ask_until_answered(shared: &Shared, hold: &Hold) -> Result<Unlocked, Error> {
-    let deadline = Instant::now().after(shared.server.command_timeout());
+/// Sends the release until an answer says what it found, or the deadline has come.
+fn ask_until_answered(shared: &Shared, hold: &Hold, deadline: Instant) -> Result<Unlocked, Error> {
     let mut failures = 0;
     let mut said = None;
     // A release whose answer is missing may be what removed the key.

@@ -95,10 +95,12 @@ impl Server {
             lent.give_back();
             return Err(Fault::NotNow(Cause::silence("no time was left to ask")));
         }
-        let mut answer = self.trip(&mut lent, until, |buffer| call.pack_by_sha(buffer));
+        let mut answer = self.trip(&mut lent, sent, until, |buffer| call.pack_by_sha(buffer));
         if matches!(&answer, Ok(Err(error)) if matches!(meaning(error), Meaning::NoScript)) {
             // Nothing ran, so the same call may be sent again.
-            answer = self.trip(&mut lent, until, |buffer| call.pack_by_source(buffer));
+            answer = self.trip(&mut lent, Instant::now(), until, |buffer| {
+                call.pack_by_source(buffer)
+            });
         }
         match answer {
             Ok(answer) => {
@@ -125,7 +127,7 @@ impl Server {
         let mut command = redis::cmd(name);
         command.arg(args);
         let mut lent = self.lend(until, lane)?;
-        match self.trip(&mut lent, until, |buffer| {
+        match self.trip(&mut lent, Instant::now(), until, |buffer| {
             command.write_packed_command(buffer)
         }) {
             Ok(answer) => self.settle(lent, answer.map_err(|error| self.refusal(name, &error))),
@@ -174,10 +176,11 @@ impl Server {
     fn trip(
         &self,
         lent: &mut Lent<'_>,
+        now: Instant,
         until: Instant,
         pack: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Result<Reply, ServerError>, RedisError> {
-        let patience = self.pool.patience(until);
+        let patience = now.until(until).min(self.command_timeout());
         let wire = lent.wire();
         wire.set_timeout(patience)?;
         Ok(reply(wire.trip(pack)?))

@@ -263,11 +263,6 @@ impl Pool {
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
-
-    /// How long a caller may wait for an answer, if it must be back by `until`.
-    pub(crate) fn patience(&self, until: Instant) -> Duration {
-        Instant::now().until(until).min(self.node.command_timeout)
-    }
 }
 
 impl Lent<'_> {
