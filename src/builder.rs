@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::url::Address;
+use crate::url::Target;
 
 /// Settings to make a [`Client`](crate::Client) with. Setters never fail; [`build`](Self::build) checks.
 ///
@@ -113,23 +113,23 @@ impl ClientBuilder {
     }
 
     /// The settings, if they can work.
-    pub(crate) fn check(self) -> Result<(Config, Address), Error> {
+    pub(crate) fn check(self) -> Result<(Config, Target), Error> {
         let Some(url) = self.url else {
             return Err(Error::Config(
                 "no URL was given: ClientBuilder::url(\"redis://…\")".into(),
             ));
         };
         self.config.check()?;
-        Ok((self.config, Address::parse(&url)?))
+        Ok((self.config, Target::parse(&url)?))
     }
 }
 
 impl fmt::Debug for ClientBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The URL may hold a password.
-        let address = self.url.as_deref().and_then(|url| Address::parse(url).ok());
+        let target = self.url.as_deref().and_then(|url| Target::parse(url).ok());
         f.debug_struct("ClientBuilder")
-            .field("server", &address.map(|address| address.label))
+            .field("server", &target.map(|target| target.label()))
             .field("config", &self.config)
             .finish()
     }

@@ -49,6 +49,11 @@ impl Client {
     /// `tls`), and `redis+unix:///path?db=…&user=…&pass=…`; `valkey` may stand for `redis`, and
     /// `?protocol=resp3` asks for that protocol.
     ///
+    /// With Sentinel: `redis+sentinel://[user:password@]host[:port],host[:port]/name[/db]`, the port
+    /// being 26379 unless given, and the user and password those of the master. Sentinels that want
+    /// a password of their own get it by `?sentinel_user=…&sentinel_pass=…`. The master is then
+    /// whichever server they say it is, and is followed when it moves.
+    ///
     /// # Errors
     ///
     /// [`Error::Config`] if the URL cannot be used.

@@ -332,6 +332,7 @@ pub(crate) fn is_final_at_logon(error: &RedisError) -> bool {
     let kinds = [
         ErrorKind::AuthenticationFailed,
         ErrorKind::InvalidClientConfig,
+        ErrorKind::MasterNameNotFoundBySentinel,
         ErrorKind::RESP3NotSupported,
     ];
     let codes = ["NOAUTH", "WRONGPASS", "NOPERM"];

@@ -48,6 +48,10 @@ impl Leases {
         Some(hold)
     }
 
+    pub(crate) fn all(&self) -> Vec<Arc<Hold>> {
+        self.due.values().cloned().collect()
+    }
+
     /// Takes out all.
     pub(crate) fn drain(&mut self) -> Vec<Arc<Hold>> {
         std::mem::take(&mut self.due)

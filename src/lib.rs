@@ -56,8 +56,10 @@
 //! - **A Redis that forgets.** An evicting `maxmemory-policy` deletes held locks; so do `FLUSHALL` and
 //!   a restart without persistence. The holder learns of it at its next renewal.
 //! - **A restart can bring a released lock back** from an old snapshot, for up to its ttl.
-//! - **Redis Cluster, Sentinel and quorums of servers** are not supported yet: the URL names one
-//!   server.
+//! - **With Sentinel**, an old master that is alive but cut off goes on granting locks to whoever
+//!   reaches it, for as long as it does not know that it was replaced. A sentinel that is behind may
+//!   send a new client there.
+//! - **Redis Cluster and quorums of servers** are not supported yet.
 //! - **A reply that trickles in byte by byte** can overrun a deadline: a socket's timeout counts from
 //!   the last byte.
 //! - **A name server that lies** can send you to another Redis; with TLS (`rediss://`) it cannot.
@@ -84,6 +86,7 @@
 //! | `leasehold-timer` | the first lock | keeps the leases' deadlines, says what to renew; no I/O |
 //! | `leasehold-io` | the first lock | renewals in batches, repeated releases; a connection of its own |
 //! | `leasehold-subscriber` | the first waiter | hears releases; a connection of its own |
+//! | `leasehold-sentinel` | the first lock, where there are sentinels | one for each: hears when the master moves |
 //! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |
 //! | `leasehold-dial` | only while connecting | makes connections |
 //!
@@ -95,7 +98,7 @@
 //! `trace_id` as key-values:
 //!
 //! - ERROR: a callback panicked.
-//! - WARN: a lease was lost or had ended before its release; a release was not confirmed or was
+//! - WARN: the master has moved; a lease was lost or had ended before its release; a release was not confirmed or was
 //!   forced; releases are not heard, or cannot be announced; a thread waits for itself (debug builds).
 //! - INFO: nothing.
 //! - DEBUG: every lock taken, waited for, renewed and released; connections that failed.

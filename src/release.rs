@@ -50,6 +50,9 @@ pub(crate) fn release(
         Ok(Unlocked::Released) => {
             hold.lease(Lease::released);
             shared.waiters.ended(&hold.keys.name, &hold.id, true);
+            if shared.server.sentinels().is_some() {
+                shared.released.lock().note(again(hold));
+            }
             log(hold, "released", None);
         }
         Err(error) => {
@@ -104,12 +107,12 @@ fn ask_until_answered(shared: &Shared, hold: &Hold, deadline: Instant) -> Result
 
 /// Repeats the release in the background, until it is sure or the key has run out by itself.
 fn repeat(shared: &Shared, hold: &Hold) {
+    shared.io.undo(again(hold));
+}
+
+fn again(hold: &Hold) -> Undo {
     let until = Instant::now().after(hold.lease(|lease| lease.ttl()));
-    shared.io.undo(Undo::of_release(
-        Arc::clone(&hold.keys),
-        hold.id.clone(),
-        until,
-    ));
+    Undo::of_release(Arc::clone(&hold.keys), hold.id.clone(), until)
 }
 
 /// The holder lets go of what it had lost. Its key may still be there, for the time that two clocks

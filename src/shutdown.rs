@@ -93,6 +93,7 @@ pub(crate) fn stop(shared: &Shared, until: Instant) -> bool {
     shared.close();
     shared.timer.stop();
     shared.io.stop();
+    shared.switches.stop();
     shared.callbacks.stop();
     // Publishing to a server that says nothing must leave time for the others.
     let patience = Instant::now().until(until) / 4;
@@ -103,6 +104,7 @@ pub(crate) fn stop(shared: &Shared, until: Instant) -> bool {
         shared.timer.join(until),
         shared.subscriber.join(until),
         shared.io.join(until),
+        shared.switches.join(until),
         shared.callbacks.join(until),
     ];
     shared.server.close();

@@ -1,5 +1,6 @@
 //! A release that is repeated until it is sure: when it is tried next, and when it is over. No I/O.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,6 +96,30 @@ impl Undo {
     }
 }
 
+/// The releases of the last while, to be repeated where another server becomes the master: it may
+/// know these leases, and not that they were released.
+#[derive(Debug, Default)]
+pub(crate) struct Released {
+    last: VecDeque<Undo>,
+}
+
+impl Released {
+    /// As many as come in the seconds in which two servers are masters. What is older has come to
+    /// the new one, or its ttl ends it.
+    const MOST: usize = 4096;
+
+    pub(crate) fn note(&mut self, undo: Undo) {
+        if self.last.len() == Self::MOST {
+            self.last.pop_front();
+        }
+        self.last.push_back(undo);
+    }
+
+    pub(crate) fn take(&mut self) -> VecDeque<Undo> {
+        std::mem::take(&mut self.last)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,6 +159,17 @@ mod tests {
             undo.is_over(now, Some(Found::Nobody));
         }
         assert!((7..=14).contains(&tries), "{tries}");
+    }
+
+    #[test]
+    fn the_last_releases_are_kept() {
+        let (keys, id, until) = parts();
+        let mut released = Released::default();
+        for _ in 0..=Released::MOST {
+            released.note(Undo::of_release(Arc::clone(&keys), id.clone(), until));
+        }
+        assert_eq!(released.take().len(), Released::MOST);
+        assert!(released.take().is_empty());
     }
 
     #[test]

@@ -52,6 +52,9 @@ impl Server {
         if !usable {
             self.failed();
         }
+        if alive && !usable {
+            self.leave(wire.generation);
+        }
         (answers, usable)
     }
 

@@ -46,6 +46,14 @@ impl Dialing {
         self.number
     }
 
+    /// There is another server to go to: the dialer at work is left behind, and no pause is made.
+    pub(crate) fn leave_behind(&mut self) {
+        if self.current.take().is_some() {
+            self.left_behind += 1;
+        }
+        self.succeeded();
+    }
+
     /// The dialer `number` begins a connection.
     pub(crate) fn begin(&mut self, number: u64, now: Instant) {
         self.current = Some((number, now));
@@ -128,6 +136,25 @@ mod tests {
         );
         assert!(!dialing.came_back(first));
         assert!(dialing.needs_dialer(at(now + 3), LIMIT));
+    }
+
+    #[test]
+    fn where_there_is_another_server_nobody_waits_for_the_one_before() {
+        let mut dialing = Dialing::default();
+        let before = dialing.start(at(0));
+        dialing.failed(
+            at(0),
+            NoWire {
+                cause: Cause::text("refused"),
+                is_final: false,
+            },
+        );
+        dialing.leave_behind();
+        assert!(dialing.needs_dialer(at(0), LIMIT));
+        assert_eq!(dialing.pause(at(0)), Duration::ZERO);
+        let after = dialing.start(at(0));
+        assert!(!dialing.came_back(before));
+        assert!(dialing.came_back(after));
     }
 
     #[test]

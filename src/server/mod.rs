@@ -4,6 +4,7 @@ mod batch;
 mod dial;
 pub(crate) mod node;
 mod pool;
+pub(crate) mod sentinel;
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +19,8 @@ use crate::error::{Cause, Error, Meaning, meaning, words};
 use crate::scripts::{Call, Reply};
 use crate::server::node::{Node, is_hang_up, reply};
 use crate::server::pool::{Lent, Pool, Refusal};
-use crate::url::Address;
+use crate::server::sentinel::Sentinels;
+use crate::url::Target;
 
 pub(crate) use crate::server::node::Wire;
 pub(crate) use crate::server::pool::Lane;
@@ -53,8 +55,8 @@ impl fmt::Display for Fault {
 }
 
 impl Server {
-    pub(crate) fn new(address: Address, config: &Config) -> Result<Self, Error> {
-        let node = Node::new(address, config).map_err(|error| Error::Config(error.to_string()))?;
+    pub(crate) fn new(target: Target, config: &Config) -> Result<Self, Error> {
+        let node = Node::new(target, config).map_err(|error| Error::Config(error.to_string()))?;
         Ok(Self {
             pool: Arc::new(Pool::new(node, config.max_connections)),
             answered: AtomicU64::new(0),
@@ -138,9 +140,9 @@ impl Server {
     /// Notes how the server did, and keeps the connection if it leads to one that works.
     fn settle(&self, lent: Lent<'_>, answer: Result<Reply, Fault>) -> Result<Reply, Fault> {
         if let Err(Fault::NotNow(_)) = answer {
-            // The next connection may lead to the server that took over.
+            let generation = lent.generation();
             drop(lent);
-            self.pool.forget_idle();
+            self.leave(generation);
             self.failed();
         } else {
             lent.give_back();
@@ -213,6 +215,33 @@ impl Server {
             .set_timeout(self.command_timeout())
             .map_err(|error| Fault::NotNow(error.into()))?;
         Ok(lent.keep())
+    }
+
+    /// The server that connections of this generation lead to says "not now": the next connection
+    /// may lead to the one that took over.
+    pub(crate) fn leave(&self, generation: u64) {
+        if generation == self.pool.generation()
+            && let Some(sentinels) = self.sentinels()
+        {
+            // First: a dialer may be about to go there.
+            sentinels.doubt();
+        }
+        self.pool.leave(generation);
+    }
+
+    /// The master has moved to where its sentinels now know it.
+    pub(crate) fn moved(&self) {
+        self.pool.move_on();
+    }
+
+    /// Who knows the master, if that may change.
+    pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
+        self.pool.node.sentinels()
+    }
+
+    /// Whether `wire` leads to the server that takes the locks now, as far as is known.
+    pub(crate) fn is_current(&self, wire: &Wire) -> bool {
+        wire.generation == self.pool.generation()
     }
 
     /// Redis answered something.

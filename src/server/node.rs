@@ -1,13 +1,15 @@
 //! One Redis server: how a connection to it is made, and one trip over a connection.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Connection, ConnectionLike, RedisError, RedisResult, Value};
+use redis::{Connection, ConnectionLike, ErrorKind, RedisError, RedisResult, Value};
 
 use crate::config::Config;
 use crate::error::Cause;
 use crate::scripts::{Call, Reply};
-use crate::url::Address;
+use crate::server::sentinel::Sentinels;
+use crate::url::Target;
 
 /// How long the undo behind an unanswered command may take to be written: it must not add to the
 /// caller's deadline, and where the socket's buffer is full the undo is sent elsewhere anyway.
@@ -21,11 +23,16 @@ const LARGE: usize = 16 * 1024;
 
 /// Where a server is, and what its connections are like.
 pub(crate) struct Node {
-    client: redis::Client,
+    origin: Origin,
     pub(crate) label: String,
     connection_name: String,
     pub(crate) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
+}
+
+enum Origin {
+    Server(Box<redis::Client>),
+    Sentinels(Arc<Sentinels>),
 }
 
 /// A connection that is logged on. Any error of reading or writing ends it: after a read that timed
@@ -36,32 +43,60 @@ pub(crate) struct Wire {
     timeout: Duration,
     /// Where commands are written before they are sent, kept for the next.
     buffer: Vec<u8>,
+    /// Of which generation of its pool it is; set by the pool.
+    pub(crate) generation: u64,
 }
 
 impl Node {
-    pub(crate) fn new(address: Address, config: &Config) -> Result<Self, RedisError> {
+    pub(crate) fn new(target: Target, config: &Config) -> Result<Self, RedisError> {
         Ok(Self {
-            client: redis::Client::open(address.info)?,
-            label: address.label,
+            label: target.label(),
+            origin: match target {
+                Target::Server(address) => {
+                    Origin::Server(Box::new(redis::Client::open(address.info)?))
+                }
+                Target::Sentinel(sentinel) => {
+                    Origin::Sentinels(Arc::new(Sentinels::new(sentinel)?))
+                }
+            },
             connection_name: config.connection_name.clone(),
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout,
         })
     }
 
+    pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
+        match &self.origin {
+            Origin::Server(_) => None,
+            Origin::Sentinels(sentinels) => Some(sentinels),
+        }
+    }
+
     /// Connects and logs on. Name resolution and a unix socket know no timeout, so this may hang:
-    /// only a dialer calls it.
-    pub(crate) fn connect(&self) -> RedisResult<Wire> {
-        let connection = self
-            .client
-            .get_connection_with_timeout(self.connect_timeout)?;
-        // The library removes its timeouts once it is logged on.
-        let mut wire = Wire {
-            connection,
-            timeout: Duration::ZERO,
-            buffer: Vec::new(),
-        };
-        wire.set_timeout(self.command_timeout)?;
+    /// only a dialer calls it. `moved` is called if it turns out on the way that the master is
+    /// another server than before.
+    pub(crate) fn connect(&self, moved: impl FnOnce()) -> RedisResult<Wire> {
+        match &self.origin {
+            Origin::Server(client) => self.log_on(client),
+            Origin::Sentinels(sentinels) => {
+                let (master, has_moved) = sentinels.master(self.connect_timeout)?;
+                if has_moved {
+                    moved();
+                }
+                let client = redis::Client::open(master)?;
+                let wire = self.log_on(&client).and_then(check_role);
+                if wire.is_err() {
+                    // Sentinels may know better by now.
+                    sentinels.doubt();
+                }
+                wire
+            }
+        }
+    }
+
+    fn log_on(&self, client: &redis::Client) -> RedisResult<Wire> {
+        let connection = client.get_connection_with_timeout(self.connect_timeout)?;
+        let mut wire = Wire::new(connection, self.command_timeout)?;
         let mut name = redis::cmd("CLIENT");
         name.arg("SETNAME").arg(&self.connection_name);
         // A user without the right to name its connection locks all the same.
@@ -70,7 +105,32 @@ impl Node {
     }
 }
 
+/// Refuses a server that does not believe to be the master. One that does not let us ask is taken at
+/// the sentinels' word.
+fn check_role(mut wire: Wire) -> RedisResult<Wire> {
+    match wire.trip(|buffer| redis::cmd("ROLE").write_packed_command(buffer))? {
+        Value::Array(role) if role.first() != Some(&Value::BulkString(b"master".into())) => Err((
+            ErrorKind::Client,
+            "the server that the sentinels name as the master is a replica",
+        )
+            .into()),
+        _ => Ok(wire),
+    }
+}
+
 impl Wire {
+    pub(crate) fn new(connection: Connection, timeout: Duration) -> RedisResult<Self> {
+        // The library removes its timeouts once it is logged on.
+        let mut wire = Self {
+            connection,
+            timeout: Duration::ZERO,
+            buffer: Vec::new(),
+            generation: 0,
+        };
+        wire.set_timeout(timeout)?;
+        Ok(wire)
+    }
+
     /// Sets how long a read or a write may take, to within the kernel's tick.
     pub(crate) fn set_timeout(&mut self, timeout: Duration) -> RedisResult<()> {
         // Zero would be an error.

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -32,6 +32,8 @@ pub(crate) struct Pool {
     free: Condvar,
     capped: Condvar,
     closed: AtomicBool,
+    /// Rises when every connection there is has become useless.
+    generation: AtomicU64,
 }
 
 #[derive(Default)]
@@ -92,6 +94,7 @@ impl Pool {
             free: Condvar::new(),
             capped: Condvar::new(),
             closed: AtomicBool::new(false),
+            generation: AtomicU64::new(0),
         }
     }
 
@@ -191,18 +194,26 @@ impl Pool {
             state.dialing.begin(number, now);
             if !pause.is_zero() {
                 MutexGuard::unlocked(&mut state, || thread::sleep(pause));
+                if !state.dialing.came_back(number) {
+                    return;
+                }
                 continue;
             }
             let made = MutexGuard::unlocked(&mut state, || self.connect());
+            let is_current = state.dialing.came_back(number);
             match made {
-                Ok(wire) => {
+                Ok(wire) if wire.generation == self.generation() => {
                     state.dialing.succeeded();
                     state.idle.push(wire);
                 }
-                Err(no_wire) => state.dialing.failed(Instant::now(), no_wire),
+                // It leads to where the master was.
+                Ok(wire) => MutexGuard::unlocked(&mut state, || drop(wire)),
+                Err(no_wire) if is_current => state.dialing.failed(Instant::now(), no_wire),
+                // Somebody else has been at it since.
+                Err(_) => {}
             }
             self.ring_all();
-            if !state.dialing.came_back(number) {
+            if !is_current {
                 return;
             }
         }
@@ -211,8 +222,17 @@ impl Pool {
     /// One connection. A panic of the library, or of a user's logger, is a failure like others: the
     /// dialer's place must be given back.
     fn connect(&self) -> Result<Wire, NoWire> {
+        let mut generation = self.generation();
         let made = catch_unwind(AssertUnwindSafe(|| {
-            self.node.connect().map_err(|error| {
+            let moved = || {
+                self.leave(generation);
+                generation += 1;
+            };
+            let made = self.node.connect(moved).map(|mut wire| {
+                wire.generation = generation;
+                wire
+            });
+            made.map_err(|error| {
                 let server = self.node.label.as_str();
                 log::debug!(server = server; "no connection to {server}: {error}");
                 NoWire {
@@ -252,6 +272,31 @@ impl Pool {
         drop(idle);
     }
 
+    /// The server that connections of this generation lead to is not the right one any more, or not
+    /// for now: all of them are given up, those in use as soon as they come back.
+    pub(crate) fn leave(&self, generation: u64) {
+        let next = generation + 1;
+        let left =
+            self.generation
+                .compare_exchange(generation, next, Ordering::SeqCst, Ordering::SeqCst);
+        // Otherwise somebody was first.
+        if left.is_ok() {
+            self.forget_idle();
+        }
+    }
+
+    /// As [`leave`](Self::leave), where it is known that there is another server to go to: nobody
+    /// waits any longer for a connection to the one before.
+    pub(crate) fn move_on(&self) {
+        self.leave(self.generation());
+        self.state.lock().dialing.leave_behind();
+        self.ring_all();
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::SeqCst)
+    }
+
     /// Keeps no connection from now on; those that are out are closed when they come back. Only the
     /// free lane may still have one made, for what was granted at the last moment.
     pub(crate) fn close(&self) {
@@ -271,12 +316,18 @@ impl Lent<'_> {
         self.wire.as_mut().expect("a connection that is lent")
     }
 
+    pub(crate) fn generation(&self) -> u64 {
+        // Taken only by the methods that consume self.
+        self.wire.as_ref().map_or(0, |wire| wire.generation)
+    }
+
     /// Gives the connection back, after an exchange that left nothing unread.
     pub(crate) fn give_back(mut self) {
         let Some(wire) = self.wire.take() else { return };
         let mut state = self.pool.state.lock();
         state.out -= 1;
-        if state.out + state.idle.len() < self.pool.cap && !self.pool.is_closed() {
+        let is_current = wire.generation == self.pool.generation() && !self.pool.is_closed();
+        if is_current && state.out + state.idle.len() < self.pool.cap {
             state.idle.push(wire);
             self.pool.ring(&state);
         } else {

@@ -196,6 +196,7 @@ impl Desk {
     /// Sends `items` in one write, and sees to their answers.
     fn write(&mut self, shared: &Shared, mut items: Vec<Item>) {
         let asked = Instant::now();
+        self.wire.take_if(|wire| !shared.server.is_current(wire));
         if self.wire.is_none() {
             match shared
                 .server

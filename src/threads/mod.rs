@@ -3,11 +3,14 @@
 pub(crate) mod callbacks;
 pub(crate) mod io;
 pub(crate) mod subscriber;
+pub(crate) mod switches;
 pub(crate) mod timer;
 mod worker;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::config::Config;
@@ -17,7 +20,9 @@ use crate::server::Server;
 use crate::threads::callbacks::Callbacks;
 use crate::threads::io::Io;
 use crate::threads::subscriber::Subscriber;
+use crate::threads::switches::Switches;
 use crate::threads::timer::Timer;
+use crate::undo::Released;
 use crate::waiters::Waiters;
 
 /// What the threads work on. Nothing here keeps the client alive: the last client, lock or guard to
@@ -29,13 +34,17 @@ pub(crate) struct Shared {
     pub(crate) timer: Timer,
     pub(crate) io: Io,
     pub(crate) subscriber: Subscriber,
+    pub(crate) switches: Switches,
     pub(crate) callbacks: Callbacks,
+    /// What was released lately; only kept where the master may be replaced.
+    pub(crate) released: Mutex<Released>,
     closed: AtomicBool,
     serial: AtomicU64,
 }
 
 impl Shared {
     pub(crate) fn new(config: Config, server: Server) -> Self {
+        let switches = Switches::new(server.sentinels().map_or(0, |sentinels| sentinels.len()));
         Self {
             config,
             server,
@@ -43,7 +52,9 @@ impl Shared {
             timer: Timer::default(),
             io: Io::default(),
             subscriber: Subscriber::default(),
+            switches,
             callbacks: Callbacks::default(),
+            released: Mutex::default(),
             closed: AtomicBool::new(false),
             serial: AtomicU64::new(0),
         }
@@ -75,7 +86,8 @@ impl Shared {
     /// machine that gives no more threads costs an error, not a lease without renewal.
     pub(crate) fn start(self: &Arc<Self>) -> Result<(), Error> {
         self.timer.start(self)?;
-        self.io.start(self)
+        self.io.start(self)?;
+        self.switches.start(self)
     }
 
     /// Tells a loss to the waiters and the callbacks, once. Those who listen on the guard's channel
@@ -93,6 +105,17 @@ impl Shared {
             outcome:% = lost, ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
             "lost {}: {lost} (holder {}, token {})", hold.keys.name, hold.id.short(), hold.token
         );
+    }
+
+    /// Another server is the master now: what the one before did last may not have come to it.
+    fn follow(&self) {
+        for hold in self.timer.all() {
+            hold.lease(|lease| lease.doubt(Instant::now()));
+            self.look_after(&hold);
+        }
+        for undo in self.released.lock().take() {
+            self.io.undo(undo);
+        }
     }
 
     /// Looks after a lease from now on: sets the timer to what is due next, or tells its loss.

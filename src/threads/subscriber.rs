@@ -304,6 +304,9 @@ fn listen(shared: &Shared, failures: &mut u32) -> Result<(), String> {
         {
             return Err("the probe was not heard".into());
         }
+        if !shared.server.is_current(&line.wire) {
+            return Err("the master has moved".into());
+        }
         // What was queued before this connection was up woke nobody.
         let wanted = std::mem::take(&mut state.queue);
         let unused = if tidied.until(now) >= LOOK_AROUND {

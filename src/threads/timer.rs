@@ -69,6 +69,11 @@ impl Timer {
         drop(forgotten);
     }
 
+    /// All leases in use.
+    pub(crate) fn all(&self) -> Vec<Arc<Hold>> {
+        self.state.lock().leases.all()
+    }
+
     /// Takes all leases out.
     pub(crate) fn drain(&self) -> Vec<Arc<Hold>> {
         self.state.lock().leases.drain()

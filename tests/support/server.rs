@@ -234,13 +234,13 @@ fn launch(port: u16, options: &[String], directory: &TempDir) -> Option<Leashed>
     }
 }
 
-fn answers(url: &str) -> bool {
+pub(super) fn answers(url: &str) -> bool {
     connect(url, ms(1_000))
         .and_then(|mut connection| redis::cmd("PING").query::<()>(&mut connection))
         .is_ok()
 }
 
-fn connect(url: &str, timeout: Duration) -> redis::RedisResult<Connection> {
+pub(super) fn connect(url: &str, timeout: Duration) -> redis::RedisResult<Connection> {
     let connection = Client::open(url)?.get_connection_with_timeout(timeout)?;
     connection.set_read_timeout(Some(timeout))?;
     connection.set_write_timeout(Some(timeout))?;
@@ -259,7 +259,7 @@ fn read_log(directory: &TempDir) -> String {
 }
 
 /// Where `.ci/server` finds it or puts it.
-fn binary() -> PathBuf {
+pub(super) fn binary() -> PathBuf {
     if let Some(named) = env::var_os("REDIS_SERVER_BIN").filter(|named| !named.is_empty()) {
         return named.into();
     }

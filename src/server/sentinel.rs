@@ -1,0 +1,255 @@
+//! Where the master is, as the sentinels say.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::{RecvTimeoutError, bounded};
+use parking_lot::Mutex;
+use redis::{ConnectionInfo, ErrorKind, RedisError, RedisResult};
+
+use crate::clock::Instant;
+use crate::error::{Cause, is_final_at_logon};
+use crate::server::node::Wire;
+use crate::url::Sentinel;
+
+/// The sentinels of one master, and what is known from them.
+pub(crate) struct Sentinels {
+    sentinel: Sentinel,
+    clients: Vec<redis::Client>,
+    known: Mutex<Known>,
+}
+
+type Place = (String, u16);
+
+/// What is known of the master's place.
+#[derive(Default)]
+struct Known {
+    /// Where it was when last heard of.
+    place: Option<Place>,
+    /// It may not be there any more: the sentinels are to be asked before it is gone to.
+    doubted: bool,
+    /// How often its place was announced: what was asked before an announcement is older.
+    announced: u64,
+    /// How often it was found in another place than before.
+    moves: u64,
+}
+
+impl Known {
+    /// True if it is another place than before.
+    fn learn(&mut self, place: Place) -> bool {
+        let has_moved = self.place.as_ref().is_some_and(|known| *known != place);
+        self.place = Some(place);
+        self.doubted = false;
+        self.moves += u64::from(has_moved);
+        has_moved
+    }
+}
+
+impl Sentinels {
+    pub(crate) fn new(sentinel: Sentinel) -> RedisResult<Self> {
+        let open = |address: &crate::url::Address| redis::Client::open(address.info.clone());
+        let clients = sentinel
+            .sentinels
+            .iter()
+            .map(open)
+            .collect::<RedisResult<_>>()?;
+        Ok(Self {
+            sentinel,
+            clients,
+            known: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// How to reach the master: where it was last heard of unless that is doubted, else where the
+    /// first sentinel that knows it says. All are asked at once, so that a dead one costs nothing;
+    /// where all are silent, the place that is doubted is better than none. The second part is true
+    /// if the master has moved, and nobody was told before.
+    pub(crate) fn master(
+        self: &Arc<Self>,
+        timeout: Duration,
+    ) -> RedisResult<(ConnectionInfo, bool)> {
+        let announced = {
+            let known = self.known.lock();
+            match &known.place {
+                Some((host, port)) if !known.doubted => {
+                    return Ok((self.sentinel.at(host, *port), false));
+                }
+                _ => known.announced,
+            }
+        };
+        let asked = self.ask_all(timeout);
+        let mut known = self.known.lock();
+        let has_moved = match asked {
+            // What was announced meanwhile is newer.
+            Ok(place) => known.announced == announced && known.learn(place),
+            Err(error) if is_final_at_logon(&error) || known.place.is_none() => return Err(error),
+            Err(_) => false,
+        };
+        match &known.place {
+            Some((host, port)) => Ok((self.sentinel.at(host, *port), has_moved)),
+            None => unreachable!("just learnt, or seen to be there"),
+        }
+    }
+
+    /// What the first sentinel that knows the master says.
+    fn ask_all(self: &Arc<Self>, timeout: Duration) -> RedisResult<Place> {
+        let (answer, answers) = bounded(self.len());
+        for n in 0..self.len() {
+            let (this, answer) = (Arc::clone(self), answer.clone());
+            let ask = move || {
+                // Nobody listens any more once another sentinel has answered.
+                let _ = answer.send(this.ask(n, timeout));
+            };
+            thread::Builder::new()
+                .name("leasehold-dial".into())
+                .spawn(ask)?;
+        }
+        drop(answer);
+        let deadline = Instant::now().after(timeout);
+        let mut silence = RedisError::from((ErrorKind::Io, "no sentinel answered in time"));
+        let mut refusals = Vec::new();
+        loop {
+            match answers.recv_timeout(Instant::now().until(deadline)) {
+                Ok(Ok(place)) => return Ok(place),
+                Ok(Err(error)) if is_final_at_logon(&error) => refusals.push(error),
+                Ok(Err(error)) => silence = error,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        // A single one may have been set up wrongly, or not yet; most of them are believed.
+        match refusals.pop() {
+            Some(refusal) if (refusals.len() + 1) * 2 > self.len() => Err(refusal),
+            _ => Err(silence),
+        }
+    }
+
+    /// Asks one sentinel.
+    fn ask(&self, n: usize, timeout: Duration) -> RedisResult<Place> {
+        let mut wire = self.connect(n, timeout)?;
+        let mut ask = redis::cmd("SENTINEL");
+        ask.arg("GET-MASTER-ADDR-BY-NAME")
+            .arg(&self.sentinel.master);
+        let answer = wire
+            .trip(|buffer| ask.write_packed_command(buffer))?
+            .extract_error()?;
+        match redis::from_redis_value::<Option<Place>>(answer)? {
+            Some(place) => Ok(place),
+            None => Err((
+                ErrorKind::MasterNameNotFoundBySentinel,
+                "the sentinels know no master of this name",
+                self.sentinel.master.clone(),
+            )
+                .into()),
+        }
+    }
+
+    /// A connection to one sentinel.
+    fn connect(&self, n: usize, timeout: Duration) -> RedisResult<Wire> {
+        let client = self
+            .clients
+            .get(n)
+            .ok_or((ErrorKind::Client, "no such sentinel"))?;
+        Wire::new(client.get_connection_with_timeout(timeout)?, timeout)
+    }
+
+    /// How often the master was found to have moved.
+    pub(crate) fn moves(&self) -> u64 {
+        self.known.lock().moves
+    }
+
+    /// The master may be no longer where it was.
+    pub(crate) fn doubt(&self) {
+        self.known.lock().doubted = true;
+    }
+
+    /// What a sentinel announced on `+switch-master`; true if it is our master that has moved, and
+    /// no other sentinel has said so before.
+    fn switched(&self, announcement: &[u8]) -> bool {
+        let text = String::from_utf8_lossy(announcement);
+        let mut words = text.split(' ');
+        if words.next() != Some(self.sentinel.master.as_str()) {
+            return false;
+        }
+        // Behind the name: the old host and port, then the new ones.
+        let place = words
+            .nth(2)
+            .zip(words.next().and_then(|port| port.parse().ok()));
+        let mut known = self.known.lock();
+        known.announced += 1;
+        match place {
+            Some((host, port)) => known.learn((host.to_owned(), port)),
+            None => {
+                known.doubted = true;
+                true
+            }
+        }
+    }
+
+    /// Listens to one sentinel; also true if the master has moved while nobody did.
+    pub(crate) fn listen(&self, n: usize, timeout: Duration) -> Result<(Wire, bool), Cause> {
+        let mut wire = self.connect(n, timeout)?;
+        let mut subscribe = redis::cmd("SUBSCRIBE");
+        subscribe.arg("+switch-master");
+        wire.trip(|buffer| subscribe.write_packed_command(buffer))?
+            .extract_error()?;
+        let known = self.known.lock().place.clone();
+        let has_moved =
+            known.is_some_and(|known| self.ask(n, timeout).is_ok_and(|place| place != known));
+        if has_moved {
+            // This one may be the one that is behind.
+            self.doubt();
+        }
+        Ok((wire, has_moved))
+    }
+
+    /// Waits for as long as `patience`; true if the master has moved.
+    pub(crate) fn hears_of_move(&self, wire: &mut Wire, patience: Duration) -> Result<bool, Cause> {
+        wire.set_timeout(patience)?;
+        match wire.message() {
+            Ok((_, announcement)) => Ok(self.switched(&announcement)),
+            Err(error) if error.is_timeout() => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::url::Target;
+
+    fn sentinels() -> Sentinels {
+        match Target::parse("redis+sentinel://127.0.0.1:1,127.0.0.1:2/m") {
+            Ok(Target::Sentinel(sentinel)) => Sentinels::new(sentinel).unwrap(),
+            _ => panic!("not taken"),
+        }
+    }
+
+    #[test]
+    fn a_move_is_one_however_many_announce_it() {
+        let sentinels = sentinels();
+        assert!(!sentinels.switched(b"m h 1 h 2"), "nobody was at the first");
+        assert!(sentinels.switched(b"m h 2 h 3"));
+        assert!(!sentinels.switched(b"m h 2 h 3"));
+        assert!(!sentinels.switched(b"another h 3 h 4"));
+        assert_eq!(sentinels.moves(), 1);
+        assert!(sentinels.switched(b"m nonsense"));
+        assert!(sentinels.known.lock().doubted);
+    }
+
+    #[test]
+    fn a_place_that_is_doubted_is_better_than_none() {
+        let sentinels = Arc::new(sentinels());
+        assert!(sentinels.master(Duration::from_millis(1)).is_err());
+        sentinels.switched(b"m h 1 10.0.0.7 2");
+        sentinels.doubt();
+        let (master, has_moved) = sentinels.master(Duration::from_millis(1)).unwrap();
+        assert_eq!(master.addr().to_string(), "10.0.0.7:2");
+        assert!(!has_moved);
+    }
+}

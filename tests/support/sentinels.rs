@@ -1,0 +1,285 @@
+//! A master, its replicas, and the sentinels that watch over them.
+
+use std::fs::{self, File};
+use std::time::Duration;
+
+use super::leash::Leashed;
+use super::port;
+use super::server::{Server, answers, binary, connect};
+use super::tempdir::TempDir;
+use super::time::{eventually, ms};
+
+pub(crate) const MASTER: &str = "mymaster";
+
+/// How many there are; two of them must agree.
+const SENTINELS: usize = 3;
+
+/// How they are to be set up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    pub(crate) replicas: usize,
+    /// What the data servers ask for.
+    pub(crate) password: Option<&'static str>,
+    /// What the sentinels ask for.
+    pub(crate) sentinel_password: Option<&'static str>,
+    /// A master that says nothing for so long is replaced.
+    pub(crate) down_after: Duration,
+}
+
+impl Setup {
+    /// For a test in which nothing is to be replaced, however late this machine is.
+    pub(crate) const fn steady() -> Self {
+        Self {
+            replicas: 1,
+            password: None,
+            sentinel_password: None,
+            down_after: ms(60_000),
+        }
+    }
+
+    /// For a test in which the master is to be replaced soon.
+    pub(crate) const fn alert() -> Self {
+        Self {
+            replicas: 2,
+            down_after: ms(1_000),
+            ..Self::steady()
+        }
+    }
+}
+
+pub(crate) struct Sentinels {
+    /// The first was the master at the start.
+    data: Vec<Server>,
+    sentinels: Vec<Sentinel>,
+    setup: Setup,
+}
+
+struct Sentinel {
+    port: u16,
+    process: Leashed,
+    _directory: TempDir,
+}
+
+impl Sentinels {
+    /// Starts them, and waits until each sentinel knows the master, its replicas and the other sentinels.
+    pub(crate) fn start(setup: Setup) -> Self {
+        let mut data = vec![Server::start()];
+        for _ in 0..setup.replicas {
+            data.push(data[0].replica());
+        }
+        for server in &data {
+            // For itself last.
+            for what in ["masterauth", "requirepass"] {
+                if let Some(password) = setup.password {
+                    ask::<String>(server.port(), None, &["CONFIG", "SET", what, password])
+                        .expect("it takes a password");
+                }
+            }
+        }
+        let sentinels = (0..SENTINELS)
+            .map(|_| Sentinel::start(data[0].port(), &setup))
+            .collect();
+        let this = Self {
+            data,
+            sentinels,
+            setup,
+        };
+        let all = || (0..SENTINELS).all(|n| this.is_ready(n));
+        eventually(ms(30_000), all);
+        this
+    }
+
+    /// Through all sentinels, with the passwords that are asked for.
+    pub(crate) fn url(&self) -> String {
+        self.url_of(MASTER, "")
+    }
+
+    /// The same, for a master of this name, and with a database: `/2`.
+    pub(crate) fn url_of(&self, master: &str, db: &str) -> String {
+        let password = self
+            .setup
+            .password
+            .map(|password| format!(":{}@", encoded(password)));
+        let query = self.setup.sentinel_password;
+        let query = query.map(|password| format!("?sentinel_pass={}", encoded(password)));
+        let hosts: Vec<String> = (0..SENTINELS)
+            .map(|n| format!("127.0.0.1:{}", self.sentinels[n].port))
+            .collect();
+        format!(
+            "redis+sentinel://{}{}/{master}{db}{}",
+            password.unwrap_or_default(),
+            hosts.join(","),
+            query.unwrap_or_default()
+        )
+    }
+
+    /// The data servers; the first was the master at the start.
+    pub(crate) fn data(&self) -> &[Server] {
+        &self.data
+    }
+
+    /// The server that was the master at the start.
+    pub(crate) fn first(&self) -> &Server {
+        &self.data[0]
+    }
+
+    pub(crate) fn kill_first(&mut self) {
+        self.data[0].kill();
+    }
+
+    /// Waits until one of the others takes writes.
+    #[track_caller]
+    pub(crate) fn successor(&self) -> &Server {
+        let mut successor = None;
+        eventually(ms(60_000), || {
+            successor = self.data[1..].iter().find(|server| {
+                self.ask_data(server, &["SET", "probe", "1"])
+                    .is_ok_and(|answer: String| answer == "OK")
+            });
+            successor.is_some()
+        });
+        successor.expect("just seen to be there")
+    }
+
+    /// Asks a data server, which may be about to hang up.
+    pub(crate) fn ask_data<T: redis::FromRedisValue>(
+        &self,
+        server: &Server,
+        command: &[&str],
+    ) -> redis::RedisResult<T> {
+        ask(server.port(), self.setup.password, command)
+    }
+
+    /// Has the sentinels replace a master that is well.
+    pub(crate) fn failover(&self) {
+        // A replica must have been asked lately how it is.
+        eventually(ms(30_000), || {
+            self.ask_sentinel::<String>(0, &["SENTINEL", "FAILOVER", MASTER])
+                .is_ok()
+        });
+    }
+
+    pub(crate) fn pause_sentinel(&self, n: usize) {
+        self.sentinels[n].process.pause();
+    }
+
+    pub(crate) fn kill_sentinel(&mut self, n: usize) {
+        self.sentinels[n].process.kill();
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        SENTINELS
+    }
+
+    fn ask_sentinel<T: redis::FromRedisValue>(
+        &self,
+        n: usize,
+        command: &[&str],
+    ) -> redis::RedisResult<T> {
+        ask(
+            self.sentinels[n].port,
+            self.setup.sentinel_password,
+            command,
+        )
+    }
+
+    fn is_ready(&self, n: usize) -> bool {
+        let list = |what: &str| {
+            let list = self.ask_sentinel(n, &["SENTINEL", what, MASTER]);
+            list.unwrap_or_default()
+        };
+        let sentinels: Vec<Vec<String>> = list("SENTINELS");
+        let replicas: Vec<Vec<String>> = list("REPLICAS");
+        let is = |fields: &Vec<String>, field: &str, wanted: &str| {
+            fields
+                .chunks(2)
+                .any(|pair| pair[0] == field && pair[1] == wanted)
+        };
+        sentinels.len() == SENTINELS - 1
+            && sentinels
+                .iter()
+                .all(|sentinel| is(sentinel, "flags", "sentinel"))
+            && replicas.len() == self.setup.replicas
+            && replicas.iter().all(|replica| {
+                is(replica, "flags", "slave") && is(replica, "master-link-status", "ok")
+            })
+    }
+}
+
+impl Sentinel {
+    fn start(master: u16, setup: &Setup) -> Self {
+        let directory = TempDir::new();
+        let file = directory.join("sentinel.conf");
+        // Another process may take the port between our look and the sentinel's.
+        for _ in 0..20 {
+            let port = port::free();
+            fs::write(&file, configuration(port, master, setup)).expect("it can be written");
+            let log = File::create(directory.join("log")).expect("the log can be written");
+            let arguments = [file.as_os_str(), "--sentinel".as_ref()];
+            let mut process =
+                Leashed::start(&binary(), arguments, Some(directory.path()), |command| {
+                    command.current_dir(directory.path()).stdout(log);
+                })
+                .expect("/bin/sh can be started");
+            let socket = format!("redis+unix://{}", directory.join("socket").display());
+            let mut has_ended = false;
+            eventually(ms(20_000), || {
+                let ended = process.process().try_wait();
+                has_ended = ended.expect("the sentinel is our child").is_some();
+                let password = setup.sentinel_password;
+                let query = password.map_or_else(String::new, |password| {
+                    format!("?pass={}", encoded(password))
+                });
+                has_ended || answers(&format!("{socket}{query}"))
+            });
+            if !has_ended {
+                return Self {
+                    port,
+                    process,
+                    _directory: directory,
+                };
+            }
+        }
+        panic!("no sentinel would start")
+    }
+}
+
+fn configuration(port: u16, master: u16, setup: &Setup) -> String {
+    let mut lines = vec![
+        format!("port {port}"),
+        "bind 127.0.0.1".to_owned(),
+        "unixsocket socket".to_owned(),
+        format!("sentinel monitor {MASTER} 127.0.0.1 {master} 2"),
+        format!(
+            "sentinel down-after-milliseconds {MASTER} {}",
+            setup.down_after.as_millis()
+        ),
+        format!("sentinel failover-timeout {MASTER} 6000"),
+        format!("sentinel parallel-syncs {MASTER} 1"),
+    ];
+    if let Some(password) = setup.password {
+        lines.push(format!("sentinel auth-pass {MASTER} {password}"));
+    }
+    if let Some(password) = setup.sentinel_password {
+        lines.push(format!("requirepass {password}"));
+    }
+    lines.join("\n") + "\n"
+}
+
+fn ask<T: redis::FromRedisValue>(
+    port: u16,
+    password: Option<&str>,
+    command: &[&str],
+) -> redis::RedisResult<T> {
+    let password = password.map_or_else(String::new, |password| format!(":{}@", encoded(password)));
+    let url = format!("redis://{password}127.0.0.1:{port}");
+    let mut connection = connect(&url, ms(2_000))?;
+    redis::cmd(command[0])
+        .arg(&command[1..])
+        .query(&mut connection)
+}
+
+/// As a URL takes it.
+fn encoded(password: &str) -> String {
+    password.replace('@', "%40")
+}
