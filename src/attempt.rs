@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::{Settings, Terms};
 use crate::error::{Cause, Error};
-use crate::hold::{Hold, Parts};
+use crate::hold::{Hold, Live};
 use crate::holder::HolderId;
 use crate::kind::{Acquired, Keys};
 use crate::lease::Lease;
@@ -74,7 +74,7 @@ impl<'a> Attempt<'a> {
             Ok((reply, sent)) => match Acquired::read(reply) {
                 Some(Acquired::Granted(token)) => {
                     match Lease::granted(sent, Instant::now(), &self.terms) {
-                        Some(lease) => self.hold(Hold::new(self.parts(id, token), lease), until),
+                        Some(lease) => self.hold(id, token, lease, until),
                         None => Err(self.undo(
                             id,
                             Cause::text("the answer took as long as the lease: ttl too short"),
@@ -98,21 +98,24 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    fn parts(&self, id: HolderId, token: FencingToken) -> Parts {
-        Parts {
-            keys: Arc::clone(self.keys),
+    fn hold(
+        &self,
+        id: HolderId,
+        token: FencingToken,
+        lease: Lease,
+        until: Instant,
+    ) -> Result<Look, Fault> {
+        let (shared, keys) = (self.shared, self.keys);
+        let hold = Arc::new(Hold {
+            keys: Arc::clone(keys),
             id,
             token,
-            serial: self.shared.next_serial(),
+            serial: shared.next_serial(),
             trace_id: self.settings.trace_id.clone(),
             on_lost: self.settings.on_lost.clone(),
             on_renew: self.settings.on_renew.clone(),
-        }
-    }
-
-    fn hold(&self, hold: Hold, until: Instant) -> Result<Look, Fault> {
-        let (shared, keys) = (self.shared, self.keys);
-        let hold = Arc::new(hold);
+            live: Live::new(lease),
+        });
         let before = shared
             .waiters
             .held(&keys.name, &hold.id, Arc::downgrade(&hold));

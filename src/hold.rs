@@ -23,22 +23,16 @@ pub(crate) struct Hold {
     pub(crate) trace_id: Option<Arc<str>>,
     pub(crate) on_lost: Option<Arc<OnLost>>,
     pub(crate) on_renew: Option<Arc<OnRenew>>,
+    pub(crate) live: Live,
+}
+
+/// What changes about a hold, for its own methods alone.
+pub(crate) struct Live {
     state: Mutex<State>,
     /// Rung when a renewal or extend has come back.
     answered: Condvar,
     /// When the timer looks next; kept in step with its order under the timer's lock.
     armed: Mutex<Option<Instant>>,
-}
-
-/// What a hold is made of, beside its lease.
-pub(crate) struct Parts {
-    pub(crate) keys: Arc<Keys>,
-    pub(crate) id: HolderId,
-    pub(crate) token: FencingToken,
-    pub(crate) serial: u64,
-    pub(crate) trace_id: Option<Arc<str>>,
-    pub(crate) on_lost: Option<Arc<OnLost>>,
-    pub(crate) on_renew: Option<Arc<OnRenew>>,
 }
 
 struct State {
@@ -50,17 +44,8 @@ struct State {
     let_go: bool,
 }
 
-impl Hold {
-    pub(crate) fn new(parts: Parts, lease: Lease) -> Self {
-        let Parts {
-            keys,
-            id,
-            token,
-            serial,
-            trace_id,
-            on_lost,
-            on_renew,
-        } = parts;
+impl Live {
+    pub(crate) fn new(lease: Lease) -> Self {
         let state = State {
             lease,
             listeners: Vec::new(),
@@ -68,19 +53,14 @@ impl Hold {
             let_go: false,
         };
         Self {
-            keys,
-            id,
-            token,
-            serial,
-            trace_id,
-            on_lost,
-            on_renew,
             state: Mutex::new(state),
             answered: Condvar::new(),
             armed: Mutex::new(None),
         }
     }
+}
 
+impl Hold {
     /// How the lease stands at `now`. Whoever finds it ended latches that for all.
     pub(crate) fn stand(&self, now: Instant) -> Standing {
         self.latching(|lease| lease.stand(now))
@@ -125,7 +105,7 @@ impl Hold {
 
     /// The loss, for the one call that then tells it to the callbacks and the waiters.
     pub(crate) fn untold(&self) -> Option<Lost> {
-        let mut state = self.state.lock();
+        let mut state = self.live.state.lock();
         let lost = state.lease.lost().filter(|_| !state.told)?;
         state.told = true;
         Some(lost)
@@ -138,7 +118,7 @@ impl Hold {
     /// Acts on the state, and tells a loss to those who listen: they hear of it at once, whoever
     /// noticed it.
     fn latching_state<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = self.state.lock();
+        let mut state = self.live.state.lock();
         let result = act(&mut state);
         if let Some(lost) = state.lease.lost() {
             for listener in state.listeners.drain(..) {
@@ -151,13 +131,13 @@ impl Hold {
 
     /// Looks at, or changes, the lease under its lock.
     pub(crate) fn lease<T>(&self, act: impl FnOnce(&mut Lease) -> T) -> T {
-        act(&mut self.state.lock().lease)
+        act(&mut self.live.state.lock().lease)
     }
 
     /// As [`lease`](Self::lease), for the answer to a renewal or extend.
     pub(crate) fn answered<T>(&self, act: impl FnOnce(&mut Lease) -> T) -> T {
         let result = self.lease(act);
-        self.answered.notify_all();
+        self.live.answered.notify_all();
         result
     }
 
@@ -168,7 +148,7 @@ impl Hold {
         until: Instant,
         ask: impl Fn(&mut Lease, Instant) -> Option<T>,
     ) -> Option<T> {
-        let mut state = self.state.lock();
+        let mut state = self.live.state.lock();
         loop {
             let now = Instant::now();
             if !state.lease.is_asking() {
@@ -177,17 +157,18 @@ impl Hold {
             if now >= until {
                 return None;
             }
-            self.answered
+            self.live
+                .answered
                 .wait_for(&mut state, nap(now, until).max(Duration::from_millis(1)));
         }
     }
 
     pub(crate) fn arm(&self, at: Instant) {
-        *self.armed.lock() = Some(at);
+        *self.live.armed.lock() = Some(at);
     }
 
     pub(crate) fn disarm(&self) -> Option<Instant> {
-        self.armed.lock().take()
+        self.live.armed.lock().take()
     }
 }
 

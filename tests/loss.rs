@@ -47,14 +47,6 @@ fn value(server: &Server, key: &str) -> Option<String> {
         .unwrap()
 }
 
-/// What is left of a key's time: below zero, there is no key.
-fn pttl(server: &Server, key: &str) -> i64 {
-    redis::cmd("PTTL")
-        .arg(key)
-        .query(&mut server.connection())
-        .unwrap()
-}
-
 fn hears(server: &Server, name: &str) -> bool {
     let (_, subscribers): (String, u64) = redis::cmd("PUBSUB")
         .arg("NUMSUB")
@@ -144,7 +136,7 @@ fn a_key_taken_by_another() {
         |server, _| run(server, "SET", &["lock:a", "another"]),
     );
     assert_eq!(value(&server, "lock:a").as_deref(), Some("another"));
-    assert_eq!(pttl(&server, "lock:a"), -1);
+    assert_eq!(server.pttl("lock:a"), -1);
 }
 
 #[test]
@@ -277,7 +269,7 @@ fn past_max_hold_the_key_runs_out_by_itself() {
     assert!(guard.remaining().unwrap() <= ttl);
     has_one_message(&guard.lost(), Lost::MaxHold);
     let seen = Instant::now();
-    let left = pttl(&server, "lock:a");
+    let left = server.pttl("lock:a");
     assert!(left > 100, "it was renewed up to now");
     let left = Duration::from_millis(left.unsigned_abs());
     assert!(left <= ttl);
@@ -285,10 +277,7 @@ fn past_max_hold_the_key_runs_out_by_itself() {
     let next = other.mutex("a").lock().unwrap();
     // Redis rounds down, and its clock is another one.
     assert!(seen.elapsed() + ms(5) >= left, "after {:?}", seen.elapsed());
-    assert!(
-        pttl(&server, "lock:a") > 5_000,
-        "it is the other's own lease"
-    );
+    assert!(server.pttl("lock:a") > 5_000, "it is the other's own lease");
     drop(guard);
     assert_eq!(next.unlock().unwrap(), Unlocked::Released);
 }
@@ -426,7 +415,7 @@ fn a_lease_that_we_are_granted_again_is_lost() {
 fn a_release_that_was_only_announced_is_no_loss() {
     for auto_renew in [true, false] {
         with_a_waiter(auto_renew, |server, guard| {
-            let (calls, left) = (server.calls(&["evalsha", "eval"]), pttl(server, "lock:a"));
+            let (calls, left) = (server.calls(&["evalsha", "eval"]), server.pttl("lock:a"));
             run(
                 server,
                 "PUBLISH",
@@ -436,7 +425,7 @@ fn a_release_that_was_only_announced_is_no_loss() {
             says_held(guard);
             assert_eq!(guard.lost().try_recv(), Err(TryRecvError::Empty));
             if !auto_renew {
-                assert!(pttl(server, "lock:a") <= left, "it asks for no more time");
+                assert!(server.pttl("lock:a") <= left, "it asks for no more time");
             }
             assert_eq!(
                 value(server, "lock:a").as_deref(),

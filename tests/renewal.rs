@@ -55,14 +55,6 @@ fn value(server: &Server, key: &str) -> Option<String> {
         .unwrap()
 }
 
-/// What is left of a key's time in ms: -1 without an end, -2 where there is no key.
-fn pttl(server: &Server, key: &str) -> i64 {
-    redis::cmd("PTTL")
-        .arg(key)
-        .query(&mut server.connection())
-        .unwrap()
-}
-
 #[track_caller]
 fn is_held(guard: &MutexGuard, server: &Server) {
     guard.ensure_held().unwrap();
@@ -210,11 +202,11 @@ fn a_renewal_never_shortens() {
     run(&server, "PEXPIRE", &["lock:a", "600000"]);
     next(&renewals);
     guard.renew().unwrap();
-    assert!(pttl(&server, "lock:a") > 500_000);
+    assert!(server.pttl("lock:a") > 500_000);
     run(&server, "PERSIST", &["lock:a"]);
     next(&renewals);
     guard.renew().unwrap();
-    assert_eq!(pttl(&server, "lock:a"), -1);
+    assert_eq!(server.pttl("lock:a"), -1);
     is_held(&guard, &server);
     assert!(guard.remaining().unwrap() <= ms(2_000));
 }
@@ -273,7 +265,7 @@ fn a_guard_renews_when_asked_to() {
         let began = Instant::now();
         eventually(PATIENCE, || began.elapsed() > ms(20));
         guard.renew().unwrap();
-        assert!(pttl(&server, "lock:a") > 10_000);
+        assert!(server.pttl("lock:a") > 10_000);
         assert!(guard.remaining().unwrap() > before - ms(20));
         is_held(&guard, &server);
     }
@@ -287,15 +279,15 @@ fn an_extend_sets_the_ttl_from_now_on() {
     let guard = mutex.lock().unwrap();
 
     guard.extend(ms(60_000)).unwrap();
-    assert!(pttl(&server, "lock:a") > 30_000);
+    assert!(server.pttl("lock:a") > 30_000);
     assert!(guard.remaining().unwrap() > ms(30_000));
     run(&server, "PEXPIRE", &["lock:a", "5000"]);
     next(&renewals);
-    assert!(pttl(&server, "lock:a") > 30_000, "renewed for as long");
+    assert!(server.pttl("lock:a") > 30_000, "renewed for as long");
 
     guard.extend(ms(5_000)).unwrap();
     for _ in 0..2 {
-        assert!((1..=5_000).contains(&pttl(&server, "lock:a")));
+        assert!((1..=5_000).contains(&server.pttl("lock:a")));
         assert!(guard.remaining().unwrap() <= ms(5_000));
         next(&renewals);
     }
@@ -369,7 +361,7 @@ fn an_unanswered_shortening_caps_all_that_comes_after() {
     assert!(guard.remaining().unwrap() <= short);
     guard.extend(ms(20_000)).unwrap();
     assert!(guard.remaining().unwrap() <= short);
-    assert!(pttl(&server, "lock:a") > 10_000);
+    assert!(server.pttl("lock:a") > 10_000);
 
     // Now it runs.
     proxy.present(Traffic::Pass);

@@ -339,6 +339,7 @@ impl Lent<'_> {
 
     /// Takes the connection out of the pool for good, for a thread that keeps it.
     pub(crate) fn keep(mut self) -> Wire {
+        // Taken before only by `give_back`, which consumes self too.
         let wire = self.wire.take().expect("a connection that is lent");
         let mut state = self.pool.state.lock();
         state.out -= 1;
