@@ -8,7 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 
-use crate::clock::{Instant, LONGEST_SLEEP, nap};
+use crate::clock::{Instant, nap};
 use crate::error::Error;
 use crate::hold::Hold;
 use crate::holder::HolderId;
@@ -261,7 +261,7 @@ impl Desk {
             }
             shared.io.probing.store(true, Ordering::SeqCst);
         }
-        self.probe_at = Some(now.after(PROBE_EVERY.min(LONGEST_SLEEP)));
+        self.probe_at = Some(now.after(PROBE_EVERY));
         shared.subscriber.probe(&shared.server);
     }
 }

@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use redis::{PushKind, Value};
 use uuid::Uuid;
 
-use crate::clock::{Instant, nap};
+use crate::clock::{Instant, LONGEST_SLEEP};
 use crate::error::{Error, words};
 use crate::kind::Keys;
 use crate::name::Name;
@@ -228,8 +228,7 @@ impl Subscriber {
     fn pause(&self, pause: Duration) {
         let mut state = self.state.lock();
         if !state.stopping {
-            self.ending
-                .wait_for(&mut state, pause.min(nap(Instant::START, Instant::NEVER)));
+            self.ending.wait_for(&mut state, pause.min(LONGEST_SLEEP));
         }
     }
 }
