@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use crate::config::Config;
 use crate::error::Error;
+#[cfg(feature = "tls")]
+use crate::tls::{ClientCert, Tls};
 use crate::url::Target;
 
 /// Settings to make a [`Client`](crate::Client) with. Setters never fail; [`build`](Self::build) checks.
@@ -25,12 +27,62 @@ use crate::url::Target;
 pub struct ClientBuilder {
     url: Option<String>,
     config: Config,
+    #[cfg(feature = "tls")]
+    tls: Tls,
 }
 
 impl ClientBuilder {
     /// Where Redis is; see [`Client::open`](crate::Client::open) for the forms. Needed.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());
+        self
+    }
+
+    /// The certificate authorities to trust, as PEM: one certificate or several, one behind the other.
+    /// They take the place of the system's, for every connection of the client: to sentinels too.
+    /// Needs a URL with TLS (`rediss://`). Only with the feature `tls`.
+    ///
+    /// ```no_run
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::builder()
+    ///     .url("rediss://redis.internal:6379")
+    ///     .tls_root(std::fs::read("/etc/redis/ca.pem")?)
+    ///     .build()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "tls")]
+    pub fn tls_root(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.tls.root = Some(pem.into());
+        self
+    }
+
+    /// The certificate that the client shows to servers that ask for one, and its private key, as
+    /// PEM. Certificates of authorities in between may follow the client's own. The key must not be
+    /// encrypted; it is never printed. Needs a URL with TLS (`rediss://`). Only with the feature
+    /// `tls`.
+    ///
+    /// ```no_run
+    /// use std::fs::read;
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::builder()
+    ///     .url("rediss://redis.internal:6379")
+    ///     .tls_root(read("/etc/redis/ca.pem")?)
+    ///     .tls_client_cert(read("/etc/redis/client.pem")?, read("/etc/redis/client.key")?)
+    ///     .build()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "tls")]
+    pub fn tls_client_cert(
+        mut self,
+        certificate: impl Into<Vec<u8>>,
+        key: impl Into<Vec<u8>>,
+    ) -> Self {
+        self.tls.client = Some(ClientCert {
+            chain: certificate.into(),
+            key: key.into(),
+        });
         self
     }
 
@@ -120,7 +172,10 @@ impl ClientBuilder {
             ));
         };
         self.config.check()?;
-        Ok((self.config, Target::parse(&url)?))
+        let target = Target::parse(&url)?;
+        #[cfg(feature = "tls")]
+        let target = target.with_tls(&self.tls)?;
+        Ok((self.config, target))
     }
 }
 
@@ -128,9 +183,10 @@ impl fmt::Debug for ClientBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The URL may hold a password.
         let target = self.url.as_deref().and_then(|url| Target::parse(url).ok());
-        f.debug_struct("ClientBuilder")
-            .field("server", &target.map(|target| target.label()))
-            .field("config", &self.config)
-            .finish()
+        let mut shown = f.debug_struct("ClientBuilder");
+        shown.field("server", &target.map(|target| target.label()));
+        #[cfg(feature = "tls")]
+        shown.field("tls", &self.tls);
+        shown.field("config", &self.config).finish()
     }
 }

@@ -35,8 +35,8 @@ pub enum Error {
         cause: Cause,
     },
 
-    /// Redis answered, and trying again would not help: a right is missing, a password is wrong,
-    /// memory is full. The command did not run: what you asked for you do not have, and a lease that
+    /// Redis answered, and trying again would not help: a right is missing, a password is wrong, one
+    /// side does not trust the other's certificate, memory is full. The command did not run: what you asked for you do not have, and a lease that
     /// was to be renewed is still held for what is left of it. From
     /// [`unlock`](crate::MutexGuard::unlock): the lock stays taken for up to its ttl; the release is
     /// repeated in the background. Mend what the answer names.
@@ -119,6 +119,9 @@ impl fmt::Display for Error {
                     advice(&cause.to_string())
                 )
             }
+            Self::Refused { command, answer } if *command == HANDSHAKE => {
+                write!(f, "no TLS connection to Redis: {answer}{}", advice(answer))
+            }
             Self::Refused { command, answer } => {
                 write!(f, "Redis refused {command}: {answer}{}", advice(answer))
             }
@@ -159,7 +162,8 @@ impl std::error::Error for Error {
 
 /// What to do about an answer that people meet, with a leading separator.
 fn advice(answer: &str) -> &'static str {
-    const ADVICE: [(&str, &str); 11] = [
+    // The first that is found counts.
+    const ADVICE: [(&str, &str); 17] = [
         (
             "OOM",
             "; Redis is at maxmemory: free some or raise it (held locks can still be released)",
@@ -171,6 +175,30 @@ fn advice(answer: &str) -> &'static str {
         (
             "Authentication required",
             "; the server wants a password: put it into the URL",
+        ),
+        (
+            "not valid for name",
+            "; the URL must name the server as its certificate does",
+        ),
+        (
+            "invalid peer certificate: certificate expired",
+            "; the server needs a new certificate",
+        ),
+        (
+            "invalid peer certificate",
+            "; this client does not trust the server: give its authority to ClientBuilder::tls_root",
+        ),
+        (
+            "alert: CertificateRequired",
+            "; the server wants a client certificate: ClientBuilder::tls_client_cert",
+        ),
+        (
+            "alert: HandshakeFailure",
+            "; if the server wants a client certificate: ClientBuilder::tls_client_cert",
+        ),
+        (
+            "fatal alert",
+            "; the server does not take the client certificate: it must come from an authority that the server trusts",
         ),
         ("WRONGPASS", "; check user and password in the URL"),
         (
@@ -205,6 +233,10 @@ fn advice(answer: &str) -> &'static str {
         .map_or("", |(_, advice)| advice)
 }
 
+/// What a log-on that is refused for good is called in [`Error::Refused`].
+const LOG_ON: &str = "the log-on";
+const HANDSHAKE: &str = "the TLS handshake";
+
 /// The last thing that went wrong with a server: an error of the connection, or an answer that
 /// says "not now".
 #[derive(Clone)]
@@ -229,6 +261,14 @@ impl Cause {
         Self {
             is_silence: true,
             ..Self::text(text)
+        }
+    }
+
+    /// What was refused, where no connection was made for good.
+    pub(crate) fn refused_step(&self) -> &'static str {
+        match self.error.downcast_ref() {
+            Some(error) if is_tls_refusal(error) => HANDSHAKE,
+            _ => LOG_ON,
         }
     }
 
@@ -339,10 +379,43 @@ pub(crate) fn is_final_at_logon(error: &RedisError) -> bool {
     // The library keeps only the text of a refused SELECT, not its code.
     let texts = ["Authentication required", "DB index", "has no permissions"];
     kinds.contains(&error.kind())
+        || is_tls_refusal(error)
         || error.code().is_some_and(|code| codes.contains(&code))
         || error
             .detail()
             .is_some_and(|detail| texts.iter().any(|text| detail.contains(text)))
+}
+
+/// Whether one side does not trust the other's certificate, or misses it.
+#[cfg(feature = "tls")]
+fn is_tls_refusal(error: &RedisError) -> bool {
+    use rustls::AlertDescription as Alert;
+    // As the client library wraps what rustls said while it read or wrote.
+    let wrapped = std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>())
+        .and_then(|source| source.downcast_ref::<io::Error>()?.get_ref());
+    match wrapped.and_then(|error| error.downcast_ref()) {
+        Some(rustls::Error::InvalidCertificate(_)) => true,
+        Some(rustls::Error::AlertReceived(alert)) => matches!(
+            alert,
+            Alert::CertificateRequired
+                | Alert::BadCertificate
+                | Alert::UnsupportedCertificate
+                | Alert::CertificateRevoked
+                | Alert::CertificateExpired
+                | Alert::CertificateUnknown
+                | Alert::UnknownCA
+                | Alert::AccessDenied
+                // What TLS 1.2 says where the client has no certificate.
+                | Alert::HandshakeFailure
+        ),
+        _ => false,
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+fn is_tls_refusal(_: &RedisError) -> bool {
+    false
 }
 
 #[cfg(test)]

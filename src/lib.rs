@@ -138,6 +138,8 @@ mod scripts;
 mod server;
 mod shutdown;
 mod threads;
+#[cfg(feature = "tls")]
+mod tls;
 mod token;
 mod undo;
 mod url;

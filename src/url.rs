@@ -6,6 +6,8 @@ use redis::io::tcp::{TcpSettings, socket2};
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use crate::error::Error;
+#[cfg(feature = "tls")]
+use crate::tls::Tls;
 
 /// A dead peer is noticed by the kernel within about half a minute even where nobody reads.
 const KEEPALIVE: Duration = Duration::from_secs(15);
@@ -33,6 +35,33 @@ impl Target {
             Some((scheme, rest)) => Sentinel::parse(scheme, rest).map(Self::Sentinel),
             None => Address::parse(url).map(Self::Server),
         }
+    }
+
+    /// How to log on to all that it names.
+    #[cfg(feature = "tls")]
+    fn infos(&mut self) -> Vec<&mut ConnectionInfo> {
+        match self {
+            Self::Server(address) => vec![&mut address.info],
+            Self::Sentinel(sentinel) => {
+                let sentinels = sentinel
+                    .sentinels
+                    .iter_mut()
+                    .map(|address| &mut address.info);
+                sentinels.chain([&mut sentinel.data]).collect()
+            }
+        }
+    }
+
+    /// The same with this TLS, which then belongs to how each server is logged on to: those whose
+    /// address is learnt later too.
+    #[cfg(feature = "tls")]
+    pub(crate) fn with_tls(mut self, tls: &Tls) -> Result<Self, Error> {
+        if tls.is_set() {
+            for info in self.infos() {
+                set_tls(info, tls)?;
+            }
+        }
+        Ok(self)
     }
 
     /// For people: no user, no password.
@@ -150,11 +179,7 @@ impl Address {
                 return Err(config("TLS needs leasehold's feature `tls`".into()));
             }
             #[cfg(feature = "tls")]
-            Some("rediss" | "valkeys") => {
-                // With two providers in a program's tree rustls picks none and panics. An error
-                // means that the program has chosen one itself.
-                let _ = rustls::crypto::ring::default_provider().install_default();
-            }
+            Some("rediss" | "valkeys") => crate::tls::install_provider(),
             Some(_) => {}
         }
         let info = url
@@ -175,6 +200,32 @@ impl Address {
             label,
         })
     }
+}
+
+#[cfg(feature = "tls")]
+fn set_tls(info: &mut ConnectionInfo, tls: &Tls) -> Result<(), Error> {
+    if !matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
+        return Err(Error::Config(
+            "tls_root and tls_client_cert need a URL with TLS: rediss://… or rediss+sentinel://…"
+                .into(),
+        ));
+    }
+    tls.check()?;
+    let client_tls = tls.client.as_ref().map(|client| redis::ClientTlsConfig {
+        client_cert: client.chain.clone(),
+        client_key: client.key.clone(),
+    });
+    let certificates = redis::TlsCertificates {
+        client_tls,
+        root_cert: tls.root.clone(),
+    };
+    // The only way to what it makes of the certificates. What it says of them may hold a part of the
+    // key, and all of it was checked.
+    let client = redis::Client::build_with_tls(info.clone(), certificates).map_err(|_| {
+        Error::Config("tls_root or tls_client_cert holds PEM that cannot be read".into())
+    })?;
+    *info = client.get_connection_info().clone();
+    Ok(())
 }
 
 fn label(addr: &ConnectionAddr) -> String {

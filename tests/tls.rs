@@ -3,10 +3,17 @@
 
 mod support;
 
+use std::fs;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error, Unlocked};
-use support::{Child, Server, given, say};
+use crossbeam_channel::unbounded;
+use leasehold::{Client, ClientBuilder, Error, Unlocked};
+use support::{Child, Server, free_port, given, ms, say};
+
+/// What is final comes much sooner than what `lock` waits out.
+const PATIENCE: Duration = ms(5_000);
 
 fn certificate(file: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/certificates");
@@ -29,7 +36,7 @@ fn locker() {
             assert_eq!(waiting.join().unwrap(), Unlocked::Released);
             say("locked");
         }
-        Err(error @ Error::Unreachable { .. }) => say(&format!("refused: {error}")),
+        Err(error @ Error::Refused { .. }) => say(&format!("refused: {error}")),
         Err(error) => panic!("{error:?}"),
     }
 }
@@ -37,6 +44,163 @@ fn locker() {
 #[test]
 fn child() {
     support::role(&[("locker", locker)]);
+}
+
+fn pem(file: &str) -> Vec<u8> {
+    fs::read(certificate(file)).expect("it is checked in")
+}
+
+/// A server that shows this certificate and asks its clients for theirs; `None` where the binary has no TLS.
+fn strict_server(shown: &str) -> Option<(Server, u16)> {
+    if !Server::has_tls() {
+        println!("this server's binary has no TLS: nothing to check against");
+        return None;
+    }
+    let port = free_port();
+    let server = Server::with(&[
+        "--tls-port",
+        &port.to_string(),
+        "--tls-key-file",
+        &certificate(&format!("{shown}.key")),
+        "--tls-cert-file",
+        &certificate(&format!("{shown}.pem")),
+        "--tls-ca-cert-file",
+        &certificate("ca.pem"),
+        "--tls-auth-clients",
+        "yes",
+    ]);
+    Some((server, port))
+}
+
+fn trusting(port: u16) -> ClientBuilder {
+    Client::builder()
+        .url(format!("rediss://localhost:{port}"))
+        .tls_root(pem("ca.pem"))
+}
+
+fn known(port: u16) -> ClientBuilder {
+    trusting(port).tls_client_cert(pem("client.pem"), pem("client.key"))
+}
+
+/// Everything that goes over a connection of its own: calls, renewals, the subscription.
+#[track_caller]
+fn everything_works(builder: impl Fn() -> ClientBuilder, server: &Server) {
+    let one = builder().build().unwrap();
+    assert!(one.ping().is_ok());
+    let (renewed, renewals) = unbounded();
+    let mutex = one.mutex("a").ttl(ms(60_000)).renew_every(ms(400));
+    let mutex = mutex.on_renew(move |_| drop(renewed.send(())));
+    let guard = mutex.lock().unwrap();
+    renewals.recv_timeout(ms(10_000)).expect("it is renewed");
+    guard.renew().unwrap();
+
+    // Longer than any look around: it is the release that wakes.
+    let two = builder().backstop(ms(60_000)).build().unwrap();
+    assert!(two.mutex("a").try_lock().unwrap().is_none());
+    let holder = two.mutex("a").inspect().unwrap().expect("it is held");
+    assert_eq!(holder.fencing_token(), Some(guard.fencing_token()));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| two.mutex("a").lock().map(|guard| (guard, Instant::now())));
+        server.wait_for_a_waiter("lock_release:a");
+        let released = Instant::now();
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        let (guard, got) = waiting.join().unwrap().unwrap();
+        assert!(got - released < ms(5_000), "{:?}", got - released);
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    });
+}
+
+#[test]
+fn a_private_authority_and_a_client_certificate() {
+    let Some((server, port)) = strict_server("server") else {
+        return;
+    };
+    everything_works(|| known(port), &server);
+    let by_address = format!("rediss://127.0.0.1:{port}?protocol=resp3");
+    everything_works(|| known(port).url(&by_address), &server);
+}
+
+#[track_caller]
+fn is_refused(client: &Client, words: [&str; 2]) {
+    type Attempt = fn(&Client) -> Option<Error>;
+    let attempts: [Attempt; 4] = [
+        |client| client.mutex("a").lock().err(),
+        |client| client.mutex("a").try_lock().err(),
+        |client| client.mutex("a").try_lock_for(PATIENCE).err(),
+        |client| client.ping().err(),
+    ];
+    for attempt in attempts {
+        let began = Instant::now();
+        let error = attempt(client).expect("an error");
+        assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+        assert!(!error.may_be_held());
+        let text = error.to_string();
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        assert!(began.elapsed() < PATIENCE, "{text}");
+    }
+}
+
+#[test]
+fn who_is_not_trusted_is_an_error_at_once_that_says_what_to_do() {
+    let Some((server, port)) = strict_server("server") else {
+        return;
+    };
+    let trusting_strangers = known(port).tls_root(pem("stranger-ca.pem"));
+    let refused = trusting_strangers.build().unwrap();
+    is_refused(&refused, ["UnknownIssuer", "ClientBuilder::tls_root"]);
+    let stranger = trusting(port).tls_client_cert(pem("stranger.pem"), pem("stranger.key"));
+    is_refused(
+        &stranger.build().unwrap(),
+        ["UnknownCA", "authority that the server trusts"],
+    );
+    let unknown = trusting(port).build().unwrap();
+    is_refused(
+        &unknown,
+        ["CertificateRequired", "ClientBuilder::tls_client_cert"],
+    );
+    assert_eq!(server.get("lock:a"), None);
+
+    // It stays refused only as long as the setting stays.
+    let set = ["SET", "tls-auth-clients", "no"];
+    redis::cmd("CONFIG")
+        .arg(&set)
+        .exec(&mut server.connection())
+        .unwrap();
+    drop(unknown.mutex("a").lock().unwrap());
+
+    let elsewhere = strict_server("client");
+    let (_server, port) = elsewhere.expect("the binary has TLS");
+    is_refused(
+        &known(port).build().unwrap(),
+        ["\"localhost\"", "the URL must name the server"],
+    );
+}
+
+#[test]
+fn what_cannot_work_is_said_before_any_connection() {
+    let wrong = |builder: ClientBuilder, word: &str| {
+        match builder.build() {
+            Err(Error::Config(text)) => assert!(text.contains(word), "{text}"),
+            other => panic!("{other:?}"),
+        };
+    };
+    wrong(trusting(1).tls_root("no PEM"), "tls_root");
+    wrong(
+        trusting(1).tls_client_cert(pem("client.pem"), pem("server.key")),
+        "the key is not that of the certificate",
+    );
+    // Otherwise it would go out in the clear.
+    for plain in [
+        "redis://h",
+        "redis+unix:///run/redis.sock",
+        "redis+sentinel://h/m",
+    ] {
+        wrong(known(1).url(plain), "rediss://");
+    }
+    let shown = format!("{:?}", known(1));
+    assert!(shown.contains("client_cert: true"), "{shown}");
+    let key = String::from_utf8(pem("client.key")).unwrap();
+    assert!(key.lines().all(|line| !shown.contains(line)), "{shown}");
 }
 
 #[test]

@@ -164,7 +164,7 @@ impl Server {
             .lend(until, lane)
             .map_err(|refusal| match refusal {
                 Refusal::NotYet(no_wire) if no_wire.is_final => Fault::Never(Error::Refused {
-                    command: "the log-on",
+                    command: no_wire.cause.refused_step(),
                     answer: no_wire.cause.to_string(),
                 }),
                 Refusal::NotYet(no_wire) => {

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Makes all certificates anew, each for a hundred years. Run once, by hand; no key of an authority is kept.
+set -eu
+cd "$(dirname "$0")"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+authority() { # file, name
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 36500 -subj "/CN=$2" \
+        -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign \
+        -keyout "$work/$1.key" -out "$1.pem"
+}
+
+certificate() { # authority, file, name, alternative names
+    openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=$3" -keyout "$2.key" -out "$work/$2.csr"
+    printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth,clientAuth\nbasicConstraints=critical,CA:FALSE\n' "$4" >"$work/ext"
+    openssl x509 -req -in "$work/$2.csr" -CA "$1.pem" -CAkey "$work/$1.key" -CAcreateserial -CAserial "$work/serial" \
+        -days 36500 -extfile "$work/ext" -out "$2.pem"
+}
+
+authority ca "leasehold test CA"
+certificate ca server localhost DNS:localhost,IP:127.0.0.1
+# A client's; a server that shows it goes by another name than the one it is asked for under.
+certificate ca client booking-api DNS:booking-api
+# What nobody trusts.
+authority stranger-ca "a stranger's CA"
+certificate stranger-ca stranger booking-api DNS:booking-api
+chmod 600 ./*.key
