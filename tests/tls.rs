@@ -3,26 +3,17 @@
 
 mod support;
 
-use std::fs;
-use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Error, Unlocked};
-use support::{Child, Server, free_port, given, ms, say};
+use support::{
+    Child, Sentinels, Server, Setup, certificate, free_port, given, ms, pem, say, tls_server,
+};
 
 /// What is final comes much sooner than what `lock` waits out.
 const PATIENCE: Duration = ms(5_000);
-
-fn certificate(file: &str) -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/certificates");
-    folder
-        .join(file)
-        .to_str()
-        .expect("a path in UTF-8")
-        .to_owned()
-}
 
 /// Locks and waits over TLS; what it trusts is set in the environment that it is started with.
 fn locker() {
@@ -46,10 +37,6 @@ fn child() {
     support::role(&[("locker", locker)]);
 }
 
-fn pem(file: &str) -> Vec<u8> {
-    fs::read(certificate(file)).expect("it is checked in")
-}
-
 /// A server that shows this certificate and asks its clients for theirs; `None` where the binary has no TLS.
 fn strict_server(shown: &str) -> Option<(Server, u16)> {
     if !Server::has_tls() {
@@ -57,19 +44,7 @@ fn strict_server(shown: &str) -> Option<(Server, u16)> {
         return None;
     }
     let port = free_port();
-    let server = Server::with(&[
-        "--tls-port",
-        &port.to_string(),
-        "--tls-key-file",
-        &certificate(&format!("{shown}.key")),
-        "--tls-cert-file",
-        &certificate(&format!("{shown}.pem")),
-        "--tls-ca-cert-file",
-        &certificate("ca.pem"),
-        "--tls-auth-clients",
-        "yes",
-    ]);
-    Some((server, port))
+    Some((tls_server(port, shown), port))
 }
 
 fn trusting(port: u16) -> ClientBuilder {
@@ -89,7 +64,9 @@ fn everything_works(builder: impl Fn() -> ClientBuilder, server: &Server) {
     assert!(one.ping().is_ok());
     let (renewed, renewals) = unbounded();
     let mutex = one.mutex("a").ttl(ms(60_000)).renew_every(ms(400));
-    let mutex = mutex.on_renew(move |_| drop(renewed.send(())));
+    let mutex = mutex.on_renew(move |_| {
+        let _ = renewed.send(());
+    });
     let guard = mutex.lock().unwrap();
     renewals.recv_timeout(ms(10_000)).expect("it is renewed");
     guard.renew().unwrap();
@@ -118,6 +95,29 @@ fn a_private_authority_and_a_client_certificate() {
     everything_works(|| known(port), &server);
     let by_address = format!("rediss://127.0.0.1:{port}?protocol=resp3");
     everything_works(|| known(port).url(&by_address), &server);
+}
+
+/// The sentinels too ask for a certificate; of the master only its port for TLS is known to them.
+#[test]
+fn sentinels_and_the_master_that_they_name() {
+    if !Server::has_tls() {
+        return;
+    }
+    let sentinels = Sentinels::start(Setup {
+        replicas: 0,
+        tls: true,
+        ..Setup::steady()
+    });
+    let url = sentinels.tls_url();
+    everything_works(|| known(1).url(&url), sentinels.first());
+    is_refused(
+        &trusting(1).url(&url).build().unwrap(),
+        ["CertificateRequired", "ClientBuilder::tls_client_cert"],
+    );
+    is_refused(
+        &Client::builder().url(&url).build().unwrap(),
+        ["UnknownIssuer", "ClientBuilder::tls_root"],
+    );
 }
 
 #[track_caller]

@@ -5,6 +5,7 @@
 
 mod blackhole;
 mod capture;
+mod certificates;
 mod child;
 mod commands;
 mod fenced;
@@ -22,6 +23,7 @@ mod watchdog;
 
 pub(crate) use blackhole::{BlackHole, nobody};
 pub(crate) use capture::{Line, captured, lines_about};
+pub(crate) use certificates::{certificate, pem, tls_server};
 pub(crate) use child::{Child, Finished, given, role, say};
 pub(crate) use fenced::{Fenced, Stale};
 pub(crate) use port::free as free_port;

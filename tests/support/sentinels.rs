@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::time::Duration;
 
+use super::certificates::{tls_options, tls_server};
 use super::leash::Leashed;
 use super::port;
 use super::server::{Server, answers, binary, connect};
@@ -22,6 +23,9 @@ pub(crate) struct Setup {
     pub(crate) password: Option<&'static str>,
     /// What the sentinels ask for.
     pub(crate) sentinel_password: Option<&'static str>,
+    /// Everybody has a port for TLS too, shows a certificate there and asks for one; the sentinels know of no other.
+    /// Only without replicas.
+    pub(crate) tls: bool,
     /// A master that says nothing for so long is replaced.
     pub(crate) down_after: Duration,
 }
@@ -33,6 +37,7 @@ impl Setup {
             replicas: 1,
             password: None,
             sentinel_password: None,
+            tls: false,
             down_after: ms(60_000),
         }
     }
@@ -56,6 +61,7 @@ pub(crate) struct Sentinels {
 
 struct Sentinel {
     port: u16,
+    tls_port: u16,
     process: Leashed,
     _directory: TempDir,
 }
@@ -63,7 +69,11 @@ struct Sentinel {
 impl Sentinels {
     /// Starts them, and waits until each sentinel knows the master, its replicas and the other sentinels.
     pub(crate) fn start(setup: Setup) -> Self {
-        let mut data = vec![Server::start()];
+        let tls_port = port::free();
+        let mut data = vec![match setup.tls {
+            false => Server::start(),
+            true => tls_server(tls_port, "server"),
+        }];
         for _ in 0..setup.replicas {
             data.push(data[0].replica());
         }
@@ -76,8 +86,12 @@ impl Sentinels {
                 }
             }
         }
+        let master = match setup.tls {
+            false => data[0].port(),
+            true => tls_port,
+        };
         let sentinels = (0..SENTINELS)
-            .map(|_| Sentinel::start(data[0].port(), &setup))
+            .map(|_| Sentinel::start(master, &setup))
             .collect();
         let this = Self {
             data,
@@ -111,6 +125,15 @@ impl Sentinels {
             hosts.join(","),
             query.unwrap_or_default()
         )
+    }
+
+    /// Through the ports for TLS of all sentinels.
+    pub(crate) fn tls_url(&self) -> String {
+        let sentinels = self.sentinels.iter();
+        let hosts: Vec<String> = sentinels
+            .map(|sentinel| format!("localhost:{}", sentinel.tls_port))
+            .collect();
+        format!("rediss+sentinel://{}/{MASTER}", hosts.join(","))
     }
 
     /// The data servers; the first was the master at the start.
@@ -212,8 +235,15 @@ impl Sentinel {
         let file = directory.join("sentinel.conf");
         // Another process may take the port between our look and the sentinel's.
         for _ in 0..20 {
-            let port = port::free();
-            fs::write(&file, configuration(port, master, setup)).expect("it can be written");
+            let (port, tls_port) = (port::free(), port::free());
+            let mut lines = configuration(port, master, setup);
+            if setup.tls {
+                lines += "tls-replication yes\n";
+                for [name, value] in tls_options(tls_port, "server") {
+                    lines += &format!("{name} {value}\n");
+                }
+            }
+            fs::write(&file, lines).expect("it can be written");
             let log = File::create(directory.join("log")).expect("the log can be written");
             let arguments = [file.as_os_str(), "--sentinel".as_ref()];
             let mut process =
@@ -235,6 +265,7 @@ impl Sentinel {
             if !has_ended {
                 return Self {
                     port,
+                    tls_port,
                     process,
                     _directory: directory,
                 };

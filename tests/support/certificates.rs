@@ -1,0 +1,43 @@
+//! Certificates and keys that are checked in, and a server's options for them. `certificates/make.sh` has made them.
+
+use std::fs;
+use std::path::Path;
+
+use super::server::Server;
+
+/// The path of one of them.
+pub(crate) fn certificate(file: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/certificates");
+    let path = folder.join(file);
+    path.to_str().expect("a path in UTF-8").to_owned()
+}
+
+/// What is in it.
+pub(crate) fn pem(file: &str) -> Vec<u8> {
+    fs::read(certificate(file)).expect("it is checked in")
+}
+
+/// The options, without their dashes, of a server that shows the certificate `shown` on `port`, and asks every client
+/// for one.
+pub(crate) fn tls_options(port: u16, shown: &str) -> Vec<[String; 2]> {
+    let options = [
+        ("tls-port", port.to_string()),
+        ("tls-key-file", certificate(&format!("{shown}.key"))),
+        ("tls-cert-file", certificate(&format!("{shown}.pem"))),
+        ("tls-ca-cert-file", certificate("ca.pem")),
+        ("tls-auth-clients", "yes".to_owned()),
+    ];
+    options
+        .map(|(name, value)| [name.to_owned(), value])
+        .to_vec()
+}
+
+/// A server with these options.
+pub(crate) fn tls_server(port: u16, shown: &str) -> Server {
+    let options: Vec<String> = tls_options(port, shown)
+        .into_iter()
+        .flat_map(|[name, value]| [format!("--{name}"), value])
+        .collect();
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    Server::with(&options)
+}
