@@ -12,6 +12,11 @@ use crate::tls::Tls;
 /// A dead peer is noticed by the kernel within about half a minute even where nobody reads.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
+/// What may follow the `?` of a URL.
+const TCP_PARAMETERS: [&str; 1] = ["protocol"];
+const UNIX_PARAMETERS: [&str; 4] = ["db", "user", "pass", "protocol"];
+const SENTINEL_PARAMETERS: [&str; 3] = ["sentinel_user", "sentinel_pass", "protocol"];
+
 /// What a URL leads to.
 pub(crate) enum Target {
     /// One server.
@@ -86,6 +91,7 @@ impl Sentinel {
         if master.is_empty() {
             return Err(sentinel_config("it names no master"));
         }
+        check_query(query, &SENTINEL_PARAMETERS).map_err(|what| sentinel_config(&what))?;
         let value = |name: &str| {
             query
                 .split('&')
@@ -185,6 +191,12 @@ impl Address {
         let info = url
             .into_connection_info()
             .map_err(|error| config(error.to_string()))?;
+        let known = match info.addr() {
+            ConnectionAddr::Unix(_) => &UNIX_PARAMETERS[..],
+            _ => &TCP_PARAMETERS[..],
+        };
+        let query = url.split_once('?').map_or("", |(_, query)| query);
+        check_query(query, known).map_err(config)?;
         let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(
             socket2::TcpKeepalive::new()
                 .with_time(KEEPALIVE)
@@ -200,6 +212,36 @@ impl Address {
             label,
         })
     }
+}
+
+/// Errors for a parameter that is not known, which would change nothing. It is named only where it
+/// cannot be a piece of a password whose `?` or `&` was not encoded.
+fn check_query(query: &str, known: &[&str]) -> Result<(), String> {
+    let query = query.split('#').next().unwrap_or_default();
+    let mut may_be_secret = query.contains('@');
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, has_value) = match pair.split_once('=') {
+            Some((name, _)) => (name, true),
+            None => (pair, false),
+        };
+        if !known.contains(&name) {
+            let is_plain = name
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+            let parameter = if may_be_secret || !has_value || !is_plain {
+                "a parameter (not repeated here: it may be a piece of a password, where ? is written %3F, & %26 and @ %40)"
+                    .into()
+            } else {
+                format!("the parameter `{name}`")
+            };
+            return Err(format!(
+                "{parameter} is not known; those of this kind of URL are: {}",
+                known.join(", ")
+            ));
+        }
+        may_be_secret |= name == "pass" || name == "sentinel_pass";
+    }
+    Ok(())
 }
 
 #[cfg(feature = "tls")]
@@ -296,6 +338,42 @@ mod tests {
             };
             assert!(matches!(error, Error::Config(_)));
             assert!(!error.to_string().contains("s3cret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_parameter_is_named_unless_it_may_be_secret() {
+        for (url, word, known) in [
+            ("redis://h?timeout=5", "`timeout`", "protocol"),
+            ("redis://h/2?protocol=3&db=3", "`db`", "protocol"),
+            ("redis+unix:///s?db=3&password=s3cret", "`password`", "pass"),
+            (
+                "redis+sentinel://h/m?sentinel_password=s3cret",
+                "`sentinel_password`",
+                "sentinel_pass",
+            ),
+            ("redis+unix:///s?pass=top&s3cret=x", "%26", "pass"),
+            ("redis+unix:///s?pass=top&s3cret", "%26", "pass"),
+            ("redis://u:12?s3cret=1@h", "%3F", "protocol"),
+            ("redis://h?s3cret", "not repeated", "protocol"),
+            (
+                "redis+sentinel://h/m?sentinel_pass=top&s3cret=x",
+                "%26",
+                "sentinel_pass",
+            ),
+        ] {
+            let Err(Error::Config(text)) = Target::parse(url) else {
+                panic!("{url} was taken")
+            };
+            assert!(text.contains(word) && text.contains(known), "{url}: {text}");
+            assert!(!text.contains("s3cret"), "{url}: {text}");
+        }
+        for url in [
+            "redis://h?",
+            "redis://h?protocol=resp3&",
+            "redis+sentinel://h/m?sentinel_user=u",
+        ] {
+            assert!(Target::parse(url).is_ok(), "{url}");
         }
     }
 
