@@ -43,7 +43,8 @@ pub enum Error {
     Refused {
         /// The command or script that was refused.
         command: &'static str,
-        /// What Redis said.
+        /// What Redis said. Where the user misses a right, the rights that the command needs follow,
+        /// since most servers do not say which one it is.
         answer: String,
     },
 
@@ -205,13 +206,12 @@ fn advice(answer: &str) -> &'static str {
             "authentication failed",
             "; check user and password in the URL",
         ),
+        // The rights that are needed were added to the answer.
+        (" needs +", ""),
         (
-            "NOPERM",
-            "; give the user the right to EVALSHA, EVAL and what the scripts call, on these keys",
-        ),
-        (
-            "can't run this command",
-            "; give the user the right to what the scripts call (GET, SET, DEL, PTTL, PEXPIRE, TIME, PUBLISH)",
+            "no permissions",
+            "; to log on, a user needs +select where the URL names a database, and at a sentinel \
+             +sentinel|get-master-addr-by-name",
         ),
         (
             "READONLY",
@@ -320,6 +320,8 @@ pub(crate) enum Meaning {
     WrongType,
     /// Our own script found no token in the fencing key.
     BadFence,
+    /// The user may not do that.
+    NoRight,
     /// Trying again would not help.
     Never,
 }
@@ -352,11 +354,26 @@ pub(crate) fn meaning(answer: &ServerError) -> Meaning {
         Meaning::BadFence
     } else if is("WRONGTYPE") {
         Meaning::WrongType
+    } else if is_about_rights(answer) {
+        Meaning::NoRight
     } else if NOT_NOW.iter().any(|word| is(word)) {
         Meaning::NotNow
     } else {
         Meaning::Never
     }
+}
+
+/// Whether the user misses a right. What happens in a script is an ERR, in these words: the first are
+/// those of Redis 7.2 and Valkey.
+fn is_about_rights(answer: &ServerError) -> bool {
+    const IN_SCRIPT: [&str; 4] = [
+        "ACL failure in script",
+        "can't run this command",
+        "can't access at least one of the keys",
+        "can't publish to the channel",
+    ];
+    let is_told = |text: &str| IN_SCRIPT.iter().any(|words| text.contains(words));
+    answer.code() == "NOPERM" || answer.details().is_some_and(is_told)
 }
 
 /// An error answer as Redis wrote it.
@@ -462,6 +479,19 @@ mod tests {
         ));
         let wrapped = "ERR Error running script (call to f_1): @user_script:2: WRONGTYPE Operation against a key";
         assert!(matches!(meaning(&answer(wrapped)), Meaning::WrongType));
+    }
+
+    #[test]
+    fn a_missing_right_is_told_from_what_scripts_say_too() {
+        for line in [
+            "NOPERM this user has no permissions to run the 'evalsha' command",
+            "ERR The user executing the script can't run this command or subcommand script: f_1, on @user_script:9.",
+            "ERR ACL failure in script: User app has no permissions to run the 'get' command",
+            "ERR Error running script (call to f_1): @user_script:2: The user executing the script can't access \
+             at least one of the keys mentioned in the command arguments",
+        ] {
+            assert!(matches!(meaning(&answer(line)), Meaning::NoRight), "{line}");
+        }
     }
 
     #[test]

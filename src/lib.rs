@@ -66,6 +66,23 @@
 //! - **Not reentrant, not poisoned**: see [`Mutex`].
 //! - **`fork`** without `exec` does not take the client's threads along: make the client afterwards.
 //!
+//! # TLS and rights
+//!
+//! With the feature `tls`, `rediss://` and `rediss+sentinel://` encrypt. `ClientBuilder::tls_root`
+//! takes the place of the authorities that the system trusts, and `ClientBuilder::tls_client_cert`
+//! is for servers that ask for a certificate. Both hold for every connection of the client. A
+//! certificate that is not trusted, by either side, is [`Error::Refused`] at once.
+//!
+//! A user of Redis with no more rights than are needed:
+//!
+//! ```text
+//! ACL SETUSER leasehold reset on >password resetchannels ~lock:* ~leasehold:* &lock_release:* &leasehold:* +evalsha +eval +get +set +del +time +pttl +pexpire +publish +subscribe +unsubscribe +ping +client|setname +select +role +wait +cluster|slots +asking
+//! ```
+//!
+//! What misses a right is [`Error::Refused`], and names the rights that the command or script needs.
+//! Without `+subscribe`, `+publish` or one of the channels, waiters look again after growing pauses.
+//! The README says what else can be spared, and what a user of the sentinels needs.
+//!
 //! # Choosing a ttl
 //!
 //! With renewal on, as it is unless switched off, the ttl is not how long the work may take but how

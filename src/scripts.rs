@@ -10,24 +10,27 @@ pub(crate) struct Script {
     /// What errors and logs call it.
     pub(crate) name: &'static str,
     source: &'static str,
+    /// The commands in it that it cannot do without.
+    commands: &'static [&'static str],
     sha: LazyLock<String>,
 }
 
 macro_rules! script {
-    ($name:literal) => {{
+    ($name:literal, $($command:literal),+) => {{
         const SOURCE: &str = include_str!(concat!("scripts/", $name, ".lua"));
         Script {
             name: $name,
             source: SOURCE,
+            commands: &[$($command),+],
             sha: LazyLock::new(|| redis::Script::new(SOURCE).get_hash().to_owned()),
         }
     }};
 }
 
-pub(crate) static ACQUIRE: Script = script!("acquire");
-pub(crate) static RELEASE: Script = script!("release");
-pub(crate) static RENEW: Script = script!("renew");
-pub(crate) static INSPECT: Script = script!("inspect");
+pub(crate) static ACQUIRE: Script = script!("acquire", "get", "time", "set", "del", "pttl");
+pub(crate) static RELEASE: Script = script!("release", "get", "del");
+pub(crate) static RENEW: Script = script!("renew", "get", "pttl", "pexpire", "del");
+pub(crate) static INSPECT: Script = script!("inspect", "get", "pttl");
 
 /// One call of a script, ready to be sent.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +58,16 @@ impl Call<'_> {
     /// Appends the call with the script's text, for a server that does not know the digest.
     pub(crate) fn pack_by_source(&self, buffer: &mut Vec<u8>) {
         self.pack("EVAL", self.script.source, buffer);
+    }
+
+    /// The rights that a user needs for it, since a server may not say which one is missing.
+    pub(crate) fn rights(&self) -> String {
+        let [first, second] = self.keys.map(crate::name::shown);
+        format!(
+            "the {} script needs +evalsha +eval +{} on the keys {first} and {second}",
+            self.script.name,
+            self.script.commands.join(" +")
+        )
     }
 
     fn pack(&self, verb: &str, script: &str, buffer: &mut Vec<u8>) {
@@ -118,5 +131,44 @@ mod tests {
         let mut sent = Vec::new();
         call.pack_by_source(&mut sent);
         assert!(sent.starts_with(b"*7\r\n$4\r\nEVAL\r\n"));
+    }
+
+    fn called(source: &str) -> Vec<String> {
+        let calls = source.split("call('").skip(1);
+        let mut called: Vec<_> = calls
+            .filter_map(|rest| Some(rest.split_once('\'')?.0.to_ascii_lowercase()))
+            .collect();
+        called.sort();
+        called.dedup();
+        called
+    }
+
+    /// The user that README and the crate's documentation tell operators to make.
+    #[test]
+    fn the_documented_user_may_do_what_the_scripts_call() {
+        let line = include_str!("../README.md")
+            .lines()
+            .find(|line| line.starts_with("ACL SETUSER leasehold "))
+            .unwrap();
+        assert!(include_str!("lib.rs").contains(&format!("//! {line}\n")));
+        let allowed: Vec<&str> = line
+            .split(' ')
+            .filter_map(|rule| rule.strip_prefix('+'))
+            .collect();
+        for script in [&ACQUIRE, &RELEASE, &RENEW, &INSPECT] {
+            let mut called = called(script.source);
+            assert!(
+                called
+                    .iter()
+                    .all(|command| allowed.contains(&command.as_str())),
+                "{}: {called:?}",
+                script.name
+            );
+            // Without it a release is not announced, which waiters make up for.
+            called.retain(|command| command != "publish");
+            let mut needed = script.commands.to_vec();
+            needed.sort();
+            assert_eq!(called, needed, "{}", script.name);
+        }
     }
 }

@@ -132,7 +132,11 @@ impl Server {
         match self.trip(&mut lent, Instant::now(), until, |buffer| {
             command.write_packed_command(buffer)
         }) {
-            Ok(answer) => self.settle(lent, answer.map_err(|error| self.refusal(name, &error))),
+            Ok(answer) => {
+                let rights = || format!("{name} needs +{}", name.to_ascii_lowercase());
+                let answer = answer.map_err(|error| self.refusal(name, &error, rights));
+                self.settle(lent, answer)
+            }
             Err(error) => Err(self.no_answer(error)),
         }
     }
@@ -194,13 +198,23 @@ impl Server {
         match meaning(error) {
             Meaning::WrongType => Fault::Never(Error::WrongType { key: key(0) }),
             Meaning::BadFence => Fault::Never(Error::BadFence { key: key(1) }),
-            _ => self.refusal(call.script.name, error),
+            _ => self.refusal(call.script.name, error, || call.rights()),
         }
     }
 
-    fn refusal(&self, command: &'static str, error: &ServerError) -> Fault {
+    /// What an error answer to `command` means, which needs these `rights`.
+    fn refusal(
+        &self,
+        command: &'static str,
+        error: &ServerError,
+        rights: impl FnOnce() -> String,
+    ) -> Fault {
         match meaning(error) {
             Meaning::NotNow | Meaning::NoScript => Fault::NotNow(Cause::text(words(error))),
+            Meaning::NoRight => Fault::Never(Error::Refused {
+                command,
+                answer: format!("{}; {}", words(error), rights()),
+            }),
             _ => Fault::Never(Error::Refused {
                 command,
                 answer: words(error),

@@ -194,7 +194,7 @@ impl Sentinels {
         SENTINELS
     }
 
-    fn ask_sentinel<T: redis::FromRedisValue>(
+    pub(crate) fn ask_sentinel<T: redis::FromRedisValue>(
         &self,
         n: usize,
         command: &[&str],
