@@ -17,7 +17,8 @@ demo: servers
 # Unit tests, integration tests and doctests.
 test: servers
 	$(WITH_SERVER) $(CARGO) test
-	$(WITH_SERVER) $(CARGO) test --features tls --test tls
+	$(WITH_SERVER) $(CARGO) test --features tls --lib --test tls
+	$(WITH_SERVER) $(CARGO) test --features tls --doc
 
 test-release: servers
 	$(WITH_SERVER) $(CARGO) test --release --lib --tests

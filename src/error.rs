@@ -165,6 +165,8 @@ impl std::error::Error for Error {
 fn advice(answer: &str) -> &'static str {
     // The first that is found counts.
     const ADVICE: [(&str, &str); 17] = [
+        // The rights that are needed were added to the answer, with names that may hold any word.
+        (" needs +", ""),
         (
             "OOM",
             "; Redis is at maxmemory: free some or raise it (held locks can still be released)",
@@ -206,8 +208,6 @@ fn advice(answer: &str) -> &'static str {
             "authentication failed",
             "; check user and password in the URL",
         ),
-        // The rights that are needed were added to the answer.
-        (" needs +", ""),
         (
             "no permissions",
             "; to log on, a user needs +select where the URL names a database, and at a sentinel \

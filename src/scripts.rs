@@ -4,6 +4,8 @@ use std::sync::LazyLock;
 
 use redis::Value;
 
+use crate::name::shown;
+
 /// A script that Redis runs as one step.
 #[derive(Debug)]
 pub(crate) struct Script {
@@ -62,7 +64,7 @@ impl Call<'_> {
 
     /// The rights that a user needs for it, since a server may not say which one is missing.
     pub(crate) fn rights(&self) -> String {
-        let [first, second] = self.keys.map(crate::name::shown);
+        let [first, second] = self.keys.map(shown);
         format!(
             "the {} script needs +evalsha +eval +{} on the keys {first} and {second}",
             self.script.name,

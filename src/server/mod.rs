@@ -16,6 +16,7 @@ use redis::{RedisError, ServerError};
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::{Cause, Error, Meaning, meaning, words};
+use crate::name::shown;
 use crate::scripts::{Call, Reply};
 use crate::server::node::{Node, is_hang_up, reply};
 use crate::server::pool::{Lent, Pool, Refusal};
@@ -133,7 +134,15 @@ impl Server {
             command.write_packed_command(buffer)
         }) {
             Ok(answer) => {
-                let rights = || format!("{name} needs +{}", name.to_ascii_lowercase());
+                let rights = || {
+                    let right = name.to_ascii_lowercase();
+                    match args.first() {
+                        Some(channel) if name == "PUBLISH" => {
+                            format!("{name} needs +{right} on the channel {}", shown(channel))
+                        }
+                        _ => format!("{name} needs +{right}"),
+                    }
+                };
                 let answer = answer.map_err(|error| self.refusal(name, &error, rights));
                 self.settle(lent, answer)
             }
@@ -194,7 +203,7 @@ impl Server {
 
     /// What an error answer to `call` means for its caller.
     fn fault(&self, call: &Call<'_>, error: &ServerError) -> Fault {
-        let key = |n: usize| crate::name::shown(call.keys.get(n).copied().unwrap_or_default());
+        let key = |n: usize| shown(call.keys.get(n).copied().unwrap_or_default());
         match meaning(error) {
             Meaning::WrongType => Fault::Never(Error::WrongType { key: key(0) }),
             Meaning::BadFence => Fault::Never(Error::BadFence { key: key(1) }),

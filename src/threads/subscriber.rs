@@ -444,7 +444,8 @@ impl Line<'_> {
         self.has_warned = true;
         log::log!(
             level,
-            "{verb} was refused, waiters look again by themselves: {why}"
+            "{verb} was refused, waiters look again by themselves: {why} (it needs +{} on their channels)",
+            verb.to_ascii_lowercase()
         );
     }
 
