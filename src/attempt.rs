@@ -62,13 +62,13 @@ impl<'a> Attempt<'a> {
         let (shared, keys) = (self.shared, self.keys);
         let id = HolderId::fresh(&shared.config.owner);
         let until = Instant::now()
-            .after(shared.server.command_timeout())
+            .after(shared.servers.command_timeout())
             .min(deadline);
         log::trace!(name:% = keys.name, holder:% = id.as_str(); "acquire {} as {}", keys.name, id.as_str());
         let acquire = keys.acquire(&id, self.terms.ttl);
         let undo = keys.release(id.as_str().as_bytes());
         match shared
-            .server
+            .servers
             .call_or_undo(acquire, until, Lane::Capped, Some(undo))
         {
             Ok((reply, sent)) => match Acquired::read(reply) {
@@ -81,7 +81,7 @@ impl<'a> Attempt<'a> {
                         )),
                     }
                 }
-                Some(Acquired::Refused(holder, remaining)) if !shared.io.is_undoing(&holder) => {
+                Some(Acquired::Refused(holder, remaining)) if !shared.sites.is_undoing(&holder) => {
                     Ok(Look::Refused(remaining))
                 }
                 // Nobody but ourselves: an earlier attempt or release without an answer.
@@ -137,7 +137,6 @@ impl<'a> Attempt<'a> {
     fn undo(&self, id: HolderId, cause: Cause) -> Fault {
         let until = Instant::now().after(self.terms.ttl);
         self.shared
-            .io
             .undo(Undo::of_acquire(Arc::clone(self.keys), id, until));
         Fault::NoAnswer(cause)
     }
@@ -172,7 +171,7 @@ impl<'a> Attempt<'a> {
         let cause = cause.or_said_before(&mut self.said.borrow_mut());
         let now = Instant::now();
         if now >= deadline || self.is_unreachable(now) {
-            return Err(self.shared.server.unreachable(cause));
+            return Err(self.shared.servers.unreachable(cause));
         }
         // A connection that had died unnoticed costs one attempt and no pause.
         let pause = match failures {
@@ -184,7 +183,8 @@ impl<'a> Attempt<'a> {
 
     /// Whether Redis has not answered for too long to wait for it any more.
     pub(crate) fn is_unreachable(&self, now: Instant) -> bool {
-        self.shared.server.silent_for(now, self.start) >= self.shared.config.unreachable_for
+        let silence = self.shared.servers.silent_for(self.keys, now, self.start);
+        silence >= self.shared.config.unreachable_for
     }
 
     /// Whether this client holds the name at this moment.

@@ -248,14 +248,18 @@ impl Mutex {
         let shared = &self.core.shared;
         self.keys.check()?;
         shared.check_open()?;
-        let until = Instant::now().after(shared.server.command_timeout());
-        let call = || shared.server.call(self.keys.inspect(), until, Lane::Capped);
+        let until = Instant::now().after(shared.servers.command_timeout());
+        let call = || {
+            shared
+                .servers
+                .call(self.keys.inspect(), until, Lane::Capped)
+        };
         let reply = match call() {
             // It changes nothing, so a connection that had died unnoticed need not fail it.
             Err(Fault::NotNow(_) | Fault::NoAnswer(_)) if Instant::now() < until => call(),
             reply => reply,
         };
-        let reply = reply.map_err(|fault| shared.server.error(fault))?;
+        let reply = reply.map_err(|fault| shared.servers.error(fault))?;
         read_holder(reply).ok_or_else(|| self.unreadable())
     }
 
@@ -273,12 +277,12 @@ impl Mutex {
             return Ok(false);
         };
         let shared = &self.core.shared;
-        let until = Instant::now().after(shared.server.command_timeout());
+        let until = Instant::now().after(shared.servers.command_timeout());
         let call = self.keys.release(holder.value());
         let reply = shared
-            .server
+            .servers
             .call(call, until, Lane::Capped)
-            .map_err(|fault| shared.server.error(fault))?;
+            .map_err(|fault| shared.servers.error(fault))?;
         let found = Found::read(&reply).ok_or_else(|| self.unreadable())?;
         if found == Found::Ours {
             log::warn!(name:% = self.keys.name; "forced {} from {holder:?}", self.keys.name);
@@ -289,7 +293,7 @@ impl Mutex {
     fn unreadable(&self) -> Error {
         self.core
             .shared
-            .server
+            .servers
             .unreachable(Cause::text("a script gave an answer that is not its own"))
     }
 }

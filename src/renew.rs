@@ -17,13 +17,13 @@ use crate::threads::io::renewed;
 
 /// Asks Redis for the ttl anew.
 pub(crate) fn renew(shared: &Shared, hold: &Arc<Hold>) -> Result<(), Error> {
-    let until = Instant::now().after(shared.server.command_timeout());
+    let until = Instant::now().after(shared.servers.command_timeout());
     let Some(ask) = hold.begin(until, |lease, now| lease.ask_now(now)) else {
         return ensure_held(hold).and_then(|()| Err(busy(shared)));
     };
     let sent = Instant::now();
     let answer = shared
-        .server
+        .servers
         .call(hold.keys.renew(&hold.id, ask.ttl, false), until, Lane::Free);
     let found = renewed(shared, hold, ask, sent, &answer);
     outcome(shared, hold, found, answer)
@@ -32,7 +32,7 @@ pub(crate) fn renew(shared: &Shared, hold: &Arc<Hold>) -> Result<(), Error> {
 /// Sets another ttl, which may be a shorter one.
 pub(crate) fn extend(shared: &Shared, hold: &Arc<Hold>, ttl: Duration) -> Result<(), Error> {
     check_ttl(ttl)?;
-    let until = Instant::now().after(shared.server.command_timeout());
+    let until = Instant::now().after(shared.servers.command_timeout());
     let Some(before) = hold.begin(until, |lease, now| lease.extend(now, ttl)) else {
         return ensure_held(hold).and_then(|()| Err(busy(shared)));
     };
@@ -40,7 +40,7 @@ pub(crate) fn extend(shared: &Shared, hold: &Arc<Hold>, ttl: Duration) -> Result
     shared.look_after(hold);
     let sent = Instant::now();
     let answer = shared
-        .server
+        .servers
         .call(hold.keys.renew(&hold.id, ttl, true), until, Lane::Free);
     let found = answer.as_ref().ok().and_then(Found::read);
     let now = Instant::now();
@@ -79,18 +79,18 @@ fn outcome(
     ensure_held(hold)?;
     match (found, answer) {
         (Some(_), _) => Ok(()),
-        (None, Ok(_)) => Err(shared.server.unreachable(Cause::text(
+        (None, Ok(_)) => Err(shared.servers.unreachable(Cause::text(
             "the renew script gave an answer that is not its own",
         ))),
         (None, Err(Fault::Never(error))) => Err(error),
         (None, Err(Fault::NotNow(cause) | Fault::NoAnswer(cause))) => {
-            Err(shared.server.unreachable(cause))
+            Err(shared.servers.unreachable(cause))
         }
     }
 }
 
 fn busy(shared: &Shared) -> Error {
-    shared.server.unreachable(Cause::text(
+    shared.servers.unreachable(Cause::text(
         "another renewal of this lease got no answer in that time",
     ))
 }

@@ -4,8 +4,9 @@ use redis::ServerError;
 
 use crate::error::{Meaning, meaning};
 use crate::scripts::{Call, Reply};
+use crate::server::fault::Fault;
 use crate::server::node::{Wire, reply};
-use crate::server::{Fault, Server};
+use crate::server::one::Server;
 
 impl Server {
     /// Sends all `calls` in one write over a connection that the caller keeps, and returns their
