@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::leash::Leashed;
 use super::port;
+use super::replicas::Replicas;
 use super::server::{Server, answers, binary, connect};
 use super::tempdir::TempDir;
 use super::time::{eventually, ms};
@@ -48,8 +49,8 @@ impl Setup {
 }
 
 pub(crate) struct Sentinels {
-    /// The first was the master at the start.
-    data: Vec<Server>,
+    /// The master of the start among them.
+    data: Replicas,
     sentinels: Vec<Sentinel>,
     setup: Setup,
 }
@@ -63,11 +64,8 @@ struct Sentinel {
 impl Sentinels {
     /// Starts them, and waits until each sentinel knows the master, its replicas and the other sentinels.
     pub(crate) fn start(setup: Setup) -> Self {
-        let mut data = vec![Server::start()];
-        for _ in 0..setup.replicas {
-            data.push(data[0].replica());
-        }
-        for server in &data {
+        let data = Replicas::start(setup.replicas);
+        for server in data.all() {
             // For itself last.
             for what in ["masterauth", "requirepass"] {
                 if let Some(password) = setup.password {
@@ -77,7 +75,7 @@ impl Sentinels {
             }
         }
         let sentinels = (0..SENTINELS)
-            .map(|_| Sentinel::start(data[0].port(), &setup))
+            .map(|_| Sentinel::start(data.master().port(), &setup))
             .collect();
         let this = Self {
             data,
@@ -115,16 +113,16 @@ impl Sentinels {
 
     /// The data servers; the first was the master at the start.
     pub(crate) fn data(&self) -> &[Server] {
-        &self.data
+        self.data.all()
     }
 
     /// The server that was the master at the start.
     pub(crate) fn first(&self) -> &Server {
-        &self.data[0]
+        self.data.master()
     }
 
     pub(crate) fn kill_first(&mut self) {
-        self.data[0].kill();
+        self.data.kill_master();
     }
 
     /// Waits until one of the others takes writes.
@@ -132,7 +130,7 @@ impl Sentinels {
     pub(crate) fn successor(&self) -> &Server {
         let mut successor = None;
         eventually(ms(60_000), || {
-            successor = self.data[1..].iter().find(|server| {
+            successor = self.data()[1..].iter().find(|server| {
                 self.ask_data(server, &["SET", "probe", "1"])
                     .is_ok_and(|answer: String| answer == "OK")
             });
@@ -266,7 +264,7 @@ fn configuration(port: u16, master: u16, setup: &Setup) -> String {
     lines.join("\n") + "\n"
 }
 
-fn ask<T: redis::FromRedisValue>(
+pub(super) fn ask<T: redis::FromRedisValue>(
     port: u16,
     password: Option<&str>,
     command: &[&str],
@@ -280,6 +278,6 @@ fn ask<T: redis::FromRedisValue>(
 }
 
 /// As a URL takes it.
-fn encoded(password: &str) -> String {
+pub(super) fn encoded(password: &str) -> String {
     password.replace('@', "%40")
 }
