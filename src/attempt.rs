@@ -65,7 +65,9 @@ impl<'a> Attempt<'a> {
             .after(shared.servers.command_timeout())
             .min(deadline);
         log::trace!(name:% = keys.name, holder:% = id.as_str(); "acquire {} as {}", keys.name, id.as_str());
-        let acquire = keys.acquire(&id, self.terms.ttl);
+        let acquire = keys
+            .acquire(&id, self.terms.ttl)
+            .acknowledged_by(self.terms.replicas);
         let undo = keys.release(id.as_str().as_bytes());
         match shared
             .servers
@@ -94,6 +96,10 @@ impl<'a> Attempt<'a> {
                 )),
             },
             Err(Fault::NoAnswer(cause)) => Err(self.undo(id, cause)),
+            Err(Fault::Unsafe(error)) => {
+                self.undo(id, Cause::text("not acknowledged"));
+                Err(Fault::Never(error))
+            }
             Err(fault) => Err(fault),
         }
     }
@@ -111,6 +117,7 @@ impl<'a> Attempt<'a> {
             id,
             token,
             serial: shared.next_serial(),
+            replicas: self.terms.replicas,
             trace_id: self.settings.trace_id.clone(),
             on_lost: self.settings.on_lost.clone(),
             on_renew: self.settings.on_renew.clone(),
@@ -165,7 +172,7 @@ impl<'a> Attempt<'a> {
     ) -> Result<Duration, Error> {
         self.shared.check_open()?;
         let cause = match fault {
-            Fault::Never(error) => return Err(error),
+            Fault::Unsafe(error) | Fault::Never(error) => return Err(error),
             Fault::NotNow(cause) | Fault::NoAnswer(cause) => cause,
         };
         let cause = cause.or_said_before(&mut self.said.borrow_mut());

@@ -134,6 +134,7 @@ mod name;
 mod release;
 mod renew;
 mod renewed;
+mod replicas;
 mod scripts;
 mod server;
 mod shutdown;

@@ -14,6 +14,7 @@ use crate::kind::{Found, Keys, read_holder};
 use crate::lost::Lost;
 use crate::release::Unlocked;
 use crate::renewed::Renewed;
+use crate::replicas::Replicas;
 use crate::server::{Fault, Lane};
 use crate::shutdown::Core;
 use crate::wait::WaitPolicy;
@@ -131,6 +132,31 @@ impl Mutex {
     #[must_use]
     pub fn wait(mut self, policy: WaitPolicy) -> Self {
         self.settings.wait = policy;
+        self
+    }
+
+    /// How many replicas must have acknowledged the lease, and every renewal of it, within which
+    /// time; 0 asks for none. Defaults to the client's, none unless set.
+    ///
+    /// A lease that too few acknowledge is undone, and the call is
+    /// [`Error::NotReplicated`](crate::Error::NotReplicated); a renewal that too few acknowledge does
+    /// not lengthen what the holder counts on. `within` is 1 ms to the command timeout less 200 ms,
+    /// since Redis answers up to 200 ms late. It costs no trip of its own: `WAIT` goes out behind the
+    /// script in the same write.
+    ///
+    /// What it gives: a lease that was granted is on the master and on `count` replicas. With *all*
+    /// replicas acknowledging, whichever is promoted knows it. With fewer, a failover may promote one
+    /// that does not, and then two hold the lock until the first learns of it. A master that was cut
+    /// off may in that time not grant anything, since nobody acknowledges. The fencing token rises in
+    /// either case.
+    ///
+    /// For one server, Sentinel and Cluster; over a quorum of independent servers it is an error.
+    #[must_use]
+    pub fn min_replicas(mut self, count: usize, within: Duration) -> Self {
+        self.settings.replicas = Some(Replicas {
+            wanted: count,
+            within,
+        });
         self
     }
 }

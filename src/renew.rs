@@ -10,7 +10,7 @@ use crate::hold::Hold;
 use crate::kind::Found;
 use crate::lease::Standing;
 use crate::lost::Lost;
-use crate::scripts::Reply;
+use crate::scripts::{Call, Reply};
 use crate::server::{Fault, Lane};
 use crate::threads::Shared;
 use crate::threads::io::renewed;
@@ -24,7 +24,7 @@ pub(crate) fn renew(shared: &Shared, hold: &Arc<Hold>) -> Result<(), Error> {
     let sent = Instant::now();
     let answer = shared
         .servers
-        .call(hold.keys.renew(&hold.id, ask.ttl, false), until, Lane::Free);
+        .call(renewal(hold, ask.ttl, false), until, Lane::Free);
     let found = renewed(shared, hold, ask, sent, &answer);
     outcome(shared, hold, found, answer)
 }
@@ -41,7 +41,7 @@ pub(crate) fn extend(shared: &Shared, hold: &Arc<Hold>, ttl: Duration) -> Result
     let sent = Instant::now();
     let answer = shared
         .servers
-        .call(hold.keys.renew(&hold.id, ttl, true), until, Lane::Free);
+        .call(renewal(hold, ttl, true), until, Lane::Free);
     let found = answer.as_ref().ok().and_then(Found::read);
     let now = Instant::now();
     // A lease that ran out before the answer came is lost for that.
@@ -58,6 +58,12 @@ pub(crate) fn extend(shared: &Shared, hold: &Arc<Hold>, ttl: Duration) -> Result
     }
     shared.look_after(hold);
     outcome(shared, hold, found, answer)
+}
+
+fn renewal(hold: &Hold, ttl: Duration, may_shorten: bool) -> Call<'_> {
+    hold.keys
+        .renew(&hold.id, ttl, may_shorten)
+        .acknowledged_by(hold.replicas)
 }
 
 /// Errors unless the lease is surely held at this moment.
@@ -82,7 +88,7 @@ fn outcome(
         (None, Ok(_)) => Err(shared.servers.unreachable(Cause::text(
             "the renew script gave an answer that is not its own",
         ))),
-        (None, Err(Fault::Never(error))) => Err(error),
+        (None, Err(Fault::Unsafe(error) | Fault::Never(error))) => Err(error),
         (None, Err(Fault::NotNow(cause) | Fault::NoAnswer(cause))) => {
             Err(shared.servers.unreachable(cause))
         }

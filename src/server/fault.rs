@@ -11,6 +11,8 @@ pub(crate) enum Fault {
     NotNow(Cause),
     /// It was sent, and no answer came: it may have run, and may yet run.
     NoAnswer(Cause),
+    /// It ran, and did not become as safe as was asked: what it did is to be undone, or not counted.
+    Unsafe(Error),
     /// It did not run, and will not.
     Never(Error),
 }
@@ -19,7 +21,7 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotNow(cause) | Self::NoAnswer(cause) => cause.fmt(f),
-            Self::Never(error) => error.fmt(f),
+            Self::Unsafe(error) | Self::Never(error) => error.fmt(f),
         }
     }
 }

@@ -134,7 +134,7 @@ impl Servers {
     pub(crate) fn error(&self, fault: Fault) -> Error {
         match fault {
             Fault::NotNow(cause) | Fault::NoAnswer(cause) => self.unreachable(cause),
-            Fault::Never(error) => error,
+            Fault::Unsafe(error) | Fault::Never(error) => error,
         }
     }
 

@@ -9,7 +9,8 @@ use redis::{RedisError, ServerError};
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::{Cause, Error, Meaning, meaning, words};
-use crate::scripts::{Call, Reply};
+use crate::replicas::Replicas;
+use crate::scripts::{Call, Reply, pack_wait};
 use crate::server::fault::Fault;
 use crate::server::node::{Node, Wire, is_hang_up, reply};
 use crate::server::pool::{Lane, Lent, Pool, Refusal};
@@ -62,16 +63,20 @@ impl Server {
             lent.give_back();
             return Err(Fault::NotNow(Cause::silence("no time was left to ask")));
         }
-        let mut answer = self.trip(&mut lent, sent, until, |buffer| call.pack_by_sha(buffer));
-        if matches!(&answer, Ok(Err(error)) if matches!(meaning(error), Meaning::NoScript)) {
+        let mut answer = self.run(&mut lent, call.replicas, sent, until, |buffer| {
+            call.pack_by_sha(buffer)
+        });
+        if matches!(&answer, Ok((Err(error), _)) if matches!(meaning(error), Meaning::NoScript)) {
             // Nothing ran, so the same call may be sent again.
-            answer = self.trip(&mut lent, Instant::now(), until, |buffer| {
+            answer = self.run(&mut lent, call.replicas, Instant::now(), until, |buffer| {
                 call.pack_by_source(buffer)
             });
         }
         match answer {
-            Ok(answer) => {
-                let answer = answer.map_err(|error| self.fault(&call, &error));
+            Ok((answer, waited)) => {
+                let answer = answer
+                    .map_err(|error| self.fault(&call, &error))
+                    .and_then(|reply| self.acknowledged(reply, waited, call.replicas));
                 self.settle(lent, answer).map(|reply| (reply, sent))
             }
             Err(error) => {
@@ -138,6 +143,70 @@ impl Server {
                 }
                 Refusal::Never(error) => Fault::Never(error),
             })
+    }
+
+    /// Sends a script, with the command that waits for replicas behind it in the same write, and
+    /// reads the answers to both.
+    #[expect(
+        clippy::type_complexity,
+        reason = "an answer or an error answer, to each of two commands; seen only here"
+    )]
+    fn run(
+        &self,
+        lent: &mut Lent<'_>,
+        replicas: Option<Replicas>,
+        now: Instant,
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<
+        (
+            Result<Reply, ServerError>,
+            Option<Result<Reply, ServerError>>,
+        ),
+        RedisError,
+    > {
+        let answer = self.trip(lent, now, until, |buffer| {
+            pack(buffer);
+            if let Some(replicas) = &replicas {
+                pack_wait(replicas, buffer);
+            }
+        })?;
+        if replicas.is_none() {
+            return Ok((answer, None));
+        }
+        let patience = Instant::now().until(until).min(self.command_timeout());
+        let wire = lent.wire();
+        wire.set_timeout(patience)?;
+        Ok((answer, Some(reply(wire.receive()?))))
+    }
+
+    /// Whether enough replicas have what a script did, by the answer to the command behind it.
+    pub(super) fn acknowledged(
+        &self,
+        reply: Reply,
+        waited: Option<Result<Reply, ServerError>>,
+        replicas: Option<Replicas>,
+    ) -> Result<Reply, Fault> {
+        let (Some(replicas), Some(waited), true) = (replicas, waited, reply.is_done()) else {
+            return Ok(reply);
+        };
+        let acknowledged = match waited {
+            Ok(Reply::Int(n)) => usize::try_from(n).unwrap_or(0),
+            Ok(_) => 0,
+            Err(error) => {
+                return Err(Fault::Unsafe(Error::Refused {
+                    command: "WAIT (min_replicas)",
+                    answer: words(&error),
+                }));
+            }
+        };
+        if acknowledged < replicas.wanted {
+            return Err(Fault::Unsafe(Error::NotReplicated {
+                acknowledged,
+                wanted: replicas.wanted,
+            }));
+        }
+        Ok(reply)
     }
 
     fn trip(

@@ -13,6 +13,7 @@ use crate::kind::Found;
 use crate::lease::{Ask, Standing};
 use crate::lost::Lost;
 use crate::renewed::Renewed;
+use crate::replicas::Replicas;
 use crate::scripts::{Call, Reply};
 use crate::server::{Fault, Wire};
 use crate::threads::Shared;
@@ -102,9 +103,19 @@ enum Item {
 }
 
 impl Item {
+    fn replicas(&self) -> Option<Replicas> {
+        match self {
+            Self::Renew(hold, _) => hold.replicas,
+            Self::Undo(_) => None,
+        }
+    }
+
     fn call(&self) -> Call<'_> {
         match self {
-            Self::Renew(hold, ask) => hold.keys.renew(&hold.id, ask.ttl, false),
+            Self::Renew(hold, ask) => hold
+                .keys
+                .renew(&hold.id, ask.ttl, false)
+                .acknowledged_by(hold.replicas),
             Self::Undo(undo) => undo.keys.release(undo.id.as_str().as_bytes()),
         }
     }
@@ -136,8 +147,13 @@ impl Desk {
                 job = site.io.jobs.try_recv().ok();
             }
             self.take_due_undos(shared, &mut items, stopping);
-            while !items.is_empty() {
-                let rest = items.split_off(items.len().min(MOST_TOGETHER));
+            // Those who wait for replicas go last, and with their like.
+            items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
+            while let Some(first) = items.first() {
+                let replicas = first.replicas();
+                let alike = items.iter().take(MOST_TOGETHER);
+                let alike = alike.take_while(|item| item.replicas() == replicas).count();
+                let rest = items.split_off(alike);
                 self.write(shared, site, std::mem::replace(&mut items, rest));
             }
             contain(|| self.probe(shared, site));
