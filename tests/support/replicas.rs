@@ -54,12 +54,17 @@ impl Replicas {
                 replica.info("replication", "master_link_status").as_deref() == Some("up")
             });
         }
-        for n in 0..self.servers.len() - 1 {
-            // Linked in the replica's eyes may still be "send_bulk" in the master's.
-            eventually(ms(20_000), || {
-                let line = self.master().info("replication", &format!("slave{n}"));
-                line.is_some_and(|line| line.contains("state=online"))
-            });
-        }
+        // "online" in the master's eyes may still wait for the first acknowledgement, which comes once
+        // a second, before anything is sent on.
+        let replicas = self.servers.len() - 1;
+        let mut master = self.master().connection();
+        eventually(ms(20_000), || {
+            let mut pipe = redis::pipe();
+            pipe.cmd("SET").arg("warm-up").arg(1).ignore();
+            pipe.cmd("DEL").arg("warm-up").ignore();
+            pipe.cmd("WAIT").arg(replicas).arg(100);
+            let acknowledged: (usize,) = pipe.query(&mut master).unwrap();
+            acknowledged.0 == replicas
+        });
     }
 }
