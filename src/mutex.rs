@@ -139,7 +139,7 @@ impl Mutex {
     /// time; 0 asks for none. Defaults to the client's, none unless set.
     ///
     /// A lease that too few acknowledge is undone, and the call is
-    /// [`Error::NotReplicated`](crate::Error::NotReplicated); a renewal that too few acknowledge does
+    /// [`Error::NotReplicated`]; a renewal that too few acknowledge does
     /// not lengthen what the holder counts on. `within` is 1 ms to the command timeout less 200 ms,
     /// since Redis answers up to 200 ms late. It costs no trip of its own: `WAIT` goes out behind the
     /// script in the same write.
