@@ -71,7 +71,9 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<Hold>>, Error> {
     let remaining = if attempt.is_held_here() {
         None
     } else {
-        let deadline = attempt.start.after(attempt.shared.server.command_timeout());
+        let deadline = attempt
+            .start
+            .after(attempt.shared.servers.command_timeout());
         match attempt.insist(deadline)? {
             Look::Granted(hold) => return Ok(Some(hold)),
             Look::Refused(remaining) => remaining,
@@ -176,7 +178,7 @@ impl<'a> Wait<'a> {
         let now = Instant::now();
         if self.attempt.is_unreachable(now) {
             let cause = Cause::text("no answer to those who wait before this call");
-            return Err(self.attempt.shared.server.unreachable(cause));
+            return Err(self.attempt.shared.servers.unreachable(cause));
         }
         let whole = self.attempt.start.until(self.deadline);
         let last_look = self.deadline.before(LAST_LOOK.min(whole / 2));
@@ -239,9 +241,9 @@ impl<'a> Wait<'a> {
         } = self.attempt;
         if self.subscription.is_none() && settings.wait == WaitPolicy::Wake {
             let until = Instant::now()
-                .after(shared.server.command_timeout())
+                .after(shared.servers.command_timeout())
                 .min(self.deadline);
-            self.subscription = Some(shared.subscriber.subscribe(shared, keys, until)?);
+            self.subscription = Some(shared.subscribe(keys, until)?);
         }
         Ok(self.subscription.as_ref())
     }

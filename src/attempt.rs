@@ -62,13 +62,15 @@ impl<'a> Attempt<'a> {
         let (shared, keys) = (self.shared, self.keys);
         let id = HolderId::fresh(&shared.config.owner);
         let until = Instant::now()
-            .after(shared.server.command_timeout())
+            .after(shared.servers.command_timeout())
             .min(deadline);
         log::trace!(name:% = keys.name, holder:% = id.as_str(); "acquire {} as {}", keys.name, id.as_str());
-        let acquire = keys.acquire(&id, self.terms.ttl);
+        let acquire = keys
+            .acquire(&id, self.terms.ttl)
+            .acknowledged_by(self.terms.replicas);
         let undo = keys.release(id.as_str().as_bytes());
         match shared
-            .server
+            .servers
             .call_or_undo(acquire, until, Lane::Capped, Some(undo))
         {
             Ok((reply, sent)) => match Acquired::read(reply) {
@@ -81,7 +83,7 @@ impl<'a> Attempt<'a> {
                         )),
                     }
                 }
-                Some(Acquired::Refused(holder, remaining)) if !shared.io.is_undoing(&holder) => {
+                Some(Acquired::Refused(holder, remaining)) if !shared.sites.is_undoing(&holder) => {
                     Ok(Look::Refused(remaining))
                 }
                 // Nobody but ourselves: an earlier attempt or release without an answer.
@@ -94,6 +96,10 @@ impl<'a> Attempt<'a> {
                 )),
             },
             Err(Fault::NoAnswer(cause)) => Err(self.undo(id, cause)),
+            Err(Fault::Unsafe(error)) => {
+                self.undo(id, Cause::text("not acknowledged"));
+                Err(Fault::Never(error))
+            }
             Err(fault) => Err(fault),
         }
     }
@@ -111,6 +117,7 @@ impl<'a> Attempt<'a> {
             id,
             token,
             serial: shared.next_serial(),
+            replicas: self.terms.replicas,
             trace_id: self.settings.trace_id.clone(),
             on_lost: self.settings.on_lost.clone(),
             on_renew: self.settings.on_renew.clone(),
@@ -137,7 +144,6 @@ impl<'a> Attempt<'a> {
     fn undo(&self, id: HolderId, cause: Cause) -> Fault {
         let until = Instant::now().after(self.terms.ttl);
         self.shared
-            .io
             .undo(Undo::of_acquire(Arc::clone(self.keys), id, until));
         Fault::NoAnswer(cause)
     }
@@ -166,13 +172,13 @@ impl<'a> Attempt<'a> {
     ) -> Result<Duration, Error> {
         self.shared.check_open()?;
         let cause = match fault {
-            Fault::Never(error) => return Err(error),
+            Fault::Unsafe(error) | Fault::Never(error) => return Err(error),
             Fault::NotNow(cause) | Fault::NoAnswer(cause) => cause,
         };
         let cause = cause.or_said_before(&mut self.said.borrow_mut());
         let now = Instant::now();
         if now >= deadline || self.is_unreachable(now) {
-            return Err(self.shared.server.unreachable(cause));
+            return Err(self.shared.servers.unreachable(cause));
         }
         // A connection that had died unnoticed costs one attempt and no pause.
         let pause = match failures {
@@ -184,7 +190,8 @@ impl<'a> Attempt<'a> {
 
     /// Whether Redis has not answered for too long to wait for it any more.
     pub(crate) fn is_unreachable(&self, now: Instant) -> bool {
-        self.shared.server.silent_for(now, self.start) >= self.shared.config.unreachable_for
+        let silence = self.shared.servers.silent_for(self.keys, now, self.start);
+        silence >= self.shared.config.unreachable_for
     }
 
     /// Whether this client holds the name at this moment.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::config::Config;
 use crate::error::Error;
+use crate::replicas::Replicas;
 #[cfg(feature = "tls")]
 use crate::tls::{ClientCert, Tls};
 use crate::url::Target;
@@ -161,6 +162,16 @@ impl ClientBuilder {
     /// never wait for one and may go above it. Defaults to 32.
     pub fn max_connections(mut self, most: usize) -> Self {
         self.config.max_connections = most;
+        self
+    }
+
+    /// How many replicas must have acknowledged every lease, for locks that do not say so
+    /// themselves: see [`Mutex::min_replicas`](crate::Mutex::min_replicas). Defaults to none.
+    pub fn min_replicas(mut self, count: usize, within: Duration) -> Self {
+        self.config.replicas = Some(Replicas {
+            wanted: count,
+            within,
+        });
         self
     }
 

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::kind::Keys;
 use crate::mutex::Mutex;
 use crate::name::Name;
-use crate::server::{Fault, Lane, Server};
+use crate::server::{Fault, Servers};
 use crate::shutdown::{Core, ShutdownReport, shutdown};
 use crate::threads::Shared;
 
@@ -108,15 +108,15 @@ impl Client {
     pub fn ping(&self) -> Result<Duration, Error> {
         let shared = self.shared();
         shared.check_open()?;
-        let until = Instant::now().after(shared.server.command_timeout());
+        let until = Instant::now().after(shared.servers.command_timeout());
         let mut again = true;
         loop {
             let sent = Instant::now();
-            match shared.server.command("PING", &[], until, Lane::Capped) {
+            match shared.servers.ping(until) {
                 Ok(_) => return Ok(sent.until(Instant::now())),
                 // A connection that had died unnoticed says nothing about Redis.
                 Err(Fault::NoAnswer(_)) if again && Instant::now() < until => again = false,
-                Err(fault) => return Err(shared.server.error(fault)),
+                Err(fault) => return Err(shared.servers.error(fault)),
             }
         }
     }
@@ -154,8 +154,8 @@ impl ClientBuilder {
     /// [`Error::Config`], naming the setting and what it expects.
     pub fn build(self) -> Result<Client, Error> {
         let (config, address) = self.check()?;
-        let server = Server::new(address, &config)?;
-        let shared = Arc::new(Shared::new(config, server));
+        let servers = Servers::new(address, &config)?;
+        let shared = Shared::new(config, servers);
         Ok(Client {
             core: Arc::new(Core { shared }),
         })
@@ -165,7 +165,7 @@ impl ClientBuilder {
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
-            .field("server", &self.shared().server.label())
+            .field("server", &self.shared().servers.label())
             .field("owner", &self.shared().config.owner)
             .finish_non_exhaustive()
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::lost::Lost;
 use crate::renewed::Renewed;
+use crate::replicas::Replicas;
 use crate::wait::WaitPolicy;
 
 const SHORTEST_TTL: Duration = Duration::from_millis(10);
@@ -30,6 +31,7 @@ pub(crate) struct Config {
     pub(crate) unreachable_for: Duration,
     pub(crate) backstop: Duration,
     pub(crate) max_connections: usize,
+    pub(crate) replicas: Option<Replicas>,
 }
 
 impl Default for Config {
@@ -50,6 +52,7 @@ impl Default for Config {
             unreachable_for: Duration::from_secs(10),
             backstop: Duration::from_secs(1),
             max_connections: 32,
+            replicas: None,
         }
     }
 }
@@ -82,6 +85,9 @@ impl Config {
         if self.max_connections == 0 {
             return wrong("max_connections must be at least 1");
         }
+        if let Some(replicas) = self.replicas.filter(|replicas| replicas.wanted > 0) {
+            replicas.check(self.command_timeout)?;
+        }
         if self.owner.is_empty() || self.owner.len() > 1024 {
             return wrong("owner must have 1 to 1024 bytes");
         }
@@ -107,6 +113,7 @@ pub(crate) struct Settings {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) trace_id: Option<Arc<str>>,
     pub(crate) wait: WaitPolicy,
+    pub(crate) replicas: Option<Replicas>,
     pub(crate) on_lost: Option<Arc<OnLost>>,
     pub(crate) on_renew: Option<Arc<OnRenew>>,
 }
@@ -132,10 +139,18 @@ impl Settings {
         if let WaitPolicy::Backoff(backoff) = &self.wait {
             backoff.check()?;
         }
+        let replicas = self
+            .replicas
+            .or(config.replicas)
+            .filter(|replicas| replicas.wanted > 0);
+        if let Some(replicas) = &replicas {
+            replicas.check(config.command_timeout)?;
+        }
         Ok(Terms {
             ttl,
             renew_every: (!self.no_renewal).then(|| every.unwrap_or(ttl / 3)),
             max_hold: self.max_hold.unwrap_or(Duration::MAX),
+            replicas,
         })
     }
 }
@@ -149,6 +164,7 @@ impl fmt::Debug for Settings {
             .field("max_hold", &self.max_hold)
             .field("trace_id", &self.trace_id)
             .field("wait", &self.wait)
+            .field("min_replicas", &self.replicas)
             .finish_non_exhaustive()
     }
 }
@@ -160,6 +176,7 @@ pub(crate) struct Terms {
     /// `None`: not renewed by us.
     pub(crate) renew_every: Option<Duration>,
     pub(crate) max_hold: Duration,
+    pub(crate) replicas: Option<Replicas>,
 }
 
 /// How much of a ttl is surely held: less what two clocks may drift apart meanwhile, as in

@@ -48,6 +48,18 @@ pub enum Error {
         answer: String,
     },
 
+    /// Fewer replicas than [`min_replicas`](crate::Mutex::min_replicas) asks for acknowledged in
+    /// time. From a call that locks: you do not hold the lock; it was taken, and is being undone in
+    /// the background. From `renew` and `extend`: you hold it as long as
+    /// [`is_held`](crate::MutexGuard::is_held) says so, which this renewal does not lengthen. See
+    /// whether the replicas are up and keep up, or ask for fewer of them or for more time.
+    NotReplicated {
+        /// How many acknowledged.
+        acknowledged: usize,
+        /// How many were asked for.
+        wanted: usize,
+    },
+
     /// The lock's key holds something that is no string. Nothing was changed, nothing is held. Some other program uses the key: rename the lock, set another
     /// [`key_prefix`](crate::ClientBuilder::key_prefix), or delete the key.
     WrongType {
@@ -90,9 +102,9 @@ pub enum Error {
 
 impl Error {
     /// Whether the lock may be taken although this call says that it failed: by a command whose
-    /// answer never came. It is undone in the background; its ttl ends it at the latest.
+    /// answer never came, or that too few replicas acknowledged. It is undone in the background; its ttl ends it at the latest.
     pub fn may_be_held(&self) -> bool {
-        matches!(self, Self::Unreachable { .. })
+        matches!(self, Self::Unreachable { .. } | Self::NotReplicated { .. })
     }
 
     /// Whether Redis could not be asked, so that the same call may succeed later.
@@ -126,6 +138,14 @@ impl fmt::Display for Error {
             Self::Refused { command, answer } => {
                 write!(f, "Redis refused {command}: {answer}{}", advice(answer))
             }
+            Self::NotReplicated {
+                acknowledged,
+                wanted,
+            } => write!(
+                f,
+                "{acknowledged} of the {wanted} replicas that min_replicas asks for acknowledged in time: \
+                 see whether they are up and keep up, or ask for fewer or for more time"
+            ),
             Self::WrongType { key } => write!(
                 f,
                 "the key {key} holds something that is no string: another program uses it; \

@@ -158,7 +158,7 @@ impl MutexGuard {
 
     fn let_go(&mut self) -> Result<Unlocked, Error> {
         let now = Instant::now();
-        let timeout = self.core.shared.server.command_timeout();
+        let timeout = self.core.shared.servers.command_timeout();
         let deadline = *self.let_go_by.get_or_insert_with(|| now.after(timeout));
         release(&self.core.shared, &self.hold, now, deadline)
     }

@@ -12,6 +12,7 @@ use crate::holder::HolderId;
 use crate::kind::Keys;
 use crate::lease::{Lease, Standing};
 use crate::lost::Lost;
+use crate::replicas::Replicas;
 use crate::token::FencingToken;
 
 pub(crate) struct Hold {
@@ -20,6 +21,8 @@ pub(crate) struct Hold {
     pub(crate) token: FencingToken,
     /// Names this hold in the timer's order; two may be due at the same instant.
     pub(crate) serial: u64,
+    /// Who must acknowledge its renewals.
+    pub(crate) replicas: Option<Replicas>,
     pub(crate) trace_id: Option<Arc<str>>,
     pub(crate) on_lost: Option<Arc<OnLost>>,
     pub(crate) on_renew: Option<Arc<OnRenew>>,

@@ -66,6 +66,7 @@ impl Keys {
             script: &ACQUIRE,
             keys: [&self.lock, &self.fence],
             args,
+            replicas: None,
         }
     }
 
@@ -75,6 +76,7 @@ impl Keys {
             script: &RELEASE,
             keys: [&self.lock, &self.none],
             args,
+            replicas: None,
         }
     }
 
@@ -94,6 +96,7 @@ impl Keys {
             script: &RENEW,
             keys: [&self.lock, &self.none],
             args,
+            replicas: None,
         }
     }
 
@@ -102,6 +105,7 @@ impl Keys {
             script: &INSPECT,
             keys: [&self.lock, &self.fence],
             args: Default::default(),
+            replicas: None,
         }
     }
 }

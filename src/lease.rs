@@ -329,6 +329,7 @@ mod tests {
             ttl: TTL,
             renew_every: Some(TTL / 3),
             max_hold: Duration::MAX,
+            replicas: None,
         }
     }
 
@@ -377,6 +378,7 @@ mod tests {
             ttl: ms(100),
             renew_every: Some(ms(33)),
             max_hold: Duration::MAX,
+            replicas: None,
         };
         let mut lease = Lease::granted(at(0), at(1), &terms).unwrap();
         assert_eq!(lease.due(at(1)), Due::At(at(33)));

@@ -50,7 +50,9 @@
 //!   be paused for longer than the lease. Only [fencing](FencingToken) helps.
 //! - **Failover.** Replication is asynchronous: a replica that is promoted before it heard of a lock
 //!   lets a second holder in. Its fencing token is still higher, if the servers' clocks agree better
-//!   than the failover takes.
+//!   than the failover takes. [`min_replicas`](Mutex::min_replicas) makes a lease count only when
+//!   replicas have it: with all of them acknowledging, whichever is promoted knows it; with fewer, a
+//!   failover can still make two holders.
 //! - **Replicated expiry is absolute time**: skew between a master's clock and its replica's shortens
 //!   or lengthens leases after a failover.
 //! - **A Redis that forgets.** An evicting `maxmemory-policy` deletes held locks; so do `FLUSHALL` and
@@ -152,6 +154,7 @@ mod name;
 mod release;
 mod renew;
 mod renewed;
+mod replicas;
 mod scripts;
 mod server;
 mod shutdown;

@@ -50,7 +50,7 @@ pub(crate) fn release(
         Ok(Unlocked::Released) => {
             hold.lease(Lease::released);
             shared.waiters.ended(&hold.keys.name, &hold.id, true);
-            if shared.server.sentinels().is_some() {
+            if shared.servers.may_fail_over() {
                 shared.released.lock().note(again(hold));
             }
             log(hold, "released", None);
@@ -74,7 +74,7 @@ fn ask_until_answered(shared: &Shared, hold: &Hold, deadline: Instant) -> Result
     let mut may_have_run = false;
     loop {
         let call = hold.keys.release(hold.id.as_str().as_bytes());
-        let cause = match shared.server.call(call, deadline, Lane::Free) {
+        let cause = match shared.servers.call(call, deadline, Lane::Free) {
             Ok(reply) => match Found::read(&reply) {
                 Some(Found::Ours) => return Ok(Unlocked::Released),
                 Some(_) if may_have_run => return Ok(Unlocked::Released),
@@ -85,7 +85,7 @@ fn ask_until_answered(shared: &Shared, hold: &Hold, deadline: Instant) -> Result
                 Some(Found::Another) => return Ok(Unlocked::AlreadyLost(Lost::Taken)),
                 None => Cause::text("the release script gave an answer that is not its own"),
             },
-            Err(Fault::Never(error)) => return Err(error),
+            Err(Fault::Unsafe(error) | Fault::Never(error)) => return Err(error),
             Err(Fault::NotNow(cause)) => cause,
             Err(Fault::NoAnswer(cause)) => {
                 may_have_run = true;
@@ -95,7 +95,7 @@ fn ask_until_answered(shared: &Shared, hold: &Hold, deadline: Instant) -> Result
         let cause = cause.or_said_before(&mut said);
         let now = Instant::now();
         if now >= deadline || shared.is_closed() {
-            return Err(shared.server.unreachable(cause));
+            return Err(shared.servers.unreachable(cause));
         }
         // A connection that had died unnoticed costs one attempt and no pause.
         if failures > 0 {
@@ -107,7 +107,7 @@ fn ask_until_answered(shared: &Shared, hold: &Hold, deadline: Instant) -> Result
 
 /// Repeats the release in the background, until it is sure or the key has run out by itself.
 fn repeat(shared: &Shared, hold: &Hold) {
-    shared.io.undo(again(hold));
+    shared.undo(again(hold));
 }
 
 fn again(hold: &Hold) -> Undo {
@@ -137,7 +137,7 @@ pub(crate) fn abandon(shared: &Shared, hold: &Arc<Hold>, until: Instant) {
     shared.timer.forget(hold);
     shared.waiters.ended(&hold.keys.name, &hold.id, true);
     // Where this fails the ttl ends it.
-    let _ = shared.server.call(
+    let _ = shared.servers.call(
         hold.keys.release(hold.id.as_str().as_bytes()),
         until,
         Lane::Free,

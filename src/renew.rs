@@ -10,21 +10,21 @@ use crate::hold::Hold;
 use crate::kind::Found;
 use crate::lease::Standing;
 use crate::lost::Lost;
-use crate::scripts::Reply;
+use crate::scripts::{Call, Reply};
 use crate::server::{Fault, Lane};
 use crate::threads::Shared;
 use crate::threads::io::renewed;
 
 /// Asks Redis for the ttl anew.
 pub(crate) fn renew(shared: &Shared, hold: &Arc<Hold>) -> Result<(), Error> {
-    let until = Instant::now().after(shared.server.command_timeout());
+    let until = Instant::now().after(shared.servers.command_timeout());
     let Some(ask) = hold.begin(until, |lease, now| lease.ask_now(now)) else {
         return ensure_held(hold).and_then(|()| Err(busy(shared)));
     };
     let sent = Instant::now();
     let answer = shared
-        .server
-        .call(hold.keys.renew(&hold.id, ask.ttl, false), until, Lane::Free);
+        .servers
+        .call(renewal(hold, ask.ttl, false), until, Lane::Free);
     let found = renewed(shared, hold, ask, sent, &answer);
     outcome(shared, hold, found, answer)
 }
@@ -32,7 +32,7 @@ pub(crate) fn renew(shared: &Shared, hold: &Arc<Hold>) -> Result<(), Error> {
 /// Sets another ttl, which may be a shorter one.
 pub(crate) fn extend(shared: &Shared, hold: &Arc<Hold>, ttl: Duration) -> Result<(), Error> {
     check_ttl(ttl)?;
-    let until = Instant::now().after(shared.server.command_timeout());
+    let until = Instant::now().after(shared.servers.command_timeout());
     let Some(before) = hold.begin(until, |lease, now| lease.extend(now, ttl)) else {
         return ensure_held(hold).and_then(|()| Err(busy(shared)));
     };
@@ -40,8 +40,8 @@ pub(crate) fn extend(shared: &Shared, hold: &Arc<Hold>, ttl: Duration) -> Result
     shared.look_after(hold);
     let sent = Instant::now();
     let answer = shared
-        .server
-        .call(hold.keys.renew(&hold.id, ttl, true), until, Lane::Free);
+        .servers
+        .call(renewal(hold, ttl, true), until, Lane::Free);
     let found = answer.as_ref().ok().and_then(Found::read);
     let now = Instant::now();
     // A lease that ran out before the answer came is lost for that.
@@ -58,6 +58,12 @@ pub(crate) fn extend(shared: &Shared, hold: &Arc<Hold>, ttl: Duration) -> Result
     }
     shared.look_after(hold);
     outcome(shared, hold, found, answer)
+}
+
+fn renewal(hold: &Hold, ttl: Duration, may_shorten: bool) -> Call<'_> {
+    hold.keys
+        .renew(&hold.id, ttl, may_shorten)
+        .acknowledged_by(hold.replicas)
 }
 
 /// Errors unless the lease is surely held at this moment.
@@ -79,18 +85,18 @@ fn outcome(
     ensure_held(hold)?;
     match (found, answer) {
         (Some(_), _) => Ok(()),
-        (None, Ok(_)) => Err(shared.server.unreachable(Cause::text(
+        (None, Ok(_)) => Err(shared.servers.unreachable(Cause::text(
             "the renew script gave an answer that is not its own",
         ))),
-        (None, Err(Fault::Never(error))) => Err(error),
+        (None, Err(Fault::Unsafe(error) | Fault::Never(error))) => Err(error),
         (None, Err(Fault::NotNow(cause) | Fault::NoAnswer(cause))) => {
-            Err(shared.server.unreachable(cause))
+            Err(shared.servers.unreachable(cause))
         }
     }
 }
 
 fn busy(shared: &Shared) -> Error {
-    shared.server.unreachable(Cause::text(
+    shared.servers.unreachable(Cause::text(
         "another renewal of this lease got no answer in that time",
     ))
 }

@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use redis::Value;
 
 use crate::name::shown;
+use crate::replicas::Replicas;
 
 /// A script that Redis runs as one step.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ pub(crate) struct Call<'a> {
     pub(crate) script: &'static Script,
     pub(crate) keys: [&'a [u8]; 2],
     pub(crate) args: [Arg<'a>; 3],
+    /// Who must have acknowledged it, by a command behind it in the same write.
+    pub(crate) replicas: Option<Replicas>,
 }
 
 /// An argument of a call; the absent ones are the last.
@@ -52,6 +55,11 @@ pub(crate) enum Arg<'a> {
 }
 
 impl Call<'_> {
+    /// The same call, which counts when so many replicas have acknowledged it.
+    pub(crate) fn acknowledged_by(self, replicas: Option<Replicas>) -> Self {
+        Self { replicas, ..self }
+    }
+
     /// Appends the call by the script's digest: what is sent first.
     pub(crate) fn pack_by_sha(&self, buffer: &mut Vec<u8>) {
         self.pack("EVALSHA", &self.script.sha, buffer);
@@ -91,6 +99,16 @@ impl Call<'_> {
     }
 }
 
+/// Appends the command that waits until `replicas` have what this connection wrote before.
+pub(crate) fn pack_wait(replicas: &Replicas, buffer: &mut Vec<u8>) {
+    let mut command = redis::cmd("WAIT");
+    command
+        .arg(replicas.wanted)
+        // Less than 1 would wait for ever; a time that was checked is neither that nor too long.
+        .arg(u64::try_from(replicas.within.as_millis()).unwrap_or(u64::MAX));
+    command.write_packed_command(buffer);
+}
+
 /// An answer, without the client library's types.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Reply {
@@ -99,6 +117,18 @@ pub(crate) enum Reply {
     Text(Vec<u8>),
     List(Vec<Self>),
     Other,
+}
+
+impl Reply {
+    /// Whether a script of ours did what it is for: each of them then answers 1, or a list that
+    /// begins with it.
+    pub(crate) fn is_done(&self) -> bool {
+        match self {
+            Self::Int(1) => true,
+            Self::List(items) => items.first() == Some(&Self::Int(1)),
+            _ => false,
+        }
+    }
 }
 
 impl From<Value> for Reply {
@@ -125,6 +155,7 @@ mod tests {
             script: &RELEASE,
             keys: [b"k", b"n"],
             args,
+            replicas: None,
         };
         let mut sent = Vec::new();
         call.pack_by_sha(&mut sent);

@@ -58,7 +58,7 @@ pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
     }
     let woken = shared.waiters.ring_all();
     // However short `within` is, what needs no answer from Redis is done.
-    let last = deadline.max(Instant::now().after(shared.server.command_timeout()));
+    let last = deadline.max(Instant::now().after(shared.servers.command_timeout()));
     // What the timer has in hand would be missing below; it does no I/O, so it ends at once.
     shared.timer.stop();
     let timer_is_joined = shared.timer.join(last);
@@ -75,7 +75,7 @@ pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
         unreleased: held.len(),
         ..ShutdownReport::default()
     };
-    let answers = shared.io.release(held, deadline);
+    let answers = shared.release(held, deadline);
     while let Ok(found) = answers.recv_timeout(Instant::now().until(deadline)) {
         match found {
             Found::Ours => report.released += 1,
@@ -92,22 +92,21 @@ pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
 pub(crate) fn stop(shared: &Shared, until: Instant) -> bool {
     shared.close();
     shared.timer.stop();
-    shared.io.stop();
     shared.switches.stop();
     shared.callbacks.stop();
     // Publishing to a server that says nothing must leave time for the others.
     let patience = Instant::now().until(until) / 4;
-    shared
-        .subscriber
-        .stop(&shared.server, Instant::now().after(patience));
-    let joined = [
+    let sites = shared.sites.all();
+    for site in &sites {
+        site.stop(Instant::now().after(patience / sites.len() as u32));
+    }
+    let mut joined = vec![
         shared.timer.join(until),
-        shared.subscriber.join(until),
-        shared.io.join(until),
         shared.switches.join(until),
         shared.callbacks.join(until),
     ];
-    shared.server.close();
+    joined.extend(sites.iter().map(|site| site.join(until)));
+    shared.servers.close();
     joined.into_iter().all(|is_joined| is_joined)
 }
 
@@ -120,7 +119,7 @@ impl Drop for Core {
     fn drop(&mut self) {
         // After a shutdown there is nothing left to stop.
         if !self.shared.is_closed() {
-            let until = Instant::now().after(self.shared.server.command_timeout());
+            let until = Instant::now().after(self.shared.servers.command_timeout());
             stop(&self.shared, until);
         }
     }

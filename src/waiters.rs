@@ -190,14 +190,6 @@ impl Waiters {
         let places = names.values_mut().flat_map(|queue| &mut queue.places);
         places.map(Place::ring).count()
     }
-
-    /// Whether anybody waits.
-    pub(crate) fn anybody(&self) -> bool {
-        self.names
-            .lock()
-            .values()
-            .any(|queue| !queue.places.is_empty())
-    }
 }
 
 impl Ticket<'_> {

@@ -8,7 +8,7 @@ use std::thread;
 
 use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Error, Unlocked};
-use support::{Sentinels, Server, Setup, eventually, ms};
+use support::{Replicas, Sentinels, Server, Setup, eventually, ms};
 
 /// The line of a user as printed in the README, from `SETUSER` on.
 fn documented(user: &str) -> Vec<String> {
@@ -240,6 +240,25 @@ fn without_select_only_the_first_database() {
     let error = client(&(url + "/3")).mutex("a").lock().unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
     assert!(error.to_string().contains("+select"), "{error}");
+}
+
+#[test]
+fn without_wait_no_replica_can_be_waited_for() {
+    let replicas = Replicas::start(1);
+    let (server, url) = (replicas.master(), url(replicas.master()));
+    set_user(server, &documented("leasehold"));
+    let acknowledged = Client::builder().url(&url).min_replicas(1, ms(500));
+    everything_works(|| acknowledged.clone(), server);
+    assert_eq!(refused(acl_log(server)), [""; 0]);
+    set_user(server, &without("leasehold", "+wait"));
+    let client = acknowledged.build().unwrap();
+    let error = client.mutex("b").try_lock().unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(
+        text.contains("WAIT") && text.contains("needs +wait"),
+        "{text}"
+    );
 }
 
 #[test]

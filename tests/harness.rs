@@ -8,8 +8,8 @@ use std::process;
 use std::thread;
 
 use support::{
-    BlackHole, Child, Control, Fenced, Proxy, Server, Stale, Traffic, captured, eventually, given,
-    lines_about, ms, nobody, say,
+    BlackHole, Child, Cluster, ClusterSetup, Control, Fenced, Proxy, Replicas, Server, Stale,
+    Traffic, captured, eventually, given, lines_about, ms, nobody, say,
 };
 
 mod support;
@@ -347,4 +347,125 @@ fn log_lines_are_captured_with_their_pairs() {
     assert_eq!(lines.len(), 1);
     assert_eq!(lines[0].value("lock"), Some("captured-lock"));
     assert_eq!(lines[0].message, "acquired");
+}
+
+#[test]
+fn replicas_are_linked() {
+    let replicas = Replicas::start(2);
+    let mut connection = replicas.master().connection();
+    let mut acknowledged = |within: u32| -> u32 {
+        set(&mut connection, "a", "1");
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(2).arg(within).query(&mut connection).unwrap()
+    };
+    assert_eq!(acknowledged(5_000), 2);
+    assert!(replicas.replica(1).get("a").is_some());
+    replicas.pause(1);
+    assert_eq!(acknowledged(200), 1);
+    replicas.resume(1);
+    assert_eq!(acknowledged(5_000), 2);
+    replicas.wait_until_linked();
+}
+
+#[test]
+fn a_cluster_replaces_its_dead_and_moves_its_slots() {
+    let mut cluster = Cluster::start(3, 1);
+    let ids: Vec<String> = (0..cluster.count())
+        .map(|i| cluster.node(i).id().to_string())
+        .collect();
+    let write = |cluster: &Cluster, key: &str, value: &str| {
+        let master = cluster.master_of(key);
+        set(&mut cluster.connection(master), key, value);
+        master
+    };
+    let mut masters: Vec<usize> = ["a", "b", "c"]
+        .map(|key| write(&cluster, key, "1"))
+        .to_vec();
+    masters.sort_unstable();
+    assert_eq!(masters, [0, 1, 2]);
+
+    let (slot, old) = (cluster.slot("a"), cluster.master_of("a"));
+    let new = (old + 1) % 3;
+    let get_a = |i: usize| cluster.ask::<Option<String>>(i, &["GET", "a"]);
+    let asks = |kind| Err(redis::ErrorKind::Server(kind));
+    cluster.begin_migration(slot, old, new);
+    assert_eq!(get_a(old).unwrap().as_deref(), Some("1"));
+    assert_eq!(cluster.move_keys(slot, old, new), 1);
+    let kind_of = |i| get_a(i).map_err(|error| error.kind());
+    assert_eq!(kind_of(old), asks(redis::ServerErrorKind::Ask));
+    assert_eq!(kind_of(new), asks(redis::ServerErrorKind::Moved));
+    cluster.end_migration(slot, old, new);
+    assert_eq!(kind_of(old), asks(redis::ServerErrorKind::Moved));
+    assert_eq!(get_a(new).unwrap().as_deref(), Some("1"));
+    cluster.move_slot(slot, new, old);
+    assert_eq!(get_a(old).unwrap().as_deref(), Some("1"));
+
+    let master = cluster.master_of("b");
+    let replica = cluster.replicas_of(master).next().unwrap();
+    cluster.failover(replica);
+    assert_eq!(cluster.until_new_master(master), replica);
+    assert_eq!(write(&cluster, "b", "2"), replica);
+    cluster.until_settled();
+    cluster.stop(replica);
+    assert_eq!(cluster.until_new_master(replica), master);
+    assert_eq!(write(&cluster, "b", "3"), master);
+    cluster.resume(replica);
+    cluster.until_settled();
+
+    cluster.kill(old);
+    let successor = cluster.until_new_master(old);
+    assert_eq!(Some(successor), cluster.replicas_of(old).next());
+    assert_eq!(write(&cluster, "a", "2"), successor);
+    cluster.restart(old);
+    cluster.until_settled();
+    assert_eq!(cluster.master_of("a"), successor);
+
+    let ports: Vec<u16> = (0..cluster.count())
+        .map(|i| cluster.node(i).port())
+        .collect();
+    drop(cluster);
+    for port in ports {
+        assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
+    }
+    for id in ids {
+        assert!(!lives(&id));
+    }
+}
+
+#[test]
+fn a_cluster_with_a_password() {
+    let cluster = Cluster::with(ClusterSetup {
+        password: Some("p@ss"),
+        ..ClusterSetup::steady(2, 1)
+    });
+    assert!(
+        cluster
+            .url()
+            .starts_with("redis+cluster://:p%40ss@127.0.0.1:")
+    );
+    let master = cluster.master_of("a");
+    set(&mut cluster.connection(master), "a", "1");
+    cluster.move_slot(cluster.slot("a"), master, 1 - master);
+    let mut connection = cluster.connection(1 - master);
+    assert_eq!(get(&mut connection, "a").as_deref(), Some("1"));
+}
+
+#[test]
+fn a_cluster_with_tls() {
+    if !Server::has_tls() {
+        println!("this server's binary has no TLS: nothing to start");
+        return;
+    }
+    let cluster = Cluster::with(ClusterSetup {
+        has_tls: true,
+        ..ClusterSetup::steady(2, 1)
+    });
+    let first = cluster.client_port(0);
+    let start = format!("rediss+cluster://127.0.0.1:{first},");
+    assert!(cluster.url().starts_with(&start));
+    let master = cluster.master_of("a");
+    set(&mut cluster.connection(master), "a", "1");
+    cluster.move_slot(cluster.slot("a"), master, 1 - master);
+    let mut connection = cluster.connection(1 - master);
+    assert_eq!(get(&mut connection, "a").as_deref(), Some("1"));
 }

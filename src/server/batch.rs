@@ -3,14 +3,16 @@
 use redis::ServerError;
 
 use crate::error::{Meaning, meaning};
-use crate::scripts::{Call, Reply};
+use crate::scripts::{Call, Reply, pack_wait};
+use crate::server::fault::Fault;
 use crate::server::node::{Wire, reply};
-use crate::server::{Fault, Server};
+use crate::server::one::Server;
 
 impl Server {
     /// Sends all `calls` in one write over a connection that the caller keeps, and returns their
     /// answers in the same order. The second part is false when the connection is of no more use:
-    /// then each call without an answer may have run.
+    /// then each call without an answer may have run. All of them are to be acknowledged by the same
+    /// number of replicas.
     pub(crate) fn batch(
         &self,
         wire: &mut Wire,
@@ -72,8 +74,12 @@ impl Server {
         for call in calls {
             pack(call, &mut commands);
         }
+        let replicas = calls.first().and_then(|call| call.replicas);
+        if let Some(replicas) = &replicas {
+            pack_wait(replicas, &mut commands);
+        }
         let mut broken = wire.send(&commands).err();
-        let answers = calls
+        let mut answers: Vec<_> = calls
             .iter()
             .map(|_| {
                 // One timeout is enough: after it nothing more is read.
@@ -88,6 +94,21 @@ impl Server {
                 ))
             })
             .collect();
+        if replicas.is_some() && broken.is_none() {
+            let waited = wire.receive().map(reply);
+            for answer in &mut answers {
+                if let Ok(Ok(done)) = answer {
+                    let done = std::mem::replace(done, Reply::Nil);
+                    *answer = match &waited {
+                        Ok(waited) => self
+                            .acknowledged(done, Some(waited.clone()), replicas)
+                            .map(Ok),
+                        Err(error) => Err(Fault::NoAnswer(error.clone().into())),
+                    };
+                }
+            }
+            broken = waited.err();
+        }
         (answers, broken.is_none())
     }
 }

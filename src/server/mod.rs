@@ -1,77 +1,72 @@
-//! Redis as the rest of the crate sees it: a call is sent, and comes back as an answer or a fault.
+//! Redis as the rest of the crate sees it: where a name is kept, and what a call about it came to.
 
 mod batch;
 mod dial;
+mod fault;
 pub(crate) mod node;
+mod one;
 mod pool;
 pub(crate) mod sentinel;
 
-use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-
-use redis::{RedisError, ServerError};
 
 use crate::clock::Instant;
 use crate::config::Config;
-use crate::error::{Cause, Error, Meaning, meaning, words};
-use crate::name::shown;
+use crate::error::{Cause, Error};
+use crate::kind::Keys;
 use crate::scripts::{Call, Reply};
-use crate::server::node::{Node, is_hang_up, reply};
-use crate::server::pool::{Lent, Pool, Refusal};
 use crate::server::sentinel::Sentinels;
 use crate::url::Target;
 
+pub(crate) use crate::server::fault::Fault;
 pub(crate) use crate::server::node::Wire;
+pub(crate) use crate::server::one::Server;
 pub(crate) use crate::server::pool::Lane;
 
-/// The Redis that keeps the locks.
-pub(crate) struct Server {
-    pool: Arc<Pool>,
-    /// When Redis last answered anything, in nanoseconds of our clock.
-    answered: AtomicU64,
-    /// Something has failed since.
-    failing: AtomicBool,
+/// The Redis that keeps the locks: all its servers.
+pub(crate) struct Servers {
+    place: Place,
+    label: String,
+    command_timeout: Duration,
 }
 
-/// What a call came to, where it is no answer.
-#[derive(Clone, Debug)]
-pub(crate) enum Fault {
-    /// It did not run, and may run later: no connection, or an answer that says "not now".
-    NotNow(Cause),
-    /// It was sent, and no answer came: it may have run, and may yet run.
-    NoAnswer(Cause),
-    /// It did not run, and will not.
-    Never(Error),
+/// Where names are kept.
+enum Place {
+    /// All of them on one server.
+    One(Arc<Server>),
 }
 
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotNow(cause) | Self::NoAnswer(cause) => cause.fmt(f),
-            Self::Never(error) => error.fmt(f),
-        }
-    }
-}
-
-impl Server {
+impl Servers {
     pub(crate) fn new(target: Target, config: &Config) -> Result<Self, Error> {
-        let node = Node::new(target, config).map_err(|error| Error::Config(error.to_string()))?;
         Ok(Self {
-            pool: Arc::new(Pool::new(node, config.max_connections)),
-            answered: AtomicU64::new(0),
-            failing: AtomicBool::new(false),
+            label: target.label(),
+            command_timeout: config.command_timeout,
+            place: Place::One(Arc::new(Server::new(target, config)?)),
         })
     }
 
     /// Where it is, for people.
     pub(crate) fn label(&self) -> &str {
-        &self.pool.node.label
+        &self.label
     }
 
     pub(crate) fn command_timeout(&self) -> Duration {
-        self.pool.node.command_timeout
+        self.command_timeout
+    }
+
+    /// The server that keeps a name now, as far as is known.
+    pub(crate) fn home(&self, _keys: &Keys) -> Arc<Server> {
+        match &self.place {
+            Place::One(server) => Arc::clone(server),
+        }
+    }
+
+    /// The servers that are the same for all names and for good.
+    pub(crate) fn fixed(&self) -> &[Arc<Server>] {
+        match &self.place {
+            Place::One(server) => std::slice::from_ref(server),
+        }
     }
 
     /// Sends `call` and waits for its answer until `until`, and never longer than the command
@@ -91,223 +86,62 @@ impl Server {
         lane: Lane,
         undo: Option<Call<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
-        let mut lent = self.lend(until, lane)?;
-        let sent = Instant::now();
-        if sent >= until {
-            // A trip that cannot be answered in time would only leave something to be undone.
-            lent.give_back();
-            return Err(Fault::NotNow(Cause::silence("no time was left to ask")));
-        }
-        let mut answer = self.trip(&mut lent, sent, until, |buffer| call.pack_by_sha(buffer));
-        if matches!(&answer, Ok(Err(error)) if matches!(meaning(error), Meaning::NoScript)) {
-            // Nothing ran, so the same call may be sent again.
-            answer = self.trip(&mut lent, Instant::now(), until, |buffer| {
-                call.pack_by_source(buffer)
-            });
-        }
-        match answer {
-            Ok(answer) => {
-                let answer = answer.map_err(|error| self.fault(&call, &error));
-                self.settle(lent, answer).map(|reply| (reply, sent))
-            }
-            Err(error) => {
-                if let Some(undo) = undo {
-                    lent.keep().undo_behind(&undo);
-                }
-                Err(self.no_answer(error))
-            }
+        match &self.place {
+            Place::One(server) => server.call_or_undo(call, until, lane, undo),
         }
     }
 
-    /// Sends a command that is no script; `name` is what an error calls it.
-    pub(crate) fn command(
-        &self,
-        name: &'static str,
-        args: &[&[u8]],
-        until: Instant,
-        lane: Lane,
-    ) -> Result<Reply, Fault> {
-        let mut command = redis::cmd(name);
-        command.arg(args);
-        let mut lent = self.lend(until, lane)?;
-        match self.trip(&mut lent, Instant::now(), until, |buffer| {
-            command.write_packed_command(buffer)
-        }) {
-            Ok(answer) => {
-                let rights = || {
-                    let right = name.to_ascii_lowercase();
-                    match args.first() {
-                        Some(channel) if name == "PUBLISH" => {
-                            format!("{name} needs +{right} on the channel {}", shown(channel))
-                        }
-                        _ => format!("{name} needs +{right}"),
-                    }
-                };
-                let answer = answer.map_err(|error| self.refusal(name, &error, rights));
-                self.settle(lent, answer)
-            }
-            Err(error) => Err(self.no_answer(error)),
+    /// Whether Redis answers.
+    pub(crate) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
+        match &self.place {
+            Place::One(server) => server.command("PING", &[], until, Lane::Capped),
         }
     }
 
-    /// Notes how the server did, and keeps the connection if it leads to one that works.
-    fn settle(&self, lent: Lent<'_>, answer: Result<Reply, Fault>) -> Result<Reply, Fault> {
-        if let Err(Fault::NotNow(_)) = answer {
-            let generation = lent.generation();
-            drop(lent);
-            self.leave(generation);
-            self.failed();
-        } else {
-            lent.give_back();
-            self.answered();
-        }
-        answer
+    /// For how long at `now` the keeper of a name has not answered, for a caller that has asked
+    /// since `start`; zero while nothing has failed since the last answer.
+    pub(crate) fn silent_for(&self, keys: &Keys, now: Instant, start: Instant) -> Duration {
+        self.home(keys).silent_for(now, start)
     }
 
-    fn no_answer(&self, error: RedisError) -> Fault {
-        self.failed();
-        if is_hang_up(&error) {
-            self.pool.forget_idle();
-        }
-        Fault::NoAnswer(error.into())
-    }
-
-    fn lend(&self, until: Instant, lane: Lane) -> Result<Lent<'_>, Fault> {
-        self.pool
-            .lend(until, lane)
-            .map_err(|refusal| match refusal {
-                Refusal::NotYet(no_wire) if no_wire.is_final => Fault::Never(Error::Refused {
-                    command: no_wire.cause.refused_step(),
-                    answer: no_wire.cause.to_string(),
-                }),
-                Refusal::NotYet(no_wire) => {
-                    self.failed();
-                    Fault::NotNow(no_wire.cause)
-                }
-                Refusal::Never(error) => Fault::Never(error),
-            })
-    }
-
-    fn trip(
-        &self,
-        lent: &mut Lent<'_>,
-        now: Instant,
-        until: Instant,
-        pack: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<Result<Reply, ServerError>, RedisError> {
-        let patience = now.until(until).min(self.command_timeout());
-        let wire = lent.wire();
-        wire.set_timeout(patience)?;
-        Ok(reply(wire.trip(pack)?))
-    }
-
-    /// What an error answer to `call` means for its caller.
-    fn fault(&self, call: &Call<'_>, error: &ServerError) -> Fault {
-        let key = |n: usize| shown(call.keys.get(n).copied().unwrap_or_default());
-        match meaning(error) {
-            Meaning::WrongType => Fault::Never(Error::WrongType { key: key(0) }),
-            Meaning::BadFence => Fault::Never(Error::BadFence { key: key(1) }),
-            _ => self.refusal(call.script.name, error, || call.rights()),
-        }
-    }
-
-    /// What an error answer to `command` means, which needs these `rights`.
-    fn refusal(
-        &self,
-        command: &'static str,
-        error: &ServerError,
-        rights: impl FnOnce() -> String,
-    ) -> Fault {
-        match meaning(error) {
-            Meaning::NotNow | Meaning::NoScript => Fault::NotNow(Cause::text(words(error))),
-            Meaning::NoRight => Fault::Never(Error::Refused {
-                command,
-                answer: format!("{}; {}", words(error), rights()),
-            }),
-            _ => Fault::Never(Error::Refused {
-                command,
-                answer: words(error),
-            }),
-        }
-    }
-
-    /// A connection for a thread that keeps it, apart from the pool.
-    pub(crate) fn wire(&self, until: Instant) -> Result<Wire, Fault> {
-        let mut lent = self.lend(until, Lane::Free)?;
-        lent.wire()
-            .set_timeout(self.command_timeout())
-            .map_err(|error| Fault::NotNow(error.into()))?;
-        Ok(lent.keep())
-    }
-
-    /// The server that connections of this generation lead to says "not now": the next connection
-    /// may lead to the one that took over.
-    pub(crate) fn leave(&self, generation: u64) {
-        if generation == self.pool.generation()
-            && let Some(sentinels) = self.sentinels()
-        {
-            // First: a dialer may be about to go there.
-            sentinels.doubt();
-        }
-        self.pool.leave(generation);
-    }
-
-    /// The master has moved to where its sentinels now know it.
-    pub(crate) fn moved(&self) {
-        self.pool.move_on();
+    /// Whether another server may take over, one that does not know all that the one before did.
+    pub(crate) fn may_fail_over(&self) -> bool {
+        self.sentinels().is_some()
     }
 
     /// Who knows the master, if that may change.
     pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
-        self.pool.node.sentinels()
-    }
-
-    /// Whether `wire` leads to the server that takes the locks now, as far as is known.
-    pub(crate) fn is_current(&self, wire: &Wire) -> bool {
-        wire.generation == self.pool.generation()
-    }
-
-    /// Redis answered something.
-    pub(crate) fn answered(&self) {
-        self.answered
-            .store(Instant::now().as_nanos(), Ordering::Relaxed);
-        if self.failing.load(Ordering::Relaxed) {
-            self.failing.store(false, Ordering::Relaxed);
+        match &self.place {
+            Place::One(server) => server.sentinels(),
         }
     }
 
-    /// A command did not get an answer that counts.
-    pub(crate) fn failed(&self) {
-        self.failing.store(true, Ordering::Relaxed);
-    }
-
-    /// For how long at `now` Redis has not answered, for a caller that has asked since `start`;
-    /// zero while nothing has failed since the last answer.
-    pub(crate) fn silent_for(&self, now: Instant, start: Instant) -> Duration {
-        if !self.failing.load(Ordering::Relaxed) {
-            return Duration::ZERO;
+    /// The master has moved to where its sentinels now know it.
+    pub(crate) fn moved(&self) {
+        match &self.place {
+            Place::One(server) => server.moved(),
         }
-        let answered = Instant::from_nanos(self.answered.load(Ordering::Relaxed));
-        start.max(answered).until(now)
     }
 
     /// The connections are closed; what is out is closed when it comes back.
     pub(crate) fn close(&self) {
-        self.pool.close();
+        match &self.place {
+            Place::One(server) => server.close(),
+        }
     }
 
     /// A fault as an error for a caller that gives up.
     pub(crate) fn error(&self, fault: Fault) -> Error {
         match fault {
             Fault::NotNow(cause) | Fault::NoAnswer(cause) => self.unreachable(cause),
-            Fault::Never(error) => error,
+            Fault::Unsafe(error) | Fault::Never(error) => error,
         }
     }
 
     /// As an error for a caller that gives up.
     pub(crate) fn unreachable(&self, cause: Cause) -> Error {
         Error::Unreachable {
-            server: self.label().to_owned(),
+            server: self.label.clone(),
             cause,
         }
     }

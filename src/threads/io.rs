@@ -1,24 +1,23 @@
 //! The io thread: renewals in one write, undos until they are sure, and the probe of the subscriber.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use parking_lot::Mutex;
 
 use crate::clock::{Instant, nap};
 use crate::error::Error;
 use crate::hold::Hold;
-use crate::holder::HolderId;
 use crate::kind::Found;
 use crate::lease::{Ask, Standing};
 use crate::lost::Lost;
 use crate::renewed::Renewed;
+use crate::replicas::Replicas;
 use crate::scripts::{Call, Reply};
 use crate::server::{Fault, Wire};
 use crate::threads::Shared;
+use crate::threads::site::Site;
 use crate::threads::worker::{Worker, contain};
 use crate::undo::Undo;
 
@@ -39,8 +38,6 @@ enum Job {
 pub(crate) struct Io {
     queue: Sender<Job>,
     jobs: Receiver<Job>,
-    /// The leases with an undo open: one of them in Redis is nobody else's hold.
-    undoing: Mutex<HashSet<HolderId>>,
     /// Somebody waits, and the thread knows it.
     probing: AtomicBool,
     worker: Worker,
@@ -52,7 +49,6 @@ impl Default for Io {
         Self {
             queue,
             jobs,
-            undoing: Mutex::default(),
             probing: AtomicBool::new(false),
             worker: Worker::new("leasehold-io"),
         }
@@ -60,12 +56,13 @@ impl Default for Io {
 }
 
 impl Io {
-    pub(crate) fn start(&self, shared: &Arc<Shared>) -> Result<(), Error> {
+    pub(crate) fn start(&self, shared: &Arc<Shared>, site: &Arc<Site>) -> Result<(), Error> {
         if self.worker.is_started() {
             return Ok(());
         }
-        let shared = Arc::clone(shared);
-        self.worker.start(move || Desk::default().run(&shared))
+        let (shared, site) = (Arc::clone(shared), Arc::clone(site));
+        self.worker
+            .start(move || Desk::default().run(&shared, &site))
     }
 
     fn send(&self, job: Job) {
@@ -79,30 +76,7 @@ impl Io {
 
     /// Repeats a release until it is sure.
     pub(crate) fn undo(&self, undo: Undo) {
-        self.undoing.lock().insert(undo.id.clone());
         self.send(Job::Undo(undo));
-    }
-
-    fn forget(&self, undo: &Undo) {
-        self.undoing.lock().remove(&undo.id);
-    }
-
-    /// Whether a lock key's value is a lease that is being undone.
-    pub(crate) fn is_undoing(&self, value: &[u8]) -> bool {
-        let undoing = self.undoing.lock();
-        // Nearly always empty, and then the value need not be read.
-        !undoing.is_empty() && HolderId::parse(value).is_some_and(|id| undoing.contains(&id))
-    }
-
-    /// Releases all `holds` until `until`. The receiver gets what was found for each that was
-    /// answered, and is disconnected at the end.
-    pub(crate) fn release(&self, holds: Vec<Arc<Hold>>, until: Instant) -> Receiver<Found> {
-        let (told, found) = unbounded();
-        for hold in holds {
-            let keys = Arc::clone(&hold.keys);
-            self.undo(Undo::told(keys, hold.id.clone(), until, told.clone()));
-        }
-        found
     }
 
     /// Somebody waits: proves from now on that the subscriber hears.
@@ -129,9 +103,19 @@ enum Item {
 }
 
 impl Item {
+    fn replicas(&self) -> Option<Replicas> {
+        match self {
+            Self::Renew(hold, _) => hold.replicas,
+            Self::Undo(_) => None,
+        }
+    }
+
     fn call(&self) -> Call<'_> {
         match self {
-            Self::Renew(hold, ask) => hold.keys.renew(&hold.id, ask.ttl, false),
+            Self::Renew(hold, ask) => hold
+                .keys
+                .renew(&hold.id, ask.ttl, false)
+                .acknowledged_by(hold.replicas),
             Self::Undo(undo) => undo.keys.release(undo.id.as_str().as_bytes()),
         }
     }
@@ -146,11 +130,11 @@ struct Desk {
 }
 
 impl Desk {
-    fn run(mut self, shared: &Shared) {
+    fn run(mut self, shared: &Shared, site: &Site) {
         let mut stopping = false;
         while !stopping {
             let mut items = Vec::new();
-            let mut job = self.wait(&shared.io.jobs);
+            let mut job = self.wait(&site.io.jobs);
             while let Some(next) = job {
                 match next {
                     Job::Renew(asks) => {
@@ -160,14 +144,19 @@ impl Desk {
                     Job::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
                     Job::Stop => stopping = true,
                 }
-                job = shared.io.jobs.try_recv().ok();
+                job = site.io.jobs.try_recv().ok();
             }
-            self.take_due_undos(&shared.io, &mut items, stopping);
-            while !items.is_empty() {
-                let rest = items.split_off(items.len().min(MOST_TOGETHER));
-                self.write(shared, std::mem::replace(&mut items, rest));
+            self.take_due_undos(shared, &mut items, stopping);
+            // Those who wait for replicas go last, and with their like.
+            items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
+            while let Some(first) = items.first() {
+                let replicas = first.replicas();
+                let alike = items.iter().take(MOST_TOGETHER);
+                let alike = alike.take_while(|item| item.replicas() == replicas).count();
+                let rest = items.split_off(alike);
+                self.write(shared, site, std::mem::replace(&mut items, rest));
             }
-            contain(|| self.probe(shared));
+            contain(|| self.probe(shared, site));
         }
     }
 
@@ -185,23 +174,21 @@ impl Desk {
         }
     }
 
-    fn take_due_undos(&mut self, io: &Io, items: &mut Vec<Item>, all: bool) {
+    fn take_due_undos(&mut self, shared: &Shared, items: &mut Vec<Item>, all: bool) {
         let now = Instant::now();
         let over = self.undos.extract_if(.., |undo| !undo.is_worthwhile(now));
-        over.for_each(|undo| io.forget(&undo));
+        over.for_each(|undo| shared.sites.forget_undo(&undo.id));
         let due = self.undos.extract_if(.., |undo| all || undo.next <= now);
         items.extend(due.map(Item::Undo));
     }
 
     /// Sends `items` in one write, and sees to their answers.
-    fn write(&mut self, shared: &Shared, mut items: Vec<Item>) {
+    fn write(&mut self, shared: &Shared, site: &Site, mut items: Vec<Item>) {
         let asked = Instant::now();
-        self.wire.take_if(|wire| !shared.server.is_current(wire));
+        let server = &site.server;
+        self.wire.take_if(|wire| !server.is_current(wire));
         if self.wire.is_none() {
-            match shared
-                .server
-                .wire(asked.after(shared.server.command_timeout()))
-            {
+            match server.wire(asked.after(server.command_timeout())) {
                 Ok(wire) => self.wire = Some(wire),
                 Err(fault) => {
                     for item in items {
@@ -219,7 +206,7 @@ impl Desk {
             Item::Undo(_) => true,
         });
         let calls: Vec<Call<'_>> = items.iter().map(Item::call).collect();
-        let (answers, usable) = shared.server.batch(wire, &calls);
+        let (answers, usable) = server.batch(wire, &calls);
         drop(calls);
         if !usable {
             self.wire = None;
@@ -238,7 +225,7 @@ impl Desk {
             Item::Undo(mut undo) => {
                 let found = answer.ok().as_ref().and_then(Found::read);
                 if undo.is_over(Instant::now(), found) {
-                    shared.io.forget(&undo);
+                    shared.sites.forget_undo(&undo.id);
                 } else {
                     self.undos.push(undo);
                 }
@@ -247,22 +234,23 @@ impl Desk {
     }
 
     /// Publishes to the subscriber what it must hear within a second.
-    fn probe(&mut self, shared: &Shared) {
+    fn probe(&mut self, shared: &Shared, site: &Site) {
         let now = Instant::now();
         if self.probe_at.is_none_or(|at| at > now) || shared.is_closed() {
             return;
         }
-        if !shared.waiters.anybody() {
-            shared.io.probing.store(false, Ordering::SeqCst);
-            // Whoever joined just before this saw the flag set, and is seen here.
-            if !shared.waiters.anybody() {
+        let is_used = || site.subscriber.is_used();
+        if !is_used() {
+            site.io.probing.store(false, Ordering::SeqCst);
+            // Whoever came just before this saw the flag set, and is seen here.
+            if !is_used() {
                 self.probe_at = None;
                 return;
             }
-            shared.io.probing.store(true, Ordering::SeqCst);
+            site.io.probing.store(true, Ordering::SeqCst);
         }
         self.probe_at = Some(now.after(PROBE_EVERY));
-        shared.subscriber.probe(&shared.server);
+        site.subscriber.probe(&site.server);
     }
 }
 

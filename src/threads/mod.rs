@@ -2,62 +2,67 @@
 
 pub(crate) mod callbacks;
 pub(crate) mod io;
+pub(crate) mod site;
 pub(crate) mod subscriber;
 pub(crate) mod switches;
 pub(crate) mod timer;
 mod worker;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
+use crossbeam_channel::{Receiver, unbounded};
 use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::Error;
 use crate::hold::Hold;
-use crate::server::Server;
+use crate::kind::{Found, Keys};
+use crate::lease::Ask;
+use crate::server::Servers;
 use crate::threads::callbacks::Callbacks;
-use crate::threads::io::Io;
-use crate::threads::subscriber::Subscriber;
+use crate::threads::site::{Site, Sites};
+use crate::threads::subscriber::Subscription;
 use crate::threads::switches::Switches;
 use crate::threads::timer::Timer;
-use crate::undo::Released;
+use crate::undo::{Released, Undo};
 use crate::waiters::Waiters;
 
 /// What the threads work on. Nothing here keeps the client alive: the last client, lock or guard to
 /// go stops the threads, and with them this goes.
 pub(crate) struct Shared {
     pub(crate) config: Config,
-    pub(crate) server: Server,
+    pub(crate) servers: Servers,
     pub(crate) waiters: Waiters,
     pub(crate) timer: Timer,
-    pub(crate) io: Io,
-    pub(crate) subscriber: Subscriber,
+    pub(crate) sites: Sites,
     pub(crate) switches: Switches,
     pub(crate) callbacks: Callbacks,
     /// What was released lately; only kept where the master may be replaced.
     pub(crate) released: Mutex<Released>,
     closed: AtomicBool,
     serial: AtomicU64,
+    /// For threads that are started from others of ours.
+    me: Weak<Self>,
 }
 
 impl Shared {
-    pub(crate) fn new(config: Config, server: Server) -> Self {
-        let switches = Switches::new(server.sentinels().map_or(0, |sentinels| sentinels.len()));
-        Self {
+    pub(crate) fn new(config: Config, servers: Servers) -> Arc<Self> {
+        let switches = Switches::new(servers.sentinels().map_or(0, |sentinels| sentinels.len()));
+        Arc::new_cyclic(|me| Self {
             config,
-            server,
+            servers,
             waiters: Waiters::default(),
             timer: Timer::default(),
-            io: Io::default(),
-            subscriber: Subscriber::default(),
+            sites: Sites::default(),
             switches,
             callbacks: Callbacks::default(),
             released: Mutex::default(),
             closed: AtomicBool::new(false),
             serial: AtomicU64::new(0),
-        }
+            me: Weak::clone(me),
+        })
     }
 
     /// Errors once the client is shut down.
@@ -86,8 +91,64 @@ impl Shared {
     /// machine that gives no more threads costs an error, not a lease without renewal.
     pub(crate) fn start(self: &Arc<Self>) -> Result<(), Error> {
         self.timer.start(self)?;
-        self.io.start(self)?;
+        self.sites.start(self, self.servers.fixed())?;
         self.switches.start(self)
+    }
+
+    /// The site that keeps a name now, as far as is known.
+    fn home(&self, keys: &Keys) -> Arc<Site> {
+        let site = self.sites.of(&self.servers.home(keys));
+        if let Some(me) = self.me.upgrade()
+            && let Err(error) = site.io.start(&me, &site)
+        {
+            // A lease that is not renewed for that is lost by its own clock, and its holder told.
+            log::error!("nothing is renewed or undone: {error}");
+        }
+        site
+    }
+
+    /// Wants to hear the releases of a name.
+    pub(crate) fn subscribe<'a>(
+        self: &Arc<Self>,
+        keys: &'a Keys,
+        until: Instant,
+    ) -> Result<Subscription<'a>, Error> {
+        self.home(keys).subscribe(self, keys, until)
+    }
+
+    /// Asks for the renewals that are due.
+    fn renew(&self, asks: Vec<(Arc<Hold>, Ask)>) {
+        let mut batches: Vec<(Arc<Site>, Vec<_>)> = Vec::new();
+        for (hold, ask) in asks {
+            let home = self.home(&hold.keys);
+            match batches
+                .iter_mut()
+                .find(|(site, _)| Arc::ptr_eq(site, &home))
+            {
+                Some((_, batch)) => batch.push((hold, ask)),
+                None => batches.push((home, vec![(hold, ask)])),
+            }
+        }
+        for (site, batch) in batches {
+            site.io.renew(batch);
+        }
+    }
+
+    /// Repeats a release until it is sure.
+    pub(crate) fn undo(&self, undo: Undo) {
+        self.sites.note_undo(&undo.id);
+        self.home(&undo.keys).io.undo(undo);
+    }
+
+    /// Releases all `holds` until `until`. The receiver gets what was found for each that was
+    /// answered, and is disconnected at the end.
+    pub(crate) fn release(&self, holds: Vec<Arc<Hold>>, until: Instant) -> Receiver<Found> {
+        let (told, found) = unbounded();
+        for hold in holds {
+            let keys = Arc::clone(&hold.keys);
+            self.undo(Undo::told(keys, hold.id.clone(), until, told.clone()));
+        }
+        found
     }
 
     /// Tells a loss to the waiters and the callbacks, once. Those who listen on the guard's channel
@@ -114,7 +175,7 @@ impl Shared {
             self.look_after(&hold);
         }
         for undo in self.released.lock().take() {
-            self.io.undo(undo);
+            self.undo(undo);
         }
     }
 

@@ -15,6 +15,7 @@ use crate::kind::Keys;
 use crate::name::Name;
 use crate::server::{Fault, Lane, Server, Wire};
 use crate::threads::Shared;
+use crate::threads::site::Site;
 use crate::threads::worker::Worker;
 use crate::wait::RECONNECT;
 
@@ -89,7 +90,7 @@ impl Default for Live {
 
 /// A waiter's use of a channel.
 pub(crate) struct Subscription<'a> {
-    subscriber: &'a Subscriber,
+    site: Arc<Site>,
     keys: &'a Keys,
     live: Arc<Live>,
 }
@@ -98,13 +99,13 @@ impl Subscription<'_> {
     /// Whether every release since `at` was heard, and is at this moment.
     pub(crate) fn hears_since(&self, at: Instant) -> bool {
         self.live.0.load(Ordering::SeqCst) <= at.as_nanos()
-            && !self.subscriber.mute.load(Ordering::SeqCst)
+            && !self.site.subscriber.mute.load(Ordering::SeqCst)
     }
 }
 
 impl Drop for Subscription<'_> {
     fn drop(&mut self) {
-        let mut state = self.subscriber.state.lock();
+        let mut state = self.site.subscriber.state.lock();
         if let Some(channel) = state.channels.get_mut(&self.keys.channel) {
             channel.users -= 1;
             if channel.users == 0 {
@@ -126,20 +127,21 @@ impl Default for Subscriber {
     }
 }
 
-impl Subscriber {
+impl Site {
     /// Wants to hear the releases of a name. Once they are heard, the name's first waiter is told to
     /// look: a release between its last look and then was not heard.
     pub(crate) fn subscribe<'a>(
-        &'a self,
+        self: Arc<Self>,
         shared: &Arc<Shared>,
         keys: &'a Keys,
         until: Instant,
     ) -> Result<Subscription<'a>, Error> {
-        if !self.worker.is_started() {
-            let shared = Arc::clone(shared);
-            self.worker.start(move || run(&shared))?;
+        let this = &self.subscriber;
+        if !this.worker.is_started() {
+            let (shared, site) = (Arc::clone(shared), Arc::clone(&self));
+            this.worker.start(move || run(&shared, &site))?;
         }
-        let mut state = self.state.lock();
+        let mut state = this.state.lock();
         let known = state.channels.get_mut(&keys.channel).map(|channel| {
             channel.users += 1;
             channel.idle = None;
@@ -163,14 +165,22 @@ impl Subscriber {
         let wake = is_new && state.up;
         drop(state);
         if wake {
-            self.wake(&shared.server, b"subscribe", until);
+            this.wake(&self.server, b"subscribe", until);
         }
-        shared.io.probe();
+        self.io.probe();
         Ok(Subscription {
-            subscriber: self,
+            site: self,
             keys,
             live,
         })
+    }
+}
+
+impl Subscriber {
+    /// Whether anybody waits to hear a release.
+    pub(crate) fn is_used(&self) -> bool {
+        let state = self.state.lock();
+        state.channels.values().any(|channel| channel.users > 0)
     }
 
     /// Interrupts the thread's read. Where that fails it looks around soon by itself.
@@ -233,13 +243,13 @@ impl Subscriber {
     }
 }
 
-fn run(shared: &Shared) {
+fn run(shared: &Shared, site: &Site) {
     let mut failures = 0;
-    while !shared.subscriber.is_stopping() {
-        match listen(shared, &mut failures) {
+    while !site.subscriber.is_stopping() {
+        match listen(shared, site, &mut failures) {
             Ok(()) => return,
             Err(why) => {
-                let mut state = shared.subscriber.state.lock();
+                let mut state = site.subscriber.state.lock();
                 state.up = false;
                 for channel in state.channels.values() {
                     channel.live.set(None);
@@ -248,29 +258,30 @@ fn run(shared: &Shared) {
                 // One warning for an outage, however long it lasts.
                 log::log!(
                     if failures == 0 { log::Level::Warn } else { log::Level::Debug },
-                    server = shared.server.label();
+                    server = site.server.label();
                     "releases are not heard, waiters look again by themselves; reconnecting: {why}"
                 );
             }
         }
         // The first failure after a good connection is tried again at once.
         if failures > 0 {
-            shared.subscriber.pause(RECONNECT.pause(failures - 1));
+            site.subscriber.pause(RECONNECT.pause(failures - 1));
         }
         failures += 1;
     }
 }
 
 /// Connects, subscribes to all that is wanted, and hears until the connection fails or the end.
-fn listen(shared: &Shared, failures: &mut u32) -> Result<(), String> {
-    let this = &shared.subscriber;
-    let timeout = shared.server.command_timeout();
-    let wire = shared
+fn listen(shared: &Shared, site: &Site, failures: &mut u32) -> Result<(), String> {
+    let this = &site.subscriber;
+    let timeout = site.server.command_timeout();
+    let wire = site
         .server
         .wire(Instant::now().after(timeout))
         .map_err(|fault: Fault| fault.to_string())?;
     let mut line = Line {
         shared,
+        site,
         wire,
         has_warned: false,
     };
@@ -290,7 +301,7 @@ fn listen(shared: &Shared, failures: &mut u32) -> Result<(), String> {
     line.subscribe(&wanted)?;
     *failures = 0;
     let mut tidied = Instant::now();
-    log::debug!(server = shared.server.label(); "hearing releases");
+    log::debug!(server = site.server.label(); "hearing releases");
     loop {
         let now = Instant::now();
         let mut state = this.state.lock();
@@ -303,7 +314,7 @@ fn listen(shared: &Shared, failures: &mut u32) -> Result<(), String> {
         {
             return Err("the probe was not heard".into());
         }
-        if !shared.server.is_current(&line.wire) {
+        if !site.server.is_current(&line.wire) {
             return Err("the master has moved".into());
         }
         // What was queued before this connection was up woke nobody.
@@ -347,6 +358,7 @@ fn take_unused(state: &mut State, now: Instant) -> Vec<Vec<u8>> {
 /// The connection that hears.
 struct Line<'a> {
     shared: &'a Shared,
+    site: &'a Site,
     wire: Wire,
     /// A refusal was logged as such; one is enough for a connection.
     has_warned: bool,
@@ -367,7 +379,7 @@ impl Line<'_> {
     }
 
     fn heard(&self, channel: &[u8], payload: &[u8]) {
-        let this = &self.shared.subscriber;
+        let this = &self.site.subscriber;
         let mut state = this.state.lock();
         if channel == this.control {
             if payload == PROBE {
@@ -410,7 +422,7 @@ impl Line<'_> {
             // A read that times out here ends the connection, so no late answer is ever taken for
             // another one.
             self.wire
-                .set_timeout(self.shared.server.command_timeout())
+                .set_timeout(self.site.server.command_timeout())
                 .map_err(failed)?;
             self.wire.send(&commands).map_err(failed)?;
             let mut open = some.iter();
@@ -451,7 +463,7 @@ impl Line<'_> {
 
     /// Releases on `channel` are heard from now on; those before now were not.
     fn confirmed(&self, channel: &[u8]) {
-        let state = self.shared.subscriber.state.lock();
+        let state = self.site.subscriber.state.lock();
         let Some(channel) = state.channels.get(channel) else {
             return;
         };

@@ -61,13 +61,13 @@ impl Switches {
 }
 
 fn run(shared: &Shared, n: usize) {
-    let Some(sentinels) = shared.server.sentinels() else {
+    let Some(sentinels) = shared.servers.sentinels() else {
         return;
     };
     let mut moves = sentinels.moves();
     let mut failures = 0;
     while let Err(cause) = listen(shared, sentinels, n, &mut moves, &mut failures) {
-        log::debug!(server = shared.server.label(); "sentinel {n} is not heard: {cause}");
+        log::debug!(server = shared.servers.label(); "sentinel {n} is not heard: {cause}");
         let end = Instant::now().after(RECONNECT.pause(failures));
         failures += 1;
         while Instant::now() < end && !shared.switches.is_stopping() {
@@ -91,8 +91,8 @@ fn listen(
     *failures = 0;
     while !shared.switches.is_stopping() {
         if has_moved {
-            shared.server.moved();
-            let server = shared.server.label();
+            shared.servers.moved();
+            let server = shared.servers.label();
             log::warn!(server = server; "the master has moved: every connection to the old one is given up");
         }
         // A dialer may have been told before us.

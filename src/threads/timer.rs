@@ -136,7 +136,7 @@ fn run(shared: &Shared) {
             });
         }
         if !asks.is_empty() {
-            shared.io.renew(asks);
+            shared.renew(asks);
         }
     }
 }

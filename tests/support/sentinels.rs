@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::certificates::{tls_options, tls_server};
 use super::leash::Leashed;
 use super::port;
+use super::replicas::Replicas;
 use super::server::{Server, answers, binary, connect};
 use super::tempdir::TempDir;
 use super::time::{eventually, ms};
@@ -53,8 +54,8 @@ impl Setup {
 }
 
 pub(crate) struct Sentinels {
-    /// The first was the master at the start.
-    data: Vec<Server>,
+    /// The master of the start among them.
+    data: Replicas,
     sentinels: Vec<Sentinel>,
     setup: Setup,
 }
@@ -70,14 +71,11 @@ impl Sentinels {
     /// Starts them, and waits until each sentinel knows the master, its replicas and the other sentinels.
     pub(crate) fn start(setup: Setup) -> Self {
         let tls_port = port::free();
-        let mut data = vec![match setup.tls {
-            false => Server::start(),
-            true => tls_server(tls_port, "server"),
-        }];
-        for _ in 0..setup.replicas {
-            data.push(data[0].replica());
-        }
-        for server in &data {
+        let data = match setup.tls {
+            false => Replicas::start(setup.replicas),
+            true => Replicas::alone(tls_server(tls_port, "server")),
+        };
+        for server in data.all() {
             // For itself last.
             for what in ["masterauth", "requirepass"] {
                 if let Some(password) = setup.password {
@@ -87,7 +85,7 @@ impl Sentinels {
             }
         }
         let master = match setup.tls {
-            false => data[0].port(),
+            false => data.master().port(),
             true => tls_port,
         };
         let sentinels = (0..SENTINELS)
@@ -138,16 +136,16 @@ impl Sentinels {
 
     /// The data servers; the first was the master at the start.
     pub(crate) fn data(&self) -> &[Server] {
-        &self.data
+        self.data.all()
     }
 
     /// The server that was the master at the start.
     pub(crate) fn first(&self) -> &Server {
-        &self.data[0]
+        self.data.master()
     }
 
     pub(crate) fn kill_first(&mut self) {
-        self.data[0].kill();
+        self.data.kill_master();
     }
 
     /// Waits until one of the others takes writes.
@@ -155,7 +153,7 @@ impl Sentinels {
     pub(crate) fn successor(&self) -> &Server {
         let mut successor = None;
         eventually(ms(60_000), || {
-            successor = self.data[1..].iter().find(|server| {
+            successor = self.data()[1..].iter().find(|server| {
                 self.ask_data(server, &["SET", "probe", "1"])
                     .is_ok_and(|answer: String| answer == "OK")
             });
@@ -297,7 +295,7 @@ fn configuration(port: u16, master: u16, setup: &Setup) -> String {
     lines.join("\n") + "\n"
 }
 
-fn ask<T: redis::FromRedisValue>(
+pub(super) fn ask<T: redis::FromRedisValue>(
     port: u16,
     password: Option<&str>,
     command: &[&str],
@@ -311,6 +309,6 @@ fn ask<T: redis::FromRedisValue>(
 }
 
 /// As a URL takes it.
-fn encoded(password: &str) -> String {
+pub(super) fn encoded(password: &str) -> String {
     password.replace('@', "%40")
 }

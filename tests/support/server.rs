@@ -34,11 +34,16 @@ impl Server {
 
     /// Starts it with further options, as on its command line: `&["--maxmemory", "3mb"]`.
     pub(crate) fn with(options: &[&str]) -> Self {
-        let directory = TempDir::new();
         let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+        Self::with_fresh(|| options.clone())
+    }
+
+    /// The same, with options that are drawn anew for every attempt, as further ports are.
+    pub(super) fn with_fresh(options: impl Fn() -> Vec<String>) -> Self {
+        let directory = TempDir::new();
         // Another process may take the port between our look and the server's.
         for _ in 0..20 {
-            let port = port::free();
+            let (port, options) = (port::free(), options());
             if let Some(process) = launch(port, &options, &directory) {
                 let watchdog = Some(watchdog(usual_limit()));
                 return Self {
@@ -58,13 +63,27 @@ impl Server {
 
     /// Whether the binary speaks TLS; the one from PyPI does not.
     pub(crate) fn has_tls() -> bool {
-        // With nowhere to listen it ends at once, unless it ends over an option that it does not know.
+        // Without a certificate it ends at once; whether over that or over the option, it says.
         let output = Command::new(binary())
-            .args(["--port", "0", "--tls-port", "0"])
+            .args(["--port", "0", "--tls-port", &port::free().to_string()])
             .output()
             .expect("the server's binary runs");
-        !String::from_utf8_lossy(&output.stdout).contains("Bad directive")
-            && !String::from_utf8_lossy(&output.stderr).contains("Bad directive")
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        !said.contains("Bad directive") && !said.contains("Failed finding TLS support")
+    }
+
+    /// Its major version: of Redis, or of Valkey, which counts on from Redis 7.
+    pub(crate) fn version() -> u32 {
+        let output = Command::new(binary())
+            .arg("--version")
+            .output()
+            .expect("the server's binary runs");
+        let line = String::from_utf8_lossy(&output.stdout);
+        line.split(" v=")
+            .nth(1)
+            .and_then(|rest| rest.split('.').next()?.parse().ok())
+            .unwrap_or_else(|| panic!("no version in {line:?}"))
     }
 
     /// A replica of this server, linked to it and in step.
@@ -84,6 +103,12 @@ impl Server {
 
     pub(crate) fn port(&self) -> u16 {
         self.port
+    }
+
+    /// What follows the option on its command line.
+    pub(crate) fn option(&self, name: &str) -> Option<&str> {
+        let at = self.options.iter().position(|option| option == name)?;
+        self.options.get(at + 1).map(String::as_str)
     }
 
     pub(crate) fn url(&self) -> String {

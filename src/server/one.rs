@@ -1,0 +1,329 @@
+//! One server: a call is sent, and comes back as an answer or a fault.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::{RedisError, ServerError};
+
+use crate::clock::Instant;
+use crate::config::Config;
+use crate::error::{Cause, Error, Meaning, meaning, words};
+use crate::name::shown;
+use crate::replicas::Replicas;
+use crate::scripts::{Call, Reply, pack_wait};
+use crate::server::fault::Fault;
+use crate::server::node::{Node, Wire, is_hang_up, reply};
+use crate::server::pool::{Lane, Lent, Pool, Refusal};
+use crate::server::sentinel::Sentinels;
+use crate::url::Target;
+
+/// A server, or the master that sentinels name: one place where locks are kept.
+pub(crate) struct Server {
+    pool: Arc<Pool>,
+    /// When Redis last answered anything, in nanoseconds of our clock.
+    answered: AtomicU64,
+    /// Something has failed since.
+    failing: AtomicBool,
+}
+
+impl Server {
+    pub(crate) fn new(target: Target, config: &Config) -> Result<Self, Error> {
+        let node = Node::new(target, config).map_err(|error| Error::Config(error.to_string()))?;
+        Ok(Self {
+            pool: Arc::new(Pool::new(node, config.max_connections)),
+            answered: AtomicU64::new(0),
+            failing: AtomicBool::new(false),
+        })
+    }
+
+    /// Where it is, for people.
+    pub(crate) fn label(&self) -> &str {
+        &self.pool.node.label
+    }
+
+    pub(crate) fn command_timeout(&self) -> Duration {
+        self.pool.node.command_timeout
+    }
+
+    /// Sends `call` and waits for its answer until `until`, and never longer than the command
+    /// timeout. Where no answer comes, `undo` is written behind the call on the same connection.
+    /// With the answer comes the instant before the call was sent, once there was a connection: a
+    /// lease counts from then.
+    pub(crate) fn call_or_undo(
+        &self,
+        call: Call<'_>,
+        until: Instant,
+        lane: Lane,
+        undo: Option<Call<'_>>,
+    ) -> Result<(Reply, Instant), Fault> {
+        let mut lent = self.lend(until, lane)?;
+        let sent = Instant::now();
+        if sent >= until {
+            // A trip that cannot be answered in time would only leave something to be undone.
+            lent.give_back();
+            return Err(Fault::NotNow(Cause::silence("no time was left to ask")));
+        }
+        let mut answer = self.run(&mut lent, call.replicas, sent, until, |buffer| {
+            call.pack_by_sha(buffer)
+        });
+        if matches!(&answer, Ok((Err(error), _)) if matches!(meaning(error), Meaning::NoScript)) {
+            // Nothing ran, so the same call may be sent again.
+            answer = self.run(&mut lent, call.replicas, Instant::now(), until, |buffer| {
+                call.pack_by_source(buffer)
+            });
+        }
+        match answer {
+            Ok((answer, waited)) => {
+                let answer = answer
+                    .map_err(|error| self.fault(&call, &error))
+                    .and_then(|reply| self.acknowledged(reply, waited, call.replicas));
+                self.settle(lent, answer).map(|reply| (reply, sent))
+            }
+            Err(error) => {
+                if let Some(undo) = undo {
+                    lent.keep().undo_behind(&undo);
+                }
+                Err(self.no_answer(error))
+            }
+        }
+    }
+
+    /// Sends a command that is no script; `name` is what an error calls it.
+    pub(crate) fn command(
+        &self,
+        name: &'static str,
+        args: &[&[u8]],
+        until: Instant,
+        lane: Lane,
+    ) -> Result<Reply, Fault> {
+        let mut command = redis::cmd(name);
+        command.arg(args);
+        let mut lent = self.lend(until, lane)?;
+        match self.trip(&mut lent, Instant::now(), until, |buffer| {
+            command.write_packed_command(buffer)
+        }) {
+            Ok(answer) => {
+                let rights = || {
+                    let right = name.to_ascii_lowercase();
+                    match args.first() {
+                        Some(channel) if name == "PUBLISH" => {
+                            format!("{name} needs +{right} on the channel {}", shown(channel))
+                        }
+                        _ => format!("{name} needs +{right}"),
+                    }
+                };
+                let answer = answer.map_err(|error| refusal(name, &error, rights));
+                self.settle(lent, answer)
+            }
+            Err(error) => Err(self.no_answer(error)),
+        }
+    }
+
+    /// Notes how the server did, and keeps the connection if it leads to one that works.
+    fn settle(&self, lent: Lent<'_>, answer: Result<Reply, Fault>) -> Result<Reply, Fault> {
+        if let Err(Fault::NotNow(_)) = answer {
+            let generation = lent.generation();
+            drop(lent);
+            self.leave(generation);
+            self.failed();
+        } else {
+            lent.give_back();
+            self.answered();
+        }
+        answer
+    }
+
+    fn no_answer(&self, error: RedisError) -> Fault {
+        self.failed();
+        if is_hang_up(&error) {
+            self.pool.forget_idle();
+        }
+        Fault::NoAnswer(error.into())
+    }
+
+    fn lend(&self, until: Instant, lane: Lane) -> Result<Lent<'_>, Fault> {
+        self.pool
+            .lend(until, lane)
+            .map_err(|refusal| match refusal {
+                Refusal::NotYet(no_wire) if no_wire.is_final => Fault::Never(Error::Refused {
+                    command: no_wire.cause.refused_step(),
+                    answer: no_wire.cause.to_string(),
+                }),
+                Refusal::NotYet(no_wire) => {
+                    self.failed();
+                    Fault::NotNow(no_wire.cause)
+                }
+                Refusal::Never(error) => Fault::Never(error),
+            })
+    }
+
+    /// Sends a script, with the command that waits for replicas behind it in the same write, and
+    /// reads the answers to both.
+    #[expect(
+        clippy::type_complexity,
+        reason = "an answer or an error answer, to each of two commands; seen only here"
+    )]
+    fn run(
+        &self,
+        lent: &mut Lent<'_>,
+        replicas: Option<Replicas>,
+        now: Instant,
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<
+        (
+            Result<Reply, ServerError>,
+            Option<Result<Reply, ServerError>>,
+        ),
+        RedisError,
+    > {
+        let answer = self.trip(lent, now, until, |buffer| {
+            pack(buffer);
+            if let Some(replicas) = &replicas {
+                pack_wait(replicas, buffer);
+            }
+        })?;
+        if replicas.is_none() {
+            return Ok((answer, None));
+        }
+        let patience = Instant::now().until(until).min(self.command_timeout());
+        let wire = lent.wire();
+        wire.set_timeout(patience)?;
+        Ok((answer, Some(reply(wire.receive()?))))
+    }
+
+    /// Whether enough replicas have what a script did, by the answer to the command behind it.
+    pub(super) fn acknowledged(
+        &self,
+        reply: Reply,
+        waited: Option<Result<Reply, ServerError>>,
+        replicas: Option<Replicas>,
+    ) -> Result<Reply, Fault> {
+        let (Some(replicas), Some(waited), true) = (replicas, waited, reply.is_done()) else {
+            return Ok(reply);
+        };
+        let acknowledged = match waited {
+            Ok(Reply::Int(n)) => usize::try_from(n).unwrap_or(0),
+            Ok(_) => 0,
+            Err(error) => {
+                return Err(Fault::Unsafe(refused(
+                    "WAIT (min_replicas)",
+                    &error,
+                    || "it needs +wait".into(),
+                )));
+            }
+        };
+        if acknowledged < replicas.wanted {
+            return Err(Fault::Unsafe(Error::NotReplicated {
+                acknowledged,
+                wanted: replicas.wanted,
+            }));
+        }
+        Ok(reply)
+    }
+
+    fn trip(
+        &self,
+        lent: &mut Lent<'_>,
+        now: Instant,
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Result<Reply, ServerError>, RedisError> {
+        let patience = now.until(until).min(self.command_timeout());
+        let wire = lent.wire();
+        wire.set_timeout(patience)?;
+        Ok(reply(wire.trip(pack)?))
+    }
+
+    /// What an error answer to `call` means for its caller.
+    pub(super) fn fault(&self, call: &Call<'_>, error: &ServerError) -> Fault {
+        let key = |n: usize| shown(call.keys.get(n).copied().unwrap_or_default());
+        match meaning(error) {
+            Meaning::WrongType => Fault::Never(Error::WrongType { key: key(0) }),
+            Meaning::BadFence => Fault::Never(Error::BadFence { key: key(1) }),
+            _ => refusal(call.script.name, error, || call.rights()),
+        }
+    }
+
+    /// A connection for a thread that keeps it, apart from the pool.
+    pub(crate) fn wire(&self, until: Instant) -> Result<Wire, Fault> {
+        let mut lent = self.lend(until, Lane::Free)?;
+        lent.wire()
+            .set_timeout(self.command_timeout())
+            .map_err(|error| Fault::NotNow(error.into()))?;
+        Ok(lent.keep())
+    }
+
+    /// The server that connections of this generation lead to says "not now": the next connection
+    /// may lead to the one that took over.
+    pub(crate) fn leave(&self, generation: u64) {
+        if generation == self.pool.generation()
+            && let Some(sentinels) = self.sentinels()
+        {
+            // First: a dialer may be about to go there.
+            sentinels.doubt();
+        }
+        self.pool.leave(generation);
+    }
+
+    /// The master has moved to where its sentinels now know it.
+    pub(crate) fn moved(&self) {
+        self.pool.move_on();
+    }
+
+    /// Who knows the master, if that may change.
+    pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
+        self.pool.node.sentinels()
+    }
+
+    /// Whether `wire` leads to the server that takes the locks now, as far as is known.
+    pub(crate) fn is_current(&self, wire: &Wire) -> bool {
+        wire.generation == self.pool.generation()
+    }
+
+    /// Redis answered something.
+    pub(crate) fn answered(&self) {
+        self.answered
+            .store(Instant::now().as_nanos(), Ordering::Relaxed);
+        if self.failing.load(Ordering::Relaxed) {
+            self.failing.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// A command did not get an answer that counts.
+    pub(crate) fn failed(&self) {
+        self.failing.store(true, Ordering::Relaxed);
+    }
+
+    /// For how long at `now` Redis has not answered, for a caller that has asked since `start`;
+    /// zero while nothing has failed since the last answer.
+    pub(crate) fn silent_for(&self, now: Instant, start: Instant) -> Duration {
+        if !self.failing.load(Ordering::Relaxed) {
+            return Duration::ZERO;
+        }
+        let answered = Instant::from_nanos(self.answered.load(Ordering::Relaxed));
+        start.max(answered).until(now)
+    }
+
+    /// The connections are closed; what is out is closed when it comes back.
+    pub(crate) fn close(&self) {
+        self.pool.close();
+    }
+}
+
+/// What an error answer to `command` means, which needs these `rights`.
+fn refusal(command: &'static str, error: &ServerError, rights: impl FnOnce() -> String) -> Fault {
+    match meaning(error) {
+        Meaning::NotNow | Meaning::NoScript => Fault::NotNow(Cause::text(words(error))),
+        _ => Fault::Never(refused(command, error, rights)),
+    }
+}
+
+fn refused(command: &'static str, error: &ServerError, rights: impl FnOnce() -> String) -> Error {
+    let mut answer = words(error);
+    if matches!(meaning(error), Meaning::NoRight) {
+        answer = format!("{answer}; {}", rights());
+    }
+    Error::Refused { command, answer }
+}

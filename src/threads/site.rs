@@ -1,0 +1,102 @@
+//! A server in use, with the threads that write to it and listen to it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::clock::Instant;
+use crate::error::Error;
+use crate::holder::HolderId;
+use crate::server::Server;
+use crate::threads::Shared;
+use crate::threads::io::Io;
+use crate::threads::subscriber::Subscriber;
+
+/// One server and its threads: one that hangs keeps nobody from the others.
+pub(crate) struct Site {
+    pub(crate) server: Arc<Server>,
+    pub(crate) io: Io,
+    pub(crate) subscriber: Subscriber,
+}
+
+impl Site {
+    fn new(server: Arc<Server>) -> Self {
+        Self {
+            server,
+            io: Io::default(),
+            subscriber: Subscriber::default(),
+        }
+    }
+
+    /// Begins to end its threads. Telling the subscriber takes until `until` at the most.
+    pub(crate) fn stop(&self, until: Instant) {
+        self.io.stop();
+        self.subscriber.stop(&self.server, until);
+    }
+
+    /// Waits for its threads; false if one did not end in time.
+    pub(crate) fn join(&self, until: Instant) -> bool {
+        self.subscriber.join(until) & self.io.join(until)
+    }
+}
+
+/// All servers in use.
+#[derive(Default)]
+pub(crate) struct Sites {
+    sites: RwLock<Vec<Arc<Site>>>,
+    /// The leases with an undo open, and how many: one of them in Redis is nobody else's hold.
+    undoing: Mutex<HashMap<HolderId, usize>>,
+}
+
+impl Sites {
+    /// The site of `server`, which is made if there is none yet.
+    pub(crate) fn of(&self, server: &Arc<Server>) -> Arc<Site> {
+        let is = |site: &&Arc<Site>| Arc::ptr_eq(&site.server, server);
+        if let Some(site) = self.sites.read().iter().find(is) {
+            return Arc::clone(site);
+        }
+        let mut sites = self.sites.write();
+        // Somebody may have been first.
+        if let Some(site) = sites.iter().find(is) {
+            return Arc::clone(site);
+        }
+        let site = Arc::new(Site::new(Arc::clone(server)));
+        sites.push(Arc::clone(&site));
+        site
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Site>> {
+        self.sites.read().clone()
+    }
+
+    /// Starts the threads that every lease on these servers needs.
+    pub(crate) fn start(&self, shared: &Arc<Shared>, servers: &[Arc<Server>]) -> Result<(), Error> {
+        for server in servers {
+            let site = self.of(server);
+            site.io.start(shared, &site)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn note_undo(&self, id: &HolderId) {
+        *self.undoing.lock().entry(id.clone()).or_default() += 1;
+    }
+
+    pub(crate) fn forget_undo(&self, id: &HolderId) {
+        let mut undoing = self.undoing.lock();
+        if let Some(open) = undoing.get_mut(id) {
+            *open -= 1;
+            if *open == 0 {
+                undoing.remove(id);
+            }
+        }
+    }
+
+    /// Whether a lock key's value is a lease that is being undone.
+    pub(crate) fn is_undoing(&self, value: &[u8]) -> bool {
+        let undoing = self.undoing.lock();
+        // Nearly always empty, and then the value need not be read.
+        !undoing.is_empty() && HolderId::parse(value).is_some_and(|id| undoing.contains_key(&id))
+    }
+}

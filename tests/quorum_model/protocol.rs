@@ -1,0 +1,323 @@
+//! The protocol and what surrounds it: all that may happen next in a state.
+
+use crate::promise::Step;
+use crate::state::{ATTEMPTS, Asked, Attempt, Phase, State};
+
+const MAJORITY: usize = 2;
+
+/// How far a search goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Attempts to take the lock, each with an id of its own and independent of the others.
+    pub(crate) attempts: usize,
+    /// Any token from 1 to here may be proposed, by any attempt.
+    pub(crate) tokens: u8,
+    /// Of the keys, in ticks. A tick is the same for all; all else may happen any number of times within one.
+    pub(crate) ttl: u8,
+    pub(crate) renewing: bool,
+    /// How many tokens one grant is good for. With 2 the lease is handed on once, with the second.
+    pub(crate) block: u8,
+    /// How often some server loses a key before its time.
+    pub(crate) early: u8,
+    /// How often some server restarts empty.
+    pub(crate) restarts: u8,
+}
+
+/// A mistake in the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    /// The second attempt counts what was granted to the first, which it follows, as votes.
+    VotesOverTwoIds,
+    /// An attempt asks those that refused again with a higher token, and counts all its grants.
+    VotesOverTwoTokens,
+    CounterNotKept,
+    BlockNotKept,
+    EqualTokenGranted,
+    /// The first server that answers a renewal is a majority of those that have answered.
+    RenewedByTheAnswering,
+    ValidFromTheAnswer,
+    RenewedFromTheAnswer,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Protocol {
+    pub(crate) bounds: Bounds,
+    pub(crate) flaw: Option<Flaw>,
+}
+
+impl Protocol {
+    pub(crate) fn start(&self) -> State {
+        let bounds = self.bounds;
+        let highest = bounds.tokens + bounds.block - 1;
+        let is_small = bounds.attempts <= ATTEMPTS && highest < 8 && bounds.ttl < 4;
+        assert!(
+            is_small && bounds.early < 4 && bounds.restarts < 4,
+            "a state has no room for that"
+        );
+        State {
+            early: bounds.early,
+            restarts: bounds.restarts,
+            ..State::default()
+        }
+    }
+
+    fn has(&self, flaw: Flaw) -> bool {
+        self.flaw == Some(flaw)
+    }
+
+    /// Calls `then` with all that may happen in `state`, and with what it leads to.
+    pub(crate) fn each_next(&self, state: &State, mut then: impl FnMut(Step, State)) {
+        let mut take = |step, change: &dyn Fn(&mut State)| {
+            let mut next = *state;
+            change(&mut next);
+            self.tidy(&mut next);
+            then(step, next);
+        };
+        take(Step::Tick, &|next| self.tick(next));
+        // The order in which the attempts begin is that of their numbers: they are alike.
+        let begun = state.attempts.iter().filter(|a| a.phase != Phase::Idle);
+        let begun = begun.count();
+        let waits_for_first =
+            begun == 1 && self.has(Flaw::VotesOverTwoIds) && state.attempts[0].phase != Phase::Over;
+        if begun < self.bounds.attempts && !waits_for_first {
+            for token in 1..=self.bounds.tokens {
+                take(Step::Asks { id: begun, token }, &|next| {
+                    self.ask(next, begun, token);
+                });
+            }
+        }
+        for (id, attempt) in state.attempts.iter().enumerate().take(begun) {
+            self.each_of_client(state, id, attempt, &mut take);
+        }
+        for (server, now) in state.servers.iter().enumerate() {
+            for id in 0..begun {
+                let token = state.attempts[id].token;
+                // What is refused might as well be lost, so there is no step for it.
+                if now.acquire[id] == Asked::Sent
+                    && now.holder.is_none()
+                    && self.is_enough(token, now.counter)
+                {
+                    take(Step::Grants { server, id }, &|next| {
+                        self.grant(next, server, id)
+                    });
+                }
+                let is_owner = now.holder == Some(id);
+                if now.renew[id] == Asked::Sent && is_owner {
+                    take(Step::Renews { server, id }, &|next| {
+                        next.servers[server].renew[id] = Asked::Yes;
+                        next.servers[server].left = self.bounds.ttl;
+                    });
+                }
+                if is_owner && state.attempts[id].phase == Phase::Over {
+                    take(Step::Deletes { server, id }, &|next| {
+                        next.servers[server].holder = None;
+                    });
+                }
+            }
+            if state.early > 0 && now.holder.is_some() {
+                take(Step::ExpiresEarly { server }, &|next| {
+                    next.early -= 1;
+                    next.servers[server].holder = None;
+                });
+            }
+            if state.restarts > 0 {
+                take(Step::RestartsEmpty { server }, &|next| {
+                    next.restarts -= 1;
+                    next.servers[server].holder = None;
+                    next.servers[server].counter = 0;
+                });
+            }
+        }
+    }
+
+    fn each_of_client(
+        &self,
+        state: &State,
+        id: usize,
+        attempt: &Attempt,
+        take: &mut impl FnMut(Step, &dyn Fn(&mut State)),
+    ) {
+        match attempt.phase {
+            Phase::Idle | Phase::Over => {}
+            Phase::Asking => {
+                take(Step::GivesUp { id }, &|next| {
+                    next.attempts[id].phase = Phase::Over;
+                });
+                let token = attempt.token;
+                if self.votes(state, id) >= MAJORITY {
+                    take(Step::Holds { id, token }, &|next| {
+                        next.attempts[id].phase = Phase::Holding;
+                        next.held |= 1 << token;
+                        if self.has(Flaw::ValidFromTheAnswer) {
+                            next.attempts[id].left = self.bounds.ttl;
+                        }
+                    });
+                }
+                if self.has(Flaw::VotesOverTwoTokens) && token < self.bounds.tokens {
+                    let token = token + 1;
+                    take(Step::AsksHigher { id, token }, &|next| {
+                        next.attempts[id].token = token;
+                        for server in &mut next.servers {
+                            if server.acquire[id] == Asked::No {
+                                server.acquire[id] = Asked::Sent;
+                            }
+                        }
+                    });
+                }
+            }
+            Phase::Holding => {
+                take(Step::Releases { id }, &|next| {
+                    next.attempts[id].phase = Phase::Over;
+                });
+                if self.bounds.block > 1 && !attempt.is_handed_on {
+                    let token = attempt.token + 1;
+                    take(Step::HandsOn { id, token }, &|next| {
+                        next.attempts[id].is_handed_on = true;
+                        next.held |= 1 << token;
+                    });
+                }
+                if self.bounds.renewing && !attempt.has_renewed {
+                    take(Step::AsksToRenew { id }, &|next| {
+                        next.attempts[id].has_renewed = true;
+                        next.attempts[id].renewed_left = self.bounds.ttl;
+                        for server in &mut next.servers {
+                            server.renew[id] = Asked::Sent;
+                        }
+                    });
+                }
+                let yes = state.servers.iter().filter(|s| s.renew[id] == Asked::Yes);
+                let yes = yes.count();
+                if yes >= MAJORITY || yes == 1 && self.has(Flaw::RenewedByTheAnswering) {
+                    take(Step::HoldsOn { id }, &|next| {
+                        let attempt = &mut next.attempts[id];
+                        attempt.left = match self.flaw {
+                            Some(Flaw::RenewedFromTheAnswer) => self.bounds.ttl,
+                            _ => attempt.left.max(attempt.renewed_left),
+                        };
+                        attempt.renewed_left = 0;
+                    });
+                }
+            }
+        }
+    }
+
+    fn is_enough(&self, token: u8, counter: u8) -> bool {
+        token > counter || self.has(Flaw::EqualTokenGranted) && token == counter
+    }
+
+    fn ask(&self, next: &mut State, id: usize, token: u8) {
+        next.attempts[id] = Attempt {
+            phase: Phase::Asking,
+            token,
+            left: self.bounds.ttl,
+            floor: if self.forgets_nothing() {
+                0
+            } else {
+                next.highest_held()
+            },
+            ..Attempt::default()
+        };
+        for server in &mut next.servers {
+            server.acquire[id] = Asked::Sent;
+        }
+    }
+
+    fn grant(&self, next: &mut State, server: usize, id: usize) {
+        let token = next.attempts[id].token;
+        let server = &mut next.servers[server];
+        server.acquire[id] = Asked::Yes;
+        server.holder = Some(id);
+        server.left = self.bounds.ttl;
+        if self.has(Flaw::CounterNotKept) {
+            return;
+        }
+        let is_whole = !self.has(Flaw::BlockNotKept);
+        server.counter = if is_whole {
+            token + self.bounds.block - 1
+        } else {
+            token
+        };
+    }
+
+    /// The servers that have granted. When the client reads a single answer changes nothing, so there is no step for it;
+    /// an answer that is lost is one of a majority that is never found.
+    fn votes(&self, state: &State, id: usize) -> usize {
+        let with_first = self.has(Flaw::VotesOverTwoIds) && id == 1;
+        let votes = state.servers.iter().filter(|server| {
+            server.acquire[id] == Asked::Yes || with_first && server.acquire[0] == Asked::Yes
+        });
+        votes.count()
+    }
+
+    fn tick(&self, next: &mut State) {
+        for server in &mut next.servers {
+            server.left = server.left.saturating_sub(1);
+            if server.left == 0 {
+                server.holder = None;
+            }
+        }
+        for attempt in &mut next.attempts {
+            attempt.left = attempt.left.saturating_sub(1);
+            attempt.renewed_left = attempt.renewed_left.saturating_sub(1);
+            let is_late = match attempt.phase {
+                Phase::Asking => !self.has(Flaw::ValidFromTheAnswer),
+                Phase::Holding => true,
+                Phase::Idle | Phase::Over => false,
+            };
+            if is_late && attempt.left == 0 {
+                attempt.phase = Phase::Over;
+            }
+        }
+    }
+
+    fn forgets_nothing(&self) -> bool {
+        self.bounds.early == 0 && self.bounds.restarts == 0
+    }
+
+    /// Drops what can make no difference any more, so that states that differ only in that are one.
+    fn tidy(&self, next: &mut State) {
+        if self.forgets_nothing() && next.held != 0 {
+            next.held = 1 << next.highest_held();
+        }
+        for id in 0..ATTEMPTS {
+            let attempt = &mut next.attempts[id];
+            let is_over = attempt.phase == Phase::Over;
+            let keeps_votes = attempt.phase == Phase::Asking
+                || is_over && id == 0 && self.has(Flaw::VotesOverTwoIds);
+            let awaits_renewal = attempt.phase == Phase::Holding && attempt.renewed_left > 0;
+            let mut may_be_granted = false;
+            for server in &mut next.servers {
+                // Counters only rise, but for a restart.
+                let never = next.restarts == 0 && !self.is_enough(attempt.token, server.counter);
+                match server.acquire[id] {
+                    Asked::Yes if !keeps_votes => server.acquire[id] = Asked::No,
+                    Asked::Sent if never => server.acquire[id] = Asked::No,
+                    _ => {}
+                }
+                let is_sent = server.acquire[id] == Asked::Sent;
+                let never = !is_sent && server.holder != Some(id);
+                match server.renew[id] {
+                    Asked::Yes if !awaits_renewal => server.renew[id] = Asked::No,
+                    Asked::Sent if never => server.renew[id] = Asked::No,
+                    _ => {}
+                }
+                may_be_granted |= is_sent;
+            }
+            if attempt.phase != Phase::Asking {
+                attempt.floor = 0;
+            }
+            if is_over {
+                *attempt = Attempt {
+                    phase: Phase::Over,
+                    token: if may_be_granted { attempt.token } else { 0 },
+                    ..Attempt::default()
+                };
+            }
+        }
+        for server in &mut next.servers {
+            if server.holder.is_none() {
+                server.left = 0;
+            }
+        }
+    }
+}

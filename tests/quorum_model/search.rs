@@ -1,0 +1,86 @@
+//! A breadth-first search through all states.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::promise::{Promise, Step};
+use crate::protocol::Protocol;
+use crate::state::State;
+
+pub(crate) enum Outcome {
+    /// All states within the bounds were seen: so many.
+    Holds(usize),
+    /// The shortest way to a broken promise.
+    Breaks(Promise, Vec<Step>),
+}
+
+/// A state, how it came about, and the index of the one before it.
+struct Seen {
+    state: State,
+    step: Step,
+    before: usize,
+}
+
+/// Looks for a broken one among `promises`.
+pub(crate) fn search(protocol: &Protocol, promises: &[Promise]) -> Outcome {
+    let start = protocol.start();
+    let mut known: HashSet<u128, BuildHasherDefault<Mixed>> = HashSet::default();
+    known.insert(start.pack());
+    let mut seen = vec![Seen {
+        state: start,
+        step: Step::Tick,
+        before: 0,
+    }];
+    let mut broken = None;
+    let mut now = 0;
+    while now < seen.len() {
+        let state = seen[now].state;
+        protocol.each_next(&state, |step, next| {
+            let promise = promises.iter().find(|p| p.is_broken(&state, step));
+            if let Some(promise) = promise {
+                broken.get_or_insert((*promise, step));
+            } else if known.insert(next.pack()) {
+                seen.push(Seen {
+                    state: next,
+                    step,
+                    before: now,
+                });
+            }
+        });
+        if let Some((promise, last)) = broken {
+            return Outcome::Breaks(promise, way_to(&seen, now, last));
+        }
+        now += 1;
+    }
+    Outcome::Holds(seen.len())
+}
+
+fn way_to(seen: &[Seen], mut at: usize, last: Step) -> Vec<Step> {
+    let mut way = vec![last];
+    while at > 0 {
+        way.push(seen[at].step);
+        at = seen[at].before;
+    }
+    way.reverse();
+    way
+}
+
+/// Much faster than the hash of the standard library where nothing is optimised, and good enough for numbers of ours.
+#[derive(Default)]
+struct Mixed(u64);
+
+impl Hasher for Mixed {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only numbers are hashed");
+    }
+
+    fn write_u128(&mut self, number: u128) {
+        let folded = (number as u64).rotate_left(29) ^ (number >> 64) as u64;
+        let mixed = folded.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = (mixed ^ mixed >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
