@@ -26,6 +26,12 @@ impl Replicas {
         Self { servers }
     }
 
+    /// As [`Server::untimed`].
+    pub(crate) fn untimed(mut self) -> Self {
+        self.servers = self.servers.into_iter().map(Server::untimed).collect();
+        self
+    }
+
     pub(crate) fn master(&self) -> &Server {
         &self.servers[0]
     }

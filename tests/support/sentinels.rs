@@ -101,6 +101,12 @@ impl Sentinels {
         this
     }
 
+    /// As [`Server::untimed`].
+    pub(crate) fn untimed(mut self) -> Self {
+        self.data = self.data.untimed();
+        self
+    }
+
     /// Through all sentinels, with the passwords that are asked for.
     pub(crate) fn url(&self) -> String {
         self.url_of(MASTER, "")
