@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 EXAMPLES = booking payments cron long_job graceful_shutdown
-BENCHES = uncontended handoff held
+BENCHES = uncontended handoff held failovers
 
 # The server that tests, examples and benches start for themselves. `servers` has brought one by the time a recipe runs.
 WITH_SERVER = REDIS_SERVER_BIN="$$(.ci/server)"
@@ -18,6 +18,7 @@ demo: servers
 test: servers
 	$(WITH_SERVER) $(CARGO) test
 	$(WITH_SERVER) $(CARGO) test --features tls --lib --test tls
+	$(WITH_SERVER) $(CARGO) test --features tls --test conformance tls::
 	$(WITH_SERVER) $(CARGO) test --features tls --doc
 
 test-release: servers

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, ClientBuilder, Error, Lost, Unlocked};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use support::{Control, Sentinels, Server, Setup, Watchdog, eventually, ms, watchdog};
+#[cfg(feature = "tls")]
+use support::{free_port, pem, tls_server};
 
 /// What a call may be later than a plain wait of the same length.
 const SLACK: Duration = ms(250);
@@ -75,6 +77,37 @@ impl Deployment for Sentinel {
 
     fn keepers(&self, _: &str) -> Vec<&Server> {
         vec![self.0.first()]
+    }
+}
+
+#[cfg(feature = "tls")]
+struct Tls {
+    server: Server,
+    port: u16,
+}
+
+/// Each side shows a certificate of an authority of our own.
+#[cfg(feature = "tls")]
+impl Deployment for Tls {
+    fn start() -> Self {
+        assert!(
+            Server::has_tls(),
+            "this suite is for a server's binary with TLS"
+        );
+        let port = free_port();
+        let server = tls_server(port, "server").untimed();
+        Self { server, port }
+    }
+
+    fn builder(&self) -> ClientBuilder {
+        Client::builder()
+            .url(format!("rediss://localhost:{}", self.port))
+            .tls_root(pem("ca.pem"))
+            .tls_client_cert(pem("client.pem"), pem("client.key"))
+    }
+
+    fn keepers(&self, _: &str) -> Vec<&Server> {
+        vec![&self.server]
     }
 }
 
@@ -424,4 +457,6 @@ macro_rules! conforms {
 
 conforms!(one, One);
 conforms!(unix_socket, UnixSocket);
+#[cfg(feature = "tls")]
+conforms!(tls, Tls);
 conforms!(sentinel, Sentinel);

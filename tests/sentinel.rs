@@ -3,7 +3,6 @@
 mod support;
 
 use std::fs;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +10,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Error, Lost, Unlocked};
 use support::{
-    BlackHole, Child, Control, Sentinels, Server, Setup, eventually, free_port, given, ms, say,
+    BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, Sentinels, Setup, contender,
+    eventually, free_port, given, ms, overshoot_until,
 };
 
 const FENCE: &str = "leasehold:fence:{lock:a}";
@@ -19,13 +19,10 @@ const FENCE: &str = "leasehold:fence:{lock:a}";
 /// What a call may be later than a plain wait of the same length.
 const SLACK: Duration = ms(250);
 
-const COMMAND_TIMEOUT: Duration = ms(500);
-
 /// How soon after the new master takes writes somebody holds the lock there.
 const GO_ON_WITHIN: Duration = ms(2_000);
 
-const PROCESSES: usize = 3;
-const THREADS: usize = 2;
+const PROCESSES: usize = 8;
 
 #[test]
 fn child() {
@@ -258,123 +255,10 @@ fn get_into(trouble: Trouble, sentinels: &mut Sentinels) {
     }
 }
 
-/// What the lock protects: a server that has nothing to do with the sentinels. It turns away whoever was overtaken.
-/// Returns whether the write was accepted, and how many others were inside at this moment.
-const ENTER: &str = "
-local others = redis.call('SCARD', 'inside')
-redis.call('SADD', 'inside', ARGV[1])
-if others > 0 then redis.call('INCR', 'coincided') end
-redis.call('INCR', 'entered')
-if tonumber(ARGV[1]) < tonumber(redis.call('GET', 'newest') or 0) then
-  redis.call('INCR', 'stale')
-  return 0
-end
-redis.call('SET', 'newest', ARGV[1])
-redis.call('RPUSH', 'accepted', ARGV[1])
-return 1
-";
-
-/// Takes the lock over and over, until told to stop, and says how it went.
-fn contender() {
-    let client = builder(&given("URL")).ttl(ms(5_000)).build().unwrap();
-    let witness = redis::Client::open(given("WITNESS")).unwrap();
-    let ready = Barrier::new(THREADS + 1);
-    let is_over = AtomicBool::new(false);
-    let (late, overshoot) = thread::scope(|scope| {
-        let overshoot = scope.spawn(|| overshoot_until(&is_over));
-        let threads: Vec<_> = (0..THREADS)
-            .map(|_| scope.spawn(|| contend(&client, &witness, &ready)))
-            .collect();
-        ready.wait();
-        say("ready");
-        let late = threads.into_iter().map(|thread| thread.join().unwrap());
-        let late = late.max().unwrap();
-        is_over.store(true, Ordering::SeqCst);
-        (late, overshoot.join().unwrap())
-    });
-    say(&format!("{} {}", late.as_millis(), overshoot.as_millis()));
-}
-
-/// The most that a plain wait was late.
-fn overshoot_until(is_over: &AtomicBool) -> Duration {
-    let mut most = Duration::ZERO;
-    while !is_over.load(Ordering::SeqCst) {
-        most = most.max(Control::start(ms(100)).overshoot());
-    }
-    most
-}
-
-/// Returns how late the latest call was.
-fn contend(client: &Client, witness: &redis::Client, ready: &Barrier) -> Duration {
-    let mutex = client.mutex("a");
-    let mut witness = witness.get_connection().unwrap();
-    let limit = ms(700);
-    let mut late = Duration::ZERO;
-    let mut is_ready = false;
-    loop {
-        let began = Instant::now();
-        let answer = mutex.try_lock_for(limit);
-        late = late.max(began.elapsed().saturating_sub(limit));
-        match answer {
-            Ok(Some(guard)) => {
-                let token = guard.fencing_token().value();
-                let _: i32 = redis::cmd("EVAL")
-                    .arg(ENTER)
-                    .arg(0)
-                    .arg(token)
-                    .query(&mut witness)
-                    .unwrap();
-                // The work that the lock is for.
-                let _ = guard.lost().recv_timeout(ms(5));
-                redis::cmd("SREM")
-                    .arg("inside")
-                    .arg(token)
-                    .exec(&mut witness)
-                    .unwrap();
-                let began = Instant::now();
-                match guard.unlock() {
-                    Ok(Unlocked::Released) | Err(Error::Unreachable { .. }) => {}
-                    Ok(Unlocked::AlreadyLost(_)) => {
-                        redis::cmd("INCR").arg("told").exec(&mut witness).unwrap()
-                    }
-                    Err(error) => panic!("{error:?}"),
-                }
-                late = late.max(began.elapsed().saturating_sub(COMMAND_TIMEOUT));
-                if !std::mem::replace(&mut is_ready, true) {
-                    ready.wait();
-                }
-            }
-            Ok(None) => {}
-            Err(error) => assert!(error.is_unreachable(), "{error:?}"),
-        }
-        let stop: bool = redis::cmd("EXISTS")
-            .arg("stop")
-            .query(&mut witness)
-            .unwrap();
-        if stop {
-            return late;
-        }
-    }
-}
-
-fn number(server: &Server, key: &str) -> u64 {
-    let value = server.get(key).unwrap_or_else(|| b"0".to_vec());
-    String::from_utf8(value).unwrap().parse().unwrap()
-}
-
 /// Several processes contend while the master is replaced.
 fn contention_goes_on(trouble: Trouble) {
     let mut sentinels = Sentinels::start(Setup::alert());
-    let witness = Server::start();
-    let given = [("URL", sentinels.url()), ("WITNESS", witness.url())];
-    let given = given.each_ref().map(|(key, value)| (*key, value.as_str()));
-    let children: Vec<_> = (0..PROCESSES)
-        .map(|_| Child::spawn("contender", &given))
-        .collect();
-    for child in &children {
-        child.wait_for("ready");
-    }
-
+    let contention = Contention::start(&[sentinels.url()], PROCESSES, 0);
     get_into(trouble, &mut sentinels);
     let successor = sentinels.successor();
     let began = Instant::now();
@@ -402,8 +286,7 @@ fn contention_goes_on(trouble: Trouble) {
     );
 
     // All of them are there by then, and the old one has nothing more to say.
-    let entered = number(&witness, "entered");
-    eventually(ms(60_000), || number(&witness, "entered") > entered + 30);
+    contention.goes_on(30);
     match trouble {
         Trouble::Killed => {}
         Trouble::Stopped => sentinels.first().resume(),
@@ -411,40 +294,11 @@ fn contention_goes_on(trouble: Trouble) {
     }
     if trouble != Trouble::Killed {
         is_demoted(&sentinels);
-        let entered = number(&witness, "entered");
-        eventually(ms(60_000), || number(&witness, "entered") > entered + 30);
+        contention.goes_on(30);
     }
-    redis::cmd("SET")
-        .arg(&["stop", "1"])
-        .exec(&mut witness.connection())
-        .unwrap();
-    for child in children {
-        let said = child.wait().succeeded().said;
-        let numbers = said.last().expect("it says how it went").split(' ');
-        let [late, overshoot] = numbers
-            .map(|n| ms(n.parse().unwrap()))
-            .collect::<Vec<_>>()
-            .try_into()
-            .unwrap();
-        assert!(
-            late <= SLACK + 3 * overshoot,
-            "a call was {late:?} late, where a plain wait overshoots by {overshoot:?}"
-        );
-        println!("latest call {late:?}, plain wait {overshoot:?}");
-    }
-
-    let accepted: Vec<u64> = redis::cmd("LRANGE")
-        .arg(&["accepted", "0", "-1"])
-        .query(&mut witness.connection())
-        .unwrap();
-    assert!(accepted.is_sorted_by(|earlier, later| earlier < later));
-    println!(
-        "{trouble:?}: went on after {took:?}; entered {}, coincided {}, turned away {}, told of a loss {}",
-        number(&witness, "entered"),
-        number(&witness, "coincided"),
-        number(&witness, "stale"),
-        number(&witness, "told"),
-    );
+    let outcome = contention.finish();
+    println!("{trouble:?}: went on after {took:?}; {outcome:?}");
+    outcome.is_as_promised(SLACK);
 }
 
 /// Returns when the first master knows that it is none any more.

@@ -1,0 +1,96 @@
+//! How often two hold a lock at once when the master is replaced: by how it is replaced, and how many replicas must
+//! acknowledge. `FAILOVERS=8 cargo bench --bench failovers` replaces eight in each row.
+
+#[path = "common/mod.rs"]
+mod common;
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::env;
+use std::time::{Duration, Instant};
+
+use support::{Contention, Outcome, Sentinels, Setup, contender, ms};
+
+const PROCESSES: usize = 8;
+
+/// After the old master, where it lives, was told of the new one.
+const AFTERWARDS: Duration = ms(2_000);
+
+#[derive(Clone, Copy, Debug)]
+enum Trouble {
+    Killed,
+    Stopped,
+    Switched,
+}
+
+fn main() {
+    // A process that plays a role ends with it.
+    support::role(&[("contender", contend_and_end)]);
+    let failovers = env::var("FAILOVERS").ok().and_then(|n| n.parse().ok());
+    let failovers: usize = failovers.unwrap_or(4);
+    common::print_load("at the start");
+    println!(
+        "{PROCESSES} processes contend; a master with 2 replicas and 3 sentinels; {failovers} failovers a row"
+    );
+    let mut rows = Vec::new();
+    let mut figures = vec![("failovers", (3 * failovers).to_string())];
+    for (replicas, figure) in [(0, "coincided_0"), (1, "coincided_1"), (2, "coincided_all")] {
+        let mut coincided_in_all = 0;
+        for trouble in [Trouble::Killed, Trouble::Stopped, Trouble::Switched] {
+            let outcomes: Vec<Outcome> =
+                (0..failovers).map(|_| replace(trouble, replicas)).collect();
+            let sum = |count: fn(&Outcome) -> u64| outcomes.iter().map(count).sum::<u64>();
+            let many = |is: fn(&Outcome) -> bool| outcomes.iter().filter(|it| is(it)).count();
+            // Whoever is turned away held the lock when somebody else already had.
+            let coincided = many(|outcome| outcome.coincided + outcome.turned_away > 0);
+            coincided_in_all += coincided;
+            rows.push(vec![
+                replicas.to_string(),
+                format!("{trouble:?}"),
+                sum(|outcome| outcome.entered).to_string(),
+                coincided.to_string(),
+                sum(|outcome| outcome.turned_away).to_string(),
+                sum(|outcome| outcome.told).to_string(),
+                many(|outcome| !outcome.is_in_order).to_string(),
+            ]);
+        }
+        figures.push((figure, coincided_in_all.to_string()));
+    }
+    common::print_table(
+        &[
+            "min_replicas",
+            "master",
+            "entered",
+            "failovers with two holders",
+            "turned away",
+            "told",
+            "out of order",
+        ],
+        &rows,
+    );
+    common::print_figures(&figures);
+}
+
+fn contend_and_end() {
+    contender();
+    std::process::exit(0);
+}
+
+/// One failover under contention.
+fn replace(trouble: Trouble, replicas: usize) -> Outcome {
+    let mut sentinels = Sentinels::start(Setup::alert()).untimed();
+    let contention = Contention::start(&[sentinels.url()], PROCESSES, replicas);
+    match trouble {
+        Trouble::Killed => sentinels.kill_first(),
+        Trouble::Stopped => sentinels.first().pause(),
+        Trouble::Switched => sentinels.failover(),
+    }
+    sentinels.successor();
+    if let Trouble::Stopped = trouble {
+        sentinels.first().resume();
+    }
+    // Where all replicas must acknowledge and one of the servers is dead, nobody goes on.
+    let end = Instant::now() + AFTERWARDS;
+    support::eventually(AFTERWARDS * 2, || Instant::now() > end);
+    contention.finish()
+}

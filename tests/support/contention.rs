@@ -1,0 +1,224 @@
+//! Processes that contend for a lock, and the resource that it protects: what they came to while their servers failed.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error, Unlocked};
+
+use super::child::{Child, given, say};
+use super::server::Server;
+use super::time::{Control, eventually, ms};
+
+pub(crate) const COMMAND_TIMEOUT: Duration = ms(500);
+
+/// What the lock protects: a server that has nothing to do with those that keep it. It turns away whoever was
+/// overtaken, and counts how often somebody came in while another was inside.
+const ENTER: &str = "
+local others = redis.call('SCARD', 'inside')
+redis.call('SADD', 'inside', ARGV[1])
+if others > 0 then redis.call('INCR', 'coincided') end
+redis.call('INCR', 'entered')
+if tonumber(ARGV[1]) < tonumber(redis.call('GET', 'newest') or 0) then
+  redis.call('INCR', 'stale')
+  return 0
+end
+redis.call('SET', 'newest', ARGV[1])
+redis.call('RPUSH', 'accepted', ARGV[1])
+return 1
+";
+
+/// Several processes that take the lock `a` over and over.
+pub(crate) struct Contention {
+    witness: Server,
+    children: Vec<Child>,
+}
+
+/// How it went.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) entered: u64,
+    /// How often somebody came in while another was inside.
+    pub(crate) coincided: u64,
+    /// How often the resource turned away somebody who was overtaken.
+    pub(crate) turned_away: u64,
+    /// How often a holder learned that it had lost the lock.
+    pub(crate) told: u64,
+    /// How late the latest call was.
+    pub(crate) late: Duration,
+    /// How late a plain wait was at the same time.
+    pub(crate) overshoot: Duration,
+    /// The resource accepted no older token after a newer one.
+    pub(crate) is_in_order: bool,
+}
+
+impl Contention {
+    /// Starts them, and waits until each has held the lock. `urls` are what a client is given: several of them are a
+    /// quorum.
+    pub(crate) fn start(urls: &[String], processes: usize, replicas: usize) -> Self {
+        let witness = Server::start();
+        let given = [
+            ("URLS", urls.join(" ")),
+            ("WITNESS", witness.url()),
+            ("REPLICAS", replicas.to_string()),
+        ];
+        let given = given.each_ref().map(|(key, value)| (*key, value.as_str()));
+        let children: Vec<_> = (0..processes)
+            .map(|_| Child::spawn("contender", &given))
+            .collect();
+        for child in &children {
+            child.wait_for("ready");
+        }
+        Self { witness, children }
+    }
+
+    pub(crate) fn entered(&self) -> u64 {
+        self.number("entered")
+    }
+
+    /// Returns when they have held the lock so many times more.
+    #[track_caller]
+    pub(crate) fn goes_on(&self, times: u64) {
+        let entered = self.entered();
+        eventually(ms(60_000), || self.entered() > entered + times);
+    }
+
+    fn number(&self, key: &str) -> u64 {
+        let value = self.witness.get(key).unwrap_or_else(|| b"0".to_vec());
+        let text = String::from_utf8(value).expect("digits");
+        text.parse().expect("a number")
+    }
+
+    /// Has them stop.
+    pub(crate) fn finish(mut self) -> Outcome {
+        redis::cmd("SET")
+            .arg(&["stop", "1"])
+            .exec(&mut self.witness.connection())
+            .expect("the witness is well");
+        let mut late = Duration::ZERO;
+        let mut overshoot = Duration::ZERO;
+        for child in self.children.drain(..) {
+            let said = child.wait().succeeded().said;
+            let numbers = said.last().expect("it says how it went").split(' ');
+            let mut numbers = numbers.map(|n| ms(n.parse().expect("milliseconds")));
+            late = late.max(numbers.next().expect("how late a call was"));
+            overshoot = overshoot.max(numbers.next().expect("how late a plain wait was"));
+        }
+        let accepted: Vec<u64> = redis::cmd("LRANGE")
+            .arg(&["accepted", "0", "-1"])
+            .query(&mut self.witness.connection())
+            .expect("the witness is well");
+        Outcome {
+            entered: self.entered(),
+            coincided: self.number("coincided"),
+            turned_away: self.number("stale"),
+            told: self.number("told"),
+            late,
+            overshoot,
+            is_in_order: accepted.is_sorted_by(|earlier, later| earlier < later),
+        }
+    }
+}
+
+impl Outcome {
+    /// No call overran its deadline by more than `slack` and what this machine does to a plain wait, and the resource
+    /// accepted no older token after a newer one.
+    #[track_caller]
+    pub(crate) fn is_as_promised(&self, slack: Duration) {
+        assert!(
+            self.late <= slack + 3 * self.overshoot,
+            "a call was {:?} late, where a plain wait overshoots by {:?}",
+            self.late,
+            self.overshoot
+        );
+        assert!(self.is_in_order, "{self:?}");
+    }
+}
+
+/// The role of each process: takes the lock until told to stop, and says how late its calls were.
+pub(crate) fn contender() {
+    let urls = given("URLS");
+    let builder = Client::builder()
+        .connect_timeout(COMMAND_TIMEOUT)
+        .command_timeout(COMMAND_TIMEOUT)
+        .ttl(ms(5_000))
+        .min_replicas(given("REPLICAS").parse().expect("a number"), ms(200));
+    let client = builder.url(urls).build().expect("a URL of ours");
+    let witness = redis::Client::open(given("WITNESS")).expect("a URL");
+    let ready = Barrier::new(2);
+    let is_over = AtomicBool::new(false);
+    let (late, overshoot) = thread::scope(|scope| {
+        let overshoot = scope.spawn(|| overshoot_until(&is_over));
+        let contending = scope.spawn(|| contend(&client, &witness, &ready));
+        ready.wait();
+        say("ready");
+        let late = contending.join().expect("no panic");
+        is_over.store(true, Ordering::SeqCst);
+        (late, overshoot.join().expect("no panic"))
+    });
+    say(&format!("{} {}", late.as_millis(), overshoot.as_millis()));
+}
+
+/// The most that a plain wait was late.
+pub(crate) fn overshoot_until(is_over: &AtomicBool) -> Duration {
+    let mut most = Duration::ZERO;
+    while !is_over.load(Ordering::SeqCst) {
+        most = most.max(Control::start(ms(100)).overshoot());
+    }
+    most
+}
+
+/// Returns how late the latest call was.
+fn contend(client: &Client, witness: &redis::Client, ready: &Barrier) -> Duration {
+    let mutex = client.mutex("a");
+    let mut witness = witness.get_connection().expect("the witness is well");
+    let limit = ms(700);
+    let mut late = Duration::ZERO;
+    let mut is_ready = false;
+    loop {
+        let began = Instant::now();
+        let answer = mutex.try_lock_for(limit);
+        late = late.max(began.elapsed().saturating_sub(limit));
+        match answer {
+            Ok(Some(guard)) => {
+                let token = guard.fencing_token().value();
+                let _: i32 = redis::cmd("EVAL")
+                    .arg(ENTER)
+                    .arg(0)
+                    .arg(token)
+                    .query(&mut witness)
+                    .expect("the witness is well");
+                // The work that the lock is for.
+                let _ = guard.lost().recv_timeout(ms(5));
+                redis::cmd("SREM")
+                    .arg("inside")
+                    .arg(token)
+                    .exec(&mut witness)
+                    .expect("the witness is well");
+                let began = Instant::now();
+                match guard.unlock() {
+                    Ok(Unlocked::Released) | Err(Error::Unreachable { .. }) => {}
+                    Ok(Unlocked::AlreadyLost(_)) => redis::cmd("INCR")
+                        .arg("told")
+                        .exec(&mut witness)
+                        .expect("the witness is well"),
+                    Err(error) => panic!("{error:?}"),
+                }
+                late = late.max(began.elapsed().saturating_sub(COMMAND_TIMEOUT));
+                if !std::mem::replace(&mut is_ready, true) {
+                    ready.wait();
+                }
+            }
+            Ok(None) => {}
+            Err(error) => assert!(error.may_be_held(), "{error:?}"),
+        }
+        let stop: bool = redis::cmd("EXISTS")
+            .arg("stop")
+            .query(&mut witness)
+            .expect("the witness is well");
+        if stop {
+            return late;
+        }
+    }
+}
