@@ -485,7 +485,7 @@ fn options(setup: &ClusterSetup) -> Vec<String> {
     options.extend(setup.options);
     let mut options: Vec<String> = options.into_iter().map(str::to_owned).collect();
     let mut add = |name: &str, value: String| options.extend([name.to_owned(), value]);
-    // Older ones add 10000 to their port, which is below the ephemeral range.
+    // Older ones add 10000 to their port, and do not start where that is taken: another port is tried then.
     if Server::version() >= 7 {
         add("--cluster-port", port::free().to_string());
     }
