@@ -179,7 +179,15 @@ impl std::error::Error for Error {
 
 /// What to do about an answer that people meet, with a leading separator.
 fn advice(answer: &str) -> &'static str {
-    const ADVICE: [(&str, &str); 11] = [
+    const ADVICE: [(&str, &str); 13] = [
+        (
+            "MOVED ",
+            "; this is a node of a cluster: use redis+cluster://…",
+        ),
+        (
+            "cluster support disabled",
+            "; this is no cluster: use redis://…",
+        ),
         (
             "OOM",
             "; Redis is at maxmemory: free some or raise it (held locks can still be released)",
@@ -249,6 +257,14 @@ impl Cause {
         Self {
             is_silence: true,
             ..Self::text(text)
+        }
+    }
+
+    /// The same, of this one of several servers.
+    pub(crate) fn at(self, server: &str) -> Self {
+        Self {
+            is_silence: self.is_silence,
+            ..Self::text(format!("{server}: {self}"))
         }
     }
 

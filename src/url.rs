@@ -16,6 +16,14 @@ pub(crate) enum Target {
     Server(Address),
     /// Whichever server the sentinels say is the master.
     Sentinel(Sentinel),
+    /// The masters of a cluster.
+    Cluster(Nodes),
+}
+
+/// Some nodes of a cluster, who know the others, and how to log on to any of them.
+pub(crate) struct Nodes {
+    pub(crate) seeds: Vec<Address>,
+    data: ConnectionInfo,
 }
 
 /// The sentinels of a master, and how to log on to it.
@@ -29,9 +37,12 @@ pub(crate) struct Sentinel {
 impl Target {
     /// Reads a URL of any of our kinds.
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
-        match url.split_once("+sentinel://") {
-            Some((scheme, rest)) => Sentinel::parse(scheme, rest).map(Self::Sentinel),
-            None => Address::parse(url).map(Self::Server),
+        if let Some((scheme, rest)) = url.split_once("+sentinel://") {
+            Sentinel::parse(scheme, rest).map(Self::Sentinel)
+        } else if let Some((scheme, rest)) = url.split_once("+cluster://") {
+            Nodes::parse(scheme, rest).map(Self::Cluster)
+        } else {
+            Address::parse(url).map(Self::Server)
         }
     }
 
@@ -40,8 +51,78 @@ impl Target {
         match self {
             Self::Server(address) => address.label.clone(),
             Self::Sentinel(sentinel) => sentinel.label(),
+            Self::Cluster(nodes) => nodes.label(),
         }
     }
+}
+
+impl Nodes {
+    /// Reads what follows the scheme: `[user:password@]host[:port],…[/][?…]`.
+    fn parse(scheme: &str, rest: &str) -> Result<Self, Error> {
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, db) = place.split_once('/').unwrap_or((place, ""));
+        let (user, hosts) = match authority.rsplit_once('@') {
+            Some((user, hosts)) => (format!("{user}@"), hosts),
+            None => (String::new(), authority),
+        };
+        let parse = |host: &str| Address::parse(&format!("{scheme}://{user}{host}/{db}?{query}"));
+        Self::of(hosts.split(',').map(parse).collect::<Result<_, _>>()?)
+    }
+
+    /// The nodes of a cluster that is asked at any of `seeds`.
+    fn of(seeds: Vec<Address>) -> Result<Self, Error> {
+        let Some(first) = seeds.first() else {
+            return Err(cluster_config("it names no node"));
+        };
+        let logon = |seed: &Address| {
+            let redis = seed.info.redis_settings();
+            let has_tls = matches!(seed.info.addr(), ConnectionAddr::TcpTls { .. });
+            let user = redis.username().map(str::to_owned);
+            (user, redis.password().map(str::to_owned), has_tls)
+        };
+        for seed in &seeds {
+            if seed.info.redis_settings().db() != 0 {
+                return Err(cluster_config("a cluster has no database but 0"));
+            }
+            if let ConnectionAddr::Unix(_) = seed.info.addr() {
+                return Err(cluster_config("a node of a cluster has a host and a port"));
+            }
+            if logon(seed) != logon(first) {
+                return Err(cluster_config(
+                    "all nodes of a cluster have the same user, password and TLS",
+                ));
+            }
+        }
+        let data = first.info.clone();
+        Ok(Self { seeds, data })
+    }
+
+    fn label(&self) -> String {
+        format!("cluster {}", labels(&self.seeds))
+    }
+
+    /// Where each seed is.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (String, u16)> {
+        self.seeds.iter().filter_map(|seed| match seed.info.addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                Some((host.clone(), *port))
+            }
+            _ => None,
+        })
+    }
+
+    /// A node, at the address that another one gave.
+    pub(crate) fn at(&self, host: &str, port: u16) -> Address {
+        let info = at(&self.data, host, port);
+        let label = label(info.addr());
+        Address { info, label }
+    }
+}
+
+fn cluster_config(what: &str) -> Error {
+    Error::Config(format!(
+        "the URL cannot be used: {what}; expected redis+cluster://[user:password@]host[:port],host[:port]"
+    ))
 }
 
 impl Sentinel {
@@ -85,31 +166,39 @@ impl Sentinel {
     }
 
     fn label(&self) -> String {
-        let hosts: Vec<&str> = self
-            .sentinels
-            .iter()
-            .map(|sentinel| sentinel.label.as_str())
-            .collect();
-        format!("{} of sentinels {}", self.master, hosts.join(","))
+        format!("{} of sentinels {}", self.master, labels(&self.sentinels))
     }
 
     /// The master, at the address that a sentinel gave.
     pub(crate) fn at(&self, host: &str, port: u16) -> ConnectionInfo {
-        let addr = match self.data.addr() {
-            ConnectionAddr::TcpTls {
-                insecure,
-                tls_params,
-                ..
-            } => ConnectionAddr::TcpTls {
-                host: host.to_owned(),
-                port,
-                insecure: *insecure,
-                tls_params: tls_params.clone(),
-            },
-            _ => ConnectionAddr::Tcp(host.to_owned(), port),
-        };
-        self.data.clone().set_addr(addr)
+        at(&self.data, host, port)
     }
+}
+
+/// The same way to log on, at another address.
+fn at(data: &ConnectionInfo, host: &str, port: u16) -> ConnectionInfo {
+    let addr = match data.addr() {
+        ConnectionAddr::TcpTls {
+            insecure,
+            tls_params,
+            ..
+        } => ConnectionAddr::TcpTls {
+            host: host.to_owned(),
+            port,
+            insecure: *insecure,
+            tls_params: tls_params.clone(),
+        },
+        _ => ConnectionAddr::Tcp(host.to_owned(), port),
+    };
+    data.clone().set_addr(addr)
+}
+
+fn labels(addresses: &[Address]) -> String {
+    let labels: Vec<&str> = addresses
+        .iter()
+        .map(|address| address.label.as_str())
+        .collect();
+    labels.join(",")
 }
 
 fn sentinel_config(what: &str) -> Error {
@@ -195,7 +284,7 @@ fn label(addr: &ConnectionAddr) -> String {
 fn config(what: String) -> Error {
     Error::Config(format!(
         "the URL cannot be used: {what}; expected redis://[user:password@]host[:port][/db], rediss://…, \
-         redis+unix:///path[?db=0&user=…&pass=…], or redis+sentinel://…/name"
+         redis+unix:///path[?db=0&user=…&pass=…], redis+sentinel://…/name, or redis+cluster://host,host"
     ))
 }
 
@@ -274,6 +363,33 @@ mod tests {
             "redis+sentinel:///m",
         ] {
             assert!(Target::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn clusters() {
+        let url = "redis+cluster://ann:s3cret@h1,h2:7001,[::1]:7002/?protocol=resp3";
+        let Ok(Target::Cluster(nodes)) = Target::parse(url) else {
+            panic!("not taken")
+        };
+        assert_eq!(nodes.label(), "cluster h1:6379,h2:7001,[::1]:7002");
+        assert_eq!(nodes.places().nth(2), Some(("::1".into(), 7002)));
+        let node = nodes.at("10.0.0.7", 7009);
+        assert_eq!(node.label, "10.0.0.7:7009");
+        assert_eq!(node.info.redis_settings().password(), Some("s3cret"));
+        assert!(Target::parse("valkey+cluster://h1,h2/0").is_ok());
+        for wrong in [
+            "redis+cluster://",
+            "redis+cluster://h1,,h2",
+            "redis+cluster://h1,h2/1",
+            "redis+cluster://h1:99999",
+            "redis+unix+cluster:///s3cret",
+            "http+cluster://h1",
+        ] {
+            let Err(error) = Target::parse(wrong) else {
+                panic!("{wrong} was taken")
+            };
+            assert!(!error.to_string().contains("s3cret"), "{error}");
         }
     }
 
