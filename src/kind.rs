@@ -241,11 +241,7 @@ mod tests {
         let mut names = vec![String::new()];
         for _ in 0..7 {
             let longer = |name: &String| ["a", "{", "}"].map(|next| format!("{name}{next}"));
-            names = names
-                .iter()
-                .flat_map(longer)
-                .chain([String::new()])
-                .collect();
+            names = names.iter().flat_map(longer).collect();
             for name in &names {
                 for prefix in ["lock:", "", "{t}", "}", "{"] {
                     let keys = Keys::new(name.as_str().into(), prefix, "r:");
