@@ -46,6 +46,39 @@ impl Target {
         }
     }
 
+    /// A cluster, by some of its nodes.
+    pub(crate) fn cluster(nodes: &[String]) -> Result<Self, Error> {
+        let parse = |node: &String| match node.contains("://") {
+            true => Address::parse(node),
+            false => Address::parse(&format!("redis://{node}")),
+        };
+        let seeds = nodes.iter().map(parse).collect::<Result<_, _>>()?;
+        Nodes::of(seeds).map(Self::Cluster)
+    }
+
+    /// A master, by its sentinels.
+    pub(crate) fn sentinel(sentinels: &[String], master: &str) -> Result<Self, Error> {
+        let (scheme, rest) = master.split_once("://").unwrap_or(("redis", master));
+        let (user, name) = rest.rsplit_once('@').unwrap_or(("", rest));
+        let (name, db) = name.split_once('/').unwrap_or((name, ""));
+        if sentinels.is_empty() {
+            return Err(sentinel_config("it names no sentinel"));
+        }
+        if name.is_empty() {
+            return Err(sentinel_config("it names no master"));
+        }
+        let parse = |sentinel: &String| {
+            let (scheme, rest) = sentinel.split_once("://").unwrap_or((scheme, sentinel));
+            Address::parse(&format!("{scheme}://{}", with_sentinel_port(rest)))
+        };
+        let at = if user.is_empty() { "" } else { "@" };
+        Ok(Self::Sentinel(Sentinel {
+            sentinels: sentinels.iter().map(parse).collect::<Result<_, _>>()?,
+            master: name.to_owned(),
+            data: Address::parse(&format!("{scheme}://{user}{at}master/{db}"))?.info,
+        }))
+    }
+
     /// For people: no user, no password.
     pub(crate) fn label(&self) -> String {
         match self {
@@ -150,13 +183,8 @@ impl Sentinel {
         let protocol =
             value("protocol").map_or_else(String::new, |protocol| format!("?protocol={protocol}"));
         let data = Address::parse(&format!("{scheme}://{user}master/{db}{protocol}"))?.info;
-        let parse = |host: &str| {
-            let has_port = host
-                .rsplit_once(':')
-                .is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-            let port = if has_port { "" } else { ":26379" };
-            Address::parse(&format!("{scheme}://{logon}{host}{port}"))
-        };
+        let parse =
+            |host: &str| Address::parse(&format!("{scheme}://{logon}{}", with_sentinel_port(host)));
         let sentinels = hosts.split(',').map(parse).collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             sentinels,
@@ -199,6 +227,15 @@ fn labels(addresses: &[Address]) -> String {
         .map(|address| address.label.as_str())
         .collect();
     labels.join(",")
+}
+
+/// Adds the port that sentinels mostly have, where none is given.
+fn with_sentinel_port(host: &str) -> String {
+    let port = host.rsplit_once(':').map(|(_, port)| port);
+    match port.is_some_and(|port| port.parse::<u16>().is_ok()) {
+        true => host.to_owned(),
+        false => format!("{host}:26379"),
+    }
 }
 
 fn sentinel_config(what: &str) -> Error {
@@ -391,6 +428,36 @@ mod tests {
             };
             assert!(!error.to_string().contains("s3cret"), "{error}");
         }
+    }
+
+    #[test]
+    fn in_parts() {
+        let nodes = ["h1:7000".into(), "h2".into()];
+        let Ok(Target::Cluster(cluster)) = Target::cluster(&nodes) else {
+            panic!("not taken")
+        };
+        assert_eq!(cluster.label(), "cluster h1:7000,h2:6379");
+        let nodes = ["redis://ann:s3cret@h1".into(), "redis://:s3cret@h2".into()];
+        let Err(error) = Target::cluster(&nodes) else {
+            panic!("taken")
+        };
+        assert!(!error.to_string().contains("s3cret"), "{error}");
+        assert!(Target::cluster(&[]).is_err());
+
+        let hosts = ["h1".into(), "redis://:t0p@h2:26380".into()];
+        let master = "redis://ann:s3cret@mymaster/2";
+        let Ok(Target::Sentinel(sentinel)) = Target::sentinel(&hosts, master) else {
+            panic!("not taken")
+        };
+        assert_eq!(sentinel.label(), "mymaster of sentinels h1:26379,h2:26380");
+        assert_eq!(sentinel.data.redis_settings().username(), Some("ann"));
+        assert_eq!(sentinel.data.redis_settings().db(), 2);
+        let passwords = sentinel.sentinels.iter();
+        let passwords =
+            passwords.map(|one| one.info.redis_settings().password().map(str::to_owned));
+        assert_eq!(passwords.collect::<Vec<_>>(), [None, Some("t0p".into())]);
+        assert!(Target::sentinel(&hosts, "mymaster").is_ok());
+        assert!(Target::sentinel(&[], "m").is_err() && Target::sentinel(&hosts, "").is_err());
     }
 
     #[cfg(not(feature = "tls"))]

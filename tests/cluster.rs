@@ -2,15 +2,15 @@
 
 mod support;
 
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard, Unlocked};
 use support::{
-    Child, Cluster, ClusterSetup, Control, Server, eventually, free_port, given, ms, say,
+    BlackHole, Child, Cluster, ClusterSetup, Control, Server, eventually, free_port, given, ms, say,
 };
 
 /// What a call may be later than a plain wait of the same length.
@@ -44,11 +44,17 @@ fn steady() -> Cluster {
     Cluster::with(ClusterSetup::steady(3, 0))
 }
 
-/// A name on this node.
-fn name_on(cluster: &Cluster, node: usize) -> String {
+/// One for the tests that leave all nodes alone, each with names of its own.
+fn shared() -> &'static Cluster {
+    static SHARED: OnceLock<Cluster> = OnceLock::new();
+    SHARED.get_or_init(|| steady().untimed())
+}
+
+/// A name that begins like this, on this node as the slots are at the start.
+fn name_on(cluster: &Cluster, what: &str, node: usize) -> String {
     (0..)
-        .map(|n| format!("n{n}"))
-        .find(|name| cluster.master_of(&lock(name)) == node)
+        .map(|n| format!("{what}{n}"))
+        .find(|name| usize::from(cluster.slot(&lock(name))) * 3 / 16_384 == node)
         .expect("there are names for every node")
 }
 
@@ -69,17 +75,13 @@ fn scripts(cluster: &Cluster, node: usize) -> u64 {
 /// All that one server promises, on each master, and with one connection that hears on each.
 #[test]
 fn smoke() {
-    let cluster = steady();
-    let (one, two) = (
-        client(&cluster.url()),
-        builder(&cluster.url())
-            .backstop(ms(60_000))
-            .build()
-            .unwrap(),
-    );
+    let cluster = shared();
+    let one = client(&cluster.url());
+    let two = builder(&cluster.url()).backstop(ms(60_000));
+    let two = two.connection_name("two").build().unwrap();
     assert!(one.ping().is_ok());
     for node in 0..3 {
-        let name = name_on(&cluster, node);
+        let name = name_on(cluster, "smoke", node);
         let guard = one.mutex(&*name).ttl(ms(60_000)).lock().unwrap();
         assert!(cluster.node(node).get(&lock(&name)).is_some());
         assert!(two.mutex(&*name).try_lock().unwrap().is_none());
@@ -105,7 +107,8 @@ fn smoke() {
             eventually(ms(10_000), || !guard.is_held());
         });
         let hearing = cluster.node(node).client_list();
-        let hearing = hearing.iter().filter(|client| client["sub"] != "0");
+        let hearing = hearing.iter();
+        let hearing = hearing.filter(|client| client["name"] == "two" && client["sub"] != "0");
         assert_eq!(hearing.count(), 1, "one connection that hears");
     }
     assert!(one.shutdown(ms(5_000)).unwrap().is_clean());
@@ -114,12 +117,13 @@ fn smoke() {
 
 #[test]
 fn leases_are_renewed_on_every_master() {
-    let cluster = steady();
+    let cluster = shared();
     let client = client(&cluster.url());
     let (renewed, renewals) = unbounded();
     let hold = |node| {
         let renewed = renewed.clone();
-        let mutex = client.mutex(name_on(&cluster, node)).ttl(ms(3_000));
+        let mutex = client.mutex(name_on(cluster, "renewed", node));
+        let mutex = mutex.ttl(ms(3_000));
         let mutex = mutex.renew_every(ms(200)).on_renew(move |_| {
             let _ = renewed.send(node);
         });
@@ -136,7 +140,7 @@ fn leases_are_renewed_on_every_master() {
 /// Names on which a cluster must not disagree with itself.
 #[test]
 fn names_with_braces() {
-    let cluster = steady();
+    let cluster = shared();
     let client = client(&cluster.url());
     for name in ["{u1}:a", "a{b", "{", "{{a}", "{a}}", "é{ü}", "a{b}c{d}"] {
         let guard = client.mutex(name).lock().unwrap();
@@ -163,7 +167,7 @@ fn names_with_braces() {
 fn a_slot_that_has_moved_is_followed() {
     let cluster = steady();
     let client = client(&cluster.url());
-    let name = name_on(&cluster, 0);
+    let name = name_on(&cluster, "a", 0);
     let slot = cluster.slot(&lock(&name));
     let mutex = client.mutex(&*name);
     released(mutex.lock().unwrap());
@@ -182,10 +186,10 @@ fn a_slot_that_has_moved_is_followed() {
 /// The slot of a held name moves under it. All along it is held, renewed and waited for.
 #[test]
 fn a_slot_that_moves_while_held() {
-    let cluster = steady();
+    let cluster = shared();
     let (one, two) = (client(&cluster.url()), client(&cluster.url()));
     for is_released_on_the_way in [true, false] {
-        let name = name_on(&cluster, 0);
+        let name = name_on(cluster, "moves", 0);
         let slot = cluster.slot(&lock(&name));
         let (renewed, renewals) = unbounded();
         let mutex = one.mutex(&*name).ttl(ms(4_000)).renew_every(ms(100));
@@ -237,9 +241,9 @@ fn a_slot_that_moves_while_held() {
 /// The two keys of a name are on two nodes for a while: nothing can be taken then, nor is refused.
 #[test]
 fn keys_that_are_apart_are_waited_for() {
-    let cluster = steady();
+    let cluster = shared();
     let client = client(&cluster.url());
-    let name = name_on(&cluster, 0);
+    let name = name_on(cluster, "apart", 0);
     let slot = cluster.slot(&lock(&name));
     let mutex = client.mutex(&*name);
     let guard = mutex.ttl(ms(60_000)).lock().unwrap();
@@ -250,6 +254,7 @@ fn keys_that_are_apart_are_waited_for() {
     guard.renew().unwrap();
     released(guard);
     let mutex = client.mutex(&*name);
+    let count = || cluster.node(1).info("errorstats", "errorstat_TRYAGAIN");
     let timed = Control::run(COMMAND_TIMEOUT, || mutex.try_lock());
     match timed.no_later_than(SLACK) {
         Err(error @ Error::Unreachable { .. }) => {
@@ -261,9 +266,8 @@ fn keys_that_are_apart_are_waited_for() {
     }
     thread::scope(|scope| {
         let waiting = scope.spawn(|| mutex.lock().unwrap());
-        eventually(ms(10_000), || {
-            cluster.node(0).info("errorstats", "errorstat_TRYAGAIN") != Some("count=0".into())
-        });
+        let before = count();
+        eventually(ms(10_000), || count() != before);
         cluster.end_migration(slot, 0, 1);
         let guard = waiting.join().unwrap();
         assert!(guard.fencing_token() > token);
@@ -279,41 +283,57 @@ fn is_unreachable<T: std::fmt::Debug>(answer: Result<T, Error>) -> String {
     }
 }
 
-/// A new client that is told in time that it is alone.
+/// New clients that are told in time that they are alone.
 #[track_caller]
 fn nobody_answers(url: &str) {
-    let limit = ms(300);
-    let fresh = client(url);
-    let timed = Control::run(limit, || fresh.mutex("a").try_lock_for(limit));
-    let text = is_unreachable(timed.no_later_than(SLACK));
-    assert!(text.contains("cluster 127.0.0.1:"), "{text}");
-    let fresh = client(url);
-    let timed = Control::run(COMMAND_TIMEOUT, || fresh.mutex("a").try_lock());
-    is_unreachable(timed.no_later_than(SLACK));
-    let timed = Control::run(COMMAND_TIMEOUT, || fresh.ping());
-    is_unreachable(timed.no_later_than(SLACK));
-    let fresh = builder(url).unreachable_for(ms(1_000)).build().unwrap();
-    // An attempt that is under way is waited for, and so is the pause between two.
-    let limit = ms(1_000) + COMMAND_TIMEOUT + ms(500);
-    let timed = Control::run(limit, || fresh.mutex("a").lock());
-    is_unreachable(timed.no_later_than(SLACK));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let limit = ms(300);
+            let fresh = client(url);
+            let timed = Control::run(limit, || fresh.mutex("a").try_lock_for(limit));
+            let text = is_unreachable(timed.no_later_than(SLACK));
+            assert!(text.contains("cluster 127.0.0.1:"), "{text}");
+        });
+        scope.spawn(|| {
+            let fresh = client(url);
+            let timed = Control::run(COMMAND_TIMEOUT, || fresh.mutex("a").try_lock());
+            is_unreachable(timed.no_later_than(SLACK));
+            let timed = Control::run(COMMAND_TIMEOUT, || fresh.ping());
+            is_unreachable(timed.no_later_than(SLACK));
+        });
+        scope.spawn(|| {
+            let fresh = builder(url).unreachable_for(ms(1_000)).build().unwrap();
+            // An attempt that is under way is waited for, and so is the pause between two.
+            let limit = ms(1_000) + COMMAND_TIMEOUT + ms(500);
+            let timed = Control::run(limit, || fresh.mutex("a").lock());
+            is_unreachable(timed.no_later_than(SLACK));
+        });
+    });
 }
 
 #[test]
-fn nodes_that_are_away() {
+fn seeds_that_are_away() {
     let dead = [free_port(), free_port()].map(|port| format!("127.0.0.1:{port}"));
     nobody_answers(&format!("redis+cluster://{}", dead.join(",")));
+    let hole = BlackHole::start();
+    nobody_answers(&format!("redis+cluster://127.0.0.1:{}", hole.port()));
 
-    let mut cluster = steady();
-    let url = cluster.url().replace("://", &format!("://{},", dead[0]));
-    for _ in 0..5 {
+    // One of them costs nothing.
+    let hole = format!("://127.0.0.1:{},{},", hole.port(), dead[0]);
+    let url = shared().url().replace("://", &hole);
+    for _ in 0..10 {
         let limit = ms(300);
         let client = client(&url);
-        let timed = Control::run(limit, || client.mutex("a").try_lock_for(limit));
+        let timed = Control::run(limit, || client.mutex("seeds").try_lock_for(limit));
         released(timed.no_later_than(SLACK).unwrap().expect("it is free"));
     }
-    let known = client(&url);
-    let names: Vec<_> = (0..3).map(|node| name_on(&cluster, node)).collect();
+}
+
+#[test]
+fn a_cluster_that_is_away() {
+    let mut cluster = steady();
+    let known = client(&cluster.url());
+    let names: Vec<_> = (0..3).map(|node| name_on(&cluster, "a", node)).collect();
     for name in &names {
         released(known.mutex(&**name).lock().unwrap());
     }
@@ -325,11 +345,15 @@ fn nodes_that_are_away() {
                 cluster.kill(node);
             }
         }
-        for name in &names {
-            let timed = Control::run(COMMAND_TIMEOUT, || known.mutex(&**name).try_lock());
-            is_unreachable(timed.no_later_than(SLACK));
-        }
-        nobody_answers(&url);
+        thread::scope(|scope| {
+            for name in &names {
+                scope.spawn(|| {
+                    let timed = Control::run(COMMAND_TIMEOUT, || known.mutex(&**name).try_lock());
+                    is_unreachable(timed.no_later_than(SLACK));
+                });
+            }
+            nobody_answers(&cluster.url());
+        });
     }
 }
 
@@ -338,7 +362,7 @@ fn nodes_that_are_away() {
 fn an_acquire_without_an_answer_is_undone() {
     let cluster = steady();
     let (one, two) = (client(&cluster.url()), client(&cluster.url()));
-    let name = name_on(&cluster, 1);
+    let name = name_on(&cluster, "a", 1);
     released(one.mutex(&*name).lock().unwrap());
     cluster.stop(1);
     let error = one.mutex(&*name).ttl(ms(60_000)).try_lock().unwrap_err();
@@ -347,19 +371,11 @@ fn an_acquire_without_an_answer_is_undone() {
     assert!(text.contains(&format!("127.0.0.1:{port}: ")), "{text}");
     // The others have nothing to do with it.
     for node in [0, 2] {
-        released(one.mutex(name_on_known(&cluster, node)).lock().unwrap());
+        released(one.mutex(name_on(&cluster, "a", node)).lock().unwrap());
     }
     cluster.resume(1);
     let guard = two.mutex(&*name).try_lock_for(ms(10_000)).unwrap();
     released(guard.expect("it was undone"));
-}
-
-/// As [`name_on`], while a node is stopped.
-fn name_on_known(cluster: &Cluster, node: usize) -> String {
-    (0..)
-        .map(|n| format!("n{n}"))
-        .find(|name| usize::from(cluster.slot(&lock(name))) * 3 / 16_384 == node)
-        .expect("there are names for every node")
 }
 
 #[test]
@@ -372,10 +388,13 @@ fn what_is_no_cluster_says_so() {
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
     assert!(error.to_string().contains("redis://"), "{error}");
 
-    let cluster = steady();
+    let cluster = shared();
     let port = cluster.client_port(0);
     let client = Client::open(&format!("redis://127.0.0.1:{port}")).unwrap();
-    let error = client.mutex(name_on(&cluster, 1)).lock().unwrap_err();
+    let error = client
+        .mutex(name_on(cluster, "plain", 1))
+        .lock()
+        .unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
     assert!(error.to_string().contains("redis+cluster://"), "{error}");
 }
@@ -526,7 +545,7 @@ fn number(server: &Server, key: &str) -> u64 {
 /// name there, and one that holds two more: of one the new master has never heard.
 fn contention_goes_on(trouble: Trouble) {
     let mut cluster = Cluster::start(3, 1);
-    let name = name_on(&cluster, 0);
+    let name = name_on(&cluster, "a", 0);
     let witness = Server::start();
     let given = [
         ("URL", cluster.url()),
@@ -546,6 +565,20 @@ fn contention_goes_on(trouble: Trouble) {
     let dies = hold("dies");
     forget_all(&cluster, replica, &lock(&beside(&name, "dies")));
     let survives = hold("survives");
+    // Who looks around so seldom must be told, by whatever thread of ours, that the master is another.
+    let parked = builder(&cluster.url()).backstop(ms(60_000)).build();
+    let parked = parked.unwrap();
+    let (got, parked_got) = unbounded();
+    let parked = thread::spawn({
+        let name = beside(&name, "dies");
+        move || {
+            let guard = parked.mutex(name).lock().unwrap();
+            got.send(Instant::now()).unwrap();
+            released(guard);
+        }
+    });
+    let channel = format!("lock_release:{}", beside(&name, "dies"));
+    eventually(ms(10_000), || cluster.node(0).listeners(&channel) > 0);
     for child in &children {
         child.wait_for("ready");
     }
@@ -569,8 +602,13 @@ fn contention_goes_on(trouble: Trouble) {
         took <= GO_ON_WITHIN + SLACK + 3 * overshoot,
         "they went on after {took:?}, where a plain wait overshoots by {overshoot:?}"
     );
-    assert_eq!(lost.recv_timeout(ms(5_000)), Ok(Lost::Deleted));
+    let lost = lost.recv_timeout(ms(5_000)).expect("it is told");
+    assert!(matches!(lost, Lost::Deleted | Lost::Taken), "{lost}");
     let told = began.elapsed();
+    let at = parked_got.recv_timeout(ms(60_000)).unwrap();
+    let got = at.saturating_duration_since(began);
+    assert!(got <= GO_ON_WITHIN + SLACK + 3 * overshoot, "{got:?}");
+    parked.join().unwrap();
 
     // All of them are there by then, and the old one has nothing more to say.
     let entered = number(&witness, "entered");
@@ -608,9 +646,9 @@ fn contention_goes_on(trouble: Trouble) {
         .unwrap();
     assert!(accepted.is_sorted_by(|earlier, later| earlier < later));
     assert_eq!(survives.unlock().unwrap(), Unlocked::Released);
-    assert_eq!(dies.unlock().unwrap(), Unlocked::AlreadyLost(Lost::Deleted));
+    assert_eq!(dies.unlock().unwrap(), Unlocked::AlreadyLost(lost));
     println!(
-        "{trouble:?}: went on after {took:?}, told of the loss after {told:?}; entered {}, coincided {}, turned away {}, told of a loss {}",
+        "{trouble:?}: went on after {took:?}, told of the loss after {told:?}, the parked one got it after {got:?}; entered {}, coincided {}, turned away {}, told of a loss {}",
         number(&witness, "entered"),
         number(&witness, "coincided"),
         number(&witness, "stale"),

@@ -295,6 +295,15 @@ impl Desk {
         }
         self.probe_at = Some(now.after(PROBE_EVERY));
         site.subscriber.probe(&site.server);
+        if shared.servers.cluster().is_some()
+            && let Some(name) = site.subscriber.waited()
+        {
+            // One that was demoted in good order still hears all: only a command about a key is sent
+            // on, and tells where its slots are kept now.
+            let keys = shared.keys(name);
+            let until = now.after(site.server.command_timeout());
+            let _ = shared.servers.call(keys.inspect(), until, Lane::Free);
+        }
     }
 }
 

@@ -20,6 +20,7 @@ use crate::error::Error;
 use crate::hold::Hold;
 use crate::kind::{Found, Keys};
 use crate::lease::Ask;
+use crate::name::Name;
 use crate::server::Servers;
 use crate::server::cluster::Moved;
 use crate::threads::callbacks::Callbacks;
@@ -73,6 +74,10 @@ impl Shared {
             }));
         }
         shared
+    }
+
+    pub(crate) fn keys(&self, name: Name) -> Keys {
+        Keys::new(name, &self.config.key_prefix, &self.config.channel_prefix)
     }
 
     /// Errors once the client is shut down.
@@ -205,12 +210,7 @@ impl Shared {
         self.follow(|keys| moved.has(keys));
         // Those who wait hear of no release any more, and may have missed one.
         for name in self.waiters.waiting() {
-            let Config {
-                key_prefix,
-                channel_prefix,
-                ..
-            } = &self.config;
-            if moved.has(&Keys::new(name.clone(), key_prefix, channel_prefix)) {
+            if moved.has(&self.keys(name.clone())) {
                 self.waiters.look(&name);
             }
         }

@@ -190,6 +190,13 @@ impl Subscriber {
         state.channels.values().any(|channel| channel.users > 0)
     }
 
+    /// One of the names whose releases somebody waits to hear.
+    pub(crate) fn waited(&self) -> Option<Name> {
+        let state = self.state.lock();
+        let waited = state.channels.values().find(|channel| channel.users > 0);
+        waited.map(|channel| channel.name.clone())
+    }
+
     /// Interrupts the thread's read. Where that fails it looks around soon by itself.
     fn wake(&self, server: &Server, why: &[u8], until: Instant) -> bool {
         let published = server.command("PUBLISH", &[&self.control, why], until, Lane::Free);

@@ -89,6 +89,16 @@ impl Cluster {
         this
     }
 
+    /// Lets it run for as long as it likes: several tests share it.
+    pub(crate) fn untimed(mut self) -> Self {
+        let untimed = |node: Node| Node {
+            server: node.server.untimed(),
+            ..node
+        };
+        self.nodes = self.nodes.into_iter().map(untimed).collect();
+        self
+    }
+
     /// Through all nodes, with the password that is asked for.
     pub(crate) fn url(&self) -> String {
         let password = self.setup.password;
