@@ -44,6 +44,7 @@ pub(crate) fn acquire(
 ) -> Result<Option<Arc<Hold>>, Error> {
     let start = Instant::now();
     keys.check()?;
+    shared.servers.check(keys)?;
     let terms = settings.terms(&shared.config)?;
     shared.check_open()?;
     shared.start()?;
@@ -239,7 +240,10 @@ impl<'a> Wait<'a> {
             settings,
             ..
         } = self.attempt;
-        if self.subscription.is_none() && settings.wait == WaitPolicy::Wake {
+        // One that hears what the server before announces is of no more use.
+        let is_at_home = |subscription: &Subscription<'_>| subscription.is_at_home(shared);
+        if !self.subscription.as_ref().is_some_and(is_at_home) && settings.wait == WaitPolicy::Wake
+        {
             let until = Instant::now()
                 .after(shared.servers.command_timeout())
                 .min(self.deadline);

@@ -173,7 +173,7 @@ impl<'a> Attempt<'a> {
         self.shared.check_open()?;
         let cause = match fault {
             Fault::Unsafe(error) | Fault::Never(error) => return Err(error),
-            Fault::NotNow(cause) | Fault::NoAnswer(cause) => cause,
+            Fault::NotNow(cause) | Fault::NoAnswer(cause) | Fault::Elsewhere(_, cause) => cause,
         };
         let cause = cause.or_said_before(&mut self.said.borrow_mut());
         let now = Instant::now();

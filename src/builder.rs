@@ -26,16 +26,72 @@ use crate::url::Target;
 #[derive(Clone, Default)]
 #[must_use = "nothing is made until `build`"]
 pub struct ClientBuilder {
-    url: Option<String>,
+    place: Option<Place>,
     config: Config,
     #[cfg(feature = "tls")]
     tls: Tls,
 }
 
+/// Where Redis is, in the words that it was given in.
+#[derive(Clone)]
+enum Place {
+    Url(String),
+    Cluster(Vec<String>),
+    Sentinel(Vec<String>, String),
+}
+
+impl Place {
+    fn target(&self) -> Result<Target, Error> {
+        match self {
+            Self::Url(url) => Target::parse(url),
+            Self::Cluster(nodes) => Target::cluster(nodes),
+            Self::Sentinel(sentinels, master) => Target::sentinel(sentinels, master),
+        }
+    }
+}
+
 impl ClientBuilder {
-    /// Where Redis is; see [`Client::open`](crate::Client::open) for the forms. Needed.
+    /// Where Redis is; see [`Client::open`](crate::Client::open) for the forms. This or one of the
+    /// next two is needed; the last one set counts.
     pub fn url(mut self, url: impl Into<String>) -> Self {
-        self.url = Some(url.into());
+        self.place = Some(Place::Url(url.into()));
+        self
+    }
+
+    /// Where some nodes of a Redis Cluster are, who know the others: `host[:port]`, or a URL with
+    /// what is needed to log on to any node.
+    ///
+    /// ```no_run
+    /// # use leasehold::Client;
+    /// let client = Client::builder().cluster(["10.0.0.1:7000", "10.0.0.2:7000"]).build()?;
+    /// let nodes = ["rediss://ann:s3cret@n1.example", "rediss://ann:s3cret@n2.example"];
+    /// let client = Client::builder().cluster(nodes).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn cluster(mut self, nodes: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        let nodes = nodes.into_iter().map(Into::into).collect();
+        self.place = Some(Place::Cluster(nodes));
+        self
+    }
+
+    /// Where the sentinels are, `host[:port]` or a URL with what is needed to log on to them, and
+    /// the name of the master, or a URL with the name in the host's place and what is needed to log
+    /// on to the master.
+    ///
+    /// ```no_run
+    /// # use leasehold::Client;
+    /// let client = Client::builder().sentinel(["10.0.0.1", "10.0.0.2"], "mymaster").build()?;
+    /// let master = "redis://ann:s3cret@mymaster/2";
+    /// let client = Client::builder().sentinel(["10.0.0.1", "10.0.0.2"], master).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn sentinel(
+        mut self,
+        sentinels: impl IntoIterator<Item = impl Into<String>>,
+        master: impl Into<String>,
+    ) -> Self {
+        let sentinels = sentinels.into_iter().map(Into::into).collect();
+        self.place = Some(Place::Sentinel(sentinels, master.into()));
         self
     }
 
@@ -177,13 +233,13 @@ impl ClientBuilder {
 
     /// The settings, if they can work.
     pub(crate) fn check(self) -> Result<(Config, Target), Error> {
-        let Some(url) = self.url else {
+        let Some(place) = self.place else {
             return Err(Error::Config(
                 "no URL was given: ClientBuilder::url(\"redis://…\")".into(),
             ));
         };
         self.config.check()?;
-        let target = Target::parse(&url)?;
+        let target = place.target()?;
         #[cfg(feature = "tls")]
         let target = target.with_tls(&self.tls)?;
         Ok((self.config, target))
@@ -193,7 +249,7 @@ impl ClientBuilder {
 impl fmt::Debug for ClientBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The URL may hold a password.
-        let target = self.url.as_deref().and_then(|url| Target::parse(url).ok());
+        let target = self.place.as_ref().and_then(|place| place.target().ok());
         let mut shown = f.debug_struct("ClientBuilder");
         shown.field("server", &target.map(|target| target.label()));
         #[cfg(feature = "tls")]

@@ -8,7 +8,6 @@ use crate::builder::ClientBuilder;
 use crate::clock::Instant;
 use crate::env;
 use crate::error::Error;
-use crate::kind::Keys;
 use crate::mutex::Mutex;
 use crate::name::Name;
 use crate::server::{Fault, Servers};
@@ -54,6 +53,10 @@ impl Client {
     /// a password of their own get it by `?sentinel_user=…&sentinel_pass=…`. The master is then
     /// whichever server they say it is, and is followed when it moves.
     ///
+    /// With Redis Cluster: `redis+cluster://[user:password@]host[:port],host[:port]`, some of its
+    /// nodes; the others are learnt from them. Each name is kept by the master of its slot, which is
+    /// followed when the slot moves or a replica takes over.
+    ///
     /// # Errors
     ///
     /// [`Error::Config`] if the URL cannot be used.
@@ -94,12 +97,12 @@ impl Client {
 
     /// The lock called `name`. No I/O; two locks with one name are the same lock.
     pub fn mutex(&self, name: impl Into<Name>) -> Mutex {
-        let config = &self.shared().config;
-        let keys = Keys::new(name.into(), &config.key_prefix, &config.channel_prefix);
+        let keys = self.shared().keys(name.into());
         Mutex::new(Arc::clone(&self.core), Arc::new(keys))
     }
 
     /// Asks Redis for a sign of life, and says how long it took. Returns within the command timeout.
+    /// In a cluster it is enough that one of the masters gives one.
     ///
     /// # Errors
     ///

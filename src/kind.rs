@@ -6,6 +6,7 @@ use crate::error::Error;
 use crate::holder::{Holder, HolderId};
 use crate::name::{Name, shown};
 use crate::scripts::{ACQUIRE, Arg, Call, INSPECT, RELEASE, RENEW, Reply};
+use crate::server::slots::{hash_tag, slot};
 use crate::token::FencingToken;
 
 /// A name, and what belongs to it in Redis.
@@ -14,8 +15,6 @@ pub(crate) struct Keys {
     pub(crate) name: Name,
     lock: Vec<u8>,
     fence: Vec<u8>,
-    /// Never exists; deleting it changes nothing but is refused by a replica.
-    none: Vec<u8>,
     pub(crate) channel: Vec<u8>,
 }
 
@@ -41,7 +40,6 @@ impl Keys {
         let channel = [channel_prefix.as_bytes(), name.as_bytes()].concat();
         Self {
             fence: beside(&lock, "fence"),
-            none: beside(&lock, "none"),
             lock,
             channel,
             name,
@@ -60,6 +58,23 @@ impl Keys {
         Ok(())
     }
 
+    /// Its slot, were it kept in a cluster.
+    pub(crate) fn slot(&self) -> u16 {
+        slot(&self.lock)
+    }
+
+    /// Errors when no cluster can keep this name: its keys would be in different slots.
+    pub(crate) fn check_slots(&self) -> Result<(), Error> {
+        if slot(&self.lock) == slot(&self.fence) {
+            return Ok(());
+        }
+        Err(Error::Config(format!(
+            "the keys of {} would be in different slots of the cluster: take the }} out of the name, or begin it \
+             with a hash tag such as {{x}}",
+            self.name
+        )))
+    }
+
     pub(crate) fn acquire<'a>(&'a self, id: &'a HolderId, ttl: Duration) -> Call<'a> {
         let args = [Arg::Bytes(id.as_str().as_bytes()), millis(ttl), Arg::Absent];
         Call {
@@ -67,6 +82,7 @@ impl Keys {
             keys: [&self.lock, &self.fence],
             args,
             replicas: None,
+            asking: false,
         }
     }
 
@@ -74,9 +90,10 @@ impl Keys {
         let args = [Arg::Bytes(value), Arg::Bytes(&self.channel), Arg::Absent];
         Call {
             script: &RELEASE,
-            keys: [&self.lock, &self.none],
+            keys: [&self.lock, b""],
             args,
             replicas: None,
+            asking: false,
         }
     }
 
@@ -94,9 +111,10 @@ impl Keys {
         ];
         Call {
             script: &RENEW,
-            keys: [&self.lock, &self.none],
+            keys: [&self.lock, b""],
             args,
             replicas: None,
+            asking: false,
         }
     }
 
@@ -106,6 +124,7 @@ impl Keys {
             keys: [&self.lock, &self.fence],
             args: Default::default(),
             replicas: None,
+            asking: false,
         }
     }
 }
@@ -185,20 +204,11 @@ fn millis(ttl: Duration) -> Arg<'static> {
 /// lock key, since no lock key begins with `leasehold:`.
 fn beside(lock: &[u8], what: &str) -> Vec<u8> {
     let what = what.as_bytes();
-    if has_hash_tag(lock) {
+    if hash_tag(lock).is_some() {
         [b"leasehold:", what, b":", lock].concat()
     } else {
         [b"leasehold:", what, b":{", lock, b"}"].concat()
     }
-}
-
-/// Whether a cluster hashes only what stands between the key's first braces.
-fn has_hash_tag(key: &[u8]) -> bool {
-    let Some(open) = key.iter().position(|&b| b == b'{') else {
-        return false;
-    };
-    let tag = key.iter().skip(open + 1).position(|&b| b == b'}');
-    tag.is_some_and(|length| length > 0)
 }
 
 #[cfg(test)]
@@ -222,6 +232,30 @@ mod tests {
         assert_eq!(keys("{u1}:a").fence, b"leasehold:fence:lock:{u1}:a");
         assert_eq!(keys("{}a").fence, b"leasehold:fence:{lock:{}a}");
         assert_eq!(keys("a{b").fence, b"leasehold:fence:{lock:a{b}");
+    }
+
+    /// All names of up to seven characters of these: what a cluster cannot keep is refused, and that
+    /// is only what has a closing brace and no hash tag.
+    #[test]
+    fn all_keys_of_a_name_are_in_one_slot_or_the_name_is_refused() {
+        let mut names = vec![String::new()];
+        for _ in 0..7 {
+            let longer = |name: &String| ["a", "{", "}"].map(|next| format!("{name}{next}"));
+            names = names.iter().flat_map(longer).collect();
+            for name in &names {
+                for prefix in ["lock:", "", "{t}", "}", "{"] {
+                    let keys = Keys::new(name.as_str().into(), prefix, "r:");
+                    let lock = [prefix, name].concat();
+                    let can_be = !lock.contains('}') || hash_tag(lock.as_bytes()).is_some();
+                    assert_eq!(keys.check_slots().is_ok(), can_be, "{lock}");
+                }
+            }
+        }
+        let error = keys("a}b").check_slots().unwrap_err().to_string();
+        assert!(
+            error.contains("a}b") && error.contains("hash tag"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -61,7 +61,13 @@
 //! - **With Sentinel**, an old master that is alive but cut off goes on granting locks to whoever
 //!   reaches it, for as long as it does not know that it was replaced. A sentinel that is behind may
 //!   send a new client there.
-//! - **Redis Cluster and quorums of servers** are not supported yet.
+//! - **In a cluster** a master that is cut off goes on granting locks to whoever reaches it, until its
+//!   `cluster-node-timeout` is over. Every release is broadcast to all nodes (by `PUBLISH`: a sharded
+//!   channel would lie in another slot than the lock). While a slot is on its way to another node,
+//!   what is held in it stays held, renewed and released, but a free name cannot be taken as long as
+//!   its keys are apart: calls wait for that, within their deadlines. A name with a `}` and no hash
+//!   tag is an [`Error::Config`]: its keys would be in different slots.
+//! - **Quorums of servers** are not supported yet.
 //! - **A reply that trickles in byte by byte** can overrun a deadline: a socket's timeout counts from
 //!   the last byte.
 //! - **A name server that lies** can send you to another Redis; with TLS (`rediss://`) it cannot.
@@ -99,7 +105,8 @@
 //!
 //! # Threads
 //!
-//! A client has no thread until its first lock is taken. From then on:
+//! A client has no thread until its first lock is taken. From then on, in a cluster with an io and a
+//! subscriber thread for each master in use:
 //!
 //! | thread | from | what it does |
 //! |---|---|---|
@@ -108,7 +115,7 @@
 //! | `leasehold-subscriber` | the first waiter | hears releases; a connection of its own |
 //! | `leasehold-sentinel` | the first lock, where there are sentinels | one for each: hears when the master moves |
 //! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |
-//! | `leasehold-dial` | only while connecting | makes connections |
+//! | `leasehold-dial` | only while connecting, or looking for who keeps the slots of a cluster | makes connections |
 //!
 //! Never one per lock. The last client, lock or guard to be dropped ends and joins them.
 //!

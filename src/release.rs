@@ -86,7 +86,7 @@ fn ask_until_answered(shared: &Shared, hold: &Hold, deadline: Instant) -> Result
                 None => Cause::text("the release script gave an answer that is not its own"),
             },
             Err(Fault::Unsafe(error) | Fault::Never(error)) => return Err(error),
-            Err(Fault::NotNow(cause)) => cause,
+            Err(Fault::NotNow(cause) | Fault::Elsewhere(_, cause)) => cause,
             Err(Fault::NoAnswer(cause)) => {
                 may_have_run = true;
                 cause

@@ -115,8 +115,12 @@ impl Released {
         self.last.push_back(undo);
     }
 
-    pub(crate) fn take(&mut self) -> VecDeque<Undo> {
-        std::mem::take(&mut self.last)
+    pub(crate) fn take(&mut self, is_moved: impl Fn(&Keys) -> bool) -> Vec<Undo> {
+        let (moved, rest) = std::mem::take(&mut self.last)
+            .into_iter()
+            .partition::<Vec<_>, _>(|undo| is_moved(&undo.keys));
+        self.last = rest.into();
+        moved
     }
 }
 
@@ -168,8 +172,8 @@ mod tests {
         for _ in 0..=Released::MOST {
             released.note(Undo::of_release(Arc::clone(&keys), id.clone(), until));
         }
-        assert_eq!(released.take().len(), Released::MOST);
-        assert!(released.take().is_empty());
+        assert_eq!(released.take(|_| true).len(), Released::MOST);
+        assert!(released.take(|_| true).is_empty());
     }
 
     #[test]

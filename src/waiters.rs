@@ -184,6 +184,13 @@ impl Waiters {
         }
     }
 
+    /// The names that somebody waits for.
+    pub(crate) fn waiting(&self) -> Vec<Name> {
+        let names = self.names.lock();
+        let waiting = names.iter().filter(|(_, queue)| !queue.places.is_empty());
+        waiting.map(|(name, _)| name.clone()).collect()
+    }
+
     /// Wakes everybody; returns how many.
     pub(crate) fn ring_all(&self) -> usize {
         let mut names = self.names.lock();

@@ -1,12 +1,14 @@
 //! Redis as the rest of the crate sees it: where a name is kept, and what a call about it came to.
 
 mod batch;
+pub(crate) mod cluster;
 mod dial;
 mod fault;
 pub(crate) mod node;
 mod one;
 mod pool;
 pub(crate) mod sentinel;
+pub(crate) mod slots;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +18,7 @@ use crate::config::Config;
 use crate::error::{Cause, Error};
 use crate::kind::Keys;
 use crate::scripts::{Call, Reply};
+use crate::server::cluster::Cluster;
 use crate::server::sentinel::Sentinels;
 use crate::url::Target;
 
@@ -35,6 +38,8 @@ pub(crate) struct Servers {
 enum Place {
     /// All of them on one server.
     One(Arc<Server>),
+    /// Each on the master that keeps its slot.
+    Cluster(Arc<Cluster>),
 }
 
 impl Servers {
@@ -42,7 +47,10 @@ impl Servers {
         Ok(Self {
             label: target.label(),
             command_timeout: config.command_timeout,
-            place: Place::One(Arc::new(Server::new(target, config)?)),
+            place: match target {
+                Target::Cluster(nodes) => Place::Cluster(Cluster::new(nodes, config)?),
+                target => Place::One(Arc::new(Server::new(target, config)?)),
+            },
         })
     }
 
@@ -56,9 +64,26 @@ impl Servers {
     }
 
     /// The server that keeps a name now, as far as is known.
-    pub(crate) fn home(&self, _keys: &Keys) -> Arc<Server> {
+    pub(crate) fn home(&self, keys: &Keys) -> Arc<Server> {
         match &self.place {
             Place::One(server) => Arc::clone(server),
+            Place::Cluster(cluster) => cluster.home(keys.slot()),
+        }
+    }
+
+    /// Whether `server` keeps a name now, as far as is known.
+    pub(crate) fn is_home(&self, server: &Arc<Server>, keys: &Keys) -> bool {
+        match &self.place {
+            Place::One(_) => true,
+            Place::Cluster(cluster) => Arc::ptr_eq(&cluster.home(keys.slot()), server),
+        }
+    }
+
+    /// Errors when a name cannot be kept here.
+    pub(crate) fn check(&self, keys: &Keys) -> Result<(), Error> {
+        match &self.place {
+            Place::One(_) => Ok(()),
+            Place::Cluster(_) => keys.check_slots(),
         }
     }
 
@@ -66,6 +91,7 @@ impl Servers {
     pub(crate) fn fixed(&self) -> &[Arc<Server>] {
         match &self.place {
             Place::One(server) => std::slice::from_ref(server),
+            Place::Cluster(_) => &[],
         }
     }
 
@@ -88,6 +114,7 @@ impl Servers {
     ) -> Result<(Reply, Instant), Fault> {
         match &self.place {
             Place::One(server) => server.call_or_undo(call, until, lane, undo),
+            Place::Cluster(cluster) => cluster.call_or_undo(call, until, lane, undo),
         }
     }
 
@@ -95,6 +122,7 @@ impl Servers {
     pub(crate) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
         match &self.place {
             Place::One(server) => server.command("PING", &[], until, Lane::Capped),
+            Place::Cluster(cluster) => cluster.ping(until),
         }
     }
 
@@ -106,13 +134,22 @@ impl Servers {
 
     /// Whether another server may take over, one that does not know all that the one before did.
     pub(crate) fn may_fail_over(&self) -> bool {
-        self.sentinels().is_some()
+        self.sentinels().is_some() || self.cluster().is_some()
+    }
+
+    /// Who knows the slots, where there are any.
+    pub(crate) fn cluster(&self) -> Option<&Arc<Cluster>> {
+        match &self.place {
+            Place::One(_) => None,
+            Place::Cluster(cluster) => Some(cluster),
+        }
     }
 
     /// Who knows the master, if that may change.
     pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
         match &self.place {
             Place::One(server) => server.sentinels(),
+            Place::Cluster(_) => None,
         }
     }
 
@@ -120,6 +157,16 @@ impl Servers {
     pub(crate) fn moved(&self) {
         match &self.place {
             Place::One(server) => server.moved(),
+            Place::Cluster(_) => {}
+        }
+    }
+
+    /// Something failed: whoever keeps the names may be about to be replaced.
+    pub(crate) fn doubt(&self) {
+        match &self.place {
+            // Sentinels say so by themselves.
+            Place::One(_) => {}
+            Place::Cluster(cluster) => cluster.doubt(),
         }
     }
 
@@ -127,13 +174,16 @@ impl Servers {
     pub(crate) fn close(&self) {
         match &self.place {
             Place::One(server) => server.close(),
+            Place::Cluster(cluster) => cluster.close(),
         }
     }
 
     /// A fault as an error for a caller that gives up.
     pub(crate) fn error(&self, fault: Fault) -> Error {
         match fault {
-            Fault::NotNow(cause) | Fault::NoAnswer(cause) => self.unreachable(cause),
+            Fault::NotNow(cause) | Fault::NoAnswer(cause) | Fault::Elsewhere(_, cause) => {
+                self.unreachable(cause)
+            }
             Fault::Unsafe(error) | Fault::Never(error) => error,
         }
     }

@@ -32,6 +32,8 @@ pub(crate) struct Pool {
     free: Condvar,
     capped: Condvar,
     closed: AtomicBool,
+    /// The server keeps no slot of its cluster any more.
+    retired: AtomicBool,
     /// Rises when every connection there is has become useless.
     generation: AtomicU64,
 }
@@ -94,6 +96,7 @@ impl Pool {
             free: Condvar::new(),
             capped: Condvar::new(),
             closed: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
             generation: AtomicU64::new(0),
         }
     }
@@ -104,6 +107,12 @@ impl Pool {
         let failed_before = state.dialing.failed_times;
         let mut in_time = true;
         loop {
+            if self.is_retired() {
+                return Err(Refusal::NotYet(NoWire {
+                    cause: Cause::text("it keeps no slot of the cluster any more"),
+                    is_final: false,
+                }));
+            }
             if let Some(wire) = state.take(lane, self.cap) {
                 return Ok(Lent {
                     pool: self,
@@ -291,6 +300,16 @@ impl Pool {
         self.leave(self.generation());
         self.state.lock().dialing.leave_behind();
         self.ring_all();
+    }
+
+    /// The server is of no more use, and nobody waits for it any longer.
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::SeqCst);
+        self.move_on();
+    }
+
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::SeqCst)
     }
 
     pub(crate) fn generation(&self) -> u64 {

@@ -9,13 +9,13 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use crate::clock::{Instant, nap};
 use crate::error::Error;
 use crate::hold::Hold;
-use crate::kind::Found;
+use crate::kind::{Found, Keys};
 use crate::lease::{Ask, Standing};
 use crate::lost::Lost;
 use crate::renewed::Renewed;
 use crate::replicas::Replicas;
 use crate::scripts::{Call, Reply};
-use crate::server::{Fault, Wire};
+use crate::server::{Fault, Lane, Wire};
 use crate::threads::Shared;
 use crate::threads::site::Site;
 use crate::threads::worker::{Worker, contain};
@@ -27,11 +27,16 @@ const MOST_TOGETHER: usize = 256;
 /// How often the subscriber is proved to hear, while anybody waits.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 
+/// How long after its server was found to be of no more use the thread still sends on what comes.
+const LEAVE_AFTER: Duration = Duration::from_secs(5);
+
 enum Job {
     Renew(Vec<(Arc<Hold>, Ask)>),
     Undo(Undo),
     /// Somebody waits.
     Probe,
+    /// The server is of no more use.
+    Leave,
     Stop,
 }
 
@@ -87,6 +92,15 @@ impl Io {
         }
     }
 
+    /// Ends the thread by and by: somebody may be about to send it something.
+    pub(crate) fn leave(&self) {
+        self.send(Job::Leave);
+    }
+
+    pub(crate) fn is_through(&self) -> bool {
+        self.worker.is_through()
+    }
+
     pub(crate) fn stop(&self) {
         self.send(Job::Stop);
     }
@@ -110,6 +124,13 @@ impl Item {
         }
     }
 
+    fn keys(&self) -> &Keys {
+        match self {
+            Self::Renew(hold, _) => &hold.keys,
+            Self::Undo(undo) => &undo.keys,
+        }
+    }
+
     fn call(&self) -> Call<'_> {
         match self {
             Self::Renew(hold, ask) => hold
@@ -127,6 +148,8 @@ struct Desk {
     wire: Option<Wire>,
     undos: Vec<Undo>,
     probe_at: Option<Instant>,
+    /// When the thread ends, where the server is of no more use.
+    leave_at: Option<Instant>,
 }
 
 impl Desk {
@@ -142,11 +165,17 @@ impl Desk {
                     }
                     Job::Undo(undo) => self.undos.push(undo),
                     Job::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
+                    Job::Leave => {
+                        self.leave_at = self.leave_at.or(Some(Instant::now().after(LEAVE_AFTER)));
+                    }
                     Job::Stop => stopping = true,
                 }
                 job = site.io.jobs.try_recv().ok();
             }
-            self.take_due_undos(shared, &mut items, stopping);
+            let is_leaving = self.leave_at.is_some();
+            self.take_due_undos(shared, &mut items, stopping || is_leaving);
+            stopping |= self.leave_at.is_some_and(|at| at <= Instant::now());
+            send_on(shared, site, &mut items);
             // Those who wait for replicas go last, and with their like.
             items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
             while let Some(first) = items.first() {
@@ -167,6 +196,7 @@ impl Desk {
             .iter()
             .map(|undo| undo.next)
             .chain(self.probe_at)
+            .chain(self.leave_at)
             .min();
         match next {
             None => jobs.recv().ok(),
@@ -211,7 +241,21 @@ impl Desk {
         if !usable {
             self.wire = None;
         }
+        let until = sent.after(server.command_timeout());
         for (item, answer) in items.into_iter().zip(answers) {
+            let (answer, sent) = match answer {
+                // Nothing ran, so it may be sent again to where the name is kept now.
+                Err(Fault::Elsewhere(..)) => {
+                    match shared
+                        .servers
+                        .call_or_undo(item.call(), until, Lane::Free, None)
+                    {
+                        Ok((reply, sent)) => (Ok(reply), sent),
+                        Err(fault) => (Err(fault), sent),
+                    }
+                }
+                answer => (answer, sent),
+            };
             self.settle(shared, item, sent, answer);
         }
     }
@@ -251,6 +295,26 @@ impl Desk {
         }
         self.probe_at = Some(now.after(PROBE_EVERY));
         site.subscriber.probe(&site.server);
+        if shared.servers.cluster().is_some()
+            && let Some(name) = site.subscriber.waited()
+        {
+            // One that was demoted in good order still hears all: only a command about a key is sent
+            // on, and tells where its slots are kept now.
+            let keys = shared.keys(name);
+            let until = now.after(site.server.command_timeout());
+            let _ = shared.servers.call(keys.inspect(), until, Lane::Free);
+        }
+    }
+}
+
+/// Hands on what is kept by another server now.
+fn send_on(shared: &Shared, site: &Site, items: &mut Vec<Item>) {
+    for item in items.extract_if(.., |item| !shared.is_home(site, item.keys())) {
+        let home = shared.home(item.keys());
+        match item {
+            Item::Renew(hold, ask) => home.io.renew(vec![(hold, ask)]),
+            Item::Undo(undo) => home.io.undo(undo),
+        }
     }
 }
 

@@ -20,7 +20,9 @@ use crate::error::Error;
 use crate::hold::Hold;
 use crate::kind::{Found, Keys};
 use crate::lease::Ask;
+use crate::name::Name;
 use crate::server::Servers;
+use crate::server::cluster::Moved;
 use crate::threads::callbacks::Callbacks;
 use crate::threads::site::{Site, Sites};
 use crate::threads::subscriber::Subscription;
@@ -50,7 +52,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(config: Config, servers: Servers) -> Arc<Self> {
         let switches = Switches::new(servers.sentinels().map_or(0, |sentinels| sentinels.len()));
-        Arc::new_cyclic(|me| Self {
+        let shared = Arc::new_cyclic(|me| Self {
             config,
             servers,
             waiters: Waiters::default(),
@@ -62,7 +64,20 @@ impl Shared {
             closed: AtomicBool::new(false),
             serial: AtomicU64::new(0),
             me: Weak::clone(me),
-        })
+        });
+        if let Some(cluster) = shared.servers.cluster() {
+            let me = Weak::clone(&shared.me);
+            cluster.follow_with(Box::new(move |moved| {
+                if let Some(shared) = me.upgrade() {
+                    shared.slots_moved(moved);
+                }
+            }));
+        }
+        shared
+    }
+
+    pub(crate) fn keys(&self, name: Name) -> Keys {
+        Keys::new(name, &self.config.key_prefix, &self.config.channel_prefix)
     }
 
     /// Errors once the client is shut down.
@@ -93,6 +108,11 @@ impl Shared {
         self.timer.start(self)?;
         self.sites.start(self, self.servers.fixed())?;
         self.switches.start(self)
+    }
+
+    /// Whether `site` keeps a name now, as far as is known.
+    pub(crate) fn is_home(&self, site: &Site, keys: &Keys) -> bool {
+        self.servers.is_home(&site.server, keys)
     }
 
     /// The site that keeps a name now, as far as is known.
@@ -168,15 +188,34 @@ impl Shared {
         );
     }
 
-    /// Another server is the master now: what the one before did last may not have come to it.
-    fn follow(&self) {
+    /// Other servers keep these names now: what those before did last may not have come to them.
+    fn follow(&self, is_moved: impl Fn(&Keys) -> bool) {
         for hold in self.timer.all() {
-            hold.lease(|lease| lease.doubt(Instant::now()));
-            self.look_after(&hold);
+            if is_moved(&hold.keys) {
+                hold.lease(|lease| lease.doubt(Instant::now()));
+                self.look_after(&hold);
+            }
         }
-        for undo in self.released.lock().take() {
+        let released = self.released.lock().take(is_moved);
+        for undo in released {
             self.undo(undo);
         }
+    }
+
+    /// Other nodes of the cluster keep these slots now.
+    fn slots_moved(&self, moved: &Moved) {
+        if self.is_closed() {
+            return;
+        }
+        self.follow(|keys| moved.has(keys));
+        // Those who wait hear of no release any more, and may have missed one.
+        for name in self.waiters.waiting() {
+            if moved.has(&self.keys(name.clone())) {
+                self.waiters.look(&name);
+            }
+        }
+        self.sites.sweep();
+        log::debug!(server = self.servers.label(); "slots of the cluster have moved");
     }
 
     /// Looks after a lease from now on: sets the timer to what is due next, or tells its loss.

@@ -35,6 +35,10 @@ impl Site {
         self.subscriber.stop(&self.server, until);
     }
 
+    fn is_through(&self) -> bool {
+        self.subscriber.is_through() && self.io.is_through()
+    }
+
     /// Waits for its threads; false if one did not end in time.
     pub(crate) fn join(&self, until: Instant) -> bool {
         self.subscriber.join(until) & self.io.join(until)
@@ -64,6 +68,20 @@ impl Sites {
         let site = Arc::new(Site::new(Arc::clone(server)));
         sites.push(Arc::clone(&site));
         site
+    }
+
+    /// Lets go of the sites whose servers are of no more use, once their threads have ended, and
+    /// begins to end those of the others.
+    pub(crate) fn sweep(&self) {
+        let is_over = |site: &mut Arc<Site>| site.server.is_retired() && site.is_through();
+        let over: Vec<_> = self.sites.write().extract_if(.., is_over).collect();
+        // Closes connections: not under the lock.
+        drop(over);
+        for site in self.all() {
+            if site.server.is_retired() {
+                site.io.leave();
+            }
+        }
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Site>> {

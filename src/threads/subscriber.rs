@@ -97,9 +97,16 @@ pub(crate) struct Subscription<'a> {
 
 impl Subscription<'_> {
     /// Whether every release since `at` was heard, and is at this moment.
+    ///
+    /// For as long as its server keeps the name: see [`is_at_home`](Self::is_at_home).
     pub(crate) fn hears_since(&self, at: Instant) -> bool {
         self.live.0.load(Ordering::SeqCst) <= at.as_nanos()
             && !self.site.subscriber.mute.load(Ordering::SeqCst)
+    }
+
+    /// Whether its server still keeps the name, as far as is known.
+    pub(crate) fn is_at_home(&self, shared: &Shared) -> bool {
+        shared.is_home(&self.site, self.keys)
     }
 }
 
@@ -183,6 +190,13 @@ impl Subscriber {
         state.channels.values().any(|channel| channel.users > 0)
     }
 
+    /// One of the names whose releases somebody waits to hear.
+    pub(crate) fn waited(&self) -> Option<Name> {
+        let state = self.state.lock();
+        let waited = state.channels.values().find(|channel| channel.users > 0);
+        waited.map(|channel| channel.name.clone())
+    }
+
     /// Interrupts the thread's read. Where that fails it looks around soon by itself.
     fn wake(&self, server: &Server, why: &[u8], until: Instant) -> bool {
         let published = server.command("PUBLISH", &[&self.control, why], until, Lane::Free);
@@ -230,6 +244,10 @@ impl Subscriber {
         self.worker.join(until)
     }
 
+    pub(crate) fn is_through(&self) -> bool {
+        self.worker.is_through()
+    }
+
     fn is_stopping(&self) -> bool {
         self.state.lock().stopping
     }
@@ -245,7 +263,7 @@ impl Subscriber {
 
 fn run(shared: &Shared, site: &Site) {
     let mut failures = 0;
-    while !site.subscriber.is_stopping() {
+    while !site.subscriber.is_stopping() && !site.server.is_retired() {
         match listen(shared, site, &mut failures) {
             Ok(()) => return,
             Err(why) => {
@@ -255,6 +273,10 @@ fn run(shared: &Shared, site: &Site) {
                     channel.live.set(None);
                 }
                 drop(state);
+                if site.server.is_retired() {
+                    return;
+                }
+                shared.servers.doubt();
                 // One warning for an outage, however long it lasts.
                 log::log!(
                     if failures == 0 { log::Level::Warn } else { log::Level::Debug },
