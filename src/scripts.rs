@@ -31,8 +31,8 @@ macro_rules! script {
 }
 
 pub(crate) static ACQUIRE: Script = script!("acquire", "get", "time", "set", "del", "pttl");
-pub(crate) static RELEASE: Script = script!("release", "get", "del");
-pub(crate) static RENEW: Script = script!("renew", "get", "pttl", "pexpire", "del");
+pub(crate) static RELEASE: Script = script!("release", "get", "del", "pttl", "pexpire", "set");
+pub(crate) static RENEW: Script = script!("renew", "get", "pttl", "pexpire", "set", "del");
 pub(crate) static INSPECT: Script = script!("inspect", "get", "pttl");
 
 /// One call of a script, ready to be sent.

@@ -166,7 +166,9 @@ impl Desk {
                     Job::Undo(undo) => self.undos.push(undo),
                     Job::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
                     Job::Leave => {
-                        self.leave_at = self.leave_at.or(Some(Instant::now().after(LEAVE_AFTER)));
+                        self.leave_at = self
+                            .leave_at
+                            .or_else(|| Some(Instant::now().after(LEAVE_AFTER)));
                     }
                     Job::Stop => stopping = true,
                 }
