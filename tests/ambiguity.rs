@@ -103,7 +103,8 @@ impl Monitor {
             let line = self.line();
             // `1700000000.123456 [0 127.0.0.1:1234] "EVALSHA" "…" "2" "lock:a" "leasehold:fence:…" "…" …`
             let parts = |keys: u8| line.split_once(&format!(" \"{keys}\" \"lock:{name}\" "));
-            let (is_acquire, Some((head, tail))) = (parts(2).is_some(), parts(2).or(parts(1)))
+            let (is_acquire, Some((head, tail))) =
+                (parts(2).is_some(), parts(2).or_else(|| parts(1)))
             else {
                 continue;
             };

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, OnceLock};
 use std::thread;
@@ -83,7 +84,7 @@ fn smoke() {
     for node in 0..3 {
         let name = name_on(cluster, "smoke", node);
         let guard = one.mutex(&*name).ttl(ms(60_000)).lock().unwrap();
-        assert!(cluster.node(node).get(&lock(&name)).is_some());
+        assert!(cluster.node(node).get(lock(&name)).is_some());
         assert!(two.mutex(&*name).try_lock().unwrap().is_none());
         let holder = two.mutex(&*name).inspect().unwrap().expect("it is held");
         assert_eq!(holder.fencing_token(), Some(guard.fencing_token()));
@@ -471,7 +472,18 @@ fn contender() {
         is_over.store(true, Ordering::SeqCst);
         (late, overshoot.join().unwrap())
     });
+    // Nothing is left of what was for the master before.
+    for thread in ["leasehold-io", "leasehold-subsc"] {
+        eventually(ms(20_000), || threads(thread) == 1);
+    }
     say(&format!("{} {}", late.as_millis(), overshoot.as_millis()));
+}
+
+/// How many threads of this process have this name, or so much of it as the system keeps.
+fn threads(name: &str) -> usize {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|comm| comm.trim_end() == name).count()
 }
 
 /// The most that a plain wait was late.

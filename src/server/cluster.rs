@@ -74,7 +74,8 @@ pub(crate) struct Cluster {
 struct Known {
     keepers: Vec<Option<Arc<Server>>>,
     servers: HashMap<Place, Arc<Server>>,
-    replicas: Vec<Place>,
+    /// What a node said last.
+    layout: Layout,
     /// Redirects of late, by slot.
     redirects: HashMap<u16, (Place, Instant)>,
     stale: bool,
@@ -109,7 +110,7 @@ impl Cluster {
             known: Mutex::new(Known {
                 keepers: vec![None; usize::from(SLOTS)],
                 servers: HashMap::new(),
-                replicas: Vec::new(),
+                layout: Layout::default(),
                 redirects: HashMap::new(),
                 stale: true,
                 doubted: Instant::START,
@@ -196,13 +197,14 @@ impl Cluster {
 
     /// Whether a master answers: the first that does.
     pub(super) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
-        let mut fault = match self.keeper(0, until) {
-            Ok(_) => Fault::NotNow(Cause::text("no master is known")),
-            Err(fault) => fault,
-        };
-        let masters = self.known.lock().masters();
+        let mut masters = self.known.lock().masters();
+        let mut fault = Fault::NotNow(Cause::text("no master is known"));
+        if masters.is_empty() {
+            fault = self.look(until).unwrap_or(fault);
+            masters = self.known.lock().masters();
+        }
         let count = masters.len();
-        for (n, (_, master)) in masters.into_iter().enumerate() {
+        for (n, master) in masters.into_iter().enumerate() {
             let now = Instant::now();
             let part = now.until(until) / (count - n) as u32;
             match master.command("PING", &[], now.after(part), Lane::Capped) {
@@ -383,29 +385,41 @@ impl Cluster {
         layout: Layout,
         asked: Instant,
     ) -> (Option<Moved>, Vec<Arc<Server>>) {
-        known
-            .redirects
-            .retain(|_, (_, at)| at.until(asked) < GOSSIP);
-        let redirects = known.redirects.clone();
+        let Known {
+            redirects, servers, ..
+        } = known;
+        redirects.retain(|_, (place, at)| {
+            let has_failed = servers.get(place).is_some_and(|server| server.is_failing());
+            at.until(asked) < GOSSIP && !has_failed
+        });
+        let redirects = redirects.clone();
+        // Mostly nothing has changed, and many ask at once.
+        if redirects.is_empty() && known.layout == layout {
+            return (None, Vec::new());
+        }
         let mut moved = None;
-        for (slots, place) in layout.masters {
-            for slot in slots {
-                let place = redirects.get(&slot).map_or(&place, |(place, _)| place);
-                let Some(server) = self.server_at(known, place) else {
-                    continue;
-                };
+        for (slots, place) in &layout.masters {
+            let Some(master) = self.server_at(known, place) else {
+                continue;
+            };
+            for slot in slots.clone() {
                 let n = usize::from(slot);
+                let redirect = redirects.get(&slot);
+                let server = redirect.and_then(|(place, _)| self.server_at(known, place));
+                let server = server.as_ref().unwrap_or(&master);
+                // Whoever was asked has not heard of the move yet, nor of what moved with it.
+                known.stale |= !Arc::ptr_eq(server, &master);
                 // A slot that nobody keeps stays where it was: whoever is there knows better.
                 let Some(keeper) = known.keepers.get_mut(n) else {
                     continue;
                 };
                 if keeper
                     .as_ref()
-                    .is_some_and(|before| Arc::ptr_eq(before, &server))
+                    .is_some_and(|before| Arc::ptr_eq(before, server))
                 {
                     continue;
                 }
-                if keeper.replace(server).is_some()
+                if keeper.replace(Arc::clone(server)).is_some()
                     && let Some(is_moved) = moved
                         .get_or_insert_with(|| vec![false; usize::from(SLOTS)])
                         .get_mut(n)
@@ -414,13 +428,15 @@ impl Cluster {
                 }
             }
         }
-        known.replicas = layout.replicas;
-        let kept: HashSet<*const Server> =
+        let mut kept: Vec<*const Server> =
             known.keepers.iter().flatten().map(Arc::as_ptr).collect();
+        kept.sort_unstable();
+        kept.dedup();
         let retired = known
             .servers
             .extract_if(|_, server| !kept.contains(&Arc::as_ptr(server)));
         let retired = retired.map(|(_, server)| server).collect();
+        known.layout = layout;
         (moved.map(Moved), retired)
     }
 
@@ -507,7 +523,7 @@ impl Cluster {
     /// The connections are closed; what is out is closed when it comes back.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        let servers: Vec<_> = self.known.lock().servers.values().cloned().collect();
+        let servers = self.known.lock().masters();
         for server in servers {
             server.close();
         }
@@ -520,16 +536,14 @@ impl Known {
         self.keepers.get(usize::from(slot))?.as_ref()
     }
 
-    fn masters(&self) -> Vec<(Place, Arc<Server>)> {
-        let each = self.servers.iter();
-        each.map(|(place, server)| (place.clone(), Arc::clone(server)))
-            .collect()
+    fn masters(&self) -> Vec<Arc<Server>> {
+        self.servers.values().cloned().collect()
     }
 
     /// Those who may know the slots: each in its turn where there are many.
     fn whom_to_ask(&mut self, seeds: impl Iterator<Item = Place>) -> Vec<Place> {
         let mut places: Vec<Place> = self.servers.keys().cloned().chain(seeds).collect();
-        places.extend(self.replicas.iter().cloned());
+        places.extend(self.layout.replicas.iter().cloned());
         places.sort();
         places.dedup();
         if places.len() > MOST_ASKED {

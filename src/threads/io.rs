@@ -28,7 +28,7 @@ const MOST_TOGETHER: usize = 256;
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 
 /// How long after its server was found to be of no more use the thread still sends on what comes.
-const LEAVE_AFTER: Duration = Duration::from_secs(5);
+const LEAVE_AFTER: Duration = Duration::from_secs(2);
 
 enum Job {
     Renew(Vec<(Arc<Hold>, Ask)>),
@@ -166,9 +166,8 @@ impl Desk {
                     Job::Undo(undo) => self.undos.push(undo),
                     Job::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
                     Job::Leave => {
-                        self.leave_at = self
-                            .leave_at
-                            .or_else(|| Some(Instant::now().after(LEAVE_AFTER)));
+                        self.leave_at
+                            .get_or_insert_with(|| Instant::now().after(LEAVE_AFTER));
                     }
                     Job::Stop => stopping = true,
                 }
