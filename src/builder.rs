@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::url::Target;
+use crate::url::{Deployment, Target};
 
 /// Settings to make a [`Client`](crate::Client) with. Setters never fail; [`build`](Self::build) checks.
 ///
@@ -24,6 +24,7 @@ use crate::url::Target;
 #[must_use = "nothing is made until `build`"]
 pub struct ClientBuilder {
     url: Option<String>,
+    quorum: Option<Vec<String>>,
     config: Config,
 }
 
@@ -31,6 +32,13 @@ impl ClientBuilder {
     /// Where Redis is; see [`Client::open`](crate::Client::open) for the forms. Needed.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());
+        self
+    }
+
+    /// The servers of a quorum, instead of a [`url`](Self::url); see
+    /// [`Client::quorum`](crate::Client::quorum).
+    pub fn quorum<U: Into<String>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
+        self.quorum = Some(urls.into_iter().map(Into::into).collect());
         self
     }
 
@@ -113,14 +121,18 @@ impl ClientBuilder {
     }
 
     /// The settings, if they can work.
-    pub(crate) fn check(self) -> Result<(Config, Target), Error> {
-        let Some(url) = self.url else {
-            return Err(Error::Config(
-                "no URL was given: ClientBuilder::url(\"redis://…\")".into(),
-            ));
+    pub(crate) fn check(self) -> Result<(Config, Deployment), Error> {
+        let wrong = |what: &str| Err(Error::Config(what.into()));
+        let deployment = match (self.url, self.quorum) {
+            (None, None) => {
+                return wrong("no URL was given: ClientBuilder::url(\"redis://…\")");
+            }
+            (Some(_), Some(_)) => return wrong("take either url or quorum, not both"),
+            (Some(url), None) => Deployment::One(Target::parse(&url)?),
+            (None, Some(urls)) => Deployment::quorum(&urls)?,
         };
         self.config.check()?;
-        Ok((self.config, Target::parse(&url)?))
+        Ok((self.config, deployment))
     }
 }
 

@@ -25,6 +25,7 @@ macro_rules! script {
 }
 
 pub(crate) static ACQUIRE: Script = script!("acquire");
+pub(crate) static PROPOSE: Script = script!("propose");
 pub(crate) static RELEASE: Script = script!("release");
 pub(crate) static RENEW: Script = script!("renew");
 pub(crate) static INSPECT: Script = script!("inspect");

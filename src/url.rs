@@ -10,6 +10,41 @@ use crate::error::Error;
 /// A dead peer is noticed by the kernel within about half a minute even where nobody reads.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
+/// Where the locks are kept.
+pub(crate) enum Deployment {
+    One(Target),
+    /// On several independent servers.
+    Quorum(Vec<Address>),
+}
+
+impl Deployment {
+    /// Reads the URLs of a quorum's servers.
+    pub(crate) fn quorum(urls: &[String]) -> Result<Self, Error> {
+        let parse = |url: &String| match Target::parse(url)? {
+            Target::Server(address) => Ok(address),
+            Target::Sentinel(_) => Err(Error::Config(
+                "a quorum is made of single servers: a URL of sentinels cannot be one of them"
+                    .into(),
+            )),
+        };
+        urls.iter()
+            .map(parse)
+            .collect::<Result<_, _>>()
+            .map(Self::Quorum)
+    }
+
+    /// For people: no user, no password.
+    pub(crate) fn label(&self) -> String {
+        match self {
+            Self::One(target) => target.label(),
+            Self::Quorum(addresses) => {
+                let labels: Vec<&str> = addresses.iter().map(|one| one.label.as_str()).collect();
+                format!("quorum of {}", labels.join(", "))
+            }
+        }
+    }
+}
+
 /// What a URL leads to.
 pub(crate) enum Target {
     /// One server.

@@ -3,10 +3,16 @@
 mod batch;
 mod dial;
 mod fault;
+mod line;
 pub(crate) mod node;
 mod one;
+mod peer;
+mod poll;
 mod pool;
+mod quorum;
 pub(crate) mod sentinel;
+mod tokens;
+mod votes;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,15 +20,20 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::{Cause, Error};
+use crate::holder::HolderId;
 use crate::kind::Keys;
 use crate::scripts::{Call, Reply};
 use crate::server::sentinel::Sentinels;
-use crate::url::Target;
+use crate::url::Deployment;
 
 pub(crate) use crate::server::fault::Fault;
+pub(crate) use crate::server::line::{Promise, Receipt};
 pub(crate) use crate::server::node::Wire;
 pub(crate) use crate::server::one::Server;
+pub(crate) use crate::server::peer::Errand;
 pub(crate) use crate::server::pool::Lane;
+pub(crate) use crate::server::quorum::{Quorum, Stake};
+pub(crate) use crate::server::votes::{Counted, Size, Tally};
 
 /// The Redis that keeps the locks: all its servers.
 pub(crate) struct Servers {
@@ -35,14 +46,19 @@ pub(crate) struct Servers {
 enum Place {
     /// All of them on one server.
     One(Arc<Server>),
+    /// All of them on each of several servers.
+    Quorum(Quorum),
 }
 
 impl Servers {
-    pub(crate) fn new(target: Target, config: &Config) -> Result<Self, Error> {
+    pub(crate) fn new(deployment: Deployment, config: &Config) -> Result<Self, Error> {
         Ok(Self {
-            label: target.label(),
+            label: deployment.label(),
             command_timeout: config.command_timeout,
-            place: Place::One(Arc::new(Server::new(target, config)?)),
+            place: match deployment {
+                Deployment::One(target) => Place::One(Arc::new(Server::new(target, config, None)?)),
+                Deployment::Quorum(addresses) => Place::Quorum(Quorum::new(addresses, config)?),
+            },
         })
     }
 
@@ -56,9 +72,18 @@ impl Servers {
     }
 
     /// The server that keeps a name now, as far as is known.
-    pub(crate) fn home(&self, _keys: &Keys) -> Arc<Server> {
+    fn home(&self, _keys: &Keys) -> Arc<Server> {
         match &self.place {
             Place::One(server) => Arc::clone(server),
+            Place::Quorum(_) => unreachable!("a quorum keeps each name on all its servers"),
+        }
+    }
+
+    /// The servers that keep a name now, as far as is known, and how many of them a majority takes.
+    pub(crate) fn keepers(&self, keys: &Keys) -> (Vec<Arc<Server>>, Size) {
+        match &self.place {
+            Place::Quorum(quorum) => (quorum.servers().to_vec(), quorum.size()),
+            Place::One(_) => (vec![self.home(keys)], Size::of(1)),
         }
     }
 
@@ -66,6 +91,29 @@ impl Servers {
     pub(crate) fn fixed(&self) -> &[Arc<Server>] {
         match &self.place {
             Place::One(server) => std::slice::from_ref(server),
+            Place::Quorum(quorum) => quorum.servers(),
+        }
+    }
+
+    /// Where it is noted what each server did about an acquiring command, where there are several.
+    pub(crate) fn receipt(&self) -> Option<Arc<Receipt>> {
+        match &self.place {
+            Place::Quorum(quorum) => Some(Arc::new(Receipt::new(quorum.size().all))),
+            Place::One(_) => None,
+        }
+    }
+
+    /// The call that acquires; where the client proposes the token, one above `above`.
+    pub(crate) fn acquire<'a>(
+        &self,
+        keys: &'a Keys,
+        id: &'a HolderId,
+        ttl: Duration,
+        above: u64,
+    ) -> Call<'a> {
+        match &self.place {
+            Place::Quorum(quorum) => keys.propose(id, ttl, quorum.propose(above)),
+            Place::One(_) => keys.acquire(id, ttl),
         }
     }
 
@@ -76,18 +124,22 @@ impl Servers {
             .map(|(reply, _)| reply)
     }
 
-    /// As [`call`](Self::call); where no answer comes, `undo` is written behind the call on the same
-    /// connection. With the answer comes the instant before the call was sent, once there was a
-    /// connection: a lease counts from then.
+    /// As [`call`](Self::call), for an acquiring call or a release. Where no answer to an acquiring
+    /// call comes, its undo is written behind it on the same connection. With the answer comes the
+    /// instant before the call was sent, once there was a connection: a lease counts from then.
     pub(crate) fn call_or_undo(
         &self,
         call: Call<'_>,
         until: Instant,
         lane: Lane,
-        undo: Option<Call<'_>>,
+        stake: Option<&Stake<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
         match &self.place {
-            Place::One(server) => server.call_or_undo(call, until, lane, undo),
+            Place::One(server) => {
+                let undo = stake.filter(|_| lane == Lane::Capped).map(Stake::release);
+                server.call_or_undo(call, until, lane, undo)
+            }
+            Place::Quorum(quorum) => quorum.call(call, until, lane, stake),
         }
     }
 
@@ -95,13 +147,17 @@ impl Servers {
     pub(crate) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
         match &self.place {
             Place::One(server) => server.command("PING", &[], until, Lane::Capped),
+            Place::Quorum(quorum) => quorum.ping(until),
         }
     }
 
     /// For how long at `now` the keeper of a name has not answered, for a caller that has asked
     /// since `start`; zero while nothing has failed since the last answer.
     pub(crate) fn silent_for(&self, keys: &Keys, now: Instant, start: Instant) -> Duration {
-        self.home(keys).silent_for(now, start)
+        match &self.place {
+            Place::Quorum(quorum) => quorum.silent_for(now, start),
+            Place::One(_) => self.home(keys).silent_for(now, start),
+        }
     }
 
     /// Whether another server may take over, one that does not know all that the one before did.
@@ -113,6 +169,7 @@ impl Servers {
     pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
         match &self.place {
             Place::One(server) => server.sentinels(),
+            Place::Quorum(_) => None,
         }
     }
 
@@ -120,6 +177,7 @@ impl Servers {
     pub(crate) fn moved(&self) {
         match &self.place {
             Place::One(server) => server.moved(),
+            Place::Quorum(_) => {}
         }
     }
 
@@ -127,6 +185,7 @@ impl Servers {
     pub(crate) fn close(&self) {
         match &self.place {
             Place::One(server) => server.close(),
+            Place::Quorum(quorum) => quorum.close(),
         }
     }
 

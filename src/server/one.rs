@@ -11,8 +11,9 @@ use crate::config::Config;
 use crate::error::{Cause, Error, Meaning, meaning, words};
 use crate::scripts::{Call, Reply};
 use crate::server::fault::Fault;
-use crate::server::node::{Node, Wire, is_hang_up, reply};
-use crate::server::pool::{Lane, Lent, Pool, Refusal};
+use crate::server::node::{NoWire, Node, Wire, is_hang_up, reply};
+use crate::server::peer::Peer;
+use crate::server::pool::{Lane, Lent, Pool, Refusal, Wish};
 use crate::server::sentinel::Sentinels;
 use crate::url::Target;
 
@@ -23,16 +24,29 @@ pub(crate) struct Server {
     answered: AtomicU64,
     /// Something has failed since.
     failing: AtomicBool,
+    /// What it is as one of a quorum.
+    pub(crate) peer: Option<Peer>,
 }
 
 impl Server {
-    pub(crate) fn new(target: Target, config: &Config) -> Result<Self, Error> {
+    pub(crate) fn new(target: Target, config: &Config, peer: Option<Peer>) -> Result<Self, Error> {
         let node = Node::new(target, config).map_err(|error| Error::Config(error.to_string()))?;
         Ok(Self {
             pool: Arc::new(Pool::new(node, config.max_connections)),
             answered: AtomicU64::new(0),
             failing: AtomicBool::new(false),
+            peer,
         })
+    }
+
+    /// Has a connection made, if none lies idle, without waiting for it.
+    pub(super) fn wish(&self) -> Result<Wish<'_>, Error> {
+        self.pool.wish()
+    }
+
+    /// What lies idle is most likely dead too.
+    pub(super) fn forget_idle(&self) {
+        self.pool.forget_idle();
     }
 
     /// Where it is, for people.
@@ -128,16 +142,21 @@ impl Server {
         self.pool
             .lend(until, lane)
             .map_err(|refusal| match refusal {
-                Refusal::NotYet(no_wire) if no_wire.is_final => Fault::Never(Error::Refused {
-                    command: "the log-on",
-                    answer: no_wire.cause.to_string(),
-                }),
-                Refusal::NotYet(no_wire) => {
-                    self.failed();
-                    Fault::NotNow(no_wire.cause)
-                }
+                Refusal::NotYet(no_wire) => self.no_wire(no_wire),
                 Refusal::Never(error) => Fault::Never(error),
             })
+    }
+
+    /// What it means that there is no connection.
+    pub(super) fn no_wire(&self, no_wire: NoWire) -> Fault {
+        if no_wire.is_final {
+            return Fault::Never(Error::Refused {
+                command: "the log-on",
+                answer: no_wire.cause.to_string(),
+            });
+        }
+        self.failed();
+        Fault::NotNow(no_wire.cause)
     }
 
     fn trip(
@@ -163,7 +182,7 @@ impl Server {
         }
     }
 
-    fn refusal(&self, command: &'static str, error: &ServerError) -> Fault {
+    pub(super) fn refusal(&self, command: &'static str, error: &ServerError) -> Fault {
         match meaning(error) {
             Meaning::NotNow | Meaning::NoScript => Fault::NotNow(Cause::text(words(error))),
             _ => Fault::Never(Error::Refused {
@@ -235,6 +254,9 @@ impl Server {
 
     /// The connections are closed; what is out is closed when it comes back.
     pub(crate) fn close(&self) {
+        if let Some(peer) = &self.peer {
+            peer.close();
+        }
         self.pool.close();
     }
 }

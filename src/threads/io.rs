@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, select, unbounded};
 
-use crate::clock::{Instant, nap};
+use crate::clock::{Instant, LONGEST_SLEEP, nap};
 use crate::error::Error;
 use crate::hold::Hold;
 use crate::kind::Found;
@@ -14,11 +14,13 @@ use crate::lease::{Ask, Standing};
 use crate::lost::Lost;
 use crate::renewed::Renewed;
 use crate::scripts::{Call, Reply};
-use crate::server::{Fault, Wire};
+use crate::server::{Errand, Fault, Lane, Promise, Wire};
 use crate::threads::Shared;
+use crate::threads::ballot::Ballot;
 use crate::threads::site::Site;
 use crate::threads::worker::{Worker, contain};
 use crate::undo::Undo;
+use crate::wait::Backoff;
 
 /// The most commands in one write: their answers must fit into the sockets' buffers meanwhile.
 const MOST_TOGETHER: usize = 256;
@@ -26,11 +28,16 @@ const MOST_TOGETHER: usize = 256;
 /// How often the subscriber is proved to hear, while anybody waits.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 
+/// Between probes of a server that is left aside.
+const ASIDE: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4)).jitter(0.5);
+
 enum Job {
-    Renew(Vec<(Arc<Hold>, Ask)>),
+    Renew(Vec<Arc<Ballot>>),
     Undo(Undo),
     /// Somebody waits.
     Probe,
+    /// The subscriber is to look what it was asked for.
+    Wake,
     Stop,
 }
 
@@ -69,13 +76,18 @@ impl Io {
         let _ = self.queue.send(job);
     }
 
-    pub(crate) fn renew(&self, asks: Vec<(Arc<Hold>, Ask)>) {
-        self.send(Job::Renew(asks));
+    pub(crate) fn renew(&self, ballots: Vec<Arc<Ballot>>) {
+        self.send(Job::Renew(ballots));
     }
 
     /// Repeats a release until it is sure.
     pub(crate) fn undo(&self, undo: Undo) {
         self.send(Job::Undo(undo));
+    }
+
+    /// Wakes the subscriber, for a caller who has no time for this server.
+    pub(crate) fn wake(&self) {
+        self.send(Job::Wake);
     }
 
     /// Somebody waits: proves from now on that the subscriber hears.
@@ -97,14 +109,17 @@ impl Io {
 
 /// What one write holds a part of.
 enum Item {
-    Renew(Arc<Hold>, Ask),
+    Renew(Arc<Ballot>),
     Undo(Undo),
 }
 
 impl Item {
     fn call(&self) -> Call<'_> {
         match self {
-            Self::Renew(hold, ask) => hold.keys.renew(&hold.id, ask.ttl, false),
+            Self::Renew(ballot) => {
+                let hold = &ballot.hold;
+                hold.keys.renew(&hold.id, ballot.ask.ttl, false)
+            }
             Self::Undo(undo) => undo.keys.release(undo.id.as_str().as_bytes()),
         }
     }
@@ -116,6 +131,8 @@ struct Desk {
     wire: Option<Wire>,
     undos: Vec<Undo>,
     probe_at: Option<Instant>,
+    /// When it is tried whether the server answers again, and how often it did not.
+    ask_at: Option<(Instant, u32)>,
 }
 
 impl Desk {
@@ -123,13 +140,12 @@ impl Desk {
         let mut stopping = false;
         while !stopping {
             let mut items = Vec::new();
-            let mut job = self.wait(&site.io.jobs);
+            let mut job = self.wait(shared, site);
             while let Some(next) = job {
                 match next {
-                    Job::Renew(asks) => {
-                        items.extend(asks.into_iter().map(|(hold, ask)| Item::Renew(hold, ask)));
-                    }
+                    Job::Renew(ballots) => items.extend(ballots.into_iter().map(Item::Renew)),
                     Job::Undo(undo) => self.undos.push(undo),
+                    Job::Wake => site.subscriber.wake_now(&site.server),
                     Job::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
                     Job::Stop => stopping = true,
                 }
@@ -141,20 +157,85 @@ impl Desk {
                 self.write(shared, site, std::mem::replace(&mut items, rest));
             }
             contain(|| self.probe(shared, site));
+            if !stopping {
+                contain(|| self.see_to_peer(shared, site));
+            }
         }
     }
 
     /// Waits for work; `None` when an undo or the probe is due.
-    fn wait(&self, jobs: &Receiver<Job>) -> Option<Job> {
+    fn wait(&mut self, shared: &Shared, site: &Site) -> Option<Job> {
+        let jobs = &site.io.jobs;
         let next = self
             .undos
             .iter()
             .map(|undo| undo.next)
             .chain(self.probe_at)
+            .chain(self.ask_at.map(|(at, _)| at))
             .min();
-        match next {
-            None => jobs.recv().ok(),
-            Some(at) => jobs.recv_timeout(nap(Instant::now(), at)).ok(),
+        let pause = next.map(|at| nap(Instant::now(), at));
+        let Some(peer) = &site.server.peer else {
+            return match pause {
+                None => jobs.recv().ok(),
+                Some(pause) => jobs.recv_timeout(pause).ok(),
+            };
+        };
+        let errand = select! {
+            recv(jobs) -> job => return job.ok(),
+            recv(peer.desk) -> errand => errand.ok(),
+            default(pause.unwrap_or(LONGEST_SLEEP)) => None,
+        };
+        let errands = errand.into_iter().chain(peer.desk.try_iter());
+        for errand in errands {
+            match errand {
+                Errand::Undo(promise) => {
+                    shared.sites.note_undo(&promise.id);
+                    let may_yet_run = promise.may_yet_run(peer.index);
+                    let Promise {
+                        keys, id, until, ..
+                    } = promise;
+                    self.undos.push(if may_yet_run {
+                        Undo::of_acquire(keys, id, until)
+                    } else {
+                        Undo::of_release(keys, id, until)
+                    });
+                }
+                Errand::Drain(line) => {
+                    if !peer.drain(*line, site.server.command_timeout()) {
+                        peer.set_aside();
+                    }
+                }
+                Errand::Probe => {
+                    self.ask_at = Some((Instant::now().after(ASIDE.pause(0)), 0));
+                }
+            }
+        }
+        None
+    }
+
+    /// Tries whether a server that was left aside answers again.
+    fn see_to_peer(&mut self, shared: &Shared, site: &Site) {
+        let now = Instant::now();
+        let (Some((at, failures)), Some(peer)) = (self.ask_at, &site.server.peer) else {
+            return;
+        };
+        if at > now || shared.is_closed() {
+            return;
+        }
+        let until = now.after(site.server.command_timeout());
+        let asked = site.server.command("PING", &[], until, Lane::Free);
+        let took = now.until(Instant::now());
+        match asked {
+            Ok(_) => {
+                self.ask_at = None;
+                peer.is_back(took);
+                log::debug!(server = site.server.label(); "{} answers again", site.server.label());
+            }
+            Err(fault) => {
+                let pause = ASIDE.pause(failures + 1);
+                self.ask_at = Some((Instant::now().after(pause), failures.saturating_add(1)));
+                log::debug!(server = site.server.label(); "{} is left aside: {fault}", site.server.label());
+            }
         }
     }
 
@@ -186,7 +267,7 @@ impl Desk {
         let sent = Instant::now();
         // What was lost or let go while it lay here must not be given a whole ttl more.
         items.retain(|item| match item {
-            Item::Renew(hold, _) => matches!(hold.stand(sent), Standing::Held(_)),
+            Item::Renew(ballot) => matches!(ballot.hold.stand(sent), Standing::Held(_)),
             Item::Undo(_) => true,
         });
         let calls: Vec<Call<'_>> = items.iter().map(Item::call).collect();
@@ -202,9 +283,9 @@ impl Desk {
 
     fn settle(&mut self, shared: &Shared, item: Item, sent: Instant, answer: Result<Reply, Fault>) {
         match item {
-            Item::Renew(hold, ask) => contain(|| {
-                renewed(shared, &hold, ask, sent, &answer);
-                drop(hold);
+            Item::Renew(ballot) => contain(|| {
+                ballot.cast(shared, sent, answer);
+                drop(ballot);
             }),
             Item::Undo(mut undo) => {
                 let found = answer.ok().as_ref().and_then(Found::read);

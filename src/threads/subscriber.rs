@@ -13,7 +13,7 @@ use crate::clock::{Instant, LONGEST_SLEEP};
 use crate::error::{Error, words};
 use crate::kind::Keys;
 use crate::name::Name;
-use crate::server::{Fault, Lane, Server, Wire};
+use crate::server::{Fault, Lane, Server, Size, Wire};
 use crate::threads::Shared;
 use crate::threads::site::Site;
 use crate::threads::worker::Worker;
@@ -88,22 +88,39 @@ impl Default for Live {
     }
 }
 
-/// A waiter's use of a channel.
+/// A waiter's use of a name's channel, on all servers that keep the name.
 pub(crate) struct Subscription<'a> {
+    parts: Vec<Part<'a>>,
+    size: Size,
+}
+
+/// A waiter's use of a channel on one server.
+pub(crate) struct Part<'a> {
     site: Arc<Site>,
     keys: &'a Keys,
     live: Arc<Live>,
 }
 
-impl Subscription<'_> {
-    /// Whether every release since `at` was heard, and is at this moment.
+impl<'a> Subscription<'a> {
+    pub(crate) fn of(parts: Vec<Part<'a>>, size: Size) -> Self {
+        Self { parts, size }
+    }
+
+    /// Whether every release since `at` was heard from a majority, and is at this moment.
     pub(crate) fn hears_since(&self, at: Instant) -> bool {
+        let heard = self.parts.iter().filter(|part| part.hears_since(at));
+        heard.count() >= self.size.needed
+    }
+}
+
+impl Part<'_> {
+    fn hears_since(&self, at: Instant) -> bool {
         self.live.0.load(Ordering::SeqCst) <= at.as_nanos()
             && !self.site.subscriber.mute.load(Ordering::SeqCst)
     }
 }
 
-impl Drop for Subscription<'_> {
+impl Drop for Part<'_> {
     fn drop(&mut self) {
         let mut state = self.site.subscriber.state.lock();
         if let Some(channel) = state.channels.get_mut(&self.keys.channel) {
@@ -135,7 +152,7 @@ impl Site {
         shared: &Arc<Shared>,
         keys: &'a Keys,
         until: Instant,
-    ) -> Result<Subscription<'a>, Error> {
+    ) -> Result<Part<'a>, Error> {
         let this = &self.subscriber;
         if !this.worker.is_started() {
             let (shared, site) = (Arc::clone(shared), Arc::clone(&self));
@@ -164,11 +181,14 @@ impl Site {
         }
         let wake = is_new && state.up;
         drop(state);
-        if wake {
+        if wake && self.server.peer.is_some() {
+            // One of several may hang, and the others be enough.
+            self.io.wake();
+        } else if wake {
             this.wake(&self.server, b"subscribe", until);
         }
         self.io.probe();
-        Ok(Subscription {
+        Ok(Part {
             site: self,
             keys,
             live,
@@ -196,6 +216,12 @@ impl Subscriber {
             Err(fault) => log::debug!("the subscriber could not be woken: {fault}"),
         }
         published.is_ok()
+    }
+
+    /// As a waiter does to have its subscription made.
+    pub(crate) fn wake_now(&self, server: &Server) {
+        let until = Instant::now().after(server.command_timeout());
+        self.wake(server, b"subscribe", until);
     }
 
     /// Publishes what the thread must hear within a second, if its connection is alive and leads to
