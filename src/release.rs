@@ -120,10 +120,10 @@ fn again(hold: &Hold) -> Undo {
 }
 
 /// The holder lets go of what it had lost. Its key may still be there, for the time that two clocks
-/// may differ by or after `max_hold`: nobody needs it any more.
+/// may differ by, after `max_hold`, or on a minority of servers: nobody needs it any more.
 fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
     shared.tell_loss(hold);
-    if matches!(lost, Lost::Expired | Lost::MaxHold) {
+    if matches!(lost, Lost::Expired | Lost::MaxHold) || hold.receipt.is_some() {
         repeat(shared, hold);
     }
     log::warn!(

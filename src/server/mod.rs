@@ -30,7 +30,7 @@ pub(crate) use crate::server::fault::Fault;
 pub(crate) use crate::server::line::{Promise, Receipt};
 pub(crate) use crate::server::node::Wire;
 pub(crate) use crate::server::one::Server;
-pub(crate) use crate::server::peer::Errand;
+pub(crate) use crate::server::peer::{Errand, Peer};
 pub(crate) use crate::server::pool::Lane;
 pub(crate) use crate::server::quorum::{Quorum, Stake};
 pub(crate) use crate::server::votes::{Counted, Size, Tally};
@@ -81,10 +81,11 @@ impl Servers {
 
     /// The servers that keep a name now, as far as is known, and how many of them a majority takes.
     pub(crate) fn keepers(&self, keys: &Keys) -> (Vec<Arc<Server>>, Size) {
-        match &self.place {
-            Place::Quorum(quorum) => (quorum.servers().to_vec(), quorum.size()),
-            Place::One(_) => (vec![self.home(keys)], Size::of(1)),
-        }
+        let servers = match &self.place {
+            Place::Quorum(quorum) => quorum.servers().to_vec(),
+            Place::One(_) => vec![self.home(keys)],
+        };
+        (servers, self.size())
     }
 
     /// The servers that are the same for all names and for good.
@@ -92,6 +93,14 @@ impl Servers {
         match &self.place {
             Place::One(server) => std::slice::from_ref(server),
             Place::Quorum(quorum) => quorum.servers(),
+        }
+    }
+
+    /// How many servers keep each name, and how many of them a majority takes.
+    pub(crate) fn size(&self) -> Size {
+        match &self.place {
+            Place::Quorum(quorum) => quorum.size(),
+            Place::One(_) => Size::of(1),
         }
     }
 

@@ -23,6 +23,8 @@ pub(crate) enum Errand {
     Undo(Promise),
     /// To read what is unread.
     Drain(Box<Line>),
+    /// To read what callers have left unread, after a while.
+    Tidy,
     /// To find out when the server answers again.
     Probe,
 }
@@ -32,6 +34,8 @@ pub(crate) struct Peer {
     pub(crate) index: usize,
     /// How long its answers took lately, in ns.
     pace: AtomicU64,
+    /// Its io thread is about to read what callers have left unread.
+    is_untidy: AtomicBool,
     /// It has not answered, and is not waited for until it does.
     aside: AtomicBool,
     /// Those that nobody uses, the one used last at the end.
@@ -48,6 +52,7 @@ impl Peer {
         Self {
             index,
             pace: AtomicU64::new(0),
+            is_untidy: AtomicBool::new(false),
             aside: AtomicBool::new(false),
             lines: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -101,6 +106,32 @@ impl Peer {
             _ => return,
         };
         self.pace.store(pace, Ordering::Relaxed);
+    }
+
+    /// A call was decided without its answer, which is left on a line that was kept.
+    pub(crate) fn is_unread(&self) {
+        if !self.is_untidy.swap(true, Ordering::SeqCst) {
+            self.send(Errand::Tidy);
+        }
+    }
+
+    /// Reads what callers have left, each answer within `patience`. False if one did not come.
+    pub(crate) fn tidy(&self, patience: Duration) -> bool {
+        // First: what is left from here on is seen to by the next time.
+        self.is_untidy.store(false, Ordering::SeqCst);
+        let most = self.lines.lock().len();
+        for _ in 0..most {
+            let mut lines = self.lines.lock();
+            let Some(n) = lines.iter().position(|line| line.owes() > 0) else {
+                return true;
+            };
+            let line = lines.remove(n);
+            drop(lines);
+            if !self.drain(line, patience) {
+                return false;
+            }
+        }
+        true
     }
 
     /// A line that is at hand. One with too much unread is read empty first, for later calls.

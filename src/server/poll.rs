@@ -155,17 +155,17 @@ impl<'a> Poll<'a> {
         }
         let reply = self.count.reply();
         match &self.count {
-            Count::Election(election) => {
-                if !matches!(election.outcome(), Some(Elected::Granted(_))) {
-                    self.undo();
-                }
-            }
+            Count::Election(election) if !election.is_won() => self.undo(),
             Count::Release(_) if reply.is_some() => self.repeat(),
             _ => {}
         }
         for slot in self.slots.drain(..) {
             if let Some(line) = slot.line {
+                let is_unread = line.owes() > 0;
                 slot.peer.keep(line);
+                if is_unread {
+                    slot.peer.is_unread();
+                }
             }
         }
         connected?;

@@ -102,6 +102,10 @@ impl Election {
         self.size.needed.saturating_sub(self.granted)
     }
 
+    pub(crate) fn is_won(&self) -> bool {
+        self.granted >= self.size.needed
+    }
+
     /// What it has come to; `None` while further answers may tell.
     pub(crate) fn outcome(&self) -> Option<Elected> {
         let (needed, unread) = (self.size.needed, self.unread());

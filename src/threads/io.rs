@@ -14,7 +14,7 @@ use crate::lease::{Ask, Standing};
 use crate::lost::Lost;
 use crate::renewed::Renewed;
 use crate::scripts::{Call, Reply};
-use crate::server::{Errand, Fault, Lane, Promise, Wire};
+use crate::server::{Errand, Fault, Lane, Peer, Promise, Wire};
 use crate::threads::Shared;
 use crate::threads::ballot::Ballot;
 use crate::threads::site::Site;
@@ -27,6 +27,10 @@ const MOST_TOGETHER: usize = 256;
 
 /// How often the subscriber is proved to hear, while anybody waits.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
+
+/// How long answers that nobody waited for may lie: all that matters in them is what to undo, and
+/// how fast the server is.
+const TIDY_AFTER: Duration = Duration::from_millis(100);
 
 /// Between probes of a server that is left aside.
 const ASIDE: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4)).jitter(0.5);
@@ -133,6 +137,8 @@ struct Desk {
     probe_at: Option<Instant>,
     /// When it is tried whether the server answers again, and how often it did not.
     ask_at: Option<(Instant, u32)>,
+    /// When what callers have left unread is read.
+    tidy_at: Option<Instant>,
 }
 
 impl Desk {
@@ -151,15 +157,23 @@ impl Desk {
                 }
                 job = site.io.jobs.try_recv().ok();
             }
+            if let Some(peer) = &site.server.peer {
+                for errand in peer.desk.try_iter() {
+                    self.take(shared, site, peer, errand);
+                }
+            }
             self.take_due_undos(shared, &mut items, stopping);
             while !items.is_empty() {
                 let rest = items.split_off(items.len().min(MOST_TOGETHER));
                 self.write(shared, site, std::mem::replace(&mut items, rest));
             }
             contain(|| self.probe(shared, site));
-            if !stopping {
-                contain(|| self.see_to_peer(shared, site));
+            if stopping {
+                // A connection that is closed with answers unread takes with it what the server has
+                // not read yet: the release of the last lease.
+                self.tidy_at = Some(Instant::START);
             }
+            contain(|| self.see_to_peer(shared, site));
         }
     }
 
@@ -172,6 +186,7 @@ impl Desk {
             .map(|undo| undo.next)
             .chain(self.probe_at)
             .chain(self.ask_at.map(|(at, _)| at))
+            .chain(self.tidy_at)
             .min();
         let pause = next.map(|at| nap(Instant::now(), at));
         let Some(peer) = &site.server.peer else {
@@ -180,55 +195,67 @@ impl Desk {
                 Some(pause) => jobs.recv_timeout(pause).ok(),
             };
         };
-        let errand = select! {
-            recv(jobs) -> job => return job.ok(),
-            recv(peer.desk) -> errand => errand.ok(),
+        select! {
+            recv(jobs) -> job => job.ok(),
+            recv(peer.desk) -> errand => {
+                if let Ok(errand) = errand {
+                    self.take(shared, site, peer, errand);
+                }
+                None
+            },
             default(pause.unwrap_or(LONGEST_SLEEP)) => None,
-        };
-        let errands = errand.into_iter().chain(peer.desk.try_iter());
-        for errand in errands {
-            match errand {
-                Errand::Undo(promise) => {
-                    shared.sites.note_undo(&promise.id);
-                    let may_yet_run = promise.may_yet_run(peer.index);
-                    let Promise {
-                        keys, id, until, ..
-                    } = promise;
-                    self.undos.push(if may_yet_run {
-                        Undo::of_acquire(keys, id, until)
-                    } else {
-                        Undo::of_release(keys, id, until)
-                    });
-                }
-                Errand::Drain(line) => {
-                    if !peer.drain(*line, site.server.command_timeout()) {
-                        peer.set_aside();
-                    }
-                }
-                Errand::Probe => {
-                    self.ask_at = Some((Instant::now().after(ASIDE.pause(0)), 0));
+        }
+    }
+
+    fn take(&mut self, shared: &Shared, site: &Site, peer: &Peer, errand: Errand) {
+        match errand {
+            Errand::Undo(promise) => {
+                shared.sites.note_undo(&promise.id);
+                let may_yet_run = promise.may_yet_run(peer.index);
+                let Promise {
+                    keys, id, until, ..
+                } = promise;
+                self.undos.push(if may_yet_run {
+                    Undo::of_acquire(keys, id, until)
+                } else {
+                    Undo::of_release(keys, id, until)
+                });
+            }
+            Errand::Drain(line) => {
+                if !peer.drain(*line, site.server.command_timeout()) {
+                    peer.set_aside();
                 }
             }
+            Errand::Tidy => self.tidy_at = Some(Instant::now().after(TIDY_AFTER)),
+            Errand::Probe => {
+                self.ask_at = Some((Instant::now().after(ASIDE.pause(0)), 0));
+            }
         }
-        None
     }
 
     /// Tries whether a server that was left aside answers again.
     fn see_to_peer(&mut self, shared: &Shared, site: &Site) {
-        let now = Instant::now();
-        let (Some((at, failures)), Some(peer)) = (self.ask_at, &site.server.peer) else {
+        let Some(peer) = &site.server.peer else {
             return;
         };
-        if at > now || shared.is_closed() {
-            return;
+        let now = Instant::now();
+        if self.tidy_at.is_some_and(|at| at <= now) {
+            self.tidy_at = None;
+            if !peer.tidy(site.server.command_timeout()) {
+                peer.set_aside();
+            }
         }
+        let Some((_, failures)) = self
+            .ask_at
+            .filter(|(at, _)| *at <= now && !shared.is_closed())
+        else {
+            return;
+        };
         let until = now.after(site.server.command_timeout());
-        let asked = site.server.command("PING", &[], until, Lane::Free);
-        let took = now.until(Instant::now());
-        match asked {
+        match site.server.command("PING", &[], until, Lane::Free) {
             Ok(_) => {
                 self.ask_at = None;
-                peer.is_back(took);
+                peer.is_back(now.until(Instant::now()));
                 log::debug!(server = site.server.label(); "{} answers again", site.server.label());
             }
             Err(fault) => {

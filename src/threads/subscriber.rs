@@ -18,6 +18,7 @@ use crate::threads::Shared;
 use crate::threads::site::Site;
 use crate::threads::worker::Worker;
 use crate::wait::RECONNECT;
+use crate::waiters::Voice;
 
 /// How long the thread waits for a message before it looks around: for the probe's silence, for
 /// subscriptions that nobody uses, and for those whose wake-up could not be published.
@@ -201,6 +202,13 @@ impl Subscriber {
     pub(crate) fn is_used(&self) -> bool {
         let state = self.state.lock();
         state.channels.values().any(|channel| channel.users > 0)
+    }
+
+    /// Whether releases on `channel` are heard.
+    pub(crate) fn hears(&self, channel: &[u8]) -> bool {
+        let state = self.state.lock();
+        let heard = state.channels.get(channel);
+        heard.is_some_and(|heard| heard.live.0.load(Ordering::SeqCst) != Live::NOT)
     }
 
     /// Interrupts the thread's read. Where that fails it looks around soon by itself.
@@ -421,7 +429,11 @@ impl Line<'_> {
             return;
         };
         drop(state);
-        let doubted = self.shared.waiters.announced(&name, payload);
+        let voice = Voice {
+            server: self.site.server.peer.as_ref().map_or(0, |peer| peer.index),
+            needed: self.shared.servers.size().needed,
+        };
+        let doubted = self.shared.waiters.announced(&name, payload, voice);
         if let Some(hold) = doubted.and_then(|hold| hold.upgrade()) {
             // Somebody says that a lease of ours was released: ask whether it still is ours.
             hold.lease(|lease| lease.doubt(Instant::now()));
@@ -488,14 +500,19 @@ impl Line<'_> {
 
     /// Releases on `channel` are heard from now on; those before now were not.
     fn confirmed(&self, channel: &[u8]) {
+        // Of several that confirm at once, exactly one is to complete the majority.
+        let _confirming = self.shared.sites.confirming.lock();
         let state = self.site.subscriber.state.lock();
-        let Some(channel) = state.channels.get(channel) else {
+        let Some(confirmed) = state.channels.get(channel) else {
             return;
         };
-        channel.live.set(Some(Instant::now()));
-        let name = channel.name.clone();
+        confirmed.live.set(Some(Instant::now()));
+        let name = confirmed.name.clone();
         drop(state);
-        self.shared.waiters.look(&name);
+        let needed = self.shared.servers.size().needed;
+        if needed == 1 || self.shared.sites.hearing(channel) == needed {
+            self.shared.waiters.look(&name);
+        }
     }
 }
 
