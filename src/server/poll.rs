@@ -291,7 +291,7 @@ impl<'a> Poll<'a> {
     fn write(&mut self) {
         let now = Instant::now();
         self.sent = Some(now);
-        let patience = now.until(self.until);
+        let patience = self.patience(0, now);
         for n in 0..self.slots.len() {
             let (owed, receipt) = match (&self.count, self.stake) {
                 (
@@ -331,14 +331,22 @@ impl<'a> Poll<'a> {
             if self.count.is_decided() {
                 return;
             }
-            let unread = self.slots.iter().skip(n).filter(|slot| slot.line.is_some());
-            let left = Instant::now().until(self.until);
-            // Not all of the time is spent on one of which there are more than are needed.
-            let is_spare = unread.count() > self.count.missing();
-            let patience = if is_spare { left / 4 } else { left };
+            let patience = self.patience(n, Instant::now());
             if let Some(reply) = self.read_one(n, patience) {
                 self.count_reply(reply);
             }
+        }
+    }
+
+    /// How long to wait for the n-th, where all before it are read: not all of the time for one of
+    /// which there are more than are needed.
+    fn patience(&self, n: usize, now: Instant) -> Duration {
+        let left = now.until(self.until);
+        let unread = self.slots.iter().skip(n).filter(|slot| slot.line.is_some());
+        if unread.count() > self.count.missing() {
+            left / 4
+        } else {
+            left
         }
     }
 
