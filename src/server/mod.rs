@@ -145,6 +145,7 @@ impl Servers {
     ) -> Result<(Reply, Instant), Fault> {
         match &self.place {
             Place::One(server) => {
+                // A release, which goes in the free lane, needs no undo.
                 let undo = stake.filter(|_| lane == Lane::Capped).map(Stake::release);
                 server.call_or_undo(call, until, lane, undo)
             }

@@ -38,6 +38,8 @@ pub(crate) struct Peer {
     is_untidy: AtomicBool,
     /// It has not answered, and is not waited for until it does.
     aside: AtomicBool,
+    /// So many are kept for later calls, and more only until they are read empty.
+    most_lines: usize,
     /// Those that nobody uses, the one used last at the end.
     lines: Mutex<Vec<Line>>,
     closed: AtomicBool,
@@ -47,13 +49,14 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(index: usize) -> Self {
+    pub(crate) fn new(index: usize, most_lines: usize) -> Self {
         let (errands, desk) = unbounded();
         Self {
             index,
             pace: AtomicU64::new(0),
             is_untidy: AtomicBool::new(false),
             aside: AtomicBool::new(false),
+            most_lines,
             lines: Mutex::default(),
             closed: AtomicBool::new(false),
             errands,
@@ -152,7 +155,10 @@ impl Peer {
         if self.is_aside() {
             return self.settle_all(line);
         }
-        self.lines.lock().push(line);
+        let mut lines = self.lines.lock();
+        if lines.len() < self.most_lines || line.owes() > 0 {
+            lines.push(line);
+        }
     }
 
     /// The other end is gone, or says nothing: what else leads there is no better.

@@ -74,7 +74,7 @@ impl Quorum {
             );
         }
         let servers = addresses.into_iter().enumerate().map(|(index, address)| {
-            let peer = Some(Peer::new(index));
+            let peer = Some(Peer::new(index, config.max_connections));
             Server::new(Target::Server(address), config, peer).map(Arc::new)
         });
         Ok(Self {
