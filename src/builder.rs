@@ -38,6 +38,7 @@ enum Place {
     Url(String),
     Cluster(Vec<String>),
     Sentinel(Vec<String>, String),
+    Quorum(Vec<String>),
 }
 
 impl Place {
@@ -46,13 +47,14 @@ impl Place {
             Self::Url(url) => Target::parse(url),
             Self::Cluster(nodes) => Target::cluster(nodes),
             Self::Sentinel(sentinels, master) => Target::sentinel(sentinels, master),
+            Self::Quorum(urls) => Target::quorum(urls),
         }
     }
 }
 
 impl ClientBuilder {
     /// Where Redis is; see [`Client::open`](crate::Client::open) for the forms. This or one of the
-    /// next two is needed; the last one set counts.
+    /// next three is needed; the last one set counts.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.place = Some(Place::Url(url.into()));
         self
@@ -140,6 +142,13 @@ impl ClientBuilder {
             chain: certificate.into(),
             key: key.into(),
         });
+        self
+    }
+
+    /// The servers of a quorum, instead of a [`url`](Self::url); see
+    /// [`Client::quorum`](crate::Client::quorum).
+    pub fn quorum<U: Into<String>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
+        self.place = Some(Place::Quorum(urls.into_iter().map(Into::into).collect()));
         self
     }
 

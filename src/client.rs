@@ -64,6 +64,30 @@ impl Client {
         Self::builder().url(url).build()
     }
 
+    /// A client of a quorum: several servers that know nothing of each other, each lock being held
+    /// by whoever has it on a majority of them (Redlock). No I/O. Each URL is one of a single server,
+    /// as for [`open`](Self::open), and every client must be given the same servers.
+    ///
+    /// A minority of the servers may be dead, hung or slow. See the
+    /// [crate's documentation](crate#a-quorum-of-servers) for what this gives and what not. Take an
+    /// odd number of servers, 3 or 5: an even one tolerates no more failures than one server less,
+    /// and is warned about. A quorum of one is allowed, for tests.
+    ///
+    /// ```no_run
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::quorum(["redis://one:6379", "redis://two:6379", "redis://three:6379"])?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if a URL cannot be used, is not one of a single server or is named twice,
+    /// or if there is none.
+    pub fn quorum<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Result<Self, Error> {
+        Self::builder().quorum(urls).build()
+    }
+
     /// A client with the settings in the environment. No I/O.
     ///
     /// | variable | what | default |
@@ -156,8 +180,8 @@ impl ClientBuilder {
     ///
     /// [`Error::Config`], naming the setting and what it expects.
     pub fn build(self) -> Result<Client, Error> {
-        let (config, address) = self.check()?;
-        let servers = Servers::new(address, &config)?;
+        let (config, deployment) = self.check()?;
+        let servers = Servers::new(deployment, &config)?;
         let shared = Shared::new(config, servers);
         Ok(Client {
             core: Arc::new(Core { shared }),

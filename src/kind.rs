@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::holder::{Holder, HolderId};
 use crate::name::{Name, shown};
-use crate::scripts::{ACQUIRE, Arg, Call, INSPECT, RELEASE, RENEW, Reply};
+use crate::scripts::{ACQUIRE, Arg, Call, INSPECT, PROPOSE, RELEASE, RENEW, Reply};
 use crate::server::slots::{hash_tag, slot};
 use crate::token::FencingToken;
 
@@ -24,6 +24,10 @@ pub(crate) enum Acquired {
     Granted(FencingToken),
     /// Somebody else holds it: by this value, for so long, `None` without an end.
     Refused(Vec<u8>, Option<Duration>),
+    /// The fencing token that was proposed is not above this one.
+    TooLow(u64),
+    /// Of several servers some granted it and some did not, and nobody has a majority of them.
+    Split,
 }
 
 /// What a call about a lease found.
@@ -79,6 +83,22 @@ impl Keys {
         let args = [Arg::Bytes(id.as_str().as_bytes()), millis(ttl), Arg::Absent];
         Call {
             script: &ACQUIRE,
+            keys: [&self.lock, &self.fence],
+            args,
+            replicas: None,
+            asking: false,
+        }
+    }
+
+    /// Acquires on one server of a quorum, under a token of the client's own.
+    pub(crate) fn propose<'a>(&'a self, id: &'a HolderId, ttl: Duration, token: u64) -> Call<'a> {
+        let args = [
+            Arg::Bytes(id.as_str().as_bytes()),
+            millis(ttl),
+            Arg::Number(token),
+        ];
+        Call {
+            script: &PROPOSE,
             keys: [&self.lock, &self.fence],
             args,
             replicas: None,
@@ -143,6 +163,8 @@ impl Acquired {
                 [Reply::Int(0), Reply::Nil, Reply::Int(ttl)] => {
                     Some(Self::Refused(Vec::new(), remaining(*ttl)))
                 }
+                [Reply::Int(2), Reply::Int(last)] => Some(Self::TooLow(u64::try_from(*last).ok()?)),
+                [Reply::Int(3)] => Some(Self::Split),
                 _ => None,
             },
             _ => None,

@@ -31,6 +31,7 @@ macro_rules! script {
 }
 
 pub(crate) static ACQUIRE: Script = script!("acquire", "get", "time", "set", "del", "pttl");
+pub(crate) static PROPOSE: Script = script!("propose", "get", "set", "del", "pttl");
 pub(crate) static RELEASE: Script = script!("release", "get", "del", "pttl", "pexpire", "set");
 pub(crate) static RENEW: Script = script!("renew", "get", "pttl", "pexpire", "set", "del");
 pub(crate) static INSPECT: Script = script!("inspect", "get", "pttl");

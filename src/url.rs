@@ -25,6 +25,8 @@ pub(crate) enum Target {
     Sentinel(Sentinel),
     /// The masters of a cluster.
     Cluster(Nodes),
+    /// Several independent servers, a majority of which decides.
+    Quorum(Vec<Address>),
 }
 
 /// Some nodes of a cluster, who know the others, and how to log on to any of them.
@@ -69,6 +71,7 @@ impl Target {
                 let seeds = nodes.seeds.iter_mut().map(|address| &mut address.info);
                 seeds.chain([&mut nodes.data]).collect()
             }
+            Self::Quorum(addresses) => addresses.iter_mut().map(|one| &mut one.info).collect(),
         }
     }
 
@@ -82,6 +85,21 @@ impl Target {
             }
         }
         Ok(self)
+    }
+
+    /// Several independent servers.
+    pub(crate) fn quorum(urls: &[String]) -> Result<Self, Error> {
+        let parse = |url: &String| {
+            match Self::parse(url)? {
+            Self::Server(address) => Ok(address),
+            _ => Err(Error::Config(
+                "a quorum is made of single servers: a URL of sentinels or of a cluster cannot be one of them"
+                    .into(),
+            )),
+        }
+        };
+        let addresses = urls.iter().map(parse).collect::<Result<_, _>>()?;
+        Ok(Self::Quorum(addresses))
     }
 
     /// A cluster, by some of its nodes.
@@ -123,6 +141,10 @@ impl Target {
             Self::Server(address) => address.label.clone(),
             Self::Sentinel(sentinel) => sentinel.label(),
             Self::Cluster(nodes) => nodes.label(),
+            Self::Quorum(addresses) => {
+                let labels: Vec<&str> = addresses.iter().map(|one| one.label.as_str()).collect();
+                format!("quorum of {}", labels.join(", "))
+            }
         }
     }
 }

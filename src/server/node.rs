@@ -56,7 +56,9 @@ impl Node {
         let origin = match target {
             Target::Server(address) => Origin::Server(Box::new(redis::Client::open(address.info)?)),
             Target::Sentinel(sentinel) => Origin::Sentinels(Arc::new(Sentinels::new(sentinel)?)),
-            Target::Cluster(_) => return Err((ErrorKind::Client, "a cluster is no server").into()),
+            Target::Cluster(_) | Target::Quorum(_) => {
+                return Err((ErrorKind::Client, "several servers are not one").into());
+            }
         };
         Ok(Self::with(label, origin, config))
     }

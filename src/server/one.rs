@@ -14,8 +14,9 @@ use crate::replicas::Replicas;
 use crate::scripts::{Call, Reply, pack_wait};
 use crate::server::cluster::Cluster;
 use crate::server::fault::Fault;
-use crate::server::node::{Node, Wire, is_hang_up, reply};
-use crate::server::pool::{Lane, Lent, Pool, Refusal};
+use crate::server::node::{NoWire, Node, Wire, is_hang_up, reply};
+use crate::server::peer::Peer;
+use crate::server::pool::{Lane, Lent, Pool, Refusal, Wish};
 use crate::server::sentinel::Sentinels;
 use crate::url::{Address, Target};
 
@@ -26,15 +27,18 @@ pub(crate) struct Server {
     answered: AtomicU64,
     /// Something has failed since.
     failing: AtomicBool,
+    /// What it is as one of a quorum.
+    pub(crate) peer: Option<Peer>,
 }
 
 impl Server {
-    pub(crate) fn new(target: Target, config: &Config) -> Result<Self, Error> {
+    pub(crate) fn new(target: Target, config: &Config, peer: Option<Peer>) -> Result<Self, Error> {
         let node = Node::new(target, config).map_err(|error| Error::Config(error.to_string()))?;
         Ok(Self {
             pool: Arc::new(Pool::new(node, config.max_connections)),
             answered: AtomicU64::new(0),
             failing: AtomicBool::new(false),
+            peer,
         })
     }
 
@@ -47,9 +51,20 @@ impl Server {
         let node = Node::member(address, cluster, config)?;
         Ok(Self {
             pool: Arc::new(Pool::new(node, config.max_connections)),
+            peer: None,
             answered: AtomicU64::new(0),
             failing: AtomicBool::new(false),
         })
+    }
+
+    /// Has a connection made, if none lies idle, without waiting for it.
+    pub(super) fn wish(&self) -> Result<Wish<'_>, Error> {
+        self.pool.wish()
+    }
+
+    /// What lies idle is most likely dead too.
+    pub(super) fn forget_idle(&self) {
+        self.pool.forget_idle();
     }
 
     /// Where it is, for people.
@@ -161,14 +176,7 @@ impl Server {
         self.pool
             .lend(until, lane)
             .map_err(|refusal| match refusal {
-                Refusal::NotYet(no_wire) if no_wire.is_final => Fault::Never(Error::Refused {
-                    command: no_wire.cause.refused_step(),
-                    answer: no_wire.cause.to_string(),
-                }),
-                Refusal::NotYet(no_wire) => {
-                    self.failed();
-                    Fault::NotNow(no_wire.cause)
-                }
+                Refusal::NotYet(no_wire) => self.no_wire(no_wire),
                 Refusal::Never(error) => Fault::Never(error),
             })
     }
@@ -243,6 +251,18 @@ impl Server {
         Ok(reply)
     }
 
+    /// What it means that there is no connection.
+    pub(super) fn no_wire(&self, no_wire: NoWire) -> Fault {
+        if no_wire.is_final {
+            return Fault::Never(Error::Refused {
+                command: no_wire.cause.refused_step(),
+                answer: no_wire.cause.to_string(),
+            });
+        }
+        self.failed();
+        Fault::NotNow(no_wire.cause)
+    }
+
     fn trip(
         &self,
         lent: &mut Lent<'_>,
@@ -266,7 +286,7 @@ impl Server {
         }
     }
 
-    fn refusal(
+    pub(super) fn refusal(
         &self,
         command: &'static str,
         error: &ServerError,
@@ -356,6 +376,9 @@ impl Server {
 
     /// The connections are closed; what is out is closed when it comes back.
     pub(crate) fn close(&self) {
+        if let Some(peer) = &self.peer {
+            peer.close();
+        }
         self.pool.close();
     }
 }

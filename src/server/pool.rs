@@ -80,6 +80,15 @@ pub(crate) struct Lent<'a> {
     wire: Option<Wire>,
 }
 
+/// A connection that is wanted soon, while its caller does something else.
+pub(crate) struct Wish<'a> {
+    pool: &'a Arc<Pool>,
+    /// How often dialing had failed when it was wished for.
+    failed_before: u64,
+    /// Somebody had wished for one before, in vain so far.
+    pub(crate) is_late: bool,
+}
+
 /// Why no connection was lent.
 pub(crate) enum Refusal {
     /// Not within the time given.
@@ -144,6 +153,20 @@ impl Pool {
             started.map_err(Refusal::Never)?;
             in_time = Instant::now() < until;
         }
+    }
+
+    /// Has a connection made, if none lies idle, without waiting for it.
+    pub(crate) fn wish(self: &Arc<Self>) -> Result<Wish<'_>, Error> {
+        let mut state = self.state.lock();
+        let wish = Wish {
+            pool: self,
+            failed_before: state.dialing.failed_times,
+            is_late: state.dialing.is_at_work(),
+        };
+        state.waiting_free += 1;
+        let started = self.ensure_dialer(&mut state, Instant::now());
+        drop(state);
+        started.map(|()| wish)
     }
 
     fn bell(&self, lane: Lane) -> &Condvar {
@@ -326,6 +349,33 @@ impl Pool {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
+    }
+}
+
+impl Wish<'_> {
+    /// The connection, for good, or why there is none; `None` while it is being made.
+    pub(crate) fn look(&self) -> Option<Result<Wire, NoWire>> {
+        let mut state = self.pool.state.lock();
+        if let Some(wire) = state.idle.pop() {
+            return Some(Ok(wire));
+        }
+        let has_failed = state.dialing.failed_times != self.failed_before;
+        let failure = state.dialing.failure().filter(|_| has_failed);
+        failure.cloned().map(Err)
+    }
+
+    /// Waits until there may be something to look at, and no longer than `patience`.
+    pub(crate) fn wait(&self, patience: Duration) {
+        let mut state = self.pool.state.lock();
+        if state.idle.is_empty() && state.dialing.failed_times == self.failed_before {
+            self.pool.free.wait_for(&mut state, patience);
+        }
+    }
+}
+
+impl Drop for Wish<'_> {
+    fn drop(&mut self) {
+        self.pool.state.lock().waiting_free -= 1;
     }
 }
 

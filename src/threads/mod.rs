@@ -1,5 +1,6 @@
 //! The client's threads, and what they share with each other and with the calls of users.
 
+mod ballot;
 pub(crate) mod callbacks;
 pub(crate) mod io;
 pub(crate) mod site;
@@ -21,14 +22,15 @@ use crate::hold::Hold;
 use crate::kind::{Found, Keys};
 use crate::lease::Ask;
 use crate::name::Name;
-use crate::server::Servers;
 use crate::server::cluster::Moved;
+use crate::server::{Servers, Size};
+use crate::threads::ballot::Ballot;
 use crate::threads::callbacks::Callbacks;
 use crate::threads::site::{Site, Sites};
 use crate::threads::subscriber::Subscription;
 use crate::threads::switches::Switches;
 use crate::threads::timer::Timer;
-use crate::undo::{Released, Undo};
+use crate::undo::{Released, Told, Undo};
 use crate::waiters::Waiters;
 
 /// What the threads work on. Nothing here keeps the client alive: the last client, lock or guard to
@@ -115,16 +117,21 @@ impl Shared {
         self.servers.is_home(&site.server, keys)
     }
 
-    /// The site that keeps a name now, as far as is known.
-    fn home(&self, keys: &Keys) -> Arc<Site> {
-        let site = self.sites.of(&self.servers.home(keys));
-        if let Some(me) = self.me.upgrade()
-            && let Err(error) = site.io.start(&me, &site)
-        {
-            // A lease that is not renewed for that is lost by its own clock, and its holder told.
-            log::error!("nothing is renewed or undone: {error}");
-        }
-        site
+    /// The sites that keep a name now, as far as is known, and how many of them a majority takes.
+    fn homes(&self, keys: &Keys) -> (Vec<Arc<Site>>, Size) {
+        let (servers, size) = self.servers.keepers(keys);
+        let me = self.me.upgrade();
+        let site = |server| {
+            let site = self.sites.of(server);
+            if let Some(me) = &me
+                && let Err(error) = site.io.start(me, &site)
+            {
+                // A lease that is not renewed for that is lost by its own clock, and its holder told.
+                log::error!("nothing is renewed or undone: {error}");
+            }
+            site
+        };
+        (servers.iter().map(site).collect(), size)
     }
 
     /// Wants to hear the releases of a name.
@@ -133,20 +140,28 @@ impl Shared {
         keys: &'a Keys,
         until: Instant,
     ) -> Result<Subscription<'a>, Error> {
-        self.home(keys).subscribe(self, keys, until)
+        let (sites, size) = self.homes(keys);
+        let parts = sites
+            .into_iter()
+            .map(|site| site.subscribe(self, keys, until));
+        Ok(Subscription::of(parts.collect::<Result<_, _>>()?, size))
     }
 
     /// Asks for the renewals that are due.
     fn renew(&self, asks: Vec<(Arc<Hold>, Ask)>) {
         let mut batches: Vec<(Arc<Site>, Vec<_>)> = Vec::new();
         for (hold, ask) in asks {
-            let home = self.home(&hold.keys);
-            match batches
-                .iter_mut()
-                .find(|(site, _)| Arc::ptr_eq(site, &home))
-            {
-                Some((_, batch)) => batch.push((hold, ask)),
-                None => batches.push((home, vec![(hold, ask)])),
+            let (homes, size) = self.homes(&hold.keys);
+            let ballot = Arc::new(Ballot::new(hold, ask, size));
+            for home in homes {
+                let ballot = Arc::clone(&ballot);
+                match batches
+                    .iter_mut()
+                    .find(|(site, _)| Arc::ptr_eq(site, &home))
+                {
+                    Some((_, batch)) => batch.push(ballot),
+                    None => batches.push((home, vec![ballot])),
+                }
             }
         }
         for (site, batch) in batches {
@@ -156,8 +171,11 @@ impl Shared {
 
     /// Repeats a release until it is sure.
     pub(crate) fn undo(&self, undo: Undo) {
-        self.sites.note_undo(&undo.id);
-        self.home(&undo.keys).io.undo(undo);
+        let (homes, _) = self.homes(&undo.keys);
+        for home in homes {
+            self.sites.note_undo(&undo.id);
+            home.io.undo(undo.clone());
+        }
     }
 
     /// Releases all `holds` until `until`. The receiver gets what was found for each that was
@@ -166,7 +184,9 @@ impl Shared {
         let (told, found) = unbounded();
         for hold in holds {
             let keys = Arc::clone(&hold.keys);
-            self.undo(Undo::told(keys, hold.id.clone(), until, told.clone()));
+            let (_, size) = self.servers.keepers(&keys);
+            let told = Arc::new(Told::new(size, told.clone()));
+            self.undo(Undo::told(keys, hold.id.clone(), until, told));
         }
         found
     }

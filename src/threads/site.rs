@@ -51,6 +51,8 @@ pub(crate) struct Sites {
     sites: RwLock<Vec<Arc<Site>>>,
     /// The leases with an undo open, and how many: one of them in Redis is nobody else's hold.
     undoing: Mutex<HashMap<HolderId, usize>>,
+    /// Held while a subscription is confirmed.
+    pub(crate) confirming: Mutex<()>,
 }
 
 impl Sites {
@@ -86,6 +88,13 @@ impl Sites {
 
     pub(crate) fn all(&self) -> Vec<Arc<Site>> {
         self.sites.read().clone()
+    }
+
+    /// On how many servers releases on `channel` are heard.
+    pub(crate) fn hearing(&self, channel: &[u8]) -> usize {
+        let sites = self.sites.read();
+        let hearing = sites.iter().filter(|site| site.subscriber.hears(channel));
+        hearing.count()
     }
 
     /// Starts the threads that every lease on these servers needs.
