@@ -68,6 +68,12 @@ fn released(guard: MutexGuard) {
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
+/// Waits for the lock, but not for ever if the test has failed.
+fn in_time(client: &Client, name: &str) -> MutexGuard {
+    let guard = client.mutex(name).try_lock_for(ms(30_000)).unwrap();
+    guard.expect("it is released")
+}
+
 /// The scripts that a node was sent.
 fn scripts(cluster: &Cluster, node: usize) -> u64 {
     cluster.node(node).calls(&["evalsha", "eval"])
@@ -206,7 +212,7 @@ fn a_slot_that_moves_while_held() {
         let guard = mutex.lock().unwrap();
         let token = guard.fencing_token();
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| two.mutex(&*name).lock().unwrap());
+            let waiting = scope.spawn(|| in_time(&two, &name));
             let channel = format!("lock_release:{name}");
             cluster.node(0).wait_for_a_waiter(&channel);
             cluster.begin_migration(slot, 0, 1);
@@ -266,7 +272,7 @@ fn keys_that_are_apart_are_waited_for() {
         other => panic!("{other:?}"),
     }
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| mutex.lock().unwrap());
+        let waiting = scope.spawn(|| in_time(&client, &name));
         let before = count();
         eventually(ms(10_000), || count() != before);
         cluster.end_migration(slot, 0, 1);
@@ -570,8 +576,8 @@ fn contention_goes_on(trouble: Trouble) {
         .collect();
     let client = client(&cluster.url());
     let hold = |what: &str| {
-        let mutex = client.mutex(beside(&name, what)).ttl(ms(40_000));
-        mutex.renew_every(ms(500)).lock().unwrap()
+        let mutex = client.mutex(beside(&name, what));
+        mutex.ttl(ms(40_000)).lock().unwrap()
     };
     let replica = cluster.replicas_of(0).next().expect("it has one");
     let dies = hold("dies");
