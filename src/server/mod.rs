@@ -1,6 +1,7 @@
 //! Redis as the rest of the crate sees it: where a name is kept, and what a call about it came to.
 
 mod batch;
+mod count;
 mod dial;
 mod fault;
 mod line;
