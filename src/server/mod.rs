@@ -2,6 +2,7 @@
 
 mod batch;
 pub(crate) mod cluster;
+mod count;
 mod dial;
 mod fault;
 mod line;

@@ -7,8 +7,9 @@ use redis::RedisError;
 
 use crate::clock::Instant;
 use crate::error::Cause;
-use crate::kind::{Acquired, Found};
-use crate::scripts::{Call, INSPECT, PROPOSE, RELEASE, Reply};
+use crate::kind::Found;
+use crate::scripts::{Call, Reply};
+use crate::server::count::Count;
 use crate::server::fault::Fault;
 use crate::server::line::{Line, Owed, Vote};
 use crate::server::node::is_hang_up;
@@ -16,92 +17,10 @@ use crate::server::one::Server;
 use crate::server::peer::{Peer, is_no_script};
 use crate::server::pool::Wish;
 use crate::server::quorum::{Quorum, Stake};
-use crate::server::votes::{Counted, Elected, Election, Sample, Tally};
 
 /// With a majority at hand, how long a connection to another server is waited for by whoever has it
 /// made: a server that is only a little slower to connect to is not left out of the first lock.
 const GRACE: Duration = Duration::from_millis(10);
-
-/// How the answers are counted.
-enum Count {
-    /// Of an acquiring call.
-    Election(Election),
-    /// Of a release.
-    Release(Tally),
-    /// Of a renewal.
-    Renewal(Tally),
-    /// Of a question that changes nothing.
-    Sample(Sample),
-}
-
-impl Count {
-    fn of(call: Option<&Call<'_>>, quorum: &Quorum) -> Self {
-        let is = |script| call.is_some_and(|call| std::ptr::eq(call.script, script));
-        if is(&PROPOSE) {
-            Self::Election(Election::new(quorum.size))
-        } else if is(&RELEASE) {
-            Self::Release(Tally::new(quorum.size))
-        } else if call.is_none() || is(&INSPECT) {
-            Self::Sample(Sample::new(quorum.size))
-        } else {
-            Self::Renewal(Tally::new(quorum.size))
-        }
-    }
-
-    fn failed(&mut self) {
-        match self {
-            Self::Election(election) => election.count(None),
-            Self::Release(tally) | Self::Renewal(tally) => tally.count(None, &[]),
-            Self::Sample(sample) => sample.count(None),
-        }
-    }
-
-    fn missing(&self) -> usize {
-        match self {
-            Self::Election(election) => election.missing(),
-            Self::Release(tally) | Self::Renewal(tally) => tally.missing(),
-            Self::Sample(sample) => sample.missing(),
-        }
-    }
-
-    fn is_decided(&self) -> bool {
-        match self {
-            Self::Election(election) => election.outcome().is_some(),
-            Self::Release(tally) | Self::Renewal(tally) => tally.outcome().is_some(),
-            Self::Sample(sample) => sample.outcome().is_some(),
-        }
-    }
-
-    /// All answers as one, in the shape of the script's own; `None` where too few came.
-    fn reply(&self) -> Option<Reply> {
-        match self {
-            Self::Election(election) => Some(match election.outcome()? {
-                Elected::Granted(token) => list([1, token.value()]),
-                Elected::Refused(holder, remaining) => Reply::List(vec![
-                    Reply::Int(0),
-                    Reply::Text(holder),
-                    Reply::Int(remaining.map_or(-1, |left| left.as_millis() as i64)),
-                ]),
-                Elected::TooLow(counter) => list([2, counter]),
-                Elected::Split => list([3]),
-                Elected::Unknown => return None,
-            }),
-            Self::Release(tally) | Self::Renewal(tally) => Some(match tally.outcome()? {
-                Counted::Ours => Reply::Int(1),
-                Counted::Nobody => Reply::Int(0),
-                Counted::Another(value) => Reply::Text(value),
-                Counted::Unknown => return None,
-            }),
-            Self::Sample(sample) => sample.outcome()?,
-        }
-    }
-}
-
-fn list<const N: usize>(numbers: [u64; N]) -> Reply {
-    // All of them are below 2^53.
-    let int = |number: u64| Reply::Int(i64::try_from(number).unwrap_or(i64::MAX));
-    Reply::List(numbers.map(int).to_vec())
-}
 
 /// A server that is asked, and the connection it is asked over until that fails.
 struct Slot<'a> {
@@ -137,7 +56,7 @@ impl<'a> Poll<'a> {
             until,
             stake,
             slots: Vec::with_capacity(quorum.size.all),
-            count: Count::of(call.as_ref(), quorum),
+            count: Count::of(call.as_ref(), quorum.size),
             call,
             sent: None,
             faults: Vec::new(),
@@ -153,7 +72,7 @@ impl<'a> Poll<'a> {
             self.write();
             self.read();
         }
-        let reply = self.count.reply();
+        let reply = self.count.outcome();
         match &self.count {
             Count::Election(election) if !election.is_won() => self.undo(),
             Count::Release(_) if reply.is_some() => self.repeat(),
@@ -333,7 +252,7 @@ impl<'a> Poll<'a> {
             }
             let patience = self.patience(n, Instant::now());
             if let Some(reply) = self.read_one(n, patience) {
-                self.count_reply(reply);
+                self.count.answered(self.quorum, reply);
             }
         }
     }
@@ -406,26 +325,6 @@ impl<'a> Poll<'a> {
             }
             self.fault_of(server, fault);
             return None;
-        }
-    }
-
-    fn count_reply(&mut self, reply: Reply) {
-        match &mut self.count {
-            Count::Election(election) => {
-                let vote = self.quorum.unless_by_ghost(Acquired::read(reply));
-                if let Some(Acquired::TooLow(counter)) = vote {
-                    self.quorum.learn(counter);
-                }
-                election.count(vote);
-            }
-            Count::Release(tally) | Count::Renewal(tally) => {
-                let value: &[u8] = match &reply {
-                    Reply::Text(value) => value,
-                    _ => &[],
-                };
-                tally.count(Found::read(&reply), value);
-            }
-            Count::Sample(sample) => sample.count(Some(reply)),
         }
     }
 
