@@ -68,6 +68,12 @@ fn released(guard: MutexGuard) {
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
+/// Waits for the lock, but not for ever if the test has failed.
+fn in_time(client: &Client, name: &str) -> MutexGuard {
+    let guard = client.mutex(name).try_lock_for(ms(30_000)).unwrap();
+    guard.expect("it is released")
+}
+
 /// The scripts that a node was sent.
 fn scripts(cluster: &Cluster, node: usize) -> u64 {
     cluster.node(node).calls(&["evalsha", "eval"])
@@ -206,7 +212,7 @@ fn a_slot_that_moves_while_held() {
         let guard = mutex.lock().unwrap();
         let token = guard.fencing_token();
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| two.mutex(&*name).lock().unwrap());
+            let waiting = scope.spawn(|| in_time(&two, &name));
             let channel = format!("lock_release:{name}");
             cluster.node(0).wait_for_a_waiter(&channel);
             cluster.begin_migration(slot, 0, 1);
@@ -266,7 +272,7 @@ fn keys_that_are_apart_are_waited_for() {
         other => panic!("{other:?}"),
     }
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| mutex.lock().unwrap());
+        let waiting = scope.spawn(|| in_time(&client, &name));
         let before = count();
         eventually(ms(10_000), || count() != before);
         cluster.end_migration(slot, 0, 1);
@@ -569,17 +575,17 @@ fn contention_goes_on(trouble: Trouble) {
         .map(|_| Child::spawn("contender", &given))
         .collect();
     let client = client(&cluster.url());
-    let hold = |what: &str| {
-        let mutex = client.mutex(beside(&name, what)).ttl(ms(40_000));
-        mutex.renew_every(ms(500)).lock().unwrap()
-    };
-    let replica = cluster.replicas_of(0).next().expect("it has one");
-    let dies = hold("dies");
-    forget_all(&cluster, replica, &lock(&beside(&name, "dies")));
-    let survives = hold("survives");
     // Who looks around so seldom must be told, by whatever thread of ours, that the master is another.
     let parked = builder(&cluster.url()).backstop(ms(60_000)).build();
     let parked = parked.unwrap();
+    let mutex = |client: &Client, what: &str| client.mutex(beside(&name, what)).ttl(ms(40_000));
+    let hold = |what: &str| mutex(&client, what).renew_every(ms(500)).lock().unwrap();
+    let replica = cluster.replicas_of(0).next().expect("it has one");
+    let dies = hold("dies");
+    // The next renewal is far away.
+    let sleeps = mutex(&parked, "sleeps").lock().unwrap();
+    forget_all(&cluster, replica, &lock(&beside(&name, "sleeps")));
+    let survives = hold("survives");
     let (got, parked_got) = unbounded();
     let parked = thread::spawn({
         let name = beside(&name, "dies");
@@ -595,7 +601,7 @@ fn contention_goes_on(trouble: Trouble) {
         child.wait_for("ready");
     }
 
-    let lost = dies.lost();
+    let (lost, sleeper_lost) = (dies.lost(), sleeps.lost());
     get_into(trouble, &mut cluster, 0);
     assert_eq!(cluster.until_new_master(0), replica);
     let began = Instant::now();
@@ -616,6 +622,7 @@ fn contention_goes_on(trouble: Trouble) {
     );
     let lost = lost.recv_timeout(ms(5_000)).expect("it is told");
     assert!(matches!(lost, Lost::Deleted | Lost::Taken), "{lost}");
+    assert_eq!(sleeper_lost.recv_timeout(ms(5_000)), Ok(Lost::Deleted));
     let told = began.elapsed();
     let at = parked_got.recv_timeout(ms(60_000)).unwrap();
     let got = at.saturating_duration_since(began);
