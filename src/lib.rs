@@ -62,7 +62,8 @@
 //!   reaches it, for as long as it does not know that it was replaced. A sentinel that is behind may
 //!   send a new client there.
 //! - **In a cluster** a master that is cut off goes on granting locks to whoever reaches it, until its
-//!   `cluster-node-timeout` is over. Every release is broadcast to all nodes (by `PUBLISH`: a sharded
+//!   `cluster-node-timeout` is over. A client that holds locks there, and neither waits for any nor
+//!   takes or releases one, notices a failover at its next renewal. Every release is broadcast to all nodes (by `PUBLISH`: a sharded
 //!   channel would lie in another slot than the lock). While a slot is on its way to another node,
 //!   what is held in it stays held, renewed and released, but a free name cannot be taken as long as
 //!   its keys are apart: calls wait for that, within their deadlines. A name with a `}` and no hash

@@ -575,17 +575,17 @@ fn contention_goes_on(trouble: Trouble) {
         .map(|_| Child::spawn("contender", &given))
         .collect();
     let client = client(&cluster.url());
-    let hold = |what: &str| {
-        let mutex = client.mutex(beside(&name, what));
-        mutex.ttl(ms(40_000)).lock().unwrap()
-    };
-    let replica = cluster.replicas_of(0).next().expect("it has one");
-    let dies = hold("dies");
-    forget_all(&cluster, replica, &lock(&beside(&name, "dies")));
-    let survives = hold("survives");
     // Who looks around so seldom must be told, by whatever thread of ours, that the master is another.
     let parked = builder(&cluster.url()).backstop(ms(60_000)).build();
     let parked = parked.unwrap();
+    let mutex = |client: &Client, what: &str| client.mutex(beside(&name, what)).ttl(ms(40_000));
+    let hold = |what: &str| mutex(&client, what).renew_every(ms(500)).lock().unwrap();
+    let replica = cluster.replicas_of(0).next().expect("it has one");
+    let dies = hold("dies");
+    // The next renewal is far away.
+    let sleeps = mutex(&parked, "sleeps").lock().unwrap();
+    forget_all(&cluster, replica, &lock(&beside(&name, "sleeps")));
+    let survives = hold("survives");
     let (got, parked_got) = unbounded();
     let parked = thread::spawn({
         let name = beside(&name, "dies");
@@ -601,7 +601,7 @@ fn contention_goes_on(trouble: Trouble) {
         child.wait_for("ready");
     }
 
-    let lost = dies.lost();
+    let (lost, sleeper_lost) = (dies.lost(), sleeps.lost());
     get_into(trouble, &mut cluster, 0);
     assert_eq!(cluster.until_new_master(0), replica);
     let began = Instant::now();
@@ -622,6 +622,7 @@ fn contention_goes_on(trouble: Trouble) {
     );
     let lost = lost.recv_timeout(ms(5_000)).expect("it is told");
     assert!(matches!(lost, Lost::Deleted | Lost::Taken), "{lost}");
+    assert_eq!(sleeper_lost.recv_timeout(ms(5_000)), Ok(Lost::Deleted));
     let told = began.elapsed();
     let at = parked_got.recv_timeout(ms(60_000)).unwrap();
     let got = at.saturating_duration_since(began);
