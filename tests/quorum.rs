@@ -10,7 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Error, Lost, Unlocked, WaitPolicy};
 use support::{
-    Child, Control, Fenced, Proxy, Server, captured, eventually, given, lines_about, ms, say,
+    Child, Control, Fenced, Proxy, Server, Traffic, captured, eventually, given, lines_about, ms,
+    say,
 };
 
 const KEY: &str = "lock:a";
@@ -148,7 +149,10 @@ fn what_cannot_be_a_quorum_is_refused() {
     assert!(sentinels.contains("sentinels"), "{sentinels}");
     let both = Client::builder().url("redis://h").quorum(["redis://h"]);
     assert!(matches!(both.build(), Err(Error::Config(_))));
+    captured();
     let client = Client::quorum(["redis://u:s3cret@h:1", "redis://h:2"]).unwrap();
+    let warned = lines_about("a quorum of 2 servers");
+    assert!(warned.iter().any(|line| line.level == log::Level::Warn));
     let debug = format!("{client:?}");
     assert!(debug.contains("quorum of h:1, h:2"), "{debug}");
 }
@@ -638,6 +642,31 @@ fn a_key_that_is_gone_from_a_minority_is_no_loss() {
     assert_eq!(holder.value(), b"x");
     assert!(client.mutex("a").force_unlock().unwrap());
     eventually(ms(5_000), || servers.count(KEY) == 0);
+}
+
+#[test]
+fn a_release_that_did_not_come_to_a_server_is_repeated() {
+    captured();
+    let servers = Servers::start(3);
+    for is_aside_first in [false, true] {
+        let proxy = Proxy::new(&servers.0[0]);
+        let mut urls = servers.urls();
+        urls[0] = proxy.url();
+        let client = Client::quorum(urls).unwrap();
+        let guard = client.mutex("a").ttl(LONG).lock().unwrap();
+        eventually(ms(5_000), || servers.0[0].get(KEY).is_some());
+        proxy.all(Traffic::Cut);
+        if is_aside_first {
+            let said = format!("127.0.0.1:{} is left aside", proxy.port());
+            eventually(ms(10_000), || {
+                drop(client.mutex("b").lock().unwrap());
+                !lines_about(&said).is_empty()
+            });
+        }
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        proxy.all(Traffic::Pass);
+        eventually(ms(10_000), || servers.count(KEY) == 0);
+    }
 }
 
 /// A connection that is closed with answers unread takes along what the server has not read yet.
