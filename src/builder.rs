@@ -128,7 +128,7 @@ impl ClientBuilder {
                 return wrong("no URL was given: ClientBuilder::url(\"redis://…\")");
             }
             (Some(_), Some(_)) => return wrong("take either url or quorum, not both"),
-            (Some(url), None) => Deployment::One(Target::parse(&url)?),
+            (Some(url), None) => Deployment::One(Box::new(Target::parse(&url)?)),
             (None, Some(urls)) => Deployment::quorum(&urls)?,
         };
         self.config.check()?;

@@ -12,7 +12,7 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// Where the locks are kept.
 pub(crate) enum Deployment {
-    One(Target),
+    One(Box<Target>),
     /// On several independent servers.
     Quorum(Vec<Address>),
 }

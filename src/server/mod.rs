@@ -57,7 +57,9 @@ impl Servers {
             label: deployment.label(),
             command_timeout: config.command_timeout,
             place: match deployment {
-                Deployment::One(target) => Place::One(Arc::new(Server::new(target, config, None)?)),
+                Deployment::One(target) => {
+                    Place::One(Arc::new(Server::new(*target, config, None)?))
+                }
                 Deployment::Quorum(addresses) => Place::Quorum(Quorum::new(addresses, config)?),
             },
         })
