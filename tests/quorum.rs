@@ -669,28 +669,44 @@ fn a_release_that_did_not_come_to_a_server_is_repeated() {
     }
 }
 
-/// A connection that is closed with answers unread takes along what the server has not read yet.
+/// A release that nobody waited for is on its way when the client ends, and with it the network.
 #[test]
 fn a_client_that_ends_leaves_nothing_behind() {
-    let servers = Servers::start(5);
-    for server in &servers.0 {
-        let client = servers.client();
-        let guard = client.mutex("a").ttl(LONG).lock().unwrap();
-        eventually(ms(5_000), || server.get(KEY).is_some());
-        server.pause();
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-        let (ended, end) = unbounded();
-        thread::scope(|scope| {
-            scope.spawn(move || {
-                drop(client);
-                ended.send(()).unwrap();
-            });
-            // It may be waiting for the server that stands still.
-            let _ = end.recv_timeout(ms(300));
-            server.resume();
-        });
-        eventually(ms(5_000), || servers.count(KEY) == 0);
+    let servers = Servers::start(3);
+    let proxy = Proxy::new(&servers.0[2]);
+    let urls = [servers.0[0].url(), servers.0[1].url(), proxy.url()];
+    let client = Client::quorum(urls).unwrap();
+    lock_and_unlock(&client);
+    eventually(ms(5_000), || servers.count(KEY) == 0);
+    proxy.delay(ms(100), ms(0));
+    for _ in 0..3 {
+        lock_and_unlock(&client);
     }
+    drop(client);
+    drop(proxy);
+    eventually(ms(5_000), || servers.count(KEY) == 0);
+}
+
+#[test]
+fn calls_take_turns_for_connections() {
+    let servers = Servers::start(3);
+    let proxies: Vec<_> = servers.0.iter().map(Proxy::new).collect();
+    let builder = Client::builder().quorum(proxies.iter().map(Proxy::url));
+    let client = builder.max_connections(1).build().unwrap();
+    lock_and_unlock(&client);
+    for proxy in &proxies {
+        proxy.delay(ms(0), ms(400));
+    }
+    let sent = || proxies.iter().map(Proxy::request_bytes).sum::<u64>();
+    let before = sent();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| client.mutex("a").try_lock());
+        eventually(ms(5_000), || sent() > before);
+        let second = client.mutex("b").try_lock_for(ms(100));
+        let error = second.unwrap_err().to_string();
+        assert!(error.contains("max_connections"), "{error}");
+        assert!(first.join().unwrap().unwrap().is_some());
+    });
 }
 
 #[test]
