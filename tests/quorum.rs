@@ -10,7 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Error, Lost, Unlocked, WaitPolicy};
 use support::{
-    Child, Control, Fenced, Proxy, Server, captured, eventually, given, lines_about, ms, say,
+    Child, Control, Fenced, Proxy, Server, Traffic, captured, eventually, given, lines_about, ms,
+    say,
 };
 
 const KEY: &str = "lock:a";
@@ -148,7 +149,10 @@ fn what_cannot_be_a_quorum_is_refused() {
     assert!(sentinels.contains("sentinels"), "{sentinels}");
     let both = Client::builder().url("redis://h").quorum(["redis://h"]);
     assert!(matches!(both.build(), Err(Error::Config(_))));
+    captured();
     let client = Client::quorum(["redis://u:s3cret@h:1", "redis://h:2"]).unwrap();
+    let warned = lines_about("a quorum of 2 servers");
+    assert!(warned.iter().any(|line| line.level == log::Level::Warn));
     let debug = format!("{client:?}");
     assert!(debug.contains("quorum of h:1, h:2"), "{debug}");
 }
@@ -640,28 +644,69 @@ fn a_key_that_is_gone_from_a_minority_is_no_loss() {
     eventually(ms(5_000), || servers.count(KEY) == 0);
 }
 
-/// A connection that is closed with answers unread takes along what the server has not read yet.
+#[test]
+fn a_release_that_did_not_come_to_a_server_is_repeated() {
+    captured();
+    let servers = Servers::start(3);
+    for is_aside_first in [false, true] {
+        let proxy = Proxy::new(&servers.0[0]);
+        let mut urls = servers.urls();
+        urls[0] = proxy.url();
+        let client = Client::quorum(urls).unwrap();
+        let guard = client.mutex("a").ttl(LONG).lock().unwrap();
+        eventually(ms(5_000), || servers.0[0].get(KEY).is_some());
+        proxy.all(Traffic::Cut);
+        if is_aside_first {
+            let said = format!("127.0.0.1:{} is left aside", proxy.port());
+            eventually(ms(10_000), || {
+                drop(client.mutex("b").lock().unwrap());
+                !lines_about(&said).is_empty()
+            });
+        }
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        proxy.all(Traffic::Pass);
+        eventually(ms(10_000), || servers.count(KEY) == 0);
+    }
+}
+
+/// A release that nobody waited for is on its way when the client ends, and with it the network.
 #[test]
 fn a_client_that_ends_leaves_nothing_behind() {
-    let servers = Servers::start(5);
-    for server in &servers.0 {
-        let client = servers.client();
-        let guard = client.mutex("a").ttl(LONG).lock().unwrap();
-        eventually(ms(5_000), || server.get(KEY).is_some());
-        server.pause();
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-        let (ended, end) = unbounded();
-        thread::scope(|scope| {
-            scope.spawn(move || {
-                drop(client);
-                ended.send(()).unwrap();
-            });
-            // It may be waiting for the server that stands still.
-            let _ = end.recv_timeout(ms(300));
-            server.resume();
-        });
-        eventually(ms(5_000), || servers.count(KEY) == 0);
+    let servers = Servers::start(3);
+    let proxy = Proxy::new(&servers.0[2]);
+    let urls = [servers.0[0].url(), servers.0[1].url(), proxy.url()];
+    let client = Client::quorum(urls).unwrap();
+    lock_and_unlock(&client);
+    eventually(ms(5_000), || servers.count(KEY) == 0);
+    proxy.delay(ms(100), ms(0));
+    for _ in 0..3 {
+        lock_and_unlock(&client);
     }
+    drop(client);
+    drop(proxy);
+    eventually(ms(5_000), || servers.count(KEY) == 0);
+}
+
+#[test]
+fn calls_take_turns_for_connections() {
+    let servers = Servers::start(3);
+    let proxies: Vec<_> = servers.0.iter().map(Proxy::new).collect();
+    let builder = Client::builder().quorum(proxies.iter().map(Proxy::url));
+    let client = builder.max_connections(1).build().unwrap();
+    lock_and_unlock(&client);
+    for proxy in &proxies {
+        proxy.delay(ms(0), ms(400));
+    }
+    let sent = || proxies.iter().map(Proxy::request_bytes).sum::<u64>();
+    let before = sent();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| client.mutex("a").try_lock());
+        eventually(ms(5_000), || sent() > before);
+        let second = client.mutex("b").try_lock_for(ms(100));
+        let error = second.unwrap_err().to_string();
+        assert!(error.contains("max_connections"), "{error}");
+        assert!(first.join().unwrap().unwrap().is_some());
+    });
 }
 
 #[test]

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, select, unbounded};
+use crossbeam_channel::{Receiver, Sender, after, never, select, unbounded};
 
-use crate::clock::{Instant, LONGEST_SLEEP, nap};
+use crate::clock::{Instant, nap};
 use crate::error::Error;
 use crate::hold::Hold;
 use crate::kind::{Found, Keys};
@@ -175,6 +175,11 @@ struct Desk {
 
 impl Desk {
     fn run(mut self, shared: &Shared, site: &Site) {
+        if let Some(peer) = &site.server.peer {
+            // What the thread knew is gone if it is here for the second time, after a panic.
+            self.tidy_at = Some(Instant::START);
+            self.ask_at = peer.is_aside().then_some((Instant::START, 0));
+        }
         let mut stopping = false;
         while !stopping {
             let mut items = Vec::new();
@@ -213,8 +218,8 @@ impl Desk {
             }
             contain(|| self.probe(shared, site));
             if stopping {
-                // A connection that is closed with answers unread takes with it what the server has
-                // not read yet: the release of the last lease.
+                // A connection that is closed with answers unread is reset, and what the network has
+                // lost of it is not sent again: the release of the last lease.
                 self.tidy_at = Some(Instant::START);
             }
             contain(|| self.see_to_peer(shared, site));
@@ -240,6 +245,7 @@ impl Desk {
                 Some(pause) => jobs.recv_timeout(pause).ok(),
             };
         };
+        let pause_over = pause.map_or_else(never, after);
         select! {
             recv(jobs) -> job => job.ok(),
             recv(peer.desk) -> errand => {
@@ -248,7 +254,7 @@ impl Desk {
                 }
                 None
             },
-            default(pause.unwrap_or(LONGEST_SLEEP)) => None,
+            recv(pause_over) -> _ => None,
         }
     }
 
