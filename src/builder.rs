@@ -1,7 +1,7 @@
 //! The settings that a client is made with.
 
-use std::fmt;
 use std::time::Duration;
+use std::{fmt, mem};
 
 use crate::config::Config;
 use crate::error::Error;
@@ -27,6 +27,8 @@ use crate::url::Target;
 #[must_use = "nothing is made until `build`"]
 pub struct ClientBuilder {
     place: Option<Place>,
+    /// Two places of different kinds were set: one of them is a mistake.
+    has_two_places: bool,
     config: Config,
     #[cfg(feature = "tls")]
     tls: Tls,
@@ -54,9 +56,15 @@ impl Place {
 
 impl ClientBuilder {
     /// Where Redis is; see [`Client::open`](crate::Client::open) for the forms. This or one of the
-    /// next three is needed; the last one set counts.
-    pub fn url(mut self, url: impl Into<String>) -> Self {
-        self.place = Some(Place::Url(url.into()));
+    /// next three is needed, and no two of them.
+    pub fn url(self, url: impl Into<String>) -> Self {
+        self.at(Place::Url(url.into()))
+    }
+
+    fn at(mut self, place: Place) -> Self {
+        let is_another = |before: &Place| mem::discriminant(before) != mem::discriminant(&place);
+        self.has_two_places |= self.place.as_ref().is_some_and(is_another);
+        self.place = Some(place);
         self
     }
 
@@ -70,10 +78,9 @@ impl ClientBuilder {
     /// let client = Client::builder().cluster(nodes).build()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub fn cluster(mut self, nodes: impl IntoIterator<Item = impl Into<String>>) -> Self {
+    pub fn cluster(self, nodes: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let nodes = nodes.into_iter().map(Into::into).collect();
-        self.place = Some(Place::Cluster(nodes));
-        self
+        self.at(Place::Cluster(nodes))
     }
 
     /// Where the sentinels are, `host[:port]` or a URL with what is needed to log on to them, and
@@ -88,13 +95,12 @@ impl ClientBuilder {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn sentinel(
-        mut self,
+        self,
         sentinels: impl IntoIterator<Item = impl Into<String>>,
         master: impl Into<String>,
     ) -> Self {
         let sentinels = sentinels.into_iter().map(Into::into).collect();
-        self.place = Some(Place::Sentinel(sentinels, master.into()));
-        self
+        self.at(Place::Sentinel(sentinels, master.into()))
     }
 
     /// The certificate authorities to trust, as PEM: one certificate or several, one behind the other.
@@ -147,9 +153,8 @@ impl ClientBuilder {
 
     /// The servers of a quorum, instead of a [`url`](Self::url); see
     /// [`Client::quorum`](crate::Client::quorum).
-    pub fn quorum<U: Into<String>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
-        self.place = Some(Place::Quorum(urls.into_iter().map(Into::into).collect()));
-        self
+    pub fn quorum<U: Into<String>>(self, urls: impl IntoIterator<Item = U>) -> Self {
+        self.at(Place::Quorum(urls.into_iter().map(Into::into).collect()))
     }
 
     /// How long a lease lasts unless renewed, for locks that do not set their own. Short: a crashed
@@ -247,6 +252,11 @@ impl ClientBuilder {
                 "no URL was given: ClientBuilder::url(\"redis://…\")".into(),
             ));
         };
+        if self.has_two_places {
+            return Err(Error::Config(
+                "take only one of url, cluster, sentinel and quorum".into(),
+            ));
+        }
         self.config.check()?;
         let target = place.target()?;
         #[cfg(feature = "tls")]
