@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::unbounded;
-use leasehold::{Client, ClientBuilder, Error, Lost, Unlocked, WaitPolicy};
+use leasehold::{Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, Unlocked, WaitPolicy};
 use support::{
     Child, Control, Fenced, Proxy, Server, Traffic, captured, eventually, given, lines_about, ms,
     say,
@@ -62,6 +62,16 @@ impl Servers {
     fn count(&self, key: &str) -> usize {
         let has = |server: &&Server| server.get(key).is_some();
         self.0.iter().filter(has).count()
+    }
+
+    /// Takes the lock on every one of them: a first lock may do without one that is late to connect.
+    fn hold(&self, mutex: &Mutex) -> MutexGuard {
+        loop {
+            let guard = mutex.lock().unwrap();
+            if self.count(&format!("lock:{}", guard.name())) == self.0.len() {
+                return guard;
+            }
+        }
     }
 
     /// Waits for a waiter on every one of them.
@@ -371,7 +381,7 @@ fn a_minority_that_is_killed_and_comes_back_empty() {
         let mut servers = Servers::start(count);
         let client = servers.client();
         lock_and_unlock(&client);
-        let held = client.mutex("held").ttl(LONG).lock().unwrap();
+        let held = servers.hold(&client.mutex("held").ttl(LONG));
         for server in &mut servers.0[..dead] {
             server.kill();
         }
@@ -403,6 +413,11 @@ fn a_minority_that_hangs_costs_one_timeout_and_keeps_nothing() {
         let client = servers.client();
         lock_and_unlock(&client);
         servers.0[n].pause();
+        // Not all of the time is spent on one.
+        let start = Instant::now();
+        let guard = client.mutex("a").ttl(LONG).try_lock_for(ms(900));
+        assert!(start.elapsed() < ms(850));
+        drop(guard.unwrap().expect("nobody holds it"));
         assert!(median(&client) < ms(50));
         let label = format!("127.0.0.1:{}", servers.0[n].port());
         let said = |what: &str| {
@@ -589,7 +604,7 @@ fn a_lease_is_renewed_by_a_majority_and_lost_with_it() {
         let mutex = mutex.on_renew(move |_| {
             let _ = renewed.send(());
         });
-        let guard = mutex.lock().unwrap();
+        let guard = servers.hold(&mutex);
         let next = |many: usize| {
             for _ in 0..many {
                 renewals.recv_timeout(ms(10_000)).expect("it is renewed");
@@ -625,9 +640,8 @@ fn a_lease_is_renewed_by_a_majority_and_lost_with_it() {
 fn a_key_that_is_gone_from_a_minority_is_no_loss() {
     let servers = Servers::start(5);
     let client = servers.client();
-    let guard = client.mutex("a").ttl(LONG).lock().unwrap();
+    let guard = servers.hold(&client.mutex("a").ttl(LONG));
     for server in &servers.0[..2] {
-        eventually(ms(5_000), || server.get(KEY).is_some());
         exec(server, &["DEL", KEY]);
     }
     guard.renew().unwrap();
@@ -653,8 +667,7 @@ fn a_release_that_did_not_come_to_a_server_is_repeated() {
         let mut urls = servers.urls();
         urls[0] = proxy.url();
         let client = Client::quorum(urls).unwrap();
-        let guard = client.mutex("a").ttl(LONG).lock().unwrap();
-        eventually(ms(5_000), || servers.0[0].get(KEY).is_some());
+        let guard = servers.hold(&client.mutex("a").ttl(LONG));
         proxy.all(Traffic::Cut);
         if is_aside_first {
             let said = format!("127.0.0.1:{} is left aside", proxy.port());
