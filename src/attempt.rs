@@ -27,6 +27,9 @@ pub(crate) const SPLIT: Backoff =
 /// that a third is needed only where others were faster in between.
 const PROPOSALS: usize = 8;
 
+/// Between two looks whether a server is asked again.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
 /// A call that takes a lock.
 pub(crate) struct Attempt<'a> {
     pub(crate) shared: &'a Arc<Shared>,
@@ -204,6 +207,12 @@ impl<'a> Attempt<'a> {
                     std::thread::sleep(pause);
                 }
                 Ok(look) => return Ok(look),
+                Err(Fault::Open(retry_in)) => {
+                    // What this very call has met says more.
+                    let said = self.said.borrow_mut().take();
+                    let unreachable = |cause| self.shared.servers.unreachable(cause);
+                    return Err(said.map_or(Error::CircuitOpen { retry_in }, unreachable));
+                }
                 Err(fault) => {
                     let pause = self.pause_after(fault, failures, deadline)?;
                     failures += 1;
@@ -224,6 +233,7 @@ impl<'a> Attempt<'a> {
         let cause = match fault {
             Fault::Unsafe(error) | Fault::Never(error) => return Err(error),
             Fault::NotNow(cause) | Fault::NoAnswer(cause) | Fault::Elsewhere(_, cause) => cause,
+            Fault::Open(retry_in) => return self.pause_while_open(retry_in, deadline),
         };
         let cause = cause.or_said_before(&mut self.said.borrow_mut());
         let now = Instant::now();
@@ -236,6 +246,22 @@ impl<'a> Attempt<'a> {
             _ => RECONNECT.pause(failures - 1),
         };
         Ok(pause.min(now.until(deadline)))
+    }
+
+    /// How long a waiting call pauses while its server is not asked. That another call was answered is
+    /// told to nobody, so it is looked for.
+    fn pause_while_open(&self, retry_in: Duration, deadline: Instant) -> Result<Duration, Error> {
+        self.shared.watch(self.keys);
+        let now = Instant::now();
+        if now >= deadline {
+            return Err(Error::CircuitOpen { retry_in });
+        }
+        if self.is_unreachable(now) {
+            let said = self.said.borrow_mut().take();
+            let cause = said.unwrap_or_else(|| Cause::text("it is not asked for now"));
+            return Err(self.shared.servers.unreachable(cause));
+        }
+        Ok(retry_in.min(LOOK_AGAIN).min(now.until(deadline)))
     }
 
     /// Whether Redis has not answered for too long to wait for it any more.

@@ -245,6 +245,17 @@ impl ClientBuilder {
         self
     }
 
+    /// After how many failures in a row a server is not asked any more for a while, and calls to it
+    /// fail at once with [`Error::CircuitOpen`]: for 1 s, and twice as long each time that the call
+    /// after it fails too, up to 30 s. A call that ran out of its own short time is no failure of the
+    /// server. Renewals and releases go to it regardless; the first answer to anything ends it, and
+    /// while anybody waits, holds or has something to undo, a probe goes out every 500 ms. 0 never
+    /// stops asking. Defaults to 5.
+    pub fn breaker(mut self, failures: u32) -> Self {
+        self.config.breaker_after = failures;
+        self
+    }
+
     /// The settings, if they can work.
     pub(crate) fn check(self) -> Result<(Config, Target), Error> {
         let Some(place) = self.place else {

@@ -8,6 +8,7 @@ use crate::builder::ClientBuilder;
 use crate::clock::Instant;
 use crate::env;
 use crate::error::Error;
+use crate::health::{Health, HealthState};
 use crate::mutex::Mutex;
 use crate::name::Name;
 use crate::server::{Fault, Servers};
@@ -145,6 +146,34 @@ impl Client {
                 Err(Fault::NoAnswer(_)) if again && Instant::now() < until => again = false,
                 Err(fault) => return Err(shared.servers.error(fault)),
             }
+        }
+    }
+
+    /// How the servers and our threads do. Asks each server once, all of them together, and returns
+    /// within the command timeout. Goes through an open circuit breaker, and closes it where the
+    /// server answers.
+    pub fn health(&self) -> Health {
+        let shared = self.shared();
+        let until = Instant::now().after(shared.servers.command_timeout());
+        let (servers, needed) = shared.servers.health(until);
+        let sites = shared.sites.all();
+        let subscribers = sites.iter().map(|site| {
+            let condition = &site.subscriber.condition;
+            condition.part(site.server.label(), None)
+        });
+        let renewers = sites.iter().map(|site| {
+            let mut part = site.io.condition.part(site.server.label(), None);
+            if part.state == HealthState::Fails && !shared.timer.watches_any() {
+                // What could not be renewed is over.
+                part.state = HealthState::Idle;
+            }
+            part
+        });
+        Health {
+            subscribers: subscribers.collect(),
+            renewers: renewers.collect(),
+            servers,
+            needed,
         }
     }
 

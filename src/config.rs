@@ -32,6 +32,8 @@ pub(crate) struct Config {
     pub(crate) backstop: Duration,
     pub(crate) max_connections: usize,
     pub(crate) replicas: Option<Replicas>,
+    /// Failures in a row after which calls fail at once; zero for never.
+    pub(crate) breaker_after: u32,
 }
 
 impl Default for Config {
@@ -53,6 +55,7 @@ impl Default for Config {
             backstop: Duration::from_secs(1),
             max_connections: 32,
             replicas: None,
+            breaker_after: 5,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerError};
 
@@ -33,6 +34,15 @@ pub enum Error {
         server: String,
         /// The last thing that went wrong.
         cause: Cause,
+    },
+
+    /// The server has failed several times in a row, so calls fail at once for a while instead of
+    /// waiting for it each time ([`breaker`](crate::ClientBuilder::breaker)). Nothing was sent, nothing
+    /// is held. Held locks are renewed and released all the same. Come again when `retry_in` is over,
+    /// or sooner; `lock` waits for that by itself.
+    CircuitOpen {
+        /// When the next call is let through, unless the server answers something before.
+        retry_in: Duration,
     },
 
     /// Redis answered, and trying again would not help: a right is missing, a password is wrong, one
@@ -109,7 +119,7 @@ impl Error {
 
     /// Whether Redis could not be asked, so that the same call may succeed later.
     pub fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Unreachable { .. })
+        matches!(self, Self::Unreachable { .. } | Self::CircuitOpen { .. })
     }
 
     /// Why the lease ended, if that is what this error says.
@@ -135,6 +145,10 @@ impl fmt::Display for Error {
             Self::Refused { command, answer } if *command == HANDSHAKE => {
                 write!(f, "no TLS connection to Redis: {answer}{}", advice(answer))
             }
+            Self::CircuitOpen { retry_in } => write!(
+                f,
+                "Redis has failed several times in a row and is not asked for {retry_in:?}: come again then"
+            ),
             Self::Refused { command, answer } => {
                 write!(f, "Redis refused {command}: {answer}{}", advice(answer))
             }

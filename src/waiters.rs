@@ -240,6 +240,12 @@ impl Waiters {
         waiting.map(|(name, _)| name.clone()).collect()
     }
 
+    /// Whether anybody waits.
+    pub(crate) fn anybody(&self) -> bool {
+        let names = self.names.lock();
+        names.values().any(|queue| !queue.places.is_empty())
+    }
+
     /// Wakes everybody; returns how many.
     pub(crate) fn ring_all(&self) -> usize {
         let mut names = self.names.lock();

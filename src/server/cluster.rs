@@ -179,7 +179,7 @@ impl Cluster {
                     let place = place(&server, self, host, *port);
                     self.server_at(&mut self.known.lock(), &place)
                 }
-                Fault::NotNow(_) => {
+                Fault::NotNow(_) | Fault::Open(_) => {
                     asking = false;
                     // What is known of the slots may be older than this.
                     self.look(until);
@@ -213,6 +213,13 @@ impl Cluster {
             }
         }
         Err(fault)
+    }
+
+    /// All masters that are known, by `until`.
+    pub(super) fn masters(&self, until: Instant) -> Vec<Arc<Server>> {
+        // What matters is that the slots were looked at once.
+        let _ = self.keeper(0, until);
+        self.known.lock().masters()
     }
 
     /// The server that keeps a slot, by `until`; where that one has failed last, as it is known

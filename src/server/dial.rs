@@ -151,6 +151,7 @@ mod tests {
             NoWire {
                 cause: Cause::text("refused"),
                 is_final: false,
+                is_the_servers: true,
             },
         );
         dialing.leave_behind();
@@ -167,6 +168,7 @@ mod tests {
         let no_wire = NoWire {
             cause: Cause::text("refused"),
             is_final: false,
+            is_the_servers: true,
         };
         dialing.failed(at(0), no_wire.clone());
         let first = dialing.pause(at(0));

@@ -1,6 +1,7 @@
 //! What a call came to, where it is no answer.
 
 use std::fmt;
+use std::time::Duration;
 
 use redis::ServerError;
 
@@ -11,6 +12,8 @@ use crate::error::{Cause, Error, words};
 pub(crate) enum Fault {
     /// It did not run, and may run later: no connection, or an answer that says "not now".
     NotNow(Cause),
+    /// It was not sent: the server has failed again and again, and may be asked again in this time.
+    Open(Duration),
     /// It was sent, and no answer came: it may have run, and may yet run.
     NoAnswer(Cause),
     /// It ran, and did not become as safe as was asked: what it did is to be undone, or not counted.
@@ -67,6 +70,10 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotNow(cause) | Self::NoAnswer(cause) | Self::Elsewhere(_, cause) => cause.fmt(f),
+            Self::Open(retry_in) => Error::CircuitOpen {
+                retry_in: *retry_in,
+            }
+            .fmt(f),
             Self::Unsafe(error) | Self::Never(error) => error.fmt(f),
         }
     }

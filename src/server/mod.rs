@@ -1,7 +1,9 @@
 //! Redis as the rest of the crate sees it: where a name is kept, and what a call about it came to.
 
 mod batch;
+mod breaker;
 pub(crate) mod cluster;
+mod condition;
 mod count;
 mod dial;
 mod fault;
@@ -18,11 +20,13 @@ mod tokens;
 mod votes;
 
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::{Config, Terms};
 use crate::error::{Cause, Error};
+use crate::health::HealthPart;
 use crate::holder::HolderId;
 use crate::kind::Keys;
 use crate::scripts::{Call, Reply};
@@ -30,6 +34,7 @@ use crate::server::cluster::Cluster;
 use crate::server::sentinel::Sentinels;
 use crate::url::Target;
 
+pub(crate) use crate::server::condition::Condition;
 pub(crate) use crate::server::fault::Fault;
 pub(crate) use crate::server::line::{Promise, Receipt};
 pub(crate) use crate::server::node::Wire;
@@ -53,7 +58,7 @@ enum Place {
     /// Each on the master that keeps its slot.
     Cluster(Arc<Cluster>),
     /// All of them on each of several servers.
-    Quorum(Quorum),
+    Quorum(Box<Quorum>),
 }
 
 impl Servers {
@@ -63,7 +68,9 @@ impl Servers {
             command_timeout: config.command_timeout,
             place: match target {
                 Target::Cluster(nodes) => Place::Cluster(Cluster::new(nodes, config)?),
-                Target::Quorum(addresses) => Place::Quorum(Quorum::new(addresses, config)?),
+                Target::Quorum(addresses) => {
+                    Place::Quorum(Box::new(Quorum::new(addresses, config)?))
+                }
                 target => Place::One(Arc::new(Server::new(target, config, None)?)),
             },
         })
@@ -242,6 +249,35 @@ impl Servers {
         }
     }
 
+    /// Asks every server how it does, all at once, until `until`; and how many must work.
+    pub(crate) fn health(&self, until: Instant) -> (Vec<HealthPart>, usize) {
+        let servers = match &self.place {
+            Place::One(server) => vec![Arc::clone(server)],
+            Place::Cluster(cluster) => cluster.masters(until),
+            Place::Quorum(quorum) => quorum.servers().to_vec(),
+        };
+        let needed = match &self.place {
+            Place::One(_) | Place::Cluster(_) => servers.len().max(1),
+            Place::Quorum(quorum) => quorum.size().needed,
+        };
+        let parts = thread::scope(|scope| {
+            let asked: Vec<_> = servers
+                .iter()
+                .map(|server| scope.spawn(move || server.health(until)))
+                .collect();
+            let parts = asked.into_iter().filter_map(|part| part.join().ok());
+            parts.collect()
+        });
+        (parts, needed)
+    }
+
+    /// A server of a quorum that did not answer does again.
+    pub(crate) fn peer_is_back(&self) {
+        if let Place::Quorum(quorum) = &self.place {
+            quorum.is_back();
+        }
+    }
+
     /// The connections are closed; what is out is closed when it comes back.
     pub(crate) fn close(&self) {
         match &self.place {
@@ -257,6 +293,7 @@ impl Servers {
             Fault::NotNow(cause) | Fault::NoAnswer(cause) | Fault::Elsewhere(_, cause) => {
                 self.unreachable(cause)
             }
+            Fault::Open(retry_in) => Error::CircuitOpen { retry_in },
             Fault::Unsafe(error) | Fault::Never(error) => error,
         }
     }

@@ -239,4 +239,6 @@ pub(crate) struct NoWire {
     pub(crate) cause: Cause,
     /// It stays so until somebody changes a setting, as after a wrong password.
     pub(crate) is_final: bool,
+    /// The server or the network is the reason, and not that the caller had little time.
+    pub(crate) is_the_servers: bool,
 }

@@ -1,6 +1,5 @@
 //! One server: a call is sent, and comes back as an answer or a fault.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -9,10 +8,12 @@ use redis::{RedisError, ServerError};
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::{Cause, Error, Meaning, meaning, words};
+use crate::health::HealthPart;
 use crate::name::shown;
 use crate::replicas::Replicas;
 use crate::scripts::{Call, Reply, pack_wait};
 use crate::server::cluster::Cluster;
+use crate::server::condition::Condition;
 use crate::server::fault::Fault;
 use crate::server::node::{NoWire, Node, Wire, is_hang_up, reply};
 use crate::server::peer::Peer;
@@ -23,10 +24,7 @@ use crate::url::{Address, Target};
 /// A server, or the master that sentinels name: one place where locks are kept.
 pub(crate) struct Server {
     pool: Arc<Pool>,
-    /// When Redis last answered anything, in nanoseconds of our clock.
-    answered: AtomicU64,
-    /// Something has failed since.
-    failing: AtomicBool,
+    pub(crate) condition: Condition,
     /// What it is as one of a quorum.
     pub(crate) peer: Option<Peer>,
 }
@@ -36,8 +34,12 @@ impl Server {
         let node = Node::new(target, config).map_err(|error| Error::Config(error.to_string()))?;
         Ok(Self {
             pool: Arc::new(Pool::new(node, config.max_connections)),
-            answered: AtomicU64::new(0),
-            failing: AtomicBool::new(false),
+            // A server of a quorum is left aside instead.
+            condition: Condition::new(if peer.is_some() {
+                0
+            } else {
+                config.breaker_after
+            }),
             peer,
         })
     }
@@ -52,8 +54,7 @@ impl Server {
         Ok(Self {
             pool: Arc::new(Pool::new(node, config.max_connections)),
             peer: None,
-            answered: AtomicU64::new(0),
-            failing: AtomicBool::new(false),
+            condition: Condition::new(config.breaker_after),
         })
     }
 
@@ -87,6 +88,9 @@ impl Server {
         lane: Lane,
         undo: Option<Call<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
+        if lane == Lane::Capped {
+            self.condition.admit(Instant::now()).map_err(Fault::Open)?;
+        }
         let mut lent = self.lend(until, lane)?;
         let sent = Instant::now();
         if sent >= until {
@@ -114,7 +118,7 @@ impl Server {
                 if let Some(undo) = undo {
                     lent.keep().undo_behind(&undo);
                 }
-                Err(self.no_answer(error))
+                Err(self.no_answer(error, sent, until))
             }
         }
     }
@@ -130,7 +134,8 @@ impl Server {
         let mut command = redis::cmd(name);
         command.arg(args);
         let mut lent = self.lend(until, lane)?;
-        match self.trip(&mut lent, Instant::now(), until, |buffer| {
+        let sent = Instant::now();
+        match self.trip(&mut lent, sent, until, |buffer| {
             command.write_packed_command(buffer)
         }) {
             Ok(answer) => {
@@ -146,17 +151,17 @@ impl Server {
                 let answer = answer.map_err(|error| refusal(name, &error, rights));
                 self.settle(lent, answer)
             }
-            Err(error) => Err(self.no_answer(error)),
+            Err(error) => Err(self.no_answer(error, sent, until)),
         }
     }
 
     /// Notes how the server did, and keeps the connection if it leads to one that works.
     fn settle(&self, lent: Lent<'_>, answer: Result<Reply, Fault>) -> Result<Reply, Fault> {
-        if let Err(Fault::NotNow(_)) = answer {
+        if let Err(Fault::NotNow(cause)) = &answer {
             let generation = lent.generation();
             drop(lent);
             self.leave(generation);
-            self.failed();
+            self.failed_by(Some(cause), true);
         } else {
             lent.give_back();
             self.answered();
@@ -164,19 +169,33 @@ impl Server {
         answer
     }
 
-    fn no_answer(&self, error: RedisError) -> Fault {
-        self.failed();
-        if is_hang_up(&error) {
+    fn no_answer(&self, error: RedisError, sent: Instant, until: Instant) -> Fault {
+        let is_hang_up = is_hang_up(&error);
+        let counts = !error.is_timeout() || self.had_time(sent, until);
+        let cause = error.into();
+        self.failed_by(Some(&cause), counts);
+        if is_hang_up {
             self.pool.forget_idle();
         }
-        Fault::NoAnswer(error.into())
+        Fault::NoAnswer(cause)
+    }
+
+    /// Whether a caller with the time from `from` to `until` gave the server all that it may take.
+    fn had_time(&self, from: Instant, until: Instant) -> bool {
+        from.until(until) >= self.command_timeout() / 10 * 9
     }
 
     fn lend(&self, until: Instant, lane: Lane) -> Result<Lent<'_>, Fault> {
+        let asked = Instant::now();
         self.pool
             .lend(until, lane)
             .map_err(|refusal| match refusal {
-                Refusal::NotYet(no_wire) => self.no_wire(no_wire),
+                Refusal::NotYet(no_wire) if no_wire.is_final => self.no_wire(no_wire),
+                Refusal::NotYet(no_wire) => {
+                    let counts = no_wire.is_the_servers || self.had_time(asked, until);
+                    self.failed_by(Some(&no_wire.cause), counts);
+                    Fault::NotNow(no_wire.cause)
+                }
                 Refusal::Never(error) => Fault::Never(error),
             })
     }
@@ -322,6 +341,7 @@ impl Server {
 
     /// The master has moved to where its sentinels now know it.
     pub(crate) fn moved(&self) {
+        self.condition.begin_anew();
         self.pool.move_on();
     }
 
@@ -337,22 +357,46 @@ impl Server {
 
     /// Redis answered something.
     pub(crate) fn answered(&self) {
-        self.answered
-            .store(Instant::now().as_nanos(), Ordering::Relaxed);
-        if self.failing.load(Ordering::Relaxed) {
-            self.failing.store(false, Ordering::Relaxed);
+        if self.condition.answered() {
+            log::info!(server = self.label(); "calls go to {} again", self.label());
         }
     }
 
     /// A command did not get an answer that counts.
     pub(crate) fn failed(&self) {
-        self.failing.store(true, Ordering::Relaxed);
+        self.failed_by(None, false);
+    }
+
+    fn failed_by(&self, cause: Option<&Cause>, counts: bool) {
+        if self.condition.failed(cause, counts) {
+            let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
+            log::warn!(
+                server = self.label();
+                "{} has failed again and again, calls fail at once until it answers{cause}", self.label()
+            );
+        }
         self.pool.node.failed();
+    }
+
+    /// Asks it for a sign of life, and says how it does.
+    pub(super) fn health(&self, until: Instant) -> HealthPart {
+        let asked = Instant::now();
+        let latency = match self.command("PING", &[], until, Lane::Free) {
+            // An answer, be it that the user may not ask.
+            Ok(_) | Err(Fault::Never(_)) => Some(asked.until(Instant::now())),
+            Err(_) => None,
+        };
+        self.condition.part(self.label(), latency)
     }
 
     /// Whether nothing has been answered since something failed.
     pub(crate) fn is_failing(&self) -> bool {
-        self.failing.load(Ordering::Relaxed)
+        self.condition.is_failing()
+    }
+
+    /// Whether calls fail at once.
+    pub(crate) fn is_open(&self) -> bool {
+        self.condition.is_open()
     }
 
     /// It keeps no slot of its cluster any more.
@@ -367,11 +411,7 @@ impl Server {
     /// For how long at `now` Redis has not answered, for a caller that has asked since `start`;
     /// zero while nothing has failed since the last answer.
     pub(crate) fn silent_for(&self, now: Instant, start: Instant) -> Duration {
-        if !self.failing.load(Ordering::Relaxed) {
-            return Duration::ZERO;
-        }
-        let answered = Instant::from_nanos(self.answered.load(Ordering::Relaxed));
-        start.max(answered).until(now)
+        self.condition.silent_for(now, start)
     }
 
     /// The connections are closed; what is out is closed when it comes back.

@@ -120,6 +120,7 @@ impl Pool {
                 return Err(Refusal::NotYet(NoWire {
                     cause: Cause::text("it keeps no slot of the cluster any more"),
                     is_final: false,
+                    is_the_servers: false,
                 }));
             }
             if let Some(wire) = state.take(lane, self.cap) {
@@ -269,6 +270,7 @@ impl Pool {
                 log::debug!(server = server; "no connection to {server}: {error}");
                 NoWire {
                     is_final: is_final_at_logon(&error),
+                    is_the_servers: true,
                     cause: error.into(),
                 }
             })
@@ -277,6 +279,7 @@ impl Pool {
             Err(NoWire {
                 cause: Cause::text("connecting panicked"),
                 is_final: false,
+                is_the_servers: true,
             })
         })
     }
@@ -293,6 +296,7 @@ impl Pool {
         NoWire {
             cause,
             is_final: false,
+            is_the_servers: false,
         }
     }
 

@@ -12,6 +12,7 @@ use crate::error::{Cause, Error};
 use crate::holder::HolderId;
 use crate::kind::{Acquired, Keys};
 use crate::scripts::{Call, Reply};
+use crate::server::condition::Condition;
 use crate::server::fault::Fault;
 use crate::server::line::{Promise, Receipt};
 use crate::server::one::Server;
@@ -34,6 +35,9 @@ pub(crate) struct Quorum {
     pub(super) size: Size,
     tokens: Tokens,
     turns: Turns,
+    /// Of all of them together.
+    condition: Condition,
+    command_timeout: Duration,
     /// The attempts that failed last: a key of theirs is nobody's hold.
     ghosts: Mutex<VecDeque<HolderId>>,
 }
@@ -82,6 +86,8 @@ impl Quorum {
             size,
             tokens: Tokens::default(),
             turns: Turns::new(config.max_connections),
+            condition: Condition::new(config.breaker_after),
+            command_timeout: config.command_timeout,
             ghosts: Mutex::default(),
         })
     }
@@ -106,8 +112,34 @@ impl Quorum {
         lane: Lane,
         stake: Option<&Stake<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
+        let asked = Instant::now();
+        if lane == Lane::Capped {
+            self.condition.admit(asked).map_err(Fault::Open)?;
+        }
         let _turn = self.turns.take(lane, until)?;
-        Poll::new(self, Some(call), until, stake).run()
+        let answer = Poll::new(self, Some(call), until, stake).run();
+        match &answer {
+            Err(Fault::NotNow(cause) | Fault::NoAnswer(cause)) => {
+                let had_time = asked.until(until) >= self.command_timeout / 10 * 9;
+                if self.condition.failed(Some(cause), had_time) {
+                    log::warn!(
+                        "no majority has answered again and again, calls fail at once: {cause}"
+                    );
+                }
+            }
+            _ => {
+                self.condition.answered();
+            }
+        }
+        answer
+    }
+
+    /// A server that did not answer does again.
+    pub(crate) fn is_back(&self) {
+        let answering = self.peers().filter(|(_, peer)| !peer.is_aside());
+        if answering.count() >= self.size.needed {
+            self.condition.begin_anew();
+        }
     }
 
     /// Whether a majority answers.

@@ -15,7 +15,7 @@ use crate::lost::Lost;
 use crate::renewed::Renewed;
 use crate::replicas::Replicas;
 use crate::scripts::{Call, Reply};
-use crate::server::{Errand, Fault, Lane, Peer, Promise, Wire};
+use crate::server::{Condition, Errand, Fault, Lane, Peer, Promise, Wire};
 use crate::threads::Shared;
 use crate::threads::ballot::Ballot;
 use crate::threads::site::Site;
@@ -25,6 +25,9 @@ use crate::wait::Backoff;
 
 /// The most commands in one write: their answers must fit into the sockets' buffers meanwhile.
 const MOST_TOGETHER: usize = 256;
+
+/// How often it is tried whether a server that is not asked answers again, while anybody cares.
+const WATCH_EVERY: Duration = Duration::from_millis(500);
 
 /// How often the subscriber is proved to hear, while anybody waits.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
@@ -43,6 +46,8 @@ enum Job {
     Undo(Undo),
     /// Somebody waits.
     Probe,
+    /// Somebody waits until the server is asked again.
+    Watch,
     /// The server is of no more use.
     Leave,
     /// The subscriber is to look what it was asked for.
@@ -55,6 +60,8 @@ pub(crate) struct Io {
     jobs: Receiver<Job>,
     /// Somebody waits, and the thread knows it.
     probing: AtomicBool,
+    /// How renewals go.
+    pub(crate) condition: Condition,
     worker: Worker,
 }
 
@@ -65,6 +72,7 @@ impl Default for Io {
             queue,
             jobs,
             probing: AtomicBool::new(false),
+            condition: Condition::new(0),
             worker: Worker::new("leasehold-io"),
         }
     }
@@ -105,6 +113,11 @@ impl Io {
         if !self.probing.swap(true, Ordering::SeqCst) {
             self.send(Job::Probe);
         }
+    }
+
+    /// The server is not asked at present, and somebody waits for that to end.
+    pub(crate) fn watch(&self) {
+        self.send(Job::Watch);
     }
 
     /// Ends the thread by and by: somebody may be about to send it something.
@@ -165,6 +178,8 @@ struct Desk {
     wire: Option<Wire>,
     undos: Vec<Undo>,
     probe_at: Option<Instant>,
+    /// When it is tried whether a server that is not asked answers again.
+    watch_at: Option<Instant>,
     /// When the thread ends, where the server is of no more use.
     leave_at: Option<Instant>,
     /// When it is tried whether the server answers again, and how often it did not.
@@ -190,6 +205,7 @@ impl Desk {
                     Job::Undo(undo) => self.undos.push(undo),
                     Job::Wake => site.subscriber.wake_now(&site.server),
                     Job::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
+                    Job::Watch => self.watch_at = self.watch_at.or(Some(Instant::START)),
                     Job::Leave => {
                         self.leave_at
                             .get_or_insert_with(|| Instant::now().after(LEAVE_AFTER));
@@ -217,6 +233,7 @@ impl Desk {
                 self.write(shared, site, std::mem::replace(&mut items, rest));
             }
             contain(|| self.probe(shared, site));
+            contain(|| self.watch(shared, site));
             if stopping {
                 // A connection that is closed with answers unread is reset, and what the network has
                 // lost of it is not sent again: the release of the last lease.
@@ -234,6 +251,7 @@ impl Desk {
             .iter()
             .map(|undo| undo.next)
             .chain(self.probe_at)
+            .chain(self.watch_at)
             .chain(self.leave_at)
             .chain(self.ask_at.map(|(at, _)| at))
             .chain(self.tidy_at)
@@ -307,6 +325,8 @@ impl Desk {
             Ok(_) => {
                 self.ask_at = None;
                 peer.is_back(now.until(Instant::now()));
+                shared.servers.peer_is_back();
+                shared.waiters.ring_all();
                 log::debug!(server = site.server.label(); "{} answers again", site.server.label());
             }
             Err(fault) => {
@@ -335,7 +355,7 @@ impl Desk {
                 Ok(wire) => self.wire = Some(wire),
                 Err(fault) => {
                     for item in items {
-                        self.settle(shared, item, asked, Err(fault.clone()));
+                        self.settle(shared, site, item, asked, Err(fault.clone()));
                     }
                     return;
                 }
@@ -369,13 +389,21 @@ impl Desk {
                 }
                 answer => (answer, sent),
             };
-            self.settle(shared, item, sent, answer);
+            self.settle(shared, site, item, sent, answer);
         }
     }
 
-    fn settle(&mut self, shared: &Shared, item: Item, sent: Instant, answer: Result<Reply, Fault>) {
+    fn settle(
+        &mut self,
+        shared: &Shared,
+        site: &Site,
+        item: Item,
+        sent: Instant,
+        answer: Result<Reply, Fault>,
+    ) {
         match item {
             Item::Renew(ballot) => contain(|| {
+                note(&site.io.condition, &answer);
                 ballot.cast(shared, sent, answer);
                 drop(ballot);
             }),
@@ -386,6 +414,24 @@ impl Desk {
                 } else {
                     self.undos.push(undo);
                 }
+            }
+        }
+    }
+
+    /// Tries whether a server that has failed again and again answers: nobody is to wait for it longer
+    /// than it takes.
+    fn watch(&mut self, shared: &Shared, site: &Site) {
+        let now = Instant::now();
+        let is_cared_for =
+            || !self.undos.is_empty() || shared.waiters.anybody() || shared.timer.watches_any();
+        if !site.server.is_open() || shared.is_closed() || !is_cared_for() {
+            self.watch_at = None;
+        } else if self.watch_at.is_none_or(|at| at <= now) {
+            self.watch_at = Some(now.after(WATCH_EVERY));
+            let until = now.after(site.server.command_timeout());
+            let answer = site.server.command("PING", &[], until, Lane::Free);
+            if answer.is_ok() {
+                shared.waiters.ring_all();
             }
         }
     }
@@ -429,6 +475,17 @@ fn send_on(shared: &Shared, site: &Site, items: &mut Vec<Item>) {
         match item {
             Item::Renew(ballot) => home.io.renew(vec![ballot]),
             Item::Undo(undo) => home.io.undo(undo),
+        }
+    }
+}
+
+fn note(condition: &Condition, answer: &Result<Reply, Fault>) {
+    match answer {
+        Err(Fault::NotNow(cause) | Fault::NoAnswer(cause)) => {
+            condition.failed(Some(cause), false);
+        }
+        _ => {
+            condition.answered();
         }
     }
 }

@@ -169,6 +169,13 @@ impl Shared {
         }
     }
 
+    /// Somebody waits until the keeper of a name is asked again.
+    pub(crate) fn watch(&self, keys: &Keys) {
+        for home in self.homes(keys).0 {
+            home.io.watch();
+        }
+    }
+
     /// Repeats a release until it is sure.
     pub(crate) fn undo(&self, undo: Undo) {
         let (homes, _) = self.homes(&undo.keys);

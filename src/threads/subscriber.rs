@@ -10,10 +10,10 @@ use redis::{PushKind, Value};
 use uuid::Uuid;
 
 use crate::clock::{Instant, LONGEST_SLEEP};
-use crate::error::{Error, words};
+use crate::error::{Cause, Error, words};
 use crate::kind::Keys;
 use crate::name::Name;
-use crate::server::{Fault, Lane, Server, Size, Wire};
+use crate::server::{Condition, Fault, Lane, Server, Size, Wire};
 use crate::threads::Shared;
 use crate::threads::site::Site;
 use crate::threads::worker::Worker;
@@ -47,6 +47,8 @@ pub(crate) struct Subscriber {
     mute: AtomicBool,
     /// Rung at the end, for a thread that pauses between two attempts to connect.
     ending: Condvar,
+    /// How hearing goes.
+    pub(crate) condition: Condition,
     worker: Worker,
 }
 
@@ -150,6 +152,7 @@ impl Default for Subscriber {
             state: Mutex::default(),
             mute: AtomicBool::new(false),
             ending: Condvar::new(),
+            condition: Condition::new(0),
             worker: Worker::new("leasehold-subscriber"),
         }
     }
@@ -313,6 +316,9 @@ fn run(shared: &Shared, site: &Site) {
                 if site.server.is_retired() {
                     return;
                 }
+                site.subscriber
+                    .condition
+                    .failed(Some(&Cause::text(why.clone())), false);
                 shared.servers.doubt();
                 // One warning for an outage, however long it lasts.
                 log::log!(
@@ -360,6 +366,7 @@ fn listen(shared: &Shared, site: &Site, failures: &mut u32) -> Result<(), String
     line.subscribe(&wanted)?;
     *failures = 0;
     let mut tidied = Instant::now();
+    this.condition.answered();
     log::debug!(server = site.server.label(); "hearing releases");
     loop {
         let now = Instant::now();

@@ -69,6 +69,11 @@ impl Timer {
         drop(forgotten);
     }
 
+    /// Whether any lease is in use.
+    pub(crate) fn watches_any(&self) -> bool {
+        self.state.lock().leases.next() != Instant::NEVER
+    }
+
     /// All leases in use.
     pub(crate) fn all(&self) -> Vec<Arc<Hold>> {
         self.state.lock().leases.all()
