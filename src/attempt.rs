@@ -207,12 +207,7 @@ impl<'a> Attempt<'a> {
                     std::thread::sleep(pause);
                 }
                 Ok(look) => return Ok(look),
-                Err(Fault::Open(retry_in)) => {
-                    // What this very call has met says more.
-                    let said = self.said.borrow_mut().take();
-                    let unreachable = |cause| self.shared.servers.unreachable(cause);
-                    return Err(said.map_or(Error::CircuitOpen { retry_in }, unreachable));
-                }
+                Err(Fault::Open(retry_in)) => return Err(self.turned_away(retry_in)),
                 Err(fault) => {
                     let pause = self.pause_after(fault, failures, deadline)?;
                     failures += 1;
@@ -253,15 +248,18 @@ impl<'a> Attempt<'a> {
     fn pause_while_open(&self, retry_in: Duration, deadline: Instant) -> Result<Duration, Error> {
         self.shared.watch(self.keys);
         let now = Instant::now();
-        if now >= deadline {
-            return Err(Error::CircuitOpen { retry_in });
-        }
-        if self.is_unreachable(now) {
-            let said = self.said.borrow_mut().take();
-            let cause = said.unwrap_or_else(|| Cause::text("it is not asked for now"));
-            return Err(self.shared.servers.unreachable(cause));
+        if now >= deadline || self.is_unreachable(now) {
+            return Err(self.turned_away(retry_in));
         }
         Ok(retry_in.min(LOOK_AGAIN).min(now.until(deadline)))
+    }
+
+    /// For a call that gives up while its server is not asked: what it has met itself says more.
+    fn turned_away(&self, retry_in: Duration) -> Error {
+        match self.said.borrow_mut().take() {
+            Some(cause) => self.shared.servers.unreachable(cause),
+            None => Error::CircuitOpen { retry_in },
+        }
     }
 
     /// Whether Redis has not answered for too long to wait for it any more.

@@ -140,6 +140,13 @@
 //! `tests/quorum_model` searches three servers and two to three attempts exhaustively. It finds no counter-example within the
 //! promises, and it does find one for early expiry, for a server that forgets, and for each of eight mistakes made on purpose.
 //!
+//! # When Redis is away
+//!
+//! No call grants a lock because Redis cannot be asked. A server that failed five times in a row is not
+//! asked for a while: calls fail at once with [`Error::CircuitOpen`], while renewals and releases go
+//! through and waiting calls wait on; see [`ClientBuilder::breaker`]. [`Client::health`] says how the
+//! servers and threads do.
+//!
 //! # Choosing a ttl
 //!
 //! With renewal on, as it is unless switched off, the ttl is not how long the work may take but how

@@ -161,7 +161,8 @@ impl Server {
             let generation = lent.generation();
             drop(lent);
             self.leave(generation);
-            self.failed_by(Some(cause), true);
+            // It answers, so nobody waits for it in vain.
+            self.failed_by(Some(cause), false);
         } else {
             lent.give_back();
             self.answered();

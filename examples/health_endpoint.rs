@@ -1,0 +1,80 @@
+//! A `/health` endpoint for a load balancer: 200 while locks can be taken and kept, 503 while not.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use leasehold::Client;
+use support::Outcome;
+
+fn main() -> ExitCode {
+    support::run(story, &[])
+}
+
+fn story() -> Outcome {
+    let client = Client::from_env()?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let endpoint = client.clone();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            // Somebody who hangs up in the middle is not our trouble.
+            let _ = answer(stream, &endpoint);
+        }
+    });
+
+    // The work that the endpoint is about.
+    let guard = client.mutex("nightly-report").lock()?;
+    println!("GET http://{address}/health");
+    let healthy = ask(&address.to_string())?;
+    println!("{healthy}");
+    drop(guard);
+    if !healthy.starts_with("HTTP/1.1 200") {
+        return Err("Redis is there, so the endpoint should say so".into());
+    }
+
+    // What the load balancer sees where there is no Redis: nobody listens on port 1.
+    let lost = Client::builder()
+        .url("redis://127.0.0.1:1")
+        .command_timeout(Duration::from_millis(300))
+        .build()?;
+    println!("without Redis:\n{}", status(&lost).0);
+    Ok(())
+}
+
+/// What to say, and the reason.
+fn status(client: &Client) -> (&'static str, String) {
+    let health = client.health();
+    if health.is_healthy() {
+        ("200 OK", health.to_string())
+    } else {
+        ("503 Service Unavailable", health.to_string())
+    }
+}
+
+fn answer(mut stream: TcpStream, client: &Client) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    let mut request = String::new();
+    BufReader::new(&stream).read_line(&mut request)?;
+    let (status, body) = match request.split(' ').nth(1) {
+        Some("/health") => status(client),
+        _ => ("404 Not Found", String::new()),
+    };
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// As a load balancer would.
+fn ask(address: &str) -> Outcome<String> {
+    let mut stream = TcpStream::connect(address)?;
+    write!(stream, "GET /health HTTP/1.1\r\nHost: {address}\r\n\r\n")?;
+    let answer: Result<Vec<String>, _> = BufReader::new(stream).lines().collect();
+    Ok(answer?.join("\n"))
+}
