@@ -27,9 +27,12 @@ mod watchdog;
 pub(crate) use blackhole::{BlackHole, nobody};
 pub(crate) use capture::{Line, captured, lines_about};
 pub(crate) use certificates::{certificate, pem, tls_server};
-pub(crate) use child::{Child, Finished, given, role, say};
+pub(crate) use child::{Child, Finished, given, role, say, threads};
 pub(crate) use cluster::{Cluster, ClusterSetup};
-pub(crate) use contention::{COMMAND_TIMEOUT, Contention, Outcome, contender, overshoot_until};
+pub(crate) use contention::{
+    COMMAND_TIMEOUT, Contention, GO_ON_WITHIN, Outcome, Trouble, contend_and_then, contender,
+    until_taken,
+};
 pub(crate) use fenced::{Fenced, Stale};
 pub(crate) use port::free as free_port;
 pub(crate) use proxy::{Proxy, Traffic};
