@@ -45,14 +45,6 @@ fn shared() -> &'static Cluster {
     SHARED.get_or_init(|| steady().untimed())
 }
 
-/// A name that begins like this, on this node as the slots are at the start.
-fn name_on(cluster: &Cluster, what: &str, node: usize) -> String {
-    (0..)
-        .map(|n| format!("{what}{n}"))
-        .find(|name| usize::from(cluster.slot(&lock(name))) * 3 / 16_384 == node)
-        .expect("there are names for every node")
-}
-
 fn lock(name: &str) -> String {
     format!("lock:{name}")
 }
@@ -82,7 +74,7 @@ fn smoke() {
     let two = two.connection_name("two").build().unwrap();
     assert!(one.ping().is_ok());
     for node in 0..3 {
-        let name = name_on(cluster, "smoke", node);
+        let name = cluster.name_on("smoke", node);
         let guard = one.mutex(&*name).ttl(ms(60_000)).lock().unwrap();
         assert!(cluster.node(node).get(lock(&name)).is_some());
         assert!(two.mutex(&*name).try_lock().unwrap().is_none());
@@ -123,7 +115,7 @@ fn leases_are_renewed_on_every_master() {
     let (renewed, renewals) = unbounded();
     let hold = |node| {
         let renewed = renewed.clone();
-        let mutex = client.mutex(name_on(cluster, "renewed", node));
+        let mutex = client.mutex(cluster.name_on("renewed", node));
         let mutex = mutex.ttl(ms(3_000));
         let mutex = mutex.renew_every(ms(200)).on_renew(move |_| {
             let _ = renewed.send(node);
@@ -168,7 +160,7 @@ fn names_with_braces() {
 fn a_slot_that_has_moved_is_followed() {
     let cluster = steady();
     let client = client(&cluster.url());
-    let name = name_on(&cluster, "a", 0);
+    let name = cluster.name_on("a", 0);
     let slot = cluster.slot(&lock(&name));
     let mutex = client.mutex(&*name);
     released(mutex.lock().unwrap());
@@ -190,7 +182,7 @@ fn a_slot_that_moves_while_held() {
     let cluster = shared();
     let (one, two) = (client(&cluster.url()), client(&cluster.url()));
     for is_released_on_the_way in [true, false] {
-        let name = name_on(cluster, "moves", 0);
+        let name = cluster.name_on("moves", 0);
         let slot = cluster.slot(&lock(&name));
         let (renewed, renewals) = unbounded();
         let mutex = one.mutex(&*name).ttl(ms(4_000)).renew_every(ms(100));
@@ -244,7 +236,7 @@ fn a_slot_that_moves_while_held() {
 fn keys_that_are_apart_are_waited_for() {
     let cluster = shared();
     let client = client(&cluster.url());
-    let name = name_on(cluster, "apart", 0);
+    let name = cluster.name_on("apart", 0);
     let slot = cluster.slot(&lock(&name));
     let mutex = client.mutex(&*name);
     let guard = mutex.ttl(ms(60_000)).lock().unwrap();
@@ -334,7 +326,7 @@ fn seeds_that_are_away() {
 fn a_cluster_that_is_away() {
     let mut cluster = steady();
     let known = client(&cluster.url());
-    let names: Vec<_> = (0..3).map(|node| name_on(&cluster, "a", node)).collect();
+    let names: Vec<_> = (0..3).map(|node| cluster.name_on("a", node)).collect();
     for name in &names {
         released(known.mutex(&**name).lock().unwrap());
     }
@@ -363,7 +355,7 @@ fn a_cluster_that_is_away() {
 fn an_acquire_without_an_answer_is_undone() {
     let cluster = steady();
     let (one, two) = (client(&cluster.url()), client(&cluster.url()));
-    let name = name_on(&cluster, "a", 1);
+    let name = cluster.name_on("a", 1);
     released(one.mutex(&*name).lock().unwrap());
     cluster.stop(1);
     let error = one.mutex(&*name).ttl(ms(60_000)).try_lock().unwrap_err();
@@ -372,7 +364,7 @@ fn an_acquire_without_an_answer_is_undone() {
     assert!(text.contains(&format!("127.0.0.1:{port}: ")), "{text}");
     // The others have nothing to do with it.
     for node in [0, 2] {
-        released(one.mutex(name_on(&cluster, "a", node)).lock().unwrap());
+        released(one.mutex(cluster.name_on("a", node)).lock().unwrap());
     }
     cluster.resume(1);
     let guard = two.mutex(&*name).try_lock_for(ms(10_000)).unwrap();
@@ -393,7 +385,7 @@ fn what_is_no_cluster_says_so() {
     let port = cluster.client_port(0);
     let client = Client::open(&format!("redis://127.0.0.1:{port}")).unwrap();
     let error = client
-        .mutex(name_on(cluster, "plain", 1))
+        .mutex(cluster.name_on("plain", 1))
         .lock()
         .unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
@@ -449,7 +441,7 @@ fn fence_on(cluster: &Cluster, node: usize, name: &str) -> RedisResult<Option<u6
 /// name there, and one that holds two more: of one the new master has never heard.
 fn contention_goes_on(trouble: Trouble) {
     let mut cluster = Cluster::start(3, 1);
-    let name = name_on(&cluster, "a", 0);
+    let name = cluster.name_on("a", 0);
     let client = client(&cluster.url());
     // Who looks around so seldom must be told, by whatever thread of ours, that the master is another.
     let parked = builder(&cluster.url()).backstop(ms(60_000)).build();
@@ -532,7 +524,7 @@ fn forget_all(cluster: &Cluster, replica: usize, key: &str) {
 fn contention_when_the_slot_moves() {
     let cluster = steady();
     let client = client(&cluster.url());
-    let name = name_on(&cluster, "a", 0);
+    let name = cluster.name_on("a", 0);
     let slot = cluster.slot(&lock(&name));
     let contention = Contention::start(&[cluster.url()], &name, PROCESSES, 0);
     for (from, to, is_ours) in [(0, 1, true), (1, 2, false), (2, 0, true)] {

@@ -1,11 +1,12 @@
 //! A cluster: masters that share the slots, and replicas of each.
 
-use std::path::Path;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::{Connection, FromRedisValue, RedisResult, Value};
 
+use super::certificates::tls_options;
 use super::port;
 use super::sentinels::encoded;
 use super::server::{Server, connect};
@@ -20,7 +21,7 @@ pub(crate) struct ClusterSetup {
     pub(crate) replicas_per_master: usize,
     /// What every node asks for.
     pub(crate) password: Option<&'static str>,
-    /// With a port for TLS beside the plain one on every node, and TLS between the nodes.
+    /// With a port for TLS beside the plain one on every node, which asks for a certificate, and TLS between the nodes.
     pub(crate) has_tls: bool,
     /// A master that says nothing for so long is replaced, a second or two later.
     pub(crate) node_timeout: Duration,
@@ -163,6 +164,17 @@ impl Cluster {
         let asked = self.living().next().expect("one node is left");
         self.ask(asked, &["CLUSTER", "KEYSLOT", key])
             .expect("CLUSTER KEYSLOT answers")
+    }
+
+    /// A name that begins like this, and belongs to this master as the slots are at the start.
+    #[track_caller]
+    pub(crate) fn name_on(&self, what: &str, master: usize) -> String {
+        let is_there = |name: &String| {
+            let slot = usize::from(self.slot(&format!("lock:{name}")));
+            self.first_slots(master).contains(&slot)
+        };
+        let mut names = (0..).map(|n| format!("{what}{n}"));
+        names.find(is_there).expect("there are names for every one")
     }
 
     /// The node that a key belongs to, once a single living one says so of itself.
@@ -350,7 +362,7 @@ impl Cluster {
         }
         let masters = self.setup.masters;
         for i in 0..masters {
-            let slots = SLOTS * i / masters..SLOTS * (i + 1) / masters;
+            let slots = self.first_slots(i);
             if Server::version() >= 7 {
                 let (first, last) = (slots.start.to_string(), (slots.end - 1).to_string());
                 self.must(i, &["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
@@ -384,6 +396,12 @@ impl Cluster {
                     .all(|(_, _, ports)| ports.len() == 1 + self.setup.replicas_per_master)
         };
         eventually(ms(30_000), || (0..self.nodes.len()).all(knows_replicas));
+    }
+
+    /// The slots of a master at the start.
+    fn first_slots(&self, master: usize) -> Range<usize> {
+        let masters = self.setup.masters;
+        SLOTS * master / masters..SLOTS * (master + 1) / masters
     }
 
     fn living(&self) -> impl Iterator<Item = usize> {
@@ -509,19 +527,11 @@ fn options(setup: &ClusterSetup) -> Vec<String> {
         add("--cluster-port", port::free().to_string());
     }
     if setup.has_tls {
-        add("--tls-port", port::free().to_string());
+        for [name, value] in tls_options(port::free(), "server") {
+            add(&format!("--{name}"), value);
+        }
         for name in ["--tls-cluster", "--tls-replication"] {
             add(name, "yes".to_owned());
-        }
-        add("--tls-auth-clients", "no".to_owned());
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/certificates");
-        for (name, file) in [
-            ("--tls-key-file", "server.key"),
-            ("--tls-cert-file", "server.pem"),
-            ("--tls-ca-cert-file", "ca.pem"),
-        ] {
-            let file = folder.join(file);
-            add(name, file.to_str().expect("a path in UTF-8").to_owned());
         }
     }
     options

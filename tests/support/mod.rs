@@ -10,6 +10,7 @@ mod child;
 mod cluster;
 mod commands;
 mod contention;
+mod features;
 mod fenced;
 mod leash;
 mod link;
@@ -33,6 +34,7 @@ pub(crate) use contention::{
     COMMAND_TIMEOUT, Contention, GO_ON_WITHIN, Outcome, Trouble, contend_and_then, contender,
     until_taken,
 };
+pub(crate) use features::everything_works;
 pub(crate) use fenced::{Fenced, Stale};
 pub(crate) use port::free as free_port;
 pub(crate) use proxy::{Proxy, Traffic};
