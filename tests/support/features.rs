@@ -4,19 +4,19 @@ use std::thread;
 use std::time::Instant;
 
 use crossbeam_channel::unbounded;
-use leasehold::{ClientBuilder, Unlocked};
+use leasehold::{Client, ClientBuilder, Unlocked};
 
 use super::server::Server;
 use super::time::ms;
 
 /// Calls, renewals, the subscription: all that goes over a connection of its own. `keepers` are the servers that keep the
-/// name.
+/// name. Returns the clients, still connected.
 #[track_caller]
 pub(crate) fn everything_works(
     builder: impl Fn() -> ClientBuilder,
     name: &str,
     keepers: &[&Server],
-) {
+) -> [Client; 2] {
     let one = builder().build().unwrap();
     one.ping().unwrap();
     let (renewed, renewals) = unbounded();
@@ -49,4 +49,5 @@ pub(crate) fn everything_works(
         assert!(one.mutex(name).force_unlock().unwrap());
         assert!(matches!(guard.unlock().unwrap(), Unlocked::AlreadyLost(_)));
     });
+    [one, two]
 }
