@@ -1,9 +1,11 @@
 //! A cluster: masters that share the slots, and replicas of each.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redis::{Connection, FromRedisValue, RedisResult, Value};
 
 use super::certificates::tls_options;
@@ -55,6 +57,8 @@ impl ClusterSetup {
 pub(crate) struct Cluster {
     nodes: Vec<Node>,
     setup: ClusterSetup,
+    /// One slot at a time gets its new owner.
+    handing_over: Mutex<()>,
 }
 
 struct Node {
@@ -82,6 +86,7 @@ impl Cluster {
         let mut this = Self {
             nodes: nodes.collect(),
             setup,
+            handing_over: Mutex::new(()),
         };
         this.secure();
         this.join();
@@ -265,9 +270,35 @@ impl Cluster {
         });
     }
 
+    /// Waits until all masters have heard of each other's last gain. Otherwise who gains a slot now may number that no
+    /// higher than the one before, and two that have gained from each other go on to contradict each other.
+    #[track_caller]
+    fn until_acquainted(&self) {
+        eventually(ms(60_000), || {
+            let mut known = self.living().map(|i| self.epochs(i));
+            let first = known.next().expect("one node is left");
+            let distinct: BTreeSet<&String> = first.values().collect();
+            distinct.len() == first.len() && known.all(|seen| seen == first)
+        });
+    }
+
+    /// The number of each living master's last gain, by the master's id, as this node sees it.
+    fn epochs(&self, i: usize) -> BTreeMap<String, String> {
+        let nodes: String = self.ask(i, &["CLUSTER", "NODES"]).unwrap_or_default();
+        let lines = nodes
+            .lines()
+            .map(|line| line.split(' ').collect::<Vec<_>>());
+        let masters = lines.filter(|fields| {
+            fields[2].contains("master") && self.living().any(|i| self.id(i) == fields[0])
+        });
+        let epochs = masters.map(|fields| (fields[0].to_owned(), fields[6].to_owned()));
+        epochs.collect()
+    }
+
     /// From now on both nodes may hold keys of the slot: the old one sends clients on with ASK for a key that is not there.
     #[track_caller]
     pub(crate) fn begin_migration(&self, slot: u16, from: usize, to: usize) {
+        self.until_acquainted();
         let slot = slot.to_string();
         self.must(
             to,
@@ -317,6 +348,8 @@ impl Cluster {
     /// Gives the slot to the new node, and waits until all living nodes know. Keys that the old one still holds are lost.
     #[track_caller]
     pub(crate) fn end_migration(&self, slot: u16, from: usize, to: usize) {
+        let _one = self.handing_over.lock();
+        self.until_acquainted();
         let number = slot.to_string();
         let masters = self.living().filter(|i| self.is_master(*i));
         let others = masters.filter(|i| ![from, to].contains(i));
