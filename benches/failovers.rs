@@ -9,19 +9,12 @@ mod support;
 use std::env;
 use std::time::{Duration, Instant};
 
-use support::{Contention, Outcome, Sentinels, Setup, contender, ms};
+use support::{Contention, Outcome, Sentinels, Setup, Trouble, contender, ms};
 
 const PROCESSES: usize = 8;
 
 /// After the old master, where it lives, was told of the new one.
 const AFTERWARDS: Duration = ms(2_000);
-
-#[derive(Clone, Copy, Debug)]
-enum Trouble {
-    Killed,
-    Stopped,
-    Switched,
-}
 
 fn main() {
     // A process that plays a role ends with it.
@@ -36,7 +29,11 @@ fn main() {
     let mut figures = vec![("failovers", (3 * failovers).to_string())];
     for (replicas, figure) in [(0, "coincided_0"), (1, "coincided_1"), (2, "coincided_all")] {
         let mut coincided_in_all = 0;
-        for trouble in [Trouble::Killed, Trouble::Stopped, Trouble::Switched] {
+        for trouble in [
+            Trouble::Killed,
+            Trouble::Stopped,
+            Trouble::SwitchedByCommand,
+        ] {
             let outcomes: Vec<Outcome> =
                 (0..failovers).map(|_| replace(trouble, replicas)).collect();
             let sum = |count: fn(&Outcome) -> u64| outcomes.iter().map(count).sum::<u64>();
@@ -79,11 +76,11 @@ fn contend_and_end() {
 /// One failover under contention.
 fn replace(trouble: Trouble, replicas: usize) -> Outcome {
     let mut sentinels = Sentinels::start(Setup::alert()).untimed();
-    let contention = Contention::start(&[sentinels.url()], PROCESSES, replicas);
+    let contention = Contention::start(&[sentinels.url()], "a", PROCESSES, replicas);
     match trouble {
         Trouble::Killed => sentinels.kill_first(),
         Trouble::Stopped => sentinels.first().pause(),
-        Trouble::Switched => sentinels.failover(),
+        Trouble::SwitchedByCommand => sentinels.failover(),
     }
     sentinels.successor();
     if let Trouble::Stopped = trouble {

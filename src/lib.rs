@@ -77,11 +77,12 @@
 //!
 //! # TLS and rights
 //!
-//! With the feature `tls`, `rediss://` and `rediss+sentinel://` encrypt. `ClientBuilder::tls_root`
+//! With the feature `tls`, `rediss://`, `rediss+sentinel://` and `rediss+cluster://` encrypt. `ClientBuilder::tls_root`
 //! takes the place of the authorities that the system trusts, and `ClientBuilder::tls_client_cert`
 //! is for servers that ask for a certificate. Both hold for every connection of the client. A
 //! certificate that is not trusted, by either side, is [`Error::Refused`] at once. The sentinels'
-//! word for the master, mostly an address, is what the master's certificate must be for.
+//! word for the master, mostly an address, is what the master's certificate must be for; in a cluster the word of
+//! `CLUSTER SLOTS` for each node.
 //!
 //! A user of Redis with no more rights than are needed:
 //!

@@ -81,11 +81,14 @@ impl Call<'_> {
 
     /// The rights that a user needs for it, since a server may not say which one is missing.
     pub(crate) fn rights(&self) -> String {
-        let [first, second] = self.keys.map(shown);
+        let keys = self.keys.iter().filter(|key| !key.is_empty());
+        let keys: Vec<String> = keys.map(|key| shown(key)).collect();
         format!(
-            "the {} script needs +evalsha +eval +{} on the keys {first} and {second}",
+            "the {} script needs {}+evalsha +eval +{} on the keys {}",
             self.script.name,
-            self.script.commands.join(" +")
+            if self.asking { "+asking " } else { "" },
+            self.script.commands.join(" +"),
+            keys.join(" and ")
         )
     }
 

@@ -400,7 +400,7 @@ fn check_query(query: &str, known: &[&str]) -> Result<(), String> {
 fn set_tls(info: &mut ConnectionInfo, tls: &Tls) -> Result<(), Error> {
     if !matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
         return Err(Error::Config(
-            "tls_root and tls_client_cert need a URL with TLS: rediss://… or rediss+sentinel://…"
+            "tls_root and tls_client_cert need a URL with TLS: rediss://…, rediss+sentinel://… or rediss+cluster://…"
                 .into(),
         ));
     }

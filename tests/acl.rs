@@ -4,11 +4,13 @@
 mod support;
 
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::thread;
 
-use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Error, Unlocked};
-use support::{Replicas, Sentinels, Server, Setup, eventually, ms};
+use support::{
+    Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, eventually, everything_works, ms,
+};
 
 /// The line of a user as printed in the README, from `SETUSER` on.
 fn documented(user: &str) -> Vec<String> {
@@ -62,39 +64,33 @@ fn refused(entries: Vec<Entry>) -> Vec<String> {
         .collect()
 }
 
+/// Everything works, and connections have their names.
 #[track_caller]
-fn everything_works(builder: impl Fn() -> ClientBuilder, server: &Server) {
-    let one = builder().build().unwrap();
-    one.ping().unwrap();
-    let (renewed, renewals) = unbounded();
-    let mutex = one.mutex("a").ttl(ms(60_000)).renew_every(ms(400));
-    let mutex = mutex.on_renew(move |_| {
-        let _ = renewed.send(());
-    });
-    let guard = mutex.lock().unwrap();
-    renewals.recv_timeout(ms(10_000)).expect("it is renewed");
-    guard.renew().unwrap();
-    guard.extend(ms(30_000)).unwrap();
+fn all_is_well(builder: impl Fn() -> ClientBuilder, name: &str, keepers: &[&Server]) {
+    let _connected = everything_works(builder, name, keepers);
+    for server in keepers {
+        // One that is being made has no name yet.
+        eventually(ms(5_000), || {
+            let clients = server.client_list();
+            let mut ours = clients.iter().filter(|c| c["user"] == "leasehold");
+            ours.all(|client| client["name"].starts_with("leasehold:"))
+        });
+    }
+}
 
-    // Longer than any look around: it is the release that wakes.
-    let two = builder().backstop(ms(60_000)).build().unwrap();
-    assert!(two.mutex("a").try_lock().unwrap().is_none());
-    let held = two.mutex("a").inspect().unwrap().expect("it is held");
-    assert_eq!(held.fencing_token(), Some(guard.fencing_token()));
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| two.mutex("a").try_lock_for(ms(10_000)));
-        server.wait_for_a_waiter("lock_release:a");
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-        let guard = waiting.join().unwrap().unwrap().expect("it is woken");
-        assert!(one.mutex("a").force_unlock().unwrap());
-        assert!(matches!(guard.unlock().unwrap(), Unlocked::AlreadyLost(_)));
-    });
-    // One that is being made has no name yet.
-    eventually(ms(5_000), || {
-        let clients = server.client_list();
-        let mut ours = clients.iter().filter(|c| c["user"] == "leasehold");
-        ours.all(|client| client["name"].starts_with("leasehold:"))
-    });
+#[track_caller]
+fn nothing_was_refused<'a, I: IntoIterator<Item = &'a Server>>(servers: I) {
+    for server in servers {
+        assert_eq!(refused(acl_log(server)), [""; 0]);
+    }
+}
+
+#[track_caller]
+fn is_refused<T: Debug>(answer: Result<T, Error>, words: &[&str]) {
+    let error = answer.unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(words.iter().all(|word| text.contains(word)), "{text}");
 }
 
 #[test]
@@ -104,9 +100,9 @@ fn the_documented_user_can_do_everything() {
     let url = url(&server);
     for suffix in ["", "/3", "?protocol=resp3"] {
         let url = format!("{url}{suffix}");
-        everything_works(|| Client::builder().url(&url), &server);
+        all_is_well(|| Client::builder().url(&url), "a", &[&server]);
     }
-    assert_eq!(refused(acl_log(&server)), [""; 0]);
+    nothing_was_refused([&server]);
 }
 
 /// Does everything once, and returns what failed.
@@ -187,6 +183,7 @@ const FAILS: [(&str, &[&str]); 22] = [
     ("+select", &[]),
     ("+role", &[]),
     ("+wait", &[]),
+    // In a cluster it is otherwise.
     ("+cluster|slots", &[]),
     ("+asking", &[]),
 ];
@@ -240,9 +237,7 @@ fn without_select_only_the_first_database() {
     set_user(&server, &without("leasehold", "+select"));
     let url = url(&server);
     assert!(client(&url).mutex("a").try_lock().unwrap().is_some());
-    let error = client(&(url + "/3")).mutex("a").lock().unwrap_err();
-    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
-    assert!(error.to_string().contains("+select"), "{error}");
+    is_refused(client(&(url + "/3")).mutex("a").lock(), &["+select"]);
 }
 
 #[test]
@@ -251,17 +246,84 @@ fn without_wait_no_replica_can_be_waited_for() {
     let (server, url) = (replicas.master(), url(replicas.master()));
     set_user(server, &documented("leasehold"));
     let acknowledged = Client::builder().url(&url).min_replicas(1, ms(500));
-    everything_works(|| acknowledged.clone(), server);
-    assert_eq!(refused(acl_log(server)), [""; 0]);
+    all_is_well(|| acknowledged.clone(), "a", &[server]);
+    nothing_was_refused([server]);
     set_user(server, &without("leasehold", "+wait"));
     let client = acknowledged.build().unwrap();
-    let error = client.mutex("b").try_lock().unwrap_err();
-    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
-    let text = error.to_string();
-    assert!(
-        text.contains("WAIT") && text.contains("needs +wait"),
-        "{text}"
-    );
+    is_refused(client.mutex("b").try_lock(), &["WAIT", "needs +wait"]);
+}
+
+/// Locks a name whose slot is then on its way elsewhere: what the renewal came to meanwhile.
+#[track_caller]
+fn renewal_on_the_way(cluster: &Cluster, client: &Client) -> Result<(), Error> {
+    let name = cluster.name_on("moves", 0);
+    let slot = cluster.slot(&format!("lock:{name}"));
+    let guard = client.mutex(name).ttl(ms(60_000)).lock().unwrap();
+    cluster.begin_migration(slot, 0, 1);
+    cluster.move_keys(slot, 0, 1);
+    let renewed = guard.renew();
+    cluster.end_migration(slot, 0, 1);
+    // What was refused is no loss.
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    cluster.move_slot(slot, 1, 0);
+    renewed
+}
+
+#[test]
+fn in_a_cluster_too() {
+    let cluster = Cluster::with(ClusterSetup::steady(3, 0));
+    let nodes = [0, 1, 2].map(|i| cluster.node(i));
+    let set_user = |rules: &[String]| nodes.iter().for_each(|node| set_user(node, rules));
+    set_user(&documented("leasehold"));
+    let url = cluster.url_as("leasehold:password@");
+    for (i, node) in nodes.iter().enumerate() {
+        let name = cluster.name_on("a", i);
+        all_is_well(|| Client::builder().url(&url), &name, &[node]);
+    }
+    renewal_on_the_way(&cluster, &client(&url)).unwrap();
+    nothing_was_refused(nodes);
+
+    set_user(&without("leasehold", "+asking"));
+    for (i, node) in nodes.iter().enumerate() {
+        let name = cluster.name_on("b", i);
+        all_is_well(|| Client::builder().url(&url), &name, &[node]);
+    }
+    let renewed = renewal_on_the_way(&cluster, &client(&url));
+    is_refused(renewed, &["the renew script needs +asking +evalsha"]);
+
+    let known = client(&url);
+    drop(known.mutex("a").lock().unwrap());
+    set_user(&without("leasehold", "+cluster|slots"));
+    let answer = client(&url).mutex("a").lock();
+    is_refused(answer, &["CLUSTER SLOTS needs +cluster|slots"]);
+    is_refused(client(&url).ping(), &["CLUSTER SLOTS needs +cluster|slots"]);
+    // Where the slots are known they are not asked for.
+    drop(known.mutex("a").lock().unwrap());
+}
+
+/// A majority decides of rights as of all else.
+#[test]
+fn over_a_quorum_too() {
+    let servers = [(); 3].map(|()| Server::start());
+    let set_user = |servers: &[Server], rules: &[String]| {
+        servers.iter().for_each(|server| set_user(server, rules));
+    };
+    let builder = || Client::builder().quorum(servers.iter().map(url));
+    set_user(&servers, &documented("leasehold"));
+    all_is_well(builder, "a", &servers.each_ref());
+    nothing_was_refused(&servers);
+
+    let client = builder().build().unwrap();
+    set_user(&servers[..1], &without("leasehold", "+set"));
+    let guard = client.mutex("b").lock().unwrap();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    set_user(&servers[..2], &without("leasehold", "+set"));
+    for answer in [
+        client.mutex("b").lock(),
+        builder().build().unwrap().mutex("b").lock(),
+    ] {
+        is_refused(answer, &["the propose script needs", "+set"]);
+    }
 }
 
 #[test]
@@ -279,24 +341,22 @@ fn with_sentinel_too_and_a_user_of_the_sentinels() {
     let master = sentinels.first();
     set_user(master, &documented("leasehold"));
     set_watcher(&documented("watcher"));
-    everything_works(|| Client::builder().url(&url), master);
-    assert_eq!(refused(acl_log(master)), [""; 0]);
+    all_is_well(|| Client::builder().url(&url), "a", &[master]);
+    nothing_was_refused([master]);
     for n in 0..sentinels.count() {
         let log = sentinels.ask_sentinel(n, &["ACL", "LOG"]).unwrap();
         assert_eq!(refused(log), [""; 0]);
     }
 
     set_user(master, &without("leasehold", "+role"));
-    everything_works(|| Client::builder().url(&url), master);
+    all_is_well(|| Client::builder().url(&url), "a", &[master]);
     for right in ["+subscribe", "&+switch-master"] {
         set_watcher(&without("watcher", right));
-        everything_works(|| Client::builder().url(&url), master);
+        all_is_well(|| Client::builder().url(&url), "a", &[master]);
     }
     set_watcher(&without("watcher", "+sentinel|get-master-addr-by-name"));
-    let error = client(&url).mutex("a").lock().unwrap_err();
-    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
-    let text = error.to_string();
-    assert!(text.contains("+sentinel|get-master-addr-by-name"), "{text}");
+    let rights = ["+sentinel|get-master-addr-by-name"];
+    is_refused(client(&url).mutex("a").lock(), &rights);
 
     let wrong = url.replace("sentinel_pass=password", "sentinel_pass=wr0ng");
     let error = client(&wrong).mutex("a").lock().unwrap_err();

@@ -2,32 +2,26 @@
 
 mod support;
 
-use std::fs;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Barrier, OnceLock};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard, Unlocked};
+use redis::RedisResult;
 use support::{
-    BlackHole, Child, Cluster, ClusterSetup, Control, Server, eventually, free_port, given, ms, say,
+    BlackHole, COMMAND_TIMEOUT, Cluster, ClusterSetup, Contention, Control, GO_ON_WITHIN, Outcome,
+    Server, Trouble, contend_and_then, contender, eventually, free_port, ms, threads, until_taken,
 };
 
 /// What a call may be later than a plain wait of the same length.
 const SLACK: Duration = ms(250);
 
-const COMMAND_TIMEOUT: Duration = ms(500);
-
-/// How soon after the new master takes writes somebody holds the lock there.
-const GO_ON_WITHIN: Duration = ms(2_000);
-
-const PROCESSES: usize = 3;
-const THREADS: usize = 2;
+const PROCESSES: usize = 8;
 
 #[test]
 fn child() {
-    support::role(&[("contender", contender)]);
+    support::role(&[("contender", contender), ("tidy", tidy_contender)]);
 }
 
 fn builder(url: &str) -> ClientBuilder {
@@ -49,14 +43,6 @@ fn steady() -> Cluster {
 fn shared() -> &'static Cluster {
     static SHARED: OnceLock<Cluster> = OnceLock::new();
     SHARED.get_or_init(|| steady().untimed())
-}
-
-/// A name that begins like this, on this node as the slots are at the start.
-fn name_on(cluster: &Cluster, what: &str, node: usize) -> String {
-    (0..)
-        .map(|n| format!("{what}{n}"))
-        .find(|name| usize::from(cluster.slot(&lock(name))) * 3 / 16_384 == node)
-        .expect("there are names for every node")
 }
 
 fn lock(name: &str) -> String {
@@ -88,7 +74,7 @@ fn smoke() {
     let two = two.connection_name("two").build().unwrap();
     assert!(one.ping().is_ok());
     for node in 0..3 {
-        let name = name_on(cluster, "smoke", node);
+        let name = cluster.name_on("smoke", node);
         let guard = one.mutex(&*name).ttl(ms(60_000)).lock().unwrap();
         assert!(cluster.node(node).get(lock(&name)).is_some());
         assert!(two.mutex(&*name).try_lock().unwrap().is_none());
@@ -129,7 +115,7 @@ fn leases_are_renewed_on_every_master() {
     let (renewed, renewals) = unbounded();
     let hold = |node| {
         let renewed = renewed.clone();
-        let mutex = client.mutex(name_on(cluster, "renewed", node));
+        let mutex = client.mutex(cluster.name_on("renewed", node));
         let mutex = mutex.ttl(ms(3_000));
         let mutex = mutex.renew_every(ms(200)).on_renew(move |_| {
             let _ = renewed.send(node);
@@ -174,7 +160,7 @@ fn names_with_braces() {
 fn a_slot_that_has_moved_is_followed() {
     let cluster = steady();
     let client = client(&cluster.url());
-    let name = name_on(&cluster, "a", 0);
+    let name = cluster.name_on("a", 0);
     let slot = cluster.slot(&lock(&name));
     let mutex = client.mutex(&*name);
     released(mutex.lock().unwrap());
@@ -196,7 +182,7 @@ fn a_slot_that_moves_while_held() {
     let cluster = shared();
     let (one, two) = (client(&cluster.url()), client(&cluster.url()));
     for is_released_on_the_way in [true, false] {
-        let name = name_on(cluster, "moves", 0);
+        let name = cluster.name_on("moves", 0);
         let slot = cluster.slot(&lock(&name));
         let (renewed, renewals) = unbounded();
         let mutex = one.mutex(&*name).ttl(ms(4_000)).renew_every(ms(100));
@@ -250,7 +236,7 @@ fn a_slot_that_moves_while_held() {
 fn keys_that_are_apart_are_waited_for() {
     let cluster = shared();
     let client = client(&cluster.url());
-    let name = name_on(cluster, "apart", 0);
+    let name = cluster.name_on("apart", 0);
     let slot = cluster.slot(&lock(&name));
     let mutex = client.mutex(&*name);
     let guard = mutex.ttl(ms(60_000)).lock().unwrap();
@@ -340,7 +326,7 @@ fn seeds_that_are_away() {
 fn a_cluster_that_is_away() {
     let mut cluster = steady();
     let known = client(&cluster.url());
-    let names: Vec<_> = (0..3).map(|node| name_on(&cluster, "a", node)).collect();
+    let names: Vec<_> = (0..3).map(|node| cluster.name_on("a", node)).collect();
     for name in &names {
         released(known.mutex(&**name).lock().unwrap());
     }
@@ -369,7 +355,7 @@ fn a_cluster_that_is_away() {
 fn an_acquire_without_an_answer_is_undone() {
     let cluster = steady();
     let (one, two) = (client(&cluster.url()), client(&cluster.url()));
-    let name = name_on(&cluster, "a", 1);
+    let name = cluster.name_on("a", 1);
     released(one.mutex(&*name).lock().unwrap());
     cluster.stop(1);
     let error = one.mutex(&*name).ttl(ms(60_000)).try_lock().unwrap_err();
@@ -378,7 +364,7 @@ fn an_acquire_without_an_answer_is_undone() {
     assert!(text.contains(&format!("127.0.0.1:{port}: ")), "{text}");
     // The others have nothing to do with it.
     for node in [0, 2] {
-        released(one.mutex(name_on(&cluster, "a", node)).lock().unwrap());
+        released(one.mutex(cluster.name_on("a", node)).lock().unwrap());
     }
     cluster.resume(1);
     let guard = two.mutex(&*name).try_lock_for(ms(10_000)).unwrap();
@@ -399,7 +385,7 @@ fn what_is_no_cluster_says_so() {
     let port = cluster.client_port(0);
     let client = Client::open(&format!("redis://127.0.0.1:{port}")).unwrap();
     let error = client
-        .mutex(name_on(cluster, "plain", 1))
+        .mutex(cluster.name_on("plain", 1))
         .lock()
         .unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
@@ -426,13 +412,6 @@ fn passwords() {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trouble {
-    Killed,
-    Stopped,
-    SwitchedByCommand,
-}
-
 fn get_into(trouble: Trouble, cluster: &mut Cluster, master: usize) {
     match trouble {
         Trouble::Killed => cluster.kill(master),
@@ -444,136 +423,25 @@ fn get_into(trouble: Trouble, cluster: &mut Cluster, master: usize) {
     }
 }
 
-/// What the lock protects: a server that has nothing to do with the cluster. It turns away whoever was overtaken.
-/// Returns whether the write was accepted, and how many others were inside at this moment.
-const ENTER: &str = "
-local others = redis.call('SCARD', 'inside')
-redis.call('SADD', 'inside', ARGV[1])
-if others > 0 then redis.call('INCR', 'coincided') end
-redis.call('INCR', 'entered')
-if tonumber(ARGV[1]) < tonumber(redis.call('GET', 'newest') or 0) then
-  redis.call('INCR', 'stale')
-  return 0
-end
-redis.call('SET', 'newest', ARGV[1])
-redis.call('RPUSH', 'accepted', ARGV[1])
-return 1
-";
-
-/// Takes the lock over and over, until told to stop, and says how it went.
-fn contender() {
-    let client = builder(&given("URL")).ttl(ms(5_000)).build().unwrap();
-    let witness = redis::Client::open(given("WITNESS")).unwrap();
-    let ready = Barrier::new(THREADS + 1);
-    let is_over = AtomicBool::new(false);
-    let (late, overshoot) = thread::scope(|scope| {
-        let overshoot = scope.spawn(|| overshoot_until(&is_over));
-        let threads: Vec<_> = (0..THREADS)
-            .map(|_| scope.spawn(|| contend(&client, &witness, &ready)))
-            .collect();
-        ready.wait();
-        say("ready");
-        let late = threads.into_iter().map(|thread| thread.join().unwrap());
-        let late = late.max().unwrap();
-        is_over.store(true, Ordering::SeqCst);
-        (late, overshoot.join().unwrap())
+/// Nothing is left at last of what was for the master before.
+fn tidy_contender() {
+    contend_and_then(|| {
+        for thread in ["leasehold-io", "leasehold-subsc"] {
+            eventually(ms(20_000), || threads(thread) == 1);
+        }
     });
-    // Nothing is left of what was for the master before.
-    for thread in ["leasehold-io", "leasehold-subsc"] {
-        eventually(ms(20_000), || threads(thread) == 1);
-    }
-    say(&format!("{} {}", late.as_millis(), overshoot.as_millis()));
 }
 
-/// How many threads of this process have this name, or so much of it as the system keeps.
-fn threads(name: &str) -> usize {
-    let tasks = fs::read_dir("/proc/self/task").unwrap();
-    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    names.filter(|comm| comm.trim_end() == name).count()
-}
-
-/// The most that a plain wait was late.
-fn overshoot_until(is_over: &AtomicBool) -> Duration {
-    let mut most = Duration::ZERO;
-    while !is_over.load(Ordering::SeqCst) {
-        most = most.max(Control::start(ms(100)).overshoot());
-    }
-    most
-}
-
-/// Returns how late the latest call was.
-fn contend(client: &Client, witness: &redis::Client, ready: &Barrier) -> Duration {
-    let mutex = client.mutex(given("NAME"));
-    let mut witness = witness.get_connection().unwrap();
-    let limit = ms(700);
-    let mut late = Duration::ZERO;
-    let mut is_ready = false;
-    loop {
-        let began = Instant::now();
-        let answer = mutex.try_lock_for(limit);
-        late = late.max(began.elapsed().saturating_sub(limit));
-        match answer {
-            Ok(Some(guard)) => {
-                let token = guard.fencing_token().value();
-                let _: i32 = redis::cmd("EVAL")
-                    .arg(ENTER)
-                    .arg(0)
-                    .arg(token)
-                    .query(&mut witness)
-                    .unwrap();
-                // The work that the lock is for.
-                let _ = guard.lost().recv_timeout(ms(5));
-                redis::cmd("SREM")
-                    .arg("inside")
-                    .arg(token)
-                    .exec(&mut witness)
-                    .unwrap();
-                let began = Instant::now();
-                match guard.unlock() {
-                    Ok(Unlocked::Released) | Err(Error::Unreachable { .. }) => {}
-                    Ok(Unlocked::AlreadyLost(_)) => {
-                        redis::cmd("INCR").arg("told").exec(&mut witness).unwrap()
-                    }
-                    Err(error) => panic!("{error:?}"),
-                }
-                late = late.max(began.elapsed().saturating_sub(COMMAND_TIMEOUT));
-                if !std::mem::replace(&mut is_ready, true) {
-                    ready.wait();
-                }
-            }
-            Ok(None) => {}
-            Err(error) => assert!(error.is_unreachable(), "{error:?}"),
-        }
-        let stop: bool = redis::cmd("EXISTS")
-            .arg("stop")
-            .query(&mut witness)
-            .unwrap();
-        if stop {
-            return late;
-        }
-    }
-}
-
-fn number(server: &Server, key: &str) -> u64 {
-    let value = server.get(key).unwrap_or_else(|| b"0".to_vec());
-    String::from_utf8(value).unwrap().parse().unwrap()
+fn fence_on(cluster: &Cluster, node: usize, name: &str) -> RedisResult<Option<u64>> {
+    let fence = format!("leasehold:fence:{{lock:{name}}}");
+    cluster.ask(node, &["GET", &fence])
 }
 
 /// Several processes contend while the master of the name is replaced. Besides, a client that only waits for another
 /// name there, and one that holds two more: of one the new master has never heard.
 fn contention_goes_on(trouble: Trouble) {
     let mut cluster = Cluster::start(3, 1);
-    let name = name_on(&cluster, "a", 0);
-    let witness = Server::start();
-    let given = [
-        ("URL", cluster.url()),
-        ("WITNESS", witness.url()),
-        ("NAME", name.clone()),
-    ];
-    let given = given.each_ref().map(|(key, value)| (*key, value.as_str()));
-    let children: Vec<_> = (0..PROCESSES)
-        .map(|_| Child::spawn("contender", &given))
-        .collect();
+    let name = cluster.name_on("a", 0);
     let client = client(&cluster.url());
     // Who looks around so seldom must be told, by whatever thread of ours, that the master is another.
     let parked = builder(&cluster.url()).backstop(ms(60_000)).build();
@@ -597,82 +465,40 @@ fn contention_goes_on(trouble: Trouble) {
     });
     let channel = format!("lock_release:{}", beside(&name, "dies"));
     eventually(ms(10_000), || cluster.node(0).listeners(&channel) > 0);
-    for child in &children {
-        child.wait_for("ready");
-    }
+    let contention = Contention::start_as("tidy", &[cluster.url()], &name, PROCESSES, 0);
 
     let (lost, sleeper_lost) = (dies.lost(), sleeps.lost());
     get_into(trouble, &mut cluster, 0);
     assert_eq!(cluster.until_new_master(0), replica);
     let began = Instant::now();
-    let is_over = AtomicBool::new(false);
-    let (took, overshoot) = thread::scope(|scope| {
-        let overshoot = scope.spawn(|| overshoot_until(&is_over));
-        let fence = format!("leasehold:fence:{{lock:{name}}}");
-        let fence = || cluster.ask::<Option<u64>>(replica, &["GET", &fence]);
-        let before = fence().unwrap();
-        eventually(ms(30_000), || fence().unwrap() != before);
-        let took = began.elapsed();
-        is_over.store(true, Ordering::SeqCst);
-        (took, overshoot.join().unwrap())
-    });
-    assert!(
-        took <= GO_ON_WITHIN + SLACK + 3 * overshoot,
-        "they went on after {took:?}, where a plain wait overshoots by {overshoot:?}"
-    );
+    let timed = until_taken(began, || fence_on(&cluster, replica, &name));
+    let (took, overshoot) = (timed.took, timed.overshoot);
+    timed.no_later_than(SLACK);
     let lost = lost.recv_timeout(ms(5_000)).expect("it is told");
     assert!(matches!(lost, Lost::Deleted | Lost::Taken), "{lost}");
     assert_eq!(sleeper_lost.recv_timeout(ms(5_000)), Ok(Lost::Deleted));
     let told = began.elapsed();
     let at = parked_got.recv_timeout(ms(60_000)).unwrap();
     let got = at.saturating_duration_since(began);
-    assert!(got <= GO_ON_WITHIN + SLACK + 3 * overshoot, "{got:?}");
+    assert!(got <= GO_ON_WITHIN + SLACK + overshoot, "{got:?}");
     parked.join().unwrap();
 
     // All of them are there by then, and the old one has nothing more to say.
-    let entered = number(&witness, "entered");
-    eventually(ms(60_000), || number(&witness, "entered") > entered + 30);
+    contention.goes_on(30);
     if trouble == Trouble::Stopped {
         cluster.resume(0);
     }
     if trouble != Trouble::Killed {
         cluster.until_settled();
-        let entered = number(&witness, "entered");
-        eventually(ms(60_000), || number(&witness, "entered") > entered + 30);
+        contention.goes_on(30);
     }
-    redis::cmd("SET")
-        .arg(&["stop", "1"])
-        .exec(&mut witness.connection())
-        .unwrap();
-    for child in children {
-        let said = child.wait().succeeded().said;
-        let numbers = said.last().expect("it says how it went").split(' ');
-        let [late, overshoot] = numbers
-            .map(|n| ms(n.parse().unwrap()))
-            .collect::<Vec<_>>()
-            .try_into()
-            .unwrap();
-        assert!(
-            late <= SLACK + 3 * overshoot,
-            "a call was {late:?} late, where a plain wait overshoots by {overshoot:?}"
-        );
-        println!("latest call {late:?}, plain wait {overshoot:?}");
-    }
-
-    let accepted: Vec<u64> = redis::cmd("LRANGE")
-        .arg(&["accepted", "0", "-1"])
-        .query(&mut witness.connection())
-        .unwrap();
-    assert!(accepted.is_sorted_by(|earlier, later| earlier < later));
+    let outcome = contention.finish();
+    println!(
+        "{trouble:?}: went on after {took:?}, told of the loss after {told:?}, the parked one got it after {got:?}; {outcome:?}"
+    );
+    outcome.is_as_promised(SLACK);
     assert_eq!(survives.unlock().unwrap(), Unlocked::Released);
     assert_eq!(dies.unlock().unwrap(), Unlocked::AlreadyLost(lost));
-    println!(
-        "{trouble:?}: went on after {took:?}, told of the loss after {told:?}, the parked one got it after {got:?}; entered {}, coincided {}, turned away {}, told of a loss {}",
-        number(&witness, "entered"),
-        number(&witness, "coincided"),
-        number(&witness, "stale"),
-        number(&witness, "told"),
-    );
 }
 
 /// Another name in the same slot.
@@ -691,6 +517,46 @@ fn forget_all(cluster: &Cluster, replica: usize, key: &str) {
     ] {
         cluster.ask::<String>(replica, command).unwrap();
     }
+}
+
+/// The slot of the contended name moves, with both of its keys: while one of ours holds it, and while whoever does.
+#[test]
+fn contention_when_the_slot_moves() {
+    let cluster = steady();
+    let client = client(&cluster.url());
+    let name = cluster.name_on("a", 0);
+    let slot = cluster.slot(&lock(&name));
+    let contention = Contention::start(&[cluster.url()], &name, PROCESSES, 0);
+    for (from, to, is_ours) in [(0, 1, true), (1, 2, false), (2, 0, true)] {
+        let guard = is_ours.then(|| in_time(&client, &name));
+        cluster.begin_migration(slot, from, to);
+        while cluster.move_keys(slot, from, to) > 0 {}
+        if let Some(guard) = &guard {
+            guard.renew().unwrap();
+        }
+        let mut began = Instant::now();
+        cluster.end_migration(slot, from, to);
+        if let Some(guard) = guard {
+            guard.renew().unwrap();
+            began = Instant::now();
+            released(guard);
+        }
+        let timed = until_taken(began, || fence_on(&cluster, to, &name));
+        println!("from {from} to {to}: went on after {:?}", timed.took);
+        timed.no_later_than(SLACK);
+        contention.goes_on(30);
+    }
+    let outcome = contention.finish();
+    println!("{outcome:?}");
+    outcome.is_as_promised(SLACK);
+    // No lease ends by this.
+    let Outcome {
+        coincided,
+        turned_away,
+        told,
+        ..
+    } = outcome;
+    assert_eq!((coincided, turned_away, told), (0, 0, 0));
 }
 
 #[test]

@@ -2,25 +2,20 @@
 
 mod support;
 
-use std::fs;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Error, Lost, Unlocked};
 use support::{
-    BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, Sentinels, Setup, contender,
-    eventually, free_port, given, ms, overshoot_until,
+    BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, GO_ON_WITHIN, Sentinels, Setup,
+    Trouble, contender, eventually, free_port, given, ms, threads, until_taken,
 };
 
 const FENCE: &str = "leasehold:fence:{lock:a}";
 
 /// What a call may be later than a plain wait of the same length.
 const SLACK: Duration = ms(250);
-
-/// How soon after the new master takes writes somebody holds the lock there.
-const GO_ON_WITHIN: Duration = ms(2_000);
 
 const PROCESSES: usize = 8;
 
@@ -240,13 +235,6 @@ fn a_name_that_no_sentinel_knows_is_said_at_once() {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trouble {
-    Killed,
-    Stopped,
-    SwitchedByCommand,
-}
-
 fn get_into(trouble: Trouble, sentinels: &mut Sentinels) {
     match trouble {
         Trouble::Killed => sentinels.kill_first(),
@@ -258,32 +246,14 @@ fn get_into(trouble: Trouble, sentinels: &mut Sentinels) {
 /// Several processes contend while the master is replaced.
 fn contention_goes_on(trouble: Trouble) {
     let mut sentinels = Sentinels::start(Setup::alert());
-    let contention = Contention::start(&[sentinels.url()], PROCESSES, 0);
+    let contention = Contention::start(&[sentinels.url()], "a", PROCESSES, 0);
     get_into(trouble, &mut sentinels);
     let successor = sentinels.successor();
-    let began = Instant::now();
-    let is_over = AtomicBool::new(false);
-    let (took, overshoot) = thread::scope(|scope| {
-        let overshoot = scope.spawn(|| overshoot_until(&is_over));
-        // Nobody replicates to it any more, so what changes in it was written to it.
-        let fence = || sentinels.ask_data::<Option<u64>>(successor, &["GET", FENCE]);
-        let mut before = None;
-        eventually(ms(30_000), || match (fence(), before) {
-            (Ok(now), Some(before)) => now != before,
-            (Ok(now), None) => {
-                before = Some(now);
-                false
-            }
-            (Err(_), _) => false,
-        });
-        let took = began.elapsed();
-        is_over.store(true, Ordering::SeqCst);
-        (took, overshoot.join().unwrap())
+    let timed = until_taken(Instant::now(), || {
+        sentinels.ask_data(successor, &["GET", FENCE])
     });
-    assert!(
-        took <= GO_ON_WITHIN + SLACK + 3 * overshoot,
-        "they went on after {took:?}, where a plain wait overshoots by {overshoot:?}"
-    );
+    let took = timed.took;
+    timed.no_later_than(SLACK);
 
     // All of them are there by then, and the old one has nothing more to say.
     contention.goes_on(30);
@@ -456,14 +426,7 @@ fn threads_end_with_the_client() {
 }
 
 fn threads_in_child() {
-    let listening = || {
-        fs::read_dir("/proc/self/task")
-            .unwrap()
-            .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok())
-            // The kernel keeps fifteen bytes of a name.
-            .filter(|name| name.trim_end() == "leasehold-senti")
-            .count()
-    };
+    let listening = || threads("leasehold-senti");
     for _ in 0..3 {
         let client = client(&given("URL"));
         assert_eq!(listening(), 0);

@@ -3,13 +3,12 @@
 
 mod support;
 
-use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Error, Unlocked};
 use support::{
-    Child, Sentinels, Server, Setup, certificate, free_port, given, ms, pem, say, tls_server,
+    Child, Cluster, ClusterSetup, Sentinels, Server, Setup, certificate, everything_works,
+    free_port, given, ms, pem, say, tls_server,
 };
 
 /// What is final comes much sooner than what `lock` waits out.
@@ -47,6 +46,13 @@ fn strict_server(shown: &str) -> Option<(Server, u16)> {
     Some((tls_server(port, shown), port))
 }
 
+/// A builder that still wants to know where Redis is.
+fn with_certificates() -> ClientBuilder {
+    Client::builder()
+        .tls_root(pem("ca.pem"))
+        .tls_client_cert(pem("client.pem"), pem("client.key"))
+}
+
 fn trusting(port: u16) -> ClientBuilder {
     Client::builder()
         .url(format!("rediss://localhost:{port}"))
@@ -57,44 +63,14 @@ fn known(port: u16) -> ClientBuilder {
     trusting(port).tls_client_cert(pem("client.pem"), pem("client.key"))
 }
 
-/// Everything that goes over a connection of its own: calls, renewals, the subscription.
-#[track_caller]
-fn everything_works(builder: impl Fn() -> ClientBuilder, server: &Server) {
-    let one = builder().build().unwrap();
-    assert!(one.ping().is_ok());
-    let (renewed, renewals) = unbounded();
-    let mutex = one.mutex("a").ttl(ms(60_000)).renew_every(ms(400));
-    let mutex = mutex.on_renew(move |_| {
-        let _ = renewed.send(());
-    });
-    let guard = mutex.lock().unwrap();
-    renewals.recv_timeout(ms(10_000)).expect("it is renewed");
-    guard.renew().unwrap();
-
-    // Longer than any look around: it is the release that wakes.
-    let two = builder().backstop(ms(60_000)).build().unwrap();
-    assert!(two.mutex("a").try_lock().unwrap().is_none());
-    let holder = two.mutex("a").inspect().unwrap().expect("it is held");
-    assert_eq!(holder.fencing_token(), Some(guard.fencing_token()));
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| two.mutex("a").lock().map(|guard| (guard, Instant::now())));
-        server.wait_for_a_waiter("lock_release:a");
-        let released = Instant::now();
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-        let (guard, got) = waiting.join().unwrap().unwrap();
-        assert!(got - released < ms(5_000), "{:?}", got - released);
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-    });
-}
-
 #[test]
 fn a_private_authority_and_a_client_certificate() {
     let Some((server, port)) = strict_server("server") else {
         return;
     };
-    everything_works(|| known(port), &server);
+    everything_works(|| known(port), "a", &[&server]);
     let by_address = format!("rediss://127.0.0.1:{port}?protocol=resp3");
-    everything_works(|| known(port).url(&by_address), &server);
+    everything_works(|| known(port).url(&by_address), "a", &[&server]);
 }
 
 /// The sentinels too ask for a certificate; of the master only its port for TLS is known to them.
@@ -109,13 +85,56 @@ fn sentinels_and_the_master_that_they_name() {
         ..Setup::steady()
     });
     let url = sentinels.tls_url();
-    everything_works(|| known(1).url(&url), sentinels.first());
+    everything_works(|| known(1).url(&url), "a", &[sentinels.first()]);
     is_refused(
         &trusting(1).url(&url).build().unwrap(),
         ["CertificateRequired", "ClientBuilder::tls_client_cert"],
     );
     is_refused(
         &Client::builder().url(&url).build().unwrap(),
+        ["UnknownIssuer", "ClientBuilder::tls_root"],
+    );
+}
+
+/// One node is named. The others, which are learnt from it, ask for a certificate too.
+#[test]
+fn the_nodes_of_a_cluster() {
+    if !Server::has_tls() {
+        return;
+    }
+    let cluster = Cluster::with(ClusterSetup {
+        has_tls: true,
+        ..ClusterSetup::steady(3, 0)
+    });
+    let seed = format!("localhost:{}", cluster.client_port(0));
+    let url = format!("rediss+cluster://{seed}");
+    let node = format!("rediss://{seed}");
+    let by_url = || with_certificates().url(&url);
+    let by_node = || with_certificates().cluster([&node]);
+    for node in 0..3 {
+        let keeper = [cluster.node(node)];
+        everything_works(by_url, &cluster.name_on("url", node), &keeper);
+        everything_works(by_node, &cluster.name_on("node", node), &keeper);
+    }
+
+    // Who is sent on goes there with the same.
+    let client = by_url().build().unwrap();
+    let name = cluster.name_on("moves", 1);
+    let slot = cluster.slot(&format!("lock:{name}"));
+    let guard = client.mutex(&*name).lock().unwrap();
+    cluster.begin_migration(slot, 1, 2);
+    cluster.move_keys(slot, 1, 2);
+    guard.renew().unwrap();
+    cluster.end_migration(slot, 1, 2);
+    guard.renew().unwrap();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+
+    is_refused(
+        &trusting(1).url(&url).build().unwrap(),
+        ["CertificateRequired", "ClientBuilder::tls_client_cert"],
+    );
+    is_refused(
+        &Client::builder().cluster([&node]).build().unwrap(),
         ["UnknownIssuer", "ClientBuilder::tls_root"],
     );
 }
@@ -205,6 +224,7 @@ fn what_cannot_work_is_said_before_any_connection() {
         "redis://h",
         "redis+unix:///run/redis.sock",
         "redis+sentinel://h/m",
+        "redis+cluster://h",
     ] {
         wrong(known(1).url(plain), "rediss://");
     }

@@ -501,10 +501,7 @@ impl Cluster {
         // A single one may have been set up wrongly, or not yet; most of them are believed.
         match refusals.pop() {
             Some(refusal) if (refusals.len() + 1) * 2 > asked => {
-                Err(Fault::Never(Error::Refused {
-                    command: "CLUSTER SLOTS",
-                    answer: refusal.to_string(),
-                }))
+                Err(Fault::Never(refused(&refusal)))
             }
             _ => Err(Fault::NotNow(silence)),
         }
@@ -577,6 +574,17 @@ fn place(server: &Arc<Server>, cluster: &Cluster, host: &str, port: u16) -> Plac
         own.map_or_else(String::new, |((host, _), _)| host.clone()),
         port,
     )
+}
+
+fn refused(error: &RedisError) -> Error {
+    let rights = match error.code() {
+        Some("NOPERM") => "; CLUSTER SLOTS needs +cluster|slots",
+        _ => "",
+    };
+    Error::Refused {
+        command: "CLUSTER SLOTS",
+        answer: format!("{error}{rights}"),
+    }
 }
 
 /// Whether an answer stays until somebody changes a setting.

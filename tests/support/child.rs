@@ -1,6 +1,7 @@
 //! Other processes: the test's own binary once more, in one of the roles that the test file declares.
 
 use std::env;
+use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
@@ -50,6 +51,13 @@ pub(crate) fn say(line: &str) {
     writeln!(output, "\n{MARK}{line}")
         .and_then(|()| output.flush())
         .expect("the parent listens");
+}
+
+/// How many threads of this process have this name, or so much of it as the kernel keeps: fifteen bytes.
+pub(crate) fn threads(name: &str) -> usize {
+    let tasks = fs::read_dir("/proc/self/task").expect("this is Linux");
+    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|comm| comm.trim_end() == name).count()
 }
 
 pub(crate) struct Child {

@@ -1,11 +1,14 @@
 //! A cluster: masters that share the slots, and replicas of each.
 
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redis::{Connection, FromRedisValue, RedisResult, Value};
 
+use super::certificates::tls_options;
 use super::port;
 use super::sentinels::encoded;
 use super::server::{Server, connect};
@@ -20,7 +23,7 @@ pub(crate) struct ClusterSetup {
     pub(crate) replicas_per_master: usize,
     /// What every node asks for.
     pub(crate) password: Option<&'static str>,
-    /// With a port for TLS beside the plain one on every node, and TLS between the nodes.
+    /// With a port for TLS beside the plain one on every node, which asks for a certificate, and TLS between the nodes.
     pub(crate) has_tls: bool,
     /// A master that says nothing for so long is replaced, a second or two later.
     pub(crate) node_timeout: Duration,
@@ -54,6 +57,8 @@ impl ClusterSetup {
 pub(crate) struct Cluster {
     nodes: Vec<Node>,
     setup: ClusterSetup,
+    /// One slot at a time gets its new owner.
+    handing_over: Mutex<()>,
 }
 
 struct Node {
@@ -81,6 +86,7 @@ impl Cluster {
         let mut this = Self {
             nodes: nodes.collect(),
             setup,
+            handing_over: Mutex::new(()),
         };
         this.secure();
         this.join();
@@ -163,6 +169,17 @@ impl Cluster {
         let asked = self.living().next().expect("one node is left");
         self.ask(asked, &["CLUSTER", "KEYSLOT", key])
             .expect("CLUSTER KEYSLOT answers")
+    }
+
+    /// A name that begins like this, and belongs to this master as the slots are at the start.
+    #[track_caller]
+    pub(crate) fn name_on(&self, what: &str, master: usize) -> String {
+        let is_there = |name: &String| {
+            let slot = usize::from(self.slot(&format!("lock:{name}")));
+            self.first_slots(master).contains(&slot)
+        };
+        let mut names = (0..).map(|n| format!("{what}{n}"));
+        names.find(is_there).expect("there are names for every one")
     }
 
     /// The node that a key belongs to, once a single living one says so of itself.
@@ -253,9 +270,35 @@ impl Cluster {
         });
     }
 
+    /// Waits until all masters have heard of each other's last gain. Otherwise who gains a slot now may number that no
+    /// higher than the one before, and two that have gained from each other go on to contradict each other.
+    #[track_caller]
+    fn until_acquainted(&self) {
+        eventually(ms(60_000), || {
+            let mut known = self.living().map(|i| self.epochs(i));
+            let first = known.next().expect("one node is left");
+            let distinct: BTreeSet<&String> = first.values().collect();
+            distinct.len() == first.len() && known.all(|seen| seen == first)
+        });
+    }
+
+    /// The number of each living master's last gain, by the master's id, as this node sees it.
+    fn epochs(&self, i: usize) -> BTreeMap<String, String> {
+        let nodes: String = self.ask(i, &["CLUSTER", "NODES"]).unwrap_or_default();
+        let lines = nodes
+            .lines()
+            .map(|line| line.split(' ').collect::<Vec<_>>());
+        let masters = lines.filter(|fields| {
+            fields[2].contains("master") && self.living().any(|i| self.id(i) == fields[0])
+        });
+        let epochs = masters.map(|fields| (fields[0].to_owned(), fields[6].to_owned()));
+        epochs.collect()
+    }
+
     /// From now on both nodes may hold keys of the slot: the old one sends clients on with ASK for a key that is not there.
     #[track_caller]
     pub(crate) fn begin_migration(&self, slot: u16, from: usize, to: usize) {
+        self.until_acquainted();
         let slot = slot.to_string();
         self.must(
             to,
@@ -305,6 +348,8 @@ impl Cluster {
     /// Gives the slot to the new node, and waits until all living nodes know. Keys that the old one still holds are lost.
     #[track_caller]
     pub(crate) fn end_migration(&self, slot: u16, from: usize, to: usize) {
+        let _one = self.handing_over.lock();
+        self.until_acquainted();
         let number = slot.to_string();
         let masters = self.living().filter(|i| self.is_master(*i));
         let others = masters.filter(|i| ![from, to].contains(i));
@@ -350,7 +395,7 @@ impl Cluster {
         }
         let masters = self.setup.masters;
         for i in 0..masters {
-            let slots = SLOTS * i / masters..SLOTS * (i + 1) / masters;
+            let slots = self.first_slots(i);
             if Server::version() >= 7 {
                 let (first, last) = (slots.start.to_string(), (slots.end - 1).to_string());
                 self.must(i, &["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
@@ -384,6 +429,12 @@ impl Cluster {
                     .all(|(_, _, ports)| ports.len() == 1 + self.setup.replicas_per_master)
         };
         eventually(ms(30_000), || (0..self.nodes.len()).all(knows_replicas));
+    }
+
+    /// The slots of a master at the start.
+    fn first_slots(&self, master: usize) -> Range<usize> {
+        let masters = self.setup.masters;
+        SLOTS * master / masters..SLOTS * (master + 1) / masters
     }
 
     fn living(&self) -> impl Iterator<Item = usize> {
@@ -509,19 +560,11 @@ fn options(setup: &ClusterSetup) -> Vec<String> {
         add("--cluster-port", port::free().to_string());
     }
     if setup.has_tls {
-        add("--tls-port", port::free().to_string());
+        for [name, value] in tls_options(port::free(), "server") {
+            add(&format!("--{name}"), value);
+        }
         for name in ["--tls-cluster", "--tls-replication"] {
             add(name, "yes".to_owned());
-        }
-        add("--tls-auth-clients", "no".to_owned());
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/certificates");
-        for (name, file) in [
-            ("--tls-key-file", "server.key"),
-            ("--tls-cert-file", "server.pem"),
-            ("--tls-ca-cert-file", "ca.pem"),
-        ] {
-            let file = folder.join(file);
-            add(name, file.to_str().expect("a path in UTF-8").to_owned());
         }
     }
     options

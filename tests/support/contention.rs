@@ -6,12 +6,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, Unlocked};
+use redis::RedisResult;
 
 use super::child::{Child, given, say};
 use super::server::Server;
-use super::time::{Control, eventually, ms};
+use super::time::{Control, Timed, eventually, ms};
 
 pub(crate) const COMMAND_TIMEOUT: Duration = ms(500);
+
+/// How soon after the new master takes writes somebody holds the lock there.
+pub(crate) const GO_ON_WITHIN: Duration = ms(2_000);
+
+/// What befalls a master.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    Killed,
+    Stopped,
+    SwitchedByCommand,
+}
 
 /// What the lock protects: a server that has nothing to do with those that keep it. It turns away whoever was
 /// overtaken, and counts how often somebody came in while another was inside.
@@ -29,7 +41,7 @@ redis.call('RPUSH', 'accepted', ARGV[1])
 return 1
 ";
 
-/// Several processes that take the lock `a` over and over.
+/// Several processes that take a lock over and over.
 pub(crate) struct Contention {
     witness: Server,
     children: Vec<Child>,
@@ -56,17 +68,27 @@ pub(crate) struct Outcome {
 impl Contention {
     /// Starts them, and waits until each has held the lock. `urls` are what a client is given: several of them are a
     /// quorum.
-    pub(crate) fn start(urls: &[String], processes: usize, replicas: usize) -> Self {
+    pub(crate) fn start(urls: &[String], name: &str, processes: usize, replicas: usize) -> Self {
+        Self::start_as("contender", urls, name, processes, replicas)
+    }
+
+    /// The same in a role that the test has for them, made with `contend_and_then`.
+    pub(crate) fn start_as(
+        role: &str,
+        urls: &[String],
+        name: &str,
+        processes: usize,
+        replicas: usize,
+    ) -> Self {
         let witness = Server::start();
         let given = [
             ("URLS", urls.join(" ")),
+            ("NAME", name.to_owned()),
             ("WITNESS", witness.url()),
             ("REPLICAS", replicas.to_string()),
         ];
         let given = given.each_ref().map(|(key, value)| (*key, value.as_str()));
-        let children: Vec<_> = (0..processes)
-            .map(|_| Child::spawn("contender", &given))
-            .collect();
+        let children: Vec<_> = (0..processes).map(|_| Child::spawn(role, &given)).collect();
         for child in &children {
             child.wait_for("ready");
         }
@@ -136,8 +158,42 @@ impl Outcome {
     }
 }
 
+/// Waits until somebody has taken the lock where it is kept now: nothing else changes the `counter` of its tokens there.
+pub(crate) fn until_taken(
+    began: Instant,
+    counter: impl Fn() -> RedisResult<Option<u64>>,
+) -> Timed<()> {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let overshoot = scope.spawn(|| overshoot_until(&is_over));
+        let mut before = None;
+        eventually(ms(30_000), || match (counter(), before) {
+            (Ok(now), Some(before)) => now != before,
+            (Ok(now), None) => {
+                before = Some(now);
+                false
+            }
+            (Err(_), _) => false,
+        });
+        let took = began.elapsed();
+        is_over.store(true, Ordering::SeqCst);
+        Timed {
+            value: (),
+            took,
+            limit: GO_ON_WITHIN,
+            // Several things in a row were as late as a single plain wait.
+            overshoot: 3 * overshoot.join().expect("no panic"),
+        }
+    })
+}
+
 /// The role of each process: takes the lock until told to stop, and says how late its calls were.
 pub(crate) fn contender() {
+    contend_and_then(|| {});
+}
+
+/// The same, with something to see to before the client ends.
+pub(crate) fn contend_and_then(see_to: impl FnOnce()) {
     let urls = given("URLS");
     let builder = Client::builder()
         .connect_timeout(COMMAND_TIMEOUT)
@@ -157,11 +213,12 @@ pub(crate) fn contender() {
         is_over.store(true, Ordering::SeqCst);
         (late, overshoot.join().expect("no panic"))
     });
+    see_to();
     say(&format!("{} {}", late.as_millis(), overshoot.as_millis()));
 }
 
 /// The most that a plain wait was late.
-pub(crate) fn overshoot_until(is_over: &AtomicBool) -> Duration {
+fn overshoot_until(is_over: &AtomicBool) -> Duration {
     let mut most = Duration::ZERO;
     while !is_over.load(Ordering::SeqCst) {
         most = most.max(Control::start(ms(100)).overshoot());
@@ -171,7 +228,7 @@ pub(crate) fn overshoot_until(is_over: &AtomicBool) -> Duration {
 
 /// Returns how late the latest call was.
 fn contend(client: &Client, witness: &redis::Client, ready: &Barrier) -> Duration {
-    let mutex = client.mutex("a");
+    let mutex = client.mutex(given("NAME"));
     let mut witness = witness.get_connection().expect("the witness is well");
     let limit = ms(700);
     let mut late = Duration::ZERO;

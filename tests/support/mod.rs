@@ -10,6 +10,7 @@ mod child;
 mod cluster;
 mod commands;
 mod contention;
+mod features;
 mod fenced;
 mod leash;
 mod link;
@@ -27,9 +28,13 @@ mod watchdog;
 pub(crate) use blackhole::{BlackHole, nobody};
 pub(crate) use capture::{Line, captured, lines_about};
 pub(crate) use certificates::{certificate, pem, tls_server};
-pub(crate) use child::{Child, Finished, given, role, say};
+pub(crate) use child::{Child, Finished, given, role, say, threads};
 pub(crate) use cluster::{Cluster, ClusterSetup};
-pub(crate) use contention::{COMMAND_TIMEOUT, Contention, Outcome, contender, overshoot_until};
+pub(crate) use contention::{
+    COMMAND_TIMEOUT, Contention, GO_ON_WITHIN, Outcome, Trouble, contend_and_then, contender,
+    until_taken,
+};
+pub(crate) use features::everything_works;
 pub(crate) use fenced::{Fenced, Stale};
 pub(crate) use port::free as free_port;
 pub(crate) use proxy::{Proxy, Traffic};

@@ -1,0 +1,53 @@
+//! Everything that a client can do, done once.
+
+use std::thread;
+use std::time::Instant;
+
+use crossbeam_channel::unbounded;
+use leasehold::{Client, ClientBuilder, Unlocked};
+
+use super::server::Server;
+use super::time::ms;
+
+/// Calls, renewals, the subscription: all that goes over a connection of its own. `keepers` are the servers that keep the
+/// name. Returns the clients, still connected.
+#[track_caller]
+pub(crate) fn everything_works(
+    builder: impl Fn() -> ClientBuilder,
+    name: &str,
+    keepers: &[&Server],
+) -> [Client; 2] {
+    let one = builder().build().unwrap();
+    one.ping().unwrap();
+    let (renewed, renewals) = unbounded();
+    let mutex = one.mutex(name).ttl(ms(60_000)).renew_every(ms(400));
+    let mutex = mutex.on_renew(move |_| {
+        let _ = renewed.send(());
+    });
+    let guard = mutex.lock().unwrap();
+    renewals.recv_timeout(ms(10_000)).expect("it is renewed");
+    guard.renew().unwrap();
+    guard.extend(ms(30_000)).unwrap();
+
+    // Longer than any look around: it is the release that wakes.
+    let two = builder().backstop(ms(60_000)).build().unwrap();
+    assert!(two.mutex(name).try_lock().unwrap().is_none());
+    let held = two.mutex(name).inspect().unwrap().expect("it is held");
+    assert_eq!(held.fencing_token(), Some(guard.fencing_token()));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let guard = two.mutex(name).try_lock_for(ms(30_000)).unwrap();
+            (guard.expect("it is released"), Instant::now())
+        });
+        for server in keepers {
+            server.wait_for_a_waiter(format!("lock_release:{name}"));
+        }
+        let released = Instant::now();
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        let (guard, got) = waiting.join().unwrap();
+        assert!(got - released < ms(5_000), "{:?}", got - released);
+        assert!(one.mutex(name).force_unlock().unwrap());
+        assert!(matches!(guard.unlock().unwrap(), Unlocked::AlreadyLost(_)));
+    });
+    [one, two]
+}
