@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::config::Config;
+use crate::env;
 use crate::error::Error;
 use crate::replicas::Replicas;
 #[cfg(feature = "tls")]
@@ -37,6 +38,29 @@ impl ClientBuilder {
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());
         self
+    }
+
+    /// Adds what the environment says: see [`Client::from_env`](crate::Client::from_env) for the
+    /// variables. Where a URL was set before, `REDIS_URL` and its companions are not read. Setters
+    /// that follow have the last word.
+    ///
+    /// ```no_run
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::builder().with_env()?.owner("nightly").build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`], naming the variable and what it expects.
+    pub fn with_env(self) -> Result<Self, Error> {
+        env::builder(self, |name| std::env::var_os(name))
+    }
+
+    /// Whether it is known where Redis is.
+    pub(crate) fn has_url(&self) -> bool {
+        self.url.is_some()
     }
 
     /// The certificate authorities to trust, as PEM: one certificate or several, one behind the other.

@@ -84,7 +84,8 @@
 //!
 //! What misses a right is [`Error::Refused`], and names the rights that the command or script needs.
 //! Without `+subscribe`, `+publish` or one of the channels, waiters look again after growing pauses.
-//! The README says what else can be spared, and what a user of the sentinels needs.
+//! [`Client::list`] needs `+scan` too, and [`Mutex::waiting`] `+pubsub|numsub`: no right that locking needs.
+//! The README has the user of an operator, and says what else can be spared, and what a user of the sentinels needs.
 //!
 //! # Choosing a ttl
 //!
@@ -148,6 +149,7 @@ mod holder;
 mod kind;
 mod lease;
 mod leases;
+mod list;
 mod lost;
 mod mutex;
 mod name;
@@ -174,6 +176,7 @@ pub use client::Client;
 pub use error::{Cause, Error};
 pub use guard::MutexGuard;
 pub use holder::{Holder, HolderId};
+pub use list::Held;
 pub use lost::Lost;
 pub use mutex::Mutex;
 pub use name::Name;

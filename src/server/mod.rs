@@ -3,6 +3,7 @@
 mod batch;
 mod dial;
 mod fault;
+mod look;
 pub(crate) mod node;
 mod one;
 mod pool;
@@ -20,6 +21,7 @@ use crate::server::sentinel::Sentinels;
 use crate::url::Target;
 
 pub(crate) use crate::server::fault::Fault;
+pub(crate) use crate::server::look::Beside;
 pub(crate) use crate::server::node::Wire;
 pub(crate) use crate::server::one::Server;
 pub(crate) use crate::server::pool::Lane;
