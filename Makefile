@@ -20,6 +20,7 @@ test: servers
 	$(WITH_SERVER) $(CARGO) test --features tls --lib --test tls
 	$(WITH_SERVER) $(CARGO) test --features tls --test conformance tls::
 	$(WITH_SERVER) $(CARGO) test --features tls --doc
+	$(WITH_SERVER) $(CARGO) test --features cli --bin leasehold --test cli
 
 test-release: servers
 	$(WITH_SERVER) $(CARGO) test --release --lib --tests
@@ -30,6 +31,7 @@ fmt:
 lint:
 	$(CARGO) clippy --all-targets -- -D warnings
 	$(CARGO) clippy --all-targets --features tls -- -D warnings
+	$(CARGO) clippy --all-targets --features cli -- -D warnings
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --all-features

@@ -130,6 +130,8 @@
 //! # Features
 //!
 //! - `tls`: `rediss://` through rustls, with `ring`.
+//! - `cli`: the program `leasehold`, which runs a command under a lock and shows the locks: see the README. The library
+//!   is the same with and without it.
 //!
 //! # Minimum supported Rust version
 //!

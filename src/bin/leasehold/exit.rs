@@ -35,7 +35,7 @@ Exit codes:
   74   standard output cannot be written
   75   somebody else holds the lock (--not-acquired-exit)
   77   Redis answered and refused: a right, a password or memory is missing, or the key is no lock's
-  79   the lock was lost, and the command ended for that
+  79   the lock was lost before the command had ended
   124  the command was ended by --max-hold
   126  the command cannot be run
   127  the command was not found

@@ -20,7 +20,7 @@ pub(crate) fn man(command: Option<&str>) -> Result<u8, Failure> {
             .cloned()
             .ok_or_else(|| Failure::new(USAGE, format!("there is no command {name}")))?;
     }
-    let page = page.version(env!("CARGO_PKG_VERSION"));
-    Man::new(page).render(&mut io::stdout())?;
+    let source = concat!("leasehold ", env!("CARGO_PKG_VERSION"));
+    Man::new(page).source(source).render(&mut io::stdout())?;
     Ok(0)
 }
