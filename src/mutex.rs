@@ -31,7 +31,7 @@ use crate::wait::WaitPolicy;
 /// What is held is a lease: it ends after the [`ttl`](Self::ttl) unless renewed, so that a crashed
 /// holder does not keep the lock for ever. It is renewed in the background every third of the ttl.
 /// A lease can be lost: see [`MutexGuard`] for how that is known at once, and
-/// [`FencingToken`](crate::FencingToken) for what makes even a paused holder harmless.
+/// [`FencingToken`] for what makes even a paused holder harmless.
 ///
 /// # Fairness
 ///
