@@ -2,12 +2,23 @@
 
 CARGO ?= cargo
 EXAMPLES = booking payments cron long_job graceful_shutdown
-BENCHES = uncontended handoff held failovers
+BENCHES = uncontended handoff held deployments failovers
 
 # The server that tests, examples and benches start for themselves. `servers` has brought one by the time a recipe runs.
 WITH_SERVER = REDIS_SERVER_BIN="$$(.ci/server)"
 
-.PHONY: demo test test-release fmt lint doc examples deny bench servers clean
+# Redis 6.2 is tested as one server with nothing around it: its nodes find their ports for the cluster by chance, which
+# is why `harness` is left out too, and the binary that `.ci/server` brings has no TLS. Of `conformance` it gets the part
+# for one server.
+BEYOND_ONE_SERVER = sentinel tls harness conformance
+ONE_SERVER = $(filter-out $(BEYOND_ONE_SERVER),$(basename $(notdir $(wildcard tests/*.rs))))
+
+# What differs most between servers: the scripts, the wire, pub/sub. Less than a minute.
+SHORT = fencing lock loss waking wire
+
+ROUND = CARGO="$(CARGO)" .ci/round
+
+.PHONY: demo test test-tls test-cli test-release test-servers test-valkey fmt lint doc examples deny bench servers clean
 
 # The two examples to begin with.
 demo: servers
@@ -17,13 +28,32 @@ demo: servers
 # Unit tests, integration tests and doctests.
 test: servers
 	$(WITH_SERVER) $(CARGO) test
+	@$(MAKE) --no-print-directory test-tls test-cli
+
+# What needs the feature, and a server that has TLS.
+test-tls: servers
 	$(WITH_SERVER) $(CARGO) test --features tls --lib --test tls
 	$(WITH_SERVER) $(CARGO) test --features tls --test conformance tls::
 	$(WITH_SERVER) $(CARGO) test --features tls --doc
+
+# What only the feature `cli` has.
+test-cli: servers
 	$(WITH_SERVER) $(CARGO) test --features cli --bin leasehold --test cli
 
 test-release: servers
 	$(WITH_SERVER) $(CARGO) test --release --lib --tests
+
+# Every test on Redis as the system packages it (7.0 on Debian) and on Valkey 9; on Redis 6.2 those for one server.
+test-servers:
+	$(ROUND) redis
+	$(ROUND) valkey
+	$(ROUND) redis-6.2 --lib $(ONE_SERVER:%=--test %)
+	$(ROUND) redis-6.2 --test conformance -- one:: unix_socket::
+
+# A short round on Valkey: those, and what is called `smoke` in any file, sentinels too.
+test-valkey:
+	$(ROUND) valkey $(SHORT:%=--test %)
+	$(ROUND) valkey --tests smoke
 
 fmt:
 	$(CARGO) fmt --all -- --check

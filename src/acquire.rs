@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crossbeam_channel::RecvTimeoutError;
 
-use crate::attempt::{Attempt, Look};
+use crate::attempt::{Attempt, Look, SPLIT};
 use crate::clock::{Instant, nap};
 use crate::config::Settings;
 use crate::error::{Cause, Error};
@@ -44,7 +44,9 @@ pub(crate) fn acquire(
 ) -> Result<Option<Arc<Hold>>, Error> {
     let start = Instant::now();
     keys.check()?;
+    shared.servers.check(keys)?;
     let terms = settings.terms(&shared.config)?;
+    shared.servers.check_terms(&terms)?;
     shared.check_open()?;
     shared.start()?;
     if settings.on_lost.is_some() || settings.on_renew.is_some() {
@@ -77,6 +79,7 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<Hold>>, Error> {
         match attempt.insist(deadline)? {
             Look::Granted(hold) => return Ok(Some(hold)),
             Look::Refused(remaining) => remaining,
+            Look::Split => None,
         }
     };
     attempt.log_refused("refused", remaining);
@@ -93,6 +96,8 @@ struct Wait<'a> {
     refusals: u32,
     /// Attempts without an answer in a row.
     failures: u32,
+    /// Split votes in a row.
+    splits: u32,
     /// That it waits was logged.
     has_said: bool,
 }
@@ -106,6 +111,7 @@ impl<'a> Wait<'a> {
             subscription: None,
             refusals: 0,
             failures: 0,
+            splits: 0,
             has_said: false,
         }
     }
@@ -126,6 +132,7 @@ impl<'a> Wait<'a> {
                                 Some(_) => false,
                                 None => return Ok(None),
                             },
+                            Look::Split => false,
                         },
                     }
                 }
@@ -146,7 +153,15 @@ impl<'a> Wait<'a> {
                             // A subscription that was live before the look hears every release
                             // after it. One that comes to life later wakes us to look again.
                             let heard = self.hear()?.is_some_and(|hears| hears.hears_since(asked));
+                            self.splits = 0;
                             self.park(self.pause(heard, remaining))
+                        }
+                        Ok(Look::Split) => {
+                            self.ticket.refused(Instant::now());
+                            self.failures = 0;
+                            self.say(None);
+                            self.splits = self.splits.saturating_add(1);
+                            self.park(SPLIT.pause(self.splits - 1))
                         }
                         Err(fault) => {
                             let Some(pause) = self.failed(fault)? else {
@@ -239,7 +254,10 @@ impl<'a> Wait<'a> {
             settings,
             ..
         } = self.attempt;
-        if self.subscription.is_none() && settings.wait == WaitPolicy::Wake {
+        // One that hears what the server before announces is of no more use.
+        let is_at_home = |subscription: &Subscription<'_>| subscription.is_at_home(shared);
+        if !self.subscription.as_ref().is_some_and(is_at_home) && settings.wait == WaitPolicy::Wake
+        {
             let until = Instant::now()
                 .after(shared.servers.command_timeout())
                 .min(self.deadline);

@@ -13,11 +13,19 @@ use crate::kind::{Acquired, Keys};
 use crate::lease::Lease;
 use crate::lost::Lost;
 use crate::release::abandon;
-use crate::server::{Fault, Lane};
+use crate::server::{Fault, Lane, Receipt, Stake};
 use crate::threads::Shared;
 use crate::token::FencingToken;
 use crate::undo::Undo;
-use crate::wait::RECONNECT;
+use crate::wait::{Backoff, RECONNECT};
+
+/// After a split vote: long enough for one of several to be through before the next comes.
+pub(crate) const SPLIT: Backoff =
+    Backoff::new(Duration::from_millis(5), Duration::from_millis(100)).jitter(0.9);
+
+/// How often in a row a token is proposed. The second is above all counters that the first met, so
+/// that a third is needed only where others were faster in between.
+const PROPOSALS: usize = 8;
 
 /// A call that takes a lock.
 pub(crate) struct Attempt<'a> {
@@ -36,6 +44,14 @@ pub(crate) enum Look {
     Granted(Arc<Hold>),
     /// Somebody else holds it: for so long, `None` without an end.
     Refused(Option<Duration>),
+    /// Several hold it on some servers each, and nobody on a majority of them.
+    Split,
+}
+
+enum Proposed {
+    Looked(Look),
+    /// The token was not above this one.
+    TooLow(u64),
 }
 
 impl<'a> Attempt<'a> {
@@ -59,24 +75,45 @@ impl<'a> Attempt<'a> {
     /// Asks Redis once, under a fresh holder id. Where no answer comes, the undo is on its way when
     /// this returns.
     pub(crate) fn look(&self, deadline: Instant) -> Result<Look, Fault> {
+        let until = Instant::now()
+            .after(self.shared.servers.command_timeout())
+            .min(deadline);
+        let mut above = 0;
+        for _ in 0..PROPOSALS {
+            match self.propose(until, above)? {
+                Proposed::TooLow(counter) => above = counter,
+                Proposed::Looked(look) => return Ok(look),
+            }
+        }
+        Err(Fault::NotNow(Cause::text(
+            "other clients went on to higher fencing tokens each time",
+        )))
+    }
+
+    /// Asks under a token above `above`, where it is the client that proposes it.
+    fn propose(&self, until: Instant, above: u64) -> Result<Proposed, Fault> {
         let (shared, keys) = (self.shared, self.keys);
         let id = HolderId::fresh(&shared.config.owner);
-        let until = Instant::now()
-            .after(shared.servers.command_timeout())
-            .min(deadline);
         log::trace!(name:% = keys.name, holder:% = id.as_str(); "acquire {} as {}", keys.name, id.as_str());
-        let acquire = keys
-            .acquire(&id, self.terms.ttl)
+        let acquire = shared
+            .servers
+            .acquire(keys, &id, self.terms.ttl, above)
             .acknowledged_by(self.terms.replicas);
-        let undo = keys.release(id.as_str().as_bytes());
+        let receipt = shared.servers.receipt();
+        let stake = Stake {
+            keys,
+            id: &id,
+            ttl: self.terms.ttl,
+            receipt: receipt.as_ref(),
+        };
         match shared
             .servers
-            .call_or_undo(acquire, until, Lane::Capped, Some(undo))
+            .call_or_undo(acquire, until, Lane::Capped, Some(&stake))
         {
             Ok((reply, sent)) => match Acquired::read(reply) {
                 Some(Acquired::Granted(token)) => {
                     match Lease::granted(sent, Instant::now(), &self.terms) {
-                        Some(lease) => self.hold(id, token, lease, until),
+                        Some(lease) => self.hold(id, token, lease, receipt, until),
                         None => Err(self.undo(
                             id,
                             Cause::text("the answer took as long as the lease: ttl too short"),
@@ -84,8 +121,10 @@ impl<'a> Attempt<'a> {
                     }
                 }
                 Some(Acquired::Refused(holder, remaining)) if !shared.sites.is_undoing(&holder) => {
-                    Ok(Look::Refused(remaining))
+                    Ok(Proposed::Looked(Look::Refused(remaining)))
                 }
+                Some(Acquired::Split) => Ok(Proposed::Looked(Look::Split)),
+                Some(Acquired::TooLow(counter)) => Ok(Proposed::TooLow(counter)),
                 // Nobody but ourselves: an earlier attempt or release without an answer.
                 Some(Acquired::Refused(..)) => Err(Fault::NotNow(Cause::text(
                     "a lease of this client, about which no answer came, is being undone",
@@ -109,13 +148,15 @@ impl<'a> Attempt<'a> {
         id: HolderId,
         token: FencingToken,
         lease: Lease,
+        receipt: Option<Arc<Receipt>>,
         until: Instant,
-    ) -> Result<Look, Fault> {
+    ) -> Result<Proposed, Fault> {
         let (shared, keys) = (self.shared, self.keys);
         let hold = Arc::new(Hold {
             keys: Arc::clone(keys),
             id,
             token,
+            receipt,
             serial: shared.next_serial(),
             replicas: self.terms.replicas,
             trace_id: self.settings.trace_id.clone(),
@@ -137,7 +178,7 @@ impl<'a> Attempt<'a> {
             return Err(Fault::Never(Error::Closed));
         }
         self.log_granted(&hold);
-        Ok(Look::Granted(hold))
+        Ok(Proposed::Looked(Look::Granted(hold)))
     }
 
     /// Undoes, in the background, what may have been acquired under `id` or may yet be.
@@ -150,9 +191,18 @@ impl<'a> Attempt<'a> {
 
     /// Asks Redis until it answers, or the deadline has come.
     pub(crate) fn insist(&self, deadline: Instant) -> Result<Look, Error> {
-        let mut failures = 0;
+        let (mut failures, mut splits) = (0, 0);
         loop {
             match self.look(deadline) {
+                Ok(Look::Split) => {
+                    let pause = SPLIT.pause(splits);
+                    splits += 1;
+                    if Instant::now().after(pause) >= deadline {
+                        // Somebody else did hold it on some servers.
+                        return Ok(Look::Refused(Some(pause)));
+                    }
+                    std::thread::sleep(pause);
+                }
                 Ok(look) => return Ok(look),
                 Err(fault) => {
                     let pause = self.pause_after(fault, failures, deadline)?;
@@ -173,7 +223,7 @@ impl<'a> Attempt<'a> {
         self.shared.check_open()?;
         let cause = match fault {
             Fault::Unsafe(error) | Fault::Never(error) => return Err(error),
-            Fault::NotNow(cause) | Fault::NoAnswer(cause) => cause,
+            Fault::NotNow(cause) | Fault::NoAnswer(cause) | Fault::Elsewhere(_, cause) => cause,
         };
         let cause = cause.or_said_before(&mut self.said.borrow_mut());
         let now = Instant::now();

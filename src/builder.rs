@@ -1,7 +1,7 @@
 //! The settings that a client is made with.
 
-use std::fmt;
 use std::time::Duration;
+use std::{fmt, mem};
 
 use crate::config::Config;
 use crate::env;
@@ -27,16 +27,45 @@ use crate::url::Target;
 #[derive(Clone, Default)]
 #[must_use = "nothing is made until `build`"]
 pub struct ClientBuilder {
-    url: Option<String>,
+    place: Option<Place>,
+    /// Two places of different kinds were set: one of them is a mistake.
+    has_two_places: bool,
     config: Config,
     #[cfg(feature = "tls")]
     tls: Tls,
 }
 
+/// Where Redis is, in the words that it was given in.
+#[derive(Clone)]
+enum Place {
+    Url(String),
+    Cluster(Vec<String>),
+    Sentinel(Vec<String>, String),
+    Quorum(Vec<String>),
+}
+
+impl Place {
+    fn target(&self) -> Result<Target, Error> {
+        match self {
+            Self::Url(url) => Target::parse(url),
+            Self::Cluster(nodes) => Target::cluster(nodes),
+            Self::Sentinel(sentinels, master) => Target::sentinel(sentinels, master),
+            Self::Quorum(urls) => Target::quorum(urls),
+        }
+    }
+}
+
 impl ClientBuilder {
-    /// Where Redis is; see [`Client::open`](crate::Client::open) for the forms. Needed.
-    pub fn url(mut self, url: impl Into<String>) -> Self {
-        self.url = Some(url.into());
+    /// Where Redis is; see [`Client::open`](crate::Client::open) for the forms. This or one of the
+    /// next three is needed, and no two of them.
+    pub fn url(self, url: impl Into<String>) -> Self {
+        self.at(Place::Url(url.into()))
+    }
+
+    fn at(mut self, place: Place) -> Self {
+        let is_another = |before: &Place| mem::discriminant(before) != mem::discriminant(&place);
+        self.has_two_places |= self.place.as_ref().is_some_and(is_another);
+        self.place = Some(place);
         self
     }
 
@@ -59,8 +88,43 @@ impl ClientBuilder {
     }
 
     /// Whether it is known where Redis is.
-    pub(crate) fn has_url(&self) -> bool {
-        self.url.is_some()
+    pub(crate) fn has_place(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// Where some nodes of a Redis Cluster are, who know the others: `host[:port]`, or a URL with
+    /// what is needed to log on to any node.
+    ///
+    /// ```no_run
+    /// # use leasehold::Client;
+    /// let client = Client::builder().cluster(["10.0.0.1:7000", "10.0.0.2:7000"]).build()?;
+    /// let nodes = ["rediss://ann:s3cret@n1.example", "rediss://ann:s3cret@n2.example"];
+    /// let client = Client::builder().cluster(nodes).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn cluster(self, nodes: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        let nodes = nodes.into_iter().map(Into::into).collect();
+        self.at(Place::Cluster(nodes))
+    }
+
+    /// Where the sentinels are, `host[:port]` or a URL with what is needed to log on to them, and
+    /// the name of the master, or a URL with the name in the host's place and what is needed to log
+    /// on to the master.
+    ///
+    /// ```no_run
+    /// # use leasehold::Client;
+    /// let client = Client::builder().sentinel(["10.0.0.1", "10.0.0.2"], "mymaster").build()?;
+    /// let master = "redis://ann:s3cret@mymaster/2";
+    /// let client = Client::builder().sentinel(["10.0.0.1", "10.0.0.2"], master).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn sentinel(
+        self,
+        sentinels: impl IntoIterator<Item = impl Into<String>>,
+        master: impl Into<String>,
+    ) -> Self {
+        let sentinels = sentinels.into_iter().map(Into::into).collect();
+        self.at(Place::Sentinel(sentinels, master.into()))
     }
 
     /// The certificate authorities to trust, as PEM: one certificate or several, one behind the other.
@@ -109,6 +173,12 @@ impl ClientBuilder {
             key: key.into(),
         });
         self
+    }
+
+    /// The servers of a quorum, instead of a [`url`](Self::url); see
+    /// [`Client::quorum`](crate::Client::quorum).
+    pub fn quorum<U: Into<String>>(self, urls: impl IntoIterator<Item = U>) -> Self {
+        self.at(Place::Quorum(urls.into_iter().map(Into::into).collect()))
     }
 
     /// How long a lease lasts unless renewed, for locks that do not set their own. Short: a crashed
@@ -201,13 +271,18 @@ impl ClientBuilder {
 
     /// The settings, if they can work.
     pub(crate) fn check(self) -> Result<(Config, Target), Error> {
-        let Some(url) = self.url else {
+        let Some(place) = self.place else {
             return Err(Error::Config(
                 "no URL was given: ClientBuilder::url(\"redis://…\")".into(),
             ));
         };
+        if self.has_two_places {
+            return Err(Error::Config(
+                "take only one of url, cluster, sentinel and quorum".into(),
+            ));
+        }
         self.config.check()?;
-        let target = Target::parse(&url)?;
+        let target = place.target()?;
         #[cfg(feature = "tls")]
         let target = target.with_tls(&self.tls)?;
         Ok((self.config, target))
@@ -217,7 +292,7 @@ impl ClientBuilder {
 impl fmt::Debug for ClientBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The URL may hold a password.
-        let target = self.url.as_deref().and_then(|url| Target::parse(url).ok());
+        let target = self.place.as_ref().and_then(|place| place.target().ok());
         let mut shown = f.debug_struct("ClientBuilder");
         shown.field("server", &target.map(|target| target.label()));
         #[cfg(feature = "tls")]

@@ -7,7 +7,6 @@ use std::time::Duration;
 use crate::builder::ClientBuilder;
 use crate::clock::Instant;
 use crate::error::Error;
-use crate::kind::Keys;
 use crate::list::{Held, list};
 use crate::mutex::Mutex;
 use crate::name::Name;
@@ -54,11 +53,39 @@ impl Client {
     /// a password of their own get it by `?sentinel_user=…&sentinel_pass=…`. The master is then
     /// whichever server they say it is, and is followed when it moves.
     ///
+    /// With Redis Cluster: `redis+cluster://[user:password@]host[:port],host[:port]`, some of its
+    /// nodes; the others are learnt from them. Each name is kept by the master of its slot, which is
+    /// followed when the slot moves or a replica takes over.
+    ///
     /// # Errors
     ///
     /// [`Error::Config`] if the URL cannot be used.
     pub fn open(url: &str) -> Result<Self, Error> {
         Self::builder().url(url).build()
+    }
+
+    /// A client of a quorum: several servers that know nothing of each other, each lock being held
+    /// by whoever has it on a majority of them (Redlock). No I/O. Each URL is one of a single server,
+    /// as for [`open`](Self::open), and every client must be given the same servers.
+    ///
+    /// A minority of the servers may be dead, hung or slow. See the
+    /// [crate's documentation](crate#a-quorum-of-servers) for what this gives and what not. Take an
+    /// odd number of servers, 3 or 5: an even one tolerates no more failures than one server less,
+    /// and is warned about. A quorum of one is allowed, for tests.
+    ///
+    /// ```no_run
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::quorum(["redis://one:6379", "redis://two:6379", "redis://three:6379"])?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if a URL cannot be used, is not one of a single server or is named twice,
+    /// or if there is none.
+    pub fn quorum<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Result<Self, Error> {
+        Self::builder().quorum(urls).build()
     }
 
     /// A client with the settings in the environment. No I/O.
@@ -94,12 +121,12 @@ impl Client {
 
     /// The lock called `name`. No I/O; two locks with one name are the same lock.
     pub fn mutex(&self, name: impl Into<Name>) -> Mutex {
-        let config = &self.shared().config;
-        let keys = Keys::new(name.into(), &config.key_prefix, &config.channel_prefix);
+        let keys = self.shared().keys(name.into());
         Mutex::new(Arc::clone(&self.core), Arc::new(keys))
     }
 
     /// Asks Redis for a sign of life, and says how long it took. Returns within the command timeout.
+    /// In a cluster it is enough that one of the masters gives one.
     ///
     /// # Errors
     ///
@@ -125,6 +152,9 @@ impl Client {
     /// beginning of all. For an operator: it goes through all keys of the database (`SCAN`, page by
     /// page, each within the command timeout), whatever the prefix. What is taken or released
     /// meanwhile may be in it or not.
+    ///
+    /// In a cluster it asks every master. Of a quorum it asks all servers, a minority of which need not
+    /// answer, and lists what a majority has.
     ///
     /// Every string key that begins with the [`key_prefix`](ClientBuilder::key_prefix) counts as a
     /// lock, and none that begins with `leasehold:`.
@@ -177,8 +207,8 @@ impl ClientBuilder {
     ///
     /// [`Error::Config`], naming the setting and what it expects.
     pub fn build(self) -> Result<Client, Error> {
-        let (config, address) = self.check()?;
-        let servers = Servers::new(address, &config)?;
+        let (config, deployment) = self.check()?;
+        let servers = Servers::new(deployment, &config)?;
         let shared = Shared::new(config, servers);
         Ok(Client {
             core: Arc::new(Core { shared }),

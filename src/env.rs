@@ -18,7 +18,7 @@ pub(crate) fn builder(
             None => Ok(None),
         }
     };
-    if builder.has_url() {
+    if builder.has_place() {
         // What is wrong with it by now is no variable's fault.
         builder.clone().check()?;
     } else {

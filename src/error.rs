@@ -184,9 +184,17 @@ impl std::error::Error for Error {
 /// What to do about an answer that people meet, with a leading separator.
 fn advice(answer: &str) -> &'static str {
     // The first that is found counts.
-    const ADVICE: [(&str, &str); 17] = [
+    const ADVICE: [(&str, &str); 19] = [
         // The rights that are needed were added to the answer, with names that may hold any word.
         (" needs +", ""),
+        (
+            "MOVED ",
+            "; this is a node of a cluster: use redis+cluster://…",
+        ),
+        (
+            "cluster support disabled",
+            "; this is no cluster: use redis://…",
+        ),
         (
             "OOM",
             "; Redis is at maxmemory: free some or raise it (held locks can still be released)",
@@ -289,6 +297,14 @@ impl Cause {
         match self.error.downcast_ref() {
             Some(error) if is_tls_refusal(error) => HANDSHAKE,
             _ => LOG_ON,
+        }
+    }
+
+    /// The same, of this one of several servers.
+    pub(crate) fn at(self, server: &str) -> Self {
+        Self {
+            is_silence: self.is_silence,
+            ..Self::text(format!("{server}: {self}"))
         }
     }
 

@@ -13,12 +13,15 @@ use crate::kind::Keys;
 use crate::lease::{Lease, Standing};
 use crate::lost::Lost;
 use crate::replicas::Replicas;
+use crate::server::Receipt;
 use crate::token::FencingToken;
 
 pub(crate) struct Hold {
     pub(crate) keys: Arc<Keys>,
     pub(crate) id: HolderId,
     pub(crate) token: FencingToken,
+    /// Which servers took it, where there are several.
+    pub(crate) receipt: Option<Arc<Receipt>>,
     /// Names this hold in the timer's order; two may be due at the same instant.
     pub(crate) serial: u64,
     /// Who must acknowledge its renewals.

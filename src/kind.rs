@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::holder::{Holder, HolderId};
 use crate::name::{Name, shown};
-use crate::scripts::{ACQUIRE, Arg, Call, INSPECT, RELEASE, RENEW, Reply};
+use crate::scripts::{ACQUIRE, Arg, Call, INSPECT, PROPOSE, RELEASE, RENEW, Reply};
+use crate::server::slots::{hash_tag, slot};
 use crate::token::FencingToken;
 
 /// A name, and what belongs to it in Redis.
@@ -14,8 +15,6 @@ pub(crate) struct Keys {
     pub(crate) name: Name,
     lock: Vec<u8>,
     fence: Vec<u8>,
-    /// Never exists; deleting it changes nothing but is refused by a replica.
-    none: Vec<u8>,
     pub(crate) channel: Vec<u8>,
 }
 
@@ -25,6 +24,10 @@ pub(crate) enum Acquired {
     Granted(FencingToken),
     /// Somebody else holds it: by this value, for so long, `None` without an end.
     Refused(Vec<u8>, Option<Duration>),
+    /// The fencing token that was proposed is not above this one.
+    TooLow(u64),
+    /// Of several servers some granted it and some did not, and nobody has a majority of them.
+    Split,
 }
 
 /// What a call about a lease found.
@@ -41,7 +44,6 @@ impl Keys {
         let channel = [channel_prefix.as_bytes(), name.as_bytes()].concat();
         Self {
             fence: beside(&lock, "fence"),
-            none: beside(&lock, "none"),
             lock,
             channel,
             name,
@@ -65,6 +67,23 @@ impl Keys {
         Ok(())
     }
 
+    /// Its slot, were it kept in a cluster.
+    pub(crate) fn slot(&self) -> u16 {
+        slot(&self.lock)
+    }
+
+    /// Errors when no cluster can keep this name: its keys would be in different slots.
+    pub(crate) fn check_slots(&self) -> Result<(), Error> {
+        if slot(&self.lock) == slot(&self.fence) {
+            return Ok(());
+        }
+        Err(Error::Config(format!(
+            "the keys of {} would be in different slots of the cluster: take the }} out of the name, or begin it \
+             with a hash tag such as {{x}}",
+            self.name
+        )))
+    }
+
     pub(crate) fn acquire<'a>(&'a self, id: &'a HolderId, ttl: Duration) -> Call<'a> {
         let args = [Arg::Bytes(id.as_str().as_bytes()), millis(ttl), Arg::Absent];
         Call {
@@ -72,6 +91,23 @@ impl Keys {
             keys: [&self.lock, &self.fence],
             args,
             replicas: None,
+            asking: false,
+        }
+    }
+
+    /// Acquires on one server of a quorum, under a token of the client's own.
+    pub(crate) fn propose<'a>(&'a self, id: &'a HolderId, ttl: Duration, token: u64) -> Call<'a> {
+        let args = [
+            Arg::Bytes(id.as_str().as_bytes()),
+            millis(ttl),
+            Arg::Number(token),
+        ];
+        Call {
+            script: &PROPOSE,
+            keys: [&self.lock, &self.fence],
+            args,
+            replicas: None,
+            asking: false,
         }
     }
 
@@ -79,9 +115,10 @@ impl Keys {
         let args = [Arg::Bytes(value), Arg::Bytes(&self.channel), Arg::Absent];
         Call {
             script: &RELEASE,
-            keys: [&self.lock, &self.none],
+            keys: [&self.lock, b""],
             args,
             replicas: None,
+            asking: false,
         }
     }
 
@@ -99,9 +136,10 @@ impl Keys {
         ];
         Call {
             script: &RENEW,
-            keys: [&self.lock, &self.none],
+            keys: [&self.lock, b""],
             args,
             replicas: None,
+            asking: false,
         }
     }
 
@@ -111,6 +149,7 @@ impl Keys {
             keys: [&self.lock, &self.fence],
             args: Default::default(),
             replicas: None,
+            asking: false,
         }
     }
 }
@@ -129,6 +168,8 @@ impl Acquired {
                 [Reply::Int(0), Reply::Nil, Reply::Int(ttl)] => {
                     Some(Self::Refused(Vec::new(), remaining(*ttl)))
                 }
+                [Reply::Int(2), Reply::Int(last)] => Some(Self::TooLow(u64::try_from(*last).ok()?)),
+                [Reply::Int(3)] => Some(Self::Split),
                 _ => None,
             },
             _ => None,
@@ -190,20 +231,11 @@ fn millis(ttl: Duration) -> Arg<'static> {
 /// lock key, since no lock key begins with `leasehold:`.
 fn beside(lock: &[u8], what: &str) -> Vec<u8> {
     let what = what.as_bytes();
-    if has_hash_tag(lock) {
+    if hash_tag(lock).is_some() {
         [b"leasehold:", what, b":", lock].concat()
     } else {
         [b"leasehold:", what, b":{", lock, b"}"].concat()
     }
-}
-
-/// Whether a cluster hashes only what stands between the key's first braces.
-fn has_hash_tag(key: &[u8]) -> bool {
-    let Some(open) = key.iter().position(|&b| b == b'{') else {
-        return false;
-    };
-    let tag = key.iter().skip(open + 1).position(|&b| b == b'}');
-    tag.is_some_and(|length| length > 0)
 }
 
 #[cfg(test)]
@@ -227,6 +259,30 @@ mod tests {
         assert_eq!(keys("{u1}:a").fence, b"leasehold:fence:lock:{u1}:a");
         assert_eq!(keys("{}a").fence, b"leasehold:fence:{lock:{}a}");
         assert_eq!(keys("a{b").fence, b"leasehold:fence:{lock:a{b}");
+    }
+
+    /// All names of up to seven characters of these: what a cluster cannot keep is refused, and that
+    /// is only what has a closing brace and no hash tag.
+    #[test]
+    fn all_keys_of_a_name_are_in_one_slot_or_the_name_is_refused() {
+        let mut names = vec![String::new()];
+        for _ in 0..7 {
+            let longer = |name: &String| ["a", "{", "}"].map(|next| format!("{name}{next}"));
+            names = names.iter().flat_map(longer).collect();
+            for name in &names {
+                for prefix in ["lock:", "", "{t}", "}", "{"] {
+                    let keys = Keys::new(name.as_str().into(), prefix, "r:");
+                    let lock = [prefix, name].concat();
+                    let can_be = !lock.contains('}') || hash_tag(lock.as_bytes()).is_some();
+                    assert_eq!(keys.check_slots().is_ok(), can_be, "{lock}");
+                }
+            }
+        }
+        let error = keys("a}b").check_slots().unwrap_err().to_string();
+        assert!(
+            error.contains("a}b") && error.contains("hash tag"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -61,7 +61,14 @@
 //! - **With Sentinel**, an old master that is alive but cut off goes on granting locks to whoever
 //!   reaches it, for as long as it does not know that it was replaced. A sentinel that is behind may
 //!   send a new client there.
-//! - **Redis Cluster and quorums of servers** are not supported yet.
+//! - **In a cluster** a master that is cut off goes on granting locks to whoever reaches it, until its
+//!   `cluster-node-timeout` is over. A client that holds locks there, and neither waits for any nor
+//!   takes or releases one, notices a failover at its next renewal. Every release is broadcast to all nodes (by `PUBLISH`: a sharded
+//!   channel would lie in another slot than the lock). While a slot is on its way to another node,
+//!   what is held in it stays held, renewed and released, but a free name cannot be taken as long as
+//!   its keys are apart: calls wait for that, within their deadlines. A name with a `}` and no hash
+//!   tag is an [`Error::Config`]: its keys would be in different slots.
+//! - **A quorum** breaks with [a server that forgets](#limits-of-a-quorum).
 //! - **A reply that trickles in byte by byte** can overrun a deadline: a socket's timeout counts from
 //!   the last byte.
 //! - **A name server that lies** can send you to another Redis; with TLS (`rediss://`) it cannot.
@@ -87,6 +94,53 @@
 //! [`Client::list`] needs `+scan` too, and [`Mutex::waiting`] `+pubsub|numsub`: no right that locking needs.
 //! The README has the user of an operator, and says what else can be spared, and what a user of the sentinels needs.
 //!
+//! # A quorum of servers
+//!
+//! [`Client::quorum`] takes several servers that know nothing of each other (Redlock). A lock is held by whoever has it on
+//! a majority of all of them; validity counts from before the first was asked. All are asked in one go, and the call is
+//! over once enough answers are in, the fastest server's first. A minority may be dead, hung or slow: one that does not
+//! answer costs one timeout, is left aside from then on, and has its vote again once it answers a probe. A lease is renewed,
+//! and known to be lost, by a majority of all. With fewer than a majority there, every call is an [`Error::Unreachable`]
+//! within its deadline, and what it took is given back.
+//!
+//! What it gives: no single server can stop the locks, and no failover is needed. What it does not: safety against a server
+//! that forgets. Let each keep its data (`appendonly yes`, `appendfsync always`), or start it again no sooner than the longest
+//! ttl after it went down. The servers must be independent: no replicas of each other, not on one machine. All clients must
+//! be given the same ones. Take 3 or 5: of an even number no more may fail than of one server less (a warning says so).
+//!
+//! ## Why tokens rise over a quorum
+//!
+//! The servers know nothing of each other, so the client proposes the token: its clock in
+//! microseconds, moved ahead of every counter it has heard of. A server grants a proposal only if nobody has the key there and
+//! the token is above its counter; in the same step it keeps the token as its new counter, with the whole block that local
+//! hand-offs may use. To hold the lock is to have been granted one token under one holder id by a majority of all servers.
+//!
+//! * Any two majorities share a server. That server granted to both holders, one after the other, and by then its counter had
+//!   reached all of the first one's tokens: the second one's are higher.
+//! * Without expiry before its time and without forgetting, the first one's key kept the shared server from granting while
+//!   its lease was valid. So there is one holder at a time, and tokens rise in the order in which holders come to hold.
+//!   Validity counts from before the request was sent, so it ends no later than any key that was granted to it; a renewal
+//!   counts only if a majority of *all* servers renewed, so there is still a server in it that anybody else would need.
+//! * A proposal that is too low at one server is given up and undone everywhere, and made again with a higher token and a
+//!   fresh id. Votes of two ids, or for two tokens, do not add up: no one of them may have come from a majority.
+//!
+//! ## Limits of a quorum
+//!
+//! * *A key that expires early* (a server's clock jumps ahead; eviction; deletion by hand) can make two holders. Their tokens
+//!   still differ, whoever asks for the lock after another came to hold it still gets a higher token, and the one that the
+//!   shared server granted last has the higher one: a fenced resource that has seen it refuses the other. The one that is
+//!   superseded may be the last to learn of its majority, so "who was told last" and "whose token is higher" can then differ.
+//!   A token handed on locally is as old as the lease that it belongs to.
+//! * *A server that forgets* (restarts empty, FLUSHALL, an old snapshot, failover to a replica that lagged) breaks both
+//!   promises, and one is enough: A is granted by 1 and 2, server 1 restarts, B is granted by 1 and 3, and nothing there is
+//!   above B's token. What is left is that tokens follow the clients' clocks, and rise as far as those agree. A server that
+//!   stays away for the longest ttl keeps exclusion; only one that keeps its data (`appendfsync always`) keeps the fence too.
+//! * Counters live for a day after the last grant: one set by a clock more than a day ahead can expire before others reach it.
+//! * Clocks must run at the same pace, but for the drift taken off validity; a pause between check and write leaves the fence.
+//!
+//! `tests/quorum_model` searches three servers and two to three attempts exhaustively. It finds no counter-example within the
+//! promises, and it does find one for early expiry, for a server that forgets, and for each of eight mistakes made on purpose.
+//!
 //! # Choosing a ttl
 //!
 //! With renewal on, as it is unless switched off, the ttl is not how long the work may take but how
@@ -100,16 +154,17 @@
 //!
 //! # Threads
 //!
-//! A client has no thread until its first lock is taken. From then on:
+//! A client has no thread until its first lock is taken. From then on, in a cluster with an io and a
+//! subscriber thread for each master in use:
 //!
 //! | thread | from | what it does |
 //! |---|---|---|
 //! | `leasehold-timer` | the first lock | keeps the leases' deadlines, says what to renew; no I/O |
-//! | `leasehold-io` | the first lock | renewals in batches, repeated releases; a connection of its own |
-//! | `leasehold-subscriber` | the first waiter | hears releases; a connection of its own |
+//! | `leasehold-io` | the first lock | renewals in batches, repeated releases; a connection of its own; one for each server of a quorum |
+//! | `leasehold-subscriber` | the first waiter | hears releases; a connection of its own; one for each server of a quorum |
 //! | `leasehold-sentinel` | the first lock, where there are sentinels | one for each: hears when the master moves |
 //! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |
-//! | `leasehold-dial` | only while connecting | makes connections |
+//! | `leasehold-dial` | only while connecting, or looking for who keeps the slots of a cluster | makes connections |
 //!
 //! Never one per lock. The last client, lock or guard to be dropped ends and joins them.
 //!
@@ -119,7 +174,7 @@
 //! `trace_id` as key-values:
 //!
 //! - ERROR: a callback panicked.
-//! - WARN: the master has moved; a lease was lost or had ended before its release; a release was not confirmed or was
+//! - WARN: a quorum has an even number of servers; the master has moved; a lease was lost or had ended before its release; a release was not confirmed or was
 //!   forced; releases are not heard, or cannot be announced; a thread waits for itself (debug builds).
 //! - INFO: nothing.
 //! - DEBUG: every lock taken, waited for, renewed and released; connections that failed.

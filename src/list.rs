@@ -8,8 +8,8 @@ use crate::error::Error;
 use crate::holder::Holder;
 use crate::kind::{Keys, read_holder};
 use crate::name::Name;
-use crate::scripts::Call;
-use crate::server::{Fault, Server, Wire};
+use crate::scripts::{Call, Reply};
+use crate::server::{Fault, Lane, Server, Wire};
 use crate::threads::Shared;
 
 /// How many names are asked about in one write.
@@ -35,40 +35,84 @@ impl Held {
     }
 }
 
-/// Asks each server page by page, and about what it found there.
+/// Asks each server page by page, and about what it found there. Of a quorum's, a minority need not
+/// answer.
 pub(crate) fn list(shared: &Shared, prefix: &[u8]) -> Result<Vec<Held>, Error> {
     let key_prefix = shared.config.key_prefix.as_bytes();
     let pattern = [glob(key_prefix), glob(prefix), b"*".to_vec()].concat();
     let mut found = BTreeMap::new();
-    for server in shared.servers.all() {
-        let mut cursor = b"0".to_vec();
-        let mut wire = None;
-        loop {
-            let (next, page) = twice(shared, |until| server.scan(&cursor, &pattern, until))?;
-            let names: Vec<Keys> = page
-                .iter()
-                .filter_map(|key| named(key, &shared.config))
-                // A scan may tell of a key twice.
-                .filter(|keys| !found.contains_key(&keys.name))
-                .collect();
-            for names in names.chunks(TOGETHER) {
-                let holders = twice(shared, |until| holders(&server, &mut wire, names, until))?;
-                for (keys, holder) in names.iter().zip(holders) {
-                    if let Some(holder) = holder {
-                        found.insert(keys.name.clone(), holder);
-                    }
-                }
-            }
-            cursor = next;
-            if cursor == b"0" {
-                break;
-            }
+    let size = shared.servers.size();
+    let mut may_fail = size.all - size.needed;
+    for server in twice(shared, |until| shared.servers.all(until))? {
+        match collect(shared, &server, &pattern, &mut found) {
+            Err(error) if error.is_unreachable() && may_fail > 0 => may_fail -= 1,
+            outcome => outcome?,
         }
     }
-    let held = found
-        .into_iter()
-        .map(|(name, holder)| Held { name, holder });
-    Ok(held.collect())
+    let held = found.into_iter();
+    let held = held.filter_map(|(name, holder)| Some((name, holder?)));
+    Ok(held.map(|(name, holder)| Held { name, holder }).collect())
+}
+
+/// What one server knows; a name that was found before is not asked about again.
+fn collect(
+    shared: &Shared,
+    server: &Server,
+    pattern: &[u8],
+    found: &mut BTreeMap<Name, Option<Holder>>,
+) -> Result<(), Error> {
+    let mut cursor = b"0".to_vec();
+    let mut wire = None;
+    loop {
+        let (next, page) = twice(shared, |until| server.scan(&cursor, pattern, until))?;
+        let names: Vec<Keys> = page
+            .iter()
+            .filter_map(|key| named(key, &shared.config))
+            // A scan may tell of a key twice, and of one that was never a lock here.
+            .filter(|keys| !found.contains_key(&keys.name) && shared.servers.check(keys).is_ok())
+            .collect();
+        for names in names.chunks(TOGETHER) {
+            let holders = twice(shared, |until| {
+                if shared.servers.size().all > 1 {
+                    return names.iter().map(|keys| by_majority(shared, keys)).collect();
+                }
+                holders(shared, server, &mut wire, names, until)
+            })?;
+            for (keys, holder) in names.iter().zip(holders) {
+                found.insert(keys.name.clone(), holder);
+            }
+        }
+        cursor = next;
+        if cursor == b"0" {
+            return Ok(());
+        }
+    }
+}
+
+/// Who holds a name of a quorum. One that no majority can tell of now, as a minority has it and another
+/// does not answer, is nobody's as far as is known; that a majority answers at all is seen by scanning.
+fn by_majority(shared: &Shared, keys: &Keys) -> Result<Option<Holder>, Fault> {
+    // Each has its own time: one that cannot be told takes nothing from the next.
+    let until = Instant::now().after(shared.servers.command_timeout());
+    match holder(shared, keys, until) {
+        Err(Fault::NotNow(_) | Fault::NoAnswer(_)) => Ok(None),
+        holder => holder,
+    }
+}
+
+/// Who holds a name, by the word of whoever keeps it.
+fn holder(shared: &Shared, keys: &Keys, until: Instant) -> Result<Option<Holder>, Fault> {
+    let answer = shared.servers.call(keys.inspect(), until, Lane::Capped);
+    known(answer)
+}
+
+fn known(answer: Result<Reply, Fault>) -> Result<Option<Holder>, Fault> {
+    match answer {
+        Ok(reply) => Ok(read_holder(reply).flatten()),
+        // Something else by now than the string that was found: no lock.
+        Err(Fault::Never(Error::WrongType { .. })) => Ok(None),
+        Err(fault) => Err(fault),
+    }
 }
 
 /// Asks once more where there was no answer: it changes nothing, so a connection that had died
@@ -86,6 +130,7 @@ fn twice<T>(shared: &Shared, mut ask: impl FnMut(Instant) -> Result<T, Fault>) -
 /// Who holds these names, by one write to the server that they were found on. The connection is kept
 /// for the next.
 fn holders(
+    shared: &Shared,
     server: &Server,
     wire: &mut Option<Wire>,
     names: &[Keys],
@@ -98,12 +143,14 @@ fn holders(
     let calls: Vec<Call<'_>> = names.iter().map(Keys::inspect).collect();
     let (answers, usable) = server.batch(&mut used, &calls);
     *wire = Some(used).filter(|_| usable);
-    let holders = answers.into_iter().map(|answer| match answer {
-        Ok(reply) => Ok(read_holder(reply).flatten()),
-        // Something else by now than the string that was found: no lock.
-        Err(Fault::Never(Error::WrongType { .. })) => Ok(None),
-        Err(fault) => Err(fault),
-    });
+    let holders = answers
+        .into_iter()
+        .zip(names)
+        .map(|(answer, keys)| match answer {
+            // Its slot is moving.
+            Err(Fault::Elsewhere(..)) => holder(shared, keys, until),
+            answer => known(answer),
+        });
     holders.collect()
 }
 

@@ -274,6 +274,7 @@ impl Mutex {
     pub fn inspect(&self) -> Result<Option<Holder>, Error> {
         let shared = &self.core.shared;
         self.keys.check()?;
+        shared.servers.check(&self.keys)?;
         shared.check_open()?;
         let until = Instant::now().after(shared.servers.command_timeout());
         let call = || {

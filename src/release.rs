@@ -8,7 +8,7 @@ use crate::hold::Hold;
 use crate::kind::Found;
 use crate::lease::{Lease, Standing};
 use crate::lost::Lost;
-use crate::server::{Fault, Lane};
+use crate::server::{Fault, Lane, Stake};
 use crate::threads::Shared;
 use crate::undo::Undo;
 use crate::wait::RECONNECT;
@@ -74,8 +74,12 @@ fn ask_until_answered(shared: &Shared, hold: &Hold, deadline: Instant) -> Result
     let mut may_have_run = false;
     loop {
         let call = hold.keys.release(hold.id.as_str().as_bytes());
-        let cause = match shared.servers.call(call, deadline, Lane::Free) {
-            Ok(reply) => match Found::read(&reply) {
+        let stake = stake(hold);
+        let answer = shared
+            .servers
+            .call_or_undo(call, deadline, Lane::Free, Some(&stake));
+        let cause = match answer {
+            Ok((reply, _)) => match Found::read(&reply) {
                 Some(Found::Ours) => return Ok(Unlocked::Released),
                 Some(_) if may_have_run => return Ok(Unlocked::Released),
                 Some(_) if !hold.lease(|lease| lease.covers(Instant::now())) => {
@@ -86,7 +90,7 @@ fn ask_until_answered(shared: &Shared, hold: &Hold, deadline: Instant) -> Result
                 None => Cause::text("the release script gave an answer that is not its own"),
             },
             Err(Fault::Unsafe(error) | Fault::Never(error)) => return Err(error),
-            Err(Fault::NotNow(cause)) => cause,
+            Err(Fault::NotNow(cause) | Fault::Elsewhere(_, cause)) => cause,
             Err(Fault::NoAnswer(cause)) => {
                 may_have_run = true;
                 cause
@@ -116,10 +120,10 @@ fn again(hold: &Hold) -> Undo {
 }
 
 /// The holder lets go of what it had lost. Its key may still be there, for the time that two clocks
-/// may differ by or after `max_hold`: nobody needs it any more.
+/// may differ by, after `max_hold`, or on a minority of servers: nobody needs it any more.
 fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
     shared.tell_loss(hold);
-    if matches!(lost, Lost::Expired | Lost::MaxHold) {
+    if matches!(lost, Lost::Expired | Lost::MaxHold) || hold.receipt.is_some() {
         repeat(shared, hold);
     }
     log::warn!(
@@ -137,11 +141,21 @@ pub(crate) fn abandon(shared: &Shared, hold: &Arc<Hold>, until: Instant) {
     shared.timer.forget(hold);
     shared.waiters.ended(&hold.keys.name, &hold.id, true);
     // Where this fails the ttl ends it.
-    let _ = shared.servers.call(
+    let _ = shared.servers.call_or_undo(
         hold.keys.release(hold.id.as_str().as_bytes()),
         until,
         Lane::Free,
+        Some(&stake(hold)),
     );
+}
+
+fn stake(hold: &Hold) -> Stake<'_> {
+    Stake {
+        keys: &hold.keys,
+        id: &hold.id,
+        ttl: hold.lease(|lease| lease.ttl()),
+        receipt: hold.receipt.as_ref(),
+    }
 }
 
 fn log(hold: &Hold, outcome: &str, error: Option<&Error>) {

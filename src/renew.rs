@@ -48,7 +48,9 @@ pub(crate) fn extend(shared: &Shared, hold: &Arc<Hold>, ttl: Duration) -> Result
     hold.stand(now);
     hold.answered(|lease| match (found, &answer) {
         (Some(Found::Ours), _) => lease.extended(sent, now, ttl),
-        (_, Err(Fault::NotNow(_) | Fault::Never(_))) => lease.not_extended(now, before),
+        (_, Err(Fault::NotNow(_) | Fault::Elsewhere(..) | Fault::Never(_))) => {
+            lease.not_extended(now, before)
+        }
         _ => lease.unanswered(now, ttl),
     });
     match found {
@@ -89,7 +91,7 @@ fn outcome(
             "the renew script gave an answer that is not its own",
         ))),
         (None, Err(Fault::Unsafe(error) | Fault::Never(error))) => Err(error),
-        (None, Err(Fault::NotNow(cause) | Fault::NoAnswer(cause))) => {
+        (None, Err(Fault::NotNow(cause) | Fault::NoAnswer(cause) | Fault::Elsewhere(_, cause))) => {
             Err(shared.servers.unreachable(cause))
         }
     }

@@ -31,18 +31,23 @@ macro_rules! script {
 }
 
 pub(crate) static ACQUIRE: Script = script!("acquire", "get", "time", "set", "del", "pttl");
-pub(crate) static RELEASE: Script = script!("release", "get", "del");
-pub(crate) static RENEW: Script = script!("renew", "get", "pttl", "pexpire", "del");
+pub(crate) static PROPOSE: Script = script!("propose", "get", "set", "del", "pttl");
+pub(crate) static RELEASE: Script = script!("release", "get", "del", "pttl", "pexpire", "set");
+pub(crate) static RENEW: Script = script!("renew", "get", "pttl", "pexpire", "set", "del");
 pub(crate) static INSPECT: Script = script!("inspect", "get", "pttl");
 
 /// One call of a script, ready to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call<'a> {
     pub(crate) script: &'static Script,
+    /// The second is empty where there is none.
     pub(crate) keys: [&'a [u8]; 2],
     pub(crate) args: [Arg<'a>; 3],
     /// Who must have acknowledged it, by a command behind it in the same write.
     pub(crate) replicas: Option<Replicas>,
+    /// ASKING goes before it, and is answered before it: for a node of a cluster that is only about
+    /// to get the slot.
+    pub(crate) asking: bool,
 }
 
 /// An argument of a call; the absent ones are the last.
@@ -58,6 +63,10 @@ impl Call<'_> {
     /// The same call, which counts when so many replicas have acknowledged it.
     pub(crate) fn acknowledged_by(self, replicas: Option<Replicas>) -> Self {
         Self { replicas, ..self }
+    }
+
+    pub(crate) fn asking(self, asking: bool) -> Self {
+        Self { asking, ..self }
     }
 
     /// Appends the call by the script's digest: what is sent first.
@@ -81,13 +90,16 @@ impl Call<'_> {
     }
 
     fn pack(&self, verb: &str, script: &str, buffer: &mut Vec<u8>) {
+        if self.asking {
+            redis::cmd("ASKING").write_packed_command(buffer);
+        }
         // Roomy enough for usual names, so that building the command allocates twice.
         let mut command = redis::Cmd::with_capacity(8, 256);
-        command
-            .arg(verb)
-            .arg(script)
-            .arg(self.keys.len())
-            .arg(&self.keys[..]);
+        let keys = self.keys.iter().filter(|key| !key.is_empty());
+        command.arg(verb).arg(script).arg(keys.clone().count());
+        for key in keys {
+            command.arg(*key);
+        }
         for arg in &self.args {
             match arg {
                 Arg::Bytes(bytes) => command.arg(bytes),
@@ -156,6 +168,7 @@ mod tests {
             keys: [b"k", b"n"],
             args,
             replicas: None,
+            asking: false,
         };
         let mut sent = Vec::new();
         call.pack_by_sha(&mut sent);
@@ -164,6 +177,13 @@ mod tests {
         let mut sent = Vec::new();
         call.pack_by_source(&mut sent);
         assert!(sent.starts_with(b"*7\r\n$4\r\nEVAL\r\n"));
+        let call = Call {
+            keys: [b"k", b""],
+            ..call
+        };
+        let mut sent = Vec::new();
+        call.asking(true).pack_by_sha(&mut sent);
+        assert!(sent.starts_with(b"*1\r\n$6\r\nASKING\r\n*6\r\n$7\r\nEVALSHA\r\n"));
     }
 
     fn called(source: &str) -> Vec<String> {

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
+use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::kind::{Found, Keys};
+use crate::server::{Counted, Size, Tally};
 use crate::wait::{Backoff, RECONNECT};
 
 /// Between repetitions while Redis answers that the key is not there: it may yet come, but if it
@@ -17,7 +19,7 @@ const NOT_THERE: Backoff =
     Backoff::new(Duration::from_millis(50), Duration::from_secs(5)).jitter(0.3);
 
 /// A release that is not yet sure.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Undo {
     pub(crate) keys: Arc<Keys>,
     pub(crate) id: HolderId,
@@ -31,14 +33,49 @@ pub(crate) struct Undo {
     not_ours: u32,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Purpose {
     /// Undoes an acquire that may yet run, so that finding nothing proves nothing.
     Acquire,
     /// Repeats the release of a lease that was held, of which any answer is the end.
     Release,
     /// The same, for somebody who wants to know how it ended.
-    Told(Sender<Found>),
+    Told(Arc<Told>),
+}
+
+/// Where the servers' findings about a release are counted, for somebody who wants to know how it
+/// ended.
+#[derive(Debug)]
+pub(crate) struct Told {
+    /// `None` once it was told.
+    open: Mutex<Option<(Tally, Sender<Found>)>>,
+}
+
+impl Told {
+    pub(crate) fn new(size: Size, told: Sender<Found>) -> Self {
+        Self {
+            open: Mutex::new(Some((Tally::new(size), told))),
+        }
+    }
+
+    /// A server has found this.
+    pub(crate) fn found(&self, found: Found) {
+        let mut slot = self.open.lock();
+        let Some((tally, _)) = slot.as_mut() else {
+            return;
+        };
+        tally.count(Some(found), &[]);
+        let found = match tally.outcome() {
+            Some(Counted::Ours) => Found::Ours,
+            Some(Counted::Nobody) => Found::Nobody,
+            Some(Counted::Another(_)) => Found::Another,
+            Some(Counted::Unknown) | None => return,
+        };
+        if let Some((_, told)) = slot.take() {
+            // Whoever asked may have run out of time.
+            let _ = told.send(found);
+        }
+    }
 }
 
 impl Undo {
@@ -51,7 +88,7 @@ impl Undo {
     }
 
     /// What was found is sent to `told`; nothing, if it never was sure.
-    pub(crate) fn told(keys: Arc<Keys>, id: HolderId, until: Instant, told: Sender<Found>) -> Self {
+    pub(crate) fn told(keys: Arc<Keys>, id: HolderId, until: Instant, told: Arc<Told>) -> Self {
         Self::new(keys, id, until, Purpose::Told(told))
     }
 
@@ -78,8 +115,7 @@ impl Undo {
             (Some(found), Purpose::Told(told)) => {
                 // An earlier try without an answer may be what removed the key.
                 let found = if self.missing > 0 { Found::Ours } else { found };
-                // Whoever asked may have run out of time.
-                let _ = told.send(found);
+                told.found(found);
                 return true;
             }
             (Some(_), Purpose::Acquire) => {
@@ -115,8 +151,12 @@ impl Released {
         self.last.push_back(undo);
     }
 
-    pub(crate) fn take(&mut self) -> VecDeque<Undo> {
-        std::mem::take(&mut self.last)
+    pub(crate) fn take(&mut self, is_moved: impl Fn(&Keys) -> bool) -> Vec<Undo> {
+        let (moved, rest) = std::mem::take(&mut self.last)
+            .into_iter()
+            .partition::<Vec<_>, _>(|undo| is_moved(&undo.keys));
+        self.last = rest.into();
+        moved
     }
 }
 
@@ -168,8 +208,8 @@ mod tests {
         for _ in 0..=Released::MOST {
             released.note(Undo::of_release(Arc::clone(&keys), id.clone(), until));
         }
-        assert_eq!(released.take().len(), Released::MOST);
-        assert!(released.take().is_empty());
+        assert_eq!(released.take(|_| true).len(), Released::MOST);
+        assert!(released.take(|_| true).is_empty());
     }
 
     #[test]
@@ -179,13 +219,14 @@ mod tests {
             Undo::of_release(Arc::clone(&keys), id.clone(), until)
                 .is_over(until, Some(Found::Another))
         );
-        let (told, answers) = unbounded();
+        let (sender, answers) = unbounded();
+        let told = || Arc::new(Told::new(Size::of(1), sender.clone()));
         assert!(
-            Undo::told(Arc::clone(&keys), id.clone(), until, told.clone())
+            Undo::told(Arc::clone(&keys), id.clone(), until, told())
                 .is_over(until, Some(Found::Nobody))
         );
         assert_eq!(answers.recv(), Ok(Found::Nobody));
-        let mut twice = Undo::told(keys, id, until, told);
+        let mut twice = Undo::told(keys, id, until, told());
         assert!(!twice.is_over(until, None));
         assert!(twice.is_over(until, Some(Found::Nobody)));
         assert_eq!(answers.recv(), Ok(Found::Ours), "the first try removed it");

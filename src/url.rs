@@ -23,6 +23,16 @@ pub(crate) enum Target {
     Server(Address),
     /// Whichever server the sentinels say is the master.
     Sentinel(Sentinel),
+    /// The masters of a cluster.
+    Cluster(Nodes),
+    /// Several independent servers, a majority of which decides.
+    Quorum(Vec<Address>),
+}
+
+/// Some nodes of a cluster, who know the others, and how to log on to any of them.
+pub(crate) struct Nodes {
+    pub(crate) seeds: Vec<Address>,
+    data: ConnectionInfo,
 }
 
 /// The sentinels of a master, and how to log on to it.
@@ -36,9 +46,12 @@ pub(crate) struct Sentinel {
 impl Target {
     /// Reads a URL of any of our kinds.
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
-        match url.split_once("+sentinel://") {
-            Some((scheme, rest)) => Sentinel::parse(scheme, rest).map(Self::Sentinel),
-            None => Address::parse(url).map(Self::Server),
+        if let Some((scheme, rest)) = url.split_once("+sentinel://") {
+            Sentinel::parse(scheme, rest).map(Self::Sentinel)
+        } else if let Some((scheme, rest)) = url.split_once("+cluster://") {
+            Nodes::parse(scheme, rest).map(Self::Cluster)
+        } else {
+            Address::parse(url).map(Self::Server)
         }
     }
 
@@ -54,6 +67,11 @@ impl Target {
                     .map(|address| &mut address.info);
                 sentinels.chain([&mut sentinel.data]).collect()
             }
+            Self::Cluster(nodes) => {
+                let seeds = nodes.seeds.iter_mut().map(|address| &mut address.info);
+                seeds.chain([&mut nodes.data]).collect()
+            }
+            Self::Quorum(addresses) => addresses.iter_mut().map(|one| &mut one.info).collect(),
         }
     }
 
@@ -69,13 +87,135 @@ impl Target {
         Ok(self)
     }
 
+    /// Several independent servers.
+    pub(crate) fn quorum(urls: &[String]) -> Result<Self, Error> {
+        let parse = |url: &String| {
+            match Self::parse(url)? {
+            Self::Server(address) => Ok(address),
+            _ => Err(Error::Config(
+                "a quorum is made of single servers: a URL of sentinels or of a cluster cannot be one of them"
+                    .into(),
+            )),
+        }
+        };
+        let addresses = urls.iter().map(parse).collect::<Result<_, _>>()?;
+        Ok(Self::Quorum(addresses))
+    }
+
+    /// A cluster, by some of its nodes.
+    pub(crate) fn cluster(nodes: &[String]) -> Result<Self, Error> {
+        let parse = |node: &String| match node.contains("://") {
+            true => Address::parse(node),
+            false => Address::parse(&format!("redis://{node}")),
+        };
+        let seeds = nodes.iter().map(parse).collect::<Result<_, _>>()?;
+        Nodes::of(seeds).map(Self::Cluster)
+    }
+
+    /// A master, by its sentinels.
+    pub(crate) fn sentinel(sentinels: &[String], master: &str) -> Result<Self, Error> {
+        let (scheme, rest) = master.split_once("://").unwrap_or(("redis", master));
+        let (user, name) = rest.rsplit_once('@').unwrap_or(("", rest));
+        let (name, db) = name.split_once('/').unwrap_or((name, ""));
+        if sentinels.is_empty() {
+            return Err(sentinel_config("it names no sentinel"));
+        }
+        if name.is_empty() {
+            return Err(sentinel_config("it names no master"));
+        }
+        let parse = |sentinel: &String| {
+            let (scheme, rest) = sentinel.split_once("://").unwrap_or((scheme, sentinel));
+            Address::parse(&format!("{scheme}://{}", with_sentinel_port(rest)))
+        };
+        let at = if user.is_empty() { "" } else { "@" };
+        Ok(Self::Sentinel(Sentinel {
+            sentinels: sentinels.iter().map(parse).collect::<Result<_, _>>()?,
+            master: name.to_owned(),
+            data: Address::parse(&format!("{scheme}://{user}{at}master/{db}"))?.info,
+        }))
+    }
+
     /// For people: no user, no password.
     pub(crate) fn label(&self) -> String {
         match self {
             Self::Server(address) => address.label.clone(),
             Self::Sentinel(sentinel) => sentinel.label(),
+            Self::Cluster(nodes) => nodes.label(),
+            Self::Quorum(addresses) => {
+                let labels: Vec<&str> = addresses.iter().map(|one| one.label.as_str()).collect();
+                format!("quorum of {}", labels.join(", "))
+            }
         }
     }
+}
+
+impl Nodes {
+    /// Reads what follows the scheme: `[user:password@]host[:port],…[/][?…]`.
+    fn parse(scheme: &str, rest: &str) -> Result<Self, Error> {
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, db) = place.split_once('/').unwrap_or((place, ""));
+        let (user, hosts) = match authority.rsplit_once('@') {
+            Some((user, hosts)) => (format!("{user}@"), hosts),
+            None => (String::new(), authority),
+        };
+        let parse = |host: &str| Address::parse(&format!("{scheme}://{user}{host}/{db}?{query}"));
+        Self::of(hosts.split(',').map(parse).collect::<Result<_, _>>()?)
+    }
+
+    /// The nodes of a cluster that is asked at any of `seeds`.
+    fn of(seeds: Vec<Address>) -> Result<Self, Error> {
+        let Some(first) = seeds.first() else {
+            return Err(cluster_config("it names no node"));
+        };
+        let logon = |seed: &Address| {
+            let redis = seed.info.redis_settings();
+            let has_tls = matches!(seed.info.addr(), ConnectionAddr::TcpTls { .. });
+            let user = redis.username().map(str::to_owned);
+            (user, redis.password().map(str::to_owned), has_tls)
+        };
+        for seed in &seeds {
+            if seed.info.redis_settings().db() != 0 {
+                return Err(cluster_config("a cluster has no database but 0"));
+            }
+            if let ConnectionAddr::Unix(_) = seed.info.addr() {
+                return Err(cluster_config("a node of a cluster has a host and a port"));
+            }
+            if logon(seed) != logon(first) {
+                return Err(cluster_config(
+                    "all nodes of a cluster have the same user, password and TLS",
+                ));
+            }
+        }
+        let data = first.info.clone();
+        Ok(Self { seeds, data })
+    }
+
+    fn label(&self) -> String {
+        format!("cluster {}", labels(&self.seeds))
+    }
+
+    /// Where each seed is.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (String, u16)> {
+        self.seeds.iter().filter_map(|seed| match seed.info.addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                Some((host.clone(), *port))
+            }
+            _ => None,
+        })
+    }
+
+    /// A node, at the address that another one gave.
+    pub(crate) fn at(&self, host: &str, port: u16) -> Address {
+        let info = at(&self.data, host, port);
+        let label = label(info.addr());
+        Address { info, label }
+    }
+}
+
+fn cluster_config(what: &str) -> Error {
+    Error::Config(format!(
+        "the URL cannot be used: {what}; expected redis+cluster://[user:password@]host[:port],host[:port]"
+    ))
 }
 
 impl Sentinel {
@@ -104,13 +244,8 @@ impl Sentinel {
         let protocol =
             value("protocol").map_or_else(String::new, |protocol| format!("?protocol={protocol}"));
         let data = Address::parse(&format!("{scheme}://{user}master/{db}{protocol}"))?.info;
-        let parse = |host: &str| {
-            let has_port = host
-                .rsplit_once(':')
-                .is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-            let port = if has_port { "" } else { ":26379" };
-            Address::parse(&format!("{scheme}://{logon}{host}{port}"))
-        };
+        let parse =
+            |host: &str| Address::parse(&format!("{scheme}://{logon}{}", with_sentinel_port(host)));
         let sentinels = hosts.split(',').map(parse).collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             sentinels,
@@ -120,30 +255,47 @@ impl Sentinel {
     }
 
     fn label(&self) -> String {
-        let hosts: Vec<&str> = self
-            .sentinels
-            .iter()
-            .map(|sentinel| sentinel.label.as_str())
-            .collect();
-        format!("{} of sentinels {}", self.master, hosts.join(","))
+        format!("{} of sentinels {}", self.master, labels(&self.sentinels))
     }
 
     /// The master, at the address that a sentinel gave.
     pub(crate) fn at(&self, host: &str, port: u16) -> ConnectionInfo {
-        let addr = match self.data.addr() {
-            ConnectionAddr::TcpTls {
-                insecure,
-                tls_params,
-                ..
-            } => ConnectionAddr::TcpTls {
-                host: host.to_owned(),
-                port,
-                insecure: *insecure,
-                tls_params: tls_params.clone(),
-            },
-            _ => ConnectionAddr::Tcp(host.to_owned(), port),
-        };
-        self.data.clone().set_addr(addr)
+        at(&self.data, host, port)
+    }
+}
+
+/// The same way to log on, at another address.
+fn at(data: &ConnectionInfo, host: &str, port: u16) -> ConnectionInfo {
+    let addr = match data.addr() {
+        ConnectionAddr::TcpTls {
+            insecure,
+            tls_params,
+            ..
+        } => ConnectionAddr::TcpTls {
+            host: host.to_owned(),
+            port,
+            insecure: *insecure,
+            tls_params: tls_params.clone(),
+        },
+        _ => ConnectionAddr::Tcp(host.to_owned(), port),
+    };
+    data.clone().set_addr(addr)
+}
+
+fn labels(addresses: &[Address]) -> String {
+    let labels: Vec<&str> = addresses
+        .iter()
+        .map(|address| address.label.as_str())
+        .collect();
+    labels.join(",")
+}
+
+/// Adds the port that sentinels mostly have, where none is given.
+fn with_sentinel_port(host: &str) -> String {
+    let port = host.rsplit_once(':').map(|(_, port)| port);
+    match port.is_some_and(|port| port.parse::<u16>().is_ok()) {
+        true => host.to_owned(),
+        false => format!("{host}:26379"),
     }
 }
 
@@ -288,7 +440,7 @@ fn label(addr: &ConnectionAddr) -> String {
 fn config(what: String) -> Error {
     Error::Config(format!(
         "the URL cannot be used: {what}; expected redis://[user:password@]host[:port][/db], rediss://…, \
-         redis+unix:///path[?db=0&user=…&pass=…], or redis+sentinel://…/name"
+         redis+unix:///path[?db=0&user=…&pass=…], redis+sentinel://…/name, or redis+cluster://host,host"
     ))
 }
 
@@ -404,6 +556,63 @@ mod tests {
         ] {
             assert!(Target::parse(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn clusters() {
+        let url = "redis+cluster://ann:s3cret@h1,h2:7001,[::1]:7002/?protocol=resp3";
+        let Ok(Target::Cluster(nodes)) = Target::parse(url) else {
+            panic!("not taken")
+        };
+        assert_eq!(nodes.label(), "cluster h1:6379,h2:7001,[::1]:7002");
+        assert_eq!(nodes.places().nth(2), Some(("::1".into(), 7002)));
+        let node = nodes.at("10.0.0.7", 7009);
+        assert_eq!(node.label, "10.0.0.7:7009");
+        assert_eq!(node.info.redis_settings().password(), Some("s3cret"));
+        assert!(Target::parse("valkey+cluster://h1,h2/0").is_ok());
+        for wrong in [
+            "redis+cluster://",
+            "redis+cluster://h1,,h2",
+            "redis+cluster://h1,h2/1",
+            "redis+cluster://h1:99999",
+            "redis+unix+cluster:///s3cret",
+            "http+cluster://h1",
+        ] {
+            let Err(error) = Target::parse(wrong) else {
+                panic!("{wrong} was taken")
+            };
+            assert!(!error.to_string().contains("s3cret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn in_parts() {
+        let nodes = ["h1:7000".into(), "h2".into()];
+        let Ok(Target::Cluster(cluster)) = Target::cluster(&nodes) else {
+            panic!("not taken")
+        };
+        assert_eq!(cluster.label(), "cluster h1:7000,h2:6379");
+        let nodes = ["redis://ann:s3cret@h1".into(), "redis://:s3cret@h2".into()];
+        let Err(error) = Target::cluster(&nodes) else {
+            panic!("taken")
+        };
+        assert!(!error.to_string().contains("s3cret"), "{error}");
+        assert!(Target::cluster(&[]).is_err());
+
+        let hosts = ["h1".into(), "redis://:t0p@h2:26380".into()];
+        let master = "redis://ann:s3cret@mymaster/2";
+        let Ok(Target::Sentinel(sentinel)) = Target::sentinel(&hosts, master) else {
+            panic!("not taken")
+        };
+        assert_eq!(sentinel.label(), "mymaster of sentinels h1:26379,h2:26380");
+        assert_eq!(sentinel.data.redis_settings().username(), Some("ann"));
+        assert_eq!(sentinel.data.redis_settings().db(), 2);
+        let passwords = sentinel.sentinels.iter();
+        let passwords =
+            passwords.map(|one| one.info.redis_settings().password().map(str::to_owned));
+        assert_eq!(passwords.collect::<Vec<_>>(), [None, Some("t0p".into())]);
+        assert!(Target::sentinel(&hosts, "mymaster").is_ok());
+        assert!(Target::sentinel(&[], "m").is_err() && Target::sentinel(&hosts, "").is_err());
     }
 
     #[cfg(not(feature = "tls"))]

@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Weak};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -30,11 +31,31 @@ struct Queue {
     holder: Option<std::thread::ThreadId>,
     /// The last lease released here while somebody waited: its own message is no news.
     released: Option<HolderId>,
+    /// Releases that not enough servers have announced yet, or just enough.
+    heard: VecDeque<Heard>,
     places: VecDeque<Place>,
     next: u64,
     /// When Redis last said that somebody else holds the name.
     refused: Option<Instant>,
 }
+
+/// Which server says something, and how many must say the same before it counts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Voice {
+    pub(crate) server: usize,
+    pub(crate) needed: usize,
+}
+
+/// An announcement, by its hash, and who has made it, by bits.
+#[derive(Debug)]
+struct Heard {
+    payload: u64,
+    by: u64,
+}
+
+/// So many announcements of a name may be incomplete at a time. What is crowded out costs a waiter
+/// the backstop.
+const MOST_HEARD: usize = 64;
 
 #[derive(Debug)]
 struct Held {
@@ -67,6 +88,27 @@ impl Place {
 impl Queue {
     fn is_idle(&self) -> bool {
         self.held.is_none() && self.places.is_empty()
+    }
+
+    /// Whether this announcement has just become one that counts.
+    fn has_heard_enough(&mut self, payload: &[u8], voice: Voice) -> bool {
+        if voice.needed <= 1 {
+            return true;
+        }
+        let mut hasher = DefaultHasher::new();
+        hasher.write(payload);
+        let payload = hasher.finish();
+        let bit = 1 << (voice.server % 64);
+        if let Some(heard) = self.heard.iter_mut().find(|heard| heard.payload == payload) {
+            let is_new = heard.by & bit == 0;
+            heard.by |= bit;
+            return is_new && heard.by.count_ones() as usize == voice.needed;
+        }
+        if self.heard.len() == MOST_HEARD {
+            self.heard.pop_front();
+        }
+        self.heard.push_back(Heard { payload, by: bit });
+        false
     }
 
     fn ring_first(&mut self, look: bool) {
@@ -162,7 +204,12 @@ impl Waiters {
 
     /// A release was announced. Returns the lease if it is one that this client still holds, which
     /// is then to be asked about.
-    pub(crate) fn announced(&self, name: &Name, payload: &[u8]) -> Option<Weak<Hold>> {
+    pub(crate) fn announced(
+        &self,
+        name: &Name,
+        payload: &[u8],
+        voice: Voice,
+    ) -> Option<Weak<Hold>> {
         let mut names = self.names.lock();
         let queue = names.get_mut(name)?;
         let is = |id: &HolderId| id.as_str().as_bytes() == payload;
@@ -171,7 +218,9 @@ impl Waiters {
             // One whose end was rung for when it came.
             None if queue.released.as_ref().is_some_and(is) => None,
             None => {
-                queue.ring_first(true);
+                if queue.has_heard_enough(payload, voice) {
+                    queue.ring_first(true);
+                }
                 None
             }
         }
@@ -182,6 +231,13 @@ impl Waiters {
         if let Some(queue) = self.names.lock().get_mut(name) {
             queue.ring_first(true);
         }
+    }
+
+    /// The names that somebody waits for.
+    pub(crate) fn waiting(&self) -> Vec<Name> {
+        let names = self.names.lock();
+        let waiting = names.iter().filter(|(_, queue)| !queue.places.is_empty());
+        waiting.map(|(name, _)| name.clone()).collect()
     }
 
     /// Wakes everybody; returns how many.
@@ -284,6 +340,11 @@ impl Drop for Ticket<'_> {
 mod tests {
     use super::*;
 
+    const ALONE: Voice = Voice {
+        server: 0,
+        needed: 1,
+    };
+
     fn rung(ticket: &Ticket<'_>) -> bool {
         ticket.bell().try_recv().is_ok()
     }
@@ -321,7 +382,7 @@ mod tests {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
         let first = waiters.join(&name);
         let second = waiters.join(&name);
-        assert!(waiters.announced(&name, b"foreign").is_none());
+        assert!(waiters.announced(&name, b"foreign", ALONE).is_none());
         drop(first);
         assert!(rung(&second));
         waiters.held(&name, &HolderId::fresh("o"), Weak::new());
@@ -335,16 +396,48 @@ mod tests {
         let (ours, next) = (HolderId::fresh("o"), HolderId::fresh("o"));
         let first = waiters.join(&name);
         waiters.held(&name, &ours, Weak::new());
-        assert!(waiters.announced(&name, ours.as_str().as_bytes()).is_some());
-        assert!(waiters.announced(&name, b"older").is_none());
+        assert!(
+            waiters
+                .announced(&name, ours.as_str().as_bytes(), ALONE)
+                .is_some()
+        );
+        assert!(waiters.announced(&name, b"older", ALONE).is_none());
         assert!(!rung(&first), "it ended before ours began");
         waiters.ended(&name, &ours, true);
         assert!(rung(&first));
-        assert!(waiters.announced(&name, ours.as_str().as_bytes()).is_none());
+        assert!(
+            waiters
+                .announced(&name, ours.as_str().as_bytes(), ALONE)
+                .is_none()
+        );
         assert!(!rung(&first), "it was woken when the release was answered");
-        assert!(waiters.announced(&name, next.as_str().as_bytes()).is_none());
+        assert!(
+            waiters
+                .announced(&name, next.as_str().as_bytes(), ALONE)
+                .is_none()
+        );
         assert!(rung(&first));
-        assert!(waiters.announced(&Name::from("b"), b"x").is_none());
+        assert!(waiters.announced(&Name::from("b"), b"x", ALONE).is_none());
+    }
+
+    #[test]
+    fn a_release_counts_once_a_majority_has_announced_it() {
+        let (waiters, name) = (Waiters::default(), Name::from("a"));
+        let first = waiters.join(&name);
+        let by = |server, payload: &[u8]| {
+            waiters.announced(&name, payload, Voice { server, needed: 2 });
+            rung(&first)
+        };
+        assert!(!by(0, b"x"));
+        assert!(!by(0, b"x"), "the same server again");
+        assert!(!by(1, b"y"), "another lease");
+        assert!(by(2, b"x"));
+        assert!(!by(1, b"x"), "it has counted");
+        for n in 0..MOST_HEARD {
+            by(0, &n.to_le_bytes());
+        }
+        let queue = &waiters.names.lock()[&name];
+        assert_eq!(queue.heard.len(), MOST_HEARD);
     }
 
     #[test]
@@ -356,7 +449,7 @@ mod tests {
         waiters.ended(&name, &older, true);
         assert!(
             waiters
-                .announced(&name, newer.as_str().as_bytes())
+                .announced(&name, newer.as_str().as_bytes(), ALONE)
                 .is_some(),
             "held"
         );

@@ -89,9 +89,12 @@ fn everything_works(builder: impl Fn() -> ClientBuilder, server: &Server) {
         assert!(one.mutex("a").force_unlock().unwrap());
         assert!(matches!(guard.unlock().unwrap(), Unlocked::AlreadyLost(_)));
     });
-    let clients = server.client_list();
-    let mut ours = clients.iter().filter(|c| c["user"] == "leasehold");
-    assert!(ours.all(|client| client["name"].starts_with("leasehold:")));
+    // One that is being made has no name yet.
+    eventually(ms(5_000), || {
+        let clients = server.client_list();
+        let mut ours = clients.iter().filter(|c| c["user"] == "leasehold");
+        ours.all(|client| client["name"].starts_with("leasehold:"))
+    });
 }
 
 #[test]

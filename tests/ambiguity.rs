@@ -101,8 +101,11 @@ impl Monitor {
     fn call(&mut self, name: &str) -> Sent {
         loop {
             let line = self.line();
-            // `1700000000.123456 [0 127.0.0.1:1234] "EVALSHA" "…" "2" "lock:a" "leasehold:…" "…" …`
-            let Some((head, tail)) = line.split_once(&format!(" \"2\" \"lock:{name}\" ")) else {
+            // `1700000000.123456 [0 127.0.0.1:1234] "EVALSHA" "…" "2" "lock:a" "leasehold:fence:…" "…" …`
+            let parts = |keys: u8| line.split_once(&format!(" \"{keys}\" \"lock:{name}\" "));
+            let (is_acquire, Some((head, tail))) =
+                (parts(2).is_some(), parts(2).or_else(|| parts(1)))
+            else {
                 continue;
             };
             let (from, command) = head.split_once("] ").unwrap();
@@ -110,8 +113,8 @@ impl Monitor {
             return Sent {
                 from: from.rsplit(' ').next().unwrap().to_owned(),
                 is_whole: command.starts_with("\"EVAL\""),
-                is_acquire: words[0].starts_with("leasehold:fence:"),
-                id: words[1].to_owned(),
+                is_acquire,
+                id: words[usize::from(is_acquire)].to_owned(),
             };
         }
     }

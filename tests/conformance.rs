@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Client, ClientBuilder, Error, Lost, Unlocked};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use support::{Control, Sentinels, Server, Setup, Watchdog, eventually, ms, watchdog};
+use support::{
+    Cluster, ClusterSetup, Control, Sentinels, Server, Setup, Watchdog, eventually, ms, watchdog,
+};
 #[cfg(feature = "tls")]
 use support::{free_port, pem, tls_server};
 
@@ -108,6 +110,39 @@ impl Deployment for Tls {
 
     fn keepers(&self, _: &str) -> Vec<&Server> {
         vec![&self.server]
+    }
+}
+
+struct InCluster(Cluster);
+
+impl Deployment for InCluster {
+    fn start() -> Self {
+        Self(Cluster::with(ClusterSetup::steady(3, 0)).untimed())
+    }
+
+    fn builder(&self) -> ClientBuilder {
+        Client::builder().url(self.0.url())
+    }
+
+    fn keepers(&self, key: &str) -> Vec<&Server> {
+        vec![self.0.node(self.0.master_of(key))]
+    }
+}
+
+/// So many independent servers.
+struct Quorum<const N: usize>(Vec<Server>);
+
+impl<const N: usize> Deployment for Quorum<N> {
+    fn start() -> Self {
+        Self((0..N).map(|_| Server::start().untimed()).collect())
+    }
+
+    fn builder(&self) -> ClientBuilder {
+        Client::builder().quorum(self.0.iter().map(Server::url))
+    }
+
+    fn keepers(&self, _: &str) -> Vec<&Server> {
+        self.0.iter().collect()
     }
 }
 
@@ -460,3 +495,6 @@ conforms!(unix_socket, UnixSocket);
 #[cfg(feature = "tls")]
 conforms!(tls, Tls);
 conforms!(sentinel, Sentinel);
+conforms!(cluster, InCluster);
+conforms!(quorum_of_3, Quorum<3>);
+conforms!(quorum_of_5, Quorum<5>);

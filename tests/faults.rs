@@ -559,15 +559,11 @@ fn a_long_script_of_somebody_else_is_waited_out() {
 
 #[test]
 fn a_server_that_loads_its_data_is_waited_out() {
-    let loads_slowly = [
-        "--key-load-delay",
-        "1000",
-        "--loading-process-events-interval-bytes",
-        "1024",
-    ];
+    // While loading it answers after every two megabytes.
+    let loads_slowly = ["--key-load-delay", "2000", "--rdbcompression", "no"];
     let mut server = Server::with(&loads_slowly);
     let mut connection = server.connection();
-    let fill = "for n = 1, 600 do redis.call('SET', n, string.rep('x', 1000)) end";
+    let fill = "for n = 1, 300 do redis.call('SET', n, string.rep('x', 100000)) end";
     let () = ask(&mut connection, &["EVAL", fill, "0"]);
     let snapshot = server.snapshot();
     let client = client(&server.url());

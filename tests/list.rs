@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::thread;
 
 use leasehold::{Client, Error};
-use support::{Proxy, Server, Traffic, ms};
+use support::{Cluster, Proxy, Server, Traffic, ms};
 
 fn client(server: &Server) -> Client {
     Client::open(&server.url()).unwrap()
@@ -177,4 +177,56 @@ fn the_last_token_is_known_after_the_release_too() {
     client.shutdown(ms(1_000)).unwrap();
     assert!(matches!(client.list(""), Err(Error::Closed)));
     assert!(matches!(mutex.waiting(), Err(Error::Closed)));
+}
+
+#[test]
+fn a_cluster_is_seen_as_a_whole() {
+    let cluster = Cluster::start(3, 0);
+    let client = Client::open(&cluster.url()).unwrap();
+    let names: Vec<String> = (0..30).map(|n| format!("n{n:02}")).collect();
+    let guards: Vec<_> = names
+        .iter()
+        .map(|name| client.mutex(name).lock().unwrap())
+        .collect();
+    // A client that knows nothing of the slots yet.
+    let other = Client::open(&cluster.url()).unwrap();
+    let held = other.list("n").unwrap();
+    let found: Vec<String> = held.iter().map(|held| held.name().to_string()).collect();
+    assert_eq!(found, names);
+    for (held, guard) in held.iter().zip(&guards) {
+        assert_eq!(held.holder().holder_id(), Some(guard.holder_id()));
+        let mutex = other.mutex(held.name());
+        let token = mutex.last_fencing_token().unwrap();
+        assert_eq!(token, Some(guard.fencing_token()));
+    }
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.mutex("n07").try_lock_for(ms(20_000)));
+        let third = Client::open(&cluster.url()).unwrap();
+        let fourth = scope.spawn(move || third.mutex("n07").try_lock_for(ms(20_000)).is_ok());
+        support::eventually(ms(10_000), || other.mutex("n07").waiting().unwrap() == 2);
+        drop(guards);
+        assert!(waiting.join().unwrap().is_ok() && fourth.join().unwrap());
+    });
+}
+
+#[test]
+fn a_quorum_shows_what_a_majority_has() {
+    let mut servers = [(); 3].map(|()| Server::start());
+    let urls = || servers.each_ref().map(Server::url);
+    let quorum = || Client::builder().quorum(urls()).command_timeout(ms(500));
+    let client = quorum().build().unwrap();
+    let a = client.mutex("a").lock().unwrap();
+    let _b = client.mutex("b").lock().unwrap();
+    // A minority's word is no lock.
+    set(&servers[1], b"lock:minority");
+    let watcher = quorum().build().unwrap();
+    assert_eq!(names(&watcher, b""), [b"a", b"b"]);
+    servers[0].kill();
+    assert_eq!(names(&watcher, b""), [b"a", b"b"]);
+    let token = watcher.mutex("a").last_fencing_token().unwrap();
+    assert_eq!(token, Some(a.fencing_token()));
+    assert_eq!(watcher.mutex("a").waiting().unwrap(), 0);
+    servers[1].kill();
+    assert!(watcher.list("").unwrap_err().is_unreachable());
+    assert!(watcher.mutex("a").waiting().unwrap_err().is_unreachable());
 }

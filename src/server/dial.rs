@@ -36,6 +36,10 @@ impl Dialing {
         }
     }
 
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.current.is_some()
+    }
+
     /// A dialer takes the place of the one before; returns its number.
     pub(crate) fn start(&mut self, now: Instant) -> u64 {
         if self.current.is_some() {

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::error::{Cause, Error};
+use redis::ServerError;
+
+use crate::error::{Cause, Error, words};
 
 /// What a call came to, where it is no answer.
 #[derive(Clone, Debug)]
@@ -13,14 +15,58 @@ pub(crate) enum Fault {
     NoAnswer(Cause),
     /// It ran, and did not become as safe as was asked: what it did is to be undone, or not counted.
     Unsafe(Error),
+    /// It did not run: this node of a cluster does not keep its keys, or not all of them. Followed
+    /// before anybody above is told.
+    Elsewhere(Redirect, Cause),
     /// It did not run, and will not.
     Never(Error),
+}
+
+/// Where a node of a cluster sends a call that it did not run. An empty host is the node's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Redirect {
+    /// The slot is kept there now.
+    Moved(String, u16),
+    /// The slot is on its way there, and this key is there already or nowhere.
+    Ask(String, u16),
+    /// The slot is on its way, and the keys of the call are apart.
+    TryAgain,
+}
+
+impl Redirect {
+    pub(super) fn read(answer: &ServerError) -> Option<Self> {
+        let place = || {
+            let (host, port) = answer.details()?.split(' ').nth(1)?.rsplit_once(':')?;
+            Some((host.to_owned(), port.parse().ok()?))
+        };
+        match answer.code() {
+            "MOVED" => place().map(|(host, port)| Self::Moved(host, port)),
+            "ASK" => place().map(|(host, port)| Self::Ask(host, port)),
+            "TRYAGAIN" => Some(Self::TryAgain),
+            _ => None,
+        }
+    }
+}
+
+impl Fault {
+    pub(super) fn elsewhere(answer: &ServerError) -> Option<Self> {
+        Redirect::read(answer).map(|redirect| Self::Elsewhere(redirect, Cause::text(words(answer))))
+    }
+
+    /// Says which node of a cluster it was.
+    pub(super) fn at(self, node: &str) -> Self {
+        match self {
+            Self::NotNow(cause) | Self::Elsewhere(_, cause) => Self::NotNow(cause.at(node)),
+            Self::NoAnswer(cause) => Self::NoAnswer(cause.at(node)),
+            said => said,
+        }
+    }
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotNow(cause) | Self::NoAnswer(cause) => cause.fmt(f),
+            Self::NotNow(cause) | Self::NoAnswer(cause) | Self::Elsewhere(_, cause) => cause.fmt(f),
             Self::Unsafe(error) | Self::Never(error) => error.fmt(f),
         }
     }

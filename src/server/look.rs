@@ -17,9 +17,11 @@ const LOOKED_AT: &[u8] = b"1000";
 
 impl Servers {
     /// The servers that have every name among them.
-    pub(crate) fn all(&self) -> Vec<Arc<Server>> {
+    pub(crate) fn all(&self, until: Instant) -> Result<Vec<Arc<Server>>, Fault> {
         match &self.place {
-            Place::One(server) => vec![Arc::clone(server)],
+            Place::One(server) => Ok(vec![Arc::clone(server)]),
+            Place::Cluster(cluster) => cluster.masters(until),
+            Place::Quorum(quorum) => Ok(quorum.servers().to_vec()),
         }
     }
 
@@ -33,6 +35,29 @@ impl Servers {
     ) -> Result<Option<u64>, Fault> {
         match &self.place {
             Place::One(server) => server.number(keys, what, until),
+            Place::Cluster(cluster) => cluster.ask_keeper(keys.slot(), until, |server| {
+                server.number(keys, what, until)
+            }),
+            Place::Quorum(quorum) => {
+                let (mut highest, mut told) = (None, 0);
+                let mut fault = Fault::NotNow(Cause::text("no server was asked"));
+                for (n, server) in quorum.servers().iter().enumerate() {
+                    // One that hangs leaves time for those behind it.
+                    let now = Instant::now();
+                    let part = now.until(until) / (quorum.size().all - n) as u32;
+                    match server.number(keys, what, now.after(part)) {
+                        Ok(number) => {
+                            highest = highest.max(number);
+                            told += 1;
+                        }
+                        Err(why) => fault = why.at(server.label()),
+                    }
+                }
+                if told < quorum.size().needed {
+                    return Err(fault);
+                }
+                Ok(highest)
+            }
         }
     }
 }

@@ -1,30 +1,45 @@
 //! Redis as the rest of the crate sees it: where a name is kept, and what a call about it came to.
 
 mod batch;
+pub(crate) mod cluster;
+mod count;
 mod dial;
 mod fault;
+mod line;
 mod look;
 pub(crate) mod node;
 mod one;
+mod peer;
+mod poll;
 mod pool;
+mod quorum;
 pub(crate) mod sentinel;
+pub(crate) mod slots;
+mod tokens;
+mod votes;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::config::Config;
+use crate::config::{Config, Terms};
 use crate::error::{Cause, Error};
+use crate::holder::HolderId;
 use crate::kind::Keys;
 use crate::scripts::{Call, Reply};
+use crate::server::cluster::Cluster;
 use crate::server::sentinel::Sentinels;
 use crate::url::Target;
 
 pub(crate) use crate::server::fault::Fault;
+pub(crate) use crate::server::line::{Promise, Receipt};
 pub(crate) use crate::server::look::Beside;
 pub(crate) use crate::server::node::Wire;
 pub(crate) use crate::server::one::Server;
+pub(crate) use crate::server::peer::{Errand, Peer};
 pub(crate) use crate::server::pool::Lane;
+pub(crate) use crate::server::quorum::{Quorum, Stake};
+pub(crate) use crate::server::votes::{Counted, Size, Tally};
 
 /// The Redis that keeps the locks: all its servers.
 pub(crate) struct Servers {
@@ -37,6 +52,10 @@ pub(crate) struct Servers {
 enum Place {
     /// All of them on one server.
     One(Arc<Server>),
+    /// Each on the master that keeps its slot.
+    Cluster(Arc<Cluster>),
+    /// All of them on each of several servers.
+    Quorum(Quorum),
 }
 
 impl Servers {
@@ -44,7 +63,11 @@ impl Servers {
         Ok(Self {
             label: target.label(),
             command_timeout: config.command_timeout,
-            place: Place::One(Arc::new(Server::new(target, config)?)),
+            place: match target {
+                Target::Cluster(nodes) => Place::Cluster(Cluster::new(nodes, config)?),
+                Target::Quorum(addresses) => Place::Quorum(Quorum::new(addresses, config)?),
+                target => Place::One(Arc::new(Server::new(target, config, None)?)),
+            },
         })
     }
 
@@ -58,16 +81,86 @@ impl Servers {
     }
 
     /// The server that keeps a name now, as far as is known.
-    pub(crate) fn home(&self, _keys: &Keys) -> Arc<Server> {
+    fn home(&self, keys: &Keys) -> Arc<Server> {
         match &self.place {
             Place::One(server) => Arc::clone(server),
+            Place::Cluster(cluster) => cluster.home(keys.slot()),
+            Place::Quorum(_) => unreachable!("a quorum keeps each name on all its servers"),
         }
+    }
+
+    /// Whether `server` keeps a name now, as far as is known.
+    pub(crate) fn is_home(&self, server: &Arc<Server>, keys: &Keys) -> bool {
+        match &self.place {
+            Place::One(_) | Place::Quorum(_) => true,
+            Place::Cluster(cluster) => Arc::ptr_eq(&cluster.home(keys.slot()), server),
+        }
+    }
+
+    /// Errors when a name cannot be kept here.
+    pub(crate) fn check(&self, keys: &Keys) -> Result<(), Error> {
+        match &self.place {
+            Place::One(_) | Place::Quorum(_) => Ok(()),
+            Place::Cluster(_) => keys.check_slots(),
+        }
+    }
+
+    /// Errors when no lease can be had here on these terms.
+    pub(crate) fn check_terms(&self, terms: &Terms) -> Result<(), Error> {
+        match &self.place {
+            Place::Quorum(_) if terms.replicas.is_some() => Err(Error::Config(
+                "min_replicas is for one server, Sentinel and Cluster: a quorum's servers have no replicas"
+                    .into(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The servers that keep a name now, as far as is known, and how many of them a majority takes.
+    pub(crate) fn keepers(&self, keys: &Keys) -> (Vec<Arc<Server>>, Size) {
+        let servers = match &self.place {
+            Place::Quorum(quorum) => quorum.servers().to_vec(),
+            Place::One(_) | Place::Cluster(_) => vec![self.home(keys)],
+        };
+        (servers, self.size())
     }
 
     /// The servers that are the same for all names and for good.
     pub(crate) fn fixed(&self) -> &[Arc<Server>] {
         match &self.place {
             Place::One(server) => std::slice::from_ref(server),
+            Place::Cluster(_) => &[],
+            Place::Quorum(quorum) => quorum.servers(),
+        }
+    }
+
+    /// How many servers keep each name, and how many of them a majority takes.
+    pub(crate) fn size(&self) -> Size {
+        match &self.place {
+            Place::Quorum(quorum) => quorum.size(),
+            Place::One(_) | Place::Cluster(_) => Size::of(1),
+        }
+    }
+
+    /// Where it is noted what each server did about an acquiring command, where there are several.
+    pub(crate) fn receipt(&self) -> Option<Arc<Receipt>> {
+        match &self.place {
+            Place::Quorum(quorum) => Some(Arc::new(Receipt::new(quorum.size().all))),
+            Place::One(_) | Place::Cluster(_) => None,
+        }
+    }
+
+    /// The call that acquires; where the client proposes the token, one above `above`.
+    pub(crate) fn acquire<'a>(
+        &self,
+        keys: &'a Keys,
+        id: &'a HolderId,
+        ttl: Duration,
+        above: u64,
+    ) -> Call<'a> {
+        match &self.place {
+            Place::Quorum(quorum) => keys.propose(id, ttl, quorum.propose(above)),
+            Place::One(_) | Place::Cluster(_) => keys.acquire(id, ttl),
         }
     }
 
@@ -78,18 +171,20 @@ impl Servers {
             .map(|(reply, _)| reply)
     }
 
-    /// As [`call`](Self::call); where no answer comes, `undo` is written behind the call on the same
-    /// connection. With the answer comes the instant before the call was sent, once there was a
-    /// connection: a lease counts from then.
+    /// As [`call`](Self::call), for an acquiring call or a release. Where no answer to an acquiring
+    /// call comes, its undo is written behind it on the same connection. With the answer comes the
+    /// instant before the call was sent, once there was a connection: a lease counts from then.
     pub(crate) fn call_or_undo(
         &self,
         call: Call<'_>,
         until: Instant,
         lane: Lane,
-        undo: Option<Call<'_>>,
+        stake: Option<&Stake<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
         match &self.place {
-            Place::One(server) => server.call_or_undo(call, until, lane, undo),
+            Place::One(server) => server.call_or_undo(call, until, lane, undo(stake, lane)),
+            Place::Cluster(cluster) => cluster.call_or_undo(call, until, lane, undo(stake, lane)),
+            Place::Quorum(quorum) => quorum.call(call, until, lane, stake),
         }
     }
 
@@ -97,24 +192,38 @@ impl Servers {
     pub(crate) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
         match &self.place {
             Place::One(server) => server.command("PING", &[], until, Lane::Capped),
+            Place::Cluster(cluster) => cluster.ping(until),
+            Place::Quorum(quorum) => quorum.ping(until),
         }
     }
 
     /// For how long at `now` the keeper of a name has not answered, for a caller that has asked
     /// since `start`; zero while nothing has failed since the last answer.
     pub(crate) fn silent_for(&self, keys: &Keys, now: Instant, start: Instant) -> Duration {
-        self.home(keys).silent_for(now, start)
+        match &self.place {
+            Place::Quorum(quorum) => quorum.silent_for(now, start),
+            Place::One(_) | Place::Cluster(_) => self.home(keys).silent_for(now, start),
+        }
     }
 
     /// Whether another server may take over, one that does not know all that the one before did.
     pub(crate) fn may_fail_over(&self) -> bool {
-        self.sentinels().is_some()
+        self.sentinels().is_some() || self.cluster().is_some()
+    }
+
+    /// Who knows the slots, where there are any.
+    pub(crate) fn cluster(&self) -> Option<&Arc<Cluster>> {
+        match &self.place {
+            Place::One(_) | Place::Quorum(_) => None,
+            Place::Cluster(cluster) => Some(cluster),
+        }
     }
 
     /// Who knows the master, if that may change.
     pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
         match &self.place {
             Place::One(server) => server.sentinels(),
+            Place::Cluster(_) | Place::Quorum(_) => None,
         }
     }
 
@@ -122,6 +231,16 @@ impl Servers {
     pub(crate) fn moved(&self) {
         match &self.place {
             Place::One(server) => server.moved(),
+            Place::Cluster(_) | Place::Quorum(_) => {}
+        }
+    }
+
+    /// Something failed: whoever keeps the names may be about to be replaced.
+    pub(crate) fn doubt(&self) {
+        match &self.place {
+            // Sentinels say so by themselves, and a quorum replaces none.
+            Place::One(_) | Place::Quorum(_) => {}
+            Place::Cluster(cluster) => cluster.doubt(),
         }
     }
 
@@ -129,13 +248,17 @@ impl Servers {
     pub(crate) fn close(&self) {
         match &self.place {
             Place::One(server) => server.close(),
+            Place::Cluster(cluster) => cluster.close(),
+            Place::Quorum(quorum) => quorum.close(),
         }
     }
 
     /// A fault as an error for a caller that gives up.
     pub(crate) fn error(&self, fault: Fault) -> Error {
         match fault {
-            Fault::NotNow(cause) | Fault::NoAnswer(cause) => self.unreachable(cause),
+            Fault::NotNow(cause) | Fault::NoAnswer(cause) | Fault::Elsewhere(_, cause) => {
+                self.unreachable(cause)
+            }
             Fault::Unsafe(error) | Fault::Never(error) => error,
         }
     }
@@ -147,4 +270,9 @@ impl Servers {
             cause,
         }
     }
+}
+
+/// What undoes an acquiring call. A release, which goes in the free lane, needs no undo.
+fn undo<'a>(stake: Option<&'a Stake<'a>>, lane: Lane) -> Option<Call<'a>> {
+    stake.filter(|_| lane == Lane::Capped).map(Stake::release)
 }

@@ -1,6 +1,6 @@
 //! One Redis server: how a connection to it is made, and one trip over a connection.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::{Connection, ConnectionLike, ErrorKind, RedisError, RedisResult, Value};
@@ -8,8 +8,9 @@ use redis::{Connection, ConnectionLike, ErrorKind, RedisError, RedisResult, Valu
 use crate::config::Config;
 use crate::error::Cause;
 use crate::scripts::{Call, Reply};
+use crate::server::cluster::Cluster;
 use crate::server::sentinel::Sentinels;
-use crate::url::Target;
+use crate::url::{Address, Target};
 
 /// How long the undo behind an unanswered command may take to be written: it must not add to the
 /// caller's deadline, and where the socket's buffer is full the undo is sent elsewhere anyway.
@@ -33,6 +34,8 @@ pub(crate) struct Node {
 enum Origin {
     Server(Box<redis::Client>),
     Sentinels(Arc<Sentinels>),
+    /// One node of a cluster.
+    Member(Box<redis::Client>, Weak<Cluster>),
 }
 
 /// A connection that is logged on. Any error of reading or writing ends it: after a read that timed
@@ -49,25 +52,53 @@ pub(crate) struct Wire {
 
 impl Node {
     pub(crate) fn new(target: Target, config: &Config) -> Result<Self, RedisError> {
-        Ok(Self {
-            label: target.label(),
-            origin: match target {
-                Target::Server(address) => {
-                    Origin::Server(Box::new(redis::Client::open(address.info)?))
-                }
-                Target::Sentinel(sentinel) => {
-                    Origin::Sentinels(Arc::new(Sentinels::new(sentinel)?))
-                }
-            },
+        let label = target.label();
+        let origin = match target {
+            Target::Server(address) => Origin::Server(Box::new(redis::Client::open(address.info)?)),
+            Target::Sentinel(sentinel) => Origin::Sentinels(Arc::new(Sentinels::new(sentinel)?)),
+            Target::Cluster(_) | Target::Quorum(_) => {
+                return Err((ErrorKind::Client, "several servers are not one").into());
+            }
+        };
+        Ok(Self::with(label, origin, config))
+    }
+
+    pub(crate) fn member(
+        address: Address,
+        cluster: Weak<Cluster>,
+        config: &Config,
+    ) -> Result<Self, RedisError> {
+        let client = Box::new(redis::Client::open(address.info)?);
+        let origin = Origin::Member(client, cluster);
+        Ok(Self::with(address.label, origin, config))
+    }
+
+    fn with(label: String, origin: Origin, config: &Config) -> Self {
+        Self {
+            origin,
+            label,
             connection_name: config.connection_name.clone(),
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout,
-        })
+        }
+    }
+
+    pub(crate) fn is_member(&self) -> bool {
+        matches!(self.origin, Origin::Member(..))
+    }
+
+    /// A command or a connection failed: in a cluster another node may be about to take over.
+    pub(crate) fn failed(&self) {
+        if let Origin::Member(_, cluster) = &self.origin
+            && let Some(cluster) = cluster.upgrade()
+        {
+            cluster.doubt();
+        }
     }
 
     pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
         match &self.origin {
-            Origin::Server(_) => None,
+            Origin::Server(_) | Origin::Member(..) => None,
             Origin::Sentinels(sentinels) => Some(sentinels),
         }
     }
@@ -78,6 +109,7 @@ impl Node {
     pub(crate) fn connect(&self, moved: impl FnOnce()) -> RedisResult<Wire> {
         match &self.origin {
             Origin::Server(client) => self.log_on(client),
+            Origin::Member(client, _) => self.log_on(client).inspect_err(|_| self.failed()),
             Origin::Sentinels(sentinels) => {
                 let (master, has_moved) = sentinels.master(self.connect_timeout)?;
                 if has_moved {

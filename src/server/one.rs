@@ -1,7 +1,7 @@
 //! One server: a call is sent, and comes back as an answer or a fault.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::{RedisError, ServerError};
@@ -12,11 +12,13 @@ use crate::error::{Cause, Error, Meaning, meaning, words};
 use crate::name::shown;
 use crate::replicas::Replicas;
 use crate::scripts::{Call, Reply, pack_wait};
+use crate::server::cluster::Cluster;
 use crate::server::fault::Fault;
-use crate::server::node::{Node, Wire, is_hang_up, reply};
-use crate::server::pool::{Lane, Lent, Pool, Refusal};
+use crate::server::node::{NoWire, Node, Wire, is_hang_up, reply};
+use crate::server::peer::Peer;
+use crate::server::pool::{Lane, Lent, Pool, Refusal, Wish};
 use crate::server::sentinel::Sentinels;
-use crate::url::Target;
+use crate::url::{Address, Target};
 
 /// A server, or the master that sentinels name: one place where locks are kept.
 pub(crate) struct Server {
@@ -25,16 +27,44 @@ pub(crate) struct Server {
     answered: AtomicU64,
     /// Something has failed since.
     failing: AtomicBool,
+    /// What it is as one of a quorum.
+    pub(crate) peer: Option<Peer>,
 }
 
 impl Server {
-    pub(crate) fn new(target: Target, config: &Config) -> Result<Self, Error> {
+    pub(crate) fn new(target: Target, config: &Config, peer: Option<Peer>) -> Result<Self, Error> {
         let node = Node::new(target, config).map_err(|error| Error::Config(error.to_string()))?;
         Ok(Self {
             pool: Arc::new(Pool::new(node, config.max_connections)),
             answered: AtomicU64::new(0),
             failing: AtomicBool::new(false),
+            peer,
         })
+    }
+
+    /// A node of a cluster.
+    pub(super) fn member(
+        address: Address,
+        cluster: Weak<Cluster>,
+        config: &Config,
+    ) -> Result<Self, RedisError> {
+        let node = Node::member(address, cluster, config)?;
+        Ok(Self {
+            pool: Arc::new(Pool::new(node, config.max_connections)),
+            peer: None,
+            answered: AtomicU64::new(0),
+            failing: AtomicBool::new(false),
+        })
+    }
+
+    /// Has a connection made, if none lies idle, without waiting for it.
+    pub(super) fn wish(&self) -> Result<Wish<'_>, Error> {
+        self.pool.wish()
+    }
+
+    /// What lies idle is most likely dead too.
+    pub(super) fn forget_idle(&self) {
+        self.pool.forget_idle();
     }
 
     /// Where it is, for people.
@@ -64,12 +94,12 @@ impl Server {
             lent.give_back();
             return Err(Fault::NotNow(Cause::silence("no time was left to ask")));
         }
-        let mut answer = self.run(&mut lent, call.replicas, sent, until, |buffer| {
+        let mut answer = self.run(&mut lent, &call, sent, until, |buffer| {
             call.pack_by_sha(buffer)
         });
         if matches!(&answer, Ok((Err(error), _)) if matches!(meaning(error), Meaning::NoScript)) {
             // Nothing ran, so the same call may be sent again.
-            answer = self.run(&mut lent, call.replicas, Instant::now(), until, |buffer| {
+            answer = self.run(&mut lent, &call, Instant::now(), until, |buffer| {
                 call.pack_by_source(buffer)
             });
         }
@@ -153,20 +183,13 @@ impl Server {
         self.pool
             .lend(until, lane)
             .map_err(|refusal| match refusal {
-                Refusal::NotYet(no_wire) if no_wire.is_final => Fault::Never(Error::Refused {
-                    command: no_wire.cause.refused_step(),
-                    answer: no_wire.cause.to_string(),
-                }),
-                Refusal::NotYet(no_wire) => {
-                    self.failed();
-                    Fault::NotNow(no_wire.cause)
-                }
+                Refusal::NotYet(no_wire) => self.no_wire(no_wire),
                 Refusal::Never(error) => Fault::Never(error),
             })
     }
 
     /// Sends a script, with the command that waits for replicas behind it in the same write, and
-    /// reads the answers to both.
+    /// reads the answers to all.
     #[expect(
         clippy::type_complexity,
         reason = "an answer or an error answer, to each of two commands; seen only here"
@@ -174,7 +197,7 @@ impl Server {
     fn run(
         &self,
         lent: &mut Lent<'_>,
-        replicas: Option<Replicas>,
+        call: &Call<'_>,
         now: Instant,
         until: Instant,
         pack: impl FnOnce(&mut Vec<u8>),
@@ -185,13 +208,18 @@ impl Server {
         ),
         RedisError,
     > {
-        let answer = self.trip(lent, now, until, |buffer| {
+        let mut answer = self.trip(lent, now, until, |buffer| {
             pack(buffer);
-            if let Some(replicas) = &replicas {
+            if let Some(replicas) = &call.replicas {
                 pack_wait(replicas, buffer);
             }
         })?;
-        if replicas.is_none() {
+        if call.asking {
+            // Where ASKING itself was refused, that is what is to be said.
+            let behind = reply(lent.wire().receive()?);
+            answer = answer.and(behind);
+        }
+        if call.replicas.is_none() {
             return Ok((answer, None));
         }
         let patience = Instant::now().until(until).min(self.command_timeout());
@@ -230,6 +258,18 @@ impl Server {
         Ok(reply)
     }
 
+    /// What it means that there is no connection.
+    pub(super) fn no_wire(&self, no_wire: NoWire) -> Fault {
+        if no_wire.is_final {
+            return Fault::Never(Error::Refused {
+                command: no_wire.cause.refused_step(),
+                answer: no_wire.cause.to_string(),
+            });
+        }
+        self.failed();
+        Fault::NotNow(no_wire.cause)
+    }
+
     fn trip(
         &self,
         lent: &mut Lent<'_>,
@@ -249,7 +289,20 @@ impl Server {
         match meaning(error) {
             Meaning::WrongType => Fault::Never(Error::WrongType { key: key(0) }),
             Meaning::BadFence => Fault::Never(Error::BadFence { key: key(1) }),
-            _ => refusal(call.script.name, error, || call.rights()),
+            _ => self.refusal(call.script.name, error, || call.rights()),
+        }
+    }
+
+    pub(super) fn refusal(
+        &self,
+        command: &'static str,
+        error: &ServerError,
+        rights: impl FnOnce() -> String,
+    ) -> Fault {
+        let elsewhere = Fault::elsewhere(error).filter(|_| self.pool.node.is_member());
+        match elsewhere {
+            Some(elsewhere) => elsewhere,
+            None => refusal(command, error, rights),
         }
     }
 
@@ -301,6 +354,21 @@ impl Server {
     /// A command did not get an answer that counts.
     pub(crate) fn failed(&self) {
         self.failing.store(true, Ordering::Relaxed);
+        self.pool.node.failed();
+    }
+
+    /// Whether nothing has been answered since something failed.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.failing.load(Ordering::Relaxed)
+    }
+
+    /// It keeps no slot of its cluster any more.
+    pub(super) fn retire(&self) {
+        self.pool.retire();
+    }
+
+    pub(crate) fn is_retired(&self) -> bool {
+        self.pool.is_retired()
     }
 
     /// For how long at `now` Redis has not answered, for a caller that has asked since `start`;
@@ -315,6 +383,9 @@ impl Server {
 
     /// The connections are closed; what is out is closed when it comes back.
     pub(crate) fn close(&self) {
+        if let Some(peer) = &self.peer {
+            peer.close();
+        }
         self.pool.close();
     }
 }

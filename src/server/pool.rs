@@ -32,6 +32,8 @@ pub(crate) struct Pool {
     free: Condvar,
     capped: Condvar,
     closed: AtomicBool,
+    /// The server keeps no slot of its cluster any more.
+    retired: AtomicBool,
     /// Rises when every connection there is has become useless.
     generation: AtomicU64,
 }
@@ -78,6 +80,15 @@ pub(crate) struct Lent<'a> {
     wire: Option<Wire>,
 }
 
+/// A connection that is wanted soon, while its caller does something else.
+pub(crate) struct Wish<'a> {
+    pool: &'a Arc<Pool>,
+    /// How often dialing had failed when it was wished for.
+    failed_before: u64,
+    /// Somebody had wished for one before, in vain so far.
+    pub(crate) is_late: bool,
+}
+
 /// Why no connection was lent.
 pub(crate) enum Refusal {
     /// Not within the time given.
@@ -94,6 +105,7 @@ impl Pool {
             free: Condvar::new(),
             capped: Condvar::new(),
             closed: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
             generation: AtomicU64::new(0),
         }
     }
@@ -104,6 +116,12 @@ impl Pool {
         let failed_before = state.dialing.failed_times;
         let mut in_time = true;
         loop {
+            if self.is_retired() {
+                return Err(Refusal::NotYet(NoWire {
+                    cause: Cause::text("it keeps no slot of the cluster any more"),
+                    is_final: false,
+                }));
+            }
             if let Some(wire) = state.take(lane, self.cap) {
                 return Ok(Lent {
                     pool: self,
@@ -135,6 +153,20 @@ impl Pool {
             started.map_err(Refusal::Never)?;
             in_time = Instant::now() < until;
         }
+    }
+
+    /// Has a connection made, if none lies idle, without waiting for it.
+    pub(crate) fn wish(self: &Arc<Self>) -> Result<Wish<'_>, Error> {
+        let mut state = self.state.lock();
+        let wish = Wish {
+            pool: self,
+            failed_before: state.dialing.failed_times,
+            is_late: state.dialing.is_at_work(),
+        };
+        state.waiting_free += 1;
+        let started = self.ensure_dialer(&mut state, Instant::now());
+        drop(state);
+        started.map(|()| wish)
     }
 
     fn bell(&self, lane: Lane) -> &Condvar {
@@ -293,6 +325,16 @@ impl Pool {
         self.ring_all();
     }
 
+    /// The server is of no more use, and nobody waits for it any longer.
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::SeqCst);
+        self.move_on();
+    }
+
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::SeqCst)
+    }
+
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::SeqCst)
     }
@@ -307,6 +349,33 @@ impl Pool {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
+    }
+}
+
+impl Wish<'_> {
+    /// The connection, for good, or why there is none; `None` while it is being made.
+    pub(crate) fn look(&self) -> Option<Result<Wire, NoWire>> {
+        let mut state = self.pool.state.lock();
+        if let Some(wire) = state.idle.pop() {
+            return Some(Ok(wire));
+        }
+        let has_failed = state.dialing.failed_times != self.failed_before;
+        let failure = state.dialing.failure().filter(|_| has_failed);
+        failure.cloned().map(Err)
+    }
+
+    /// Waits until there may be something to look at, and no longer than `patience`.
+    pub(crate) fn wait(&self, patience: Duration) {
+        let mut state = self.pool.state.lock();
+        if state.idle.is_empty() && state.dialing.failed_times == self.failed_before {
+            self.pool.free.wait_for(&mut state, patience);
+        }
+    }
+}
+
+impl Drop for Wish<'_> {
+    fn drop(&mut self) {
+        self.pool.state.lock().waiting_free -= 1;
     }
 }
 

@@ -4,22 +4,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, after, never, select, unbounded};
 
 use crate::clock::{Instant, nap};
 use crate::error::Error;
 use crate::hold::Hold;
-use crate::kind::Found;
+use crate::kind::{Found, Keys};
 use crate::lease::{Ask, Standing};
 use crate::lost::Lost;
 use crate::renewed::Renewed;
 use crate::replicas::Replicas;
 use crate::scripts::{Call, Reply};
-use crate::server::{Fault, Wire};
+use crate::server::{Errand, Fault, Lane, Peer, Promise, Wire};
 use crate::threads::Shared;
+use crate::threads::ballot::Ballot;
 use crate::threads::site::Site;
 use crate::threads::worker::{Worker, contain};
 use crate::undo::Undo;
+use crate::wait::Backoff;
 
 /// The most commands in one write: their answers must fit into the sockets' buffers meanwhile.
 const MOST_TOGETHER: usize = 256;
@@ -27,11 +29,24 @@ const MOST_TOGETHER: usize = 256;
 /// How often the subscriber is proved to hear, while anybody waits.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 
+/// How long after its server was found to be of no more use the thread still sends on what comes.
+const LEAVE_AFTER: Duration = Duration::from_secs(2);
+/// How long answers that nobody waited for may lie: all that matters in them is what to undo, and
+/// how fast the server is.
+const TIDY_AFTER: Duration = Duration::from_millis(100);
+
+/// Between probes of a server that is left aside.
+const ASIDE: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4)).jitter(0.5);
+
 enum Job {
-    Renew(Vec<(Arc<Hold>, Ask)>),
+    Renew(Vec<Arc<Ballot>>),
     Undo(Undo),
     /// Somebody waits.
     Probe,
+    /// The server is of no more use.
+    Leave,
+    /// The subscriber is to look what it was asked for.
+    Wake,
     Stop,
 }
 
@@ -70,13 +85,18 @@ impl Io {
         let _ = self.queue.send(job);
     }
 
-    pub(crate) fn renew(&self, asks: Vec<(Arc<Hold>, Ask)>) {
-        self.send(Job::Renew(asks));
+    pub(crate) fn renew(&self, ballots: Vec<Arc<Ballot>>) {
+        self.send(Job::Renew(ballots));
     }
 
     /// Repeats a release until it is sure.
     pub(crate) fn undo(&self, undo: Undo) {
         self.send(Job::Undo(undo));
+    }
+
+    /// Wakes the subscriber, for a caller who has no time for this server.
+    pub(crate) fn wake(&self) {
+        self.send(Job::Wake);
     }
 
     /// Somebody waits: proves from now on that the subscriber hears.
@@ -85,6 +105,15 @@ impl Io {
         if !self.probing.swap(true, Ordering::SeqCst) {
             self.send(Job::Probe);
         }
+    }
+
+    /// Ends the thread by and by: somebody may be about to send it something.
+    pub(crate) fn leave(&self) {
+        self.send(Job::Leave);
+    }
+
+    pub(crate) fn is_through(&self) -> bool {
+        self.worker.is_through()
     }
 
     pub(crate) fn stop(&self) {
@@ -98,24 +127,33 @@ impl Io {
 
 /// What one write holds a part of.
 enum Item {
-    Renew(Arc<Hold>, Ask),
+    Renew(Arc<Ballot>),
     Undo(Undo),
 }
 
 impl Item {
     fn replicas(&self) -> Option<Replicas> {
         match self {
-            Self::Renew(hold, _) => hold.replicas,
+            Self::Renew(ballot) => ballot.hold.replicas,
             Self::Undo(_) => None,
+        }
+    }
+
+    fn keys(&self) -> &Keys {
+        match self {
+            Self::Renew(ballot) => &ballot.hold.keys,
+            Self::Undo(undo) => &undo.keys,
         }
     }
 
     fn call(&self) -> Call<'_> {
         match self {
-            Self::Renew(hold, ask) => hold
-                .keys
-                .renew(&hold.id, ask.ttl, false)
-                .acknowledged_by(hold.replicas),
+            Self::Renew(ballot) => {
+                let hold = &ballot.hold;
+                hold.keys
+                    .renew(&hold.id, ballot.ask.ttl, false)
+                    .acknowledged_by(hold.replicas)
+            }
             Self::Undo(undo) => undo.keys.release(undo.id.as_str().as_bytes()),
         }
     }
@@ -127,26 +165,48 @@ struct Desk {
     wire: Option<Wire>,
     undos: Vec<Undo>,
     probe_at: Option<Instant>,
+    /// When the thread ends, where the server is of no more use.
+    leave_at: Option<Instant>,
+    /// When it is tried whether the server answers again, and how often it did not.
+    ask_at: Option<(Instant, u32)>,
+    /// When what callers have left unread is read.
+    tidy_at: Option<Instant>,
 }
 
 impl Desk {
     fn run(mut self, shared: &Shared, site: &Site) {
+        if let Some(peer) = &site.server.peer {
+            // What the thread knew is gone if it is here for the second time, after a panic.
+            self.tidy_at = Some(Instant::START);
+            self.ask_at = peer.is_aside().then_some((Instant::START, 0));
+        }
         let mut stopping = false;
         while !stopping {
             let mut items = Vec::new();
-            let mut job = self.wait(&site.io.jobs);
+            let mut job = self.wait(shared, site);
             while let Some(next) = job {
                 match next {
-                    Job::Renew(asks) => {
-                        items.extend(asks.into_iter().map(|(hold, ask)| Item::Renew(hold, ask)));
-                    }
+                    Job::Renew(ballots) => items.extend(ballots.into_iter().map(Item::Renew)),
                     Job::Undo(undo) => self.undos.push(undo),
+                    Job::Wake => site.subscriber.wake_now(&site.server),
                     Job::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
+                    Job::Leave => {
+                        self.leave_at
+                            .get_or_insert_with(|| Instant::now().after(LEAVE_AFTER));
+                    }
                     Job::Stop => stopping = true,
                 }
                 job = site.io.jobs.try_recv().ok();
             }
-            self.take_due_undos(shared, &mut items, stopping);
+            if let Some(peer) = &site.server.peer {
+                for errand in peer.desk.try_iter() {
+                    self.take(shared, site, peer, errand);
+                }
+            }
+            let is_leaving = self.leave_at.is_some();
+            self.take_due_undos(shared, &mut items, stopping || is_leaving);
+            stopping |= self.leave_at.is_some_and(|at| at <= Instant::now());
+            send_on(shared, site, &mut items);
             // Those who wait for replicas go last, and with their like.
             items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
             while let Some(first) = items.first() {
@@ -157,20 +217,103 @@ impl Desk {
                 self.write(shared, site, std::mem::replace(&mut items, rest));
             }
             contain(|| self.probe(shared, site));
+            if stopping {
+                // A connection that is closed with answers unread is reset, and what the network has
+                // lost of it is not sent again: the release of the last lease.
+                self.tidy_at = Some(Instant::START);
+            }
+            contain(|| self.see_to_peer(shared, site));
         }
     }
 
     /// Waits for work; `None` when an undo or the probe is due.
-    fn wait(&self, jobs: &Receiver<Job>) -> Option<Job> {
+    fn wait(&mut self, shared: &Shared, site: &Site) -> Option<Job> {
+        let jobs = &site.io.jobs;
         let next = self
             .undos
             .iter()
             .map(|undo| undo.next)
             .chain(self.probe_at)
+            .chain(self.leave_at)
+            .chain(self.ask_at.map(|(at, _)| at))
+            .chain(self.tidy_at)
             .min();
-        match next {
-            None => jobs.recv().ok(),
-            Some(at) => jobs.recv_timeout(nap(Instant::now(), at)).ok(),
+        let pause = next.map(|at| nap(Instant::now(), at));
+        let Some(peer) = &site.server.peer else {
+            return match pause {
+                None => jobs.recv().ok(),
+                Some(pause) => jobs.recv_timeout(pause).ok(),
+            };
+        };
+        let pause_over = pause.map_or_else(never, after);
+        select! {
+            recv(jobs) -> job => job.ok(),
+            recv(peer.desk) -> errand => {
+                if let Ok(errand) = errand {
+                    self.take(shared, site, peer, errand);
+                }
+                None
+            },
+            recv(pause_over) -> _ => None,
+        }
+    }
+
+    fn take(&mut self, shared: &Shared, site: &Site, peer: &Peer, errand: Errand) {
+        match errand {
+            Errand::Undo(promise) => {
+                shared.sites.note_undo(&promise.id);
+                let may_yet_run = promise.may_yet_run(peer.index);
+                let Promise {
+                    keys, id, until, ..
+                } = promise;
+                self.undos.push(if may_yet_run {
+                    Undo::of_acquire(keys, id, until)
+                } else {
+                    Undo::of_release(keys, id, until)
+                });
+            }
+            Errand::Drain(line) => {
+                if !peer.drain(*line, site.server.command_timeout()) {
+                    peer.set_aside();
+                }
+            }
+            Errand::Tidy => self.tidy_at = Some(Instant::now().after(TIDY_AFTER)),
+            Errand::Probe => {
+                self.ask_at = Some((Instant::now().after(ASIDE.pause(0)), 0));
+            }
+        }
+    }
+
+    /// Tries whether a server that was left aside answers again.
+    fn see_to_peer(&mut self, shared: &Shared, site: &Site) {
+        let Some(peer) = &site.server.peer else {
+            return;
+        };
+        let now = Instant::now();
+        if self.tidy_at.is_some_and(|at| at <= now) {
+            self.tidy_at = None;
+            if !peer.tidy(site.server.command_timeout()) {
+                peer.set_aside();
+            }
+        }
+        let Some((_, failures)) = self
+            .ask_at
+            .filter(|(at, _)| *at <= now && !shared.is_closed())
+        else {
+            return;
+        };
+        let until = now.after(site.server.command_timeout());
+        match site.server.command("PING", &[], until, Lane::Free) {
+            Ok(_) => {
+                self.ask_at = None;
+                peer.is_back(now.until(Instant::now()));
+                log::debug!(server = site.server.label(); "{} answers again", site.server.label());
+            }
+            Err(fault) => {
+                let pause = ASIDE.pause(failures + 1);
+                self.ask_at = Some((Instant::now().after(pause), failures.saturating_add(1)));
+                log::debug!(server = site.server.label(); "{} is left aside: {fault}", site.server.label());
+            }
         }
     }
 
@@ -202,7 +345,7 @@ impl Desk {
         let sent = Instant::now();
         // What was lost or let go while it lay here must not be given a whole ttl more.
         items.retain(|item| match item {
-            Item::Renew(hold, _) => matches!(hold.stand(sent), Standing::Held(_)),
+            Item::Renew(ballot) => matches!(ballot.hold.stand(sent), Standing::Held(_)),
             Item::Undo(_) => true,
         });
         let calls: Vec<Call<'_>> = items.iter().map(Item::call).collect();
@@ -211,16 +354,30 @@ impl Desk {
         if !usable {
             self.wire = None;
         }
+        let until = sent.after(server.command_timeout());
         for (item, answer) in items.into_iter().zip(answers) {
+            let (answer, sent) = match answer {
+                // Nothing ran, so it may be sent again to where the name is kept now.
+                Err(Fault::Elsewhere(..)) => {
+                    match shared
+                        .servers
+                        .call_or_undo(item.call(), until, Lane::Free, None)
+                    {
+                        Ok((reply, sent)) => (Ok(reply), sent),
+                        Err(fault) => (Err(fault), sent),
+                    }
+                }
+                answer => (answer, sent),
+            };
             self.settle(shared, item, sent, answer);
         }
     }
 
     fn settle(&mut self, shared: &Shared, item: Item, sent: Instant, answer: Result<Reply, Fault>) {
         match item {
-            Item::Renew(hold, ask) => contain(|| {
-                renewed(shared, &hold, ask, sent, &answer);
-                drop(hold);
+            Item::Renew(ballot) => contain(|| {
+                ballot.cast(shared, sent, answer);
+                drop(ballot);
             }),
             Item::Undo(mut undo) => {
                 let found = answer.ok().as_ref().and_then(Found::read);
@@ -251,6 +408,28 @@ impl Desk {
         }
         self.probe_at = Some(now.after(PROBE_EVERY));
         site.subscriber.probe(&site.server);
+        if shared.servers.cluster().is_some()
+            && let Some(name) = site.subscriber.waited()
+        {
+            // One that was demoted in good order still hears all: only a command about a key is sent
+            // on, and tells where its slots are kept now.
+            let keys = shared.keys(name);
+            let until = now.after(site.server.command_timeout());
+            let _ = shared.servers.call(keys.inspect(), until, Lane::Free);
+        }
+    }
+}
+
+/// Hands on what is kept by another server now.
+fn send_on(shared: &Shared, site: &Site, items: &mut Vec<Item>) {
+    for item in items.extract_if(.., |item| !shared.is_home(site, item.keys())) {
+        let (homes, _) = shared.homes(item.keys());
+        // Only a cluster has names that move, and there each has one home.
+        let Some(home) = homes.first() else { continue };
+        match item {
+            Item::Renew(ballot) => home.io.renew(vec![ballot]),
+            Item::Undo(undo) => home.io.undo(undo),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The client's threads, and what they share with each other and with the calls of users.
 
+mod ballot;
 pub(crate) mod callbacks;
 pub(crate) mod io;
 pub(crate) mod site;
@@ -20,13 +21,16 @@ use crate::error::Error;
 use crate::hold::Hold;
 use crate::kind::{Found, Keys};
 use crate::lease::Ask;
-use crate::server::Servers;
+use crate::name::Name;
+use crate::server::cluster::Moved;
+use crate::server::{Servers, Size};
+use crate::threads::ballot::Ballot;
 use crate::threads::callbacks::Callbacks;
 use crate::threads::site::{Site, Sites};
 use crate::threads::subscriber::Subscription;
 use crate::threads::switches::Switches;
 use crate::threads::timer::Timer;
-use crate::undo::{Released, Undo};
+use crate::undo::{Released, Told, Undo};
 use crate::waiters::Waiters;
 
 /// What the threads work on. Nothing here keeps the client alive: the last client, lock or guard to
@@ -50,7 +54,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(config: Config, servers: Servers) -> Arc<Self> {
         let switches = Switches::new(servers.sentinels().map_or(0, |sentinels| sentinels.len()));
-        Arc::new_cyclic(|me| Self {
+        let shared = Arc::new_cyclic(|me| Self {
             config,
             servers,
             waiters: Waiters::default(),
@@ -62,7 +66,20 @@ impl Shared {
             closed: AtomicBool::new(false),
             serial: AtomicU64::new(0),
             me: Weak::clone(me),
-        })
+        });
+        if let Some(cluster) = shared.servers.cluster() {
+            let me = Weak::clone(&shared.me);
+            cluster.follow_with(Box::new(move |moved| {
+                if let Some(shared) = me.upgrade() {
+                    shared.slots_moved(moved);
+                }
+            }));
+        }
+        shared
+    }
+
+    pub(crate) fn keys(&self, name: Name) -> Keys {
+        Keys::new(name, &self.config.key_prefix, &self.config.channel_prefix)
     }
 
     /// Errors once the client is shut down.
@@ -95,16 +112,26 @@ impl Shared {
         self.switches.start(self)
     }
 
-    /// The site that keeps a name now, as far as is known.
-    fn home(&self, keys: &Keys) -> Arc<Site> {
-        let site = self.sites.of(&self.servers.home(keys));
-        if let Some(me) = self.me.upgrade()
-            && let Err(error) = site.io.start(&me, &site)
-        {
-            // A lease that is not renewed for that is lost by its own clock, and its holder told.
-            log::error!("nothing is renewed or undone: {error}");
-        }
-        site
+    /// Whether `site` keeps a name now, as far as is known.
+    pub(crate) fn is_home(&self, site: &Site, keys: &Keys) -> bool {
+        self.servers.is_home(&site.server, keys)
+    }
+
+    /// The sites that keep a name now, as far as is known, and how many of them a majority takes.
+    fn homes(&self, keys: &Keys) -> (Vec<Arc<Site>>, Size) {
+        let (servers, size) = self.servers.keepers(keys);
+        let me = self.me.upgrade();
+        let site = |server| {
+            let site = self.sites.of(server);
+            if let Some(me) = &me
+                && let Err(error) = site.io.start(me, &site)
+            {
+                // A lease that is not renewed for that is lost by its own clock, and its holder told.
+                log::error!("nothing is renewed or undone: {error}");
+            }
+            site
+        };
+        (servers.iter().map(site).collect(), size)
     }
 
     /// Wants to hear the releases of a name.
@@ -113,20 +140,28 @@ impl Shared {
         keys: &'a Keys,
         until: Instant,
     ) -> Result<Subscription<'a>, Error> {
-        self.home(keys).subscribe(self, keys, until)
+        let (sites, size) = self.homes(keys);
+        let parts = sites
+            .into_iter()
+            .map(|site| site.subscribe(self, keys, until));
+        Ok(Subscription::of(parts.collect::<Result<_, _>>()?, size))
     }
 
     /// Asks for the renewals that are due.
     fn renew(&self, asks: Vec<(Arc<Hold>, Ask)>) {
         let mut batches: Vec<(Arc<Site>, Vec<_>)> = Vec::new();
         for (hold, ask) in asks {
-            let home = self.home(&hold.keys);
-            match batches
-                .iter_mut()
-                .find(|(site, _)| Arc::ptr_eq(site, &home))
-            {
-                Some((_, batch)) => batch.push((hold, ask)),
-                None => batches.push((home, vec![(hold, ask)])),
+            let (homes, size) = self.homes(&hold.keys);
+            let ballot = Arc::new(Ballot::new(hold, ask, size));
+            for home in homes {
+                let ballot = Arc::clone(&ballot);
+                match batches
+                    .iter_mut()
+                    .find(|(site, _)| Arc::ptr_eq(site, &home))
+                {
+                    Some((_, batch)) => batch.push(ballot),
+                    None => batches.push((home, vec![ballot])),
+                }
             }
         }
         for (site, batch) in batches {
@@ -136,8 +171,11 @@ impl Shared {
 
     /// Repeats a release until it is sure.
     pub(crate) fn undo(&self, undo: Undo) {
-        self.sites.note_undo(&undo.id);
-        self.home(&undo.keys).io.undo(undo);
+        let (homes, _) = self.homes(&undo.keys);
+        for home in homes {
+            self.sites.note_undo(&undo.id);
+            home.io.undo(undo.clone());
+        }
     }
 
     /// Releases all `holds` until `until`. The receiver gets what was found for each that was
@@ -146,7 +184,9 @@ impl Shared {
         let (told, found) = unbounded();
         for hold in holds {
             let keys = Arc::clone(&hold.keys);
-            self.undo(Undo::told(keys, hold.id.clone(), until, told.clone()));
+            let (_, size) = self.servers.keepers(&keys);
+            let told = Arc::new(Told::new(size, told.clone()));
+            self.undo(Undo::told(keys, hold.id.clone(), until, told));
         }
         found
     }
@@ -168,15 +208,34 @@ impl Shared {
         );
     }
 
-    /// Another server is the master now: what the one before did last may not have come to it.
-    fn follow(&self) {
+    /// Other servers keep these names now: what those before did last may not have come to them.
+    fn follow(&self, is_moved: impl Fn(&Keys) -> bool) {
         for hold in self.timer.all() {
-            hold.lease(|lease| lease.doubt(Instant::now()));
-            self.look_after(&hold);
+            if is_moved(&hold.keys) {
+                hold.lease(|lease| lease.doubt(Instant::now()));
+                self.look_after(&hold);
+            }
         }
-        for undo in self.released.lock().take() {
+        let released = self.released.lock().take(is_moved);
+        for undo in released {
             self.undo(undo);
         }
+    }
+
+    /// Other nodes of the cluster keep these slots now.
+    fn slots_moved(&self, moved: &Moved) {
+        if self.is_closed() {
+            return;
+        }
+        self.follow(|keys| moved.has(keys));
+        // Those who wait hear of no release any more, and may have missed one.
+        for name in self.waiters.waiting() {
+            if moved.has(&self.keys(name.clone())) {
+                self.waiters.look(&name);
+            }
+        }
+        self.sites.sweep();
+        log::debug!(server = self.servers.label(); "slots of the cluster have moved");
     }
 
     /// Looks after a lease from now on: sets the timer to what is due next, or tells its loss.

@@ -35,6 +35,10 @@ impl Site {
         self.subscriber.stop(&self.server, until);
     }
 
+    fn is_through(&self) -> bool {
+        self.subscriber.is_through() && self.io.is_through()
+    }
+
     /// Waits for its threads; false if one did not end in time.
     pub(crate) fn join(&self, until: Instant) -> bool {
         self.subscriber.join(until) & self.io.join(until)
@@ -47,6 +51,8 @@ pub(crate) struct Sites {
     sites: RwLock<Vec<Arc<Site>>>,
     /// The leases with an undo open, and how many: one of them in Redis is nobody else's hold.
     undoing: Mutex<HashMap<HolderId, usize>>,
+    /// Held while a subscription is confirmed.
+    pub(crate) confirming: Mutex<()>,
 }
 
 impl Sites {
@@ -66,8 +72,29 @@ impl Sites {
         site
     }
 
+    /// Lets go of the sites whose servers are of no more use, once their threads have ended, and
+    /// begins to end those of the others.
+    pub(crate) fn sweep(&self) {
+        let is_over = |site: &mut Arc<Site>| site.server.is_retired() && site.is_through();
+        let over: Vec<_> = self.sites.write().extract_if(.., is_over).collect();
+        // Closes connections: not under the lock.
+        drop(over);
+        for site in self.all() {
+            if site.server.is_retired() {
+                site.io.leave();
+            }
+        }
+    }
+
     pub(crate) fn all(&self) -> Vec<Arc<Site>> {
         self.sites.read().clone()
+    }
+
+    /// On how many servers releases on `channel` are heard.
+    pub(crate) fn hearing(&self, channel: &[u8]) -> usize {
+        let sites = self.sites.read();
+        let hearing = sites.iter().filter(|site| site.subscriber.hears(channel));
+        hearing.count()
     }
 
     /// Starts the threads that every lease on these servers needs.

@@ -13,11 +13,12 @@ use crate::clock::{Instant, LONGEST_SLEEP};
 use crate::error::{Error, words};
 use crate::kind::Keys;
 use crate::name::Name;
-use crate::server::{Fault, Lane, Server, Wire};
+use crate::server::{Fault, Lane, Server, Size, Wire};
 use crate::threads::Shared;
 use crate::threads::site::Site;
 use crate::threads::worker::Worker;
 use crate::wait::RECONNECT;
+use crate::waiters::Voice;
 
 /// How long the thread waits for a message before it looks around: for the probe's silence, for
 /// subscriptions that nobody uses, and for those whose wake-up could not be published.
@@ -88,22 +89,49 @@ impl Default for Live {
     }
 }
 
-/// A waiter's use of a channel.
+/// A waiter's use of a name's channel, on all servers that keep the name.
 pub(crate) struct Subscription<'a> {
+    parts: Vec<Part<'a>>,
+    size: Size,
+}
+
+/// A waiter's use of a channel on one server.
+pub(crate) struct Part<'a> {
     site: Arc<Site>,
     keys: &'a Keys,
     live: Arc<Live>,
 }
 
-impl Subscription<'_> {
-    /// Whether every release since `at` was heard, and is at this moment.
+impl<'a> Subscription<'a> {
+    pub(crate) fn of(parts: Vec<Part<'a>>, size: Size) -> Self {
+        Self { parts, size }
+    }
+
+    /// Whether every release since `at` was heard from a majority, and is at this moment.
     pub(crate) fn hears_since(&self, at: Instant) -> bool {
-        self.live.0.load(Ordering::SeqCst) <= at.as_nanos()
-            && !self.site.subscriber.mute.load(Ordering::SeqCst)
+        let heard = self.parts.iter().filter(|part| part.hears_since(at));
+        heard.count() >= self.size.needed
+    }
+
+    /// Whether its servers still keep the name, as far as is known.
+    pub(crate) fn is_at_home(&self, shared: &Shared) -> bool {
+        self.parts.iter().all(|part| part.is_at_home(shared))
     }
 }
 
-impl Drop for Subscription<'_> {
+impl Part<'_> {
+    fn hears_since(&self, at: Instant) -> bool {
+        self.live.0.load(Ordering::SeqCst) <= at.as_nanos()
+            && !self.site.subscriber.mute.load(Ordering::SeqCst)
+    }
+
+    /// Whether its server still keeps the name, as far as is known.
+    pub(crate) fn is_at_home(&self, shared: &Shared) -> bool {
+        shared.is_home(&self.site, self.keys)
+    }
+}
+
+impl Drop for Part<'_> {
     fn drop(&mut self) {
         let mut state = self.site.subscriber.state.lock();
         if let Some(channel) = state.channels.get_mut(&self.keys.channel) {
@@ -135,7 +163,7 @@ impl Site {
         shared: &Arc<Shared>,
         keys: &'a Keys,
         until: Instant,
-    ) -> Result<Subscription<'a>, Error> {
+    ) -> Result<Part<'a>, Error> {
         let this = &self.subscriber;
         if !this.worker.is_started() {
             let (shared, site) = (Arc::clone(shared), Arc::clone(&self));
@@ -164,11 +192,14 @@ impl Site {
         }
         let wake = is_new && state.up;
         drop(state);
-        if wake {
+        if wake && self.server.peer.is_some() {
+            // One of several may hang, and the others be enough.
+            self.io.wake();
+        } else if wake {
             this.wake(&self.server, b"subscribe", until);
         }
         self.io.probe();
-        Ok(Subscription {
+        Ok(Part {
             site: self,
             keys,
             live,
@@ -181,6 +212,20 @@ impl Subscriber {
     pub(crate) fn is_used(&self) -> bool {
         let state = self.state.lock();
         state.channels.values().any(|channel| channel.users > 0)
+    }
+
+    /// One of the names whose releases somebody waits to hear.
+    pub(crate) fn waited(&self) -> Option<Name> {
+        let state = self.state.lock();
+        let waited = state.channels.values().find(|channel| channel.users > 0);
+        waited.map(|channel| channel.name.clone())
+    }
+
+    /// Whether releases on `channel` are heard.
+    pub(crate) fn hears(&self, channel: &[u8]) -> bool {
+        let state = self.state.lock();
+        let heard = state.channels.get(channel);
+        heard.is_some_and(|heard| heard.live.0.load(Ordering::SeqCst) != Live::NOT)
     }
 
     /// Interrupts the thread's read. Where that fails it looks around soon by itself.
@@ -196,6 +241,12 @@ impl Subscriber {
             Err(fault) => log::debug!("the subscriber could not be woken: {fault}"),
         }
         published.is_ok()
+    }
+
+    /// As a waiter does to have its subscription made.
+    pub(crate) fn wake_now(&self, server: &Server) {
+        let until = Instant::now().after(server.command_timeout());
+        self.wake(server, b"subscribe", until);
     }
 
     /// Publishes what the thread must hear within a second, if its connection is alive and leads to
@@ -230,6 +281,10 @@ impl Subscriber {
         self.worker.join(until)
     }
 
+    pub(crate) fn is_through(&self) -> bool {
+        self.worker.is_through()
+    }
+
     fn is_stopping(&self) -> bool {
         self.state.lock().stopping
     }
@@ -245,7 +300,7 @@ impl Subscriber {
 
 fn run(shared: &Shared, site: &Site) {
     let mut failures = 0;
-    while !site.subscriber.is_stopping() {
+    while !site.subscriber.is_stopping() && !site.server.is_retired() {
         match listen(shared, site, &mut failures) {
             Ok(()) => return,
             Err(why) => {
@@ -255,6 +310,10 @@ fn run(shared: &Shared, site: &Site) {
                     channel.live.set(None);
                 }
                 drop(state);
+                if site.server.is_retired() {
+                    return;
+                }
+                shared.servers.doubt();
                 // One warning for an outage, however long it lasts.
                 log::log!(
                     if failures == 0 { log::Level::Warn } else { log::Level::Debug },
@@ -395,7 +454,11 @@ impl Line<'_> {
             return;
         };
         drop(state);
-        let doubted = self.shared.waiters.announced(&name, payload);
+        let voice = Voice {
+            server: self.site.server.peer.as_ref().map_or(0, |peer| peer.index),
+            needed: self.shared.servers.size().needed,
+        };
+        let doubted = self.shared.waiters.announced(&name, payload, voice);
         if let Some(hold) = doubted.and_then(|hold| hold.upgrade()) {
             // Somebody says that a lease of ours was released: ask whether it still is ours.
             hold.lease(|lease| lease.doubt(Instant::now()));
@@ -463,14 +526,19 @@ impl Line<'_> {
 
     /// Releases on `channel` are heard from now on; those before now were not.
     fn confirmed(&self, channel: &[u8]) {
+        // Of several that confirm at once, exactly one is to complete the majority.
+        let _confirming = self.shared.sites.confirming.lock();
         let state = self.site.subscriber.state.lock();
-        let Some(channel) = state.channels.get(channel) else {
+        let Some(confirmed) = state.channels.get(channel) else {
             return;
         };
-        channel.live.set(Some(Instant::now()));
-        let name = channel.name.clone();
+        confirmed.live.set(Some(Instant::now()));
+        let name = confirmed.name.clone();
         drop(state);
-        self.shared.waiters.look(&name);
+        let needed = self.shared.servers.size().needed;
+        if needed == 1 || self.shared.sites.hearing(channel) == needed {
+            self.shared.waiters.look(&name);
+        }
     }
 }
 

@@ -69,6 +69,14 @@ impl Worker {
         Ok(())
     }
 
+    /// Whether no thread runs, or will run on what was started.
+    pub(crate) fn is_through(&self) -> bool {
+        let running = self.running.lock();
+        running.as_ref().is_none_or(|running| {
+            running.through.try_recv() == Err(crossbeam_channel::TryRecvError::Disconnected)
+        })
+    }
+
     /// Waits until the thread is through; false if it is not by `until`, and is left to end by
     /// itself. So is the caller itself, which cannot wait for its own end.
     pub(crate) fn join(&self, until: Instant) -> bool {

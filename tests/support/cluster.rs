@@ -89,6 +89,16 @@ impl Cluster {
         this
     }
 
+    /// Lets it run for as long as it likes: several tests share it.
+    pub(crate) fn untimed(mut self) -> Self {
+        let untimed = |node: Node| Node {
+            server: node.server.untimed(),
+            ..node
+        };
+        self.nodes = self.nodes.into_iter().map(untimed).collect();
+        self
+    }
+
     /// Through all nodes, with the password that is asked for.
     pub(crate) fn url(&self) -> String {
         let password = self.setup.password;
@@ -260,16 +270,25 @@ impl Cluster {
     /// Moves the keys that the old node holds of the slot now; how many.
     #[track_caller]
     pub(crate) fn move_keys(&self, slot: u16, from: usize, to: usize) -> usize {
-        let mut connection = self.connection(from);
         let keys: Vec<Vec<u8>> = redis::cmd("CLUSTER")
             .arg("GETKEYSINSLOT")
             .arg(slot)
             .arg(10_000)
-            .query(&mut connection)
+            .query(&mut self.connection(from))
             .expect("CLUSTER GETKEYSINSLOT answers");
-        if keys.is_empty() {
-            return 0;
+        if !keys.is_empty() {
+            self.migrate(&keys, from, to);
         }
+        keys.len()
+    }
+
+    /// Moves one key of a slot that moves.
+    #[track_caller]
+    pub(crate) fn move_key(&self, key: &str, from: usize, to: usize) {
+        self.migrate(&[key.into()], from, to);
+    }
+
+    fn migrate(&self, keys: &[Vec<u8>], from: usize, to: usize) {
         // Towards the node that the cluster's clients would go to: where there is TLS, it migrates over TLS.
         let mut migrate = redis::cmd("MIGRATE");
         migrate.arg("127.0.0.1").arg(self.client_port(to));
@@ -277,10 +296,10 @@ impl Cluster {
         if let Some(password) = self.setup.password {
             migrate.arg("AUTH").arg(password);
         }
-        migrate.arg("KEYS").arg(&keys);
+        migrate.arg("KEYS").arg(keys);
         // NOKEY if all of them have expired meanwhile.
-        migrate.exec(&mut connection).expect("MIGRATE succeeds");
-        keys.len()
+        let migrated = migrate.exec(&mut self.connection(from));
+        migrated.expect("MIGRATE succeeds");
     }
 
     /// Gives the slot to the new node, and waits until all living nodes know. Keys that the old one still holds are lost.
@@ -485,7 +504,7 @@ fn options(setup: &ClusterSetup) -> Vec<String> {
     options.extend(setup.options);
     let mut options: Vec<String> = options.into_iter().map(str::to_owned).collect();
     let mut add = |name: &str, value: String| options.extend([name.to_owned(), value]);
-    // Older ones add 10000 to their port, which is below the ephemeral range.
+    // Older ones add 10000 to their port, and do not start where that is taken: another port is tried then.
     if Server::version() >= 7 {
         add("--cluster-port", port::free().to_string());
     }

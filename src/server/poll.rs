@@ -1,0 +1,458 @@
+//! One call to all servers of a quorum: written to each, read until the answers decide it, undone where it failed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::RedisError;
+
+use crate::clock::Instant;
+use crate::error::Cause;
+use crate::kind::Found;
+use crate::scripts::{Call, Reply};
+use crate::server::count::Count;
+use crate::server::fault::Fault;
+use crate::server::line::{Line, Owed, Vote};
+use crate::server::node::is_hang_up;
+use crate::server::one::Server;
+use crate::server::peer::{Peer, is_no_script};
+use crate::server::pool::Wish;
+use crate::server::quorum::{Quorum, Stake};
+
+/// With a majority at hand, how long a connection to another server is waited for by whoever has it
+/// made: a server that is only a little slower to connect to is not left out of the first lock.
+const GRACE: Duration = Duration::from_millis(10);
+
+/// A server that is asked, and the connection it is asked over until that fails.
+struct Slot<'a> {
+    server: &'a Server,
+    peer: &'a Peer,
+    line: Option<Line>,
+}
+
+pub(super) struct Poll<'a> {
+    quorum: &'a Quorum,
+    call: Option<Call<'a>>,
+    until: Instant,
+    stake: Option<&'a Stake<'a>>,
+    count: Count,
+    /// In the order in which they are read.
+    slots: Vec<Slot<'a>>,
+    /// When the first was asked.
+    sent: Option<Instant>,
+    /// Why servers gave no vote.
+    faults: Vec<(&'a Server, Fault)>,
+}
+
+impl<'a> Poll<'a> {
+    /// Asks by `call`, or only for a sign of life.
+    pub(super) fn new(
+        quorum: &'a Quorum,
+        call: Option<Call<'a>>,
+        until: Instant,
+        stake: Option<&'a Stake<'a>>,
+    ) -> Self {
+        Self {
+            quorum,
+            until,
+            stake,
+            slots: Vec::with_capacity(quorum.size.all),
+            count: Count::of(call.as_ref(), quorum.size),
+            call,
+            sent: None,
+            faults: Vec::new(),
+        }
+    }
+
+    pub(super) fn run(mut self) -> Result<(Reply, Instant), Fault> {
+        self.choose();
+        let connected = self.connect();
+        // A release goes to whoever can be had.
+        let is_hopeless = self.count.is_decided() && !matches!(self.count, Count::Release(_));
+        if connected.is_ok() && !is_hopeless {
+            self.write();
+            self.read();
+        }
+        let reply = self.count.outcome();
+        match &self.count {
+            Count::Election(election) if !election.is_won() => self.undo(),
+            Count::Release(_) if reply.is_some() => self.repeat(),
+            _ => {}
+        }
+        for slot in self.slots.drain(..) {
+            if let Some(line) = slot.line {
+                let is_unread = line.owes() > 0;
+                slot.peer.keep(line);
+                if is_unread {
+                    slot.peer.is_unread();
+                }
+            }
+        }
+        connected?;
+        match (reply, self.sent) {
+            (Some(reply), Some(sent)) => Ok((reply, sent)),
+            _ => Err(self.fault()),
+        }
+    }
+
+    /// What the lease's acquiring command came to at a server.
+    fn vote(&self, peer: &Peer) -> Vote {
+        let receipt = self.stake.and_then(|stake| stake.receipt);
+        receipt.map_or(Vote::Asked, |receipt| receipt.vote(peer.index))
+    }
+
+    /// No vote, for that reason.
+    fn fault_of(&mut self, server: &'a Server, fault: Fault) {
+        self.faults.push((server, fault));
+        self.count.failed();
+    }
+
+    /// Whom to ask, in the order of their recent speed: those that are not left aside, or all where
+    /// these are too few.
+    fn choose(&mut self) {
+        let quorum = self.quorum;
+        let present = quorum.peers().filter(|(_, peer)| !peer.is_aside());
+        let is_enough = present.count() >= quorum.size.needed;
+        for (server, peer) in quorum.peers() {
+            let took_nothing = matches!(self.vote(peer), Vote::NotAsked | Vote::Refused);
+            if let (Count::Release(tally), true) = (&mut self.count, took_nothing) {
+                tally.count(Some(Found::Nobody), &[]);
+            } else if is_enough && peer.is_aside() {
+                let cause = Cause::text("left aside until it answers again");
+                self.fault_of(server, Fault::NotNow(cause));
+            } else {
+                let line = None;
+                self.slots.push(Slot { server, peer, line });
+            }
+        }
+        self.slots
+            .sort_by_key(|slot| (slot.peer.is_aside(), slot.peer.pace()));
+    }
+
+    /// Gets connections: as many as a majority needs, and to the others what comes as fast.
+    fn connect(&mut self) -> Result<(), Fault> {
+        let mut wanted: Vec<(usize, Wish<'_>)> = Vec::new();
+        for (n, slot) in self.slots.iter_mut().enumerate() {
+            slot.line = slot.peer.take_line();
+            if slot.line.is_none() {
+                wanted.push((n, slot.server.wish().map_err(Fault::Never)?));
+            }
+        }
+        if !wanted.is_empty() {
+            self.wait_for(wanted);
+        }
+        if Instant::now() >= self.until {
+            // A trip that cannot be answered in time would only leave something to be undone.
+            return Err(self.fault());
+        }
+        Ok(())
+    }
+
+    fn wait_for(&mut self, mut wanted: Vec<(usize, Wish<'_>)>) {
+        let start = Instant::now();
+        let enough = self.quorum.size.needed.min(self.slots.len());
+        let mut by = self.until;
+        let mut had_enough = false;
+        loop {
+            let mut failed = Vec::new();
+            wanted.retain(|(n, wish)| match (wish.look(), self.slots.get_mut(*n)) {
+                (Some(Ok(wire)), Some(slot)) => {
+                    slot.line = Some(Line::new(wire));
+                    false
+                }
+                (Some(Err(no_wire)), Some(slot)) => {
+                    slot.peer.set_aside();
+                    failed.push((slot.server, slot.server.no_wire(no_wire)));
+                    false
+                }
+                _ => true,
+            });
+            for (server, fault) in failed {
+                self.fault_of(server, fault);
+            }
+            let now = Instant::now();
+            let at_hand = self.slots.iter().filter(|slot| slot.line.is_some()).count();
+            if at_hand >= enough && !had_enough {
+                had_enough = true;
+                by = by.min(now.after(GRACE.max(start.until(now))));
+            }
+            if had_enough {
+                // Whoever wished first has waited for these.
+                wanted.retain(|(_, wish)| !wish.is_late);
+            }
+            let is_hopeless = at_hand + wanted.len() < enough;
+            let patience = now.until(by);
+            match wanted.first() {
+                Some((_, wish)) if !is_hopeless && !patience.is_zero() => {
+                    // The others are looked at in between.
+                    let slice = Duration::from_millis(if wanted.len() == 1 { 250 } else { 1 });
+                    wish.wait(slice.min(patience));
+                }
+                _ => break,
+            }
+        }
+        for n in (0..self.slots.len()).rev() {
+            if self.slots.get(n).is_some_and(|slot| slot.line.is_none()) {
+                let Slot { server, .. } = self.slots.remove(n);
+                if self
+                    .faults
+                    .iter()
+                    .all(|(other, _)| !std::ptr::eq(*other, server))
+                {
+                    server.failed();
+                    let cause = Cause::silence("the connection was not made in time");
+                    self.fault_of(server, Fault::NotNow(cause));
+                }
+            }
+        }
+    }
+
+    /// Writes to all.
+    fn write(&mut self) {
+        let now = Instant::now();
+        self.sent = Some(now);
+        let patience = self.patience(0, now);
+        for n in 0..self.slots.len() {
+            let (owed, receipt) = match (&self.count, self.stake) {
+                (
+                    Count::Election(_),
+                    Some(Stake {
+                        receipt: Some(receipt),
+                        ..
+                    }),
+                ) => (Owed::Acquire(Arc::clone(receipt)), Some(*receipt)),
+                (Count::Release(_), Some(stake)) => (Owed::Release(stake.promise()), None),
+                _ => (Owed::Nothing, None),
+            };
+            let Some(Slot {
+                peer,
+                line: Some(line),
+                ..
+            }) = self.slots.get_mut(n)
+            else {
+                continue;
+            };
+            if let Some(receipt) = receipt {
+                receipt.note(peer.index, Vote::Asked);
+            }
+            let sent = match &self.call {
+                Some(call) => line.send(call, owed, patience),
+                None => line.ping(patience),
+            };
+            if let Err(error) = sent {
+                self.lose(n, error);
+            }
+        }
+    }
+
+    /// Reads until it is decided.
+    fn read(&mut self) {
+        for n in 0..self.slots.len() {
+            if self.count.is_decided() {
+                return;
+            }
+            let patience = self.patience(n, Instant::now());
+            if let Some(reply) = self.read_one(n, patience) {
+                self.count.answered(self.quorum, reply);
+            }
+        }
+    }
+
+    /// How long to wait for the n-th, where all before it are read: not all of the time for one of
+    /// which there are more than are needed.
+    fn patience(&self, n: usize, now: Instant) -> Duration {
+        let left = now.until(self.until);
+        let unread = self.slots.iter().skip(n).filter(|slot| slot.line.is_some());
+        if unread.count() > self.count.missing() {
+            left / 4
+        } else {
+            left
+        }
+    }
+
+    /// Reads the answer of the n-th, behind those of earlier calls that nobody has read yet.
+    fn read_one(&mut self, n: usize, patience: Duration) -> Option<Reply> {
+        let began = Instant::now();
+        let by = began.after(patience);
+        let mut now = began;
+        let mut has_taught = false;
+        loop {
+            let Slot { server, peer, line } = self.slots.get_mut(n)?;
+            let (server, peer) = (*server, *peer);
+            let (owed, answer) = line.as_mut()?.receive(now.until(by));
+            let answer = match answer {
+                Ok(answer) => answer,
+                Err(error) => {
+                    peer.settle(owed, None);
+                    self.lose(n, error);
+                    return None;
+                }
+            };
+            now = Instant::now();
+            let line = line.as_mut()?;
+            let is_unknown = is_no_script(&answer);
+            if is_unknown {
+                line.forget_taught();
+            }
+            if line.owes() > 0 {
+                peer.settle(owed, Some(&answer));
+                continue;
+            }
+            if let (true, Some(call)) = (is_unknown && !has_taught, &self.call) {
+                // Nothing ran, so the same call may be sent again.
+                has_taught = true;
+                if let Err(error) = line.send(call, owed, now.until(by)) {
+                    self.lose(n, error);
+                    return None;
+                }
+                continue;
+            }
+            server.answered();
+            if let Some(sent) = self.sent {
+                peer.answered_after(sent.until(now), began.until(now));
+            }
+            peer.settle(owed, Some(&answer));
+            let error = match answer {
+                Ok(reply) => return Some(reply),
+                Err(error) => error,
+            };
+            let fault = match &self.call {
+                Some(call) => server.fault(call, &error),
+                None => server.refusal("PING", &error, || "it needs +ping".into()),
+            };
+            if let Fault::NotNow(_) = fault {
+                server.failed();
+                peer.set_aside();
+            }
+            self.fault_of(server, fault);
+            return None;
+        }
+    }
+
+    /// The connection to the n-th has failed before its answer came.
+    fn lose(&mut self, n: usize, error: RedisError) {
+        let Some(Slot { server, peer, line }) = self.slots.get_mut(n) else {
+            return;
+        };
+        let (server, peer) = (*server, *peer);
+        let line = line.take();
+        server.failed();
+        if is_hang_up(&error) {
+            server.forget_idle();
+        }
+        peer.set_aside();
+        if let Some(line) = line {
+            let undo = match (&self.count, self.stake) {
+                (Count::Election(_), Some(stake)) => Some(stake.release()),
+                _ => None,
+            };
+            for owed in line.abandon(undo.as_ref()) {
+                peer.settle(owed, None);
+            }
+        }
+        self.fault_of(server, Fault::NoAnswer(error.into()));
+    }
+
+    /// Undoes an acquiring call on every server that did not surely refuse it: behind it on the same
+    /// connection, where that is alive.
+    fn undo(&mut self) {
+        let (Some(stake), Some(_)) = (self.stake, self.sent) else {
+            return;
+        };
+        self.quorum.note_ghost(stake.id);
+        let mut answering = Vec::new();
+        let patience = Instant::now().until(self.until);
+        for n in 0..self.slots.len() {
+            let Some(Slot { peer, line, .. }) = self.slots.get_mut(n) else {
+                continue;
+            };
+            let peer = *peer;
+            let receipt = stake.receipt;
+            let vote = receipt.map_or(Vote::Asked, |receipt| receipt.vote(peer.index));
+            match (vote, line) {
+                (Vote::NotAsked | Vote::Refused, _) => {}
+                (_, None) => peer.undo(stake.promise()),
+                (_, Some(line)) => {
+                    let owed = Owed::Release(stake.promise());
+                    match line.send(&stake.release(), owed, patience) {
+                        Ok(()) if vote == Vote::Granted => answering.push(n),
+                        Ok(()) => {}
+                        Err(error) => self.lose(n, error),
+                    }
+                }
+            }
+        }
+        // Those that answer are waited for: then the next attempt does not meet this one.
+        for n in answering {
+            let patience = Instant::now().until(self.until);
+            let Some(Slot { peer, line, .. }) = self.slots.get_mut(n) else {
+                continue;
+            };
+            let peer = *peer;
+            let Some(open) = line.as_mut().filter(|_| !patience.is_zero()) else {
+                continue;
+            };
+            let (owed, answer) = open.receive(patience);
+            peer.settle(owed, answer.as_ref().ok());
+            if let Err(error) = answer {
+                self.lose(n, error);
+            }
+        }
+    }
+
+    /// Has the release repeated where it could not be sent.
+    fn repeat(&self) {
+        let Some(stake) = self.stake else { return };
+        for (server, peer) in self.quorum.peers() {
+            let was_sent = self
+                .slots
+                .iter()
+                .any(|slot| std::ptr::eq(slot.server, server));
+            if !was_sent {
+                peer.undo(stake.promise());
+            }
+        }
+    }
+
+    /// Why it came to nothing.
+    fn fault(&self) -> Fault {
+        let size = self.quorum.size;
+        let mut nevers = self.faults.iter().filter_map(|(_, fault)| match fault {
+            Fault::Never(error) => Some(error),
+            _ => None,
+        });
+        if nevers.clone().count() > size.all - size.needed
+            && let Some(error) = nevers.next()
+        {
+            return Fault::Never(error.clone());
+        }
+        let mut causes: Vec<(String, Vec<&str>)> = Vec::new();
+        for (server, fault) in &self.faults {
+            let words = fault.to_string();
+            match causes.iter_mut().find(|(cause, _)| *cause == words) {
+                Some((_, servers)) => servers.push(server.label()),
+                None => causes.push((words, vec![server.label()])),
+            }
+        }
+        let causes: Vec<String> = causes
+            .iter()
+            .map(|(cause, servers)| format!("{cause} ({})", servers.join(", ")))
+            .collect();
+        let cause = Cause::text(format!(
+            "{} of {} servers answered, {} are needed: {}",
+            size.all - self.faults.len().min(size.all),
+            size.all,
+            size.needed,
+            if causes.is_empty() {
+                "no time was left to ask".into()
+            } else {
+                causes.join("; ")
+            }
+        ));
+        match &self.count {
+            // What was sent of an acquiring call is undone.
+            Count::Election(_) => Fault::NotNow(cause),
+            _ if self.sent.is_none() => Fault::NotNow(cause),
+            _ => Fault::NoAnswer(cause),
+        }
+    }
+}
