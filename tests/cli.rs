@@ -55,7 +55,12 @@ impl Program {
 
     /// `run a`, with these options, of a script.
     fn run(url: &str, options: &[&str], script: &str) -> Self {
-        let args = [&["run", "a"], options, &["--", "sh", "-c", script]].concat();
+        // A test that is aborted leaves it running, but not for ever.
+        let limit: &[&str] = match options.contains(&"--max-hold") {
+            true => &[],
+            false => &["--max-hold", "60s"],
+        };
+        let args = [&["run", "a"], options, limit, &["--", "sh", "-c", script]].concat();
         Self::start(url, &args)
     }
 
