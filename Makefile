@@ -18,7 +18,7 @@ SHORT = fencing lock loss waking wire
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
-.PHONY: demo test test-tls test-release test-servers test-valkey fmt lint doc examples deny bench servers clean
+.PHONY: demo test test-tls test-cli test-release test-servers test-valkey fmt lint doc examples deny bench servers clean
 
 # The two examples to begin with.
 demo: servers
@@ -28,13 +28,17 @@ demo: servers
 # Unit tests, integration tests and doctests.
 test: servers
 	$(WITH_SERVER) $(CARGO) test
-	@$(MAKE) --no-print-directory test-tls
+	@$(MAKE) --no-print-directory test-tls test-cli
 
 # What needs the feature, and a server that has TLS.
 test-tls: servers
 	$(WITH_SERVER) $(CARGO) test --features tls --lib --test tls
 	$(WITH_SERVER) $(CARGO) test --features tls --test conformance tls::
 	$(WITH_SERVER) $(CARGO) test --features tls --doc
+
+# What only the feature `cli` has.
+test-cli: servers
+	$(WITH_SERVER) $(CARGO) test --features cli --bin leasehold --test cli
 
 test-release: servers
 	$(WITH_SERVER) $(CARGO) test --release --lib --tests
@@ -57,6 +61,7 @@ fmt:
 lint:
 	$(CARGO) clippy --all-targets -- -D warnings
 	$(CARGO) clippy --all-targets --features tls -- -D warnings
+	$(CARGO) clippy --all-targets --features cli -- -D warnings
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --all-features

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::builder::ClientBuilder;
 use crate::clock::Instant;
-use crate::env;
 use crate::error::Error;
 use crate::health::{Health, HealthState};
+use crate::list::{Held, list};
 use crate::mutex::Mutex;
 use crate::name::Name;
 use crate::server::{Fault, Servers};
@@ -108,7 +108,7 @@ impl Client {
     ///
     /// [`Error::Config`], naming the variable and what it expects.
     pub fn from_env() -> Result<Self, Error> {
-        env::builder(|name| std::env::var_os(name))?.build()
+        Self::builder().with_env()?.build()
     }
 
     /// Settings to make a client with.
@@ -175,6 +175,33 @@ impl Client {
             servers,
             needed,
         }
+    }
+
+    /// Every lock that is held now and whose name begins with `prefix`, by name; an empty one is the
+    /// beginning of all. For an operator: it goes through all keys of the database (`SCAN`, page by
+    /// page, each within the command timeout), whatever the prefix. What is taken or released
+    /// meanwhile may be in it or not.
+    ///
+    /// In a cluster it asks every master. Of a quorum it asks all servers, a minority of which need not
+    /// answer, and lists what a majority has.
+    ///
+    /// Every string key that begins with the [`key_prefix`](ClientBuilder::key_prefix) counts as a
+    /// lock, and none that begins with `leasehold:`.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// for held in client.list("account:")? {
+    ///     println!("{} is held by {:?}", held.name(), held.holder().owner());
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unreachable`], [`Error::Refused`] (it needs the right `+scan`, beside those of
+    /// [`Mutex::inspect`]), [`Error::Closed`].
+    pub fn list(&self, prefix: impl AsRef<[u8]>) -> Result<Vec<Held>, Error> {
+        list(self.shared(), prefix.as_ref())
     }
 
     /// Ends the client: refuses new calls, sends waiting ones away with [`Error::Closed`], tells

@@ -7,7 +7,10 @@ use crate::builder::ClientBuilder;
 use crate::error::Error;
 
 /// Reads the settings through `var`, so that tests need no environment.
-pub(crate) fn builder(var: impl Fn(&str) -> Option<OsString>) -> Result<ClientBuilder, Error> {
+pub(crate) fn builder(
+    mut builder: ClientBuilder,
+    var: impl Fn(&str) -> Option<OsString>,
+) -> Result<ClientBuilder, Error> {
     let text = |name: &str| -> Result<Option<String>, Error> {
         match var(name).map(OsString::into_string) {
             Some(Ok(value)) => Ok(Some(value).filter(|value| !value.is_empty())),
@@ -15,11 +18,16 @@ pub(crate) fn builder(var: impl Fn(&str) -> Option<OsString>) -> Result<ClientBu
             None => Ok(None),
         }
     };
-    let (url, source) = match text("REDIS_URL")? {
-        Some(url) => (url, "REDIS_URL"),
-        None => (assemble(&text)?, "REDIS_HOST"),
-    };
-    let mut builder = checked(source, ClientBuilder::default().url(url))?;
+    if builder.has_place() {
+        // What is wrong with it by now is no variable's fault.
+        builder.clone().check()?;
+    } else {
+        let (url, source) = match text("REDIS_URL")? {
+            Some(url) => (url, "REDIS_URL"),
+            None => (assemble(&text)?, "REDIS_HOST"),
+        };
+        builder = checked(source, builder.url(url))?;
+    }
     if let Some(ttl) = text("LOCK_TTL_MS")? {
         builder = checked("LOCK_TTL_MS", builder.ttl(millis("LOCK_TTL_MS", &ttl)?))?;
     }
@@ -110,7 +118,7 @@ mod tests {
     use super::*;
 
     fn read(vars: &[(&str, &str)]) -> Result<ClientBuilder, Error> {
-        builder(|name| {
+        super::builder(ClientBuilder::default(), |name| {
             vars.iter()
                 .find(|(var, _)| *var == name)
                 .map(|(_, value)| value.into())
@@ -132,6 +140,25 @@ mod tests {
             shown.contains("[::1]:7") && shown.contains("250ms"),
             "{shown}"
         );
+    }
+
+    #[test]
+    fn where_a_url_was_set_none_is_read() {
+        let set = || ClientBuilder::default().url("redis://here:1");
+        let read = |builder, vars: &[(&str, &str)]| {
+            super::builder(builder, |name| {
+                let var = vars.iter().find(|(var, _)| *var == name);
+                var.map(|(_, value)| value.into())
+            })
+        };
+        let vars = [("REDIS_URL", "http://x"), ("LOCK_KEY_PREFIX", "mine:")];
+        let shown = format!("{:?}", read(set(), &vars).unwrap());
+        assert!(
+            shown.contains("here:1") && shown.contains("mine:"),
+            "{shown}"
+        );
+        let error = read(ClientBuilder::default().url("http://x"), &[]).unwrap_err();
+        assert!(!error.to_string().contains("LOCK_"), "{error}");
     }
 
     #[test]

@@ -50,6 +50,11 @@ impl Keys {
         }
     }
 
+    /// Where the last fencing token is kept.
+    pub(crate) fn fence(&self) -> &[u8] {
+        &self.fence
+    }
+
     /// Errors when no lock can have this name.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.name.check()?;

@@ -92,7 +92,8 @@
 //!
 //! What misses a right is [`Error::Refused`], and names the rights that the command or script needs.
 //! Without `+subscribe`, `+publish` or one of the channels, waiters look again after growing pauses.
-//! The README says what else can be spared, and what a user of the sentinels needs.
+//! [`Client::list`] needs `+scan` too, and [`Mutex::waiting`] `+pubsub|numsub`: no right that locking needs.
+//! The README has the user of an operator, and says what else can be spared, and what a user of the sentinels needs.
 //!
 //! # A quorum of servers
 //!
@@ -192,6 +193,8 @@
 //! # Features
 //!
 //! - `tls`: `rediss://` through rustls, with `ring`.
+//! - `cli`: the program `leasehold`, which runs a command under a lock and shows the locks: see the README. The library
+//!   is the same with and without it.
 //!
 //! # Minimum supported Rust version
 //!
@@ -212,6 +215,7 @@ mod holder;
 mod kind;
 mod lease;
 mod leases;
+mod list;
 mod lost;
 mod mutex;
 mod name;
@@ -239,6 +243,7 @@ pub use error::{Cause, Error};
 pub use guard::MutexGuard;
 pub use health::{BreakerState, Health, HealthPart, HealthState};
 pub use holder::{Holder, HolderId};
+pub use list::Held;
 pub use lost::Lost;
 pub use mutex::Mutex;
 pub use name::Name;

@@ -15,8 +15,9 @@ use crate::lost::Lost;
 use crate::release::Unlocked;
 use crate::renewed::Renewed;
 use crate::replicas::Replicas;
-use crate::server::{Fault, Lane};
+use crate::server::{Beside, Fault, Lane};
 use crate::shutdown::Core;
+use crate::token::FencingToken;
 use crate::wait::WaitPolicy;
 
 /// A lock that at most one holder in the whole fleet has at a time.
@@ -30,7 +31,7 @@ use crate::wait::WaitPolicy;
 /// What is held is a lease: it ends after the [`ttl`](Self::ttl) unless renewed, so that a crashed
 /// holder does not keep the lock for ever. It is renewed in the background every third of the ttl.
 /// A lease can be lost: see [`MutexGuard`] for how that is known at once, and
-/// [`FencingToken`](crate::FencingToken) for what makes even a paused holder harmless.
+/// [`FencingToken`] for what makes even a paused holder harmless.
 ///
 /// # Fairness
 ///
@@ -288,6 +289,42 @@ impl Mutex {
         };
         let reply = reply.map_err(|fault| shared.servers.error(fault))?;
         read_holder(reply).ok_or_else(|| self.unreadable())
+    }
+
+    /// How many clients wait for the lock at this moment, as far as Redis knows: those that listen for
+    /// its release. A client counts once however many of its threads wait, and goes on listening for
+    /// some ten seconds after the last of them; one that waits under
+    /// [`WaitPolicy::Backoff`] does not listen. Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect), but for `WrongType`. It needs the right `+pubsub|numsub`.
+    pub fn waiting(&self) -> Result<u64, Error> {
+        Ok(self.number(Beside::Listeners)?.unwrap_or(0))
+    }
+
+    /// The last fencing token that was drawn for the name, be it held or free now. `None` if none was
+    /// within the last day. Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect); [`Error::BadFence`] if something else stands in its place.
+    pub fn last_fencing_token(&self) -> Result<Option<FencingToken>, Error> {
+        Ok(self.number(Beside::Token)?.map(FencingToken::new))
+    }
+
+    fn number(&self, what: Beside) -> Result<Option<u64>, Error> {
+        let shared = &self.core.shared;
+        self.keys.check()?;
+        shared.check_open()?;
+        let until = Instant::now().after(shared.servers.command_timeout());
+        let ask = || shared.servers.number(&self.keys, what, until);
+        let number = match ask() {
+            // As for `inspect`.
+            Err(Fault::NotNow(_) | Fault::NoAnswer(_)) if Instant::now() < until => ask(),
+            number => number,
+        };
+        number.map_err(|fault| shared.servers.error(fault))
     }
 
     /// Takes the lock away from whoever holds it: looks, then deletes what it saw, if that is still

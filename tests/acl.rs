@@ -231,6 +231,70 @@ fn check(right: &str, fails: &[&str]) {
     }
 }
 
+/// What an operator does, and what of it failed.
+fn looks(server: &Server, user: &str) -> Vec<(&'static str, Error)> {
+    let operator = client(&url(server).replace("leasehold", user));
+    let _held = client(&server.url()).mutex("a").lock().unwrap();
+    let mutex = operator.mutex("a");
+    let steps = [
+        ("list", operator.list("").err()),
+        ("inspect", mutex.inspect().err()),
+        ("waiting", mutex.waiting().err()),
+        ("token", mutex.last_fencing_token().err()),
+        ("force_unlock", mutex.force_unlock().err()),
+        ("lock", operator.mutex("b").try_lock().err()),
+    ];
+    let failed = steps.into_iter();
+    failed
+        .filter_map(|(step, error)| Some((step, error?)))
+        .collect()
+}
+
+/// What fails without a right of the operator's.
+const BLIND: [(&str, &str, &[&str]); 4] = [
+    ("+scan", "SCAN needs +scan", &["list"]),
+    (
+        "+pubsub|numsub",
+        "PUBSUB needs +pubsub|numsub",
+        &["waiting"],
+    ),
+    (
+        "~leasehold:*",
+        "leasehold:",
+        &["list", "inspect", "token", "force_unlock"],
+    ),
+    (
+        "+get",
+        "needs +",
+        &["list", "inspect", "token", "force_unlock"],
+    ),
+];
+
+#[test]
+fn an_operator_sees_all_and_takes_nothing() {
+    let server = Server::start();
+    set_user(&server, &documented("operator"));
+    let failed = looks(&server, "operator");
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    assert_eq!(failed[0].0, "lock");
+    for (right, named, fails) in BLIND {
+        set_user(&server, &without("operator", right));
+        let mut failed = looks(&server, "operator");
+        assert!(matches!(failed.pop(), Some(("lock", _))), "{right}");
+        let steps: Vec<&str> = failed.iter().map(|(step, _)| *step).collect();
+        assert_eq!(steps, fails, "{right}: {failed:?}");
+        for (_, error) in failed {
+            assert!(matches!(error, Error::Refused { .. }), "{right}: {error}");
+            assert!(error.to_string().contains(named), "{right}: {error}");
+        }
+    }
+    // The lock's own user may not look at all of them, and need not.
+    set_user(&server, &documented("leasehold"));
+    let failed = looks(&server, "leasehold");
+    let steps: Vec<&str> = failed.iter().map(|(step, _)| *step).collect();
+    assert_eq!(steps, ["list", "waiting"], "{failed:?}");
+}
+
 #[test]
 fn without_select_only_the_first_database() {
     let server = Server::start();

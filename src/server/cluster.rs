@@ -215,11 +215,35 @@ impl Cluster {
         Err(fault)
     }
 
-    /// All masters that are known, by `until`.
-    pub(super) fn masters(&self, until: Instant) -> Vec<Arc<Server>> {
-        // What matters is that the slots were looked at once.
-        let _ = self.keeper(0, until);
-        self.known.lock().masters()
+    /// Every master that keeps a slot; where one has failed last, as they are known after another
+    /// look.
+    pub(super) fn masters(&self, until: Instant) -> Result<Vec<Arc<Server>>, Fault> {
+        let masters = self.known.lock().masters();
+        if !masters.is_empty() && !masters.iter().any(|master| master.is_failing()) {
+            return Ok(masters);
+        }
+        let failure = self.look(until);
+        let masters = self.known.lock().masters();
+        if masters.is_empty() {
+            return Err(failure.unwrap_or_else(|| Fault::NotNow(Cause::text("no master is known"))));
+        }
+        Ok(masters)
+    }
+
+    /// Asks the master of a slot, and the one that it has moved to.
+    pub(super) fn ask_keeper<T>(
+        &self,
+        slot: u16,
+        until: Instant,
+        ask: impl Fn(&Server) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        match ask(&*self.keeper(slot, until)?) {
+            Err(Fault::Elsewhere(..) | Fault::NotNow(_)) if Instant::now() < until => {
+                self.look(until);
+                ask(&*self.keeper(slot, until)?)
+            }
+            answer => answer,
+        }
     }
 
     /// The server that keeps a slot, by `until`; where that one has failed last, as it is known

@@ -145,6 +145,13 @@ impl Server {
                         Some(channel) if name == "PUBLISH" => {
                             format!("{name} needs +{right} on the channel {}", shown(channel))
                         }
+                        Some(subcommand) if name == "PUBSUB" => {
+                            let subcommand = shown(subcommand).to_ascii_lowercase();
+                            format!("{name} needs +{right}|{subcommand}")
+                        }
+                        Some(key) if name == "GET" => {
+                            format!("{name} needs +{right} on the key {}", shown(key))
+                        }
                         _ => format!("{name} needs +{right}"),
                     }
                 };

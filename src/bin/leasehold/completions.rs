@@ -1,0 +1,17 @@
+//! `leasehold completions`: what a shell needs to complete our arguments.
+
+use std::io::{self, Write};
+
+use clap::CommandFactory;
+use clap_complete::{Shell, generate};
+
+use crate::args::Cli;
+use crate::exit::Failure;
+
+pub(crate) fn completions(shell: Shell) -> Result<u8, Failure> {
+    // It panics where it cannot write.
+    let mut script = Vec::new();
+    generate(shell, &mut Cli::command(), "leasehold", &mut script);
+    io::stdout().write_all(&script)?;
+    Ok(0)
+}

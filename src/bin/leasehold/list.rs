@@ -1,0 +1,49 @@
+//! `leasehold list`: the locks that are held.
+
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+
+use leasehold::Held;
+
+use crate::args::{Connection, List};
+use crate::exit::Failure;
+use crate::record::Record;
+use crate::table;
+
+pub(crate) fn list(connection: &Connection, args: &List) -> Result<u8, Failure> {
+    let held = connection.client()?.list(args.prefix.as_bytes())?;
+    let records: Vec<Record> = held.iter().map(Record::from).collect();
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if args.form.json {
+        for record in &records {
+            writeln!(out, "{}", record.json().finish())?;
+        }
+    } else if !records.is_empty() {
+        let rows: Vec<_> = records
+            .iter()
+            .map(|record| {
+                [
+                    record.name(),
+                    record.holder(),
+                    record.left(),
+                    record.token(),
+                ]
+            })
+            .collect();
+        for line in table::lines(["NAME", "HOLDER", "LEFT", "TOKEN"], &rows) {
+            writeln!(out, "{line}")?;
+        }
+    }
+    out.flush()?;
+    Ok(0)
+}
+
+impl From<&Held> for Record {
+    fn from(held: &Held) -> Self {
+        Self {
+            name: held.name().clone(),
+            holder: Some(held.holder().clone()),
+            token: held.holder().fencing_token(),
+        }
+    }
+}

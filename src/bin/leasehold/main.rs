@@ -1,0 +1,74 @@
+//! `leasehold`: commands under a lock, and a look at the locks, from a shell.
+
+#[cfg(not(unix))]
+compile_error!("the feature `cli` needs process groups and signals as Unix has them");
+
+mod args;
+mod completions;
+mod exit;
+mod group;
+mod json;
+mod list;
+mod man;
+mod rate;
+mod record;
+mod run;
+mod shim;
+mod signals;
+mod status;
+mod table;
+mod top;
+mod unlock;
+
+use std::env;
+use std::io::{self, Write};
+use std::process;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use args::{Action, Cli};
+use exit::Failure;
+
+fn main() {
+    // Before all else, so that no help and no completion knows of it.
+    if env::args_os()
+        .nth(1)
+        .is_some_and(|first| first == shim::SHIM)
+    {
+        shim::shim();
+        return;
+    }
+    let code = match Cli::try_parse() {
+        Ok(cli) => act(cli),
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+            ) =>
+        {
+            write!(io::stdout(), "{error}").map_or_else(|error| Failure::from(error).tell(), |()| 0)
+        }
+        Err(error) => {
+            // A URL in the wrong place is repeated in the error.
+            let _ = write!(io::stderr(), "{}", exit::without_logons(&error.to_string()));
+            exit::USAGE
+        }
+    };
+    // Threads that still wait for Redis are not waited for.
+    process::exit(code.into());
+}
+
+fn act(cli: Cli) -> u8 {
+    let connection = &cli.connection;
+    let outcome = match cli.action {
+        Action::Run(args) => run::run(connection, &args),
+        Action::Status(args) => status::status(connection, &args),
+        Action::List(args) => list::list(connection, &args),
+        Action::Top(args) => top::top(connection, &args),
+        Action::Unlock(args) => unlock::unlock(connection, &args),
+        Action::Completions { shell } => completions::completions(shell),
+        Action::Man { command } => man::man(command.as_deref()),
+    };
+    outcome.unwrap_or_else(Failure::tell)
+}

@@ -1,0 +1,323 @@
+//! `leasehold run`: a command under a lock.
+
+use std::io::{self, IsTerminal};
+use std::mem;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::crossbeam_channel::{Receiver, after, bounded, never, select};
+use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Unlocked};
+use rustix::process::Signal;
+use signal_hook::consts::SIGTSTP;
+use signal_hook::low_level::emulate_default_handler;
+
+use crate::args::{Connection, Run, name};
+use crate::exit::{self, Failure, say};
+use crate::group::Group;
+use crate::signals::{ends, signals};
+
+/// How often we look whether what the command left behind has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// How long KILL may take. What is left after that hangs in the kernel.
+const DYING: Duration = Duration::from_secs(2);
+
+/// How long a release on the way out may take.
+const LEAVING: Duration = Duration::from_secs(1);
+
+/// The shortest ttl that there is.
+const SHORTEST: Duration = Duration::from_millis(10);
+
+/// How long to wait before Redis is asked again to keep the name.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+
+pub(crate) fn run(connection: &Connection, args: &Run) -> Result<u8, Failure> {
+    if args.max_hold.is_some_and(|most| most < args.min_hold) {
+        return Err(Failure::new(
+            exit::USAGE,
+            "--max-hold is shorter than --min-hold",
+        ));
+    }
+    let signals = signals().map_err(|error| Failure::system("signals cannot be caught", &error))?;
+    let mut builder = connection.builder()?;
+    if let Some(owner) = &args.owner {
+        builder = builder.owner(owner);
+    }
+    let client = builder.build()?;
+    let mut mutex = client.mutex(name(&args.name));
+    if let Some(ttl) = args.ttl {
+        mutex = mutex.ttl(ttl);
+    }
+    if let Some(most) = args.max_hold {
+        mutex = mutex.max_hold(most);
+    }
+    let guard = match take(&client, mutex, args, &signals)? {
+        Taken::Ours(guard) => guard,
+        Taken::NotOurs => {
+            say(&format!("somebody else holds {}", name(&args.name)));
+            return Ok(args.not_acquired_exit);
+        }
+        Taken::Signalled(signal) => return Ok(exit::by_signal(signal)),
+    };
+    let granted = Instant::now();
+    let group = Group::start().map_err(|error| {
+        Failure::system("no process could be started beside the command", &error)
+    })?;
+    // A command that was not found or cannot be run has done nothing, so the name is free at once.
+    let command = start(&group, &guard, args)?;
+    let end = Running {
+        group,
+        guard: &guard,
+        kill_after: args.kill_after,
+    }
+    .until_the_end(command, &signals);
+    let code = match end {
+        End::Lost(lost) => lost_code(lost),
+        End::Ended(status) => let_go(guard, granted, args.min_hold, &signals)?
+            .map_or_else(|| exit::code(status), lost_code),
+    };
+    Ok(code)
+}
+
+enum Taken {
+    Ours(MutexGuard),
+    NotOurs,
+    Signalled(i32),
+}
+
+/// Waits for the lock, and for signals meanwhile.
+fn take(
+    client: &Client,
+    mutex: Mutex,
+    args: &Run,
+    signals: &Receiver<i32>,
+) -> Result<Taken, Failure> {
+    let (answer, answered) = bounded(1);
+    let (wait, no_wait) = (args.wait, args.no_wait);
+    let waiting = move || {
+        let taken = match wait {
+            _ if no_wait => mutex.try_lock(),
+            Some(limit) => mutex.try_lock_for(limit),
+            None => mutex.lock().map(Some),
+        };
+        // Nobody listens any more once a signal has come; a lock that came with it is released.
+        let _ = answer.send(taken);
+    };
+    thread::Builder::new()
+        .name("leasehold-wait".into())
+        .spawn(waiting)
+        .map_err(|error| Failure::system("no thread could be started", &error))?;
+    loop {
+        select! {
+            recv(answered) -> taken => {
+                // The thread answers unless it has panicked, which it has said then.
+                let taken = taken.unwrap_or(Err(Error::Closed))?;
+                return Ok(taken.map_or(Taken::NotOurs, Taken::Ours));
+            }
+            recv(signals) -> signal => match signal {
+                Ok(signal) if ends(signal) => {
+                    // Sends the waiting thread away, and undoes what it has under way.
+                    client.shutdown(LEAVING)?;
+                    return Ok(Taken::Signalled(signal));
+                }
+                Ok(SIGTSTP) => suspend(),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn start(group: &Group, guard: &MutexGuard, args: &Run) -> Result<Child, Failure> {
+    let [program, arguments @ ..] = args.command.as_slice() else {
+        return Err(Failure::new(exit::USAGE, "there is no command"));
+    };
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env("LEASEHOLD_FENCING_TOKEN", guard.fencing_token().to_string())
+        .env("LEASEHOLD_NAME", &args.name);
+    if io::stdin().is_terminal() {
+        // The terminal stops whoever reads from it in another group than the shell's job.
+        command.stdin(Stdio::null());
+    }
+    group.spawn(&mut command).map_err(|error| {
+        let code = match error.kind() {
+            io::ErrorKind::NotFound => exit::NOT_FOUND,
+            _ => exit::CANNOT_RUN,
+        };
+        Failure::new(
+            code,
+            format!("{} cannot be run: {error}", program.display()),
+        )
+    })
+}
+
+/// Why we are through with the command's group.
+enum End {
+    Lost(Lost),
+    Ended(ExitStatus),
+}
+
+/// A command at work, with its lock.
+struct Running<'a> {
+    group: Group,
+    guard: &'a MutexGuard,
+    kill_after: Duration,
+}
+
+impl Running<'_> {
+    /// Waits until the command and all that it left behind have ended, and sees to it that they do.
+    fn until_the_end(mut self, mut command: Child, signals: &Receiver<i32>) -> End {
+        let (tell, mut ended) = bounded(1);
+        thread::spawn(move || tell.send(command.wait()));
+        let mut lost = self.guard.lost();
+        let (mut loss, mut status) = (None, None);
+        let mut kill_at = None;
+        loop {
+            if status.is_some() {
+                if self.group.is_empty() {
+                    break;
+                }
+                kill_at.get_or_insert_with(|| {
+                    self.group.terminate();
+                    Instant::now() + self.kill_after
+                });
+            }
+            if kill_at.is_some_and(|at| Instant::now() >= at) {
+                self.group.kill();
+                if status.is_some() {
+                    self.see_them_die();
+                    break;
+                }
+                kill_at = None;
+            }
+            let look = match kill_at {
+                _ if status.is_some() => after(LOOK_EVERY),
+                Some(at) => after(at.saturating_duration_since(Instant::now())),
+                None => never(),
+            };
+            select! {
+                recv(ended) -> how => {
+                    // Only a command that somebody else has waited for has no status.
+                    status = Some(how.ok().and_then(Result::ok).unwrap_or_default());
+                    ended = never();
+                }
+                recv(lost) -> why => {
+                    lost = never();
+                    if let Ok(why) = why {
+                        say(&format!("{why}: ending the command"));
+                        loss = Some(why);
+                        self.group.terminate();
+                        kill_at.get_or_insert_with(|| Instant::now() + self.kill_after);
+                    }
+                }
+                recv(signals) -> signal => {
+                    if let Ok(signal) = signal {
+                        self.pass_on(signal);
+                    }
+                }
+                recv(look) -> _ => {}
+            }
+        }
+        match loss {
+            Some(loss) => End::Lost(loss),
+            None => End::Ended(status.unwrap_or_default()),
+        }
+    }
+
+    fn pass_on(&self, signal: i32) {
+        if signal == SIGTSTP {
+            // Nothing is to run on while nobody renews.
+            self.group.signal(Signal::STOP);
+            suspend();
+            // After a loss it is woken to be ended.
+            if self.guard.is_held() {
+                self.group.signal(Signal::CONT);
+            }
+        } else if let Some(signal) = Signal::from_named_raw(signal) {
+            self.group.signal(signal);
+        }
+    }
+
+    fn see_them_die(&mut self) {
+        let killed = Instant::now();
+        while !self.group.is_empty() {
+            if killed.elapsed() > DYING {
+                say("the command has left processes behind that cannot be killed");
+                return;
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+}
+
+/// Stops until somebody has us continue.
+fn suspend() {
+    // It can only fail for another signal.
+    let _ = emulate_default_handler(SIGTSTP);
+}
+
+fn lost_code(lost: Lost) -> u8 {
+    match lost {
+        Lost::MaxHold => exit::TOO_LONG,
+        _ => exit::LOST,
+    }
+}
+
+/// Releases the lock, or leaves it in Redis for the rest of its shortest time. Says if it was lost before.
+fn let_go(
+    guard: MutexGuard,
+    granted: Instant,
+    min_hold: Duration,
+    signals: &Receiver<i32>,
+) -> Result<Option<Lost>, Failure> {
+    let mut said = false;
+    loop {
+        let left = min_hold.saturating_sub(granted.elapsed());
+        if left < SHORTEST {
+            thread::sleep(left);
+            break;
+        }
+        match guard.extend(left) {
+            Ok(()) => {
+                mem::forget(guard);
+                return Ok(None);
+            }
+            Err(Error::Lost(lost)) => return Ok(Some(said_lost(lost))),
+            Err(error) => {
+                if !mem::replace(&mut said, true) {
+                    say(&format!(
+                        "{error}: the lock is held here until --min-hold is over"
+                    ));
+                }
+                select! {
+                    recv(signals) -> signal => {
+                        if signal.is_ok_and(ends) {
+                            say("ending before --min-hold is over: the name is free after the ttl");
+                            mem::forget(guard);
+                            return Ok(None);
+                        }
+                    }
+                    default(ASK_AGAIN) => {}
+                }
+            }
+        }
+    }
+    match guard.unlock() {
+        Ok(Unlocked::Released) => Ok(None),
+        Ok(Unlocked::AlreadyLost(lost)) => Ok(Some(said_lost(lost))),
+        Err(error) => {
+            // It was held to the end, and that is what counts.
+            say(&format!(
+                "the release was not confirmed, and the ttl ends it: {error}"
+            ));
+            Ok(None)
+        }
+    }
+}
+
+fn said_lost(lost: Lost) -> Lost {
+    say(&format!("{lost}, before the command had ended"));
+    lost
+}

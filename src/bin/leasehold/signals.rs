@@ -1,0 +1,57 @@
+//! The signals that we are sent, on a channel.
+
+use std::io;
+use std::thread;
+
+use leasehold::crossbeam_channel::{Receiver, unbounded};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::Signals;
+
+const CAUGHT: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2];
+
+/// Whether the signal asks us to end.
+pub(crate) fn ends(signal: i32) -> bool {
+    [SIGHUP, SIGINT, SIGQUIT, SIGTERM].contains(&signal)
+}
+
+/// From now on signals do nothing but arrive here. What our starter had us ignore (`nohup`, a shell's `&`) stays ignored.
+pub(crate) fn signals() -> io::Result<Receiver<i32>> {
+    let ignored = ignored();
+    let caught = CAUGHT.iter().filter(|&&signal| ignored & bit(signal) == 0);
+    let mut signals = Signals::new(caught)?;
+    let (heard, receiver) = unbounded();
+    let listen = move || signals.forever().try_for_each(|signal| heard.send(signal));
+    thread::Builder::new()
+        .name("leasehold-signals".into())
+        .spawn(listen)?;
+    Ok(receiver)
+}
+
+/// A bit for each signal; none where the system does not tell in this way.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    read(&status)
+}
+
+fn read(status: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
+fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn smoke() {
+        let ignored = read("SigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0\n");
+        assert_eq!(ignored & bit(SIGHUP), 1);
+        assert_eq!(ignored & bit(SIGTERM), 0);
+        assert_eq!(read(""), 0);
+    }
+}

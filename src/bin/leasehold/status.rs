@@ -1,0 +1,86 @@
+//! `leasehold status`: who holds these locks, and who waits for them.
+
+use std::io::{self, Write};
+
+use leasehold::{Error, Mutex};
+
+use crate::args::{Connection, Status, name};
+use crate::exit::{Failure, say};
+use crate::record::Record;
+use crate::table;
+
+pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failure> {
+    let client = connection.client()?;
+    let mut waiting = Waiting::default();
+    let mut seen = Vec::new();
+    for text in &args.names {
+        let name = name(text);
+        let mutex = client.mutex(&name);
+        let holder = mutex.inspect()?;
+        let token = match &holder {
+            Some(holder) => holder.fencing_token(),
+            None => mutex.last_fencing_token()?,
+        };
+        let record = Record {
+            name,
+            holder,
+            token,
+        };
+        seen.push((record, waiting.ask(&mutex)?));
+    }
+    let mut out = io::stdout().lock();
+    if args.form.json {
+        for (record, waiting) in &seen {
+            writeln!(
+                out,
+                "{}",
+                record.json().number("waiting", *waiting).finish()
+            )?;
+        }
+        return Ok(0);
+    }
+    let rows: Vec<_> = seen
+        .iter()
+        .map(|(record, waiting)| {
+            [
+                record.name(),
+                record.holder(),
+                record.left(),
+                shown(*waiting),
+                record.token(),
+            ]
+        })
+        .collect();
+    for line in table::lines(["NAME", "HOLDER", "LEFT", "WAITING", "TOKEN"], &rows) {
+        writeln!(out, "{line}")?;
+    }
+    Ok(0)
+}
+
+/// How many clients wait, for a user who may not be allowed to know.
+#[derive(Default)]
+pub(crate) struct Waiting {
+    refused: bool,
+}
+
+impl Waiting {
+    /// `None`: Redis does not tell, which is said once.
+    pub(crate) fn ask(&mut self, mutex: &Mutex) -> Result<Option<u64>, Error> {
+        if self.refused {
+            return Ok(None);
+        }
+        match mutex.waiting() {
+            Ok(waiting) => Ok(Some(waiting)),
+            Err(error @ Error::Refused { .. }) => {
+                say(&error.to_string());
+                self.refused = true;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+pub(crate) fn shown(waiting: Option<u64>) -> String {
+    waiting.map_or_else(|| "?".into(), |waiting| waiting.to_string())
+}

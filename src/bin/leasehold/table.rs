@@ -1,0 +1,35 @@
+//! Columns of text.
+
+/// The rows as lines, each column as wide as it has to be.
+pub(crate) fn lines<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> Vec<String> {
+    let header = header.map(str::to_owned);
+    let all = || std::iter::once(&header).chain(rows);
+    let mut widths = [0; N];
+    for row in all() {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let line = |row: &[String; N]| {
+        let cells = row.iter().zip(widths);
+        let line: String = cells
+            .map(|(cell, width)| format!("{cell:<width$}  "))
+            .collect();
+        line.trim_end().to_owned()
+    };
+    all().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn smoke() {
+        let rows = [["a".into(), "x".into()], ["tisch-ü".into(), String::new()]];
+        assert_eq!(
+            lines(["NAME", "B"], &rows),
+            ["NAME     B", "a        x", "tisch-ü"]
+        );
+    }
+}

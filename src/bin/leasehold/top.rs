@@ -1,0 +1,210 @@
+//! `leasehold top`: the locks that are held, again and again.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::io::{self, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use leasehold::{Client, Error, Name};
+
+use crate::args::{Connection, Top};
+use crate::exit::{Failure, say};
+use crate::rate::Rates;
+use crate::record::Record;
+use crate::status::{Waiting, shown};
+use crate::table;
+
+/// Lines and columns of a terminal that does not say.
+const USUAL: (usize, usize) = (24, 80);
+
+pub(crate) fn top(connection: &Connection, args: &Top) -> Result<u8, Failure> {
+    let mut screen = Screen::new(args);
+    let mut sight = Sight {
+        client: connection.client()?,
+        prefix: args.prefix.as_bytes().to_vec(),
+        rates: Rates::default(),
+        waiting: Waiting::default(),
+    };
+    let mut looks = 0;
+    loop {
+        let began = Instant::now();
+        match sight.look(began) {
+            Ok(rows) => screen.show(&rows)?,
+            // It may be back at the next look; and if it never was there, this is a failure.
+            Err(error) if error.is_unreachable() && looks > 0 => screen.complain(&error)?,
+            Err(error) => return Err(error.into()),
+        }
+        looks += 1;
+        if args.count.is_some_and(|count| looks >= count) {
+            return Ok(0);
+        }
+        thread::sleep(args.interval.saturating_sub(began.elapsed()));
+    }
+}
+
+struct Sight {
+    client: Client,
+    prefix: Vec<u8>,
+    rates: Rates,
+    waiting: Waiting,
+}
+
+struct Row {
+    record: Record,
+    waiting: Option<u64>,
+    changes: f64,
+}
+
+impl Sight {
+    /// All locks that are held, and those that were lately; the busiest first.
+    fn look(&mut self, now: Instant) -> Result<Vec<Row>, Error> {
+        let held = self.client.list(&self.prefix)?;
+        let mut seen: BTreeMap<Name, Record> = held
+            .iter()
+            .map(|held| (held.name().clone(), held.into()))
+            .collect();
+        for name in self.rates.names() {
+            if !seen.contains_key(&name) {
+                let token = self.client.mutex(&name).last_fencing_token()?;
+                let holder = None;
+                seen.insert(
+                    name.clone(),
+                    Record {
+                        name,
+                        holder,
+                        token,
+                    },
+                );
+            }
+        }
+        self.rates.look(now);
+        let mut rows = Vec::new();
+        for (name, record) in seen {
+            let token = record.token.map(u64::from);
+            self.rates.saw(&name, token, record.holder.is_some());
+            rows.push(Row {
+                waiting: self.waiting.ask(&self.client.mutex(&name))?,
+                changes: self.rates.of(&name),
+                record,
+            });
+        }
+        self.rates.forget();
+        let tenths = |row: &Row| (row.changes * 10.0) as u64;
+        // What is alike stays in the order of names.
+        rows.sort_by_key(|row| Reverse((row.waiting, tenths(row))));
+        Ok(rows)
+    }
+}
+
+/// Where it is shown, and how.
+enum Screen {
+    Terminal { interval: Duration },
+    Lines,
+    Json,
+}
+
+impl Screen {
+    fn new(args: &Top) -> Self {
+        if args.form.json {
+            Self::Json
+        } else if io::stdout().is_terminal() {
+            Self::Terminal {
+                interval: args.interval,
+            }
+        } else {
+            Self::Lines
+        }
+    }
+
+    fn show(&mut self, rows: &[Row]) -> io::Result<()> {
+        let mut out = io::BufWriter::new(io::stdout().lock());
+        match self {
+            Self::Terminal { interval } => {
+                let held = rows.iter().filter(|row| row.record.holder.is_some());
+                let waiting: u64 = rows.iter().filter_map(|row| row.waiting).sum();
+                let head = format!(
+                    "{} held, {waiting} waiting, every {interval:?}",
+                    held.count()
+                );
+                let cells: Vec<_> = rows.iter().map(cells).collect();
+                let header = ["NAME", "HOLDER", "LEFT", "WAITING", "CHANGES/s", "TOKEN"];
+                let mut lines = vec![head, String::new()];
+                lines.extend(table::lines(header, &cells));
+                refresh(&mut out, &lines)?;
+            }
+            Self::Lines => {
+                for row in rows {
+                    writeln!(out, "{}\t{}", seconds(), cells(row).join("\t"))?;
+                }
+            }
+            Self::Json => {
+                let at = since_epoch().as_millis();
+                for row in rows {
+                    let mut object = row.record.json();
+                    object
+                        .number("waiting", row.waiting)
+                        .number("changes_per_s", Some(format!("{:.2}", row.changes)))
+                        .number("at_ms", Some(at));
+                    writeln!(out, "{}", object.finish())?;
+                }
+            }
+        }
+        out.flush()
+    }
+
+    fn complain(&mut self, error: &Error) -> io::Result<()> {
+        match self {
+            Self::Terminal { .. } => {
+                let mut out = io::stdout().lock();
+                refresh(&mut out, &[error.to_string()])?;
+                out.flush()
+            }
+            _ => {
+                say(&error.to_string());
+                Ok(())
+            }
+        }
+    }
+}
+
+fn cells(row: &Row) -> [String; 6] {
+    [
+        row.record.name(),
+        row.record.holder(),
+        row.record.left(),
+        shown(row.waiting),
+        format!("{:.1}", row.changes),
+        row.record.token(),
+    ]
+}
+
+/// Writes over what is there, and so without flicker; as much as there is room for.
+fn refresh(out: &mut impl Write, lines: &[String]) -> io::Result<()> {
+    let (height, width) = size();
+    write!(out, "\x1b[H")?;
+    for line in lines.iter().take(height.saturating_sub(1)) {
+        let line: String = line.chars().take(width).collect();
+        // Whatever was there to the right of it goes.
+        write!(out, "{line}\x1b[K\r\n")?;
+    }
+    write!(out, "\x1b[J")
+}
+
+fn size() -> (usize, usize) {
+    match rustix::termios::tcgetwinsize(io::stdout()) {
+        Ok(size) if size.ws_row > 1 && size.ws_col > 0 => (size.ws_row.into(), size.ws_col.into()),
+        _ => USUAL,
+    }
+}
+
+fn seconds() -> u64 {
+    since_epoch().as_secs()
+}
+
+fn since_epoch() -> Duration {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+}
