@@ -12,6 +12,7 @@ use crate::error::{Cause, Error};
 use crate::hold::Hold;
 use crate::kind::Keys;
 use crate::server::Fault;
+use crate::stats::Wake;
 use crate::threads::Shared;
 use crate::threads::subscriber::Subscription;
 use crate::wait::{Backoff, WaitPolicy, jittered};
@@ -43,6 +44,28 @@ pub(crate) fn acquire(
     patience: Patience,
 ) -> Result<Option<Arc<Hold>>, Error> {
     let start = Instant::now();
+    let mut has_waited = false;
+    let outcome = take(shared, keys, settings, patience, start, &mut has_waited);
+    let counters = &shared.meters.counters;
+    match (&outcome, patience) {
+        (Ok(Some(hold)), _) => shared.meters.acquired(has_waited, start.until(hold.since)),
+        (Ok(None), Patience::Until(deadline)) if Instant::now() >= deadline => {
+            counters.timed_out.up();
+        }
+        (Ok(None) | Err(Error::AttemptsUsedUp { .. }), _) => counters.refused.up(),
+        (Err(_), _) => counters.failed.up(),
+    }
+    outcome
+}
+
+fn take(
+    shared: &Arc<Shared>,
+    keys: &Arc<Keys>,
+    settings: &Settings,
+    patience: Patience,
+    start: Instant,
+    has_waited: &mut bool,
+) -> Result<Option<Arc<Hold>>, Error> {
     keys.check()?;
     let terms = settings.terms(&shared.config)?;
     shared.check_open()?;
@@ -57,7 +80,9 @@ pub(crate) fn acquire(
         Patience::Endless => Instant::NEVER,
     };
     let mut wait = Wait::new(&attempt, deadline);
-    match (wait.run()?, patience) {
+    let hold = wait.run()?;
+    *has_waited = wait.has_said;
+    match (hold, patience) {
         // Only the policy's attempts end a wait that has no deadline.
         (None, Patience::Endless) => Err(Error::AttemptsUsedUp {
             attempts: wait.refusals,
@@ -95,6 +120,10 @@ struct Wait<'a> {
     failures: u32,
     /// That it waits was logged.
     has_said: bool,
+    /// Why it looks again where nothing wakes it before.
+    alarm: Option<Wake>,
+    /// It looks because it was woken, and not for the first time.
+    is_awake: bool,
 }
 
 impl<'a> Wait<'a> {
@@ -107,6 +136,8 @@ impl<'a> Wait<'a> {
             refusals: 0,
             failures: 0,
             has_said: false,
+            alarm: None,
+            is_awake: false,
         }
     }
 
@@ -133,7 +164,8 @@ impl<'a> Wait<'a> {
                     self.say(None);
                     self.hear()?;
                     // The release here wakes us; the look after this is for what is not heard.
-                    self.park(self.pause(true, None))
+                    self.in_vain();
+                    self.doze(true, None)
                 }
                 Turn::Look => {
                     let asked = Instant::now();
@@ -146,7 +178,7 @@ impl<'a> Wait<'a> {
                             // A subscription that was live before the look hears every release
                             // after it. One that comes to life later wakes us to look again.
                             let heard = self.hear()?.is_some_and(|hears| hears.hears_since(asked));
-                            self.park(self.pause(heard, remaining))
+                            self.doze(heard, remaining)
                         }
                         Err(fault) => {
                             let Some(pause) = self.failed(fault)? else {
@@ -163,6 +195,7 @@ impl<'a> Wait<'a> {
             if Instant::now() >= self.deadline && self.is_taken() {
                 return Ok(None);
             }
+            self.woke(woken);
         }
     }
 
@@ -199,6 +232,7 @@ impl<'a> Wait<'a> {
     fn refused(&mut self, remaining: Option<Duration>) -> Option<Option<Duration>> {
         self.ticket.refused(Instant::now());
         self.failures = 0;
+        self.in_vain();
         self.refusals = self.refusals.saturating_add(1);
         self.say(remaining);
         match &self.attempt.settings.wait {
@@ -248,18 +282,42 @@ impl<'a> Wait<'a> {
         Ok(self.subscription.as_ref())
     }
 
-    /// How long to sleep after a refusal, if nothing wakes us.
-    fn pause(&self, heard: bool, remaining: Option<Duration>) -> Duration {
+    /// Sleeps after a refusal, or until woken: true.
+    fn doze(&mut self, heard: bool, remaining: Option<Duration>) -> bool {
+        let (pause, alarm) = self.pause(heard, remaining);
+        self.alarm = Some(alarm);
+        self.park(pause)
+    }
+
+    /// Counts what ended the sleep.
+    fn woke(&mut self, woken: bool) {
+        let alarm = self.alarm.take();
+        let wake = if woken { self.ticket.woken() } else { alarm };
+        self.is_awake = wake.is_some_and(|wake| self.attempt.shared.meters.woke(wake));
+    }
+
+    /// Somebody else holds the name: what woke this call was no help.
+    fn in_vain(&mut self) {
+        if std::mem::take(&mut self.is_awake) {
+            self.attempt.shared.meters.counters.spurious_wakes.up();
+        }
+    }
+
+    /// How long to sleep after a refusal, if nothing wakes us, and what ends it then.
+    fn pause(&self, heard: bool, remaining: Option<Duration>) -> (Duration, Wake) {
         let backstop = self.attempt.shared.config.backstop;
         let refusals = self.refusals.saturating_sub(1);
         let pause = match &self.attempt.settings.wait {
-            WaitPolicy::Backoff(backoff) => return backoff.pause(refusals),
+            WaitPolicy::Backoff(backoff) => return (backoff.pause(refusals), Wake::Backstop),
             WaitPolicy::Wake if heard => jittered(backstop),
             WaitPolicy::Wake => DEAF.pause(refusals).min(backstop),
         };
         // Nobody tells of a key that runs out. Redis counts whole milliseconds, rounded down.
         let rounded = |left: Duration| left.saturating_add(Duration::from_millis(1));
-        pause.min(remaining.map_or(Duration::MAX, rounded))
+        match remaining.map(rounded) {
+            Some(left) if left < pause => (left, Wake::Ttl),
+            _ => (pause, Wake::Backstop),
+        }
     }
 
     /// Sleeps for `pause`, or until woken: true.

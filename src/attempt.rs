@@ -60,6 +60,7 @@ impl<'a> Attempt<'a> {
     /// this returns.
     pub(crate) fn look(&self, deadline: Instant) -> Result<Look, Fault> {
         let (shared, keys) = (self.shared, self.keys);
+        shared.meters.counters.attempts.up();
         let id = HolderId::fresh(&shared.config.owner);
         let until = Instant::now()
             .after(shared.servers.command_timeout())
@@ -75,8 +76,9 @@ impl<'a> Attempt<'a> {
         {
             Ok((reply, sent)) => match Acquired::read(reply) {
                 Some(Acquired::Granted(token)) => {
-                    match Lease::granted(sent, Instant::now(), &self.terms) {
-                        Some(lease) => self.hold(id, token, lease, until),
+                    let now = Instant::now();
+                    match Lease::granted(sent, now, &self.terms) {
+                        Some(lease) => self.hold(id, token, lease, now, until),
                         None => Err(self.undo(
                             id,
                             Cause::text("the answer took as long as the lease: ttl too short"),
@@ -109,6 +111,7 @@ impl<'a> Attempt<'a> {
         id: HolderId,
         token: FencingToken,
         lease: Lease,
+        since: Instant,
         until: Instant,
     ) -> Result<Look, Fault> {
         let (shared, keys) = (self.shared, self.keys);
@@ -117,6 +120,7 @@ impl<'a> Attempt<'a> {
             id,
             token,
             serial: shared.next_serial(),
+            since,
             replicas: self.terms.replicas,
             trace_id: self.settings.trace_id.clone(),
             on_lost: self.settings.on_lost.clone(),

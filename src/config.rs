@@ -32,6 +32,8 @@ pub(crate) struct Config {
     pub(crate) backstop: Duration,
     pub(crate) max_connections: usize,
     pub(crate) replicas: Option<Replicas>,
+    pub(crate) shared_stats: bool,
+    pub(crate) shared_stats_key: String,
 }
 
 impl Default for Config {
@@ -53,6 +55,8 @@ impl Default for Config {
             backstop: Duration::from_secs(1),
             max_connections: 32,
             replicas: None,
+            shared_stats: false,
+            shared_stats_key: "lock_stats".into(),
         }
     }
 }
@@ -95,6 +99,11 @@ impl Config {
         if self.connection_name.is_empty() || !self.connection_name.chars().all(plain) {
             return wrong(
                 "connection_name must be printable ASCII without spaces: Redis takes no other",
+            );
+        }
+        if self.shared_stats_key.is_empty() || self.shared_stats_key.starts_with("leasehold:") {
+            return wrong(
+                "shared_stats_key must not be empty, nor begin with \"leasehold:\": those keys are of locks",
             );
         }
         if self.key_prefix == self.channel_prefix && self.key_prefix.is_empty() {

@@ -158,6 +158,7 @@ mod replicas;
 mod scripts;
 mod server;
 mod shutdown;
+mod stats;
 mod threads;
 #[cfg(feature = "tls")]
 mod tls;
@@ -180,5 +181,6 @@ pub use name::Name;
 pub use release::Unlocked;
 pub use renewed::Renewed;
 pub use shutdown::ShutdownReport;
+pub use stats::{Latency, Stats, Totals};
 pub use token::FencingToken;
 pub use wait::{Backoff, WaitPolicy};

@@ -34,6 +34,7 @@ pub(crate) static ACQUIRE: Script = script!("acquire", "get", "time", "set", "de
 pub(crate) static RELEASE: Script = script!("release", "get", "del");
 pub(crate) static RENEW: Script = script!("renew", "get", "pttl", "pexpire", "del");
 pub(crate) static INSPECT: Script = script!("inspect", "get", "pttl");
+pub(crate) static TALLY: Script = script!("tally", "get", "hincrby", "set");
 
 /// One call of a script, ready to be sent.
 #[derive(Clone, Copy, Debug)]
@@ -139,6 +140,11 @@ impl From<Value> for Reply {
             Value::BulkString(text) => Self::Text(text),
             Value::SimpleString(text) => Self::Text(text.into_bytes()),
             Value::Array(items) => Self::List(items.into_iter().map(Self::from).collect()),
+            // What is a list of pairs in the older protocol.
+            Value::Map(pairs) => {
+                let items = pairs.into_iter().flat_map(|(key, value)| [key, value]);
+                Self::List(items.map(Self::from).collect())
+            }
             _ => Self::Other,
         }
     }

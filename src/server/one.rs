@@ -16,6 +16,7 @@ use crate::server::fault::Fault;
 use crate::server::node::{Node, Wire, is_hang_up, reply};
 use crate::server::pool::{Lane, Lent, Pool, Refusal};
 use crate::server::sentinel::Sentinels;
+use crate::stats::Histogram;
 use crate::url::Target;
 
 /// A server, or the master that sentinels name: one place where locks are kept.
@@ -25,6 +26,8 @@ pub(crate) struct Server {
     answered: AtomicU64,
     /// Something has failed since.
     failing: AtomicBool,
+    /// From a command to its answer.
+    pub(crate) latency: Histogram,
 }
 
 impl Server {
@@ -34,6 +37,7 @@ impl Server {
             pool: Arc::new(Pool::new(node, config.max_connections)),
             answered: AtomicU64::new(0),
             failing: AtomicBool::new(false),
+            latency: Histogram::default(),
         })
     }
 
@@ -78,7 +82,7 @@ impl Server {
                 let answer = answer
                     .map_err(|error| self.fault(&call, &error))
                     .and_then(|reply| self.acknowledged(reply, waited, call.replicas));
-                self.settle(lent, answer).map(|reply| (reply, sent))
+                self.settle(lent, sent, answer).map(|reply| (reply, sent))
             }
             Err(error) => {
                 if let Some(undo) = undo {
@@ -100,7 +104,8 @@ impl Server {
         let mut command = redis::cmd(name);
         command.arg(args);
         let mut lent = self.lend(until, lane)?;
-        match self.trip(&mut lent, Instant::now(), until, |buffer| {
+        let sent = Instant::now();
+        match self.trip(&mut lent, sent, until, |buffer| {
             command.write_packed_command(buffer)
         }) {
             Ok(answer) => {
@@ -110,18 +115,26 @@ impl Server {
                         Some(channel) if name == "PUBLISH" => {
                             format!("{name} needs +{right} on the channel {}", shown(channel))
                         }
+                        Some(key) if name == "HGETALL" => {
+                            format!("{name} needs +{right} on the key {}", shown(key))
+                        }
                         _ => format!("{name} needs +{right}"),
                     }
                 };
                 let answer = answer.map_err(|error| refusal(name, &error, rights));
-                self.settle(lent, answer)
+                self.settle(lent, sent, answer)
             }
             Err(error) => Err(self.no_answer(error)),
         }
     }
 
     /// Notes how the server did, and keeps the connection if it leads to one that works.
-    fn settle(&self, lent: Lent<'_>, answer: Result<Reply, Fault>) -> Result<Reply, Fault> {
+    fn settle(
+        &self,
+        lent: Lent<'_>,
+        sent: Instant,
+        answer: Result<Reply, Fault>,
+    ) -> Result<Reply, Fault> {
         if let Err(Fault::NotNow(_)) = answer {
             let generation = lent.generation();
             drop(lent);
@@ -129,7 +142,7 @@ impl Server {
             self.failed();
         } else {
             lent.give_back();
-            self.answered();
+            self.answered(sent);
         }
         answer
     }
@@ -282,10 +295,11 @@ impl Server {
         wire.generation == self.pool.generation()
     }
 
-    /// Redis answered something.
-    pub(crate) fn answered(&self) {
-        self.answered
-            .store(Instant::now().as_nanos(), Ordering::Relaxed);
+    /// Redis answered something that was sent at `sent`.
+    pub(crate) fn answered(&self, sent: Instant) {
+        let now = Instant::now();
+        self.answered.store(now.as_nanos(), Ordering::Relaxed);
+        self.latency.record(sent.until(now));
         if self.failing.load(Ordering::Relaxed) {
             self.failing.store(false, Ordering::Relaxed);
         }
@@ -304,6 +318,11 @@ impl Server {
         }
         let answered = Instant::from_nanos(self.answered.load(Ordering::Relaxed));
         start.max(answered).until(now)
+    }
+
+    /// How many connections to it are open.
+    pub(crate) fn connections(&self) -> u64 {
+        self.pool.node.connections()
     }
 
     /// The connections are closed; what is out is closed when it comes back.

@@ -18,6 +18,7 @@ use crate::scripts::{Call, Reply};
 use crate::server::{Fault, Wire};
 use crate::threads::Shared;
 use crate::threads::site::Site;
+use crate::threads::tally::Parcel;
 use crate::threads::worker::{Worker, contain};
 use crate::undo::Undo;
 
@@ -100,13 +101,14 @@ impl Io {
 enum Item {
     Renew(Arc<Hold>, Ask),
     Undo(Undo),
+    Tally(Parcel),
 }
 
 impl Item {
     fn replicas(&self) -> Option<Replicas> {
         match self {
             Self::Renew(hold, _) => hold.replicas,
-            Self::Undo(_) => None,
+            Self::Undo(_) | Self::Tally(_) => None,
         }
     }
 
@@ -117,6 +119,7 @@ impl Item {
                 .renew(&hold.id, ask.ttl, false)
                 .acknowledged_by(hold.replicas),
             Self::Undo(undo) => undo.keys.release(undo.id.as_str().as_bytes()),
+            Self::Tally(parcel) => parcel.call(),
         }
     }
 }
@@ -127,11 +130,14 @@ struct Desk {
     wire: Option<Wire>,
     undos: Vec<Undo>,
     probe_at: Option<Instant>,
+    /// When what was counted is told.
+    tally_at: Option<Instant>,
 }
 
 impl Desk {
     fn run(mut self, shared: &Shared, site: &Site) {
         let mut stopping = false;
+        self.tally_at = shared.tally.first();
         while !stopping {
             let mut items = Vec::new();
             let mut job = self.wait(&site.io.jobs);
@@ -147,6 +153,8 @@ impl Desk {
                 job = site.io.jobs.try_recv().ok();
             }
             self.take_due_undos(shared, &mut items, stopping);
+            let parcels = shared.tally.due(shared, site, &mut self.tally_at, stopping);
+            items.extend(parcels.into_iter().map(Item::Tally));
             // Those who wait for replicas go last, and with their like.
             items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
             while let Some(first) = items.first() {
@@ -167,6 +175,7 @@ impl Desk {
             .iter()
             .map(|undo| undo.next)
             .chain(self.probe_at)
+            .chain(self.tally_at)
             .min();
         match next {
             None => jobs.recv().ok(),
@@ -203,7 +212,7 @@ impl Desk {
         // What was lost or let go while it lay here must not be given a whole ttl more.
         items.retain(|item| match item {
             Item::Renew(hold, _) => matches!(hold.stand(sent), Standing::Held(_)),
-            Item::Undo(_) => true,
+            Item::Undo(_) | Item::Tally(_) => true,
         });
         let calls: Vec<Call<'_>> = items.iter().map(Item::call).collect();
         let (answers, usable) = server.batch(wire, &calls);
@@ -222,6 +231,7 @@ impl Desk {
                 renewed(shared, &hold, ask, sent, &answer);
                 drop(hold);
             }),
+            Item::Tally(parcel) => shared.tally.settle(parcel, answer),
             Item::Undo(mut undo) => {
                 let found = answer.ok().as_ref().and_then(Found::read);
                 if undo.is_over(Instant::now(), found) {
@@ -267,10 +277,17 @@ pub(crate) fn renewed(
     let found = answer.as_ref().ok().and_then(Found::read);
     // A lease that ran out before the answer came is lost for that.
     hold.stand(now);
-    hold.answered(|lease| match found {
-        Some(Found::Ours) => lease.confirmed(sent, now, ask),
-        _ => lease.unconfirmed(now),
+    let lag = hold.answered(|lease| {
+        let lag = lease.lag(now);
+        match found {
+            Some(Found::Ours) => lease.confirmed(sent, now, ask),
+            _ => lease.unconfirmed(now),
+        }
+        lag
     });
+    if ask.renews {
+        count(shared, found, lag);
+    }
     match found {
         Some(Found::Nobody) => hold.lose(Lost::Deleted),
         Some(Found::Another) => hold.lose(Lost::Taken),
@@ -291,6 +308,15 @@ pub(crate) fn renewed(
         _ => {}
     }
     found
+}
+
+/// Counts a renewal that came back so long after it was due. What it found gone is a loss instead.
+pub(crate) fn count(shared: &Shared, found: Option<Found>, lag: Duration) {
+    match found {
+        Some(Found::Ours) => shared.meters.renewed(Some(lag)),
+        Some(Found::Nobody | Found::Another) => {}
+        None => shared.meters.renewed(None),
+    }
 }
 
 fn tell_renewal(shared: &Shared, hold: &Arc<Hold>, remaining: Duration, took: Duration) {

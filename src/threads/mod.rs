@@ -5,6 +5,7 @@ pub(crate) mod io;
 pub(crate) mod site;
 pub(crate) mod subscriber;
 pub(crate) mod switches;
+pub(crate) mod tally;
 pub(crate) mod timer;
 mod worker;
 
@@ -21,10 +22,12 @@ use crate::hold::Hold;
 use crate::kind::{Found, Keys};
 use crate::lease::Ask;
 use crate::server::Servers;
+use crate::stats::Meters;
 use crate::threads::callbacks::Callbacks;
 use crate::threads::site::{Site, Sites};
 use crate::threads::subscriber::Subscription;
 use crate::threads::switches::Switches;
+use crate::threads::tally::Tally;
 use crate::threads::timer::Timer;
 use crate::undo::{Released, Undo};
 use crate::waiters::Waiters;
@@ -35,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) servers: Servers,
     pub(crate) waiters: Waiters,
+    pub(crate) meters: Meters,
+    pub(crate) tally: Tally,
     pub(crate) timer: Timer,
     pub(crate) sites: Sites,
     pub(crate) switches: Switches,
@@ -50,10 +55,13 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(config: Config, servers: Servers) -> Arc<Self> {
         let switches = Switches::new(servers.sentinels().map_or(0, |sentinels| sentinels.len()));
+        let tally = Tally::new(&config);
         Arc::new_cyclic(|me| Self {
+            tally,
             config,
             servers,
             waiters: Waiters::default(),
+            meters: Meters::default(),
             timer: Timer::default(),
             sites: Sites::default(),
             switches,
@@ -155,6 +163,7 @@ impl Shared {
     /// were told when it was noticed.
     pub(crate) fn tell_loss(&self, hold: &Arc<Hold>) {
         let Some(lost) = hold.untold() else { return };
+        self.meters.lost(lost);
         self.timer.forget(hold);
         self.waiters.ended(&hold.keys.name, &hold.id, false);
         if let Some(on_lost) = hold.on_lost.clone() {

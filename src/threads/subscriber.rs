@@ -14,6 +14,7 @@ use crate::error::{Error, words};
 use crate::kind::Keys;
 use crate::name::Name;
 use crate::server::{Fault, Lane, Server, Wire};
+use crate::stats::Wake;
 use crate::threads::Shared;
 use crate::threads::site::Site;
 use crate::threads::worker::Worker;
@@ -67,6 +68,8 @@ struct Channel {
     users: usize,
     /// Since when nobody has used it.
     idle: Option<Instant>,
+    /// It was heard on, on this connection or one before.
+    was_live: bool,
 }
 
 /// Since when releases on a channel are heard, in nanoseconds of our clock.
@@ -154,6 +157,7 @@ impl Site {
                 live: Arc::default(),
                 users: 1,
                 idle: None,
+                was_live: false,
             };
             let live = Arc::clone(&channel.live);
             state.channels.insert(keys.channel.clone(), channel);
@@ -463,14 +467,18 @@ impl Line<'_> {
 
     /// Releases on `channel` are heard from now on; those before now were not.
     fn confirmed(&self, channel: &[u8]) {
-        let state = self.site.subscriber.state.lock();
-        let Some(channel) = state.channels.get(channel) else {
+        let mut state = self.site.subscriber.state.lock();
+        let Some(channel) = state.channels.get_mut(channel) else {
             return;
         };
         channel.live.set(Some(Instant::now()));
         let name = channel.name.clone();
+        let why = match std::mem::replace(&mut channel.was_live, true) {
+            true => Wake::Reconnect,
+            false => Wake::Turn,
+        };
         drop(state);
-        self.shared.waiters.look(&name);
+        self.shared.waiters.look(&name, why);
     }
 }
 
