@@ -126,9 +126,48 @@
 //!
 //! No level shows a password.
 //!
+//! # Statistics
+//!
+//! [`Client::stats`] is a snapshot of what a client has counted and does now: see [`Stats`] and
+//! [`Totals`] for what each number means. Counting is a few relaxed atomic additions for each lock;
+//! it takes no lock and reads no clock for them.
+//!
+//! With [`shared_stats`](ClientBuilder::shared_stats), each client adds its [`Totals`] to one hash in
+//! Redis, `lock_stats` unless [named otherwise](ClientBuilder::shared_stats_key), whose fields have
+//! the same names. [`Client::shared_stats`] reads the sum. Beside the hash each client keeps a mark of
+//! what it has added, `leasehold:tally:{lock_stats}:<uuid>`, so that an addition whose answer got lost
+//! counts once; it goes away an hour after the last one.
+//!
+//! With the feature `metrics`, the same numbers go to the program's recorder, once a second from the
+//! thread `leasehold-io`, and a last time when the client ends. What was counted before there was a
+//! recorder is not told.
+//!
+//! | metric | kind | what |
+//! |---|---|---|
+//! | `leasehold_attempts_total` | counter | [`attempts`](Totals::attempts) |
+//! | `leasehold_acquired_total` | counter | locks acquired; `how`: `at_once`, `after_waiting` |
+//! | `leasehold_refused_total` | counter | [`refused`](Totals::refused) |
+//! | `leasehold_timed_out_total` | counter | [`timed_out`](Totals::timed_out) |
+//! | `leasehold_failed_total` | counter | [`failed`](Totals::failed) |
+//! | `leasehold_released_total` | counter | [`released`](Totals::released) |
+//! | `leasehold_released_too_late_total` | counter | [`released_too_late`](Totals::released_too_late) |
+//! | `leasehold_lost_total` | counter | locks lost; `reason`: `expired`, `taken`, `deleted`, `max_hold`, `shut_down` |
+//! | `leasehold_renewals_total` | counter | renewals; `outcome`: `ok`, `failed` |
+//! | `leasehold_wakes_total` | counter | [`wakes`](Totals::wakes); `source`: `message`, `local`, `hand_off`, `ttl`, `backstop`, `reconnect` |
+//! | `leasehold_spurious_wakes_total` | counter | [`spurious_wakes`](Totals::spurious_wakes) |
+//! | `leasehold_wait_seconds` | histogram | [`wait`](Stats::wait); each time is at most a sixteenth too long |
+//! | `leasehold_hold_seconds` | histogram | [`hold`](Stats::hold); so here |
+//! | `leasehold_command_seconds` | histogram | [`command`](Stats::command); so here |
+//! | `leasehold_held` | gauge | [`held`](Stats::held); `client` numbers the clients of the process |
+//! | `leasehold_waiting` | gauge | [`waiting`](Stats::waiting); `client` |
+//! | `leasehold_connections` | gauge | [`connections`](Stats::connections); `client` |
+//! | `leasehold_renewal_lag_seconds` | gauge | [`renewal_lag`](Stats::renewal_lag), once there is one; `client` |
+//!
 //! # Features
 //!
 //! - `tls`: `rediss://` through rustls, with `ring`.
+//! - `metrics`: [statistics](#statistics) for the recorder of the
+//!   [`metrics`](https://docs.rs/metrics) facade.
 //!
 //! # Minimum supported Rust version
 //!
@@ -149,6 +188,8 @@ mod kind;
 mod lease;
 mod leases;
 mod lost;
+#[cfg(feature = "metrics")]
+mod metrics_facade;
 mod mutex;
 mod name;
 mod release;

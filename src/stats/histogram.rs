@@ -88,6 +88,15 @@ impl Buckets {
         });
         bucket.map_or(Duration::ZERO, |n| end(n).min(self.max()))
     }
+
+    /// What was counted since `before`: how often, and how long each at the most.
+    #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
+    pub(crate) fn since(&self, before: &Self) -> impl Iterator<Item = (Duration, u64)> {
+        let pairs = self.counts.iter().zip(&before.counts).enumerate();
+        pairs
+            .map(|(n, (now, then))| (end(n).min(self.max()), now.saturating_sub(*then)))
+            .filter(|(_, count)| *count > 0)
+    }
 }
 
 /// Where a time is counted. Whole microseconds, upwards: a bucket's end is never shorter than what
@@ -171,5 +180,23 @@ mod tests {
         let skewed = counted((0..100).map(|n| if n < 98 { us(10) } else { us(5_000) }));
         assert_eq!(skewed.quantile(0.5), us(10));
         assert_eq!(skewed.quantile(0.99), us(5_000));
+    }
+
+    #[test]
+    fn several_add_up_and_what_came_since_is_told_apart() {
+        let (one, two) = (Histogram::default(), Histogram::default());
+        one.record(us(7));
+        two.record(us(9));
+        let mut before = Buckets::default();
+        one.add_to(&mut before);
+        two.add_to(&mut before);
+        assert_eq!((before.count(), before.max()), (2, us(9)));
+        two.record(us(9));
+        two.record(us(3));
+        let mut now = Buckets::default();
+        one.add_to(&mut now);
+        two.add_to(&mut now);
+        let since: Vec<_> = now.since(&before).collect();
+        assert_eq!(since, [(us(3), 1), (us(9), 1)]);
     }
 }

@@ -16,6 +16,8 @@ use crate::server::{Fault, Lane, Server};
 use crate::stats::{Buckets, Latency, Stats, Totals};
 use crate::threads::Shared;
 use crate::threads::site::Site;
+#[cfg(feature = "metrics")]
+use crate::threads::worker::contain;
 
 /// How often what was counted is told.
 const EVERY: Duration = Duration::from_secs(1);
@@ -27,6 +29,8 @@ pub(crate) struct Tally {
     home: Keys,
     keys: Arc<TallyKeys>,
     state: Mutex<State>,
+    #[cfg(feature = "metrics")]
+    facade: crate::metrics_facade::Facade,
 }
 
 struct TallyKeys {
@@ -97,12 +101,14 @@ impl Tally {
                 hash,
             }),
             state: Mutex::default(),
+            #[cfg(feature = "metrics")]
+            facade: Default::default(),
         }
     }
 
     /// When to tell for the first time, if at all.
     pub(crate) fn first(&self) -> Option<Instant> {
-        self.is_shared.then(|| Instant::now().after(EVERY))
+        (self.is_shared || cfg!(feature = "metrics")).then(|| Instant::now().after(EVERY))
     }
 
     /// The server that keeps the hash. Where several are fixed (a quorum) it is the first of them.
@@ -134,6 +140,11 @@ impl Tally {
             }
             return Vec::new();
         }
+        #[cfg(feature = "metrics")]
+        contain(|| {
+            self.facade
+                .tell(&shared.stats(), shared.histograms(), stopping);
+        });
         if !self.is_shared {
             return Vec::new();
         }
