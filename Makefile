@@ -1,7 +1,7 @@
 # What CI runs, target by target; `.ci/run` runs them all.
 
 CARGO ?= cargo
-EXAMPLES = booking payments cron long_job graceful_shutdown
+EXAMPLES = booking payments cron long_job graceful_shutdown stats
 BENCHES = uncontended handoff held failovers
 
 # The server that tests, examples and benches start for themselves. `servers` has brought one by the time a recipe runs.
@@ -18,7 +18,7 @@ SHORT = fencing lock loss waking wire
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
-.PHONY: demo test test-tls test-release test-servers test-valkey fmt lint doc examples deny bench servers clean
+.PHONY: demo test test-tls test-metrics test-release test-servers test-valkey fmt lint doc examples deny bench servers clean
 
 # The two examples to begin with.
 demo: servers
@@ -29,12 +29,16 @@ demo: servers
 test: servers
 	$(WITH_SERVER) $(CARGO) test
 	@$(MAKE) --no-print-directory test-tls
+	@$(MAKE) --no-print-directory test-metrics
 
 # What needs the feature, and a server that has TLS.
 test-tls: servers
 	$(WITH_SERVER) $(CARGO) test --features tls --lib --test tls
 	$(WITH_SERVER) $(CARGO) test --features tls --test conformance tls::
 	$(WITH_SERVER) $(CARGO) test --features tls --doc
+
+test-metrics: servers
+	$(WITH_SERVER) $(CARGO) test --features metrics --lib --test metrics
 
 test-release: servers
 	$(WITH_SERVER) $(CARGO) test --release --lib --tests
@@ -57,6 +61,7 @@ fmt:
 lint:
 	$(CARGO) clippy --all-targets -- -D warnings
 	$(CARGO) clippy --all-targets --features tls -- -D warnings
+	$(CARGO) clippy --all-targets --features metrics -- -D warnings
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --all-features

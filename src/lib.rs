@@ -84,7 +84,8 @@
 //!
 //! What misses a right is [`Error::Refused`], and names the rights that the command or script needs.
 //! Without `+subscribe`, `+publish` or one of the channels, waiters look again after growing pauses.
-//! The README says what else can be spared, and what a user of the sentinels needs.
+//! The README says what else can be spared, and what a user of the sentinels needs. Sharing
+//! [statistics](#statistics) takes `~lock_stats +hincrby`, and reading them `+hgetall`.
 //!
 //! # Choosing a ttl
 //!
@@ -104,7 +105,7 @@
 //! | thread | from | what it does |
 //! |---|---|---|
 //! | `leasehold-timer` | the first lock | keeps the leases' deadlines, says what to renew; no I/O |
-//! | `leasehold-io` | the first lock | renewals in batches, repeated releases; a connection of its own |
+//! | `leasehold-io` | the first lock | renewals in batches, repeated releases, shared statistics; a connection of its own |
 //! | `leasehold-subscriber` | the first waiter | hears releases; a connection of its own |
 //! | `leasehold-sentinel` | the first lock, where there are sentinels | one for each: hears when the master moves |
 //! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |
@@ -118,7 +119,8 @@
 //! `trace_id` as key-values:
 //!
 //! - ERROR: a callback panicked.
-//! - WARN: the master has moved; a lease was lost or had ended before its release; a release was not confirmed or was
+//! - WARN: the master has moved; a lease was lost or had ended before its release; shared statistics are
+//!   refused; a release was not confirmed or was
 //!   forced; releases are not heard, or cannot be announced; a thread waits for itself (debug builds).
 //! - INFO: nothing.
 //! - DEBUG: every lock taken, waited for, renewed and released; connections that failed.
