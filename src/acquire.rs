@@ -58,6 +58,7 @@ pub(crate) fn acquire(
     outcome
 }
 
+/// As [`acquire`], but for the counting; notes whether it waited for anybody else.
 fn take(
     shared: &Arc<Shared>,
     keys: &Arc<Keys>,
