@@ -550,6 +550,22 @@ fn what_redis_missed_is_added_later_and_once() {
 }
 
 #[test]
+fn what_could_not_be_sent_is_added_when_it_can() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let (client, reader) = (sharing(&proxy.url()), client(&server.url()));
+    lock(&client, 2);
+    // Before its first addition, which then finds no connection.
+    proxy.all(Traffic::Cut);
+    let_pass(ms(1_500));
+    assert_eq!(reader.shared_stats().unwrap(), Totals::default());
+    proxy.all(Traffic::Pass);
+    eventually(PATIENCE, || {
+        reader.shared_stats().unwrap() == client.stats().totals
+    });
+}
+
+#[test]
 fn the_last_of_it_is_added_at_the_end() {
     let server = Server::start();
     let reader = client(&server.url());
