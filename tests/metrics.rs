@@ -113,6 +113,11 @@ fn smoke() {
             && kept.gauge("leasehold_held{client=1}") == Some(1.0)
     });
 
+    // What was told once is not told again.
+    guard.renew().unwrap();
+    eventually(ms(20_000), || {
+        kept.counter("leasehold_renewals_total{outcome=ok}") == 2
+    });
     assert_eq!(kept.counter("leasehold_attempts_total{}"), 4);
     assert_eq!(kept.counter("leasehold_acquired_total{how=at_once}"), 4);
     assert_eq!(
@@ -120,7 +125,6 @@ fn smoke() {
         0
     );
     assert_eq!(kept.counter("leasehold_released_total{}"), 3);
-    assert_eq!(kept.counter("leasehold_renewals_total{outcome=ok}"), 1);
     assert_eq!(kept.gauge("leasehold_waiting{client=1}"), Some(0.0));
     assert_eq!(
         kept.gauge("leasehold_renewal_lag_seconds{client=1}"),
