@@ -557,6 +557,8 @@ fn what_could_not_be_sent_is_added_when_it_can() {
     lock(&client, 2);
     // Before its first addition, which then finds no connection.
     proxy.all(Traffic::Cut);
+    // What was idle is known to be dead by then.
+    assert!(client.mutex("a").try_lock().is_err());
     let_pass(ms(1_500));
     proxy.all(Traffic::Pass);
     eventually(PATIENCE, || {
