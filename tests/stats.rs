@@ -65,7 +65,9 @@ fn waiting<'scope>(
 ) -> ScopedJoinHandle<'scope, ()> {
     let before = client.stats();
     let call = scope.spawn(move || {
-        let guard = client.mutex(name).lock().unwrap();
+        // A test that fails must not wait for a lock that nobody releases.
+        let guard = client.mutex(name).try_lock_for(ms(30_000)).unwrap();
+        let guard = guard.expect("it is released");
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     });
     eventually(PATIENCE, || {

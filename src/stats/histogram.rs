@@ -163,6 +163,7 @@ mod tests {
             }
         }
         assert_eq!(bucket(u64::MAX), bucket(1000 << (LAST + 1)));
+        assert!(end(bucket(1_001)) >= Duration::from_nanos(1_001));
         let ends: Vec<_> = (0..BUCKETS).map(end).collect();
         assert!(ends.windows(2).all(|pair| pair[0] < pair[1]));
         for (n, end) in ends.iter().enumerate() {
