@@ -1,7 +1,7 @@
 # What CI runs, target by target; `.ci/run` runs them all.
 
 CARGO ?= cargo
-EXAMPLES = booking payments cron long_job graceful_shutdown health_endpoint
+EXAMPLES = booking payments cron long_job graceful_shutdown health_endpoint stats
 BENCHES = uncontended handoff held deployments failovers
 
 # The server that tests, examples and benches start for themselves. `servers` has brought one by the time a recipe runs.
@@ -18,7 +18,7 @@ SHORT = fencing lock loss waking wire
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
-.PHONY: demo test test-tls test-cli test-release test-servers test-valkey fmt lint doc examples deny bench servers clean
+.PHONY: demo test test-tls test-cli test-metrics test-release test-servers test-valkey fmt lint doc examples deny bench servers clean
 
 # The two examples to begin with.
 demo: servers
@@ -28,7 +28,7 @@ demo: servers
 # Unit tests, integration tests and doctests.
 test: servers
 	$(WITH_SERVER) $(CARGO) test
-	@$(MAKE) --no-print-directory test-tls test-cli
+	@$(MAKE) --no-print-directory test-tls test-cli test-metrics
 
 # What needs the feature, and a server that has TLS.
 test-tls: servers
@@ -39,6 +39,9 @@ test-tls: servers
 # What only the feature `cli` has.
 test-cli: servers
 	$(WITH_SERVER) $(CARGO) test --features cli --bin leasehold --test cli
+
+test-metrics: servers
+	$(WITH_SERVER) $(CARGO) test --features metrics --lib --test metrics
 
 test-release: servers
 	$(WITH_SERVER) $(CARGO) test --release --lib --tests
@@ -62,6 +65,7 @@ lint:
 	$(CARGO) clippy --all-targets -- -D warnings
 	$(CARGO) clippy --all-targets --features tls -- -D warnings
 	$(CARGO) clippy --all-targets --features cli -- -D warnings
+	$(CARGO) clippy --all-targets --features metrics -- -D warnings
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --all-features

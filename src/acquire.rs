@@ -12,6 +12,7 @@ use crate::error::{Cause, Error};
 use crate::hold::Hold;
 use crate::kind::Keys;
 use crate::server::Fault;
+use crate::stats::Wake;
 use crate::threads::Shared;
 use crate::threads::subscriber::Subscription;
 use crate::wait::{Backoff, WaitPolicy, jittered};
@@ -43,6 +44,29 @@ pub(crate) fn acquire(
     patience: Patience,
 ) -> Result<Option<Arc<Hold>>, Error> {
     let start = Instant::now();
+    let mut has_waited = false;
+    let outcome = take(shared, keys, settings, patience, start, &mut has_waited);
+    let counters = &shared.meters.counters;
+    match (&outcome, patience) {
+        (Ok(Some(hold)), _) => shared.meters.acquired(has_waited, start.until(hold.since)),
+        (Ok(None), Patience::Until(deadline)) if Instant::now() >= deadline => {
+            counters.timed_out.up();
+        }
+        (Ok(None) | Err(Error::AttemptsUsedUp { .. }), _) => counters.refused.up(),
+        (Err(_), _) => counters.failed.up(),
+    }
+    outcome
+}
+
+/// As [`acquire`], but for the counting; notes whether it waited for anybody else.
+fn take(
+    shared: &Arc<Shared>,
+    keys: &Arc<Keys>,
+    settings: &Settings,
+    patience: Patience,
+    start: Instant,
+    has_waited: &mut bool,
+) -> Result<Option<Arc<Hold>>, Error> {
     keys.check()?;
     shared.servers.check(keys)?;
     let terms = settings.terms(&shared.config)?;
@@ -59,7 +83,9 @@ pub(crate) fn acquire(
         Patience::Endless => Instant::NEVER,
     };
     let mut wait = Wait::new(&attempt, deadline);
-    match (wait.run()?, patience) {
+    let hold = wait.run()?;
+    *has_waited = wait.has_said;
+    match (hold, patience) {
         // Only the policy's attempts end a wait that has no deadline.
         (None, Patience::Endless) => Err(Error::AttemptsUsedUp {
             attempts: wait.refusals,
@@ -100,6 +126,10 @@ struct Wait<'a> {
     splits: u32,
     /// That it waits was logged.
     has_said: bool,
+    /// Why it looks again where nothing wakes it before.
+    alarm: Option<Wake>,
+    /// It looks because it was woken, and not for the first time.
+    is_awake: bool,
 }
 
 impl<'a> Wait<'a> {
@@ -113,6 +143,8 @@ impl<'a> Wait<'a> {
             failures: 0,
             splits: 0,
             has_said: false,
+            alarm: None,
+            is_awake: false,
         }
     }
 
@@ -140,7 +172,8 @@ impl<'a> Wait<'a> {
                     self.say(None);
                     self.hear()?;
                     // The release here wakes us; the look after this is for what is not heard.
-                    self.park(self.pause(true, None))
+                    self.in_vain();
+                    self.doze(true, None)
                 }
                 Turn::Look => {
                     let asked = Instant::now();
@@ -154,7 +187,7 @@ impl<'a> Wait<'a> {
                             // after it. One that comes to life later wakes us to look again.
                             let heard = self.hear()?.is_some_and(|hears| hears.hears_since(asked));
                             self.splits = 0;
-                            self.park(self.pause(heard, remaining))
+                            self.doze(heard, remaining)
                         }
                         Ok(Look::Split) => {
                             self.ticket.refused(Instant::now());
@@ -178,6 +211,7 @@ impl<'a> Wait<'a> {
             if Instant::now() >= self.deadline && self.is_taken() {
                 return Ok(None);
             }
+            self.woke(woken);
         }
     }
 
@@ -214,6 +248,7 @@ impl<'a> Wait<'a> {
     fn refused(&mut self, remaining: Option<Duration>) -> Option<Option<Duration>> {
         self.ticket.refused(Instant::now());
         self.failures = 0;
+        self.in_vain();
         self.refusals = self.refusals.saturating_add(1);
         self.say(remaining);
         match &self.attempt.settings.wait {
@@ -266,18 +301,42 @@ impl<'a> Wait<'a> {
         Ok(self.subscription.as_ref())
     }
 
-    /// How long to sleep after a refusal, if nothing wakes us.
-    fn pause(&self, heard: bool, remaining: Option<Duration>) -> Duration {
+    /// Sleeps after a refusal, or until woken: true.
+    fn doze(&mut self, heard: bool, remaining: Option<Duration>) -> bool {
+        let (pause, alarm) = self.pause(heard, remaining);
+        self.alarm = Some(alarm);
+        self.park(pause)
+    }
+
+    /// Counts what ended the sleep.
+    fn woke(&mut self, woken: bool) {
+        let alarm = self.alarm.take();
+        let wake = if woken { self.ticket.woken() } else { alarm };
+        self.is_awake = wake.is_some_and(|wake| self.attempt.shared.meters.woke(wake));
+    }
+
+    /// Somebody else holds the name: what woke this call was no help.
+    fn in_vain(&mut self) {
+        if std::mem::take(&mut self.is_awake) {
+            self.attempt.shared.meters.counters.spurious_wakes.up();
+        }
+    }
+
+    /// How long to sleep after a refusal, if nothing wakes us, and what ends it then.
+    fn pause(&self, heard: bool, remaining: Option<Duration>) -> (Duration, Wake) {
         let backstop = self.attempt.shared.config.backstop;
         let refusals = self.refusals.saturating_sub(1);
         let pause = match &self.attempt.settings.wait {
-            WaitPolicy::Backoff(backoff) => return backoff.pause(refusals),
+            WaitPolicy::Backoff(backoff) => return (backoff.pause(refusals), Wake::Backstop),
             WaitPolicy::Wake if heard => jittered(backstop),
             WaitPolicy::Wake => DEAF.pause(refusals).min(backstop),
         };
         // Nobody tells of a key that runs out. Redis counts whole milliseconds, rounded down.
         let rounded = |left: Duration| left.saturating_add(Duration::from_millis(1));
-        pause.min(remaining.map_or(Duration::MAX, rounded))
+        match remaining.map(rounded) {
+            Some(left) if left < pause => (left, Wake::Ttl),
+            _ => (pause, Wake::Backstop),
+        }
     }
 
     /// Sleeps for `pause`, or until woken: true.

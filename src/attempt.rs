@@ -96,6 +96,7 @@ impl<'a> Attempt<'a> {
     /// Asks under a token above `above`, where it is the client that proposes it.
     fn propose(&self, until: Instant, above: u64) -> Result<Proposed, Fault> {
         let (shared, keys) = (self.shared, self.keys);
+        shared.meters.counters.attempts.up();
         let id = HolderId::fresh(&shared.config.owner);
         log::trace!(name:% = keys.name, holder:% = id.as_str(); "acquire {} as {}", keys.name, id.as_str());
         let acquire = shared
@@ -115,8 +116,9 @@ impl<'a> Attempt<'a> {
         {
             Ok((reply, sent)) => match Acquired::read(reply) {
                 Some(Acquired::Granted(token)) => {
-                    match Lease::granted(sent, Instant::now(), &self.terms) {
-                        Some(lease) => self.hold(id, token, lease, receipt, until),
+                    let now = Instant::now();
+                    match Lease::granted(sent, now, &self.terms) {
+                        Some(lease) => self.hold(id, token, lease, receipt, now, until),
                         None => Err(self.undo(
                             id,
                             Cause::text("the answer took as long as the lease: ttl too short"),
@@ -152,6 +154,7 @@ impl<'a> Attempt<'a> {
         token: FencingToken,
         lease: Lease,
         receipt: Option<Arc<Receipt>>,
+        since: Instant,
         until: Instant,
     ) -> Result<Proposed, Fault> {
         let (shared, keys) = (self.shared, self.keys);
@@ -161,6 +164,7 @@ impl<'a> Attempt<'a> {
             token,
             receipt,
             serial: shared.next_serial(),
+            since,
             replicas: self.terms.replicas,
             trace_id: self.settings.trace_id.clone(),
             on_lost: self.settings.on_lost.clone(),

@@ -280,6 +280,26 @@ impl ClientBuilder {
         self
     }
 
+    /// Whether this client adds what it counts to the hash that all clients of the same Redis share:
+    /// once a second from a thread of its own, and a last time when it ends, if Redis answers then.
+    /// What could not be added while Redis was away is added when it is back.
+    /// [`Client::shared_stats`](crate::Client::shared_stats) reads it. The user of Redis needs
+    /// `~lock_stats +hincrby` for that. Defaults to false.
+    ///
+    /// The fields are those of [`Totals`](crate::Totals), under their names. In a cluster the hash
+    /// is where its key belongs, over a quorum on the first server.
+    pub fn shared_stats(mut self, on: bool) -> Self {
+        self.config.shared_stats = on;
+        self
+    }
+
+    /// The key of that hash, for readers that expect another name. Choose one that is no lock's key.
+    /// Defaults to `lock_stats`.
+    pub fn shared_stats_key(mut self, key: impl Into<String>) -> Self {
+        self.config.shared_stats_key = key.into();
+        self
+    }
+
     /// The settings, if they can work.
     pub(crate) fn check(self) -> Result<(Config, Target), Error> {
         let Some(place) = self.place else {

@@ -13,6 +13,7 @@ use crate::mutex::Mutex;
 use crate::name::Name;
 use crate::server::{Fault, Servers};
 use crate::shutdown::{Core, ShutdownReport, shutdown};
+use crate::stats::{Stats, Totals};
 use crate::threads::Shared;
 
 /// A connection to the Redis that keeps the locks: makes locks, and looks after those that are held.
@@ -134,14 +135,51 @@ impl Client {
     /// [`Error::Unreachable`] if there is none, [`Error::Refused`] if Redis does not let us in,
     /// [`Error::Closed`] after a shutdown.
     pub fn ping(&self) -> Result<Duration, Error> {
+        let servers = &self.shared().servers;
+        self.ask(|until| {
+            let sent = Instant::now();
+            servers.ping(until).map(|_| sent.until(Instant::now()))
+        })
+    }
+
+    /// What this client has counted and does now. No I/O; also after a shutdown.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let stats = client.stats();
+    /// println!("{stats}");
+    /// if stats.contention_rate() > 0.05 {
+    ///     eprintln!("more than one lock in twenty is waited for, p99 {:?}", stats.wait.p99);
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn stats(&self) -> Stats {
+        self.shared().stats()
+    }
+
+    /// What all clients that [share their statistics](ClientBuilder::shared_stats) have counted so
+    /// far; those of the last second may be missing. All zero where nobody has. This client need not
+    /// share its own; where it does, the hash that it adds to is the one that is read. Returns within
+    /// the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unreachable`] if Redis does not answer, [`Error::Refused`] if it does not let us
+    /// read (the user needs `~lock_stats +hgetall`) or the key holds something else than a hash,
+    /// [`Error::Closed`] after a shutdown.
+    pub fn shared_stats(&self) -> Result<Totals, Error> {
+        self.ask(|until| self.shared().shared_totals(until))
+    }
+
+    /// Asks within the command timeout, twice where the first time met a dead connection.
+    fn ask<T>(&self, ask: impl Fn(Instant) -> Result<T, Fault>) -> Result<T, Error> {
         let shared = self.shared();
         shared.check_open()?;
         let until = Instant::now().after(shared.servers.command_timeout());
         let mut again = true;
         loop {
-            let sent = Instant::now();
-            match shared.servers.ping(until) {
-                Ok(_) => return Ok(sent.until(Instant::now())),
+            match ask(until) {
+                Ok(answer) => return Ok(answer),
                 // A connection that had died unnoticed says nothing about Redis.
                 Err(Fault::NoAnswer(_)) if again && Instant::now() < until => again = false,
                 Err(fault) => return Err(shared.servers.error(fault)),

@@ -34,6 +34,8 @@ pub(crate) struct Config {
     pub(crate) replicas: Option<Replicas>,
     /// Failures in a row after which calls fail at once; zero for never.
     pub(crate) breaker_after: u32,
+    pub(crate) shared_stats: bool,
+    pub(crate) shared_stats_key: String,
 }
 
 impl Default for Config {
@@ -56,6 +58,8 @@ impl Default for Config {
             max_connections: 32,
             replicas: None,
             breaker_after: 5,
+            shared_stats: false,
+            shared_stats_key: "lock_stats".into(),
         }
     }
 }
@@ -98,6 +102,11 @@ impl Config {
         if self.connection_name.is_empty() || !self.connection_name.chars().all(plain) {
             return wrong(
                 "connection_name must be printable ASCII without spaces: Redis takes no other",
+            );
+        }
+        if self.shared_stats_key.is_empty() || self.shared_stats_key.starts_with("leasehold:") {
+            return wrong(
+                "shared_stats_key must not be empty, nor begin with \"leasehold:\": those keys are of locks",
             );
         }
         if self.key_prefix == self.channel_prefix && self.key_prefix.is_empty() {

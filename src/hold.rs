@@ -24,6 +24,8 @@ pub(crate) struct Hold {
     pub(crate) receipt: Option<Arc<Receipt>>,
     /// Names this hold in the timer's order; two may be due at the same instant.
     pub(crate) serial: u64,
+    /// When it was granted, by the answer to the acquiring command.
+    pub(crate) since: Instant,
     /// Who must acknowledge its renewals.
     pub(crate) replicas: Option<Replicas>,
     pub(crate) trace_id: Option<Arc<str>>,

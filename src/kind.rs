@@ -229,7 +229,7 @@ fn millis(ttl: Duration) -> Arg<'static> {
 
 /// Another key of the same name. It lies in the lock key's cluster slot, and it is no other name's
 /// lock key, since no lock key begins with `leasehold:`.
-fn beside(lock: &[u8], what: &str) -> Vec<u8> {
+pub(crate) fn beside(lock: &[u8], what: &str) -> Vec<u8> {
     let what = what.as_bytes();
     if hash_tag(lock).is_some() {
         [b"leasehold:", what, b":", lock].concat()

@@ -23,6 +23,8 @@ pub(crate) struct Lease {
     /// `max_hold` after the grant.
     ends_at: Instant,
     renew_at: Instant,
+    /// When the next renewal was due at first, before any of its tries failed.
+    planned: Instant,
     /// A renewal or extend is on its way: there is never a second one.
     asking: bool,
     /// Renewals that failed in a row.
@@ -84,6 +86,7 @@ impl Lease {
             valid_until,
             ends_at,
             renew_at: Instant::NEVER,
+            planned: Instant::NEVER,
             asking: false,
             failures: 0,
             doubted: false,
@@ -110,6 +113,12 @@ impl Lease {
             Some(_) => from.after(third),
             None => Instant::NEVER,
         };
+        self.planned = self.renew_at;
+    }
+
+    /// How long ago at `now` the next renewal was due; zero before that.
+    pub(crate) fn lag(&self, now: Instant) -> Duration {
+        self.planned.until(now)
     }
 
     /// How the lease stands at `now`; one that has run out is lost from then on.

@@ -93,6 +93,7 @@
 //! What misses a right is [`Error::Refused`], and names the rights that the command or script needs.
 //! Without `+subscribe`, `+publish` or one of the channels, waiters look again after growing pauses.
 //! [`Client::list`] needs `+scan` too, and [`Mutex::waiting`] `+pubsub|numsub`: no right that locking needs.
+//! Sharing [statistics](#statistics) takes `~lock_stats +hincrby`, and reading them `+hgetall`.
 //! The README has the user of an operator, and says what else can be spared, and what a user of the sentinels needs.
 //!
 //! # A quorum of servers
@@ -168,7 +169,7 @@
 //! | thread | from | what it does |
 //! |---|---|---|
 //! | `leasehold-timer` | the first lock | keeps the leases' deadlines, says what to renew; no I/O |
-//! | `leasehold-io` | the first lock | renewals in batches, repeated releases; a connection of its own; one for each server of a quorum |
+//! | `leasehold-io` | the first lock | renewals in batches, repeated releases, shared statistics; a connection of its own; one for each server of a quorum |
 //! | `leasehold-subscriber` | the first waiter | hears releases; a connection of its own; one for each server of a quorum |
 //! | `leasehold-sentinel` | the first lock, where there are sentinels | one for each: hears when the master moves |
 //! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |
@@ -182,7 +183,8 @@
 //! `trace_id` as key-values:
 //!
 //! - ERROR: a callback panicked.
-//! - WARN: a quorum has an even number of servers; the master has moved; a lease was lost or had ended before its release; a release was not confirmed or was
+//! - WARN: a quorum has an even number of servers; the master has moved; a server is not asked for a while;
+//!   shared statistics are refused; a lease was lost or had ended before its release; a release was not confirmed or was
 //!   forced; releases are not heard, or cannot be announced; a thread waits for itself (debug builds).
 //! - INFO: nothing.
 //! - DEBUG: every lock taken, waited for, renewed and released; connections that failed.
@@ -190,11 +192,50 @@
 //!
 //! No level shows a password.
 //!
+//! # Statistics
+//!
+//! [`Client::stats`] is a snapshot of what a client has counted and does now: see [`Stats`] and
+//! [`Totals`] for what each number means. Counting is a few relaxed atomic additions for each lock;
+//! it takes no lock and reads no clock for them.
+//!
+//! With [`shared_stats`](ClientBuilder::shared_stats), each client adds its [`Totals`] to one hash in
+//! Redis, `lock_stats` unless [named otherwise](ClientBuilder::shared_stats_key), whose fields have
+//! the same names. [`Client::shared_stats`] reads the sum. Beside the hash each client keeps a mark of
+//! what it has added, `leasehold:tally:{lock_stats}:<uuid>`, so that an addition whose answer got lost
+//! counts once; it goes away an hour after the last one.
+//!
+//! With the feature `metrics`, the same numbers go to the program's recorder, once a second from the
+//! thread `leasehold-io`, and a last time when the client ends. What was counted before there was a
+//! recorder is not told.
+//!
+//! | metric | kind | what |
+//! |---|---|---|
+//! | `leasehold_attempts_total` | counter | [`attempts`](Totals::attempts) |
+//! | `leasehold_acquired_total` | counter | locks acquired; `how`: `at_once`, `after_waiting` |
+//! | `leasehold_refused_total` | counter | [`refused`](Totals::refused) |
+//! | `leasehold_timed_out_total` | counter | [`timed_out`](Totals::timed_out) |
+//! | `leasehold_failed_total` | counter | [`failed`](Totals::failed) |
+//! | `leasehold_released_total` | counter | [`released`](Totals::released) |
+//! | `leasehold_released_too_late_total` | counter | [`released_too_late`](Totals::released_too_late) |
+//! | `leasehold_lost_total` | counter | locks lost; `reason`: `expired`, `taken`, `deleted`, `max_hold`, `shut_down` |
+//! | `leasehold_renewals_total` | counter | renewals; `outcome`: `ok`, `failed` |
+//! | `leasehold_wakes_total` | counter | [`wakes`](Totals::wakes); `source`: `message`, `local`, `hand_off`, `ttl`, `backstop`, `reconnect` |
+//! | `leasehold_spurious_wakes_total` | counter | [`spurious_wakes`](Totals::spurious_wakes) |
+//! | `leasehold_wait_seconds` | histogram | [`wait`](Stats::wait); each time is at most a sixteenth too long |
+//! | `leasehold_hold_seconds` | histogram | [`hold`](Stats::hold); so here |
+//! | `leasehold_command_seconds` | histogram | [`command`](Stats::command); so here |
+//! | `leasehold_held` | gauge | [`held`](Stats::held); `client` numbers the clients of the process |
+//! | `leasehold_waiting` | gauge | [`waiting`](Stats::waiting); `client` |
+//! | `leasehold_connections` | gauge | [`connections`](Stats::connections); `client` |
+//! | `leasehold_renewal_lag_seconds` | gauge | [`renewal_lag`](Stats::renewal_lag), once there is one; `client` |
+//!
 //! # Features
 //!
 //! - `tls`: `rediss://` through rustls, with `ring`.
 //! - `cli`: the program `leasehold`, which runs a command under a lock and shows the locks: see the README. The library
 //!   is the same with and without it.
+//! - `metrics`: [statistics](#statistics) for the recorder of the
+//!   [`metrics`](https://docs.rs/metrics) facade.
 //!
 //! # Minimum supported Rust version
 //!
@@ -217,6 +258,8 @@ mod lease;
 mod leases;
 mod list;
 mod lost;
+#[cfg(feature = "metrics")]
+mod metrics_facade;
 mod mutex;
 mod name;
 mod release;
@@ -226,6 +269,7 @@ mod replicas;
 mod scripts;
 mod server;
 mod shutdown;
+mod stats;
 mod threads;
 #[cfg(feature = "tls")]
 mod tls;
@@ -250,5 +294,6 @@ pub use name::Name;
 pub use release::Unlocked;
 pub use renewed::Renewed;
 pub use shutdown::ShutdownReport;
+pub use stats::{Latency, Stats, Totals};
 pub use token::FencingToken;
 pub use wait::{Backoff, WaitPolicy};

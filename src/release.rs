@@ -35,6 +35,7 @@ pub(crate) fn release(
     match hold.release(now) {
         Some(Standing::Held(_)) => {}
         Some(Standing::Lost(lost)) => {
+            shared.meters.let_go(false, hold.since.until(now));
             late(shared, hold, lost);
             return Ok(Unlocked::AlreadyLost(lost));
         }
@@ -42,6 +43,8 @@ pub(crate) fn release(
     }
     shared.timer.forget(hold);
     let outcome = ask_until_answered(shared, hold, deadline);
+    let in_time = !matches!(outcome, Ok(Unlocked::AlreadyLost(_)));
+    shared.meters.let_go(in_time, hold.since.until(now));
     match &outcome {
         Ok(Unlocked::AlreadyLost(lost)) => {
             hold.lease(|lease| lease.was_lost(*lost));

@@ -13,7 +13,7 @@ use crate::lost::Lost;
 use crate::scripts::{Call, Reply};
 use crate::server::{Fault, Lane};
 use crate::threads::Shared;
-use crate::threads::io::renewed;
+use crate::threads::io::{count, renewed};
 
 /// Asks Redis for the ttl anew.
 pub(crate) fn renew(shared: &Shared, hold: &Arc<Hold>) -> Result<(), Error> {
@@ -46,13 +46,19 @@ pub(crate) fn extend(shared: &Shared, hold: &Arc<Hold>, ttl: Duration) -> Result
     let now = Instant::now();
     // A lease that ran out before the answer came is lost for that.
     hold.stand(now);
-    hold.answered(|lease| match (found, &answer) {
-        (Some(Found::Ours), _) => lease.extended(sent, now, ttl),
-        (_, Err(Fault::NotNow(_) | Fault::Open(_) | Fault::Elsewhere(..) | Fault::Never(_))) => {
-            lease.not_extended(now, before)
+    let lag = hold.answered(|lease| {
+        let lag = lease.lag(now);
+        match (found, &answer) {
+            (Some(Found::Ours), _) => lease.extended(sent, now, ttl),
+            (
+                _,
+                Err(Fault::NotNow(_) | Fault::Open(_) | Fault::Elsewhere(..) | Fault::Never(_)),
+            ) => lease.not_extended(now, before),
+            _ => lease.unanswered(now, ttl),
         }
-        _ => lease.unanswered(now, ttl),
+        lag
     });
+    count(shared, found, lag);
     match found {
         Some(Found::Nobody) => hold.lose(Lost::Deleted),
         Some(Found::Another) => hold.lose(Lost::Taken),

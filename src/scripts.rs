@@ -35,6 +35,7 @@ pub(crate) static PROPOSE: Script = script!("propose", "get", "set", "del", "ptt
 pub(crate) static RELEASE: Script = script!("release", "get", "del", "pttl", "pexpire", "set");
 pub(crate) static RENEW: Script = script!("renew", "get", "pttl", "pexpire", "set", "del");
 pub(crate) static INSPECT: Script = script!("inspect", "get", "pttl");
+pub(crate) static TALLY: Script = script!("tally", "get", "hincrby", "set");
 
 /// One call of a script, ready to be sent.
 #[derive(Clone, Copy, Debug)]
@@ -154,6 +155,11 @@ impl From<Value> for Reply {
             Value::BulkString(text) => Self::Text(text),
             Value::SimpleString(text) => Self::Text(text.into_bytes()),
             Value::Array(items) => Self::List(items.into_iter().map(Self::from).collect()),
+            // What is a list of pairs in the older protocol.
+            Value::Map(pairs) => {
+                let items = pairs.into_iter().flat_map(|(key, value)| [key, value]);
+                Self::List(items.map(Self::from).collect())
+            }
             _ => Self::Other,
         }
     }

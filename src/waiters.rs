@@ -12,6 +12,7 @@ use crate::clock::Instant;
 use crate::hold::Hold;
 use crate::holder::HolderId;
 use crate::name::Name;
+use crate::stats::Wake;
 
 /// What this client knows of the names that somebody holds or waits for here.
 ///
@@ -71,12 +72,18 @@ struct Place {
     bell: Option<Sender<()>>,
     /// Rung before the bell was hung up.
     rung: bool,
+    /// Why it was rung, until its waiter is awake.
+    why: Option<Wake>,
     /// Look at Redis whatever this client knows.
     look: bool,
 }
 
 impl Place {
-    fn ring(&mut self) {
+    fn ring(&mut self, why: Wake) {
+        // What was rung for nothing but a look around may since be rung for something.
+        if self.why.is_none_or(|before| before == Wake::Turn) {
+            self.why = Some(why);
+        }
         match &self.bell {
             // A bell that is already rung rings once.
             Some(bell) => drop(bell.try_send(())),
@@ -111,10 +118,10 @@ impl Queue {
         false
     }
 
-    fn ring_first(&mut self, look: bool) {
+    fn ring_first(&mut self, look: bool, why: Wake) {
         if let Some(first) = self.places.front_mut() {
             first.look |= look;
-            first.ring();
+            first.ring(why);
         }
     }
 }
@@ -150,6 +157,7 @@ impl Waiters {
             id,
             bell: None,
             rung: false,
+            why: None,
             look: false,
         });
         Ticket {
@@ -195,7 +203,7 @@ impl Waiters {
         if queue.held.as_ref().is_some_and(|held| held.id == *id) {
             queue.held = None;
             queue.released = released.then(|| id.clone());
-            queue.ring_first(false);
+            queue.ring_first(false, Wake::Local);
         }
         if queue.is_idle() {
             names.remove(name);
@@ -219,7 +227,7 @@ impl Waiters {
             None if queue.released.as_ref().is_some_and(is) => None,
             None => {
                 if queue.has_heard_enough(payload, voice) {
-                    queue.ring_first(true);
+                    queue.ring_first(true, Wake::Message);
                 }
                 None
             }
@@ -227,9 +235,9 @@ impl Waiters {
     }
 
     /// The first waiter of the name looks, because it now hears of releases.
-    pub(crate) fn look(&self, name: &Name) {
+    pub(crate) fn look(&self, name: &Name, why: Wake) {
         if let Some(queue) = self.names.lock().get_mut(name) {
-            queue.ring_first(true);
+            queue.ring_first(true, why);
         }
     }
 
@@ -250,7 +258,16 @@ impl Waiters {
     pub(crate) fn ring_all(&self) -> usize {
         let mut names = self.names.lock();
         let places = names.values_mut().flat_map(|queue| &mut queue.places);
-        places.map(Place::ring).count()
+        places.map(|place| place.ring(Wake::Turn)).count()
+    }
+
+    /// How many names this client holds, and how many calls sleep until they get theirs.
+    pub(crate) fn count(&self) -> (u64, u64) {
+        let names = self.names.lock();
+        let held = names.values().filter(|queue| queue.held.is_some());
+        let places = names.values().flat_map(|queue| &queue.places);
+        let asleep = places.filter(|place| place.bell.is_some());
+        (held.count() as u64, asleep.count() as u64)
     }
 }
 
@@ -273,11 +290,19 @@ impl Ticket<'_> {
                     let rung = std::mem::take(&mut place.rung);
                     place.bell = Some(sender);
                     if rung {
-                        place.ring();
+                        place.ring(Wake::Turn);
                     }
                 }
             });
             receiver
+        })
+    }
+
+    /// Why the bell has rung.
+    pub(crate) fn woken(&self) -> Option<Wake> {
+        self.queue(|queue| {
+            let mut places = queue.places.iter_mut();
+            places.find(|place| place.id == self.id)?.why.take()
         })
     }
 
@@ -334,7 +359,7 @@ impl Drop for Ticket<'_> {
             // A wake that reached this waiter is not lost with it: where it leaves without the
             // name, the next one looks whatever it knows.
             let left_without = queue.held.is_none();
-            queue.ring_first(left_without);
+            queue.ring_first(left_without, Wake::Turn);
         }
         if queue.is_idle() {
             names.remove(self.name);

@@ -15,7 +15,7 @@ use support::{
 /// The line of a user as printed in the README, from `SETUSER` on.
 fn documented(user: &str) -> Vec<String> {
     let readme = include_str!("../README.md");
-    let start = format!("ACL SETUSER {user} ");
+    let start = format!("ACL SETUSER {user} reset ");
     let lines: Vec<&str> = readme
         .lines()
         .filter(|line| line.starts_with(&start))
@@ -293,6 +293,39 @@ fn an_operator_sees_all_and_takes_nothing() {
     let failed = looks(&server, "leasehold");
     let steps: Vec<&str> = failed.iter().map(|(step, _)| *step).collect();
     assert_eq!(steps, ["list", "waiting"], "{failed:?}");
+}
+
+#[test]
+fn the_shared_statistics_need_one_line_more() {
+    let server = Server::start();
+    set_user(&server, &documented("leasehold"));
+    let url = url(&server);
+    let sharing = Client::builder().url(&url).shared_stats(true);
+    let client = sharing.build().unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    let error = client.shared_stats().unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("+hgetall on the key lock_stats"), "{text}");
+
+    let more = "ACL SETUSER leasehold ~lock_stats +hincrby +hgetall";
+    assert!(
+        include_str!("../README.md")
+            .lines()
+            .any(|line| line == more)
+    );
+    let rules: Vec<_> = more.split(' ').skip(1).map(str::to_owned).collect();
+    set_user(&server, &rules);
+    eventually(ms(10_000), || client.shared_stats().unwrap().released == 1);
+    // And the rest goes on as it did.
+    drop(client.mutex("a").lock().unwrap());
+    let mut connection = server.connection();
+    let () = redis::cmd("ACL")
+        .arg(&["LOG", "RESET"])
+        .query(&mut connection)
+        .unwrap();
+    eventually(ms(10_000), || client.shared_stats().unwrap().released == 2);
+    assert_eq!(refused(acl_log(&server)), [""; 0]);
 }
 
 #[test]

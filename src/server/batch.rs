@@ -2,6 +2,7 @@
 
 use redis::ServerError;
 
+use crate::clock::Instant;
 use crate::error::{Meaning, meaning};
 use crate::scripts::{Call, Reply, pack_wait};
 use crate::server::fault::Fault;
@@ -18,6 +19,7 @@ impl Server {
         wire: &mut Wire,
         calls: &[Call<'_>],
     ) -> (Vec<Result<Reply, Fault>>, bool) {
+        let sent = Instant::now();
         let (mut answers, mut alive) =
             self.write_and_read(wire, calls, |call, buffer| call.pack_by_sha(buffer));
         let unknown: Vec<usize> = (0..answers.len())
@@ -44,7 +46,7 @@ impl Server {
             .map(|(answer, call)| answer?.map_err(|error| self.fault(call, &error)))
             .collect();
         if answers.iter().any(Result::is_ok) {
-            self.answered();
+            self.answered(sent);
         }
         // A server that says "not now" may have been replaced by another: connect again.
         let usable = alive

@@ -53,10 +53,9 @@ impl Condition {
         }
     }
 
-    /// It answered something; true if calls go to it again for that.
-    pub(crate) fn answered(&self) -> bool {
-        self.answered
-            .store(Instant::now().as_nanos(), Ordering::Relaxed);
+    /// It answered something by `now`; true if calls go to it again for that.
+    pub(crate) fn answered(&self, now: Instant) -> bool {
+        self.answered.store(now.as_nanos(), Ordering::Relaxed);
         if !self.failing.load(Ordering::Relaxed) {
             return false;
         }

@@ -132,6 +132,14 @@ impl Servers {
         (servers, self.size())
     }
 
+    /// The server that keeps what is on one server only: over a quorum the first.
+    pub(crate) fn first_keeper(&self, keys: &Keys) -> Arc<Server> {
+        match self.fixed().first() {
+            Some(server) => Arc::clone(server),
+            None => self.home(keys),
+        }
+    }
+
     /// The servers that are the same for all names and for good.
     pub(crate) fn fixed(&self) -> &[Arc<Server>] {
         match &self.place {

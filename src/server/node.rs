@@ -1,5 +1,6 @@
 //! One Redis server: how a connection to it is made, and one trip over a connection.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ pub(crate) struct Node {
     connection_name: String,
     pub(crate) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
+    /// How many connections to it are open.
+    open: Arc<AtomicU64>,
 }
 
 enum Origin {
@@ -48,6 +51,23 @@ pub(crate) struct Wire {
     buffer: Vec<u8>,
     /// Of which generation of its pool it is; set by the pool.
     pub(crate) generation: u64,
+    /// Counts it among those of its node, for as long as it is there.
+    open: Option<Open>,
+}
+
+struct Open(Arc<AtomicU64>);
+
+impl Open {
+    fn new(count: &Arc<AtomicU64>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Node {
@@ -80,6 +100,7 @@ impl Node {
             connection_name: config.connection_name.clone(),
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout,
+            open: Arc::default(),
         }
     }
 
@@ -126,9 +147,14 @@ impl Node {
         }
     }
 
+    pub(crate) fn connections(&self) -> u64 {
+        self.open.load(Ordering::Relaxed)
+    }
+
     fn log_on(&self, client: &redis::Client) -> RedisResult<Wire> {
         let connection = client.get_connection_with_timeout(self.connect_timeout)?;
         let mut wire = Wire::new(connection, self.command_timeout)?;
+        wire.open = Some(Open::new(&self.open));
         let mut name = redis::cmd("CLIENT");
         name.arg("SETNAME").arg(&self.connection_name);
         // A user without the right to name its connection locks all the same.
@@ -158,6 +184,7 @@ impl Wire {
             timeout: Duration::ZERO,
             buffer: Vec::new(),
             generation: 0,
+            open: None,
         };
         wire.set_timeout(timeout)?;
         Ok(wire)

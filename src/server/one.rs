@@ -19,6 +19,7 @@ use crate::server::node::{NoWire, Node, Wire, is_hang_up, reply};
 use crate::server::peer::Peer;
 use crate::server::pool::{Lane, Lent, Pool, Refusal, Wish};
 use crate::server::sentinel::Sentinels;
+use crate::stats::Histogram;
 use crate::url::{Address, Target};
 
 /// A server, or the master that sentinels name: one place where locks are kept.
@@ -27,6 +28,8 @@ pub(crate) struct Server {
     pub(crate) condition: Condition,
     /// What it is as one of a quorum.
     pub(crate) peer: Option<Peer>,
+    /// From a command to its answer.
+    pub(crate) latency: Histogram,
 }
 
 impl Server {
@@ -41,6 +44,7 @@ impl Server {
                 config.breaker_after
             }),
             peer,
+            latency: Histogram::default(),
         })
     }
 
@@ -55,6 +59,7 @@ impl Server {
             pool: Arc::new(Pool::new(node, config.max_connections)),
             peer: None,
             condition: Condition::new(config.breaker_after),
+            latency: Histogram::default(),
         })
     }
 
@@ -112,7 +117,7 @@ impl Server {
                 let answer = answer
                     .map_err(|error| self.fault(&call, &error))
                     .and_then(|reply| self.acknowledged(reply, waited, call.replicas));
-                self.settle(lent, answer).map(|reply| (reply, sent))
+                self.settle(lent, sent, answer).map(|reply| (reply, sent))
             }
             Err(error) => {
                 if let Some(undo) = undo {
@@ -149,21 +154,26 @@ impl Server {
                             let subcommand = shown(subcommand).to_ascii_lowercase();
                             format!("{name} needs +{right}|{subcommand}")
                         }
-                        Some(key) if name == "GET" => {
+                        Some(key) if name == "GET" || name == "HGETALL" => {
                             format!("{name} needs +{right} on the key {}", shown(key))
                         }
                         _ => format!("{name} needs +{right}"),
                     }
                 };
                 let answer = answer.map_err(|error| refusal(name, &error, rights));
-                self.settle(lent, answer)
+                self.settle(lent, sent, answer)
             }
             Err(error) => Err(self.no_answer(error, sent, until)),
         }
     }
 
     /// Notes how the server did, and keeps the connection if it leads to one that works.
-    fn settle(&self, lent: Lent<'_>, answer: Result<Reply, Fault>) -> Result<Reply, Fault> {
+    fn settle(
+        &self,
+        lent: Lent<'_>,
+        sent: Instant,
+        answer: Result<Reply, Fault>,
+    ) -> Result<Reply, Fault> {
         if let Err(Fault::NotNow(cause)) = &answer {
             let generation = lent.generation();
             drop(lent);
@@ -172,7 +182,7 @@ impl Server {
             self.failed_by(Some(cause), false);
         } else {
             lent.give_back();
-            self.answered();
+            self.answered(sent);
         }
         answer
     }
@@ -363,9 +373,11 @@ impl Server {
         wire.generation == self.pool.generation()
     }
 
-    /// Redis answered something.
-    pub(crate) fn answered(&self) {
-        if self.condition.answered() {
+    /// Redis answered something that was sent at `sent`.
+    pub(crate) fn answered(&self, sent: Instant) {
+        let now = Instant::now();
+        self.latency.record(sent.until(now));
+        if self.condition.answered(now) {
             log::info!(server = self.label(); "calls go to {} again", self.label());
         }
     }
@@ -420,6 +432,11 @@ impl Server {
     /// zero while nothing has failed since the last answer.
     pub(crate) fn silent_for(&self, now: Instant, start: Instant) -> Duration {
         self.condition.silent_for(now, start)
+    }
+
+    /// How many connections to it are open.
+    pub(crate) fn connections(&self) -> u64 {
+        self.pool.node.connections()
     }
 
     /// The connections are closed; what is out is closed when it comes back.

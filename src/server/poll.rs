@@ -306,7 +306,7 @@ impl<'a> Poll<'a> {
                 }
                 continue;
             }
-            server.answered();
+            server.answered(self.sent.unwrap_or(now));
             if let Some(sent) = self.sent {
                 peer.answered_after(sent.until(now), began.until(now));
             }

@@ -128,7 +128,7 @@ impl Quorum {
                 }
             }
             _ => {
-                self.condition.answered();
+                self.condition.answered(Instant::now());
             }
         }
         answer

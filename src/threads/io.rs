@@ -19,6 +19,7 @@ use crate::server::{Condition, Errand, Fault, Lane, Peer, Promise, Wire};
 use crate::threads::Shared;
 use crate::threads::ballot::Ballot;
 use crate::threads::site::Site;
+use crate::threads::tally::Parcel;
 use crate::threads::worker::{Worker, contain};
 use crate::undo::Undo;
 use crate::wait::Backoff;
@@ -142,20 +143,22 @@ impl Io {
 enum Item {
     Renew(Arc<Ballot>),
     Undo(Undo),
+    Tally(Parcel),
 }
 
 impl Item {
     fn replicas(&self) -> Option<Replicas> {
         match self {
             Self::Renew(ballot) => ballot.hold.replicas,
-            Self::Undo(_) => None,
+            Self::Undo(_) | Self::Tally(_) => None,
         }
     }
 
-    fn keys(&self) -> &Keys {
+    fn keys(&self) -> Option<&Keys> {
         match self {
-            Self::Renew(ballot) => &ballot.hold.keys,
-            Self::Undo(undo) => &undo.keys,
+            Self::Renew(ballot) => Some(&ballot.hold.keys),
+            Self::Undo(undo) => Some(&undo.keys),
+            Self::Tally(_) => None,
         }
     }
 
@@ -168,6 +171,7 @@ impl Item {
                     .acknowledged_by(hold.replicas)
             }
             Self::Undo(undo) => undo.keys.release(undo.id.as_str().as_bytes()),
+            Self::Tally(parcel) => parcel.call(),
         }
     }
 }
@@ -186,6 +190,8 @@ struct Desk {
     ask_at: Option<(Instant, u32)>,
     /// When what callers have left unread is read.
     tidy_at: Option<Instant>,
+    /// When what was counted is told.
+    tally_at: Option<Instant>,
 }
 
 impl Desk {
@@ -196,6 +202,7 @@ impl Desk {
             self.ask_at = peer.is_aside().then_some((Instant::START, 0));
         }
         let mut stopping = false;
+        self.tally_at = shared.tally.first();
         while !stopping {
             let mut items = Vec::new();
             let mut job = self.wait(shared, site);
@@ -223,6 +230,8 @@ impl Desk {
             self.take_due_undos(shared, &mut items, stopping || is_leaving);
             stopping |= self.leave_at.is_some_and(|at| at <= Instant::now());
             send_on(shared, site, &mut items);
+            let parcels = shared.tally.due(shared, site, &mut self.tally_at, stopping);
+            items.extend(parcels.into_iter().map(Item::Tally));
             // Those who wait for replicas go last, and with their like.
             items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
             while let Some(first) = items.first() {
@@ -255,6 +264,7 @@ impl Desk {
             .chain(self.leave_at)
             .chain(self.ask_at.map(|(at, _)| at))
             .chain(self.tidy_at)
+            .chain(self.tally_at)
             .min();
         let pause = next.map(|at| nap(Instant::now(), at));
         let Some(peer) = &site.server.peer else {
@@ -366,7 +376,7 @@ impl Desk {
         // What was lost or let go while it lay here must not be given a whole ttl more.
         items.retain(|item| match item {
             Item::Renew(ballot) => matches!(ballot.hold.stand(sent), Standing::Held(_)),
-            Item::Undo(_) => true,
+            Item::Undo(_) | Item::Tally(_) => true,
         });
         let calls: Vec<Call<'_>> = items.iter().map(Item::call).collect();
         let (answers, usable) = server.batch(wire, &calls);
@@ -407,6 +417,7 @@ impl Desk {
                 ballot.cast(shared, sent, answer);
                 drop(ballot);
             }),
+            Item::Tally(parcel) => shared.tally.settle(parcel, answer),
             Item::Undo(mut undo) => {
                 let found = answer.ok().as_ref().and_then(Found::read);
                 if undo.is_over(Instant::now(), found) {
@@ -468,13 +479,17 @@ impl Desk {
 
 /// Hands on what is kept by another server now.
 fn send_on(shared: &Shared, site: &Site, items: &mut Vec<Item>) {
-    for item in items.extract_if(.., |item| !shared.is_home(site, item.keys())) {
-        let (homes, _) = shared.homes(item.keys());
+    let is_elsewhere = |keys: &Keys| !shared.is_home(site, keys);
+    for item in items.extract_if(.., |item| item.keys().is_some_and(is_elsewhere)) {
+        let homes = item.keys().map(|keys| shared.homes(keys).0);
         // Only a cluster has names that move, and there each has one home.
-        let Some(home) = homes.first() else { continue };
+        let Some(home) = homes.and_then(|homes| homes.into_iter().next()) else {
+            continue;
+        };
         match item {
             Item::Renew(ballot) => home.io.renew(vec![ballot]),
             Item::Undo(undo) => home.io.undo(undo),
+            Item::Tally(_) => {}
         }
     }
 }
@@ -485,7 +500,7 @@ fn note(condition: &Condition, answer: &Result<Reply, Fault>) {
             condition.failed(Some(cause), false);
         }
         _ => {
-            condition.answered();
+            condition.answered(Instant::now());
         }
     }
 }
@@ -503,10 +518,17 @@ pub(crate) fn renewed(
     let found = answer.as_ref().ok().and_then(Found::read);
     // A lease that ran out before the answer came is lost for that.
     hold.stand(now);
-    hold.answered(|lease| match found {
-        Some(Found::Ours) => lease.confirmed(sent, now, ask),
-        _ => lease.unconfirmed(now),
+    let lag = hold.answered(|lease| {
+        let lag = lease.lag(now);
+        match found {
+            Some(Found::Ours) => lease.confirmed(sent, now, ask),
+            _ => lease.unconfirmed(now),
+        }
+        lag
     });
+    if ask.renews {
+        count(shared, found, lag);
+    }
     match found {
         Some(Found::Nobody) => hold.lose(Lost::Deleted),
         Some(Found::Another) => hold.lose(Lost::Taken),
@@ -527,6 +549,15 @@ pub(crate) fn renewed(
         _ => {}
     }
     found
+}
+
+/// Counts a renewal that came back so long after it was due. What it found gone is a loss instead.
+pub(crate) fn count(shared: &Shared, found: Option<Found>, lag: Duration) {
+    match found {
+        Some(Found::Ours) => shared.meters.renewed(Some(lag)),
+        Some(Found::Nobody | Found::Another) => {}
+        None => shared.meters.renewed(None),
+    }
 }
 
 fn tell_renewal(shared: &Shared, hold: &Arc<Hold>, remaining: Duration, took: Duration) {

@@ -6,6 +6,7 @@ pub(crate) mod io;
 pub(crate) mod site;
 pub(crate) mod subscriber;
 pub(crate) mod switches;
+pub(crate) mod tally;
 pub(crate) mod timer;
 mod worker;
 
@@ -24,11 +25,13 @@ use crate::lease::Ask;
 use crate::name::Name;
 use crate::server::cluster::Moved;
 use crate::server::{Servers, Size};
+use crate::stats::{Meters, Wake};
 use crate::threads::ballot::Ballot;
 use crate::threads::callbacks::Callbacks;
 use crate::threads::site::{Site, Sites};
 use crate::threads::subscriber::Subscription;
 use crate::threads::switches::Switches;
+use crate::threads::tally::Tally;
 use crate::threads::timer::Timer;
 use crate::undo::{Released, Told, Undo};
 use crate::waiters::Waiters;
@@ -39,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) servers: Servers,
     pub(crate) waiters: Waiters,
+    pub(crate) meters: Meters,
+    pub(crate) tally: Tally,
     pub(crate) timer: Timer,
     pub(crate) sites: Sites,
     pub(crate) switches: Switches,
@@ -54,10 +59,13 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(config: Config, servers: Servers) -> Arc<Self> {
         let switches = Switches::new(servers.sentinels().map_or(0, |sentinels| sentinels.len()));
+        let tally = Tally::new(&config);
         let shared = Arc::new_cyclic(|me| Self {
+            tally,
             config,
             servers,
             waiters: Waiters::default(),
+            meters: Meters::default(),
             timer: Timer::default(),
             sites: Sites::default(),
             switches,
@@ -202,6 +210,7 @@ impl Shared {
     /// were told when it was noticed.
     pub(crate) fn tell_loss(&self, hold: &Arc<Hold>) {
         let Some(lost) = hold.untold() else { return };
+        self.meters.lost(lost);
         self.timer.forget(hold);
         self.waiters.ended(&hold.keys.name, &hold.id, false);
         if let Some(on_lost) = hold.on_lost.clone() {
@@ -238,7 +247,7 @@ impl Shared {
         // Those who wait hear of no release any more, and may have missed one.
         for name in self.waiters.waiting() {
             if moved.has(&self.keys(name.clone())) {
-                self.waiters.look(&name);
+                self.waiters.look(&name, Wake::Reconnect);
             }
         }
         self.sites.sweep();

@@ -14,6 +14,7 @@ use crate::error::{Cause, Error, words};
 use crate::kind::Keys;
 use crate::name::Name;
 use crate::server::{Condition, Fault, Lane, Server, Size, Wire};
+use crate::stats::Wake;
 use crate::threads::Shared;
 use crate::threads::site::Site;
 use crate::threads::worker::Worker;
@@ -70,6 +71,8 @@ struct Channel {
     users: usize,
     /// Since when nobody has used it.
     idle: Option<Instant>,
+    /// It was heard on, on this connection or one before.
+    was_live: bool,
 }
 
 /// Since when releases on a channel are heard, in nanoseconds of our clock.
@@ -185,6 +188,7 @@ impl Site {
                 live: Arc::default(),
                 users: 1,
                 idle: None,
+                was_live: false,
             };
             let live = Arc::clone(&channel.live);
             state.channels.insert(keys.channel.clone(), channel);
@@ -366,7 +370,7 @@ fn listen(shared: &Shared, site: &Site, failures: &mut u32) -> Result<(), String
     line.subscribe(&wanted)?;
     *failures = 0;
     let mut tidied = Instant::now();
-    this.condition.answered();
+    this.condition.answered(Instant::now());
     log::debug!(server = site.server.label(); "hearing releases");
     loop {
         let now = Instant::now();
@@ -535,16 +539,20 @@ impl Line<'_> {
     fn confirmed(&self, channel: &[u8]) {
         // Of several that confirm at once, exactly one is to complete the majority.
         let _confirming = self.shared.sites.confirming.lock();
-        let state = self.site.subscriber.state.lock();
-        let Some(confirmed) = state.channels.get(channel) else {
+        let mut state = self.site.subscriber.state.lock();
+        let Some(confirmed) = state.channels.get_mut(channel) else {
             return;
         };
         confirmed.live.set(Some(Instant::now()));
         let name = confirmed.name.clone();
+        let why = match std::mem::replace(&mut confirmed.was_live, true) {
+            true => Wake::Reconnect,
+            false => Wake::Turn,
+        };
         drop(state);
         let needed = self.shared.servers.size().needed;
         if needed == 1 || self.shared.sites.hearing(channel) == needed {
-            self.shared.waiters.look(&name);
+            self.shared.waiters.look(&name, why);
         }
     }
 }

@@ -1,0 +1,88 @@
+//! What a client counts: a lock that nobody else wants, one that everybody wants, and what the whole fleet did.
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error};
+use rand::RngExt;
+
+use support::{Outcome, run};
+
+mod support;
+
+/// Above it, many operators want to know which lock is fought over.
+const TOO_MUCH: f64 = 0.05;
+
+const WORKERS: usize = 8;
+const TURNS: usize = 20;
+
+fn main() -> ExitCode {
+    run(two_services, &[])
+}
+
+/// A client whose numbers are added to those of the fleet.
+fn client() -> Outcome<Client> {
+    Ok(Client::builder()
+        .url(std::env::var("REDIS_URL")?)
+        .key_prefix(support::key("lock:"))
+        .shared_stats(true)
+        .shared_stats_key(support::key("stats"))
+        .build()?)
+}
+
+fn two_services() -> Outcome {
+    let (quiet, busy) = (client()?, client()?);
+    println!("A service whose workers have a lock each:");
+    work(&quiet, |worker| format!("shelf:{worker}"))?;
+    report(&quiet);
+    assert_eq!(quiet.stats().contention_rate(), 0.0);
+
+    println!("A service whose workers share one:");
+    work(&busy, |_| "warehouse".into())?;
+    report(&busy);
+    assert!(busy.stats().contention_rate() > TOO_MUCH);
+
+    // Once a second each of them adds what is new.
+    let turns = (2 * WORKERS * TURNS) as u64;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while quiet.shared_stats()?.released < turns {
+        assert!(Instant::now() < deadline, "the fleet's totals are behind");
+        thread::sleep(Duration::from_millis(100));
+    }
+    println!("Together:\n  {}", quiet.shared_stats()?);
+    Ok(())
+}
+
+fn work(client: &Client, lock: impl Fn(usize) -> String) -> Outcome {
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..WORKERS)
+            .map(|worker| {
+                let mutex = client.mutex(lock(worker));
+                scope.spawn(move || {
+                    for _ in 0..TURNS {
+                        let _guard = mutex.lock()?;
+                        thread::sleep(Duration::from_micros(rand::rng().random_range(0..2_000)));
+                    }
+                    Ok::<_, Error>(())
+                })
+            })
+            .collect();
+        for worker in workers {
+            worker.join().expect("no worker panics")?;
+        }
+        Ok(())
+    })
+}
+
+fn report(client: &Client) {
+    let stats = client.stats();
+    println!("  {stats}");
+    if stats.contention_rate() > TOO_MUCH {
+        println!(
+            "  Look into it: {:.0} % of all locks were waited for, and every second took over {:.1?}.",
+            stats.contention_rate() * 100.0,
+            stats.wait.p50
+        );
+    }
+}

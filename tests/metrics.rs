@@ -1,0 +1,183 @@
+//! Promise: with the feature `metrics`, what a client counts reaches the program's recorder, under the names documented.
+#![cfg(feature = "metrics")]
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use leasehold::Client;
+use metrics::{
+    Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+};
+use parking_lot::Mutex;
+use support::{Server, eventually, ms};
+
+/// Keeps all it is told, by name and label.
+#[derive(Clone, Default)]
+struct Kept(Arc<Books>);
+
+#[derive(Default)]
+struct Books {
+    counters: Mutex<BTreeMap<String, Arc<AtomicU64>>>,
+    gauges: Mutex<BTreeMap<String, Arc<AtomicU64>>>,
+    histograms: Mutex<BTreeMap<String, Arc<Times>>>,
+    described: Mutex<BTreeSet<String>>,
+}
+
+#[derive(Default)]
+struct Times(Mutex<Vec<f64>>);
+
+impl HistogramFn for Times {
+    fn record(&self, value: f64) {
+        self.0.lock().push(value);
+    }
+}
+
+/// As Prometheus writes it.
+fn shown(key: &Key) -> String {
+    let labels: Vec<_> = key
+        .labels()
+        .map(|label| format!("{}={}", label.key(), label.value()))
+        .collect();
+    format!("{}{{{}}}", key.name(), labels.join(","))
+}
+
+impl Recorder for Kept {
+    fn describe_counter(&self, key: KeyName, _: Option<Unit>, _: SharedString) {
+        self.0.described.lock().insert(key.as_str().to_owned());
+    }
+
+    fn describe_gauge(&self, key: KeyName, _: Option<Unit>, _: SharedString) {
+        self.0.described.lock().insert(key.as_str().to_owned());
+    }
+
+    fn describe_histogram(&self, key: KeyName, _: Option<Unit>, _: SharedString) {
+        self.0.described.lock().insert(key.as_str().to_owned());
+    }
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        let mut counters = self.0.counters.lock();
+        Counter::from_arc(Arc::clone(counters.entry(shown(key)).or_default()))
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        let mut gauges = self.0.gauges.lock();
+        Gauge::from_arc(Arc::clone(gauges.entry(shown(key)).or_default()))
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        let mut histograms = self.0.histograms.lock();
+        Histogram::from_arc(Arc::clone(histograms.entry(shown(key)).or_default()))
+    }
+}
+
+impl Kept {
+    fn counter(&self, name: &str) -> u64 {
+        let counters = self.0.counters.lock();
+        counters
+            .get(name)
+            .map_or(0, |count| count.load(Ordering::SeqCst))
+    }
+
+    fn gauge(&self, name: &str) -> Option<f64> {
+        let gauges = self.0.gauges.lock();
+        let bits = gauges.get(name)?.load(Ordering::SeqCst);
+        Some(f64::from_bits(bits))
+    }
+
+    fn times(&self, name: &str) -> Vec<f64> {
+        let histograms = self.0.histograms.lock();
+        histograms
+            .get(name)
+            .map_or_else(Vec::new, |times| times.0.lock().clone())
+    }
+}
+
+// The recorder is one for the process: so is the test.
+#[test]
+fn smoke() {
+    let kept = Kept::default();
+    metrics::set_global_recorder(kept.clone()).unwrap_or_else(|_| panic!("the first"));
+    let server = Server::start();
+    let client = Client::open(&server.url()).unwrap();
+    for _ in 0..3 {
+        drop(client.mutex("a").lock().unwrap());
+    }
+    let guard = client.mutex("b").auto_renew(false).lock().unwrap();
+    guard.renew().unwrap();
+    assert!(client.mutex("b").try_lock().unwrap().is_none());
+    eventually(ms(20_000), || {
+        kept.counter("leasehold_refused_total{}") == 1
+            && kept.gauge("leasehold_held{client=1}") == Some(1.0)
+    });
+
+    // What was told once is not told again.
+    guard.renew().unwrap();
+    eventually(ms(20_000), || {
+        kept.counter("leasehold_renewals_total{outcome=ok}") == 2
+    });
+    assert_eq!(kept.counter("leasehold_attempts_total{}"), 4);
+    assert_eq!(kept.counter("leasehold_acquired_total{how=at_once}"), 4);
+    assert_eq!(
+        kept.counter("leasehold_acquired_total{how=after_waiting}"),
+        0
+    );
+    assert_eq!(kept.counter("leasehold_released_total{}"), 3);
+    assert_eq!(kept.gauge("leasehold_waiting{client=1}"), Some(0.0));
+    assert_eq!(
+        kept.gauge("leasehold_renewal_lag_seconds{client=1}"),
+        Some(0.0)
+    );
+    assert!(kept.gauge("leasehold_connections{client=1}") > Some(0.0));
+    let (wait, hold) = (
+        kept.times("leasehold_wait_seconds{}"),
+        kept.times("leasehold_hold_seconds{}"),
+    );
+    assert_eq!((wait.len(), hold.len()), (4, 3));
+    let longest = client.stats().wait.max.as_secs_f64();
+    assert_eq!(wait.iter().copied().fold(0.0, f64::max), longest);
+    assert!(kept.times("leasehold_command_seconds{}").len() >= 8);
+
+    // A second client's counts come on top; its gauges are its own.
+    let other = Client::open(&server.url()).unwrap();
+    drop(other.mutex("a").lock().unwrap());
+    drop(other);
+    assert_eq!(kept.counter("leasehold_acquired_total{how=at_once}"), 5);
+    assert_eq!(kept.gauge("leasehold_connections{client=2}"), Some(0.0));
+
+    // What a shutdown does is told before it returns.
+    assert!(client.shutdown(ms(10_000)).unwrap().is_clean());
+    assert_eq!(kept.counter("leasehold_lost_total{reason=shut_down}"), 1);
+    assert_eq!(kept.gauge("leasehold_held{client=1}"), Some(0.0));
+
+    every_name_is_documented(&kept);
+}
+
+fn every_name_is_documented(kept: &Kept) {
+    let documentation = include_str!("../src/lib.rs");
+    let names = documentation
+        .lines()
+        .filter_map(|line| line.strip_prefix("//! | `leasehold_")?.split('`').next())
+        .map(|name| format!("leasehold_{name}"));
+    let documented: BTreeSet<String> = names.collect();
+    let bare = |name: &String| name.split('{').next().unwrap_or_default().to_owned();
+    let mut told: BTreeSet<String> = kept.0.counters.lock().keys().map(bare).collect();
+    told.extend(kept.0.gauges.lock().keys().map(bare));
+    told.extend(kept.0.histograms.lock().keys().map(bare));
+    assert_eq!(told, documented);
+    assert_eq!(*kept.0.described.lock(), documented);
+    // And each label's values, which are in the same table.
+    for name in kept.0.counters.lock().keys() {
+        let label = name.split(['{', '}']).nth(1).unwrap_or_default();
+        if let Some((key, value)) = label.split_once('=') {
+            let line = documentation
+                .lines()
+                .find(|line| line.contains(&bare(name)))
+                .unwrap();
+            assert!(line.contains(&format!("`{key}`")), "{line}");
+            assert!(line.contains(&format!("`{value}`")), "{line}: {value}");
+        }
+    }
+}
