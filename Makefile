@@ -10,7 +10,7 @@ WITH_SERVER = REDIS_SERVER_BIN="$$(.ci/server)"
 # Redis 6.2 is tested as one server with nothing around it: its nodes find their ports for the cluster by chance, which
 # is why `harness` is left out too, and the binary that `.ci/server` brings has no TLS. Of `conformance` it gets the part
 # for one server.
-BEYOND_ONE_SERVER = sentinel tls harness conformance
+BEYOND_ONE_SERVER = sentinel cluster quorum tls harness conformance
 ONE_SERVER = $(filter-out $(BEYOND_ONE_SERVER),$(basename $(notdir $(wildcard tests/*.rs))))
 
 # What differs most between servers: the scripts, the wire, pub/sub. Less than a minute.

@@ -76,7 +76,7 @@ fn contend_and_end() {
 /// One failover under contention.
 fn replace(trouble: Trouble, replicas: usize) -> Outcome {
     let mut sentinels = Sentinels::start(Setup::alert()).untimed();
-    let contention = Contention::start(&[sentinels.url()], "a", PROCESSES, replicas);
+    let contention = Contention::start(&sentinels.url(), "a", PROCESSES, replicas);
     match trouble {
         Trouble::Killed => sentinels.kill_first(),
         Trouble::Stopped => sentinels.first().pause(),

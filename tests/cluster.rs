@@ -465,7 +465,7 @@ fn contention_goes_on(trouble: Trouble) {
     });
     let channel = format!("lock_release:{}", beside(&name, "dies"));
     eventually(ms(10_000), || cluster.node(0).listeners(&channel) > 0);
-    let contention = Contention::start_as("tidy", &[cluster.url()], &name, PROCESSES, 0);
+    let contention = Contention::start_as("tidy", &cluster.url(), &name, PROCESSES, 0);
 
     let (lost, sleeper_lost) = (dies.lost(), sleeps.lost());
     get_into(trouble, &mut cluster, 0);
@@ -526,7 +526,7 @@ fn contention_when_the_slot_moves() {
     let client = client(&cluster.url());
     let name = cluster.name_on("a", 0);
     let slot = cluster.slot(&lock(&name));
-    let contention = Contention::start(&[cluster.url()], &name, PROCESSES, 0);
+    let contention = Contention::start(&cluster.url(), &name, PROCESSES, 0);
     for (from, to, is_ours) in [(0, 1, true), (1, 2, false), (2, 0, true)] {
         let guard = is_ours.then(|| in_time(&client, &name));
         cluster.begin_migration(slot, from, to);

@@ -2,19 +2,20 @@
 //! of the critical sections.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
 use leasehold::{Client, Error, Lost, Unlocked};
 use parking_lot::Mutex;
-use support::{Child, Fenced, Server, Stale, eventually, given, ms, say};
+use support::{Counters, Fenced, Server, Stale, counter, eventually, ms};
 
 mod support;
 
-const PROCESSES: usize = 8;
-const THREADS: usize = 4;
-const ROUNDS: usize = 250;
+const COUNTERS: Counters = Counters {
+    processes: 8,
+    threads: 4,
+    rounds: 250,
+};
 
 #[test]
 fn child() {
@@ -23,40 +24,6 @@ fn child() {
 
 fn client(server: &Server) -> Client {
     Client::open(&server.url()).unwrap()
-}
-
-/// Counts in a plain key, and writes down under which token.
-fn counter() {
-    let client = Client::open(&given("URL")).unwrap();
-    let plain = redis::Client::open(given("URL")).unwrap();
-    let ready = Barrier::new(THREADS + 1);
-    thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                let mutex = client.mutex("counter");
-                let mut redis = plain.get_connection().unwrap();
-                ready.wait();
-                for _ in 0..ROUNDS {
-                    let guard = mutex.lock().unwrap();
-                    let count: Option<u64> =
-                        redis::cmd("GET").arg("count").query(&mut redis).unwrap();
-                    redis::cmd("RPUSH")
-                        .arg("tokens")
-                        .arg(guard.fencing_token().value())
-                        .exec(&mut redis)
-                        .unwrap();
-                    redis::cmd("SET")
-                        .arg("count")
-                        .arg(count.unwrap_or(0) + 1)
-                        .exec(&mut redis)
-                        .unwrap();
-                    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-                }
-            });
-        }
-        ready.wait();
-        say("ready");
-    });
 }
 
 #[test]
@@ -73,28 +40,7 @@ fn smoke() {
 #[test]
 fn processes_and_threads_count_exactly() {
     let server = Server::start();
-    let start = client(&server).mutex("counter").lock().unwrap();
-    let children: Vec<_> = (0..PROCESSES)
-        .map(|_| Child::spawn("counter", &[("URL", &server.url())]))
-        .collect();
-    for child in &children {
-        child.wait_for("ready");
-    }
-    let first = start.fencing_token().value();
-    assert_eq!(start.unlock().unwrap(), Unlocked::Released);
-    for child in children {
-        child.wait().succeeded();
-    }
-
-    let total = PROCESSES * THREADS * ROUNDS;
-    assert_eq!(server.get("count"), Some(total.to_string().into_bytes()));
-    let tokens: Vec<u64> = redis::cmd("LRANGE")
-        .arg(&["tokens", "0", "-1"])
-        .query(&mut server.connection())
-        .unwrap();
-    assert_eq!(tokens.len(), total);
-    assert!(tokens[0] > first);
-    assert!(tokens.is_sorted_by(|earlier, later| earlier < later));
+    COUNTERS.count_exactly(&[server.url()], &server);
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 mod support;
 
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -10,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, Unlocked, WaitPolicy};
 use support::{
-    Child, Control, Fenced, Proxy, Server, Traffic, captured, eventually, given, lines_about, ms,
-    say,
+    Control, Counters, Fenced, Proxy, Server, Traffic, captured, counter, eventually, lines_about,
+    ms,
 };
 
 const KEY: &str = "lock:a";
@@ -24,9 +23,11 @@ const SLACK: Duration = ms(250);
 /// Longer than a test takes: what is gone before then was released or undone.
 const LONG: Duration = ms(60_000);
 
-const PROCESSES: usize = 3;
-const THREADS: usize = 2;
-const ROUNDS: usize = 40;
+const COUNTERS: Counters = Counters {
+    processes: 3,
+    threads: 2,
+    rounds: 40,
+};
 
 #[test]
 fn child() {
@@ -222,66 +223,11 @@ fn a_waiter_looks_once_a_majority_has_announced_a_release() {
     });
 }
 
-/// Counts in a plain key of a server beside the quorum, and writes down under which token.
-fn counter() {
-    let urls = given("URLS");
-    let client = Client::quorum(urls.split(' ')).unwrap();
-    let plain = redis::Client::open(given("URL")).unwrap();
-    let ready = Barrier::new(THREADS + 1);
-    thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                let mutex = client.mutex("a");
-                let mut redis = plain.get_connection().unwrap();
-                ready.wait();
-                for _ in 0..ROUNDS {
-                    let guard = mutex.lock().unwrap();
-                    let count: Option<u64> =
-                        redis::cmd("GET").arg("count").query(&mut redis).unwrap();
-                    let token = guard.fencing_token().value();
-                    let push = redis::cmd("RPUSH").arg("tokens").arg(token).clone();
-                    push.exec(&mut redis).unwrap();
-                    let set = redis::cmd("SET")
-                        .arg("count")
-                        .arg(count.unwrap_or(0) + 1)
-                        .clone();
-                    set.exec(&mut redis).unwrap();
-                    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-                }
-            });
-        }
-        ready.wait();
-        say("ready");
-    });
-}
-
 #[test]
 fn processes_and_threads_count_exactly() {
     for count in [3, 5] {
         let servers = Servers::start(count);
-        let resource = Server::start();
-        let start = servers.client().mutex("a").lock().unwrap();
-        let (urls, url) = (servers.urls().join(" "), resource.url());
-        let children: Vec<_> = (0..PROCESSES)
-            .map(|_| Child::spawn("counter", &[("URLS", &urls), ("URL", &url)]))
-            .collect();
-        for child in &children {
-            child.wait_for("ready");
-        }
-        let first = start.fencing_token().value();
-        assert_eq!(start.unlock().unwrap(), Unlocked::Released);
-        for child in children {
-            child.wait().succeeded();
-        }
-        let total = PROCESSES * THREADS * ROUNDS;
-        assert_eq!(resource.get("count"), Some(total.to_string().into_bytes()));
-        let tokens: Vec<u64> = redis::cmd("LRANGE")
-            .arg(&["tokens", "0", "-1"])
-            .query(&mut resource.connection())
-            .unwrap();
-        assert_eq!(tokens.len(), total);
-        assert!(tokens[0] > first);
-        assert!(tokens.is_sorted_by(|earlier, later| earlier < later));
+        COUNTERS.count_exactly(&servers.urls(), &Server::start());
         eventually(ms(5_000), || servers.count(KEY) == 0);
     }
 }

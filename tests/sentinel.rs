@@ -246,7 +246,7 @@ fn get_into(trouble: Trouble, sentinels: &mut Sentinels) {
 /// Several processes contend while the master is replaced.
 fn contention_goes_on(trouble: Trouble) {
     let mut sentinels = Sentinels::start(Setup::alert());
-    let contention = Contention::start(&[sentinels.url()], "a", PROCESSES, 0);
+    let contention = Contention::start(&sentinels.url(), "a", PROCESSES, 0);
     get_into(trouble, &mut sentinels);
     let successor = sentinels.successor();
     let timed = until_taken(Instant::now(), || {

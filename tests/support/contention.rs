@@ -66,23 +66,22 @@ pub(crate) struct Outcome {
 }
 
 impl Contention {
-    /// Starts them, and waits until each has held the lock. `urls` are what a client is given: several of them are a
-    /// quorum.
-    pub(crate) fn start(urls: &[String], name: &str, processes: usize, replicas: usize) -> Self {
-        Self::start_as("contender", urls, name, processes, replicas)
+    /// Starts them, and waits until each has held the lock.
+    pub(crate) fn start(url: &str, name: &str, processes: usize, replicas: usize) -> Self {
+        Self::start_as("contender", url, name, processes, replicas)
     }
 
     /// The same in a role that the test has for them, made with `contend_and_then`.
     pub(crate) fn start_as(
         role: &str,
-        urls: &[String],
+        url: &str,
         name: &str,
         processes: usize,
         replicas: usize,
     ) -> Self {
         let witness = Server::start();
         let given = [
-            ("URLS", urls.join(" ")),
+            ("URL", url.to_owned()),
             ("NAME", name.to_owned()),
             ("WITNESS", witness.url()),
             ("REPLICAS", replicas.to_string()),
@@ -194,13 +193,12 @@ pub(crate) fn contender() {
 
 /// The same, with something to see to before the client ends.
 pub(crate) fn contend_and_then(see_to: impl FnOnce()) {
-    let urls = given("URLS");
     let builder = Client::builder()
         .connect_timeout(COMMAND_TIMEOUT)
         .command_timeout(COMMAND_TIMEOUT)
         .ttl(ms(5_000))
         .min_replicas(given("REPLICAS").parse().expect("a number"), ms(200));
-    let client = builder.url(urls).build().expect("a URL of ours");
+    let client = builder.url(given("URL")).build().expect("a URL of ours");
     let witness = redis::Client::open(given("WITNESS")).expect("a URL");
     let ready = Barrier::new(2);
     let is_over = AtomicBool::new(false);

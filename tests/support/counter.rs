@@ -1,0 +1,100 @@
+//! Processes that count in a plain key under a lock: two holders at once would lose a count.
+
+use std::sync::Barrier;
+use std::thread;
+
+use leasehold::{Client, Unlocked};
+
+use super::child::{Child, given, say};
+use super::server::Server;
+
+/// How many count, and how often each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counters {
+    pub(crate) processes: usize,
+    pub(crate) threads: usize,
+    pub(crate) rounds: usize,
+}
+
+impl Counters {
+    /// They count on `plain`, under a lock that is kept at `urls`: several of them are a quorum. All wait for it at first.
+    /// The test has the role `counter`.
+    #[track_caller]
+    pub(crate) fn count_exactly(self, urls: &[String], plain: &Server) {
+        let urls = urls.join(" ");
+        let client = client(&urls);
+        let start = client.mutex("a").lock().unwrap();
+        let (threads, rounds) = (self.threads.to_string(), self.rounds.to_string());
+        let given = [
+            ("URLS", &*urls),
+            ("PLAIN", &plain.url()),
+            ("THREADS", &threads),
+            ("ROUNDS", &rounds),
+        ];
+        let children: Vec<_> = (0..self.processes)
+            .map(|_| Child::spawn("counter", &given))
+            .collect();
+        for child in &children {
+            child.wait_for("ready");
+        }
+        let first = start.fencing_token().value();
+        assert_eq!(start.unlock().unwrap(), Unlocked::Released);
+        for child in children {
+            child.wait().succeeded();
+        }
+
+        let total = self.processes * self.threads * self.rounds;
+        assert_eq!(plain.get("count"), Some(total.to_string().into_bytes()));
+        let tokens: Vec<u64> = redis::cmd("LRANGE")
+            .arg(&["tokens", "0", "-1"])
+            .query(&mut plain.connection())
+            .unwrap();
+        assert_eq!(tokens.len(), total);
+        assert!(tokens[0] > first);
+        assert!(tokens.is_sorted_by(|earlier, later| earlier < later));
+    }
+}
+
+fn client(urls: &str) -> Client {
+    let opened = match urls.contains(' ') {
+        true => Client::quorum(urls.split(' ')),
+        false => Client::open(urls),
+    };
+    opened.expect("URLs of ours")
+}
+
+/// The role of each process: counts, and writes down under which token.
+pub(crate) fn counter() {
+    let number = |key| given(key).parse::<usize>().expect("a number");
+    let (threads, rounds) = (number("THREADS"), number("ROUNDS"));
+    let client = client(&given("URLS"));
+    let plain = redis::Client::open(given("PLAIN")).unwrap();
+    let ready = Barrier::new(threads + 1);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let mutex = client.mutex("a");
+                let mut redis = plain.get_connection().unwrap();
+                ready.wait();
+                for _ in 0..rounds {
+                    let guard = mutex.lock().unwrap();
+                    let count: Option<u64> =
+                        redis::cmd("GET").arg("count").query(&mut redis).unwrap();
+                    redis::cmd("RPUSH")
+                        .arg("tokens")
+                        .arg(guard.fencing_token().value())
+                        .exec(&mut redis)
+                        .unwrap();
+                    redis::cmd("SET")
+                        .arg("count")
+                        .arg(count.unwrap_or(0) + 1)
+                        .exec(&mut redis)
+                        .unwrap();
+                    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+                }
+            });
+        }
+        ready.wait();
+        say("ready");
+    });
+}
