@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, after, never, select, unbounded};
 use crate::clock::{Instant, nap};
 use crate::error::Error;
 use crate::hold::Hold;
-use crate::kind::{Found, Keys};
+use crate::kind::{Found, Key};
 use crate::lease::{Ask, Standing};
 use crate::lost::Lost;
 use crate::renewed::Renewed;
@@ -17,13 +17,13 @@ use crate::replicas::Replicas;
 use crate::scripts::{Call, Reply};
 use crate::server::{Errand, Fault, Lane, Peer, Promise, Wire};
 use crate::threads::Shared;
-use crate::threads::ballot::Ballot;
+use crate::threads::ballot::Paper;
 use crate::threads::site::Site;
 use crate::threads::worker::{Worker, contain};
 use crate::undo::Undo;
 use crate::wait::Backoff;
 
-/// The most commands in one write: their answers must fit into the sockets' buffers meanwhile.
+/// The most names in one write: their answers must fit into the sockets' buffers meanwhile, and come in time.
 const MOST_TOGETHER: usize = 256;
 
 /// How often the subscriber is proved to hear, while anybody waits.
@@ -39,7 +39,7 @@ const TIDY_AFTER: Duration = Duration::from_millis(100);
 const ASIDE: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4)).jitter(0.5);
 
 enum Job {
-    Renew(Vec<Arc<Ballot>>),
+    Renew(Vec<Paper>),
     Undo(Undo),
     /// Somebody waits.
     Probe,
@@ -85,8 +85,8 @@ impl Io {
         let _ = self.queue.send(job);
     }
 
-    pub(crate) fn renew(&self, ballots: Vec<Arc<Ballot>>) {
-        self.send(Job::Renew(ballots));
+    pub(crate) fn renew(&self, papers: Vec<Paper>) {
+        self.send(Job::Renew(papers));
     }
 
     /// Repeats a release until it is sure.
@@ -127,31 +127,37 @@ impl Io {
 
 /// What one write holds a part of.
 enum Item {
-    Renew(Arc<Ballot>),
+    Renew(Paper),
     Undo(Undo),
 }
 
 impl Item {
     fn replicas(&self) -> Option<Replicas> {
         match self {
-            Self::Renew(ballot) => ballot.hold.replicas,
+            Self::Renew(paper) => paper.ballot.hold.replicas,
             Self::Undo(_) => None,
         }
     }
 
-    fn keys(&self) -> &Keys {
+    fn names(&self) -> usize {
         match self {
-            Self::Renew(ballot) => &ballot.hold.keys,
-            Self::Undo(undo) => &undo.keys,
+            Self::Renew(paper) => paper.keys.names.len(),
+            Self::Undo(undo) => undo.keys.names.len(),
+        }
+    }
+
+    fn key(&self) -> Key<'_> {
+        match self {
+            Self::Renew(paper) => paper.keys.key(0),
+            Self::Undo(undo) => undo.keys.key(0),
         }
     }
 
     fn call(&self) -> Call<'_> {
         match self {
-            Self::Renew(ballot) => {
+            Self::Renew(Paper { ballot, keys }) => {
                 let hold = &ballot.hold;
-                hold.keys
-                    .renew(&hold.id, ballot.ask.ttl, false)
+                keys.renew(&hold.id, ballot.ask.ttl, false)
                     .acknowledged_by(hold.replicas)
             }
             Self::Undo(undo) => undo.keys.release(undo.id.as_str().as_bytes()),
@@ -186,7 +192,7 @@ impl Desk {
             let mut job = self.wait(shared, site);
             while let Some(next) = job {
                 match next {
-                    Job::Renew(ballots) => items.extend(ballots.into_iter().map(Item::Renew)),
+                    Job::Renew(papers) => items.extend(papers.into_iter().map(Item::Renew)),
                     Job::Undo(undo) => self.undos.push(undo),
                     Job::Wake => site.subscriber.wake_now(&site.server),
                     Job::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
@@ -211,8 +217,13 @@ impl Desk {
             items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
             while let Some(first) = items.first() {
                 let replicas = first.replicas();
-                let alike = items.iter().take(MOST_TOGETHER);
-                let alike = alike.take_while(|item| item.replicas() == replicas).count();
+                let mut names = 0;
+                let alike = items.iter().take_while(|item| {
+                    let is_first = names == 0;
+                    names += item.names();
+                    item.replicas() == replicas && (is_first || names <= MOST_TOGETHER)
+                });
+                let alike = alike.count();
                 let rest = items.split_off(alike);
                 self.write(shared, site, std::mem::replace(&mut items, rest));
             }
@@ -345,7 +356,7 @@ impl Desk {
         let sent = Instant::now();
         // What was lost or let go while it lay here must not be given a whole ttl more.
         items.retain(|item| match item {
-            Item::Renew(ballot) => matches!(ballot.hold.stand(sent), Standing::Held(_)),
+            Item::Renew(paper) => matches!(paper.ballot.hold.stand(sent), Standing::Held(_)),
             Item::Undo(_) => true,
         });
         let calls: Vec<Call<'_>> = items.iter().map(Item::call).collect();
@@ -375,9 +386,9 @@ impl Desk {
 
     fn settle(&mut self, shared: &Shared, item: Item, sent: Instant, answer: Result<Reply, Fault>) {
         match item {
-            Item::Renew(ballot) => contain(|| {
-                ballot.cast(shared, sent, answer);
-                drop(ballot);
+            Item::Renew(paper) => contain(|| {
+                paper.ballot.cast(shared, sent, answer);
+                drop(paper);
             }),
             Item::Undo(mut undo) => {
                 let found = answer.ok().as_ref().and_then(Found::read);
@@ -422,12 +433,12 @@ impl Desk {
 
 /// Hands on what is kept by another server now.
 fn send_on(shared: &Shared, site: &Site, items: &mut Vec<Item>) {
-    for item in items.extract_if(.., |item| !shared.is_home(site, item.keys())) {
-        let (homes, _) = shared.homes(item.keys());
+    for item in items.extract_if(.., |item| !shared.is_home(site, item.key())) {
+        let (homes, _) = shared.homes(item.key());
         // Only a cluster has names that move, and there each has one home.
         let Some(home) = homes.first() else { continue };
         match item {
-            Item::Renew(ballot) => home.io.renew(vec![ballot]),
+            Item::Renew(paper) => home.io.renew(vec![paper]),
             Item::Undo(undo) => home.io.undo(undo),
         }
     }
@@ -463,9 +474,9 @@ pub(crate) fn renewed(
             }
         }
         (None, Err(fault)) => log::debug!(
-            name:% = hold.keys.name, holder:% = hold.id.short(), outcome = "not renewed",
+            name:% = hold.keys, holder:% = hold.id.short(), outcome = "not renewed",
             ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
-            "not renewed {}, to be tried again: {fault}", hold.keys.name
+            "not renewed {}, to be tried again: {fault}", hold.keys
         ),
         _ => {}
     }
@@ -475,17 +486,17 @@ pub(crate) fn renewed(
 fn tell_renewal(shared: &Shared, hold: &Arc<Hold>, remaining: Duration, took: Duration) {
     if let Some(on_renew) = hold.on_renew.clone() {
         let renewed = Renewed {
-            name: hold.keys.name.clone(),
+            name: hold.keys.key(0).name.clone(),
             holder_id: hold.id.clone(),
-            fencing_token: hold.token,
+            fencing_token: hold.token(),
             remaining,
             took,
         };
         shared.callbacks.run(Box::new(move || on_renew(&renewed)));
     }
     log::debug!(
-        name:% = hold.keys.name, holder:% = hold.id.short(), outcome = "renewed", ttl_ms = hold.ttl_ms(),
+        name:% = hold.keys, holder:% = hold.id.short(), outcome = "renewed", ttl_ms = hold.ttl_ms(),
         remaining_ms = remaining.as_millis() as u64, trace_id = hold.trace_id.as_deref();
-        "renewed {} for {remaining:?}", hold.keys.name
+        "renewed {} for {remaining:?}", hold.keys
     );
 }
