@@ -668,7 +668,7 @@ fn a_cluster_takes_slot_by_slot_and_gives_back() {
             let home = cluster.master_of(&format!("lock:{held}"));
             cluster
                 .node(home)
-                .wait_for_a_waiter(&format!("lock_release:{held}"));
+                .wait_for_a_waiter(format!("lock_release:{held}"));
             assert_eq!(plain.unlock().unwrap(), Unlocked::Released);
             let guard = waiting.join().unwrap().unwrap().expect("it is woken");
             for (name, before) in names.iter().zip(&before) {
