@@ -1,7 +1,7 @@
 # What CI runs, target by target; `.ci/run` runs them all.
 
 CARGO ?= cargo
-EXAMPLES = booking payments cron long_job graceful_shutdown
+EXAMPLES = booking payments transfer cron long_job graceful_shutdown
 BENCHES = uncontended handoff held deployments failovers
 
 # The server that tests, examples and benches start for themselves. `servers` has brought one by the time a recipe runs.

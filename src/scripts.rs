@@ -90,9 +90,9 @@ impl Call<'_> {
     pub(crate) fn rights(&self) -> String {
         let firsts = self.keys.iter().filter_map(|keys| keys.first());
         let firsts: Vec<String> = firsts.map(|key| shown(key)).collect();
-        let more = match self.keys[0].len() {
-            0 | 1 => String::new(),
-            names => format!(", and on those of {} names more", names - 1),
+        let more = match self.keys[0] {
+            [] | [_] => "",
+            _ => ", and on those of the other names",
         };
         format!(
             "the {} script needs +evalsha +eval +{} on the keys {}{more}",

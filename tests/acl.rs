@@ -76,6 +76,11 @@ fn everything_works(builder: impl Fn() -> ClientBuilder, server: &Server) {
     guard.renew().unwrap();
     guard.extend(ms(30_000)).unwrap();
 
+    let all = one.mutex_all(["b", "c"]).lock().unwrap();
+    all.renew().unwrap();
+    all.extend(ms(30_000)).unwrap();
+    assert!(one.mutex_all(["c", "d"]).try_lock().unwrap().is_none());
+
     // Longer than any look around: it is the release that wakes.
     let two = builder().backstop(ms(60_000)).build().unwrap();
     assert!(two.mutex("a").try_lock().unwrap().is_none());
@@ -86,6 +91,10 @@ fn everything_works(builder: impl Fn() -> ClientBuilder, server: &Server) {
         server.wait_for_a_waiter("lock_release:a");
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         let guard = waiting.join().unwrap().unwrap().expect("it is woken");
+        let waiting = scope.spawn(|| two.mutex_all(["d", "c"]).try_lock_for(ms(10_000)));
+        server.wait_for_a_waiter("lock_release:c");
+        assert_eq!(all.unlock().unwrap(), Unlocked::Released);
+        assert!(waiting.join().unwrap().unwrap().is_some(), "it is woken");
         assert!(one.mutex("a").force_unlock().unwrap());
         assert!(matches!(guard.unlock().unwrap(), Unlocked::AlreadyLost(_)));
     });
@@ -231,6 +240,45 @@ fn check(right: &str, fails: &[&str]) {
             command => command,
         };
         assert!(text.contains(named), "{right}: {text}");
+    }
+}
+
+/// Several names need no right more than one, and without one of them none of the names stays behind half-taken.
+#[test]
+fn without_a_right_several_names_are_refused_as_one_is() {
+    let server = Server::start();
+    for (right, fails) in [
+        ("~lock:*", "acquire_all"),
+        ("+get", "acquire_all"),
+        ("+set", "acquire_all"),
+        ("+time", "acquire_all"),
+        ("+pttl", "renew_all"),
+        ("+pexpire", "renew_all"),
+        ("+del", "release_all"),
+    ] {
+        set_user(&server, &without("leasehold", right));
+        let client = client(&url(&server));
+        let names = ["a", "b"].map(|name| format!("{right}{name}"));
+        let everything = || {
+            let guard = client.mutex_all(&names).lock()?;
+            guard.extend(ms(5_000))?;
+            guard.unlock()
+        };
+        let error = everything().expect_err(right);
+        assert!(matches!(error, Error::Refused { .. }), "{right}: {error}");
+        let text = error.to_string();
+        assert!(
+            text.contains(&format!("the {fails} script needs")),
+            "{text}"
+        );
+        let named = if right == "~lock:*" {
+            "on the keys lock:"
+        } else {
+            right
+        };
+        assert!(text.contains(named), "{right}: {text}");
+        let there = names.map(|name| server.get(format!("lock:{name}")).is_some());
+        assert_eq!(there[0], there[1], "{right}");
     }
 }
 
