@@ -85,7 +85,7 @@ fn bank() -> Outcome {
     let processes = (0..PROCESSES)
         .map(|_| Child::spawn("clerks"))
         .collect::<Outcome<Vec<_>>>()?;
-    for mut process in processes {
+    for process in processes {
         assert!(process.wait()?.success());
     }
     let took = began.elapsed();

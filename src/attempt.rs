@@ -4,6 +4,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crossbeam_channel::unbounded;
+
 use crate::clock::Instant;
 use crate::config::{Settings, Terms};
 use crate::error::{Cause, Error};
@@ -14,10 +16,10 @@ use crate::kind::{Acquired, Keys};
 use crate::lease::Lease;
 use crate::lost::Lost;
 use crate::release::abandon;
-use crate::server::{Fault, Lane, Receipt, Stake};
+use crate::server::{Fault, Lane, Receipt, Size, Stake};
 use crate::threads::Shared;
 use crate::token::FencingToken;
-use crate::undo::Undo;
+use crate::undo::{Told, Undo};
 use crate::wait::{Backoff, RECONNECT};
 
 /// After a split vote: long enough for one of several to be through before the next comes.
@@ -201,15 +203,16 @@ impl<'a> Attempt<'a> {
 
     /// Undoes what was granted, before this returns if there is time.
     fn give_back(&self, parts: &[Arc<Keys>], id: &HolderId, until: Instant) {
+        let (told, found) = unbounded();
+        let told = Arc::new(Told::new(Size::each(parts.len()), told));
+        let end = Instant::now().after(self.terms.ttl);
         for part in parts {
-            let call = part.release(id.as_str().as_bytes());
-            let answer = self.shared.servers.call(call, until, Lane::Free);
-            if !answer.is_ok_and(|reply| reply.is_done()) {
-                let until = Instant::now().after(self.terms.ttl);
-                let undo = Undo::of_release(Arc::clone(part), id.clone(), until);
-                self.shared.undo(undo);
-            }
+            let (part, told) = (Arc::clone(part), Arc::clone(&told));
+            self.shared.undo(Undo::told(part, id.clone(), end, told));
         }
+        drop(told);
+        // What was found changes nothing.
+        let _ = found.recv_timeout(Instant::now().until(until));
     }
 
     fn hold(

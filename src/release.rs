@@ -70,45 +70,37 @@ pub(crate) fn release(
     outcome
 }
 
-/// Releases every part, whatever comes of those before it. A loss is the answer for all of them.
-fn ask_until_answered(shared: &Shared, hold: &Hold, deadline: Instant) -> Result<Unlocked, Error> {
-    let mut outcome = Ok(Unlocked::Released);
-    for part in hold.keys.parts() {
-        let answer = ask_part(shared, hold, part, deadline);
-        match (&outcome, &answer) {
-            (Ok(Unlocked::AlreadyLost(_)), _) | (Err(_), Ok(Unlocked::Released)) => {}
-            _ => outcome = answer,
-        }
-    }
-    outcome
-}
-
 /// Sends the release until an answer says what it found, or the deadline has come.
-fn ask_part(
+fn ask_until_answered(
     shared: &Shared,
-    hold: &Hold,
-    part: &Arc<Keys>,
+    hold: &Arc<Hold>,
     deadline: Instant,
 ) -> Result<Unlocked, Error> {
+    if let [_, _, ..] = hold.keys.parts() {
+        // In one write to each server.
+        let found = shared.release(vec![Arc::clone(hold)], deadline);
+        let found = found.recv_timeout(Instant::now().until(deadline));
+        return match found {
+            Ok(found) => Ok(unlocked(hold, found)),
+            Err(_) => Err(shared
+                .servers
+                .unreachable(Cause::silence("no answer to a part of the release in time"))),
+        };
+    }
     let mut failures = 0;
     let mut said = None;
     // A release whose answer is missing may be what removed the key.
     let mut may_have_run = false;
     loop {
-        let call = part.release(hold.id.as_str().as_bytes());
-        let stake = stake(hold, part);
+        let call = hold.keys.release(hold.id.as_str().as_bytes());
+        let stake = stake(hold, &hold.keys);
         let answer = shared
             .servers
             .call_or_undo(call, deadline, Lane::Free, Some(&stake));
         let cause = match answer {
             Ok((reply, _)) => match Found::read(&reply) {
-                Some(Found::Ours) => return Ok(Unlocked::Released),
                 Some(_) if may_have_run => return Ok(Unlocked::Released),
-                Some(_) if !hold.lease(|lease| lease.covers(Instant::now())) => {
-                    return Ok(Unlocked::AlreadyLost(Lost::Expired));
-                }
-                Some(Found::Nobody) => return Ok(Unlocked::AlreadyLost(Lost::Deleted)),
-                Some(Found::Another) => return Ok(Unlocked::AlreadyLost(Lost::Taken)),
+                Some(found) => return Ok(unlocked(hold, found)),
                 None => Cause::text("the release script gave an answer that is not its own"),
             },
             Err(Fault::Unsafe(error) | Fault::Never(error)) => return Err(error),
@@ -128,6 +120,18 @@ fn ask_part(
             std::thread::sleep(RECONNECT.pause(failures - 1).min(now.until(deadline)));
         }
         failures += 1;
+    }
+}
+
+/// What it means that the release found this.
+fn unlocked(hold: &Hold, found: Found) -> Unlocked {
+    match found {
+        Found::Ours => Unlocked::Released,
+        _ if !hold.lease(|lease| lease.covers(Instant::now())) => {
+            Unlocked::AlreadyLost(Lost::Expired)
+        }
+        Found::Nobody => Unlocked::AlreadyLost(Lost::Deleted),
+        Found::Another => Unlocked::AlreadyLost(Lost::Taken),
     }
 }
 

@@ -362,7 +362,7 @@ fn waiters_of_one_client_pass_names_to_each_other() {
         eventually(ms(10_000), || {
             std::mem::replace(&mut before, calls()) == before
         });
-        assert!(client.mutex_all(["d", "b"]).try_lock().unwrap().is_none());
+        assert!(client.mutex_all(["B", "b"]).try_lock().unwrap().is_none());
         assert_eq!(calls(), before, "this client holds one of them");
         released(held);
         for _ in sets {
@@ -553,6 +553,67 @@ fn what_gets_no_answer_is_undone() {
     assert_eq!(lock_keys(&server), ["lock:a", "lock:b"]);
     proxy.all(Traffic::Pass);
     eventually(ms(10_000), || lock_keys(&server).is_empty());
+}
+
+#[test]
+fn what_too_few_replicas_have_is_undone() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let all = client.mutex_all(["a", "b"]).min_replicas(1, ms(50));
+    let answer = all.try_lock();
+    assert!(
+        matches!(
+            answer,
+            Err(Error::NotReplicated {
+                acknowledged: 0,
+                wanted: 1
+            })
+        ),
+        "{answer:?}"
+    );
+    eventually(ms(10_000), || lock_keys(&server).is_empty());
+}
+
+/// A server that has become a replica knows nothing for sure: it must not say that a set is held, nor that it is lost.
+#[test]
+fn a_replica_says_nothing_of_a_set() {
+    let server = Server::start();
+    let short = || {
+        builder(&server.url())
+            .command_timeout(ms(300))
+            .build()
+            .unwrap()
+    };
+    let (one, two) = (short(), short());
+    let [deleted, held] = [["a", "b"], ["c", "d"]].map(|names| {
+        let all = one.mutex_all(names).auto_renew(false);
+        all.lock().unwrap()
+    });
+    exec(&server, &["DEL", "lock:a", "lock:b"]);
+    exec(
+        &server,
+        &["REPLICAOF", "127.0.0.1", &support::free_port().to_string()],
+    );
+    let answer = two.mutex_all(["c", "d"]).try_lock();
+    assert!(
+        matches!(answer, Err(Error::Unreachable { .. })),
+        "{answer:?}"
+    );
+    for guard in [&deleted, &held] {
+        let answer = guard.renew();
+        assert!(
+            matches!(answer, Err(Error::Unreachable { .. })),
+            "{answer:?}"
+        );
+        assert!(guard.is_held());
+    }
+    let answer = deleted.unlock();
+    assert!(
+        matches!(answer, Err(Error::Unreachable { .. })),
+        "{answer:?}"
+    );
+    exec(&server, &["REPLICAOF", "NO", "ONE"]);
+    released(held);
 }
 
 #[test]
