@@ -1,7 +1,7 @@
 # What CI runs, target by target; `.ci/run` runs them all.
 
 CARGO ?= cargo
-EXAMPLES = booking payments cron long_job graceful_shutdown health_endpoint stats
+EXAMPLES = booking payments transfer cron long_job graceful_shutdown health_endpoint stats
 BENCHES = uncontended handoff held deployments failovers
 
 # The server that tests, examples and benches start for themselves. `servers` has brought one by the time a recipe runs.
@@ -65,9 +65,7 @@ fmt:
 
 lint:
 	$(CARGO) clippy --all-targets -- -D warnings
-	$(CARGO) clippy --all-targets --features tls -- -D warnings
-	$(CARGO) clippy --all-targets --features cli -- -D warnings
-	$(CARGO) clippy --all-targets --features metrics -- -D warnings
+	$(CARGO) clippy --all-targets --all-features -- -D warnings
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --all-features

@@ -96,7 +96,7 @@ fn take(
 
 /// One answer, within the command timeout.
 fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<Hold>>, Error> {
-    let remaining = if attempt.is_held_here() {
+    let remaining = if attempt.held_here().is_some() {
         None
     } else {
         let deadline = attempt
@@ -104,7 +104,7 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<Hold>>, Error> {
             .after(attempt.shared.servers.command_timeout());
         match attempt.insist(deadline)? {
             Look::Granted(hold) => return Ok(Some(hold)),
-            Look::Refused(remaining) => remaining,
+            Look::Refused(_, remaining) => remaining,
             Look::Split => None,
         }
     };
@@ -112,9 +112,12 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<Hold>>, Error> {
     Ok(None)
 }
 
-/// A call in the queue of its name.
+/// A call in the queue of its name. One that wants several names is in the queue of one of them at a
+/// time: the one that it was refused for. So two of them never wait for each other.
 struct Wait<'a> {
     attempt: &'a Attempt<'a>,
+    /// Which of the names it waits for.
+    on: usize,
     ticket: Ticket<'a>,
     deadline: Instant,
     subscription: Option<Subscription<'a>>,
@@ -124,6 +127,8 @@ struct Wait<'a> {
     failures: u32,
     /// Split votes in a row.
     splits: u32,
+    /// Refusals in a row that were each for another name than the one before.
+    moves: u32,
     /// That it waits was logged.
     has_said: bool,
     /// Why it looks again where nothing wakes it before.
@@ -134,14 +139,21 @@ struct Wait<'a> {
 
 impl<'a> Wait<'a> {
     fn new(attempt: &'a Attempt<'a>, deadline: Instant) -> Self {
+        let on = match attempt.keys.names.len() {
+            1 => 0,
+            // Redis would only say the same.
+            _ => attempt.held_here().unwrap_or(0),
+        };
         Self {
             attempt,
-            ticket: attempt.shared.waiters.join(&attempt.keys.name),
+            on,
+            ticket: attempt.shared.waiters.join(attempt.keys.key(on).name),
             deadline,
             subscription: None,
             refusals: 0,
             failures: 0,
             splits: 0,
+            moves: 0,
             has_said: false,
             alarm: None,
             is_awake: false,
@@ -160,10 +172,13 @@ impl<'a> Wait<'a> {
                         Some(woken) => woken,
                         None => match self.attempt.insist(self.deadline)? {
                             Look::Granted(hold) => return Ok(Some(hold)),
-                            Look::Refused(remaining) => match self.refused(remaining) {
-                                Some(_) => false,
-                                None => return Ok(None),
-                            },
+                            Look::Refused(name, remaining) => {
+                                self.turn_to(name);
+                                match self.refused(remaining) {
+                                    Some(_) => false,
+                                    None => return Ok(None),
+                                }
+                            }
                             Look::Split => false,
                         },
                     }
@@ -179,7 +194,8 @@ impl<'a> Wait<'a> {
                     let asked = Instant::now();
                     match self.attempt.look(self.deadline) {
                         Ok(Look::Granted(hold)) => return Ok(Some(hold)),
-                        Ok(Look::Refused(remaining)) => {
+                        Ok(Look::Refused(name, remaining)) => {
+                            let has_moved = self.turn_to(name);
                             let Some(remaining) = self.refused(remaining) else {
                                 return Ok(None);
                             };
@@ -187,7 +203,14 @@ impl<'a> Wait<'a> {
                             // after it. One that comes to life later wakes us to look again.
                             let heard = self.hear()?.is_some_and(|hears| hears.hears_since(asked));
                             self.splits = 0;
-                            self.doze(heard, remaining)
+                            if has_moved && self.attempt.settings.wait == WaitPolicy::Wake {
+                                // A release before it was in this queue woke others. What is there
+                                // to look at is the same as if it had been woken.
+                                self.calm_down();
+                                true
+                            } else {
+                                self.doze(heard, remaining)
+                            }
                         }
                         Ok(Look::Split) => {
                             self.ticket.refused(Instant::now());
@@ -215,10 +238,35 @@ impl<'a> Wait<'a> {
         }
     }
 
+    /// Goes to the queue of the name that it was refused for; false if it is there already.
+    fn turn_to(&mut self, name: usize) -> bool {
+        if name == self.on {
+            self.moves = 0;
+            return false;
+        }
+        self.moves = self.moves.saturating_add(1);
+        self.on = name;
+        self.subscription = None;
+        let Attempt { shared, keys, .. } = self.attempt;
+        // The place in the queue before goes to the next there, who then looks.
+        self.ticket = shared.waiters.join(keys.key(name).name);
+        true
+    }
+
+    /// Names that are taken and released in turns, as by those who undo a set that they have half of in
+    /// a cluster, must not send a waiter from one to the other without end.
+    fn calm_down(&self) {
+        let is_in_parts = self.attempt.keys.parts().len() > 1;
+        let moves = self.moves - u32::from(!is_in_parts);
+        if moves > 0 {
+            self.park(SPLIT.pause(moves - 1));
+        }
+    }
+
     /// Whether somebody else was seen to hold the name during this very call: in Redis by any waiter
     /// of this client, or in this client now.
     fn is_taken(&self) -> bool {
-        self.ticket.was_refused(self.attempt.start) || self.attempt.is_held_here()
+        self.ticket.was_refused(self.attempt.start) || self.attempt.held_here().is_some()
     }
 
     /// Sleeps behind others until woken (true), or looks around after a while (false). `None`
@@ -296,7 +344,7 @@ impl<'a> Wait<'a> {
             let until = Instant::now()
                 .after(shared.servers.command_timeout())
                 .min(self.deadline);
-            self.subscription = Some(shared.subscribe(keys, until)?);
+            self.subscription = Some(shared.subscribe(keys.key(self.on), until)?);
         }
         Ok(self.subscription.as_ref())
     }
@@ -371,7 +419,7 @@ impl<'a> Wait<'a> {
         self.attempt.log_refused("waiting", remaining);
         #[cfg(debug_assertions)]
         if self.ticket.waits_for_itself() {
-            let name = &self.attempt.keys.name;
+            let name = self.attempt.keys.key(self.on).name;
             log::warn!(
                 name:% = name;
                 "this thread waits for {name}, which it took itself: locks are not reentrant"

@@ -4,19 +4,22 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crossbeam_channel::unbounded;
+
 use crate::clock::Instant;
 use crate::config::{Settings, Terms};
 use crate::error::{Cause, Error};
+use crate::few::Few;
 use crate::hold::{Hold, Live};
 use crate::holder::HolderId;
 use crate::kind::{Acquired, Keys};
 use crate::lease::Lease;
 use crate::lost::Lost;
 use crate::release::abandon;
-use crate::server::{Fault, Lane, Receipt, Stake};
+use crate::server::{Fault, Lane, Receipt, Size, Stake};
 use crate::threads::Shared;
 use crate::token::FencingToken;
-use crate::undo::Undo;
+use crate::undo::{Told, Undo};
 use crate::wait::{Backoff, RECONNECT};
 
 /// After a split vote: long enough for one of several to be through before the next comes.
@@ -45,10 +48,17 @@ pub(crate) struct Attempt<'a> {
 /// What asking Redis came to.
 pub(crate) enum Look {
     Granted(Arc<Hold>),
-    /// Somebody else holds it: for so long, `None` without an end.
-    Refused(Option<Duration>),
+    /// Somebody else holds this one of the names: for so long, `None` without an end.
+    Refused(usize, Option<Duration>),
     /// Several hold it on some servers each, and nobody on a majority of them.
     Split,
+}
+
+/// What asking for a part came to.
+enum Asked {
+    /// Under these tokens, by what was sent then.
+    Granted(Few<FencingToken>, Instant),
+    Not(Proposed),
 }
 
 enum Proposed {
@@ -98,60 +108,122 @@ impl<'a> Attempt<'a> {
         let (shared, keys) = (self.shared, self.keys);
         shared.meters.counters.attempts.up();
         let id = HolderId::fresh(&shared.config.owner);
-        log::trace!(name:% = keys.name, holder:% = id.as_str(); "acquire {} as {}", keys.name, id.as_str());
+        log::trace!(name:% = keys, holder:% = id.as_str(); "acquire {keys} as {}", id.as_str());
+        let receipt = shared.servers.receipt();
+        let asked = match keys.parts() {
+            [all] => self.ask(all, &id, receipt.as_ref(), until, above)?,
+            parts => self.ask_each(parts, &id, until)?,
+        };
+        let (tokens, sent) = match asked {
+            Asked::Granted(tokens, sent) => (tokens, sent),
+            Asked::Not(proposed) => return Ok(proposed),
+        };
+        let now = Instant::now();
+        match Lease::granted(sent, now, &self.terms) {
+            Some(lease) => self.hold(id, tokens, lease, receipt, now, until),
+            None => Err(self.undo(
+                keys,
+                &id,
+                Cause::text("the answer took as long as the lease: ttl too short"),
+            )),
+        }
+    }
+
+    /// Asks for what one script can be about. Where no answer comes, the undo is on its way when this
+    /// returns.
+    fn ask(
+        &self,
+        part: &Arc<Keys>,
+        id: &HolderId,
+        receipt: Option<&Arc<Receipt>>,
+        until: Instant,
+        above: u64,
+    ) -> Result<Asked, Fault> {
+        let shared = self.shared;
         let acquire = shared
             .servers
-            .acquire(keys, &id, self.terms.ttl, above)
+            .acquire(part, id, self.terms.ttl, above)
             .acknowledged_by(self.terms.replicas);
-        let receipt = shared.servers.receipt();
         let stake = Stake {
-            keys,
-            id: &id,
+            keys: part,
+            id,
             ttl: self.terms.ttl,
-            receipt: receipt.as_ref(),
+            receipt,
         };
         match shared
             .servers
             .call_or_undo(acquire, until, Lane::Capped, Some(&stake))
         {
             Ok((reply, sent)) => match Acquired::read(reply) {
-                Some(Acquired::Granted(token)) => {
-                    let now = Instant::now();
-                    match Lease::granted(sent, now, &self.terms) {
-                        Some(lease) => self.hold(id, token, lease, receipt, now, until),
-                        None => Err(self.undo(
-                            id,
-                            Cause::text("the answer took as long as the lease: ttl too short"),
-                        )),
-                    }
+                Some(Acquired::Granted(tokens)) => Ok(Asked::Granted(tokens, sent)),
+                Some(Acquired::Refused(refusal)) if !shared.sites.is_undoing(&refusal.holder) => {
+                    let look = Look::Refused(refusal.name, refusal.remaining);
+                    Ok(Asked::Not(Proposed::Looked(look)))
                 }
-                Some(Acquired::Refused(holder, remaining)) if !shared.sites.is_undoing(&holder) => {
-                    Ok(Proposed::Looked(Look::Refused(remaining)))
-                }
-                Some(Acquired::Split) => Ok(Proposed::Looked(Look::Split)),
-                Some(Acquired::TooLow(counter)) => Ok(Proposed::TooLow(counter)),
+                Some(Acquired::Split) => Ok(Asked::Not(Proposed::Looked(Look::Split))),
+                Some(Acquired::TooLow(counter)) => Ok(Asked::Not(Proposed::TooLow(counter))),
                 // Nobody but ourselves: an earlier attempt or release without an answer.
-                Some(Acquired::Refused(..)) => Err(Fault::NotNow(Cause::text(
+                Some(Acquired::Refused(_)) => Err(Fault::NotNow(Cause::text(
                     "a lease of this client, about which no answer came, is being undone",
                 ))),
                 None => Err(self.undo(
+                    part,
                     id,
                     Cause::text("the acquire script gave an answer that is not its own"),
                 )),
             },
-            Err(Fault::NoAnswer(cause)) => Err(self.undo(id, cause)),
+            Err(Fault::NoAnswer(cause)) => Err(self.undo(part, id, cause)),
             Err(Fault::Unsafe(error)) => {
-                self.undo(id, Cause::text("not acknowledged"));
+                self.undo(part, id, Cause::text("not acknowledged"));
                 Err(Fault::Never(error))
             }
             Err(fault) => Err(fault),
         }
     }
 
+    /// Asks for one part after the other, and gives back those before one that is not granted.
+    fn ask_each(&self, parts: &[Arc<Keys>], id: &HolderId, until: Instant) -> Result<Asked, Fault> {
+        let mut tokens = Vec::new();
+        let mut first = None;
+        for (n, part) in parts.iter().enumerate() {
+            let asked = self.ask(part, id, None, until, 0);
+            if let Ok(Asked::Granted(more, sent)) = asked {
+                tokens.extend_from_slice(&more);
+                first.get_or_insert(sent);
+                continue;
+            }
+            self.give_back(parts.get(..n).unwrap_or_default(), id, until);
+            return match asked {
+                Ok(Asked::Not(Proposed::Looked(Look::Refused(name, remaining)))) => {
+                    // There is a token for each name before those of this part.
+                    let look = Look::Refused(tokens.len() + name, remaining);
+                    Ok(Asked::Not(Proposed::Looked(look)))
+                }
+                asked => asked,
+            };
+        }
+        let first = first.unwrap_or(self.start);
+        Ok(Asked::Granted(tokens.into_iter().collect(), first))
+    }
+
+    /// Undoes what was granted, before this returns if there is time.
+    fn give_back(&self, parts: &[Arc<Keys>], id: &HolderId, until: Instant) {
+        let (told, found) = unbounded();
+        let told = Arc::new(Told::new(Size::each(parts.len()), told));
+        let end = Instant::now().after(self.terms.ttl);
+        for part in parts {
+            let (part, told) = (Arc::clone(part), Arc::clone(&told));
+            self.shared.undo(Undo::told(part, id.clone(), end, told));
+        }
+        drop(told);
+        // What was found changes nothing.
+        let _ = found.recv_timeout(Instant::now().until(until));
+    }
+
     fn hold(
         &self,
         id: HolderId,
-        token: FencingToken,
+        tokens: Few<FencingToken>,
         lease: Lease,
         receipt: Option<Arc<Receipt>>,
         since: Instant,
@@ -161,7 +233,7 @@ impl<'a> Attempt<'a> {
         let hold = Arc::new(Hold {
             keys: Arc::clone(keys),
             id,
-            token,
+            tokens,
             receipt,
             serial: shared.next_serial(),
             since,
@@ -171,10 +243,10 @@ impl<'a> Attempt<'a> {
             on_renew: self.settings.on_renew.clone(),
             live: Live::new(lease),
         });
-        let before = shared
-            .waiters
-            .held(&keys.name, &hold.id, Arc::downgrade(&hold));
-        if let Some(before) = before.and_then(|before| before.upgrade()) {
+        for before in shared.waiters.granted(&hold) {
+            let Some(before) = before.upgrade() else {
+                continue;
+            };
             before.lose(Lost::Taken);
             shared.look_after(&before);
         }
@@ -189,10 +261,10 @@ impl<'a> Attempt<'a> {
     }
 
     /// Undoes, in the background, what may have been acquired under `id` or may yet be.
-    fn undo(&self, id: HolderId, cause: Cause) -> Fault {
+    fn undo(&self, keys: &Arc<Keys>, id: &HolderId, cause: Cause) -> Fault {
         let until = Instant::now().after(self.terms.ttl);
         self.shared
-            .undo(Undo::of_acquire(Arc::clone(self.keys), id, until));
+            .undo(Undo::of_acquire(Arc::clone(keys), id.clone(), until));
         Fault::NoAnswer(cause)
     }
 
@@ -206,7 +278,7 @@ impl<'a> Attempt<'a> {
                     splits += 1;
                     if Instant::now().after(pause) >= deadline {
                         // Somebody else did hold it on some servers.
-                        return Ok(Look::Refused(Some(pause)));
+                        return Ok(Look::Refused(0, Some(pause)));
                     }
                     std::thread::sleep(pause);
                 }
@@ -268,14 +340,18 @@ impl<'a> Attempt<'a> {
 
     /// Whether Redis has not answered for too long to wait for it any more.
     pub(crate) fn is_unreachable(&self, now: Instant) -> bool {
-        let silence = self.shared.servers.silent_for(self.keys, now, self.start);
-        silence >= self.shared.config.unreachable_for
+        let servers = &self.shared.servers;
+        let silent_for = |part: &Arc<Keys>| servers.silent_for(part.key(0), now, self.start);
+        let most = self.keys.parts().iter().map(silent_for).max();
+        most.is_some_and(|silence| silence >= self.shared.config.unreachable_for)
     }
 
-    /// Whether this client holds the name at this moment.
-    pub(crate) fn is_held_here(&self) -> bool {
-        let holder = self.shared.waiters.holder(&self.keys.name);
-        holder.is_some_and(|hold| hold.lease(|lease| lease.covers(Instant::now())))
+    /// Which of the names this client holds at this moment: the first that it does.
+    pub(crate) fn held_here(&self) -> Option<usize> {
+        self.keys.names.iter().position(|name| {
+            let holder = self.shared.waiters.holder(name);
+            holder.is_some_and(|hold| hold.lease(|lease| lease.covers(Instant::now())))
+        })
     }
 
     fn log_granted(&self, hold: &Hold) {
@@ -285,21 +361,21 @@ impl<'a> Attempt<'a> {
         }
         let waited = self.start.until(Instant::now());
         log::debug!(
-            name:% = hold.keys.name, holder:% = hold.id.short(), token = hold.token.value(),
+            name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(),
             ttl_ms = self.terms.ttl.as_millis() as u64, waited_us = waited.as_micros() as u64,
             outcome = "acquired", trace_id = hold.trace_id.as_deref();
             "acquired {} (holder {}, token {}, ttl {:?}, waited {waited:?})",
-            hold.keys.name, hold.id.short(), hold.token, self.terms.ttl
+            hold.keys, hold.id.short(), hold.token(), self.terms.ttl
         );
     }
 
     /// Somebody else holds the lock, or came before: `outcome` says what follows from that.
     pub(crate) fn log_refused(&self, outcome: &str, remaining: Option<Duration>) {
         log::debug!(
-            name:% = self.keys.name, outcome = outcome, ttl_ms = self.terms.ttl.as_millis() as u64,
+            name:% = self.keys, outcome = outcome, ttl_ms = self.terms.ttl.as_millis() as u64,
             remaining_ms = remaining.map(|left| left.as_millis() as u64),
             trace_id = self.settings.trace_id.as_deref();
-            "{outcome} {}: somebody holds it, or waits before this call", self.keys.name
+            "{outcome} {}: somebody holds it, or waits before this call", self.keys
         );
     }
 }

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::health::{Health, HealthState};
 use crate::list::{Held, list};
 use crate::mutex::Mutex;
+use crate::mutex_all::MutexAll;
 use crate::name::Name;
 use crate::server::{Fault, Servers};
 use crate::shutdown::{Core, ShutdownReport, shutdown};
@@ -125,6 +126,22 @@ impl Client {
     pub fn mutex(&self, name: impl Into<Name>) -> Mutex {
         let keys = self.shared().keys(name.into());
         Mutex::new(Arc::clone(&self.core), Arc::new(keys))
+    }
+
+    /// The lock of several names at once, all of them or none. No I/O. A name that is given twice
+    /// counts once; no name at all is an error of the first call that locks.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
+    /// // … nobody else holds either of them, alone or with others …
+    /// guard.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn mutex_all<N: Into<Name>>(&self, names: impl IntoIterator<Item = N>) -> MutexAll {
+        let names = names.into_iter().map(Into::into).collect();
+        let keys = self.shared().keys_of_all(names);
+        MutexAll::new(Arc::clone(&self.core), Arc::new(keys))
     }
 
     /// Asks Redis for a sign of life, and says how long it took. Returns within the command timeout.

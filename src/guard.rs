@@ -62,12 +62,20 @@ impl MutexGuard {
 
     /// The lock's name.
     pub fn name(&self) -> &Name {
-        &self.hold.keys.name
+        self.hold.keys.key(0).name
+    }
+
+    pub(crate) fn names(&self) -> &[Name] {
+        &self.hold.keys.names
+    }
+
+    pub(crate) fn fencing_token_of(&self, name: &Name) -> Option<FencingToken> {
+        self.hold.token_of(name)
     }
 
     /// A number higher than that of every earlier holder, for the resource that the lock protects.
     pub fn fencing_token(&self) -> FencingToken {
-        self.hold.token
+        self.hold.token()
     }
 
     /// The lease's own name, which is the value of the lock's key in Redis.
@@ -181,9 +189,9 @@ impl Drop for MutexGuard {
 impl fmt::Debug for MutexGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MutexGuard")
-            .field("name", &self.hold.keys.name)
+            .field("name", &self.hold.keys.names)
             .field("holder_id", &self.hold.id)
-            .field("fencing_token", &self.hold.token)
+            .field("fencing_token", &self.hold.token())
             .field("standing", &self.stand())
             .finish()
     }

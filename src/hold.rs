@@ -8,10 +8,12 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::clock::{Instant, nap};
 use crate::config::{OnLost, OnRenew};
+use crate::few::Few;
 use crate::holder::HolderId;
 use crate::kind::Keys;
 use crate::lease::{Lease, Standing};
 use crate::lost::Lost;
+use crate::name::Name;
 use crate::replicas::Replicas;
 use crate::server::Receipt;
 use crate::token::FencingToken;
@@ -19,7 +21,8 @@ use crate::token::FencingToken;
 pub(crate) struct Hold {
     pub(crate) keys: Arc<Keys>,
     pub(crate) id: HolderId,
-    pub(crate) token: FencingToken,
+    /// One for each name, or one for all of them.
+    pub(crate) tokens: Few<FencingToken>,
     /// Which servers took it, where there are several.
     pub(crate) receipt: Option<Arc<Receipt>>,
     /// Names this hold in the timer's order; two may be due at the same instant.
@@ -69,6 +72,18 @@ impl Live {
 }
 
 impl Hold {
+    /// That of the first name.
+    pub(crate) fn token(&self) -> FencingToken {
+        // Whatever is granted comes with one.
+        *self.tokens.first().expect("a token of what is held")
+    }
+
+    /// That of a name, if it is one of those that are held.
+    pub(crate) fn token_of(&self, name: &Name) -> Option<FencingToken> {
+        let n = self.keys.names.iter().position(|held| held == name)?;
+        Some(self.tokens.get(n).copied().unwrap_or_else(|| self.token()))
+    }
+
     /// How the lease stands at `now`. Whoever finds it ended latches that for all.
     pub(crate) fn stand(&self, now: Instant) -> Standing {
         self.latching(|lease| lease.stand(now))
@@ -183,9 +198,9 @@ impl Hold {
 impl std::fmt::Debug for Hold {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Hold")
-            .field("name", &self.keys.name)
+            .field("name", &self.keys.names)
             .field("id", &self.id)
-            .field("token", &self.token)
+            .field("token", &self.tokens)
             .finish_non_exhaustive()
     }
 }

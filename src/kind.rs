@@ -1,33 +1,61 @@
-//! The plain lock: its keys in Redis, the calls of its scripts, and what their answers mean.
+//! The plain lock, of one name or of several: its keys in Redis, the calls of its scripts, and what their answers mean.
 
+use std::fmt;
+use std::slice;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::few::Few;
 use crate::holder::{Holder, HolderId};
 use crate::name::{Name, shown};
-use crate::scripts::{ACQUIRE, Arg, Call, INSPECT, PROPOSE, RELEASE, RENEW, Reply};
+use crate::scripts::{
+    ACQUIRE, ACQUIRE_ALL, Arg, Call, INSPECT, PROPOSE, PROPOSE_ALL, RELEASE, RELEASE_ALL, RENEW,
+    RENEW_ALL, Reply, Script,
+};
 use crate::server::slots::{hash_tag, slot};
 use crate::token::FencingToken;
 
-/// A name, and what belongs to it in Redis.
+/// The names that are locked together, mostly one, and what belongs to each in Redis, in one order.
 #[derive(Debug)]
 pub(crate) struct Keys {
-    pub(crate) name: Name,
-    lock: Vec<u8>,
-    fence: Vec<u8>,
-    pub(crate) channel: Vec<u8>,
+    pub(crate) names: Few<Name>,
+    locks: Few<Vec<u8>>,
+    fences: Few<Vec<u8>>,
+    channels: Few<Vec<u8>>,
+    /// Those of each slot apart, where they are in several slots of a cluster.
+    parts: Vec<Arc<Self>>,
+}
+
+/// One name of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Key<'a> {
+    pub(crate) name: &'a Name,
+    lock: &'a [u8],
+    pub(crate) channel: &'a [u8],
 }
 
 /// What an acquiring command came to.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Acquired {
-    Granted(FencingToken),
-    /// Somebody else holds it: by this value, for so long, `None` without an end.
-    Refused(Vec<u8>, Option<Duration>),
+    /// With a token for each name, or one for all of them.
+    Granted(Few<FencingToken>),
+    Refused(Refusal),
     /// The fencing token that was proposed is not above this one.
     TooLow(u64),
     /// Of several servers some granted it and some did not, and nobody has a majority of them.
     Split,
+}
+
+/// Somebody else holds a name.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Refusal {
+    /// Which of those that were asked for.
+    pub(crate) name: usize,
+    /// What its key holds.
+    pub(crate) holder: Vec<u8>,
+    /// For so long, `None` without an end.
+    pub(crate) remaining: Option<Duration>,
 }
 
 /// What a call about a lease found.
@@ -38,60 +66,151 @@ pub(crate) enum Found {
     Another,
 }
 
+impl Key<'_> {
+    /// Its slot, were it kept in a cluster.
+    pub(crate) fn slot(self) -> u16 {
+        slot(self.lock)
+    }
+}
+
 impl Keys {
     pub(crate) fn new(name: Name, key_prefix: &str, channel_prefix: &str) -> Self {
         let lock = [key_prefix.as_bytes(), name.as_bytes()].concat();
         let channel = [channel_prefix.as_bytes(), name.as_bytes()].concat();
         Self {
-            fence: beside(&lock, "fence"),
-            lock,
-            channel,
-            name,
+            fences: Few::One(beside(&lock, "fence")),
+            locks: Few::One(lock),
+            channels: Few::One(channel),
+            names: Few::One(name),
+            parts: Vec::new(),
         }
     }
 
-    /// Where the last fencing token is kept.
-    pub(crate) fn fence(&self) -> &[u8] {
-        &self.fence
+    /// Sorts the names, so that all who take several of them do so in one order.
+    pub(crate) fn all(mut names: Vec<Name>, key_prefix: &str, channel_prefix: &str) -> Self {
+        names.sort_unstable();
+        names.dedup();
+        let each = names
+            .into_iter()
+            .map(|name| Self::new(name, key_prefix, channel_prefix));
+        Self::of(&each.collect::<Vec<_>>())
     }
 
-    /// Errors when no lock can have this name.
+    fn of(each: &[Self]) -> Self {
+        let all = |part: fn(&Self) -> &Few<Vec<u8>>| {
+            let all = each.iter().flat_map(|keys| part(keys).iter());
+            all.cloned().collect()
+        };
+        let names = each.iter().flat_map(|keys| keys.names.iter());
+        Self {
+            names: names.cloned().collect(),
+            locks: all(|keys| &keys.locks),
+            fences: all(|keys| &keys.fences),
+            channels: all(|keys| &keys.channels),
+            parts: Vec::new(),
+        }
+    }
+
+    /// For a cluster: in the order of their slots, and those of each slot apart.
+    pub(crate) fn by_slot(self) -> Self {
+        let one = |n: usize| {
+            let one = |several: &Few<Vec<u8>>| several.get(n).cloned().map(Few::One);
+            Some(Self {
+                names: Few::One(self.names.get(n)?.clone()),
+                locks: one(&self.locks)?,
+                fences: one(&self.fences)?,
+                channels: one(&self.channels)?,
+                parts: Vec::new(),
+            })
+        };
+        let mut each: Vec<Self> = (0..self.names.len()).filter_map(one).collect();
+        each.sort_by_key(|keys| keys.key(0).slot());
+        let same = |a: &Self, b: &Self| a.key(0).slot() == b.key(0).slot();
+        let parts: Vec<_> = each
+            .chunk_by(same)
+            .map(|part| Arc::new(Self::of(part)))
+            .collect();
+        if parts.len() < 2 {
+            return self;
+        }
+        Self {
+            parts,
+            ..Self::of(&each)
+        }
+    }
+
+    /// What one script can be about: all of them, but in a cluster those of each slot.
+    pub(crate) fn parts(self: &Arc<Self>) -> &[Arc<Self>] {
+        if self.parts.is_empty() {
+            slice::from_ref(self)
+        } else {
+            &self.parts
+        }
+    }
+
+    /// The n-th of them, which must be there.
+    pub(crate) fn key(&self, n: usize) -> Key<'_> {
+        Key {
+            name: &self.names[n],
+            lock: &self.locks[n],
+            channel: &self.channels[n],
+        }
+    }
+
+    /// Where the last fencing token of the first of them is kept.
+    pub(crate) fn fence(&self) -> &[u8] {
+        &self.fences[0]
+    }
+
+    /// Errors when no lock can have these names.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        self.name.check()?;
-        if self.lock.starts_with(b"leasehold:") {
-            return Err(Error::Config(format!(
-                "the key {} would be one of leasehold's own: take another name or key_prefix",
-                shown(&self.lock)
-            )));
+        if self.names.is_empty() {
+            return Err(Error::Config(
+                "mutex_all was given no name: a lock of nothing would be everybody's".into(),
+            ));
+        }
+        for (name, lock) in self.names.iter().zip(&*self.locks) {
+            name.check()?;
+            if lock.starts_with(b"leasehold:") {
+                return Err(Error::Config(format!(
+                    "the key {} would be one of leasehold's own: take another name or key_prefix",
+                    shown(lock)
+                )));
+            }
         }
         Ok(())
     }
 
-    /// Its slot, were it kept in a cluster.
-    pub(crate) fn slot(&self) -> u16 {
-        slot(&self.lock)
+    /// Errors when no cluster can keep one of these names: its keys would be in different slots.
+    pub(crate) fn check_slots(&self) -> Result<(), Error> {
+        let mut apart = self.locks.iter().zip(&*self.fences).zip(&*self.names);
+        match apart.find(|((lock, fence), _)| slot(lock) != slot(fence)) {
+            None => Ok(()),
+            Some((_, name)) => Err(Error::Config(format!(
+                "the keys of {name} would be in different slots of the cluster: take the }} out of the name, or \
+                 begin it with a hash tag such as {{x}}"
+            ))),
+        }
     }
 
-    /// Errors when no cluster can keep this name: its keys would be in different slots.
-    pub(crate) fn check_slots(&self) -> Result<(), Error> {
-        if slot(&self.lock) == slot(&self.fence) {
-            return Ok(());
+    /// For one name exactly its own script, for several that for all of them.
+    fn call<'a>(&'a self, scripts: [&'static Script; 2], args: [Arg<'a>; 3]) -> Call<'a> {
+        let [one, all] = scripts;
+        Call {
+            script: if self.names.len() == 1 { one } else { all },
+            keys: [&self.locks, &[]],
+            args,
+            rest: &[],
+            replicas: None,
+            asking: false,
         }
-        Err(Error::Config(format!(
-            "the keys of {} would be in different slots of the cluster: take the }} out of the name, or begin it \
-             with a hash tag such as {{x}}",
-            self.name
-        )))
     }
 
     pub(crate) fn acquire<'a>(&'a self, id: &'a HolderId, ttl: Duration) -> Call<'a> {
         let args = [Arg::Bytes(id.as_str().as_bytes()), millis(ttl), Arg::Absent];
         Call {
-            script: &ACQUIRE,
-            keys: [&self.lock, &self.fence],
-            args,
-            replicas: None,
-            asking: false,
+            keys: [&self.locks, &self.fences],
+            ..self.call([&ACQUIRE, &ACQUIRE_ALL], args)
         }
     }
 
@@ -103,22 +222,16 @@ impl Keys {
             Arg::Number(token),
         ];
         Call {
-            script: &PROPOSE,
-            keys: [&self.lock, &self.fence],
-            args,
-            replicas: None,
-            asking: false,
+            keys: [&self.locks, &self.fences],
+            ..self.call([&PROPOSE, &PROPOSE_ALL], args)
         }
     }
 
     pub(crate) fn release<'a>(&'a self, value: &'a [u8]) -> Call<'a> {
-        let args = [Arg::Bytes(value), Arg::Bytes(&self.channel), Arg::Absent];
+        let args = [Arg::Bytes(value), Arg::Absent, Arg::Absent];
         Call {
-            script: &RELEASE,
-            keys: [&self.lock, b""],
-            args,
-            replicas: None,
-            asking: false,
+            rest: &self.channels,
+            ..self.call([&RELEASE, &RELEASE_ALL], args)
         }
     }
 
@@ -134,22 +247,26 @@ impl Keys {
             millis(ttl),
             Arg::Number(may_shorten.into()),
         ];
-        Call {
-            script: &RENEW,
-            keys: [&self.lock, b""],
-            args,
-            replicas: None,
-            asking: false,
-        }
+        self.call([&RENEW, &RENEW_ALL], args)
     }
 
+    /// Of one name.
     pub(crate) fn inspect(&self) -> Call<'_> {
         Call {
-            script: &INSPECT,
-            keys: [&self.lock, &self.fence],
-            args: Default::default(),
-            replicas: None,
-            asking: false,
+            keys: [&self.locks, &self.fences],
+            ..self.call([&INSPECT, &INSPECT], Default::default())
+        }
+    }
+}
+
+/// For people: there may be a thousand.
+impl fmt::Display for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.names {
+            [] => f.write_str("nothing"),
+            [name] => name.fmt(f),
+            [first, second] => write!(f, "{first} and {second}"),
+            [first, second, more @ ..] => write!(f, "{first}, {second} and {} more", more.len()),
         }
     }
 }
@@ -158,15 +275,33 @@ impl Acquired {
     pub(crate) fn read(reply: Reply) -> Option<Self> {
         match reply {
             Reply::List(mut items) => match items.as_mut_slice() {
-                [Reply::Int(1), Reply::Int(token)] => Some(Self::Granted(FencingToken::new(
-                    u64::try_from(*token).ok()?,
-                ))),
-                [Reply::Int(0), Reply::Text(holder), Reply::Int(ttl)] => {
-                    Some(Self::Refused(std::mem::take(holder), remaining(*ttl)))
+                [Reply::Int(1), tokens @ ..] if !tokens.is_empty() => {
+                    let token = |token: &Reply| match token {
+                        Reply::Int(token) => u64::try_from(*token).ok().map(FencingToken::new),
+                        _ => None,
+                    };
+                    Some(Self::Granted(
+                        tokens.iter().map(token).collect::<Option<_>>()?,
+                    ))
                 }
-                // A key that ran out within the script's own millisecond has no value any more.
-                [Reply::Int(0), Reply::Nil, Reply::Int(ttl)] => {
-                    Some(Self::Refused(Vec::new(), remaining(*ttl)))
+                [Reply::Int(0), holder, Reply::Int(ttl), which @ ..] => {
+                    let name = match which {
+                        [] => 0,
+                        [Reply::Int(n)] => usize::try_from(*n - 1).ok()?,
+                        _ => return None,
+                    };
+                    let holder = match holder {
+                        Reply::Text(holder) => std::mem::take(holder),
+                        // A key that ran out within the script's own millisecond has no value any more.
+                        Reply::Nil => Vec::new(),
+                        _ => return None,
+                    };
+                    let remaining = remaining(*ttl);
+                    Some(Self::Refused(Refusal {
+                        name,
+                        holder,
+                        remaining,
+                    }))
                 }
                 [Reply::Int(2), Reply::Int(last)] => Some(Self::TooLow(u64::try_from(*last).ok()?)),
                 [Reply::Int(3)] => Some(Self::Split),
@@ -249,16 +384,47 @@ mod tests {
     #[test]
     fn smoke() {
         let keys = keys("a");
-        assert_eq!(keys.lock, b"lock:a");
-        assert_eq!(keys.fence, b"leasehold:fence:{lock:a}");
-        assert_eq!(keys.channel, b"lock_release:a");
+        assert_eq!(*keys.locks, [b"lock:a".to_vec()]);
+        assert_eq!(*keys.fences, [b"leasehold:fence:{lock:a}".to_vec()]);
+        assert_eq!(*keys.channels, [b"lock_release:a".to_vec()]);
+    }
+
+    #[test]
+    fn several_names_are_sorted_and_each_is_there_once() {
+        let all = |names: &[&str]| {
+            let names = names.iter().map(|name| Name::from(*name)).collect();
+            Keys::all(names, "lock:", "r:")
+        };
+        let keys = all(&["b", "c", "a", "b"]);
+        assert_eq!(*keys.names, ["a", "b", "c"].map(Name::from));
+        assert_eq!(keys.locks[2], b"lock:c");
+        assert_eq!(keys.to_string(), "a, b and 1 more");
+        assert_eq!(all(&["b", "a"]).to_string(), "a and b");
+        assert!(matches!(all(&["a", "a"]).names, Few::One(_)));
+        let error = all(&[]).check().unwrap_err().to_string();
+        assert!(error.contains("no name"), "{error}");
+        assert!(all(&["a", ""]).check().is_err());
+    }
+
+    #[test]
+    fn in_a_cluster_those_of_each_slot_are_apart() {
+        let names = ["{x}1", "a", "b", "{x}2"].map(Name::from).to_vec();
+        let keys = Arc::new(Keys::all(names, "lock:", "r:").by_slot());
+        let slots: Vec<u16> = (0..4).map(|n| keys.key(n).slot()).collect();
+        assert!(slots.is_sorted());
+        assert_eq!(keys.parts().len(), 3);
+        let parts = keys.parts().iter().flat_map(|part| part.names.iter());
+        assert!(parts.eq(keys.names.iter()), "in the same order");
+        let one_slot = ["{x}1", "{x}2"].map(Name::from).to_vec();
+        let keys = Arc::new(Keys::all(one_slot, "lock:", "r:").by_slot());
+        assert_eq!(keys.parts().len(), 1);
     }
 
     #[test]
     fn a_hash_tag_of_the_name_is_kept() {
-        assert_eq!(keys("{u1}:a").fence, b"leasehold:fence:lock:{u1}:a");
-        assert_eq!(keys("{}a").fence, b"leasehold:fence:{lock:{}a}");
-        assert_eq!(keys("a{b").fence, b"leasehold:fence:{lock:a{b}");
+        assert_eq!(keys("{u1}:a").fences[0], b"leasehold:fence:lock:{u1}:a");
+        assert_eq!(keys("{}a").fences[0], b"leasehold:fence:{lock:{}a}");
+        assert_eq!(keys("a{b").fences[0], b"leasehold:fence:{lock:a{b}");
     }
 
     /// All names of up to seven characters of these: what a cluster cannot keep is refused, and that
@@ -296,18 +462,38 @@ mod tests {
     fn answers() {
         let list = |items: &[Reply]| Reply::List(items.to_vec());
         let text = || Reply::Text(b"v".to_vec());
+        let refusal = |name, holder: &[u8], remaining| Refusal {
+            name,
+            holder: holder.to_vec(),
+            remaining,
+        };
         assert_eq!(
             Acquired::read(list(&[Reply::Int(1), Reply::Int(7)])),
-            Some(Acquired::Granted(FencingToken::new(7)))
+            Some(Acquired::Granted(Few::One(FencingToken::new(7))))
         );
         assert_eq!(
             Acquired::read(list(&[Reply::Int(0), text(), Reply::Int(-1)])),
-            Some(Acquired::Refused(b"v".to_vec(), None))
+            Some(Acquired::Refused(refusal(0, b"v", None)))
         );
         assert_eq!(
             Acquired::read(list(&[Reply::Int(0), Reply::Nil, Reply::Int(-2)])),
-            Some(Acquired::Refused(Vec::new(), Some(Duration::ZERO)))
+            Some(Acquired::Refused(refusal(0, b"", Some(Duration::ZERO))))
         );
+        let of_third = [Reply::Int(0), text(), Reply::Int(9), Reply::Int(3)];
+        assert_eq!(
+            Acquired::read(list(&of_third)),
+            Some(Acquired::Refused(refusal(
+                2,
+                b"v",
+                Some(Duration::from_millis(9))
+            )))
+        );
+        let tokens = Acquired::read(list(&[Reply::Int(1), Reply::Int(7), Reply::Int(9)]));
+        let Some(Acquired::Granted(tokens)) = tokens else {
+            panic!("{tokens:?}")
+        };
+        assert_eq!(*tokens, [7, 9].map(FencingToken::new));
+        assert_eq!(Acquired::read(list(&[Reply::Int(1)])), None);
         assert_eq!(Acquired::read(Reply::Int(1)), None);
         assert_eq!(Found::read(&text()), Some(Found::Another));
         let held = read_holder(list(&[text(), Reply::Int(5), Reply::Text(b"9".to_vec())]))

@@ -23,7 +23,7 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
-//! Start at [`Client`], [`Mutex`] and [`MutexGuard`].
+//! Start at [`Client`], [`Mutex`] and [`MutexGuard`]. [`Client::mutex_all`] takes several names, all or none.
 //!
 //! # Guarantees
 //!
@@ -41,6 +41,8 @@
 //!   refusing: name resolution, connecting, waiting and retries included.
 //! - **Nothing is left behind.** An attempt whose answer never came is undone, and the undo cannot
 //!   touch a later lease.
+//! - **All or none.** [`mutex_all`](Client::mutex_all) takes several names in one step: no order of callers can
+//!   deadlock, and a call that waits holds none of them. In a cluster it is a step for [each slot](MutexAll#all-or-none).
 //! - **Waiting is quiet.** One thread of a client asks Redis for a name, the others wait behind it;
 //!   a release wakes one. A lost message costs at most [`backstop`](ClientBuilder::backstop).
 //!
@@ -68,6 +70,8 @@
 //!   what is held in it stays held, renewed and released, but a free name cannot be taken as long as
 //!   its keys are apart: calls wait for that, within their deadlines. A name with a `}` and no hash
 //!   tag is an [`Error::Config`]: its keys would be in different slots.
+//! - **A set of names** has no queue of its own: where each of them is wanted all the time, it may wait long. In a cluster, one
+//!   that is in several slots may be seen half-taken for a moment.
 //! - **A quorum** breaks with [a server that forgets](#limits-of-a-quorum).
 //! - **A reply that trickles in byte by byte** can overrun a deadline: a socket's timeout counts from
 //!   the last byte.
@@ -249,6 +253,7 @@ mod clock;
 mod config;
 mod env;
 mod error;
+mod few;
 mod guard;
 mod health;
 mod hold;
@@ -261,6 +266,8 @@ mod lost;
 #[cfg(feature = "metrics")]
 mod metrics_facade;
 mod mutex;
+mod mutex_all;
+mod mutex_all_guard;
 mod name;
 mod release;
 mod renew;
@@ -290,6 +297,8 @@ pub use holder::{Holder, HolderId};
 pub use list::Held;
 pub use lost::Lost;
 pub use mutex::Mutex;
+pub use mutex_all::MutexAll;
+pub use mutex_all_guard::MutexAllGuard;
 pub use name::Name;
 pub use release::Unlocked;
 pub use renewed::Renewed;

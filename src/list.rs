@@ -69,7 +69,9 @@ fn collect(
             .iter()
             .filter_map(|key| named(key, &shared.config))
             // A scan may tell of a key twice, and of one that was never a lock here.
-            .filter(|keys| !found.contains_key(&keys.name) && shared.servers.check(keys).is_ok())
+            .filter(|keys| {
+                !found.contains_key(keys.key(0).name) && shared.servers.check(keys).is_ok()
+            })
             .collect();
         for names in names.chunks(TOGETHER) {
             let holders = twice(shared, |until| {
@@ -79,7 +81,7 @@ fn collect(
                 holders(shared, server, &mut wire, names, until)
             })?;
             for (keys, holder) in names.iter().zip(holders) {
-                found.insert(keys.name.clone(), holder);
+                found.insert(keys.key(0).name.clone(), holder);
             }
         }
         cursor = next;
@@ -190,7 +192,7 @@ mod tests {
                 key_prefix: key_prefix.into(),
                 ..Config::default()
             };
-            named(key, &config).map(|keys| keys.name)
+            named(key, &config).map(|keys| keys.key(0).name.clone())
         };
         assert_eq!(name(b"lock:a", "lock:"), Some("a".into()));
         assert_eq!(name(b"lock:", "lock:"), None);

@@ -12,6 +12,7 @@ use crate::guard::MutexGuard;
 use crate::holder::Holder;
 use crate::kind::{Found, Keys, read_holder};
 use crate::lost::Lost;
+use crate::name::Name;
 use crate::release::Unlocked;
 use crate::renewed::Renewed;
 use crate::replicas::Replicas;
@@ -72,6 +73,10 @@ impl Mutex {
             keys,
             settings: Settings::default(),
         }
+    }
+
+    pub(crate) fn names(&self) -> &[Name] {
+        &self.keys.names
     }
 
     /// How long a lease lasts unless renewed, from 10 ms. Defaults to the client's, 10 s unless set.
@@ -240,7 +245,7 @@ impl Mutex {
     /// an answer is no error here, since the lock was held to the end; it is repeated in the
     /// background.
     pub fn with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
-        run(self.lock()?, section)
+        run(self.lock()?, section, MutexGuard::unlock)
     }
 
     /// As [`with`](Self::with) if nobody holds the lock. `None`: somebody does, and the section has
@@ -251,7 +256,7 @@ impl Mutex {
     /// As [`try_lock`](Self::try_lock) and [`with`](Self::with).
     pub fn try_with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<Option<T>, Error> {
         match self.try_lock()? {
-            Some(guard) => run(guard, section).map(Some),
+            Some(guard) => run(guard, section, MutexGuard::unlock).map(Some),
             None => Ok(None),
         }
     }
@@ -349,7 +354,7 @@ impl Mutex {
             .map_err(|fault| shared.servers.error(fault))?;
         let found = Found::read(&reply).ok_or_else(|| self.unreadable())?;
         if found == Found::Ours {
-            log::warn!(name:% = self.keys.name; "forced {} from {holder:?}", self.keys.name);
+            log::warn!(name:% = self.keys; "forced {} from {holder:?}", self.keys);
         }
         Ok(found == Found::Ours)
     }
@@ -362,9 +367,14 @@ impl Mutex {
     }
 }
 
-fn run<T>(guard: MutexGuard, section: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
+/// Runs `section` under `guard`, and lets go of it afterwards.
+pub(crate) fn run<G, T>(
+    guard: G,
+    section: impl FnOnce(&G) -> T,
+    unlock: impl FnOnce(G) -> Result<Unlocked, Error>,
+) -> Result<T, Error> {
     let result = section(&guard);
-    match guard.unlock() {
+    match unlock(guard) {
         Ok(Unlocked::AlreadyLost(lost)) => Err(Error::Lost(lost)),
         // The release itself logs what went wrong with it.
         Ok(Unlocked::Released) | Err(_) => Ok(result),
@@ -374,7 +384,7 @@ fn run<T>(guard: MutexGuard, section: impl FnOnce(&MutexGuard) -> T) -> Result<T
 impl fmt::Debug for Mutex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mutex")
-            .field("name", &self.keys.name)
+            .field("name", &self.keys.names)
             .field("settings", &self.settings)
             .finish()
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::hold::Hold;
-use crate::kind::Found;
+use crate::kind::{Found, Keys};
 use crate::lease::{Lease, Standing};
 use crate::lost::Lost;
 use crate::server::{Fault, Lane, Stake};
@@ -48,11 +48,15 @@ pub(crate) fn release(
     match &outcome {
         Ok(Unlocked::AlreadyLost(lost)) => {
             hold.lease(|lease| lease.was_lost(*lost));
+            if hold.keys.parts().len() > 1 {
+                // Of another part no answer may have come.
+                repeat(shared, hold);
+            }
             shared.tell_loss(hold);
         }
         Ok(Unlocked::Released) => {
             hold.lease(Lease::released);
-            shared.waiters.ended(&hold.keys.name, &hold.id, true);
+            shared.waiters.ended(hold, true);
             if shared.servers.may_fail_over() {
                 shared.released.lock().note(again(hold));
             }
@@ -62,7 +66,7 @@ pub(crate) fn release(
             hold.lease(Lease::released);
             repeat(shared, hold);
             // The release that is repeated announces the end that this call did not see.
-            shared.waiters.ended(&hold.keys.name, &hold.id, false);
+            shared.waiters.ended(hold, false);
             log(hold, "release to be repeated", Some(error));
         }
     }
@@ -70,26 +74,36 @@ pub(crate) fn release(
 }
 
 /// Sends the release until an answer says what it found, or the deadline has come.
-fn ask_until_answered(shared: &Shared, hold: &Hold, deadline: Instant) -> Result<Unlocked, Error> {
+fn ask_until_answered(
+    shared: &Shared,
+    hold: &Arc<Hold>,
+    deadline: Instant,
+) -> Result<Unlocked, Error> {
+    if let [_, _, ..] = hold.keys.parts() {
+        // In one write to each server.
+        let found = shared.release(vec![Arc::clone(hold)], deadline);
+        let found = found.recv_timeout(Instant::now().until(deadline));
+        return match found {
+            Ok(found) => Ok(unlocked(hold, found)),
+            Err(_) => Err(shared
+                .servers
+                .unreachable(Cause::silence("no answer to a part of the release in time"))),
+        };
+    }
     let mut failures = 0;
     let mut said = None;
     // A release whose answer is missing may be what removed the key.
     let mut may_have_run = false;
     loop {
         let call = hold.keys.release(hold.id.as_str().as_bytes());
-        let stake = stake(hold);
+        let stake = stake(hold, &hold.keys);
         let answer = shared
             .servers
             .call_or_undo(call, deadline, Lane::Free, Some(&stake));
         let cause = match answer {
             Ok((reply, _)) => match Found::read(&reply) {
-                Some(Found::Ours) => return Ok(Unlocked::Released),
                 Some(_) if may_have_run => return Ok(Unlocked::Released),
-                Some(_) if !hold.lease(|lease| lease.covers(Instant::now())) => {
-                    return Ok(Unlocked::AlreadyLost(Lost::Expired));
-                }
-                Some(Found::Nobody) => return Ok(Unlocked::AlreadyLost(Lost::Deleted)),
-                Some(Found::Another) => return Ok(Unlocked::AlreadyLost(Lost::Taken)),
+                Some(found) => return Ok(unlocked(hold, found)),
                 None => Cause::text("the release script gave an answer that is not its own"),
             },
             Err(Fault::Unsafe(error) | Fault::Never(error)) => return Err(error),
@@ -114,6 +128,18 @@ fn ask_until_answered(shared: &Shared, hold: &Hold, deadline: Instant) -> Result
     }
 }
 
+/// What it means that the release found this.
+fn unlocked(hold: &Hold, found: Found) -> Unlocked {
+    match found {
+        Found::Ours => Unlocked::Released,
+        _ if !hold.lease(|lease| lease.covers(Instant::now())) => {
+            Unlocked::AlreadyLost(Lost::Expired)
+        }
+        Found::Nobody => Unlocked::AlreadyLost(Lost::Deleted),
+        Found::Another => Unlocked::AlreadyLost(Lost::Taken),
+    }
+}
+
 /// Repeats the release in the background, until it is sure or the key has run out by itself.
 fn repeat(shared: &Shared, hold: &Hold) {
     shared.undo(again(hold));
@@ -132,10 +158,10 @@ fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
         repeat(shared, hold);
     }
     log::warn!(
-        name:% = hold.keys.name, holder:% = hold.id.short(), outcome:% = lost,
+        name:% = hold.keys, holder:% = hold.id.short(), outcome:% = lost,
         ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
         "the lease on {} had ended before the release{}: {lost}",
-        hold.keys.name, if lost == Lost::Expired { ": ttl too short" } else { "" }
+        hold.keys, if lost == Lost::Expired { ": ttl too short" } else { "" }
     );
 }
 
@@ -144,19 +170,21 @@ fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
 pub(crate) fn abandon(shared: &Shared, hold: &Arc<Hold>, until: Instant) {
     hold.release(Instant::now());
     shared.timer.forget(hold);
-    shared.waiters.ended(&hold.keys.name, &hold.id, true);
-    // Where this fails the ttl ends it.
-    let _ = shared.servers.call_or_undo(
-        hold.keys.release(hold.id.as_str().as_bytes()),
-        until,
-        Lane::Free,
-        Some(&stake(hold)),
-    );
+    shared.waiters.ended(hold, true);
+    for part in hold.keys.parts() {
+        // Where this fails the ttl ends it.
+        let _ = shared.servers.call_or_undo(
+            part.release(hold.id.as_str().as_bytes()),
+            until,
+            Lane::Free,
+            Some(&stake(hold, part)),
+        );
+    }
 }
 
-fn stake(hold: &Hold) -> Stake<'_> {
+fn stake<'a>(hold: &'a Hold, part: &'a Arc<Keys>) -> Stake<'a> {
     Stake {
-        keys: &hold.keys,
+        keys: part,
         id: &hold.id,
         ttl: hold.lease(|lease| lease.ttl()),
         receipt: hold.receipt.as_ref(),
@@ -167,8 +195,8 @@ fn log(hold: &Hold, outcome: &str, error: Option<&Error>) {
     let why = error.map_or_else(String::new, |error| format!(": {error}"));
     log::log!(
         if error.is_some() { log::Level::Warn } else { log::Level::Debug },
-        name:% = hold.keys.name, holder:% = hold.id.short(), token = hold.token.value(), outcome = outcome,
+        name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(), outcome = outcome,
         ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
-        "{outcome} {} (holder {}){why}", hold.keys.name, hold.id.short()
+        "{outcome} {} (holder {}){why}", hold.keys, hold.id.short()
     );
 }

@@ -10,7 +10,7 @@ use crate::hold::Hold;
 use crate::kind::Found;
 use crate::lease::Standing;
 use crate::lost::Lost;
-use crate::scripts::{Call, Reply};
+use crate::scripts::Reply;
 use crate::server::{Fault, Lane};
 use crate::threads::Shared;
 use crate::threads::io::{count, renewed};
@@ -22,9 +22,7 @@ pub(crate) fn renew(shared: &Shared, hold: &Arc<Hold>) -> Result<(), Error> {
         return ensure_held(hold).and_then(|()| Err(busy(shared)));
     };
     let sent = Instant::now();
-    let answer = shared
-        .servers
-        .call(renewal(hold, ask.ttl, false), until, Lane::Free);
+    let answer = ask_all(shared, hold, ask.ttl, false, until);
     let found = renewed(shared, hold, ask, sent, &answer);
     outcome(shared, hold, found, answer)
 }
@@ -39,9 +37,7 @@ pub(crate) fn extend(shared: &Shared, hold: &Arc<Hold>, ttl: Duration) -> Result
     // An extend that shortens has brought the deadline nearer.
     shared.look_after(hold);
     let sent = Instant::now();
-    let answer = shared
-        .servers
-        .call(renewal(hold, ttl, true), until, Lane::Free);
+    let answer = ask_all(shared, hold, ttl, true, until);
     let found = answer.as_ref().ok().and_then(Found::read);
     let now = Instant::now();
     // A lease that ran out before the answer came is lost for that.
@@ -68,10 +64,26 @@ pub(crate) fn extend(shared: &Shared, hold: &Arc<Hold>, ttl: Duration) -> Result
     outcome(shared, hold, found, answer)
 }
 
-fn renewal(hold: &Hold, ttl: Duration, may_shorten: bool) -> Call<'_> {
-    hold.keys
-        .renew(&hold.id, ttl, may_shorten)
-        .acknowledged_by(hold.replicas)
+/// Renews one part after the other, until one is not renewed.
+fn ask_all(
+    shared: &Shared,
+    hold: &Hold,
+    ttl: Duration,
+    may_shorten: bool,
+    until: Instant,
+) -> Result<Reply, Fault> {
+    let mut has_run = false;
+    for part in hold.keys.parts() {
+        let call = part
+            .renew(&hold.id, ttl, may_shorten)
+            .acknowledged_by(hold.replicas);
+        match shared.servers.call(call, until, Lane::Free) {
+            Ok(reply) if reply.is_done() => has_run = true,
+            Err(fault) if has_run => return Err(fault.after_others()),
+            answer => return answer,
+        }
+    }
+    Ok(Reply::Int(1))
 }
 
 /// Errors unless the lease is surely held at this moment.

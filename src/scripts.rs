@@ -34,6 +34,11 @@ pub(crate) static ACQUIRE: Script = script!("acquire", "get", "time", "set", "de
 pub(crate) static PROPOSE: Script = script!("propose", "get", "set", "del", "pttl");
 pub(crate) static RELEASE: Script = script!("release", "get", "del", "pttl", "pexpire", "set");
 pub(crate) static RENEW: Script = script!("renew", "get", "pttl", "pexpire", "set", "del");
+pub(crate) static ACQUIRE_ALL: Script = script!("acquire_all", "get", "pttl", "set", "del", "time");
+pub(crate) static PROPOSE_ALL: Script = script!("propose_all", "get", "pttl", "set", "del");
+pub(crate) static RELEASE_ALL: Script =
+    script!("release_all", "get", "del", "pttl", "pexpire", "set");
+pub(crate) static RENEW_ALL: Script = script!("renew_all", "get", "pttl", "pexpire", "set", "del");
 pub(crate) static INSPECT: Script = script!("inspect", "get", "pttl");
 pub(crate) static TALLY: Script = script!("tally", "get", "hincrby", "set");
 
@@ -41,9 +46,11 @@ pub(crate) static TALLY: Script = script!("tally", "get", "hincrby", "set");
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call<'a> {
     pub(crate) script: &'static Script,
-    /// The second is empty where there is none.
-    pub(crate) keys: [&'a [u8]; 2],
+    /// One of each kind for every name; of the second kind there may be none.
+    pub(crate) keys: [&'a [Vec<u8>]; 2],
     pub(crate) args: [Arg<'a>; 3],
+    /// Further arguments, one for every name.
+    pub(crate) rest: &'a [Vec<u8>],
     /// Who must have acknowledged it, by a command behind it in the same write.
     pub(crate) replicas: Option<Replicas>,
     /// ASKING goes before it, and is answered before it: for a node of a cluster that is only about
@@ -82,14 +89,18 @@ impl Call<'_> {
 
     /// The rights that a user needs for it, since a server may not say which one is missing.
     pub(crate) fn rights(&self) -> String {
-        let keys = self.keys.iter().filter(|key| !key.is_empty());
-        let keys: Vec<String> = keys.map(|key| shown(key)).collect();
+        let firsts = self.keys.iter().filter_map(|keys| keys.first());
+        let firsts: Vec<String> = firsts.map(|key| shown(key)).collect();
+        let more = match self.keys[0] {
+            [] | [_] => "",
+            _ => ", and on those of the other names",
+        };
         format!(
-            "the {} script needs {}+evalsha +eval +{} on the keys {}",
+            "the {} script needs {}+evalsha +eval +{} on the keys {}{more}",
             self.script.name,
             if self.asking { "+asking " } else { "" },
             self.script.commands.join(" +"),
-            keys.join(" and ")
+            firsts.join(" and ")
         )
     }
 
@@ -97,12 +108,16 @@ impl Call<'_> {
         if self.asking {
             redis::cmd("ASKING").write_packed_command(buffer);
         }
+        let [first, second] = self.keys;
         // Roomy enough for usual names, so that building the command allocates twice.
-        let mut command = redis::Cmd::with_capacity(8, 256);
-        let keys = self.keys.iter().filter(|key| !key.is_empty());
-        command.arg(verb).arg(script).arg(keys.clone().count());
-        for key in keys {
-            command.arg(*key);
+        let more = (first.len() + second.len() + self.rest.len()).saturating_sub(2);
+        let mut command = redis::Cmd::with_capacity(8 + more, 256 + 64 * more);
+        command
+            .arg(verb)
+            .arg(script)
+            .arg(first.len() + second.len());
+        for key in first.iter().chain(second) {
+            command.arg(key);
         }
         for arg in &self.args {
             match arg {
@@ -110,6 +125,9 @@ impl Call<'_> {
                 Arg::Number(number) => command.arg(number),
                 Arg::Absent => break,
             };
+        }
+        for arg in self.rest {
+            command.arg(arg);
         }
         command.write_packed_command(buffer);
     }
@@ -172,10 +190,12 @@ mod tests {
     #[test]
     fn smoke() {
         let args = [Arg::Bytes(b"\xff"), Arg::Number(7), Arg::Absent];
+        let (k, n) = ([b"k".to_vec()], [b"n".to_vec()]);
         let call = Call {
             script: &RELEASE,
-            keys: [b"k", b"n"],
+            keys: [&k, &n],
             args,
+            rest: &[],
             replicas: None,
             asking: false,
         };
@@ -187,9 +207,12 @@ mod tests {
         call.pack_by_source(&mut sent);
         assert!(sent.starts_with(b"*7\r\n$4\r\nEVAL\r\n"));
         let call = Call {
-            keys: [b"k", b""],
+            keys: [&k, &[]],
             ..call
         };
+        let mut sent = Vec::new();
+        Call { rest: &n, ..call }.pack_by_sha(&mut sent);
+        assert!(sent.ends_with(b"$1\r\n1\r\n$1\r\nk\r\n$1\r\n\xff\r\n$1\r\n7\r\n$1\r\nn\r\n"));
         let mut sent = Vec::new();
         call.asking(true).pack_by_sha(&mut sent);
         assert!(sent.starts_with(b"*1\r\n$6\r\nASKING\r\n*6\r\n$7\r\nEVALSHA\r\n"));
@@ -217,7 +240,9 @@ mod tests {
             .split(' ')
             .filter_map(|rule| rule.strip_prefix('+'))
             .collect();
-        for script in [&ACQUIRE, &RELEASE, &RENEW, &INSPECT] {
+        let plain = [&ACQUIRE, &PROPOSE, &RELEASE, &RENEW, &INSPECT];
+        let several = [&ACQUIRE_ALL, &PROPOSE_ALL, &RELEASE_ALL, &RENEW_ALL];
+        for script in plain.into_iter().chain(several) {
             let mut called = called(script.source);
             assert!(
                 called

@@ -104,6 +104,14 @@ impl Undo {
         }
     }
 
+    /// The same about a part of the keys.
+    pub(crate) fn part(&self, keys: &Arc<Keys>) -> Self {
+        Self {
+            keys: Arc::clone(keys),
+            ..self.clone()
+        }
+    }
+
     pub(crate) fn is_worthwhile(&self, now: Instant) -> bool {
         now < self.until
     }
@@ -137,24 +145,30 @@ impl Undo {
 #[derive(Debug, Default)]
 pub(crate) struct Released {
     last: VecDeque<Undo>,
+    /// In all of them.
+    names: usize,
 }
 
 impl Released {
-    /// As many as come in the seconds in which two servers are masters. What is older has come to
-    /// the new one, or its ttl ends it.
+    /// As many names as come in the seconds in which two servers are masters. What is older has come
+    /// to the new one, or its ttl ends it.
     const MOST: usize = 4096;
 
     pub(crate) fn note(&mut self, undo: Undo) {
-        if self.last.len() == Self::MOST {
-            self.last.pop_front();
-        }
+        self.names += undo.keys.names.len();
         self.last.push_back(undo);
+        while self.names > Self::MOST
+            && let Some(oldest) = self.last.pop_front()
+        {
+            self.names -= oldest.keys.names.len();
+        }
     }
 
     pub(crate) fn take(&mut self, is_moved: impl Fn(&Keys) -> bool) -> Vec<Undo> {
         let (moved, rest) = std::mem::take(&mut self.last)
             .into_iter()
             .partition::<Vec<_>, _>(|undo| is_moved(&undo.keys));
+        self.names = rest.iter().map(|undo| undo.keys.names.len()).sum();
         self.last = rest.into();
         moved
     }
@@ -163,6 +177,7 @@ impl Released {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::name::Name;
     use crossbeam_channel::unbounded;
 
     fn parts() -> (Arc<Keys>, HolderId, Instant) {
@@ -210,6 +225,14 @@ mod tests {
         }
         assert_eq!(released.take(|_| true).len(), Released::MOST);
         assert!(released.take(|_| true).is_empty());
+        let names = ["a", "b"].map(Name::from).to_vec();
+        let two = Arc::new(Keys::all(names, "lock:", "r:"));
+        for keys in [&two, &two, &keys] {
+            released.note(Undo::of_release(Arc::clone(keys), id.clone(), until));
+        }
+        assert_eq!(released.names, 5);
+        assert_eq!(released.take(|keys| keys.names.len() > 1).len(), 2);
+        assert_eq!(released.names, 1);
     }
 
     #[test]

@@ -175,9 +175,15 @@ impl Waiters {
         hold.upgrade()
     }
 
-    /// This client holds the name now, by the lease `id`. Returns the lease by which it did until
-    /// now, if it knew of no end: Redis grants no name that is held, so that one is lost.
-    pub(crate) fn held(&self, name: &Name, id: &HolderId, hold: Weak<Hold>) -> Option<Weak<Hold>> {
+    /// This client holds the names of `hold` now. Returns the leases by which it held some of them
+    /// until now, if it knew of no end: Redis grants no name that is held, so those are lost.
+    pub(crate) fn granted(&self, hold: &Arc<Hold>) -> Vec<Weak<Hold>> {
+        let names = hold.keys.names.iter();
+        let before = names.filter_map(|name| self.held(name, &hold.id, Arc::downgrade(hold)));
+        before.collect()
+    }
+
+    fn held(&self, name: &Name, id: &HolderId, hold: Weak<Hold>) -> Option<Weak<Hold>> {
         let mut names = self.names.lock();
         let queue = match names.get_mut(name) {
             Some(queue) => queue,
@@ -194,8 +200,14 @@ impl Waiters {
         queue.held.replace(held).map(|before| before.hold)
     }
 
-    /// The lease `id` of this client has ended: one waiter looks.
-    pub(crate) fn ended(&self, name: &Name, id: &HolderId, released: bool) {
+    /// A lease of this client has ended: one waiter of each of its names looks.
+    pub(crate) fn ended(&self, hold: &Hold, released: bool) {
+        for name in hold.keys.names.iter() {
+            self.ended_one(name, &hold.id, released);
+        }
+    }
+
+    fn ended_one(&self, name: &Name, id: &HolderId, released: bool) {
         let mut names = self.names.lock();
         let Some(queue) = names.get_mut(name) else {
             return;
@@ -392,7 +404,7 @@ mod tests {
         assert!(rung(&second));
         assert_eq!(second.turn(false), Turn::HeldHere);
         assert_eq!(second.turn(true), Turn::Look);
-        waiters.ended(&name, &id, true);
+        waiters.ended_one(&name, &id, true);
         assert!(rung(&second));
         assert_eq!(second.turn(false), Turn::Look);
         drop(second);
@@ -404,7 +416,7 @@ mod tests {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         waiters.held(&name, &id, Weak::new());
         let tickets: Vec<_> = (0..3).map(|_| waiters.join(&name)).collect();
-        waiters.ended(&name, &id, true);
+        waiters.ended_one(&name, &id, true);
         assert_eq!(tickets.iter().filter(|ticket| rung(ticket)).count(), 1);
     }
 
@@ -434,7 +446,7 @@ mod tests {
         );
         assert!(waiters.announced(&name, b"older", ALONE).is_none());
         assert!(!rung(&first), "it ended before ours began");
-        waiters.ended(&name, &ours, true);
+        waiters.ended_one(&name, &ours, true);
         assert!(rung(&first));
         assert!(
             waiters
@@ -477,7 +489,7 @@ mod tests {
         let (older, newer) = (HolderId::fresh("o"), HolderId::fresh("o"));
         assert!(waiters.held(&name, &older, Weak::new()).is_none());
         assert!(waiters.held(&name, &newer, Weak::new()).is_some(), "lost");
-        waiters.ended(&name, &older, true);
+        waiters.ended_one(&name, &older, true);
         assert!(
             waiters
                 .announced(&name, newer.as_str().as_bytes(), ALONE)

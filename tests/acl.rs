@@ -328,6 +328,45 @@ fn the_shared_statistics_need_one_line_more() {
     assert_eq!(refused(acl_log(&server)), [""; 0]);
 }
 
+/// Several names need no right more than one, and without one of them none of the names stays behind half-taken.
+#[test]
+fn without_a_right_several_names_are_refused_as_one_is() {
+    let server = Server::start();
+    for (right, fails) in [
+        ("~lock:*", "acquire_all"),
+        ("+get", "acquire_all"),
+        ("+set", "acquire_all"),
+        ("+time", "acquire_all"),
+        ("+pttl", "renew_all"),
+        ("+pexpire", "renew_all"),
+        ("+del", "release_all"),
+    ] {
+        set_user(&server, &without("leasehold", right));
+        let client = client(&url(&server));
+        let names = ["a", "b"].map(|name| format!("{right}{name}"));
+        let everything = || {
+            let guard = client.mutex_all(&names).lock()?;
+            guard.extend(ms(5_000))?;
+            guard.unlock()
+        };
+        let error = everything().expect_err(right);
+        assert!(matches!(error, Error::Refused { .. }), "{right}: {error}");
+        let text = error.to_string();
+        assert!(
+            text.contains(&format!("the {fails} script needs")),
+            "{text}"
+        );
+        let named = if right == "~lock:*" {
+            "on the keys lock:"
+        } else {
+            right
+        };
+        assert!(text.contains(named), "{right}: {text}");
+        let there = names.map(|name| server.get(format!("lock:{name}")).is_some());
+        assert_eq!(there[0], there[1], "{right}");
+    }
+}
+
 #[test]
 fn without_select_only_the_first_database() {
     let server = Server::start();

@@ -96,6 +96,19 @@ fn a_lock_taken_renewed_and_released() {
     assert_eq!(order.last().map(String::as_str), Some("released"));
 }
 
+/// A line is about all of them, and stays readable.
+#[test]
+fn several_names() {
+    let server = Server::start();
+    let names = (0..100).map(|n| format!("log-set-{n:02}"));
+    let guard = client(&server).mutex_all(names).lock().unwrap();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    let all = "log-set-00, log-set-01 and 98 more";
+    for outcome in ["acquired", "released"] {
+        assert!(line(all, outcome).message.contains(all));
+    }
+}
+
 #[test]
 fn a_lock_that_somebody_else_holds() {
     let server = Server::start();

@@ -22,6 +22,7 @@ const CONTENDED: usize = 1_100;
 fn child() {
     support::role(&[
         ("many-names", many_names),
+        ("many-sets", many_sets),
         ("contended-names", contended_names),
         ("threads", threads),
     ]);
@@ -123,8 +124,17 @@ fn subscriptions(server: &Server) -> usize {
 
 #[test]
 fn ten_thousand_names_more_add_nothing() {
+    names_add_nothing("many-names");
+}
+
+#[test]
+fn neither_do_they_in_sets() {
+    names_add_nothing("many-sets");
+}
+
+fn names_add_nothing(role: &str) {
     let server = Server::start();
-    let child = Child::spawn("many-names", &[("URL", &server.url())]);
+    let child = Child::spawn(role, &[("URL", &server.url())]);
     let first = Size::hear(&child);
     let before = connections(&server);
     go_on(&server);
@@ -142,6 +152,19 @@ fn many_names() {
         for n in 0..NAMES {
             let mutex = client.mutex(format!("account:{lot}:{n}"));
             assert_eq!(mutex.lock().unwrap().unlock().unwrap(), Unlocked::Released);
+        }
+        Size::say();
+        pause(&mut go);
+    }
+}
+
+fn many_sets() {
+    let (client, mut go) = (client(), connection());
+    for lot in 0..2 {
+        for n in 0..NAMES / 10 {
+            let names = (0..10).map(|m| format!("account:{lot}:{n}:{m}"));
+            let guard = client.mutex_all(names).lock().unwrap();
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         }
         Size::say();
         pause(&mut go);

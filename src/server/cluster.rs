@@ -14,7 +14,7 @@ use redis::{ErrorKind, RedisError, RedisResult};
 use crate::clock::{Instant, nap};
 use crate::config::Config;
 use crate::error::{Cause, Error, is_final_at_logon};
-use crate::kind::Keys;
+use crate::kind::Key;
 use crate::scripts::{Call, Reply};
 use crate::server::fault::{Fault, Redirect};
 use crate::server::node::Wire;
@@ -48,8 +48,8 @@ const TRY_AGAIN: Backoff = Backoff::new(Duration::from_millis(2), Duration::from
 pub(crate) struct Moved(Vec<bool>);
 
 impl Moved {
-    pub(crate) fn has(&self, keys: &Keys) -> bool {
-        self.0.get(usize::from(keys.slot())) == Some(&true)
+    pub(crate) fn has(&self, key: Key<'_>) -> bool {
+        self.0.get(usize::from(key.slot())) == Some(&true)
     }
 }
 
@@ -150,7 +150,8 @@ impl Cluster {
         lane: Lane,
         undo: Option<Call<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
-        let slot = slot(call.keys[0]);
+        let first = call.keys[0].first().map_or(&[][..], Vec::as_slice);
+        let slot = slot(first);
         let mut server = self.keeper(slot, until)?;
         let mut asking = false;
         let (mut hops, mut tries) = (0, 0);

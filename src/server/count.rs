@@ -1,7 +1,7 @@
 //! One answer made of those of all servers of a quorum. No I/O.
 
-use crate::kind::{Acquired, Found};
-use crate::scripts::{Call, INSPECT, PROPOSE, RELEASE, Reply};
+use crate::kind::{Acquired, Found, Refusal};
+use crate::scripts::{Call, INSPECT, PROPOSE, PROPOSE_ALL, RELEASE, RELEASE_ALL, Reply};
 use crate::server::quorum::Quorum;
 use crate::server::votes::{Counted, Elected, Election, Sample, Size, Tally};
 
@@ -20,9 +20,9 @@ pub(super) enum Count {
 impl Count {
     pub(super) fn of(call: Option<&Call<'_>>, size: Size) -> Self {
         let is = |script| call.is_some_and(|call| std::ptr::eq(call.script, script));
-        if is(&PROPOSE) {
+        if is(&PROPOSE) || is(&PROPOSE_ALL) {
             Self::Election(Election::new(size))
-        } else if is(&RELEASE) {
+        } else if is(&RELEASE) || is(&RELEASE_ALL) {
             Self::Release(Tally::new(size))
         } else if call.is_none() || is(&INSPECT) {
             Self::Sample(Sample::new(size))
@@ -84,10 +84,15 @@ impl Count {
         match self {
             Self::Election(election) => Some(match election.outcome()? {
                 Elected::Granted(token) => list([1, token.value()]),
-                Elected::Refused(holder, remaining) => Reply::List(vec![
+                Elected::Refused(Refusal {
+                    name,
+                    holder,
+                    remaining,
+                }) => Reply::List(vec![
                     Reply::Int(0),
                     Reply::Text(holder),
                     Reply::Int(remaining.map_or(-1, |left| left.as_millis() as i64)),
+                    Reply::Int(name as i64 + 1),
                 ]),
                 Elected::TooLow(counter) => list([2, counter]),
                 Elected::Split => list([3]),

@@ -56,6 +56,15 @@ impl Fault {
         Redirect::read(answer).map(|redirect| Self::Elsewhere(redirect, Cause::text(words(answer))))
     }
 
+    /// As one of several calls that belong together, where some before it have run.
+    pub(crate) fn after_others(self) -> Self {
+        match self {
+            Self::NotNow(cause) | Self::Elsewhere(_, cause) => Self::NoAnswer(cause),
+            Self::Never(error) => Self::Unsafe(error),
+            said => said,
+        }
+    }
+
     /// Says which node of a cluster it was.
     pub(super) fn at(self, node: &str) -> Self {
         match self {

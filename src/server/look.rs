@@ -35,7 +35,7 @@ impl Servers {
     ) -> Result<Option<u64>, Fault> {
         match &self.place {
             Place::One(server) => server.number(keys, what, until),
-            Place::Cluster(cluster) => cluster.ask_keeper(keys.slot(), until, |server| {
+            Place::Cluster(cluster) => cluster.ask_keeper(keys.key(0).slot(), until, |server| {
                 server.number(keys, what, until)
             }),
             Place::Quorum(quorum) => {
@@ -114,7 +114,7 @@ impl Server {
                 _ => Err(unreadable("GET")),
             },
             Beside::Listeners => {
-                let args: [&[u8]; 2] = [b"NUMSUB", &keys.channel];
+                let args: [&[u8]; 2] = [b"NUMSUB", keys.key(0).channel];
                 match self.command("PUBSUB", &args, until, Lane::Capped)? {
                     Reply::List(items) => match items.as_slice() {
                         [_, Reply::Int(listeners)] => Ok(u64::try_from(*listeners).ok()),

@@ -29,7 +29,7 @@ use crate::config::{Config, Terms};
 use crate::error::{Cause, Error};
 use crate::health::HealthPart;
 use crate::holder::HolderId;
-use crate::kind::Keys;
+use crate::kind::{Key, Keys};
 use crate::scripts::{Call, Reply};
 use crate::server::cluster::Cluster;
 use crate::server::sentinel::Sentinels;
@@ -88,19 +88,19 @@ impl Servers {
     }
 
     /// The server that keeps a name now, as far as is known.
-    fn home(&self, keys: &Keys) -> Arc<Server> {
+    fn home(&self, key: Key<'_>) -> Arc<Server> {
         match &self.place {
             Place::One(server) => Arc::clone(server),
-            Place::Cluster(cluster) => cluster.home(keys.slot()),
+            Place::Cluster(cluster) => cluster.home(key.slot()),
             Place::Quorum(_) => unreachable!("a quorum keeps each name on all its servers"),
         }
     }
 
     /// Whether `server` keeps a name now, as far as is known.
-    pub(crate) fn is_home(&self, server: &Arc<Server>, keys: &Keys) -> bool {
+    pub(crate) fn is_home(&self, server: &Arc<Server>, key: Key<'_>) -> bool {
         match &self.place {
             Place::One(_) | Place::Quorum(_) => true,
-            Place::Cluster(cluster) => Arc::ptr_eq(&cluster.home(keys.slot()), server),
+            Place::Cluster(cluster) => Arc::ptr_eq(&cluster.home(key.slot()), server),
         }
     }
 
@@ -124,19 +124,19 @@ impl Servers {
     }
 
     /// The servers that keep a name now, as far as is known, and how many of them a majority takes.
-    pub(crate) fn keepers(&self, keys: &Keys) -> (Vec<Arc<Server>>, Size) {
+    pub(crate) fn keepers(&self, key: Key<'_>) -> (Vec<Arc<Server>>, Size) {
         let servers = match &self.place {
             Place::Quorum(quorum) => quorum.servers().to_vec(),
-            Place::One(_) | Place::Cluster(_) => vec![self.home(keys)],
+            Place::One(_) | Place::Cluster(_) => vec![self.home(key)],
         };
         (servers, self.size())
     }
 
     /// The server that keeps what is on one server only: over a quorum the first.
-    pub(crate) fn first_keeper(&self, keys: &Keys) -> Arc<Server> {
+    pub(crate) fn first_keeper(&self, key: Key<'_>) -> Arc<Server> {
         match self.fixed().first() {
             Some(server) => Arc::clone(server),
-            None => self.home(keys),
+            None => self.home(key),
         }
     }
 
@@ -165,7 +165,7 @@ impl Servers {
         }
     }
 
-    /// The call that acquires; where the client proposes the token, one above `above`.
+    /// The call that acquires what one script can; where the client proposes the token, one above `above`.
     pub(crate) fn acquire<'a>(
         &self,
         keys: &'a Keys,
@@ -214,10 +214,10 @@ impl Servers {
 
     /// For how long at `now` the keeper of a name has not answered, for a caller that has asked
     /// since `start`; zero while nothing has failed since the last answer.
-    pub(crate) fn silent_for(&self, keys: &Keys, now: Instant, start: Instant) -> Duration {
+    pub(crate) fn silent_for(&self, key: Key<'_>, now: Instant, start: Instant) -> Duration {
         match &self.place {
             Place::Quorum(quorum) => quorum.silent_for(now, start),
-            Place::One(_) | Place::Cluster(_) => self.home(keys).silent_for(now, start),
+            Place::One(_) | Place::Cluster(_) => self.home(key).silent_for(now, start),
         }
     }
 

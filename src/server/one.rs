@@ -315,7 +315,15 @@ impl Server {
 
     /// What an error answer to `call` means for its caller.
     pub(super) fn fault(&self, call: &Call<'_>, error: &ServerError) -> Fault {
-        let key = |n: usize| shown(call.keys.get(n).copied().unwrap_or_default());
+        // Of several names a script says which one, from 1.
+        let which = error
+            .details()
+            .and_then(|text| text.split(' ').next()?.parse().ok());
+        let which = which.map_or(0, |n: usize| n.saturating_sub(1));
+        let key = |kind: usize| {
+            let key = call.keys.get(kind).and_then(|keys| keys.get(which));
+            shown(key.map_or(&[][..], Vec::as_slice))
+        };
         match meaning(error) {
             Meaning::WrongType => Fault::Never(Error::WrongType { key: key(0) }),
             Meaning::BadFence => Fault::Never(Error::BadFence { key: key(1) }),

@@ -184,11 +184,11 @@ impl Quorum {
     /// As it is, unless it is a refusal by an attempt of our own that is being undone.
     pub(super) fn unless_by_ghost(&self, vote: Option<Acquired>) -> Option<Acquired> {
         vote.filter(|vote| match vote {
-            Acquired::Refused(holder, _) => {
+            Acquired::Refused(refusal) => {
                 let ghosts = self.ghosts.lock();
                 !ghosts
                     .iter()
-                    .any(|id| id.as_str().as_bytes() == holder.as_slice())
+                    .any(|id| id.as_str().as_bytes() == refusal.holder.as_slice())
             }
             _ => true,
         })

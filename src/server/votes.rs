@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::kind::{Acquired, Found};
+use crate::kind::{Acquired, Found, Refusal};
 use crate::scripts::Reply;
 use crate::token::FencingToken;
 
@@ -30,6 +30,11 @@ impl Size {
         }
     }
 
+    /// All of them are needed.
+    pub(crate) const fn each(all: usize) -> Self {
+        Self { all, needed: all }
+    }
+
     /// So many may be against it, and a majority is still possible.
     const fn spare(self) -> usize {
         self.all - self.needed
@@ -42,7 +47,7 @@ pub(crate) struct Election {
     size: Size,
     granted: usize,
     token: Option<FencingToken>,
-    refused: Vec<(Vec<u8>, Option<Duration>)>,
+    refused: Vec<Refusal>,
     /// Refusals of the proposed token alone, and the highest counter among them.
     too_low: usize,
     highest: u64,
@@ -54,7 +59,7 @@ pub(crate) struct Election {
 pub(crate) enum Elected {
     Granted(FencingToken),
     /// By the holder of a majority; for so long, until enough of its keys have run out.
-    Refused(Vec<u8>, Option<Duration>),
+    Refused(Refusal),
     /// A token above this one might be granted.
     TooLow(u64),
     /// Nobody has a majority of those who answered.
@@ -79,11 +84,12 @@ impl Election {
     /// Counts an answer; `None` for none that counts.
     pub(crate) fn count(&mut self, vote: Option<Acquired>) {
         match vote {
-            Some(Acquired::Granted(token)) => {
+            Some(Acquired::Granted(tokens)) => {
                 self.granted += 1;
-                self.token = Some(token);
+                // Each is granted what was proposed, which is one for all names.
+                self.token = tokens.first().copied();
             }
-            Some(Acquired::Refused(holder, remaining)) => self.refused.push((holder, remaining)),
+            Some(Acquired::Refused(refusal)) => self.refused.push(refusal),
             Some(Acquired::TooLow(last)) => {
                 self.too_low += 1;
                 self.highest = self.highest.max(last);
@@ -118,10 +124,15 @@ impl Election {
         if self.failed > self.size.spare() {
             return Some(Elected::Unknown);
         }
-        let (holder, most) =
-            most(self.refused.iter().map(|(holder, _)| holder.as_slice())).unwrap_or_default();
+        let holders = self.refused.iter().map(|refusal| &*refusal.holder);
+        let (holder, most) = most(holders).unwrap_or_default();
         if most >= needed {
-            return Some(Elected::Refused(holder.to_vec(), self.remaining()));
+            let of_holder = self.refused.iter().find(|refusal| refusal.holder == holder);
+            return Some(Elected::Refused(Refusal {
+                name: of_holder.map_or(0, |refusal| refusal.name),
+                holder: holder.to_vec(),
+                remaining: self.remaining(),
+            }));
         }
         if self.too_low > 0 && self.granted + self.too_low + unread >= needed {
             return Some(Elected::TooLow(self.highest));
@@ -134,7 +145,7 @@ impl Election {
         let mut ends: Vec<Duration> = self
             .refused
             .iter()
-            .map(|(_, remaining)| remaining.unwrap_or(Duration::MAX))
+            .map(|refusal| refusal.remaining.unwrap_or(Duration::MAX))
             .collect();
         ends.sort_unstable();
         let end = ends.get(self.missing().saturating_sub(1)).copied();
@@ -305,17 +316,26 @@ impl Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::few::Few;
 
     const fn ms(n: u64) -> Duration {
         Duration::from_millis(n)
     }
 
     fn granted() -> Option<Acquired> {
-        Some(Acquired::Granted(FencingToken::new(7)))
+        Some(Acquired::Granted(Few::One(FencingToken::new(7))))
     }
 
-    fn refused(by: &str, left: u64) -> Option<Acquired> {
-        Some(Acquired::Refused(by.into(), Some(ms(left))))
+    fn by(holder: &str, remaining: Option<Duration>) -> Refusal {
+        Refusal {
+            name: 0,
+            holder: holder.into(),
+            remaining,
+        }
+    }
+
+    fn refused(holder: &str, left: u64) -> Option<Acquired> {
+        Some(Acquired::Refused(by(holder, Some(ms(left)))))
     }
 
     fn elect<const N: usize>(all: usize, votes: [Option<Acquired>; N]) -> Option<Elected> {
@@ -367,11 +387,11 @@ mod tests {
     fn a_refusal_is_by_whoever_has_a_majority() {
         assert_eq!(
             elect(3, [refused("x", 9), refused("x", 5)]),
-            Some(Elected::Refused("x".into(), Some(ms(9))))
+            Some(Elected::Refused(by("x", Some(ms(9)))))
         );
         assert_eq!(
             elect(3, [granted(), refused("x", 9), refused("x", 5)]),
-            Some(Elected::Refused("x".into(), Some(ms(5)))),
+            Some(Elected::Refused(by("x", Some(ms(5))))),
             "one of them is enough then"
         );
         assert_eq!(
@@ -392,10 +412,10 @@ mod tests {
             None,
             "x may have three"
         );
-        let endless = Some(Acquired::Refused("x".into(), None));
+        let endless = Some(Acquired::Refused(by("x", None)));
         assert_eq!(
             elect(3, [refused("x", 5), endless]),
-            Some(Elected::Refused("x".into(), None))
+            Some(Elected::Refused(by("x", None)))
         );
     }
 
@@ -413,7 +433,7 @@ mod tests {
         );
         assert_eq!(
             elect(3, [low(9), refused("x", 1), refused("x", 1)]),
-            Some(Elected::Refused("x".into(), Some(ms(1))))
+            Some(Elected::Refused(by("x", Some(ms(1)))))
         );
     }
 

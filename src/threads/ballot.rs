@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::hold::Hold;
-use crate::kind::Found;
+use crate::kind::{Found, Keys};
 use crate::lease::Ask;
 use crate::scripts::Reply;
 use crate::server::{Counted, Fault, Size, Tally};
@@ -20,6 +20,22 @@ pub(crate) struct Ballot {
     pub(crate) ask: Ask,
     /// `None` once it is over.
     open: Mutex<Option<Open>>,
+}
+
+/// What is asked of one server about it.
+pub(crate) struct Paper {
+    pub(crate) ballot: Arc<Ballot>,
+    /// What one script can be about.
+    pub(crate) keys: Arc<Keys>,
+}
+
+impl Paper {
+    pub(crate) fn new(ballot: &Arc<Ballot>, keys: &Arc<Keys>) -> Self {
+        Self {
+            ballot: Arc::clone(ballot),
+            keys: Arc::clone(keys),
+        }
+    }
 }
 
 struct Open {

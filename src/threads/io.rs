@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, after, never, select, unbounded};
 use crate::clock::{Instant, nap};
 use crate::error::Error;
 use crate::hold::Hold;
-use crate::kind::{Found, Keys};
+use crate::kind::{Found, Key};
 use crate::lease::{Ask, Standing};
 use crate::lost::Lost;
 use crate::renewed::Renewed;
@@ -17,14 +17,14 @@ use crate::replicas::Replicas;
 use crate::scripts::{Call, Reply};
 use crate::server::{Condition, Errand, Fault, Lane, Peer, Promise, Wire};
 use crate::threads::Shared;
-use crate::threads::ballot::Ballot;
+use crate::threads::ballot::Paper;
 use crate::threads::site::Site;
 use crate::threads::tally::Parcel;
 use crate::threads::worker::{Worker, contain};
 use crate::undo::Undo;
 use crate::wait::Backoff;
 
-/// The most commands in one write: their answers must fit into the sockets' buffers meanwhile.
+/// The most names in one write: their answers must fit into the sockets' buffers meanwhile, and come in time.
 const MOST_TOGETHER: usize = 256;
 
 /// How often it is tried whether a server that is not asked answers again, while anybody cares.
@@ -43,7 +43,7 @@ const TIDY_AFTER: Duration = Duration::from_millis(100);
 const ASIDE: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4)).jitter(0.5);
 
 enum Job {
-    Renew(Vec<Arc<Ballot>>),
+    Renew(Vec<Paper>),
     Undo(Undo),
     /// Somebody waits.
     Probe,
@@ -94,8 +94,8 @@ impl Io {
         let _ = self.queue.send(job);
     }
 
-    pub(crate) fn renew(&self, ballots: Vec<Arc<Ballot>>) {
-        self.send(Job::Renew(ballots));
+    pub(crate) fn renew(&self, papers: Vec<Paper>) {
+        self.send(Job::Renew(papers));
     }
 
     /// Repeats a release until it is sure.
@@ -141,7 +141,7 @@ impl Io {
 
 /// What one write holds a part of.
 enum Item {
-    Renew(Arc<Ballot>),
+    Renew(Paper),
     Undo(Undo),
     Tally(Parcel),
 }
@@ -149,25 +149,32 @@ enum Item {
 impl Item {
     fn replicas(&self) -> Option<Replicas> {
         match self {
-            Self::Renew(ballot) => ballot.hold.replicas,
+            Self::Renew(paper) => paper.ballot.hold.replicas,
             Self::Undo(_) | Self::Tally(_) => None,
         }
     }
 
-    fn keys(&self) -> Option<&Keys> {
+    fn names(&self) -> usize {
         match self {
-            Self::Renew(ballot) => Some(&ballot.hold.keys),
-            Self::Undo(undo) => Some(&undo.keys),
+            Self::Renew(paper) => paper.keys.names.len(),
+            Self::Undo(undo) => undo.keys.names.len(),
+            Self::Tally(_) => 1,
+        }
+    }
+
+    fn key(&self) -> Option<Key<'_>> {
+        match self {
+            Self::Renew(paper) => Some(paper.keys.key(0)),
+            Self::Undo(undo) => Some(undo.keys.key(0)),
             Self::Tally(_) => None,
         }
     }
 
     fn call(&self) -> Call<'_> {
         match self {
-            Self::Renew(ballot) => {
+            Self::Renew(Paper { ballot, keys }) => {
                 let hold = &ballot.hold;
-                hold.keys
-                    .renew(&hold.id, ballot.ask.ttl, false)
+                keys.renew(&hold.id, ballot.ask.ttl, false)
                     .acknowledged_by(hold.replicas)
             }
             Self::Undo(undo) => undo.keys.release(undo.id.as_str().as_bytes()),
@@ -208,7 +215,7 @@ impl Desk {
             let mut job = self.wait(shared, site);
             while let Some(next) = job {
                 match next {
-                    Job::Renew(ballots) => items.extend(ballots.into_iter().map(Item::Renew)),
+                    Job::Renew(papers) => items.extend(papers.into_iter().map(Item::Renew)),
                     Job::Undo(undo) => self.undos.push(undo),
                     Job::Wake => site.subscriber.wake_now(&site.server),
                     Job::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
@@ -236,8 +243,13 @@ impl Desk {
             items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
             while let Some(first) = items.first() {
                 let replicas = first.replicas();
-                let alike = items.iter().take(MOST_TOGETHER);
-                let alike = alike.take_while(|item| item.replicas() == replicas).count();
+                let mut names = 0;
+                let alike = items.iter().take_while(|item| {
+                    let is_first = names == 0;
+                    names += item.names();
+                    item.replicas() == replicas && (is_first || names <= MOST_TOGETHER)
+                });
+                let alike = alike.count();
                 let rest = items.split_off(alike);
                 self.write(shared, site, std::mem::replace(&mut items, rest));
             }
@@ -375,7 +387,7 @@ impl Desk {
         let sent = Instant::now();
         // What was lost or let go while it lay here must not be given a whole ttl more.
         items.retain(|item| match item {
-            Item::Renew(ballot) => matches!(ballot.hold.stand(sent), Standing::Held(_)),
+            Item::Renew(paper) => matches!(paper.ballot.hold.stand(sent), Standing::Held(_)),
             Item::Undo(_) | Item::Tally(_) => true,
         });
         let calls: Vec<Call<'_>> = items.iter().map(Item::call).collect();
@@ -412,10 +424,10 @@ impl Desk {
         answer: Result<Reply, Fault>,
     ) {
         match item {
-            Item::Renew(ballot) => contain(|| {
+            Item::Renew(paper) => contain(|| {
                 note(&site.io.condition, &answer);
-                ballot.cast(shared, sent, answer);
-                drop(ballot);
+                paper.ballot.cast(shared, sent, answer);
+                drop(paper);
             }),
             Item::Tally(parcel) => shared.tally.settle(parcel, answer),
             Item::Undo(mut undo) => {
@@ -479,15 +491,15 @@ impl Desk {
 
 /// Hands on what is kept by another server now.
 fn send_on(shared: &Shared, site: &Site, items: &mut Vec<Item>) {
-    let is_elsewhere = |keys: &Keys| !shared.is_home(site, keys);
-    for item in items.extract_if(.., |item| item.keys().is_some_and(is_elsewhere)) {
-        let homes = item.keys().map(|keys| shared.homes(keys).0);
+    let is_elsewhere = |key: Key<'_>| !shared.is_home(site, key);
+    for item in items.extract_if(.., |item| item.key().is_some_and(is_elsewhere)) {
+        let homes = item.key().map(|key| shared.homes(key).0);
         // Only a cluster has names that move, and there each has one home.
         let Some(home) = homes.and_then(|homes| homes.into_iter().next()) else {
             continue;
         };
         match item {
-            Item::Renew(ballot) => home.io.renew(vec![ballot]),
+            Item::Renew(paper) => home.io.renew(vec![paper]),
             Item::Undo(undo) => home.io.undo(undo),
             Item::Tally(_) => {}
         }
@@ -542,9 +554,9 @@ pub(crate) fn renewed(
             }
         }
         (None, Err(fault)) => log::debug!(
-            name:% = hold.keys.name, holder:% = hold.id.short(), outcome = "not renewed",
+            name:% = hold.keys, holder:% = hold.id.short(), outcome = "not renewed",
             ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
-            "not renewed {}, to be tried again: {fault}", hold.keys.name
+            "not renewed {}, to be tried again: {fault}", hold.keys
         ),
         _ => {}
     }
@@ -563,17 +575,17 @@ pub(crate) fn count(shared: &Shared, found: Option<Found>, lag: Duration) {
 fn tell_renewal(shared: &Shared, hold: &Arc<Hold>, remaining: Duration, took: Duration) {
     if let Some(on_renew) = hold.on_renew.clone() {
         let renewed = Renewed {
-            name: hold.keys.name.clone(),
+            name: hold.keys.key(0).name.clone(),
             holder_id: hold.id.clone(),
-            fencing_token: hold.token,
+            fencing_token: hold.token(),
             remaining,
             took,
         };
         shared.callbacks.run(Box::new(move || on_renew(&renewed)));
     }
     log::debug!(
-        name:% = hold.keys.name, holder:% = hold.id.short(), outcome = "renewed", ttl_ms = hold.ttl_ms(),
+        name:% = hold.keys, holder:% = hold.id.short(), outcome = "renewed", ttl_ms = hold.ttl_ms(),
         remaining_ms = remaining.as_millis() as u64, trace_id = hold.trace_id.as_deref();
-        "renewed {} for {remaining:?}", hold.keys.name
+        "renewed {} for {remaining:?}", hold.keys
     );
 }

@@ -20,13 +20,14 @@ use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::Error;
 use crate::hold::Hold;
-use crate::kind::{Found, Keys};
+use crate::kind::{Found, Key, Keys};
 use crate::lease::Ask;
+use crate::lost::Lost;
 use crate::name::Name;
 use crate::server::cluster::Moved;
 use crate::server::{Servers, Size};
 use crate::stats::{Meters, Wake};
-use crate::threads::ballot::Ballot;
+use crate::threads::ballot::{Ballot, Paper};
 use crate::threads::callbacks::Callbacks;
 use crate::threads::site::{Site, Sites};
 use crate::threads::subscriber::Subscription;
@@ -90,6 +91,14 @@ impl Shared {
         Keys::new(name, &self.config.key_prefix, &self.config.channel_prefix)
     }
 
+    pub(crate) fn keys_of_all(&self, names: Vec<Name>) -> Keys {
+        let keys = Keys::all(names, &self.config.key_prefix, &self.config.channel_prefix);
+        match self.servers.cluster() {
+            None => keys,
+            Some(_) => keys.by_slot(),
+        }
+    }
+
     /// Errors once the client is shut down.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
         if self.is_closed() {
@@ -121,13 +130,13 @@ impl Shared {
     }
 
     /// Whether `site` keeps a name now, as far as is known.
-    pub(crate) fn is_home(&self, site: &Site, keys: &Keys) -> bool {
-        self.servers.is_home(&site.server, keys)
+    pub(crate) fn is_home(&self, site: &Site, key: Key<'_>) -> bool {
+        self.servers.is_home(&site.server, key)
     }
 
     /// The sites that keep a name now, as far as is known, and how many of them a majority takes.
-    fn homes(&self, keys: &Keys) -> (Vec<Arc<Site>>, Size) {
-        let (servers, size) = self.servers.keepers(keys);
+    fn homes(&self, key: Key<'_>) -> (Vec<Arc<Site>>, Size) {
+        let (servers, size) = self.servers.keepers(key);
         let me = self.me.upgrade();
         let site = |server| {
             let site = self.sites.of(server);
@@ -145,13 +154,13 @@ impl Shared {
     /// Wants to hear the releases of a name.
     pub(crate) fn subscribe<'a>(
         self: &Arc<Self>,
-        keys: &'a Keys,
+        key: Key<'a>,
         until: Instant,
     ) -> Result<Subscription<'a>, Error> {
-        let (sites, size) = self.homes(keys);
+        let (sites, size) = self.homes(key);
         let parts = sites
             .into_iter()
-            .map(|site| site.subscribe(self, keys, until));
+            .map(|site| site.subscribe(self, key, until));
         Ok(Subscription::of(parts.collect::<Result<_, _>>()?, size))
     }
 
@@ -159,16 +168,18 @@ impl Shared {
     fn renew(&self, asks: Vec<(Arc<Hold>, Ask)>) {
         let mut batches: Vec<(Arc<Site>, Vec<_>)> = Vec::new();
         for (hold, ask) in asks {
-            let (homes, size) = self.homes(&hold.keys);
-            let ballot = Arc::new(Ballot::new(hold, ask, size));
-            for home in homes {
-                let ballot = Arc::clone(&ballot);
-                match batches
-                    .iter_mut()
-                    .find(|(site, _)| Arc::ptr_eq(site, &home))
-                {
-                    Some((_, batch)) => batch.push(ballot),
-                    None => batches.push((home, vec![ballot])),
+            let keys = Arc::clone(&hold.keys);
+            let ballot = Arc::new(Ballot::new(hold, ask, self.size_of(&keys)));
+            for part in keys.parts() {
+                for home in self.homes(part.key(0)).0 {
+                    let paper = Paper::new(&ballot, part);
+                    match batches
+                        .iter_mut()
+                        .find(|(site, _)| Arc::ptr_eq(site, &home))
+                    {
+                        Some((_, batch)) => batch.push(paper),
+                        None => batches.push((home, vec![paper])),
+                    }
                 }
             }
         }
@@ -177,19 +188,32 @@ impl Shared {
         }
     }
 
-    /// Somebody waits until the keeper of a name is asked again.
-    pub(crate) fn watch(&self, keys: &Keys) {
-        for home in self.homes(keys).0 {
-            home.io.watch();
+    /// Somebody waits until the keepers of these names are asked again.
+    pub(crate) fn watch(&self, keys: &Arc<Keys>) {
+        for part in keys.parts() {
+            for home in self.homes(part.key(0)).0 {
+                home.io.watch();
+            }
+        }
+    }
+
+    /// How many answers there are about these keys, and how many of them it takes: a majority of the
+    /// servers, or one for each part.
+    fn size_of(&self, keys: &Arc<Keys>) -> Size {
+        match keys.parts().len() {
+            1 => self.servers.size(),
+            parts => Size::each(parts),
         }
     }
 
     /// Repeats a release until it is sure.
     pub(crate) fn undo(&self, undo: Undo) {
-        let (homes, _) = self.homes(&undo.keys);
-        for home in homes {
-            self.sites.note_undo(&undo.id);
-            home.io.undo(undo.clone());
+        for part in undo.keys.parts() {
+            let (homes, _) = self.homes(part.key(0));
+            for home in homes {
+                self.sites.note_undo(&undo.id);
+                home.io.undo(undo.part(part));
+            }
         }
     }
 
@@ -199,8 +223,7 @@ impl Shared {
         let (told, found) = unbounded();
         for hold in holds {
             let keys = Arc::clone(&hold.keys);
-            let (_, size) = self.servers.keepers(&keys);
-            let told = Arc::new(Told::new(size, told.clone()));
+            let told = Arc::new(Told::new(self.size_of(&keys), told.clone()));
             self.undo(Undo::told(keys, hold.id.clone(), until, told));
         }
         found
@@ -212,20 +235,27 @@ impl Shared {
         let Some(lost) = hold.untold() else { return };
         self.meters.lost(lost);
         self.timer.forget(hold);
-        self.waiters.ended(&hold.keys.name, &hold.id, false);
+        self.waiters.ended(hold, false);
+        if hold.keys.names.len() > 1 && matches!(lost, Lost::Deleted | Lost::Taken) {
+            // The others are of no more use to anybody.
+            let until = Instant::now().after(hold.lease(|lease| lease.ttl()));
+            let (keys, id) = (Arc::clone(&hold.keys), hold.id.clone());
+            self.undo(Undo::of_release(keys, id, until));
+        }
         if let Some(on_lost) = hold.on_lost.clone() {
             self.callbacks.run(Box::new(move || on_lost(&lost)));
         }
         // Last, since a user's logger may panic.
         log::warn!(
-            name:% = hold.keys.name, holder:% = hold.id.short(), token = hold.token.value(),
+            name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(),
             outcome:% = lost, ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
-            "lost {}: {lost} (holder {}, token {})", hold.keys.name, hold.id.short(), hold.token
+            "lost {}: {lost} (holder {}, token {})", hold.keys, hold.id.short(), hold.token()
         );
     }
 
     /// Other servers keep these names now: what those before did last may not have come to them.
-    fn follow(&self, is_moved: impl Fn(&Keys) -> bool) {
+    fn follow(&self, is_moved: impl Fn(Key<'_>) -> bool) {
+        let is_moved = |keys: &Keys| (0..keys.names.len()).any(|n| is_moved(keys.key(n)));
         for hold in self.timer.all() {
             if is_moved(&hold.keys) {
                 hold.lease(|lease| lease.doubt(Instant::now()));
@@ -243,10 +273,10 @@ impl Shared {
         if self.is_closed() {
             return;
         }
-        self.follow(|keys| moved.has(keys));
+        self.follow(|key| moved.has(key));
         // Those who wait hear of no release any more, and may have missed one.
         for name in self.waiters.waiting() {
-            if moved.has(&self.keys(name.clone())) {
+            if moved.has(self.keys(name.clone()).key(0)) {
                 self.waiters.look(&name, Wake::Reconnect);
             }
         }

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::clock::{Instant, LONGEST_SLEEP};
 use crate::error::{Cause, Error, words};
-use crate::kind::Keys;
+use crate::kind::Key;
 use crate::name::Name;
 use crate::server::{Condition, Fault, Lane, Server, Size, Wire};
 use crate::stats::Wake;
@@ -103,7 +103,7 @@ pub(crate) struct Subscription<'a> {
 /// A waiter's use of a channel on one server.
 pub(crate) struct Part<'a> {
     site: Arc<Site>,
-    keys: &'a Keys,
+    key: Key<'a>,
     live: Arc<Live>,
 }
 
@@ -132,14 +132,14 @@ impl Part<'_> {
 
     /// Whether its server still keeps the name, as far as is known.
     pub(crate) fn is_at_home(&self, shared: &Shared) -> bool {
-        shared.is_home(&self.site, self.keys)
+        shared.is_home(&self.site, self.key)
     }
 }
 
 impl Drop for Part<'_> {
     fn drop(&mut self) {
         let mut state = self.site.subscriber.state.lock();
-        if let Some(channel) = state.channels.get_mut(&self.keys.channel) {
+        if let Some(channel) = state.channels.get_mut(self.key.channel) {
             channel.users -= 1;
             if channel.users == 0 {
                 channel.idle = Some(Instant::now());
@@ -167,7 +167,7 @@ impl Site {
     pub(crate) fn subscribe<'a>(
         self: Arc<Self>,
         shared: &Arc<Shared>,
-        keys: &'a Keys,
+        key: Key<'a>,
         until: Instant,
     ) -> Result<Part<'a>, Error> {
         let this = &self.subscriber;
@@ -176,7 +176,7 @@ impl Site {
             this.worker.start(move || run(&shared, &site))?;
         }
         let mut state = this.state.lock();
-        let known = state.channels.get_mut(&keys.channel).map(|channel| {
+        let known = state.channels.get_mut(key.channel).map(|channel| {
             channel.users += 1;
             channel.idle = None;
             Arc::clone(&channel.live)
@@ -184,18 +184,18 @@ impl Site {
         let is_new = known.is_none();
         let live = known.unwrap_or_else(|| {
             let channel = Channel {
-                name: keys.name.clone(),
+                name: key.name.clone(),
                 live: Arc::default(),
                 users: 1,
                 idle: None,
                 was_live: false,
             };
             let live = Arc::clone(&channel.live);
-            state.channels.insert(keys.channel.clone(), channel);
+            state.channels.insert(key.channel.to_vec(), channel);
             live
         });
         if is_new {
-            state.queue.push(keys.channel.clone());
+            state.queue.push(key.channel.to_vec());
         }
         let wake = is_new && state.up;
         drop(state);
@@ -208,7 +208,7 @@ impl Site {
         self.io.probe();
         Ok(Part {
             site: self,
-            keys,
+            key,
             live,
         })
     }

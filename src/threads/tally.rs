@@ -34,9 +34,9 @@ pub(crate) struct Tally {
 }
 
 struct TallyKeys {
-    hash: Vec<u8>,
+    hash: [Vec<u8>; 1],
     /// Where Redis notes which of our additions it has seen.
-    mark: Vec<u8>,
+    mark: [Vec<u8>; 1],
 }
 
 #[derive(Default)]
@@ -78,6 +78,7 @@ impl Parcel {
         Call {
             script: &TALLY,
             keys: [&self.keys.hash, &self.keys.mark],
+            rest: &[],
             args: [
                 Arg::Number(self.serial),
                 Arg::Bytes(&self.text),
@@ -98,8 +99,8 @@ impl Tally {
             is_shared: config.shared_stats,
             home: Keys::new(config.shared_stats_key.as_str().into(), "", ""),
             keys: Arc::new(TallyKeys {
-                mark: [beside, own].concat(),
-                hash,
+                mark: [[beside, own].concat()],
+                hash: [hash],
             }),
             state: Mutex::default(),
             #[cfg(feature = "metrics")]
@@ -114,7 +115,7 @@ impl Tally {
 
     /// The server that keeps the hash. Where several are fixed (a quorum) it is the first of them.
     fn server(&self, shared: &Shared) -> Arc<Server> {
-        shared.servers.first_keeper(&self.home)
+        shared.servers.first_keeper(self.home.key(0))
     }
 
     /// What `site`, if it is the one that keeps the hash, is to write now. The last time is when it
@@ -134,7 +135,7 @@ impl Tally {
         if !Arc::ptr_eq(&self.server(shared), &site.server) {
             if !stopping {
                 // It may keep no lock as yet, and then nobody has started its threads.
-                shared.homes(&self.home);
+                shared.homes(self.home.key(0));
             }
             return Vec::new();
         }
@@ -230,7 +231,7 @@ impl Shared {
     /// What all clients have added to the shared statistics.
     pub(crate) fn shared_totals(&self, until: Instant) -> Result<Totals, Fault> {
         let server = self.tally.server(self);
-        let hash = &self.tally.keys.hash;
+        let [hash] = &self.tally.keys.hash;
         match server.command("HGETALL", &[hash], until, Lane::Capped)? {
             Reply::List(items) => Ok(read(&items)),
             _ => Err(Fault::Never(Error::Refused {
@@ -314,12 +315,7 @@ mod tests {
     #[test]
     fn the_mark_lies_beside_the_hash() {
         let tally = tally();
-        assert_eq!(tally.keys.hash, b"lock_stats");
-        assert!(
-            tally
-                .keys
-                .mark
-                .starts_with(b"leasehold:tally:{lock_stats}:")
-        );
+        assert_eq!(tally.keys.hash, [b"lock_stats"]);
+        assert!(tally.keys.mark[0].starts_with(b"leasehold:tally:{lock_stats}:"));
     }
 }

@@ -1,0 +1,118 @@
+//! Twelve threads in three processes move coins between four accounts, each under the locks of both, in whatever order.
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::Instant;
+
+use leasehold::{Client, MutexAllGuard};
+use rand::RngExt;
+use redis::{Commands, RedisResult};
+
+use support::{Child, Outcome, connect, key, run};
+
+mod support;
+
+const PROCESSES: usize = 3;
+const THREADS: usize = 4;
+const TRANSFERS: usize = 60;
+
+const ACCOUNTS: [&str; 4] = ["Ada", "Ben", "Cleo", "Dan"];
+const OPENING_BALANCE: i64 = 100;
+
+fn main() -> ExitCode {
+    run(bank, &[("clerks", clerks)])
+}
+
+/// Runs in each of the three processes.
+fn clerks() -> Outcome {
+    let client = Client::from_env()?;
+    thread::scope(|scope| {
+        let clerks: Vec<_> = (0..THREADS)
+            .map(|_| scope.spawn(|| clerk(&client)))
+            .collect();
+        clerks
+            .into_iter()
+            .try_for_each(|clerk| clerk.join().expect("no clerk panics"))
+    })
+}
+
+fn clerk(client: &Client) -> Outcome {
+    let mut connection = connect()?;
+    for _ in 0..TRANSFERS {
+        let mut rng = rand::rng();
+        let from = rng.random_range(0..ACCOUNTS.len());
+        let to = (from + rng.random_range(1..ACCOUNTS.len())) % ACCOUNTS.len();
+        let (from, to) = (ACCOUNTS[from], ACCOUNTS[to]);
+        let amount = rng.random_range(1..=20);
+        // One goes from Ada to Ben, another from Ben to Ada: neither waits for the other with one account in hand.
+        client
+            .mutex_all([from, to])
+            .with(|guard| transfer(&mut connection, guard, from, to, amount))??;
+    }
+    Ok(())
+}
+
+/// Between the first `GET` and the last `SET`, nobody else may see or change either account.
+fn transfer(
+    connection: &mut redis::Connection,
+    guard: &MutexAllGuard,
+    from: &str,
+    to: &str,
+    amount: i64,
+) -> RedisResult<()> {
+    let (left, right) = (
+        connection.get::<_, i64>(key(from))?,
+        connection.get::<_, i64>(key(to))?,
+    );
+    let amount = amount.min(left);
+    for (account, balance) in [(from, left - amount), (to, right + amount)] {
+        let () = connection.set(key(account), balance)?;
+        let token = guard.fencing_token_of(account).map(u64::from);
+        let () = connection.rpush(key(&format!("{account} was changed under")), token)?;
+    }
+    Ok(())
+}
+
+fn bank() -> Outcome {
+    let mut connection = connect()?;
+    for account in ACCOUNTS {
+        let () = connection.set(key(account), OPENING_BALANCE)?;
+    }
+    println!(
+        "Four accounts with {OPENING_BALANCE} coins each, {PROCESSES} processes of {THREADS} clerks each."
+    );
+    let began = Instant::now();
+    let processes = (0..PROCESSES)
+        .map(|_| Child::spawn("clerks"))
+        .collect::<Outcome<Vec<_>>>()?;
+    for process in processes {
+        assert!(process.wait()?.success());
+    }
+    let took = began.elapsed();
+
+    let mut sum = 0;
+    for account in ACCOUNTS {
+        let balance: i64 = connection.get(key(account))?;
+        let tokens: Vec<u64> =
+            connection.lrange(key(&format!("{account} was changed under")), 0, -1)?;
+        println!(
+            "  {account} has {balance} coins after {} transfers.",
+            tokens.len()
+        );
+        assert!(balance >= 0, "an account was overdrawn");
+        assert!(
+            tokens.is_sorted_by(|earlier, later| earlier < later),
+            "a later holder had a lower token"
+        );
+        sum += balance;
+    }
+    let transfers = PROCESSES * THREADS * TRANSFERS;
+    println!("{sum} coins in all, after {transfers} transfers in {took:.1?}.");
+    assert_eq!(
+        sum,
+        ACCOUNTS.len() as i64 * OPENING_BALANCE,
+        "coins were lost or made up"
+    );
+    println!("Not one lost, and nobody waited for ever.");
+    Ok(())
+}
