@@ -88,12 +88,10 @@ impl<'a> Attempt<'a> {
     /// Asks Redis once, under a fresh holder id. Where no answer comes, the undo is on its way when
     /// this returns.
     pub(crate) fn look(&self, deadline: Instant) -> Result<Look, Fault> {
-        let until = Instant::now()
-            .after(self.shared.servers.command_timeout())
-            .min(deadline);
+        let until = self.patience(deadline);
         let mut above = 0;
         for _ in 0..PROPOSALS {
-            match self.propose(until, above)? {
+            match self.propose(until, deadline, above)? {
                 Proposed::TooLow(counter) => above = counter,
                 Proposed::Looked(look) => return Ok(look),
             }
@@ -103,8 +101,14 @@ impl<'a> Attempt<'a> {
         )))
     }
 
+    /// Until when an answer is waited for.
+    fn patience(&self, deadline: Instant) -> Instant {
+        let timeout = self.shared.servers.command_timeout();
+        Instant::now().after(timeout).min(deadline)
+    }
+
     /// Asks under a token above `above`, where it is the client that proposes it.
-    fn propose(&self, until: Instant, above: u64) -> Result<Proposed, Fault> {
+    fn propose(&self, until: Instant, deadline: Instant, above: u64) -> Result<Proposed, Fault> {
         let (shared, keys) = (self.shared, self.keys);
         shared.meters.counters.attempts.up();
         let id = HolderId::fresh(&shared.config.owner);
@@ -112,7 +116,7 @@ impl<'a> Attempt<'a> {
         let receipt = shared.servers.receipt();
         let asked = match keys.parts() {
             [all] => self.ask(all, &id, receipt.as_ref(), until, above)?,
-            parts => self.ask_each(parts, &id, until)?,
+            parts => self.ask_each(parts, &id, deadline)?,
         };
         let (tokens, sent) = match asked {
             Asked::Granted(tokens, sent) => (tokens, sent),
@@ -181,18 +185,25 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Asks for one part after the other, and gives back those before one that is not granted.
-    fn ask_each(&self, parts: &[Arc<Keys>], id: &HolderId, until: Instant) -> Result<Asked, Fault> {
+    /// Asks for one part after the other, each in a command's time, and gives back those before one that
+    /// is not granted.
+    fn ask_each(
+        &self,
+        parts: &[Arc<Keys>],
+        id: &HolderId,
+        deadline: Instant,
+    ) -> Result<Asked, Fault> {
         let mut tokens = Vec::new();
         let mut first = None;
         for (n, part) in parts.iter().enumerate() {
-            let asked = self.ask(part, id, None, until, 0);
+            let asked = self.ask(part, id, None, self.patience(deadline), 0);
             if let Ok(Asked::Granted(more, sent)) = asked {
                 tokens.extend_from_slice(&more);
                 first.get_or_insert(sent);
                 continue;
             }
-            self.give_back(parts.get(..n).unwrap_or_default(), id, until);
+            let before = parts.get(..n).unwrap_or_default();
+            self.give_back(before, id, self.patience(deadline));
             return match asked {
                 Ok(Asked::Not(Proposed::Looked(Look::Refused(name, remaining)))) => {
                     // There is a token for each name before those of this part.

@@ -28,7 +28,8 @@ use crate::wait::WaitPolicy;
 /// is so for the names of one slot (give them the same hash tag: `{order:7}:stock`, `{order:7}:bill`).
 /// Those of several slots are taken slot by slot, in the order of the slots, and given back if a later
 /// one is refused: still without deadlocks, but for a moment others may find a name taken by somebody
-/// who then does not get it, and it takes a trip for each slot.
+/// who then does not get it, and it takes a trip for each slot: with hundreds of them more than
+/// [`try_lock`](Self::try_lock) has time for.
 ///
 /// # Waiting
 ///

@@ -17,7 +17,7 @@ pub struct Renewed {
 }
 
 impl Renewed {
-    /// The lock's name.
+    /// The lock's name; of several that are held together, the first.
     pub fn name(&self) -> &Name {
         &self.name
     }
@@ -27,7 +27,7 @@ impl Renewed {
         &self.holder_id
     }
 
-    /// The holder's fencing token; a renewal does not change it.
+    /// The holder's fencing token for that name; a renewal does not change it.
     pub fn fencing_token(&self) -> FencingToken {
         self.fencing_token
     }

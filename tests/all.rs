@@ -336,6 +336,47 @@ fn a_waiter_is_woken_by_the_name_that_it_waits_for() {
     }
 }
 
+/// A name that is released before its refusal has arrived is looked at once more: its waiters had nobody among them whom
+/// the message could wake.
+#[test]
+fn a_release_that_overtakes_the_refusal_is_not_missed() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let one = client(&server.url());
+    let two = builder(&proxy.url()).backstop(ms(60_000));
+    let two = two.command_timeout(ms(10_000)).build().unwrap();
+    let calls = || server.calls(&["evalsha", "eval"]);
+    let [z, b] = ["z", "b"].map(|name| one.mutex(name).lock().unwrap());
+    thread::scope(|scope| {
+        // From now on it hears of `b`, for a while.
+        let waiting = scope.spawn(|| two.mutex("b").try_lock_for(ms(20_000)));
+        server.wait_for_a_waiter("lock_release:b");
+        assert_eq!(b.unlock().unwrap(), Unlocked::Released);
+        drop(waiting.join().unwrap().unwrap().expect("it is woken"));
+        let b = one.mutex("b").lock().unwrap();
+        let last = scope.spawn(|| two.mutex("z").try_lock_for(ms(20_000)));
+        server.wait_for_a_waiter("lock_release:z");
+        let mut before = calls();
+        eventually(ms(10_000), || {
+            std::mem::replace(&mut before, calls()) == before
+        });
+
+        let hearing = proxy.that_said("SUBSCRIBE");
+        let asking = (0..proxy.connections()).filter(|link| !hearing.contains(link));
+        asking.for_each(|link| proxy.nth(link, Traffic::StallReplies));
+        let waiting = scope.spawn(|| two.mutex_all(["B", "b"]).try_lock_for(ms(20_000)));
+        eventually(ms(10_000), || calls() > before);
+        let before = calls();
+        assert_eq!(b.unlock().unwrap(), Unlocked::Released);
+        assert_eq!(z.unlock().unwrap(), Unlocked::Released);
+        // Whoever waits for `z` asks: so the message about `b` has been heard.
+        eventually(ms(10_000), || calls() > before + 2);
+        proxy.all(Traffic::Pass);
+        assert!(waiting.join().unwrap().unwrap().is_some(), "it looks again");
+        assert!(last.join().unwrap().unwrap().is_some());
+    });
+}
+
 /// In one client: those who wait for sets and for single names are woken by each other, and nobody asks Redis while all
 /// wait.
 #[test]
@@ -775,6 +816,17 @@ fn a_cluster_takes_slot_by_slot_and_gives_back() {
         }
     });
     assert!(names.iter().all(|name| !is_taken(&cluster, name)));
+
+    // What is renewed in two slots of three is not renewed.
+    let guard = one.mutex_all(&names).ttl(ms(1_000)).lock().unwrap();
+    let node = cluster.master_of(&format!("lock:{}", names[1]));
+    cluster.stop(node);
+    assert_eq!(guard.lost().recv_timeout(ms(10_000)), Ok(Lost::Expired));
+    cluster.resume(node);
+    drop(guard);
+    eventually(ms(10_000), || {
+        names.iter().all(|name| !is_taken(&cluster, name))
+    });
     assert!(one.shutdown(ms(5_000)).unwrap().is_clean());
 }
 
@@ -803,11 +855,11 @@ fn a_quorum_votes_for_the_set() {
         assert!(token(&guard, name).value() > ahead);
         assert!(two.mutex(name).try_lock().unwrap().is_none());
     }
-    assert!(two.mutex_all(["b", "c"]).try_lock().unwrap().is_none());
+    assert!(two.mutex_all(["B", "b"]).try_lock().unwrap().is_none());
     guard.renew().unwrap();
     let before = token(&guard, "a");
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| two.mutex_all(["c", "b"]).try_lock_for(ms(20_000)));
+        let waiting = scope.spawn(|| two.mutex_all(["B", "b"]).try_lock_for(ms(20_000)));
         for server in &servers {
             server.wait_for_a_waiter("lock_release:b");
         }
