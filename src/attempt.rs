@@ -335,7 +335,12 @@ impl<'a> Attempt<'a> {
     fn pause_while_open(&self, retry_in: Duration, deadline: Instant) -> Result<Duration, Error> {
         self.shared.watch(self.keys);
         let now = Instant::now();
-        if now >= deadline || self.is_unreachable(now) {
+        if self.is_unreachable(now) {
+            let said = self.said.borrow_mut().take();
+            let cause = said.unwrap_or_else(|| Cause::text("it is not asked for now"));
+            return Err(self.shared.servers.unreachable(cause));
+        }
+        if now >= deadline {
             return Err(self.turned_away(retry_in));
         }
         Ok(retry_in.min(LOOK_AGAIN).min(now.until(deadline)))
