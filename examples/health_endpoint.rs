@@ -58,8 +58,14 @@ fn status(client: &Client) -> (&'static str, String) {
 
 fn answer(mut stream: TcpStream, client: &Client) -> std::io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-    let mut request = String::new();
-    BufReader::new(&stream).read_line(&mut request)?;
+    let mut lines = BufReader::new(&stream).lines();
+    let request = lines.next().transpose()?.unwrap_or_default();
+    // To the end of the request: a connection that is closed before is reset, and the answer with it.
+    for line in lines {
+        if line?.is_empty() {
+            break;
+        }
+    }
     let (status, body) = match request.split(' ').nth(1) {
         Some("/health") => status(client),
         _ => ("404 Not Found", String::new()),
