@@ -18,7 +18,7 @@ SHORT = fencing lock loss waking wire
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
-.PHONY: demo test test-tls test-cli test-metrics test-release test-servers test-valkey fmt lint doc examples deny bench servers clean
+.PHONY: demo test test-features test-tls test-release test-servers test-valkey fmt lint doc examples deny bench servers clean
 
 # The two examples to begin with.
 demo: servers
@@ -28,20 +28,18 @@ demo: servers
 # Unit tests, integration tests and doctests.
 test: servers
 	$(WITH_SERVER) $(CARGO) test
-	@$(MAKE) --no-print-directory test-tls test-cli test-metrics
+	@$(MAKE) --no-print-directory test-features
 
-# What needs the feature, and a server that has TLS.
+# What needs a feature, built once with all of them.
+test-features: servers
+	$(WITH_SERVER) $(CARGO) test --all-features --lib --bin leasehold --test tls --test cli --test metrics
+	$(WITH_SERVER) $(CARGO) test --all-features --test conformance tls::
+	$(WITH_SERVER) $(CARGO) test --all-features --doc
+
+# What of that needs a server with TLS.
 test-tls: servers
-	$(WITH_SERVER) $(CARGO) test --features tls --lib --test tls
+	$(WITH_SERVER) $(CARGO) test --features tls --test tls
 	$(WITH_SERVER) $(CARGO) test --features tls --test conformance tls::
-	$(WITH_SERVER) $(CARGO) test --features tls --doc
-
-# What only the feature `cli` has.
-test-cli: servers
-	$(WITH_SERVER) $(CARGO) test --features cli --bin leasehold --test cli
-
-test-metrics: servers
-	$(WITH_SERVER) $(CARGO) test --features metrics --lib --test metrics
 
 # What a race or a deadline may hide from a slow build.
 test-release: servers
@@ -73,7 +71,7 @@ doc:
 examples: servers
 	@set -e; for example in $(EXAMPLES); do \
 		echo "example $$example"; \
-		$(WITH_SERVER) $(CARGO) run --release --example $$example; \
+		$(WITH_SERVER) $(CARGO) run --example $$example; \
 	done
 
 # Installing the tool takes minutes, so only CI does it unasked.
