@@ -94,7 +94,7 @@ impl Server {
         undo: Option<Call<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
         if lane == Lane::Capped {
-            self.condition.admit(Instant::now()).map_err(Fault::Open)?;
+            self.condition.admit().map_err(Fault::Open)?;
         }
         let mut lent = self.lend(until, lane)?;
         let sent = Instant::now();
