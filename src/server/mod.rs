@@ -7,6 +7,7 @@ mod condition;
 mod count;
 mod dial;
 mod fault;
+mod inquiry;
 mod line;
 mod look;
 pub(crate) mod node;

@@ -7,7 +7,6 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::Duration;
 
-use crossbeam_channel::{RecvTimeoutError, bounded};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use redis::{ErrorKind, RedisError, RedisResult};
 
@@ -15,7 +14,9 @@ use crate::clock::{Instant, nap};
 use crate::config::Config;
 use crate::error::{Cause, Error, is_final_at_logon};
 use crate::kind::Key;
+use crate::server::dial::DIALER;
 use crate::server::fault::Fault;
+use crate::server::inquiry::{Failure, inquire};
 use crate::server::node::Wire;
 use crate::server::one::Server;
 use crate::server::slots::{Layout, Place, SLOTS};
@@ -86,6 +87,26 @@ struct Known {
     failure: Option<Fault>,
     /// Whom to ask first.
     turn: usize,
+}
+
+/// A node that is being asked, until this is dropped.
+struct Asked {
+    map: Arc<SlotMap>,
+    place: Place,
+}
+
+impl Asked {
+    /// `None` if it is being asked already.
+    fn new(map: Arc<SlotMap>, place: Place) -> Option<Self> {
+        let is_first = map.asking.lock().insert(place.clone());
+        is_first.then(|| Self { map, place })
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.map.asking.lock().remove(&self.place);
+    }
 }
 
 impl SlotMap {
@@ -263,7 +284,7 @@ impl SlotMap {
             return;
         };
         let spawned = thread::Builder::new()
-            .name("leasehold-dial".into())
+            .name(DIALER.into())
             .spawn(move || this.look_while_stale());
         match spawned {
             Ok(_) => known.looking = true,
@@ -289,7 +310,7 @@ impl SlotMap {
             known.stale = false;
             known.asking = true;
             let places = known.whom_to_ask(self.nodes.places());
-            let asked = MutexGuard::unlocked(&mut known, || self.ask_all(&places));
+            let asked = MutexGuard::unlocked(&mut known, || self.ask_all(places));
             let (moved, retired) = match asked {
                 Ok(layout) => {
                     known.failure = None;
@@ -392,56 +413,27 @@ impl SlotMap {
         let _ = catch_unwind(AssertUnwindSafe(|| follower(moved)));
     }
 
-    /// What the first node says that knows the slots: all are asked at once, so that a dead one
-    /// costs nothing.
-    fn ask_all(&self, places: &[Place]) -> Result<Layout, Fault> {
+    /// What the first node says that knows the slots.
+    fn ask_all(&self, places: Vec<Place>) -> Result<Layout, Fault> {
         let timeout = self.config.connect_timeout;
-        let (answer, answers) = bounded(places.len());
-        let mut asked = 0;
-        for place in places {
-            let (Some(this), true) = (self.me.upgrade(), self.asking.lock().insert(place.clone()))
-            else {
-                continue;
-            };
-            let (place, answer) = (place.clone(), answer.clone());
-            let asked_of = place.clone();
-            let ask = move || {
-                let told = catch_unwind(AssertUnwindSafe(|| this.ask(&place, timeout)));
-                this.asking.lock().remove(&place);
-                // Nobody listens any more once another node has answered.
-                if let Ok(told) = told {
-                    let _ = answer.send((place, told));
-                }
-            };
-            let spawned = thread::Builder::new()
-                .name("leasehold-dial".into())
-                .spawn(ask);
-            match spawned {
-                Ok(_) => asked += 1,
-                Err(_) => drop(self.asking.lock().remove(&asked_of)),
+        let asked: Vec<Asked> = places
+            .into_iter()
+            .filter_map(|place| Asked::new(self.me.upgrade()?, place))
+            .collect();
+        let places: Vec<Place> = asked.iter().map(|asked| asked.place.clone()).collect();
+        let asks = asked
+            .into_iter()
+            .map(|asked| move || asked.map.ask(&asked.place, timeout));
+        inquire(asks, timeout, is_final).map_err(|failure| match failure {
+            Failure::Refused(error) => Fault::Never(refused(&error)),
+            Failure::Silent(Some((n, error))) => {
+                let (host, port) = &places[n];
+                Fault::NotNow(Cause::from(error).at(&format!("{host}:{port}")))
             }
-        }
-        drop(answer);
-        let deadline = Instant::now().after(timeout);
-        let mut silence = Cause::silence("no node of the cluster answered in time");
-        let mut refusals = Vec::new();
-        loop {
-            match answers.recv_timeout(Instant::now().until(deadline)) {
-                Ok((_, Ok(layout))) => return Ok(layout),
-                Ok((_, Err(error))) if is_final(&error) => refusals.push(error),
-                Ok(((host, port), Err(error))) => {
-                    silence = Cause::from(error).at(&format!("{host}:{port}"));
-                }
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+            Failure::Silent(None) => {
+                Fault::NotNow(Cause::silence("no node of the cluster answered in time"))
             }
-        }
-        // A single one may have been set up wrongly, or not yet; most of them are believed.
-        match refusals.pop() {
-            Some(refusal) if (refusals.len() + 1) * 2 > asked => {
-                Err(Fault::Never(refused(&refusal)))
-            }
-            _ => Err(Fault::NotNow(silence)),
-        }
+        })
     }
 
     /// Asks one node.
