@@ -37,16 +37,6 @@ fn client(url: &str) -> Client {
         .unwrap()
 }
 
-/// Wake channels that somebody hears.
-fn channels(server: &Server) -> usize {
-    let channels: Vec<String> = redis::cmd("PUBSUB")
-        .arg("CHANNELS")
-        .arg("lock_release:*")
-        .query(&mut server.connection())
-        .unwrap();
-    channels.len()
-}
-
 /// Calls of scripts: acquires, releases and renewals.
 fn scripts(server: &Server) -> u64 {
     server.calls(&["evalsha", "eval"])
@@ -545,11 +535,11 @@ fn a_subscription_lingers_for_the_next_waiter_and_goes() {
     for _ in 0..3 {
         assert!(client.mutex("a").try_lock_for(ms(50)).unwrap().is_none());
         let_pass(ms(1_200));
-        assert_eq!(channels(&server), 1);
+        assert_eq!(server.channels("lock_release:*"), 1);
     }
     // One for the control channel and one for the name.
     assert_eq!(server.calls(&["subscribe"]), 2);
-    eventually(ms(14_000), || channels(&server) == 0);
+    eventually(ms(14_000), || server.channels("lock_release:*") == 0);
     drop(guard);
 }
 
@@ -581,6 +571,6 @@ fn more_subscriptions_than_can_linger_go_sooner() {
         }
     });
     // Unlike the few that came after those went.
-    eventually(ms(3_000), || channels(&server) <= 1_024);
+    eventually(ms(3_000), || server.channels("lock_release:*") <= 1_024);
     assert!(server.calls(&["subscribe"]) > 1_024);
 }
