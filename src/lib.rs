@@ -91,7 +91,7 @@
 //! A user of Redis with no more rights than are needed:
 //!
 //! ```text
-//! ACL SETUSER leasehold reset on >password resetchannels ~lock:* ~leasehold:* &lock_release:* &leasehold:* +evalsha +eval +get +set +del +time +pttl +pexpire +publish +subscribe +unsubscribe +ping +client|setname +select +role +wait +cluster|slots +asking
+//! ACL SETUSER leasehold reset on >password resetchannels ~lock:* ~leasehold:* &lock_release:* &leasehold:* +evalsha +eval +get +set +del +time +pttl +pexpire +rpush +lpop +lindex +lrem +hset +hget +hdel +publish +subscribe +unsubscribe +ping +client|setname +select +role +wait +cluster|slots +asking
 //! ```
 //!
 //! What misses a right is [`Error::Refused`], and names the rights that the command or script needs.
@@ -253,6 +253,8 @@ mod clock;
 mod config;
 mod env;
 mod error;
+mod fair;
+mod fair_mutex;
 mod few;
 mod guard;
 mod health;
@@ -269,6 +271,8 @@ mod mutex;
 mod mutex_all;
 mod mutex_all_guard;
 mod name;
+mod places;
+mod queue;
 mod release;
 mod renew;
 mod renewed;
@@ -291,6 +295,7 @@ pub use crossbeam_channel;
 pub use builder::ClientBuilder;
 pub use client::Client;
 pub use error::{Cause, Error};
+pub use fair_mutex::FairMutex;
 pub use guard::MutexGuard;
 pub use health::{BreakerState, Health, HealthPart, HealthState};
 pub use holder::{Holder, HolderId};

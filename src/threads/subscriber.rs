@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::clock::{Instant, LONGEST_SLEEP};
 use crate::error::{Cause, Error, words};
+use crate::fair::read_grant;
 use crate::kind::Key;
 use crate::name::Name;
 use crate::server::{Condition, Fault, Lane, Server, Size, Wire};
@@ -215,6 +216,11 @@ impl Site {
 }
 
 impl Subscriber {
+    /// Where grants are told, too.
+    pub(crate) fn inbox(&self) -> &[u8] {
+        &self.control
+    }
+
     /// Whether anybody waits to hear a release.
     pub(crate) fn is_used(&self) -> bool {
         let state = self.state.lock();
@@ -454,6 +460,9 @@ impl Line<'_> {
         if channel == this.control {
             if payload == PROBE {
                 state.unheard = None;
+            } else if let Some((id, token)) = read_grant(payload) {
+                drop(state);
+                self.shared.waiters.places.granted(&id, token);
             }
             return;
         }

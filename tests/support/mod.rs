@@ -35,7 +35,7 @@ pub(crate) use contention::{
     COMMAND_TIMEOUT, Contention, GO_ON_WITHIN, Outcome, Trouble, contend_and_then, contender,
     until_taken,
 };
-pub(crate) use counter::{Counters, counter};
+pub(crate) use counter::{Counters, counter, counter_with};
 pub(crate) use features::everything_works;
 pub(crate) use fenced::{Fenced, Stale};
 pub(crate) use port::free as free_port;
