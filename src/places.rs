@@ -11,7 +11,7 @@ use crate::clock::Instant;
 use crate::fair::Refreshed;
 use crate::holder::HolderId;
 use crate::kind::Keys;
-use crate::name::Name;
+use crate::name::{Name, Names};
 use crate::stats::Wake;
 use crate::token::FencingToken;
 use crate::wait::Backoff;
@@ -30,7 +30,7 @@ pub(crate) struct Places {
 
 #[derive(Debug, Default)]
 struct State {
-    lines: HashMap<Name, Line>,
+    lines: Names<Line>,
     /// Whose holder id it is: a grant names no lock.
     owners: HashMap<HolderId, Name>,
     next: u64,

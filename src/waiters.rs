@@ -1,7 +1,7 @@
 //! Who waits for a name in this client, first come first served, and whether the client holds it. No I/O.
 
 use std::cell::OnceCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Weak};
 
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::clock::Instant;
 use crate::hold::Hold;
 use crate::holder::HolderId;
-use crate::name::Name;
+use crate::name::{Name, Names};
 use crate::places::Places;
 use crate::stats::Wake;
 
@@ -22,7 +22,7 @@ use crate::stats::Wake;
 /// a look and the sleep after it.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    names: Mutex<HashMap<Name, Queue>>,
+    names: Mutex<Names<Queue>>,
     /// Those who wait for fair locks, each of whom has a place of its own in Redis.
     pub(crate) places: Places,
 }

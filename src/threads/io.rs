@@ -477,7 +477,7 @@ impl Desk {
         }
         self.probe_at = Some(now.after(PROBE_EVERY));
         site.subscriber.probe(&site.server);
-        if shared.servers.cluster().is_some()
+        if shared.servers.slot_map().is_some()
             && let Some(name) = site.subscriber.waited()
         {
             // One that was demoted in good order still hears all: only a command about a key is sent
