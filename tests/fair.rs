@@ -453,9 +453,10 @@ fn a_shutdown_sends_those_who_wait_out_of_the_queue() {
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..3).map(|_| scope.spawn(|| mutex.lock())).collect();
         queues(&server, 3);
+        server.wait_for_a_waiter("lock_release:a");
         let report = client.shutdown(ms(0)).unwrap();
         assert_eq!(report.woken(), 3);
-        assert_eq!(queued(&server), 0);
+        eventually(ms(1_000), || queued(&server) == 0);
         for waiting in waiting {
             assert!(matches!(waiting.join().unwrap(), Err(Error::Closed)));
         }

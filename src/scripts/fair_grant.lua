@@ -36,8 +36,8 @@ local function first()
     if not id then return nil end
     local seen, provisional, inbox = string.match(redis.call('HGET', KEYS[4], id) or '', '^(%d+) (%d+) (.*)$')
     if seen and now - seen < tonumber(provisional) then return id, provisional, inbox end
-    redis.call('LPOP', KEYS[3])
     redis.call('HDEL', KEYS[4], id)
+    redis.call('LPOP', KEYS[3])
   end
 end
 
@@ -48,8 +48,9 @@ local function grant()
   if not id then return nil end
   local token, bad = draw()
   if bad then return nil, bad end
-  redis.call('LPOP', KEYS[3])
+  -- In this order: where a right is missing, an id without a place is dead, and a place without an id waits for ever.
   redis.call('HDEL', KEYS[4], id)
+  redis.call('LPOP', KEYS[3])
   redis.call('SET', KEYS[1], id, 'PX', provisional)
   local kept = redis.pcall('SET', KEYS[2], token, 'EX', 86400)
   if kept.err then
