@@ -5,8 +5,9 @@ mod common;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use common::Contender;
 use common::hand::Hand;
+use common::picture::{Panel, Picture, Row};
+use common::{Contender, Report};
 use leasehold::{Client, Mutex, Unlocked};
 use support::{Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, ms};
 
@@ -17,8 +18,11 @@ const PAIRS: usize = 25;
 const SERVERS: usize = 5;
 
 fn main() {
-    println!("lock + unlock on one thread, {ROUNDS} rounds of {PAIRS}");
-    common::print_load("before");
+    let report = Report::begin(
+        "deployments",
+        ROUNDS,
+        &format!("lock + unlock on one thread, {ROUNDS} rounds of {PAIRS}"),
+    );
     let one = Server::start().untimed();
     let sentinels = Sentinels::start(Setup::steady()).untimed();
     let cluster = Cluster::with(ClusterSetup::steady(3, 0)).untimed();
@@ -91,12 +95,11 @@ fn main() {
         ],
         &rows,
     );
-    common::print_load("after");
     let [_, _, sentinel, cluster, wait, quorum, hung] = &samples[..] else {
         unreachable!("as many as contended");
     };
     let vs_hand = |samples: &common::Samples| format!("{:.3}", samples.ratio(by_hand).median);
-    common::print_figures(&[
+    let figures = [
         ("sentinel", vs_hand(sentinel)),
         ("cluster", vs_hand(cluster)),
         ("wait1", vs_hand(wait)),
@@ -105,7 +108,18 @@ fn main() {
             "quorum5_hung_vs_quorum5",
             format!("{:.3}", hung.ratio(quorum).median),
         ),
-    ]);
+    ];
+    let rows = locks.iter().zip(&samples[1..]);
+    let picture = Picture {
+        title: "Lock + unlock on one thread, on every kind of deployment".to_owned(),
+        panels: vec![Panel {
+            title: "times as long as the same scripts by hand on one server".to_owned(),
+            rows: rows
+                .map(|((name, _), samples)| Row::bar(*name, samples.ratio(by_hand)).ours())
+                .collect(),
+        }],
+    };
+    report.end(&figures, &picture);
     with_one_hung[0].resume();
 }
 

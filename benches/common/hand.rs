@@ -13,7 +13,7 @@ pub(crate) const RELEASE: &str = include_str!("../../src/scripts/release.lua");
 const COMPARE_AND_DELETE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then \
                                   return redis.call('DEL', KEYS[1]) else return 0 end";
 
-const TTL_MS: u64 = 10_000;
+pub(super) const TTL_MS: u64 = 10_000;
 
 /// A connection like those of the client under test.
 pub(crate) fn connect(url: &str) -> Connection {
