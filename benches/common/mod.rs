@@ -4,16 +4,24 @@
 #![allow(dead_code)]
 
 pub(crate) mod between;
+pub(crate) mod contenders;
+pub(crate) mod fleet;
 pub(crate) mod granted;
 pub(crate) mod hand;
+mod monitor;
 pub(crate) mod picture;
+pub(crate) mod ran;
 mod report;
+pub(crate) mod stretch;
 pub(crate) mod woken;
 
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
+// Not every bench counts requests by itself.
+#[allow(unused_imports)]
+pub(crate) use monitor::Monitor;
 pub(crate) use report::Report;
 
 /// What one contender took, round by round.
@@ -38,7 +46,8 @@ impl Samples {
         [50.0, 99.0, 100.0].map(|percent| self.percentile(percent))
     }
 
-    fn medians(&self) -> impl Iterator<Item = f64> + '_ {
+    /// The p50 of each round, in µs.
+    pub(crate) fn medians(&self) -> impl Iterator<Item = f64> + '_ {
         self.rounds
             .iter()
             .map(|round| percentile(round.iter().copied().map(micros).collect(), 50.0))

@@ -36,7 +36,7 @@ pub(crate) struct Row {
     label: String,
     shape: Shape,
     is_ours: bool,
-    mark: Option<(f64, String)>,
+    mark: Option<(Option<f64>, String)>,
 }
 
 /// A panel's rows are all of one shape.
@@ -83,13 +83,21 @@ impl Row {
     /// What it should reach: `"≤"` or `"≥"`, and how much.
     pub(crate) fn mark(self, side: &str, at: f64) -> Self {
         Self {
-            mark: Some((at, format!("{side} {at}"))),
+            mark: Some((Some(at), format!("{side} {at}"))),
+            ..self
+        }
+    }
+
+    /// What is to be said of it, in place of a mark.
+    pub(crate) fn note(self, what: &str) -> Self {
+        Self {
+            mark: Some((None, what.to_owned())),
             ..self
         }
     }
 
     fn values(&self) -> Vec<f64> {
-        let mark = self.mark.iter().map(|(at, _)| *at);
+        let mark = self.mark.iter().filter_map(|(at, _)| *at);
         match &self.shape {
             Shape::Bar(spread) => mark.chain([spread.median, spread.high]).collect(),
             Shape::Range(points) => mark.chain(*points).collect(),
@@ -227,8 +235,10 @@ impl Row {
         let color = if self.is_ours { INK } else { FAINT };
         text(area, &said, (RIGHT + 12, middle), 12, color, HPos::Left);
         if let Some((at, what)) = &self.mark {
-            let x = scale.x(*at);
-            line(area, [(x, top + 1), (x, top + ROW - 1)], MARK, 2);
+            if let Some(at) = at {
+                let x = scale.x(*at);
+                line(area, [(x, top + 1), (x, top + ROW - 1)], MARK, 2);
+            }
             text(area, what, (WIDTH - 20, middle), 12, MARK, HPos::Right);
         }
     }
@@ -238,6 +248,7 @@ impl Row {
 fn short(value: f64) -> String {
     match value {
         0.0 => "0".to_owned(),
+        v if v.abs() >= 1_000_000.0 => trim(format!("{:.1}", v / 1_000_000.0)) + "M",
         v if v.abs() >= 10_000.0 => format!("{:.0}k", v / 1_000.0),
         v if v.abs() >= 100.0 => format!("{v:.0}"),
         v if v.abs() >= 10.0 => trim(format!("{v:.1}")),
