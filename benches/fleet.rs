@@ -1,10 +1,11 @@
 //! Processes and threads that contend for one name, with empty sections and such of 1 ms, in turns with processes that
-//! poll every 1 ms by hand.
+//! poll every 1 ms by hand. `CHAOS=60 cargo bench --bench fleet` kills and pauses them at random for a minute instead.
 
 mod common;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
+use std::env;
 use std::time::Duration;
 
 use common::fleet::{Terms, contend, stretch};
@@ -12,7 +13,7 @@ use common::picture::{Panel, Picture, Row};
 use common::ran::Ran;
 use common::stretch::Stretch;
 use common::{Report, Spread, contenders};
-use support::{Server, ms};
+use support::{Chaos, Server, ms, survivor};
 
 const ROUNDS: usize = 5;
 const PROCESSES: usize = 8;
@@ -23,6 +24,9 @@ const LASTS: Duration = ms(4_000);
 const POLLER: &str = "poller, every 1 ms";
 const MUTEX: &str = "Mutex";
 const MUTEX_4: &str = "Mutex, 4 threads each";
+
+/// Of those that are struck, and the figure that says how long they stood still.
+const KINDS: [(&str, &str); 1] = [("mutex", "mutex_stall_s")];
 
 /// What it is called in the table, what it is, threads, and the length of its section.
 const CONTENDERS: [(&str, &str, usize, Duration); 7] = [
@@ -37,8 +41,18 @@ const CONTENDERS: [(&str, &str, usize, Duration); 7] = [
 
 fn main() {
     // A process that plays a role ends with it.
-    support::role(&[("member", || contend(contenders::open))]);
+    support::role(&[
+        ("member", || contend(contenders::open)),
+        ("survivor", survive_and_end),
+    ]);
+    let seconds = env::var("CHAOS").ok().and_then(|n| n.parse().ok());
+    match seconds {
+        Some(seconds) => strike(Duration::from_secs(seconds)),
+        None => take_turns(),
+    }
+}
 
+fn take_turns() {
     let server = Server::start().untimed();
     let report = Report::begin(
         "fleet",
@@ -67,6 +81,67 @@ fn main() {
         table(&ran, section);
     }
     report.end(&figures(&ran), &picture(&ran));
+}
+
+fn survive_and_end() {
+    survivor();
+    std::process::exit(0);
+}
+
+/// Kills and pauses the processes at random. What their lock protects is the judge.
+fn strike(lasts: Duration) {
+    let report = Report::begin(
+        "chaos",
+        1,
+        &format!("{PROCESSES} processes are killed and paused at random for {lasts:?} each"),
+    );
+    let (mut rows, mut bars, mut figures) = (Vec::new(), Vec::new(), Vec::new());
+    for (kind, figure) in KINDS {
+        let chaos = Chaos {
+            kind,
+            processes: PROCESSES,
+            threads: 4,
+            lasts,
+        };
+        let (server, witness) = (Server::start().untimed(), Server::start().untimed());
+        let went = chaos.reign(&server, &witness);
+        let [stall, bound] = [went.stall, went.bound].map(|it| it.as_secs_f64());
+        rows.push(vec![
+            kind.to_owned(),
+            went.killed.to_string(),
+            went.paused.to_string(),
+            went.accepted.to_string(),
+            went.overtaken.to_string(),
+            went.turned_away.to_string(),
+            format!("{stall:.2}"),
+            format!("{bound:.2}"),
+        ]);
+        let bar = Row::bar(kind, Spread::of([stall].into_iter()));
+        bars.push(bar.ours().mark("≤", (bound * 100.0).round() / 100.0));
+        figures.push((figure, format!("{stall:.3}")));
+        went.is_as_promised();
+    }
+    common::print_table(
+        &[
+            "lock",
+            "killed",
+            "paused",
+            "accepted",
+            "overtaken",
+            "turned away",
+            "longest stall s",
+            "promised",
+        ],
+        &rows,
+    );
+    let picture = Picture {
+        title: format!("{PROCESSES} processes, killed and paused at random"),
+        panels: vec![Panel {
+            title: "the longest that nobody came, s".to_owned(),
+            rows: bars,
+        }],
+    };
+    report.end(&figures, &picture);
 }
 
 fn figures(ran: &[Ran]) -> Vec<(&'static str, String)> {

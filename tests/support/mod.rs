@@ -6,6 +6,7 @@
 mod blackhole;
 mod capture;
 mod certificates;
+mod chaos;
 mod child;
 mod cluster;
 mod commands;
@@ -29,6 +30,7 @@ mod watchdog;
 pub(crate) use blackhole::{BlackHole, nobody};
 pub(crate) use capture::{Line, captured, lines_about};
 pub(crate) use certificates::{certificate, pem, tls_server};
+pub(crate) use chaos::{Aftermath, Chaos, survivor};
 pub(crate) use child::{Child, Finished, given, role, say, threads};
 pub(crate) use cluster::{Cluster, ClusterSetup};
 pub(crate) use contention::{
