@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 EXAMPLES = booking payments transfer ticket_queue cron long_job graceful_shutdown health_endpoint fail_fast stats
-BENCHES = uncontended handoff held deployments failovers
+BENCHES = uncontended handoff local_handoff waiting fleet held deployments failovers
 
 # The server that tests, examples and benches start for themselves. `servers` has brought one by the time a recipe runs.
 WITH_SERVER = REDIS_SERVER_BIN="$$(.ci/server)"
@@ -18,7 +18,7 @@ SHORT = fencing lock loss waking wire
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
-.PHONY: demo test test-features test-tls test-release test-servers test-valkey fmt lint doc examples deny bench servers clean
+.PHONY: demo test test-features test-tls test-release test-servers test-valkey fmt lint doc examples deny bench peers pictures servers clean
 
 # The two examples to begin with.
 demo: servers
@@ -89,6 +89,15 @@ bench: servers
 	@set -e; for bench in $(BENCHES); do \
 		$(WITH_SERVER) $(CARGO) bench --bench $$bench; \
 	done
+
+# The same contention through other crates: a package of its own, which nothing else here builds.
+peers: servers
+	$(WITH_SERVER) $(CARGO) bench --locked --manifest-path benches/peers/Cargo.toml \
+		--target-dir "$${CARGO_TARGET_DIR:-target}"
+
+# Draws docs/*.svg anew. Each run draws its picture, but elsewhere: see the README.
+pictures: export LEASEHOLD_PICTURES = 1
+pictures: bench peers
 
 servers:
 	@.ci/server >/dev/null

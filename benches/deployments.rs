@@ -5,8 +5,9 @@ mod common;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use common::Contender;
 use common::hand::Hand;
+use common::picture::{Panel, Picture, Row};
+use common::{Contender, Report};
 use leasehold::{Client, Mutex, Unlocked};
 use support::{Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, ms};
 
@@ -17,8 +18,11 @@ const PAIRS: usize = 25;
 const SERVERS: usize = 5;
 
 fn main() {
-    println!("lock + unlock on one thread, {ROUNDS} rounds of {PAIRS}");
-    common::print_load("before");
+    let report = Report::begin(
+        "deployments",
+        ROUNDS,
+        &format!("lock + unlock on one thread, {ROUNDS} rounds of {PAIRS}"),
+    );
     let one = Server::start().untimed();
     let sentinels = Sentinels::start(Setup::steady()).untimed();
     let cluster = Cluster::with(ClusterSetup::steady(3, 0)).untimed();
@@ -110,13 +114,12 @@ fn main() {
         ],
         &rows,
     );
-    common::print_load("after");
     let [_, _, sentinel, cluster, wait, quorum, hung, ..] = &samples[..] else {
         unreachable!("as many as contended");
     };
     let vs_hand = |samples: &common::Samples| format!("{:.3}", samples.ratio(by_hand).median);
     let vs_there = |n: usize| format!("{:.3}", samples[n].ratio(there(n).unwrap()).median);
-    common::print_figures(&[
+    let figures = [
         ("sentinel", vs_hand(sentinel)),
         ("cluster", vs_hand(cluster)),
         ("wait1", vs_hand(wait)),
@@ -128,7 +131,24 @@ fn main() {
         ("sentinel_vs_hand_there", vs_there(2)),
         ("cluster_vs_hand_there", vs_there(3)),
         ("wait1_vs_hand_there", vs_there(4)),
-    ]);
+    ];
+    let of_locks = locks.iter().zip(&samples[1..]);
+    let mut bars: Vec<Row> = of_locks
+        .map(|((name, _), samples)| Row::bar(*name, samples.ratio(by_hand)).ours())
+        .collect();
+    for (n, name) in [(2, "sentinel"), (3, "cluster"), (4, "min_replicas(1)")] {
+        bars.extend(
+            there(n).map(|there| Row::bar(format!("{name}, by hand there"), there.ratio(by_hand))),
+        );
+    }
+    let picture = Picture {
+        title: "Lock + unlock on one thread, on every kind of deployment".to_owned(),
+        panels: vec![Panel {
+            title: "times as long as the same scripts by hand on one server".to_owned(),
+            rows: bars,
+        }],
+    };
+    report.end(&figures, &picture);
     with_one_hung[0].resume();
 }
 

@@ -9,6 +9,8 @@ mod support;
 use std::env;
 use std::time::{Duration, Instant};
 
+use common::picture::{Panel, Picture, Row};
+use common::{Report, Spread};
 use support::{Contention, Outcome, Sentinels, Setup, Trouble, contender, ms};
 
 const PROCESSES: usize = 8;
@@ -21,10 +23,14 @@ fn main() {
     support::role(&[("contender", contend_and_end)]);
     let failovers = env::var("FAILOVERS").ok().and_then(|n| n.parse().ok());
     let failovers: usize = failovers.unwrap_or(4);
-    common::print_load("at the start");
-    println!(
-        "{PROCESSES} processes contend; a master with 2 replicas and 3 sentinels; {failovers} failovers a row"
+    let report = Report::begin(
+        "failovers",
+        failovers,
+        &format!(
+            "{PROCESSES} processes contend; a master with 2 replicas and 3 sentinels; {failovers} failovers a row"
+        ),
     );
+    let mut bars = Vec::new();
     let mut rows = Vec::new();
     let mut figures = vec![("failovers", (3 * failovers).to_string())];
     for (replicas, figure) in [(0, "coincided_0"), (1, "coincided_1"), (2, "coincided_all")] {
@@ -52,6 +58,8 @@ fn main() {
             ]);
         }
         figures.push((figure, coincided_in_all.to_string()));
+        let value = Spread::of([coincided_in_all as f64].into_iter());
+        bars.push(Row::bar(format!("min_replicas({replicas})"), value).ours());
     }
     common::print_table(
         &[
@@ -65,7 +73,17 @@ fn main() {
         ],
         &rows,
     );
-    common::print_figures(&figures);
+    let picture = Picture {
+        title: "Failovers with two holders at once".to_owned(),
+        panels: vec![Panel {
+            title: format!(
+                "of {} failovers, by the replicas that must acknowledge",
+                3 * failovers
+            ),
+            rows: bars,
+        }],
+    };
+    report.end(&figures, &picture);
 }
 
 fn contend_and_end() {

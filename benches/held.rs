@@ -9,8 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::hand::connect;
+use common::picture::{Panel, Picture, Row};
+use common::{Report, Spread, processor};
 use leasehold::{Client, MutexGuard};
-use rustix::time::{ClockId, clock_gettime};
 use support::Server;
 
 const LEASES: usize = 10_000;
@@ -27,8 +28,11 @@ const RENEW: &str = include_str!("../src/scripts/renew.lua");
 fn main() {
     let server = Server::start().untimed();
     let url = server.url();
-    println!("{LEASES} held leases, ttl {TTL:?}, watched for {WATCHED:?}");
-    common::print_load("before");
+    let report = Report::begin(
+        "held",
+        1,
+        &format!("{LEASES} held leases, ttl {TTL:?}, watched for {WATCHED:?}"),
+    );
 
     let client = Client::builder().url(&url).ttl(TTL).build().unwrap();
     // Connections and threads are there before the first look.
@@ -69,6 +73,26 @@ fn main() {
     let by_hand = renewals_by_hand(&url, &guards, renewals);
     let by_hand = by_hand.as_secs_f64() / WATCHED.as_secs_f64() * 100.0;
 
+    let bar = |label: &str, value: Spread| Row::bar(label, value);
+    let once = |value| Spread::of([value].into_iter());
+    let picture = Picture {
+        title: "10 000 held leases in one process, ttl 10 s".to_owned(),
+        panels: vec![
+            Panel {
+                title: "% of a core for their renewals".to_owned(),
+                rows: vec![
+                    bar("leasehold", Spread::of(shares.iter().copied()))
+                        .ours()
+                        .mark("≤", 3.0),
+                    bar("as many by hand", once(by_hand)),
+                ],
+            },
+            Panel {
+                title: "MiB".to_owned(),
+                rows: vec![bar("leasehold", once(highest)).ours().mark("≤", 16.0)],
+            },
+        ],
+    };
     let row =
         |what: &str, value: String, asked: &str| vec![what.to_owned(), value, asked.to_owned()];
     let rows = [
@@ -114,12 +138,12 @@ fn main() {
         ),
     ];
     common::print_table(&["held", "measured", "asked"], &rows);
-    common::print_load("after");
-    common::print_figures(&[
+    let figures = [
         ("held_mib", format!("{highest:.2}")),
         ("held_core_pct", format!("{share:.2}")),
         ("held_threads", threads.len().to_string()),
-    ]);
+    ];
+    report.end(&figures, &picture);
     drop(client);
     // Ten thousand single releases would be most of the run.
     std::process::exit(0);
@@ -161,15 +185,6 @@ fn renewals_by_hand(url: &str, guards: &[MutexGuard], renewals: u64) -> Duration
         }
     }
     processor() - used
-}
-
-/// Processor time that this process has used, in all its threads.
-fn processor() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(
-        u64::try_from(time.tv_sec).unwrap(),
-        u32::try_from(time.tv_nsec).unwrap(),
-    )
 }
 
 fn resident_mib() -> f64 {

@@ -6,7 +6,8 @@ mod common;
 mod support;
 
 use common::hand::{ACQUIRE, Bare, Hand, RELEASE};
-use common::{Contender, Spread};
+use common::picture::{Panel, Picture, Row};
+use common::{Contender, Report, Spread};
 use leasehold::{Client, Unlocked};
 use support::Server;
 
@@ -15,19 +16,42 @@ const PAIRS: usize = 25;
 
 fn main() {
     let server = Server::start().untimed();
-    println!("lock + unlock on one thread, {ROUNDS} rounds of {PAIRS}");
-    common::print_load("before");
-    let (vs_scripts, vs_bare) = pairs(&server);
-    calls(&server);
-    common::print_load("after");
-    common::print_figures(&[
-        ("pair_vs_scripts", format!("{:.3}", vs_scripts.median)),
-        ("scripts_vs_bare", format!("{:.3}", vs_bare.median)),
-    ]);
+    let report = Report::begin(
+        "uncontended",
+        ROUNDS,
+        &format!("lock + unlock on one thread, {ROUNDS} rounds of {PAIRS}"),
+    );
+    let (vs_scripts, vs_bare, times) = pairs(&server);
+    let costs = calls(&server);
+    let ratios = vec![
+        Row::bar("leasehold vs its scripts by hand", vs_scripts)
+            .ours()
+            .mark("≤", 1.03),
+        Row::bar("its scripts vs the bare pair", vs_bare),
+    ];
+    let panel = |title: &str, rows| Panel {
+        title: title.to_owned(),
+        rows,
+    };
+    let picture = Picture {
+        title: "Lock + unlock on one thread".to_owned(),
+        panels: vec![
+            panel("µs: p50 · p99 · most", times),
+            panel("times as long", ratios),
+            panel("µs that each call inside the scripts costs", costs),
+        ],
+    };
+    report.end(
+        &[
+            ("pair_vs_scripts", format!("{:.3}", vs_scripts.median)),
+            ("scripts_vs_bare", format!("{:.3}", vs_bare.median)),
+        ],
+        &picture,
+    );
 }
 
 /// The client beside the two ways to do without it.
-fn pairs(server: &Server) -> (Spread, Spread) {
+fn pairs(server: &Server) -> (Spread, Spread, Vec<Row>) {
     let url = server.url();
     let client = Client::open(&url).unwrap();
     let mutex = client.mutex("ours");
@@ -66,7 +90,12 @@ fn pairs(server: &Server) -> (Spread, Spread) {
         "vs bare (quartiles)",
     ];
     common::print_table(&heads, &rows);
-    (vs_scripts, vs_bare)
+    let times = names.iter().zip(&samples).enumerate();
+    let times = times.map(|(n, (name, samples))| {
+        let row = Row::range(*name, samples.range());
+        if n == 0 { row.ours() } else { row }
+    });
+    (vs_scripts, vs_bare, times.collect())
 }
 
 /// A script with one call taken out, as it would be written without it.
@@ -144,7 +173,7 @@ fn without(script: &str, calls: &[(&str, &str)]) -> String {
 }
 
 /// What is saved by leaving a call out of the scripts, all of them called by hand.
-fn calls(server: &Server) {
+fn calls(server: &Server) -> Vec<Row> {
     let url = server.url();
     let mut hands = vec![Hand::new(&url, "whole")];
     hands.extend(VARIANTS.iter().enumerate().map(|(n, variant)| {
@@ -161,7 +190,7 @@ fn calls(server: &Server) {
         .collect();
     let samples = common::take_turns(ROUNDS, &mut contenders);
     let Some((whole, rest)) = samples.split_first() else {
-        return;
+        return Vec::new();
     };
     let rows: Vec<_> = VARIANTS
         .iter()
@@ -185,4 +214,8 @@ fn calls(server: &Server) {
         "what it is for",
     ];
     common::print_table(&heads, &rows);
+    let costs = VARIANTS.iter().zip(rest);
+    costs
+        .map(|(variant, samples)| Row::bar(variant.without, whole.surplus(samples)))
+        .collect()
 }

@@ -13,7 +13,7 @@ pub(crate) const RELEASE: &str = include_str!("../../src/scripts/release.lua");
 const COMPARE_AND_DELETE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then \
                                   return redis.call('DEL', KEYS[1]) else return 0 end";
 
-const TTL_MS: u64 = 10_000;
+pub(super) const TTL_MS: u64 = 10_000;
 
 /// A connection like those of the client under test.
 pub(crate) fn connect(url: &str) -> Connection {
@@ -141,7 +141,8 @@ impl Bare {
         }
     }
 
-    pub(crate) fn pair(&mut self) {
+    /// Takes the lock under an id of its own; `None` if somebody holds it.
+    pub(crate) fn acquire(&mut self) -> Option<String> {
         let id = Uuid::new_v4().to_string();
         let set: Option<String> = redis::cmd("SET")
             .arg(&self.key)
@@ -151,13 +152,21 @@ impl Bare {
             .arg(TTL_MS)
             .query(&mut self.connection)
             .unwrap();
-        assert!(set.is_some(), "nobody else wants it");
+        set.is_some().then_some(id)
+    }
+
+    pub(crate) fn release(&mut self, id: &str) {
         let deleted: i64 = self
             .release
             .key(&self.key)
-            .arg(&id)
+            .arg(id)
             .invoke(&mut self.connection)
             .unwrap();
         assert_eq!(deleted, 1, "it was ours");
+    }
+
+    pub(crate) fn pair(&mut self) {
+        let id = self.acquire().expect("nobody else wants it");
+        self.release(&id);
     }
 }

@@ -1,12 +1,28 @@
-//! What the benches share: turns, percentiles, tables, the machine's load, the hand-written floor, and the last line.
+//! What the benches share: turns, percentiles, tables, the hand-written floor, and what is left behind of a run.
 
 // Every bench compiles its own copy of this module and uses a part of it.
 #![allow(dead_code)]
 
+pub(crate) mod between;
+pub(crate) mod contenders;
+pub(crate) mod fleet;
+pub(crate) mod granted;
 pub(crate) mod hand;
+mod monitor;
+pub(crate) mod picture;
+pub(crate) mod ran;
+mod report;
+pub(crate) mod stretch;
+pub(crate) mod woken;
 
-use std::fs;
 use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+// Not every bench counts requests by itself.
+#[allow(unused_imports)]
+pub(crate) use monitor::Monitor;
+pub(crate) use report::Report;
 
 /// What one contender took, round by round.
 #[derive(Default)]
@@ -25,10 +41,21 @@ impl Samples {
         percentile(micros.collect(), percent)
     }
 
-    fn medians(&self) -> impl Iterator<Item = f64> + '_ {
+    /// p50, p99 and the most, in µs.
+    pub(crate) fn range(&self) -> [f64; 3] {
+        [50.0, 99.0, 100.0].map(|percent| self.percentile(percent))
+    }
+
+    /// The p50 of each round, in µs.
+    pub(crate) fn medians(&self) -> impl Iterator<Item = f64> + '_ {
         self.rounds
             .iter()
             .map(|round| percentile(round.iter().copied().map(micros).collect(), 50.0))
+    }
+
+    /// The p50 of a round, over the rounds, in µs.
+    pub(crate) fn median(&self) -> Spread {
+        Spread::of(self.medians())
     }
 
     /// How many times as long as `floor` it takes. Each round is compared with itself, since this machine's pace
@@ -107,16 +134,26 @@ pub(crate) fn percentile(mut values: Vec<f64>, percent: f64) -> f64 {
     values[rank.round() as usize]
 }
 
-pub(crate) fn micros(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e6
+/// A clock that all processes read alike.
+pub(crate) fn clock() -> Duration {
+    time_of(ClockId::Monotonic)
 }
 
-/// Figures of a busy machine are worth less: says how busy it is.
-pub(crate) fn print_load(when: &str) {
-    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let load = load.split(' ').take(3).collect::<Vec<_>>().join(" ");
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    println!("load average {when}: {load} on {cores} cores");
+/// Processor time that this process has used, in all its threads.
+pub(crate) fn processor() -> Duration {
+    time_of(ClockId::ProcessCPUTime)
+}
+
+fn time_of(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap(),
+        u32::try_from(time.tv_nsec).unwrap(),
+    )
+}
+
+pub(crate) fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
 }
 
 /// Prints rows below their heads, the first column flush left.
@@ -140,13 +177,4 @@ pub(crate) fn print_table(heads: &[&str], rows: &[Vec<String>]) {
         println!("{}", line.join("  ").trim_end());
     }
     println!();
-}
-
-/// The last line, for programs that read it.
-pub(crate) fn print_figures(figures: &[(&str, String)]) {
-    let pairs: Vec<String> = figures
-        .iter()
-        .map(|(name, value)| format!("\"{name}\":{value}"))
-        .collect();
-    println!("figures: {{{}}}", pairs.join(","));
 }

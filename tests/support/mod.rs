@@ -6,6 +6,7 @@
 mod blackhole;
 mod capture;
 mod certificates;
+mod chaos;
 mod child;
 mod client;
 mod cluster;
@@ -31,6 +32,7 @@ mod watchdog;
 pub(crate) use blackhole::{BlackHole, nobody};
 pub(crate) use capture::{Line, captured, lines_about};
 pub(crate) use certificates::{certificate, pem, tls_server};
+pub(crate) use chaos::{Aftermath, Chaos, survivor};
 pub(crate) use child::{Child, Finished, given, role, say, threads};
 pub(crate) use client::{COMMAND_TIMEOUT, builder, client};
 pub(crate) use cluster::{Cluster, ClusterSetup};

@@ -1,0 +1,110 @@
+//! From the start of one process's unlock to the return of another process's `lock`.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process;
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{MutexGuard, Unlocked};
+
+use super::clock;
+use crate::support::{self, Child};
+
+/// Enough for a waiter to be asleep by then, on either side of a comparison.
+const FALLS_ASLEEP: Duration = Duration::from_millis(2);
+
+const NOTHING: u8 = u8::MAX;
+
+/// One way to do it.
+pub(crate) trait Side {
+    fn take(&mut self);
+    fn let_go(&mut self);
+}
+
+/// Makes all that are compared, in the same order in both processes.
+pub(crate) type Sides = fn(url: &str) -> Vec<Box<dyn Side>>;
+
+/// Through this crate, whichever lock it is.
+pub(crate) struct Ours<L> {
+    lock: L,
+    guard: Option<MutexGuard>,
+}
+
+impl<L: Fn() -> MutexGuard> Ours<L> {
+    pub(crate) fn new(lock: L) -> Self {
+        Self { lock, guard: None }
+    }
+}
+
+impl<L: Fn() -> MutexGuard> Side for Ours<L> {
+    fn take(&mut self) {
+        self.guard = Some((self.lock)());
+    }
+
+    fn let_go(&mut self) {
+        let guard = self.guard.take().expect("it was taken");
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    }
+}
+
+/// The process that waits. The bench has the role `waiter`, which is `wait`.
+pub(crate) struct Waiter {
+    child: Child,
+    wire: TcpStream,
+}
+
+impl Waiter {
+    pub(crate) fn start(url: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port().to_string();
+        let child = Child::spawn("waiter", &[("URL", url), ("PORT", &port)]);
+        let (wire, _) = listener.accept().unwrap();
+        wire.set_nodelay(true).unwrap();
+        Self { child, wire }
+    }
+
+    /// Lets it wait for what this process holds, lets go, and hears when the other one had it. `side` is the n-th.
+    pub(crate) fn hand_offs(&self, times: usize, n: usize, side: &mut dyn Side) -> Vec<Duration> {
+        let mut wire = &self.wire;
+        (0..times)
+            .map(|_| {
+                side.take();
+                wire.write_all(&[u8::try_from(n).unwrap()]).unwrap();
+                thread::sleep(FALLS_ASLEEP);
+                let began = clock();
+                side.let_go();
+                let mut taken = [0; 8];
+                wire.read_exact(&mut taken).unwrap();
+                // It says so again when it has let go.
+                wire.read_exact(&mut [0]).unwrap();
+                Duration::from_nanos(u64::from_ne_bytes(taken)).saturating_sub(began)
+            })
+            .collect()
+    }
+
+    pub(crate) fn end(mut self) {
+        self.wire.write_all(&[NOTHING]).unwrap();
+        self.child.wait().succeeded();
+    }
+}
+
+/// The other process: takes what it is told to, says when it had it, and lets go. The process ends with it.
+pub(crate) fn wait(sides: Sides) {
+    let port: u16 = support::given("PORT").parse().unwrap();
+    let mut starter = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    starter.set_nodelay(true).unwrap();
+    let mut sides = sides(&support::given("URL"));
+    loop {
+        let mut n = [0];
+        starter.read_exact(&mut n).unwrap();
+        let Some(side) = sides.get_mut(usize::from(n[0])) else {
+            process::exit(0);
+        };
+        side.take();
+        let taken = u64::try_from(clock().as_nanos()).unwrap();
+        starter.write_all(&taken.to_ne_bytes()).unwrap();
+        side.let_go();
+        starter.write_all(&[0]).unwrap();
+    }
+}

@@ -1,0 +1,55 @@
+//! Those who contend: the locks of this crate, and a poller by hand.
+
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Client, MutexGuard, Unlocked};
+
+use super::fleet::{Lockers, Section};
+use super::hand::Bare;
+
+/// The name that all of them want.
+const NAME: &str = "contended";
+
+/// How long a poller pauses after a refusal.
+const POLLS_EVERY: Duration = Duration::from_millis(1);
+
+/// All threads of a process share a client, and each poller has a connection of its own.
+pub(crate) fn open(kind: &str, url: &str) -> Lockers {
+    match kind {
+        "mutex" => {
+            let mutex = Client::open(url).unwrap().mutex(NAME);
+            Box::new(move || {
+                let mutex = mutex.clone();
+                Box::new(move |section| ours(mutex.lock().unwrap(), section))
+            })
+        }
+        "poller" => {
+            let url = url.to_owned();
+            Box::new(move || {
+                let mut bare = Bare::new(&url, NAME);
+                Box::new(move |section| {
+                    let id = loop {
+                        match bare.acquire() {
+                            Some(id) => break id,
+                            None => thread::sleep(POLLS_EVERY),
+                        }
+                    };
+                    section.run(0);
+                    bare.release(&id);
+                    Ok(())
+                })
+            })
+        }
+        _ => unreachable!("there is no {kind}"),
+    }
+}
+
+fn ours(guard: MutexGuard, section: &Section) -> Result<(), String> {
+    section.run(guard.fencing_token().value());
+    match guard.unlock() {
+        Ok(Unlocked::Released) => Ok(()),
+        Ok(Unlocked::AlreadyLost(lost)) => Err(format!("lost: {lost:?}")),
+        Err(error) => Err(error.to_string()),
+    }
+}

@@ -1,0 +1,294 @@
+//! Processes that contend for one name, each with several threads, by one clock: who held it from when to when.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::process;
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::monitor::Monitor;
+use super::stretch::{Hold, Stretch};
+use super::{clock, processor};
+use crate::support::{self, Child, Server};
+
+/// A stretch begins with what is not counted: connections, scripts, the first subscription.
+const WARM_UP: Duration = Duration::from_millis(300);
+
+/// And it ends with what is counted under MONITOR, which slows the server down: only the requests of that part are used.
+const MONITORED: Duration = Duration::from_millis(500);
+
+/// How long after its end a process may take to say how it went.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Who contends, and for how long.
+#[derive(Clone, Copy)]
+pub(crate) struct Terms {
+    pub(crate) kind: &'static str,
+    pub(crate) processes: usize,
+    pub(crate) threads: usize,
+    pub(crate) section: Duration,
+    pub(crate) lasts: Duration,
+}
+
+/// What is done under the lock: the work, and what tells afterwards whether somebody else was there.
+#[derive(Clone)]
+pub(crate) struct Section {
+    /// A number that is read and written in two steps.
+    plain: Arc<File>,
+    lasts: Duration,
+    held: Arc<Mutex<Option<(u64, u64, u64)>>>,
+}
+
+impl Section {
+    /// `token` is 0 where the lock has none.
+    pub(crate) fn run(&self, token: u64) {
+        let from = nanos();
+        let mut count = [0; 8];
+        self.plain.read_exact_at(&mut count, 0).unwrap();
+        if !self.lasts.is_zero() {
+            thread::sleep(self.lasts);
+        }
+        let count = u64::from_ne_bytes(count) + 1;
+        self.plain.write_all_at(&count.to_ne_bytes(), 0).unwrap();
+        let held = Some((token, from, nanos()));
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
+    }
+}
+
+/// Locks, runs the section, unlocks: for one thread, over and over.
+pub(crate) type Locker = Box<dyn FnMut(&Section) -> Result<(), String> + Send>;
+
+/// What a process has, of which each of its threads gets a locker.
+pub(crate) type Lockers = Box<dyn Fn() -> Locker>;
+
+/// By its kind and the server's URL.
+pub(crate) type Open = fn(kind: &str, url: &str) -> Lockers;
+
+fn nanos() -> u64 {
+    u64::try_from(clock().as_nanos()).expect("the machine has not been up for centuries")
+}
+
+/// The role of each process, `member`: contends from the given moment to the given moment, and ends.
+pub(crate) fn contend(open: Open) {
+    let number = |key: &str| support::given(key).parse::<u64>().expect("a number");
+    let port = u16::try_from(number("PORT")).expect("a port");
+    let plain = support::given("PLAIN");
+    let plain = File::options().read(true).write(true).open(plain);
+    let plain = Arc::new(plain.unwrap());
+    let lockers = open(&support::given("KIND"), &support::given("URL"));
+    let lockers: Vec<_> = (0..number("THREADS")).map(|_| lockers()).collect();
+    let barrier = Barrier::new(lockers.len() + 1);
+
+    let mut starter = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let mut word = || {
+        let mut word = [0; 8];
+        starter.read_exact(&mut word).unwrap();
+        u64::from_ne_bytes(word)
+    };
+    let (begins, ends) = (word(), word());
+    let used = processor();
+    let results: Vec<(Vec<Hold>, Vec<String>)> = thread::scope(|scope| {
+        let threads: Vec<_> = lockers
+            .into_iter()
+            .zip(0..)
+            .map(|(locker, thread)| {
+                let section = Section {
+                    plain: Arc::clone(&plain),
+                    lasts: Duration::from_micros(number("SECTION_US")),
+                    held: Arc::default(),
+                };
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    barrier.wait();
+                    thread::sleep(Duration::from_nanos(begins.saturating_sub(nanos())));
+                    lock_until(ends, thread, locker, &section)
+                })
+            })
+            .collect();
+        barrier.wait();
+        let threads = threads.into_iter().map(|thread| thread.join().unwrap());
+        threads.collect()
+    });
+    let used = u64::try_from((processor() - used).as_nanos()).unwrap();
+
+    let failures: Vec<_> = results.iter().flat_map(|(_, failures)| failures).collect();
+    let first = failures.first().map_or("", |failure| failure.as_str());
+    let holds: Vec<u64> = results
+        .iter()
+        .flat_map(|(holds, _)| holds)
+        .flat_map(Hold::words)
+        .collect();
+    let mut words = vec![used, failures.len() as u64, first.len() as u64];
+    words.push(holds.len() as u64);
+    words.extend(holds);
+    let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
+    starter.write_all(&bytes).unwrap();
+    starter.write_all(first.as_bytes()).unwrap();
+    // Whatever a lock left running ends here.
+    process::exit(0);
+}
+
+fn lock_until(
+    ends: u64,
+    thread: u64,
+    mut locker: Locker,
+    section: &Section,
+) -> (Vec<Hold>, Vec<String>) {
+    let (mut holds, mut failures) = (Vec::new(), Vec::new());
+    loop {
+        let asked = nanos();
+        if asked >= ends {
+            return (holds, failures);
+        }
+        if let Err(failure) = locker(section) {
+            failures.push(failure);
+        }
+        let held = section.held.lock();
+        if let Some((token, from, to)) = held.unwrap_or_else(PoisonError::into_inner).take() {
+            holds.push(Hold {
+                process: 0,
+                thread,
+                asked,
+                from,
+                to,
+                token,
+            });
+        }
+    }
+}
+
+/// Has the processes contend, and puts together what they say. The bench has the role `member`, which is `contend`.
+pub(crate) fn stretch(server: &Server, terms: Terms) -> Stretch {
+    let plain = tempfile();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (url, port) = (server.url(), listener.local_addr().unwrap().port());
+    let (port, threads) = (port.to_string(), terms.threads.to_string());
+    let section = terms.section.as_micros().to_string();
+    let given = [
+        ("URL", &*url),
+        ("KIND", terms.kind),
+        ("PORT", &port),
+        ("THREADS", &threads),
+        ("SECTION_US", &section),
+        ("PLAIN", plain.path()),
+    ];
+    let children: Vec<_> = (0..terms.processes)
+        .map(|_| Child::spawn("member", &given))
+        .collect();
+    let mut wires: Vec<_> = children
+        .iter()
+        .map(|_| listener.accept().unwrap().0)
+        .collect();
+
+    let begins = clock() + Duration::from_millis(50);
+    let counts = begins + WARM_UP;
+    let monitored = counts + terms.lasts;
+    let ends = monitored + MONITORED;
+    for wire in &mut wires {
+        for at in [begins, ends] {
+            let at = u64::try_from(at.as_nanos()).unwrap();
+            wire.write_all(&at.to_ne_bytes()).unwrap();
+        }
+    }
+    sleep_until(counts);
+    let server_used = processor_of(server.id());
+    sleep_until(monitored);
+    let server_used = processor_of(server.id()) - server_used;
+    let monitor = Monitor::start(server);
+    let from = nanos();
+    sleep_until(ends.saturating_sub(Duration::from_millis(50)));
+    let requests = monitor.stop();
+    let to = nanos();
+
+    let deadline = Instant::now() + PATIENCE;
+    let mut stretch = Stretch {
+        processes: terms.processes,
+        threads: terms.threads,
+        window: [counts, monitored].map(|at| u64::try_from(at.as_nanos()).unwrap()),
+        server_used,
+        monitored: ([from, to], requests),
+        ..Stretch::default()
+    };
+    for (wire, process) in wires.into_iter().zip(0..) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match account(wire, left.max(Duration::from_millis(10))) {
+            Some(account) => stretch.add(process, account),
+            None => stretch.hung += 1,
+        }
+    }
+    // Those that hang are killed here.
+    drop(children);
+    stretch.sum_up(plain.count());
+    stretch
+}
+
+/// What a process says: its holds, the processor time it used, and its failures.
+pub(super) struct Account {
+    pub(super) holds: Vec<Hold>,
+    pub(super) used: Duration,
+    pub(super) failures: u64,
+    pub(super) first: String,
+}
+
+fn account(mut wire: TcpStream, within: Duration) -> Option<Account> {
+    wire.set_read_timeout(Some(within)).unwrap();
+    let mut bytes = Vec::new();
+    wire.read_to_end(&mut bytes).ok()?;
+    let (words, _) = bytes.as_chunks::<8>();
+    let words: Vec<u64> = words.iter().copied().map(u64::from_ne_bytes).collect();
+    let [used, failures, _, count, holds @ ..] = &words[..] else {
+        return None;
+    };
+    let count = usize::try_from(*count).unwrap();
+    let (holds, _) = holds[..count].as_chunks();
+    Some(Account {
+        holds: holds.iter().map(Hold::of).collect(),
+        used: Duration::from_nanos(*used),
+        failures: *failures,
+        first: String::from_utf8_lossy(&bytes[8 * (4 + count)..]).into_owned(),
+    })
+}
+
+fn sleep_until(at: Duration) {
+    thread::sleep(at.saturating_sub(clock()));
+}
+
+/// Processor time that a process has used, to a hundredth of a second.
+pub(crate) fn processor_of(process: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let (_, fields) = stat.rsplit_once(") ").expect("its name is in parentheses");
+    let ticks = fields.split(' ').skip(11).take(2);
+    let ticks: u64 = ticks.map(|ticks| ticks.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(10 * ticks)
+}
+
+/// The number that is counted in, gone when this is dropped.
+struct Plain(String);
+
+fn tempfile() -> Plain {
+    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let next = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("leasehold-plain-{}-{next}", process::id()));
+    std::fs::write(&path, [0; 8]).unwrap();
+    Plain(path.to_str().expect("a plain path").to_owned())
+}
+
+impl Plain {
+    fn path(&self) -> &str {
+        &self.0
+    }
+
+    fn count(&self) -> u64 {
+        let bytes = std::fs::read(&self.0).unwrap();
+        u64::from_ne_bytes(bytes.try_into().unwrap())
+    }
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}

@@ -1,0 +1,47 @@
+//! What clients send, as the server sees it: MONITOR tells it from the calls inside scripts, which INFO counts too.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Shutdown, TcpStream};
+use std::thread::{self, JoinHandle};
+
+use crate::support::Server;
+
+pub(crate) struct Monitor {
+    wire: TcpStream,
+    counting: JoinHandle<u64>,
+}
+
+impl Monitor {
+    /// Counts from now on. It slows the server down.
+    pub(crate) fn start(server: &Server) -> Self {
+        let mut wire = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+        wire.write_all(b"MONITOR\r\n").unwrap();
+        let mut lines = BufReader::new(wire.try_clone().unwrap());
+        let mut line = Vec::new();
+        lines.read_until(b'\n', &mut line).unwrap();
+        assert_eq!(line, b"+OK\r\n");
+        let counting = thread::spawn(move || {
+            let mut requests = 0;
+            loop {
+                line.clear();
+                match lines.read_until(b'\n', &mut line) {
+                    Ok(1..) => requests += u64::from(is_request(&line)),
+                    _ => return requests,
+                }
+            }
+        });
+        Self { wire, counting }
+    }
+
+    pub(crate) fn stop(self) -> u64 {
+        let _ = self.wire.shutdown(Shutdown::Both);
+        self.counting.join().expect("it only counts")
+    }
+}
+
+/// `+1700000000.000000 [0 127.0.0.1:50000] "GET" "a"`; where the address is `lua`, a script called it. Of a request that
+/// has line ends in it, MONITOR shows none: each line is one command.
+fn is_request(line: &[u8]) -> bool {
+    let mut words = line.split(|byte| *byte == b' ');
+    words.nth(2).is_some_and(|from| from != b"lua]")
+}

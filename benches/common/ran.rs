@@ -1,0 +1,41 @@
+//! What a contender came to, round by round.
+
+use std::time::Duration;
+
+use super::Spread;
+use super::stretch::Stretch;
+
+/// A contender's stretches, one of each round.
+pub(crate) struct Ran {
+    pub(crate) label: &'static str,
+    pub(crate) section: Duration,
+    pub(crate) rounds: Vec<Stretch>,
+}
+
+impl Ran {
+    pub(crate) fn new(label: &'static str, section: Duration) -> Self {
+        Self {
+            label,
+            section,
+            rounds: Vec::new(),
+        }
+    }
+
+    pub(crate) fn is(&self, label: &str, section: Duration) -> bool {
+        self.label == label && self.section == section
+    }
+
+    pub(crate) fn spread(&self, of: impl Fn(&Stretch) -> f64) -> Spread {
+        Spread::of(self.rounds.iter().map(of))
+    }
+
+    pub(crate) fn points(&self, of: impl Fn(&Stretch) -> [f64; 3]) -> [f64; 3] {
+        [0, 1, 2].map(|n| self.spread(|stretch| of(stretch)[n]).median)
+    }
+
+    /// Round by round, since the machine's pace changes.
+    pub(crate) fn ratio(&self, floor: &Self, of: impl Fn(&Stretch) -> f64) -> Spread {
+        let pairs = self.rounds.iter().zip(&floor.rounds);
+        Spread::of(pairs.map(|(own, floor)| of(own) / of(floor)))
+    }
+}

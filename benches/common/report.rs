@@ -1,0 +1,98 @@
+//! What a bench leaves behind: its last line, a line of JSON, a picture.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, thread};
+
+use super::picture::Picture;
+
+/// A run of a bench, from its first line to its last.
+pub(crate) struct Report {
+    bench: &'static str,
+    rounds: usize,
+    load: String,
+}
+
+impl Report {
+    /// Says what is measured, and how busy the machine is: figures of a busy machine are worth less.
+    pub(crate) fn begin(bench: &'static str, rounds: usize, what: &str) -> Self {
+        let load = load();
+        println!("{what}");
+        println!("load average before: {load} on {} cores", cores());
+        Self {
+            bench,
+            rounds,
+            load,
+        }
+    }
+
+    /// Ends with the line `figures: {…}`, for programs that read it. The same goes to `target/bench/`, with the picture,
+    /// which goes to `docs/` too where it is asked for: a run in passing leaves the tree as it was.
+    pub(crate) fn end(self, figures: &[(&str, String)], picture: &Picture) {
+        let after = load();
+        println!("load average after: {after} on {} cores", cores());
+        let figures: Vec<String> = figures
+            .iter()
+            .map(|(key, value)| format!("\"{key}\":{value}"))
+            .collect();
+        let figures = format!("{{{}}}", figures.join(","));
+
+        let kept = target().join("bench");
+        fs::create_dir_all(&kept).expect("the target directory can be written");
+        let list = |load: &str| format!("[{}]", load.replace(' ', ","));
+        let line = format!(
+            "{{\"date\":\"{}\",\"rounds\":{},\"cores\":{},\"load\":{},\"load_after\":{},\"figures\":{figures}}}\n",
+            date(),
+            self.rounds,
+            cores(),
+            list(&self.load),
+            list(&after),
+        );
+        OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(kept.join(format!("{}.jsonl", self.bench)))
+            .and_then(|mut file| file.write_all(line.as_bytes()))
+            .expect("the target directory can be written");
+
+        let svg = format!("{}.svg", self.bench);
+        picture.draw(&kept.join(&svg));
+        if env::var_os("LEASEHOLD_PICTURES").is_some() {
+            fs::create_dir_all(docs()).expect("the tree can be written");
+            picture.draw(&docs().join(&svg));
+        }
+        println!("figures: {figures}");
+    }
+}
+
+/// Of one, five and fifteen minutes.
+fn load() -> String {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    load.split(' ').take(3).collect::<Vec<_>>().join(" ")
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(0, usize::from)
+}
+
+fn date() -> String {
+    let date = Command::new("date").args(["-u", "+%FT%TZ"]).output();
+    let date = date.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    date.unwrap_or_default()
+}
+
+fn target() -> &'static Path {
+    let own = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    own.parent().expect("it lies in the target directory")
+}
+
+/// Of the repository, whichever of its packages this is.
+fn docs() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = package
+        .ancestors()
+        .find(|folder| folder.join("CHANGELOG.md").is_file());
+    root.expect("the package is in the repository").join("docs")
+}

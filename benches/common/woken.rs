@@ -1,0 +1,81 @@
+//! A hand-off by hand: the same scripts, a subscriber thread that all waiters share, a channel, and the acquire on a
+//! second connection.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use super::between::Side;
+use super::hand::{Hand, channel, connect};
+
+/// Who waits for which channel.
+type Waiting = Arc<parking_lot::Mutex<HashMap<String, Sender<Vec<u8>>>>>;
+
+pub(crate) struct Woken {
+    hand: Hand,
+    url: String,
+    /// Rung by the subscriber thread, which the first wait starts.
+    released: Option<Receiver<Vec<u8>>>,
+    id: Option<String>,
+}
+
+impl Woken {
+    const NAME: &str = "woken-by-hand";
+
+    pub(crate) fn new(url: &str) -> Self {
+        Self {
+            hand: Hand::new(url, Self::NAME),
+            url: url.to_owned(),
+            released: None,
+            id: None,
+        }
+    }
+}
+
+impl Side for Woken {
+    fn take(&mut self) {
+        // Only a release after the look is news.
+        while self.released.as_ref().is_some_and(|r| r.try_recv().is_ok()) {}
+        loop {
+            self.id = self.hand.acquire();
+            if self.id.is_some() {
+                return;
+            }
+            match &self.released {
+                // Lost only where it came before the subscription.
+                Some(released) => drop(released.recv_timeout(Duration::from_secs(1))),
+                None => self.released = Some(subscribe(&self.url, channel(Self::NAME))),
+            }
+        }
+    }
+
+    fn let_go(&mut self) {
+        let id = self.id.take().expect("it was taken");
+        self.hand.release(&id);
+    }
+}
+
+/// Starts the thread that hears for all who wait. It ends with the process.
+pub(super) fn subscribe(url: &str, channel: String) -> Receiver<Vec<u8>> {
+    let mut connection = connect(url);
+    connection.set_read_timeout(None).unwrap();
+    let (wake, heard) = unbounded();
+    let waiting = Waiting::default();
+    waiting.lock().insert(channel.clone(), wake);
+    let (ready, subscribed) = unbounded();
+    thread::spawn(move || {
+        let mut messages = connection.as_pubsub();
+        messages.subscribe(channel).unwrap();
+        ready.send(()).unwrap();
+        while let Ok(message) = messages.get_message() {
+            if let Some(waiter) = waiting.lock().get(message.get_channel_name()) {
+                let _ = waiter.send(message.get_payload_bytes().to_vec());
+            }
+        }
+    });
+    subscribed.recv().unwrap();
+    heard
+}

@@ -1,0 +1,268 @@
+//! Processes and threads that contend for one name, with empty sections and such of 1 ms, in turns with processes that
+//! poll every 1 ms by hand. `CHAOS=60 cargo bench --bench fleet` kills and pauses them at random for a minute instead.
+
+mod common;
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::env;
+use std::time::Duration;
+
+use common::fleet::{Terms, contend, stretch};
+use common::picture::{Panel, Picture, Row};
+use common::ran::Ran;
+use common::stretch::Stretch;
+use common::{Report, Spread, contenders};
+use support::{Chaos, Server, ms, survivor};
+
+const ROUNDS: usize = 5;
+const PROCESSES: usize = 8;
+
+/// Long enough for every thread to have its turn many times.
+const LASTS: Duration = ms(4_000);
+
+const POLLER: &str = "poller, every 1 ms";
+const MUTEX: &str = "Mutex";
+const MUTEX_4: &str = "Mutex, 4 threads each";
+
+/// Of those that are struck, and the figure that says how long they stood still.
+const KINDS: [(&str, &str); 1] = [("mutex", "mutex_stall_s")];
+
+/// What it is called in the table, what it is, threads, and the length of its section.
+const CONTENDERS: [(&str, &str, usize, Duration); 7] = [
+    (POLLER, "poller", 1, ms(1)),
+    (MUTEX, "mutex", 1, ms(1)),
+    (MUTEX_4, "mutex", 4, ms(1)),
+    (POLLER, "poller", 1, ms(0)),
+    (MUTEX, "mutex", 1, ms(0)),
+    (MUTEX_4, "mutex", 4, ms(0)),
+    ("poller, 4 threads each", "poller", 4, ms(1)),
+];
+
+fn main() {
+    // A process that plays a role ends with it.
+    support::role(&[
+        ("member", || contend(contenders::open)),
+        ("survivor", survive_and_end),
+    ]);
+    let seconds = env::var("CHAOS").ok().and_then(|n| n.parse().ok());
+    match seconds {
+        Some(seconds) => strike(Duration::from_secs(seconds)),
+        None => take_turns(),
+    }
+}
+
+fn take_turns() {
+    let server = Server::start().untimed();
+    let report = Report::begin(
+        "fleet",
+        ROUNDS,
+        &format!("{PROCESSES} processes and one name, {ROUNDS} rounds of {LASTS:?} each"),
+    );
+    let mut ran = CONTENDERS.map(|(label, _, _, section)| Ran::new(label, section));
+    for round in 0..ROUNDS {
+        for turn in 0..CONTENDERS.len() {
+            let n = (round + turn) % CONTENDERS.len();
+            let (_, kind, threads, section) = CONTENDERS[n];
+            let terms = Terms {
+                kind,
+                processes: PROCESSES,
+                threads,
+                section,
+                lasts: LASTS,
+            };
+            let stretch = stretch(&server, terms);
+            stretch.holds_what_it_promises();
+            ran[n].rounds.push(stretch);
+        }
+    }
+    for (section, title) in [(ms(1), "sections of 1 ms"), (ms(0), "empty sections")] {
+        println!("\n{title}");
+        table(&ran, section);
+    }
+    report.end(&figures(&ran), &picture(&ran));
+}
+
+fn survive_and_end() {
+    survivor();
+    std::process::exit(0);
+}
+
+/// Kills and pauses the processes at random. What their lock protects is the judge.
+fn strike(lasts: Duration) {
+    let report = Report::begin(
+        "chaos",
+        1,
+        &format!("{PROCESSES} processes are killed and paused at random for {lasts:?} each"),
+    );
+    let (mut rows, mut bars, mut figures) = (Vec::new(), Vec::new(), Vec::new());
+    for (kind, figure) in KINDS {
+        let chaos = Chaos {
+            kind,
+            processes: PROCESSES,
+            threads: 4,
+            lasts,
+        };
+        let (server, witness) = (Server::start().untimed(), Server::start().untimed());
+        let went = chaos.reign(&server, &witness);
+        let [stall, bound] = [went.stall, went.bound].map(|it| it.as_secs_f64());
+        rows.push(vec![
+            kind.to_owned(),
+            went.killed.to_string(),
+            went.paused.to_string(),
+            went.accepted.to_string(),
+            went.overtaken.to_string(),
+            went.turned_away.to_string(),
+            format!("{stall:.2}"),
+            format!("{bound:.2}"),
+        ]);
+        let bar = Row::bar(kind, Spread::of([stall].into_iter()));
+        bars.push(bar.ours().mark("≤", (bound * 100.0).round() / 100.0));
+        figures.push((figure, format!("{stall:.3}")));
+        went.is_as_promised();
+    }
+    common::print_table(
+        &[
+            "lock",
+            "killed",
+            "paused",
+            "accepted",
+            "overtaken",
+            "turned away",
+            "longest stall s",
+            "promised",
+        ],
+        &rows,
+    );
+    let picture = Picture {
+        title: format!("{PROCESSES} processes, killed and paused at random"),
+        panels: vec![Panel {
+            title: "the longest that nobody came, s".to_owned(),
+            rows: bars,
+        }],
+    };
+    report.end(&figures, &picture);
+}
+
+fn figures(ran: &[Ran]) -> Vec<(&'static str, String)> {
+    let find = |label| {
+        let found = ran.iter().find(|ran| ran.is(label, ms(1)));
+        found.expect("it contended")
+    };
+    let (poller, mutex, mutex_4) = (find(POLLER), find(MUTEX), find(MUTEX_4));
+    let figure = |value: Spread| format!("{:.3}", value.median);
+    vec![
+        (
+            "mutex_wait_p99_vs_poller",
+            figure(mutex.ratio(poller, |stretch| stretch.waits()[1])),
+        ),
+        (
+            "mutex_acq_vs_poller",
+            figure(mutex.ratio(poller, Stretch::acquisitions_per_s)),
+        ),
+        (
+            "mutex_gap_vs_poller",
+            figure(mutex.ratio(poller, |stretch| stretch.gaps()[0])),
+        ),
+        (
+            "poller_requests_per_acq",
+            figure(poller.spread(Stretch::requests_per_acquisition)),
+        ),
+        (
+            "mutex_jain",
+            figure(mutex_4.spread(Stretch::jain_processes)),
+        ),
+        (
+            "mutex_jain_threads",
+            figure(mutex_4.spread(Stretch::jain_threads)),
+        ),
+    ]
+}
+
+fn table(ran: &[Ran], section: Duration) {
+    let ran = ran.iter().filter(|ran| ran.section == section);
+    let rows: Vec<_> = ran
+        .map(|ran| {
+            let show = |value: Spread, decimals: usize| format!("{:.decimals$}", value.median);
+            let points = |points: [f64; 3]| points.map(|point| format!("{point:.0}"));
+            let [gap_p50, gap_p99, gap_max] = points(ran.points(Stretch::gaps));
+            let [wait_p50, wait_p99, _] = points(ran.points(Stretch::waits));
+            vec![
+                ran.label.to_owned(),
+                show(ran.spread(Stretch::acquisitions_per_s), 0),
+                gap_p50,
+                gap_p99,
+                gap_max,
+                wait_p50,
+                wait_p99,
+                show(ran.spread(Stretch::jain_threads), 3),
+                show(ran.spread(Stretch::jain_processes), 3),
+                show(ran.spread(Stretch::requests_per_acquisition), 2),
+                show(ran.spread(Stretch::client_cpu_per_acquisition), 0),
+                show(ran.spread(Stretch::server_cpu_per_acquisition), 0),
+            ]
+        })
+        .collect();
+    common::print_table(
+        &[
+            "contender",
+            "acquired/s",
+            "gap p50 µs",
+            "p99",
+            "most",
+            "wait p50 µs",
+            "p99",
+            "Jain threads",
+            "processes",
+            "requests",
+            "client CPU µs",
+            "server CPU µs",
+        ],
+        &rows,
+    );
+}
+
+fn picture(ran: &[Ran]) -> Picture {
+    let rows = |row: &dyn Fn(&Ran) -> Row| {
+        let ran = ran.iter().filter(|ran| ran.section == ms(1));
+        ran.map(|ran| match ran.label.starts_with("poller") {
+            true => row(ran),
+            false => row(ran).ours(),
+        })
+        .collect()
+    };
+    let range =
+        |of: fn(&Stretch) -> [f64; 3]| rows(&|ran: &Ran| Row::range(ran.label, ran.points(of)));
+    let bar = |of: fn(&Stretch) -> f64| rows(&|ran: &Ran| Row::bar(ran.label, ran.spread(of)));
+    let panel = |title: &str, rows| Panel {
+        title: title.to_owned(),
+        rows,
+    };
+    let jain = rows(&|ran: &Ran| {
+        let row = Row::bar(ran.label, ran.spread(Stretch::jain_processes));
+        match ran.label {
+            MUTEX_4 => row.mark("≥", 0.90),
+            _ => row,
+        }
+    });
+    Picture {
+        title: format!("{PROCESSES} processes, one name, sections of 1 ms"),
+        panels: vec![
+            panel("wait, µs: p50 · p99 · most", range(Stretch::waits)),
+            panel(
+                "gap between two holders, µs: p50 · p99 · most",
+                range(Stretch::gaps),
+            ),
+            panel("acquisitions a second", bar(Stretch::acquisitions_per_s)),
+            panel("Jain's index across processes (1: all had the same)", jain),
+            panel(
+                "requests for an acquisition",
+                bar(Stretch::requests_per_acquisition),
+            ),
+            panel(
+                "processor time of the clients for an acquisition, µs",
+                bar(Stretch::client_cpu_per_acquisition),
+            ),
+        ],
+    }
+}

@@ -1,0 +1,133 @@
+//! The peers, each as its documentation shows it, and once more with the settings that serve this contention best.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use distributed_lock_core::traits::{DistributedLock, LockHandle, LockProvider};
+use distributed_lock_redis::RedisLockProvider;
+use redis_lock::LockAcrossOptions;
+use redlock::RedLock;
+use rslock::LockManager;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Mutex;
+
+use crate::common::contenders;
+use crate::common::fleet::{Locker, Lockers};
+
+const NAME: &str = "contended";
+const TTL: Duration = Duration::from_secs(10);
+
+/// As often as the poller by hand looks.
+const TUNED: Duration = Duration::from_millis(1);
+
+/// Each process has one thread that contends; an async peer gets a runtime on it.
+pub(crate) fn open(kind: &str, url: &str) -> Lockers {
+    let url = url.to_owned();
+    match kind {
+        "rslock" => Box::new(move || rslock(&url, None)),
+        // The pause is drawn from 0 to this.
+        "rslock-tuned" => Box::new(move || rslock(&url, Some(2 * TUNED))),
+        "redlock" => Box::new(move || redlock(&url, None)),
+        "redlock-tuned" => Box::new(move || redlock(&url, Some(2))),
+        "redis-lock" => Box::new(move || redis_lock(&url, LockAcrossOptions::default)),
+        "redis-lock-tuned" => Box::new(move || {
+            redis_lock(&url, || LockAcrossOptions {
+                ttl: TTL,
+                retry: TUNED,
+                duration: Duration::from_secs(60),
+            })
+        }),
+        "distributed-lock" => Box::new(move || distributed_lock(&url, false)),
+        "distributed-lock-tuned" => Box::new(move || distributed_lock(&url, true)),
+        _ => contenders::open(kind, &url),
+    }
+}
+
+fn runtime() -> Runtime {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime can be built")
+}
+
+fn rslock(url: &str, longest_pause: Option<Duration>) -> Locker {
+    let runtime = runtime();
+    let mut manager = LockManager::new(vec![url]);
+    if let Some(longest_pause) = longest_pause {
+        manager.set_retry(u32::MAX, longest_pause);
+    }
+    Box::new(move |section| {
+        runtime.block_on(async {
+            let guard = manager.acquire(NAME, TTL).await;
+            let guard = guard.map_err(|error| error.to_string())?;
+            section.run(0);
+            guard.release().await;
+            Ok(())
+        })
+    })
+}
+
+fn redlock(url: &str, longest_pause_ms: Option<u32>) -> Locker {
+    let mut lock = RedLock::new(vec![url]);
+    if let Some(longest_pause_ms) = longest_pause_ms {
+        lock.set_retry(u32::MAX, longest_pause_ms);
+    }
+    let ttl = TTL.as_millis() as usize;
+    Box::new(move |section| {
+        let guard = lock.acquire(NAME.as_bytes(), ttl);
+        let guard = guard.map_err(|error| error.to_string())?;
+        section.run(0);
+        drop(guard);
+        Ok(())
+    })
+}
+
+fn redis_lock(url: &str, options: fn() -> LockAcrossOptions) -> Locker {
+    let runtime = runtime();
+    let client = redis_of_redis_lock::Client::open(url).unwrap();
+    let connection = runtime.block_on(client.get_multiplexed_async_connection());
+    let connection = Arc::new(Mutex::new(connection.unwrap()));
+    Box::new(move |section| {
+        let section = section.clone();
+        runtime.block_on(async {
+            let connections = [Arc::clone(&connection)];
+            let run = async move { section.run(0) };
+            let locked = redis_lock::lock_across(&connections, NAME, run, options());
+            locked.await.map_err(|error| error.to_string())
+        })
+    })
+}
+
+/// Its `acquire` tries once, whatever the timeout. By default that is taken at its word, which is a failure each time that
+/// somebody else has the lock; tuned, the caller tries again.
+fn distributed_lock(url: &str, is_tuned: bool) -> Locker {
+    let runtime = runtime();
+    let mut builder = RedisLockProvider::builder().url(url);
+    if is_tuned {
+        let builder_with_ttl = builder.expiry(TTL).min_validity(TTL * 9 / 10);
+        builder = builder_with_ttl.extension_cadence(TTL / 3);
+    }
+    let provider = runtime.block_on(builder.build()).unwrap();
+    Box::new(move |section| {
+        // A holder id is that of its lock object: each acquisition gets one.
+        let lock = provider.create_lock(NAME);
+        runtime.block_on(async {
+            let handle = loop {
+                let attempt = match is_tuned {
+                    true => lock.try_acquire().await,
+                    false => lock.acquire(Some(TTL)).await.map(Some),
+                };
+                match attempt {
+                    Ok(Some(handle)) => break handle,
+                    Ok(None) => thread::sleep(TUNED),
+                    Err(error) => {
+                        // Whoever calls has something else to do, rather than to ask at once again.
+                        thread::sleep(TUNED);
+                        return Err(error.to_string());
+                    }
+                }
+            };
+            section.run(0);
+            handle.release().await.map_err(|error| error.to_string())
+        })
+    })
+}

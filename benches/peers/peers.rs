@@ -1,0 +1,220 @@
+//! Eight processes and one name, through leasehold, through its peers, and through a poller by hand, in turns.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod kinds;
+#[path = "../../tests/support/mod.rs"]
+mod support;
+
+use std::time::Duration;
+
+use common::Report;
+use common::fleet::{Terms, contend, stretch};
+use common::picture::{Panel, Picture, Row};
+use common::ran::Ran;
+use common::stretch::Stretch;
+use support::{Server, ms};
+
+const ROUNDS: usize = 5;
+const PROCESSES: usize = 8;
+const LASTS: Duration = ms(3_000);
+const SECTIONS: [Duration; 2] = [ms(1), ms(0)];
+
+/// What it is called, and its kind. Those of this crate come first.
+const CONTENDERS: [(&str, &str); 10] = [
+    ("leasehold Mutex", "mutex"),
+    ("by hand, every 1 ms", "poller"),
+    ("rslock", "rslock"),
+    ("rslock, tuned", "rslock-tuned"),
+    ("redlock", "redlock"),
+    ("redlock, tuned", "redlock-tuned"),
+    ("redis-lock", "redis-lock"),
+    ("redis-lock, tuned", "redis-lock-tuned"),
+    ("distributed-lock-redis", "distributed-lock"),
+    ("distributed-lock-redis, tuned", "distributed-lock-tuned"),
+];
+
+fn sections(lasting: Duration) -> String {
+    match lasting.is_zero() {
+        true => "empty sections".to_owned(),
+        false => format!("sections of {lasting:?}"),
+    }
+}
+
+fn is_ours(label: &str) -> bool {
+    label.starts_with("leasehold")
+}
+
+fn main() {
+    // A process that plays a role ends with it.
+    support::role(&[("member", || contend(kinds::open))]);
+
+    let server = Server::start().untimed();
+    let report = Report::begin(
+        "peers",
+        ROUNDS,
+        &format!("{PROCESSES} processes and one name, {ROUNDS} rounds of {LASTS:?} each"),
+    );
+    let mut ran: Vec<Ran> = SECTIONS
+        .into_iter()
+        .flat_map(|section| CONTENDERS.map(|(label, _)| Ran::new(label, section)))
+        .collect();
+    for round in 0..ROUNDS {
+        for turn in 0..ran.len() {
+            let n = (round + turn) % ran.len();
+            let terms = Terms {
+                kind: CONTENDERS[n % CONTENDERS.len()].1,
+                processes: PROCESSES,
+                threads: 1,
+                section: ran[n].section,
+                lasts: LASTS,
+            };
+            // What one of them leaves behind is not the next one's trouble.
+            redis::cmd("FLUSHALL")
+                .exec(&mut server.connection())
+                .unwrap();
+            let stretch = stretch(&server, terms);
+            if is_ours(ran[n].label) {
+                stretch.holds_what_it_promises();
+            }
+            ran[n].rounds.push(stretch);
+        }
+    }
+    for section in SECTIONS {
+        println!("\n{}", sections(section));
+        table(&ran, section);
+    }
+    report.end(&figures(&ran), &picture(&ran));
+}
+
+/// What it did beside locking.
+fn verdict(ran: &Ran) -> String {
+    let sum = |of: fn(&Stretch) -> u64| ran.rounds.iter().map(of).sum::<u64>();
+    let held = sum(|it| it.acquisitions() as u64);
+    let overlaps = sum(|it| it.overlaps as u64).max(sum(|it| it.miscounted));
+    let failures = sum(|it| it.failures);
+    let mut said = Vec::new();
+    if overlaps > 0 {
+        said.push(format!("two at once: {overlaps} of {held}"));
+    }
+    if failures > 0 {
+        let first = ran.rounds.iter().find(|it| it.failures > 0);
+        let first = first.map_or("", |it| it.first_failure.as_str());
+        let tried = held + failures;
+        said.push(format!("failed: {failures} of {tried} ({first})"));
+    }
+    match sum(|it| it.hung as u64) {
+        0 => {}
+        hung => said.push(format!("hung: {hung} processes")),
+    }
+    said.join("; ")
+}
+
+fn table(ran: &[Ran], section: Duration) {
+    let ran = ran.iter().filter(|ran| ran.section == section);
+    let rows: Vec<_> = ran
+        .map(|ran| {
+            let [gap_p50, gap_p99, _] = ran.points(Stretch::gaps);
+            let [wait_p50, wait_p99, wait_most] = ran.points(Stretch::waits);
+            let numbers = [
+                ran.spread(Stretch::acquisitions_per_s).median,
+                gap_p50,
+                gap_p99,
+                wait_p50,
+                wait_p99,
+                wait_most,
+            ];
+            let mut row = vec![ran.label.to_owned()];
+            row.extend(numbers.map(|number| format!("{number:.0}")));
+            let median = |of: fn(&Stretch) -> f64| ran.spread(of).median;
+            row.push(format!("{:.3}", median(Stretch::jain_processes)));
+            row.push(format!("{:.2}", median(Stretch::requests_per_acquisition)));
+            row.push(format!(
+                "{:.0}",
+                median(Stretch::client_cpu_per_acquisition)
+            ));
+            row.push(verdict(ran));
+            row
+        })
+        .collect();
+    common::print_table(
+        &[
+            "lock",
+            "acquired/s",
+            "gap p50 µs",
+            "p99",
+            "wait p50 µs",
+            "p99",
+            "most",
+            "Jain",
+            "requests",
+            "client CPU µs",
+            "and",
+        ],
+        &rows,
+    );
+}
+
+fn figures(ran: &[Ran]) -> Vec<(&'static str, String)> {
+    let of_1_ms = || ran.iter().filter(|ran| ran.section == ms(1));
+    let mutex = of_1_ms().find(|ran| ran.label == CONTENDERS[0].0);
+    let mutex = mutex.expect("it contended");
+    let peers = || of_1_ms().skip(2).filter(|ran| verdict(ran).is_empty());
+    // The best of those that did nothing but lock.
+    let most = |of: fn(&Stretch) -> f64| {
+        let ratios = peers().map(|peer| mutex.ratio(peer, of).median);
+        format!("{:.3}", ratios.fold(f64::INFINITY, f64::min))
+    };
+    let least = |of: fn(&Stretch) -> f64| {
+        let ratios = peers().map(|peer| mutex.ratio(peer, of).median);
+        format!("{:.3}", ratios.fold(0.0, f64::max))
+    };
+    vec![
+        ("mutex_acq_vs_best_peer", most(Stretch::acquisitions_per_s)),
+        // Not the p99: where one process has the lock nearly always, nearly all waits are its own, and short.
+        ("mutex_wait_most_vs_best_peer", least(|it| it.waits()[2])),
+        ("mutex_gap_vs_best_peer", least(|it| it.gaps()[0])),
+        (
+            "peers_that_overlap_fail_or_hang",
+            (of_1_ms().skip(2).count() - peers().count()).to_string(),
+        ),
+    ]
+}
+
+fn picture(ran: &[Ran]) -> Picture {
+    let rows = |section: Duration, row: &dyn Fn(&Ran) -> Row| {
+        let ran = ran.iter().filter(|ran| ran.section == section);
+        ran.map(|ran| {
+            let row = match ran.rounds.iter().any(|it| it.acquisitions() > 0) {
+                true => row(ran),
+                false => Row::nothing(ran.label, "never held it"),
+            };
+            let verdict = verdict(ran);
+            let row = match verdict.split([':', '(']).next() {
+                Some(short) if !short.is_empty() => row.note(short),
+                _ => row,
+            };
+            if is_ours(ran.label) { row.ours() } else { row }
+        })
+        .collect()
+    };
+    let mut panels = Vec::new();
+    for section in SECTIONS {
+        panels.push(Panel {
+            title: format!("{}: wait, µs: p50 · p99 · most", sections(section)),
+            rows: rows(section, &|ran| {
+                Row::range(ran.label, ran.points(Stretch::waits))
+            }),
+        });
+        panels.push(Panel {
+            title: format!("{}: acquisitions a second", sections(section)),
+            rows: rows(section, &|ran| {
+                Row::bar(ran.label, ran.spread(Stretch::acquisitions_per_s))
+            }),
+        });
+    }
+    Picture {
+        title: format!("{PROCESSES} processes, one name"),
+        panels,
+    }
+}
