@@ -1,7 +1,7 @@
 # What CI runs, target by target; `.ci/run` runs them all.
 
 CARGO ?= cargo
-EXAMPLES = booking payments transfer cron long_job graceful_shutdown health_endpoint stats
+EXAMPLES = booking payments transfer cron long_job graceful_shutdown health_endpoint fail_fast stats
 BENCHES = uncontended handoff local_handoff waiting fleet held deployments failovers
 
 # The server that tests, examples and benches start for themselves. `servers` has brought one by the time a recipe runs.

@@ -1,5 +1,5 @@
 //! Lock and unlock on one thread, on every kind of deployment, in turns with the same scripts called by hand on one
-//! server.
+//! server, and on the very servers of that deployment: replicas and other nodes share this machine with the master.
 
 mod common;
 #[path = "../tests/support/mod.rs"]
@@ -65,24 +65,41 @@ fn main() {
         pair(&locks[locks.len() - 1].1);
     }
 
+    let mut there = Hand::new(&sentinels.first().url(), "hand");
+    let owner = cluster.master_of("lock:hand");
+    let mut in_slot = Hand::new(&cluster.node(owner).url(), "hand");
+    let mut acknowledged = Hand::new(&replicas.master().url(), "hand");
+    // What is not in Redis by the first pair is loaded by it.
+    acknowledged.pair();
+
     let mut contenders: Vec<Contender<'_>> =
         vec![Box::new(|| common::timed(PAIRS, || hand.pair()))];
     for (_, lock) in &locks {
         contenders.push(Box::new(|| common::timed(PAIRS, || pair(lock))));
     }
+    contenders.push(Box::new(|| common::timed(PAIRS, || there.pair())));
+    contenders.push(Box::new(|| common::timed(PAIRS, || in_slot.pair())));
+    contenders.push(Box::new(|| {
+        common::timed(PAIRS, || acknowledged.acknowledged_pair())
+    }));
     let samples = common::take_turns(ROUNDS, &mut contenders);
     drop(contenders);
     let by_hand = &samples[0];
+    // By hand on one server, then each lock, then by hand where the second, third and fourth of them are kept.
+    let there = |n: usize| (2..5).contains(&n).then(|| &samples[locks.len() + n - 1]);
     let rows: Vec<_> = ["the scripts by hand"]
         .into_iter()
         .chain(locks.iter().map(|(name, _)| *name))
-        .zip(&samples)
-        .map(|(name, samples)| {
+        .enumerate()
+        .map(|(n, name)| {
+            let samples = &samples[n];
             vec![
                 name.to_owned(),
                 format!("{:.1}", samples.percentile(50.0)),
                 format!("{:.1}", samples.percentile(99.0)),
                 samples.ratio(by_hand).show(3),
+                there(n).map_or_else(String::new, |there| there.ratio(by_hand).show(3)),
+                there(n).map_or_else(String::new, |there| samples.ratio(there).show(3)),
             ]
         })
         .collect();
@@ -92,13 +109,16 @@ fn main() {
             "p50 µs",
             "p99 µs",
             "vs by hand on one server (quartiles)",
+            "by hand there vs on one server",
+            "vs by hand there",
         ],
         &rows,
     );
-    let [_, _, sentinel, cluster, wait, quorum, hung] = &samples[..] else {
+    let [_, _, sentinel, cluster, wait, quorum, hung, ..] = &samples[..] else {
         unreachable!("as many as contended");
     };
     let vs_hand = |samples: &common::Samples| format!("{:.3}", samples.ratio(by_hand).median);
+    let vs_there = |n: usize| format!("{:.3}", samples[n].ratio(there(n).unwrap()).median);
     let figures = [
         ("sentinel", vs_hand(sentinel)),
         ("cluster", vs_hand(cluster)),
@@ -108,6 +128,9 @@ fn main() {
             "quorum5_hung_vs_quorum5",
             format!("{:.3}", hung.ratio(quorum).median),
         ),
+        ("sentinel_vs_hand_there", vs_there(2)),
+        ("cluster_vs_hand_there", vs_there(3)),
+        ("wait1_vs_hand_there", vs_there(4)),
     ];
     let rows = locks.iter().zip(&samples[1..]);
     let picture = Picture {

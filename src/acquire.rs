@@ -191,7 +191,7 @@ impl<'a> Wait<'a> {
                     self.doze(true, None)
                 }
                 Turn::Look => {
-                    let asked = Instant::now();
+                    let asked = self.subscription.as_ref().map(|_| Instant::now());
                     match self.attempt.look(self.deadline) {
                         Ok(Look::Granted(hold)) => return Ok(Some(hold)),
                         Ok(Look::Refused(name, remaining)) => {
@@ -201,7 +201,10 @@ impl<'a> Wait<'a> {
                             };
                             // A subscription that was live before the look hears every release
                             // after it. One that comes to life later wakes us to look again.
-                            let heard = self.hear()?.is_some_and(|hears| hears.hears_since(asked));
+                            let hears = self.hear()?;
+                            let heard = asked
+                                .zip(hears)
+                                .is_some_and(|(asked, hears)| hears.hears_since(asked));
                             self.splits = 0;
                             if has_moved && self.attempt.settings.wait == WaitPolicy::Wake {
                                 // A release before it was in this queue woke others. What is there

@@ -274,7 +274,7 @@ impl ClientBuilder {
     /// after it fails too, up to 30 s. A call that ran out of its own short time is no failure of the
     /// server. Renewals and releases go to it regardless; the first answer to anything ends it, and
     /// while anybody waits, holds or has something to undo, a probe goes out every 500 ms. 0 never
-    /// stops asking. Defaults to 5.
+    /// stops asking. Defaults to 5. `examples/fail_fast.rs` turns it into a 503 with a `Retry-After`.
     pub fn breaker(mut self, failures: u32) -> Self {
         self.config.breaker_after = failures;
         self

@@ -174,8 +174,11 @@ impl MutexGuard {
 
 impl Drop for MutexGuard {
     fn drop(&mut self) {
-        // It logs what goes wrong by itself. After `unlock` there is nothing left to do.
-        let _ = self.let_go();
+        // After `unlock` there is nothing left to do.
+        if self.let_go_by.is_none() {
+            // It logs what goes wrong by itself.
+            let _ = self.let_go();
+        }
         if let Some(until) = self.let_go_by
             && Arc::strong_count(&self.core) == 1
             && !self.core.shared.is_closed()

@@ -120,7 +120,7 @@ impl fmt::Display for HealthPart {
             write!(f, ", answered in {latency:?}")?;
         }
         if let BreakerState::Open { retry_in } = self.breaker {
-            write!(f, ", is not asked for {retry_in:?}")?;
+            write!(f, ", is not asked for {} ms", retry_in.as_millis())?;
         }
         if let Some(error) = &self.last_error {
             write!(f, ", last error: {error}")?;

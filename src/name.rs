@@ -1,7 +1,9 @@
 //! The name of a lock, as its user says it.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
+use std::sync::{Arc, LazyLock};
 
 use crate::error::Error;
 
@@ -25,18 +27,56 @@ const SHOWN: usize = 128;
 /// assert_eq!(Name::from("account:123").as_bytes(), b"account:123");
 /// assert_eq!(Name::from(b"\x00\xff").to_string(), r"\x00\xff");
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Name(Arc<[u8]>);
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name {
+    bytes: Arc<[u8]>,
+    /// Of the bytes: a lock and its release look its name up five times.
+    hash: u64,
+}
+
+/// What is known by name.
+pub(crate) type Names<T> = HashMap<Name, T, BuildHasherDefault<Hashed>>;
+
+/// Takes the hash that a name brings along. That one is keyed at random, so nobody can choose names
+/// that fall together.
+#[derive(Default)]
+pub(crate) struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a name hashes as one number");
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
 
 impl Name {
+    fn new(bytes: Arc<[u8]>) -> Self {
+        static KEYED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        let hash = KEYED.hash_one(&*bytes);
+        Self { bytes, hash }
+    }
+
     /// The name, byte for byte.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        &self.bytes
     }
 
     /// Errors when no lock can have this name.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        match self.0.len() {
+        match self.bytes.len() {
             0 => Err(Error::Config("a lock's name must not be empty".into())),
             1..=LONGEST_NAME => Ok(()),
             long => Err(Error::Config(format!(
@@ -48,7 +88,7 @@ impl Name {
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        show(&self.0, f)
+        show(&self.bytes, f)
     }
 }
 
@@ -94,37 +134,37 @@ pub(crate) fn shown(bytes: &[u8]) -> String {
 
 impl From<&str> for Name {
     fn from(name: &str) -> Self {
-        Self(name.as_bytes().into())
+        Self::new(name.as_bytes().into())
     }
 }
 
 impl From<String> for Name {
     fn from(name: String) -> Self {
-        Self(name.into_bytes().into())
+        Self::new(name.into_bytes().into())
     }
 }
 
 impl From<&String> for Name {
     fn from(name: &String) -> Self {
-        Self(name.as_bytes().into())
+        Self::new(name.as_bytes().into())
     }
 }
 
 impl From<&[u8]> for Name {
     fn from(name: &[u8]) -> Self {
-        Self(name.into())
+        Self::new(name.into())
     }
 }
 
 impl<const N: usize> From<&[u8; N]> for Name {
     fn from(name: &[u8; N]) -> Self {
-        Self(name.as_slice().into())
+        Self::new(name.as_slice().into())
     }
 }
 
 impl From<Vec<u8>> for Name {
     fn from(name: Vec<u8>) -> Self {
-        Self(name.into())
+        Self::new(name.into())
     }
 }
 

@@ -109,28 +109,50 @@ impl Call<'_> {
             redis::cmd("ASKING").write_packed_command(buffer);
         }
         let [first, second] = self.keys;
-        // Roomy enough for usual names, so that building the command allocates twice.
-        let more = (first.len() + second.len() + self.rest.len()).saturating_sub(2);
-        let mut command = redis::Cmd::with_capacity(8 + more, 256 + 64 * more);
-        command
-            .arg(verb)
-            .arg(script)
-            .arg(first.len() + second.len());
+        let keys = first.len() + second.len();
+        let is_there = |arg: &&Arg<'_>| !matches!(arg, Arg::Absent);
+        let args = self.args.iter().take_while(is_there);
+        // Straight into the buffer: `redis::Cmd` first gathers the arguments, which costs a third of what
+        // the client spends on a call.
+        header(
+            b'*',
+            3 + keys + args.clone().count() + self.rest.len(),
+            buffer,
+        );
+        bulk(verb.as_bytes(), buffer);
+        bulk(script.as_bytes(), buffer);
+        number(keys as u64, buffer);
         for key in first.iter().chain(second) {
-            command.arg(key);
+            bulk(key, buffer);
         }
-        for arg in &self.args {
+        for arg in args {
             match arg {
-                Arg::Bytes(bytes) => command.arg(bytes),
-                Arg::Number(number) => command.arg(number),
-                Arg::Absent => break,
-            };
+                Arg::Bytes(bytes) => bulk(bytes, buffer),
+                Arg::Number(n) => number(*n, buffer),
+                Arg::Absent => {}
+            }
         }
         for arg in self.rest {
-            command.arg(arg);
+            bulk(arg, buffer);
         }
-        command.write_packed_command(buffer);
     }
+}
+
+/// What opens an array (`*`) or a string (`$`) of a request: <https://redis.io/docs/latest/develop/reference/protocol-spec/>.
+fn header(mark: u8, len: usize, buffer: &mut Vec<u8>) {
+    buffer.push(mark);
+    buffer.extend_from_slice(itoa::Buffer::new().format(len).as_bytes());
+    buffer.extend_from_slice(b"\r\n");
+}
+
+fn bulk(bytes: &[u8], buffer: &mut Vec<u8>) {
+    header(b'$', bytes.len(), buffer);
+    buffer.extend_from_slice(bytes);
+    buffer.extend_from_slice(b"\r\n");
+}
+
+fn number(n: u64, buffer: &mut Vec<u8>) {
+    bulk(itoa::Buffer::new().format(n).as_bytes(), buffer);
 }
 
 /// Appends the command that waits until `replicas` have what this connection wrote before.

@@ -1,7 +1,7 @@
 //! Who waits for a name in this client, first come first served, and whether the client holds it. No I/O.
 
 use std::cell::OnceCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Weak};
 
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::clock::Instant;
 use crate::hold::Hold;
 use crate::holder::HolderId;
-use crate::name::Name;
+use crate::name::{Name, Names};
 use crate::stats::Wake;
 
 /// What this client knows of the names that somebody holds or waits for here.
@@ -21,7 +21,7 @@ use crate::stats::Wake;
 /// a look and the sleep after it.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    names: Mutex<HashMap<Name, Queue>>,
+    names: Mutex<Names<Queue>>,
 }
 
 #[derive(Debug, Default)]

@@ -14,7 +14,8 @@ use leasehold::{
     WaitPolicy,
 };
 use support::{
-    Child, Cluster, ClusterSetup, Control, Proxy, Server, Traffic, eventually, given, ms, say,
+    Child, Cluster, ClusterSetup, Control, Proxy, Sentinels, Server, Setup, Traffic, eventually,
+    given, ms, say,
 };
 
 const PROCESSES: usize = 3;
@@ -894,4 +895,29 @@ fn a_quorum_votes_for_the_set() {
         "{answer:?}"
     );
     eventually(ms(10_000), || lock_keys(&servers[2]).is_empty());
+}
+
+/// What enough replicas have is held on at the next master, where its waiters hear of the release.
+#[test]
+fn a_set_outlives_its_master() {
+    let mut sentinels = Sentinels::start(Setup::alert());
+    let (one, two) = (client(&sentinels.url()), patient(&sentinels.url()));
+    // One of the two is promoted, the one that is further; the other acknowledges from then on.
+    let all = one.mutex_all(["b", "a"]).min_replicas(1, ms(800));
+    let guard = all.lock().unwrap();
+    let before = token(&guard, "b");
+    sentinels.kill_first();
+    let successor = sentinels.successor();
+    eventually(ms(20_000), || guard.extend(LONG).is_ok());
+    assert_eq!(lock_keys(successor), ["lock:a", "lock:b"]);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| two.mutex_all(["c", "b"]).try_lock_for(ms(20_000)));
+        successor.wait_for_a_waiter("lock_release:b");
+        released(guard);
+        let guard = waiting.join().unwrap().unwrap().expect("it is woken");
+        assert!(token(&guard, "b") > before);
+        assert_eq!(lock_keys(successor), ["lock:b", "lock:c"]);
+        released(guard);
+    });
+    assert!(lock_keys(successor).is_empty());
 }

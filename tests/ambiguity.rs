@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crossbeam_channel::{RecvTimeoutError, TryRecvError, never, unbounded};
-use leasehold::{Client, Error, MutexGuard, Unlocked};
-use support::{Proxy, Server, Traffic, eventually, ms};
+use crossbeam_channel::{RecvTimeoutError, TryRecvError, unbounded};
+use leasehold::{Client, MutexGuard, Unlocked};
+use support::{Proxy, Server, Traffic, eventually, is_unreachable, let_pass, ms};
 
 const COMMAND_TIMEOUT: Duration = ms(200);
 
@@ -39,13 +39,6 @@ fn warm(proxy: &Proxy) -> Client {
     client
 }
 
-fn holder(server: &Server, name: &str) -> Option<String> {
-    redis::cmd("GET")
-        .arg(format!("lock:{name}"))
-        .query(&mut server.connection())
-        .unwrap()
-}
-
 fn keys(server: &Server) -> Vec<String> {
     redis::cmd("KEYS")
         .arg("lock:*")
@@ -53,21 +46,12 @@ fn keys(server: &Server) -> Vec<String> {
         .unwrap()
 }
 
-#[track_caller]
-fn is_unreachable<T>(answer: Result<T, Error>) {
-    match answer {
-        Err(Error::Unreachable { .. }) => {}
-        Err(error) => panic!("{error:?}"),
-        Ok(_) => panic!("an answer that cannot have come"),
-    }
-}
-
 /// The lease is there, in Redis and by its own clock, and its release is a plain one.
 #[track_caller]
 fn is_untouched(guard: MutexGuard, server: &Server) {
     assert_eq!(
-        holder(server, &guard.name().to_string()).as_deref(),
-        Some(guard.holder_id().as_str())
+        server.get(format!("lock:{}", guard.name())).as_deref(),
+        Some(guard.holder_id().as_str().as_bytes())
     );
     assert!(guard.is_held());
     guard.renew().unwrap();
@@ -217,7 +201,7 @@ fn a_late_acquire_is_undone_at_once() {
     is_unreachable(client.mutex("a").try_lock());
     let mut monitor = Monitor::start(&server);
     let_run_late(&proxy, &server);
-    assert_eq!(holder(&server, "a"), None);
+    assert_eq!(server.get("lock:a"), None);
     let acquire = monitor.acquire("a");
     let behind = loop {
         let sent = monitor.call("a");
@@ -278,7 +262,7 @@ fn an_acquire_that_lost_its_undo_is_undone_elsewhere() {
         .arg(TTL.as_millis() as u64)
         .exec(&mut server.connection())
         .unwrap();
-    eventually(SOON, || holder(&server, "a").is_none());
+    eventually(SOON, || server.get("lock:a").is_none());
 }
 
 #[test]
@@ -334,7 +318,7 @@ fn our_own_orphan_is_not_another_holder() {
         Err(error) => assert!(error.is_unreachable(), "{error:?}"),
     }
     proxy.nth(0, Traffic::Pass);
-    eventually(SOON, || holder(&server, "a").is_none());
+    eventually(SOON, || server.get("lock:a").is_none());
 }
 
 #[test]
@@ -350,7 +334,7 @@ fn a_release_on_a_connection_that_ends_is_a_release() {
     let lost = guard.lost();
     proxy.present(Traffic::CutOnReply);
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-    assert_eq!(holder(&server, "a"), None);
+    assert_eq!(server.get("lock:a"), None);
     assert_eq!(lost.recv(), Err(crossbeam_channel::RecvError));
 
     // It finds the next holder already there, and that is no loss either.
@@ -359,22 +343,13 @@ fn a_release_on_a_connection_that_ends_is_a_release() {
     proxy.present(Traffic::CutOnReply);
     let next = thread::scope(|scope| {
         let waiting = scope.spawn(|| other.mutex("a").lock().unwrap());
-        eventually(ms(5_000), || hears(&server, "a"));
+        eventually(ms(5_000), || server.listeners("lock_release:a") > 0);
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         waiting.join().unwrap()
     });
     is_untouched(next, &server);
     drop((client, mutex));
     assert_eq!(losses.try_recv(), Err(TryRecvError::Disconnected));
-}
-
-fn hears(server: &Server, name: &str) -> bool {
-    let (_, subscribers): (String, u64) = redis::cmd("PUBSUB")
-        .arg("NUMSUB")
-        .arg(format!("lock_release:{name}"))
-        .query(&mut server.connection())
-        .unwrap();
-    subscribers > 0
 }
 
 #[test]
@@ -459,7 +434,7 @@ fn a_late_renewal_brings_nothing_back() {
         eventually(ms(5_000), || server.calls(&["evalsha"]) > before);
         match next {
             Some(next) => is_untouched(next, &server),
-            None => assert_eq!(holder(&server, "a"), None),
+            None => assert_eq!(server.get("lock:a"), None),
         }
         // What it found says nothing once the release was sent.
         drop(client);
@@ -557,12 +532,4 @@ fn nothing_is_lost_doubled_or_left_in_a_storm() {
     });
     assert!(taken.into_inner() > 20, "there were quiet moments");
     eventually(SOON, || keys(&server).is_empty());
-}
-
-/// Lets `time` go by, where nothing can be waited for.
-fn let_pass(time: Duration) {
-    assert_eq!(
-        never::<()>().recv_timeout(time),
-        Err(RecvTimeoutError::Timeout)
-    );
 }

@@ -4,35 +4,20 @@ mod support;
 
 use std::sync::OnceLock;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::unbounded;
-use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard, Unlocked};
+use leasehold::{Client, Error, Lost, MutexGuard, Unlocked};
 use redis::RedisResult;
 use support::{
     BlackHole, COMMAND_TIMEOUT, Cluster, ClusterSetup, Contention, Control, GO_ON_WITHIN, Outcome,
-    Server, Trouble, contend_and_then, contender, eventually, free_port, ms, threads, until_taken,
+    PROCESSES, SLACK, Server, Trouble, builder, client, contend_and_then, contender, eventually,
+    free_port, is_unreachable, ms, threads, until_taken,
 };
-
-/// What a call may be later than a plain wait of the same length.
-const SLACK: Duration = ms(250);
-
-const PROCESSES: usize = 8;
 
 #[test]
 fn child() {
     support::role(&[("contender", contender), ("tidy", tidy_contender)]);
-}
-
-fn builder(url: &str) -> ClientBuilder {
-    Client::builder()
-        .url(url)
-        .connect_timeout(COMMAND_TIMEOUT)
-        .command_timeout(COMMAND_TIMEOUT)
-}
-
-fn client(url: &str) -> Client {
-    builder(url).build().unwrap()
 }
 
 fn steady() -> Cluster {
@@ -266,14 +251,6 @@ fn keys_that_are_apart_are_waited_for() {
         assert!(guard.fencing_token() > token);
         released(guard);
     });
-}
-
-#[track_caller]
-fn is_unreachable<T: std::fmt::Debug>(answer: Result<T, Error>) -> String {
-    match answer {
-        Err(error @ Error::Unreachable { .. }) => error.to_string(),
-        other => panic!("{other:?}"),
-    }
 }
 
 /// New clients that are told in time that they are alone.

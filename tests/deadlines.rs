@@ -12,9 +12,12 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{never, unbounded};
-use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard};
-use support::{BlackHole, Control, Proxy, Server, Timed, Traffic, eventually, ms, nobody};
+use crossbeam_channel::unbounded;
+use leasehold::{Client, ClientBuilder, Lost, MutexGuard};
+use support::{
+    BlackHole, Control, Proxy, Server, Timed, Traffic, eventually, is_unreachable, let_pass, ms,
+    nobody,
+};
 
 /// What a call may be later than a plain wait of the same length.
 const SLACK: Duration = ms(50);
@@ -101,11 +104,6 @@ fn warm(client: Client) -> Client {
     client
 }
 
-/// Lets `time` go by, where nothing can be waited for.
-fn let_pass(time: Duration) {
-    let _ = never::<()>().recv_timeout(time);
-}
-
 /// Runs a call with this limit over and over, each beside a plain wait of that length: the latest call is hardly later
 /// than the latest plain wait. Returns what the calls did.
 #[track_caller]
@@ -149,15 +147,6 @@ fn are_in_time<T>(timed: &[Timed<T>]) {
         most <= overshoot + SLACK && worst <= overshoot + 4 * SLACK,
         "{most:?} late, and once {worst:?}, where three plain waits overshoot by up to {overshoot:?}"
     );
-}
-
-#[track_caller]
-fn is_unreachable<T>(answer: Result<T, Error>) {
-    match answer {
-        Err(Error::Unreachable { .. }) => {}
-        Err(error) => panic!("{error:?}"),
-        Ok(_) => panic!("an answer, from a server that gives none"),
-    }
 }
 
 /// Calls of clients that knew better days, and of clients made just now.
@@ -357,7 +346,7 @@ fn calls_that_wait_when_the_server_stops_are_back_in_time() {
         let calls: Vec<_> = (0..REPEATS)
             .map(|_| scope.spawn(|| Control::run(limit, || mutex.try_lock_for(limit))))
             .collect();
-        eventually(ms(900), || subscribers(&redis.server, "a") == 1);
+        eventually(ms(900), || redis.server.listeners("lock_release:a") == 1);
         redis.get_into(Trouble::Stopped);
         calls.into_iter().map(|call| call.join().unwrap()).collect()
     });
@@ -369,15 +358,6 @@ fn calls_that_wait_when_the_server_stops_are_back_in_time() {
             Err(error) => assert!(error.is_unreachable(), "{error:?}"),
         }
     }
-}
-
-fn subscribers(server: &Server, name: &str) -> u64 {
-    let (_, subscribers): (String, u64) = redis::cmd("PUBSUB")
-        .arg("NUMSUB")
-        .arg(format!("lock_release:{name}"))
-        .query(&mut server.connection())
-        .unwrap();
-    subscribers
 }
 
 fn held_leases_end_in_time(trouble: Trouble) {
@@ -525,7 +505,9 @@ fn those_who_wait_outlast_a_shorter_outage() {
         let waiting: Vec<_> = (0..4)
             .map(|_| scope.spawn(|| client.mutex("held").lock().map(drop)))
             .collect();
-        eventually(ms(10_000), || subscribers(&redis.server, "held") == 1);
+        eventually(ms(10_000), || {
+            redis.server.listeners("lock_release:held") == 1
+        });
         redis.get_into(Trouble::Stopped);
         let calling: Vec<_> = (0..4)
             .map(|n| client.mutex(format!("free {n}")))
@@ -570,7 +552,7 @@ fn waiting_for_another_holder_is_no_outage() {
         let waiting: Vec<_> = (0..3)
             .map(|_| scope.spawn(|| client.mutex("a").lock().map(drop)))
             .collect();
-        eventually(ms(10_000), || subscribers(&redis.server, "a") == 1);
+        eventually(ms(10_000), || redis.server.listeners("lock_release:a") == 1);
         let_pass(ms(1_200));
         let _ = held.unlock();
         for call in waiting {

@@ -33,29 +33,6 @@ fn client(server: &Server) -> Client {
         .unwrap()
 }
 
-fn run(server: &Server, command: &str, arguments: &[&str]) {
-    redis::cmd(command)
-        .arg(arguments)
-        .exec(&mut server.connection())
-        .unwrap();
-}
-
-fn value(server: &Server, key: &str) -> Option<String> {
-    redis::cmd("GET")
-        .arg(key)
-        .query(&mut server.connection())
-        .unwrap()
-}
-
-fn hears(server: &Server, name: &str) -> bool {
-    let (_, subscribers): (String, u64) = redis::cmd("PUBSUB")
-        .arg("NUMSUB")
-        .arg(format!("lock_release:{name}"))
-        .query(&mut server.connection())
-        .unwrap();
-    subscribers > 0
-}
-
 #[track_caller]
 fn says_held(guard: &MutexGuard) {
     assert!(guard.is_held());
@@ -124,7 +101,7 @@ fn a_key_deleted() {
     is_told(
         Lost::Deleted,
         |mutex| mutex,
-        |server, _| run(server, "DEL", &["lock:a"]),
+        |server, _| server.run("DEL", &["lock:a"]),
     );
 }
 
@@ -133,9 +110,9 @@ fn a_key_taken_by_another() {
     let server = is_told(
         Lost::Taken,
         |mutex| mutex,
-        |server, _| run(server, "SET", &["lock:a", "another"]),
+        |server, _| server.run("SET", &["lock:a", "another"]),
     );
-    assert_eq!(value(&server, "lock:a").as_deref(), Some("another"));
+    assert_eq!(server.get("lock:a").as_deref(), Some(&b"another"[..]));
     assert_eq!(server.pttl("lock:a"), -1);
 }
 
@@ -144,7 +121,7 @@ fn everything_flushed() {
     is_told(
         Lost::Deleted,
         |mutex| mutex,
-        |server, _| run(server, "FLUSHALL", &[]),
+        |server, _| server.run("FLUSHALL", &[]),
     );
 }
 
@@ -187,7 +164,7 @@ fn a_client_shut_down() {
             assert!(client.shutdown(PATIENCE).unwrap().is_clean());
         },
     );
-    assert_eq!(value(&server, "lock:a"), None);
+    assert_eq!(server.get("lock:a"), None);
 }
 
 #[test]
@@ -196,13 +173,13 @@ fn a_loss_is_for_good() {
     let client = client(&server);
     let guard = client.mutex("a").ttl(TTL).lock().unwrap();
     let id = guard.holder_id().as_str().to_owned();
-    run(&server, "DEL", &["lock:a"]);
+    server.run("DEL", &["lock:a"]);
     has_one_message(&guard.lost(), Lost::Deleted);
-    run(&server, "SET", &["lock:a", &id, "PX", "1200"]);
+    server.run("SET", &["lock:a", &id, "PX", "1200"]);
     eventually(PATIENCE, || {
         says_lost(&guard, Lost::Deleted);
         // Nor is it renewed.
-        value(&server, "lock:a").is_none()
+        server.get("lock:a").is_none()
     });
 }
 
@@ -243,13 +220,13 @@ fn a_release_finds_out_what_no_renewal_has() {
             .on_lost(move |lost| told.send(*lost).unwrap())
             .lock()
             .unwrap();
-        run(&server, "DEL", &["lock:a"]);
+        server.run("DEL", &["lock:a"]);
         if taken {
-            run(&server, "SET", &["lock:a", "another"]);
+            server.run("SET", &["lock:a", "another"]);
         }
         assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(why));
         assert_eq!(calls.recv_timeout(PATIENCE), Ok(why));
-        assert_eq!(value(&server, "lock:a").is_some(), taken);
+        assert_eq!(server.get("lock:a").is_some(), taken);
     }
 }
 
@@ -333,12 +310,12 @@ fn a_holder_paused_past_its_ttl_knows_before_it_does_anything() {
         child.wait_for("held");
         child.pause();
         let guard = client.mutex("a").lock().unwrap();
-        run(&server, "RPUSH", &["bell", "wake up"]);
+        server.run("RPUSH", &["bell", "wake up"]);
         child.resume();
         child.wait_for("lost");
         assert_eq!(
-            value(&server, "lock:a").as_deref(),
-            Some(guard.holder_id().as_str())
+            server.get("lock:a").as_deref(),
+            Some(guard.holder_id().as_str().as_bytes())
         );
         guard.renew().unwrap();
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
@@ -361,11 +338,11 @@ fn with_a_waiter(auto_renew: bool, act: impl FnOnce(&Server, &MutexGuard)) {
         let waiting = scope.spawn(|| mutex.lock().map(drop));
         // It looks once it is subscribed, and then sleeps.
         eventually(PATIENCE, || server.calls(&["evalsha", "eval"]) > calls);
-        assert!(hears(&server, "a"));
+        assert!(server.listeners("lock_release:a") > 0);
         act(&server, &guard);
         // Whoever keeps it from the waiter does so without an end.
-        run(&server, "DEL", &["lock:a"]);
-        run(&server, "PUBLISH", &["lock_release:a", ""]);
+        server.run("DEL", &["lock:a"]);
+        server.run("PUBLISH", &["lock_release:a", ""]);
         drop(guard);
         waiting.join().unwrap().unwrap();
     });
@@ -374,12 +351,8 @@ fn with_a_waiter(auto_renew: bool, act: impl FnOnce(&Server, &MutexGuard)) {
 #[test]
 fn a_foreign_release_of_our_lease_is_a_loss_at_once() {
     with_a_waiter(true, |server, guard| {
-        run(server, "DEL", &["lock:a"]);
-        run(
-            server,
-            "PUBLISH",
-            &["lock_release:a", guard.holder_id().as_str()],
-        );
+        server.run("DEL", &["lock:a"]);
+        server.run("PUBLISH", &["lock_release:a", guard.holder_id().as_str()]);
         assert_eq!(guard.lost().recv_timeout(PROMPTLY), Ok(Lost::Deleted));
     });
 }
@@ -387,12 +360,8 @@ fn a_foreign_release_of_our_lease_is_a_loss_at_once() {
 #[test]
 fn a_foreign_release_of_our_lease_to_another_is_a_loss_at_once() {
     with_a_waiter(true, |server, guard| {
-        run(server, "SET", &["lock:a", "another"]);
-        run(
-            server,
-            "PUBLISH",
-            &["lock_release:a", guard.holder_id().as_str()],
-        );
+        server.run("SET", &["lock:a", "another"]);
+        server.run("PUBLISH", &["lock_release:a", guard.holder_id().as_str()]);
         assert_eq!(guard.lost().recv_timeout(PROMPTLY), Ok(Lost::Taken));
     });
 }
@@ -404,7 +373,7 @@ fn a_lease_that_we_are_granted_again_is_lost() {
     let client = client(&server);
     let mutex = client.mutex("a").ttl(ms(30_000));
     let guard = mutex.lock().unwrap();
-    run(&server, "DEL", &["lock:a"]);
+    server.run("DEL", &["lock:a"]);
     let second = mutex.lock().unwrap();
     assert_eq!(guard.lost().recv_timeout(PROMPTLY), Ok(Lost::Taken));
     assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(Lost::Taken));
@@ -416,11 +385,7 @@ fn a_release_that_was_only_announced_is_no_loss() {
     for auto_renew in [true, false] {
         with_a_waiter(auto_renew, |server, guard| {
             let (calls, left) = (server.calls(&["evalsha", "eval"]), server.pttl("lock:a"));
-            run(
-                server,
-                "PUBLISH",
-                &["lock_release:a", guard.holder_id().as_str()],
-            );
+            server.run("PUBLISH", &["lock_release:a", guard.holder_id().as_str()]);
             eventually(PROMPTLY, || server.calls(&["evalsha", "eval"]) > calls);
             says_held(guard);
             assert_eq!(guard.lost().try_recv(), Err(TryRecvError::Empty));
@@ -428,8 +393,8 @@ fn a_release_that_was_only_announced_is_no_loss() {
                 assert!(server.pttl("lock:a") <= left, "it asks for no more time");
             }
             assert_eq!(
-                value(server, "lock:a").as_deref(),
-                Some(guard.holder_id().as_str())
+                server.get("lock:a").as_deref(),
+                Some(guard.holder_id().as_str().as_bytes())
             );
         });
     }

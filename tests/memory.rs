@@ -112,16 +112,6 @@ fn connections(server: &Server) -> usize {
     server.client_list().len()
 }
 
-/// How many names anybody listens to.
-fn subscriptions(server: &Server) -> usize {
-    let channels: Vec<String> = redis::cmd("PUBSUB")
-        .arg("CHANNELS")
-        .arg("lock_release:*")
-        .query(&mut server.connection())
-        .unwrap();
-    channels.len()
-}
-
 #[test]
 fn ten_thousand_names_more_add_nothing() {
     names_add_nothing("many-names");
@@ -183,7 +173,7 @@ fn names_that_were_waited_for_add_nothing() {
     // Those there are may need one more at a time by chance.
     assert!(connections(&server) <= before + 3);
     // A subscription may linger for a while, but not many may.
-    eventually(ms(5_000), || subscriptions(&server) < CONTENDED);
+    eventually(ms(5_000), || server.channels("lock_release:*") < CONTENDED);
     go_on(&server);
     child.wait().succeeded();
 }
@@ -197,7 +187,7 @@ fn a_subscription_that_nobody_uses_ends() {
     );
     let mut connection = server.connection();
     wait_for(&holder, &waiter, "a", &mut connection);
-    eventually(ms(20_000), || subscriptions(&server) == 0);
+    eventually(ms(20_000), || server.channels("lock_release:*") == 0);
     // The next waiter is heard for as the first one was.
     wait_for(&holder, &waiter, "a", &mut connection);
 }

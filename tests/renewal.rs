@@ -41,26 +41,12 @@ fn next(renewals: &Receiver<Renewed>) -> Renewed {
     renewals.recv_timeout(PATIENCE).unwrap()
 }
 
-fn run(server: &Server, command: &str, arguments: &[&str]) {
-    redis::cmd(command)
-        .arg(arguments)
-        .exec(&mut server.connection())
-        .unwrap();
-}
-
-fn value(server: &Server, key: &str) -> Option<String> {
-    redis::cmd("GET")
-        .arg(key)
-        .query(&mut server.connection())
-        .unwrap()
-}
-
 #[track_caller]
 fn is_held(guard: &MutexGuard, server: &Server) {
     guard.ensure_held().unwrap();
     assert_eq!(
-        value(server, &format!("lock:{}", guard.name())).as_deref(),
-        Some(guard.holder_id().as_str())
+        server.get(format!("lock:{}", guard.name())).as_deref(),
+        Some(guard.holder_id().as_str().as_bytes())
     );
 }
 
@@ -140,7 +126,7 @@ fn without_renewal_a_lease_runs_out() {
         began.elapsed()
     );
     assert!(began.elapsed() <= ttl + ms(200));
-    eventually(ms(500), || value(&server, "lock:a").is_none());
+    eventually(ms(500), || server.get("lock:a").is_none());
     assert!(renewals.is_empty());
     assert_eq!(server.calls(&["pexpire"]), 0);
 }
@@ -199,11 +185,11 @@ fn a_renewal_never_shortens() {
     let client = client(&server.url());
     let (mutex, renewals) = telling(client.mutex("a").ttl(ms(2_000)).renew_every(ms(100)));
     let guard = mutex.lock().unwrap();
-    run(&server, "PEXPIRE", &["lock:a", "600000"]);
+    server.run("PEXPIRE", &["lock:a", "600000"]);
     next(&renewals);
     guard.renew().unwrap();
     assert!(server.pttl("lock:a") > 500_000);
-    run(&server, "PERSIST", &["lock:a"]);
+    server.run("PERSIST", &["lock:a"]);
     next(&renewals);
     guard.renew().unwrap();
     assert_eq!(server.pttl("lock:a"), -1);
@@ -260,7 +246,7 @@ fn a_guard_renews_when_asked_to() {
     for auto_renew in [true, false] {
         let mutex = client.mutex("a").ttl(ms(20_000)).auto_renew(auto_renew);
         let guard = mutex.lock().unwrap();
-        run(&server, "PEXPIRE", &["lock:a", "5000"]);
+        server.run("PEXPIRE", &["lock:a", "5000"]);
         let before = guard.remaining().unwrap();
         let began = Instant::now();
         eventually(PATIENCE, || began.elapsed() > ms(20));
@@ -284,7 +270,7 @@ fn an_extend_sets_the_ttl_from_now_on() {
     guard.extend(ms(60_000)).unwrap();
     assert!(server.pttl("lock:a") > 30_000);
     assert!(guard.remaining().unwrap() > ms(30_000));
-    run(&server, "PEXPIRE", &["lock:a", "5000"]);
+    server.run("PEXPIRE", &["lock:a", "5000"]);
     next(&renewals);
     assert!(server.pttl("lock:a") > 30_000, "renewed for as long");
 

@@ -3,36 +3,21 @@
 mod support;
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::unbounded;
-use leasehold::{Client, ClientBuilder, Error, Lost, Unlocked};
+use leasehold::{Error, Lost, Unlocked};
 use support::{
-    BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, GO_ON_WITHIN, Sentinels, Setup,
-    Trouble, contender, eventually, free_port, given, ms, threads, until_taken,
+    BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, GO_ON_WITHIN, PROCESSES, SLACK,
+    Sentinels, Setup, Trouble, builder, client, contender, eventually, free_port, given,
+    is_unreachable, ms, threads, until_taken,
 };
 
 const FENCE: &str = "leasehold:fence:{lock:a}";
 
-/// What a call may be later than a plain wait of the same length.
-const SLACK: Duration = ms(250);
-
-const PROCESSES: usize = 8;
-
 #[test]
 fn child() {
     support::role(&[("contender", contender), ("threads", threads_in_child)]);
-}
-
-fn builder(url: &str) -> ClientBuilder {
-    Client::builder()
-        .url(url)
-        .connect_timeout(COMMAND_TIMEOUT)
-        .command_timeout(COMMAND_TIMEOUT)
-}
-
-fn client(url: &str) -> Client {
-    builder(url).build().unwrap()
 }
 
 #[test]
@@ -166,15 +151,6 @@ fn locks_go_on_where_the_master_is_known_and_all_sentinels_are_away() {
     // Nor does a broken connection need them.
     sentinels.first().kill_clients();
     lock_and_wait();
-}
-
-#[track_caller]
-fn is_unreachable<T>(answer: Result<T, Error>) {
-    match answer {
-        Err(Error::Unreachable { .. }) => {}
-        Err(error) => panic!("{error:?}"),
-        Ok(_) => panic!("an answer, from a server that gives none"),
-    }
 }
 
 /// New clients that are told in time that they are alone.

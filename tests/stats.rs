@@ -6,9 +6,8 @@ use std::sync::Barrier;
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{RecvTimeoutError, never};
 use leasehold::{Backoff, Client, ClientBuilder, Error, Lost, Totals, Unlocked, WaitPolicy};
-use support::{Proxy, Server, Traffic, eventually, ms};
+use support::{Proxy, Server, Traffic, eventually, let_pass, ms};
 
 /// Long enough for anything that is to come, and short enough for a test that fails.
 const PATIENCE: Duration = ms(20_000);
@@ -24,26 +23,11 @@ fn client(url: &str) -> Client {
     builder(url).backstop(NO_BACKSTOP).build().unwrap()
 }
 
-fn run(server: &Server, command: &str, arguments: &[&str]) {
-    redis::cmd(command)
-        .arg(arguments)
-        .exec(&mut server.connection())
-        .unwrap();
-}
-
 /// Totals with these numbers, and zeros.
 fn totals(set: impl FnOnce(&mut Totals)) -> Totals {
     let mut totals = Totals::default();
     set(&mut totals);
     totals
-}
-
-/// Lets `time` go by, where nothing can be waited for.
-fn let_pass(time: Duration) {
-    assert_eq!(
-        never::<()>().recv_timeout(time),
-        Err(RecvTimeoutError::Timeout)
-    );
 }
 
 /// Sees to it that the client hears the releases of a name that somebody else holds: from then on a waiter looks once
@@ -211,7 +195,7 @@ fn a_message_without_a_release_is_a_spurious_wake() {
     let before = client.stats().totals;
     thread::scope(|scope| {
         let call = waiting(scope, &client, "a", 1);
-        run(&server, "PUBLISH", &["lock_release:a", "anything"]);
+        server.run("PUBLISH", &["lock_release:a", "anything"]);
         eventually(PATIENCE, || {
             client.stats().totals.spurious_wakes == before.spurious_wakes + 1
         });
@@ -231,10 +215,10 @@ fn a_message_without_a_release_is_a_spurious_wake() {
 fn a_ttl_that_runs_out() {
     let server = Server::start();
     let client = client(&server.url());
-    run(&server, "SET", &["lock:a", "foreign"]);
+    server.run("SET", &["lock:a", "foreign"]);
     hear(&client, "a");
     let before = client.stats().totals;
-    run(&server, "SET", &["lock:a", "foreign", "PX", "1000"]);
+    server.run("SET", &["lock:a", "foreign", "PX", "1000"]);
     drop(client.mutex("a").lock().unwrap());
     let now = client.stats().totals;
     let wakes = now.wakes_ttl - before.wakes_ttl;
@@ -253,11 +237,11 @@ fn a_ttl_that_runs_out() {
 fn the_backstop() {
     let server = Server::start();
     let client = builder(&server.url()).backstop(ms(50)).build().unwrap();
-    run(&server, "SET", &["lock:a", "foreign"]);
+    server.run("SET", &["lock:a", "foreign"]);
     thread::scope(|scope| {
         let call = scope.spawn(|| drop(client.mutex("a").lock().unwrap()));
         eventually(PATIENCE, || client.stats().totals.wakes_backstop >= 5);
-        run(&server, "DEL", &["lock:a"]);
+        server.run("DEL", &["lock:a"]);
         call.join().unwrap();
     });
     let now = client.stats().totals;
@@ -270,19 +254,19 @@ fn the_backstop() {
 fn a_subscription_that_came_back() {
     let server = Server::start();
     let client = client(&server.url());
-    run(&server, "SET", &["lock:a", "foreign"]);
+    server.run("SET", &["lock:a", "foreign"]);
     hear(&client, "a");
     let before = client.stats().totals;
     thread::scope(|scope| {
         let call = waiting(scope, &client, "a", 1);
         for times in 1..=2 {
-            run(&server, "CLIENT", &["KILL", "TYPE", "pubsub"]);
+            server.run("CLIENT", &["KILL", "TYPE", "pubsub"]);
             eventually(PATIENCE, || {
                 client.stats().totals.spurious_wakes == before.spurious_wakes + times
             });
         }
-        run(&server, "DEL", &["lock:a"]);
-        run(&server, "PUBLISH", &["lock_release:a", "foreign"]);
+        server.run("DEL", &["lock:a"]);
+        server.run("PUBLISH", &["lock_release:a", "foreign"]);
         call.join().unwrap();
     });
     let mut expected = before;
@@ -309,13 +293,13 @@ fn losses_by_reason() {
     late(guard, Lost::Expired);
 
     let guard = mutex("taken").lock().unwrap();
-    run(&server, "SET", &["lock:taken", "another"]);
+    server.run("SET", &["lock:taken", "another"]);
     assert!(guard.renew().is_err());
     assert_eq!(client.stats().totals.lost_taken, 1);
     late(guard, Lost::Taken);
 
     let guard = mutex("deleted").lock().unwrap();
-    run(&server, "DEL", &["lock:deleted"]);
+    server.run("DEL", &["lock:deleted"]);
     late(guard, Lost::Deleted);
 
     let guard = mutex("max_hold").max_hold(ms(100)).lock().unwrap();
@@ -611,16 +595,16 @@ fn the_hash_has_the_name_that_it_was_given() {
 #[test]
 fn a_key_that_is_no_hash_is_an_error_and_loses_nothing() {
     let server = Server::start();
-    run(&server, "SET", &["lock_stats", "of somebody else"]);
+    server.run("SET", &["lock_stats", "of somebody else"]);
     let client = sharing(&server.url());
     lock(&client, 2);
     let error = client.shared_stats().unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
     let before = server.calls(&["hincrby"]);
     eventually(PATIENCE, || server.calls(&["hincrby"]) > before);
-    run(&server, "DEL", &["lock_stats"]);
+    server.run("DEL", &["lock_stats"]);
     // A field that is no number keeps none of the others back.
-    run(&server, "HSET", &["lock_stats", "attempts", "many"]);
+    server.run("HSET", &["lock_stats", "attempts", "many"]);
     eventually(PATIENCE, || client.shared_stats().unwrap().released == 2);
     assert_eq!(client.shared_stats().unwrap().acquired_at_once, 2);
 }

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{RecvTimeoutError, never, unbounded};
+use crossbeam_channel::unbounded;
 use leasehold::{Client, FencingToken};
 use parking_lot::{Condvar, Mutex};
-use support::{Child, Control, Proxy, Server, Traffic, eventually, given, ms, say};
+use support::{Child, Control, Proxy, Server, Traffic, eventually, given, let_pass, ms, say};
 
 #[test]
 fn child() {
@@ -37,32 +37,6 @@ fn client(url: &str) -> Client {
         .unwrap()
 }
 
-fn run(server: &Server, command: &str, arguments: &[&str]) {
-    redis::cmd(command)
-        .arg(arguments)
-        .exec(&mut server.connection())
-        .unwrap();
-}
-
-fn subscribers(server: &Server, name: &str) -> u64 {
-    let (_, subscribers): (String, u64) = redis::cmd("PUBSUB")
-        .arg("NUMSUB")
-        .arg(format!("lock_release:{name}"))
-        .query(&mut server.connection())
-        .unwrap();
-    subscribers
-}
-
-/// Wake channels that somebody hears.
-fn channels(server: &Server) -> usize {
-    let channels: Vec<String> = redis::cmd("PUBSUB")
-        .arg("CHANNELS")
-        .arg("lock_release:*")
-        .query(&mut server.connection())
-        .unwrap();
-    channels.len()
-}
-
 /// Calls of scripts: acquires, releases and renewals.
 fn scripts(server: &Server) -> u64 {
     server.calls(&["evalsha", "eval"])
@@ -71,16 +45,9 @@ fn scripts(server: &Server) -> u64 {
 /// Waits until a waiter sleeps: it has looked `before` and once more since it hears.
 fn sleeps(server: &Server, name: &str, scripts_before: u64) {
     eventually(PATIENCE, || {
-        subscribers(server, name) > 0 && scripts(server) >= scripts_before + 2
+        server.listeners(format!("lock_release:{name}")) > 0
+            && scripts(server) >= scripts_before + 2
     });
-}
-
-/// Lets `time` go by, where nothing can be waited for.
-fn let_pass(time: Duration) {
-    assert_eq!(
-        never::<()>().recv_timeout(time),
-        Err(RecvTimeoutError::Timeout)
-    );
 }
 
 #[test]
@@ -98,7 +65,7 @@ fn a_release_wakes_a_waiter_of_another_client() {
             sleeps(
                 &server,
                 "a",
-                before - u64::from(subscribers(&server, "a") > 0),
+                before - u64::from(server.listeners("lock_release:a") > 0),
             );
             let released = Instant::now();
             let _ = guard.unlock().unwrap();
@@ -135,17 +102,17 @@ fn any_message_on_the_channel_wakes() {
     let server = Server::start();
     let client = client(&server.url());
     for payload in ["", "anything", "lock_release:a"] {
-        run(&server, "SET", &["lock:a", "foreign"]);
+        server.run("SET", &["lock:a", "foreign"]);
         let before = scripts(&server);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| client.mutex("a").lock().map(drop));
             sleeps(
                 &server,
                 "a",
-                before - u64::from(subscribers(&server, "a") > 0),
+                before - u64::from(server.listeners("lock_release:a") > 0),
             );
-            run(&server, "DEL", &["lock:a"]);
-            run(&server, "PUBLISH", &["lock_release:a", payload]);
+            server.run("DEL", &["lock:a"]);
+            server.run("PUBLISH", &["lock_release:a", payload]);
             let free = Instant::now();
             waiting.join().unwrap().unwrap();
             assert!(free.elapsed() < PROMPTLY, "{:?}", free.elapsed());
@@ -276,7 +243,9 @@ fn idle_waiting_sends_the_probe_and_nothing_else() {
                 let mutex = client.mutex(name);
                 lined_up(scope, move || mutex.lock().map(drop).unwrap());
             }
-            eventually(PATIENCE, || subscribers(&server, name) > 0);
+            eventually(PATIENCE, || {
+                server.listeners(format!("lock_release:{name}")) > 0
+            });
         }
         let calls = |command| move |server: &Server| server.calls(&[command]);
         // Each name's first waiter looks again when it hears.
@@ -388,7 +357,10 @@ fn a_contender_that_times_out_as_it_is_woken_passes_it_on() {
         thread::scope(|scope| {
             let began = Instant::now();
             let first = lined_up(scope, || {
-                client.mutex("a").try_lock_for(limit).map(drop).unwrap();
+                // On a busy machine its only look may go unanswered in that time.
+                if let Err(error) = client.mutex("a").try_lock_for(limit) {
+                    assert!(error.is_unreachable(), "{error}");
+                }
             });
             let second = lined_up(scope, || {
                 let guard = client.mutex("a").lock().unwrap();
@@ -437,9 +409,9 @@ fn a_subscriber_that_connects_again_wakes_the_waiters_to_look() {
     let server = Server::start();
     waiter_gets_it_within(ms(1_500), &server, &client(&server.url()), || {
         // Nobody tells of this.
-        run(&server, "DEL", &["lock:a"]);
+        server.run("DEL", &["lock:a"]);
         let free = Instant::now();
-        run(&server, "CLIENT", &["KILL", "TYPE", "pubsub"]);
+        server.run("CLIENT", &["KILL", "TYPE", "pubsub"]);
         free
     });
 }
@@ -453,8 +425,8 @@ fn a_subscriber_that_hangs_is_found_out() {
         let hung = proxy.that_said("SUBSCRIBE");
         assert_eq!(hung.len(), 1);
         proxy.nth(hung[0], Traffic::Stall);
-        run(&server, "DEL", &["lock:a"]);
-        run(&server, "PUBLISH", &["lock_release:a", ""]);
+        server.run("DEL", &["lock:a"]);
+        server.run("PUBLISH", &["lock_release:a", ""]);
         Instant::now()
     });
 }
@@ -469,7 +441,7 @@ fn without_any_message_the_backstop_is_the_limit() {
         .build()
         .unwrap();
     waiter_gets_it_within(backstop + ms(400), &server, &client, || {
-        run(&server, "DEL", &["lock:a"]);
+        server.run("DEL", &["lock:a"]);
         Instant::now()
     });
 }
@@ -477,7 +449,7 @@ fn without_any_message_the_backstop_is_the_limit() {
 /// A user of the server who may do everything but what `rules` take away.
 fn user(server: &Server, rules: &[&str]) -> String {
     let all = ["SETUSER", "some", "on", ">secret", "~*", "&*", "+@all"];
-    run(server, "ACL", &[&all[..], rules].concat());
+    server.run("ACL", &[&all[..], rules].concat());
     format!("redis://some:secret@127.0.0.1:{}", server.port())
 }
 
@@ -495,7 +467,7 @@ fn those_who_may_not_subscribe_look_by_themselves() {
                 (guard, Instant::now())
             });
             eventually(PATIENCE, || scripts(&server) >= before + 3);
-            assert_eq!(subscribers(&server, "a"), 0);
+            assert_eq!(server.listeners("lock_release:a"), 0);
             let free = Instant::now();
             let _ = guard.unlock().unwrap();
             let (guard, taken) = waiter.join().unwrap();
@@ -536,8 +508,8 @@ fn those_who_may_not_publish_hear_and_release_all_the_same() {
     let mute = user(&server, &["-publish"]);
     // It cannot wake its subscriber, which looks around by itself; then it hears like everybody.
     waiter_gets_it_within(PROMPTLY, &server, &client(&mute), || {
-        run(&server, "DEL", &["lock:a"]);
-        run(&server, "PUBLISH", &["lock_release:a", ""]);
+        server.run("DEL", &["lock:a"]);
+        server.run("PUBLISH", &["lock_release:a", ""]);
         Instant::now()
     });
 
@@ -552,7 +524,7 @@ fn those_who_may_not_publish_hear_and_release_all_the_same() {
         .unwrap();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| waiting.mutex("b").lock().map(drop).unwrap());
-        eventually(PATIENCE, || subscribers(&server, "b") > 0);
+        eventually(PATIENCE, || server.listeners("lock_release:b") > 0);
         let _ = guard.unlock().unwrap();
         Control::run(backstop, || waiter.join().unwrap()).no_later_than(ms(400));
     });
@@ -566,11 +538,11 @@ fn a_subscription_lingers_for_the_next_waiter_and_goes() {
     for _ in 0..3 {
         assert!(client.mutex("a").try_lock_for(ms(50)).unwrap().is_none());
         let_pass(ms(1_200));
-        assert_eq!(channels(&server), 1);
+        assert_eq!(server.channels("lock_release:*"), 1);
     }
     // One for the control channel and one for the name.
     assert_eq!(server.calls(&["subscribe"]), 2);
-    eventually(ms(14_000), || channels(&server) == 0);
+    eventually(ms(14_000), || server.channels("lock_release:*") == 0);
     drop(guard);
 }
 
@@ -602,6 +574,6 @@ fn more_subscriptions_than_can_linger_go_sooner() {
         }
     });
     // Unlike the few that came after those went.
-    eventually(ms(3_000), || channels(&server) <= 1_024);
+    eventually(ms(3_000), || server.channels("lock_release:*") <= 1_024);
     assert!(server.calls(&["subscribe"]) > 1_024);
 }

@@ -36,7 +36,6 @@ pub(crate) struct Hand {
     release: Script,
     lock: String,
     fence: String,
-    none: String,
     channel: String,
     owner: String,
 }
@@ -54,7 +53,6 @@ impl Hand {
             acquire: Script::new(acquire),
             release: Script::new(release),
             fence: format!("leasehold:fence:{{{lock}}}"),
-            none: format!("leasehold:none:{{{lock}}}"),
             channel: channel(name),
             owner: format!("bench/{}", std::process::id()),
             lock,
@@ -80,7 +78,6 @@ impl Hand {
         let answer: i64 = self
             .release
             .key(&self.lock)
-            .key(&self.none)
             .arg(id)
             .arg(&self.channel)
             .invoke(&mut self.connection)
@@ -90,6 +87,27 @@ impl Hand {
 
     pub(crate) fn pair(&mut self) {
         let id = self.acquire().expect("nobody else wants it");
+        self.release(&id);
+    }
+
+    /// The same, which waits in the same write until a replica has the lock.
+    pub(crate) fn acknowledged_pair(&mut self) {
+        let id = format!("{}:{}", self.owner, Uuid::new_v4());
+        let (granted, acknowledged): (redis::Value, usize) = redis::pipe()
+            .invoke_script(
+                self.acquire
+                    .key(&self.lock)
+                    .key(&self.fence)
+                    .arg(&id)
+                    .arg(TTL_MS),
+            )
+            .cmd("WAIT")
+            .arg(1)
+            .arg(100)
+            .query(&mut self.connection)
+            .unwrap();
+        assert!(matches!(&granted, redis::Value::Array(items) if items.len() == 2));
+        assert_eq!(acknowledged, 1);
         self.release(&id);
     }
 }

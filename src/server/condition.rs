@@ -45,9 +45,9 @@ impl Condition {
     }
 
     /// Errors, with the time to ask again, while calls are to fail at once.
-    pub(super) fn admit(&self, now: Instant) -> Result<(), Duration> {
+    pub(super) fn admit(&self) -> Result<(), Duration> {
         if self.open.load(Ordering::Relaxed) {
-            self.detail.lock().breaker.admit(now)
+            self.detail.lock().breaker.admit(Instant::now())
         } else {
             Ok(())
         }

@@ -2,11 +2,12 @@
 
 mod batch;
 mod breaker;
-pub(crate) mod cluster;
+mod cluster;
 mod condition;
 mod count;
 mod dial;
 mod fault;
+mod inquiry;
 mod line;
 mod look;
 pub(crate) mod node;
@@ -16,6 +17,7 @@ mod poll;
 mod pool;
 mod quorum;
 pub(crate) mod sentinel;
+pub(crate) mod slot_map;
 pub(crate) mod slots;
 mod tokens;
 mod votes;
@@ -33,6 +35,7 @@ use crate::kind::{Key, Keys};
 use crate::scripts::{Call, Reply};
 use crate::server::cluster::Cluster;
 use crate::server::sentinel::Sentinels;
+use crate::server::slot_map::SlotMap;
 use crate::url::Target;
 
 pub(crate) use crate::server::condition::Condition;
@@ -58,7 +61,7 @@ enum Place {
     /// All of them on one server.
     One(Arc<Server>),
     /// Each on the master that keeps its slot.
-    Cluster(Arc<Cluster>),
+    Cluster(Cluster),
     /// All of them on each of several servers.
     Quorum(Box<Quorum>),
 }
@@ -91,7 +94,7 @@ impl Servers {
     fn home(&self, key: Key<'_>) -> Arc<Server> {
         match &self.place {
             Place::One(server) => Arc::clone(server),
-            Place::Cluster(cluster) => cluster.home(key.slot()),
+            Place::Cluster(cluster) => cluster.map().home(key.slot()),
             Place::Quorum(_) => unreachable!("a quorum keeps each name on all its servers"),
         }
     }
@@ -100,7 +103,7 @@ impl Servers {
     pub(crate) fn is_home(&self, server: &Arc<Server>, key: Key<'_>) -> bool {
         match &self.place {
             Place::One(_) | Place::Quorum(_) => true,
-            Place::Cluster(cluster) => Arc::ptr_eq(&cluster.home(key.slot()), server),
+            Place::Cluster(cluster) => Arc::ptr_eq(&cluster.map().home(key.slot()), server),
         }
     }
 
@@ -223,14 +226,14 @@ impl Servers {
 
     /// Whether another server may take over, one that does not know all that the one before did.
     pub(crate) fn may_fail_over(&self) -> bool {
-        self.sentinels().is_some() || self.cluster().is_some()
+        self.sentinels().is_some() || self.slot_map().is_some()
     }
 
     /// Who knows the slots, where there are any.
-    pub(crate) fn cluster(&self) -> Option<&Arc<Cluster>> {
+    pub(crate) fn slot_map(&self) -> Option<&SlotMap> {
         match &self.place {
             Place::One(_) | Place::Quorum(_) => None,
-            Place::Cluster(cluster) => Some(cluster),
+            Place::Cluster(cluster) => Some(cluster.map()),
         }
     }
 
@@ -255,7 +258,7 @@ impl Servers {
         match &self.place {
             // Sentinels say so by themselves, and a quorum replaces none.
             Place::One(_) | Place::Quorum(_) => {}
-            Place::Cluster(cluster) => cluster.doubt(),
+            Place::Cluster(cluster) => cluster.map().doubt(),
         }
     }
 
@@ -298,7 +301,7 @@ impl Servers {
     pub(crate) fn close(&self) {
         match &self.place {
             Place::One(server) => server.close(),
-            Place::Cluster(cluster) => cluster.close(),
+            Place::Cluster(cluster) => cluster.map().close(),
             Place::Quorum(quorum) => quorum.close(),
         }
     }

@@ -9,8 +9,8 @@ use redis::{Connection, ConnectionLike, ErrorKind, RedisError, RedisResult, Valu
 use crate::config::Config;
 use crate::error::Cause;
 use crate::scripts::{Call, Reply};
-use crate::server::cluster::Cluster;
 use crate::server::sentinel::Sentinels;
+use crate::server::slot_map::SlotMap;
 use crate::url::{Address, Target};
 
 /// How long the undo behind an unanswered command may take to be written: it must not add to the
@@ -38,7 +38,7 @@ enum Origin {
     Server(Box<redis::Client>),
     Sentinels(Arc<Sentinels>),
     /// One node of a cluster.
-    Member(Box<redis::Client>, Weak<Cluster>),
+    Member(Box<redis::Client>, Weak<SlotMap>),
 }
 
 /// A connection that is logged on. Any error of reading or writing ends it: after a read that timed
@@ -85,11 +85,11 @@ impl Node {
 
     pub(crate) fn member(
         address: Address,
-        cluster: Weak<Cluster>,
+        map: Weak<SlotMap>,
         config: &Config,
     ) -> Result<Self, RedisError> {
         let client = Box::new(redis::Client::open(address.info)?);
-        let origin = Origin::Member(client, cluster);
+        let origin = Origin::Member(client, map);
         Ok(Self::with(address.label, origin, config))
     }
 
@@ -110,10 +110,10 @@ impl Node {
 
     /// A command or a connection failed: in a cluster another node may be about to take over.
     pub(crate) fn failed(&self) {
-        if let Origin::Member(_, cluster) = &self.origin
-            && let Some(cluster) = cluster.upgrade()
+        if let Origin::Member(_, map) = &self.origin
+            && let Some(map) = map.upgrade()
         {
-            cluster.doubt();
+            map.doubt();
         }
     }
 

@@ -12,13 +12,13 @@ use crate::health::HealthPart;
 use crate::name::shown;
 use crate::replicas::Replicas;
 use crate::scripts::{Call, Reply, pack_wait};
-use crate::server::cluster::Cluster;
 use crate::server::condition::Condition;
 use crate::server::fault::Fault;
 use crate::server::node::{NoWire, Node, Wire, is_hang_up, reply};
 use crate::server::peer::Peer;
 use crate::server::pool::{Lane, Lent, Pool, Refusal, Wish};
 use crate::server::sentinel::Sentinels;
+use crate::server::slot_map::SlotMap;
 use crate::stats::Histogram;
 use crate::url::{Address, Target};
 
@@ -51,10 +51,10 @@ impl Server {
     /// A node of a cluster.
     pub(super) fn member(
         address: Address,
-        cluster: Weak<Cluster>,
+        map: Weak<SlotMap>,
         config: &Config,
     ) -> Result<Self, RedisError> {
-        let node = Node::member(address, cluster, config)?;
+        let node = Node::member(address, map, config)?;
         Ok(Self {
             pool: Arc::new(Pool::new(node, config.max_connections)),
             peer: None,
@@ -94,7 +94,7 @@ impl Server {
         undo: Option<Call<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
         if lane == Lane::Capped {
-            self.condition.admit(Instant::now()).map_err(Fault::Open)?;
+            self.condition.admit().map_err(Fault::Open)?;
         }
         let mut lent = self.lend(until, lane)?;
         let sent = Instant::now();

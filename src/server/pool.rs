@@ -10,10 +10,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error, is_final_at_logon};
-use crate::server::dial::Dialing;
+use crate::server::dial::{DIALER, Dialing};
 use crate::server::node::{NoWire, Node, Wire};
-
-const DIALER: &str = "leasehold-dial";
 
 /// Whether a caller takes its turn under the cap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -114,7 +114,7 @@ impl Quorum {
     ) -> Result<(Reply, Instant), Fault> {
         let asked = Instant::now();
         if lane == Lane::Capped {
-            self.condition.admit(asked).map_err(Fault::Open)?;
+            self.condition.admit().map_err(Fault::Open)?;
         }
         let _turn = self.turns.take(lane, until)?;
         let answer = Poll::new(self, Some(call), until, stake).run();

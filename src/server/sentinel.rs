@@ -1,15 +1,13 @@
 //! Where the master is, as the sentinels say.
 
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
-use crossbeam_channel::{RecvTimeoutError, bounded};
 use parking_lot::Mutex;
-use redis::{ConnectionInfo, ErrorKind, RedisError, RedisResult};
+use redis::{ConnectionInfo, ErrorKind, RedisResult};
 
-use crate::clock::Instant;
 use crate::error::{Cause, is_final_at_logon};
+use crate::server::inquiry::{Failure, inquire};
 use crate::server::node::Wire;
 use crate::url::Sentinel;
 
@@ -98,34 +96,15 @@ impl Sentinels {
 
     /// What the first sentinel that knows the master says.
     fn ask_all(self: &Arc<Self>, timeout: Duration) -> RedisResult<Place> {
-        let (answer, answers) = bounded(self.len());
-        for n in 0..self.len() {
-            let (this, answer) = (Arc::clone(self), answer.clone());
-            let ask = move || {
-                // Nobody listens any more once another sentinel has answered.
-                let _ = answer.send(this.ask(n, timeout));
-            };
-            thread::Builder::new()
-                .name("leasehold-dial".into())
-                .spawn(ask)?;
-        }
-        drop(answer);
-        let deadline = Instant::now().after(timeout);
-        let mut silence = RedisError::from((ErrorKind::Io, "no sentinel answered in time"));
-        let mut refusals = Vec::new();
-        loop {
-            match answers.recv_timeout(Instant::now().until(deadline)) {
-                Ok(Ok(place)) => return Ok(place),
-                Ok(Err(error)) if is_final_at_logon(&error) => refusals.push(error),
-                Ok(Err(error)) => silence = error,
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
-            }
-        }
-        // A single one may have been set up wrongly, or not yet; most of them are believed.
-        match refusals.pop() {
-            Some(refusal) if (refusals.len() + 1) * 2 > self.len() => Err(refusal),
-            _ => Err(silence),
-        }
+        let ask = |n| {
+            let this = Arc::clone(self);
+            move || this.ask(n, timeout)
+        };
+        let asks = (0..self.len()).map(ask);
+        inquire(asks, timeout, is_final_at_logon).map_err(|failure| match failure {
+            Failure::Refused(error) | Failure::Silent(Some((_, error))) => error,
+            Failure::Silent(None) => (ErrorKind::Io, "no sentinel answered in time").into(),
+        })
     }
 
     /// Asks one sentinel.

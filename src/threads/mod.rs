@@ -1,8 +1,11 @@
 //! The client's threads, and what they share with each other and with the calls of users.
 
+mod aside;
 mod ballot;
 pub(crate) mod callbacks;
 pub(crate) mod io;
+mod item;
+pub(crate) mod renewal;
 pub(crate) mod site;
 pub(crate) mod subscriber;
 pub(crate) mod switches;
@@ -24,7 +27,7 @@ use crate::kind::{Found, Key, Keys};
 use crate::lease::Ask;
 use crate::lost::Lost;
 use crate::name::Name;
-use crate::server::cluster::Moved;
+use crate::server::slot_map::Moved;
 use crate::server::{Servers, Size};
 use crate::stats::{Meters, Wake};
 use crate::threads::ballot::{Ballot, Paper};
@@ -76,9 +79,9 @@ impl Shared {
             serial: AtomicU64::new(0),
             me: Weak::clone(me),
         });
-        if let Some(cluster) = shared.servers.cluster() {
+        if let Some(slots) = shared.servers.slot_map() {
             let me = Weak::clone(&shared.me);
-            cluster.follow_with(Box::new(move |moved| {
+            slots.follow_with(Box::new(move |moved| {
                 if let Some(shared) = me.upgrade() {
                     shared.slots_moved(moved);
                 }
@@ -93,7 +96,7 @@ impl Shared {
 
     pub(crate) fn keys_of_all(&self, names: Vec<Name>) -> Keys {
         let keys = Keys::all(names, &self.config.key_prefix, &self.config.channel_prefix);
-        match self.servers.cluster() {
+        match self.servers.slot_map() {
             None => keys,
             Some(_) => keys.by_slot(),
         }

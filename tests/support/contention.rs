@@ -9,10 +9,15 @@ use leasehold::{Client, Error, Unlocked};
 use redis::RedisResult;
 
 use super::child::{Child, given, say};
+use super::client::{COMMAND_TIMEOUT, builder};
 use super::server::Server;
 use super::time::{Control, Timed, eventually, ms};
 
-pub(crate) const COMMAND_TIMEOUT: Duration = ms(500);
+/// How many processes contend.
+pub(crate) const PROCESSES: usize = 8;
+
+/// What a call may be later than a plain wait of the same length.
+pub(crate) const SLACK: Duration = ms(250);
 
 /// How soon after the new master takes writes somebody holds the lock there.
 pub(crate) const GO_ON_WITHIN: Duration = ms(2_000);
@@ -193,12 +198,11 @@ pub(crate) fn contender() {
 
 /// The same, with something to see to before the client ends.
 pub(crate) fn contend_and_then(see_to: impl FnOnce()) {
-    let builder = Client::builder()
-        .connect_timeout(COMMAND_TIMEOUT)
-        .command_timeout(COMMAND_TIMEOUT)
+    let client = builder(&given("URL"))
         .ttl(ms(5_000))
-        .min_replicas(given("REPLICAS").parse().expect("a number"), ms(200));
-    let client = builder.url(given("URL")).build().expect("a URL of ours");
+        .min_replicas(given("REPLICAS").parse().expect("a number"), ms(200))
+        .build()
+        .expect("a URL of ours");
     let witness = redis::Client::open(given("WITNESS")).expect("a URL");
     let ready = Barrier::new(2);
     let is_over = AtomicBool::new(false);

@@ -8,6 +8,7 @@ mod capture;
 mod certificates;
 mod chaos;
 mod child;
+mod client;
 mod cluster;
 mod commands;
 mod contention;
@@ -25,6 +26,7 @@ mod server;
 mod snapshot;
 mod tempdir;
 mod time;
+mod unreachable;
 mod watchdog;
 
 pub(crate) use blackhole::{BlackHole, nobody};
@@ -32,9 +34,10 @@ pub(crate) use capture::{Line, captured, lines_about};
 pub(crate) use certificates::{certificate, pem, tls_server};
 pub(crate) use chaos::{Aftermath, Chaos, survivor};
 pub(crate) use child::{Child, Finished, given, role, say, threads};
+pub(crate) use client::{COMMAND_TIMEOUT, builder, client};
 pub(crate) use cluster::{Cluster, ClusterSetup};
 pub(crate) use contention::{
-    COMMAND_TIMEOUT, Contention, GO_ON_WITHIN, Outcome, Trouble, contend_and_then, contender,
+    Contention, GO_ON_WITHIN, Outcome, PROCESSES, SLACK, Trouble, contend_and_then, contender,
     until_taken,
 };
 pub(crate) use counter::{Counters, counter};
@@ -46,5 +49,6 @@ pub(crate) use replicas::Replicas;
 pub(crate) use sentinels::{Sentinels, Setup};
 pub(crate) use server::Server;
 pub(crate) use snapshot::Snapshot;
-pub(crate) use time::{Control, Timed, eventually, ms};
+pub(crate) use time::{Control, Timed, eventually, let_pass, ms};
+pub(crate) use unreachable::is_unreachable;
 pub(crate) use watchdog::{Watchdog, watchdog};

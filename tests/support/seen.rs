@@ -44,6 +44,16 @@ impl Server {
         count
     }
 
+    /// How many channels somebody listens to, of those that match.
+    pub(crate) fn channels(&self, pattern: &str) -> usize {
+        let channels: Vec<Value> = redis::cmd("PUBSUB")
+            .arg("CHANNELS")
+            .arg(pattern)
+            .query(&mut self.connection())
+            .expect("PUBSUB CHANNELS answers");
+        channels.len()
+    }
+
     /// Returns when somebody listens to the channel, and the looks that belong to that are over: from then on only a
     /// wake-up makes a waiter look before its time.
     pub(crate) fn wait_for_a_waiter(&self, channel: impl AsRef<[u8]>) {

@@ -124,6 +124,15 @@ impl Server {
         connect(&self.url(), ms(5_000)).expect("the server accepts a connection")
     }
 
+    /// Has it run a command beside the ones under test.
+    #[track_caller]
+    pub(crate) fn run(&self, command: &str, arguments: &[&str]) {
+        redis::cmd(command)
+            .arg(arguments)
+            .exec(&mut self.connection())
+            .unwrap_or_else(|error| panic!("{command} {arguments:?}: {error}"));
+    }
+
     /// One field of `INFO`.
     pub(crate) fn info(&self, section: &str, field: &str) -> Option<String> {
         let info: String = redis::cmd("INFO")

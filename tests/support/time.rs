@@ -10,6 +10,11 @@ pub(crate) const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
+/// Lets `time` go by, where nothing can be waited for.
+pub(crate) fn let_pass(time: Duration) {
+    let _ = never::<()>().recv_timeout(time);
+}
+
 /// Asks again until it is so; fails the test when it is not within the given time.
 /// Only for the state of something outside of the test, which has no channel to tell it on.
 #[track_caller]
@@ -40,7 +45,7 @@ impl Control {
         let waiting = thread::spawn(move || {
             let _ = ready.send(());
             let began = Instant::now();
-            let _ = never::<()>().recv_timeout(limit);
+            let_pass(limit);
             began.elapsed().saturating_sub(limit)
         });
         let _ = started.recv();

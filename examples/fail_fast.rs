@@ -1,0 +1,56 @@
+//! Redis hangs: after a few requests that waited for it in vain, the others are turned away at once, with a time to come again.
+
+mod support;
+
+use std::net::TcpListener;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error};
+use support::Outcome;
+
+/// What a request of ours may wait for Redis.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+fn main() -> ExitCode {
+    support::run(story, &[])
+}
+
+fn story() -> Outcome {
+    // Takes connections and never says a word, as a server does that was stopped or swaps.
+    let hung = TcpListener::bind("127.0.0.1:0")?;
+    let client = Client::builder()
+        .url(format!("redis://{}", hung.local_addr()?))
+        .connect_timeout(PATIENCE)
+        .command_timeout(PATIENCE)
+        .breaker(3)
+        .build()?;
+    let mut turned_away = 0;
+    for n in 1..=6 {
+        let began = Instant::now();
+        let answer = book(&client);
+        let took = began.elapsed();
+        println!("request {n}: {answer} after {} ms", took.as_millis());
+        if answer.starts_with("503") && took < PATIENCE / 2 {
+            turned_away += 1;
+        }
+    }
+    println!("{}", client.health());
+    if turned_away < 3 {
+        return Err("three requests should have been turned away at once".into());
+    }
+    Ok(())
+}
+
+/// A request to a booking service, and what its client is told.
+fn book(client: &Client) -> String {
+    match client.mutex("seat:12A").try_lock() {
+        Ok(Some(_guard)) => "201 booked".into(),
+        Ok(None) => "409 somebody else books this seat".into(),
+        // Nothing was sent, and nobody holds the lock for it: the request may safely come again.
+        Err(Error::CircuitOpen { retry_in }) => {
+            format!("503, Retry-After: {}", retry_in.as_secs_f64().ceil())
+        }
+        Err(error) => format!("500 ({error})"),
+    }
+}

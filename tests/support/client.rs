@@ -1,0 +1,20 @@
+//! A client of servers that fail: it soon gives one up.
+
+use std::time::Duration;
+
+use leasehold::{Client, ClientBuilder};
+
+use super::time::ms;
+
+pub(crate) const COMMAND_TIMEOUT: Duration = ms(500);
+
+pub(crate) fn builder(url: &str) -> ClientBuilder {
+    Client::builder()
+        .url(url)
+        .connect_timeout(COMMAND_TIMEOUT)
+        .command_timeout(COMMAND_TIMEOUT)
+}
+
+pub(crate) fn client(url: &str) -> Client {
+    builder(url).build().expect("a URL of ours")
+}
