@@ -13,7 +13,7 @@ use crate::lost::Lost;
 use crate::scripts::Reply;
 use crate::server::{Fault, Lane};
 use crate::threads::Shared;
-use crate::threads::io::{count, renewed};
+use crate::threads::renewal::{count, renewed};
 
 /// Asks Redis for the ttl anew.
 pub(crate) fn renew(shared: &Shared, hold: &Arc<Hold>) -> Result<(), Error> {

@@ -357,7 +357,10 @@ fn a_contender_that_times_out_as_it_is_woken_passes_it_on() {
         thread::scope(|scope| {
             let began = Instant::now();
             let first = lined_up(scope, || {
-                client.mutex("a").try_lock_for(limit).map(drop).unwrap();
+                // On a busy machine its only look may go unanswered in that time.
+                if let Err(error) = client.mutex("a").try_lock_for(limit) {
+                    assert!(error.is_unreachable(), "{error}");
+                }
             });
             let second = lined_up(scope, || {
                 let guard = client.mutex("a").lock().unwrap();

@@ -11,7 +11,7 @@ use crate::lease::Ask;
 use crate::scripts::Reply;
 use crate::server::{Counted, Fault, Size, Tally};
 use crate::threads::Shared;
-use crate::threads::io::renewed;
+use crate::threads::renewal::renewed;
 
 /// A renewal that is on its way to every server of a lease. It is over once the answers decide it: a
 /// server that hangs delays nobody.

@@ -8,21 +8,17 @@ use crossbeam_channel::{Receiver, Sender, after, never, select, unbounded};
 
 use crate::clock::{Instant, nap};
 use crate::error::Error;
-use crate::hold::Hold;
-use crate::kind::{Found, Key};
-use crate::lease::{Ask, Standing};
-use crate::lost::Lost;
-use crate::renewed::Renewed;
-use crate::replicas::Replicas;
+use crate::kind::Found;
+use crate::lease::Standing;
 use crate::scripts::{Call, Reply};
-use crate::server::{Condition, Errand, Fault, Lane, Peer, Promise, Wire};
+use crate::server::{Condition, Fault, Lane, Wire};
 use crate::threads::Shared;
+use crate::threads::aside::Aside;
 use crate::threads::ballot::Paper;
+use crate::threads::item::{Item, send_on};
 use crate::threads::site::Site;
-use crate::threads::tally::Parcel;
 use crate::threads::worker::{Worker, contain};
 use crate::undo::Undo;
-use crate::wait::Backoff;
 
 /// The most names in one write: their answers must fit into the sockets' buffers meanwhile, and come in time.
 const MOST_TOGETHER: usize = 256;
@@ -35,12 +31,6 @@ const PROBE_EVERY: Duration = Duration::from_secs(1);
 
 /// How long after its server was found to be of no more use the thread still sends on what comes.
 const LEAVE_AFTER: Duration = Duration::from_secs(2);
-/// How long answers that nobody waited for may lie: all that matters in them is what to undo, and
-/// how fast the server is.
-const TIDY_AFTER: Duration = Duration::from_millis(100);
-
-/// Between probes of a server that is left aside.
-const ASIDE: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4)).jitter(0.5);
 
 enum Job {
     Renew(Vec<Paper>),
@@ -139,50 +129,6 @@ impl Io {
     }
 }
 
-/// What one write holds a part of.
-enum Item {
-    Renew(Paper),
-    Undo(Undo),
-    Tally(Parcel),
-}
-
-impl Item {
-    fn replicas(&self) -> Option<Replicas> {
-        match self {
-            Self::Renew(paper) => paper.ballot.hold.replicas,
-            Self::Undo(_) | Self::Tally(_) => None,
-        }
-    }
-
-    fn names(&self) -> usize {
-        match self {
-            Self::Renew(paper) => paper.keys.names.len(),
-            Self::Undo(undo) => undo.keys.names.len(),
-            Self::Tally(_) => 1,
-        }
-    }
-
-    fn key(&self) -> Option<Key<'_>> {
-        match self {
-            Self::Renew(paper) => Some(paper.keys.key(0)),
-            Self::Undo(undo) => Some(undo.keys.key(0)),
-            Self::Tally(_) => None,
-        }
-    }
-
-    fn call(&self) -> Call<'_> {
-        match self {
-            Self::Renew(Paper { ballot, keys }) => {
-                let hold = &ballot.hold;
-                keys.renew(&hold.id, ballot.ask.ttl, false)
-                    .acknowledged_by(hold.replicas)
-            }
-            Self::Undo(undo) => undo.keys.release(undo.id.as_str().as_bytes()),
-            Self::Tally(parcel) => parcel.call(),
-        }
-    }
-}
-
 /// What the thread has before it.
 #[derive(Default)]
 struct Desk {
@@ -193,21 +139,14 @@ struct Desk {
     watch_at: Option<Instant>,
     /// When the thread ends, where the server is of no more use.
     leave_at: Option<Instant>,
-    /// When it is tried whether the server answers again, and how often it did not.
-    ask_at: Option<(Instant, u32)>,
-    /// When what callers have left unread is read.
-    tidy_at: Option<Instant>,
+    aside: Aside,
     /// When what was counted is told.
     tally_at: Option<Instant>,
 }
 
 impl Desk {
     fn run(mut self, shared: &Shared, site: &Site) {
-        if let Some(peer) = &site.server.peer {
-            // What the thread knew is gone if it is here for the second time, after a panic.
-            self.tidy_at = Some(Instant::START);
-            self.ask_at = peer.is_aside().then_some((Instant::START, 0));
-        }
+        self.aside = Aside::begin(site.server.peer.as_ref());
         let mut stopping = false;
         self.tally_at = shared.tally.first();
         while !stopping {
@@ -229,9 +168,9 @@ impl Desk {
                 job = site.io.jobs.try_recv().ok();
             }
             if let Some(peer) = &site.server.peer {
-                for errand in peer.desk.try_iter() {
-                    self.take(shared, site, peer, errand);
-                }
+                let left = peer.desk.try_iter();
+                let undos = left.filter_map(|errand| self.aside.take(shared, site, peer, errand));
+                self.undos.extend(undos);
             }
             let is_leaving = self.leave_at.is_some();
             self.take_due_undos(shared, &mut items, stopping || is_leaving);
@@ -258,9 +197,9 @@ impl Desk {
             if stopping {
                 // A connection that is closed with answers unread is reset, and what the network has
                 // lost of it is not sent again: the release of the last lease.
-                self.tidy_at = Some(Instant::START);
+                self.aside.tidy_now();
             }
-            contain(|| self.see_to_peer(shared, site));
+            contain(|| self.aside.see_to(shared, site));
         }
     }
 
@@ -274,8 +213,7 @@ impl Desk {
             .chain(self.probe_at)
             .chain(self.watch_at)
             .chain(self.leave_at)
-            .chain(self.ask_at.map(|(at, _)| at))
-            .chain(self.tidy_at)
+            .chain(self.aside.due())
             .chain(self.tally_at)
             .min();
         let pause = next.map(|at| nap(Instant::now(), at));
@@ -289,73 +227,11 @@ impl Desk {
         select! {
             recv(jobs) -> job => job.ok(),
             recv(peer.desk) -> errand => {
-                if let Ok(errand) = errand {
-                    self.take(shared, site, peer, errand);
-                }
+                let left = errand.ok();
+                self.undos.extend(left.and_then(|errand| self.aside.take(shared, site, peer, errand)));
                 None
             },
             recv(pause_over) -> _ => None,
-        }
-    }
-
-    fn take(&mut self, shared: &Shared, site: &Site, peer: &Peer, errand: Errand) {
-        match errand {
-            Errand::Undo(promise) => {
-                shared.sites.note_undo(&promise.id);
-                let may_yet_run = promise.may_yet_run(peer.index);
-                let Promise {
-                    keys, id, until, ..
-                } = promise;
-                self.undos.push(if may_yet_run {
-                    Undo::of_acquire(keys, id, until)
-                } else {
-                    Undo::of_release(keys, id, until)
-                });
-            }
-            Errand::Drain(line) => {
-                if !peer.drain(*line, site.server.command_timeout()) {
-                    peer.set_aside();
-                }
-            }
-            Errand::Tidy => self.tidy_at = Some(Instant::now().after(TIDY_AFTER)),
-            Errand::Probe => {
-                self.ask_at = Some((Instant::now().after(ASIDE.pause(0)), 0));
-            }
-        }
-    }
-
-    /// Tries whether a server that was left aside answers again.
-    fn see_to_peer(&mut self, shared: &Shared, site: &Site) {
-        let Some(peer) = &site.server.peer else {
-            return;
-        };
-        let now = Instant::now();
-        if self.tidy_at.is_some_and(|at| at <= now) {
-            self.tidy_at = None;
-            if !peer.tidy(site.server.command_timeout()) {
-                peer.set_aside();
-            }
-        }
-        let Some((_, failures)) = self
-            .ask_at
-            .filter(|(at, _)| *at <= now && !shared.is_closed())
-        else {
-            return;
-        };
-        let until = now.after(site.server.command_timeout());
-        match site.server.command("PING", &[], until, Lane::Free) {
-            Ok(_) => {
-                self.ask_at = None;
-                peer.is_back(now.until(Instant::now()));
-                shared.servers.peer_is_back();
-                shared.waiters.ring_all();
-                log::debug!(server = site.server.label(); "{} answers again", site.server.label());
-            }
-            Err(fault) => {
-                let pause = ASIDE.pause(failures + 1);
-                self.ask_at = Some((Instant::now().after(pause), failures.saturating_add(1)));
-                log::debug!(server = site.server.label(); "{} is left aside: {fault}", site.server.label());
-            }
         }
     }
 
@@ -489,23 +365,6 @@ impl Desk {
     }
 }
 
-/// Hands on what is kept by another server now.
-fn send_on(shared: &Shared, site: &Site, items: &mut Vec<Item>) {
-    let is_elsewhere = |key: Key<'_>| !shared.is_home(site, key);
-    for item in items.extract_if(.., |item| item.key().is_some_and(is_elsewhere)) {
-        let homes = item.key().map(|key| shared.homes(key).0);
-        // Only a cluster has names that move, and there each has one home.
-        let Some(home) = homes.and_then(|homes| homes.into_iter().next()) else {
-            continue;
-        };
-        match item {
-            Item::Renew(paper) => home.io.renew(vec![paper]),
-            Item::Undo(undo) => home.io.undo(undo),
-            Item::Tally(_) => {}
-        }
-    }
-}
-
 fn note(condition: &Condition, answer: &Result<Reply, Fault>) {
     match answer {
         Err(Fault::NotNow(cause) | Fault::NoAnswer(cause)) => {
@@ -515,77 +374,4 @@ fn note(condition: &Condition, answer: &Result<Reply, Fault>) {
             condition.answered(Instant::now());
         }
     }
-}
-
-/// Sees to the answer of a renewal, and returns what it found. A failed call is no loss; a definite
-/// "not yours" is.
-pub(crate) fn renewed(
-    shared: &Shared,
-    hold: &Arc<Hold>,
-    ask: Ask,
-    sent: Instant,
-    answer: &Result<Reply, Fault>,
-) -> Option<Found> {
-    let now = Instant::now();
-    let found = answer.as_ref().ok().and_then(Found::read);
-    // A lease that ran out before the answer came is lost for that.
-    hold.stand(now);
-    let lag = hold.answered(|lease| {
-        let lag = lease.lag(now);
-        match found {
-            Some(Found::Ours) => lease.confirmed(sent, now, ask),
-            _ => lease.unconfirmed(now),
-        }
-        lag
-    });
-    if ask.renews {
-        count(shared, found, lag);
-    }
-    match found {
-        Some(Found::Nobody) => hold.lose(Lost::Deleted),
-        Some(Found::Another) => hold.lose(Lost::Taken),
-        Some(Found::Ours) | None => {}
-    }
-    shared.look_after(hold);
-    match (found, answer) {
-        (Some(Found::Ours), _) if ask.renews => {
-            if let Standing::Held(remaining) = hold.stand(now) {
-                tell_renewal(shared, hold, remaining, sent.until(now));
-            }
-        }
-        (None, Err(fault)) => log::debug!(
-            name:% = hold.keys, holder:% = hold.id.short(), outcome = "not renewed",
-            ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
-            "not renewed {}, to be tried again: {fault}", hold.keys
-        ),
-        _ => {}
-    }
-    found
-}
-
-/// Counts a renewal that came back so long after it was due. What it found gone is a loss instead.
-pub(crate) fn count(shared: &Shared, found: Option<Found>, lag: Duration) {
-    match found {
-        Some(Found::Ours) => shared.meters.renewed(Some(lag)),
-        Some(Found::Nobody | Found::Another) => {}
-        None => shared.meters.renewed(None),
-    }
-}
-
-fn tell_renewal(shared: &Shared, hold: &Arc<Hold>, remaining: Duration, took: Duration) {
-    if let Some(on_renew) = hold.on_renew.clone() {
-        let renewed = Renewed {
-            name: hold.keys.key(0).name.clone(),
-            holder_id: hold.id.clone(),
-            fencing_token: hold.token(),
-            remaining,
-            took,
-        };
-        shared.callbacks.run(Box::new(move || on_renew(&renewed)));
-    }
-    log::debug!(
-        name:% = hold.keys, holder:% = hold.id.short(), outcome = "renewed", ttl_ms = hold.ttl_ms(),
-        remaining_ms = remaining.as_millis() as u64, trace_id = hold.trace_id.as_deref();
-        "renewed {} for {remaining:?}", hold.keys
-    );
 }

@@ -1,8 +1,11 @@
 //! The client's threads, and what they share with each other and with the calls of users.
 
+mod aside;
 mod ballot;
 pub(crate) mod callbacks;
 pub(crate) mod io;
+mod item;
+pub(crate) mod renewal;
 pub(crate) mod site;
 pub(crate) mod subscriber;
 pub(crate) mod switches;

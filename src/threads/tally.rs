@@ -118,7 +118,17 @@ impl Tally {
         shared.servers.first_keeper(self.home.key(0))
     }
 
-    /// What `site`, if it is the one that keeps the hash, is to write now. The last time is when it
+    /// One site tells for all: where a hash is kept that of its server, and else any that is at work.
+    fn is_told_by(&self, shared: &Shared, site: &Site) -> bool {
+        if self.is_shared {
+            Arc::ptr_eq(&self.server(shared), &site.server)
+        } else {
+            let first = shared.sites.all().into_iter().next();
+            first.is_some_and(|first| Arc::ptr_eq(&first.server, &site.server))
+        }
+    }
+
+    /// What `site`, if it is the one that tells, is to write now. The last time is when it
     /// is `stopping`: then all that there is.
     pub(crate) fn due(
         &self,
@@ -132,8 +142,8 @@ impl Tally {
             return Vec::new();
         }
         *at = Some(now.after(EVERY));
-        if !Arc::ptr_eq(&self.server(shared), &site.server) {
-            if !stopping {
+        if !self.is_told_by(shared, site) {
+            if self.is_shared && !stopping {
                 // It may keep no lock as yet, and then nobody has started its threads.
                 shared.homes(self.home.key(0));
             }

@@ -1,30 +1,29 @@
 //! The subscriber thread: hears releases on one connection and wakes the waiters they are for.
 
+mod line;
+mod subscription;
+
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use redis::{PushKind, Value};
 use uuid::Uuid;
 
 use crate::clock::{Instant, LONGEST_SLEEP};
-use crate::error::{Cause, Error, words};
-use crate::fair::read_grant;
+use crate::error::{Cause, Error};
 use crate::kind::Key;
 use crate::name::Name;
-use crate::server::{Condition, Fault, Lane, Server, Size, Wire};
-use crate::stats::Wake;
+use crate::server::{Condition, Fault, Lane, Server};
 use crate::threads::Shared;
 use crate::threads::site::Site;
 use crate::threads::worker::Worker;
 use crate::wait::RECONNECT;
-use crate::waiters::Voice;
 
-/// How long the thread waits for a message before it looks around: for the probe's silence, for
-/// subscriptions that nobody uses, and for those whose wake-up could not be published.
-const LOOK_AROUND: Duration = Duration::from_millis(500);
+use line::{LOOK_AROUND, Line};
+use subscription::Live;
+pub(crate) use subscription::{Part, Subscription};
 
 /// What was published to the control channel must be heard within this.
 const HEARD_WITHIN: Duration = Duration::from_secs(1);
@@ -34,9 +33,6 @@ const LINGER: Duration = Duration::from_secs(10);
 
 /// With more than this many lingering, all of them go at the next look around.
 const MOST_LINGERING: usize = 1024;
-
-/// The most SUBSCRIBEs in one write, for the same reason as in a batch.
-const MOST_TOGETHER: usize = 256;
 
 const PROBE: &[u8] = b"probe";
 
@@ -74,79 +70,6 @@ struct Channel {
     idle: Option<Instant>,
     /// It was heard on, on this connection or one before.
     was_live: bool,
-}
-
-/// Since when releases on a channel are heard, in nanoseconds of our clock.
-#[derive(Debug)]
-struct Live(AtomicU64);
-
-impl Live {
-    const NOT: u64 = u64::MAX;
-
-    fn set(&self, since: Option<Instant>) {
-        self.0
-            .store(since.map_or(Self::NOT, Instant::as_nanos), Ordering::SeqCst);
-    }
-}
-
-impl Default for Live {
-    fn default() -> Self {
-        Self(AtomicU64::new(Self::NOT))
-    }
-}
-
-/// A waiter's use of a name's channel, on all servers that keep the name.
-pub(crate) struct Subscription<'a> {
-    parts: Vec<Part<'a>>,
-    size: Size,
-}
-
-/// A waiter's use of a channel on one server.
-pub(crate) struct Part<'a> {
-    site: Arc<Site>,
-    key: Key<'a>,
-    live: Arc<Live>,
-}
-
-impl<'a> Subscription<'a> {
-    pub(crate) fn of(parts: Vec<Part<'a>>, size: Size) -> Self {
-        Self { parts, size }
-    }
-
-    /// Whether every release since `at` was heard from a majority, and is at this moment.
-    pub(crate) fn hears_since(&self, at: Instant) -> bool {
-        let heard = self.parts.iter().filter(|part| part.hears_since(at));
-        heard.count() >= self.size.needed
-    }
-
-    /// Whether its servers still keep the name, as far as is known.
-    pub(crate) fn is_at_home(&self, shared: &Shared) -> bool {
-        self.parts.iter().all(|part| part.is_at_home(shared))
-    }
-}
-
-impl Part<'_> {
-    fn hears_since(&self, at: Instant) -> bool {
-        self.live.0.load(Ordering::SeqCst) <= at.as_nanos()
-            && !self.site.subscriber.mute.load(Ordering::SeqCst)
-    }
-
-    /// Whether its server still keeps the name, as far as is known.
-    pub(crate) fn is_at_home(&self, shared: &Shared) -> bool {
-        shared.is_home(&self.site, self.key)
-    }
-}
-
-impl Drop for Part<'_> {
-    fn drop(&mut self) {
-        let mut state = self.site.subscriber.state.lock();
-        if let Some(channel) = state.channels.get_mut(self.key.channel) {
-            channel.users -= 1;
-            if channel.users == 0 {
-                channel.idle = Some(Instant::now());
-            }
-        }
-    }
 }
 
 impl Default for Subscriber {
@@ -238,7 +161,7 @@ impl Subscriber {
     pub(crate) fn hears(&self, channel: &[u8]) -> bool {
         let state = self.state.lock();
         let heard = state.channels.get(channel);
-        heard.is_some_and(|heard| heard.live.0.load(Ordering::SeqCst) != Live::NOT)
+        heard.is_some_and(|heard| heard.live.is_on())
     }
 
     /// Interrupts the thread's read. Where that fails it looks around soon by itself.
@@ -354,12 +277,7 @@ fn listen(shared: &Shared, site: &Site, failures: &mut u32) -> Result<(), String
         .server
         .wire(Instant::now().after(timeout))
         .map_err(|fault: Fault| fault.to_string())?;
-    let mut line = Line {
-        shared,
-        site,
-        wire,
-        has_warned: false,
-    };
+    let mut line = Line::new(shared, site, wire);
     let wanted: Vec<Vec<u8>> = {
         let mut state = this.state.lock();
         state.queue.clear();
@@ -390,7 +308,7 @@ fn listen(shared: &Shared, site: &Site, failures: &mut u32) -> Result<(), String
         {
             return Err("the probe was not heard".into());
         }
-        if !site.server.is_current(&line.wire) {
+        if !line.is_current() {
             return Err("the master has moved".into());
         }
         // What was queued before this connection was up woke nobody.
@@ -429,177 +347,4 @@ fn take_unused(state: &mut State, now: Instant) -> Vec<Vec<u8>> {
         over
     });
     unused.map(|(channel, _)| channel).collect()
-}
-
-/// The connection that hears.
-struct Line<'a> {
-    shared: &'a Shared,
-    site: &'a Site,
-    wire: Wire,
-    /// A refusal was logged as such; one is enough for a connection.
-    has_warned: bool,
-}
-
-impl Line<'_> {
-    /// Waits for a message for a while.
-    fn hear(&mut self) -> Result<(), String> {
-        self.wire
-            .set_timeout(LOOK_AROUND)
-            .map_err(|error| error.to_string())?;
-        match self.wire.message() {
-            Ok((channel, payload)) => self.heard(&channel, &payload),
-            Err(error) if error.is_timeout() => {}
-            Err(error) => return Err(error.to_string()),
-        }
-        Ok(())
-    }
-
-    fn heard(&self, channel: &[u8], payload: &[u8]) {
-        let this = &self.site.subscriber;
-        let mut state = this.state.lock();
-        if channel == this.control {
-            if payload == PROBE {
-                state.unheard = None;
-            } else if let Some((id, token)) = read_grant(payload) {
-                drop(state);
-                self.shared.waiters.places.granted(&id, token);
-            }
-            return;
-        }
-        let Some(name) = state
-            .channels
-            .get(channel)
-            .map(|channel| channel.name.clone())
-        else {
-            return;
-        };
-        drop(state);
-        let voice = Voice {
-            server: self.site.server.peer.as_ref().map_or(0, |peer| peer.index),
-            needed: self.shared.servers.size().needed,
-        };
-        let doubted = self.shared.waiters.announced(&name, payload, voice);
-        if let Some(hold) = doubted.and_then(|hold| hold.upgrade()) {
-            // Somebody says that a lease of ours was released: ask whether it still is ours.
-            hold.lease(|lease| lease.doubt(Instant::now()));
-            self.shared.look_after(&hold);
-        }
-    }
-
-    /// True if every channel was confirmed.
-    fn subscribe(&mut self, channels: &[Vec<u8>]) -> Result<bool, String> {
-        self.exchange("SUBSCRIBE", channels)
-    }
-
-    fn unsubscribe(&mut self, channels: &[Vec<u8>]) -> Result<(), String> {
-        self.exchange("UNSUBSCRIBE", channels).map(|_| ())
-    }
-
-    /// Sends a command for each channel, and reads every answer: a refusal too is only an answer.
-    fn exchange(&mut self, verb: &'static str, channels: &[Vec<u8>]) -> Result<bool, String> {
-        let failed = |error: redis::RedisError| error.to_string();
-        let mut confirmed = 0;
-        for some in channels.chunks(MOST_TOGETHER) {
-            let command = |channel: &Vec<u8>| redis::cmd(verb).arg(channel).get_packed_command();
-            let commands: Vec<u8> = some.iter().flat_map(command).collect();
-            // A read that times out here ends the connection, so no late answer is ever taken for
-            // another one.
-            self.wire
-                .set_timeout(self.site.server.command_timeout())
-                .map_err(failed)?;
-            self.wire.send(&commands).map_err(failed)?;
-            let mut open = some.iter();
-            while let Some(channel) = open.as_slice().first() {
-                match answer(self.wire.receive().map_err(failed)?) {
-                    Answer::Message(channel, payload) => self.heard(&channel, &payload),
-                    Answer::Done => {
-                        open.next();
-                        confirmed += 1;
-                        if verb == "SUBSCRIBE" {
-                            self.confirmed(channel);
-                        }
-                    }
-                    Answer::Refused(why) => {
-                        open.next();
-                        self.refused(verb, &why);
-                    }
-                    Answer::Other => {}
-                }
-            }
-        }
-        Ok(confirmed == channels.len())
-    }
-
-    fn refused(&mut self, verb: &str, why: &str) {
-        let level = if self.has_warned {
-            log::Level::Debug
-        } else {
-            log::Level::Warn
-        };
-        self.has_warned = true;
-        log::log!(
-            level,
-            "{verb} was refused, waiters look again by themselves: {why} (it needs +{} on their channels)",
-            verb.to_ascii_lowercase()
-        );
-    }
-
-    /// Releases on `channel` are heard from now on; those before now were not.
-    fn confirmed(&self, channel: &[u8]) {
-        // Of several that confirm at once, exactly one is to complete the majority.
-        let _confirming = self.shared.sites.confirming.lock();
-        let mut state = self.site.subscriber.state.lock();
-        let Some(confirmed) = state.channels.get_mut(channel) else {
-            return;
-        };
-        confirmed.live.set(Some(Instant::now()));
-        let name = confirmed.name.clone();
-        let why = match std::mem::replace(&mut confirmed.was_live, true) {
-            true => Wake::Reconnect,
-            false => Wake::Turn,
-        };
-        drop(state);
-        let needed = self.shared.servers.size().needed;
-        if needed == 1 || self.shared.sites.hearing(channel) == needed {
-            self.shared.waiters.look(&name, why);
-        }
-    }
-}
-
-enum Answer {
-    Message(Vec<u8>, Vec<u8>),
-    Done,
-    Refused(String),
-    Other,
-}
-
-/// Reads what may be the answer to a SUBSCRIBE, or a message that came before it.
-fn answer(value: Value) -> Answer {
-    let (kind, mut data) = match value {
-        Value::ServerError(error) => return Answer::Refused(words(&error)),
-        Value::Array(items) => {
-            let mut items = items.into_iter();
-            match items.next() {
-                Some(Value::BulkString(kind)) => (kind, items),
-                _ => return Answer::Other,
-            }
-        }
-        Value::Push { kind, data } => {
-            let kind = match kind {
-                PushKind::Message => "message",
-                PushKind::Subscribe => "subscribe",
-                PushKind::Unsubscribe => "unsubscribe",
-                _ => return Answer::Other,
-            };
-            (kind.into(), data.into_iter())
-        }
-        _ => return Answer::Other,
-    };
-    match (kind.as_slice(), data.next(), data.next()) {
-        (b"message", Some(Value::BulkString(channel)), Some(Value::BulkString(payload))) => {
-            Answer::Message(channel, payload)
-        }
-        (b"subscribe" | b"unsubscribe", ..) => Answer::Done,
-        _ => Answer::Other,
-    }
 }

@@ -1,0 +1,70 @@
+//! What one write of the io thread holds a part of.
+
+use crate::kind::Key;
+use crate::replicas::Replicas;
+use crate::scripts::Call;
+use crate::threads::Shared;
+use crate::threads::ballot::Paper;
+use crate::threads::site::Site;
+use crate::threads::tally::Parcel;
+use crate::undo::Undo;
+
+pub(super) enum Item {
+    Renew(Paper),
+    Undo(Undo),
+    Tally(Parcel),
+}
+
+impl Item {
+    pub(super) fn replicas(&self) -> Option<Replicas> {
+        match self {
+            Self::Renew(paper) => paper.ballot.hold.replicas,
+            Self::Undo(_) | Self::Tally(_) => None,
+        }
+    }
+
+    pub(super) fn names(&self) -> usize {
+        match self {
+            Self::Renew(paper) => paper.keys.names.len(),
+            Self::Undo(undo) => undo.keys.names.len(),
+            Self::Tally(_) => 1,
+        }
+    }
+
+    fn key(&self) -> Option<Key<'_>> {
+        match self {
+            Self::Renew(paper) => Some(paper.keys.key(0)),
+            Self::Undo(undo) => Some(undo.keys.key(0)),
+            Self::Tally(_) => None,
+        }
+    }
+
+    pub(super) fn call(&self) -> Call<'_> {
+        match self {
+            Self::Renew(Paper { ballot, keys }) => {
+                let hold = &ballot.hold;
+                keys.renew(&hold.id, ballot.ask.ttl, false)
+                    .acknowledged_by(hold.replicas)
+            }
+            Self::Undo(undo) => undo.keys.release(undo.id.as_str().as_bytes()),
+            Self::Tally(parcel) => parcel.call(),
+        }
+    }
+}
+
+/// Hands on what is kept by another server now.
+pub(super) fn send_on(shared: &Shared, site: &Site, items: &mut Vec<Item>) {
+    let is_elsewhere = |key: Key<'_>| !shared.is_home(site, key);
+    for item in items.extract_if(.., |item| item.key().is_some_and(is_elsewhere)) {
+        let homes = item.key().map(|key| shared.homes(key).0);
+        // Only a cluster has names that move, and there each has one home.
+        let Some(home) = homes.and_then(|homes| homes.into_iter().next()) else {
+            continue;
+        };
+        match item {
+            Item::Renew(paper) => home.io.renew(vec![paper]),
+            Item::Undo(undo) => home.io.undo(undo),
+            Item::Tally(_) => {}
+        }
+    }
+}

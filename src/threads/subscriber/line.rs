@@ -1,0 +1,209 @@
+//! The connection that hears: SUBSCRIBE, its confirmations, and the messages.
+
+use std::time::Duration;
+
+use redis::{PushKind, Value};
+
+use crate::clock::Instant;
+use crate::error::words;
+use crate::fair::read_grant;
+use crate::server::Wire;
+use crate::stats::Wake;
+use crate::threads::Shared;
+use crate::threads::site::Site;
+use crate::threads::subscriber::PROBE;
+use crate::waiters::Voice;
+
+/// How long the thread waits for a message before it looks around: for the probe's silence, for
+/// subscriptions that nobody uses, and for those whose wake-up could not be published.
+pub(super) const LOOK_AROUND: Duration = Duration::from_millis(500);
+
+/// The most SUBSCRIBEs in one write, for the same reason as in a batch.
+const MOST_TOGETHER: usize = 256;
+
+/// The connection that hears.
+pub(super) struct Line<'a> {
+    shared: &'a Shared,
+    site: &'a Site,
+    wire: Wire,
+    /// A refusal was logged as such; one is enough for a connection.
+    has_warned: bool,
+}
+
+impl<'a> Line<'a> {
+    pub(super) fn new(shared: &'a Shared, site: &'a Site, wire: Wire) -> Self {
+        Self {
+            shared,
+            site,
+            wire,
+            has_warned: false,
+        }
+    }
+
+    /// Whether it leads to the server that takes the locks now, as far as is known.
+    pub(super) fn is_current(&self) -> bool {
+        self.site.server.is_current(&self.wire)
+    }
+
+    /// Waits for a message for a while.
+    pub(super) fn hear(&mut self) -> Result<(), String> {
+        self.wire
+            .set_timeout(LOOK_AROUND)
+            .map_err(|error| error.to_string())?;
+        match self.wire.message() {
+            Ok((channel, payload)) => self.heard(&channel, &payload),
+            Err(error) if error.is_timeout() => {}
+            Err(error) => return Err(error.to_string()),
+        }
+        Ok(())
+    }
+
+    fn heard(&self, channel: &[u8], payload: &[u8]) {
+        let this = &self.site.subscriber;
+        let mut state = this.state.lock();
+        if channel == this.control {
+            if payload == PROBE {
+                state.unheard = None;
+            } else if let Some((id, token)) = read_grant(payload) {
+                drop(state);
+                self.shared.waiters.places.granted(&id, token);
+            }
+            return;
+        }
+        let Some(name) = state
+            .channels
+            .get(channel)
+            .map(|channel| channel.name.clone())
+        else {
+            return;
+        };
+        drop(state);
+        let voice = Voice {
+            server: self.site.server.peer.as_ref().map_or(0, |peer| peer.index),
+            needed: self.shared.servers.size().needed,
+        };
+        let doubted = self.shared.waiters.announced(&name, payload, voice);
+        if let Some(hold) = doubted.and_then(|hold| hold.upgrade()) {
+            // Somebody says that a lease of ours was released: ask whether it still is ours.
+            hold.lease(|lease| lease.doubt(Instant::now()));
+            self.shared.look_after(&hold);
+        }
+    }
+
+    /// True if every channel was confirmed.
+    pub(super) fn subscribe(&mut self, channels: &[Vec<u8>]) -> Result<bool, String> {
+        self.exchange("SUBSCRIBE", channels)
+    }
+
+    pub(super) fn unsubscribe(&mut self, channels: &[Vec<u8>]) -> Result<(), String> {
+        self.exchange("UNSUBSCRIBE", channels).map(|_| ())
+    }
+
+    /// Sends a command for each channel, and reads every answer: a refusal too is only an answer.
+    fn exchange(&mut self, verb: &'static str, channels: &[Vec<u8>]) -> Result<bool, String> {
+        let failed = |error: redis::RedisError| error.to_string();
+        let mut confirmed = 0;
+        for some in channels.chunks(MOST_TOGETHER) {
+            let command = |channel: &Vec<u8>| redis::cmd(verb).arg(channel).get_packed_command();
+            let commands: Vec<u8> = some.iter().flat_map(command).collect();
+            // A read that times out here ends the connection, so no late answer is ever taken for
+            // another one.
+            self.wire
+                .set_timeout(self.site.server.command_timeout())
+                .map_err(failed)?;
+            self.wire.send(&commands).map_err(failed)?;
+            let mut open = some.iter();
+            while let Some(channel) = open.as_slice().first() {
+                match answer(self.wire.receive().map_err(failed)?) {
+                    Answer::Message(channel, payload) => self.heard(&channel, &payload),
+                    Answer::Done => {
+                        open.next();
+                        confirmed += 1;
+                        if verb == "SUBSCRIBE" {
+                            self.confirmed(channel);
+                        }
+                    }
+                    Answer::Refused(why) => {
+                        open.next();
+                        self.refused(verb, &why);
+                    }
+                    Answer::Other => {}
+                }
+            }
+        }
+        Ok(confirmed == channels.len())
+    }
+
+    fn refused(&mut self, verb: &str, why: &str) {
+        let level = if self.has_warned {
+            log::Level::Debug
+        } else {
+            log::Level::Warn
+        };
+        self.has_warned = true;
+        log::log!(
+            level,
+            "{verb} was refused, waiters look again by themselves: {why} (it needs +{} on their channels)",
+            verb.to_ascii_lowercase()
+        );
+    }
+
+    /// Releases on `channel` are heard from now on; those before now were not.
+    fn confirmed(&self, channel: &[u8]) {
+        // Of several that confirm at once, exactly one is to complete the majority.
+        let _confirming = self.shared.sites.confirming.lock();
+        let mut state = self.site.subscriber.state.lock();
+        let Some(confirmed) = state.channels.get_mut(channel) else {
+            return;
+        };
+        confirmed.live.set(Some(Instant::now()));
+        let name = confirmed.name.clone();
+        let why = match std::mem::replace(&mut confirmed.was_live, true) {
+            true => Wake::Reconnect,
+            false => Wake::Turn,
+        };
+        drop(state);
+        let needed = self.shared.servers.size().needed;
+        if needed == 1 || self.shared.sites.hearing(channel) == needed {
+            self.shared.waiters.look(&name, why);
+        }
+    }
+}
+
+enum Answer {
+    Message(Vec<u8>, Vec<u8>),
+    Done,
+    Refused(String),
+    Other,
+}
+
+/// Reads what may be the answer to a SUBSCRIBE, or a message that came before it.
+fn answer(value: Value) -> Answer {
+    let (kind, mut data) = match value {
+        Value::ServerError(error) => return Answer::Refused(words(&error)),
+        Value::Array(items) => {
+            let mut items = items.into_iter();
+            match items.next() {
+                Some(Value::BulkString(kind)) => (kind, items),
+                _ => return Answer::Other,
+            }
+        }
+        Value::Push { kind, data } => {
+            let kind = match kind {
+                PushKind::Message => "message",
+                PushKind::Subscribe => "subscribe",
+                PushKind::Unsubscribe => "unsubscribe",
+                _ => return Answer::Other,
+            };
+            (kind.into(), data.into_iter())
+        }
+        _ => return Answer::Other,
+    };
+    match (kind.as_slice(), data.next(), data.next()) {
+        (b"message", Some(Value::BulkString(channel)), Some(Value::BulkString(payload))) => {
+            Answer::Message(channel, payload)
+        }
+        (b"subscribe" | b"unsubscribe", ..) => Answer::Done,
+        _ => Answer::Other,
+    }
+}
