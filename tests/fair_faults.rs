@@ -229,6 +229,32 @@ fn a_message_that_is_lost_costs_a_refresh() {
     nothing_stays(&server);
 }
 
+/// What was not heard is asked about as soon as messages are heard again, and not by the next refresh.
+#[test]
+fn a_subscription_that_comes_back_is_a_reason_to_ask() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let guard = fair(&server).lock().unwrap();
+    let waiter = client(&proxy.url());
+    let refreshed = || waiter.stats().totals.wakes_backstop;
+    thread::scope(|scope| {
+        let waiting = waits(scope, &server, waiter.fair_mutex("a"));
+        let hears = proxy.that_said("SUBSCRIBE");
+        assert_eq!(hears.len(), 1);
+        proxy.nth(hears[0], Traffic::DropReplies);
+        // It has just asked by itself, and does not for a while.
+        let before = refreshed();
+        eventually(PATIENCE, || refreshed() > before);
+        let before = refreshed();
+        released(guard);
+        proxy.nth(hears[0], Traffic::Cut);
+        released(waiting.join().unwrap().0);
+        assert_eq!(refreshed(), before);
+        assert_eq!(waiter.stats().totals.wakes_reconnect, 1);
+    });
+    nothing_stays(&server);
+}
+
 /// The message comes when the grant has lapsed, and there is nobody to ask: it is not believed.
 #[test]
 fn a_message_that_comes_late_makes_no_second_holder() {
