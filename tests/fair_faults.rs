@@ -27,7 +27,7 @@ const COMMAND_TIMEOUT: Duration = ms(200);
 
 #[test]
 fn child() {
-    support::role(&[("waiter", waiter)]);
+    support::role(&[("waiter", waiter), ("member", member)]);
 }
 
 /// Takes the lock when its turn comes, and gives it back when told to by its key.
@@ -225,6 +225,66 @@ fn a_message_that_is_lost_costs_a_refresh() {
         assert_eq!(hears.len(), 1);
         proxy.nth(hears[0], Traffic::DropReplies);
         released(has_it_within(REFRESH, waiting, || released(guard)));
+    });
+    nothing_stays(&server);
+}
+
+/// What was not heard is asked about as soon as messages are heard again, and not by the next refresh.
+#[test]
+fn a_subscription_that_comes_back_is_a_reason_to_ask() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let guard = fair(&server).lock().unwrap();
+    let waiter = client(&proxy.url());
+    let refreshed = || waiter.stats().totals.wakes_backstop;
+    thread::scope(|scope| {
+        let waiting = waits(scope, &server, waiter.fair_mutex("a"));
+        let hears = proxy.that_said("SUBSCRIBE");
+        assert_eq!(hears.len(), 1);
+        proxy.nth(hears[0], Traffic::DropReplies);
+        // It has just asked by itself, and does not for a while.
+        let before = refreshed();
+        eventually(PATIENCE, || refreshed() > before);
+        let before = refreshed();
+        released(guard);
+        proxy.nth(hears[0], Traffic::Cut);
+        released(waiting.join().unwrap().0);
+        assert_eq!(refreshed(), before);
+        assert_eq!(waiter.stats().totals.wakes_reconnect, 1);
+    });
+    nothing_stays(&server);
+}
+
+/// The message comes when the grant has lapsed, and there is nobody to ask: it is not believed.
+#[test]
+fn a_message_that_comes_late_makes_no_second_holder() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let guard = fair(&server).lock().unwrap();
+    thread::scope(|scope| {
+        let waiting = waits(scope, &server, client(&proxy.url()).fair_mutex("a"));
+        let hears = proxy.that_said("SUBSCRIBE");
+        assert_eq!(hears.len(), 1);
+        proxy.all(Traffic::StallReplies);
+        let mine = holder(&server);
+        released(guard);
+        let granted = holder(&server);
+        assert!(granted.is_some() && granted != mine);
+        let other = fair(&server).try_lock_for(PATIENCE).unwrap();
+        let other = other.expect("it lapses");
+        proxy.nth(hears[0], Traffic::Pass);
+        assert!(never::<()>().recv_timeout(ms(400)).is_err());
+        assert!(other.is_held() && !waiting.is_finished());
+        proxy.all(Traffic::Pass);
+        eventually(PATIENCE, || queued(&server) == 1);
+        released(other);
+        let (guard, _) = waiting.join().unwrap();
+        assert_ne!(
+            Some(guard.holder_id().to_string()),
+            granted,
+            "an id is granted once"
+        );
+        released(guard);
     });
     nothing_stays(&server);
 }
@@ -553,4 +613,85 @@ fn a_server_that_is_away_for_too_long_ends_the_wait() {
         server.resume();
     });
     eventually(ms(5_000), || queued(&server) == 0);
+}
+
+/// What the lock protects: turns away whoever was overtaken.
+const WRITE: &str = "
+if tonumber(ARGV[1]) < tonumber(redis.call('GET', 'newest') or 0) then return 0 end
+redis.call('SET', 'newest', ARGV[1])
+return redis.call('INCR', 'writes')
+";
+
+/// Writes under the lock over and over. One that surely holds it is never turned away.
+fn member() {
+    let client = Client::builder()
+        .url(given("URL"))
+        .ttl(TTL)
+        .build()
+        .unwrap();
+    let mutex = client.fair_mutex("a");
+    let mut resource = redis::Client::open(given("URL"))
+        .unwrap()
+        .get_connection()
+        .unwrap();
+    say("asks");
+    loop {
+        let guard = mutex.lock().unwrap();
+        let token = guard.fencing_token().value();
+        let mut write = redis::cmd("EVAL");
+        let written: u64 = write
+            .arg(WRITE)
+            .arg(0)
+            .arg(token)
+            .query(&mut resource)
+            .unwrap();
+        if written == 0 && guard.is_held() {
+            redis::cmd("INCR")
+                .arg("overtaken")
+                .exec(&mut resource)
+                .unwrap();
+        }
+        drop(guard);
+    }
+}
+
+const TTL: Duration = ms(800);
+
+/// Processes that are killed and stopped, holding, waiting or as their turn comes.
+#[test]
+fn a_fleet_goes_on_in_order_whatever_befalls_its_members() {
+    let server = Server::start();
+    let url = server.url();
+    let given = [("URL", &*url)];
+    let mut members: Vec<_> = (0..6).map(|_| Child::spawn("member", &given)).collect();
+    let number = |key: &str| -> u64 {
+        let mut get = redis::cmd("GET");
+        let number: Option<u64> = get.arg(key).query(&mut server.connection()).unwrap();
+        number.unwrap_or(0)
+    };
+    for round in 0..12_usize {
+        // One of each, and the next ones in every round.
+        let n = round % members.len();
+        members[n].pause();
+        let dead = (n + 3) % members.len();
+        members[dead].kill();
+        members[dead] = Child::spawn("member", &given);
+        let before = number("writes");
+        // A holder that was killed, one that was stopped, one that had just got it of each kind; and a refresh.
+        eventually(4 * TTL + REFRESH + SLACK, || number("writes") > before + 50);
+        members[n].resume();
+    }
+    assert_eq!(
+        number("overtaken"),
+        0,
+        "by somebody, while it held the lock"
+    );
+    members.iter_mut().for_each(Child::kill);
+    for key in ["newest", "writes", "overtaken"] {
+        run(&server, &["DEL", key]);
+    }
+    eventually(ms(20_000), || {
+        let mut keys = server.keys().into_iter();
+        keys.all(|key| key.starts_with(b"leasehold:fence:"))
+    });
 }
