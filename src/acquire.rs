@@ -48,7 +48,9 @@ pub(crate) fn acquire(
     let outcome = take(shared, keys, settings, patience, start, &mut has_waited);
     let counters = &shared.meters.counters;
     match (&outcome, patience) {
-        (Ok(Some(hold)), _) => shared.meters.acquired(has_waited, start.until(hold.since)),
+        (Ok(Some(hold)), _) => shared
+            .meters
+            .acquired(has_waited, start.until(hold.since())),
         (Ok(None), Patience::Until(deadline)) if Instant::now() >= deadline => {
             counters.timed_out.up();
         }

@@ -10,7 +10,7 @@ use crate::clock::Instant;
 use crate::config::{Settings, Terms};
 use crate::error::{Cause, Error};
 use crate::few::Few;
-use crate::hold::{Hold, Live};
+use crate::hold::{Hold, Live, Tenure};
 use crate::holder::HolderId;
 use crate::kind::{Acquired, Keys};
 use crate::lease::Lease;
@@ -241,18 +241,16 @@ impl<'a> Attempt<'a> {
         until: Instant,
     ) -> Result<Proposed, Fault> {
         let (shared, keys) = (self.shared, self.keys);
+        // Whatever is granted comes with a token.
+        let token = *tokens.first().expect("a token of what is held");
         let hold = Arc::new(Hold {
             keys: Arc::clone(keys),
             id,
             tokens,
             receipt,
             serial: shared.next_serial(),
-            since,
             replicas: self.terms.replicas,
-            trace_id: self.settings.trace_id.clone(),
-            on_lost: self.settings.on_lost.clone(),
-            on_renew: self.settings.on_renew.clone(),
-            live: Live::new(lease),
+            live: Live::new(lease, self.tenure(token, since)),
         });
         for before in shared.waiters.granted(&hold) {
             let Some(before) = before.upgrade() else {
@@ -269,6 +267,17 @@ impl<'a> Attempt<'a> {
         }
         self.log_granted(&hold);
         Ok(Proposed::Looked(Look::Granted(hold)))
+    }
+
+    /// Of the call that this attempt is for.
+    fn tenure(&self, token: FencingToken, since: Instant) -> Tenure {
+        Tenure {
+            token,
+            since,
+            trace_id: self.settings.trace_id.clone(),
+            on_lost: self.settings.on_lost.clone(),
+            on_renew: self.settings.on_renew.clone(),
+        }
     }
 
     /// Undoes, in the background, what may have been acquired under `id` or may yet be.
@@ -379,7 +388,7 @@ impl<'a> Attempt<'a> {
         log::debug!(
             name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(),
             ttl_ms = self.terms.ttl.as_millis() as u64, waited_us = waited.as_micros() as u64,
-            outcome = "acquired", trace_id = hold.trace_id.as_deref();
+            outcome = "acquired", trace_id = hold.trace_id().as_deref();
             "acquired {} (holder {}, token {}, ttl {:?}, waited {waited:?})",
             hold.keys, hold.id.short(), hold.token(), self.terms.ttl
         );

@@ -1,4 +1,4 @@
-//! A lease in use: what its guard, the timer and the renewals share.
+//! A lease in use: what its guards, the timer and the renewals share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,20 +21,25 @@ use crate::token::FencingToken;
 pub(crate) struct Hold {
     pub(crate) keys: Arc<Keys>,
     pub(crate) id: HolderId,
-    /// One for each name, or one for all of them.
+    /// As they were granted: one for each name, or one for all of them.
     pub(crate) tokens: Few<FencingToken>,
     /// Which servers took it, where there are several.
     pub(crate) receipt: Option<Arc<Receipt>>,
     /// Names this hold in the timer's order; two may be due at the same instant.
     pub(crate) serial: u64,
-    /// When it was granted, by the answer to the acquiring command.
-    pub(crate) since: Instant,
     /// Who must acknowledge its renewals.
     pub(crate) replicas: Option<Replicas>,
+    pub(crate) live: Live,
+}
+
+/// One holder's time with a lease.
+pub(crate) struct Tenure {
+    /// What tells this holder from others of the same lease: the first of its tokens.
+    pub(crate) token: FencingToken,
+    pub(crate) since: Instant,
     pub(crate) trace_id: Option<Arc<str>>,
     pub(crate) on_lost: Option<Arc<OnLost>>,
     pub(crate) on_renew: Option<Arc<OnRenew>>,
-    pub(crate) live: Live,
 }
 
 /// What changes about a hold, for its own methods alone.
@@ -48,6 +53,7 @@ pub(crate) struct Live {
 
 struct State {
     lease: Lease,
+    tenure: Tenure,
     listeners: Vec<Sender<Lost>>,
     /// The loss was told to the callbacks and the waiters.
     told: bool,
@@ -55,10 +61,21 @@ struct State {
     let_go: bool,
 }
 
+impl State {
+    fn stand_for(&mut self, token: FencingToken, now: Instant) -> Standing {
+        if self.tenure.token == token {
+            self.lease.stand(now)
+        } else {
+            Standing::Released
+        }
+    }
+}
+
 impl Live {
-    pub(crate) fn new(lease: Lease) -> Self {
+    pub(crate) fn new(lease: Lease, tenure: Tenure) -> Self {
         let state = State {
             lease,
+            tenure,
             listeners: Vec::new(),
             told: false,
             let_go: false,
@@ -72,32 +89,53 @@ impl Live {
 }
 
 impl Hold {
-    /// That of the first name.
+    /// That of who holds it now.
     pub(crate) fn token(&self) -> FencingToken {
-        // Whatever is granted comes with one.
-        *self.tokens.first().expect("a token of what is held")
+        self.live.state.lock().tenure.token
     }
 
-    /// That of a name, if it is one of those that are held.
-    pub(crate) fn token_of(&self, name: &Name) -> Option<FencingToken> {
+    /// That of a name, if it is one of those that are held, for the holder that has `token`.
+    pub(crate) fn token_of(&self, name: &Name, token: FencingToken) -> Option<FencingToken> {
         let n = self.keys.names.iter().position(|held| held == name)?;
-        Some(self.tokens.get(n).copied().unwrap_or_else(|| self.token()))
+        // What is handed on has one name.
+        Some(match &*self.tokens {
+            [_] => token,
+            each => each.get(n).copied().unwrap_or(token),
+        })
     }
 
-    /// How the lease stands at `now`. Whoever finds it ended latches that for all.
+    /// Since when who holds it now does so.
+    pub(crate) fn since(&self) -> Instant {
+        self.live.state.lock().tenure.since
+    }
+
+    pub(crate) fn trace_id(&self) -> Option<Arc<str>> {
+        self.live.state.lock().tenure.trace_id.clone()
+    }
+
+    pub(crate) fn on_renew(&self) -> Option<Arc<OnRenew>> {
+        self.live.state.lock().tenure.on_renew.clone()
+    }
+
+    /// How the lease stands at `now`, whoever holds it. Whoever finds it ended latches that for all.
     pub(crate) fn stand(&self, now: Instant) -> Standing {
-        self.latching(|lease| lease.stand(now))
+        self.latching_state(|state| state.lease.stand(now))
+    }
+
+    /// How the lease stands at `now` for the holder that has `token`: released, for an earlier one.
+    pub(crate) fn stand_for(&self, token: FencingToken, now: Instant) -> Standing {
+        self.latching_state(|state| state.stand_for(token, now))
     }
 
     /// Ends the lease, unless it has ended or is being released.
     pub(crate) fn lose(&self, lost: Lost) {
-        self.latching(|lease| lease.lose(lost));
+        self.latching_state(|state| state.lease.lose(lost));
     }
 
-    /// The holder lets go: how the lease stood until then. `None` if it has let go before.
-    pub(crate) fn release(&self, now: Instant) -> Option<Standing> {
+    /// The holder that has `token` lets go: how the lease stood until then. `None` if it has let go before.
+    pub(crate) fn release(&self, token: FencingToken, now: Instant) -> Option<Standing> {
         self.latching_state(|state| {
-            if std::mem::replace(&mut state.let_go, true) {
+            if state.tenure.token != token || std::mem::replace(&mut state.let_go, true) {
                 return None;
             }
             let standing = state.lease.release(now);
@@ -110,14 +148,12 @@ impl Hold {
     }
 
     /// A receiver of its own: one message on loss, then, or on release, disconnected.
-    pub(crate) fn listen(&self, now: Instant) -> Receiver<Lost> {
+    pub(crate) fn listen(&self, token: FencingToken, now: Instant) -> Receiver<Lost> {
         let (sender, receiver) = bounded(1);
-        match self.stand(now) {
+        self.latching_state(|state| match state.stand_for(token, now) {
             Standing::Released => {}
-            Standing::Held(_) | Standing::Lost(_) => {
-                self.latching_state(|state| state.listeners.push(sender))
-            }
-        }
+            Standing::Held(_) | Standing::Lost(_) => state.listeners.push(sender),
+        });
         receiver
     }
 
@@ -126,16 +162,12 @@ impl Hold {
         self.lease(|lease| lease.ttl()).as_millis() as u64
     }
 
-    /// The loss, for the one call that then tells it to the callbacks and the waiters.
-    pub(crate) fn untold(&self) -> Option<Lost> {
+    /// The loss, and the holder's callback, for the one call that then tells it to that and to the waiters.
+    pub(crate) fn untold(&self) -> Option<(Lost, Option<Arc<OnLost>>)> {
         let mut state = self.live.state.lock();
         let lost = state.lease.lost().filter(|_| !state.told)?;
         state.told = true;
-        Some(lost)
-    }
-
-    fn latching<T>(&self, act: impl FnOnce(&mut Lease) -> T) -> T {
-        self.latching_state(|state| act(&mut state.lease))
+        Some((lost, state.tenure.on_lost.clone()))
     }
 
     /// Acts on the state, and tells a loss to those who listen: they hear of it at once, whoever
@@ -164,16 +196,20 @@ impl Hold {
         result
     }
 
-    /// Begins a renewal or extend by `ask` as soon as none is on its way; `None` past `until`, or
-    /// once the lease has ended.
+    /// Begins a renewal or extend by `ask`, for the holder that has `token`, as soon as none is on its
+    /// way; `None` past `until`, or once the lease has ended.
     pub(crate) fn begin<T>(
         &self,
+        token: FencingToken,
         until: Instant,
         ask: impl Fn(&mut Lease, Instant) -> Option<T>,
     ) -> Option<T> {
         let mut state = self.live.state.lock();
         loop {
             let now = Instant::now();
+            if state.tenure.token != token {
+                return None;
+            }
             if !state.lease.is_asking() {
                 return ask(&mut state.lease, now);
             }
@@ -200,7 +236,7 @@ impl std::fmt::Debug for Hold {
         f.debug_struct("Hold")
             .field("name", &self.keys.names)
             .field("id", &self.id)
-            .field("token", &self.tokens)
+            .field("tokens", &self.tokens)
             .finish_non_exhaustive()
     }
 }

@@ -10,6 +10,7 @@ use crate::lease::{Lease, Standing};
 use crate::lost::Lost;
 use crate::server::{Fault, Lane, Stake};
 use crate::threads::Shared;
+use crate::token::FencingToken;
 use crate::undo::Undo;
 use crate::wait::RECONNECT;
 
@@ -24,18 +25,19 @@ pub enum Unlocked {
     AlreadyLost(Lost),
 }
 
-/// Releases a lease at `now`, by `deadline`. Where no answer comes in that time the release is
+/// Releases a lease at `now`, by `deadline`, for the holder that has `token`. Where no answer comes in that time the release is
 /// repeated in the background.
 pub(crate) fn release(
     shared: &Shared,
     hold: &Arc<Hold>,
+    token: FencingToken,
     now: Instant,
     deadline: Instant,
 ) -> Result<Unlocked, Error> {
-    match hold.release(now) {
+    match hold.release(token, now) {
         Some(Standing::Held(_)) => {}
         Some(Standing::Lost(lost)) => {
-            shared.meters.let_go(false, hold.since.until(now));
+            shared.meters.let_go(false, hold.since().until(now));
             late(shared, hold, lost);
             return Ok(Unlocked::AlreadyLost(lost));
         }
@@ -44,7 +46,7 @@ pub(crate) fn release(
     shared.timer.forget(hold);
     let outcome = ask_until_answered(shared, hold, deadline);
     let in_time = !matches!(outcome, Ok(Unlocked::AlreadyLost(_)));
-    shared.meters.let_go(in_time, hold.since.until(now));
+    shared.meters.let_go(in_time, hold.since().until(now));
     match &outcome {
         Ok(Unlocked::AlreadyLost(lost)) => {
             hold.lease(|lease| lease.was_lost(*lost));
@@ -159,7 +161,7 @@ fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
     }
     log::warn!(
         name:% = hold.keys, holder:% = hold.id.short(), outcome:% = lost,
-        ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
+        ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();
         "the lease on {} had ended before the release{}: {lost}",
         hold.keys, if lost == Lost::Expired { ": ttl too short" } else { "" }
     );
@@ -168,7 +170,7 @@ fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
 /// Gives back at once what was granted to a client that is being shut down: nobody has seen it yet,
 /// so nobody is told.
 pub(crate) fn abandon(shared: &Shared, hold: &Arc<Hold>, until: Instant) {
-    hold.release(Instant::now());
+    hold.release(hold.token(), Instant::now());
     shared.timer.forget(hold);
     shared.waiters.ended(hold, true);
     for part in hold.keys.parts() {
@@ -196,7 +198,7 @@ fn log(hold: &Hold, outcome: &str, error: Option<&Error>) {
     log::log!(
         if error.is_some() { log::Level::Warn } else { log::Level::Debug },
         name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(), outcome = outcome,
-        ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
+        ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();
         "{outcome} {} (holder {}){why}", hold.keys, hold.id.short()
     );
 }
