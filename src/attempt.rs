@@ -1,6 +1,6 @@
 //! One attempt to take a lock, and how often it is made while Redis does not answer.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use crate::clock::Instant;
 use crate::config::{Settings, Terms};
 use crate::error::{Cause, Error};
 use crate::few::Few;
+use crate::handoff::Run;
 use crate::hold::{Hold, Live, Tenure};
 use crate::holder::HolderId;
 use crate::kind::{Acquired, Keys};
@@ -41,6 +42,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) terms: Terms,
     /// When the call began.
     pub(crate) start: Instant,
+    /// Others wait for the name in this client.
+    pub(crate) has_company: Cell<bool>,
     /// The last thing that Redis or the system said, which tells more than that time ran out.
     said: RefCell<Option<Cause>>,
 }
@@ -81,6 +84,7 @@ impl<'a> Attempt<'a> {
             settings,
             terms,
             start,
+            has_company: Cell::new(false),
             said: RefCell::default(),
         }
     }
@@ -146,7 +150,7 @@ impl<'a> Attempt<'a> {
         let shared = self.shared;
         let acquire = shared
             .servers
-            .acquire(part, id, self.terms.ttl, above)
+            .acquire(part, id, self.terms.ttl, above, self.block())
             .acknowledged_by(self.terms.replicas);
         let stake = Stake {
             keys: part,
@@ -250,6 +254,7 @@ impl<'a> Attempt<'a> {
             receipt,
             serial: shared.next_serial(),
             replicas: self.terms.replicas,
+            run: Run::new(token, self.block(), since),
             live: Live::new(lease, self.tenure(token, since)),
         });
         for before in shared.waiters.granted(&hold) {
@@ -269,11 +274,20 @@ impl<'a> Attempt<'a> {
         Ok(Proposed::Looked(Look::Granted(hold)))
     }
 
+    /// How many tokens are reserved: more than one where there is somebody to hand the lock on to.
+    fn block(&self) -> u64 {
+        match self.has_company.get() {
+            true => u64::from(self.terms.handoffs) + 1,
+            false => 1,
+        }
+    }
+
     /// Of the call that this attempt is for.
-    fn tenure(&self, token: FencingToken, since: Instant) -> Tenure {
+    pub(crate) fn tenure(&self, token: FencingToken, since: Instant) -> Tenure {
         Tenure {
             token,
-            since,
+            since: Some(since),
+            handoffs: self.terms.handoffs,
             trace_id: self.settings.trace_id.clone(),
             on_lost: self.settings.on_lost.clone(),
             on_renew: self.settings.on_renew.clone(),
@@ -379,7 +393,7 @@ impl<'a> Attempt<'a> {
         })
     }
 
-    fn log_granted(&self, hold: &Hold) {
+    pub(crate) fn log_granted(&self, hold: &Hold) {
         // The clock is not free, and this line is seldom wanted.
         if !log::log_enabled!(log::Level::Debug) {
             return;

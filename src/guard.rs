@@ -140,7 +140,9 @@ impl MutexGuard {
     /// [`Error::Lost`] if the lock is lost. [`Error::Unreachable`] or [`Error::Refused`] if the lease
     /// was not renewed: it is still held for [`remaining`](Self::remaining).
     pub fn renew(&self) -> Result<(), Error> {
-        renew(&self.core.shared, &self.hold, self.token)
+        let shared = &self.core.shared;
+        let until = Instant::now().after(shared.servers.command_timeout());
+        renew(shared, &self.hold, self.token, until)
     }
 
     /// Sets another ttl, now and for later renewals; the lease lasts that long from now on, be it
@@ -177,8 +179,10 @@ impl MutexGuard {
 
 impl Drop for MutexGuard {
     fn drop(&mut self) {
-        // It logs what goes wrong by itself. After `unlock` there is nothing left to do.
-        let _ = self.let_go();
+        if self.let_go_by.is_none() {
+            // It logs what goes wrong by itself.
+            let _ = self.let_go();
+        }
         if let Some(until) = self.let_go_by
             && Arc::strong_count(&self.core) == 1
             && !self.core.shared.is_closed()

@@ -7,8 +7,9 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::{Condvar, Mutex};
 
 use crate::clock::{Instant, nap};
-use crate::config::{OnLost, OnRenew};
+use crate::config::{OnLost, OnRenew, Terms};
 use crate::few::Few;
+use crate::handoff::{Run, Step};
 use crate::holder::HolderId;
 use crate::kind::Keys;
 use crate::lease::{Lease, Standing};
@@ -29,6 +30,8 @@ pub(crate) struct Hold {
     pub(crate) serial: u64,
     /// Who must acknowledge its renewals.
     pub(crate) replicas: Option<Replicas>,
+    /// Whom it may be handed on to, and for how long.
+    pub(crate) run: Run,
     pub(crate) live: Live,
 }
 
@@ -36,7 +39,10 @@ pub(crate) struct Hold {
 pub(crate) struct Tenure {
     /// What tells this holder from others of the same lease: the first of its tokens.
     pub(crate) token: FencingToken,
-    pub(crate) since: Instant,
+    /// `None` until a holder that the lease was handed to has taken it.
+    pub(crate) since: Option<Instant>,
+    /// How often in a row the lease may go to another holder, for this one's part.
+    pub(crate) handoffs: u32,
     pub(crate) trace_id: Option<Arc<str>>,
     pub(crate) on_lost: Option<Arc<OnLost>>,
     pub(crate) on_renew: Option<Arc<OnRenew>>,
@@ -105,7 +111,7 @@ impl Hold {
     }
 
     /// Since when who holds it now does so.
-    pub(crate) fn since(&self) -> Instant {
+    pub(crate) fn since(&self) -> Option<Instant> {
         self.live.state.lock().tenure.since
     }
 
@@ -144,6 +150,63 @@ impl Hold {
                 state.listeners.clear();
             }
             Some(standing)
+        })
+    }
+
+    /// Hands the lease on at `now`, for the holder that has `token`, to a waiter that wants it on `terms`. The
+    /// tenure that has ended is for the caller to drop, outside any lock: it may own a user's closure.
+    pub(crate) fn hand_on(
+        &self,
+        token: FencingToken,
+        terms: &Terms,
+        has_renewed: bool,
+        now: Instant,
+    ) -> (Step, Option<Tenure>) {
+        self.latching_state(|state| {
+            let State { lease, tenure, .. } = state;
+            // In step with `release`, for one that calls twice.
+            if tenure.token != token
+                || state.let_go
+                || !matches!(lease.stand(now), Standing::Held(_))
+            {
+                return (Step::Release, None);
+            }
+            let handoffs = tenure.handoffs.min(terms.handoffs);
+            let fits = self.replicas == terms.replicas;
+            let step = match self
+                .run
+                .step(lease, token, terms, handoffs, has_renewed, now)
+            {
+                step if fits => step,
+                _ => Step::Release,
+            };
+            let Step::HandOn(next) = step else {
+                return (step, None);
+            };
+            lease.hand_on(now, Duration::MAX);
+            // Disconnects those who listen.
+            state.listeners.clear();
+            let next = Tenure {
+                token: next,
+                since: None,
+                handoffs,
+                trace_id: None,
+                on_lost: None,
+                on_renew: None,
+            };
+            (step, Some(std::mem::replace(&mut state.tenure, next)))
+        })
+    }
+
+    /// The waiter to whom the lease was handed under the token of `tenure` takes it; false if it is lost.
+    pub(crate) fn take(&self, tenure: Tenure, now: Instant, max_hold: Duration) -> bool {
+        self.latching_state(|state| {
+            if !matches!(state.stand_for(tenure.token, now), Standing::Held(_)) {
+                return false;
+            }
+            state.lease.hand_on(now, max_hold);
+            state.tenure = tenure;
+            true
         })
     }
 

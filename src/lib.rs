@@ -255,6 +255,7 @@ mod env;
 mod error;
 mod few;
 mod guard;
+mod handoff;
 mod health;
 mod hold;
 mod holder;

@@ -16,9 +16,13 @@ use crate::threads::Shared;
 use crate::threads::io::{count, renewed};
 use crate::token::FencingToken;
 
-/// Asks Redis for the ttl anew.
-pub(crate) fn renew(shared: &Shared, hold: &Arc<Hold>, token: FencingToken) -> Result<(), Error> {
-    let until = Instant::now().after(shared.servers.command_timeout());
+/// Asks Redis for the ttl anew, until `until`.
+pub(crate) fn renew(
+    shared: &Shared,
+    hold: &Arc<Hold>,
+    token: FencingToken,
+    until: Instant,
+) -> Result<(), Error> {
     let Some(ask) = hold.begin(token, until, |lease, now| lease.ask_now(now)) else {
         return ensure_held(hold, token).and_then(|()| Err(busy(shared)));
     };
