@@ -37,7 +37,8 @@ use crate::wait::WaitPolicy;
 /// # Fairness
 ///
 /// Within a client waiters are served first come, first served, and one of them at a time talks to
-/// Redis. Between clients whoever asks first after a release gets the lock. `try_lock` may overtake
+/// Redis; the others are [handed](Self::local_handoffs) the lock by those before them. Between clients whoever asks first
+/// after a release gets the lock, and those come first that waited for a run of hand-offs to end. `try_lock` may overtake
 /// waiters.
 ///
 /// # Differences from `std::sync::Mutex`
@@ -153,8 +154,8 @@ impl Mutex {
     /// the one who lets go renews it first.
     ///
     /// So that other processes have their turn, the lock is really released after so many hand-offs, or once the
-    /// lease is a second old, or as old as its ttl if that is shorter. Until then they are not told that it went
-    /// from hand to hand. A lease that was granted while nobody else waited in this client is always released.
+    /// lease is a second old, or as old as its ttl if that is shorter; those that hear it are then given a moment to come
+    /// first. Until then they are not told that it went from hand to hand. A lease that was granted while nobody else waited in this client is always released.
     ///
     /// A key that a stranger deletes while the lease is handed on is missed at the next renewal, a third of the ttl
     /// after the last at the latest, or when the deletion is announced as a release: until then the holders here and
