@@ -303,3 +303,100 @@ impl std::fmt::Debug for Hold {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crossbeam_channel::TryRecvError;
+
+    const TERMS: Terms = Terms {
+        ttl: Duration::from_secs(10),
+        renew_every: Some(Duration::from_secs(3)),
+        max_hold: Duration::MAX,
+        replicas: None,
+        handoffs: 32,
+    };
+
+    fn now() -> Instant {
+        Instant::START.after(Duration::from_secs(1))
+    }
+
+    fn tenure(token: FencingToken) -> Tenure {
+        Tenure {
+            token,
+            since: Some(now()),
+            handoffs: 32,
+            trace_id: None,
+            on_lost: None,
+            on_renew: None,
+        }
+    }
+
+    fn hold() -> (Hold, FencingToken) {
+        let token = FencingToken::new(7);
+        let lease = Lease::granted(now(), now(), &TERMS).unwrap();
+        let hold = Hold {
+            keys: Arc::new(Keys::new("a".into(), "lock:", "lock_release:")),
+            id: HolderId::fresh("o"),
+            tokens: Few::One(token),
+            receipt: None,
+            serial: 0,
+            replicas: None,
+            run: Run::new(token, 33, now()),
+            live: Live::new(lease, tenure(token)),
+        };
+        (hold, token)
+    }
+
+    #[test]
+    fn an_earlier_holder_finds_it_released() {
+        let (hold, first) = hold();
+        let lost = hold.listen(first, now());
+        let (step, before) = hold.hand_on(first, &TERMS, false, now());
+        let Step::HandOn(second) = step else {
+            panic!("{step:?}")
+        };
+        assert!(second > first && before.is_some_and(|before| before.token == first));
+        assert_eq!(lost.try_recv(), Err(TryRecvError::Disconnected));
+        assert!(hold.take(tenure(second), now(), Duration::MAX));
+
+        assert_eq!(hold.stand_for(first, now()), Standing::Released);
+        assert_eq!(hold.release(first, now()), None);
+        assert_eq!(hold.hand_on(first, &TERMS, false, now()).0, Step::Release);
+        let asked = hold.begin(first, now(), |lease, now| lease.ask_now(now));
+        assert_eq!(asked, None);
+        let late = hold.listen(first, now());
+        assert_eq!(late.try_recv(), Err(TryRecvError::Disconnected));
+
+        let lost = hold.listen(second, now());
+        hold.lose(Lost::Taken);
+        assert_eq!(lost.try_recv(), Ok(Lost::Taken));
+        assert_eq!(hold.stand_for(first, now()), Standing::Released);
+        assert_eq!(hold.stand_for(second, now()), Standing::Lost(Lost::Taken));
+        assert_eq!(hold.hand_on(second, &TERMS, false, now()).0, Step::Release);
+    }
+
+    #[test]
+    fn what_was_lost_before_it_was_taken_is_not_taken() {
+        let (hold, first) = hold();
+        let (Step::HandOn(second), _) = hold.hand_on(first, &TERMS, false, now()) else {
+            panic!("nothing speaks against it")
+        };
+        hold.lose(Lost::Deleted);
+        assert!(!hold.take(tenure(second), now(), Duration::MAX));
+        assert!(hold.untold().is_some_and(|(_, on_lost)| on_lost.is_none()));
+    }
+
+    #[test]
+    fn who_wants_other_replicas_is_handed_nothing() {
+        let (hold, first) = hold();
+        let terms = Terms {
+            replicas: Some(Replicas {
+                wanted: 1,
+                within: Duration::from_millis(100),
+            }),
+            ..TERMS
+        };
+        assert_eq!(hold.hand_on(first, &terms, false, now()).0, Step::Release);
+    }
+}

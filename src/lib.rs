@@ -258,6 +258,8 @@ mod error;
 mod few;
 mod guard;
 mod handoff;
+#[cfg(test)]
+mod handoff_model;
 mod health;
 mod hold;
 mod holder;

@@ -383,6 +383,12 @@ impl Waiters {
         names.values().any(|queue| !queue.places.is_empty())
     }
 
+    /// Whether nothing is kept of any name.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.names.lock().is_empty()
+    }
+
     /// Wakes everybody; returns how many.
     pub(crate) fn ring_all(&self) -> usize {
         let mut names = self.names.lock();
