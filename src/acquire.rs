@@ -12,12 +12,13 @@ use crate::error::{Cause, Error};
 use crate::hold::Hold;
 use crate::kind::Keys;
 use crate::queue::Stand;
+use crate::release::decline;
 use crate::server::Fault;
 use crate::stats::Wake;
 use crate::threads::Shared;
 use crate::threads::subscriber::Subscription;
 use crate::wait::{Backoff, WaitPolicy, jittered};
-use crate::waiters::{Ticket, Turn};
+use crate::waiters::{Taken, Ticket, Turn};
 
 /// How long a caller waits for a lock that somebody else holds.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +32,10 @@ pub(crate) enum Patience {
 
 /// Pauses of waiters who cannot hear releases.
 const DEAF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+
+/// How long the first waiter lets others go first after a run of hand-offs, unless it hears the release before, as they
+/// do: longer than a message takes.
+const COURTESY: Duration = Duration::from_millis(1);
 
 /// A waiter with a short deadline behind others may come to its end before anybody has asked Redis
 /// on its behalf: then it asks itself, this long before the end at the most.
@@ -49,7 +54,10 @@ pub(crate) fn acquire(
     let outcome = take(shared, keys, settings, patience, start, &mut has_waited);
     let counters = &shared.meters.counters;
     match (&outcome, patience) {
-        (Ok(Some(hold)), _) => shared.meters.acquired(has_waited, start.until(hold.since)),
+        (Ok(Some(hold)), _) => {
+            let since = hold.since().unwrap_or(start);
+            shared.meters.acquired(has_waited, start.until(since));
+        }
         (Ok(None), Patience::Until(deadline)) if Instant::now() >= deadline => {
             counters.timed_out.up();
         }
@@ -79,7 +87,11 @@ fn take(
     }
     let attempt = Attempt::new(shared, keys, settings, terms, start);
     let deadline = match patience {
-        Patience::None => return at_once(&attempt),
+        Patience::None => {
+            let name = keys.key(0).name;
+            attempt.has_company.set(shared.waiters.anybody_for(name));
+            return at_once(&attempt);
+        }
         Patience::Until(deadline) => deadline,
         Patience::Endless => Instant::NEVER,
     };
@@ -157,7 +169,10 @@ impl<'a> Wait<'a> {
         Self {
             attempt,
             on,
-            ticket: attempt.shared.waiters.join(attempt.keys.key(on).name),
+            ticket: attempt.shared.waiters.join(
+                attempt.keys.key(on).name,
+                (attempt.terms.handoffs > 0).then_some(attempt.terms),
+            ),
             deadline,
             subscription: None,
             refusals: 0,
@@ -171,6 +186,15 @@ impl<'a> Wait<'a> {
     }
 
     fn run(&mut self) -> Result<Option<Arc<Hold>>, Error> {
+        let outcome = self.until_granted();
+        if matches!(outcome, Ok(Some(_))) || self.attempt.shared.is_closed() {
+            return outcome;
+        }
+        // What was handed to it at this very moment is better than nothing.
+        self.take().map_or(outcome, |hold| Ok(Some(hold)))
+    }
+
+    fn until_granted(&mut self) -> Result<Option<Arc<Hold>>, Error> {
         // Looks at Redis even where this client holds the name.
         let mut look = false;
         loop {
@@ -180,7 +204,7 @@ impl<'a> Wait<'a> {
                     self.say(None);
                     match self.queue()? {
                         Some(woken) => woken,
-                        None => match self.attempt.insist(self.deadline)? {
+                        None => match self.ask_out_of_turn()? {
                             Look::Granted(hold) => return Ok(Some(hold)),
                             Look::Refused(name, remaining) => {
                                 self.turn_to(name);
@@ -193,6 +217,12 @@ impl<'a> Wait<'a> {
                         },
                     }
                 }
+                Turn::Handed => match self.take() {
+                    Some(hold) => return Ok(Some(hold)),
+                    // It is lost again: Redis knows more.
+                    None => true,
+                },
+                Turn::GiveWay => self.park(COURTESY),
                 Turn::HeldHere => {
                     self.say(None);
                     self.hear()?;
@@ -202,6 +232,7 @@ impl<'a> Wait<'a> {
                 }
                 Turn::Look => {
                     let asked = self.subscription.as_ref().map(|_| Instant::now());
+                    self.attempt.has_company.set(self.ticket.has_company());
                     match self.attempt.look(self.deadline) {
                         Ok(Look::Granted(hold)) => return Ok(Some(hold)),
                         Ok(Look::Refused(name, remaining)) => {
@@ -251,6 +282,34 @@ impl<'a> Wait<'a> {
         }
     }
 
+    /// Takes what was handed to it, unless that is lost by now.
+    fn take(&mut self) -> Option<Arc<Hold>> {
+        let Attempt { shared, terms, .. } = self.attempt;
+        let now = Instant::now();
+        let tenure = |token| self.attempt.tenure(token, now);
+        let hold = match self.ticket.take(now, terms.max_hold, tenure) {
+            Taken::Held(hold) => hold,
+            Taken::Nothing => return None,
+            Taken::Lost(handed) => {
+                decline(shared, &handed);
+                return None;
+            }
+        };
+        if terms.max_hold < Duration::MAX {
+            shared.look_after(&hold);
+        }
+        self.has_said = true;
+        shared.meters.woke(Wake::HandOff);
+        self.attempt.log_granted(&hold);
+        Some(hold)
+    }
+
+    /// Of those who wait behind others, for one whose time is over.
+    fn ask_out_of_turn(&self) -> Result<Look, Error> {
+        self.attempt.has_company.set(true);
+        self.attempt.insist(self.deadline)
+    }
+
     /// Goes to the queue of the name that it was refused for; false if it is there already.
     fn turn_to(&mut self, name: usize) -> bool {
         if name == self.on {
@@ -262,7 +321,7 @@ impl<'a> Wait<'a> {
         self.subscription = None;
         let Attempt { shared, keys, .. } = self.attempt;
         // The place in the queue before goes to the next there, who then looks.
-        self.ticket = shared.waiters.join(keys.key(name).name);
+        self.ticket = shared.waiters.join(keys.key(name).name, None);
         true
     }
 
@@ -437,6 +496,15 @@ impl<'a> Wait<'a> {
                 name:% = name;
                 "this thread waits for {name}, which it took itself: locks are not reentrant"
             );
+        }
+    }
+}
+
+/// Whatever ends the wait, a panic of a user's logger or another grant: what was handed to it goes on.
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        if let Some(handed) = self.ticket.leave() {
+            decline(self.attempt.shared, &handed);
         }
     }
 }

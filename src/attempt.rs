@@ -1,6 +1,6 @@
 //! One attempt to take a lock, and how often it is made while Redis does not answer.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use crate::clock::Instant;
 use crate::config::{Settings, Terms};
 use crate::error::{Cause, Error};
 use crate::few::Few;
-use crate::hold::{Hold, Live};
+use crate::handoff::Run;
+use crate::hold::{Hold, Live, Tenure};
 use crate::holder::HolderId;
 use crate::kind::{Acquired, Keys};
 use crate::lease::Lease;
@@ -41,6 +42,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) terms: Terms,
     /// When the call began.
     pub(crate) start: Instant,
+    /// Others wait for the name in this client.
+    pub(crate) has_company: Cell<bool>,
     /// The last thing that Redis or the system said, which tells more than that time ran out.
     said: RefCell<Option<Cause>>,
 }
@@ -81,6 +84,7 @@ impl<'a> Attempt<'a> {
             settings,
             terms,
             start,
+            has_company: Cell::new(false),
             said: RefCell::default(),
         }
     }
@@ -149,7 +153,7 @@ impl<'a> Attempt<'a> {
         let shared = self.shared;
         let acquire = shared
             .servers
-            .acquire(part, id, self.terms.ttl, above)
+            .acquire(part, id, self.terms.ttl, above, self.block())
             .acknowledged_by(self.terms.replicas);
         let stake = Stake {
             keys: part,
@@ -245,18 +249,17 @@ impl<'a> Attempt<'a> {
         until: Instant,
     ) -> Result<Arc<Hold>, Fault> {
         let (shared, keys) = (self.shared, self.keys);
+        // Whatever is granted comes with a token.
+        let token = *tokens.first().expect("a token of what is held");
         let hold = Arc::new(Hold {
             keys: Arc::clone(keys),
             id,
             tokens,
             receipt,
             serial: shared.next_serial(),
-            since,
             replicas: self.terms.replicas,
-            trace_id: self.settings.trace_id.clone(),
-            on_lost: self.settings.on_lost.clone(),
-            on_renew: self.settings.on_renew.clone(),
-            live: Live::new(lease),
+            run: Run::new(token, self.block(), since),
+            live: Live::new(lease, self.tenure(token, since)),
         });
         for before in shared.waiters.granted(&hold) {
             let Some(before) = before.upgrade() else {
@@ -278,6 +281,26 @@ impl<'a> Attempt<'a> {
         }
         self.log_granted(&hold);
         Ok(hold)
+    }
+
+    /// How many tokens are reserved: more than one where there is somebody to hand the lock on to.
+    fn block(&self) -> u64 {
+        match self.has_company.get() {
+            true => u64::from(self.terms.handoffs) + 1,
+            false => 1,
+        }
+    }
+
+    /// Of the call that this attempt is for.
+    pub(crate) fn tenure(&self, token: FencingToken, since: Instant) -> Tenure {
+        Tenure {
+            token,
+            since: Some(since),
+            handoffs: self.terms.handoffs,
+            trace_id: self.settings.trace_id.clone(),
+            on_lost: self.settings.on_lost.clone(),
+            on_renew: self.settings.on_renew.clone(),
+        }
     }
 
     /// Undoes, in the background, what may have been acquired under `id` or may yet be.
@@ -379,7 +402,7 @@ impl<'a> Attempt<'a> {
         })
     }
 
-    fn log_granted(&self, hold: &Hold) {
+    pub(crate) fn log_granted(&self, hold: &Hold) {
         // The clock is not free, and this line is seldom wanted.
         if !log::log_enabled!(log::Level::Debug) {
             return;
@@ -388,7 +411,7 @@ impl<'a> Attempt<'a> {
         log::debug!(
             name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(),
             ttl_ms = self.terms.ttl.as_millis() as u64, waited_us = waited.as_micros() as u64,
-            outcome = "acquired", trace_id = hold.trace_id.as_deref();
+            outcome = "acquired", trace_id = hold.trace_id().as_deref();
             "acquired {} (holder {}, token {}, ttl {:?}, waited {waited:?})",
             hold.keys, hold.id.short(), hold.token(), self.terms.ttl
         );

@@ -22,7 +22,7 @@ use crate::threads::Shared;
 ///
 /// Cloning is cheap, and all clones are one client: one pool of connections, one set of threads.
 /// Make one for a process and clone it to where it is needed. Two clients in a process work just as
-/// well, but do not hand locks to each other without a trip to Redis.
+/// well, but do not [hand locks to each other](Mutex::local_handoffs) without a trip to Redis.
 ///
 /// # Threads and the end
 ///

@@ -17,6 +17,12 @@ const LONGEST_TTL: Duration = Duration::from_millis((1 << 53) - 1);
 
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
+const HANDOFFS: u32 = 32;
+
+/// An acquire reserves no more than 64 fencing tokens, so that they never outrun the server's clock, and the first is
+/// its own holder's.
+const MOST_HANDOFFS: u32 = 63;
+
 /// What a client was built with.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
@@ -126,6 +132,7 @@ pub(crate) struct Settings {
     pub(crate) trace_id: Option<Arc<str>>,
     pub(crate) wait: WaitPolicy,
     pub(crate) replicas: Option<Replicas>,
+    pub(crate) handoffs: Option<u32>,
     pub(crate) on_lost: Option<Arc<OnLost>>,
     pub(crate) on_renew: Option<Arc<OnRenew>>,
 }
@@ -163,6 +170,7 @@ impl Settings {
             renew_every: (!self.no_renewal).then(|| every.unwrap_or(ttl / 3)),
             max_hold: self.max_hold.unwrap_or(Duration::MAX),
             replicas,
+            handoffs: self.handoffs.unwrap_or(HANDOFFS).min(MOST_HANDOFFS),
         })
     }
 }
@@ -177,6 +185,7 @@ impl fmt::Debug for Settings {
             .field("trace_id", &self.trace_id)
             .field("wait", &self.wait)
             .field("min_replicas", &self.replicas)
+            .field("local_handoffs", &self.handoffs)
             .finish_non_exhaustive()
     }
 }
@@ -189,6 +198,8 @@ pub(crate) struct Terms {
     pub(crate) renew_every: Option<Duration>,
     pub(crate) max_hold: Duration,
     pub(crate) replicas: Option<Replicas>,
+    /// How often in a row the lease may go to another holder in the same client.
+    pub(crate) handoffs: u32,
 }
 
 /// How much of a ttl is surely held: less what two clocks may drift apart meanwhile, as in

@@ -57,7 +57,7 @@ impl Line {
         &'a self,
         keys: &'a Keys,
         script: &'static Script,
-        args: [Arg<'a>; 3],
+        args: [Arg<'a>; 4],
     ) -> Call<'a> {
         Call {
             script,
@@ -81,6 +81,7 @@ impl Line {
             Arg::Bytes(id.as_str().as_bytes()),
             millis(ttl),
             Arg::Number(inbox.is_some().into()),
+            Arg::Absent,
         ];
         Call {
             rest: inbox.map_or(&[], slice::from_ref),
@@ -95,7 +96,7 @@ impl Line {
         inbox: &'a [u8],
         ids: &'a [Vec<u8>],
     ) -> Call<'a> {
-        let args = [Arg::Bytes(inbox), Arg::Absent, Arg::Absent];
+        let args = [Arg::Bytes(inbox), Arg::Absent, Arg::Absent, Arg::Absent];
         Call {
             rest: ids,
             ..self.call(keys, &FAIR_REFRESH, args)

@@ -47,6 +47,8 @@ use crate::token::FencingToken;
 pub struct MutexGuard {
     core: Arc<Core>,
     hold: Arc<Hold>,
+    /// A lease may have several holders, one after the other.
+    token: FencingToken,
     /// By when the release, and the end of the client if this is the last of it, are to be over.
     let_go_by: Option<Instant>,
 }
@@ -55,6 +57,7 @@ impl MutexGuard {
     pub(crate) fn new(core: Arc<Core>, hold: Arc<Hold>) -> Self {
         Self {
             core,
+            token: hold.token(),
             hold,
             let_go_by: None,
         }
@@ -70,12 +73,12 @@ impl MutexGuard {
     }
 
     pub(crate) fn fencing_token_of(&self, name: &Name) -> Option<FencingToken> {
-        self.hold.token_of(name)
+        self.hold.token_of(name, self.token)
     }
 
     /// A number higher than that of every earlier holder, for the resource that the lock protects.
     pub fn fencing_token(&self) -> FencingToken {
-        self.hold.token()
+        self.token
     }
 
     /// The lease's own name, which is the value of the lock's key in Redis.
@@ -98,7 +101,7 @@ impl MutexGuard {
     }
 
     fn stand(&self) -> Standing {
-        self.hold.stand(Instant::now())
+        self.hold.stand_for(self.token, Instant::now())
     }
 
     /// For `?` inside the critical section. Local, no I/O.
@@ -107,7 +110,7 @@ impl MutexGuard {
     ///
     /// [`Error::Lost`] if the lock is not surely held at this moment.
     pub fn ensure_held(&self) -> Result<(), Error> {
-        ensure_held(&self.hold)
+        ensure_held(&self.hold, self.token)
     }
 
     /// A channel that gets one message when the lock is lost, and is then, or when the lock is
@@ -127,7 +130,7 @@ impl MutexGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn lost(&self) -> Receiver<Lost> {
-        self.hold.listen(Instant::now())
+        self.hold.listen(self.token, Instant::now())
     }
 
     /// Asks Redis for the whole ttl anew, now. Returns within the command timeout.
@@ -137,7 +140,9 @@ impl MutexGuard {
     /// [`Error::Lost`] if the lock is lost. [`Error::Unreachable`] or [`Error::Refused`] if the lease
     /// was not renewed: it is still held for [`remaining`](Self::remaining).
     pub fn renew(&self) -> Result<(), Error> {
-        renew(&self.core.shared, &self.hold)
+        let shared = &self.core.shared;
+        let until = Instant::now().after(shared.servers.command_timeout());
+        renew(shared, &self.hold, self.token, until)
     }
 
     /// Sets another ttl, now and for later renewals; the lease lasts that long from now on, be it
@@ -150,7 +155,7 @@ impl MutexGuard {
     /// held for [`remaining`](Self::remaining), which after an unanswered shortening is never more
     /// than the shorter ttl, since the command may yet run.
     pub fn extend(&self, ttl: Duration) -> Result<(), Error> {
-        extend(&self.core.shared, &self.hold, ttl)
+        extend(&self.core.shared, &self.hold, self.token, ttl)
     }
 
     /// Releases the lock, and says whether it was held until now. Returns within the command
@@ -168,7 +173,7 @@ impl MutexGuard {
         let now = Instant::now();
         let timeout = self.core.shared.servers.command_timeout();
         let deadline = *self.let_go_by.get_or_insert_with(|| now.after(timeout));
-        release(&self.core.shared, &self.hold, now, deadline)
+        release(&self.core.shared, &self.hold, self.token, now, deadline)
     }
 }
 
@@ -194,7 +199,7 @@ impl fmt::Debug for MutexGuard {
         f.debug_struct("MutexGuard")
             .field("name", &self.hold.keys.names)
             .field("holder_id", &self.hold.id)
-            .field("fencing_token", &self.hold.token())
+            .field("fencing_token", &self.token)
             .field("standing", &self.stand())
             .finish()
     }

@@ -118,7 +118,8 @@ impl Holder {
     }
 
     /// The last fencing token drawn for the name. It is this holder's, unless a foreign client took
-    /// the lock since. `None` if no token was drawn within the last day.
+    /// the lock since, or the holder may [hand the lock on](crate::Mutex::local_handoffs): then it is the last of those
+    /// that were reserved for that. `None` if no token was drawn within the last day.
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.fencing_token
     }

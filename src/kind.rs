@@ -219,7 +219,7 @@ impl Keys {
     }
 
     /// For one name exactly its own script, for several that for all of them.
-    fn call<'a>(&'a self, scripts: [&'static Script; 2], args: [Arg<'a>; 3]) -> Call<'a> {
+    fn call<'a>(&'a self, scripts: [&'static Script; 2], args: [Arg<'a>; 4]) -> Call<'a> {
         let [one, all] = scripts;
         Call {
             script: if self.names.len() == 1 { one } else { all },
@@ -231,23 +231,46 @@ impl Keys {
         }
     }
 
-    pub(crate) fn acquire<'a>(&'a self, id: &'a HolderId, ttl: Duration) -> Call<'a> {
+    /// Reserves `block` tokens for one name, and one for each of several.
+    pub(crate) fn acquire<'a>(&'a self, id: &'a HolderId, ttl: Duration, block: u64) -> Call<'a> {
         if let Some(line) = self.line() {
             return line.enter(self, id, ttl, None);
         }
-        let args = [Arg::Bytes(id.as_str().as_bytes()), millis(ttl), Arg::Absent];
+        let reserved = match block {
+            // The script takes it for granted: most acquires need no more bytes.
+            0 | 1 => Arg::Absent,
+            several => Arg::Number(several),
+        };
+        let args = [
+            Arg::Bytes(id.as_str().as_bytes()),
+            millis(ttl),
+            reserved,
+            Arg::Absent,
+        ];
         Call {
             keys: [&self.locks, &self.fences],
             ..self.call([&ACQUIRE, &ACQUIRE_ALL], args)
         }
     }
 
-    /// Acquires on one server of a quorum, under a token of the client's own.
-    pub(crate) fn propose<'a>(&'a self, id: &'a HolderId, ttl: Duration, token: u64) -> Call<'a> {
+    /// Acquires on one server of a quorum, under a token of the client's own, and reserves `block` of
+    /// them for one name.
+    pub(crate) fn propose<'a>(
+        &'a self,
+        id: &'a HolderId,
+        ttl: Duration,
+        token: u64,
+        block: u64,
+    ) -> Call<'a> {
+        let reserved = match block {
+            0 | 1 => Arg::Absent,
+            several => Arg::Number(token.saturating_add(several - 1)),
+        };
         let args = [
             Arg::Bytes(id.as_str().as_bytes()),
             millis(ttl),
             Arg::Number(token),
+            reserved,
         ];
         Call {
             keys: [&self.locks, &self.fences],
@@ -257,7 +280,7 @@ impl Keys {
 
     /// Also leaves the queue of a fair lock.
     pub(crate) fn release<'a>(&'a self, value: &'a [u8]) -> Call<'a> {
-        let args = [Arg::Bytes(value), Arg::Absent, Arg::Absent];
+        let args = [Arg::Bytes(value), Arg::Absent, Arg::Absent, Arg::Absent];
         if let Some(line) = self.line() {
             return Call {
                 rest: &self.channels,
@@ -268,6 +291,17 @@ impl Keys {
             rest: &self.channels,
             ..self.call([&RELEASE, &RELEASE_ALL], args)
         }
+    }
+
+    /// Releases one name, and asks how many clients hear of it.
+    pub(crate) fn release_and_ask<'a>(&'a self, id: &'a HolderId) -> Call<'a> {
+        let args = [
+            Arg::Bytes(id.as_str().as_bytes()),
+            Arg::Bytes(&self.channels[0]),
+            Arg::Number(1),
+            Arg::Absent,
+        ];
+        self.call([&RELEASE, &RELEASE_ALL], args)
     }
 
     /// Sets the ttl; makes it shorter only when `may_shorten`.
@@ -281,6 +315,7 @@ impl Keys {
             Arg::Bytes(id.as_str().as_bytes()),
             millis(ttl),
             Arg::Number(may_shorten.into()),
+            Arg::Absent,
         ];
         self.call([&RENEW, &RENEW_ALL], args)
     }
@@ -351,6 +386,8 @@ impl Found {
     pub(crate) fn read(reply: &Reply) -> Option<Self> {
         match reply {
             Reply::Int(1) => Some(Self::Ours),
+            // With how many clients heard of the release.
+            Reply::List(items) if items.first() == Some(&Reply::Int(1)) => Some(Self::Ours),
             Reply::Int(0) => Some(Self::Nobody),
             Reply::Text(_) => Some(Self::Another),
             _ => None,

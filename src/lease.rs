@@ -33,6 +33,8 @@ pub(crate) struct Lease {
     provisional: bool,
     /// While something was on its way, somebody said that the key was released.
     doubted: bool,
+    /// Somebody said so, and Redis has not said otherwise since.
+    unsure: bool,
     phase: Phase,
 }
 
@@ -93,6 +95,7 @@ impl Lease {
             failures: 0,
             provisional: false,
             doubted: false,
+            unsure: false,
             phase: Phase::Held,
         };
         lease.plan_renewal(sent);
@@ -123,6 +126,7 @@ impl Lease {
             failures: 0,
             provisional: true,
             doubted: false,
+            unsure: false,
             phase: Phase::Held,
         })
     }
@@ -130,6 +134,26 @@ impl Lease {
     /// What renewals ask for.
     pub(crate) fn ttl(&self) -> Duration {
         self.ttl
+    }
+
+    /// `None`: not renewed by us.
+    pub(crate) fn renew_every(&self) -> Option<Duration> {
+        self.renew_every
+    }
+
+    /// Whether somebody said that it was released, and Redis has not said otherwise since.
+    pub(crate) fn is_unsure(&self) -> bool {
+        self.unsure
+    }
+
+    /// How much of it is left at `now`, however long its holder wants it.
+    pub(crate) fn validity(&self, now: Instant) -> Duration {
+        now.until(self.valid_until)
+    }
+
+    /// From `now` on it is held by another, for `max_hold` at the most.
+    pub(crate) fn hand_on(&mut self, now: Instant, max_hold: Duration) {
+        self.ends_at = now.after(max_hold);
     }
 
     fn end(&self) -> Instant {
@@ -275,6 +299,8 @@ impl Lease {
     pub(crate) fn confirmed(&mut self, sent: Instant, now: Instant, ask: Ask) {
         self.failures = 0;
         self.provisional &= !ask.renews;
+        // A doubt that arose since it was asked is not answered by it.
+        self.unsure = self.doubted;
         if ask.renews && matches!(self.stand(now), Standing::Held(_)) {
             self.valid_until = self
                 .valid_until
@@ -327,6 +353,7 @@ impl Lease {
 
     /// Somebody said that the lease was released: it is to be asked about at once.
     pub(crate) fn doubt(&mut self, now: Instant) {
+        self.unsure = true;
         if self.asking {
             self.doubted = true;
         } else {
@@ -384,6 +411,7 @@ mod tests {
             renew_every: Some(TTL / 3),
             max_hold: Duration::MAX,
             replicas: None,
+            handoffs: 32,
         }
     }
 
@@ -433,6 +461,7 @@ mod tests {
             renew_every: Some(ms(33)),
             max_hold: Duration::MAX,
             replicas: None,
+            handoffs: 32,
         };
         let mut lease = Lease::granted(at(0), at(1), &terms).unwrap();
         assert_eq!(lease.due(at(1)), Due::At(at(33)));

@@ -61,7 +61,9 @@
 //! - **Replicated expiry is absolute time**: skew between a master's clock and its replica's shortens
 //!   or lengthens leases after a failover.
 //! - **A Redis that forgets.** An evicting `maxmemory-policy` deletes held locks; so do `FLUSHALL` and
-//!   a restart without persistence. The holder learns of it at its next renewal.
+//!   a restart without persistence. The holder learns of it at its next renewal. Until then the lock may
+//!   still go [from thread to thread](Mutex::local_handoffs) of its client, under fencing tokens that are
+//!   lower than that of whoever came in elsewhere.
 //! - **A restart can bring a released lock back** from an old snapshot, for up to its ttl.
 //! - **With Sentinel**, an old master that is alive but cut off goes on granting locks to whoever
 //!   reaches it, for as long as it does not know that it was replaced. A sentinel that is behind may
@@ -264,6 +266,9 @@ mod fair;
 mod fair_mutex;
 mod few;
 mod guard;
+mod handoff;
+#[cfg(test)]
+mod handoff_model;
 mod health;
 mod hold;
 mod holder;

@@ -37,7 +37,8 @@ use crate::wait::WaitPolicy;
 /// # Fairness
 ///
 /// Within a client waiters are served first come, first served, and one of them at a time talks to
-/// Redis. Between clients whoever asks first after a release gets the lock. `try_lock` may overtake
+/// Redis; the others are [handed](Self::local_handoffs) the lock by those before them. Between clients whoever asks first
+/// after a release gets the lock, and those come first that waited for a run of hand-offs to end. `try_lock` may overtake
 /// waiters.
 ///
 /// # Differences from `std::sync::Mutex`
@@ -138,6 +139,31 @@ impl Mutex {
     #[must_use]
     pub fn wait(mut self, policy: WaitPolicy) -> Self {
         self.settings.wait = policy;
+        self
+    }
+
+    /// How often in a row the lock may go from one thread of this client to the next without a trip to Redis.
+    /// Defaults to 32; 0 turns it off. More than 63 counts as 63, since an acquire reserves 64 fencing tokens at the
+    /// most.
+    ///
+    /// A guard that is released hands its lease to the call that has waited longest in this client, if that wants
+    /// the lock with the lease's ttl of now and the same `renew_every`, `auto_renew` and `min_replicas`. The new
+    /// holder has a guard, a [`lost`](MutexGuard::lost) and a higher fencing token of its own, and its own
+    /// [`max_hold`](Self::max_hold) begins; the [`holder_id`](MutexGuard::holder_id) is the lease's and stays. It is
+    /// sure of two thirds of the ttl at least: where less is left, or the lease is not renewed in the background,
+    /// the one who lets go renews it first.
+    ///
+    /// So that other processes have their turn, the lock is really released after so many hand-offs, or once the
+    /// lease is a second old, or as old as its ttl if that is shorter; those that hear it are then given a moment to come
+    /// first. Until then they are not told that it went from hand to hand. A lease that was granted while nobody else waited in this client is always released.
+    ///
+    /// A key that a stranger deletes while the lease is handed on is missed at the next renewal, a third of the ttl
+    /// after the last at the latest, or when the deletion is announced as a release: until then the holders here and
+    /// one elsewhere may believe that they have the lock. So it is with a single holder too; the tokens of the one
+    /// elsewhere are higher than any that is handed on here.
+    #[must_use]
+    pub fn local_handoffs(mut self, most: u32) -> Self {
+        self.settings.handoffs = Some(most);
         self
     }
 
@@ -308,8 +334,8 @@ impl Mutex {
         Ok(self.number(Beside::Listeners)?.unwrap_or(0))
     }
 
-    /// The last fencing token that was drawn for the name, be it held or free now. `None` if none was
-    /// within the last day. Returns within the command timeout.
+    /// The last fencing token that was drawn for the name, or reserved for [hand-offs](Self::local_handoffs), be it
+    /// held or free now. `None` if none was within the last day. Returns within the command timeout.
     ///
     /// # Errors
     ///

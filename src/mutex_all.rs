@@ -56,7 +56,8 @@ pub struct MutexAll(Mutex);
 /// Settings.
 impl MutexAll {
     pub(crate) fn new(core: Arc<Core>, keys: Arc<Keys>) -> Self {
-        Self(Mutex::new(core, keys))
+        // Even a set of one name: what is said of sets holds for all of them.
+        Self(Mutex::new(core, keys).local_handoffs(0))
     }
 
     /// As [`Mutex::ttl`].

@@ -8,10 +8,13 @@ use crate::hold::Hold;
 use crate::kind::{Found, Keys};
 use crate::lease::{Lease, Standing};
 use crate::lost::Lost;
+use crate::renew::renew;
 use crate::server::{Fault, Lane, Stake};
 use crate::threads::Shared;
+use crate::token::FencingToken;
 use crate::undo::Undo;
 use crate::wait::RECONNECT;
+use crate::waiters::{HandOn, Handed};
 
 /// How an [`unlock`](crate::MutexGuard::unlock) went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,27 +27,34 @@ pub enum Unlocked {
     AlreadyLost(Lost),
 }
 
-/// Releases a lease at `now`, by `deadline`. Where no answer comes in that time the release is
-/// repeated in the background.
+/// Lets go of a lease at `now`, by `deadline`, for the holder that has `token`: hands it on to the next waiter of this
+/// client, or releases it. Where no answer comes in that time the release is repeated in the background.
 pub(crate) fn release(
     shared: &Shared,
     hold: &Arc<Hold>,
-    now: Instant,
+    token: FencingToken,
+    mut now: Instant,
     deadline: Instant,
 ) -> Result<Unlocked, Error> {
-    match hold.release(now) {
+    if hold.run.goes_on(token) && hand_on(shared, hold, token, &mut now, deadline) {
+        return Ok(Unlocked::Released);
+    }
+    let since = hold.since();
+    match hold.release(token, now) {
         Some(Standing::Held(_)) => {}
         Some(Standing::Lost(lost)) => {
-            shared.meters.let_go(false, hold.since.until(now));
+            count(shared, false, since, now);
             late(shared, hold, lost);
             return Ok(Unlocked::AlreadyLost(lost));
         }
         Some(Standing::Released) | None => return Ok(Unlocked::Released),
     }
     shared.timer.forget(hold);
-    let outcome = ask_until_answered(shared, hold, deadline);
+    // Others have waited for the whole run: they come first now.
+    let mut gives_way = hold.run.was_handed(token);
+    let outcome = ask_until_answered(shared, hold, &mut gives_way, deadline);
     let in_time = !matches!(outcome, Ok(Unlocked::AlreadyLost(_)));
-    shared.meters.let_go(in_time, hold.since.until(now));
+    count(shared, in_time, since, now);
     match &outcome {
         Ok(Unlocked::AlreadyLost(lost)) => {
             hold.lease(|lease| lease.was_lost(*lost));
@@ -56,6 +66,9 @@ pub(crate) fn release(
         }
         Ok(Unlocked::Released) => {
             hold.lease(Lease::released);
+            if gives_way {
+                shared.waiters.give_way(hold);
+            }
             shared.waiters.ended(hold, true);
             if shared.servers.may_fail_over() {
                 shared.released.lock().note(again(hold));
@@ -73,10 +86,63 @@ pub(crate) fn release(
     outcome
 }
 
-/// Sends the release until an answer says what it found, or the deadline has come.
+/// Hands the lease to the first waiter of this client, if there is one that wants it and nothing speaks against it.
+/// Where it must be renewed for that, this asks Redis first.
+fn hand_on(
+    shared: &Shared,
+    hold: &Arc<Hold>,
+    token: FencingToken,
+    now: &mut Instant,
+    deadline: Instant,
+) -> bool {
+    let mut has_renewed = false;
+    while !shared.is_closed() {
+        match shared.waiters.hand_on(hold, token, has_renewed, *now) {
+            HandOn::Done(tenure) => {
+                count(shared, true, tenure.since, *now);
+                log::debug!(
+                    name:% = hold.keys, holder:% = hold.id.short(), token = token.value(),
+                    outcome = "handed on", trace_id = tenure.trace_id.as_deref();
+                    "handed on {} (holder {}, token {token})", hold.keys, hold.id.short()
+                );
+                return true;
+            }
+            HandOn::Renew => {
+                // The other half is for the release.
+                let until = now.after(now.until(deadline) / 2);
+                has_renewed = renew(shared, hold, token, until).is_ok();
+                *now = Instant::now();
+                if !has_renewed {
+                    break;
+                }
+            }
+            HandOn::Not => break,
+        }
+    }
+    false
+}
+
+/// Passes on what was handed to a waiter that does not take it.
+pub(crate) fn decline(shared: &Shared, handed: &Handed) {
+    let now = Instant::now();
+    let deadline = now.after(shared.servers.command_timeout());
+    // It logs what goes wrong by itself, and nobody has held it.
+    let _ = release(shared, &handed.hold, handed.token, now, deadline);
+}
+
+/// Counts that a holder has let go, if it ever held the lease.
+fn count(shared: &Shared, in_time: bool, since: Option<Instant>, now: Instant) {
+    if let Some(since) = since {
+        shared.meters.let_go(in_time, since.until(now));
+    }
+}
+
+/// Sends the release until an answer says what it found, or the deadline has come. Whether it `gives_way` to other
+/// clients is unset where none of them hears of it.
 fn ask_until_answered(
     shared: &Shared,
     hold: &Arc<Hold>,
+    gives_way: &mut bool,
     deadline: Instant,
 ) -> Result<Unlocked, Error> {
     if let [_, _, ..] = hold.keys.parts() {
@@ -95,13 +161,21 @@ fn ask_until_answered(
     // A release whose answer is missing may be what removed the key.
     let mut may_have_run = false;
     loop {
-        let call = hold.keys.release(hold.id.as_str().as_bytes());
+        let call = match *gives_way {
+            true => hold.keys.release_and_ask(&hold.id),
+            false => hold.keys.release(hold.id.as_str().as_bytes()),
+        };
         let stake = stake(hold, &hold.keys);
         let answer = shared
             .servers
             .call_or_undo(call, deadline, Lane::Free, Some(&stake));
         let cause = match answer {
             Ok((reply, _)) => match Found::read(&reply) {
+                // One is this client itself.
+                Some(Found::Ours) if reply.second().is_some_and(|heard| heard <= 1) => {
+                    *gives_way = false;
+                    return Ok(unlocked(hold, Found::Ours));
+                }
                 Some(_) if may_have_run => return Ok(Unlocked::Released),
                 Some(found) => return Ok(unlocked(hold, found)),
                 None => Cause::text("the release script gave an answer that is not its own"),
@@ -159,7 +233,7 @@ fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
     }
     log::warn!(
         name:% = hold.keys, holder:% = hold.id.short(), outcome:% = lost,
-        ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
+        ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();
         "the lease on {} had ended before the release{}: {lost}",
         hold.keys, if lost == Lost::Expired { ": ttl too short" } else { "" }
     );
@@ -168,7 +242,7 @@ fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
 /// Gives back at once what was granted to a client that is being shut down: nobody has seen it yet,
 /// so nobody is told.
 pub(crate) fn abandon(shared: &Shared, hold: &Arc<Hold>, until: Instant) {
-    hold.release(Instant::now());
+    hold.release(hold.token(), Instant::now());
     shared.timer.forget(hold);
     shared.waiters.ended(hold, true);
     for part in hold.keys.parts() {
@@ -196,7 +270,7 @@ fn log(hold: &Hold, outcome: &str, error: Option<&Error>) {
     log::log!(
         if error.is_some() { log::Level::Warn } else { log::Level::Debug },
         name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(), outcome = outcome,
-        ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
+        ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();
         "{outcome} {} (holder {}){why}", hold.keys, hold.id.short()
     );
 }

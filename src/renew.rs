@@ -14,25 +14,35 @@ use crate::scripts::Reply;
 use crate::server::{Fault, Lane};
 use crate::threads::Shared;
 use crate::threads::renewal::{count, renewed};
+use crate::token::FencingToken;
 
-/// Asks Redis for the ttl anew.
-pub(crate) fn renew(shared: &Shared, hold: &Arc<Hold>) -> Result<(), Error> {
-    let until = Instant::now().after(shared.servers.command_timeout());
-    let Some(ask) = hold.begin(until, |lease, now| lease.ask_now(now)) else {
-        return ensure_held(hold).and_then(|()| Err(busy(shared)));
+/// Asks Redis for the ttl anew, until `until`.
+pub(crate) fn renew(
+    shared: &Shared,
+    hold: &Arc<Hold>,
+    token: FencingToken,
+    until: Instant,
+) -> Result<(), Error> {
+    let Some(ask) = hold.begin(token, until, |lease, now| lease.ask_now(now)) else {
+        return ensure_held(hold, token).and_then(|()| Err(busy(shared)));
     };
     let sent = Instant::now();
     let answer = ask_all(shared, hold, ask.ttl, false, until);
     let found = renewed(shared, hold, ask, sent, &answer);
-    outcome(shared, hold, found, answer)
+    outcome(shared, hold, token, found, answer)
 }
 
 /// Sets another ttl, which may be a shorter one.
-pub(crate) fn extend(shared: &Shared, hold: &Arc<Hold>, ttl: Duration) -> Result<(), Error> {
+pub(crate) fn extend(
+    shared: &Shared,
+    hold: &Arc<Hold>,
+    token: FencingToken,
+    ttl: Duration,
+) -> Result<(), Error> {
     check_ttl(ttl)?;
     let until = Instant::now().after(shared.servers.command_timeout());
-    let Some(before) = hold.begin(until, |lease, now| lease.extend(now, ttl)) else {
-        return ensure_held(hold).and_then(|()| Err(busy(shared)));
+    let Some(before) = hold.begin(token, until, |lease, now| lease.extend(now, ttl)) else {
+        return ensure_held(hold, token).and_then(|()| Err(busy(shared)));
     };
     // An extend that shortens has brought the deadline nearer.
     shared.look_after(hold);
@@ -61,7 +71,7 @@ pub(crate) fn extend(shared: &Shared, hold: &Arc<Hold>, ttl: Duration) -> Result
         _ => {}
     }
     shared.look_after(hold);
-    outcome(shared, hold, found, answer)
+    outcome(shared, hold, token, found, answer)
 }
 
 /// Renews one part after the other, until one is not renewed.
@@ -86,9 +96,9 @@ fn ask_all(
     Ok(Reply::Int(1))
 }
 
-/// Errors unless the lease is surely held at this moment.
-pub(crate) fn ensure_held(hold: &Hold) -> Result<(), Error> {
-    match hold.stand(Instant::now()) {
+/// Errors unless the lease is surely held at this moment, by the holder that has `token`.
+pub(crate) fn ensure_held(hold: &Hold, token: FencingToken) -> Result<(), Error> {
+    match hold.stand_for(token, Instant::now()) {
         Standing::Held(_) => Ok(()),
         Standing::Lost(lost) => Err(Error::Lost(lost)),
         // Only `unlock` releases, and it takes the guard.
@@ -99,10 +109,11 @@ pub(crate) fn ensure_held(hold: &Hold) -> Result<(), Error> {
 fn outcome(
     shared: &Shared,
     hold: &Hold,
+    token: FencingToken,
     found: Option<Found>,
     answer: Result<Reply, Fault>,
 ) -> Result<(), Error> {
-    ensure_held(hold)?;
+    ensure_held(hold, token)?;
     match (found, answer) {
         (Some(_), _) => Ok(()),
         (None, Ok(_)) => Err(shared.servers.unreachable(Cause::text(

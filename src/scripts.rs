@@ -65,7 +65,7 @@ pub(crate) struct Call<'a> {
     pub(crate) script: &'static Script,
     /// One of each kind for every name; of the second kind there may be none.
     pub(crate) keys: [&'a [Vec<u8>]; 2],
-    pub(crate) args: [Arg<'a>; 3],
+    pub(crate) args: [Arg<'a>; 4],
     /// Further arguments, one for every name.
     pub(crate) rest: &'a [Vec<u8>],
     /// Who must have acknowledged it, by a command behind it in the same write.
@@ -202,6 +202,17 @@ impl Reply {
             _ => false,
         }
     }
+
+    /// The number behind the first item, where there is one.
+    pub(crate) fn second(&self) -> Option<i64> {
+        match self {
+            Self::List(items) => match items.get(1) {
+                Some(Self::Int(n)) => Some(*n),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
 }
 
 impl From<Value> for Reply {
@@ -228,7 +239,12 @@ mod tests {
 
     #[test]
     fn smoke() {
-        let args = [Arg::Bytes(b"\xff"), Arg::Number(7), Arg::Absent];
+        let args = [
+            Arg::Bytes(b"\xff"),
+            Arg::Number(7),
+            Arg::Absent,
+            Arg::Absent,
+        ];
         let (k, n) = ([b"k".to_vec()], [b"n".to_vec()]);
         let call = Call {
             script: &RELEASE,

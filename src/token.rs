@@ -12,7 +12,8 @@ use std::fmt;
 /// It is `max(last + 1, the server's clock in µs)`, drawn in the script that takes the lock. So it
 /// rises over a release, an expiry, `FLUSHALL`, a server that restarts from nothing or from an old
 /// snapshot, and a failover to a replica that lagged, as long as the servers' clocks agree better
-/// than the failover takes. Over a [quorum](crate#a-quorum-of-servers) it is the client that proposes it.
+/// than the failover takes. Where threads wait it reserves up to 64 tokens, which [hand-offs](crate::Mutex::local_handoffs)
+/// in that client use up. Over a [quorum](crate#a-quorum-of-servers) it is the client that proposes it.
 ///
 /// ```no_run
 /// # let client = leasehold::Client::open("redis://127.0.0.1")?;

@@ -1,19 +1,23 @@
 //! Who waits for a name in this client, first come first served, and whether the client holds it. No I/O.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::clock::Instant;
-use crate::hold::Hold;
+use crate::config::Terms;
+use crate::handoff::Step;
+use crate::hold::{Hold, Tenure};
 use crate::holder::HolderId;
 use crate::name::{Name, Names};
 use crate::places::Places;
 use crate::stats::Wake;
+use crate::token::FencingToken;
 
 /// What this client knows of the names that somebody holds or waits for here.
 ///
@@ -41,6 +45,17 @@ struct Queue {
     next: u64,
     /// When Redis last said that somebody else holds the name.
     refused: Option<Instant>,
+    courtesy: Courtesy,
+}
+
+/// After a run of hand-offs others come first: the first here waits until the release is heard, as they do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Courtesy {
+    #[default]
+    None,
+    Due,
+    /// The first in the queue does so now.
+    Begun,
 }
 
 /// Which server says something, and how many must say the same before it counts.
@@ -79,6 +94,36 @@ struct Place {
     why: Option<Wake>,
     /// Look at Redis whatever this client knows.
     look: bool,
+    /// On which terms a lease may be handed to it.
+    wants: Option<Terms>,
+    /// The lease that was handed to it, until its waiter is awake.
+    handed: Option<Handed>,
+}
+
+/// A lease that was handed on, and the token of its new holder.
+#[derive(Debug)]
+pub(crate) struct Handed {
+    pub(crate) hold: Arc<Hold>,
+    pub(crate) token: FencingToken,
+}
+
+/// What came of an attempt to hand a lease on.
+pub(crate) enum HandOn {
+    /// It has a new holder. This was the tenure of the one before.
+    Done(Tenure),
+    /// Renew it first.
+    Renew,
+    /// Nobody is there for it, or it must not be.
+    Not,
+}
+
+/// What has become of a lease that was handed on.
+pub(crate) enum Taken {
+    /// There was none.
+    Nothing,
+    Held(Arc<Hold>),
+    /// Lost before its waiter woke.
+    Lost(Handed),
 }
 
 impl Place {
@@ -134,6 +179,10 @@ impl Queue {
 pub(crate) enum Turn {
     /// Others came before.
     Queue,
+    /// A lease was handed to it: take that.
+    Handed,
+    /// First in the queue, but others in the fleet come before: wait a moment.
+    GiveWay,
     /// First in the queue: ask Redis.
     Look,
     /// First in the queue, but this client holds the name: Redis would refuse.
@@ -147,11 +196,12 @@ pub(crate) struct Ticket<'a> {
     name: &'a Name,
     id: u64,
     bell: OnceCell<Receiver<()>>,
+    has_left: Cell<bool>,
 }
 
 impl Waiters {
-    /// Goes to the end of the queue.
-    pub(crate) fn join<'a>(&'a self, name: &'a Name) -> Ticket<'a> {
+    /// Goes to the end of the queue, where a lease may be handed to it on the terms that it `wants`.
+    pub(crate) fn join<'a>(&'a self, name: &'a Name, wants: Option<Terms>) -> Ticket<'a> {
         let mut names = self.names.lock();
         let queue = names.entry(name.clone()).or_default();
         let id = queue.next;
@@ -162,12 +212,15 @@ impl Waiters {
             rung: false,
             why: None,
             look: false,
+            wants,
+            handed: None,
         });
         Ticket {
             waiters: self,
             name,
             id,
             bell: OnceCell::new(),
+            has_left: Cell::new(false),
         }
     }
 
@@ -177,6 +230,57 @@ impl Waiters {
         let names = self.names.lock();
         let queue = names.get(name).filter(|queue| queue.held.is_some());
         queue.is_some_and(|queue| queue.holder == Some(std::thread::current().id()))
+    }
+
+    /// Hands a lease on to the first who waits for its name, at `now`, for the holder that has `token`.
+    pub(crate) fn hand_on(
+        &self,
+        hold: &Arc<Hold>,
+        token: FencingToken,
+        has_renewed: bool,
+        now: Instant,
+    ) -> HandOn {
+        let mut names = self.names.lock();
+        let Some(queue) = names.get_mut(hold.keys.key(0).name) else {
+            return HandOn::Not;
+        };
+        let held = queue.held.as_ref();
+        if held.is_none_or(|held| held.hold.as_ptr() != Arc::as_ptr(hold)) {
+            return HandOn::Not;
+        }
+        let first = queue.places.front_mut();
+        let Some(first) = first.filter(|first| first.handed.is_none()) else {
+            return HandOn::Not;
+        };
+        let Some(terms) = &first.wants else {
+            return HandOn::Not;
+        };
+        let (token, before) = match hold.hand_on(token, terms, has_renewed, now) {
+            (Step::HandOn(token), Some(before)) => (token, before),
+            (Step::Renew, _) => return HandOn::Renew,
+            _ => return HandOn::Not,
+        };
+        first.handed = Some(Handed {
+            hold: Arc::clone(hold),
+            token,
+        });
+        match first.bell.clone() {
+            Some(bell) => {
+                // Whoever wakes comes here at once.
+                drop(names);
+                let _ = bell.try_send(());
+            }
+            None => first.rung = true,
+        }
+        HandOn::Done(before)
+    }
+
+    /// Whether anybody waits for the name.
+    pub(crate) fn anybody_for(&self, name: &Name) -> bool {
+        let names = self.names.lock();
+        names
+            .get(name)
+            .is_some_and(|queue| !queue.places.is_empty())
     }
 
     /// The lease by which this client holds the name, if it does.
@@ -208,7 +312,15 @@ impl Waiters {
             id: id.clone(),
             hold,
         };
+        queue.courtesy = Courtesy::None;
         queue.held.replace(held).map(|before| before.hold)
+    }
+
+    /// A lease that is about to end has been handed from one to the other here: others come before the next of them.
+    pub(crate) fn give_way(&self, hold: &Hold) {
+        if let Some(queue) = self.names.lock().get_mut(hold.keys.key(0).name) {
+            queue.courtesy = Courtesy::Due;
+        }
     }
 
     /// A lease of this client has ended: one waiter of each of its names looks.
@@ -249,7 +361,12 @@ impl Waiters {
         match &queue.held {
             Some(held) => is(&held.id).then(|| held.hold.clone()),
             // One whose end was rung for when it came.
-            None if queue.released.as_ref().is_some_and(is) => None,
+            None if queue.released.as_ref().is_some_and(is) => {
+                if std::mem::take(&mut queue.courtesy) == Courtesy::Begun {
+                    queue.ring_first(false, Wake::Turn);
+                }
+                None
+            }
             None => {
                 if queue.has_heard_enough(payload, voice) {
                     queue.ring_first(true, Wake::Message);
@@ -280,6 +397,12 @@ impl Waiters {
     pub(crate) fn anybody(&self) -> bool {
         let names = self.names.lock();
         names.values().any(|queue| !queue.places.is_empty()) || self.places.anybody()
+    }
+
+    /// Whether nothing is kept of any name.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.names.lock().is_empty()
     }
 
     /// Wakes everybody; returns how many.
@@ -342,6 +465,13 @@ impl Ticket<'_> {
             let held = queue.held.is_some();
             match queue.places.front_mut() {
                 Some(first) if first.id == self.id => {
+                    if first.handed.is_some() {
+                        return Turn::Handed;
+                    }
+                    if !held && queue.courtesy == Courtesy::Due {
+                        queue.courtesy = Courtesy::Begun;
+                        return Turn::GiveWay;
+                    }
                     let look = std::mem::take(&mut first.look) || look;
                     if look || !held {
                         Turn::Look
@@ -352,6 +482,67 @@ impl Ticket<'_> {
                 _ => Turn::Queue,
             }
         })
+    }
+
+    /// Takes, at `now`, the lease that was handed to it, and leaves with it.
+    pub(crate) fn take(
+        &self,
+        now: Instant,
+        max_hold: Duration,
+        tenure: impl FnOnce(FencingToken) -> Tenure,
+    ) -> Taken {
+        let mut names = self.waiters.names.lock();
+        let Some(queue) = names.get_mut(self.name) else {
+            return Taken::Nothing;
+        };
+        let first = queue.places.front_mut();
+        let Some(first) = first.filter(|first| first.id == self.id) else {
+            return Taken::Nothing;
+        };
+        let Some(handed) = first.handed.take() else {
+            return Taken::Nothing;
+        };
+        if !handed.hold.take(tenure(handed.token), now, max_hold) {
+            return Taken::Lost(handed);
+        }
+        // The next one sleeps on: there is nothing that it could do while this client holds the name, and whatever
+        // ends that rings for it.
+        let place = queue.places.pop_front();
+        #[cfg(debug_assertions)]
+        {
+            queue.holder = Some(std::thread::current().id());
+        }
+        drop(names);
+        drop(place);
+        self.has_left.set(true);
+        Taken::Held(handed.hold)
+    }
+
+    /// Leaves the queue. What was handed to its place is then for the caller to hand on.
+    pub(crate) fn leave(&self) -> Option<Handed> {
+        if self.has_left.replace(true) {
+            return None;
+        }
+        let mut names = self.waiters.names.lock();
+        let queue = names.get_mut(self.name)?;
+        let n = queue.places.iter().position(|place| place.id == self.id)?;
+        let place = queue.places.remove(n);
+        if n == 0 {
+            // A wake that reached this waiter is not lost with it: where it leaves without the
+            // name, the next one looks whatever it knows.
+            let left_without = queue.held.is_none();
+            queue.ring_first(left_without, Wake::Turn);
+        }
+        if queue.is_idle() {
+            names.remove(self.name);
+        }
+        drop(names);
+        place?.handed
+    }
+
+    /// Whether others wait for the name beside this one.
+    pub(crate) fn has_company(&self) -> bool {
+        self.queue(|queue| queue.places.len() > 1)
     }
 
     /// Redis said at `now` that somebody else holds the name.
@@ -376,24 +567,7 @@ impl Ticket<'_> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        let mut names = self.waiters.names.lock();
-        let Some(queue) = names.get_mut(self.name) else {
-            return;
-        };
-        let was_first = queue
-            .places
-            .front()
-            .is_some_and(|first| first.id == self.id);
-        queue.places.retain(|place| place.id != self.id);
-        if was_first {
-            // A wake that reached this waiter is not lost with it: where it leaves without the
-            // name, the next one looks whatever it knows.
-            let left_without = queue.held.is_none();
-            queue.ring_first(left_without, Wake::Turn);
-        }
-        if queue.is_idle() {
-            names.remove(self.name);
-        }
+        self.leave();
     }
 }
 
@@ -413,8 +587,8 @@ mod tests {
     #[test]
     fn smoke() {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
-        let first = waiters.join(&name);
-        let second = waiters.join(&name);
+        let first = waiters.join(&name, None);
+        let second = waiters.join(&name, None);
         assert_eq!(first.turn(false), Turn::Look);
         assert_eq!(second.turn(true), Turn::Queue);
         waiters.held(&name, &id, Weak::new());
@@ -433,7 +607,7 @@ mod tests {
     fn a_release_wakes_one() {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         waiters.held(&name, &id, Weak::new());
-        let tickets: Vec<_> = (0..3).map(|_| waiters.join(&name)).collect();
+        let tickets: Vec<_> = (0..3).map(|_| waiters.join(&name, None)).collect();
         waiters.ended_one(&name, &id, true);
         assert_eq!(tickets.iter().filter(|ticket| rung(ticket)).count(), 1);
     }
@@ -441,8 +615,8 @@ mod tests {
     #[test]
     fn a_contender_that_leaves_passes_the_look_on() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
-        let first = waiters.join(&name);
-        let second = waiters.join(&name);
+        let first = waiters.join(&name, None);
+        let second = waiters.join(&name, None);
         assert!(waiters.announced(&name, b"foreign", ALONE).is_none());
         drop(first);
         assert!(rung(&second));
@@ -455,7 +629,7 @@ mod tests {
     fn announcements() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
         let (ours, next) = (HolderId::fresh("o"), HolderId::fresh("o"));
-        let first = waiters.join(&name);
+        let first = waiters.join(&name, None);
         waiters.held(&name, &ours, Weak::new());
         assert!(
             waiters
@@ -484,7 +658,7 @@ mod tests {
     #[test]
     fn a_release_counts_once_a_majority_has_announced_it() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
-        let first = waiters.join(&name);
+        let first = waiters.join(&name, None);
         let by = |server, payload: &[u8]| {
             waiters.announced(&name, payload, Voice { server, needed: 2 });
             rung(&first)
@@ -519,8 +693,8 @@ mod tests {
     #[test]
     fn a_refusal_counts_for_all_who_waited_then() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
-        let first = waiters.join(&name);
-        let second = waiters.join(&name);
+        let first = waiters.join(&name, None);
+        let second = waiters.join(&name, None);
         let at = Instant::now();
         first.refused(at);
         assert!(second.was_refused(at));

@@ -174,16 +174,13 @@ fn a_release_elsewhere_and_one_here() {
         second.join().unwrap();
     });
     let now = client.stats().totals;
-    expected.attempts += 2;
+    expected.attempts += 1;
     expected.acquired_after_waiting += 2;
     expected.released += 3;
-    // The second is woken by the release of the first, unless it was not yet asleep again then.
-    let again = now.wakes_local - expected.wakes_local;
-    assert!((1..=2).contains(&again), "{now:?}");
-    expected.wakes_local += again;
+    expected.wakes_local += 1;
+    expected.wakes_hand_off += 1;
     assert_eq!(now, expected);
     assert_eq!(now.contention_rate(), 0.75);
-    assert_eq!(now.wakes_hand_off, 0);
 }
 
 #[test]
@@ -444,7 +441,7 @@ fn counts_of_many_threads_add_up() {
     assert_eq!(now.totals.released, THREADS * TIMES);
     assert_eq!(now.wait.count, THREADS * TIMES);
     assert_eq!(now.hold.count, THREADS * TIMES);
-    assert!(now.totals.attempts >= THREADS * TIMES);
+    assert!(now.totals.attempts + now.totals.wakes_hand_off >= THREADS * TIMES);
     assert!(now.totals.acquired_after_waiting > 0);
     assert_eq!((now.held, now.waiting), (0, 0));
     assert_eq!((now.totals.lost(), now.totals.failed), (0, 0));

@@ -1,6 +1,6 @@
 -- Takes the lock and draws its fencing token in one step.
--- KEYS[1] lock, KEYS[2] fence; ARGV[1] holder id, ARGV[2] ttl in ms
--- Granted: {1, token}. Refused: {0, the holder's value, its ttl in ms or -1}.
+-- KEYS[1] lock, KEYS[2] fence; ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] how many tokens it reserves, 1 unless given
+-- Granted: {1, the first of the tokens}. Refused: {0, the holder's value, its ttl in ms or -1}.
 -- Errors: BADFENCE where the fence holds no integer below 2^53. On any error nothing is held.
 local fence = redis.pcall('GET', KEYS[2])
 if type(fence) == 'table' then
@@ -11,16 +11,17 @@ if type(fence) == 'table' then
 end
 local time = redis.call('TIME')
 local token = time[1] * 1000000 + time[2]
+local more = (ARGV[3] or 1) - 1
 if fence then
   local last = tonumber(fence)
   -- 2^53: from there on a Lua number skips integers, and two holders could share a token.
-  if not string.find(fence, '^%d+$') or last >= 9007199254740991 then
+  if not string.find(fence, '^%d+$') or last + more >= 9007199254740991 then
     return redis.error_reply('BADFENCE the fence is no integer below 2^53')
   end
   if last >= token then token = last + 1 end
 end
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
-  local kept = redis.pcall('SET', KEYS[2], token, 'EX', 86400)
+  local kept = redis.pcall('SET', KEYS[2], token + more, 'EX', 86400)
   if kept.err then
     redis.call('DEL', KEYS[1])
     return kept

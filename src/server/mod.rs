@@ -172,17 +172,19 @@ impl Servers {
         }
     }
 
-    /// The call that acquires what one script can; where the client proposes the token, one above `above`.
+    /// The call that acquires what one script can, and reserves `block` tokens; where the client proposes
+    /// them, above `above`.
     pub(crate) fn acquire<'a>(
         &self,
         keys: &'a Keys,
         id: &'a HolderId,
         ttl: Duration,
         above: u64,
+        block: u64,
     ) -> Call<'a> {
         match &self.place {
-            Place::Quorum(quorum) => keys.propose(id, ttl, quorum.propose(above)),
-            Place::One(_) | Place::Cluster(_) => keys.acquire(id, ttl),
+            Place::Quorum(quorum) => keys.propose(id, ttl, quorum.propose(above), block),
+            Place::One(_) | Place::Cluster(_) => keys.acquire(id, ttl, block),
         }
     }
 

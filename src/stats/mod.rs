@@ -120,8 +120,8 @@ totals! {
     wakes_message,
     /// Waiters woken because this client itself had released the lock, or lost it.
     wakes_local,
-    /// Waiters that were handed a lease by its holder in the same client. Always zero as yet: there
-    /// is no such hand-off.
+    /// Waiters that were [handed](crate::Mutex::local_handoffs) a lock by its holder in the same
+    /// client.
     wakes_hand_off,
     /// Waiters that looked again because the other holder's ttl was to run out.
     wakes_ttl,
@@ -294,6 +294,7 @@ impl fmt::Display for Stats {
 pub(crate) enum Wake {
     Message,
     Local,
+    HandOff,
     Ttl,
     Backstop,
     Reconnect,
@@ -367,6 +368,7 @@ impl Meters {
         match wake {
             Wake::Message => counters.wakes_message.up(),
             Wake::Local => counters.wakes_local.up(),
+            Wake::HandOff => counters.wakes_hand_off.up(),
             Wake::Ttl => counters.wakes_ttl.up(),
             Wake::Backstop => counters.wakes_backstop.up(),
             Wake::Reconnect => counters.wakes_reconnect.up(),

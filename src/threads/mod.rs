@@ -241,7 +241,9 @@ impl Shared {
     /// Tells a loss to the waiters and the callbacks, once. Those who listen on the guard's channel
     /// were told when it was noticed.
     pub(crate) fn tell_loss(&self, hold: &Arc<Hold>) {
-        let Some(lost) = hold.untold() else { return };
+        let Some((lost, on_lost)) = hold.untold() else {
+            return;
+        };
         self.meters.lost(lost);
         self.timer.forget(hold);
         self.waiters.ended(hold, false);
@@ -251,13 +253,13 @@ impl Shared {
             let (keys, id) = (Arc::clone(&hold.keys), hold.id.clone());
             self.undo(Undo::of_release(keys, id, until));
         }
-        if let Some(on_lost) = hold.on_lost.clone() {
+        if let Some(on_lost) = on_lost {
             self.callbacks.run(Box::new(move || on_lost(&lost)));
         }
         // Last, since a user's logger may panic.
         log::warn!(
             name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(),
-            outcome:% = lost, ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
+            outcome:% = lost, ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();
             "lost {}: {lost} (holder {}, token {})", hold.keys, hold.id.short(), hold.token()
         );
     }

@@ -51,7 +51,7 @@ pub(crate) fn renewed(
         }
         (None, Err(fault)) => log::debug!(
             name:% = hold.keys, holder:% = hold.id.short(), outcome = "not renewed",
-            ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id.as_deref();
+            ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();
             "not renewed {}, to be tried again: {fault}", hold.keys
         ),
         _ => {}
@@ -69,7 +69,7 @@ pub(crate) fn count(shared: &Shared, found: Option<Found>, lag: Duration) {
 }
 
 fn tell_renewal(shared: &Shared, hold: &Arc<Hold>, remaining: Duration, took: Duration) {
-    if let Some(on_renew) = hold.on_renew.clone() {
+    if let Some(on_renew) = hold.on_renew() {
         let renewed = Renewed {
             name: hold.keys.key(0).name.clone(),
             holder_id: hold.id.clone(),
@@ -81,7 +81,7 @@ fn tell_renewal(shared: &Shared, hold: &Arc<Hold>, remaining: Duration, took: Du
     }
     log::debug!(
         name:% = hold.keys, holder:% = hold.id.short(), outcome = "renewed", ttl_ms = hold.ttl_ms(),
-        remaining_ms = remaining.as_millis() as u64, trace_id = hold.trace_id.as_deref();
+        remaining_ms = remaining.as_millis() as u64, trace_id = hold.trace_id().as_deref();
         "renewed {} for {remaining:?}", hold.keys
     );
 }

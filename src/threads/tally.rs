@@ -83,6 +83,7 @@ impl Parcel {
                 Arg::Number(self.serial),
                 Arg::Bytes(&self.text),
                 Arg::Absent,
+                Arg::Absent,
             ],
             replicas: None,
             asking: false,
