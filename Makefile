@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 EXAMPLES = booking payments transfer cron long_job graceful_shutdown health_endpoint stats
-BENCHES = uncontended handoff held deployments failovers
+BENCHES = uncontended handoff held deployments failovers threads
 
 # The server that tests, examples and benches start for themselves. `servers` has brought one by the time a recipe runs.
 WITH_SERVER = REDIS_SERVER_BIN="$$(.ci/server)"
