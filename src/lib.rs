@@ -190,6 +190,12 @@
 //!
 //! Never one per lock. The last client, lock or guard to be dropped ends and joins them.
 //!
+//! Calls go out on the threads that make them. Up to four at a time have a connection each; when more
+//! come to a server nearby (a trip of up to 0.2 ms), they go together over one, and one of the callers
+//! reads the answers for all. To a server farther away each has a connection, up to
+//! [`max_connections`](ClientBuilder::max_connections), beyond which they go together there too. A
+//! release waits 5 ms for that at most. What waits for replicas has a connection to itself.
+//!
 //! # Log levels
 //!
 //! Through [`log`](https://docs.rs/log), with `name`, `holder` (shortened), `ttl_ms`, `outcome` and

@@ -11,6 +11,7 @@ use crate::scripts::{Call, Reply};
 use crate::server::fault::{Fault, Redirect};
 use crate::server::one::Server;
 use crate::server::pool::Lane;
+use crate::server::quorum::Stake;
 use crate::server::slot_map::SlotMap;
 use crate::server::slots::slot;
 use crate::url::Nodes;
@@ -45,7 +46,7 @@ impl Cluster {
         call: Call<'_>,
         until: Instant,
         lane: Lane,
-        undo: Option<Call<'_>>,
+        stake: Option<&Stake<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
         let first = call.keys[0].first().map_or(&[][..], Vec::as_slice);
         let slot = slot(first);
@@ -53,8 +54,7 @@ impl Cluster {
         let mut asking = false;
         let (mut hops, mut tries) = (0, 0);
         loop {
-            let undo = undo.map(|undo| undo.asking(asking));
-            let fault = match server.call_or_undo(call.asking(asking), until, lane, undo) {
+            let fault = match server.call_or_undo(call.asking(asking), until, lane, stake) {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };

@@ -155,7 +155,7 @@ impl Line {
     /// Takes out what is unread, of a line that is of no more use.
     pub(crate) fn abandon(self, undo: Option<&Call<'_>>) -> VecDeque<Owed> {
         if let Some(undo) = undo {
-            self.wire.undo_behind(undo);
+            self.wire.undo_behind([*undo]);
         }
         self.owed
     }

@@ -6,7 +6,9 @@ mod cluster;
 mod condition;
 mod count;
 mod dial;
+mod entry;
 mod fault;
+mod gather;
 mod inquiry;
 mod line;
 mod look;
@@ -16,6 +18,7 @@ mod peer;
 mod poll;
 mod pool;
 mod quorum;
+mod ride;
 pub(crate) mod sentinel;
 pub(crate) mod slot_map;
 pub(crate) mod slots;
@@ -206,8 +209,10 @@ impl Servers {
         stake: Option<&Stake<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
         match &self.place {
-            Place::One(server) => server.call_or_undo(call, until, lane, undo(stake, lane)),
-            Place::Cluster(cluster) => cluster.call_or_undo(call, until, lane, undo(stake, lane)),
+            Place::One(server) => server.call_or_undo(call, until, lane, to_undo(stake, lane)),
+            Place::Cluster(cluster) => {
+                cluster.call_or_undo(call, until, lane, to_undo(stake, lane))
+            }
             Place::Quorum(quorum) => quorum.call(call, until, lane, stake),
         }
     }
@@ -332,7 +337,7 @@ impl Servers {
     }
 }
 
-/// What undoes an acquiring call. A release, which goes in the free lane, needs no undo.
-fn undo<'a>(stake: Option<&'a Stake<'a>>, lane: Lane) -> Option<Call<'a>> {
-    stake.filter(|_| lane == Lane::Capped).map(Stake::release)
+/// What an acquiring call may leave behind. A release, which goes in the free lane, needs no undo.
+fn to_undo<'a>(stake: Option<&'a Stake<'a>>, lane: Lane) -> Option<&'a Stake<'a>> {
+    stake.filter(|_| lane == Lane::Capped)
 }

@@ -220,6 +220,22 @@ impl Wire {
         self.connection.send_packed_command(commands)
     }
 
+    /// Sends all of them in one write.
+    pub(crate) fn send_all<'a, I>(&mut self, commands: I) -> RedisResult<()>
+    where
+        I: Iterator<Item = &'a [u8]>,
+    {
+        self.buffer.clear();
+        for command in commands {
+            self.buffer.extend_from_slice(command);
+        }
+        let sent = self.connection.send_packed_command(&self.buffer);
+        if self.buffer.capacity() > LARGE {
+            self.buffer = Vec::new();
+        }
+        sent
+    }
+
     /// Reads one answer, or a message where there is a subscription.
     pub(crate) fn receive(&mut self) -> RedisResult<Value> {
         self.connection.recv_response()
@@ -234,14 +250,25 @@ impl Wire {
         Ok((message.get_channel()?, message.get_payload_bytes().to_vec()))
     }
 
-    /// Writes `undo` behind a command whose answer did not come, and closes the connection: this
-    /// undo cannot overtake the command, and runs right after it if that runs late.
-    pub(crate) fn undo_behind(mut self, undo: &Call<'_>) {
+    /// Writes `undos` behind commands whose answers did not come, and closes the connection: they
+    /// cannot overtake the commands, and run right after them if those run late.
+    pub(crate) fn undo_behind<'a, I>(mut self, undos: I)
+    where
+        I: IntoIterator<Item = Call<'a>>,
+    {
+        self.buffer.clear();
+        let mut known: Option<&'static str> = None;
+        for undo in undos {
+            // The text of a script, sent once, will do for those behind it.
+            if known.replace(undo.script.name) == Some(undo.script.name) {
+                undo.pack_by_sha(&mut self.buffer);
+            } else {
+                undo.pack_by_source(&mut self.buffer);
+            }
+        }
         self.timeout = Duration::ZERO;
-        if self.set_timeout(UNDO_WRITE).is_ok() {
-            // It is sent elsewhere too, so a failure here needs no answer.
-            self.buffer.clear();
-            undo.pack_by_source(&mut self.buffer);
+        if !self.buffer.is_empty() && self.set_timeout(UNDO_WRITE).is_ok() {
+            // They are sent elsewhere too, so a failure here needs no answer.
             let _ = self.connection.send_packed_command(&self.buffer);
         }
     }

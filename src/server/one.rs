@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::{RedisError, ServerError};
+use redis::{RedisError, RedisResult, ServerError};
 
 use crate::clock::Instant;
 use crate::config::Config;
@@ -17,6 +17,8 @@ use crate::server::fault::Fault;
 use crate::server::node::{NoWire, Node, Wire, is_hang_up, reply};
 use crate::server::peer::Peer;
 use crate::server::pool::{Lane, Lent, Pool, Refusal, Wish};
+use crate::server::quorum::Stake;
+use crate::server::ride::Ride;
 use crate::server::sentinel::Sentinels;
 use crate::server::slot_map::SlotMap;
 use crate::stats::Histogram;
@@ -24,7 +26,7 @@ use crate::url::{Address, Target};
 
 /// A server, or the master that sentinels name: one place where locks are kept.
 pub(crate) struct Server {
-    pool: Arc<Pool>,
+    pub(super) pool: Arc<Pool>,
     pub(crate) condition: Condition,
     /// What it is as one of a quorum.
     pub(crate) peer: Option<Peer>,
@@ -83,7 +85,7 @@ impl Server {
     }
 
     /// Sends `call` and waits for its answer until `until`, and never longer than the command
-    /// timeout. Where no answer comes, `undo` is written behind the call on the same connection.
+    /// timeout. Where no answer comes, its undo is written behind the call on the same connection.
     /// With the answer comes the instant before the call was sent, once there was a connection: a
     /// lease counts from then.
     pub(crate) fn call_or_undo(
@@ -91,16 +93,29 @@ impl Server {
         call: Call<'_>,
         until: Instant,
         lane: Lane,
-        undo: Option<Call<'_>>,
+        stake: Option<&Stake<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
         if lane == Lane::Capped {
             self.condition.admit().map_err(Fault::Open)?;
         }
-        let mut lent = self.lend(until, lane)?;
+        let entered = self.pool.enter();
+        let mut lent = None;
+        if entered.is_one_of_many() {
+            match self.ride(&call, until, lane, stake) {
+                // Nothing ran, so the same call may be sent again.
+                Ride::Sent(_, Ok(Err(error))) if matches!(meaning(&error), Meaning::NoScript) => {}
+                Ride::Sent(sent, answer) => return self.read(&call, answer, sent, until),
+                Ride::Alone(own) => lent = own,
+            }
+        }
+        let mut lent = match lent {
+            Some(lent) => lent,
+            None => self.lend(until, lane)?,
+        };
         let sent = Instant::now();
         if sent >= until {
             // A trip that cannot be answered in time would only leave something to be undone.
-            lent.give_back();
+            self.pass_on(lent);
             return Err(Fault::NotNow(Cause::silence("no time was left to ask")));
         }
         let mut answer = self.run(&mut lent, &call, sent, until, |buffer| {
@@ -120,12 +135,30 @@ impl Server {
                 self.settle(lent, sent, answer).map(|reply| (reply, sent))
             }
             Err(error) => {
-                if let Some(undo) = undo {
-                    lent.keep().undo_behind(&undo);
+                if let Some(stake) = stake {
+                    let undo = stake.release().asking(call.asking);
+                    lent.keep().undo_behind([undo]);
                 }
                 Err(self.no_answer(error, sent, until))
             }
         }
+    }
+
+    /// What it means that `answer` came of a call that was sent along with others.
+    fn read(
+        &self,
+        call: &Call<'_>,
+        answer: RedisResult<Result<Reply, ServerError>>,
+        sent: Instant,
+        until: Instant,
+    ) -> Result<(Reply, Instant), Fault> {
+        let answer = answer.map_err(|error| self.no_answer(error, sent, until))?;
+        let answer = answer.map_err(|error| self.fault(call, &error));
+        match &answer {
+            Err(Fault::NotNow(cause)) => self.failed_by(Some(cause), false),
+            _ => self.answered(sent),
+        }
+        answer.map(|reply| (reply, sent))
     }
 
     /// Sends a command that is no script; `name` is what an error calls it.
@@ -181,7 +214,7 @@ impl Server {
             // It answers, so nobody waits for it in vain.
             self.failed_by(Some(cause), false);
         } else {
-            lent.give_back();
+            self.pass_on(lent);
             self.answered(sent);
         }
         answer
@@ -384,7 +417,9 @@ impl Server {
     /// Redis answered something that was sent at `sent`.
     pub(crate) fn answered(&self, sent: Instant) {
         let now = Instant::now();
-        self.latency.record(sent.until(now));
+        let trip = sent.until(now);
+        self.latency.record(trip);
+        self.pool.took(trip);
         if self.condition.answered(now) {
             log::info!(server = self.label(); "calls go to {} again", self.label());
         }
