@@ -388,6 +388,19 @@ mod tests {
     }
 
     #[test]
+    fn who_held_it_for_max_hold_hands_nothing_on() {
+        let (hold, first) = hold();
+        let limit = Duration::from_millis(5);
+        let (Step::HandOn(second), _) = hold.hand_on(first, &TERMS, false, now()) else {
+            panic!("nothing speaks against it")
+        };
+        assert!(hold.take(tenure(second), now(), limit));
+        let end = now().after(limit);
+        assert_eq!(hold.hand_on(second, &TERMS, false, end).0, Step::Release);
+        assert_eq!(hold.stand(end), Standing::Lost(Lost::MaxHold));
+    }
+
+    #[test]
     fn who_wants_other_replicas_is_handed_nothing() {
         let (hold, first) = hold();
         let terms = Terms {

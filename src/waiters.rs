@@ -676,6 +676,34 @@ mod tests {
     }
 
     #[test]
+    fn after_a_run_the_first_waits_until_the_release_is_heard() {
+        let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
+        let heard = || waiters.announced(&name, id.as_str().as_bytes(), ALONE);
+        let ends = || {
+            waiters.held(&name, &id, Weak::new());
+            waiters.names.lock().get_mut(&name).unwrap().courtesy = Courtesy::Due;
+            waiters.ended_one(&name, &id, true);
+        };
+        let first = waiters.join(&name, None);
+        ends();
+        assert!(rung(&first));
+        assert_eq!(first.turn(false), Turn::GiveWay);
+        assert!(!rung(&first));
+        heard();
+        assert!(rung(&first));
+        assert_eq!(first.turn(false), Turn::Look);
+
+        ends();
+        heard();
+        assert!(rung(&first));
+        assert_eq!(first.turn(false), Turn::Look, "it was heard before");
+
+        ends();
+        assert_eq!(first.turn(false), Turn::GiveWay);
+        assert_eq!(first.turn(false), Turn::Look, "once");
+    }
+
+    #[test]
     fn the_end_of_an_older_lease_changes_nothing() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
         let (older, newer) = (HolderId::fresh("o"), HolderId::fresh("o"));

@@ -3,11 +3,12 @@
 
 mod support;
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{RecvTimeoutError, TryRecvError, unbounded};
+use crossbeam_channel::{RecvTimeoutError, TryRecvError, bounded, unbounded};
 use leasehold::{Client, ClientBuilder, HolderId, Lost, Mutex, MutexGuard, Unlocked};
 use parking_lot::Mutex as Local;
 use support::{Counters, Fenced, Proxy, Server, Traffic, counter, eventually, ms};
@@ -310,20 +311,22 @@ fn another_client_has_its_turn() {
                 }
             });
         }
-        let waited: Vec<u64> = (0..50)
-            .map(|_| {
-                let before = entered.load(Ordering::SeqCst);
-                let guard = one.mutex("a").lock().unwrap();
-                let after = entered.load(Ordering::SeqCst);
-                let_go(guard);
-                after - before
-            })
-            .collect();
+        let wait = || {
+            let before = entered.load(Ordering::SeqCst);
+            let guard = one.mutex("a").lock().unwrap();
+            let after = entered.load(Ordering::SeqCst);
+            let_go(guard);
+            after - before
+        };
+        // The first that has to wait has yet to connect, to start its threads, and to subscribe.
+        while wait() == 0 {}
+        let waited: Vec<u64> = (0..50).map(|_| wait()).collect();
         is_over.store(true, Ordering::SeqCst);
         waited
     });
     let most = waited.iter().max().unwrap();
-    assert!(*most <= 10 * BLOCK, "{waited:?}");
+    // A few, and room for a machine that has other things to do.
+    assert!(*most <= 50 * BLOCK, "{waited:?}");
     assert!(many.stats().totals.wakes_hand_off > 0);
 }
 
@@ -503,6 +506,76 @@ fn at_its_deadline_a_call_takes_what_it_was_handed() {
         let_go(two);
     });
     eventually(PATIENCE, || server.get("lock:a").is_none());
+}
+
+thread_local! {
+    /// What this thread's next word that it waits sets off.
+    static HOOK: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
+struct Hooks;
+
+impl log::Log for Hooks {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if record.args().to_string().starts_with("waiting ") {
+            let hook = HOOK.with_borrow_mut(Option::take);
+            if let Some(hook) = hook {
+                hook();
+            }
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn who_panics_passes_on_what_was_handed_to_it() {
+    log::set_logger(&Hooks).unwrap();
+    log::set_max_level(log::LevelFilter::Debug);
+    let server = Server::start();
+    let client = client(&server);
+    let a = || client.mutex("a");
+    for has_next in [true, false] {
+        thread::scope(|scope| {
+            let [one, two] = behind(scope, &server, &client, [a(), a()]);
+            let one = got(one);
+            let (id, token) = (one.holder_id().clone(), one.fencing_token().value());
+            let ((says, said), (goes_on, go_on)) = (bounded(1), bounded(1));
+            let mutex = a();
+            let panics = scope.spawn(move || {
+                HOOK.set(Some(Box::new(move || {
+                    says.send(()).unwrap();
+                    go_on.recv().unwrap();
+                    panic!("of a logger");
+                })));
+                drop(mutex.lock());
+            });
+            said.recv().unwrap();
+            let next = has_next.then(|| waits(scope, &client, a()));
+            let_go(one);
+            let_go(got(two));
+            // It has the lease now, and does not know.
+            assert!(a().try_lock().unwrap().is_none());
+            goes_on.send(()).unwrap();
+            assert!(panics.join().is_err());
+            match next {
+                Some(next) => {
+                    let next = got(next);
+                    assert_eq!(*next.holder_id(), id);
+                    assert_eq!(next.fencing_token().value(), token + 3);
+                    let_go(next);
+                }
+                None => assert_eq!(server.get("lock:a"), None),
+            }
+        });
+    }
+    let stats = client.stats();
+    assert_eq!(stats.totals.acquired(), stats.totals.released);
+    assert_eq!((stats.held, stats.waiting), (0, 0));
 }
 
 #[test]
