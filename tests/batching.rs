@@ -251,20 +251,26 @@ fn scripts_are_forgotten_and_nobody_notices() {
     let server = Server::start();
     let client = client(&server.url(), 1);
     at_once(THREADS, |n| {
-        let mut connection = server.connection();
-        for _ in 0..50 {
-            if n == 0 {
+        if n == 0 {
+            let mut connection = server.connection();
+            for _ in 0..100 {
                 let mut flush = redis::cmd("SCRIPT");
                 flush.arg("FLUSH").exec(&mut connection).unwrap();
                 thread::sleep(ms(2));
-                continue;
             }
-            // One attempt, so that nothing is made up for by another.
+            return;
+        }
+        for _ in 0..100 {
             let granted = try_lock(&client, n).unwrap();
             let guard = granted.expect("nobody else wants it");
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         }
     });
+    // Nothing was made up for by another attempt.
+    assert_eq!(
+        client.stats().totals.attempts,
+        1 + 100 * (THREADS as u64 - 1)
+    );
 }
 
 #[test]
