@@ -18,13 +18,15 @@ use crate::server::node::{NoWire, Node, Wire};
 /// So many calls at a time get a connection each. When more come, all go along with others over one
 /// connection, until nobody waits any more.
 ///
-/// Processor time of client and server for a lock and an unlock, in µs, on two cores (`--bench threads`):
+/// Processor time of client and server for a lock and an unlock, beside a connection each by hand in the
+/// same run, on two busy cores (`--bench threads`):
 ///
-/// | threads | a connection each | one for all | one for all from the fifth | four for all |
-/// |---|---|---|---|---|
-/// | 2, 4 | 60, 68 | 70, 87 | 60, 68 | 68, 83 |
-/// | 8 | 57 | 37 | 40 | 76 |
-/// | 32 | 54-60 | 34 | 35 | 50 |
+/// | threads | one for all | one for all from the fifth on | four for all |
+/// |---|---|---|---|
+/// | 2 | 1.27 | 1.04 | 1.14 |
+/// | 4 | 1.25 | 0.91 | 1.13 |
+/// | 8 | 0.74 | 0.70 | 1.20 |
+/// | 32 | 0.56 | 0.65 | 0.73 |
 ///
 /// What few threads gather is too little to pay for waking one another, and several connections
 /// gather less each.
