@@ -12,7 +12,7 @@ use metrics::{
     Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
 use parking_lot::Mutex;
-use support::{Server, eventually, ms};
+use support::{Cluster, ClusterSetup, Server, eventually, ms, threads};
 
 /// Keeps all it is told, by name and label.
 #[derive(Clone, Default)]
@@ -151,6 +151,22 @@ fn smoke() {
     assert!(client.shutdown(ms(10_000)).unwrap().is_clean());
     assert_eq!(kept.counter("leasehold_lost_total{reason=shut_down}"), 1);
     assert_eq!(kept.gauge("leasehold_held{client=1}"), Some(0.0));
+
+    // In a cluster they are told by whichever master is in use: the numbers themselves are not in Redis.
+    let cluster = Cluster::with(ClusterSetup::steady(3, 0));
+    for (node, number) in [(0, 3), (1, 4), (2, 5)] {
+        let client = Client::open(&cluster.url()).unwrap();
+        // The first renewal starts the thread that tells.
+        let mutex = client.mutex(cluster.name_on("a", node));
+        let guard = mutex.renew_every(ms(100)).lock().unwrap();
+        let held = format!("leasehold_held{{client={number}}}");
+        eventually(ms(20_000), || kept.gauge(&held) == Some(1.0));
+        // Nothing is started for that where no lock is kept.
+        assert_eq!(threads("leasehold-io"), 1);
+        drop(guard);
+        assert!(client.shutdown(ms(10_000)).unwrap().is_clean());
+        assert_eq!(kept.gauge(&held), Some(0.0));
+    }
 
     every_name_is_documented(&kept);
 }

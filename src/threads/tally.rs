@@ -123,8 +123,9 @@ impl Tally {
         if self.is_shared {
             Arc::ptr_eq(&self.server(shared), &site.server)
         } else {
-            let first = shared.sites.all().into_iter().next();
-            first.is_some_and(|first| Arc::ptr_eq(&first.server, &site.server))
+            let sites = shared.sites.all();
+            let at_work = sites.iter().find(|site| !site.server.is_retired());
+            at_work.is_some_and(|first| Arc::ptr_eq(&first.server, &site.server))
         }
     }
 
