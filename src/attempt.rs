@@ -268,12 +268,7 @@ impl<'a> Attempt<'a> {
             before.lose(Lost::Taken);
             shared.look_after(&before);
         }
-        let first = hold.lease(|lease| lease.ask_first(since));
         shared.look_after(&hold);
-        if let Some(ask) = first {
-            // Not through the timer, for which a lease of three seconds would be no sooner than one of ten.
-            shared.renew(vec![(Arc::clone(&hold), ask)]);
-        }
         if shared.is_closed() {
             // The shutdown that runs beside us may have seen this lease, or not.
             abandon(shared, &hold, until);

@@ -10,6 +10,10 @@ use crate::wait::RECONNECT;
 /// Renewals due within this time of each other go out together.
 pub(crate) const TOGETHER: Duration = Duration::from_millis(100);
 
+/// How soon the first renewal of a lease that was passed on is sent: not before its holder is under way, whom the
+/// threads and the server that see to it would take the time from.
+const AT_ONCE: Duration = Duration::from_millis(1);
+
 #[derive(Debug)]
 pub(crate) struct Lease {
     /// What renewals ask for.
@@ -102,7 +106,7 @@ impl Lease {
         Some(lease)
     }
 
-    /// A lease that was passed on, for `lasting`, some time after `proof`: its first renewal is due at once. `None` if
+    /// A lease that was passed on, for `lasting`, some time after `proof`: its first renewal is due at once, or nearly. `None` if
     /// little of it is left.
     pub(crate) fn passed(
         proof: Instant,
@@ -120,8 +124,8 @@ impl Lease {
             at_most: Duration::MAX,
             valid_until,
             ends_at: now.after(terms.max_hold),
-            renew_at: now,
-            planned: now,
+            renew_at: now.after(AT_ONCE),
+            planned: now.after(AT_ONCE),
             asking: false,
             failures: 0,
             provisional: true,
@@ -256,15 +260,6 @@ impl Lease {
     pub(crate) fn ask_if_due(&mut self, now: Instant) -> Option<Ask> {
         let soon = now.after(TOGETHER.min(self.ttl / 20));
         if self.is_due_by(soon) {
-            self.ask(now)
-        } else {
-            None
-        }
-    }
-
-    /// Begins the renewal that a lease is to begin with, if it is.
-    pub(crate) fn ask_first(&mut self, now: Instant) -> Option<Ask> {
-        if self.provisional {
             self.ask(now)
         } else {
             None
@@ -515,8 +510,8 @@ mod tests {
             );
             let mut lease = Lease::passed(at(0), at(1468), lasting, &terms).unwrap();
             assert_eq!(lease.stand(at(1468)), Standing::Held(ms(1500)));
-            assert_eq!(lease.due(at(1468)), Due::Ask);
-            let ask = lease.ask_first(at(1468)).unwrap();
+            assert_eq!(lease.due(at(1468)), Due::At(at(1469)));
+            let ask = lease.ask_if_due(at(1469)).unwrap();
             assert_eq!(
                 ask,
                 Ask {
@@ -534,7 +529,6 @@ mod tests {
                 Standing::Held(ms(4867)),
                 "max_hold is the holder's time"
             );
-            assert_eq!(lease.ask_first(at(1601)), None);
             assert_eq!(lease.ask(at(1601)).unwrap().renews, renew_every.is_some());
         }
     }

@@ -23,7 +23,7 @@ const DEATH: Duration = ms(4_000);
 /// What a call may be later than a plain wait of the same length.
 const SLACK: Duration = ms(300);
 
-const COMMAND_TIMEOUT: Duration = ms(200);
+const COMMAND_TIMEOUT: Duration = ms(500);
 
 #[test]
 fn child() {

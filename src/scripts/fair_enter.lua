@@ -5,7 +5,7 @@
 -- Errors: BADFENCE where the fence holds no integer below 2^53. On any error nothing is held.
 local token, bad = draw()
 if bad then return bad end
-local living = first()
+local living = waited_for()
 -- Also where somebody waits: a server that has become a replica must answer READONLY, not "refused".
 local free = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
 if free then

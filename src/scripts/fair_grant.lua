@@ -29,38 +29,45 @@ local function keep()
   redis.call('PEXPIRE', KEYS[4], 6000)
 end
 
--- The first place that is alive, its provisional time and its inbox. Takes out the dead ones before it.
-local function first()
+-- The provisional time and the inbox of a place that is alive, nil for one that is dead.
+local function alive(id)
+  local seen, provisional, inbox = string.match(redis.call('HGET', KEYS[4], id) or '', '^(%d+) (%d+) (.*)$')
+  if seen and now - seen < tonumber(provisional) then return provisional, inbox end
+end
+
+-- Whether anybody in the queue is alive. Takes out the dead ones before the first who is.
+local function waited_for()
   while true do
     local id = redis.call('LINDEX', KEYS[3], 0)
-    if not id then return nil end
-    local seen, provisional, inbox = string.match(redis.call('HGET', KEYS[4], id) or '', '^(%d+) (%d+) (.*)$')
-    if seen and now - seen < tonumber(provisional) then return id, provisional, inbox end
-    redis.call('HDEL', KEYS[4], id)
+    if not id then return false end
+    if alive(id) then return true end
     redis.call('LPOP', KEYS[3])
+    redis.call('HDEL', KEYS[4], id)
   end
 end
 
--- Makes the first place that is alive the holder of a lock that is free, and tells its client. Returns its holder id and
--- its fencing token; nil where nobody waits; nil and an error, and nothing is held.
+-- Makes the first place that is alive the holder, whoever was it before, and tells its client. Returns its holder id and
+-- its fencing token; nil where nobody waits; nil and an error, and nobody was made the holder.
 local function grant()
-  local id, provisional, inbox = first()
-  if not id then return nil end
-  local token, bad = draw()
-  if bad then return nil, bad end
-  -- In this order: where a right is missing, an id without a place is dead, and a place without an id waits for ever.
-  redis.call('HDEL', KEYS[4], id)
-  redis.call('LPOP', KEYS[3])
-  redis.call('SET', KEYS[1], id, 'PX', provisional)
-  local kept = redis.pcall('SET', KEYS[2], token, 'EX', 86400)
-  if kept.err then
-    redis.call('DEL', KEYS[1])
-    return nil, kept
+  while true do
+    -- Deleting comes first: then a server whose memory is full lets the rest be written.
+    local id = redis.call('LPOP', KEYS[3])
+    if not id then return nil end
+    local provisional, inbox = alive(id)
+    redis.call('HDEL', KEYS[4], id)
+    if provisional then
+      local token, bad = draw()
+      -- Who is out of the queue for this enters again, and is told.
+      if bad then return nil, bad end
+      local kept = redis.pcall('SET', KEYS[2], token, 'EX', 86400)
+      if kept.err then return nil, kept end
+      redis.call('SET', KEYS[1], id, 'PX', provisional)
+      if inbox ~= '' then
+        -- A user without the right to publish still grants: the next refresh tells.
+        redis.pcall('PUBLISH', inbox, string.format('grant %.0f %s', token, id))
+      end
+      return id, token
+    end
   end
-  if inbox ~= '' then
-    -- A user without the right to publish still grants: the next refresh tells.
-    redis.pcall('PUBLISH', inbox, string.format('grant %.0f %s', token, id))
-  end
-  return id, token
 end
 

@@ -3,11 +3,10 @@
 -- Released, or left: 1. Neither: 0 where nobody holds it, the other holder's value where somebody does.
 local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] then
-  -- First: a server whose memory is full lets nothing be written before something was deleted.
-  redis.call('DEL', KEYS[1])
   -- Whatever is wrong with the queue, what is released is released.
   local ran, next = pcall(grant)
   if not ran or not next then
+    redis.call('DEL', KEYS[1])
     -- A user without the right to publish still releases.
     redis.pcall('PUBLISH', ARGV[2], ARGV[1])
   end

@@ -174,7 +174,7 @@ impl Shared {
     }
 
     /// Asks for the renewals that are due.
-    pub(crate) fn renew(&self, asks: Vec<(Arc<Hold>, Ask)>) {
+    fn renew(&self, asks: Vec<(Arc<Hold>, Ask)>) {
         let mut batches: Vec<(Arc<Site>, Vec<_>)> = Vec::new();
         for (hold, ask) in asks {
             let keys = Arc::clone(&hold.keys);
