@@ -17,7 +17,7 @@ pub(crate) struct Entry {
     pub(crate) command: Vec<u8>,
     /// What it may leave behind where no answer comes.
     pub(crate) stake: Option<(Arc<Keys>, HolderId)>,
-    told: Mutex<Option<News>>,
+    told: Mutex<Told>,
     owner: Thread,
 }
 
@@ -32,6 +32,15 @@ pub(crate) enum News {
     Read(Write),
     /// It was sent then, and this came of it.
     Answer(Instant, Answer),
+}
+
+#[derive(Default)]
+enum Told {
+    #[default]
+    Nothing,
+    News(News),
+    /// Its thread waits no longer.
+    Gone,
 }
 
 /// Commands that were sent together, and whose answers are still to be read.
@@ -53,15 +62,30 @@ impl Entry {
         })
     }
 
-    pub(crate) fn tell(&self, news: News) {
-        *self.told.lock() = Some(news);
+    /// Gives the news back where its thread waits no longer.
+    pub(crate) fn tell(&self, news: News) -> Result<(), News> {
+        let mut told = self.told.lock();
+        if matches!(*told, Told::Gone) {
+            return Err(news);
+        }
+        *told = Told::News(news);
+        drop(told);
         self.owner.unpark();
+        Ok(())
+    }
+
+    /// Waits no longer, unless there is news.
+    pub(crate) fn give_up(&self) -> Option<News> {
+        match std::mem::replace(&mut *self.told.lock(), Told::Gone) {
+            Told::News(news) => Some(news),
+            Told::Nothing | Told::Gone => None,
+        }
     }
 
     /// Waits for news until `until`.
     pub(crate) fn wait(&self, until: Instant) -> Option<News> {
         loop {
-            if let Some(news) = self.told.lock().take() {
+            if let Told::News(news) = std::mem::take(&mut *self.told.lock()) {
                 return Some(news);
             }
             let now = Instant::now();
@@ -70,5 +94,24 @@ impl Entry {
             }
             thread::park_timeout(nap(now, until));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn news_are_read_or_given_back() {
+        let in_time = Entry::new(Vec::new(), None);
+        assert!(in_time.tell(News::Alone).is_ok());
+        assert!(matches!(in_time.give_up(), Some(News::Alone)));
+        let late = Entry::new(Vec::new(), None);
+        assert!(late.wait(Instant::START).is_none());
+        assert!(late.give_up().is_none());
+        assert!(
+            late.tell(News::Alone).is_err(),
+            "somebody else is to see to it"
+        );
     }
 }

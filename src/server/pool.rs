@@ -300,7 +300,8 @@ impl Pool {
     fn dismiss(&self) {
         let all = self.state.lock().gather.dismiss();
         for entry in all {
-            entry.tell(News::Alone);
+            // Who waits no longer needs no connection.
+            let _ = entry.tell(News::Alone);
         }
     }
 
@@ -311,7 +312,8 @@ impl Pool {
             self.share(state, false);
         }
         if let Some(entry) = state.next() {
-            entry.tell(News::Alone);
+            // Who waits no longer needs no connection.
+            let _ = entry.tell(News::Alone);
         }
         self.ring(state);
     }

@@ -58,17 +58,26 @@ impl Server {
         };
         let mut patience = joined.after(PATIENCE).min(until);
         loop {
-            match entry.wait(patience) {
-                Some(News::Alone) => return Ride::Alone(None),
-                Some(News::Read(write)) => return self.read_all(write, &entry, until),
-                Some(News::Answer(sent, answer)) => return Ride::Sent(sent, answer),
+            let news = match entry.wait(patience) {
+                Some(news) => news,
                 None if self.pool.leave_off(ticket, lane, patience >= until) => {
                     return Ride::Alone(None);
                 }
-                // It is on its way, and whoever reads for it writes its undo.
-                None if patience >= until => return Ride::Sent(joined, Err(timed_out())),
-                None => patience = until,
-            }
+                None if patience < until => {
+                    patience = until;
+                    continue;
+                }
+                None => match entry.give_up() {
+                    Some(news) => news,
+                    // It is on its way, and whoever reads for it writes its undo.
+                    None => return Ride::Sent(joined, Err(timed_out())),
+                },
+            };
+            return match news {
+                News::Alone => Ride::Alone(None),
+                News::Read(write) => self.read_all(write, &entry, until),
+                News::Answer(sent, answer) => Ride::Sent(sent, answer),
+            };
         }
     }
 
@@ -76,7 +85,22 @@ impl Server {
     /// them reads for all. Or it goes back.
     pub(super) fn pass_on(&self, lent: Lent<'_>) {
         if let Some((next, news)) = self.send_next(lent) {
-            next.tell(news);
+            self.tell_next(&next, news);
+        }
+    }
+
+    /// Has `next` read what was sent for it and others. Where its time ran out meanwhile nobody does, so
+    /// that the connection is of no more use.
+    fn tell_next(&self, next: &Entry, news: News) {
+        if let Err(News::Read(Write { wire, sent, others })) = next.tell(news) {
+            let lent = self.pool.lent_to_several(wire);
+            undo(
+                lent,
+                std::iter::once(next).chain(others.iter().map(|other| &**other)),
+            );
+            for other in others {
+                tell(&other, News::Answer(sent, Err(timed_out())));
+            }
         }
     }
 
@@ -105,7 +129,7 @@ impl Server {
                     std::iter::once(&*next).chain(others.iter().map(|other| &**other)),
                 );
                 for other in others {
-                    other.tell(News::Answer(now, Err(error.clone())));
+                    tell(&other, News::Answer(now, Err(error.clone())));
                 }
                 Some((next, News::Answer(now, Err(error))))
             }
@@ -152,13 +176,18 @@ impl Server {
             next = self.send_next(lent);
         }
         for (other, answer) in others.iter().zip(answers) {
-            other.tell(News::Answer(sent, answer));
+            tell(&other, News::Answer(sent, answer));
         }
         if let Some((next, news)) = next {
-            next.tell(news);
+            self.tell_next(&next, news);
         }
         Ride::Sent(sent, answer)
     }
+}
+
+/// Who waits no longer has taken it for unanswered, and undoes it.
+fn tell(entry: &Entry, answer: News) {
+    let _ = entry.tell(answer);
 }
 
 /// Writes the undo of each behind its command, on a connection that is of no more use.
