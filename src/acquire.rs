@@ -231,7 +231,11 @@ impl<'a> Wait<'a> {
                     self.doze(true, None)
                 }
                 Turn::Look => {
-                    let asked = self.subscription.as_ref().map(|_| Instant::now());
+                    // Too early is safe, and costs no look at the clock.
+                    let asked = match self.subscription {
+                        Some(_) => Instant::now(),
+                        None => self.attempt.start,
+                    };
                     self.attempt.has_company.set(self.ticket.has_company());
                     match self.attempt.look(self.deadline) {
                         Ok(Look::Granted(hold)) => return Ok(Some(hold)),
@@ -242,10 +246,7 @@ impl<'a> Wait<'a> {
                             };
                             // A subscription that was live before the look hears every release
                             // after it. One that comes to life later wakes us to look again.
-                            let hears = self.hear()?;
-                            let heard = asked
-                                .zip(hears)
-                                .is_some_and(|(asked, hears)| hears.hears_since(asked));
+                            let heard = self.hear()?.is_some_and(|hears| hears.hears_since(asked));
                             self.splits = 0;
                             if has_moved && self.attempt.settings.wait == WaitPolicy::Wake {
                                 // A release before it was in this queue woke others. What is there
