@@ -29,7 +29,7 @@ pub(crate) enum News {
     /// Nobody will send it: it is to see to a connection of its own.
     Alone,
     /// It was sent, and its thread is to read.
-    Read(Write),
+    Read(Box<Write>),
     /// It was sent then, and this came of it.
     Answer(Instant, Answer),
 }

@@ -75,7 +75,7 @@ impl Server {
             };
             return match news {
                 News::Alone => Ride::Alone(None),
-                News::Read(write) => self.read_all(write, &entry, until),
+                News::Read(write) => self.read_all(*write, &entry, until),
                 News::Answer(sent, answer) => Ride::Sent(sent, answer),
             };
         }
@@ -92,7 +92,8 @@ impl Server {
     /// Has `next` read what was sent for it and others. Where its time ran out meanwhile nobody does, so
     /// that the connection is of no more use.
     fn tell_next(&self, next: &Entry, news: News) {
-        if let Err(News::Read(Write { wire, sent, others })) = next.tell(news) {
+        if let Err(News::Read(write)) = next.tell(news) {
+            let Write { wire, sent, others } = *write;
             let lent = self.pool.lent_to_several(wire);
             undo(
                 lent,
@@ -121,7 +122,7 @@ impl Server {
                     sent: now,
                     others,
                 };
-                Some((next, News::Read(write)))
+                Some((next, News::Read(Box::new(write))))
             }
             Err(error) => {
                 undo(
@@ -176,7 +177,7 @@ impl Server {
             next = self.send_next(lent);
         }
         for (other, answer) in others.iter().zip(answers) {
-            tell(&other, News::Answer(sent, answer));
+            tell(other, News::Answer(sent, answer));
         }
         if let Some((next, news)) = next {
             self.tell_next(&next, news);
