@@ -11,6 +11,7 @@ use crate::config::Settings;
 use crate::error::{Cause, Error};
 use crate::hold::Hold;
 use crate::kind::Keys;
+use crate::queue::Stand;
 use crate::server::Fault;
 use crate::stats::Wake;
 use crate::threads::Shared;
@@ -82,14 +83,23 @@ fn take(
         Patience::Until(deadline) => deadline,
         Patience::Endless => Instant::NEVER,
     };
-    let mut wait = Wait::new(&attempt, deadline);
-    let hold = wait.run()?;
-    *has_waited = wait.has_said;
+    let (hold, attempts) = match keys.line() {
+        Some(line) => {
+            let mut stand = Stand::new(&attempt, line, deadline);
+            let hold = stand.run()?;
+            *has_waited = stand.has_waited;
+            (hold, stand.refusals())
+        }
+        None => {
+            let mut wait = Wait::new(&attempt, deadline);
+            let hold = wait.run()?;
+            *has_waited = wait.has_said;
+            (hold, wait.refusals)
+        }
+    };
     match (hold, patience) {
         // Only the policy's attempts end a wait that has no deadline.
-        (None, Patience::Endless) => Err(Error::AttemptsUsedUp {
-            attempts: wait.refusals,
-        }),
+        (None, Patience::Endless) => Err(Error::AttemptsUsedUp { attempts }),
         (hold, _) => Ok(hold),
     }
 }

@@ -102,7 +102,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Until when an answer is waited for.
-    fn patience(&self, deadline: Instant) -> Instant {
+    pub(crate) fn patience(&self, deadline: Instant) -> Instant {
         let timeout = self.shared.servers.command_timeout();
         Instant::now().after(timeout).min(deadline)
     }
@@ -124,7 +124,10 @@ impl<'a> Attempt<'a> {
         };
         let now = Instant::now();
         match Lease::granted(sent, now, &self.terms) {
-            Some(lease) => self.hold(id, tokens, lease, receipt, now, until),
+            Some(lease) => {
+                let hold = self.hold(id, tokens, lease, receipt, now, until)?;
+                Ok(Proposed::Looked(Look::Granted(hold)))
+            }
             None => Err(self.undo(
                 keys,
                 &id,
@@ -231,7 +234,8 @@ impl<'a> Attempt<'a> {
         let _ = found.recv_timeout(Instant::now().until(until));
     }
 
-    fn hold(
+    /// The lock is held from now on, unless the client is closed.
+    pub(crate) fn hold(
         &self,
         id: HolderId,
         tokens: Few<FencingToken>,
@@ -239,7 +243,7 @@ impl<'a> Attempt<'a> {
         receipt: Option<Arc<Receipt>>,
         since: Instant,
         until: Instant,
-    ) -> Result<Proposed, Fault> {
+    ) -> Result<Arc<Hold>, Fault> {
         let (shared, keys) = (self.shared, self.keys);
         let hold = Arc::new(Hold {
             keys: Arc::clone(keys),
@@ -261,18 +265,23 @@ impl<'a> Attempt<'a> {
             before.lose(Lost::Taken);
             shared.look_after(&before);
         }
+        let first = hold.lease(|lease| lease.ask_first(since));
         shared.look_after(&hold);
+        if let Some(ask) = first {
+            // Not through the timer, for which a lease of three seconds would be no sooner than one of ten.
+            shared.renew(vec![(Arc::clone(&hold), ask)]);
+        }
         if shared.is_closed() {
             // The shutdown that runs beside us may have seen this lease, or not.
             abandon(shared, &hold, until);
             return Err(Fault::Never(Error::Closed));
         }
         self.log_granted(&hold);
-        Ok(Proposed::Looked(Look::Granted(hold)))
+        Ok(hold)
     }
 
     /// Undoes, in the background, what may have been acquired under `id` or may yet be.
-    fn undo(&self, keys: &Arc<Keys>, id: &HolderId, cause: Cause) -> Fault {
+    pub(crate) fn undo(&self, keys: &Arc<Keys>, id: &HolderId, cause: Cause) -> Fault {
         let until = Instant::now().after(self.terms.ttl);
         self.shared
             .undo(Undo::of_acquire(Arc::clone(keys), id.clone(), until));

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::builder::ClientBuilder;
 use crate::clock::Instant;
 use crate::error::Error;
+use crate::fair_mutex::FairMutex;
 use crate::health::{Health, HealthState};
 use crate::list::{Held, list};
 use crate::mutex::Mutex;
@@ -126,6 +127,21 @@ impl Client {
     pub fn mutex(&self, name: impl Into<Name>) -> Mutex {
         let keys = self.shared().keys(name.into());
         Mutex::new(Arc::clone(&self.core), Arc::new(keys))
+    }
+
+    /// The fair lock called `name`: first come, first served, in all processes together. No I/O.
+    ///
+    /// Fair and plain locks with one name keep each other out. Over a quorum it is an error of the first call that locks.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let guard = client.fair_mutex("printer").lock()?; // behind those who came before
+    /// guard.unlock()?; // to the first of those who wait
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn fair_mutex(&self, name: impl Into<Name>) -> FairMutex {
+        let keys = self.shared().keys(name.into()).fair();
+        FairMutex::new(Arc::clone(&self.core), Arc::new(keys))
     }
 
     /// The lock of several names at once, all of them or none. No I/O. A name that is given twice

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::fair::Line;
 use crate::few::Few;
 use crate::holder::{Holder, HolderId};
 use crate::name::{Name, shown};
 use crate::scripts::{
-    ACQUIRE, ACQUIRE_ALL, Arg, Call, INSPECT, PROPOSE, PROPOSE_ALL, RELEASE, RELEASE_ALL, RENEW,
-    RENEW_ALL, Reply, Script,
+    ACQUIRE, ACQUIRE_ALL, Arg, Call, FAIR_RELEASE, INSPECT, PROPOSE, PROPOSE_ALL, RELEASE,
+    RELEASE_ALL, RENEW, RENEW_ALL, Reply, Script,
 };
 use crate::server::slots::{hash_tag, slot};
 use crate::token::FencingToken;
@@ -23,6 +24,8 @@ pub(crate) struct Keys {
     locks: Few<Vec<u8>>,
     fences: Few<Vec<u8>>,
     channels: Few<Vec<u8>>,
+    /// Where those who wait for it stand, if it is a fair one; such a lock has one name.
+    line: Option<Box<Line>>,
     /// Those of each slot apart, where they are in several slots of a cluster.
     parts: Vec<Arc<Self>>,
 }
@@ -82,8 +85,28 @@ impl Keys {
             locks: Few::One(lock),
             channels: Few::One(channel),
             names: Few::One(name),
+            line: None,
             parts: Vec::new(),
         }
+    }
+
+    /// Those of a fair lock.
+    pub(crate) fn fair(self) -> Self {
+        let line = Line::new(&self.locks[0], self.fence());
+        Self {
+            line: Some(Box::new(line)),
+            ..self
+        }
+    }
+
+    /// What a fair lock has beside a plain one.
+    pub(crate) fn line(&self) -> Option<&Line> {
+        self.line.as_deref()
+    }
+
+    /// Of a fair lock: the lock's key and the others that its scripts are about.
+    pub(crate) fn fair_keys<'a>(&'a self, line: &'a Line) -> [&'a [Vec<u8>]; 2] {
+        [&self.locks, line.keys()]
     }
 
     /// Sorts the names, so that all who take several of them do so in one order.
@@ -107,6 +130,7 @@ impl Keys {
             locks: all(|keys| &keys.locks),
             fences: all(|keys| &keys.fences),
             channels: all(|keys| &keys.channels),
+            line: None,
             parts: Vec::new(),
         }
     }
@@ -120,6 +144,7 @@ impl Keys {
                 locks: one(&self.locks)?,
                 fences: one(&self.fences)?,
                 channels: one(&self.channels)?,
+                line: None,
                 parts: Vec::new(),
             })
         };
@@ -207,6 +232,9 @@ impl Keys {
     }
 
     pub(crate) fn acquire<'a>(&'a self, id: &'a HolderId, ttl: Duration) -> Call<'a> {
+        if let Some(line) = self.line() {
+            return line.enter(self, id, ttl, None);
+        }
         let args = [Arg::Bytes(id.as_str().as_bytes()), millis(ttl), Arg::Absent];
         Call {
             keys: [&self.locks, &self.fences],
@@ -227,8 +255,15 @@ impl Keys {
         }
     }
 
+    /// Also leaves the queue of a fair lock.
     pub(crate) fn release<'a>(&'a self, value: &'a [u8]) -> Call<'a> {
         let args = [Arg::Bytes(value), Arg::Absent, Arg::Absent];
+        if let Some(line) = self.line() {
+            return Call {
+                rest: &self.channels,
+                ..line.call(self, &FAIR_RELEASE, args)
+            };
+        }
         Call {
             rest: &self.channels,
             ..self.call([&RELEASE, &RELEASE_ALL], args)
@@ -357,7 +392,7 @@ fn remaining(pttl: i64) -> Option<Duration> {
 
 /// Whole milliseconds, upwards: validity is counted from the ttl asked for, so Redis may keep the
 /// key longer but not shorter.
-fn millis(ttl: Duration) -> Arg<'static> {
+pub(crate) fn millis(ttl: Duration) -> Arg<'static> {
     // A ttl that was checked fits.
     Arg::Number(u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
 }

@@ -29,6 +29,8 @@ pub(crate) struct Lease {
     asking: bool,
     /// Renewals that failed in a row.
     failures: u32,
+    /// Redis keeps it for less than the ttl until the first renewal, which is sent in any case.
+    provisional: bool,
     /// While something was on its way, somebody said that the key was released.
     doubted: bool,
     phase: Phase,
@@ -89,11 +91,40 @@ impl Lease {
             planned: Instant::NEVER,
             asking: false,
             failures: 0,
+            provisional: false,
             doubted: false,
             phase: Phase::Held,
         };
         lease.plan_renewal(sent);
         Some(lease)
+    }
+
+    /// A lease that was passed on, for `lasting`, some time after `proof`: its first renewal is due at once. `None` if
+    /// little of it is left.
+    pub(crate) fn passed(
+        proof: Instant,
+        now: Instant,
+        lasting: Duration,
+        terms: &Terms,
+    ) -> Option<Self> {
+        let valid_until = proof.after(validity(lasting));
+        if now.until(valid_until) < lasting / 2 {
+            return None;
+        }
+        Some(Self {
+            ttl: terms.ttl,
+            renew_every: terms.renew_every,
+            at_most: Duration::MAX,
+            valid_until,
+            ends_at: now.after(terms.max_hold),
+            renew_at: now,
+            planned: now,
+            asking: false,
+            failures: 0,
+            provisional: true,
+            doubted: false,
+            phase: Phase::Held,
+        })
     }
 
     /// What renewals ask for.
@@ -185,6 +216,10 @@ impl Lease {
                 ttl: self.ttl,
                 renews: true,
             },
+            None if self.provisional => Ask {
+                ttl: self.ttl,
+                renews: true,
+            },
             // Redis never shortens a ttl for a renewal, so asking for the least changes nothing.
             None => Ask {
                 ttl: Duration::from_millis(1),
@@ -197,6 +232,15 @@ impl Lease {
     pub(crate) fn ask_if_due(&mut self, now: Instant) -> Option<Ask> {
         let soon = now.after(TOGETHER.min(self.ttl / 20));
         if self.is_due_by(soon) {
+            self.ask(now)
+        } else {
+            None
+        }
+    }
+
+    /// Begins the renewal that a lease is to begin with, if it is.
+    pub(crate) fn ask_first(&mut self, now: Instant) -> Option<Ask> {
+        if self.provisional {
             self.ask(now)
         } else {
             None
@@ -230,6 +274,7 @@ impl Lease {
     /// revived: somebody may have been told.
     pub(crate) fn confirmed(&mut self, sent: Instant, now: Instant, ask: Ask) {
         self.failures = 0;
+        self.provisional &= !ask.renews;
         if ask.renews && matches!(self.stand(now), Standing::Held(_)) {
             self.valid_until = self
                 .valid_until
@@ -424,6 +469,45 @@ mod tests {
         assert!(tries > 10, "{tries}");
         assert_eq!(lease.stand(at(10_897)), Standing::Held(ms(1)));
         assert_eq!(lease.stand(at(10_898)), Standing::Lost(Lost::Expired));
+    }
+
+    #[test]
+    fn a_lease_that_was_passed_on_is_renewed_at_once_whatever_was_set() {
+        for renew_every in [Some(TTL / 3), None] {
+            let terms = Terms {
+                renew_every,
+                max_hold: ms(5000),
+                ..terms()
+            };
+            let lasting = ms(3000);
+            assert!(
+                Lease::passed(at(0), at(1469), lasting, &terms).is_none(),
+                "half of it"
+            );
+            let mut lease = Lease::passed(at(0), at(1468), lasting, &terms).unwrap();
+            assert_eq!(lease.stand(at(1468)), Standing::Held(ms(1500)));
+            assert_eq!(lease.due(at(1468)), Due::Ask);
+            let ask = lease.ask_first(at(1468)).unwrap();
+            assert_eq!(
+                ask,
+                Ask {
+                    ttl: TTL,
+                    renews: true
+                }
+            );
+            lease.unconfirmed(at(1500));
+            assert!(matches!(lease.due(at(1500)), Due::At(next) if next < at(1600)));
+            let ask = lease.ask(at(1600)).unwrap();
+            assert!(ask.renews, "it still is");
+            lease.confirmed(at(1600), at(1601), ask);
+            assert_eq!(
+                lease.stand(at(1601)),
+                Standing::Held(ms(4867)),
+                "max_hold is the holder's time"
+            );
+            assert_eq!(lease.ask_first(at(1601)), None);
+            assert_eq!(lease.ask(at(1601)).unwrap().renews, renew_every.is_some());
+        }
     }
 
     #[test]

@@ -23,7 +23,8 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
-//! Start at [`Client`], [`Mutex`] and [`MutexGuard`]. [`Client::mutex_all`] takes several names, all or none.
+//! Start at [`Client`], [`Mutex`] and [`MutexGuard`]. [`Client::mutex_all`] takes several names, all or none, and
+//! [`Client::fair_mutex`] serves whoever came first.
 //!
 //! # Guarantees
 //!
@@ -43,6 +44,8 @@
 //!   touch a later lease.
 //! - **All or none.** [`mutex_all`](Client::mutex_all) takes several names in one step: no order of callers can
 //!   deadlock, and a call that waits holds none of them. In a cluster it is a step for [each slot](MutexAll#all-or-none).
+//! - **First come, first served**, in all processes together, where [`fair_mutex`](Client::fair_mutex) asks for it. One that
+//!   dies while it waits costs the others 4 s at the most, a lost message 1 s: see [`FairMutex`].
 //! - **Waiting is quiet.** One thread of a client asks Redis for a name, the others wait behind it;
 //!   a release wakes one. A lost message costs at most [`backstop`](ClientBuilder::backstop).
 //!
@@ -70,6 +73,9 @@
 //!   what is held in it stays held, renewed and released, but a free name cannot be taken as long as
 //!   its keys are apart: calls wait for that, within their deadlines. A name with a `}` and no hash
 //!   tag is an [`Error::Config`]: its keys would be in different slots.
+//! - **Plain locks barge**: [`Mutex`] knows nothing of the queue of a [`FairMutex`] of its name, and may overtake it.
+//! - **In a cluster a fair lock** is neither passed on nor released while its slot is on its way to another node: that is
+//!   repeated until the slot has arrived, or the lease has run out.
 //! - **A set of names** has no queue of its own: where each of them is wanted all the time, it may wait long. In a cluster, one
 //!   that is in several slots may be seen half-taken for a moment.
 //! - **A quorum** breaks with [a server that forgets](#limits-of-a-quorum).
@@ -91,12 +97,13 @@
 //! A user of Redis with no more rights than are needed:
 //!
 //! ```text
-//! ACL SETUSER leasehold reset on >password resetchannels ~lock:* ~leasehold:* &lock_release:* &leasehold:* +evalsha +eval +get +set +del +time +pttl +pexpire +publish +subscribe +unsubscribe +ping +client|setname +select +role +wait +cluster|slots +asking
+//! ACL SETUSER leasehold reset on >password resetchannels ~lock:* ~leasehold:* &lock_release:* &leasehold:* +evalsha +eval +get +set +del +time +pttl +pexpire +rpush +lpop +lindex +lrem +hset +hget +hdel +publish +subscribe +unsubscribe +ping +client|setname +select +role +wait +cluster|slots +asking
 //! ```
 //!
 //! What misses a right is [`Error::Refused`], and names the rights that the command or script needs.
 //! Without `+subscribe`, `+publish` or one of the channels, waiters look again after growing pauses.
-//! [`Client::list`] needs `+scan` too, and [`Mutex::waiting`] `+pubsub|numsub`: no right that locking needs.
+//! [`Client::list`] needs `+scan` too, [`Mutex::waiting`] `+pubsub|numsub` and [`FairMutex::waiting`] `+llen`: no right that
+//! locking needs.
 //! Sharing [statistics](#statistics) takes `~lock_stats +hincrby`, and reading them `+hgetall`.
 //! The README has the user of an operator, and says what else can be spared, and what a user of the sentinels needs.
 //!
@@ -253,6 +260,8 @@ mod clock;
 mod config;
 mod env;
 mod error;
+mod fair;
+mod fair_mutex;
 mod few;
 mod guard;
 mod health;
@@ -269,6 +278,8 @@ mod mutex;
 mod mutex_all;
 mod mutex_all_guard;
 mod name;
+mod places;
+mod queue;
 mod release;
 mod renew;
 mod renewed;
@@ -291,6 +302,7 @@ pub use crossbeam_channel;
 pub use builder::ClientBuilder;
 pub use client::Client;
 pub use error::{Cause, Error};
+pub use fair_mutex::FairMutex;
 pub use guard::MutexGuard;
 pub use health::{BreakerState, Health, HealthPart, HealthState};
 pub use holder::{Holder, HolderId};

@@ -318,6 +318,12 @@ impl Mutex {
         Ok(self.number(Beside::Token)?.map(FencingToken::new))
     }
 
+    /// How many calls wait in the queue of a fair lock.
+    pub(crate) fn queued(&self) -> Result<u64, Error> {
+        self.core.shared.servers.check(&self.keys)?;
+        Ok(self.number(Beside::Places)?.unwrap_or(0))
+    }
+
     fn number(&self, what: Beside) -> Result<Option<u64>, Error> {
         let shared = &self.core.shared;
         self.keys.check()?;

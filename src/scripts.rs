@@ -19,8 +19,11 @@ pub(crate) struct Script {
 }
 
 macro_rules! script {
-    ($name:literal, $($command:literal),+) => {{
-        const SOURCE: &str = include_str!(concat!("scripts/", $name, ".lua"));
+    ($name:literal, $($command:literal),+) => {
+        script!(include_str!(concat!("scripts/", $name, ".lua")), $name, $($command),+)
+    };
+    ($source:expr, $name:literal, $($command:literal),+) => {{
+        const SOURCE: &str = $source;
         Script {
             name: $name,
             source: SOURCE,
@@ -28,6 +31,17 @@ macro_rules! script {
             sha: LazyLock::new(|| redis::Script::new(SOURCE).get_hash().to_owned()),
         }
     }};
+}
+
+/// A script of the fair lock: what they have in common, and then what is its own.
+macro_rules! fair_script {
+    ($name:literal, $($command:literal),*) => {
+        script!(
+            concat!(include_str!("scripts/fair_grant.lua"), include_str!(concat!("scripts/", $name, ".lua"))),
+            $name,
+            "time", "get", "pexpire", "lindex", "hget", "lpop", "hdel", "set", "del" $(, $command)*
+        )
+    };
 }
 
 pub(crate) static ACQUIRE: Script = script!("acquire", "get", "time", "set", "del", "pttl");
@@ -40,6 +54,9 @@ pub(crate) static RELEASE_ALL: Script =
     script!("release_all", "get", "del", "pttl", "pexpire", "set");
 pub(crate) static RENEW_ALL: Script = script!("renew_all", "get", "pttl", "pexpire", "set", "del");
 pub(crate) static INSPECT: Script = script!("inspect", "get", "pttl");
+pub(crate) static FAIR_ENTER: Script = fair_script!("fair_enter", "rpush", "hset", "pttl");
+pub(crate) static FAIR_REFRESH: Script = fair_script!("fair_refresh", "hset");
+pub(crate) static FAIR_RELEASE: Script = fair_script!("fair_release", "lrem");
 pub(crate) static TALLY: Script = script!("tally", "get", "hincrby", "set");
 
 /// One call of a script, ready to be sent.
@@ -264,7 +281,8 @@ mod tests {
             .collect();
         let plain = [&ACQUIRE, &PROPOSE, &RELEASE, &RENEW, &INSPECT];
         let several = [&ACQUIRE_ALL, &PROPOSE_ALL, &RELEASE_ALL, &RENEW_ALL];
-        for script in plain.into_iter().chain(several) {
+        let fair = [&FAIR_ENTER, &FAIR_REFRESH, &FAIR_RELEASE];
+        for script in plain.into_iter().chain(several).chain(fair) {
             let mut called = called(script.source);
             assert!(
                 called

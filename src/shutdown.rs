@@ -8,6 +8,7 @@ use crate::kind::Found;
 use crate::lease::Standing;
 use crate::lost::Lost;
 use crate::threads::Shared;
+use crate::undo::Undo;
 
 /// What [`Client::shutdown`](crate::Client::shutdown) did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,9 +57,12 @@ pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
             ..ShutdownReport::default()
         };
     }
-    let woken = shared.waiters.ring_all();
     // However short `within` is, what needs no answer from Redis is done.
     let last = deadline.max(Instant::now().after(shared.servers.command_timeout()));
+    for (keys, id) in shared.waiters.places.leave_all() {
+        shared.undo(Undo::of_release(keys, id, last));
+    }
+    let woken = shared.waiters.ring_all();
     // What the timer has in hand would be missing below; it does no I/O, so it ends at once.
     shared.timer.stop();
     let timer_is_joined = shared.timer.join(last);

@@ -12,6 +12,7 @@ use crate::clock::Instant;
 use crate::hold::Hold;
 use crate::holder::HolderId;
 use crate::name::{Name, Names};
+use crate::places::Places;
 use crate::stats::Wake;
 
 /// What this client knows of the names that somebody holds or waits for here.
@@ -22,6 +23,8 @@ use crate::stats::Wake;
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     names: Mutex<Names<Queue>>,
+    /// Those who wait for fair locks, each of whom has a place of its own in Redis.
+    pub(crate) places: Places,
 }
 
 #[derive(Debug, Default)]
@@ -168,6 +171,14 @@ impl Waiters {
         }
     }
 
+    /// Whether the calling thread took the lease by which this client holds the name.
+    #[cfg(debug_assertions)]
+    pub(crate) fn is_held_by_us(&self, name: &Name) -> bool {
+        let names = self.names.lock();
+        let queue = names.get(name).filter(|queue| queue.held.is_some());
+        queue.is_some_and(|queue| queue.holder == Some(std::thread::current().id()))
+    }
+
     /// The lease by which this client holds the name, if it does.
     pub(crate) fn holder(&self, name: &Name) -> Option<Arc<Hold>> {
         let hold = self.names.lock().get(name)?.held.as_ref()?.hold.clone();
@@ -230,6 +241,8 @@ impl Waiters {
         payload: &[u8],
         voice: Voice,
     ) -> Option<Weak<Hold>> {
+        // Whoever passes a fair lock on announces nothing, so it is free.
+        self.places.look(name, Wake::Message);
         let mut names = self.names.lock();
         let queue = names.get_mut(name)?;
         let is = |id: &HolderId| id.as_str().as_bytes() == payload;
@@ -248,6 +261,7 @@ impl Waiters {
 
     /// The first waiter of the name looks, because it now hears of releases.
     pub(crate) fn look(&self, name: &Name, why: Wake) {
+        self.places.look(name, why);
         if let Some(queue) = self.names.lock().get_mut(name) {
             queue.ring_first(true, why);
         }
@@ -255,22 +269,25 @@ impl Waiters {
 
     /// The names that somebody waits for.
     pub(crate) fn waiting(&self) -> Vec<Name> {
+        let mut waiting = self.places.names();
         let names = self.names.lock();
-        let waiting = names.iter().filter(|(_, queue)| !queue.places.is_empty());
-        waiting.map(|(name, _)| name.clone()).collect()
+        let plain = names.iter().filter(|(_, queue)| !queue.places.is_empty());
+        waiting.extend(plain.map(|(name, _)| name.clone()));
+        waiting
     }
 
     /// Whether anybody waits.
     pub(crate) fn anybody(&self) -> bool {
         let names = self.names.lock();
-        names.values().any(|queue| !queue.places.is_empty())
+        names.values().any(|queue| !queue.places.is_empty()) || self.places.anybody()
     }
 
     /// Wakes everybody; returns how many.
     pub(crate) fn ring_all(&self) -> usize {
+        let fair = self.places.ring_all();
         let mut names = self.names.lock();
         let places = names.values_mut().flat_map(|queue| &mut queue.places);
-        places.map(|place| place.ring(Wake::Turn)).count()
+        places.map(|place| place.ring(Wake::Turn)).count() + fair
     }
 
     /// How many names this client holds, and how many calls sleep until they get theirs.
@@ -279,7 +296,8 @@ impl Waiters {
         let held = names.values().filter(|queue| queue.held.is_some());
         let places = names.values().flat_map(|queue| &queue.places);
         let asleep = places.filter(|place| place.bell.is_some());
-        (held.count() as u64, asleep.count() as u64)
+        let asleep = asleep.count() + self.places.count();
+        (held.count() as u64, asleep as u64)
     }
 }
 

@@ -154,27 +154,61 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
         Err(error) => note("force_unlock", Some(error)),
         Ok(was_held) => assert!(was_held),
     }
+    match ours.fair_mutex("fair").lock() {
+        Err(error) => note("fair lock", Some(error)),
+        Ok(guard) => {
+            let next = client(url).fair_mutex("fair");
+            let waiting = thread::spawn(move || next.try_lock_for(ms(5_000)));
+            let queued = || other.fair_mutex("fair").waiting().unwrap();
+            eventually(ms(10_000), || queued() == 1 || waiting.is_finished());
+            note("fair unlock", guard.unlock().err());
+            note("fair wait", waiting.join().unwrap().err());
+        }
+    }
     failures
 }
 
 /// What fails without a right. All else works, waiting included.
-const FAILS: [(&str, &[&str]); 22] = [
-    ("~lock:*", &["lock", "try_lock", "inspect", "force_unlock"]),
+const FAILS: [(&str, &[&str]); 29] = [
+    (
+        "~lock:*",
+        &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
+    ),
     (
         "~leasehold:*",
-        &["lock", "try_lock", "inspect", "force_unlock"],
+        &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
     ),
     ("&lock_release:*", &[]),
     ("&leasehold:*", &[]),
-    ("+evalsha", &["lock", "try_lock", "inspect", "force_unlock"]),
+    (
+        "+evalsha",
+        &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
+    ),
     // The server knows the acquire script by then, from somebody else.
-    ("+eval", &["lock", "inspect", "force_unlock"]),
-    ("+get", &["lock", "try_lock", "inspect", "force_unlock"]),
-    ("+set", &["lock", "try_lock"]),
-    ("+time", &["lock", "try_lock"]),
-    ("+pttl", &["renew", "try_lock", "inspect", "force_unlock"]),
-    ("+del", &["unlock", "force_unlock"]),
-    ("+pexpire", &["renew"]),
+    ("+eval", &["lock", "inspect", "force_unlock", "fair lock"]),
+    (
+        "+get",
+        &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
+    ),
+    ("+set", &["lock", "try_lock", "fair lock"]),
+    ("+time", &["lock", "try_lock", "fair lock"]),
+    (
+        "+pttl",
+        &["renew", "try_lock", "inspect", "force_unlock", "fair wait"],
+    ),
+    (
+        "+del",
+        &["unlock", "force_unlock", "fair unlock", "fair wait"],
+    ),
+    ("+pexpire", &["renew", "fair wait"]),
+    ("+lindex", &["fair lock"]),
+    ("+rpush", &["fair wait"]),
+    ("+hset", &["fair wait"]),
+    ("+hget", &["fair wait"]),
+    ("+hdel", &["fair wait"]),
+    ("+lpop", &["fair wait"]),
+    // Who gives up is passed over as one that has died.
+    ("+lrem", &[]),
     ("+ping", &["ping"]),
     ("+publish", &[]),
     ("+subscribe", &[]),
@@ -219,6 +253,9 @@ fn check(right: &str, fails: &[&str]) {
             "unlock" => "the release script needs",
             "inspect" => "the inspect script needs",
             "force_unlock" => "script needs",
+            "fair lock" => "the fair_enter script needs",
+            "fair unlock" => "the fair_release script needs",
+            "fair wait" => "the fair_",
             _ => "PING needs",
         };
         assert!(text.contains(script), "{right}: {text}");
@@ -240,6 +277,7 @@ fn looks(server: &Server, user: &str) -> Vec<(&'static str, Error)> {
         ("list", operator.list("").err()),
         ("inspect", mutex.inspect().err()),
         ("waiting", mutex.waiting().err()),
+        ("queued", operator.fair_mutex("a").waiting().err()),
         ("token", mutex.last_fencing_token().err()),
         ("force_unlock", mutex.force_unlock().err()),
         ("lock", operator.mutex("b").try_lock().err()),
@@ -251,7 +289,7 @@ fn looks(server: &Server, user: &str) -> Vec<(&'static str, Error)> {
 }
 
 /// What fails without a right of the operator's.
-const BLIND: [(&str, &str, &[&str]); 4] = [
+const BLIND: [(&str, &str, &[&str]); 5] = [
     ("+scan", "SCAN needs +scan", &["list"]),
     (
         "+pubsub|numsub",
@@ -259,9 +297,14 @@ const BLIND: [(&str, &str, &[&str]); 4] = [
         &["waiting"],
     ),
     (
+        "+llen",
+        "LLEN needs +llen on the key leasehold:queue:{lock:a}",
+        &["queued"],
+    ),
+    (
         "~leasehold:*",
         "leasehold:",
-        &["list", "inspect", "token", "force_unlock"],
+        &["list", "inspect", "queued", "token", "force_unlock"],
     ),
     (
         "+get",
@@ -292,7 +335,7 @@ fn an_operator_sees_all_and_takes_nothing() {
     set_user(&server, &documented("leasehold"));
     let failed = looks(&server, "leasehold");
     let steps: Vec<&str> = failed.iter().map(|(step, _)| *step).collect();
-    assert_eq!(steps, ["list", "waiting"], "{failed:?}");
+    assert_eq!(steps, ["list", "waiting", "queued"], "{failed:?}");
 }
 
 #[test]

@@ -682,6 +682,10 @@ fn status_says_who_holds_and_who_waits() {
     let token = guard.fencing_token().to_string();
     let _waiting = Program::run(&url, &[], "true");
     eventually(SOON, || holder.mutex("a").waiting().unwrap() == 1);
+    let queued = client(&server).fair_mutex("a");
+    std::thread::spawn(move || queued.try_lock_for(SOON));
+    eventually(SOON, || holder.fair_mutex("a").waiting().unwrap() == 1);
+    eventually(SOON, || holder.mutex("a").waiting().unwrap() == 2);
 
     let plain = text(&url, &["status", "a", "free", "never"]);
     assert!(!plain.contains('\x1b'), "{plain:?}");
@@ -689,12 +693,17 @@ fn status_says_who_holds_and_who_waits() {
         .lines()
         .map(|line| line.split_whitespace().collect())
         .collect();
-    assert_eq!(lines[0], ["NAME", "HOLDER", "LEFT", "WAITING", "TOKEN"]);
+    assert_eq!(
+        lines[0],
+        ["NAME", "HOLDER", "LEFT", "WAITING", "QUEUED", "TOKEN"]
+    );
     assert!(lines[1][1].starts_with("web\\x1b[1m-7:"), "{plain}");
-    assert_eq!([lines[1][0], lines[1][3], lines[1][4]], ["a", "1", &token]);
-    assert_eq!(lines[2][..4], ["free", "-", "-", "0"]);
-    assert_ne!(lines[2][4], "-", "its last token is known");
-    assert_eq!(lines[3], ["never", "-", "-", "0", "-"]);
+    assert_eq!(lines[1][0], "a");
+    // The one that is queued listens too.
+    assert_eq!(lines[1][3..], ["2", "1", &token]);
+    assert_eq!(lines[2][..5], ["free", "-", "-", "0", "0"]);
+    assert_ne!(lines[2][5], "-", "its last token is known");
+    assert_eq!(lines[3], ["never", "-", "-", "0", "0", "-"]);
     assert!(
         !plain.contains(guard.holder_id().as_str().rsplit(':').next().unwrap()),
         "whoever knows it can release"
@@ -715,7 +724,8 @@ fn status_says_who_holds_and_who_waits() {
         [&held["name"], &held["held"], &held["owner"]],
         ["a", "true", "web\x1b[1m-7"]
     );
-    assert_eq!([&held["waiting"], &held["fencing_token"]], ["1", &token]);
+    assert_eq!([&held["waiting"], &held["queued"]], ["2", "1"]);
+    assert_eq!(held["fencing_token"], token);
     assert_eq!(held["holder"], guard.holder_id().short().to_string());
     let left: u64 = held["remaining_ms"].parse().unwrap();
     assert!(left > 5_000 && left <= 10_000);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
+use crate::fair::Line;
 use crate::kind::Keys;
 use crate::name::shown;
 use crate::scripts::Reply;
@@ -69,6 +70,8 @@ pub(crate) enum Beside {
     Token,
     /// How many connections listen for its release.
     Listeners,
+    /// How many places there are in the queue of the fair lock.
+    Places,
 }
 
 impl Server {
@@ -113,6 +116,13 @@ impl Server {
                     }),
                 _ => Err(unreadable("GET")),
             },
+            Beside::Places => {
+                let queue = keys.line().map_or(&[][..], Line::queue);
+                match self.command("LLEN", &[queue], until, Lane::Capped)? {
+                    Reply::Int(places) => Ok(u64::try_from(places).ok()),
+                    _ => Err(unreadable("LLEN")),
+                }
+            }
             Beside::Listeners => {
                 let args: [&[u8]; 2] = [b"NUMSUB", keys.key(0).channel];
                 match self.command("PUBSUB", &args, until, Lane::Capped)? {

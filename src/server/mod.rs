@@ -110,6 +110,10 @@ impl Servers {
     /// Errors when a name cannot be kept here.
     pub(crate) fn check(&self, keys: &Keys) -> Result<(), Error> {
         match &self.place {
+            Place::Quorum(_) if keys.line().is_some() => Err(Error::Config(
+                "a fair lock is for one server, Sentinel and Cluster: a quorum's servers have no queue in common"
+                    .into(),
+            )),
             Place::One(_) | Place::Quorum(_) => Ok(()),
             Place::Cluster(_) => keys.check_slots(),
         }

@@ -154,7 +154,7 @@ impl Server {
                             let subcommand = shown(subcommand).to_ascii_lowercase();
                             format!("{name} needs +{right}|{subcommand}")
                         }
-                        Some(key) if name == "GET" || name == "HGETALL" => {
+                        Some(key) if matches!(name, "GET" | "HGETALL" | "LLEN") => {
                             format!("{name} needs +{right} on the key {}", shown(key))
                         }
                         _ => format!("{name} needs +{right}"),

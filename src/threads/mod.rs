@@ -167,8 +167,14 @@ impl Shared {
         Ok(Subscription::of(parts.collect::<Result<_, _>>()?, size))
     }
 
+    /// Where grants of a name are told to this client.
+    pub(crate) fn inbox(&self, key: Key<'_>) -> Vec<u8> {
+        let site = self.sites.known(&self.servers.first_keeper(key));
+        site.map_or_else(Vec::new, |site| site.subscriber.inbox().to_vec())
+    }
+
     /// Asks for the renewals that are due.
-    fn renew(&self, asks: Vec<(Arc<Hold>, Ask)>) {
+    pub(crate) fn renew(&self, asks: Vec<(Arc<Hold>, Ask)>) {
         let mut batches: Vec<(Arc<Site>, Vec<_>)> = Vec::new();
         for (hold, ask) in asks {
             let keys = Arc::clone(&hold.keys);

@@ -58,10 +58,10 @@ pub(crate) struct Sites {
 impl Sites {
     /// The site of `server`, which is made if there is none yet.
     pub(crate) fn of(&self, server: &Arc<Server>) -> Arc<Site> {
-        let is = |site: &&Arc<Site>| Arc::ptr_eq(&site.server, server);
-        if let Some(site) = self.sites.read().iter().find(is) {
-            return Arc::clone(site);
+        if let Some(site) = self.known(server) {
+            return site;
         }
+        let is = |site: &&Arc<Site>| Arc::ptr_eq(&site.server, server);
         let mut sites = self.sites.write();
         // Somebody may have been first.
         if let Some(site) = sites.iter().find(is) {
@@ -70,6 +70,15 @@ impl Sites {
         let site = Arc::new(Site::new(Arc::clone(server)));
         sites.push(Arc::clone(&site));
         site
+    }
+
+    /// The site of `server`, if there is one.
+    pub(crate) fn known(&self, server: &Arc<Server>) -> Option<Arc<Site>> {
+        let sites = self.sites.read();
+        let mut sites = sites.iter();
+        sites
+            .find(|site| Arc::ptr_eq(&site.server, server))
+            .cloned()
     }
 
     /// Lets go of the sites whose servers are of no more use, once their threads have ended, and

@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 use std::thread;
 
-use leasehold::{Client, Unlocked};
+use leasehold::{Client, Error, FairMutex, Mutex, MutexGuard, Unlocked};
 
 use super::child::{Child, given, say};
 use super::server::Server;
@@ -21,6 +21,12 @@ impl Counters {
     /// The test has the role `counter`.
     #[track_caller]
     pub(crate) fn count_exactly(self, urls: &[String], plain: &Server) {
+        self.count_exactly_as("counter", urls, plain);
+    }
+
+    /// The same in a role that the test has for them, made with `counter_with`.
+    #[track_caller]
+    pub(crate) fn count_exactly_as(self, role: &str, urls: &[String], plain: &Server) {
         let urls = urls.join(" ");
         let client = client(&urls);
         let start = client.mutex("a").lock().unwrap();
@@ -32,7 +38,7 @@ impl Counters {
             ("ROUNDS", &rounds),
         ];
         let children: Vec<_> = (0..self.processes)
-            .map(|_| Child::spawn("counter", &given))
+            .map(|_| Child::spawn(role, &given))
             .collect();
         for child in &children {
             child.wait_for("ready");
@@ -63,8 +69,30 @@ fn client(urls: &str) -> Client {
     opened.expect("URLs of ours")
 }
 
+/// A lock of either kind.
+pub(crate) trait Lock {
+    fn lock(&self) -> Result<MutexGuard, Error>;
+}
+
+impl Lock for Mutex {
+    fn lock(&self) -> Result<MutexGuard, Error> {
+        self.lock()
+    }
+}
+
+impl Lock for FairMutex {
+    fn lock(&self) -> Result<MutexGuard, Error> {
+        self.lock()
+    }
+}
+
 /// The role of each process: counts, and writes down under which token.
 pub(crate) fn counter() {
+    counter_with(|client| Box::new(client.mutex("a")));
+}
+
+/// The same under a lock of another kind.
+pub(crate) fn counter_with(lock: fn(&Client) -> Box<dyn Lock>) {
     let number = |key| given(key).parse::<usize>().expect("a number");
     let (threads, rounds) = (number("THREADS"), number("ROUNDS"));
     let client = client(&given("URLS"));
@@ -73,7 +101,7 @@ pub(crate) fn counter() {
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                let mutex = client.mutex("a");
+                let mutex = lock(&client);
                 let mut redis = plain.get_connection().unwrap();
                 ready.wait();
                 for _ in 0..rounds {

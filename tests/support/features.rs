@@ -4,10 +4,10 @@ use std::thread;
 use std::time::Instant;
 
 use crossbeam_channel::unbounded;
-use leasehold::{Client, ClientBuilder, Unlocked};
+use leasehold::{Client, ClientBuilder, Error, Unlocked};
 
 use super::server::Server;
-use super::time::ms;
+use super::time::{eventually, ms};
 
 /// Calls, renewals, the subscription: all that goes over a connection of its own. `keepers` are the servers that keep the
 /// name. Returns the clients, still connected.
@@ -49,5 +49,18 @@ pub(crate) fn everything_works(
         assert!(one.mutex(name).force_unlock().unwrap());
         assert!(matches!(guard.unlock().unwrap(), Unlocked::AlreadyLost(_)));
     });
+    let fair = |client: &Client| client.fair_mutex(name);
+    match fair(&one).lock() {
+        // A quorum has none.
+        Err(error) => assert!(matches!(error, Error::Config(_)), "{error}"),
+        Ok(guard) => thread::scope(|scope| {
+            let waiting = scope.spawn(|| fair(&two).try_lock_for(ms(30_000)).unwrap());
+            eventually(ms(10_000), || two.stats().waiting == 1);
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            let guard = waiting.join().unwrap().expect("its turn comes");
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            assert!(fair(&two).try_lock().unwrap().is_some());
+        }),
+    }
     [one, two]
 }

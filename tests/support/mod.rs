@@ -40,7 +40,7 @@ pub(crate) use contention::{
     Contention, GO_ON_WITHIN, Outcome, PROCESSES, SLACK, Trouble, contend_and_then, contender,
     until_taken,
 };
-pub(crate) use counter::{Counters, counter};
+pub(crate) use counter::{Counters, counter, counter_with};
 pub(crate) use features::everything_works;
 pub(crate) use fenced::{Fenced, Stale};
 pub(crate) use port::free as free_port;

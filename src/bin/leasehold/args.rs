@@ -136,7 +136,7 @@ pub(crate) struct Run {
 /// Shows who holds these locks, and who waits for them
 ///
 /// Waiting are the clients that listen for the release: each counts once, and for some ten seconds after it has ended
-/// to wait.
+/// to wait. Queued are the calls in the queue of the fair lock of that name.
 #[derive(Args, Debug)]
 pub(crate) struct Status {
     /// The locks' names

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use leasehold::{Error, Mutex};
+use leasehold::Error;
 
 use crate::args::{Connection, Status, name};
 use crate::exit::{Failure, say};
@@ -11,11 +11,11 @@ use crate::table;
 
 pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failure> {
     let client = connection.client()?;
-    let mut waiting = Waiting::default();
+    let (mut waiting, mut queued) = (Waiting::default(), Waiting::default());
     let mut seen = Vec::new();
     for text in &args.names {
         let name = name(text);
-        let mutex = client.mutex(&name);
+        let (mutex, fair) = (client.mutex(&name), client.fair_mutex(&name));
         let holder = mutex.inspect()?;
         let token = match &holder {
             Some(holder) => holder.fencing_token(),
@@ -26,38 +26,41 @@ pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failu
             holder,
             token,
         };
-        seen.push((record, waiting.ask(&mutex)?));
+        let waiting = waiting.ask(|| mutex.waiting())?;
+        seen.push((record, waiting, queued.ask(|| fair.waiting())?));
     }
     let mut out = io::stdout().lock();
     if args.form.json {
-        for (record, waiting) in &seen {
-            writeln!(
-                out,
-                "{}",
-                record.json().number("waiting", *waiting).finish()
-            )?;
+        for (record, waiting, queued) in &seen {
+            let mut json = record.json();
+            json.number("waiting", *waiting).number("queued", *queued);
+            writeln!(out, "{}", json.finish())?;
         }
         return Ok(0);
     }
     let rows: Vec<_> = seen
         .iter()
-        .map(|(record, waiting)| {
+        .map(|(record, waiting, queued)| {
             [
                 record.name(),
                 record.holder(),
                 record.left(),
                 shown(*waiting),
+                shown(*queued),
                 record.token(),
             ]
         })
         .collect();
-    for line in table::lines(["NAME", "HOLDER", "LEFT", "WAITING", "TOKEN"], &rows) {
+    for line in table::lines(
+        ["NAME", "HOLDER", "LEFT", "WAITING", "QUEUED", "TOKEN"],
+        &rows,
+    ) {
         writeln!(out, "{line}")?;
     }
     Ok(0)
 }
 
-/// How many clients wait, for a user who may not be allowed to know.
+/// How many wait, for a user who may not be allowed to know.
 #[derive(Default)]
 pub(crate) struct Waiting {
     refused: bool,
@@ -65,12 +68,17 @@ pub(crate) struct Waiting {
 
 impl Waiting {
     /// `None`: Redis does not tell, which is said once.
-    pub(crate) fn ask(&mut self, mutex: &Mutex) -> Result<Option<u64>, Error> {
+    pub(crate) fn ask(
+        &mut self,
+        waiting: impl FnOnce() -> Result<u64, Error>,
+    ) -> Result<Option<u64>, Error> {
         if self.refused {
             return Ok(None);
         }
-        match mutex.waiting() {
+        match waiting() {
             Ok(waiting) => Ok(Some(waiting)),
+            // A quorum has no queue. That the name can be locked was seen before.
+            Err(Error::Config(_)) => Ok(None),
             Err(error @ Error::Refused { .. }) => {
                 say(&error.to_string());
                 self.refused = true;

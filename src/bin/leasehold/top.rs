@@ -85,7 +85,7 @@ impl Sight {
             let token = record.token.map(u64::from);
             self.rates.saw(&name, token, record.holder.is_some());
             rows.push(Row {
-                waiting: self.waiting.ask(&self.client.mutex(&name))?,
+                waiting: self.waiting.ask(|| self.client.mutex(&name).waiting())?,
                 changes: self.rates.of(&name),
                 record,
             });

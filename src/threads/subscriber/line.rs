@@ -6,6 +6,7 @@ use redis::{PushKind, Value};
 
 use crate::clock::Instant;
 use crate::error::words;
+use crate::fair::read_grant;
 use crate::server::Wire;
 use crate::stats::Wake;
 use crate::threads::Shared;
@@ -63,6 +64,9 @@ impl<'a> Line<'a> {
         if channel == this.control {
             if payload == PROBE {
                 state.unheard = None;
+            } else if let Some((id, token)) = read_grant(payload) {
+                drop(state);
+                self.shared.waiters.places.granted(&id, token);
             }
             return;
         }

@@ -139,6 +139,11 @@ impl Site {
 }
 
 impl Subscriber {
+    /// Where grants are told, too.
+    pub(crate) fn inbox(&self) -> &[u8] {
+        &self.control
+    }
+
     /// Whether anybody waits to hear a release.
     pub(crate) fn is_used(&self) -> bool {
         let state = self.state.lock();

@@ -1,0 +1,71 @@
+//! A counter serves its customers in the order in which they came, each from a process of its own. One dies in the queue, and
+//! is passed over.
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Unlocked};
+use redis::Commands;
+
+use support::{Child, Outcome, connect, key, run};
+
+mod support;
+
+fn main() -> ExitCode {
+    run(one_morning, &[("customer", customer)])
+}
+
+/// Runs in the process of each customer.
+fn customer() -> Outcome {
+    let client = Client::from_env()?;
+    let guard = client.fair_mutex("counter").lock()?;
+    // Somebody who was passed over for sleeping too long must not write any more.
+    guard.ensure_held()?;
+    let () = connect()?.rpush(key("served"), std::process::id())?;
+    println!("was served under token {}", guard.fencing_token());
+    assert_eq!(guard.unlock()?, Unlocked::Released);
+    Ok(())
+}
+
+fn one_morning() -> Outcome {
+    let counter = Client::from_env()?.fair_mutex("counter");
+    let opening = counter.lock()?;
+    println!("The counter is still closed.");
+    let mut customers = Vec::new();
+    for n in 1..=5 {
+        customers.push(Child::spawn("customer")?);
+        // The next one comes when this one stands in the queue.
+        while counter.waiting()? < n {
+            thread::sleep(Duration::from_millis(2));
+        }
+        println!("  Customer {n} waits.");
+    }
+
+    let mut gone = customers.remove(1);
+    gone.kill()?;
+    println!("Customer 2 dies in the queue. The counter opens.");
+    let opened = Instant::now();
+    assert_eq!(opening.unlock()?, Unlocked::Released);
+    for (customer, n) in customers.iter_mut().zip([1, 3, 4, 5]) {
+        let did = customer.hear()?.ok_or("a customer has ended")?;
+        println!(
+            "  Customer {n} {did}, {:.1} s later.",
+            opened.elapsed().as_secs_f64()
+        );
+    }
+
+    let order: Vec<u32> = connect()?.lrange(key("served"), 0, -1)?;
+    assert!(
+        order.iter().copied().eq(customers.iter().map(Child::id)),
+        "first come, first served"
+    );
+    assert_eq!(counter.waiting()?, 0);
+    for customer in customers {
+        assert!(customer.wait()?.success());
+    }
+    println!(
+        "Served in the order in which they came; the dead one cost the others three seconds, once."
+    );
+    Ok(())
+}

@@ -1,0 +1,227 @@
+//! The fair lock as its user sees it: first come, first served, in all processes together.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::guard::MutexGuard;
+use crate::holder::Holder;
+use crate::kind::Keys;
+use crate::lost::Lost;
+use crate::mutex::Mutex;
+use crate::renewed::Renewed;
+use crate::shutdown::Core;
+use crate::token::FencingToken;
+use crate::wait::WaitPolicy;
+
+/// A lock that is passed on to whoever has waited longest, in all processes together.
+///
+/// Made by [`Client::fair_mutex`](crate::Client::fair_mutex). It has the settings and the calls of [`Mutex`], whose
+/// documentation holds here too, but for what is said below. For one server, Sentinel and Cluster; over a quorum of
+/// independent servers the first call that locks is an [`Error::Config`].
+///
+/// # Fairness
+///
+/// Every waiting call has a place of its own in a queue in Redis. The release makes the first of them the holder and
+/// tells its client, which wakes up with the lock: no trip to Redis lies between. A newcomer goes behind those who wait,
+/// and a free name that nobody waits for takes one trip, as with [`Mutex`]. The order is that in which Redis was asked;
+/// `try_lock` never overtakes.
+///
+/// Plain and fair locks of one name keep each other out, but plain ones know nothing of the queue: where somebody
+/// calls [`Mutex::lock`], it may get the lock before those who wait here, and waits for long where they are many.
+///
+/// # The dead, the slow and the unheard
+///
+/// Who waits says so again every second, or every quarter of the ttl if that is less, in one command for all threads
+/// of a client. A place of which nothing was heard for 3 s, or for the ttl if that is less, is passed over; a call that
+/// wakes up after such a pause begins again at the end. The lock is passed on for that time only, until the new
+/// holder's first renewal, which is sent at once (without [`auto_renew`](Self::auto_renew) too) and makes it the ttl. So
+/// a process that dies while it waits costs the others 3 s and what it takes to notice, up to a second; a message that
+/// gets lost, a lock that ran out, and one that somebody deleted cost a second.
+///
+/// Where Redis does not let us subscribe or publish, and under [`WaitPolicy::Backoff`], a call hears of its turn by
+/// the next such command.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// let printer = client.fair_mutex("printer:2");
+/// if let Some(guard) = printer.try_lock_for(Duration::from_secs(60))? {
+///     println!("printing under token {}", guard.fencing_token());
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct FairMutex(Mutex);
+
+/// Settings.
+impl FairMutex {
+    pub(crate) fn new(core: Arc<Core>, keys: Arc<Keys>) -> Self {
+        Self(Mutex::new(core, keys))
+    }
+
+    /// As [`Mutex::ttl`].
+    #[must_use]
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self(self.0.ttl(ttl))
+    }
+
+    /// As [`Mutex::renew_every`]. The first renewal of a lock that was waited for is sent at once.
+    #[must_use]
+    pub fn renew_every(self, interval: Duration) -> Self {
+        Self(self.0.renew_every(interval))
+    }
+
+    /// As [`Mutex::auto_renew`]. Without it too the first renewal of a lock that was waited for is sent: it then lasts
+    /// the ttl from its grant on.
+    #[must_use]
+    pub fn auto_renew(self, renewed: bool) -> Self {
+        Self(self.0.auto_renew(renewed))
+    }
+
+    /// As [`Mutex::max_hold`].
+    #[must_use]
+    pub fn max_hold(self, longest: Duration) -> Self {
+        Self(self.0.max_hold(longest))
+    }
+
+    /// As [`Mutex::trace_id`].
+    #[must_use]
+    pub fn trace_id(self, id: impl Into<Arc<str>>) -> Self {
+        Self(self.0.trace_id(id))
+    }
+
+    /// As [`Mutex::on_lost`].
+    #[must_use]
+    pub fn on_lost(self, callback: impl Fn(&Lost) + Send + Sync + 'static) -> Self {
+        Self(self.0.on_lost(callback))
+    }
+
+    /// As [`Mutex::on_renew`].
+    #[must_use]
+    pub fn on_renew(self, callback: impl Fn(&Renewed) + Send + Sync + 'static) -> Self {
+        Self(self.0.on_renew(callback))
+    }
+
+    /// As [`Mutex::wait`]. Under [`WaitPolicy::Backoff`] a call keeps its place, and so asks every second, or every
+    /// quarter of the ttl, however long its pauses are set to be; each answer that it still waits is one of its attempts.
+    #[must_use]
+    pub fn wait(self, policy: WaitPolicy) -> Self {
+        Self(self.0.wait(policy))
+    }
+
+    /// As [`Mutex::min_replicas`]. A call whose turn it is then renews before it returns, since only renewals and
+    /// locks that were free are acknowledged.
+    #[must_use]
+    pub fn min_replicas(self, count: usize, within: Duration) -> Self {
+        Self(self.0.min_replicas(count, within))
+    }
+}
+
+/// Taking the lock.
+impl FairMutex {
+    /// Takes the lock, waiting behind those who came before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mutex::lock`]. [`Error::Config`] also over a quorum.
+    pub fn lock(&self) -> Result<MutexGuard, Error> {
+        self.0.lock()
+    }
+
+    /// Takes the lock if nobody holds it and nobody waits for it. `None`: somebody does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mutex::try_lock`] and [`lock`](Self::lock).
+    pub fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
+        self.0.try_lock()
+    }
+
+    /// Takes the lock, waiting up to `limit` behind those who came before. `None`: it was not this call's turn by then.
+    ///
+    /// A call that gives up leaves the queue; where its turn comes at that moment, the lock is passed on to the next.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mutex::try_lock_for`] and [`lock`](Self::lock).
+    pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MutexGuard>, Error> {
+        self.0.try_lock_for(limit)
+    }
+
+    /// As [`try_lock_for`](Self::try_lock_for), until an instant. One that is past asks once.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_lock_for`](Self::try_lock_for).
+    pub fn try_lock_until(&self, at: std::time::Instant) -> Result<Option<MutexGuard>, Error> {
+        self.0.try_lock_until(at)
+    }
+
+    /// Runs `section` under the lock: takes it as [`lock`](Self::lock) does, and releases it afterwards, also on a panic.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mutex::with`] and [`lock`](Self::lock).
+    pub fn with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
+        self.0.with(section)
+    }
+
+    /// As [`with`](Self::with) if nobody holds the lock and nobody waits for it. `None`: somebody does, and the section
+    /// has not run.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mutex::try_with`] and [`lock`](Self::lock).
+    pub fn try_with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<Option<T>, Error> {
+        self.0.try_with(section)
+    }
+}
+
+/// An operator's tools.
+impl FairMutex {
+    /// As [`Mutex::inspect`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Mutex::inspect`].
+    pub fn inspect(&self) -> Result<Option<Holder>, Error> {
+        self.0.inspect()
+    }
+
+    /// How many calls wait in the queue at this moment, in all processes together; those that have died of late are
+    /// among them. Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mutex::inspect`]. It needs the right `+llen`.
+    pub fn waiting(&self) -> Result<u64, Error> {
+        self.0.queued()
+    }
+
+    /// As [`Mutex::last_fencing_token`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Mutex::last_fencing_token`].
+    pub fn last_fencing_token(&self) -> Result<Option<FencingToken>, Error> {
+        self.0.last_fencing_token()
+    }
+
+    /// As [`Mutex::force_unlock`]. The lock goes to the first of those who wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mutex::force_unlock`].
+    pub fn force_unlock(&self) -> Result<bool, Error> {
+        self.0.force_unlock()
+    }
+}
+
+impl fmt::Debug for FairMutex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FairMutex").field(&self.0).finish()
+    }
+}

@@ -1,0 +1,410 @@
+//! The wait for a fair lock: a place in its queue in Redis, kept until the lock is passed on to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::RecvTimeoutError;
+
+use crate::attempt::Attempt;
+use crate::clock::{Instant, nap};
+use crate::error::{Cause, Error};
+use crate::fair::{Line, Refreshed, provisional, refresh_every};
+use crate::few::Few;
+use crate::hold::Hold;
+use crate::holder::HolderId;
+use crate::kind::{Acquired, Found};
+use crate::lease::Lease;
+use crate::places::{Grant, Pace, Spot, Step};
+use crate::server::{Fault, Lane, Stake};
+use crate::stats::Wake;
+use crate::threads::subscriber::Subscription;
+use crate::token::FencingToken;
+use crate::undo::Undo;
+use crate::wait::{Backoff, WaitPolicy};
+
+/// A call that waits for a fair lock.
+pub(crate) struct Stand<'a> {
+    attempt: &'a Attempt<'a>,
+    line: &'a Line,
+    spot: Spot<'a>,
+    deadline: Instant,
+    subscription: Option<Subscription<'a>>,
+    /// Commands without an answer in a row.
+    failures: u32,
+    /// It was logged that it waits.
+    pub(crate) has_waited: bool,
+}
+
+impl<'a> Stand<'a> {
+    pub(crate) fn new(attempt: &'a Attempt<'a>, line: &'a Line, deadline: Instant) -> Self {
+        let pace = Pace {
+            every: refresh_every(attempt.terms.ttl),
+            backoff: match attempt.settings.wait {
+                WaitPolicy::Wake => None,
+                WaitPolicy::Backoff(backoff) => Some(backoff),
+            },
+        };
+        Self {
+            attempt,
+            line,
+            spot: attempt.shared.waiters.places.join(attempt.keys, pace),
+            deadline,
+            subscription: None,
+            failures: 0,
+            has_waited: false,
+        }
+    }
+
+    /// How often Redis said that somebody holds the lock, or waits before this call.
+    pub(crate) fn refusals(&self) -> u32 {
+        self.spot.refusals()
+    }
+
+    /// Waits until the lock is passed to this call. `None` at the deadline, or after the policy's attempts.
+    pub(crate) fn run(&mut self) -> Result<Option<Arc<Hold>>, Error> {
+        let outcome = self.wait();
+        if !matches!(outcome, Ok(Some(_)))
+            && let Some(id) = self.spot.leaves()
+        {
+            self.leave(id);
+        }
+        outcome
+    }
+
+    fn wait(&mut self) -> Result<Option<Arc<Hold>>, Error> {
+        loop {
+            self.attempt.shared.check_open()?;
+            let now = Instant::now();
+            let is_over = self.is_over(now);
+            match self.spot.step(now) {
+                Step::Take(grant) => {
+                    if let Some(hold) = self.take(grant)? {
+                        return Ok(Some(hold));
+                    }
+                }
+                Step::Refresh(_, why) if is_over => {
+                    self.spot.not_refreshed(why, now);
+                    return Ok(None);
+                }
+                _ if is_over => return Ok(None),
+                Step::Enter => {
+                    if let Some(hold) = self.enter()? {
+                        return Ok(Some(hold));
+                    }
+                }
+                Step::Refresh(ids, why) => self.refresh(&ids, why)?,
+                Step::Sleep(until) => self.sleep(until)?,
+            }
+        }
+    }
+
+    /// Whether the wait ends without the lock. Not before it was seen to be somebody else's.
+    fn is_over(&self, now: Instant) -> bool {
+        let is_used_up = |backoff: Backoff| {
+            backoff
+                .limit()
+                .is_some_and(|limit| self.refusals() >= limit)
+        };
+        let is_used_up = match self.attempt.settings.wait {
+            WaitPolicy::Backoff(backoff) => is_used_up(backoff),
+            WaitPolicy::Wake => false,
+        };
+        is_used_up || now >= self.deadline && self.is_taken()
+    }
+
+    fn is_taken(&self) -> bool {
+        self.refusals() > 0 || self.attempt.held_here().is_some()
+    }
+
+    /// Takes the lock, or a place at the end of the queue.
+    fn enter(&mut self) -> Result<Option<Arc<Hold>>, Error> {
+        let Attempt {
+            shared,
+            keys,
+            terms,
+            ..
+        } = self.attempt;
+        let id = HolderId::fresh(&shared.config.owner);
+        log::trace!(name:% = keys, holder:% = id.as_str(); "enter the queue of {keys} as {}", id.as_str());
+        shared.meters.counters.attempts.up();
+        let inbox = self.inbox();
+        let call = self.line.enter(keys, &id, terms.ttl, Some(&inbox));
+        let stake = Stake {
+            keys,
+            id: &id,
+            ttl: terms.ttl,
+            receipt: None,
+        };
+        let until = self.attempt.patience(self.deadline);
+        // Before it is sent: the lock may be passed on before the answer is here.
+        self.spot.enters(&id);
+        let answer = shared.servers.call_or_undo(
+            call.acknowledged_by(terms.replicas),
+            until,
+            Lane::Capped,
+            Some(&stake),
+        );
+        let fault = match answer {
+            Ok((reply, sent)) => match Acquired::read(reply) {
+                Some(Acquired::Granted(tokens)) => {
+                    self.spot.leaves();
+                    let now = Instant::now();
+                    match Lease::granted(sent, now, terms) {
+                        Some(lease) => return self.hold(id, tokens, lease, now).map(Some),
+                        None => self.attempt.undo(
+                            keys,
+                            &id,
+                            Cause::text("the answer took as long as the lease: ttl too short"),
+                        ),
+                    }
+                }
+                Some(Acquired::Refused(refusal)) => {
+                    self.spot.entered(sent);
+                    self.failures = 0;
+                    self.say(refusal.remaining);
+                    self.hear()?;
+                    return Ok(None);
+                }
+                _ => self.attempt.undo(
+                    keys,
+                    &id,
+                    Cause::text("the fair_enter script gave an answer that is not its own"),
+                ),
+            },
+            Err(Fault::NoAnswer(cause)) => self.attempt.undo(keys, &id, cause),
+            Err(Fault::Unsafe(error)) => {
+                self.attempt
+                    .undo(keys, &id, Cause::text("not acknowledged"));
+                Fault::Never(error)
+            }
+            Err(fault) => fault,
+        };
+        // Whatever came of it is undone.
+        self.spot.leaves();
+        let pause = self.failed(fault)?;
+        self.park(Instant::now().after(pause));
+        Ok(None)
+    }
+
+    /// Where this client hears of grants; empty where it does not.
+    fn inbox(&self) -> Vec<u8> {
+        match self.attempt.settings.wait {
+            WaitPolicy::Wake => self.attempt.shared.inbox(self.attempt.keys.key(0)),
+            WaitPolicy::Backoff(_) => Vec::new(),
+        }
+    }
+
+    /// Refreshes the places of all who wait for the name in this client.
+    fn refresh(&mut self, ids: &[HolderId], why: Wake) -> Result<(), Error> {
+        let Attempt { shared, keys, .. } = self.attempt;
+        let counts = shared.meters.woke(why);
+        let inbox = self.inbox();
+        let values: Vec<Vec<u8>> = ids.iter().map(|id| id.as_str().into()).collect();
+        let call = self.line.refresh(keys, &inbox, &values);
+        let until = self.attempt.patience(self.deadline);
+        let fault = match shared.servers.call_or_undo(call, until, Lane::Capped, None) {
+            Ok((reply, sent)) => match Refreshed::read(&reply) {
+                Some(answers) if answers.len() == ids.len() => {
+                    self.spot.refreshed(ids, &answers, sent);
+                    self.failures = 0;
+                    if counts && answers.iter().all(|answer| *answer == Refreshed::Waiting) {
+                        shared.meters.counters.spurious_wakes.up();
+                    }
+                    return self.hear();
+                }
+                _ => Fault::NoAnswer(Cause::text(
+                    "the fair_refresh script gave an answer that is not its own",
+                )),
+            },
+            Err(fault) => fault,
+        };
+        let pause = self.failed(fault);
+        // Another call may have more patience.
+        let until = Instant::now().after(*pause.as_ref().unwrap_or(&Duration::ZERO));
+        self.spot.not_refreshed(why, until);
+        pause.map(|_| ())
+    }
+
+    /// Wants to hear of plain releases, and with them of grants, where the policy says so. Once they are heard the
+    /// places are refreshed: what was told before then was not.
+    fn hear(&mut self) -> Result<(), Error> {
+        let Attempt {
+            shared,
+            keys,
+            settings,
+            ..
+        } = self.attempt;
+        let is_at_home = |subscription: &Subscription<'_>| subscription.is_at_home(shared);
+        if settings.wait == WaitPolicy::Wake && !self.subscription.as_ref().is_some_and(is_at_home)
+        {
+            let until = Instant::now()
+                .after(shared.servers.command_timeout())
+                .min(self.deadline);
+            self.subscription = Some(shared.subscribe(keys.key(0), until)?);
+        }
+        Ok(())
+    }
+
+    /// The lock was passed to this call. `None` where the grant has lapsed, or is too old to tell.
+    fn take(&mut self, grant: Grant) -> Result<Option<Arc<Hold>>, Error> {
+        let terms = &self.attempt.terms;
+        if grant.is_heard {
+            self.attempt.shared.meters.woke(Wake::Message);
+        }
+        let tokens = Few::One(grant.token);
+        let lasting = provisional(terms.ttl);
+        let now = Instant::now();
+        if terms.replicas.is_none()
+            && let Some(lease) = Lease::passed(grant.proof, now, lasting, terms)
+        {
+            return self.hold(grant.id, tokens, lease, now).map(Some);
+        }
+        match self.make_sure(&grant.id) {
+            Ok(Some(lease)) => self.hold(grant.id, tokens, lease, Instant::now()).map(Some),
+            Ok(None) => Ok(None),
+            Err(error) => {
+                self.leave(grant.id);
+                match error {
+                    Error::Unreachable { .. }
+                        if Instant::now() >= self.deadline && self.is_taken() =>
+                    {
+                        Ok(None)
+                    }
+                    error => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Renews a grant of which little may be left, or which replicas are to have. `None` where it has lapsed.
+    fn make_sure(&mut self, id: &HolderId) -> Result<Option<Lease>, Error> {
+        let Attempt {
+            shared,
+            keys,
+            terms,
+            ..
+        } = self.attempt;
+        loop {
+            shared.check_open()?;
+            let call = keys
+                .renew(id, terms.ttl, false)
+                .acknowledged_by(terms.replicas);
+            let until = self.attempt.patience(self.deadline);
+            let fault = match shared.servers.call_or_undo(call, until, Lane::Free, None) {
+                Ok((reply, sent)) => match Found::read(&reply) {
+                    Some(Found::Ours) => match Lease::granted(sent, Instant::now(), terms) {
+                        Some(lease) => return Ok(Some(lease)),
+                        None => Fault::NoAnswer(Cause::text(
+                            "the answer took as long as the lease: ttl too short",
+                        )),
+                    },
+                    Some(Found::Nobody | Found::Another) => return Ok(None),
+                    None => Fault::NoAnswer(Cause::text(
+                        "the renew script gave an answer that is not its own",
+                    )),
+                },
+                Err(fault) => fault,
+            };
+            let pause = self
+                .attempt
+                .pause_after(fault, self.failures, self.deadline)?;
+            self.failures = self.failures.saturating_add(1);
+            self.park(Instant::now().after(pause));
+        }
+    }
+
+    fn hold(
+        &self,
+        id: HolderId,
+        tokens: Few<FencingToken>,
+        lease: Lease,
+        since: Instant,
+    ) -> Result<Arc<Hold>, Error> {
+        let attempt = self.attempt;
+        let until = attempt.patience(self.deadline);
+        let hold = attempt.hold(id, tokens, lease, None, since, until);
+        hold.map_err(|fault| attempt.shared.servers.error(fault))
+    }
+
+    /// Leaves the queue, or passes on what came at this moment.
+    fn leave(&self, id: HolderId) {
+        let Attempt {
+            shared,
+            keys,
+            terms,
+            ..
+        } = self.attempt;
+        if shared.is_closed() {
+            // Nobody does so in the background any more. Where this fails the place dies by itself.
+            let until = Instant::now().after(shared.servers.command_timeout());
+            let _ = shared
+                .servers
+                .call(keys.release(id.as_str().as_bytes()), until, Lane::Free);
+            return;
+        }
+        let until = Instant::now().after(terms.ttl);
+        shared.undo(Undo::of_release(Arc::clone(keys), id, until));
+    }
+
+    /// Notes that there was no answer: how long to pause, unless it was the last time.
+    fn failed(&mut self, fault: Fault) -> Result<Duration, Error> {
+        match self
+            .attempt
+            .pause_after(fault, self.failures, self.deadline)
+        {
+            Ok(pause) => {
+                self.failures = self.failures.saturating_add(1);
+                Ok(pause)
+            }
+            // The wait is over, and this is not why.
+            Err(Error::Unreachable { .. })
+                if Instant::now() >= self.deadline && self.is_taken() =>
+            {
+                Ok(Duration::ZERO)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sleeps in the queue.
+    fn sleep(&self, until: Instant) -> Result<(), Error> {
+        let now = Instant::now();
+        if self.attempt.is_unreachable(now) {
+            let cause = Cause::text("no answer to those who wait with this call");
+            return Err(self.attempt.shared.servers.unreachable(cause));
+        }
+        self.park(until);
+        Ok(())
+    }
+
+    /// Sleeps until `until`, or the deadline, or until woken; no longer than the clock allows.
+    fn park(&self, until: Instant) {
+        match self
+            .spot
+            .bell()
+            .recv_timeout(nap(Instant::now(), until.min(self.deadline)))
+        {
+            Ok(()) | Err(RecvTimeoutError::Timeout) => {}
+            // The spot's place keeps the bell's other end.
+            Err(RecvTimeoutError::Disconnected) => unreachable!("a bell without a place"),
+        }
+    }
+
+    /// Logs, once, that this call waits.
+    fn say(&mut self, remaining: Option<Duration>) {
+        if std::mem::replace(&mut self.has_waited, true) {
+            return;
+        }
+        self.attempt.log_refused("waiting", remaining);
+        #[cfg(debug_assertions)]
+        {
+            let name = self.attempt.keys.key(0).name;
+            if self.attempt.shared.waiters.is_held_by_us(name) {
+                log::warn!(
+                    name:% = name;
+                    "this thread waits for {name}, which it took itself: locks are not reentrant"
+                );
+            }
+        }
+    }
+}
