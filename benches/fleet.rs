@@ -19,7 +19,7 @@ const ROUNDS: usize = 5;
 const PROCESSES: usize = 8;
 
 /// Long enough for every thread to have its turn many times.
-const LASTS: Duration = ms(4_000);
+const LASTS: Duration = ms(6_000);
 
 const POLLER: &str = "poller, every 1 ms";
 const FAIR: &str = "FairMutex";

@@ -1,0 +1,174 @@
+//! Many threads of one client, each locking and unlocking a name of its own, in turns with as many plain connections
+//! that call the same scripts by hand.
+
+mod common;
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::cell::RefCell;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::hand::Hand;
+use common::picture::{Panel, Picture, Row};
+use common::{Contender, Report, Samples, Spread, processor, servers_processor};
+use leasehold::{Client, Unlocked};
+use support::Server;
+
+const THREADS: [usize; 4] = [1, 2, 8, 32];
+const ROUNDS: usize = 25;
+
+/// How long each contender runs in a round.
+const ROUND: Duration = Duration::from_millis(100);
+
+fn main() {
+    let server = Server::start().untimed();
+    let report = Report::begin(
+        "threads",
+        ROUNDS,
+        &format!("lock + unlock on as many names as threads, {ROUNDS} rounds of {ROUND:?}"),
+    );
+    let mut figures = Vec::new();
+    let (mut gains, mut speeds) = (Vec::new(), Vec::new());
+    let mut rows = Vec::new();
+    for threads in THREADS {
+        let [ours, own] = measure(&server, threads);
+        let gain = own.per_pair.ratio(&ours.per_pair);
+        figures.push((format!("threads{threads}_vs_own_conn"), gain.median));
+        let bar = Row::bar(format!("{threads} threads"), gain).ours();
+        gains.push(match threads {
+            32 => bar.mark("≥", 1.5),
+            _ => bar,
+        });
+        let speed = |label: &str, run: &Run| {
+            let pairs = run.per_pair.medians().map(|micros| 1e6 / micros);
+            Row::bar(format!("{threads} threads, {label}"), Spread::of(pairs))
+        };
+        speeds.push(speed("leasehold", &ours).ours());
+        speeds.push(speed("a connection each", &own));
+        for (name, run) in [("leasehold", &ours), ("a connection each, by hand", &own)] {
+            rows.push(vec![
+                format!("{threads:>2} threads, {name}"),
+                format!("{:.0}", 1e6 / run.per_pair.percentile(50.0)),
+                format!("{:.0}", run.pairs.percentile(50.0)),
+                format!("{:.0}", run.pairs.percentile(99.0)),
+                own.per_pair.ratio(&run.per_pair).show(2),
+                format!("{:.1}", run.clients_cpu.percentile(50.0)),
+                format!("{:.1}", run.servers_cpu.percentile(50.0)),
+            ]);
+        }
+    }
+    let heads = [
+        "pairs",
+        "pairs/s",
+        "p50 µs",
+        "p99 µs",
+        "vs a connection each (quartiles)",
+        "client CPU µs/pair",
+        "server CPU µs/pair",
+    ];
+    common::print_table(&heads, &rows);
+    let figures: Vec<_> = figures
+        .iter()
+        .map(|(name, gain)| (name.as_str(), format!("{gain:.3}")))
+        .collect();
+    let panel = |title: &str, rows| Panel {
+        title: title.to_owned(),
+        rows,
+    };
+    let picture = Picture {
+        title: "Threads of one process, each with a name of its own".to_owned(),
+        panels: vec![
+            panel(
+                "times as many pairs a second as with a connection each",
+                gains,
+            ),
+            panel("lock + unlock, pairs a second", speeds),
+        ],
+    };
+    report.end(&figures, &picture);
+}
+
+/// What one contender did, round by round.
+#[derive(Default)]
+struct Run {
+    /// The time of a round over its pairs.
+    per_pair: Samples,
+    /// How long each pair took its thread.
+    pairs: Samples,
+    clients_cpu: Samples,
+    servers_cpu: Samples,
+}
+
+/// The client and the connections by hand, each with so many threads.
+fn measure(server: &Server, threads: usize) -> [Run; 2] {
+    let url = server.url();
+    let client = Client::open(&url).unwrap();
+    let mutexes: Vec<_> = (0..threads)
+        .map(|n| client.mutex(format!("ours-{n}")))
+        .collect();
+    let mut hands: Vec<_> = (0..threads)
+        .map(|n| Hand::new(&url, &format!("hand-{n}")))
+        .collect();
+    let (ours, own) = (RefCell::default(), RefCell::default());
+    let mut contenders: [Contender<'_>; 2] = [
+        Box::new(|| {
+            let pairs = mutexes.iter().map(|mutex| {
+                || {
+                    let unlocked = mutex.lock().unwrap().unlock().unwrap();
+                    assert_eq!(unlocked, Unlocked::Released);
+                }
+            });
+            round(server, &ours, pairs)
+        }),
+        Box::new(|| {
+            let pairs = hands.iter_mut().map(|hand| || hand.pair());
+            round(server, &own, pairs)
+        }),
+    ];
+    let samples = common::take_turns(ROUNDS, &mut contenders);
+    drop(contenders);
+    let mut samples = samples.into_iter();
+    [ours, own].map(|run: RefCell<Run>| Run {
+        per_pair: samples.next().unwrap_or_default(),
+        ..run.into_inner()
+    })
+}
+
+/// Has each of `pairs` run again and again on a thread of its own; returns the time over the number of pairs.
+fn round<P: FnMut() + Send>(
+    server: &Server,
+    run: &RefCell<Run>,
+    pairs: impl ExactSizeIterator<Item = P>,
+) -> Vec<Duration> {
+    let start = &Barrier::new(pairs.len() + 1);
+    let used = (processor(), servers_processor(server));
+    let (took, times) = thread::scope(|scope| {
+        let threads: Vec<_> = pairs
+            .map(|mut pair| {
+                scope.spawn(move || {
+                    start.wait();
+                    let began = Instant::now();
+                    let mut times = Vec::new();
+                    while began.elapsed() < ROUND {
+                        times.extend(common::timed(1, &mut pair));
+                    }
+                    times
+                })
+            })
+            .collect();
+        start.wait();
+        let began = Instant::now();
+        let threads = threads.into_iter();
+        let times: Vec<_> = threads.flat_map(|thread| thread.join().unwrap()).collect();
+        (began.elapsed(), times)
+    });
+    let count = times.len() as u32;
+    let mut run = run.borrow_mut();
+    run.clients_cpu.push(vec![(processor() - used.0) / count]);
+    run.servers_cpu
+        .push(vec![(servers_processor(server) - used.1) / count]);
+    run.pairs.push(times);
+    vec![took / count]
+}
