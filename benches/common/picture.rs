@@ -247,6 +247,7 @@ impl Row {
 /// Three digits are more than a run is good for.
 fn short(value: f64) -> String {
     match value {
+        v if v.is_nan() => "none".to_owned(),
         0.0 => "0".to_owned(),
         v if v.abs() >= 1_000_000.0 => trim(format!("{:.1}", v / 1_000_000.0)) + "M",
         v if v.abs() >= 10_000.0 => format!("{:.0}k", v / 1_000.0),

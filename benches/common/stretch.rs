@@ -130,13 +130,14 @@ impl Stretch {
         points(gaps.collect())
     }
 
-    /// From asking to having, in µs: p50, p99, most. What was asked for in the window counts, whenever it was had.
+    /// From asking to having, in µs: p50, p99, most. Whoever waited at some time in the window counts, also who had it
+    /// only when the others had ended.
     pub(crate) fn waits(&self) -> [f64; 3] {
         let [begins, ends] = self.window;
-        let asked = self.holds.iter();
-        let asked = asked.filter(|hold| (begins..ends).contains(&hold.asked));
+        let waited = self.holds.iter();
+        let waited = waited.filter(|hold| hold.asked < ends && hold.from >= begins);
         points(
-            asked
+            waited
                 .map(|hold| (hold.from - hold.asked) as f64 / 1e3)
                 .collect(),
         )
@@ -176,9 +177,10 @@ impl Stretch {
     }
 }
 
+/// Not a number where there are none: nobody held it, or always the same one.
 fn points(values: Vec<f64>) -> [f64; 3] {
     match values.is_empty() {
-        true => [0.0; 3],
+        true => [f64::NAN; 3],
         false => [50.0, 99.0, 100.0].map(|percent| percentile(values.clone(), percent)),
     }
 }
