@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 EXAMPLES = booking payments transfer ticket_queue cron long_job graceful_shutdown health_endpoint fail_fast stats
-BENCHES = uncontended handoff local_handoff threads waiting fleet held deployments failovers
+BENCHES = uncontended handoff local_handoff fair threads waiting fleet held deployments failovers
 
 # The server that tests, examples and benches start for themselves. `servers` has brought one by the time a recipe runs.
 WITH_SERVER = REDIS_SERVER_BIN="$$(.ci/server)"

@@ -19,24 +19,28 @@ const ROUNDS: usize = 5;
 const PROCESSES: usize = 8;
 
 /// Long enough for every thread to have its turn many times.
-const LASTS: Duration = ms(4_000);
+const LASTS: Duration = ms(6_000);
 
 const POLLER: &str = "poller, every 1 ms";
+const FAIR: &str = "FairMutex";
 const MUTEX: &str = "Mutex";
 const MUTEX_4: &str = "Mutex, 4 threads each";
 
 /// Of those that are struck, and the figure that says how long they stood still.
-const KINDS: [(&str, &str); 1] = [("mutex", "mutex_stall_s")];
+const KINDS: [(&str, &str); 2] = [("mutex", "mutex_stall_s"), ("fair", "fair_stall_s")];
 
 /// What it is called in the table, what it is, threads, and the length of its section.
-const CONTENDERS: [(&str, &str, usize, Duration); 7] = [
-    (POLLER, "poller", 1, ms(1)),
+const CONTENDERS: [(&str, &str, usize, Duration); 10] = [
+    (FAIR, "fair", 1, ms(1)),
     (MUTEX, "mutex", 1, ms(1)),
+    (POLLER, "poller", 1, ms(1)),
+    ("FairMutex, 4 threads each", "fair", 4, ms(1)),
     (MUTEX_4, "mutex", 4, ms(1)),
-    (POLLER, "poller", 1, ms(0)),
-    (MUTEX, "mutex", 1, ms(0)),
-    (MUTEX_4, "mutex", 4, ms(0)),
     ("poller, 4 threads each", "poller", 4, ms(1)),
+    (FAIR, "fair", 1, ms(0)),
+    (MUTEX, "mutex", 1, ms(0)),
+    (POLLER, "poller", 1, ms(0)),
+    (MUTEX_4, "mutex", 4, ms(0)),
 ];
 
 fn main() {
@@ -144,29 +148,39 @@ fn strike(lasts: Duration) {
     report.end(&figures, &picture);
 }
 
+/// The p99 of the wait, acquisitions a second, and the p50 of the gap between two holders.
+const FAIR_VS_POLLER: [&str; 3] = [
+    "fair_wait_p99_vs_poller",
+    "fair_acq_vs_poller",
+    "fair_gap_vs_poller",
+];
+const MUTEX_VS_POLLER: [&str; 3] = [
+    "mutex_wait_p99_vs_poller",
+    "mutex_acq_vs_poller",
+    "mutex_gap_vs_poller",
+];
+
 fn figures(ran: &[Ran]) -> Vec<(&'static str, String)> {
     let find = |label| {
         let found = ran.iter().find(|ran| ran.is(label, ms(1)));
         found.expect("it contended")
     };
-    let (poller, mutex, mutex_4) = (find(POLLER), find(MUTEX), find(MUTEX_4));
+    let (poller, mutex_4) = (find(POLLER), find(MUTEX_4));
     let figure = |value: Spread| format!("{:.3}", value.median);
-    vec![
+    let mut figures = Vec::new();
+    for (ours, [wait, acq, gap]) in [(find(FAIR), FAIR_VS_POLLER), (find(MUTEX), MUTEX_VS_POLLER)] {
+        let acquired = ours.ratio(poller, Stretch::acquisitions_per_s);
+        figures.push((wait, figure(ours.ratio(poller, |it| it.waits()[1]))));
+        figures.push((acq, figure(acquired)));
+        figures.push((gap, figure(ours.ratio(poller, |it| it.gaps()[0]))));
+    }
+    let requests = Stretch::requests_per_acquisition;
+    figures.extend([
+        ("fair_requests_per_acq", figure(find(FAIR).spread(requests))),
+        ("poller_requests_per_acq", figure(poller.spread(requests))),
         (
-            "mutex_wait_p99_vs_poller",
-            figure(mutex.ratio(poller, |stretch| stretch.waits()[1])),
-        ),
-        (
-            "mutex_acq_vs_poller",
-            figure(mutex.ratio(poller, Stretch::acquisitions_per_s)),
-        ),
-        (
-            "mutex_gap_vs_poller",
-            figure(mutex.ratio(poller, |stretch| stretch.gaps()[0])),
-        ),
-        (
-            "poller_requests_per_acq",
-            figure(poller.spread(Stretch::requests_per_acquisition)),
+            "fair_jain",
+            figure(find(FAIR).spread(Stretch::jain_processes)),
         ),
         (
             "mutex_jain",
@@ -176,7 +190,8 @@ fn figures(ran: &[Ran]) -> Vec<(&'static str, String)> {
             "mutex_jain_threads",
             figure(mutex_4.spread(Stretch::jain_threads)),
         ),
-    ]
+    ]);
+    figures
 }
 
 fn table(ran: &[Ran], section: Duration) {
@@ -241,6 +256,7 @@ fn picture(ran: &[Ran]) -> Picture {
     let jain = rows(&|ran: &Ran| {
         let row = Row::bar(ran.label, ran.spread(Stretch::jain_processes));
         match ran.label {
+            FAIR => row.mark("≥", 0.99),
             MUTEX_4 => row.mark("≥", 0.90),
             _ => row,
         }

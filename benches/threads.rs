@@ -12,9 +12,8 @@ use std::time::{Duration, Instant};
 
 use common::hand::Hand;
 use common::picture::{Panel, Picture, Row};
-use common::{Contender, Report, Samples};
+use common::{Contender, Report, Samples, Spread, processor, servers_processor};
 use leasehold::{Client, Unlocked};
-use rustix::time::{ClockId, clock_gettime};
 use support::Server;
 
 const THREADS: [usize; 4] = [1, 2, 8, 32];
@@ -28,23 +27,26 @@ fn main() {
     let report = Report::begin(
         "threads",
         ROUNDS,
-        &format!(
-            "lock + unlock on as many names as threads, {ROUNDS} rounds of {} ms",
-            ROUND.as_millis()
-        ),
+        &format!("lock + unlock on as many names as threads, {ROUNDS} rounds of {ROUND:?}"),
     );
-    let mut bars = Vec::new();
     let mut figures = Vec::new();
+    let (mut gains, mut speeds) = (Vec::new(), Vec::new());
     let mut rows = Vec::new();
     for threads in THREADS {
         let [ours, own] = measure(&server, threads);
         let gain = own.per_pair.ratio(&ours.per_pair);
         figures.push((format!("threads{threads}_vs_own_conn"), gain.median));
         let bar = Row::bar(format!("{threads} threads"), gain).ours();
-        bars.push(match threads {
+        gains.push(match threads {
             32 => bar.mark("≥", 1.5),
             _ => bar,
         });
+        let speed = |label: &str, run: &Run| {
+            let pairs = run.per_pair.medians().map(|micros| 1e6 / micros);
+            Row::bar(format!("{threads} threads, {label}"), Spread::of(pairs))
+        };
+        speeds.push(speed("leasehold", &ours).ours());
+        speeds.push(speed("a connection each", &own));
         for (name, run) in [("leasehold", &ours), ("a connection each, by hand", &own)] {
             rows.push(vec![
                 format!("{threads:>2} threads, {name}"),
@@ -71,13 +73,19 @@ fn main() {
         .iter()
         .map(|(name, gain)| (name.as_str(), format!("{gain:.3}")))
         .collect();
+    let panel = |title: &str, rows| Panel {
+        title: title.to_owned(),
+        rows,
+    };
     let picture = Picture {
-        title: "Many threads of one client, each with a name of its own".to_owned(),
-        panels: vec![Panel {
-            title: "pairs of lock and unlock a second, against a connection for each thread"
-                .to_owned(),
-            rows: bars,
-        }],
+        title: "Threads of one process, each with a name of its own".to_owned(),
+        panels: vec![
+            panel(
+                "times as many pairs a second as with a connection each",
+                gains,
+            ),
+            panel("lock + unlock, pairs a second", speeds),
+        ],
     };
     report.end(&figures, &picture);
 }
@@ -163,21 +171,4 @@ fn round<P: FnMut() + Send>(
         .push(vec![(servers_processor(server) - used.1) / count]);
     run.pairs.push(times);
     vec![took / count]
-}
-
-fn processor() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(
-        u64::try_from(time.tv_sec).unwrap(),
-        u32::try_from(time.tv_nsec).unwrap(),
-    )
-}
-
-fn servers_processor(server: &Server) -> Duration {
-    let seconds = |field| {
-        let seconds = server.info("cpu", field);
-        seconds.and_then(|seconds| seconds.parse::<f64>().ok())
-    };
-    let used = ["used_cpu_user", "used_cpu_sys"].into_iter();
-    Duration::from_secs_f64(used.filter_map(seconds).sum())
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::picture::{Panel, Picture, Row};
 use common::{Monitor, Report, Spread, clock, processor};
-use leasehold::Client;
+use leasehold::{Client, Error, MutexGuard};
 use support::{Server, eventually, ms};
 
 const ROUNDS: usize = 5;
@@ -31,79 +31,110 @@ fn main() {
     let report = Report::begin(
         "waiting",
         ROUNDS,
-        &format!("{WAITERS} threads of one client wait, {ROUNDS} rounds of {WATCHED:?}"),
+        &format!("{WAITERS} threads of one client wait, {ROUNDS} rounds of {WATCHED:?} each"),
     );
-    let holder = Client::open(&server.url()).unwrap();
-    let waiting = Client::open(&server.url()).unwrap();
-    let held = holder.mutex("a").ttl(HELD_FOR).lock().unwrap();
+    let plain = watch(&server, |client| client.mutex("a").lock());
+    let fair = watch(&server, |client| client.fair_mutex("b").lock());
+    let rows = [("Mutex", &plain), ("FairMutex", &fair)].map(|(name, it)| {
+        vec![
+            name.to_owned(),
+            it.requests.show(2),
+            it.core.show(2),
+            format!("{:.1}", it.kib),
+        ]
+    });
+    common::print_table(
+        &[
+            "1 000 waiters",
+            "requests/s (quartiles)",
+            "% of a core",
+            "KiB a waiter, its thread included",
+        ],
+        &rows,
+    );
+    let panel = |title: &str, rows| Panel {
+        title: title.to_owned(),
+        rows,
+    };
+    let bar = |name: &str, value| Row::bar(name, value).ours();
+    let picture = Picture {
+        title: format!("{WAITERS} threads of one client wait for a name"),
+        panels: vec![
+            panel(
+                "requests a second, of all of them together",
+                vec![
+                    bar("Mutex", plain.requests).mark("≤", 3.0),
+                    bar("FairMutex", fair.requests),
+                ],
+            ),
+            panel(
+                "% of a core",
+                vec![bar("Mutex", plain.core), bar("FairMutex", fair.core)],
+            ),
+        ],
+    };
+    report.end(
+        &[
+            (
+                "requests_per_s_1000",
+                format!("{:.2}", plain.requests.median),
+            ),
+            (
+                "fair_requests_per_s_1000",
+                format!("{:.2}", fair.requests.median),
+            ),
+            ("waiting_core_pct", format!("{:.2}", plain.core.median)),
+            ("fair_waiting_core_pct", format!("{:.2}", fair.core.median)),
+            ("waiter_kib", format!("{:.1}", plain.kib)),
+        ],
+        &picture,
+    );
+}
 
+struct Watched {
+    requests: Spread,
+    core: Spread,
+    kib: f64,
+}
+
+/// A client waits for what another one holds.
+fn watch(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Watched {
+    let holder = Client::builder().url(server.url()).ttl(HELD_FOR);
+    let held = lock(&holder.build().unwrap()).unwrap();
+    let client = Client::open(&server.url()).unwrap();
     let before = resident_kib();
     for _ in 0..WAITERS {
-        let client = waiting.clone();
+        let client = client.clone();
         thread::Builder::new()
             .stack_size(STACK)
-            .spawn(move || drop(client.mutex("a").lock()))
+            .spawn(move || drop(lock(&client)))
             .unwrap();
     }
-    eventually(ms(30_000), || waiting.stats().waiting == WAITERS as u64);
+    let all = WAITERS as u64;
+    eventually(ms(30_000), || client.stats().waiting == all);
     // The first wait's subscription is over.
     thread::sleep(ms(2_000));
-    let waiters_kib = (resident_kib() - before) / WAITERS as f64;
+    let kib = (resident_kib() - before) / WAITERS as f64;
 
     let (mut requests, mut cores) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let monitor = Monitor::start(&server);
+        let monitor = Monitor::start(server);
         let (began, used) = (clock(), processor());
         thread::sleep(WATCHED);
         let (took, used) = (clock() - began, processor() - used);
         requests.push(monitor.stop() as f64 / took.as_secs_f64());
         cores.push(used.as_secs_f64() / took.as_secs_f64() * 100.0);
     }
-    assert_eq!(waiting.stats().waiting, WAITERS as u64, "all still wait");
+    assert_eq!(client.stats().waiting, all, "all still wait");
     assert!(held.is_held());
-
-    let (requests, cores) = (
-        Spread::of(requests.into_iter()),
-        Spread::of(cores.into_iter()),
-    );
-    let row =
-        |what: &str, value: String, asked: &str| vec![what.to_owned(), value, asked.to_owned()];
-    common::print_table(
-        &["1 000 waiters", "measured", "asked"],
-        &[
-            row("requests a second", requests.show(2), "at most 3"),
-            row("of a core, %", cores.show(3), ""),
-            row(
-                "KiB a waiter, its thread included",
-                format!("{waiters_kib:.1}"),
-                "",
-            ),
-        ],
-    );
-    let panel = |title: &str, rows| Panel {
-        title: title.to_owned(),
-        rows,
-    };
-    let picture = Picture {
-        title: format!("{WAITERS} threads of one client wait for a name"),
-        panels: vec![
-            panel(
-                "requests a second, of all of them together",
-                vec![Row::bar("Mutex", requests).ours().mark("≤", 3.0)],
-            ),
-            panel("% of a core", vec![Row::bar("Mutex", cores).ours()]),
-        ],
-    };
-    report.end(
-        &[
-            ("requests_per_s_1000", format!("{:.2}", requests.median)),
-            ("waiting_core_pct", format!("{:.3}", cores.median)),
-            ("waiter_kib", format!("{waiters_kib:.1}")),
-        ],
-        &picture,
-    );
-    // A thousand threads that would take turns are not waited for.
-    std::process::exit(0);
+    drop(held);
+    // They take turns, and none is left.
+    eventually(ms(60_000), || client.stats().waiting == 0);
+    Watched {
+        requests: Spread::of(requests.into_iter()),
+        core: Spread::of(cores.into_iter()),
+        kib,
+    }
 }
 
 fn resident_kib() -> f64 {

@@ -5,20 +5,28 @@ use support::{Chaos, Server, ms, survivor};
 
 mod support;
 
-const CHAOS: Chaos = Chaos {
-    kind: "mutex",
-    processes: 8,
-    threads: 2,
-    lasts: ms(10_000),
-};
-
 #[test]
 fn child() {
     support::role(&[("survivor", survivor)]);
 }
 
-#[test]
-fn whoever_survives_goes_on() {
+fn reigns_over(kind: &'static str) {
+    let chaos = Chaos {
+        kind,
+        processes: 8,
+        threads: 2,
+        lasts: ms(10_000),
+    };
     let (server, witness) = (Server::start(), Server::start());
-    CHAOS.reign(&server, &witness).is_as_promised();
+    chaos.reign(&server, &witness).is_as_promised();
+}
+
+#[test]
+fn survivors_go_on_with_a_mutex() {
+    reigns_over("mutex");
+}
+
+#[test]
+fn survivors_go_on_with_a_fair_mutex() {
+    reigns_over("fair");
 }

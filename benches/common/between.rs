@@ -66,12 +66,23 @@ impl Waiter {
 
     /// Lets it wait for what this process holds, lets go, and hears when the other one had it. `side` is the n-th.
     pub(crate) fn hand_offs(&self, times: usize, n: usize, side: &mut dyn Side) -> Vec<Duration> {
+        self.slow_hand_offs(FALLS_ASLEEP, times, n, side)
+    }
+
+    /// The same for one that takes so long to fall asleep.
+    pub(crate) fn slow_hand_offs(
+        &self,
+        falls_asleep: Duration,
+        times: usize,
+        n: usize,
+        side: &mut dyn Side,
+    ) -> Vec<Duration> {
         let mut wire = &self.wire;
         (0..times)
             .map(|_| {
                 side.take();
                 wire.write_all(&[u8::try_from(n).unwrap()]).unwrap();
-                thread::sleep(FALLS_ASLEEP);
+                thread::sleep(falls_asleep);
                 let began = clock();
                 side.let_go();
                 let mut taken = [0; 8];

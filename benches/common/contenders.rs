@@ -24,6 +24,13 @@ pub(crate) fn open(kind: &str, url: &str) -> Lockers {
                 Box::new(move |section| ours(mutex.lock().unwrap(), section))
             })
         }
+        "fair" => {
+            let mutex = Client::open(url).unwrap().fair_mutex(NAME);
+            Box::new(move || {
+                let mutex = mutex.clone();
+                Box::new(move |section| ours(mutex.lock().unwrap(), section))
+            })
+        }
         "poller" => {
             let url = url.to_owned();
             Box::new(move || {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::monitor::Monitor;
 use super::stretch::{Hold, Stretch};
-use super::{clock, processor};
+use super::{clock, processor, servers_processor};
 use crate::support::{self, Child, Server};
 
 /// A stretch begins with what is not counted: connections, scripts, the first subscription.
@@ -194,9 +194,9 @@ pub(crate) fn stretch(server: &Server, terms: Terms) -> Stretch {
         }
     }
     sleep_until(counts);
-    let server_used = processor_of(server.id());
+    let server_used = servers_processor(server);
     sleep_until(monitored);
-    let server_used = processor_of(server.id()) - server_used;
+    let server_used = servers_processor(server) - server_used;
     let monitor = Monitor::start(server);
     let from = nanos();
     sleep_until(ends.saturating_sub(Duration::from_millis(50)));
@@ -254,15 +254,6 @@ fn account(mut wire: TcpStream, within: Duration) -> Option<Account> {
 
 fn sleep_until(at: Duration) {
     thread::sleep(at.saturating_sub(clock()));
-}
-
-/// Processor time that a process has used, to a hundredth of a second.
-pub(crate) fn processor_of(process: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    let (_, fields) = stat.rsplit_once(") ").expect("its name is in parentheses");
-    let ticks = fields.split(' ').skip(11).take(2);
-    let ticks: u64 = ticks.map(|ticks| ticks.parse::<u64>().unwrap()).sum();
-    Duration::from_millis(10 * ticks)
 }
 
 /// The number that is counted in, gone when this is dropped.

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::support::Server;
+
 // Not every bench counts requests by itself.
 #[allow(unused_imports)]
 pub(crate) use monitor::Monitor;
@@ -142,6 +144,16 @@ pub(crate) fn clock() -> Duration {
 /// Processor time that this process has used, in all its threads.
 pub(crate) fn processor() -> Duration {
     time_of(ClockId::ProcessCPUTime)
+}
+
+/// Processor time that a server has used.
+pub(crate) fn servers_processor(server: &Server) -> Duration {
+    let seconds = |field| {
+        let seconds = server.info("cpu", field);
+        seconds.and_then(|seconds| seconds.parse::<f64>().ok())
+    };
+    let used = ["used_cpu_user", "used_cpu_sys"].into_iter();
+    Duration::from_secs_f64(used.filter_map(seconds).sum())
 }
 
 fn time_of(clock: ClockId) -> Duration {

@@ -21,8 +21,9 @@ const LASTS: Duration = ms(3_000);
 const SECTIONS: [Duration; 2] = [ms(1), ms(0)];
 
 /// What it is called, and its kind. Those of this crate come first.
-const CONTENDERS: [(&str, &str); 10] = [
+const CONTENDERS: [(&str, &str); 11] = [
     ("leasehold Mutex", "mutex"),
+    ("leasehold FairMutex", "fair"),
     ("by hand, every 1 ms", "poller"),
     ("rslock", "rslock"),
     ("rslock, tuned", "rslock-tuned"),
@@ -157,26 +158,40 @@ fn table(ran: &[Ran], section: Duration) {
 
 fn figures(ran: &[Ran]) -> Vec<(&'static str, String)> {
     let of_1_ms = || ran.iter().filter(|ran| ran.section == ms(1));
-    let mutex = of_1_ms().find(|ran| ran.label == CONTENDERS[0].0);
-    let mutex = mutex.expect("it contended");
-    let peers = || of_1_ms().skip(2).filter(|ran| verdict(ran).is_empty());
+    let find = |label: &str| of_1_ms().find(|ran| ran.label == label);
+    let find = |label| find(label).expect("it contended");
+    let all_peers = || of_1_ms().skip(3);
     // The best of those that did nothing but lock.
-    let most = |of: fn(&Stretch) -> f64| {
-        let ratios = peers().map(|peer| mutex.ratio(peer, of).median);
-        format!("{:.3}", ratios.fold(f64::INFINITY, f64::min))
+    let peers = || all_peers().filter(|ran| verdict(ran).is_empty());
+    let ratios = |label, of: fn(&Stretch) -> f64| {
+        let ours = find(label);
+        peers().map(move |peer| ours.ratio(peer, of).median)
     };
-    let least = |of: fn(&Stretch) -> f64| {
-        let ratios = peers().map(|peer| mutex.ratio(peer, of).median);
-        format!("{:.3}", ratios.fold(0.0, f64::max))
+    let more = |label, of| {
+        let ratios = ratios(label, of).fold(f64::INFINITY, f64::min);
+        format!("{ratios:.3}")
     };
+    let less = |label, of| format!("{:.3}", ratios(label, of).fold(0.0, f64::max));
+    let (mutex, fair) = (CONTENDERS[0].0, CONTENDERS[1].0);
+    // Not the p99 of the wait: where one process has the lock nearly always, nearly all waits are its own, and short.
+    let wait = |it: &Stretch| it.waits()[2];
+    let gap = |it: &Stretch| it.gaps()[0];
     vec![
-        ("mutex_acq_vs_best_peer", most(Stretch::acquisitions_per_s)),
-        // Not the p99: where one process has the lock nearly always, nearly all waits are its own, and short.
-        ("mutex_wait_most_vs_best_peer", least(|it| it.waits()[2])),
-        ("mutex_gap_vs_best_peer", least(|it| it.gaps()[0])),
+        (
+            "mutex_acq_vs_best_peer",
+            more(mutex, Stretch::acquisitions_per_s),
+        ),
+        ("mutex_wait_most_vs_best_peer", less(mutex, wait)),
+        ("mutex_gap_vs_best_peer", less(mutex, gap)),
+        (
+            "fair_acq_vs_best_peer",
+            more(fair, Stretch::acquisitions_per_s),
+        ),
+        ("fair_wait_most_vs_best_peer", less(fair, wait)),
+        ("fair_gap_vs_best_peer", less(fair, gap)),
         (
             "peers_that_overlap_fail_or_hang",
-            (of_1_ms().skip(2).count() - peers().count()).to_string(),
+            (all_peers().count() - peers().count()).to_string(),
         ),
     ]
 }

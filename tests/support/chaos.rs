@@ -39,7 +39,7 @@ return 1
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chaos {
-    /// What they take: `mutex`.
+    /// What they take: `mutex` or `fair`.
     pub(crate) kind: &'static str,
     pub(crate) processes: usize,
     pub(crate) threads: usize,
@@ -203,6 +203,7 @@ pub(crate) fn survivor() {
                 let witness = witness.get_connection().expect("the witness is well");
                 survive(witness, || match kind.as_str() {
                     "mutex" => client.mutex("a").lock(),
+                    "fair" => client.fair_mutex("a").lock(),
                     _ => unreachable!("there is no {kind}"),
                 });
             });

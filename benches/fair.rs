@@ -1,0 +1,152 @@
+//! From the start of one process's unlock to the return of another process's `lock`: `FairMutex` in turns with queue and
+//! grant by hand, and with `Mutex`; and how many trips to Redis the woken thread makes.
+
+mod common;
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::time::Duration;
+
+use common::between::{Ours, Side, Waiter, wait};
+use common::granted::Granted;
+use common::picture::{Panel, Picture, Row};
+use common::{Contender, Report, Samples};
+use leasehold::Client;
+use support::{Proxy, Server, ms};
+
+const ROUNDS: usize = 250;
+const HAND_OFFS: usize = 12;
+
+/// By how much a trip is made longer, and for how many hand-offs.
+const LONGER: Duration = ms(20);
+const LONGER_HAND_OFFS: usize = 15;
+
+/// Enough for a waiter to be asleep by then who has asked, subscribed and asked again.
+const FALLS_ASLEEP: Duration = ms(300);
+
+const NAMES: [&str; 3] = ["FairMutex", "Mutex", "queue and grant by hand"];
+
+fn sides(url: &str) -> Vec<Box<dyn Side>> {
+    let client = Client::open(url).unwrap();
+    let (fair, plain) = (client.fair_mutex("fair"), client.mutex("plain"));
+    vec![
+        Box::new(Ours::new(move || fair.lock().unwrap())),
+        Box::new(Ours::new(move || plain.lock().unwrap())),
+        Box::new(Granted::new(url)),
+    ]
+}
+
+fn main() {
+    // A process that plays a role ends with it.
+    support::role(&[("waiter", || wait(sides))]);
+
+    let server = Server::start().untimed();
+    let report = Report::begin(
+        "fair",
+        ROUNDS,
+        &format!("unlock here to lock there, {ROUNDS} rounds of {HAND_OFFS}"),
+    );
+    let mut sides = sides(&server.url());
+    let trips = trips_after_wake(&server, &mut sides);
+
+    let waiter = Waiter::start(&server.url());
+    let mut contenders: Vec<Contender<'_>> = Vec::new();
+    for (n, side) in sides.iter_mut().enumerate() {
+        let waiter = &waiter;
+        contenders.push(Box::new(move || {
+            waiter.hand_offs(HAND_OFFS, n, side.as_mut())
+        }));
+    }
+    let samples = common::take_turns(ROUNDS, &mut contenders);
+    drop(contenders);
+    waiter.end();
+
+    let [fair, mutex, by_hand] = &samples[..] else {
+        unreachable!("as many as contended");
+    };
+    let (vs_hand, vs_mutex) = (fair.ratio(by_hand), fair.ratio(mutex));
+    let rows: Vec<_> = NAMES
+        .iter()
+        .zip(&samples)
+        .zip(&trips)
+        .map(|((name, samples), trips)| {
+            vec![
+                (*name).to_owned(),
+                format!("{:.1}", samples.percentile(50.0)),
+                format!("{:.1}", samples.percentile(99.0)),
+                samples.ratio(by_hand).show(3),
+                samples.ratio(mutex).show(3),
+                format!("{trips:.2}"),
+            ]
+        })
+        .collect();
+    common::print_table(
+        &[
+            "hand-off",
+            "p50 µs",
+            "p99 µs",
+            "vs by hand (quartiles)",
+            "vs Mutex (quartiles)",
+            "trips after the wake",
+        ],
+        &rows,
+    );
+    let times = NAMES.iter().zip(&samples).enumerate();
+    let times = times.map(|(n, (name, samples))| {
+        let row = Row::range(*name, samples.range());
+        if n < 2 { row.ours() } else { row }
+    });
+    let ratios = vec![
+        Row::bar("FairMutex vs by hand", vs_hand)
+            .ours()
+            .mark("≤", 1.10),
+        Row::bar("FairMutex vs Mutex", vs_mutex)
+            .ours()
+            .mark("≤", 0.90),
+    ];
+    let picture = Picture {
+        title: "From unlock here to lock in another process, first come, first served".to_owned(),
+        panels: vec![
+            Panel {
+                title: "µs: p50 · p99 · most".to_owned(),
+                rows: times.collect(),
+            },
+            Panel {
+                title: "times as long".to_owned(),
+                rows: ratios,
+            },
+        ],
+    };
+    report.end(
+        &[
+            ("fair_vs_hand", format!("{:.3}", vs_hand.median)),
+            ("fair_vs_mutex", format!("{:.3}", vs_mutex.median)),
+            ("trips_after_wake", format!("{:.0}", trips[0].abs())),
+            ("mutex_trips_after_wake", format!("{:.0}", trips[1].abs())),
+        ],
+        &picture,
+    );
+}
+
+/// Of each side. The waiter's way to Redis, and not the way back, is made longer: each trip that it makes between its
+/// wake and the return of `lock` delays it by so much, and what it does in the background does not.
+fn trips_after_wake(server: &Server, sides: &mut [Box<dyn Side>]) -> Vec<f64> {
+    let proxy = Proxy::new(server);
+    let waiter = Waiter::start(&proxy.url());
+    let trips = sides.iter_mut().enumerate().map(|(n, side)| {
+        let mut took = |longer: Duration| {
+            proxy.delay(longer, ms(0));
+            let mut samples = Samples::default();
+            let times = LONGER_HAND_OFFS;
+            samples.push(waiter.slow_hand_offs(FALLS_ASLEEP, times, n, side.as_mut()));
+            samples.median().median
+        };
+        // The first of all subscribes.
+        took(ms(0));
+        (took(LONGER) - took(ms(0))) / common::micros(LONGER)
+    });
+    let trips = trips.collect();
+    proxy.delay(ms(0), ms(0));
+    waiter.end();
+    trips
+}
