@@ -47,7 +47,7 @@ enum Told {
 pub(crate) struct Write {
     pub(crate) wire: Wire,
     pub(crate) sent: Instant,
-    /// Behind the command of the one who reads.
+    /// Before the command of the one who reads.
     pub(crate) others: Vec<Arc<Entry>>,
 }
 

@@ -59,10 +59,11 @@ impl<T> Gather<T> {
         self.waiting.len() < before
     }
 
-    /// Takes out who gets a connection, and reads for those who go along: the one with the most time,
-    /// since its deadline ends the connection under the others.
-    pub(crate) fn next(&mut self) -> Option<T> {
+    /// Takes out who gets a connection at `now`, and reads for those who go along: the one with the most
+    /// time, since its deadline ends the connection under the others.
+    pub(crate) fn next(&mut self, now: Instant) -> Option<T> {
         let waiting = self.waiting.iter().enumerate();
+        let waiting = waiting.filter(|(_, waiting)| waiting.until > now);
         // Of several the first.
         let (last, _) = waiting.rev().max_by_key(|(_, waiting)| waiting.until)?;
         Some(self.waiting.remove(last)?.entry)
@@ -114,19 +115,19 @@ mod tests {
     #[test]
     fn smoke() {
         let (mut gather, tickets) = gather(&[1_000, 1_000, 1_000]);
-        assert_eq!(gather.next(), Some(0));
+        assert_eq!(gather.next(at(10)), Some(0));
         assert!(!gather.leave(tickets[0]), "it is to send");
         assert!(gather.leave(tickets[2]));
         assert_eq!(gather.take(at(10)), [1]);
         assert!(!gather.leave(tickets[1]), "it is being sent");
         assert!(gather.is_empty());
-        assert_eq!(gather.next(), None);
+        assert_eq!(gather.next(at(10)), None);
     }
 
     #[test]
     fn nobody_reads_for_one_who_has_more_time() {
         let (mut gather, _) = gather(&[100, 1_000, 1_001, 1_001, 1_000]);
-        assert_eq!(gather.next(), Some(2));
+        assert_eq!(gather.next(at(10)), Some(2));
         assert_eq!(gather.take(at(10)), [0, 1, 3, 4]);
     }
 
@@ -134,16 +135,17 @@ mod tests {
     fn what_has_no_time_left_is_not_sent() {
         let (mut gather, tickets) = gather(&[100, 50, 101]);
         assert_eq!(gather.take(at(100)), [2]);
+        assert_eq!(gather.next(at(100)), None);
         assert!(gather.leave(tickets[0]) && gather.leave(tickets[1]));
     }
 
     #[test]
     fn one_write_has_a_bound_and_the_rest_keeps_its_order() {
         let (mut gather, _) = gather(&[1_000; 200]);
-        let mut sent = vec![gather.next().unwrap()];
+        let mut sent = vec![gather.next(at(10)).unwrap()];
         sent.extend(gather.take(at(10)));
         assert_eq!(sent, (0..MOST).collect::<Vec<_>>());
-        assert_eq!(gather.next(), Some(MOST));
+        assert_eq!(gather.next(at(10)), Some(MOST));
     }
 
     #[test]

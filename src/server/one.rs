@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::{RedisError, RedisResult, ServerError};
+use redis::{RedisError, ServerError};
 
 use crate::clock::Instant;
 use crate::config::Config;
@@ -18,7 +18,7 @@ use crate::server::node::{NoWire, Node, Wire, is_hang_up, reply};
 use crate::server::peer::Peer;
 use crate::server::pool::{Lane, Lent, Pool, Refusal, Wish};
 use crate::server::quorum::Stake;
-use crate::server::ride::Ride;
+use crate::server::ride::{Ride, Sent};
 use crate::server::sentinel::Sentinels;
 use crate::server::slot_map::SlotMap;
 use crate::stats::Histogram;
@@ -98,13 +98,21 @@ impl Server {
         if lane == Lane::Capped {
             self.condition.admit().map_err(Fault::Open)?;
         }
-        let entered = self.pool.enter();
+        // Replicas are waited for on the connection, and ASKING is about the command behind it.
+        let may_ride = call.replicas.is_none() && !call.asking;
+        let entered = may_ride.then(|| self.pool.enter());
         let mut lent = None;
-        if entered.is_one_of_many() {
+        if entered
+            .as_ref()
+            .is_some_and(|entered| entered.is_one_of_many(lane))
+        {
             match self.ride(&call, until, lane, stake) {
                 // Nothing ran, so the same call may be sent again.
-                Ride::Sent(_, Ok(Err(error))) if matches!(meaning(&error), Meaning::NoScript) => {}
-                Ride::Sent(sent, answer) => return self.read(&call, answer, sent, until),
+                Ride::Sent(Sent {
+                    answer: Ok(Err(error)),
+                    ..
+                }) if matches!(meaning(&error), Meaning::NoScript) => {}
+                Ride::Sent(sent) => return self.read(&call, sent, until),
                 Ride::Alone(own) => lent = own,
             }
         }
@@ -145,14 +153,21 @@ impl Server {
     }
 
     /// What it means that `answer` came of a call that was sent along with others.
-    fn read(
-        &self,
-        call: &Call<'_>,
-        answer: RedisResult<Result<Reply, ServerError>>,
-        sent: Instant,
-        until: Instant,
-    ) -> Result<(Reply, Instant), Fault> {
-        let answer = answer.map_err(|error| self.no_answer(error, sent, until))?;
+    fn read(&self, call: &Call<'_>, sent: Sent, until: Instant) -> Result<(Reply, Instant), Fault> {
+        let Sent {
+            at: sent,
+            answer,
+            has_read,
+        } = sent;
+        let answer = answer.map_err(|error| match has_read {
+            true => self.no_answer(error, sent, until),
+            // One connection that fails is one failure of the server.
+            false => {
+                let cause = error.into();
+                self.failed_by(Some(&cause), false);
+                Fault::NoAnswer(cause)
+            }
+        })?;
         let answer = answer.map_err(|error| self.fault(call, &error));
         match &answer {
             Err(Fault::NotNow(cause)) => self.failed_by(Some(cause), false),

@@ -30,12 +30,16 @@ use crate::server::node::{NoWire, Node, Wire};
 ///
 /// What few threads gather is too little to pay for waking one another, and several connections
 /// gather less each.
-const OWN: usize = 4;
+const OWN: usize = 8;
 
 /// A trip to a server that is no farther away takes about as long as the work for it. Where it takes
 /// longer, calls wait for the network, and would only wait for one another too: each gets a
 /// connection as long as there are any.
 const NEAR: Duration = Duration::from_micros(200);
+
+/// A shared connection whose calls are not answered in this time, or in that of eight trips, is not waited
+/// for where another lies idle.
+const STUCK: Duration = Duration::from_millis(1);
 
 /// Whether a caller takes its turn under the cap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +77,8 @@ struct State {
     out: usize,
     /// One of them carries several calls.
     is_sharing: bool,
+    /// Since when it carries those that it carries now.
+    shared_at: Option<Instant>,
     waiting_capped: usize,
     waiting_free: usize,
     /// Who waits for one of those that are out, or to be sent along with who gets it.
@@ -95,7 +101,7 @@ impl State {
     }
 
     /// Who gets a connection that has come back, of those who go along with others.
-    fn next(&mut self) -> Option<Arc<Entry>> {
+    fn next(&mut self) -> Option<(Arc<Entry>, Instant)> {
         if self.gather.is_empty() {
             return None;
         }
@@ -105,7 +111,8 @@ impl State {
                 return None;
             }
         }
-        self.gather.next()
+        let now = Instant::now();
+        self.gather.next(now).map(|entry| (entry, now))
     }
 
     fn waiting(&mut self, lane: Lane) -> &mut usize {
@@ -135,6 +142,16 @@ pub(crate) enum Joined<'a> {
     Waits(Ticket),
     /// It goes alone: over this connection, if one lay idle.
     Alone(Option<Lent<'a>>),
+}
+
+/// A connection that goes on to those who wait.
+pub(crate) struct Given<L> {
+    pub(crate) lent: L,
+    /// Who reads for all of them.
+    pub(crate) next: Arc<Entry>,
+    pub(crate) others: Vec<Arc<Entry>>,
+    /// None of them had run out of time by then.
+    pub(crate) now: Instant,
 }
 
 /// A call in progress.
@@ -261,17 +278,36 @@ impl Pool {
     }
 
     /// Leaves a call to whoever is done with a connection, if somebody will be.
-    pub(crate) fn join(&self, until: Instant, lane: Lane, entry: &Arc<Entry>) -> Joined<'_> {
+    pub(crate) fn join(
+        &self,
+        now: Instant,
+        until: Instant,
+        lane: Lane,
+        entry: &Arc<Entry>,
+    ) -> Joined<'_> {
         let mut state = self.state.lock();
-        if state.out > 0 && !self.is_closed() && !self.is_retired() {
-            return Joined::Waits(state.gather.join(until, Arc::clone(entry)));
+        // The one that carries several is stuck, or whoever reads from it has lost the processor.
+        let shortest = Duration::from_nanos(self.shortest.load(Ordering::Relaxed));
+        let limit = STUCK.max(shortest.saturating_mul(8));
+        let is_stuck = state
+            .shared_at
+            .is_some_and(|since| since.until(now) > limit);
+        let own = if state.is_sharing && !is_stuck {
+            None
+        } else {
+            // At once: a place in the other queue would be a worse one.
+            state.take(lane, self.cap)
+        };
+        match own {
+            None if state.out > 0 && !self.is_closed() && !self.is_retired() => {
+                Joined::Waits(state.gather.join(until, Arc::clone(entry)))
+            }
+            own => Joined::Alone(own.map(|wire| Lent {
+                pool: self,
+                wire: Some(wire),
+                is_shared: false,
+            })),
         }
-        // At once: a place in the other queue would be a worse one.
-        Joined::Alone(state.take(lane, self.cap).map(|wire| Lent {
-            pool: self,
-            wire: Some(wire),
-            is_shared: false,
-        }))
     }
 
     /// Takes a call back that is to have a connection of its own, unless it would wait for that too
@@ -280,11 +316,6 @@ impl Pool {
         let mut state = self.state.lock();
         let has_room = lane == Lane::Free || state.out < self.cap;
         (has_room || is_over) && state.gather.leave(ticket)
-    }
-
-    /// Takes out what goes along with a call that is sent `now`.
-    pub(crate) fn take(&self, now: Instant) -> Vec<Arc<Entry>> {
-        self.state.lock().gather.take(now)
     }
 
     /// The connection that carries several calls.
@@ -311,7 +342,7 @@ impl Pool {
         if is_shared {
             self.share(state, false);
         }
-        if let Some(entry) = state.next() {
+        if let Some((entry, _)) = state.next() {
             // Who waits no longer needs no connection.
             let _ = entry.tell(News::Alone);
         }
@@ -536,12 +567,12 @@ impl Drop for Wish<'_> {
 
 impl Entered<'_> {
     /// Whether so many others were there that it goes along with them.
-    pub(crate) fn is_one_of_many(&self) -> bool {
+    pub(crate) fn is_one_of_many(&self, lane: Lane) -> bool {
         let pool = self.pool;
         if pool.is_near() {
             self.before >= OWN.min(pool.cap) || pool.is_sharing.load(Ordering::Relaxed)
         } else {
-            self.before >= pool.cap
+            lane == Lane::Capped && self.before >= pool.cap
         }
     }
 }
@@ -565,7 +596,7 @@ impl Lent<'_> {
 
     /// Gives the connection back, after an exchange that left nothing unread. Or on, to one of those
     /// who wait to go along with others.
-    pub(crate) fn give_on(mut self) -> Option<(Self, Arc<Entry>)> {
+    pub(crate) fn give_on(mut self) -> Option<Given<Self>> {
         let wire = self.wire.take()?;
         let pool = self.pool;
         let mut state = pool.state.lock();
@@ -573,10 +604,16 @@ impl Lent<'_> {
         if is_current && state.out + state.idle.len() <= pool.cap {
             let is_shared = std::mem::take(&mut self.is_shared);
             if (is_shared || !state.is_sharing)
-                && let Some(next) = state.next()
+                && let Some((next, now)) = state.next()
             {
                 pool.share(&mut state, true);
-                return Some((pool.lent_to_several(wire), next));
+                state.shared_at = Some(now);
+                return Some(Given {
+                    lent: pool.lent_to_several(wire),
+                    next,
+                    others: state.gather.take(now),
+                    now,
+                });
             }
             if is_shared {
                 pool.share(&mut state, false);

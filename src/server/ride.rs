@@ -12,7 +12,7 @@ use crate::scripts::Call;
 use crate::server::entry::{Answer, Entry, News, Write};
 use crate::server::node::{Wire, reply};
 use crate::server::one::Server;
-use crate::server::pool::{Joined, Lane, Lent};
+use crate::server::pool::{Given, Joined, Lane, Lent};
 use crate::server::quorum::Stake;
 
 /// How long a call waits to be sent along, before it sees to a connection of its own as if there were
@@ -27,8 +27,17 @@ const LONG: usize = 1024;
 pub(super) enum Ride<'a> {
     /// It is to be sent over a connection of its own: over this one, where there is one already.
     Alone(Option<Lent<'a>>),
-    /// It was sent at that instant, and this came of it.
-    Sent(Instant, Answer),
+    Sent(Sent),
+}
+
+/// A call that was sent along with others.
+pub(super) struct Sent {
+    /// Before that.
+    pub(super) at: Instant,
+    /// What came of it.
+    pub(super) answer: Answer,
+    /// It read for the others: what is wrong with the connection counts once.
+    pub(super) has_read: bool,
 }
 
 impl Server {
@@ -40,10 +49,6 @@ impl Server {
         lane: Lane,
         stake: Option<&Stake<'_>>,
     ) -> Ride<'_> {
-        // Replicas are waited for on the connection, and ASKING is about the command behind it.
-        if call.replicas.is_some() || call.asking {
-            return Ride::Alone(None);
-        }
         let mut command = Vec::with_capacity(256);
         call.pack_by_sha(&mut command);
         if command.len() > LONG {
@@ -52,7 +57,7 @@ impl Server {
         let stake = stake.map(|stake| (Arc::clone(stake.keys), stake.id.clone()));
         let entry = Entry::new(command, stake);
         let joined = Instant::now();
-        let ticket = match self.pool.join(until, lane, &entry) {
+        let ticket = match self.pool.join(joined, until, lane, &entry) {
             Joined::Waits(ticket) => ticket,
             Joined::Alone(lent) => return Ride::Alone(lent),
         };
@@ -70,13 +75,13 @@ impl Server {
                 None => match entry.give_up() {
                     Some(news) => news,
                     // It is on its way, and whoever reads for it writes its undo.
-                    None => return Ride::Sent(joined, Err(timed_out())),
+                    None => return sent_along(joined, Err(timed_out())),
                 },
             };
             return match news {
                 News::Alone => Ride::Alone(None),
                 News::Read(write) => self.read_all(*write, &entry, until),
-                News::Answer(sent, answer) => Ride::Sent(sent, answer),
+                News::Answer(sent, answer) => sent_along(sent, answer),
             };
         }
     }
@@ -95,10 +100,7 @@ impl Server {
         if let Err(News::Read(write)) = next.tell(news) {
             let Write { wire, sent, others } = *write;
             let lent = self.pool.lent_to_several(wire);
-            undo(
-                lent,
-                std::iter::once(next).chain(others.iter().map(|other| &**other)),
-            );
+            undo(lent, others.iter().map(|other| &**other).chain([next]));
             for other in others {
                 tell(&other, News::Answer(sent, Err(timed_out())));
             }
@@ -106,12 +108,16 @@ impl Server {
     }
 
     fn send_next(&self, lent: Lent<'_>) -> Option<(Arc<Entry>, News)> {
-        let (mut lent, next) = lent.give_on()?;
-        let now = Instant::now();
-        let others = self.pool.take(now);
+        let Given {
+            mut lent,
+            next,
+            others,
+            now,
+        } = lent.give_on()?;
+        // Its own is the last: with that it is done with reading.
         let commands = || {
             let others = others.iter().map(|other| other.command.as_slice());
-            std::iter::once(next.command.as_slice()).chain(others)
+            others.chain(std::iter::once(next.command.as_slice()))
         };
         let wire = lent.wire();
         let timeout = wire.set_timeout(self.command_timeout());
@@ -125,10 +131,7 @@ impl Server {
                 Some((next, News::Read(Box::new(write))))
             }
             Err(error) => {
-                undo(
-                    lent,
-                    std::iter::once(&*next).chain(others.iter().map(|other| &**other)),
-                );
+                undo(lent, others.iter().map(|other| &**other).chain([&*next]));
                 for other in others {
                     tell(&other, News::Answer(now, Err(error.clone())));
                 }
@@ -157,17 +160,14 @@ impl Server {
             }
             answer
         };
-        let answer = read();
         let answers: Vec<_> = others.iter().map(|_| read()).collect();
+        let answer = read();
         let mut next = None;
         if broken.is_some() {
             let unread = others.iter().zip(&answers);
             let unread = unread.filter(|(_, answer)| answer.is_err());
             let own = Some(own).filter(|_| answer.is_err());
-            undo(
-                lent,
-                own.into_iter().chain(unread.map(|(other, _)| &**other)),
-            );
+            undo(lent, unread.map(|(other, _)| &**other).chain(own));
         } else if not_now {
             let generation = lent.generation();
             drop(lent);
@@ -176,14 +176,28 @@ impl Server {
             // First, so that the server has something to do meanwhile.
             next = self.send_next(lent);
         }
+        if let Some((next, news)) = next {
+            // Before the others, each of whom may take the processor: somebody must read.
+            self.tell_next(&next, news);
+        }
         for (other, answer) in others.iter().zip(answers) {
             tell(other, News::Answer(sent, answer));
         }
-        if let Some((next, news)) = next {
-            self.tell_next(&next, news);
-        }
-        Ride::Sent(sent, answer)
+        Ride::Sent(Sent {
+            at: sent,
+            answer,
+            has_read: true,
+        })
     }
+}
+
+/// For a call that another has read for.
+fn sent_along<'a>(at: Instant, answer: Answer) -> Ride<'a> {
+    Ride::Sent(Sent {
+        at,
+        answer,
+        has_read: false,
+    })
 }
 
 /// Who waits no longer has taken it for unanswered, and undoes it.
