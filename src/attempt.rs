@@ -280,7 +280,8 @@ impl<'a> Attempt<'a> {
 
     /// How many tokens are reserved: more than one where there is somebody to hand the lock on to.
     fn block(&self) -> u64 {
-        match self.has_company.get() {
+        // The fair lock's queue is in Redis.
+        match self.has_company.get() && self.keys.line().is_none() {
             true => u64::from(self.terms.handoffs) + 1,
             false => 1,
         }

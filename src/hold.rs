@@ -273,7 +273,7 @@ impl Hold {
             if state.tenure.token != token {
                 return None;
             }
-            if !state.lease.is_asking() {
+            if !state.lease.is_asking() || !state.lease.is_open() {
                 return ask(&mut state.lease, now);
             }
             if now >= until {

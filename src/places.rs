@@ -42,7 +42,7 @@ struct Line {
     keys: Arc<Keys>,
     places: Vec<Place>,
     /// One of them is refreshing the places of all.
-    refreshing: bool,
+    refreshing: Option<u64>,
     /// The last refresh went unanswered: none before then.
     not_before: Instant,
     /// A refresh is due at once, since the lock may be free or a grant unheard.
@@ -138,7 +138,7 @@ impl Line {
     /// Wakes one to see to a look that nobody sees to.
     fn hand_look_on(&self) {
         if self.look.is_some()
-            && !self.refreshing
+            && self.refreshing.is_none()
             && let Some(first) = self.places.iter().find(|place| place.waits())
         {
             first.ring();
@@ -184,7 +184,7 @@ impl Places {
         let line = state.lines.entry(name.clone()).or_insert_with(|| Line {
             keys: Arc::clone(keys),
             places: Vec::new(),
-            refreshing: false,
+            refreshing: None,
             not_before: Instant::START,
             look: None,
         });
@@ -311,6 +311,11 @@ impl Spot<'_> {
         Some(id)
     }
 
+    /// Whether any of its client's calls for the name hears of a grant.
+    pub(crate) fn anybody_hears(&self) -> bool {
+        self.line(|line| line.places.iter().any(|place| place.pace.backoff.is_none()))
+    }
+
     /// How often Redis said that it waits.
     pub(crate) fn refusals(&self) -> u32 {
         self.place(|place| place.refusals)
@@ -326,6 +331,7 @@ impl Spot<'_> {
             let (Some(id), Some(proof)) = (&place.id, place.proof) else {
                 return Step::Enter;
             };
+            let every = place.pace.every;
             if let Some(token) = place.granted {
                 let id = id.clone();
                 return Step::Take(Grant {
@@ -340,11 +346,11 @@ impl Spot<'_> {
             if due > now {
                 return Step::Sleep(due);
             }
-            if line.refreshing {
+            if line.refreshing.is_some() {
                 // Its end rings for whoever has something to do then.
-                return Step::Sleep(now.after(LOOK_AGAIN));
+                return Step::Sleep(now.after(LOOK_AGAIN.min(every)));
             }
-            line.refreshing = true;
+            line.refreshing = Some(self.turn);
             let why = line.look.take().unwrap_or(Wake::Backstop);
             let waiting = line.places.iter().filter(|place| place.waits());
             Step::Refresh(waiting.filter_map(|place| place.id.clone()).collect(), why)
@@ -360,7 +366,7 @@ impl Spot<'_> {
         let answers: HashMap<_, _> = ids.iter().zip(answers).collect();
         let mut gone = Vec::new();
         self.line(|line| {
-            line.refreshing = false;
+            line.refreshing = None;
             line.not_before = Instant::START;
             // Others have got their grant, or have given up, meanwhile.
             for place in line.places.iter_mut().filter(|place| place.waits()) {
@@ -390,7 +396,7 @@ impl Spot<'_> {
     /// Nothing came of a refresh for that reason, and none is to be tried before `not_before`.
     pub(crate) fn not_refreshed(&self, why: Wake, not_before: Instant) {
         self.line(|line| {
-            line.refreshing = false;
+            line.refreshing = None;
             line.not_before = not_before;
             line.look.get_or_insert(why);
         });
@@ -405,6 +411,8 @@ impl Drop for Spot<'_> {
             return;
         };
         line.places.retain(|place| place.turn != self.turn);
+        // After a panic in the midst of it.
+        line.refreshing = line.refreshing.filter(|turn| *turn != self.turn);
         line.hand_look_on();
         if line.places.is_empty() {
             state.lines.remove(self.name);
@@ -526,7 +534,7 @@ mod tests {
         assert_eq!(asked, ids);
         assert_eq!(
             spots[0].step(at(901)),
-            Step::Sleep(at(1901)),
+            Step::Sleep(at(1801)),
             "one at a time"
         );
         places.granted(&ids[1], token(7));

@@ -179,7 +179,7 @@ impl<'a> Stand<'a> {
             }
             Err(fault) => fault,
         };
-        // Whatever came of it is undone.
+        // Whatever came of it is undone, or a place that dies by itself.
         self.spot.leaves();
         let pause = self.failed(fault)?;
         self.park(Instant::now().after(pause));
@@ -198,7 +198,11 @@ impl<'a> Stand<'a> {
     fn refresh(&mut self, ids: &[HolderId], why: Wake) -> Result<(), Error> {
         let Attempt { shared, keys, .. } = self.attempt;
         let counts = shared.meters.woke(why);
-        let inbox = self.inbox();
+        // One for all of them.
+        let inbox = match self.spot.anybody_hears() {
+            true => shared.inbox(keys.key(0)),
+            false => Vec::new(),
+        };
         let values: Vec<Vec<u8>> = ids.iter().map(|id| id.as_str().into()).collect();
         let call = self.line.refresh(keys, &inbox, &values);
         let until = self.attempt.patience(self.deadline);

@@ -156,6 +156,8 @@ fn ask_until_answered(
                 .unreachable(Cause::silence("no answer to a part of the release in time"))),
         };
     }
+    // Whether this client is among those who hear it.
+    let ours = shared.sites.hearing(hold.keys.key(0).channel) as i64;
     let mut failures = 0;
     let mut said = None;
     // A release whose answer is missing may be what removed the key.
@@ -171,8 +173,7 @@ fn ask_until_answered(
             .call_or_undo(call, deadline, Lane::Free, Some(&stake));
         let cause = match answer {
             Ok((reply, _)) => match Found::read(&reply) {
-                // One is this client itself.
-                Some(Found::Ours) if reply.second().is_some_and(|heard| heard <= 1) => {
+                Some(Found::Ours) if reply.second().is_some_and(|heard| heard <= ours) => {
                     *gives_way = false;
                     return Ok(unlocked(hold, Found::Ours));
                 }
@@ -225,12 +226,11 @@ fn again(hold: &Hold) -> Undo {
 }
 
 /// The holder lets go of what it had lost. Its key may still be there, for the time that two clocks
-/// may differ by, after `max_hold`, or on a minority of servers: nobody needs it any more.
+/// may differ by, after `max_hold`, on a minority of servers, or where what took it from us came before us
+/// in Redis: nobody needs it any more.
 fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
     shared.tell_loss(hold);
-    if matches!(lost, Lost::Expired | Lost::MaxHold) || hold.receipt.is_some() {
-        repeat(shared, hold);
-    }
+    repeat(shared, hold);
     log::warn!(
         name:% = hold.keys, holder:% = hold.id.short(), outcome:% = lost,
         ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();

@@ -824,3 +824,30 @@ fn in_a_cluster() {
         Err(Error::Config(_))
     ));
 }
+
+/// Also where a thread of its own client waits for the plain lock: what that would get is not reserved.
+#[test]
+fn it_is_handed_on_within_the_client_to_nobody() {
+    let server = Server::start();
+    let client = client(&server.url());
+    // It looks again after half a minute, or when this client lets go.
+    let seldom = WaitPolicy::Backoff(Backoff::new(ms(60_000), ms(60_000)));
+    server.run("SET", &["lock:a", "a stranger's", "PX", "60000"]);
+    thread::scope(|scope| {
+        let plain = scope.spawn(|| client.mutex("a").wait(seldom).lock().unwrap());
+        eventually(PATIENCE, || client.stats().waiting == 1);
+        server.run("DEL", &["lock:a"]);
+        let fair = client
+            .fair_mutex("a")
+            .try_lock()
+            .unwrap()
+            .expect("it is free");
+        let before = fair.fencing_token();
+        assert_eq!(fair.unlock().unwrap(), Unlocked::Released);
+        let plain = plain.join().unwrap();
+        assert!(plain.fencing_token() > before);
+        let fence = String::from_utf8(server.get(FENCE).unwrap()).unwrap();
+        let fence: u64 = fence.parse().unwrap();
+        assert!(fence >= plain.fencing_token().value(), "Redis knows of it");
+    });
+}

@@ -23,6 +23,8 @@ struct State {
     /// Until when the thread sleeps; the start of time while it is awake and will look anyway.
     sleeps_until: Instant,
     stopping: bool,
+    /// Nobody takes out what is armed from now on.
+    drained: bool,
 }
 
 impl Default for Timer {
@@ -31,6 +33,7 @@ impl Default for Timer {
             leases: Leases::default(),
             sleeps_until: Instant::START,
             stopping: false,
+            drained: false,
         };
         Self {
             state: Mutex::new(state),
@@ -53,7 +56,7 @@ impl Timer {
     pub(crate) fn watch(&self, hold: &Arc<Hold>, at: Instant) {
         let mut state = self.state.lock();
         // Its holder may have let go since it was last looked at: then nobody would forget it again.
-        if state.stopping || !hold.lease(|lease| lease.is_open()) {
+        if state.drained || !hold.lease(|lease| lease.is_open()) {
             return;
         }
         state.leases.arm(hold, at);
@@ -81,7 +84,9 @@ impl Timer {
 
     /// Takes all leases out.
     pub(crate) fn drain(&self) -> Vec<Arc<Hold>> {
-        self.state.lock().leases.drain()
+        let mut state = self.state.lock();
+        state.drained = true;
+        state.leases.drain()
     }
 
     pub(crate) fn stop(&self) {
