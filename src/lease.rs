@@ -258,7 +258,11 @@ impl Lease {
 
     /// Begins a renewal, if one is due now or so soon that it may as well go with those that are.
     pub(crate) fn ask_if_due(&mut self, now: Instant) -> Option<Ask> {
-        let soon = now.after(TOGETHER.min(self.ttl / 20));
+        let soon = match self.provisional {
+            // Most are released before.
+            true => now,
+            false => now.after(TOGETHER.min(self.ttl / 20)),
+        };
         if self.is_due_by(soon) {
             self.ask(now)
         } else {

@@ -157,19 +157,17 @@ impl State {
         }
     }
 
-    fn grant(&mut self, id: &HolderId, token: FencingToken) {
-        let line = self
-            .owners
-            .get(id)
-            .and_then(|name| self.lines.get_mut(name));
-        let Some(line) = line else { return };
-        let mut places = line.places.iter_mut();
-        let place = places.find(|place| place.id.as_ref() == Some(id));
-        if let Some(place) = place.filter(|place| place.granted.is_none()) {
-            place.granted = Some(token);
-            place.is_heard = true;
-            place.ring();
+    /// Returns what wakes its call.
+    fn grant(&mut self, id: &HolderId, token: FencingToken) -> Option<Sender<()>> {
+        let name = self.owners.get(id)?;
+        let mut places = self.lines.get_mut(name)?.places.iter_mut();
+        let place = places.find(|place| place.id.as_ref() == Some(id))?;
+        if place.granted.is_some() {
+            return None;
         }
+        place.granted = Some(token);
+        place.is_heard = true;
+        Some(place.bell.clone())
     }
 }
 
@@ -209,7 +207,11 @@ impl Places {
 
     /// Redis has made `id` the holder. Ignored unless a call waits under it.
     pub(crate) fn granted(&self, id: &HolderId, token: FencingToken) {
-        self.state.lock().grant(id, token);
+        let bell = self.state.lock().grant(id, token);
+        // Not under the lock: whoever wakes comes here at once.
+        if let Some(bell) = bell {
+            let _ = bell.try_send(());
+        }
     }
 
     /// The places of `name` are to be refreshed at once.
