@@ -13,6 +13,9 @@ WITH_SERVER = REDIS_SERVER_BIN="$$(.ci/server)"
 BEYOND_ONE_SERVER = sentinel cluster quorum tls harness conformance
 ONE_SERVER = $(filter-out $(BEYOND_ONE_SERVER),$(basename $(notdir $(wildcard tests/*.rs))))
 
+# As deny.toml names them.
+RUNTIMES = async-executor|async-io|async-std|futures|futures-executor|futures-util|mio|smol|tokio|tokio-util
+
 # What differs most between servers: the scripts, the wire, pub/sub. Less than a minute.
 SHORT = fencing lock loss waking wire
 
@@ -74,15 +77,15 @@ examples: servers
 		$(WITH_SERVER) $(CARGO) run --example $$example; \
 	done
 
-# Installing the tool takes minutes, so only CI does it unasked.
+# Licences, sources and what may not come in, for whoever has the tool: to install it takes minutes.
 deny:
-	@if [ -n "$$CI" ] && ! $(CARGO) deny --version >/dev/null 2>&1; then \
-		$(CARGO) install cargo-deny --locked --quiet; \
-	fi
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
 		$(CARGO) deny --all-features check bans licenses sources; \
 	else \
-		echo "cargo-deny is not installed, so dependencies go unchecked: cargo install cargo-deny --locked"; \
+		echo "cargo-deny is not installed, so only runtimes are looked for: cargo install cargo-deny --locked"; \
+	fi
+	@if $(CARGO) tree --locked --all-features --edges all --prefix none | grep -E '^($(RUNTIMES)) '; then \
+		echo "no async runtime may come into the dependency tree"; exit 1; \
 	fi
 
 bench: servers
