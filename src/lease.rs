@@ -12,7 +12,7 @@ pub(crate) const TOGETHER: Duration = Duration::from_millis(100);
 
 /// How soon the first renewal of a lease that was passed on is sent: not before its holder is under way, whom the
 /// threads and the server that see to it would take the time from.
-const AT_ONCE: Duration = Duration::from_millis(1);
+const AT_ONCE: Duration = Duration::from_micros(300);
 
 #[derive(Debug)]
 pub(crate) struct Lease {
@@ -514,7 +514,7 @@ mod tests {
             );
             let mut lease = Lease::passed(at(0), at(1468), lasting, &terms).unwrap();
             assert_eq!(lease.stand(at(1468)), Standing::Held(ms(1500)));
-            assert_eq!(lease.due(at(1468)), Due::At(at(1469)));
+            assert_eq!(lease.due(at(1468)), Due::At(at(1468).after(AT_ONCE)));
             let ask = lease.ask_if_due(at(1469)).unwrap();
             assert_eq!(
                 ask,
