@@ -109,7 +109,10 @@ struct Variant {
 
 const WITHOUT_TIME: (&str, &str) = ("redis.call('TIME')", "{1, 0}");
 const WITHOUT_GET: (&str, &str) = ("redis.pcall('GET', KEYS[2])", "false");
-const WITHOUT_SET: (&str, &str) = ("redis.pcall('SET', KEYS[2], token + more, 'EX', 86400)", "{}");
+const WITHOUT_SET: (&str, &str) = (
+    "redis.pcall('SET', KEYS[2], token + more, 'EX', 86400)",
+    "{}",
+);
 const WITHOUT_PUBLISH: (&str, &str) = ("redis.pcall('PUBLISH', ARGV[2], ARGV[1])", "");
 
 const VARIANTS: [Variant; 8] = [

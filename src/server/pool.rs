@@ -29,7 +29,8 @@ use crate::server::node::{NoWire, Node, Wire};
 /// | 32 | 0.56 | 0.65 | 0.73 |
 ///
 /// What few threads gather is too little to pay for waking one another, and several connections
-/// gather less each.
+/// gather less each. Of eight threads the processors do less work when they share, but each waits for
+/// whoever reads: they reached 0.77 to 1.2 times the pairs a second, 32 threads 1.1 to 1.8 times.
 const OWN: usize = 8;
 
 /// A trip to a server that is no farther away takes about as long as the work for it. Where it takes
