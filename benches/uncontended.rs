@@ -113,7 +113,7 @@ const WITHOUT_SET: (&str, &str) = (
     "redis.pcall('SET', KEYS[2], token + more, 'EX', 86400)",
     "{}",
 );
-const WITHOUT_PUBLISH: (&str, &str) = ("redis.pcall('PUBLISH', ARGV[2], ARGV[1])", "");
+const WITHOUT_PUBLISH: (&str, &str) = ("redis.pcall('PUBLISH', ARGV[2], ARGV[1])", "0");
 
 const VARIANTS: [Variant; 8] = [
     Variant {
