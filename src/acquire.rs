@@ -55,6 +55,7 @@ pub(crate) fn acquire(
     let counters = &shared.meters.counters;
     match (&outcome, patience) {
         (Ok(Some(hold)), _) => {
+            shared.tally.begin(shared, hold.keys.key(0));
             let since = hold.since().unwrap_or(start);
             shared.meters.acquired(has_waited, start.until(since));
         }

@@ -7,7 +7,7 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use leasehold::{Backoff, Client, ClientBuilder, Error, Lost, Totals, Unlocked, WaitPolicy};
-use support::{Proxy, Server, Traffic, eventually, let_pass, ms};
+use support::{Cluster, ClusterSetup, Proxy, Server, Traffic, eventually, let_pass, ms};
 
 /// Long enough for anything that is to come, and short enough for a test that fails.
 const PATIENCE: Duration = ms(20_000);
@@ -469,6 +469,15 @@ fn sum(one: &Totals, two: &Totals) -> Totals {
         sum.released = one.released + two.released;
         sum.failed = one.failed + two.failed;
     })
+}
+
+/// Nobody needs a thread there for locks that are let go at once, but what is counted is told.
+#[test]
+fn short_locks_in_a_cluster_are_shared_too() {
+    let cluster = Cluster::with(ClusterSetup::steady(3, 0));
+    let client = sharing(&cluster.url());
+    lock(&client, 3);
+    eventually(PATIENCE, || client.shared_stats().unwrap().released == 3);
 }
 
 #[test]

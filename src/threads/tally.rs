@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -10,7 +11,7 @@ use uuid::Uuid;
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::Error;
-use crate::kind::{Keys, beside};
+use crate::kind::{Key, Keys, beside};
 use crate::scripts::{Arg, Call, Reply, TALLY};
 use crate::server::{Fault, Lane, Server};
 use crate::stats::{Buckets, Latency, Stats, Totals};
@@ -25,6 +26,8 @@ const EVERY: Duration = Duration::from_secs(1);
 /// What this client adds to the shared statistics.
 pub(crate) struct Tally {
     is_shared: bool,
+    /// A thread that tells is there.
+    has_begun: AtomicBool,
     /// The hash, as if it were a lock's key: that is how its server is found.
     home: Keys,
     keys: Arc<TallyKeys>,
@@ -98,6 +101,7 @@ impl Tally {
         let own = format!(":{}", Uuid::new_v4()).into_bytes();
         Self {
             is_shared: config.shared_stats,
+            has_begun: AtomicBool::new(false),
             home: Keys::new(config.shared_stats_key.as_str().into(), "", ""),
             keys: Arc::new(TallyKeys {
                 mark: [[beside, own].concat()],
@@ -109,9 +113,25 @@ impl Tally {
         }
     }
 
+    fn is_wanted(&self) -> bool {
+        self.is_shared || cfg!(feature = "metrics")
+    }
+
     /// When to tell for the first time, if at all.
     pub(crate) fn first(&self) -> Option<Instant> {
-        (self.is_shared || cfg!(feature = "metrics")).then(|| Instant::now().after(EVERY))
+        self.is_wanted().then(|| Instant::now().after(EVERY))
+    }
+
+    /// There is something to tell. In a cluster the threads of a server begin when somebody needs them, and a lock that
+    /// is let go before its first renewal needs none.
+    pub(crate) fn begin(&self, shared: &Shared, key: Key<'_>) {
+        if self.is_wanted() && !self.has_begun.swap(true, Ordering::Relaxed) {
+            shared.homes(if self.is_shared {
+                self.home.key(0)
+            } else {
+                key
+            });
+        }
     }
 
     /// The server that keeps the hash. Where several are fixed (a quorum) it is the first of them.
