@@ -408,8 +408,9 @@ fn renewals_that_are_due_together_go_out_in_one_write() {
         renewals.recv_timeout(PATIENCE).unwrap();
     }
     let reads = reads() - before;
-    // The server reads up to 16 KiB at a time, and a renewal has about 200 bytes.
-    let most = 10 + 3 * groups + leases * 300 / 16_384;
+    // The server reads up to 16 KiB at a time, Redis 6.2 often less, and a renewal has about 200 bytes. In writes of their
+    // own it would be one for each.
+    let most = 20 + 3 * groups + leases * 300 / 16_384;
     assert!(reads <= most, "{reads} reads, in about {groups} groups");
     assert!(guards.iter().all(MutexGuard::is_held));
 }
