@@ -280,8 +280,7 @@ impl<'a> Attempt<'a> {
 
     /// How many tokens are reserved: more than one where there is somebody to hand the lock on to.
     fn block(&self) -> u64 {
-        // The fair lock's queue is in Redis.
-        match self.has_company.get() && self.keys.line().is_none() {
+        match self.has_company.get() {
             true => u64::from(self.terms.handoffs) + 1,
             false => 1,
         }

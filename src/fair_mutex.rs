@@ -59,7 +59,8 @@ pub struct FairMutex(Mutex);
 /// Settings.
 impl FairMutex {
     pub(crate) fn new(core: Arc<Core>, keys: Arc<Keys>) -> Self {
-        Self(Mutex::new(core, keys))
+        // It goes to the first in its queue, which is in Redis.
+        Self(Mutex::new(core, keys).local_handoffs(0))
     }
 
     /// As [`Mutex::ttl`].
