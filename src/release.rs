@@ -230,7 +230,10 @@ fn again(hold: &Hold) -> Undo {
 /// in Redis: nobody needs it any more.
 fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
     shared.tell_loss(hold);
-    repeat(shared, hold);
+    if lost != Lost::ShutDown {
+        // A shutdown releases what it takes away by itself, and counts what it finds.
+        repeat(shared, hold);
+    }
     log::warn!(
         name:% = hold.keys, holder:% = hold.id.short(), outcome:% = lost,
         ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();

@@ -68,10 +68,12 @@ pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
     let timer_is_joined = shared.timer.join(last);
     // Their holders are told first: nobody works on under a lock that is given away.
     let held = shared.timer.drain().into_iter().filter(|hold| {
-        let is_held = matches!(hold.stand(Instant::now()), Standing::Held(_));
+        // One that has run out, unnoticed, was lost to that.
+        hold.stand(Instant::now());
         hold.lose(Lost::ShutDown);
         shared.tell_loss(hold);
-        is_held
+        // One whose holder lets go at this moment is its holder's to release.
+        matches!(hold.stand(Instant::now()), Standing::Lost(Lost::ShutDown))
     });
     let held: Vec<_> = held.collect();
     let mut report = ShutdownReport {

@@ -118,6 +118,31 @@ fn everything_held_is_released_and_told() {
 }
 
 #[test]
+fn holders_that_let_go_when_told_are_counted_like_the_others() {
+    const HELD: usize = 100;
+    let server = Server::start();
+    let client = client(&server.url());
+    let workers: Vec<_> = hold(&client, HELD)
+        .into_iter()
+        .map(|guard| {
+            thread::spawn(move || {
+                assert_eq!(guard.lost().recv(), Ok(Lost::ShutDown));
+                guard.unlock().unwrap()
+            })
+        })
+        .collect();
+
+    let report = client.shutdown(WITHIN).unwrap();
+
+    assert_eq!(counts(&report), [HELD, 0, 0, 0]);
+    assert!(report.is_clean(), "{report:?}");
+    for worker in workers {
+        let unlocked = worker.join().unwrap();
+        assert_eq!(unlocked, Unlocked::AlreadyLost(Lost::ShutDown));
+    }
+}
+
+#[test]
 fn what_others_hold_by_then_is_left_alone_and_counted() {
     let server = Server::start();
     let client = client(&server.url());
