@@ -16,7 +16,7 @@ use crate::release::decline;
 use crate::server::Fault;
 use crate::stats::Wake;
 use crate::threads::Shared;
-use crate::threads::subscriber::Subscription;
+use crate::vigil::Vigil;
 use crate::wait::{Backoff, WaitPolicy, jittered};
 use crate::waiters::{Taken, Ticket, Turn};
 
@@ -100,13 +100,13 @@ fn take(
         Some(line) => {
             let mut stand = Stand::new(&attempt, line, deadline);
             let hold = stand.run()?;
-            *has_waited = stand.has_waited;
+            *has_waited = stand.vigil.has_waited;
             (hold, stand.refusals())
         }
         None => {
             let mut wait = Wait::new(&attempt, deadline);
             let hold = wait.run()?;
-            *has_waited = wait.has_said;
+            *has_waited = wait.vigil.has_waited;
             (hold, wait.refusals)
         }
     };
@@ -143,17 +143,13 @@ struct Wait<'a> {
     on: usize,
     ticket: Ticket<'a>,
     deadline: Instant,
-    subscription: Option<Subscription<'a>>,
+    vigil: Vigil<'a>,
     /// How often Redis said that somebody else holds the name.
     refusals: u32,
-    /// Attempts without an answer in a row.
-    failures: u32,
     /// Split votes in a row.
     splits: u32,
     /// Refusals in a row that were each for another name than the one before.
     moves: u32,
-    /// That it waits was logged.
-    has_said: bool,
     /// Why it looks again where nothing wakes it before.
     alarm: Option<Wake>,
     /// It looks because it was woken, and not for the first time.
@@ -175,12 +171,10 @@ impl<'a> Wait<'a> {
                 (attempt.terms.handoffs > 0).then_some(attempt.terms),
             ),
             deadline,
-            subscription: None,
+            vigil: Vigil::new(attempt, deadline),
             refusals: 0,
-            failures: 0,
             splits: 0,
             moves: 0,
-            has_said: false,
             alarm: None,
             is_awake: false,
         }
@@ -202,7 +196,7 @@ impl<'a> Wait<'a> {
             self.attempt.shared.check_open()?;
             let woken = match self.ticket.turn(look) {
                 Turn::Queue => {
-                    self.say(None);
+                    self.vigil.say(self.on, None);
                     match self.queue()? {
                         Some(woken) => woken,
                         None => match self.ask_out_of_turn()? {
@@ -225,15 +219,15 @@ impl<'a> Wait<'a> {
                 },
                 Turn::GiveWay => self.park(COURTESY),
                 Turn::HeldHere => {
-                    self.say(None);
-                    self.hear()?;
+                    self.vigil.say(self.on, None);
+                    self.vigil.hear(self.on)?;
                     // The release here wakes us; the look after this is for what is not heard.
                     self.in_vain();
                     self.doze(true, None)
                 }
                 Turn::Look => {
                     // Too early is safe, and costs no look at the clock.
-                    let asked = match self.subscription {
+                    let asked = match self.vigil.subscription {
                         Some(_) => Instant::now(),
                         None => self.attempt.start,
                     };
@@ -247,7 +241,10 @@ impl<'a> Wait<'a> {
                             };
                             // A subscription that was live before the look hears every release
                             // after it. One that comes to life later wakes us to look again.
-                            let heard = self.hear()?.is_some_and(|hears| hears.hears_since(asked));
+                            let heard = self
+                                .vigil
+                                .hear(self.on)?
+                                .is_some_and(|hears| hears.hears_since(asked));
                             self.splits = 0;
                             if has_moved && self.attempt.settings.wait == WaitPolicy::Wake {
                                 // A release before it was in this queue woke others. What is there
@@ -260,8 +257,8 @@ impl<'a> Wait<'a> {
                         }
                         Ok(Look::Split) => {
                             self.ticket.refused(Instant::now());
-                            self.failures = 0;
-                            self.say(None);
+                            self.vigil.answered();
+                            self.vigil.say(self.on, None);
                             self.splits = self.splits.saturating_add(1);
                             self.park(SPLIT.pause(self.splits - 1))
                         }
@@ -300,7 +297,7 @@ impl<'a> Wait<'a> {
         if terms.max_hold < Duration::MAX {
             shared.look_after(&hold);
         }
-        self.has_said = true;
+        self.vigil.has_waited = true;
         shared.meters.woke(Wake::HandOff);
         self.attempt.log_granted(&hold);
         Some(hold)
@@ -320,7 +317,7 @@ impl<'a> Wait<'a> {
         }
         self.moves = self.moves.saturating_add(1);
         self.on = name;
-        self.subscription = None;
+        self.vigil.subscription = None;
         let Attempt { shared, keys, .. } = self.attempt;
         // The place in the queue before goes to the next there, who then looks.
         self.ticket = shared.waiters.join(keys.key(name).name, None);
@@ -369,10 +366,10 @@ impl<'a> Wait<'a> {
     )]
     fn refused(&mut self, remaining: Option<Duration>) -> Option<Option<Duration>> {
         self.ticket.refused(Instant::now());
-        self.failures = 0;
+        self.vigil.answered();
         self.in_vain();
         self.refusals = self.refusals.saturating_add(1);
-        self.say(remaining);
+        self.vigil.say(self.on, remaining);
         match &self.attempt.settings.wait {
             WaitPolicy::Backoff(backoff)
                 if backoff.limit().is_some_and(|limit| self.refusals >= limit) =>
@@ -386,41 +383,11 @@ impl<'a> Wait<'a> {
     /// Notes a look without an answer: how long to pause, or nothing if a refusal in this very call
     /// is the better answer at its end.
     fn failed(&mut self, fault: Fault) -> Result<Option<Duration>, Error> {
-        match self
-            .attempt
-            .pause_after(fault, self.failures, self.deadline)
-        {
-            Ok(pause) => {
-                self.failures = self.failures.saturating_add(1);
-                Ok(Some(pause))
-            }
-            Err(Error::Unreachable { .. })
-                if Instant::now() >= self.deadline && self.is_taken() =>
-            {
-                Ok(None)
-            }
+        match self.vigil.failed(fault) {
+            Ok(pause) => Ok(Some(pause)),
+            Err(error) if self.vigil.is_over(&error, || self.is_taken()) => Ok(None),
             Err(error) => Err(error),
         }
-    }
-
-    /// Wants to hear of releases, where the policy says so.
-    fn hear(&mut self) -> Result<Option<&Subscription<'a>>, Error> {
-        let Attempt {
-            shared,
-            keys,
-            settings,
-            ..
-        } = self.attempt;
-        // One that hears what the server before announces is of no more use.
-        let is_at_home = |subscription: &Subscription<'_>| subscription.is_at_home(shared);
-        if !self.subscription.as_ref().is_some_and(is_at_home) && settings.wait == WaitPolicy::Wake
-        {
-            let until = Instant::now()
-                .after(shared.servers.command_timeout())
-                .min(self.deadline);
-            self.subscription = Some(shared.subscribe(keys.key(self.on), until)?);
-        }
-        Ok(self.subscription.as_ref())
     }
 
     /// Sleeps after a refusal, or until woken: true.
@@ -482,22 +449,6 @@ impl<'a> Wait<'a> {
             Err(RecvTimeoutError::Timeout) => false,
             // The ticket keeps the bell's other end.
             Err(RecvTimeoutError::Disconnected) => unreachable!("a bell without a place"),
-        }
-    }
-
-    /// Logs, once, that this call waits.
-    fn say(&mut self, remaining: Option<Duration>) {
-        if std::mem::replace(&mut self.has_said, true) {
-            return;
-        }
-        self.attempt.log_refused("waiting", remaining);
-        #[cfg(debug_assertions)]
-        if self.ticket.waits_for_itself() {
-            let name = self.attempt.keys.key(self.on).name;
-            log::warn!(
-                name:% = name;
-                "this thread waits for {name}, which it took itself: locks are not reentrant"
-            );
         }
     }
 }

@@ -305,6 +305,7 @@ mod tls;
 mod token;
 mod undo;
 mod url;
+mod vigil;
 mod wait;
 mod waiters;
 

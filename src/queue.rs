@@ -17,9 +17,9 @@ use crate::lease::Lease;
 use crate::places::{Grant, Pace, Spot, Step};
 use crate::server::{Fault, Lane, Stake};
 use crate::stats::Wake;
-use crate::threads::subscriber::Subscription;
 use crate::token::FencingToken;
 use crate::undo::Undo;
+use crate::vigil::Vigil;
 use crate::wait::{Backoff, WaitPolicy};
 
 /// A call that waits for a fair lock.
@@ -28,11 +28,7 @@ pub(crate) struct Stand<'a> {
     line: &'a Line,
     spot: Spot<'a>,
     deadline: Instant,
-    subscription: Option<Subscription<'a>>,
-    /// Commands without an answer in a row.
-    failures: u32,
-    /// It was logged that it waits.
-    pub(crate) has_waited: bool,
+    pub(crate) vigil: Vigil<'a>,
 }
 
 impl<'a> Stand<'a> {
@@ -49,9 +45,7 @@ impl<'a> Stand<'a> {
             line,
             spot: attempt.shared.waiters.places.join(attempt.keys, pace),
             deadline,
-            subscription: None,
-            failures: 0,
-            has_waited: false,
+            vigil: Vigil::new(attempt, deadline),
         }
     }
 
@@ -160,8 +154,8 @@ impl<'a> Stand<'a> {
                 }
                 Some(Acquired::Refused(refusal)) => {
                     self.spot.entered(sent);
-                    self.failures = 0;
-                    self.say(refusal.remaining);
+                    self.vigil.answered();
+                    self.vigil.say(0, refusal.remaining);
                     self.hear()?;
                     return Ok(None);
                 }
@@ -210,7 +204,7 @@ impl<'a> Stand<'a> {
             Ok((reply, sent)) => match Refreshed::read(&reply) {
                 Some(answers) if answers.len() == ids.len() => {
                     self.spot.refreshed(ids, &answers, sent);
-                    self.failures = 0;
+                    self.vigil.answered();
                     if counts && answers.iter().all(|answer| *answer == Refreshed::Waiting) {
                         shared.meters.counters.spurious_wakes.up();
                     }
@@ -232,21 +226,7 @@ impl<'a> Stand<'a> {
     /// Wants to hear of plain releases, and with them of grants, where the policy says so. Once they are heard the
     /// places are refreshed: what was told before then was not.
     fn hear(&mut self) -> Result<(), Error> {
-        let Attempt {
-            shared,
-            keys,
-            settings,
-            ..
-        } = self.attempt;
-        let is_at_home = |subscription: &Subscription<'_>| subscription.is_at_home(shared);
-        if settings.wait == WaitPolicy::Wake && !self.subscription.as_ref().is_some_and(is_at_home)
-        {
-            let until = Instant::now()
-                .after(shared.servers.command_timeout())
-                .min(self.deadline);
-            self.subscription = Some(shared.subscribe(keys.key(0), until)?);
-        }
-        Ok(())
+        self.vigil.hear(0).map(drop)
     }
 
     /// The lock was passed to this call. `None` where the grant has lapsed, or is too old to tell.
@@ -268,14 +248,10 @@ impl<'a> Stand<'a> {
             Ok(None) => Ok(None),
             Err(error) => {
                 self.leave(grant.id);
-                match error {
-                    Error::Unreachable { .. }
-                        if Instant::now() >= self.deadline && self.is_taken() =>
-                    {
-                        Ok(None)
-                    }
-                    error => Err(error),
+                if self.vigil.is_over(&error, || self.is_taken()) {
+                    return Ok(None);
                 }
+                Err(error)
             }
         }
     }
@@ -309,10 +285,7 @@ impl<'a> Stand<'a> {
                 },
                 Err(fault) => fault,
             };
-            let pause = self
-                .attempt
-                .pause_after(fault, self.failures, self.deadline)?;
-            self.failures = self.failures.saturating_add(1);
+            let pause = self.vigil.failed(fault)?;
             self.park(Instant::now().after(pause));
         }
     }
@@ -352,21 +325,10 @@ impl<'a> Stand<'a> {
 
     /// Notes that there was no answer: how long to pause, unless it was the last time.
     fn failed(&mut self, fault: Fault) -> Result<Duration, Error> {
-        match self
-            .attempt
-            .pause_after(fault, self.failures, self.deadline)
-        {
-            Ok(pause) => {
-                self.failures = self.failures.saturating_add(1);
-                Ok(pause)
-            }
+        match self.vigil.failed(fault) {
             // The wait is over, and this is not why.
-            Err(Error::Unreachable { .. })
-                if Instant::now() >= self.deadline && self.is_taken() =>
-            {
-                Ok(Duration::ZERO)
-            }
-            Err(error) => Err(error),
+            Err(error) if self.vigil.is_over(&error, || self.is_taken()) => Ok(Duration::ZERO),
+            answer => answer,
         }
     }
 
@@ -391,24 +353,6 @@ impl<'a> Stand<'a> {
             Ok(()) | Err(RecvTimeoutError::Timeout) => {}
             // The spot's place keeps the bell's other end.
             Err(RecvTimeoutError::Disconnected) => unreachable!("a bell without a place"),
-        }
-    }
-
-    /// Logs, once, that this call waits.
-    fn say(&mut self, remaining: Option<Duration>) {
-        if std::mem::replace(&mut self.has_waited, true) {
-            return;
-        }
-        self.attempt.log_refused("waiting", remaining);
-        #[cfg(debug_assertions)]
-        {
-            let name = self.attempt.keys.key(0).name;
-            if self.attempt.shared.waiters.is_held_by_us(name) {
-                log::warn!(
-                    name:% = name;
-                    "this thread waits for {name}, which it took itself: locks are not reentrant"
-                );
-            }
         }
     }
 }

@@ -555,14 +555,6 @@ impl Ticket<'_> {
     pub(crate) fn was_refused(&self, since: Instant) -> bool {
         self.queue(|queue| queue.refused.is_some_and(|at| at >= since))
     }
-
-    /// Whether the calling thread holds what it waits for.
-    #[cfg(debug_assertions)]
-    pub(crate) fn waits_for_itself(&self) -> bool {
-        self.queue(|queue| {
-            queue.held.is_some() && queue.holder == Some(std::thread::current().id())
-        })
-    }
 }
 
 impl Drop for Ticket<'_> {
