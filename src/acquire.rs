@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::RecvTimeoutError;
-
 use crate::attempt::{Attempt, Look, SPLIT};
 use crate::clock::{Instant, nap};
 use crate::config::Settings;
@@ -444,12 +442,7 @@ impl<'a> Wait<'a> {
 
     /// Sleeps until `until`, but no longer than the clock allows, or until woken: true.
     fn sleep(&self, now: Instant, until: Instant) -> bool {
-        match self.ticket.bell().recv_timeout(nap(now, until)) {
-            Ok(()) => true,
-            Err(RecvTimeoutError::Timeout) => false,
-            // The ticket keeps the bell's other end.
-            Err(RecvTimeoutError::Disconnected) => unreachable!("a bell without a place"),
-        }
+        self.ticket.bell().sleep(nap(now, until))
     }
 }
 

@@ -118,7 +118,7 @@ impl World {
             // Until it is woken, looks around, or has had enough.
             look = loop {
                 yield_now();
-                if ticket.bell().try_recv().is_ok() {
+                if ticket.bell().is_rung() {
                     break false;
                 }
                 if thread_rng().gen_bool(0.1) {

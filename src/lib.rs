@@ -262,6 +262,7 @@
 
 mod acquire;
 mod attempt;
+mod bell;
 mod builder;
 mod client;
 mod clock;

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
+use crate::bell::Bell;
 use crate::clock::Instant;
 use crate::fair::Refreshed;
 use crate::holder::HolderId;
@@ -54,7 +54,7 @@ struct Place {
     /// Of a call, which may have one holder id after the other.
     turn: u64,
     id: Option<HolderId>,
-    bell: Sender<()>,
+    bell: Bell,
     /// When the last command was sent whose answer said that it waits: no grant is older. `None` until the first
     /// answer.
     proof: Option<Instant>,
@@ -73,7 +73,7 @@ pub(crate) struct Spot<'a> {
     places: &'a Places,
     name: &'a Name,
     turn: u64,
-    bell: Receiver<()>,
+    bell: Bell,
 }
 
 /// How long after one refresh the next is due.
@@ -127,11 +127,6 @@ impl Place {
     fn waits(&self) -> bool {
         self.id.is_some() && self.proof.is_some() && self.granted.is_none()
     }
-
-    fn ring(&self) {
-        // A bell that is already rung rings once.
-        let _ = self.bell.try_send(());
-    }
 }
 
 impl Line {
@@ -141,7 +136,7 @@ impl Line {
             && self.refreshing.is_none()
             && let Some(first) = self.places.iter().find(|place| place.waits())
         {
-            first.ring();
+            first.bell.ring();
         }
     }
 }
@@ -158,7 +153,7 @@ impl State {
     }
 
     /// Returns what wakes its call.
-    fn grant(&mut self, id: &HolderId, token: FencingToken) -> Option<Sender<()>> {
+    fn grant(&mut self, id: &HolderId, token: FencingToken) -> Option<Bell> {
         let name = self.owners.get(id)?;
         let mut places = self.lines.get_mut(name)?.places.iter_mut();
         let place = places.find(|place| place.id.as_ref() == Some(id))?;
@@ -175,7 +170,7 @@ impl Places {
     /// A call begins to wait.
     pub(crate) fn join<'a>(&'a self, keys: &'a Arc<Keys>, pace: Pace) -> Spot<'a> {
         let name = keys.key(0).name;
-        let (sender, bell) = bounded(1);
+        let bell = Bell::new();
         let mut state = self.state.lock();
         let turn = state.next;
         state.next += 1;
@@ -189,7 +184,7 @@ impl Places {
         line.places.push(Place {
             turn,
             id: None,
-            bell: sender,
+            bell: bell.clone(),
             proof: None,
             due: Instant::NEVER,
             pace,
@@ -208,9 +203,9 @@ impl Places {
     /// Redis has made `id` the holder. Ignored unless a call waits under it.
     pub(crate) fn granted(&self, id: &HolderId, token: FencingToken) {
         let bell = self.state.lock().grant(id, token);
-        // Not under the lock: whoever wakes comes here at once.
+        // Not under the lock: whoever wakes is to go on at once.
         if let Some(bell) = bell {
-            let _ = bell.try_send(());
+            bell.ring();
         }
     }
 
@@ -240,7 +235,7 @@ impl Places {
         let mut count = 0;
         for line in state.lines.values_mut() {
             line.not_before = Instant::START;
-            line.places.iter().for_each(Place::ring);
+            line.places.iter().for_each(|place| place.bell.ring());
             count += line.places.len();
         }
         count
@@ -280,7 +275,7 @@ impl Spot<'_> {
     }
 
     /// What the call sleeps on.
-    pub(crate) fn bell(&self) -> &Receiver<()> {
+    pub(crate) fn bell(&self) -> &Bell {
         &self.bell
     }
 
@@ -377,12 +372,12 @@ impl Spot<'_> {
                     Some(Refreshed::Granted(token)) => {
                         place.granted = Some(*token);
                         place.is_heard = false;
-                        place.ring();
+                        place.bell.ring();
                     }
                     Some(Refreshed::Gone) => {
                         gone.extend(place.id.take());
                         place.proof = None;
-                        place.ring();
+                        place.bell.ring();
                     }
                     None => {}
                 }
@@ -444,7 +439,7 @@ mod tests {
     }
 
     fn rung(spot: &Spot<'_>) -> bool {
-        spot.bell().try_recv().is_ok()
+        spot.bell().is_rung()
     }
 
     /// Asks at that instant and gets a place.

@@ -75,15 +75,12 @@ impl<'a> Vigil<'a> {
             return;
         }
         self.attempt.log_refused("waiting", remaining);
-        #[cfg(debug_assertions)]
-        {
-            let name = self.attempt.keys.key(on).name;
-            if self.attempt.shared.waiters.is_held_by_us(name) {
-                log::warn!(
-                    name:% = name;
-                    "this thread waits for {name}, which it took itself: locks are not reentrant"
-                );
-            }
+        let name = self.attempt.keys.key(on).name;
+        if cfg!(debug_assertions) && self.attempt.shared.waiters.is_held_by_us(name) {
+            log::warn!(
+                name:% = name;
+                "this thread waits for {name}, which it took itself: locks are not reentrant"
+            );
         }
     }
 }

@@ -1,0 +1,37 @@
+//! What a waiting call sleeps on, and what wakes it.
+
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+/// Both ends of a channel, for the waiter and for whoever rings: so it is never disconnected, and is not done away with by
+/// the waiter while somebody rings. The last end that goes takes the lock that the ringer has until the kernel has woken
+/// the other thread, which may take as long as all else that the waiter does.
+#[derive(Clone, Debug)]
+pub(crate) struct Bell {
+    rings: Sender<()>,
+    rung: Receiver<()>,
+}
+
+impl Bell {
+    pub(crate) fn new() -> Self {
+        let (rings, rung) = bounded(1);
+        Self { rings, rung }
+    }
+
+    /// Wakes the waiter. One that is busy finds it when it would sleep next, and once, however often it was rung.
+    pub(crate) fn ring(&self) {
+        let _ = self.rings.try_send(());
+    }
+
+    /// Sleeps until it is rung: true. Or for so long.
+    pub(crate) fn sleep(&self, pause: Duration) -> bool {
+        self.rung.recv_timeout(pause).is_ok()
+    }
+
+    /// Whether it was rung since the last time.
+    #[cfg(test)]
+    pub(crate) fn is_rung(&self) -> bool {
+        self.rung.try_recv().is_ok()
+    }
+}
