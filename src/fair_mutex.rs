@@ -36,9 +36,9 @@ use crate::wait::WaitPolicy;
 /// Who waits says so again every second, or every quarter of the ttl if that is less, in one command for all threads
 /// of a client. A place of which nothing was heard for 3 s, or for the ttl if that is less, is passed over; a call that
 /// wakes up after such a pause begins again at the end. The lock is passed on for that time only, until the new
-/// holder's first renewal, which is sent at once (without [`auto_renew`](Self::auto_renew) too) and makes it the ttl. So
-/// a process that dies while it waits costs the others 3 s and what it takes to notice, up to a second; a message that
-/// gets lost, a lock that ran out, and one that somebody deleted cost a second.
+/// holder's first renewal, which is sent some milliseconds later (without [`auto_renew`](Self::auto_renew) too) and
+/// makes it the ttl. So a process that dies while it waits costs the others 3 s and what it takes to notice, up to a
+/// second; a message that gets lost, a lock that ran out, and one that somebody deleted cost a second.
 ///
 /// Where Redis does not let us subscribe or publish, and under [`WaitPolicy::Backoff`], a call hears of its turn by
 /// the next such command.
@@ -69,7 +69,8 @@ impl FairMutex {
         Self(self.0.ttl(ttl))
     }
 
-    /// As [`Mutex::renew_every`]. The first renewal of a lock that was waited for is sent at once.
+    /// As [`Mutex::renew_every`]. The first renewal of a lock that was waited for is sent some
+    /// milliseconds after it came; one that is released before needs none.
     #[must_use]
     pub fn renew_every(self, interval: Duration) -> Self {
         Self(self.0.renew_every(interval))

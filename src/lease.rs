@@ -11,8 +11,8 @@ use crate::wait::RECONNECT;
 pub(crate) const TOGETHER: Duration = Duration::from_millis(100);
 
 /// How soon the first renewal of a lease that was passed on is sent: not before its holder is under way, whom the
-/// threads and the server that see to it would take the time from.
-const AT_ONCE: Duration = Duration::from_micros(300);
+/// threads and the server that see to it would take the time from. Most are released before.
+pub(crate) const SOON: Duration = Duration::from_millis(3);
 
 #[derive(Debug)]
 pub(crate) struct Lease {
@@ -106,8 +106,8 @@ impl Lease {
         Some(lease)
     }
 
-    /// A lease that was passed on, for `lasting`, some time after `proof`: its first renewal is due at once, or nearly. `None` if
-    /// little of it is left.
+    /// A lease that was passed on, for `lasting`, some time after `proof`: its first renewal is due
+    /// soon. `None` if little of it is left.
     pub(crate) fn passed(
         proof: Instant,
         now: Instant,
@@ -124,8 +124,8 @@ impl Lease {
             at_most: Duration::MAX,
             valid_until,
             ends_at: now.after(terms.max_hold),
-            renew_at: now.after(AT_ONCE),
-            planned: now.after(AT_ONCE),
+            renew_at: now.after(SOON),
+            planned: now.after(SOON),
             asking: false,
             failures: 0,
             provisional: true,
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_was_passed_on_is_renewed_at_once_whatever_was_set() {
+    fn a_lease_that_was_passed_on_is_renewed_soon_whatever_was_set() {
         for renew_every in [Some(TTL / 3), None] {
             let terms = Terms {
                 renew_every,
@@ -514,8 +514,8 @@ mod tests {
             );
             let mut lease = Lease::passed(at(0), at(1468), lasting, &terms).unwrap();
             assert_eq!(lease.stand(at(1468)), Standing::Held(ms(1500)));
-            assert_eq!(lease.due(at(1468)), Due::At(at(1468).after(AT_ONCE)));
-            let ask = lease.ask_if_due(at(1469)).unwrap();
+            assert_eq!(lease.due(at(1468)), Due::At(at(1468).after(SOON)));
+            let ask = lease.ask_if_due(at(1471)).unwrap();
             assert_eq!(
                 ask,
                 Ask {

@@ -276,6 +276,21 @@ fn the_first_renewal_is_sent_without_auto_renew_too() {
 }
 
 #[test]
+fn the_first_renewal_is_sent_however_long_the_wait_was() {
+    let server = Server::start();
+    let guard = fair(&server).lock().unwrap();
+    thread::scope(|scope| {
+        let waiting = listens(scope, &server, fair(&server));
+        // By then no thread of its client looks around for leases any more.
+        thread::sleep(ms(2_500));
+        released(guard);
+        let guard = waiting.join().unwrap();
+        eventually(ms(2_000), || server.pttl("lock:a") > 3_000);
+        released(guard);
+    });
+}
+
+#[test]
 fn without_auto_renew_the_first_renewal_is_the_last() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();

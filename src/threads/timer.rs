@@ -22,6 +22,8 @@ struct State {
     leases: Leases,
     /// Until when the thread sleeps; the start of time while it is awake and will look anyway.
     sleeps_until: Instant,
+    /// When somebody is sure to [`ring`](Timer::ring), whatever is armed by then.
+    rung_at: Instant,
     stopping: bool,
     /// Nobody takes out what is armed from now on.
     drained: bool,
@@ -32,6 +34,7 @@ impl Default for Timer {
         let state = State {
             leases: Leases::default(),
             sleeps_until: Instant::START,
+            rung_at: Instant::NEVER,
             stopping: false,
             drained: false,
         };
@@ -60,7 +63,23 @@ impl Timer {
             return;
         }
         state.leases.arm(hold, at);
-        if at < state.sleeps_until {
+        if at < state.sleeps_until.min(state.rung_at) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// The caller is sure to [`ring`](Self::ring) at `at` or shortly after: what is due later than that, and is
+    /// watched until then, wakes nobody now. So whoever has just got a lock runs on without one more thread beside it.
+    pub(crate) fn is_rung_at(&self, at: Instant) {
+        let mut state = self.state.lock();
+        state.rung_at = state.rung_at.min(at);
+    }
+
+    /// Has the thread look, if it would sleep beyond what is due.
+    pub(crate) fn ring(&self) {
+        let mut state = self.state.lock();
+        state.rung_at = Instant::NEVER;
+        if state.leases.next() < state.sleeps_until {
             self.changed.notify_one();
         }
     }

@@ -7,6 +7,7 @@ use redis::{PushKind, Value};
 use crate::clock::Instant;
 use crate::error::words;
 use crate::fair::read_grant;
+use crate::lease::SOON;
 use crate::server::Wire;
 use crate::stats::Wake;
 use crate::threads::Shared;
@@ -28,6 +29,8 @@ pub(super) struct Line<'a> {
     wire: Wire,
     /// A refusal was logged as such; one is enough for a connection.
     has_warned: bool,
+    /// When the timer thread is to be rung, for a grant that was heard.
+    rings_at: Option<Instant>,
 }
 
 impl<'a> Line<'a> {
@@ -37,6 +40,7 @@ impl<'a> Line<'a> {
             site,
             wire,
             has_warned: false,
+            rings_at: None,
         }
     }
 
@@ -47,8 +51,14 @@ impl<'a> Line<'a> {
 
     /// Waits for a message for a while.
     pub(super) fn hear(&mut self) -> Result<(), String> {
+        let now = Instant::now();
+        if self.rings_at.is_some_and(|at| at <= now) {
+            self.rings_at = None;
+            self.shared.timer.ring();
+        }
+        let pause = self.rings_at.map_or(LOOK_AROUND, |at| now.until(at));
         self.wire
-            .set_timeout(LOOK_AROUND)
+            .set_timeout(pause.min(LOOK_AROUND))
             .map_err(|error| error.to_string())?;
         match self.wire.message() {
             Ok((channel, payload)) => self.heard(&channel, &payload),
@@ -58,7 +68,7 @@ impl<'a> Line<'a> {
         Ok(())
     }
 
-    fn heard(&self, channel: &[u8], payload: &[u8]) {
+    fn heard(&mut self, channel: &[u8], payload: &[u8]) {
         let this = &self.site.subscriber;
         let mut state = this.state.lock();
         if channel == this.control {
@@ -66,6 +76,12 @@ impl<'a> Line<'a> {
                 state.unheard = None;
             } else if let Some((id, token)) = read_grant(payload) {
                 drop(state);
+                let timer = &self.shared.timer;
+                self.rings_at.get_or_insert_with(|| {
+                    let at = Instant::now().after(SOON);
+                    timer.is_rung_at(at);
+                    at
+                });
                 self.shared.waiters.places.granted(&id, token);
             }
             return;
@@ -166,6 +182,14 @@ impl<'a> Line<'a> {
         let needed = self.shared.servers.size().needed;
         if needed == 1 || self.shared.sites.hearing(channel) == needed {
             self.shared.waiters.look(&name, why);
+        }
+    }
+}
+
+impl Drop for Line<'_> {
+    fn drop(&mut self) {
+        if self.rings_at.is_some() {
+            self.shared.timer.ring();
         }
     }
 }
