@@ -1,5 +1,5 @@
 //! Lock and unlock on one thread, on every kind of deployment, in turns with the same scripts called by hand on one
-//! server, and on the very servers of that deployment: replicas and other nodes share this machine with the master.
+//! server, and on the very servers of that deployment. All servers share a processor, and the client has another.
 
 mod common;
 #[path = "../tests/support/mod.rs"]
@@ -7,7 +7,7 @@ mod support;
 
 use common::hand::Hand;
 use common::picture::{Panel, Picture, Row};
-use common::{Contender, Report};
+use common::{Contender, Report, place};
 use leasehold::{Client, Mutex, Unlocked};
 use support::{Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, ms};
 
@@ -23,12 +23,14 @@ fn main() {
         ROUNDS,
         &format!("lock + unlock on one thread, {ROUNDS} rounds of {PAIRS}"),
     );
-    let one = Server::start().untimed();
-    let sentinels = Sentinels::start(Setup::steady()).untimed();
-    let cluster = Cluster::with(ClusterSetup::steady(3, 0)).untimed();
-    let replicas = Replicas::start(1).untimed();
-    let [quorum, with_one_hung] = [(); 2]
-        .map(|()| -> Vec<Server> { (0..SERVERS).map(|_| Server::start().untimed()).collect() });
+    let one = place::apart(|| Server::start().untimed());
+    let sentinels = place::apart(|| Sentinels::start(Setup::steady()).untimed());
+    // No lock waits for it.
+    sentinels.data()[1..].iter().for_each(place::aside);
+    let cluster = place::apart(|| Cluster::with(ClusterSetup::steady(3, 0)).untimed());
+    let replicas = place::apart(|| Replicas::start(1).untimed());
+    let servers = || (0..SERVERS).map(|_| Server::start().untimed()).collect();
+    let [quorum, with_one_hung] = [(); 2].map(|()| -> Vec<Server> { place::apart(servers) });
     let urls = |servers: &[Server]| servers.iter().map(Server::url).collect::<Vec<_>>();
 
     let mut hand = Hand::new(&one.url(), "hand");

@@ -1,5 +1,6 @@
 //! Processes and threads that contend for one name, with empty sections and such of 1 ms, in turns with processes that
-//! poll every 1 ms by hand. `CHAOS=60 cargo bench --bench fleet` kills and pauses them at random for a minute instead.
+//! poll every 1 ms by hand, and with such as queue by hand: what first come, first served costs, whoever sees to it.
+//! `CHAOS=60 cargo bench --bench fleet` kills and pauses them at random for a minute instead.
 
 mod common;
 #[path = "../tests/support/mod.rs"]
@@ -22,6 +23,7 @@ const PROCESSES: usize = 8;
 const LASTS: Duration = ms(6_000);
 
 const POLLER: &str = "poller, every 1 ms";
+const GRANTED: &str = "queue and grant by hand";
 const FAIR: &str = "FairMutex";
 const MUTEX: &str = "Mutex";
 const MUTEX_4: &str = "Mutex, 4 threads each";
@@ -30,10 +32,11 @@ const MUTEX_4: &str = "Mutex, 4 threads each";
 const KINDS: [(&str, &str); 2] = [("mutex", "mutex_stall_s"), ("fair", "fair_stall_s")];
 
 /// What it is called in the table, what it is, threads, and the length of its section.
-const CONTENDERS: [(&str, &str, usize, Duration); 10] = [
+const CONTENDERS: [(&str, &str, usize, Duration); 11] = [
     (FAIR, "fair", 1, ms(1)),
     (MUTEX, "mutex", 1, ms(1)),
     (POLLER, "poller", 1, ms(1)),
+    (GRANTED, "granted", 1, ms(1)),
     ("FairMutex, 4 threads each", "fair", 4, ms(1)),
     (MUTEX_4, "mutex", 4, ms(1)),
     ("poller, 4 threads each", "poller", 4, ms(1)),
@@ -154,6 +157,11 @@ const FAIR_VS_POLLER: [&str; 3] = [
     "fair_acq_vs_poller",
     "fair_gap_vs_poller",
 ];
+const GRANTED_VS_POLLER: [&str; 3] = [
+    "granted_by_hand_wait_p99_vs_poller",
+    "granted_by_hand_acq_vs_poller",
+    "granted_by_hand_gap_vs_poller",
+];
 const MUTEX_VS_POLLER: [&str; 3] = [
     "mutex_wait_p99_vs_poller",
     "mutex_acq_vs_poller",
@@ -168,7 +176,11 @@ fn figures(ran: &[Ran]) -> Vec<(&'static str, String)> {
     let (poller, mutex_4) = (find(POLLER), find(MUTEX_4));
     let figure = |value: Spread| format!("{:.3}", value.median);
     let mut figures = Vec::new();
-    for (ours, [wait, acq, gap]) in [(find(FAIR), FAIR_VS_POLLER), (find(MUTEX), MUTEX_VS_POLLER)] {
+    for (ours, [wait, acq, gap]) in [
+        (find(FAIR), FAIR_VS_POLLER),
+        (find(GRANTED), GRANTED_VS_POLLER),
+        (find(MUTEX), MUTEX_VS_POLLER),
+    ] {
         let acquired = ours.ratio(poller, Stretch::acquisitions_per_s);
         figures.push((wait, figure(ours.ratio(poller, |it| it.waits()[1]))));
         figures.push((acq, figure(acquired)));
@@ -240,9 +252,9 @@ fn table(ran: &[Ran], section: Duration) {
 fn picture(ran: &[Ran]) -> Picture {
     let rows = |row: &dyn Fn(&Ran) -> Row| {
         let ran = ran.iter().filter(|ran| ran.section == ms(1));
-        ran.map(|ran| match ran.label.starts_with("poller") {
-            true => row(ran),
-            false => row(ran).ours(),
+        ran.map(|ran| match ran.label.contains("Mutex") {
+            true => row(ran).ours(),
+            false => row(ran),
         })
         .collect()
     };

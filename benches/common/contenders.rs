@@ -1,11 +1,13 @@
-//! Those who contend: the locks of this crate, and a poller by hand.
+//! Those who contend: the locks of this crate, and by hand a poller, and a queue.
 
 use std::thread;
 use std::time::Duration;
 
 use leasehold::{Client, MutexGuard, Unlocked};
 
+use super::between::Side;
 use super::fleet::{Lockers, Section};
+use super::granted::Granted;
 use super::hand::Bare;
 
 /// The name that all of them want.
@@ -44,6 +46,18 @@ pub(crate) fn open(kind: &str, url: &str) -> Lockers {
                     };
                     section.run(0);
                     bare.release(&id);
+                    Ok(())
+                })
+            })
+        }
+        "granted" => {
+            let url = url.to_owned();
+            Box::new(move || {
+                let mut granted = Granted::new(&url);
+                Box::new(move |section| {
+                    granted.take();
+                    section.run(0);
+                    granted.let_go();
                     Ok(())
                 })
             })

@@ -10,6 +10,7 @@ pub(crate) mod granted;
 pub(crate) mod hand;
 mod monitor;
 pub(crate) mod picture;
+pub(crate) mod place;
 pub(crate) mod ran;
 mod report;
 pub(crate) mod stretch;

@@ -12,6 +12,8 @@ use super::picture::Picture;
 pub(crate) struct Report {
     bench: &'static str,
     rounds: usize,
+    /// Of the machine: a bench may choose among them for itself.
+    cores: usize,
     load: String,
 }
 
@@ -20,10 +22,12 @@ impl Report {
     pub(crate) fn begin(bench: &'static str, rounds: usize, what: &str) -> Self {
         let load = load();
         println!("{what}");
-        println!("load average before: {load} on {} cores", cores());
+        let cores = thread::available_parallelism().map_or(0, usize::from);
+        println!("load average before: {load} on {cores} cores");
         Self {
             bench,
             rounds,
+            cores,
             load,
         }
     }
@@ -32,7 +36,7 @@ impl Report {
     /// which goes to `docs/` too where it is asked for: a run in passing leaves the tree as it was.
     pub(crate) fn end(self, figures: &[(&str, String)], picture: &Picture) {
         let after = load();
-        println!("load average after: {after} on {} cores", cores());
+        println!("load average after: {after} on {} cores", self.cores);
         let figures: Vec<String> = figures
             .iter()
             .map(|(key, value)| format!("\"{key}\":{value}"))
@@ -46,7 +50,7 @@ impl Report {
             "{{\"date\":\"{}\",\"rounds\":{},\"cores\":{},\"load\":{},\"load_after\":{},\"figures\":{figures}}}\n",
             date(),
             self.rounds,
-            cores(),
+            self.cores,
             list(&self.load),
             list(&after),
         );
@@ -71,10 +75,6 @@ impl Report {
 fn load() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').take(3).collect::<Vec<_>>().join(" ")
-}
-
-fn cores() -> usize {
-    thread::available_parallelism().map_or(0, usize::from)
 }
 
 fn date() -> String {
