@@ -6,6 +6,7 @@ mod cluster;
 mod condition;
 mod count;
 mod dial;
+mod dialer;
 mod entry;
 mod fault;
 mod gather;

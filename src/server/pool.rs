@@ -1,16 +1,14 @@
 //! The connections to one server: last in first out, with a cap that a release never waits for.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::thread;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 use crate::clock::{Instant, nap};
-use crate::error::{Cause, Error, is_final_at_logon};
-use crate::server::dial::{DIALER, Dialing};
+use crate::error::{Cause, Error};
+use crate::server::dial::Dialing;
 use crate::server::entry::{Entry, News};
 use crate::server::gather::{Gather, Ticket};
 use crate::server::node::{NoWire, Node, Wire};
@@ -53,8 +51,8 @@ pub(crate) enum Lane {
 
 pub(crate) struct Pool {
     pub(crate) node: Node,
-    cap: usize,
-    state: Mutex<State>,
+    pub(super) cap: usize,
+    pub(super) state: Mutex<State>,
     /// For each lane: rung when a connection comes back or is made, and when none can be made.
     free: Condvar,
     capped: Condvar,
@@ -72,8 +70,8 @@ pub(crate) struct Pool {
 }
 
 #[derive(Default)]
-struct State {
-    idle: Vec<Wire>,
+pub(super) struct State {
+    pub(super) idle: Vec<Wire>,
     /// Connections that callers have out.
     out: usize,
     /// One of them carries several calls.
@@ -86,7 +84,7 @@ struct State {
     gather: Gather<Arc<Entry>>,
     /// Who waits for a connection of its own goes first when the next comes back.
     is_turn_of_own: bool,
-    dialing: Dialing,
+    pub(super) dialing: Dialing,
 }
 
 impl State {
@@ -124,7 +122,7 @@ impl State {
     }
 
     /// How many more connections are wanted than there are.
-    fn wanted(&self, cap: usize) -> usize {
+    pub(super) fn wanted(&self, cap: usize) -> usize {
         let room = cap.saturating_sub(self.out + self.idle.len());
         (self.waiting_free + self.waiting_capped.min(room)).saturating_sub(self.idle.len())
     }
@@ -367,101 +365,9 @@ impl Pool {
         self.bell(lane).notify_one();
     }
 
-    fn ring_all(&self) {
+    pub(super) fn ring_all(&self) {
         self.free.notify_all();
         self.capped.notify_all();
-    }
-
-    /// Sees to it that somebody dials, if a connection is wanted: on a thread of its own, since name
-    /// resolution and a unix socket may hang for longer than any caller has time.
-    fn ensure_dialer(self: &Arc<Self>, state: &mut State, now: Instant) -> Result<(), Error> {
-        // Each address of a name, and each answer while logging on, may take the whole timeout.
-        let limit = self.node.connect_timeout * 2 + Duration::from_millis(100);
-        if state.wanted(self.cap) == 0 || !state.dialing.needs_dialer(now, limit) {
-            return Ok(());
-        }
-        let number = state.dialing.start(now);
-        let pool = Arc::clone(self);
-        let spawned = thread::Builder::new()
-            .name(DIALER.into())
-            .spawn(move || pool.dial(number));
-        spawned.map(drop).map_err(|error| {
-            state.dialing.came_back(number);
-            state.dialing.stop();
-            Error::Thread {
-                name: DIALER,
-                cause: Arc::new(error),
-            }
-        })
-    }
-
-    /// Makes connections as long as any are wanted.
-    fn dial(&self, number: u64) {
-        let mut state = self.state.lock();
-        loop {
-            let now = Instant::now();
-            let pause = state.dialing.pause(now);
-            if state.wanted(self.cap) == 0 {
-                return state.dialing.stop();
-            }
-            state.dialing.begin(number, now);
-            if !pause.is_zero() {
-                MutexGuard::unlocked(&mut state, || thread::sleep(pause));
-                if !state.dialing.came_back(number) {
-                    return;
-                }
-                continue;
-            }
-            let made = MutexGuard::unlocked(&mut state, || self.connect());
-            let is_current = state.dialing.came_back(number);
-            match made {
-                Ok(wire) if wire.generation == self.generation() => {
-                    state.dialing.succeeded();
-                    state.idle.push(wire);
-                }
-                // It leads to where the master was.
-                Ok(wire) => MutexGuard::unlocked(&mut state, || drop(wire)),
-                Err(no_wire) if is_current => state.dialing.failed(Instant::now(), no_wire),
-                // Somebody else has been at it since.
-                Err(_) => {}
-            }
-            self.ring_all();
-            if !is_current {
-                return;
-            }
-        }
-    }
-
-    /// One connection. A panic of the library, or of a user's logger, is a failure like others: the
-    /// dialer's place must be given back.
-    fn connect(&self) -> Result<Wire, NoWire> {
-        let mut generation = self.generation();
-        let made = catch_unwind(AssertUnwindSafe(|| {
-            let moved = || {
-                self.leave(generation);
-                generation += 1;
-            };
-            let made = self.node.connect(moved).map(|mut wire| {
-                wire.generation = generation;
-                wire
-            });
-            made.map_err(|error| {
-                let server = self.node.label.as_str();
-                log::debug!(server = server; "no connection to {server}: {error}");
-                NoWire {
-                    is_final: is_final_at_logon(&error),
-                    is_the_servers: true,
-                    cause: error.into(),
-                }
-            })
-        }));
-        made.unwrap_or_else(|_| {
-            Err(NoWire {
-                cause: Cause::text("connecting panicked"),
-                is_final: false,
-                is_the_servers: true,
-            })
-        })
     }
 
     fn no_reason(&self, state: &State, lane: Lane) -> NoWire {
