@@ -58,7 +58,7 @@ pub(crate) struct Pool {
     capped: Condvar,
     /// How many calls are in progress.
     calls: AtomicUsize,
-    /// As in the state, for those who only want a hint.
+    /// Whether one connection carries several calls, for those who only want a hint.
     is_sharing: AtomicBool,
     /// The shortest trip to the server so far, in nanoseconds.
     shortest: AtomicU64,
@@ -74,9 +74,7 @@ pub(super) struct State {
     pub(super) idle: Vec<Wire>,
     /// Connections that callers have out.
     out: usize,
-    /// One of them carries several calls.
-    is_sharing: bool,
-    /// Since when it carries those that it carries now.
+    /// Since when one of them carries the calls of several that it carries now, if one does.
     shared_at: Option<Instant>,
     waiting_capped: usize,
     waiting_free: usize,
@@ -271,9 +269,11 @@ impl Pool {
         Duration::from_nanos(self.shortest.load(Ordering::Relaxed)) <= NEAR
     }
 
-    fn share(&self, state: &mut State, is_sharing: bool) {
-        state.is_sharing = is_sharing;
-        self.is_sharing.store(is_sharing, Ordering::Relaxed);
+    /// From now on one connection carries several calls, or none does.
+    fn share(&self, state: &mut State, shared_at: Option<Instant>) {
+        state.shared_at = shared_at;
+        self.is_sharing
+            .store(shared_at.is_some(), Ordering::Relaxed);
     }
 
     /// Leaves a call to whoever is done with a connection, if somebody will be.
@@ -285,13 +285,11 @@ impl Pool {
         entry: &Arc<Entry>,
     ) -> Joined<'_> {
         let mut state = self.state.lock();
-        // The one that carries several is stuck, or whoever reads from it has lost the processor.
         let shortest = Duration::from_nanos(self.shortest.load(Ordering::Relaxed));
         let limit = STUCK.max(shortest.saturating_mul(8));
-        let is_stuck = state
-            .shared_at
-            .is_some_and(|since| since.until(now) > limit);
-        let own = if state.is_sharing && !is_stuck {
+        // After that it is stuck, or whoever reads from it has lost the processor.
+        let is_in_time = |since: Instant| since.until(now) <= limit;
+        let own = if state.shared_at.is_some_and(is_in_time) {
             None
         } else {
             // At once: a place in the other queue would be a worse one.
@@ -339,7 +337,7 @@ impl Pool {
     fn vacated(&self, state: &mut State, is_shared: bool) {
         state.out -= 1;
         if is_shared {
-            self.share(state, false);
+            self.share(state, None);
         }
         if let Some((entry, _)) = state.next() {
             // Who waits no longer needs no connection.
@@ -510,11 +508,10 @@ impl Lent<'_> {
         let is_current = wire.generation == self.pool.generation() && !self.pool.is_closed();
         if is_current && state.out + state.idle.len() <= pool.cap {
             let is_shared = std::mem::take(&mut self.is_shared);
-            if (is_shared || !state.is_sharing)
+            if (is_shared || state.shared_at.is_none())
                 && let Some((next, now)) = state.next()
             {
-                pool.share(&mut state, true);
-                state.shared_at = Some(now);
+                pool.share(&mut state, Some(now));
                 return Some(Given {
                     lent: pool.lent_to_several(wire),
                     next,
@@ -523,7 +520,7 @@ impl Lent<'_> {
                 });
             }
             if is_shared {
-                pool.share(&mut state, false);
+                pool.share(&mut state, None);
             }
             state.out -= 1;
             state.idle.push(wire);
