@@ -21,6 +21,7 @@ mod pool;
 mod quorum;
 mod ride;
 pub(crate) mod sentinel;
+mod sharing;
 pub(crate) mod slot_map;
 pub(crate) mod slots;
 mod tokens;

@@ -1,7 +1,7 @@
 //! The connections to one server: last in first out, with a cap that a release never waits for.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -9,36 +9,8 @@ use parking_lot::{Condvar, Mutex};
 use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error};
 use crate::server::dial::Dialing;
-use crate::server::entry::{Entry, News};
-use crate::server::gather::{Gather, Ticket};
 use crate::server::node::{NoWire, Node, Wire};
-
-/// So many calls at a time get a connection each. When more come, all go along with others over one
-/// connection, until nobody waits any more.
-///
-/// Processor time of client and server for a lock and an unlock, beside a connection each by hand in the
-/// same run, on two busy cores (`--bench threads`):
-///
-/// | threads | one for all | one for all from the fifth on | four for all |
-/// |---|---|---|---|
-/// | 2 | 1.27 | 1.04 | 1.14 |
-/// | 4 | 1.25 | 0.91 | 1.13 |
-/// | 8 | 0.74 | 0.70 | 1.20 |
-/// | 32 | 0.56 | 0.65 | 0.73 |
-///
-/// What few threads gather is too little to pay for waking one another, and several connections
-/// gather less each. Of eight threads the processors do less work when they share, but each waits for
-/// whoever reads: they reached 0.77 to 1.2 times the pairs a second, 32 threads 1.1 to 1.8 times.
-const OWN: usize = 8;
-
-/// A trip to a server that is no farther away takes about as long as the work for it. Where it takes
-/// longer, calls wait for the network, and would only wait for one another too: each gets a
-/// connection as long as there are any.
-const NEAR: Duration = Duration::from_micros(200);
-
-/// A shared connection whose calls are not answered in this time, or in that of eight trips, is not waited
-/// for where another lies idle.
-const STUCK: Duration = Duration::from_millis(1);
+use crate::server::sharing::{Sharers, Sharing};
 
 /// Whether a caller takes its turn under the cap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,12 +28,7 @@ pub(crate) struct Pool {
     /// For each lane: rung when a connection comes back or is made, and when none can be made.
     free: Condvar,
     capped: Condvar,
-    /// How many calls are in progress.
-    calls: AtomicUsize,
-    /// Whether one connection carries several calls, for those who only want a hint.
-    is_sharing: AtomicBool,
-    /// The shortest trip to the server so far, in nanoseconds.
-    shortest: AtomicU64,
+    pub(super) sharing: Sharing,
     closed: AtomicBool,
     /// The server keeps no slot of its cluster any more.
     retired: AtomicBool,
@@ -73,22 +40,17 @@ pub(crate) struct Pool {
 pub(super) struct State {
     pub(super) idle: Vec<Wire>,
     /// Connections that callers have out.
-    out: usize,
-    /// Since when one of them carries the calls of several that it carries now, if one does.
-    shared_at: Option<Instant>,
+    pub(super) out: usize,
     waiting_capped: usize,
     waiting_free: usize,
-    /// Who waits for one of those that are out, or to be sent along with who gets it.
-    gather: Gather<Arc<Entry>>,
-    /// Who waits for a connection of its own goes first when the next comes back.
-    is_turn_of_own: bool,
+    pub(super) sharers: Sharers,
     pub(super) dialing: Dialing,
 }
 
 impl State {
     /// Takes an idle connection, if the lane may have one: under the cap, and none that somebody in
     /// the free lane waits for.
-    fn take(&mut self, lane: Lane, cap: usize) -> Option<Wire> {
+    pub(super) fn take(&mut self, lane: Lane, cap: usize) -> Option<Wire> {
         if lane == Lane::Capped && (self.out >= cap || self.idle.len() <= self.waiting_free) {
             return None;
         }
@@ -97,19 +59,9 @@ impl State {
         Some(wire)
     }
 
-    /// Who gets a connection that has come back, of those who go along with others.
-    fn next(&mut self) -> Option<(Arc<Entry>, Instant)> {
-        if self.gather.is_empty() {
-            return None;
-        }
-        if self.waiting_capped + self.waiting_free > 0 {
-            self.is_turn_of_own = !self.is_turn_of_own;
-            if self.is_turn_of_own {
-                return None;
-            }
-        }
-        let now = Instant::now();
-        self.gather.next(now).map(|entry| (entry, now))
+    /// Whether anybody waits for a connection of its own.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.waiting_capped + self.waiting_free > 0
     }
 
     fn waiting(&mut self, lane: Lane) -> &mut usize {
@@ -128,33 +80,10 @@ impl State {
 
 /// A connection in use; dropping it closes it, as befits one that failed.
 pub(crate) struct Lent<'a> {
-    pool: &'a Pool,
-    wire: Option<Wire>,
+    pub(super) pool: &'a Pool,
+    pub(super) wire: Option<Wire>,
     /// Several calls were sent over it in one write.
-    is_shared: bool,
-}
-
-/// What became of a call that was to go along with others.
-pub(crate) enum Joined<'a> {
-    Waits(Ticket),
-    /// It goes alone: over this connection, if one lay idle.
-    Alone(Option<Lent<'a>>),
-}
-
-/// A connection that goes on to those who wait.
-pub(crate) struct Given<L> {
-    pub(crate) lent: L,
-    /// Who reads for all of them.
-    pub(crate) next: Arc<Entry>,
-    pub(crate) others: Vec<Arc<Entry>>,
-    /// None of them had run out of time by then.
-    pub(crate) now: Instant,
-}
-
-/// A call in progress.
-pub(crate) struct Entered<'a> {
-    pool: &'a Pool,
-    before: usize,
+    pub(super) is_shared: bool,
 }
 
 /// A connection that is wanted soon, while its caller does something else.
@@ -181,9 +110,7 @@ impl Pool {
             state: Mutex::default(),
             free: Condvar::new(),
             capped: Condvar::new(),
-            calls: AtomicUsize::new(0),
-            is_sharing: AtomicBool::new(false),
-            shortest: AtomicU64::new(u64::MAX),
+            sharing: Sharing::default(),
             closed: AtomicBool::new(false),
             retired: AtomicBool::new(false),
             generation: AtomicU64::new(0),
@@ -204,11 +131,7 @@ impl Pool {
                 }));
             }
             if let Some(wire) = state.take(lane, self.cap) {
-                return Ok(Lent {
-                    pool: self,
-                    wire: Some(wire),
-                    is_shared: false,
-                });
+                return Ok(self.lent(wire, false));
             }
             if lane == Lane::Capped && self.is_closed() {
                 return Err(Refusal::Never(Error::Closed));
@@ -251,98 +174,37 @@ impl Pool {
         started.map(|()| wish)
     }
 
-    /// Counts a call in, for as long as what is returned is there.
-    pub(crate) fn enter(&self) -> Entered<'_> {
-        let before = self.calls.fetch_add(1, Ordering::Relaxed);
-        Entered { pool: self, before }
-    }
-
-    /// A trip took so long.
-    pub(crate) fn took(&self, trip: Duration) {
-        let nanos = u64::try_from(trip.as_nanos()).unwrap_or(u64::MAX);
-        if nanos < self.shortest.load(Ordering::Relaxed) {
-            self.shortest.store(nanos, Ordering::Relaxed);
-        }
-    }
-
-    fn is_near(&self) -> bool {
-        Duration::from_nanos(self.shortest.load(Ordering::Relaxed)) <= NEAR
-    }
-
-    /// From now on one connection carries several calls, or none does.
-    fn share(&self, state: &mut State, shared_at: Option<Instant>) {
-        state.shared_at = shared_at;
-        self.is_sharing
-            .store(shared_at.is_some(), Ordering::Relaxed);
-    }
-
-    /// Leaves a call to whoever is done with a connection, if somebody will be.
-    pub(crate) fn join(
-        &self,
-        now: Instant,
-        until: Instant,
-        lane: Lane,
-        entry: &Arc<Entry>,
-    ) -> Joined<'_> {
-        let mut state = self.state.lock();
-        let shortest = Duration::from_nanos(self.shortest.load(Ordering::Relaxed));
-        let limit = STUCK.max(shortest.saturating_mul(8));
-        // After that it is stuck, or whoever reads from it has lost the processor.
-        let is_in_time = |since: Instant| since.until(now) <= limit;
-        let own = if state.shared_at.is_some_and(is_in_time) {
-            None
-        } else {
-            // At once: a place in the other queue would be a worse one.
-            state.take(lane, self.cap)
-        };
-        match own {
-            None if state.out > 0 && !self.is_closed() && !self.is_retired() => {
-                Joined::Waits(state.gather.join(until, Arc::clone(entry)))
-            }
-            own => Joined::Alone(own.map(|wire| Lent {
-                pool: self,
-                wire: Some(wire),
-                is_shared: false,
-            })),
-        }
-    }
-
-    /// Takes a call back that is to have a connection of its own, unless it would wait for that too
-    /// before its deadline `is_over`. False if it stays, or is not there any more.
-    pub(crate) fn leave_off(&self, ticket: Ticket, lane: Lane, is_over: bool) -> bool {
-        let mut state = self.state.lock();
-        let has_room = lane == Lane::Free || state.out < self.cap;
-        (has_room || is_over) && state.gather.leave(ticket)
-    }
-
-    /// The connection that carries several calls.
-    pub(crate) fn lent_to_several(&self, wire: Wire) -> Lent<'_> {
+    pub(super) fn lent(&self, wire: Wire, is_shared: bool) -> Lent<'_> {
         Lent {
             pool: self,
             wire: Some(wire),
-            is_shared: true,
+            is_shared,
         }
     }
 
-    /// Nobody waits any longer to go along with others.
-    fn dismiss(&self) {
-        let all = self.state.lock().gather.dismiss();
-        for entry in all {
-            // Who waits no longer needs no connection.
-            let _ = entry.tell(News::Alone);
+    /// Whether a connection that comes back may stay.
+    pub(super) fn has_room_for(&self, state: &State, wire: &Wire) -> bool {
+        let is_current = wire.generation == self.generation() && !self.is_closed();
+        is_current && state.out + state.idle.len() <= self.cap
+    }
+
+    /// A connection comes back, and stays.
+    pub(super) fn lay_by(&self, state: &mut State, wire: Wire, is_shared: bool) {
+        if is_shared {
+            self.share(state, None);
         }
+        state.out -= 1;
+        state.idle.push(wire);
+        self.ring(state);
     }
 
     /// There is room for a connection that somebody may wait for.
-    fn vacated(&self, state: &mut State, is_shared: bool) {
+    pub(super) fn vacated(&self, state: &mut State, is_shared: bool) {
         state.out -= 1;
         if is_shared {
             self.share(state, None);
         }
-        if let Some((entry, _)) = state.next() {
-            // Who waits no longer needs no connection.
-            let _ = entry.tell(News::Alone);
-        }
+        state.dismiss_one();
         self.ring(state);
     }
 
@@ -401,7 +263,7 @@ impl Pool {
                 .compare_exchange(generation, next, Ordering::SeqCst, Ordering::SeqCst);
         // Otherwise somebody was first.
         if left.is_ok() {
-            self.shortest.store(u64::MAX, Ordering::Relaxed);
+            self.sharing.forget_trips();
             self.forget_idle();
         }
     }
@@ -470,24 +332,6 @@ impl Drop for Wish<'_> {
     }
 }
 
-impl Entered<'_> {
-    /// Whether so many others were there that it goes along with them.
-    pub(crate) fn is_one_of_many(&self, lane: Lane) -> bool {
-        let pool = self.pool;
-        if pool.is_near() {
-            self.before >= OWN.min(pool.cap) || pool.is_sharing.load(Ordering::Relaxed)
-        } else {
-            lane == Lane::Capped && self.before >= pool.cap
-        }
-    }
-}
-
-impl Drop for Entered<'_> {
-    fn drop(&mut self) {
-        self.pool.calls.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl Lent<'_> {
     pub(crate) fn wire(&mut self) -> &mut Wire {
         // Taken only by the methods that consume self.
@@ -499,41 +343,6 @@ impl Lent<'_> {
         self.wire.as_ref().map_or(0, |wire| wire.generation)
     }
 
-    /// Gives the connection back, after an exchange that left nothing unread. Or on, to one of those
-    /// who wait to go along with others.
-    pub(crate) fn give_on(mut self) -> Option<Given<Self>> {
-        let wire = self.wire.take()?;
-        let pool = self.pool;
-        let mut state = pool.state.lock();
-        let is_current = wire.generation == self.pool.generation() && !self.pool.is_closed();
-        if is_current && state.out + state.idle.len() <= pool.cap {
-            let is_shared = std::mem::take(&mut self.is_shared);
-            if (is_shared || state.shared_at.is_none())
-                && let Some((next, now)) = state.next()
-            {
-                pool.share(&mut state, Some(now));
-                return Some(Given {
-                    lent: pool.lent_to_several(wire),
-                    next,
-                    others: state.gather.take(now),
-                    now,
-                });
-            }
-            if is_shared {
-                pool.share(&mut state, None);
-            }
-            state.out -= 1;
-            state.idle.push(wire);
-            pool.ring(&state);
-        } else {
-            pool.vacated(&mut state, self.is_shared);
-            // Closing takes a system call: not under the lock.
-            drop(state);
-            drop(wire);
-        }
-        None
-    }
-
     /// Hands the connection over to another thread, still in use.
     pub(crate) fn hand(mut self) -> Wire {
         // Taken only by the methods that consume self.
@@ -542,7 +351,7 @@ impl Lent<'_> {
 
     /// Takes the connection out of the pool for good, for a thread that keeps it.
     pub(crate) fn keep(mut self) -> Wire {
-        // Taken before only by `give_back`, which consumes self too.
+        // Taken only by the methods that consume self.
         let wire = self.wire.take().expect("a connection that is lent");
         self.pool
             .vacated(&mut self.pool.state.lock(), self.is_shared);

@@ -12,8 +12,9 @@ use crate::scripts::Call;
 use crate::server::entry::{Answer, Entry, News, Write};
 use crate::server::node::{Wire, reply};
 use crate::server::one::Server;
-use crate::server::pool::{Given, Joined, Lane, Lent};
+use crate::server::pool::{Lane, Lent};
 use crate::server::quorum::Stake;
+use crate::server::sharing::{Given, Joined};
 
 /// How long a call waits to be sent along, before it sees to a connection of its own as if there were
 /// no others. Longer than the kernel's tick: a shorter sleep costs the setting of a timer.
