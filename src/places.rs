@@ -268,6 +268,7 @@ impl Spot<'_> {
     fn place<T>(&self, act: impl FnOnce(&mut Place) -> T) -> T {
         self.line(|line| {
             let mut places = line.places.iter_mut();
+            // Taken out only when the spot is dropped.
             act(places
                 .find(|place| place.turn == self.turn)
                 .expect("the place of a spot"))
@@ -322,6 +323,7 @@ impl Spot<'_> {
     pub(crate) fn step(&self, now: Instant) -> Step {
         let step = self.line(|line| {
             let mut places = line.places.iter_mut();
+            // Taken out only when the spot is dropped.
             let place = places
                 .find(|place| place.turn == self.turn)
                 .expect("the place of a spot");
