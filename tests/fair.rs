@@ -2,22 +2,21 @@
 
 mod support;
 
-use std::thread::{self, ScopedJoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{TryRecvError, bounded};
-use leasehold::{Backoff, Client, Error, FairMutex, Lost, MutexGuard, Unlocked, WaitPolicy};
+use leasehold::{Backoff, Client, Error, FairMutex, Lost, WaitPolicy};
+use support::fair::{
+    PATIENCE, PLACES, QUEUE, has_just_asked, hearing, holder, in_turn, listens, nothing_stays,
+    queued, queues, refreshed, released, waits, warm,
+};
 use support::{
     Child, Cluster, ClusterSetup, Control, Counters, Proxy, Replicas, Sentinels, Server, Setup,
     Traffic, counter_with, eventually, given, ms, say,
 };
 
-const QUEUE: &str = "leasehold:queue:{lock:a}";
-const PLACES: &str = "leasehold:places:{lock:a}";
 const FENCE: &str = "leasehold:fence:{lock:a}";
-
-/// Long enough for anything that is to come, and short enough for a test that fails.
-const PATIENCE: Duration = ms(20_000);
 
 /// How soon a waiter that is told has the lock: far sooner than it would ask by itself.
 const PROMPTLY: Duration = ms(500);
@@ -46,75 +45,6 @@ fn fair(server: &Server) -> FairMutex {
     client(&server.url()).fair_mutex("a")
 }
 
-/// A client of its own that has taken a lock before, so that nothing but the lock itself is left to be sent.
-fn warm(url: &str) -> Client {
-    let client = client(url);
-    let guard = client.fair_mutex("warm").lock().unwrap();
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-    client
-}
-
-fn queued(server: &Server) -> usize {
-    let mut llen = redis::cmd("LLEN");
-    llen.arg(QUEUE).query(&mut server.connection()).unwrap()
-}
-
-#[track_caller]
-fn queues(server: &Server, count: usize) {
-    eventually(PATIENCE, || queued(server) == count);
-}
-
-/// All that is left in Redis of these names is their fences.
-#[track_caller]
-fn nothing_stays(server: &Server) {
-    eventually(ms(5_000), || {
-        server
-            .keys()
-            .iter()
-            .all(|key| key.starts_with(b"leasehold:fence:"))
-    });
-}
-
-fn del(server: &Server, key: &str) {
-    redis::cmd("DEL")
-        .arg(key)
-        .exec(&mut server.connection())
-        .unwrap();
-}
-
-#[track_caller]
-fn released(guard: MutexGuard) {
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-}
-
-/// Waits in a thread of its own, and is in the queue when this returns.
-fn waits<'scope>(
-    scope: &'scope thread::Scope<'scope, '_>,
-    server: &Server,
-    mutex: FairMutex,
-) -> ScopedJoinHandle<'scope, MutexGuard> {
-    let before = queued(server);
-    let waiting = scope.spawn(move || {
-        mutex
-            .try_lock_for(PATIENCE)
-            .unwrap()
-            .expect("its turn comes")
-    });
-    queues(server, before + 1);
-    waiting
-}
-
-/// And hears.
-fn listens<'scope>(
-    scope: &'scope thread::Scope<'scope, '_>,
-    server: &Server,
-    mutex: FairMutex,
-) -> ScopedJoinHandle<'scope, MutexGuard> {
-    let waiting = waits(scope, server, mutex);
-    server.wait_for_a_waiter("lock_release:a");
-    waiting
-}
-
 #[test]
 fn smoke() {
     let server = Server::start();
@@ -122,10 +52,7 @@ fn smoke() {
     let guard = one.lock().unwrap();
     assert!(two.try_lock().unwrap().is_none());
     assert!(two.try_lock_for(ms(50)).unwrap().is_none());
-    assert_eq!(
-        server.get("lock:a").unwrap(),
-        guard.holder_id().as_str().as_bytes()
-    );
+    assert_eq!(holder(&server).unwrap(), guard.holder_id().as_str());
     thread::scope(|scope| {
         let waiting = listens(scope, &server, two.clone());
         assert_eq!(two.waiting().unwrap(), 1);
@@ -137,10 +64,7 @@ fn smoke() {
             one.last_fencing_token().unwrap(),
             Some(guard.fencing_token())
         );
-        assert_eq!(
-            server.get("lock:a").unwrap(),
-            guard.holder_id().as_str().as_bytes()
-        );
+        assert_eq!(holder(&server).unwrap(), guard.holder_id().as_str());
         released(guard);
     });
     nothing_stays(&server);
@@ -148,11 +72,7 @@ fn smoke() {
 
 /// Takes the lock when its turn comes, and says which one it is.
 fn waiter() {
-    let guard = client(&given("URL"))
-        .fair_mutex("a")
-        .try_lock_for(PATIENCE)
-        .unwrap();
-    let guard = guard.expect("its turn comes");
+    let guard = in_turn(&client(&given("URL")).fair_mutex("a"));
     redis::cmd("RPUSH")
         .arg("order")
         .arg(given("NUMBER"))
@@ -186,10 +106,7 @@ fn first_come_first_served_across_processes_and_threads() {
             } else {
                 let (mutex, mut order) = (other.clone(), server.connection());
                 waiting.push(scope.spawn(move || {
-                    let guard = mutex
-                        .try_lock_for(PATIENCE)
-                        .unwrap()
-                        .expect("its turn comes");
+                    let guard = in_turn(&mutex);
                     redis::cmd("RPUSH")
                         .arg("order")
                         .arg(number)
@@ -219,14 +136,14 @@ fn first_come_first_served_across_processes_and_threads() {
     children
         .into_iter()
         .for_each(|child| drop(child.wait().succeeded()));
-    del(&server, "order");
+    server.run("DEL", &["order"]);
     nothing_stays(&server);
 }
 
 #[test]
 fn a_free_name_takes_one_trip_and_its_release_another() {
     let server = Server::start();
-    let mutex = warm(&server.url()).fair_mutex("a");
+    let mutex = warm(client(&server.url())).fair_mutex("a");
     let before = server.calls(&["evalsha", "eval"]);
     let guard = mutex.lock().unwrap();
     assert_eq!(server.calls(&["evalsha", "eval"]), before + 1);
@@ -353,16 +270,12 @@ fn a_plain_release_wakes_the_first_in_the_queue() {
     let server = Server::start();
     let guard = client(&server.url()).mutex("a").lock().unwrap();
     let waiter = client(&server.url());
-    let refreshed = || waiter.stats().totals.wakes_backstop;
     thread::scope(|scope| {
         let waiting = listens(scope, &server, waiter.fair_mutex("a"));
-        // It has just asked by itself, and does not for a while.
-        let before = refreshed();
-        eventually(PATIENCE, || refreshed() > before);
-        let before = refreshed();
+        let before = has_just_asked(&waiter);
         released(guard);
         released(waiting.join().unwrap());
-        assert_eq!(refreshed(), before, "it was told");
+        assert_eq!(refreshed(&waiter), before, "it was told");
     });
 }
 
@@ -391,17 +304,16 @@ fn a_fair_release_wakes_a_plain_waiter() {
 fn where_somebody_waits_a_newcomer_gets_nothing_though_it_is_free() {
     let server = Server::start();
     let (one, two) = (
-        warm(&server.url()).fair_mutex("a"),
-        warm(&server.url()).fair_mutex("a"),
+        warm(client(&server.url())).fair_mutex("a"),
+        warm(client(&server.url())).fair_mutex("a"),
     );
     for waiting in [false, true] {
         let _guard = fair(&server).lock().unwrap();
         thread::scope(|scope| {
             let first = listens(scope, &server, one.clone());
-            del(&server, "lock:a");
+            server.run("DEL", &["lock:a"]);
             // Whoever comes, the lock goes to the first.
-            let second =
-                waiting.then(|| scope.spawn(|| two.try_lock_for(PATIENCE).unwrap().unwrap()));
+            let second = waiting.then(|| scope.spawn(|| in_turn(&two)));
             if !waiting {
                 assert!(two.try_lock().unwrap().is_none());
             }
@@ -438,22 +350,20 @@ fn who_gives_up_as_its_turn_comes_passes_it_on() {
     let proxy = Proxy::new(&server);
     let guard = fair(&server).lock().unwrap();
     let gives_up = client(&proxy.url()).fair_mutex("a");
-    let next = warm(&server.url()).fair_mutex("a");
+    let next = warm(client(&server.url())).fair_mutex("a");
     thread::scope(|scope| {
         let first = scope.spawn(|| gives_up.try_lock_for(ms(800)).unwrap());
         server.wait_for_a_waiter("lock_release:a");
-        let hears = proxy.that_said("SUBSCRIBE");
-        assert_eq!(hears.len(), 1);
-        proxy.nth(hears[0], Traffic::StallReplies);
+        proxy.nth(hearing(&proxy), Traffic::StallReplies);
         let second = waits(scope, &server, next);
         let mine = guard.holder_id().to_string();
         released(guard);
-        let passed = server.get("lock:a").unwrap();
-        assert_ne!(passed, mine.into_bytes());
+        let passed = holder(&server).unwrap();
+        assert_ne!(passed, mine);
         assert_eq!(queued(&server), 1, "the first has it");
         assert!(first.join().unwrap().is_none());
         let second = second.join().unwrap();
-        assert_ne!(second.holder_id().as_str().as_bytes(), passed);
+        assert_ne!(second.holder_id().as_str(), passed);
         released(second);
     });
     nothing_stays(&server);
@@ -508,14 +418,7 @@ fn the_threads_of_a_client_keep_their_places_in_one_command() {
     let mutex = client.fair_mutex("a");
     thread::scope(|scope| {
         for _ in 0..50 {
-            scope.spawn(|| {
-                released(
-                    mutex
-                        .try_lock_for(PATIENCE)
-                        .unwrap()
-                        .expect("its turn comes"),
-                )
-            });
+            scope.spawn(|| released(in_turn(&mutex)));
         }
         queues(&server, 50);
         eventually(ms(5_000), || client.stats().waiting == 50);
@@ -597,10 +500,7 @@ fn those_who_may_not_subscribe_or_publish_ask() {
         .skip(1)
         .collect::<Vec<_>>();
     rules.retain(|rule| !["+publish", "+subscribe"].contains(rule) && !rule.starts_with('&'));
-    redis::cmd("ACL")
-        .arg(&rules)
-        .exec(&mut server.connection())
-        .unwrap();
+    server.run("ACL", &rules);
     let url = format!("redis://leasehold:password@127.0.0.1:{}", server.port());
     let guard = client(&url).fair_mutex("a").lock().unwrap();
     thread::scope(|scope| {
@@ -676,15 +576,8 @@ fn a_fence_that_is_none_lets_nobody_in_and_everybody_out() {
         let waiting = scope.spawn(move || mutex.try_lock_for(PATIENCE));
         queues(&server, 1);
         server.wait_for_a_waiter("lock_release:a");
-        let set = |value: &str| {
-            let mut set = redis::cmd("SET");
-            set.arg(FENCE)
-                .arg(value)
-                .exec(&mut server.connection())
-                .unwrap();
-        };
         for value in ["x", "9007199254740991", "-1"] {
-            set(value);
+            server.run("SET", &[FENCE, value]);
             assert!(
                 matches!(fair(&server).try_lock(), Err(Error::BadFence { key }) if key == FENCE)
             );
@@ -700,7 +593,7 @@ fn a_fence_that_is_none_lets_nobody_in_and_everybody_out() {
         ));
         eventually(ms(5_000), || server.keys() == [FENCE.as_bytes()]);
     });
-    del(&server, FENCE);
+    server.run("DEL", &[FENCE]);
     released(fair(&server).lock().unwrap());
 }
 
@@ -708,11 +601,7 @@ fn a_fence_that_is_none_lets_nobody_in_and_everybody_out() {
 fn a_queue_that_is_none_lets_out() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
-    redis::cmd("SET")
-        .arg(QUEUE)
-        .arg("x")
-        .exec(&mut server.connection())
-        .unwrap();
+    server.run("SET", &[QUEUE, "x"]);
     assert!(matches!(
         fair(&server).try_lock(),
         Err(Error::WrongType { .. })
@@ -738,10 +627,10 @@ fn names() {
     for name in [&b" "[..], &binary, b"grant 1 a:b\r\n", b"{x}", b"}{", &huge] {
         let guard = one.fair_mutex(name).lock().unwrap();
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| two.fair_mutex(name).try_lock_for(PATIENCE).unwrap());
+            let waiting = scope.spawn(|| in_turn(&two.fair_mutex(name)));
             eventually(PATIENCE, || one.fair_mutex(name).waiting().unwrap() == 1);
             released(guard);
-            released(waiting.join().unwrap().expect("its turn comes"));
+            released(waiting.join().unwrap());
         });
     }
     nothing_stays(&server);
@@ -756,12 +645,7 @@ fn a_message_for_another_is_ignored() {
         let (done, is_done) = bounded(1);
         let mutex = fair(&server);
         scope.spawn(move || {
-            released(
-                mutex
-                    .try_lock_for(PATIENCE)
-                    .unwrap()
-                    .expect("its turn comes"),
-            );
+            released(in_turn(&mutex));
             done.send(()).unwrap();
         });
         queues(&server, 1);
@@ -822,14 +706,14 @@ fn in_a_cluster() {
         let guard = one.fair_mutex(&*name).lock().unwrap();
         assert!(two.fair_mutex(&*name).try_lock().unwrap().is_none());
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| two.fair_mutex(&*name).try_lock_for(PATIENCE).unwrap());
+            let waiting = scope.spawn(|| in_turn(&two.fair_mutex(&*name)));
             eventually(PATIENCE, || one.fair_mutex(&*name).waiting().unwrap() == 1);
             cluster
                 .node(node)
                 .wait_for_a_waiter(format!("lock_release:{name}"));
             let before = two.stats().totals.wakes_message;
             released(guard);
-            released(waiting.join().unwrap().expect("its turn comes"));
+            released(waiting.join().unwrap());
             assert_eq!(two.stats().totals.wakes_message, before + 1, "it was told");
         });
         nothing_stays(cluster.node(node));
@@ -858,7 +742,7 @@ fn it_is_handed_on_within_the_client_to_nobody() {
             .unwrap()
             .expect("it is free");
         let before = fair.fencing_token();
-        assert_eq!(fair.unlock().unwrap(), Unlocked::Released);
+        released(fair);
         let plain = plain.join().unwrap();
         assert!(plain.fencing_token() > before);
         let fence = String::from_utf8(server.get(FENCE).unwrap()).unwrap();

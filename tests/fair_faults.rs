@@ -3,16 +3,17 @@
 mod support;
 
 use std::thread::{self, ScopedJoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::never;
-use leasehold::{Client, Error, FairMutex, MutexGuard, Unlocked};
-use support::{Child, Control, Proxy, Server, Timed, Traffic, eventually, given, ms, say};
-
-const QUEUE: &str = "leasehold:queue:{lock:a}";
-
-/// Long enough for anything that is to come, and short enough for a test that fails.
-const PATIENCE: Duration = ms(30_000);
+use leasehold::{Client, Error, FairMutex, MutexGuard};
+use support::fair::{
+    PATIENCE, PLACES, QUEUE, has_just_asked, has_only_fences, hearing, holder, in_turn, listens,
+    nothing_stays, queued, queues, refreshed, released, warm,
+};
+use support::{
+    COMMAND_TIMEOUT, Child, Control, Proxy, Server, Traffic, client, eventually, given, ms, say,
+};
 
 /// What a refresh may cost, and whatever it finds.
 const REFRESH: Duration = ms(1_000);
@@ -23,8 +24,6 @@ const DEATH: Duration = ms(4_000);
 /// What a call may be later than a plain wait of the same length.
 const SLACK: Duration = ms(300);
 
-const COMMAND_TIMEOUT: Duration = ms(500);
-
 #[test]
 fn child() {
     support::role(&[("waiter", waiter), ("member", member)]);
@@ -34,102 +33,34 @@ fn child() {
 fn waiter() {
     let mutex = Client::open(&given("URL")).unwrap().fair_mutex("a");
     say("asks");
-    let guard = mutex
-        .try_lock_for(PATIENCE)
-        .unwrap()
-        .expect("its turn comes");
+    let guard = in_turn(&mutex);
     assert!(guard.is_held());
     say(guard.holder_id().as_str());
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-}
-
-fn client(url: &str) -> Client {
-    Client::builder()
-        .url(url)
-        .command_timeout(COMMAND_TIMEOUT)
-        .connect_timeout(COMMAND_TIMEOUT)
-        .build()
-        .unwrap()
+    released(guard);
 }
 
 fn fair(server: &Server) -> FairMutex {
     client(&server.url()).fair_mutex("a")
 }
 
-fn run(server: &Server, words: &[&str]) {
-    redis::cmd(words[0])
-        .arg(&words[1..])
-        .exec(&mut server.connection())
-        .unwrap();
-}
-
-fn queued(server: &Server) -> usize {
-    let mut llen = redis::cmd("LLEN");
-    llen.arg(QUEUE).query(&mut server.connection()).unwrap()
-}
-
-fn holder(server: &Server) -> Option<String> {
-    Some(String::from_utf8(server.get("lock:a")?).unwrap())
-}
-
-#[track_caller]
-fn released(guard: MutexGuard) {
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-}
-
-#[track_caller]
-fn nothing_stays(server: &Server) {
-    eventually(ms(5_000), || {
-        server
-            .keys()
-            .iter()
-            .all(|key| key.starts_with(b"leasehold:fence:"))
-    });
-}
-
 fn child_waits(server: &Server) -> Child {
     let before = queued(server);
     let child = Child::spawn("waiter", &[("URL", &server.url())]);
-    eventually(PATIENCE, || queued(server) == before + 1);
+    queues(server, before + 1);
     child
-}
-
-/// Waits in a thread of its own, and hears when this returns.
-fn waits<'scope>(
-    scope: &'scope thread::Scope<'scope, '_>,
-    server: &Server,
-    mutex: FairMutex,
-) -> ScopedJoinHandle<'scope, (MutexGuard, Instant)> {
-    let before = queued(server);
-    let waiting = scope.spawn(move || {
-        let guard = mutex
-            .try_lock_for(PATIENCE)
-            .unwrap()
-            .expect("its turn comes");
-        (guard, Instant::now())
-    });
-    eventually(PATIENCE, || queued(server) == before + 1);
-    server.wait_for_a_waiter("lock_release:a");
-    waiting
 }
 
 /// How long it takes from `act` on until the waiter has the lock.
 #[track_caller]
 fn has_it_within(
     limit: Duration,
-    waiting: ScopedJoinHandle<'_, (MutexGuard, Instant)>,
+    waiting: ScopedJoinHandle<'_, MutexGuard>,
     act: impl FnOnce(),
 ) -> MutexGuard {
-    let control = Control::start(limit);
-    let began = Instant::now();
-    act();
-    let (guard, at) = waiting.join().unwrap();
-    let timed = Timed {
-        value: guard,
-        took: at - began,
-        limit,
-        overshoot: control.overshoot(),
-    };
+    let timed = Control::run(limit, || {
+        act();
+        waiting.join().unwrap()
+    });
     timed.no_later_than(SLACK)
 }
 
@@ -138,7 +69,7 @@ fn smoke() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = waits(scope, &server, fair(&server));
+        let waiting = listens(scope, &server, fair(&server));
         released(has_it_within(ms(0), waiting, || released(guard)));
     });
     nothing_stays(&server);
@@ -150,7 +81,7 @@ fn one_that_is_killed_while_it_waits_costs_its_provisional_time() {
     let guard = fair(&server).lock().unwrap();
     let mut child = child_waits(&server);
     thread::scope(|scope| {
-        let waiting = waits(scope, &server, fair(&server));
+        let waiting = listens(scope, &server, fair(&server));
         child.kill();
         let guard = has_it_within(DEATH, waiting, || {
             released(guard);
@@ -167,7 +98,7 @@ fn the_long_dead_cost_nothing() {
     let guard = fair(&server).lock().unwrap();
     let mut children: Vec<_> = (0..3).map(|_| child_waits(&server)).collect();
     thread::scope(|scope| {
-        let waiting = waits(scope, &server, fair(&server));
+        let waiting = listens(scope, &server, fair(&server));
         children.iter_mut().for_each(Child::kill);
         assert!(never::<()>().recv_timeout(ms(3_200)).is_err());
         assert_eq!(queued(&server), 4);
@@ -194,7 +125,7 @@ fn one_that_is_stopped_is_passed_over_and_granted_nothing_twice() {
     let guard = fair(&server).lock().unwrap();
     let child = child_waits(&server);
     thread::scope(|scope| {
-        let waiting = waits(scope, &server, fair(&server));
+        let waiting = listens(scope, &server, fair(&server));
         child.pause();
         let mut granted = None;
         let guard = has_it_within(DEATH, waiting, || {
@@ -203,7 +134,7 @@ fn one_that_is_stopped_is_passed_over_and_granted_nothing_twice() {
         });
         assert_ne!(granted, holder(&server));
         child.resume();
-        eventually(PATIENCE, || queued(&server) == 1);
+        queues(&server, 1);
         assert_eq!(child.line(), "asks");
         assert_eq!(child.line_within(ms(300)), None, "the grant has lapsed");
         assert!(guard.is_held());
@@ -220,10 +151,8 @@ fn a_message_that_is_lost_costs_a_refresh() {
     let proxy = Proxy::new(&server);
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = waits(scope, &server, client(&proxy.url()).fair_mutex("a"));
-        let hears = proxy.that_said("SUBSCRIBE");
-        assert_eq!(hears.len(), 1);
-        proxy.nth(hears[0], Traffic::DropReplies);
+        let waiting = listens(scope, &server, client(&proxy.url()).fair_mutex("a"));
+        proxy.nth(hearing(&proxy), Traffic::DropReplies);
         released(has_it_within(REFRESH, waiting, || released(guard)));
     });
     nothing_stays(&server);
@@ -236,20 +165,15 @@ fn a_subscription_that_comes_back_is_a_reason_to_ask() {
     let proxy = Proxy::new(&server);
     let guard = fair(&server).lock().unwrap();
     let waiter = client(&proxy.url());
-    let refreshed = || waiter.stats().totals.wakes_backstop;
     thread::scope(|scope| {
-        let waiting = waits(scope, &server, waiter.fair_mutex("a"));
-        let hears = proxy.that_said("SUBSCRIBE");
-        assert_eq!(hears.len(), 1);
-        proxy.nth(hears[0], Traffic::DropReplies);
-        // It has just asked by itself, and does not for a while.
-        let before = refreshed();
-        eventually(PATIENCE, || refreshed() > before);
-        let before = refreshed();
+        let waiting = listens(scope, &server, waiter.fair_mutex("a"));
+        let hearing = hearing(&proxy);
+        proxy.nth(hearing, Traffic::DropReplies);
+        let before = has_just_asked(&waiter);
         released(guard);
-        proxy.nth(hears[0], Traffic::Cut);
-        released(waiting.join().unwrap().0);
-        assert_eq!(refreshed(), before);
+        proxy.nth(hearing, Traffic::Cut);
+        released(waiting.join().unwrap());
+        assert_eq!(refreshed(&waiter), before);
         assert_eq!(waiter.stats().totals.wakes_reconnect, 1);
     });
     nothing_stays(&server);
@@ -262,9 +186,8 @@ fn a_message_that_comes_late_makes_no_second_holder() {
     let proxy = Proxy::new(&server);
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = waits(scope, &server, client(&proxy.url()).fair_mutex("a"));
-        let hears = proxy.that_said("SUBSCRIBE");
-        assert_eq!(hears.len(), 1);
+        let waiting = listens(scope, &server, client(&proxy.url()).fair_mutex("a"));
+        let hearing = hearing(&proxy);
         proxy.all(Traffic::StallReplies);
         let mine = holder(&server);
         released(guard);
@@ -272,13 +195,13 @@ fn a_message_that_comes_late_makes_no_second_holder() {
         assert!(granted.is_some() && granted != mine);
         let other = fair(&server).try_lock_for(PATIENCE).unwrap();
         let other = other.expect("it lapses");
-        proxy.nth(hears[0], Traffic::Pass);
+        proxy.nth(hearing, Traffic::Pass);
         assert!(never::<()>().recv_timeout(ms(400)).is_err());
         assert!(other.is_held() && !waiting.is_finished());
         proxy.all(Traffic::Pass);
-        eventually(PATIENCE, || queued(&server) == 1);
+        queues(&server, 1);
         released(other);
-        let (guard, _) = waiting.join().unwrap();
+        let guard = waiting.join().unwrap();
         assert_ne!(
             Some(guard.holder_id().to_string()),
             granted,
@@ -294,9 +217,9 @@ fn a_subscriber_that_is_killed_costs_no_more() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = waits(scope, &server, fair(&server));
+        let waiting = listens(scope, &server, fair(&server));
         let guard = has_it_within(REFRESH, waiting, || {
-            run(&server, &["CLIENT", "KILL", "TYPE", "pubsub"]);
+            server.run("CLIENT", &["KILL", "TYPE", "pubsub"]);
             released(guard);
         });
         released(guard);
@@ -309,8 +232,8 @@ fn a_foreign_deletion_is_found_by_the_refresh() {
     let server = Server::start();
     let _guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = waits(scope, &server, fair(&server));
-        let guard = has_it_within(REFRESH, waiting, || run(&server, &["DEL", "lock:a"]));
+        let waiting = listens(scope, &server, fair(&server));
+        let guard = has_it_within(REFRESH, waiting, || server.run("DEL", &["lock:a"]));
         assert!(guard.is_held());
         released(guard);
     });
@@ -320,11 +243,11 @@ fn a_foreign_deletion_is_found_by_the_refresh() {
 #[test]
 fn an_expiry_is_found_by_the_refresh() {
     let server = Server::start();
-    run(&server, &["SET", "lock:a", "somebody", "PX", "60000"]);
+    server.run("SET", &["lock:a", "somebody", "PX", "60000"]);
     thread::scope(|scope| {
-        let waiting = waits(scope, &server, fair(&server));
+        let waiting = listens(scope, &server, fair(&server));
         let guard = has_it_within(REFRESH + ms(200), waiting, || {
-            run(&server, &["PEXPIRE", "lock:a", "200"])
+            server.run("PEXPIRE", &["lock:a", "200"])
         });
         released(guard);
     });
@@ -335,21 +258,17 @@ fn an_expiry_is_found_by_the_refresh() {
 #[test]
 fn a_queue_that_is_deleted_is_entered_again() {
     let server = Server::start();
-    for keys in [
-        &["leasehold:queue:{lock:a}"][..],
-        &["leasehold:places:{lock:a}"],
-        &["leasehold:queue:{lock:a}", "leasehold:places:{lock:a}"],
-    ] {
+    for keys in [&[QUEUE][..], &[PLACES], &[QUEUE, PLACES]] {
         let guard = fair(&server).lock().unwrap();
         thread::scope(|scope| {
             let waiting: Vec<_> = (0..2)
-                .map(|_| waits(scope, &server, fair(&server)))
+                .map(|_| listens(scope, &server, fair(&server)))
                 .collect();
-            run(&server, &[&["DEL"], keys].concat());
+            server.run("DEL", keys);
             // Not both at once: one of them finds what the other has made of it.
             let all = || {
                 let places: usize = redis::cmd("HLEN")
-                    .arg("leasehold:places:{lock:a}")
+                    .arg(PLACES)
                     .query(&mut server.connection())
                     .unwrap();
                 queued(&server) >= 2 && places == 2
@@ -357,7 +276,7 @@ fn a_queue_that_is_deleted_is_entered_again() {
             eventually(PATIENCE, all);
             released(guard);
             for waiting in waiting {
-                released(waiting.join().unwrap().0);
+                released(waiting.join().unwrap());
             }
         });
         nothing_stays(&server);
@@ -369,33 +288,20 @@ fn a_server_that_forgets_is_entered_again() {
     let mut server = Server::start();
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = waits(scope, &server, fair(&server));
+        let waiting = listens(scope, &server, fair(&server));
         drop(guard);
-        released(waiting.join().unwrap().0);
+        released(waiting.join().unwrap());
     });
     let guard = fair(&server).lock().unwrap();
     let mutex = fair(&server);
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| {
-            mutex
-                .try_lock_for(PATIENCE)
-                .unwrap()
-                .expect("its turn comes")
-        });
-        eventually(PATIENCE, || queued(&server) == 1);
+        let waiting = scope.spawn(|| in_turn(&mutex));
+        queues(&server, 1);
         server.restart();
         released(waiting.join().unwrap());
     });
     drop(guard);
     nothing_stays(&server);
-}
-
-/// A client through the proxy, with a connection that has just been used.
-fn warm(proxy: &Proxy) -> Client {
-    let client = client(&proxy.url());
-    let guard = client.fair_mutex("warm").lock().unwrap();
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-    client
 }
 
 /// An enter without an answer is undone, be it a lock or a place that it made.
@@ -404,7 +310,7 @@ fn enters_in_vain(traffic: Traffic, is_held: bool) {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let guard = is_held.then(|| fair(&server).lock().unwrap());
-    let clients: Vec<_> = (0..5).map(|_| warm(&proxy)).collect();
+    let clients: Vec<_> = (0..5).map(|_| warm(client(&proxy.url()))).collect();
     let scripts = server.calls(&["rpush", "lindex"]);
     proxy.all(traffic);
     thread::scope(|scope| {
@@ -456,18 +362,13 @@ fn an_enter_without_an_answer_is_tried_again() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let guard = fair(&server).lock().unwrap();
-    let client = warm(&proxy);
+    let client = warm(client(&proxy.url()));
     proxy.present(Traffic::DropReplies);
     thread::scope(|scope| {
         let mutex = client.fair_mutex("a");
-        let waiting = scope.spawn(move || {
-            mutex
-                .try_lock_for(PATIENCE)
-                .unwrap()
-                .expect("its turn comes")
-        });
+        let waiting = scope.spawn(move || in_turn(&mutex));
         eventually(PATIENCE, || server.calls(&["rpush"]) >= 2);
-        eventually(PATIENCE, || queued(&server) == 1);
+        queues(&server, 1);
         released(guard);
         released(waiting.join().unwrap());
     });
@@ -486,13 +387,13 @@ fn a_first_renewal_without_an_answer_is_sent_again() {
         let guard = fair(&server).lock().unwrap();
         let mutex = client(&proxy.url()).fair_mutex("a").auto_renew(auto_renew);
         thread::scope(|scope| {
-            let waiting = waits(scope, &server, mutex);
+            let waiting = listens(scope, &server, mutex);
             let hears = proxy.that_said("SUBSCRIBE");
             let others = (0..proxy.connections()).filter(|n| !hears.contains(n));
             others.for_each(|n| proxy.nth(n, traffic));
             proxy.newcomers(traffic);
             released(guard);
-            let (granted, _) = waiting.join().unwrap();
+            let granted = waiting.join().unwrap();
             assert!(never::<()>().recv_timeout(ms(500)).is_err());
             assert!(
                 granted.remaining().unwrap() <= ms(2_500),
@@ -515,10 +416,10 @@ fn a_grant_that_is_never_renewed_is_known_to_be_lost() {
     let proxy = Proxy::new(&server);
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = waits(scope, &server, client(&proxy.url()).fair_mutex("a"));
+        let waiting = listens(scope, &server, client(&proxy.url()).fair_mutex("a"));
         proxy.all(Traffic::StallRequests);
         released(guard);
-        let (granted, _) = waiting.join().unwrap();
+        let granted = waiting.join().unwrap();
         assert!(granted.is_held());
         let lost = granted.lost();
         assert!(lost.recv_timeout(ms(3_500)).is_ok());
@@ -538,11 +439,11 @@ fn leaving_without_an_answer_is_repeated() {
         let server = Server::start();
         let proxy = Proxy::new(&server);
         let guard = fair(&server).lock().unwrap();
-        let client = warm(&proxy);
+        let client = warm(client(&proxy.url()));
         thread::scope(|scope| {
             let mutex = client.fair_mutex("a");
             let gives_up = scope.spawn(move || mutex.try_lock_for(ms(600)).unwrap());
-            eventually(PATIENCE, || queued(&server) == 1);
+            queues(&server, 1);
             server.wait_for_a_waiter("lock_release:a");
             proxy.all(traffic);
             assert!(gives_up.join().unwrap().is_none(), "it was seen to be held");
@@ -568,7 +469,7 @@ fn a_server_that_hangs_delays_nobody_who_gives_up() {
                 scope.spawn(move || Control::run(limit, || mutex.try_lock_for(limit)))
             })
             .collect();
-        eventually(PATIENCE, || queued(&server) == 2);
+        queues(&server, 2);
         server.pause();
         for answer in answers {
             let answer = answer.join().unwrap().no_later_than(ms(100));
@@ -601,7 +502,7 @@ fn a_server_that_is_away_for_too_long_ends_the_wait() {
                 scope.spawn(move || mutex.lock())
             })
             .collect();
-        eventually(PATIENCE, || queued(&server) == 2);
+        queues(&server, 2);
         server.pause();
         for waiting in waiting {
             let answer = waiting.join().unwrap();
@@ -688,10 +589,7 @@ fn a_fleet_goes_on_in_order_whatever_befalls_its_members() {
     );
     members.iter_mut().for_each(Child::kill);
     for key in ["newest", "writes", "overtaken"] {
-        run(&server, &["DEL", key]);
+        server.run("DEL", &[key]);
     }
-    eventually(ms(20_000), || {
-        let mut keys = server.keys().into_iter();
-        keys.all(|key| key.starts_with(b"leasehold:fence:"))
-    });
+    eventually(ms(20_000), || has_only_fences(&server));
 }

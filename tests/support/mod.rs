@@ -13,6 +13,7 @@ mod cluster;
 mod commands;
 mod contention;
 mod counter;
+pub(crate) mod fair;
 mod features;
 mod fenced;
 mod leash;
