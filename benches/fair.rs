@@ -7,10 +7,10 @@ mod support;
 
 use std::time::Duration;
 
-use common::between::{Ours, Side, Waiter, wait};
+use common::between::{Ours, Side, Waiter, in_turns, wait};
 use common::granted::Granted;
 use common::picture::{Panel, Picture, Row};
-use common::{Contender, Report, Samples};
+use common::{Report, Samples};
 use leasehold::Client;
 use support::{Proxy, Server, ms};
 
@@ -49,17 +49,7 @@ fn main() {
     let mut sides = sides(&server.url());
     let trips = trips_after_wake(&server, &mut sides);
 
-    let waiter = Waiter::start(&server.url());
-    let mut contenders: Vec<Contender<'_>> = Vec::new();
-    for (n, side) in sides.iter_mut().enumerate() {
-        let waiter = &waiter;
-        contenders.push(Box::new(move || {
-            waiter.hand_offs(HAND_OFFS, n, side.as_mut())
-        }));
-    }
-    let samples = common::take_turns(ROUNDS, &mut contenders);
-    drop(contenders);
-    waiter.end();
+    let samples = in_turns(&server.url(), ROUNDS, HAND_OFFS, &mut sides);
 
     let [fair, mutex, by_hand] = &samples[..] else {
         unreachable!("as many as contended");

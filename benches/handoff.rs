@@ -5,10 +5,10 @@ mod common;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use common::between::{Ours, Side, Waiter, wait};
+use common::Report;
+use common::between::{Ours, Side, in_turns, wait};
 use common::picture::{Panel, Picture, Row};
 use common::woken::Woken;
-use common::{Contender, Report};
 use leasehold::Client;
 use support::Server;
 
@@ -34,18 +34,7 @@ fn main() {
         ROUNDS,
         &format!("unlock here to lock there, {ROUNDS} rounds of {HAND_OFFS}"),
     );
-    let waiter = Waiter::start(&url);
-    let mut sides = sides(&url);
-    let mut contenders: Vec<Contender<'_>> = Vec::new();
-    for (n, side) in sides.iter_mut().enumerate() {
-        let waiter = &waiter;
-        contenders.push(Box::new(move || {
-            waiter.hand_offs(HAND_OFFS, n, side.as_mut())
-        }));
-    }
-    let samples = common::take_turns(ROUNDS, &mut contenders);
-    drop(contenders);
-    waiter.end();
+    let samples = in_turns(&url, ROUNDS, HAND_OFFS, &mut sides(&url));
 
     let (ours, by_hand) = (&samples[0], &samples[1]);
     let vs_hand = ours.ratio(by_hand);

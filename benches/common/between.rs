@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leasehold::{MutexGuard, Unlocked};
 
-use super::clock;
+use super::{Contender, Samples, clock, take_turns};
 use crate::support::{self, Child};
 
 /// Enough for a waiter to be asleep by then, on either side of a comparison.
@@ -98,6 +98,27 @@ impl Waiter {
         self.wire.write_all(&[NOTHING]).unwrap();
         self.child.wait().succeeded();
     }
+}
+
+/// Has the sides take turns. In its turn, each hands on so many times to a process that waits.
+pub(crate) fn in_turns(
+    url: &str,
+    rounds: usize,
+    hand_offs: usize,
+    sides: &mut [Box<dyn Side>],
+) -> Vec<Samples> {
+    let waiter = Waiter::start(url);
+    let mut contenders: Vec<Contender<'_>> = Vec::new();
+    for (n, side) in sides.iter_mut().enumerate() {
+        let waiter = &waiter;
+        contenders.push(Box::new(move || {
+            waiter.hand_offs(hand_offs, n, side.as_mut())
+        }));
+    }
+    let samples = take_turns(rounds, &mut contenders);
+    drop(contenders);
+    waiter.end();
+    samples
 }
 
 /// The other process: takes what it is told to, says when it had it, and lets go. The process ends with it.
