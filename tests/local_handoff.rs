@@ -44,20 +44,9 @@ fn requests(server: &Server) -> u64 {
     server.calls(&["evalsha", "eval"])
 }
 
-fn delete(server: &Server) {
-    redis::cmd("DEL")
-        .arg("lock:a")
-        .exec(&mut server.connection())
-        .unwrap();
-}
-
 /// As whoever deletes a key does who wants the waiters to know.
 fn announce(server: &Server, id: &HolderId) {
-    redis::cmd("PUBLISH")
-        .arg("lock_release:a")
-        .arg(id.as_str())
-        .exec(&mut server.connection())
-        .unwrap();
+    server.run("PUBLISH", &["lock_release:a", id.as_str()]);
 }
 
 fn let_go(guard: MutexGuard) {
@@ -101,17 +90,10 @@ fn until_none_looks(server: &Server, client: &Client, before: (u64, u64)) {
     let mut is_quiet = false;
     eventually(PATIENCE, || {
         let sent = client.stats().totals.attempts - before.0;
-        let now = hears(server) && requests(server) - before.1 >= sent;
+        let hears = server.listeners("lock_release:a") > 0;
+        let now = hears && requests(server) - before.1 >= sent;
         std::mem::replace(&mut is_quiet, now) && now
     });
-}
-
-fn hears(server: &Server) -> bool {
-    let (_, subscribers): (String, u64) = redis::cmd("PUBSUB")
-        .arg(&["NUMSUB", "lock_release:a"])
-        .query(&mut server.connection())
-        .unwrap();
-    subscribers > 0
 }
 
 #[test]
@@ -177,7 +159,7 @@ fn each_holder_hears_of_its_own_end_only() {
         let two = got(two);
         let lost_by_two = two.lost();
         assert_eq!(lost_by_two.try_recv(), Err(TryRecvError::Empty));
-        delete(&server);
+        server.run("DEL", &["lock:a"]);
         announce(&server, &id);
         assert_eq!(lost_by_two.recv_timeout(PATIENCE), Ok(Lost::Deleted));
         assert_eq!(losses.recv_timeout(PATIENCE), Ok(("two", Lost::Deleted)));
@@ -204,7 +186,7 @@ fn a_doubt_is_cleared_before_the_next_hand_off() {
         let [one, two, three] = behind(scope, &server, &client, [a(), a(), a()]);
         let one = got(one);
         let id = one.holder_id().clone();
-        delete(&server);
+        server.run("DEL", &["lock:a"]);
         // The client hears it and asks about the lease; the answer is long under way.
         let hearing = proxy.that_said("SUBSCRIBE");
         for link in (0..proxy.connections()).filter(|link| !hearing.contains(link)) {
@@ -462,7 +444,7 @@ fn who_is_granted_meanwhile_has_found_the_lease_lost() {
         let (id, token) = (one.holder_id().clone(), one.fencing_token());
         until_it_looks(&client, &proxy);
         let_go(one);
-        delete(&server);
+        server.run("DEL", &["lock:a"]);
         proxy.all(Traffic::Pass);
         let two = got(two);
         assert_ne!(*two.holder_id(), id);
@@ -692,7 +674,7 @@ fn without_renewal_in_the_background_each_hand_off_renews() {
         let [one, two, three] = behind(scope, &server, &client, [a(), a(), a()]);
         let one = got(one);
         let id = one.holder_id().clone();
-        delete(&server);
+        server.run("DEL", &["lock:a"]);
         assert_eq!(
             one.unlock().unwrap(),
             Unlocked::AlreadyLost(Lost::Deleted),
