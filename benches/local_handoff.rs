@@ -8,6 +8,7 @@ mod support;
 use common::between::{Side, Waiter, wait};
 use common::fleet::{Terms, contend, stretch};
 use common::picture::{Panel, Picture, Row};
+use common::ran::Ran;
 use common::stretch::Stretch;
 use common::woken::Woken;
 use common::{Report, Samples, Spread, contenders};
@@ -38,48 +39,42 @@ fn main() {
     let mut side = Woken::new(&server.url());
     waiter.hand_offs(HAND_OFFS, 0, &mut side);
 
-    let (mut over_redis, mut ours, mut pollers) = (Samples::default(), Vec::new(), Vec::new());
+    let mut over_redis = Samples::default();
+    let mut ours = Ran::new("Mutex", ms(0));
+    let mut pollers = Ran::new("poller by hand, every 1 ms", ms(0));
     for round in 0..ROUNDS {
         for turn in 0..3 {
             match (round + turn) % 3 {
                 0 => over_redis.push(waiter.hand_offs(HAND_OFFS, 0, &mut side)),
-                1 => ours.push(in_one_process(&server, "mutex")),
-                _ => pollers.push(in_one_process(&server, "poller")),
+                1 => ours.rounds.push(in_one_process(&server, "mutex")),
+                _ => pollers.rounds.push(in_one_process(&server, "poller")),
             }
         }
     }
     waiter.end();
 
-    let spread =
-        |of: fn(&Stretch) -> f64, stretches: &[Stretch]| Spread::of(stretches.iter().map(of));
-    let gaps = |stretches: &[Stretch]| {
-        [0, 1, 2].map(|n| Spread::of(stretches.iter().map(|it| it.gaps()[n])).median)
-    };
     let gap_vs_redis = Spread::of(
-        ours.iter()
+        ours.rounds
+            .iter()
             .zip(over_redis.medians())
             .map(|(ours, over_redis)| ours.gaps()[0] / over_redis),
     );
-    let acq_vs_poller = Spread::of(
-        ours.iter()
-            .zip(&pollers)
-            .map(|(ours, poller)| ours.acquisitions_per_s() / poller.acquisitions_per_s()),
-    );
-    let requests = spread(Stretch::requests_per_acquisition, &ours);
-    let jain = spread(Stretch::jain_threads, &ours);
+    let acq_vs_poller = ours.ratio(&pollers, Stretch::acquisitions_per_s);
+    let requests = ours.spread(Stretch::requests_per_acquisition);
+    let jain = ours.spread(Stretch::jain_threads);
 
     let points = |points: [f64; 3]| points.map(|point| format!("{point:.1}"));
-    let row = |label: &str, stretches: &[Stretch]| {
-        let [p50, p99, most] = points(gaps(stretches));
+    let row = |ran: &Ran| {
+        let [p50, p99, most] = points(ran.points(Stretch::gaps));
         vec![
-            label.to_owned(),
+            ran.label.to_owned(),
             p50,
             p99,
             most,
-            spread(Stretch::acquisitions_per_s, stretches).show(0),
-            spread(Stretch::jain_threads, stretches).show(3),
-            spread(Stretch::requests_per_acquisition, stretches).show(3),
-            spread(Stretch::client_cpu_per_acquisition, stretches).show(1),
+            ran.spread(Stretch::acquisitions_per_s).show(0),
+            ran.spread(Stretch::jain_threads).show(3),
+            ran.spread(Stretch::requests_per_acquisition).show(3),
+            ran.spread(Stretch::client_cpu_per_acquisition).show(1),
         ]
     };
     let [p50, p99, most] = points(over_redis.range());
@@ -96,8 +91,8 @@ fn main() {
             "client CPU µs",
         ],
         &[
-            row("Mutex", &ours),
-            row("poller by hand, every 1 ms", &pollers),
+            row(&ours),
+            row(&pollers),
             vec![
                 "over Redis by hand, two processes".to_owned(),
                 p50,
@@ -114,15 +109,15 @@ fn main() {
         title: title.to_owned(),
         rows,
     };
-    let per_s = |stretches: &[Stretch]| spread(Stretch::acquisitions_per_s, stretches);
+    let per_s = |ran: &Ran| ran.spread(Stretch::acquisitions_per_s);
     let picture = Picture {
         title: "Eight threads of one process, one name, empty sections".to_owned(),
         panels: vec![
             panel(
                 "from unlock to another's lock, µs: p50 · p99 · most",
                 vec![
-                    Row::range("Mutex, same process", gaps(&ours)).ours(),
-                    Row::range("pollers, same process", gaps(&pollers)),
+                    Row::range("Mutex, same process", ours.points(Stretch::gaps)).ours(),
+                    Row::range("pollers, same process", pollers.points(Stretch::gaps)),
                     Row::range("over Redis by hand", over_redis.range()),
                 ],
             ),
@@ -141,10 +136,7 @@ fn main() {
                 "requests for an acquisition",
                 vec![
                     Row::bar("Mutex", requests).ours().mark("≤", 0.15),
-                    Row::bar(
-                        "pollers",
-                        spread(Stretch::requests_per_acquisition, &pollers),
-                    ),
+                    Row::bar("pollers", pollers.spread(Stretch::requests_per_acquisition)),
                 ],
             ),
         ],
