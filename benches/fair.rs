@@ -97,14 +97,8 @@ fn main() {
     let picture = Picture {
         title: "From unlock here to lock in another process, first come, first served".to_owned(),
         panels: vec![
-            Panel {
-                title: "µs: p50 · p99 · most".to_owned(),
-                rows: times.collect(),
-            },
-            Panel {
-                title: "times as long".to_owned(),
-                rows: ratios,
-            },
+            Panel::new("µs: p50 · p99 · most", times.collect()),
+            Panel::new("times as long", ratios),
         ],
     };
     report.end(

@@ -54,17 +54,17 @@ fn main() {
     let picture = Picture {
         title: "From unlock here to lock in another process".to_owned(),
         panels: vec![
-            Panel {
-                title: "µs: p50 · p99 · most".to_owned(),
-                rows: vec![
+            Panel::new(
+                "µs: p50 · p99 · most",
+                vec![
                     Row::range("leasehold", ours.range()).ours(),
                     Row::range("by hand", by_hand.range()),
                 ],
-            },
-            Panel {
-                title: "times as long as by hand".to_owned(),
-                rows: vec![Row::bar("leasehold", vs_hand).ours().mark("≤", 1.10)],
-            },
+            ),
+            Panel::new(
+                "times as long as by hand",
+                vec![Row::bar("leasehold", vs_hand).ours().mark("≤", 1.10)],
+            ),
         ],
     };
     report.end(

@@ -78,19 +78,19 @@ fn main() {
     let picture = Picture {
         title: "10 000 held leases in one process, ttl 10 s".to_owned(),
         panels: vec![
-            Panel {
-                title: "% of a core for their renewals".to_owned(),
-                rows: vec![
+            Panel::new(
+                "% of a core for their renewals",
+                vec![
                     bar("leasehold", Spread::of(shares.iter().copied()))
                         .ours()
                         .mark("≤", 3.0),
                     bar("as many by hand", once(by_hand)),
                 ],
-            },
-            Panel {
-                title: "MiB".to_owned(),
-                rows: vec![bar("leasehold", once(highest)).ours().mark("≤", 16.0)],
-            },
+            ),
+            Panel::new(
+                "MiB",
+                vec![bar("leasehold", once(highest)).ours().mark("≤", 16.0)],
+            ),
         ],
     };
     let row =

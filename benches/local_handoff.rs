@@ -105,15 +105,11 @@ fn main() {
             ],
         ],
     );
-    let panel = |title: &str, rows| Panel {
-        title: title.to_owned(),
-        rows,
-    };
     let per_s = |ran: &Ran| ran.spread(Stretch::acquisitions_per_s);
     let picture = Picture {
         title: "Eight threads of one process, one name, empty sections".to_owned(),
         panels: vec![
-            panel(
+            Panel::new(
                 "from unlock to another's lock, µs: p50 · p99 · most",
                 vec![
                     Row::range("Mutex, same process", ours.points(Stretch::gaps)).ours(),
@@ -121,18 +117,18 @@ fn main() {
                     Row::range("over Redis by hand", over_redis.range()),
                 ],
             ),
-            panel(
+            Panel::new(
                 "p50 of that against the hand-off over Redis by hand",
                 vec![Row::bar("Mutex", gap_vs_redis).ours().mark("≤", 0.15)],
             ),
-            panel(
+            Panel::new(
                 "acquisitions a second",
                 vec![
                     Row::bar("Mutex", per_s(&ours)).ours(),
                     Row::bar("pollers", per_s(&pollers)),
                 ],
             ),
-            panel(
+            Panel::new(
                 "requests for an acquisition",
                 vec![
                     Row::bar("Mutex", requests).ours().mark("≤", 0.15),

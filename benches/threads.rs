@@ -73,18 +73,14 @@ fn main() {
         .iter()
         .map(|(name, gain)| (name.as_str(), format!("{gain:.3}")))
         .collect();
-    let panel = |title: &str, rows| Panel {
-        title: title.to_owned(),
-        rows,
-    };
     let picture = Picture {
         title: "Threads of one process, each with a name of its own".to_owned(),
         panels: vec![
-            panel(
+            Panel::new(
                 "times as many pairs a second as with a connection each",
                 gains,
             ),
-            panel("lock + unlock, pairs a second", speeds),
+            Panel::new("lock + unlock, pairs a second", speeds),
         ],
     };
     report.end(&figures, &picture);

@@ -29,16 +29,12 @@ fn main() {
             .mark("≤", 1.03),
         Row::bar("its scripts vs the bare pair", vs_bare),
     ];
-    let panel = |title: &str, rows| Panel {
-        title: title.to_owned(),
-        rows,
-    };
     let picture = Picture {
         title: "Lock + unlock on one thread".to_owned(),
         panels: vec![
-            panel("µs: p50 · p99 · most", times),
-            panel("times as long", ratios),
-            panel("µs that each call inside the scripts costs", costs),
+            Panel::new("µs: p50 · p99 · most", times),
+            Panel::new("times as long", ratios),
+            Panel::new("µs that each call inside the scripts costs", costs),
         ],
     };
     report.end(

@@ -52,22 +52,18 @@ fn main() {
         ],
         &rows,
     );
-    let panel = |title: &str, rows| Panel {
-        title: title.to_owned(),
-        rows,
-    };
     let bar = |name: &str, value| Row::bar(name, value).ours();
     let picture = Picture {
         title: format!("{WAITERS} threads of one client wait for a name"),
         panels: vec![
-            panel(
+            Panel::new(
                 "requests a second, of all of them together",
                 vec![
                     bar("Mutex", plain.requests).mark("≤", 3.0),
                     bar("FairMutex", fair.requests),
                 ],
             ),
-            panel(
+            Panel::new(
                 "% of a core",
                 vec![bar("Mutex", plain.core), bar("FairMutex", fair.core)],
             ),

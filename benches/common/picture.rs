@@ -107,6 +107,11 @@ impl Row {
 }
 
 impl Panel {
+    pub(crate) fn new(title: impl Into<String>, rows: Vec<Row>) -> Self {
+        let title = title.into();
+        Self { title, rows }
+    }
+
     fn height(&self) -> i32 {
         62 + ROW * i32::try_from(self.rows.len()).expect("a few rows")
     }
