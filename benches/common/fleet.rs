@@ -1,6 +1,6 @@
 //! Processes that contend for one name, each with several threads, by one clock: who held it from when to when.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::monitor::Monitor;
 use super::stretch::{Hold, Stretch};
 use super::{clock, processor, servers_processor};
-use crate::support::{self, Child, Server};
+use crate::support::{self, Child, Server, TempDir};
 
 /// A stretch begins with what is not counted: connections, scripts, the first subscription.
 const WARM_UP: Duration = Duration::from_millis(300);
@@ -162,7 +162,7 @@ fn lock_until(
 
 /// Has the processes contend, and puts together what they say. The bench has the role `member`, which is `contend`.
 pub(crate) fn stretch(server: &Server, terms: Terms) -> Stretch {
-    let plain = tempfile();
+    let plain = Plain::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (url, port) = (server.url(), listener.local_addr().unwrap().port());
     let (port, threads) = (port.to_string(), terms.threads.to_string());
@@ -173,7 +173,7 @@ pub(crate) fn stretch(server: &Server, terms: Terms) -> Stretch {
         ("PORT", &port),
         ("THREADS", &threads),
         ("SECTION_US", &section),
-        ("PLAIN", plain.path()),
+        ("PLAIN", &plain.path()),
     ];
     let children: Vec<_> = (0..terms.processes)
         .map(|_| Child::spawn("member", &given))
@@ -257,29 +257,22 @@ fn sleep_until(at: Duration) {
 }
 
 /// The number that is counted in, gone when this is dropped.
-struct Plain(String);
-
-fn tempfile() -> Plain {
-    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-    let next = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let path = std::env::temp_dir().join(format!("leasehold-plain-{}-{next}", process::id()));
-    std::fs::write(&path, [0; 8]).unwrap();
-    Plain(path.to_str().expect("a plain path").to_owned())
-}
+struct Plain(TempDir);
 
 impl Plain {
-    fn path(&self) -> &str {
-        &self.0
+    fn new() -> Self {
+        let this = Self(TempDir::new());
+        fs::write(this.path(), [0; 8]).unwrap();
+        this
+    }
+
+    fn path(&self) -> String {
+        let path = self.0.join("count");
+        path.to_str().expect("a plain path").to_owned()
     }
 
     fn count(&self) -> u64 {
-        let bytes = std::fs::read(&self.0).unwrap();
+        let bytes = fs::read(self.path()).unwrap();
         u64::from_ne_bytes(bytes.try_into().unwrap())
-    }
-}
-
-impl Drop for Plain {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
     }
 }

@@ -50,6 +50,7 @@ pub(crate) use replicas::Replicas;
 pub(crate) use sentinels::{Sentinels, Setup};
 pub(crate) use server::Server;
 pub(crate) use snapshot::Snapshot;
+pub(crate) use tempdir::TempDir;
 pub(crate) use time::{Control, Timed, eventually, let_pass, ms};
 pub(crate) use unreachable::is_unreachable;
 pub(crate) use watchdog::{Watchdog, watchdog};
