@@ -55,13 +55,6 @@ fn lock_keys(server: &Server) -> Vec<String> {
     keys
 }
 
-fn exec(server: &Server, command: &[&str]) {
-    redis::cmd(command[0])
-        .arg(&command[1..])
-        .exec(&mut server.connection())
-        .unwrap();
-}
-
 #[track_caller]
 fn released(guard: MutexAllGuard) {
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
@@ -431,9 +424,9 @@ fn losing_one_is_losing_all() {
         });
     // Deleted behind our back, taken over, and by an operator.
     let breaks: [(&dyn Fn(), Lost); 3] = [
-        (&|| exec(&server, &["DEL", "lock:b"]), Lost::Deleted),
+        (&|| server.run("DEL", &["lock:b"]), Lost::Deleted),
         (
-            &|| exec(&server, &["SET", "lock:b", "foreign", "PX", "1500"]),
+            &|| server.run("SET", &["lock:b", "foreign", "PX", "1500"]),
             Lost::Taken,
         ),
         (
@@ -469,7 +462,7 @@ fn a_release_finds_the_loss() {
     let server = Server::start();
     let client = client(&server.url());
     let guard = client.mutex_all(["a", "b", "c"]).lock().unwrap();
-    exec(&server, &["SET", "lock:b", "foreign"]);
+    server.run("SET", &["lock:b", "foreign"]);
     let lost = Unlocked::AlreadyLost(Lost::Taken);
     assert_eq!(guard.unlock().unwrap(), lost);
     assert_eq!(lock_keys(&server), ["lock:b"]);
@@ -546,23 +539,23 @@ fn what_cannot_be_read_leaves_nothing_held() {
     let client = client(&server.url());
     let fence = "leasehold:fence:{lock:b}";
     for broken in ["1.5", "9007199254740991", "x"] {
-        exec(&server, &["SET", fence, broken]);
+        server.run("SET", &[fence, broken]);
         match client.mutex_all(["a", "b", "c"]).try_lock() {
             Err(Error::BadFence { key }) => assert_eq!(key, fence),
             other => panic!("{other:?}"),
         }
         assert_eq!(lock_keys(&server), [""; 0]);
     }
-    exec(&server, &["DEL", fence]);
-    exec(&server, &["RPUSH", "lock:c", "x"]);
+    server.run("DEL", &[fence]);
+    server.run("RPUSH", &["lock:c", "x"]);
     match client.mutex_all(["a", "b", "c"]).try_lock() {
         Err(Error::WrongType { key }) => assert_eq!(key, "lock:c"),
         other => panic!("{other:?}"),
     }
     assert_eq!(lock_keys(&server), ["lock:c"]);
     // A counter that is ahead of the clock goes up from there, for its own name alone.
-    exec(&server, &["DEL", "lock:c"]);
-    exec(&server, &["SET", fence, "9007199254740000"]);
+    server.run("DEL", &["lock:c"]);
+    server.run("SET", &[fence, "9007199254740000"]);
     let guard = client.mutex_all(["a", "b"]).try_lock().unwrap().unwrap();
     assert_eq!(token(&guard, "b").value(), 9_007_199_254_740_001);
     assert!(token(&guard, "a") < token(&guard, "b"));
@@ -631,10 +624,10 @@ fn a_replica_says_nothing_of_a_set() {
         let all = one.mutex_all(names).auto_renew(false);
         all.lock().unwrap()
     });
-    exec(&server, &["DEL", "lock:a", "lock:b"]);
-    exec(
-        &server,
-        &["REPLICAOF", "127.0.0.1", &support::free_port().to_string()],
+    server.run("DEL", &["lock:a", "lock:b"]);
+    server.run(
+        "REPLICAOF",
+        &["127.0.0.1", &support::free_port().to_string()],
     );
     let answer = two.mutex_all(["c", "d"]).try_lock();
     assert!(
@@ -654,7 +647,7 @@ fn a_replica_says_nothing_of_a_set() {
         matches!(answer, Err(Error::Unreachable { .. })),
         "{answer:?}"
     );
-    exec(&server, &["REPLICAOF", "NO", "ONE"]);
+    server.run("REPLICAOF", &["NO", "ONE"]);
     released(held);
 }
 
@@ -784,7 +777,7 @@ fn a_cluster_takes_slot_by_slot_and_gives_back() {
     // Losing one is losing all, over the slots too.
     let guard = two.mutex_all(&names).renew_every(ms(100)).lock().unwrap();
     let key = format!("lock:{}", names[1]);
-    exec(cluster.node(cluster.master_of(&key)), &["DEL", &key]);
+    cluster.node(cluster.master_of(&key)).run("DEL", &[&key]);
     assert_eq!(guard.lost().recv_timeout(ms(10_000)), Ok(Lost::Deleted));
     eventually(ms(10_000), || {
         names.iter().all(|name| !is_taken(&cluster, name))
@@ -843,14 +836,8 @@ fn a_quorum_votes_for_the_set() {
     let (one, two) = (open(), open());
     // A counter that is ahead on one of them: the second proposal is above it, for all names.
     let ahead = 9_000_000_000_000_000_u64;
-    exec(
-        &servers[1],
-        &["SET", "leasehold:fence:{lock:b}", &ahead.to_string()],
-    );
-    exec(
-        &servers[2],
-        &["SET", "leasehold:fence:{lock:b}", &ahead.to_string()],
-    );
+    servers[1].run("SET", &["leasehold:fence:{lock:b}", &ahead.to_string()]);
+    servers[2].run("SET", &["leasehold:fence:{lock:b}", &ahead.to_string()]);
     let guard = one.mutex_all(["b", "a"]).lock().unwrap();
     for name in ["a", "b"] {
         assert!(token(&guard, name).value() > ahead);
@@ -881,8 +868,8 @@ fn a_quorum_votes_for_the_set() {
         .unwrap();
     assert!(token(&guard, "a") > before);
     // Any name that a server does not know any more is its vote against all of them.
-    exec(&servers[1], &["DEL", "lock:b"]);
-    exec(&servers[2], &["DEL", "lock:a"]);
+    servers[1].run("DEL", &["lock:b"]);
+    servers[2].run("DEL", &["lock:a"]);
     assert_eq!(guard.lost().recv_timeout(ms(10_000)), Ok(Lost::Deleted));
     for server in &servers[1..] {
         eventually(ms(10_000), || lock_keys(server).is_empty());

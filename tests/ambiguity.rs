@@ -255,13 +255,7 @@ fn an_acquire_that_lost_its_undo_is_undone_elsewhere() {
         assert!(!undo.is_acquire);
         assert_eq!(undo.id, id, "it goes on");
     }
-    redis::cmd("SET")
-        .arg("lock:a")
-        .arg(&id)
-        .arg("PX")
-        .arg(TTL.as_millis() as u64)
-        .exec(&mut server.connection())
-        .unwrap();
+    server.run("SET", &["lock:a", &id, "PX", &TTL.as_millis().to_string()]);
     eventually(SOON, || server.get("lock:a").is_none());
 }
 

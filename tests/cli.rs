@@ -910,9 +910,7 @@ fn completions_and_manual_pages_are_written() {
 #[test]
 fn no_password_is_shown() {
     let server = Server::start();
-    let mut config = redis::cmd("CONFIG");
-    let config = config.arg(&["SET", "requirepass", "s3cret"]);
-    config.exec(&mut server.connection()).unwrap();
+    server.run("CONFIG", &["SET", "requirepass", "s3cret"]);
     let url = |password: &str| format!("redis://:{password}@127.0.0.1:{}", server.port());
     let show = |url: &str, expected: i32, args: &[&str]| {
         let output = output(url, args);

@@ -214,9 +214,7 @@ impl<D: Deployment> Place<'_, D> {
     /// On every server that keeps the name.
     fn everywhere(&self, command: &[&str]) {
         for server in self.keepers() {
-            let mut command_ = redis::cmd(command[0]);
-            command_.arg(&command[1..]);
-            command_.exec(&mut server.connection()).unwrap();
+            server.run(command[0], &command[1..]);
         }
     }
 

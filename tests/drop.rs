@@ -260,10 +260,7 @@ fn a_guard_outlives_its_client() {
         guard.holder_id().as_str().as_bytes()
     );
     let lost = guard.lost();
-    redis::cmd("DEL")
-        .arg("lock:a")
-        .exec(&mut server.connection())
-        .unwrap();
+    server.run("DEL", &["lock:a"]);
     assert_eq!(lost.recv_timeout(SOON), Ok(Lost::Deleted));
 }
 

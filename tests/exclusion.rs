@@ -144,10 +144,7 @@ fn with_releases_on_panic() {
 fn with_tells_that_the_lock_was_lost_on_the_way() {
     let server = Server::start();
     let result = client(&server).mutex("a").with(|_| {
-        redis::cmd("DEL")
-            .arg("lock:a")
-            .exec(&mut server.connection())
-            .unwrap();
+        server.run("DEL", &["lock:a"]);
     });
     assert!(matches!(result, Err(Error::Lost(Lost::Deleted))));
 }

@@ -23,11 +23,7 @@ fn draw(client: &Client) -> u64 {
 }
 
 fn set_fence(server: &Server, value: u64) {
-    redis::cmd("SET")
-        .arg(FENCE)
-        .arg(value)
-        .exec(&mut server.connection())
-        .unwrap();
+    server.run("SET", &[FENCE, &value.to_string()]);
 }
 
 fn stored(server: &Server) -> u64 {
@@ -79,9 +75,7 @@ fn rises_over_flushall() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
     let flush = || {
-        redis::cmd("FLUSHALL")
-            .exec(&mut server.connection())
-            .unwrap();
+        server.run("FLUSHALL", &[]);
     };
     let first = draw(&one);
     flush();
@@ -128,10 +122,7 @@ fn rises_over_the_promotion_of_a_replica_that_lagged() {
     });
     link.all(Traffic::Stall);
     let newest = (0..20).map(|_| draw(&client(&master))).max().unwrap();
-    redis::cmd("REPLICAOF")
-        .arg(&["NO", "ONE"])
-        .exec(&mut replica.connection())
-        .unwrap();
+    replica.run("REPLICAOF", &["NO", "ONE"]);
     assert_eq!(stored(&replica), known);
     assert!(draw(&client(&replica)) > newest);
 }

@@ -36,13 +36,6 @@ fn client(server: &Server) -> Client {
     builder(server.url()).build().unwrap()
 }
 
-fn command(server: &Server, words: &[&str]) {
-    redis::cmd(words[0])
-        .arg(&words[1..])
-        .exec(&mut server.connection())
-        .unwrap();
-}
-
 /// Runs it beside the test, and returns what it came to, at once.
 #[track_caller]
 fn soon<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
@@ -194,8 +187,8 @@ fn a_key_of_another_type_is_an_error_that_names_it() {
         &["HSET", "lock:x", "f", "v"],
         &["XADD", "lock:x", "1-1", "f", "v"],
     ] {
-        command(&server, &["FLUSHALL"]);
-        command(&server, other);
+        server.run("FLUSHALL", &[]);
+        server.run(other[0], &other[1..]);
         let dump = || -> Vec<u8> {
             redis::cmd("DUMP")
                 .arg("lock:x")
@@ -220,14 +213,14 @@ fn a_held_key_that_becomes_another_type_is_left_alone() {
     let server = Server::start();
     let mutex = client(&server).mutex("x").ttl(MINUTE);
     let become_a_list = || {
-        command(&server, &["DEL", "lock:x"]);
-        command(&server, &["RPUSH", "lock:x", "v"]);
+        server.run("DEL", &["lock:x"]);
+        server.run("RPUSH", &["lock:x", "v"]);
     };
     let guard = mutex.lock().unwrap();
     become_a_list();
     assert!(matches!(guard.renew(), Err(Error::WrongType { .. })));
     assert!(matches!(guard.unlock(), Err(Error::WrongType { .. })));
-    command(&server, &["DEL", "lock:x"]);
+    server.run("DEL", &["lock:x"]);
     let guard = mutex.lock().unwrap();
     become_a_list();
     drop(guard);
@@ -239,7 +232,7 @@ fn a_held_key_that_becomes_another_type_is_left_alone() {
 fn a_foreign_key_without_an_end_is_held_by_another() {
     let server = Server::start();
     let mutex = client(&server).mutex("x");
-    command(&server, &["SET", "lock:x", "v"]);
+    server.run("SET", &["lock:x", "v"]);
     assert!(mutex.try_lock().unwrap().is_none());
     assert!(mutex.try_lock_for(ms(300)).unwrap().is_none());
     assert!(mutex.try_with(|_| ()).unwrap().is_none());
@@ -389,7 +382,7 @@ fn durations_without_end_mean_no_deadline() {
 fn a_pause_without_end_ends_at_the_deadline() {
     let server = Server::start();
     let mutex = client(&server).mutex("x");
-    command(&server, &["SET", "lock:x", "v"]);
+    server.run("SET", &["lock:x", "v"]);
     let endless = Backoff::new(Duration::MAX, Duration::MAX).jitter(0.0);
     let mutex = mutex.wait(WaitPolicy::Backoff(endless));
     let given_up = soon(move || mutex.try_lock_for(ms(300)));
@@ -649,10 +642,9 @@ fn assert_error_keeps_secret(error: &Error) {
 fn no_password_is_told() {
     support::captured();
     let server = Server::start();
-    command(
-        &server,
+    server.run(
+        "ACL",
         &[
-            "ACL",
             "SETUSER",
             "ann",
             "on",

@@ -26,10 +26,7 @@ fn client(server: &Server) -> Client {
 
 /// Sets a key as a client of another make would, without an end.
 fn foreign_lock(server: &Server, key: &str, value: &str) {
-    redis::cmd("SET")
-        .arg(&[key, value])
-        .exec(&mut server.connection())
-        .unwrap();
+    server.run("SET", &[key, value]);
 }
 
 fn scripts(server: &Server) -> u64 {
@@ -174,11 +171,7 @@ fn inspect_shows_what_can_be_seen_of_a_foreign_holder() {
     assert_eq!(holder.holder_id(), None);
     assert_eq!(holder.remaining(), None, "it has no end");
     assert_eq!(holder.fencing_token(), None, "none was drawn");
-    redis::cmd("PEXPIRE")
-        .arg("lock:a")
-        .arg(60_000)
-        .exec(&mut server.connection())
-        .unwrap();
+    server.run("PEXPIRE", &["lock:a", "60000"]);
     let holder = mutex.inspect().unwrap().unwrap();
     assert!(
         holder
@@ -257,11 +250,7 @@ fn renew_asks_for_the_whole_ttl_anew() {
     let server = Server::start();
     let mutex = client(&server).mutex("a").ttl(MINUTE).auto_renew(false);
     let guard = mutex.lock().unwrap();
-    redis::cmd("PEXPIRE")
-        .arg("lock:a")
-        .arg(20_000)
-        .exec(&mut server.connection())
-        .unwrap();
+    server.run("PEXPIRE", &["lock:a", "20000"]);
     let first = guard.remaining().unwrap();
     eventually(SOON, || guard.remaining().unwrap() + ms(300) < first);
     let before = Instant::now() + guard.remaining().unwrap();
@@ -337,10 +326,7 @@ fn what_is_lost_is_neither_renewed_nor_extended() {
             assert!(lost.recv().is_err(), "and then disconnected");
         }
         assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(Lost::Taken));
-        redis::cmd("DEL")
-            .arg("lock:a")
-            .exec(&mut server.connection())
-            .unwrap();
+        server.run("DEL", &["lock:a"]);
     }
 }
 

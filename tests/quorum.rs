@@ -98,13 +98,6 @@ fn median(client: &Client) -> Duration {
     times[10]
 }
 
-fn exec(server: &Server, command: &[&str]) {
-    redis::cmd(command[0])
-        .arg(&command[1..])
-        .exec(&mut server.connection())
-        .unwrap();
-}
-
 fn now_us() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     now.unwrap().as_micros() as u64
@@ -197,7 +190,7 @@ fn a_waiter_looks_once_a_majority_has_announced_a_release() {
     );
     let _guard = one.mutex("a").ttl(LONG).lock().unwrap();
     let looks = || servers.0[0].calls(&["evalsha", "eval"]);
-    let say_on = |n: usize, who: &str| exec(&servers.0[n], &["PUBLISH", CHANNEL, who]);
+    let say_on = |n: usize, who: &str| servers.0[n].run("PUBLISH", &[CHANNEL, who]);
     thread::scope(|scope| {
         scope.spawn(|| {
             let end = two.mutex("a").lock();
@@ -277,7 +270,7 @@ fn a_token_that_is_too_low_is_proposed_again_above_the_counter() {
     let servers = Servers::start(3);
     let ahead = now_us() + 3_600_000_000;
     for server in &servers.0[1..] {
-        exec(server, &["SET", FENCE, &ahead.to_string()]);
+        server.run("SET", &[FENCE, &ahead.to_string()]);
     }
     let client = servers.client();
     let guard = client.mutex("a").ttl(LONG).lock().unwrap();
@@ -302,9 +295,9 @@ fn a_token_that_is_too_low_is_proposed_again_above_the_counter() {
 fn a_broken_counter_counts_as_a_server_that_fails() {
     let servers = Servers::start(3);
     let client = servers.client();
-    exec(&servers.0[0], &["SET", FENCE, "9007199254740991"]);
+    servers.0[0].run("SET", &[FENCE, "9007199254740991"]);
     lock_and_unlock(&client);
-    exec(&servers.0[1], &["SET", FENCE, "x"]);
+    servers.0[1].run("SET", &[FENCE, "x"]);
     let refused = client.mutex("a").ttl(LONG).lock();
     assert!(
         matches!(refused, Err(Error::BadFence { .. })),
@@ -314,7 +307,7 @@ fn a_broken_counter_counts_as_a_server_that_fails() {
     // One counter far ahead must not drag the tokens of other names along.
     let far = now_us() * 2;
     for server in &servers.0 {
-        exec(server, &["SET", FENCE, &far.to_string()]);
+        server.run("SET", &[FENCE, &far.to_string()]);
     }
     let guard = client.mutex("a").lock().unwrap();
     assert_eq!(guard.fencing_token().value(), far + 1);
@@ -496,8 +489,8 @@ fn a_split_vote_is_taken_again() {
     let servers = Servers::start(3);
     let client = servers.builder().backstop(LONG).build().unwrap();
     let told = ms(5_000);
-    exec(&servers.0[0], &["SET", KEY, "x", "PX", "700"]);
-    exec(&servers.0[1], &["SET", KEY, "y", "PX", "60000"]);
+    servers.0[0].run("SET", &[KEY, "x", "PX", "700"]);
+    servers.0[1].run("SET", &[KEY, "y", "PX", "60000"]);
     let tried = client.mutex("a").ttl(LONG).try_lock_for(ms(200)).unwrap();
     assert!(tried.is_none(), "others were seen to hold it");
     eventually(told, || servers.0[2].get(KEY).is_none());
@@ -570,7 +563,7 @@ fn a_lease_is_renewed_by_a_majority_and_lost_with_it() {
         // One key less than a majority.
         let lost = guard.lost();
         for server in &servers.0[spare..] {
-            exec(server, &["DEL", KEY]);
+            server.run("DEL", &[KEY]);
         }
         let why = lost.recv_timeout(ms(10_000)).expect("it is told");
         assert_eq!(why, Lost::Deleted);
@@ -588,15 +581,15 @@ fn a_key_that_is_gone_from_a_minority_is_no_loss() {
     let client = servers.client();
     let guard = servers.hold(&client.mutex("a").ttl(LONG));
     for server in &servers.0[..2] {
-        exec(server, &["DEL", KEY]);
+        server.run("DEL", &[KEY]);
     }
     guard.renew().unwrap();
     assert!(guard.is_held());
-    exec(&servers.0[2], &["SET", KEY, "x"]);
+    servers.0[2].run("SET", &[KEY, "x"]);
     assert!(matches!(guard.renew(), Err(Error::Lost(Lost::Deleted))));
     drop(guard);
     for server in &servers.0[..3] {
-        exec(server, &["SET", KEY, "x", "PX", "60000"]);
+        server.run("SET", &[KEY, "x", "PX", "60000"]);
     }
     let holder = client.mutex("a").inspect().unwrap().expect("it is held");
     assert_eq!(holder.value(), b"x");
@@ -674,7 +667,7 @@ fn scripts_that_are_forgotten_are_sent_again() {
     let client = servers.client();
     let flush = || {
         for server in &servers.0 {
-            exec(server, &["SCRIPT", "FLUSH"]);
+            server.run("SCRIPT", &["FLUSH"]);
         }
     };
     for _ in 0..5 {

@@ -163,11 +163,7 @@ fn one_that_is_promoted_knows_the_lease() {
     let guard = mutex(&client(servers.master()), 1).lock().unwrap();
     servers.kill_master();
     let heir = servers.replica(0);
-    redis::cmd("REPLICAOF")
-        .arg("NO")
-        .arg("ONE")
-        .exec(&mut heir.connection())
-        .unwrap();
+    heir.run("REPLICAOF", &["NO", "ONE"]);
     assert!(client(heir).mutex("a").try_lock().unwrap().is_none());
     assert!(guard.is_held());
 }

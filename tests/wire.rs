@@ -232,11 +232,7 @@ fn a_false_alarm_is_no_loss() {
         let waiter = scope.spawn(|| mutex.lock().map(drop));
         server.wait_for_a_waiter("lock_release:x");
         let calls = server.calls(&["evalsha", "eval"]);
-        redis::cmd("PUBLISH")
-            .arg("lock_release:x")
-            .arg(guard.holder_id().as_str())
-            .exec(&mut server.connection())
-            .unwrap();
+        server.run("PUBLISH", &["lock_release:x", guard.holder_id().as_str()]);
         eventually(SOON, || server.calls(&["evalsha", "eval"]) > calls);
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         waiter.join().unwrap().unwrap();
@@ -284,9 +280,7 @@ fn a_name_with_a_hash_tag_keeps_its_cluster_slot() {
         ("a{b", "leasehold:fence:{lock:a{b}"),
         ("a}b", "leasehold:fence:{lock:a}b}"),
     ] {
-        redis::cmd("FLUSHALL")
-            .exec(&mut server.connection())
-            .unwrap();
+        server.run("FLUSHALL", &[]);
         let _guard = client.mutex(name).lock().unwrap();
         let lock = format!("lock:{name}");
         assert_eq!(server.keys(), [fence.as_bytes(), lock.as_bytes()]);

@@ -120,10 +120,7 @@ impl Chaos {
             children.splice(0..0, stopped.into_iter().chain(fresh));
         }
         goes_on(witness);
-        redis::cmd("SET")
-            .arg(&["stop", "1"])
-            .exec(&mut witness.connection())
-            .expect("the witness is well");
+        witness.run("SET", &["stop", "1"]);
         for child in children {
             child.wait().succeeded();
         }

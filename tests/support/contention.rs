@@ -118,10 +118,7 @@ impl Contention {
 
     /// Has them stop.
     pub(crate) fn finish(mut self) -> Outcome {
-        redis::cmd("SET")
-            .arg(&["stop", "1"])
-            .exec(&mut self.witness.connection())
-            .expect("the witness is well");
+        self.witness.run("SET", &["stop", "1"]);
         let mut late = Duration::ZERO;
         let mut overshoot = Duration::ZERO;
         for child in self.children.drain(..) {
