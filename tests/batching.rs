@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, MutexGuard, Unlocked};
 use parking_lot::Mutex;
-use support::{Proxy, Replicas, Server, Traffic, eventually, ms};
+use support::{Proxy, Replicas, Server, Traffic, eventually, let_pass, ms};
 
 const THREADS: usize = 32;
 
@@ -179,7 +179,8 @@ fn a_slow_reply_ends_the_connection_for_all_and_each_undo_is_written_behind() {
             carrying()
                 .iter()
                 .for_each(|n| proxy.nth(*n, Traffic::StallReplies));
-            thread::sleep(ms(20));
+            // For what was under way to get there. Where that was too little, the next may do.
+            let_pass(ms(20));
             let has_hit = locks(&server) > 2;
             if !has_hit {
                 carrying().iter().for_each(|n| proxy.nth(*n, Traffic::Pass));
@@ -256,7 +257,8 @@ fn scripts_are_forgotten_and_nobody_notices() {
             for _ in 0..100 {
                 let mut flush = redis::cmd("SCRIPT");
                 flush.arg("FLUSH").exec(&mut connection).unwrap();
-                thread::sleep(ms(2));
+                // Between two of them, some calls find their script and some do not.
+                let_pass(ms(2));
             }
             return;
         }
@@ -305,10 +307,14 @@ fn the_cap_holds_and_a_release_does_not_wait_for_it() {
     let client = client(&proxy.url(), 1);
     let guard = client.mutex("held").lock().unwrap();
     proxy.present(Traffic::StallReplies);
+    let asked = || client.stats().totals.attempts;
+    let before = asked();
     thread::scope(|scope| {
         let answers = scope.spawn(|| at_once(THREADS, |n| try_lock(&client, n).is_ok()));
         // The only connection has a call whose answer does not come, and the others wait.
-        thread::sleep(ms(100));
+        eventually(ms(10_000), || asked() == before + THREADS as u64);
+        // That they open no other, only time shows.
+        let_pass(ms(100));
         assert_eq!(proxy.that_said("EVALSHA").len(), 1);
         let began = Instant::now();
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);

@@ -12,7 +12,7 @@ use redis::Connection;
 
 use super::child::{Child, given, say};
 use super::server::Server;
-use super::time::{Control, eventually, ms};
+use super::time::{Control, eventually, let_pass, ms};
 
 /// How long the lease of a holder that was killed outlives it.
 const TTL: Duration = ms(2_000);
@@ -112,7 +112,8 @@ impl Chaos {
             paused += stopped.len();
             // Those that are struck next have been there for longest.
             let fresh: Vec<Child> = dead.iter().map(|_| start()).collect();
-            thread::sleep(pause);
+            // So long they stand still: it is what the others have to get over.
+            let_pass(pause);
             for child in &stopped {
                 child.resume();
             }
@@ -221,7 +222,8 @@ fn survive(mut witness: Connection, lock: impl Fn() -> Result<MutexGuard, Error>
             .arg(own)
             .query(&mut witness)
             .expect("the witness is well");
-        thread::sleep(ms(1));
+        // A section that takes a moment, in which one who should not come can.
+        let_pass(ms(1));
         redis::cmd("HDEL")
             .arg("inside")
             .arg(token)
