@@ -245,9 +245,13 @@ fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
 /// Gives back at once what was granted to a client that is being shut down: nobody has seen it yet,
 /// so nobody is told.
 pub(crate) fn abandon(shared: &Shared, hold: &Arc<Hold>, until: Instant) {
-    hold.release(hold.token(), Instant::now());
+    let standing = hold.release(hold.token(), Instant::now());
     shared.timer.forget(hold);
     shared.waiters.ended(hold, true);
+    if let Some(Standing::Lost(Lost::ShutDown)) = standing {
+        // The shutdown has seen it, and releases it.
+        return;
+    }
     for part in hold.keys.parts() {
         // Where this fails the ttl ends it.
         let _ = shared.servers.call_or_undo(

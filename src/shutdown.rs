@@ -81,7 +81,7 @@ pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
         unreleased: held.len(),
         ..ShutdownReport::default()
     };
-    let answers = shared.release(held, deadline);
+    let answers = shared.release(held, last);
     while let Ok(found) = answers.recv_timeout(Instant::now().until(deadline)) {
         match found {
             Found::Ours => report.released += 1,

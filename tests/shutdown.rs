@@ -143,6 +143,19 @@ fn holders_that_let_go_when_told_are_counted_like_the_others() {
 }
 
 #[test]
+fn without_time_to_wait_for_answers_everything_is_released_all_the_same() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let guards = hold(&client, 5);
+
+    let report = client.shutdown(Duration::ZERO).unwrap();
+
+    assert_eq!(report.released() + report.unreleased(), 5);
+    eventually(ms(5_000), || lock_keys(&server) == 0);
+    assert!(guards.iter().all(|guard| !guard.is_held()));
+}
+
+#[test]
 fn what_others_hold_by_then_is_left_alone_and_counted() {
     let server = Server::start();
     let client = client(&server.url());
