@@ -383,7 +383,7 @@ impl<'a> Wait<'a> {
     fn failed(&mut self, fault: Fault) -> Result<Option<Duration>, Error> {
         match self.vigil.failed(fault) {
             Ok(pause) => Ok(Some(pause)),
-            Err(error) if self.vigil.is_over(&error, || self.is_taken()) => Ok(None),
+            Err(error) if self.vigil.is_outdone(&error, || self.is_taken()) => Ok(None),
             Err(error) => Err(error),
         }
     }

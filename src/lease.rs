@@ -67,6 +67,8 @@ pub(crate) enum Due {
     Ask,
     /// Nothing before then.
     At(Instant),
+    /// The same, and nothing is lost yet where it is looked at by the second instant.
+    Between(Instant, Instant),
     /// It has ended.
     Nothing,
 }
@@ -219,12 +221,14 @@ impl Lease {
             Due::Nothing
         } else if self.is_due_by(now) {
             Due::Ask
+        } else if self.asking {
+            Due::At(self.end())
+        } else if self.provisional && self.failures == 0 {
+            // Whoever heard of the grant rings for it.
+            let by = now.after(now.until(self.end()) / 2);
+            Due::Between(self.end().min(self.renew_at), by)
         } else {
-            Due::At(if self.asking {
-                self.end()
-            } else {
-                self.end().min(self.renew_at)
-            })
+            Due::At(self.end().min(self.renew_at))
         }
     }
 
@@ -489,7 +493,7 @@ mod tests {
             tries += 1;
             lease.unconfirmed(now);
             match lease.due(now) {
-                Due::At(next) => now = next.max(now.after(ms(1))),
+                Due::At(next) | Due::Between(next, _) => now = next.max(now.after(ms(1))),
                 Due::Ask => now = now.after(ms(1)),
                 Due::Nothing => break,
             }
@@ -514,7 +518,7 @@ mod tests {
             );
             let mut lease = Lease::passed(at(0), at(1468), lasting, &terms).unwrap();
             assert_eq!(lease.stand(at(1468)), Standing::Held(ms(1500)));
-            assert_eq!(lease.due(at(1468)), Due::At(at(1468).after(SOON)));
+            assert_eq!(lease.due(at(1468)), Due::Between(at(1471), at(2218)));
             let ask = lease.ask_if_due(at(1471)).unwrap();
             assert_eq!(
                 ask,

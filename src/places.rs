@@ -203,7 +203,7 @@ impl Places {
     /// Redis has made `id` the holder. Ignored unless a call waits under it.
     pub(crate) fn granted(&self, id: &HolderId, token: FencingToken) {
         let bell = self.state.lock().grant(id, token);
-        // Not under the lock: whoever wakes is to go on at once.
+        // Outside the lock, since its waiter has nothing to ask anybody: it goes on at once.
         if let Some(bell) = bell {
             bell.ring();
         }

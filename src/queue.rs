@@ -246,7 +246,7 @@ impl<'a> Stand<'a> {
             Ok(None) => Ok(None),
             Err(error) => {
                 self.leave(grant.id);
-                if self.vigil.is_over(&error, || self.is_taken()) {
+                if self.vigil.is_outdone(&error, || self.is_taken()) {
                     return Ok(None);
                 }
                 Err(error)
@@ -325,7 +325,7 @@ impl<'a> Stand<'a> {
     fn failed(&mut self, fault: Fault) -> Result<Duration, Error> {
         match self.vigil.failed(fault) {
             // The wait is over, and this is not why.
-            Err(error) if self.vigil.is_over(&error, || self.is_taken()) => Ok(Duration::ZERO),
+            Err(error) if self.vigil.is_outdone(&error, || self.is_taken()) => Ok(Duration::ZERO),
             answer => answer,
         }
     }

@@ -15,7 +15,7 @@ pub(crate) struct Vigil<'a> {
     pub(crate) subscription: Option<Subscription<'a>>,
     /// Commands without an answer in a row.
     failures: u32,
-    /// It waits, and that was logged.
+    /// It waits, and that was logged, or need not be any more.
     pub(crate) has_waited: bool,
 }
 
@@ -65,7 +65,7 @@ impl<'a> Vigil<'a> {
 
     /// Whether a refusal in this very call is a better answer than `error`: its deadline has come, and the lock
     /// `is_taken`.
-    pub(crate) fn is_over(&self, error: &Error, is_taken: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn is_outdone(&self, error: &Error, is_taken: impl FnOnce() -> bool) -> bool {
         matches!(error, Error::Unreachable { .. }) && Instant::now() >= self.deadline && is_taken()
     }
 

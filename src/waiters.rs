@@ -35,7 +35,7 @@ pub(crate) struct Waiters {
 struct Queue {
     /// The lease that this client holds.
     held: Option<Held>,
-    /// Who took it.
+    /// Who took it, for a warning in debug builds.
     holder: Option<std::thread::ThreadId>,
     /// The last lease released here while somebody waited: its own message is no news.
     released: Option<HolderId>,
@@ -266,7 +266,7 @@ impl Waiters {
         });
         match first.bell.clone() {
             Some(bell) => {
-                // Nobody is asked for it: whoever wakes is to go on at once.
+                // Outside the lock, since its waiter has nothing to ask anybody: it goes on at once.
                 drop(names);
                 bell.ring();
             }
@@ -304,7 +304,9 @@ impl Waiters {
             Some(queue) => queue,
             None => names.entry(name.clone()).or_default(),
         };
-        queue.holder = Some(std::thread::current().id());
+        if cfg!(debug_assertions) {
+            queue.holder = Some(std::thread::current().id());
+        }
         let held = Held {
             id: id.clone(),
             hold,
@@ -505,7 +507,9 @@ impl Ticket<'_> {
         // The next one sleeps on: there is nothing that it could do while this client holds the name, and whatever
         // ends that rings for it.
         let place = queue.places.pop_front();
-        queue.holder = Some(std::thread::current().id());
+        if cfg!(debug_assertions) {
+            queue.holder = Some(std::thread::current().id());
+        }
         drop(names);
         drop(place);
         self.has_left.set(true);

@@ -24,7 +24,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::hold::Hold;
 use crate::kind::{Found, Key, Keys};
-use crate::lease::Ask;
+use crate::lease::{Ask, Due};
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::server::slot_map::Moved;
@@ -300,9 +300,10 @@ impl Shared {
         let now = Instant::now();
         hold.stand(now);
         match hold.lease(|lease| lease.due(now)) {
-            crate::lease::Due::At(at) => self.timer.watch(hold, at),
-            crate::lease::Due::Ask => self.timer.watch(hold, now),
-            crate::lease::Due::Nothing => self.tell_loss(hold),
+            Due::At(at) => self.timer.watch(hold, at, at),
+            Due::Between(at, by) => self.timer.watch(hold, at, by),
+            Due::Ask => self.timer.watch(hold, now, now),
+            Due::Nothing => self.tell_loss(hold),
         }
     }
 }

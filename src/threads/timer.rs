@@ -22,7 +22,7 @@ struct State {
     leases: Leases,
     /// Until when the thread sleeps; the start of time while it is awake and will look anyway.
     sleeps_until: Instant,
-    /// When somebody is sure to [`ring`](Timer::ring), whatever is armed by then.
+    /// When somebody is to [`ring`](Timer::ring).
     rung_at: Instant,
     stopping: bool,
     /// Nobody takes out what is armed from now on.
@@ -55,27 +55,27 @@ impl Timer {
         self.worker.start(move || run(&shared))
     }
 
-    /// Looks at `hold` at the instant `at`, instead of when it was said before.
-    pub(crate) fn watch(&self, hold: &Arc<Hold>, at: Instant) {
+    /// Looks at `hold` at the instant `at`, instead of when it was said before; no later than `by`, if somebody is to ring
+    /// from now until `at` and does not.
+    pub(crate) fn watch(&self, hold: &Arc<Hold>, at: Instant, by: Instant) {
         let mut state = self.state.lock();
         // Its holder may have let go since it was last looked at: then nobody would forget it again.
         if state.drained || !hold.lease(|lease| lease.is_open()) {
             return;
         }
         state.leases.arm(hold, at);
-        if at < state.sleeps_until.min(state.rung_at) {
+        if at < state.sleeps_until && (at < state.rung_at || by < state.sleeps_until) {
             self.changed.notify_one();
         }
     }
 
-    /// The caller is sure to [`ring`](Self::ring) at `at` or shortly after: what is due later than that, and is
-    /// watched until then, wakes nobody now. So whoever has just got a lock runs on without one more thread beside it.
-    pub(crate) fn is_rung_at(&self, at: Instant) {
+    /// The caller will [`ring`](Self::ring) at `at`, or shortly after.
+    pub(crate) fn will_be_rung_at(&self, at: Instant) {
         let mut state = self.state.lock();
         state.rung_at = state.rung_at.min(at);
     }
 
-    /// Has the thread look, if it would sleep beyond what is due.
+    /// Has the thread look at what is due before it would wake by itself.
     pub(crate) fn ring(&self) {
         let mut state = self.state.lock();
         state.rung_at = Instant::NEVER;

@@ -29,7 +29,8 @@ pub(super) struct Line<'a> {
     wire: Wire,
     /// A refusal was logged as such; one is enough for a connection.
     has_warned: bool,
-    /// When the timer thread is to be rung, for a grant that was heard.
+    /// When the timer thread is to be rung for a grant that was heard: by this thread, which is awake, and a moment later,
+    /// so that none runs beside the new holder.
     rings_at: Option<Instant>,
 }
 
@@ -79,7 +80,7 @@ impl<'a> Line<'a> {
                 let timer = &self.shared.timer;
                 self.rings_at.get_or_insert_with(|| {
                     let at = Instant::now().after(SOON);
-                    timer.is_rung_at(at);
+                    timer.will_be_rung_at(at);
                     at
                 });
                 self.shared.waiters.places.granted(&id, token);
