@@ -19,7 +19,8 @@ use support::{Chaos, Server, ms, survivor};
 const ROUNDS: usize = 5;
 const PROCESSES: usize = 8;
 
-/// Long enough for every thread to have its turn many times.
+/// Long enough for every process to have its turn many times. Where it has several threads its turn is a run of theirs, so
+/// that takes twice as long.
 const LASTS: Duration = ms(6_000);
 
 const POLLER: &str = "poller, every 1 ms";
@@ -64,7 +65,9 @@ fn take_turns() {
     let report = Report::begin(
         "fleet",
         ROUNDS,
-        &format!("{PROCESSES} processes and one name, {ROUNDS} rounds of {LASTS:?} each"),
+        &format!(
+            "{PROCESSES} processes and one name, {ROUNDS} rounds of {LASTS:?} each, twice that for several threads"
+        ),
     );
     let mut ran = CONTENDERS.map(|(label, _, _, section)| Ran::new(label, section));
     for round in 0..ROUNDS {
@@ -76,7 +79,7 @@ fn take_turns() {
                 processes: PROCESSES,
                 threads,
                 section,
-                lasts: LASTS,
+                lasts: if threads > 1 { LASTS * 2 } else { LASTS },
             };
             let stretch = stretch(&server, terms);
             stretch.holds_what_it_promises();
@@ -261,10 +264,6 @@ fn picture(ran: &[Ran]) -> Picture {
     let range =
         |of: fn(&Stretch) -> [f64; 3]| rows(&|ran: &Ran| Row::range(ran.label, ran.points(of)));
     let bar = |of: fn(&Stretch) -> f64| rows(&|ran: &Ran| Row::bar(ran.label, ran.spread(of)));
-    let panel = |title: &str, rows| Panel {
-        title: title.to_owned(),
-        rows,
-    };
     let jain = rows(&|ran: &Ran| {
         let row = Row::bar(ran.label, ran.spread(Stretch::jain_processes));
         match ran.label {
@@ -276,18 +275,18 @@ fn picture(ran: &[Ran]) -> Picture {
     Picture {
         title: format!("{PROCESSES} processes, one name, sections of 1 ms"),
         panels: vec![
-            panel("wait, µs: p50 · p99 · most", range(Stretch::waits)),
-            panel(
+            Panel::new("wait, µs: p50 · p99 · most", range(Stretch::waits)),
+            Panel::new(
                 "gap between two holders, µs: p50 · p99 · most",
                 range(Stretch::gaps),
             ),
-            panel("acquisitions a second", bar(Stretch::acquisitions_per_s)),
-            panel("Jain's index across processes (1: all had the same)", jain),
-            panel(
+            Panel::new("acquisitions a second", bar(Stretch::acquisitions_per_s)),
+            Panel::new("Jain's index across processes (1: all had the same)", jain),
+            Panel::new(
                 "requests for an acquisition",
                 bar(Stretch::requests_per_acquisition),
             ),
-            panel(
+            Panel::new(
                 "processor time of the clients for an acquisition, µs",
                 bar(Stretch::client_cpu_per_acquisition),
             ),
