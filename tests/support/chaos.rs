@@ -20,6 +20,9 @@ const TTL: Duration = ms(2_000);
 /// Of waiters, in a queue: a quarter of the ttl, and at most a second.
 const REFRESH: Duration = ms(500);
 
+/// Of one who has died and whose place does not tell it yet: 3 s, or the ttl if that is less.
+const GRANT: Duration = TTL;
+
 /// What the lock protects turns away whoever comes with a token that is not newer than the last one it saw. It keeps who
 /// was inside when another came, who was turned away, and when somebody came.
 const ENTER: &str = "
@@ -162,8 +165,8 @@ impl Chaos {
     fn bound(self) -> Duration {
         match self.kind {
             "mutex" => TTL,
-            // Or the grant that one of them was given, which is no longer at this ttl; then the next refresh grants.
-            _ => TTL + REFRESH,
+            // Or it goes on before that, and passes the lock on to one who was killed with it. Then the next refresh grants.
+            _ => TTL + GRANT + REFRESH,
         }
     }
 }
