@@ -190,22 +190,23 @@ impl Pool {
 
     /// A connection comes back, and stays.
     pub(super) fn lay_by(&self, state: &mut State, wire: Wire, is_shared: bool) {
-        if is_shared {
-            self.share(state, None);
-        }
-        state.out -= 1;
+        self.is_back(state, is_shared);
         state.idle.push(wire);
         self.ring(state);
     }
 
     /// There is room for a connection that somebody may wait for.
     pub(super) fn vacated(&self, state: &mut State, is_shared: bool) {
+        self.is_back(state, is_shared);
+        state.dismiss_one();
+        self.ring(state);
+    }
+
+    fn is_back(&self, state: &mut State, is_shared: bool) {
         state.out -= 1;
         if is_shared {
             self.share(state, None);
         }
-        state.dismiss_one();
-        self.ring(state);
     }
 
     fn bell(&self, lane: Lane) -> &Condvar {

@@ -72,8 +72,8 @@ pub(crate) enum Joined<'a> {
 }
 
 /// A connection that goes on to those who wait.
-pub(crate) struct Given<L> {
-    pub(crate) lent: L,
+pub(crate) struct Given<'a> {
+    pub(crate) lent: Lent<'a>,
     /// Who reads for all of them.
     pub(crate) next: Arc<Entry>,
     pub(crate) others: Vec<Arc<Entry>>,
@@ -198,10 +198,10 @@ impl Pool {
     }
 }
 
-impl Lent<'_> {
+impl<'a> Lent<'a> {
     /// Gives the connection back, after an exchange that left nothing unread. Or on, to one of those
     /// who wait to go along with others.
-    pub(crate) fn give_on(mut self) -> Option<Given<Self>> {
+    pub(crate) fn give_on(mut self) -> Option<Given<'a>> {
         let wire = self.wire.take()?;
         let (pool, is_shared) = (self.pool, self.is_shared);
         let mut state = pool.state.lock();
