@@ -223,12 +223,13 @@ impl Lease {
             Due::Ask
         } else if self.asking {
             Due::At(self.end())
-        } else if self.provisional && self.failures == 0 {
-            // Whoever heard of the grant rings for it.
-            let by = now.after(now.until(self.end()) / 2);
-            Due::Between(self.end().min(self.renew_at), by)
         } else {
-            Due::At(self.end().min(self.renew_at))
+            let at = self.end().min(self.renew_at);
+            match self.provisional && self.failures == 0 {
+                // Whoever heard of the grant rings for it.
+                true => Due::Between(at, now.after(now.until(self.end()) / 2)),
+                false => Due::At(at),
+            }
         }
     }
 
