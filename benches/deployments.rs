@@ -145,10 +145,10 @@ fn main() {
     }
     let picture = Picture {
         title: "Lock + unlock on one thread, on every kind of deployment".to_owned(),
-        panels: vec![Panel {
-            title: "times as long as the same scripts by hand on one server".to_owned(),
-            rows: bars,
-        }],
+        panels: vec![Panel::new(
+            "times as long as the same scripts by hand on one server",
+            bars,
+        )],
     };
     report.end(&figures, &picture);
     with_one_hung[0].resume();

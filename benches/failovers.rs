@@ -75,13 +75,13 @@ fn main() {
     );
     let picture = Picture {
         title: "Failovers with two holders at once".to_owned(),
-        panels: vec![Panel {
-            title: format!(
+        panels: vec![Panel::new(
+            format!(
                 "of {} failovers, by the replicas that must acknowledge",
                 3 * failovers
             ),
-            rows: bars,
-        }],
+            bars,
+        )],
     };
     report.end(&figures, &picture);
 }

@@ -146,10 +146,7 @@ fn strike(lasts: Duration) {
     );
     let picture = Picture {
         title: format!("{PROCESSES} processes, killed and paused at random"),
-        panels: vec![Panel {
-            title: "the longest that nobody came, s".to_owned(),
-            rows: bars,
-        }],
+        panels: vec![Panel::new("the longest that nobody came, s", bars)],
     };
     report.end(&figures, &picture);
 }

@@ -1,6 +1,11 @@
 //! Which processors servers and clients run on, where what is compared are different servers.
 
+#[cfg(target_os = "linux")]
+use std::sync::OnceLock;
+
 use rustix::process::{Pid, setpriority_process};
+#[cfg(target_os = "linux")]
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::support::Server;
 
@@ -8,9 +13,9 @@ use crate::support::Server;
 /// they were different machines. Left to itself the scheduler puts one server beside its client and the next one elsewhere,
 /// and a trip takes 30 or 80 µs with that, whatever the server does.
 pub(crate) fn apart<T>(start: impl FnOnce() -> T) -> T {
-    placing::on(placing::Side::Servers);
+    run_on(Side::Servers);
     let started = start();
-    placing::on(placing::Side::Clients);
+    run_on(Side::Clients);
     started
 }
 
@@ -21,44 +26,31 @@ pub(crate) fn aside(server: &Server) {
     setpriority_process(id, 19).expect("a priority can be lowered");
 }
 
+enum Side {
+    Servers,
+    Clients,
+}
+
+/// This thread, and what it starts from now on.
 #[cfg(target_os = "linux")]
-mod placing {
-    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-    use std::sync::OnceLock;
-
-    pub(super) enum Side {
-        Servers,
-        Clients,
+fn run_on(side: Side) {
+    static ALL: OnceLock<CpuSet> = OnceLock::new();
+    let mut set = *ALL.get_or_init(|| sched_getaffinity(None).expect("it can be asked"));
+    let Some(last) = (0..CpuSet::MAX_CPU).rev().find(|n| set.is_set(*n)) else {
+        return;
+    };
+    match side {
+        Side::Servers => {
+            set.clear();
+            set.set(last);
+        }
+        Side::Clients => set.unset(last),
     }
-
-    /// This thread, and what it starts from now on.
-    pub(super) fn on(side: Side) {
-        static ALL: OnceLock<CpuSet> = OnceLock::new();
-        let all = ALL.get_or_init(|| sched_getaffinity(None).expect("it can be asked"));
-        let Some(last) = (0..CpuSet::MAX_CPU).rev().find(|n| all.is_set(*n)) else {
-            return;
-        };
-        let mut set = *all;
-        match side {
-            Side::Servers => {
-                set.clear();
-                set.set(last);
-            }
-            Side::Clients => set.unset(last),
-        }
-        if set.count() > 0 {
-            sched_setaffinity(None, &set).expect("a part of what it had");
-        }
+    if set.count() > 0 {
+        sched_setaffinity(None, &set).expect("a part of what it had");
     }
 }
 
 /// Elsewhere a process cannot choose.
 #[cfg(not(target_os = "linux"))]
-mod placing {
-    pub(super) enum Side {
-        Servers,
-        Clients,
-    }
-
-    pub(super) fn on(_: Side) {}
-}
+fn run_on(_: Side) {}

@@ -215,18 +215,18 @@ fn picture(ran: &[Ran]) -> Picture {
     };
     let mut panels = Vec::new();
     for section in SECTIONS {
-        panels.push(Panel {
-            title: format!("{}: wait, µs: p50 · p99 · most", sections(section)),
-            rows: rows(section, &|ran| {
+        panels.push(Panel::new(
+            format!("{}: wait, µs: p50 · p99 · most", sections(section)),
+            rows(section, &|ran| {
                 Row::range(ran.label, ran.points(Stretch::waits))
             }),
-        });
-        panels.push(Panel {
-            title: format!("{}: acquisitions a second", sections(section)),
-            rows: rows(section, &|ran| {
+        ));
+        panels.push(Panel::new(
+            format!("{}: acquisitions a second", sections(section)),
+            rows(section, &|ran| {
                 Row::bar(ran.label, ran.spread(Stretch::acquisitions_per_s))
             }),
-        });
+        ));
     }
     Picture {
         title: format!("{PROCESSES} processes, one name"),
