@@ -400,11 +400,19 @@ fn get_into(trouble: Trouble, cluster: &mut Cluster, master: usize) {
     }
 }
 
-/// Nothing is left at last of what was for the master before.
+/// Nothing is left at last of what was for the master before. Whoever was late there, and never waited again, hears
+/// nobody.
 fn tidy_contender() {
     contend_and_then(|| {
         for thread in ["leasehold-io", "leasehold-subsc"] {
-            eventually(ms(20_000), || threads(thread) == 1);
+            let mut before = None;
+            eventually(ms(20_000), || {
+                let now = threads(thread);
+                if before.replace(now) != Some(now) {
+                    println!("{thread}: {now}");
+                }
+                now <= 1
+            });
         }
     });
 }
