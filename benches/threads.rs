@@ -1,5 +1,5 @@
 //! Many threads of one client, each locking and unlocking a name of its own, in turns with as many plain connections
-//! that call the same scripts by hand.
+//! that call the same scripts by hand, and with one connection and a thread that writes for all.
 
 mod common;
 #[path = "../tests/support/mod.rs"]
@@ -10,6 +10,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::batched::Batched;
 use common::hand::Hand;
 use common::picture::{Panel, Picture, Row};
 use common::{Contender, Report, Samples, Spread, processor, servers_processor};
@@ -33,7 +34,7 @@ fn main() {
     let (mut gains, mut speeds) = (Vec::new(), Vec::new());
     let mut rows = Vec::new();
     for threads in THREADS {
-        let [ours, own] = measure(&server, threads);
+        let [ours, own, batched] = measure(&server, threads);
         let gain = own.per_pair.ratio(&ours.per_pair);
         figures.push((format!("threads{threads}_vs_own_conn"), gain.median));
         let bar = Row::bar(format!("{threads} threads"), gain).ours();
@@ -47,7 +48,11 @@ fn main() {
         };
         speeds.push(speed("leasehold", &ours).ours());
         speeds.push(speed("a connection each", &own));
-        for (name, run) in [("leasehold", &ours), ("a connection each, by hand", &own)] {
+        for (name, run) in [
+            ("leasehold", &ours),
+            ("a connection each, by hand", &own),
+            ("one that writes for all, by hand", &batched),
+        ] {
             rows.push(vec![
                 format!("{threads:>2} threads, {name}"),
                 format!("{:.0}", 1e6 / run.per_pair.percentile(50.0)),
@@ -97,8 +102,8 @@ struct Run {
     servers_cpu: Samples,
 }
 
-/// The client and the connections by hand, each with so many threads.
-fn measure(server: &Server, threads: usize) -> [Run; 2] {
+/// The client, the connections by hand, and the one connection by hand, each with so many threads.
+fn measure(server: &Server, threads: usize) -> [Run; 3] {
     let url = server.url();
     let client = Client::open(&url).unwrap();
     let mutexes: Vec<_> = (0..threads)
@@ -107,8 +112,9 @@ fn measure(server: &Server, threads: usize) -> [Run; 2] {
     let mut hands: Vec<_> = (0..threads)
         .map(|n| Hand::new(&url, &format!("hand-{n}")))
         .collect();
-    let (ours, own) = (RefCell::default(), RefCell::default());
-    let mut contenders: [Contender<'_>; 2] = [
+    let (ours, own, shared) = (RefCell::default(), RefCell::default(), RefCell::default());
+    let mut batched = Batched::several(&url, threads);
+    let mut contenders: [Contender<'_>; 3] = [
         Box::new(|| {
             let pairs = mutexes.iter().map(|mutex| {
                 || {
@@ -122,11 +128,15 @@ fn measure(server: &Server, threads: usize) -> [Run; 2] {
             let pairs = hands.iter_mut().map(|hand| || hand.pair());
             round(server, &own, pairs)
         }),
+        Box::new(|| {
+            let pairs = batched.iter_mut().map(|one| || one.pair());
+            round(server, &shared, pairs)
+        }),
     ];
     let samples = common::take_turns(ROUNDS, &mut contenders);
     drop(contenders);
     let mut samples = samples.into_iter();
-    [ours, own].map(|run: RefCell<Run>| Run {
+    [ours, own, shared].map(|run: RefCell<Run>| Run {
         per_pair: samples.next().unwrap_or_default(),
         ..run.into_inner()
     })

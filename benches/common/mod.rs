@@ -3,6 +3,7 @@
 // Every bench compiles its own copy of this module and uses a part of it.
 #![allow(dead_code)]
 
+pub(crate) mod batched;
 pub(crate) mod between;
 pub(crate) mod contenders;
 pub(crate) mod fleet;

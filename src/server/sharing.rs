@@ -13,19 +13,18 @@ use crate::server::pool::{Lane, Lent, Pool, State};
 /// So many calls at a time get a connection each. When more come, all go along with others over one
 /// connection, until nobody waits any more.
 ///
-/// Processor time of client and server for a lock and an unlock, beside a connection each by hand in the
-/// same run, on two busy cores (`--bench threads`):
+/// Pairs of lock and unlock a second, and processor time of client and server for each, beside a connection
+/// each by hand in the same run, on two cores (`--bench threads`):
 ///
-/// | threads | one for all | one for all from the fifth on | four for all |
-/// |---|---|---|---|
-/// | 2 | 1.27 | 1.04 | 1.14 |
-/// | 4 | 1.25 | 0.91 | 1.13 |
-/// | 8 | 0.74 | 0.70 | 1.20 |
-/// | 32 | 0.56 | 0.65 | 0.73 |
+/// | threads | from the fifth on: pairs | time | from the ninth on: pairs | time |
+/// |---|---|---|---|---|
+/// | 4 | 0.95 | 1.05 | 0.98 | 1.05 |
+/// | 8 | 1.1 to 1.2 | 1.2 | 0.95 | 1.05 |
+/// | 16 | 1.45 | 0.8 | 1.45 | 0.8 |
+/// | 32 | 1.7 | 0.75 | 1.7 | 0.75 |
 ///
-/// What few threads gather is too little to pay for waking one another, and several connections
-/// gather less each. Of eight threads the processors do less work when they share, but each waits for
-/// whoever reads: they reached 0.77 to 1.2 times the pairs a second, 32 threads 1.1 to 1.8 times.
+/// What few threads gather is too little to pay for what they do to one another, and several connections
+/// gather less each.
 const OWN: usize = 8;
 
 /// A trip to a server that is no farther away takes about as long as the work for it. Where it takes
