@@ -11,6 +11,7 @@ use crate::holder::HolderId;
 use crate::kind::Keys;
 use crate::scripts::Reply;
 use crate::server::node::Wire;
+use crate::server::spin::Restraint;
 
 /// How often a call lets others run before it sleeps. What it waits for takes little longer than to put a
 /// thread to sleep and to wake it again: 32 threads on two cores do 1.2 times the pairs of a connection each
@@ -88,22 +89,24 @@ impl Entry {
         }
     }
 
-    /// Waits for news until `until`.
-    pub(crate) fn wait(&self, until: Instant) -> Option<News> {
-        let mut yields = 0;
+    /// Waits for news until `until`, at first awake, if `restraint` lets it.
+    pub(crate) fn wait(&self, until: Instant, restraint: &Restraint) -> Option<News> {
+        let mut yields = if restraint.lets() { YIELDS } else { 0 };
         loop {
             if let Told::News(news) = std::mem::take(&mut *self.told.lock()) {
+                if (1..YIELDS).contains(&yields) {
+                    restraint.undisturbed();
+                }
                 return Some(news);
             }
             let now = Instant::now();
             if now >= until {
                 return None;
             }
-            if yields < YIELDS {
-                yields += 1;
-                thread::yield_now();
-            } else {
+            if yields == 0 {
                 thread::park_timeout(nap(now, until));
+            } else {
+                yields = restraint.give_way(now).map_or(0, |_| yields - 1);
             }
         }
     }
@@ -112,6 +115,7 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn news_are_read_or_given_back() {
@@ -119,7 +123,8 @@ mod tests {
         assert!(in_time.tell(News::Alone).is_ok());
         assert!(matches!(in_time.give_up(), Some(News::Alone)));
         let late = Entry::new(Vec::new(), None);
-        assert!(late.wait(Instant::START).is_none());
+        let restraint = Restraint::new(Duration::MAX, 1);
+        assert!(late.wait(Instant::START, &restraint).is_none());
         assert!(late.give_up().is_none());
         assert!(
             late.tell(News::Alone).is_err(),

@@ -24,6 +24,7 @@ pub(crate) mod sentinel;
 mod sharing;
 pub(crate) mod slot_map;
 pub(crate) mod slots;
+mod spin;
 mod tokens;
 mod votes;
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::{Connection, ConnectionLike, ErrorKind, RedisError, RedisResult, Value};
+use redis::{Connection, ErrorKind, RedisError, RedisResult, Value};
 
 use crate::config::Config;
 use crate::error::Cause;
@@ -205,14 +205,20 @@ impl Wire {
 
     /// Sends the command that `pack` writes, and reads its answer.
     pub(crate) fn trip(&mut self, pack: impl FnOnce(&mut Vec<u8>)) -> RedisResult<Value> {
+        self.write(pack)?;
+        self.receive()
+    }
+
+    /// Sends what `pack` writes, without reading the answer.
+    pub(crate) fn write(&mut self, pack: impl FnOnce(&mut Vec<u8>)) -> RedisResult<()> {
         self.buffer.clear();
         pack(&mut self.buffer);
-        let answer = self.connection.req_packed_command(&self.buffer);
+        let sent = self.connection.send_packed_command(&self.buffer);
         if self.buffer.capacity() > LARGE {
             // For a name of unusual length; most are short, and there may be many connections.
             self.buffer = Vec::new();
         }
-        answer
+        sent
     }
 
     /// Sends commands without reading their answers.
@@ -225,15 +231,7 @@ impl Wire {
     where
         I: Iterator<Item = &'a [u8]>,
     {
-        self.buffer.clear();
-        for command in commands {
-            self.buffer.extend_from_slice(command);
-        }
-        let sent = self.connection.send_packed_command(&self.buffer);
-        if self.buffer.capacity() > LARGE {
-            self.buffer = Vec::new();
-        }
-        sent
+        self.write(|buffer| commands.for_each(|command| buffer.extend_from_slice(command)))
     }
 
     /// Reads one answer, or a message where there is a subscription.

@@ -20,7 +20,9 @@ use crate::server::pool::{Lane, Lent, Pool, Refusal, Wish};
 use crate::server::quorum::Stake;
 use crate::server::ride::{Ride, Sent};
 use crate::server::sentinel::Sentinels;
+use crate::server::sharing::Entered;
 use crate::server::slot_map::SlotMap;
+use crate::server::spin::Spin;
 use crate::stats::Histogram;
 use crate::url::{Address, Target};
 
@@ -32,6 +34,9 @@ pub(crate) struct Server {
     pub(crate) peer: Option<Peer>,
     /// From a command to its answer.
     pub(crate) latency: Histogram,
+    /// How an answer is waited for, and how those are that replicas have a part in.
+    spin: Spin,
+    spin_with_replicas: Spin,
 }
 
 impl Server {
@@ -47,6 +52,8 @@ impl Server {
             }),
             peer,
             latency: Histogram::default(),
+            spin: Spin::default(),
+            spin_with_replicas: Spin::default(),
         })
     }
 
@@ -62,6 +69,8 @@ impl Server {
             peer: None,
             condition: Condition::new(config.breaker_after),
             latency: Histogram::default(),
+            spin: Spin::default(),
+            spin_with_replicas: Spin::default(),
         })
     }
 
@@ -126,12 +135,14 @@ impl Server {
             self.pass_on(lent);
             return Err(Fault::NotNow(Cause::silence("no time was left to ask")));
         }
-        let mut answer = self.run(&mut lent, &call, sent, until, |buffer| {
+        // Several would want the processor themselves.
+        let is_alone = entered.as_ref().is_none_or(Entered::is_alone);
+        let mut answer = self.run(&mut lent, &call, sent, until, is_alone, |buffer| {
             call.pack_by_sha(buffer)
         });
         if matches!(&answer, Ok((Err(error), _)) if matches!(meaning(error), Meaning::NoScript)) {
             // Nothing ran, so the same call may be sent again.
-            answer = self.run(&mut lent, &call, Instant::now(), until, |buffer| {
+            answer = self.run(&mut lent, &call, Instant::now(), until, false, |buffer| {
                 call.pack_by_source(buffer)
             });
         }
@@ -278,6 +289,7 @@ impl Server {
         call: &Call<'_>,
         now: Instant,
         until: Instant,
+        is_alone: bool,
         pack: impl FnOnce(&mut Vec<u8>),
     ) -> Result<
         (
@@ -286,24 +298,33 @@ impl Server {
         ),
         RedisError,
     > {
-        let mut answer = self.trip(lent, now, until, |buffer| {
+        let patience = now.until(until).min(self.command_timeout());
+        let wire = lent.wire();
+        wire.set_timeout(patience)?;
+        wire.write(|buffer| {
             pack(buffer);
             if let Some(replicas) = &call.replicas {
                 pack_wait(replicas, buffer);
             }
         })?;
-        if call.asking {
-            // Where ASKING itself was refused, that is what is to be said.
-            let behind = reply(lent.wire().receive()?);
-            answer = answer.and(behind);
+        let mut read = || {
+            let mut answer = reply(wire.receive()?);
+            if call.asking {
+                // Where ASKING itself was refused, that is what is to be said.
+                answer = answer.and(reply(wire.receive()?));
+            }
+            if call.replicas.is_none() {
+                return Ok((answer, None));
+            }
+            let patience = Instant::now().until(until).min(self.command_timeout());
+            wire.set_timeout(patience)?;
+            Ok((answer, Some(reply(wire.receive()?))))
+        };
+        match (is_alone, call.replicas) {
+            (true, None) => self.spin.read(read),
+            (true, Some(_)) => self.spin_with_replicas.read(read),
+            (false, _) => read(),
         }
-        if call.replicas.is_none() {
-            return Ok((answer, None));
-        }
-        let patience = Instant::now().until(until).min(self.command_timeout());
-        let wire = lent.wire();
-        wire.set_timeout(patience)?;
-        Ok((answer, Some(reply(wire.receive()?))))
     }
 
     /// Whether enough replicas have what a script did, by the answer to the command behind it.

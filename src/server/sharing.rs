@@ -9,6 +9,7 @@ use crate::server::entry::{Entry, News};
 use crate::server::gather::{Gather, Ticket};
 use crate::server::node::Wire;
 use crate::server::pool::{Lane, Lent, Pool, State};
+use crate::server::spin::Restraint;
 
 /// So many calls at a time get a connection each. When more come, all go along with others over one
 /// connection, until nobody waits any more.
@@ -36,6 +37,9 @@ const NEAR: Duration = Duration::from_micros(200);
 /// for where another lies idle.
 const STUCK: Duration = Duration::from_millis(1);
 
+/// Where a processor that was given up comes back later than that, somebody computes: the others of a batch take less.
+const BRIEF: Duration = Duration::from_millis(1);
+
 /// What counts for whether calls share a connection, and is known without the lock of their pool.
 pub(super) struct Sharing {
     /// How many calls are in progress.
@@ -44,6 +48,8 @@ pub(super) struct Sharing {
     is_on: AtomicBool,
     /// The shortest trip to the server so far, in nanoseconds.
     shortest: AtomicU64,
+    /// Whether those who wait for whoever reads stay awake.
+    restraint: Restraint,
 }
 
 /// Who shares a connection, and who is to.
@@ -86,6 +92,7 @@ impl Default for Sharing {
             calls: AtomicUsize::new(0),
             is_on: AtomicBool::new(false),
             shortest: AtomicU64::new(u64::MAX),
+            restraint: Restraint::new(BRIEF, 16),
         }
     }
 }
@@ -140,6 +147,11 @@ impl Pool {
         if nanos < shortest.load(Ordering::Relaxed) {
             shortest.store(nanos, Ordering::Relaxed);
         }
+    }
+
+    /// Whether those who wait for whoever reads stay awake.
+    pub(crate) fn restraint(&self) -> &Restraint {
+        &self.sharing.restraint
     }
 
     /// From now on one connection carries several calls, or none does.
@@ -228,6 +240,11 @@ impl<'a> Lent<'a> {
 }
 
 impl Entered<'_> {
+    /// Whether no other call was in progress.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.before == 0
+    }
+
     /// Whether so many others were there that it goes along with them.
     pub(crate) fn is_one_of_many(&self, lane: Lane) -> bool {
         let Pool { cap, sharing, .. } = self.pool;
