@@ -409,6 +409,7 @@ fn tidy_contender() {
             eventually(ms(20_000), || {
                 let now = threads(thread);
                 if before.replace(now) != Some(now) {
+                    // Shown where the test fails.
                     println!("{thread}: {now}");
                 }
                 now <= 1

@@ -86,7 +86,7 @@ impl Server {
             .map(|_| {
                 // One timeout is enough: after it nothing more is read.
                 if broken.is_none() {
-                    match wire.receive() {
+                    match wire.answer() {
                         Ok(value) => return Ok(reply(value)),
                         Err(error) => broken = Some(error),
                     }
@@ -97,7 +97,7 @@ impl Server {
             })
             .collect();
         if replicas.is_some() && broken.is_none() {
-            let waited = wire.receive().map(reply);
+            let waited = wire.answer().map(reply);
             for answer in &mut answers {
                 if let Ok(Ok(done)) = answer {
                     let done = std::mem::replace(done, Reply::Nil);

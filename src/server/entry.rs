@@ -94,7 +94,7 @@ impl Entry {
         let mut yields = if restraint.lets() { YIELDS } else { 0 };
         loop {
             if let Told::News(news) = std::mem::take(&mut *self.told.lock()) {
-                if (1..YIELDS).contains(&yields) {
+                if yields > 0 {
                     restraint.undisturbed();
                 }
                 return Some(news);
@@ -105,8 +105,13 @@ impl Entry {
             }
             if yields == 0 {
                 thread::park_timeout(nap(now, until));
+            } else if restraint.give_way(now).is_none() {
+                yields = 0;
             } else {
-                yields = restraint.give_way(now).map_or(0, |_| yields - 1);
+                yields -= 1;
+                if yields == 0 {
+                    restraint.undisturbed();
+                }
             }
         }
     }

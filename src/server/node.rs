@@ -206,7 +206,18 @@ impl Wire {
     /// Sends the command that `pack` writes, and reads its answer.
     pub(crate) fn trip(&mut self, pack: impl FnOnce(&mut Vec<u8>)) -> RedisResult<Value> {
         self.write(pack)?;
-        self.receive()
+        self.answer()
+    }
+
+    /// Reads one answer, on a connection that subscribes to nothing.
+    pub(crate) fn answer(&mut self) -> RedisResult<Value> {
+        loop {
+            match self.receive()? {
+                // What RESP3 lets a server say unasked must not be taken for an answer.
+                Value::Push { .. } => {}
+                answer => return Ok(answer),
+            }
+        }
     }
 
     /// Sends what `pack` writes, without reading the answer.

@@ -20,7 +20,6 @@ use crate::server::pool::{Lane, Lent, Pool, Refusal, Wish};
 use crate::server::quorum::Stake;
 use crate::server::ride::{Ride, Sent};
 use crate::server::sentinel::Sentinels;
-use crate::server::sharing::Entered;
 use crate::server::slot_map::SlotMap;
 use crate::server::spin::Spin;
 use crate::stats::Histogram;
@@ -109,12 +108,9 @@ impl Server {
         }
         // Replicas are waited for on the connection, and ASKING is about the command behind it.
         let may_ride = call.replicas.is_none() && !call.asking;
-        let entered = may_ride.then(|| self.pool.enter());
+        let entered = self.pool.enter();
         let mut lent = None;
-        if entered
-            .as_ref()
-            .is_some_and(|entered| entered.is_one_of_many(lane))
-        {
+        if may_ride && entered.is_one_of_many(lane) {
             match self.ride(&call, until, lane, stake) {
                 // Nothing ran, so the same call may be sent again.
                 Ride::Sent(Sent {
@@ -136,7 +132,7 @@ impl Server {
             return Err(Fault::NotNow(Cause::silence("no time was left to ask")));
         }
         // Several would want the processor themselves.
-        let is_alone = entered.as_ref().is_none_or(Entered::is_alone);
+        let is_alone = entered.is_alone();
         let mut answer = self.run(&mut lent, &call, sent, until, is_alone, |buffer| {
             call.pack_by_sha(buffer)
         });
@@ -298,9 +294,9 @@ impl Server {
         ),
         RedisError,
     > {
-        let patience = now.until(until).min(self.command_timeout());
+        let first_until = now.after(self.command_timeout()).min(until);
         let wire = lent.wire();
-        wire.set_timeout(patience)?;
+        wire.set_timeout(now.until(first_until))?;
         wire.write(|buffer| {
             pack(buffer);
             if let Some(replicas) = &call.replicas {
@@ -308,17 +304,19 @@ impl Server {
             }
         })?;
         let mut read = || {
-            let mut answer = reply(wire.receive()?);
+            // A processor that was given up may come back late.
+            wire.set_timeout(Instant::now().until(first_until))?;
+            let mut answer = reply(wire.answer()?);
             if call.asking {
                 // Where ASKING itself was refused, that is what is to be said.
-                answer = answer.and(reply(wire.receive()?));
+                answer = answer.and(reply(wire.answer()?));
             }
             if call.replicas.is_none() {
                 return Ok((answer, None));
             }
             let patience = Instant::now().until(until).min(self.command_timeout());
             wire.set_timeout(patience)?;
-            Ok((answer, Some(reply(wire.receive()?))))
+            Ok((answer, Some(reply(wire.answer()?))))
         };
         match (is_alone, call.replicas) {
             (true, None) => self.spin.read(read),

@@ -222,7 +222,7 @@ fn receive(wire: &mut Wire, until: Instant) -> Answer {
         return Err(timed_out());
     }
     wire.set_timeout(left)?;
-    Ok(reply(wire.receive()?))
+    Ok(reply(wire.answer()?))
 }
 
 fn timed_out() -> RedisError {

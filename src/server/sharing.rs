@@ -40,6 +40,9 @@ const STUCK: Duration = Duration::from_millis(1);
 /// Where a processor that was given up comes back later than that, somebody computes: the others of a batch take less.
 const BRIEF: Duration = Duration::from_millis(1);
 
+/// About so many wait at a time for one who reads, of 32 threads.
+const WAITING: u32 = 16;
+
 /// What counts for whether calls share a connection, and is known without the lock of their pool.
 pub(super) struct Sharing {
     /// How many calls are in progress.
@@ -92,7 +95,7 @@ impl Default for Sharing {
             calls: AtomicUsize::new(0),
             is_on: AtomicBool::new(false),
             shortest: AtomicU64::new(u64::MAX),
-            restraint: Restraint::new(BRIEF, 16),
+            restraint: Restraint::new(BRIEF, WAITING),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! A processor that goes idle between a command and its answer needs longer to come back than a server nearby needs to
 //! answer, above all in a virtual machine. So a call that is alone gives way (`sched_yield`) again and again before it
 //! reads, as an adaptive mutex does before it sleeps: a lock and an unlock take 0.7 times what the same scripts take
-//! without this (`--bench uncontended`). Whoever else wants the processor gets it, and for a while no call stays awake.
+//! without this (`--bench uncontended`). Whoever else wants the processor gets it, and the next calls sleep at once.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -14,7 +14,8 @@ use crate::clock::Instant;
 /// Where answers take longer than this, sleeping costs little beside it.
 const NEAR: Duration = Duration::from_micros(150);
 
-/// An answer that is read in this time was there before.
+/// An answer that is read in this time was there before, or in a third of the time before: where reading takes long, to
+/// wait longer does not make it shorter.
 const AT_ONCE: Duration = Duration::from_micros(15);
 
 /// What an answer that was not there yet adds to the time that the next is waited for, in nanoseconds, and what one that
@@ -86,7 +87,7 @@ impl Spin {
     /// An answer that was waited for awake for so long was there after such a sleep.
     fn learn(&self, awake: Duration, asleep: Duration) {
         let length = self.length.load(Relaxed);
-        let length = if asleep <= AT_ONCE {
+        let length = if asleep <= AT_ONCE.max(awake / 3) {
             length.saturating_sub(SHORTER)
         } else if awake + asleep <= NEAR {
             length + LONGER
@@ -194,6 +195,17 @@ mod tests {
             "{:?}",
             length(&spin)
         );
+    }
+
+    #[test]
+    fn a_read_that_takes_long_is_not_waited_for_longer() {
+        let spin = Spin::default();
+        for _ in 0..1_000 {
+            let awake = length(&spin);
+            let missing = micros(40).saturating_sub(awake);
+            spin.learn(awake, missing + micros(20));
+        }
+        assert!(length(&spin) <= micros(62), "{:?}", length(&spin));
     }
 
     #[test]
