@@ -1,5 +1,5 @@
 //! From the start of one process's unlock to the return of another process's `lock`: `FairMutex` in turns with queue and
-//! grant by hand, and with `Mutex`; and how many trips to Redis the woken thread makes.
+//! grant by hand, with its own scripts by hand, and with `Mutex`; and how many trips to Redis the woken thread makes.
 
 mod common;
 #[path = "../tests/support/mod.rs"]
@@ -24,7 +24,12 @@ const LONGER_HAND_OFFS: usize = 15;
 /// Enough for a waiter to be asleep by then who has asked, subscribed and asked again.
 const FALLS_ASLEEP: Duration = ms(300);
 
-const NAMES: [&str; 3] = ["FairMutex", "Mutex", "queue and grant by hand"];
+const NAMES: [&str; 4] = [
+    "FairMutex",
+    "Mutex",
+    "queue and grant by hand",
+    "FairMutex's scripts by hand",
+];
 
 fn sides(url: &str) -> Vec<Box<dyn Side>> {
     let client = Client::open(url).unwrap();
@@ -33,6 +38,7 @@ fn sides(url: &str) -> Vec<Box<dyn Side>> {
         Box::new(Ours::new(move || fair.lock().unwrap())),
         Box::new(Ours::new(move || plain.lock().unwrap())),
         Box::new(Granted::new(url)),
+        Box::new(Granted::with_its_scripts(url)),
     ]
 }
 
@@ -51,10 +57,11 @@ fn main() {
 
     let samples = in_turns(&server.url(), ROUNDS, HAND_OFFS, &mut sides);
 
-    let [fair, mutex, by_hand] = &samples[..] else {
+    let [fair, mutex, by_hand, its_scripts] = &samples[..] else {
         unreachable!("as many as contended");
     };
     let (vs_hand, vs_mutex) = (fair.ratio(by_hand), fair.ratio(mutex));
+    let vs_scripts = fair.ratio(its_scripts);
     let rows: Vec<_> = NAMES
         .iter()
         .zip(&samples)
@@ -93,6 +100,7 @@ fn main() {
         Row::bar("FairMutex vs Mutex", vs_mutex)
             .ours()
             .mark("≤", 0.90),
+        Row::bar("FairMutex vs its scripts by hand", vs_scripts).ours(),
     ];
     let picture = Picture {
         title: "From unlock here to lock in another process, first come, first served".to_owned(),
@@ -105,6 +113,7 @@ fn main() {
         &[
             ("fair_vs_hand", format!("{:.3}", vs_hand.median)),
             ("fair_vs_mutex", format!("{:.3}", vs_mutex.median)),
+            ("fair_vs_scripts", format!("{:.3}", vs_scripts.median)),
             ("trips_after_wake", format!("{:.0}", trips[0].abs())),
             ("mutex_trips_after_wake", format!("{:.0}", trips[1].abs())),
         ],

@@ -1,12 +1,13 @@
 //! Queue and grant by hand: whoever finds the lock taken gets a place in a list, and the release makes the first of
-//! them the owner and tells it, through a subscriber thread that all waiters share. Nobody sees to those who died.
+//! them the owner and tells it, through a subscriber thread that all waiters share. With scripts that see to nobody who
+//! died, or with those of the client under test, which do.
 
 use crossbeam_channel::Receiver;
-use redis::{Connection, Script};
+use redis::{Connection, Script, Value};
 use uuid::Uuid;
 
 use super::between::Side;
-use super::hand::{TTL_MS, connect};
+use super::hand::{TTL_MS, channel, connect};
 use super::woken::subscribe;
 
 /// The token is drawn as `acquire.lua` draws it, by owner and grantee alike.
@@ -41,31 +42,49 @@ redis.call('PUBLISH', inbox, id .. ' ' .. string.format('%.0f', draw()))
 return 1
 ";
 
+const GRANT: &str = include_str!("../../src/scripts/fair_grant.lua");
+const FAIR_ENTER: &str = include_str!("../../src/scripts/fair_enter.lua");
+const FAIR_RELEASE: &str = include_str!("../../src/scripts/fair_release.lua");
+
 pub(crate) struct Granted {
     connection: Connection,
     enter: Script,
     leave: Script,
-    keys: [String; 3],
-    inbox: String,
+    keys: Vec<String>,
+    /// Behind the id and the ttl where it enters, and behind the id where it leaves.
+    arguments: [Vec<String>; 2],
     messages: Receiver<Vec<u8>>,
     id: Option<String>,
 }
 
 impl Granted {
     pub(crate) fn new(url: &str) -> Self {
-        let lock = "lock:granted-by-hand";
+        let key = |what: &str| format!("leasehold:{what}:{{lock:granted-by-hand}}");
         let inbox = format!("bench:{}", Uuid::new_v4());
         Self {
             connection: connect(url),
             enter: Script::new(&format!("{DRAW}{ENTER}")),
             leave: Script::new(&format!("{DRAW}{LEAVE}")),
-            keys: [
-                lock.to_owned(),
-                format!("leasehold:queue:{{{lock}}}"),
-                format!("leasehold:fence:{{{lock}}}"),
-            ],
+            keys: vec!["lock:granted-by-hand".into(), key("queue"), key("fence")],
             messages: subscribe(url, inbox.clone()),
-            inbox,
+            arguments: [vec![inbox], vec![TTL_MS.to_string()]],
+            id: None,
+        }
+    }
+
+    /// With the scripts that the client under test sends.
+    pub(crate) fn with_its_scripts(url: &str) -> Self {
+        let lock = "lock:granted-by-its-scripts";
+        let [fence, queue, places] =
+            ["fence", "queue", "places"].map(|what| format!("leasehold:{what}:{{{lock}}}"));
+        let inbox = format!("bench:{}", Uuid::new_v4());
+        Self {
+            connection: connect(url),
+            enter: Script::new(&format!("{GRANT}{FAIR_ENTER}")),
+            leave: Script::new(&format!("{GRANT}{FAIR_RELEASE}")),
+            keys: vec![lock.into(), fence, queue, places],
+            messages: subscribe(url, inbox.clone()),
+            arguments: [vec!["1".into(), inbox], vec![channel(lock)]],
             id: None,
         }
     }
@@ -75,11 +94,16 @@ impl Side for Granted {
     fn take(&mut self) {
         let id = format!("bench/{}:{}", std::process::id(), Uuid::new_v4());
         let mut call = self.enter.prepare_invoke();
-        call.key(&self.keys).arg(&id).arg(TTL_MS).arg(&self.inbox);
-        let token: u64 = call.invoke(&mut self.connection).unwrap();
-        if token == 0 {
+        let [arguments, _] = &self.arguments;
+        call.key(&self.keys).arg(&id).arg(TTL_MS).arg(arguments);
+        let is_queued = match call.invoke(&mut self.connection).unwrap() {
+            Value::Array(items) => matches!(items[..], [Value::Int(0), ..]),
+            token => token == Value::Int(0),
+        };
+        if is_queued {
             let grant = self.messages.recv().expect("the subscriber lives on");
-            assert!(grant.starts_with(id.as_bytes()), "nobody else's");
+            let grant = String::from_utf8(grant).expect("ids are text");
+            assert!(grant.contains(&id), "nobody else's");
         }
         self.id = Some(id);
     }
@@ -87,7 +111,8 @@ impl Side for Granted {
     fn let_go(&mut self) {
         let id = self.id.take().expect("it was taken");
         let mut call = self.leave.prepare_invoke();
-        call.key(&self.keys).arg(&id).arg(TTL_MS);
+        let [_, arguments] = &self.arguments;
+        call.key(&self.keys).arg(&id).arg(arguments);
         let left: i64 = call.invoke(&mut self.connection).unwrap();
         assert_eq!(left, 1, "it was ours");
     }
