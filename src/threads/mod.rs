@@ -149,10 +149,6 @@ impl Shared {
                 // A lease that is not renewed for that is lost by its own clock, and its holder told.
                 log::error!("nothing is renewed or undone: {error}");
             }
-            // It was replaced since it was looked up, and the sweep may have missed a site as new as this.
-            if site.server.is_retired() {
-                site.io.leave();
-            }
             site
         };
         (servers.iter().map(site).collect(), size)

@@ -69,6 +69,11 @@ impl Sites {
         }
         let site = Arc::new(Site::new(Arc::clone(server)));
         sites.push(Arc::clone(&site));
+        drop(sites);
+        if server.is_retired() {
+            // It was replaced since it was looked up, and the sweep has missed what was not there yet.
+            site.io.leave();
+        }
         site
     }
 

@@ -190,11 +190,11 @@ pub(crate) fn until_taken(
 
 /// The role of each process: takes the lock until told to stop, and says how late its calls were.
 pub(crate) fn contender() {
-    contend_and_then(|| {});
+    contend_and_then(|_| {});
 }
 
 /// The same, with something to see to before the client ends.
-pub(crate) fn contend_and_then(see_to: impl FnOnce()) {
+pub(crate) fn contend_and_then(see_to: impl FnOnce(&Client)) {
     let client = builder(&given("URL"))
         .ttl(ms(5_000))
         .min_replicas(given("REPLICAS").parse().expect("a number"), ms(200))
@@ -212,7 +212,7 @@ pub(crate) fn contend_and_then(see_to: impl FnOnce()) {
         is_over.store(true, Ordering::SeqCst);
         (late, overshoot.join().expect("no panic"))
     });
-    see_to();
+    see_to(&client);
     say(&format!("{} {}", late.as_millis(), overshoot.as_millis()));
 }
 
