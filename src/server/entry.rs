@@ -91,28 +91,29 @@ impl Entry {
 
     /// Waits for news until `until`, at first awake, if `restraint` lets it.
     pub(crate) fn wait(&self, until: Instant, restraint: &Restraint) -> Option<News> {
-        let mut yields = if restraint.lets() { YIELDS } else { 0 };
+        let mut news = None;
+        let mut yields = 0;
+        restraint.give_way(Instant::now(), |now| {
+            yields += 1;
+            news = self.news();
+            news.is_some() || now >= until || yields > YIELDS
+        });
         loop {
-            if let Told::News(news) = std::mem::take(&mut *self.told.lock()) {
-                if yields > 0 {
-                    restraint.undisturbed();
-                }
+            if let Some(news) = news.take().or_else(|| self.news()) {
                 return Some(news);
             }
             let now = Instant::now();
             if now >= until {
                 return None;
             }
-            if yields == 0 {
-                thread::park_timeout(nap(now, until));
-            } else if restraint.give_way(now).is_none() {
-                yields = 0;
-            } else {
-                yields -= 1;
-                if yields == 0 {
-                    restraint.undisturbed();
-                }
-            }
+            thread::park_timeout(nap(now, until));
+        }
+    }
+
+    fn news(&self) -> Option<News> {
+        match std::mem::take(&mut *self.told.lock()) {
+            Told::News(news) => Some(news),
+            Told::Nothing | Told::Gone => None,
         }
     }
 }

@@ -148,7 +148,7 @@ impl Line {
     ) -> (Owed, RedisResult<Result<Reply, ServerError>>) {
         let owed = self.owed.pop_front().unwrap_or(Owed::Nothing);
         let answer = self.wire.set_timeout(patience);
-        let answer = answer.and_then(|()| self.wire.receive());
+        let answer = answer.and_then(|()| self.wire.answer());
         (owed, answer.map(reply))
     }
 

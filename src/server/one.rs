@@ -41,7 +41,20 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) fn new(target: Target, config: &Config, peer: Option<Peer>) -> Result<Self, Error> {
         let node = Node::new(target, config).map_err(|error| Error::Config(error.to_string()))?;
-        Ok(Self {
+        Ok(Self::at(node, config, peer))
+    }
+
+    /// A node of a cluster.
+    pub(super) fn member(
+        address: Address,
+        map: Weak<SlotMap>,
+        config: &Config,
+    ) -> Result<Self, RedisError> {
+        Ok(Self::at(Node::member(address, map, config)?, config, None))
+    }
+
+    fn at(node: Node, config: &Config, peer: Option<Peer>) -> Self {
+        Self {
             pool: Arc::new(Pool::new(node, config.max_connections)),
             // A server of a quorum is left aside instead.
             condition: Condition::new(if peer.is_some() {
@@ -53,24 +66,7 @@ impl Server {
             latency: Histogram::default(),
             spin: Spin::default(),
             spin_with_replicas: Spin::default(),
-        })
-    }
-
-    /// A node of a cluster.
-    pub(super) fn member(
-        address: Address,
-        map: Weak<SlotMap>,
-        config: &Config,
-    ) -> Result<Self, RedisError> {
-        let node = Node::member(address, map, config)?;
-        Ok(Self {
-            pool: Arc::new(Pool::new(node, config.max_connections)),
-            peer: None,
-            condition: Condition::new(config.breaker_after),
-            latency: Histogram::default(),
-            spin: Spin::default(),
-            spin_with_replicas: Spin::default(),
-        })
+        }
     }
 
     /// Has a connection made, if none lies idle, without waiting for it.
