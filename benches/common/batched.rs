@@ -4,10 +4,9 @@
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
-use redis::{Script, Value, cmd};
-use uuid::Uuid;
+use redis::{Script, ScriptInvocation, Value};
 
-use super::hand::{ACQUIRE, RELEASE, TTL_MS, channel, connect};
+use super::hand::{ACQUIRE, Named, RELEASE, connect, fresh_id};
 
 /// A command, and where its answer goes.
 type Order = (Vec<u8>, Sender<Value>);
@@ -17,12 +16,7 @@ pub(crate) struct Batched {
     writer: Sender<Order>,
     answer: Sender<Value>,
     answers: Receiver<Value>,
-    acquire: Script,
-    release: Script,
-    lock: String,
-    fence: String,
-    channel: String,
-    owner: String,
+    named: Named,
 }
 
 impl Batched {
@@ -36,44 +30,28 @@ impl Batched {
         thread::spawn(move || write(connection, &orders));
         (0..names)
             .map(|n| {
-                let name = format!("batched-{n}");
-                let lock = format!("lock:{name}");
                 let (answer, answers) = bounded(1);
                 Self {
                     writer: writer.clone(),
                     answer,
                     answers,
-                    acquire: Script::new(ACQUIRE),
-                    release: Script::new(RELEASE),
-                    fence: format!("leasehold:fence:{{{lock}}}"),
-                    channel: channel(&name),
-                    owner: format!("bench/{}", std::process::id()),
-                    lock,
+                    named: Named::new(&format!("batched-{n}"), ACQUIRE, RELEASE),
                 }
             })
             .collect()
     }
 
-    fn call(&self, command: Vec<u8>) -> Value {
+    fn call(&self, script: &ScriptInvocation<'_>) -> Value {
+        let command = redis::pipe().invoke_script(script).get_packed_pipeline();
         self.writer.send((command, self.answer.clone())).unwrap();
         self.answers.recv().unwrap()
     }
 
     pub(crate) fn pair(&mut self) {
-        let id = format!("{}:{}", self.owner, Uuid::new_v4());
-        let mut command = cmd("EVALSHA");
-        command.arg(self.acquire.get_hash()).arg(2);
-        command
-            .arg(&self.lock)
-            .arg(&self.fence)
-            .arg(&id)
-            .arg(TTL_MS);
-        let granted = self.call(command.get_packed_command());
+        let id = fresh_id();
+        let granted = self.call(&self.named.acquire(&id));
         assert!(matches!(&granted, Value::Array(items) if items.len() == 2));
-        let mut command = cmd("EVALSHA");
-        command.arg(self.release.get_hash()).arg(1);
-        command.arg(&self.lock).arg(&id).arg(&self.channel);
-        let released = self.call(command.get_packed_command());
+        let released = self.call(&self.named.release(&id));
         assert!(matches!(released, Value::Int(1)), "it was ours");
     }
 }

@@ -7,7 +7,7 @@ use redis::{Connection, Script, Value};
 use uuid::Uuid;
 
 use super::between::Side;
-use super::hand::{TTL_MS, channel, connect};
+use super::hand::{TTL_MS, channel, connect, fresh_id};
 use super::woken::subscribe;
 
 /// The token is drawn as `acquire.lua` draws it, by owner and grantee alike.
@@ -92,7 +92,7 @@ impl Granted {
 
 impl Side for Granted {
     fn take(&mut self) {
-        let id = format!("bench/{}:{}", std::process::id(), Uuid::new_v4());
+        let id = fresh_id();
         let mut call = self.enter.prepare_invoke();
         let [arguments, _] = &self.arguments;
         call.key(&self.keys).arg(&id).arg(TTL_MS).arg(arguments);

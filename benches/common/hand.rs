@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis::io::tcp::TcpSettings;
-use redis::{Connection, IntoConnectionInfo, Script};
+use redis::{Connection, IntoConnectionInfo, Script, ScriptInvocation};
 use uuid::Uuid;
 
 pub(crate) const ACQUIRE: &str = include_str!("../../src/scripts/acquire.lua");
@@ -29,15 +29,49 @@ pub(crate) fn connect(url: &str) -> Connection {
     connection
 }
 
-/// One name, locked by scripts over one connection.
-pub(crate) struct Hand {
-    connection: Connection,
+/// One name, and the scripts that lock it.
+pub(super) struct Named {
     acquire: Script,
     release: Script,
     lock: String,
     fence: String,
     channel: String,
-    owner: String,
+}
+
+impl Named {
+    pub(super) fn new(name: &str, acquire: &str, release: &str) -> Self {
+        let lock = format!("lock:{name}");
+        Self {
+            acquire: Script::new(acquire),
+            release: Script::new(release),
+            fence: format!("leasehold:fence:{{{lock}}}"),
+            channel: channel(name),
+            lock,
+        }
+    }
+
+    pub(super) fn acquire(&self, id: &str) -> ScriptInvocation<'_> {
+        let mut call = self.acquire.key(&self.lock);
+        call.key(&self.fence).arg(id).arg(TTL_MS);
+        call
+    }
+
+    pub(super) fn release(&self, id: &str) -> ScriptInvocation<'_> {
+        let mut call = self.release.key(&self.lock);
+        call.arg(id).arg(&self.channel);
+        call
+    }
+}
+
+/// An id of its own for each lock.
+pub(super) fn fresh_id() -> String {
+    format!("bench/{}:{}", std::process::id(), Uuid::new_v4())
+}
+
+/// One name, locked by scripts over one connection.
+pub(crate) struct Hand {
+    connection: Connection,
+    named: Named,
 }
 
 impl Hand {
@@ -47,42 +81,23 @@ impl Hand {
     }
 
     pub(crate) fn with(url: &str, name: &str, acquire: &str, release: &str) -> Self {
-        let lock = format!("lock:{name}");
         Self {
             connection: connect(url),
-            acquire: Script::new(acquire),
-            release: Script::new(release),
-            fence: format!("leasehold:fence:{{{lock}}}"),
-            channel: channel(name),
-            owner: format!("bench/{}", std::process::id()),
-            lock,
+            named: Named::new(name, acquire, release),
         }
     }
 
     /// Takes the lock under an id of its own; `None` if somebody holds it.
     pub(crate) fn acquire(&mut self) -> Option<String> {
-        let id = format!("{}:{}", self.owner, Uuid::new_v4());
-        let answer: (i64, redis::Value) = first_two(
-            self.acquire
-                .key(&self.lock)
-                .key(&self.fence)
-                .arg(&id)
-                .arg(TTL_MS)
-                .invoke(&mut self.connection)
-                .unwrap(),
-        );
+        let id = fresh_id();
+        let answer = self.named.acquire(&id).invoke(&mut self.connection);
+        let answer: (i64, redis::Value) = first_two(answer.unwrap());
         (answer.0 == 1).then_some(id)
     }
 
     pub(crate) fn release(&mut self, id: &str) {
-        let answer: i64 = self
-            .release
-            .key(&self.lock)
-            .arg(id)
-            .arg(&self.channel)
-            .invoke(&mut self.connection)
-            .unwrap();
-        assert_eq!(answer, 1, "it was ours");
+        let answer = self.named.release(id).invoke(&mut self.connection);
+        assert_eq!(answer, Ok(1), "it was ours");
     }
 
     pub(crate) fn pair(&mut self) {
@@ -92,15 +107,9 @@ impl Hand {
 
     /// The same, which waits in the same write until a replica has the lock.
     pub(crate) fn acknowledged_pair(&mut self) {
-        let id = format!("{}:{}", self.owner, Uuid::new_v4());
+        let id = fresh_id();
         let (granted, acknowledged): (redis::Value, usize) = redis::pipe()
-            .invoke_script(
-                self.acquire
-                    .key(&self.lock)
-                    .key(&self.fence)
-                    .arg(&id)
-                    .arg(TTL_MS),
-            )
+            .invoke_script(&self.named.acquire(&id))
             .cmd("WAIT")
             .arg(1)
             .arg(100)
