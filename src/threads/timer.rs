@@ -69,17 +69,12 @@ impl Timer {
         }
     }
 
-    /// The caller will [`ring`](Self::ring) at `at`, or shortly after.
-    pub(crate) fn will_be_rung_at(&self, at: Instant) {
+    /// Has the thread look at what is due before it would wake by itself, but for what the caller will ring for `again`, at
+    /// that instant or shortly after.
+    pub(crate) fn ring(&self, again: Instant) {
         let mut state = self.state.lock();
-        state.rung_at = state.rung_at.min(at);
-    }
-
-    /// Has the thread look at what is due before it would wake by itself.
-    pub(crate) fn ring(&self) {
-        let mut state = self.state.lock();
-        state.rung_at = Instant::NEVER;
-        if state.leases.next() < state.sleeps_until {
+        state.rung_at = again;
+        if state.leases.next() < state.sleeps_until.min(again) {
             self.changed.notify_one();
         }
     }

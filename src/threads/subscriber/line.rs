@@ -55,7 +55,7 @@ impl<'a> Line<'a> {
         let now = Instant::now();
         if self.rings_at.is_some_and(|at| at <= now) {
             self.rings_at = None;
-            self.shared.timer.ring();
+            self.shared.timer.ring(Instant::NEVER);
         }
         let pause = self.rings_at.map_or(LOOK_AROUND, |at| now.until(at));
         self.wire
@@ -77,12 +77,13 @@ impl<'a> Line<'a> {
                 state.unheard = None;
             } else if let Some((id, token)) = read_grant(payload) {
                 drop(state);
-                let timer = &self.shared.timer;
-                self.rings_at.get_or_insert_with(|| {
-                    let at = Instant::now().after(SOON);
-                    timer.will_be_rung_at(at);
-                    at
-                });
+                let now = Instant::now();
+                // Also where it is time to ring for another: not with the new holder, either.
+                if self.rings_at.is_none_or(|at| at <= now) {
+                    let at = now.after(SOON);
+                    self.rings_at = Some(at);
+                    self.shared.timer.ring(at);
+                }
                 self.shared.waiters.places.granted(&id, token);
             }
             return;
@@ -190,7 +191,7 @@ impl<'a> Line<'a> {
 impl Drop for Line<'_> {
     fn drop(&mut self) {
         if self.rings_at.is_some() {
-            self.shared.timer.ring();
+            self.shared.timer.ring(Instant::NEVER);
         }
     }
 }
