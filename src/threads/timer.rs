@@ -20,21 +20,41 @@ pub(crate) struct Timer {
 
 struct State {
     leases: Leases,
-    /// Until when the thread sleeps; the start of time while it is awake and will look anyway.
-    sleeps_until: Instant,
-    /// When somebody is to [`ring`](Timer::ring).
-    rung_at: Instant,
+    rest: Rest,
     stopping: bool,
     /// Nobody takes out what is armed from now on.
     drained: bool,
+}
+
+/// When the thread looks at the leases by itself.
+struct Rest {
+    /// Until when it sleeps; the start of time while it is awake and will look anyway.
+    until: Instant,
+    /// When somebody is to [`ring`](Timer::ring).
+    rung_at: Instant,
+}
+
+impl Rest {
+    /// Whether it misses what is due at `at`, and may wait until `by` if somebody is to ring until then.
+    fn misses(&self, at: Instant, by: Instant) -> bool {
+        at < self.until && (at < self.rung_at || by < self.until)
+    }
+
+    /// Somebody rings, and will do so `again`. Whether it misses what is due `next` before that.
+    fn ring(&mut self, next: Instant, again: Instant) -> bool {
+        self.rung_at = again;
+        next < self.until.min(again)
+    }
 }
 
 impl Default for Timer {
     fn default() -> Self {
         let state = State {
             leases: Leases::default(),
-            sleeps_until: Instant::START,
-            rung_at: Instant::NEVER,
+            rest: Rest {
+                until: Instant::START,
+                rung_at: Instant::NEVER,
+            },
             stopping: false,
             drained: false,
         };
@@ -64,7 +84,7 @@ impl Timer {
             return;
         }
         state.leases.arm(hold, at);
-        if at < state.sleeps_until && (at < state.rung_at || by < state.sleeps_until) {
+        if state.rest.misses(at, by) {
             self.changed.notify_one();
         }
     }
@@ -73,8 +93,8 @@ impl Timer {
     /// that instant or shortly after.
     pub(crate) fn ring(&self, again: Instant) {
         let mut state = self.state.lock();
-        state.rung_at = again;
-        if state.leases.next() < state.sleeps_until.min(again) {
+        let next = state.leases.next();
+        if state.rest.ring(next, again) {
             self.changed.notify_one();
         }
     }
@@ -131,17 +151,17 @@ impl Timer {
                 return Some(due);
             }
             if next == Instant::NEVER && idle {
-                state.sleeps_until = Instant::NEVER;
+                state.rest.until = Instant::NEVER;
                 self.changed.wait(&mut state);
                 idle = false;
             } else {
                 // A first second without leases is still slept through as such, so that a caller
                 // who locks and unlocks all day does not wake this thread each time.
                 idle = next == Instant::NEVER;
-                state.sleeps_until = next.min(now.after(LONGEST_SLEEP));
+                state.rest.until = next.min(now.after(LONGEST_SLEEP));
                 self.changed.wait_for(&mut state, nap(now, next));
             }
-            state.sleeps_until = Instant::START;
+            state.rest.until = Instant::START;
         }
     }
 }
@@ -162,5 +182,44 @@ fn run(shared: &Shared) {
         if !asks.is_empty() {
             shared.renew(asks);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn at(ms: u64) -> Instant {
+        Instant::START.after(Duration::from_millis(ms))
+    }
+
+    #[test]
+    fn a_ring_that_is_promised_spares_a_wake() {
+        let mut rest = Rest {
+            until: at(1_000),
+            rung_at: Instant::NEVER,
+        };
+        assert!(rest.misses(at(3), at(2_000)));
+        assert!(!rest.misses(at(1_000), at(1_000)));
+        assert!(!rest.ring(Instant::NEVER, at(3)));
+        assert!(!rest.misses(at(4), at(2_000)));
+        // The ring comes too late for one, and the other must not wait if it never comes.
+        assert!(rest.misses(at(2), at(2_000)));
+        assert!(rest.misses(at(4), at(500)));
+        assert!(rest.ring(at(4), Instant::NEVER));
+    }
+
+    #[test]
+    fn one_promise_follows_the_other() {
+        let mut rest = Rest {
+            until: at(1_000),
+            rung_at: at(3),
+        };
+        // It is late, and by now somebody is to ring for another.
+        assert!(!rest.ring(Instant::NEVER, at(7)));
+        assert!(!rest.misses(at(8), at(2_000)));
+        assert!(rest.ring(at(8), at(11)));
+        assert!(!rest.ring(at(12), at(11)));
     }
 }
