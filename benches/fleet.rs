@@ -1,5 +1,6 @@
 //! Processes and threads that contend for one name, with empty sections and such of 1 ms, in turns with processes that
-//! poll every 1 ms by hand, and with such as queue by hand: what first come, first served costs, whoever sees to it.
+//! poll every 1 ms by hand, and with such as queue by hand: what first come, first served costs, whoever sees to it, and
+//! what the thread costs that hears for all waiters of a client.
 //! `CHAOS=60 cargo bench --bench fleet` kills and pauses them at random for a minute instead.
 
 mod common;
@@ -25,6 +26,7 @@ const LASTS: Duration = ms(6_000);
 
 const POLLER: &str = "poller, every 1 ms";
 const GRANTED: &str = "queue and grant by hand";
+const DIRECTLY: &str = "and no thread between";
 const FAIR: &str = "FairMutex";
 const MUTEX: &str = "Mutex";
 const MUTEX_4: &str = "Mutex, 4 threads each";
@@ -33,11 +35,12 @@ const MUTEX_4: &str = "Mutex, 4 threads each";
 const KINDS: [(&str, &str); 2] = [("mutex", "mutex_stall_s"), ("fair", "fair_stall_s")];
 
 /// What it is called in the table, what it is, threads, and the length of its section.
-const CONTENDERS: [(&str, &str, usize, Duration); 11] = [
+const CONTENDERS: [(&str, &str, usize, Duration); 12] = [
     (FAIR, "fair", 1, ms(1)),
     (MUTEX, "mutex", 1, ms(1)),
     (POLLER, "poller", 1, ms(1)),
     (GRANTED, "granted", 1, ms(1)),
+    (DIRECTLY, "granted-directly", 1, ms(1)),
     ("FairMutex, 4 threads each", "fair", 4, ms(1)),
     (MUTEX_4, "mutex", 4, ms(1)),
     ("poller, 4 threads each", "poller", 4, ms(1)),
@@ -162,6 +165,11 @@ const GRANTED_VS_POLLER: [&str; 3] = [
     "granted_by_hand_acq_vs_poller",
     "granted_by_hand_gap_vs_poller",
 ];
+const DIRECTLY_VS_POLLER: [&str; 3] = [
+    "granted_with_no_thread_wait_p99_vs_poller",
+    "granted_with_no_thread_acq_vs_poller",
+    "granted_with_no_thread_gap_vs_poller",
+];
 const MUTEX_VS_POLLER: [&str; 3] = [
     "mutex_wait_p99_vs_poller",
     "mutex_acq_vs_poller",
@@ -179,6 +187,7 @@ fn figures(ran: &[Ran]) -> Vec<(&'static str, String)> {
     for (ours, [wait, acq, gap]) in [
         (find(FAIR), FAIR_VS_POLLER),
         (find(GRANTED), GRANTED_VS_POLLER),
+        (find(DIRECTLY), DIRECTLY_VS_POLLER),
         (find(MUTEX), MUTEX_VS_POLLER),
     ] {
         let acquired = ours.ratio(poller, Stretch::acquisitions_per_s);

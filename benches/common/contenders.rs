@@ -50,20 +50,23 @@ pub(crate) fn open(kind: &str, url: &str) -> Lockers {
                 })
             })
         }
-        "granted" => {
-            let url = url.to_owned();
-            Box::new(move || {
-                let mut granted = Granted::new(&url);
-                Box::new(move |section| {
-                    granted.take();
-                    section.run(0);
-                    granted.let_go();
-                    Ok(())
-                })
-            })
-        }
+        "granted" => granted(url, Granted::new),
+        "granted-directly" => granted(url, Granted::with_no_thread_between),
         _ => unreachable!("there is no {kind}"),
     }
+}
+
+fn granted(url: &str, new: fn(&str) -> Granted) -> Lockers {
+    let url = url.to_owned();
+    Box::new(move || {
+        let mut granted = new(&url);
+        Box::new(move |section| {
+            granted.take();
+            section.run(0);
+            granted.let_go();
+            Ok(())
+        })
+    })
 }
 
 fn ours(guard: MutexGuard, section: &Section) -> Result<(), String> {

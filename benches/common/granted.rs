@@ -1,9 +1,8 @@
 //! Queue and grant by hand: whoever finds the lock taken gets a place in a list, and the release makes the first of
-//! them the owner and tells it, through a subscriber thread that all waiters share. With scripts that see to nobody who
-//! died, or with those of the client under test, which do.
+//! them the owner and tells it, through a subscriber thread that all waiters share, or with no thread between. With
+//! scripts that see to nobody who died, or with those of the client under test, which do.
 
-use crossbeam_channel::Receiver;
-use redis::{Connection, Script, Value};
+use redis::{Connection, Script, Value, cmd};
 use uuid::Uuid;
 
 use super::between::Side;
@@ -53,12 +52,44 @@ pub(crate) struct Granted {
     keys: Vec<String>,
     /// Behind the id and the ttl where it enters, and behind the id where it leaves.
     arguments: [Vec<String>; 2],
-    messages: Receiver<Vec<u8>>,
+    hear: Hear,
     id: Option<String>,
+}
+
+/// Sleeps until a message comes.
+type Hear = Box<dyn FnMut() -> Vec<u8> + Send>;
+
+fn through_a_thread(url: &str, inbox: &str) -> Hear {
+    let messages = subscribe(url, inbox.to_owned());
+    Box::new(move || messages.recv().expect("the subscriber lives on"))
+}
+
+/// The waiter listens itself: fewer threads cannot be woken. It hears of nothing but its own grants.
+fn with_no_thread_between(url: &str, inbox: &str) -> Hear {
+    let mut connection = connect(url);
+    connection.set_read_timeout(None).unwrap();
+    let subscribe = cmd("SUBSCRIBE").arg(inbox).get_packed_command();
+    connection.send_packed_command(&subscribe).unwrap();
+    connection.recv_response().unwrap();
+    Box::new(move || match connection.recv_response().unwrap() {
+        Value::Array(items) => match items.into_iter().next_back() {
+            Some(Value::BulkString(payload)) => payload,
+            other => unreachable!("no payload: {other:?}"),
+        },
+        other => unreachable!("no message: {other:?}"),
+    })
 }
 
 impl Granted {
     pub(crate) fn new(url: &str) -> Self {
+        Self::heard(url, through_a_thread)
+    }
+
+    pub(crate) fn with_no_thread_between(url: &str) -> Self {
+        Self::heard(url, with_no_thread_between)
+    }
+
+    fn heard(url: &str, how: fn(url: &str, inbox: &str) -> Hear) -> Self {
         let key = |what: &str| format!("leasehold:{what}:{{lock:granted-by-hand}}");
         let inbox = format!("bench:{}", Uuid::new_v4());
         Self {
@@ -66,7 +97,7 @@ impl Granted {
             enter: Script::new(&format!("{DRAW}{ENTER}")),
             leave: Script::new(&format!("{DRAW}{LEAVE}")),
             keys: vec!["lock:granted-by-hand".into(), key("queue"), key("fence")],
-            messages: subscribe(url, inbox.clone()),
+            hear: how(url, &inbox),
             arguments: [vec![inbox], vec![TTL_MS.to_string()]],
             id: None,
         }
@@ -83,7 +114,7 @@ impl Granted {
             enter: Script::new(&format!("{GRANT}{FAIR_ENTER}")),
             leave: Script::new(&format!("{GRANT}{FAIR_RELEASE}")),
             keys: vec![lock.into(), fence, queue, places],
-            messages: subscribe(url, inbox.clone()),
+            hear: through_a_thread(url, &inbox),
             arguments: [vec!["1".into(), inbox], vec![channel(lock)]],
             id: None,
         }
@@ -101,8 +132,7 @@ impl Side for Granted {
             token => token == Value::Int(0),
         };
         if is_queued {
-            let grant = self.messages.recv().expect("the subscriber lives on");
-            let grant = String::from_utf8(grant).expect("ids are text");
+            let grant = String::from_utf8((self.hear)()).expect("ids are text");
             assert!(grant.contains(&id), "nobody else's");
         }
         self.id = Some(id);
