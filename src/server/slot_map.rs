@@ -400,7 +400,11 @@ impl SlotMap {
         let retired = known
             .servers
             .extract_if(|_, server| !kept.contains(&Arc::as_ptr(server)));
-        let retired = retired.map(|(_, server)| server).collect();
+        let retired: Vec<_> = retired.map(|(_, server)| server).collect();
+        if !retired.is_empty() {
+            // Its last slot may be known to be elsewhere for long: that it is of no more use is news.
+            moved.get_or_insert_with(|| vec![false; usize::from(SLOTS)]);
+        }
         known.layout = layout;
         (moved.map(Moved), retired)
     }

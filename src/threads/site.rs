@@ -86,18 +86,18 @@ impl Sites {
             .cloned()
     }
 
-    /// Lets go of the sites whose servers are of no more use, once their threads have ended, and
-    /// begins to end those of the others.
+    /// Begins to end the threads of the sites whose servers are of no more use, and lets go of those that have none.
     pub(crate) fn sweep(&self) {
-        let is_over = |site: &mut Arc<Site>| site.server.is_retired() && site.is_through();
-        let over: Vec<_> = self.sites.write().extract_if(.., is_over).collect();
-        // Closes connections: not under the lock.
-        drop(over);
+        // Told first: one whose threads somebody is about to start counts as over, and they find it when they start.
         for site in self.all() {
             if site.server.is_retired() {
                 site.io.leave();
             }
         }
+        let is_over = |site: &mut Arc<Site>| site.server.is_retired() && site.is_through();
+        let over: Vec<_> = self.sites.write().extract_if(.., is_over).collect();
+        // Closes connections: not under the lock.
+        drop(over);
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Site>> {
