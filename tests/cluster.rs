@@ -406,7 +406,7 @@ fn tidy_contender() {
         // Whoever was late may never have waited at the new one.
         let mutex = client.mutex(given("NAME"));
         let guard = mutex.lock().expect("the new master is there");
-        assert!(mutex.try_lock_for(ms(10)).unwrap().is_none(), "it waits");
+        assert!(mutex.try_lock_for(ms(200)).unwrap().is_none(), "it waits");
         released(guard);
         for thread in ["leasehold-io", "leasehold-subsc"] {
             let mut before = None;
