@@ -111,9 +111,13 @@ impl Entry {
     }
 
     fn news(&self) -> Option<News> {
-        match std::mem::take(&mut *self.told.lock()) {
+        let mut told = self.told.lock();
+        match std::mem::take(&mut *told) {
             Told::News(news) => Some(news),
-            Told::Nothing | Told::Gone => None,
+            nothing => {
+                *told = nothing;
+                None
+            }
         }
     }
 }
