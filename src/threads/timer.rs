@@ -30,17 +30,18 @@ struct State {
 struct Rest {
     /// Until when it sleeps; the start of time while it is awake and will look anyway.
     until: Instant,
-    /// When somebody is to [`ring`](Timer::ring).
+    /// When the last who [rang](Timer::ring) will do so again. Others may, too.
     rung_at: Instant,
 }
 
 impl Rest {
-    /// Whether it misses what is due at `at`, and may wait until `by` if somebody is to ring until then.
+    /// Whether it misses what is due at `at`; that may wait until `by` if somebody is to ring at `at` or before.
     fn misses(&self, at: Instant, by: Instant) -> bool {
         at < self.until && (at < self.rung_at || by < self.until)
     }
 
-    /// Somebody rings, and will do so `again`. Whether it misses what is due `next` before that.
+    /// Notes that somebody rings, and will do so `again`. Returns whether it misses what is due `next`, where that is
+    /// before then.
     fn ring(&mut self, next: Instant, again: Instant) -> bool {
         self.rung_at = again;
         next < self.until.min(again)

@@ -78,8 +78,8 @@ impl<'a> Line<'a> {
             } else if let Some((id, token)) = read_grant(payload) {
                 drop(state);
                 let now = Instant::now();
-                // Also where it is time to ring for another: not with the new holder, either.
-                if self.rings_at.is_none_or(|at| at <= now) {
+                // A ring that is about to come, or late, would leave the new holder without: it is put off.
+                if self.rings_at.is_none_or(|at| at <= now.after(SOON / 4)) {
                     let at = now.after(SOON);
                     self.rings_at = Some(at);
                     self.shared.timer.ring(at);
