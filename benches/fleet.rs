@@ -26,7 +26,7 @@ const LASTS: Duration = ms(6_000);
 
 const POLLER: &str = "poller, every 1 ms";
 const GRANTED: &str = "queue and grant by hand";
-const DIRECTLY: &str = "and no thread between";
+const DIRECTLY: &str = "by hand, no thread between";
 const FAIR: &str = "FairMutex";
 const MUTEX: &str = "Mutex";
 const MUTEX_4: &str = "Mutex, 4 threads each";

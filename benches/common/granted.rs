@@ -1,5 +1,5 @@
 //! Queue and grant by hand: whoever finds the lock taken gets a place in a list, and the release makes the first of
-//! them the owner and tells it, through a subscriber thread that all waiters share, or with no thread between. With
+//! them the owner and tells it, through a subscriber thread and a channel, or with no thread between. With
 //! scripts that see to nobody who died, or with those of the client under test, which do.
 
 use redis::{Connection, Script, Value, cmd};

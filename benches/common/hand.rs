@@ -1,5 +1,6 @@
 //! The floor: the same lock as a careful user of `redis` would write it by hand.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::io::tcp::TcpSettings;
@@ -65,7 +66,8 @@ impl Named {
 
 /// An id of its own for each lock.
 pub(super) fn fresh_id() -> String {
-    format!("bench/{}:{}", std::process::id(), Uuid::new_v4())
+    static OWNER: LazyLock<String> = LazyLock::new(|| format!("bench/{}", std::process::id()));
+    format!("{}:{}", *OWNER, Uuid::new_v4())
 }
 
 /// One name, locked by scripts over one connection.
