@@ -1,8 +1,10 @@
 //! Promise: every later holder's fencing token is higher, whatever becomes of the server in between, and below 2^53.
 
+use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leasehold::{Client, Error, Lost};
+use support::fair::{in_turn, queues};
 use support::{Proxy, Server, Traffic, eventually, ms};
 
 mod support;
@@ -20,6 +22,19 @@ fn draw(client: &Client) -> u64 {
         .mutex("a")
         .with(|guard| guard.fencing_token().value())
         .unwrap()
+}
+
+/// Two tokens of a fair lock: of one who finds it free, and of one to whom that one passes it on.
+fn draw_fairly(server: &Server, client: &Client) -> [u64; 2] {
+    let mutex = client.fair_mutex("a");
+    let guard = mutex.lock().unwrap();
+    thread::scope(|scope| {
+        let next = scope.spawn(|| in_turn(&mutex).fencing_token().value());
+        queues(server, 1);
+        let found_free = guard.fencing_token().value();
+        drop(guard);
+        [found_free, next.join().unwrap()]
+    })
 }
 
 fn set_fence(server: &Server, value: u64) {
@@ -158,4 +173,53 @@ fn outlives_the_lock_by_a_day() {
     draw(&client(&server));
     let left = server.pttl(FENCE);
     assert!((86_000_000..=86_400_000).contains(&left), "{left} ms");
+}
+
+#[test]
+fn plain_and_fair_ones_rise_together() {
+    let mut server = Server::start();
+    let client = client(&server);
+    let mut last = 0;
+    let mut rise = |server: &Server, ahead: Option<u64>| {
+        let before = draw(&client);
+        let [found_free, passed_on] = draw_fairly(server, &client);
+        let after = draw(&client);
+        let tokens = [last, before, found_free, passed_on, after];
+        assert!(tokens.is_sorted_by(|earlier, later| earlier < later));
+        if let Some(ahead) = ahead {
+            assert_eq!(after, ahead + 4, "one by one");
+        }
+        assert_eq!(stored(server), after);
+        last = after;
+    };
+    rise(&server, None);
+    let snapshot = server.snapshot();
+    rise(&server, None);
+    server.run("FLUSHALL", &[]);
+    rise(&server, None);
+    server.restart();
+    rise(&server, None);
+    server.restart_from(&snapshot);
+    rise(&server, None);
+    let ahead = micros_since_1970() + 3_600_000_000;
+    set_fence(&server, ahead);
+    rise(&server, Some(ahead));
+}
+
+#[test]
+fn a_fair_one_rises_over_an_expiry_and_stays_below_two_to_the_53() {
+    let server = Server::start();
+    let client = client(&server);
+    let mutex = client.fair_mutex("a").ttl(ms(100)).auto_renew(false);
+    let expired = mutex.lock().unwrap();
+    assert_eq!(expired.lost().recv_timeout(ms(10_000)), Ok(Lost::Expired));
+    let [later, _] = draw_fairly(&server, &client);
+    assert!(later > expired.fencing_token().value());
+    set_fence(&server, LIMIT - 3);
+    assert_eq!(draw_fairly(&server, &client), [LIMIT - 2, LIMIT - 1]);
+    match client.fair_mutex("a").lock() {
+        Err(Error::BadFence { key }) => assert_eq!(key, FENCE),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(server.keys(), [FENCE.as_bytes()]);
 }
