@@ -266,13 +266,15 @@ impl Spot<'_> {
     }
 
     fn place<T>(&self, act: impl FnOnce(&mut Place) -> T) -> T {
-        self.line(|line| {
-            let mut places = line.places.iter_mut();
-            // Taken out only when the spot is dropped.
-            act(places
-                .find(|place| place.turn == self.turn)
-                .expect("the place of a spot"))
-        })
+        self.line(|line| act(self.own(&mut line.places)))
+    }
+
+    fn own<'p>(&self, places: &'p mut [Place]) -> &'p mut Place {
+        let mut places = places.iter_mut();
+        // Taken out only when the spot is dropped.
+        places
+            .find(|place| place.turn == self.turn)
+            .expect("the place of a spot")
     }
 
     /// What the call sleeps on.
@@ -322,11 +324,7 @@ impl Spot<'_> {
     /// What to do at `now`. A refresh that this asks for is told of by [`refreshed`](Self::refreshed) in any case.
     pub(crate) fn step(&self, now: Instant) -> Step {
         let step = self.line(|line| {
-            let mut places = line.places.iter_mut();
-            // Taken out only when the spot is dropped.
-            let place = places
-                .find(|place| place.turn == self.turn)
-                .expect("the place of a spot");
+            let place = self.own(&mut line.places);
             let (Some(id), Some(proof)) = (&place.id, place.proof) else {
                 return Step::Enter;
             };

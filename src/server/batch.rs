@@ -84,16 +84,15 @@ impl Server {
         let mut answers: Vec<_> = calls
             .iter()
             .map(|_| {
-                // One timeout is enough: after it nothing more is read.
-                if broken.is_none() {
-                    match wire.answer() {
+                let error = match &broken {
+                    // One timeout is enough: after it nothing more is read.
+                    Some(error) => error.clone(),
+                    None => match wire.answer() {
                         Ok(value) => return Ok(reply(value)),
-                        Err(error) => broken = Some(error),
-                    }
-                }
-                Err(Fault::NoAnswer(
-                    broken.clone().expect("just seen to be there").into(),
-                ))
+                        Err(error) => broken.insert(error).clone(),
+                    },
+                };
+                Err(Fault::NoAnswer(error.into()))
             })
             .collect();
         if replicas.is_some() && broken.is_none() {

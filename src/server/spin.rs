@@ -182,36 +182,34 @@ mod tests {
         Duration::from_nanos(spin.length.load(Relaxed))
     }
 
-    #[test]
-    fn it_gets_as_long_as_an_answer_takes() {
+    /// After many answers that take 40 µs, of which `asleep` says how long the read of one takes that is still missing for
+    /// so long.
+    fn length_for_40_micros(asleep: impl Fn(Duration) -> Duration) -> Duration {
         let spin = Spin::default();
         for _ in 0..1_000 {
             let awake = length(&spin);
-            let asleep = micros(40).saturating_sub(awake);
+            spin.learn(awake, asleep(micros(40).saturating_sub(awake)));
+        }
+        length(&spin)
+    }
+
+    #[test]
+    fn it_gets_as_long_as_an_answer_takes() {
+        let length = length_for_40_micros(|missing| {
             // Who sleeps at all needs a while to wake up.
-            let asleep = if asleep.is_zero() {
+            if missing.is_zero() {
                 micros(3)
             } else {
-                asleep + micros(25)
-            };
-            spin.learn(awake, asleep);
-        }
-        assert!(
-            (micros(38)..=micros(42)).contains(&length(&spin)),
-            "{:?}",
-            length(&spin)
-        );
+                missing + micros(25)
+            }
+        });
+        assert!((micros(38)..=micros(42)).contains(&length), "{length:?}");
     }
 
     #[test]
     fn a_read_that_takes_long_is_not_waited_for_longer() {
-        let spin = Spin::default();
-        for _ in 0..1_000 {
-            let awake = length(&spin);
-            let missing = micros(40).saturating_sub(awake);
-            spin.learn(awake, missing + micros(20));
-        }
-        assert!(length(&spin) <= micros(62), "{:?}", length(&spin));
+        let length = length_for_40_micros(|missing| missing + micros(20));
+        assert!(length <= micros(62), "{length:?}");
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl Sites {
         sites.push(Arc::clone(&site));
         drop(sites);
         if server.is_retired() {
-            // It was replaced since it was looked up, and the sweep has missed what was not there yet.
+            // It was replaced since it was looked up, and the sweep may have missed what was not there yet.
             site.io.leave();
         }
         site
