@@ -5,14 +5,20 @@ mod common;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
+use std::cell::RefCell;
+use std::time::Duration;
+
 use common::hand::{ACQUIRE, Bare, Hand, RELEASE};
 use common::picture::{Panel, Picture, Row};
-use common::{Contender, Report, Spread};
-use leasehold::{Client, Unlocked};
+use common::{Contender, Report, Samples, Spread, processor};
+use leasehold::{Client, Mutex, Unlocked};
 use support::Server;
 
 const ROUNDS: usize = 500;
 const PAIRS: usize = 25;
+
+/// Longer than a server on this machine takes to reply.
+const SPIN: Duration = Duration::from_micros(150);
 
 fn main() {
     let server = Server::start().untimed();
@@ -21,13 +27,19 @@ fn main() {
         ROUNDS,
         &format!("lock + unlock on one thread, {ROUNDS} rounds of {PAIRS}"),
     );
-    let (vs_scripts, vs_bare, times) = pairs(&server);
+    let Pairs {
+        vs_scripts,
+        spinning_vs_default,
+        scripts_vs_bare,
+        times,
+    } = pairs(&server);
     let costs = calls(&server);
     let ratios = vec![
         Row::bar("leasehold vs its scripts by hand", vs_scripts)
             .ours()
             .mark("≤", 1.03),
-        Row::bar("its scripts vs the bare pair", vs_bare),
+        Row::bar("with spin(150 µs) vs without", spinning_vs_default),
+        Row::bar("its scripts vs the bare pair", scripts_vs_bare),
     ];
     let picture = Picture {
         title: "Lock + unlock on one thread".to_owned(),
@@ -40,39 +52,57 @@ fn main() {
     report.end(
         &[
             ("pair_vs_scripts", format!("{:.3}", vs_scripts.median)),
-            ("scripts_vs_bare", format!("{:.3}", vs_bare.median)),
+            (
+                "spinning_vs_default",
+                format!("{:.3}", spinning_vs_default.median),
+            ),
+            ("scripts_vs_bare", format!("{:.3}", scripts_vs_bare.median)),
         ],
         &picture,
     );
 }
 
-/// The client beside the two ways to do without it.
-fn pairs(server: &Server) -> (Spread, Spread, Vec<Row>) {
+struct Pairs {
+    vs_scripts: Spread,
+    spinning_vs_default: Spread,
+    scripts_vs_bare: Spread,
+    times: Vec<Row>,
+}
+
+/// The client, and the same client with `spin`, beside the two ways to do without it.
+fn pairs(server: &Server) -> Pairs {
     let url = server.url();
     let client = Client::open(&url).unwrap();
-    let mutex = client.mutex("ours");
+    let spinning = Client::builder().url(&url).spin(SPIN).build().unwrap();
+    let (ours, spins) = (client.mutex("ours"), spinning.mutex("spins"));
     let (mut hand, mut bare) = (Hand::new(&url, "hand"), Bare::new(&url, "bare"));
-    let mut contenders: [Contender<'_>; 3] = [
-        Box::new(|| {
-            common::timed(PAIRS, || {
-                assert_eq!(mutex.lock().unwrap().unlock().unwrap(), Unlocked::Released);
-            })
-        }),
-        Box::new(|| common::timed(PAIRS, || hand.pair())),
-        Box::new(|| common::timed(PAIRS, || bare.pair())),
+    let used = [(); 4].map(|()| RefCell::default());
+    let [ours_cpu, spins_cpu, hand_cpu, bare_cpu] = &used;
+    let mut contenders: [Contender<'_>; 4] = [
+        Box::new(|| round(ours_cpu, || lock_and_unlock(&ours))),
+        Box::new(|| round(spins_cpu, || lock_and_unlock(&spins))),
+        Box::new(|| round(hand_cpu, || hand.pair())),
+        Box::new(|| round(bare_cpu, || bare.pair())),
     ];
     let samples = common::take_turns(ROUNDS, &mut contenders);
-    let (ours, scripts, bare) = (&samples[0], &samples[1], &samples[2]);
-    let (vs_scripts, vs_bare) = (ours.ratio(scripts), scripts.ratio(bare));
-    let names = ["leasehold", "its scripts by hand", "bare pair of peers"];
+    drop(contenders);
+    let [ours, spins, scripts, bare] = [0, 1, 2, 3].map(|n| &samples[n]);
+    let names = [
+        "leasehold",
+        "leasehold, spin(150 µs)",
+        "its scripts by hand",
+        "bare pair of peers",
+    ];
     let rows: Vec<_> = names
         .iter()
         .zip(&samples)
-        .map(|(name, samples)| {
+        .zip(&used)
+        .map(|((name, samples), used)| {
             vec![
                 (*name).to_owned(),
                 format!("{:.1}", samples.percentile(50.0)),
                 format!("{:.1}", samples.percentile(99.0)),
+                format!("{:.1}", used.borrow().percentile(50.0)),
                 samples.ratio(scripts).show(3),
                 samples.ratio(bare).show(3),
             ]
@@ -82,6 +112,7 @@ fn pairs(server: &Server) -> (Spread, Spread, Vec<Row>) {
         "pair",
         "p50 µs",
         "p99 µs",
+        "client CPU µs",
         "vs scripts by hand (quartiles)",
         "vs bare (quartiles)",
     ];
@@ -91,7 +122,25 @@ fn pairs(server: &Server) -> (Spread, Spread, Vec<Row>) {
         let row = Row::range(*name, samples.range());
         if n == 0 { row.ours() } else { row }
     });
-    (vs_scripts, vs_bare, times.collect())
+    Pairs {
+        vs_scripts: ours.ratio(scripts),
+        spinning_vs_default: spins.ratio(ours),
+        scripts_vs_bare: scripts.ratio(bare),
+        times: times.collect(),
+    }
+}
+
+fn lock_and_unlock(mutex: &Mutex) {
+    assert_eq!(mutex.lock().unwrap().unlock().unwrap(), Unlocked::Released);
+}
+
+/// Times pairs one by one, and notes the processor time of each.
+fn round(used: &RefCell<Samples>, pair: impl FnMut()) -> Vec<Duration> {
+    let before = processor();
+    let times = common::timed(PAIRS, pair);
+    let used_now = (processor() - before) / PAIRS as u32;
+    used.borrow_mut().push(vec![used_now]);
+    times
 }
 
 /// A script with one call taken out, as it would be written without it.

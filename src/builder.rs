@@ -259,6 +259,25 @@ impl ClientBuilder {
         self
     }
 
+    /// The longest time for which a call spins before it sleeps until Redis replies: it yields its
+    /// processor (`sched_yield`) over and over. Zero never spins. Defaults to zero.
+    ///
+    /// A processor that goes idle between a command and its reply can need longer to come back than a
+    /// server nearby needs to reply. Measure before you set this, for it can go either way:
+    ///
+    /// - On one machine it saved a third of the time of a lock and unlock.
+    /// - On another, a virtual machine with two cores, it saved nothing, and the client used 1.4 to 2.1 times the
+    ///   processor time. In a container with a CPU quota of 20 %, a lock and unlock took 320 to 349 µs
+    ///   instead of 133 to 162 µs, because the quota is charged for the spinning.
+    ///
+    /// Only a call that is alone in its client spins, and only about as long as replies have taken so
+    /// far: a value of 150 µs suits a server in the same rack. While other threads want the processor,
+    /// calls sleep at once. A thread that waits for a *lock* never spins.
+    pub fn spin(mut self, longest: Duration) -> Self {
+        self.config.spin = longest;
+        self
+    }
+
     /// How many replicas must have acknowledged every lease, for locks that do not say so
     /// themselves: see [`Mutex::min_replicas`](crate::Mutex::min_replicas). Defaults to none.
     pub fn min_replicas(mut self, count: usize, within: Duration) -> Self {

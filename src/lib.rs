@@ -196,11 +196,8 @@
 //! [`max_connections`](ClientBuilder::max_connections), beyond which they go together there too. A
 //! release waits 5 ms for that at most. What waits for replicas has a connection to itself.
 //!
-//! A call that is the only one of its client, to a server that answers within 0.15 ms, stays awake until
-//! its answer is likely to be there; calls that go together do so for a moment. They give way again and
-//! again (`sched_yield`) before they sleep, at most 0.15 ms for a call. Where somebody else wants the
-//! processor they sleep at once, and so do the calls after them; a container's quota is charged all the
-//! same. Waiting for a *lock* never does this: who waits sleeps.
+//! A thread that waits for a reply or for a lock sleeps. [`ClientBuilder::spin`] lets a call spin before
+//! it sleeps until Redis replies, where cores are to spare.
 //!
 //! # Log levels
 //!

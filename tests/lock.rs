@@ -422,3 +422,16 @@ fn holder_ids_and_tokens_are_never_used_twice() {
         assert!(tokens.insert(guard.fencing_token()));
     }
 }
+
+#[test]
+fn client_that_spins_gets_the_same_answers() {
+    let server = Server::start();
+    for limit in [Duration::from_nanos(1), ms(1), Duration::MAX] {
+        let client = builder(&server).spin(limit).build().unwrap();
+        for _ in 0..100 {
+            let guard = client.mutex("a").lock().unwrap();
+            assert!(client.mutex("a").try_lock().unwrap().is_none());
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        }
+    }
+}

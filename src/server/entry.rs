@@ -11,13 +11,6 @@ use crate::holder::HolderId;
 use crate::kind::Keys;
 use crate::scripts::Reply;
 use crate::server::node::Wire;
-use crate::server::spin::Restraint;
-
-/// How often a call lets others run before it sleeps. What it waits for takes little longer than to put a
-/// thread to sleep and to wake it again: 32 threads on two cores do 1.2 times the pairs of a connection each
-/// without this, 1.5 times with 4, 1.7 times with 16 to 128 (`--bench threads`), at the same processor time a
-/// pair.
-const YIELDS: u32 = 32;
 
 /// Shared by the call's own thread and whoever sends it.
 pub(crate) struct Entry {
@@ -89,17 +82,10 @@ impl Entry {
         }
     }
 
-    /// Waits for news until `until`, at first awake, if `restraint` lets it.
-    pub(crate) fn wait(&self, until: Instant, restraint: &Restraint) -> Option<News> {
-        let mut news = None;
-        let mut yields = 0;
-        restraint.give_way(Instant::now(), |now| {
-            yields += 1;
-            news = self.news();
-            news.is_some() || now >= until || yields > YIELDS
-        });
+    /// Waits for news until `until`.
+    pub(crate) fn wait(&self, until: Instant) -> Option<News> {
         loop {
-            if let Some(news) = news.take().or_else(|| self.news()) {
+            if let Some(news) = self.news() {
                 return Some(news);
             }
             let now = Instant::now();
@@ -125,7 +111,6 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn news_are_read_or_given_back() {
@@ -133,8 +118,7 @@ mod tests {
         assert!(in_time.tell(News::Alone).is_ok());
         assert!(matches!(in_time.give_up(), Some(News::Alone)));
         let late = Entry::new(Vec::new(), None);
-        let restraint = Restraint::new(Duration::MAX, 1);
-        assert!(late.wait(Instant::START, &restraint).is_none());
+        assert!(late.wait(Instant::START).is_none());
         assert!(late.give_up().is_none());
         assert!(
             late.tell(News::Alone).is_err(),

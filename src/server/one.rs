@@ -33,9 +33,7 @@ pub(crate) struct Server {
     pub(crate) peer: Option<Peer>,
     /// From a command to its answer.
     pub(crate) latency: Histogram,
-    /// How an answer is waited for, and how those are that replicas have a part in.
     spin: Spin,
-    spin_with_replicas: Spin,
 }
 
 impl Server {
@@ -64,8 +62,7 @@ impl Server {
             }),
             peer,
             latency: Histogram::default(),
-            spin: Spin::default(),
-            spin_with_replicas: Spin::default(),
+            spin: Spin::new(config.spin),
         }
     }
 
@@ -314,10 +311,11 @@ impl Server {
             wire.set_timeout(patience)?;
             Ok((answer, Some(reply(wire.answer()?))))
         };
-        match (is_alone, call.replicas) {
-            (true, None) => self.spin.read(read),
-            (true, Some(_)) => self.spin_with_replicas.read(read),
-            (false, _) => read(),
+        // Replicas acknowledge in their own time, which says nothing about other replies.
+        if is_alone && call.replicas.is_none() {
+            self.spin.read(read)
+        } else {
+            read()
         }
     }
 

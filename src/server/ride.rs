@@ -64,7 +64,7 @@ impl Server {
         };
         let mut patience = joined.after(PATIENCE).min(until);
         loop {
-            let news = match entry.wait(patience, self.pool.restraint()) {
+            let news = match entry.wait(patience) {
                 Some(news) => news,
                 None if self.pool.leave_off(ticket, lane, patience >= until) => {
                     return Ride::Alone(None);

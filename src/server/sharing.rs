@@ -9,7 +9,6 @@ use crate::server::entry::{Entry, News};
 use crate::server::gather::{Gather, Ticket};
 use crate::server::node::Wire;
 use crate::server::pool::{Lane, Lent, Pool, State};
-use crate::server::spin::Restraint;
 
 /// So many calls at a time get a connection each. When more come, all go along with others over one
 /// connection, until nobody waits any more.
@@ -37,12 +36,6 @@ const NEAR: Duration = Duration::from_micros(200);
 /// for where another lies idle.
 const STUCK: Duration = Duration::from_millis(1);
 
-/// Where a processor that was given up comes back later than that, somebody computes: the others of a batch take less.
-const BRIEF: Duration = Duration::from_millis(1);
-
-/// About so many wait at a time for one who reads, of 32 threads.
-const WAITING: u32 = 16;
-
 /// What counts for whether calls share a connection, and is known without the lock of their pool.
 pub(super) struct Sharing {
     /// How many calls are in progress.
@@ -51,8 +44,6 @@ pub(super) struct Sharing {
     is_on: AtomicBool,
     /// The shortest trip to the server so far, in nanoseconds.
     shortest: AtomicU64,
-    /// Whether those who wait for whoever reads stay awake.
-    restraint: Restraint,
 }
 
 /// Who shares a connection, and who is to.
@@ -95,7 +86,6 @@ impl Default for Sharing {
             calls: AtomicUsize::new(0),
             is_on: AtomicBool::new(false),
             shortest: AtomicU64::new(u64::MAX),
-            restraint: Restraint::new(BRIEF, WAITING),
         }
     }
 }
@@ -150,11 +140,6 @@ impl Pool {
         if nanos < shortest.load(Ordering::Relaxed) {
             shortest.store(nanos, Ordering::Relaxed);
         }
-    }
-
-    /// Whether those who wait for whoever reads stay awake.
-    pub(crate) fn restraint(&self) -> &Restraint {
-        &self.sharing.restraint
     }
 
     /// From now on one connection carries several calls, or none does.
