@@ -48,7 +48,7 @@ fn book(client: &Client) -> String {
         Ok(Some(_guard)) => "201 booked".into(),
         Ok(None) => "409 somebody else books this seat".into(),
         // Nothing was sent, and nobody holds the lock for it: the request may safely come again.
-        Err(Error::CircuitOpen { retry_in }) => {
+        Err(Error::CircuitOpen { retry_in, .. }) => {
             format!("503, Retry-After: {}", retry_in.as_secs_f64().ceil())
         }
         Err(error) => format!("500 ({error})"),

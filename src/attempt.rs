@@ -17,7 +17,7 @@ use crate::kind::{Acquired, Keys};
 use crate::lease::Lease;
 use crate::lost::Lost;
 use crate::release::abandon;
-use crate::server::{Fault, Lane, Receipt, Size, Stake};
+use crate::server::{Fault, Lane, OpenCircuit, Receipt, Size, Stake};
 use crate::threads::Shared;
 use crate::token::FencingToken;
 use crate::undo::{Told, Undo};
@@ -46,6 +46,10 @@ pub(crate) struct Attempt<'a> {
     pub(crate) has_company: Cell<bool>,
     /// The last thing that Redis or the system said, which tells more than that time ran out.
     said: RefCell<Option<Cause>>,
+    /// Why this call's last command came to nothing, whatever was said of that.
+    failure: RefCell<Option<Cause>>,
+    /// This call sent a command, and got a reply or may yet.
+    has_asked: Cell<bool>,
 }
 
 /// What asking Redis came to.
@@ -86,6 +90,8 @@ impl<'a> Attempt<'a> {
             start,
             has_company: Cell::new(false),
             said: RefCell::default(),
+            failure: RefCell::default(),
+            has_asked: Cell::new(false),
         }
     }
 
@@ -161,10 +167,11 @@ impl<'a> Attempt<'a> {
             ttl: self.terms.ttl,
             receipt,
         };
-        match shared
+        let answer = shared
             .servers
-            .call_or_undo(acquire, until, Lane::Capped, Some(&stake))
-        {
+            .call_or_undo(acquire, until, Lane::Capped, Some(&stake));
+        self.note(&answer);
+        match answer {
             Ok((reply, sent)) => match Acquired::read(reply) {
                 Some(Acquired::Granted(tokens)) => Ok(Asked::Granted(tokens, sent)),
                 Some(Acquired::Refused(refusal)) if !shared.sites.is_undoing(&refusal.holder) => {
@@ -321,7 +328,7 @@ impl<'a> Attempt<'a> {
                     std::thread::sleep(pause);
                 }
                 Ok(look) => return Ok(look),
-                Err(Fault::Open(retry_in)) => return Err(self.turned_away(retry_in)),
+                Err(Fault::Open(open)) => return Err(self.turned_away(*open)),
                 Err(fault) => {
                     let pause = self.pause_after(fault, failures, deadline)?;
                     failures += 1;
@@ -342,9 +349,10 @@ impl<'a> Attempt<'a> {
         let cause = match fault {
             Fault::Unsafe(error) | Fault::Never(error) => return Err(error),
             Fault::NotNow(cause) | Fault::NoAnswer(cause) | Fault::Elsewhere(_, cause) => cause,
-            Fault::Open(retry_in) => return self.pause_while_open(retry_in, deadline),
+            Fault::Open(open) => return self.pause_while_open(*open, deadline),
         };
         let cause = cause.or_said_before(&mut self.said.borrow_mut());
+        self.failure.replace(Some(cause.clone()));
         let now = Instant::now();
         if now >= deadline || self.is_unreachable(now) {
             return Err(self.shared.servers.unreachable(cause));
@@ -359,26 +367,38 @@ impl<'a> Attempt<'a> {
 
     /// How long a waiting call pauses while its server is not asked. That another call was answered is
     /// told to nobody, so it is looked for.
-    fn pause_while_open(&self, retry_in: Duration, deadline: Instant) -> Result<Duration, Error> {
+    fn pause_while_open(&self, open: OpenCircuit, deadline: Instant) -> Result<Duration, Error> {
         self.shared.watch(self.keys);
         let now = Instant::now();
         if self.is_unreachable(now) {
-            let said = self.said.borrow_mut().take();
-            let cause = said.unwrap_or_else(|| Cause::text("it is not asked for now"));
+            let cause = self.failure.take().unwrap_or(open.last);
             return Err(self.shared.servers.unreachable(cause));
         }
         if now >= deadline {
-            return Err(self.turned_away(retry_in));
+            return Err(self.turned_away(open));
         }
-        Ok(retry_in.min(LOOK_AGAIN).min(now.until(deadline)))
+        Ok(open.retry_in.min(LOOK_AGAIN).min(now.until(deadline)))
     }
 
-    /// For a call that gives up while its server is not asked: what it has met itself says more.
-    fn turned_away(&self, retry_in: Duration) -> Error {
-        match self.said.borrow_mut().take() {
+    /// For a call that gives up while its server's breaker is open. One that has sent a command must
+    /// not say that nothing was sent: the lock may be held for it.
+    fn turned_away(&self, open: OpenCircuit) -> Error {
+        match self.failure.take() {
             Some(cause) => self.shared.servers.unreachable(cause),
-            None => Error::CircuitOpen { retry_in },
+            None if self.has_asked.get() => self.shared.servers.unreachable(open.last),
+            None => open.into(),
         }
+    }
+
+    /// Notes whether the command that came to `answer` was sent.
+    pub(crate) fn note<T>(&self, answer: &Result<T, Fault>) {
+        let was_sent = match answer {
+            Ok(_) | Err(Fault::NoAnswer(_) | Fault::Unsafe(_)) => true,
+            Err(Fault::NotNow(_) | Fault::Open(_) | Fault::Elsewhere(..) | Fault::Never(_)) => {
+                false
+            }
+        };
+        self.has_asked.set(self.has_asked.get() || was_sent);
     }
 
     /// Whether Redis has not answered for too long to wait for it any more.

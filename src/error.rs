@@ -37,10 +37,17 @@ pub enum Error {
     },
 
     /// The server has failed several times in a row, so calls fail at once for a while instead of
-    /// waiting for it each time ([`breaker`](crate::ClientBuilder::breaker)). Nothing was sent, nothing
-    /// is held. Held locks are renewed and released all the same. Come again when `retry_in` is over,
-    /// or sooner; `lock` waits for that by itself.
+    /// waiting for it each time ([`breaker`](crate::ClientBuilder::breaker)). This call sent nothing,
+    /// and nothing is held: a call that did send something, before the breaker opened, fails with
+    /// [`Unreachable`](Self::Unreachable). Renewals and releases are still sent. Try again after
+    /// `retry_in`, or sooner; `lock` waits for that by itself.
     CircuitOpen {
+        /// The server, without its password.
+        server: String,
+        /// How many calls have failed in a row.
+        failures: u32,
+        /// Why the last of them failed.
+        last: Cause,
         /// When the next call is let through, unless the server answers something before.
         retry_in: Duration,
     },
@@ -145,9 +152,15 @@ impl fmt::Display for Error {
             Self::Refused { command, answer } if *command == HANDSHAKE => {
                 write!(f, "no TLS connection to Redis: {answer}{}", advice(answer))
             }
-            Self::CircuitOpen { retry_in } => write!(
+            Self::CircuitOpen {
+                server,
+                failures,
+                last,
+                retry_in,
+            } => write!(
                 f,
-                "Redis has failed several times in a row and is not asked for {retry_in:?}: come again then"
+                "circuit breaker open after {failures} failures at {server} (last: {last}); try again in {}",
+                Rounded(*retry_in)
             ),
             Self::Refused { command, answer } => {
                 write!(f, "Redis refused {command}: {answer}{}", advice(answer))
@@ -306,6 +319,19 @@ impl Cause {
         }
     }
 
+    /// No reply came, for this long.
+    pub(crate) fn no_reply(waited: Duration) -> Self {
+        Self::silence(&format!("no reply in {}", Rounded(waited)))
+    }
+
+    /// An error of reading or writing, by a call that has waited this long.
+    pub(crate) fn lost_reply(error: RedisError, waited: Duration) -> Self {
+        match error.is_timeout() {
+            true => Self::no_reply(waited),
+            false => error.into(),
+        }
+    }
+
     /// What was refused, where no connection was made for good.
     pub(crate) fn refused_step(&self) -> &'static str {
         match self.error.downcast_ref() {
@@ -356,6 +382,18 @@ impl fmt::Display for Cause {
 impl fmt::Debug for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
+    }
+}
+
+/// A duration as messages show it: in milliseconds below a second, else in tenths of a second.
+pub(crate) struct Rounded(pub(crate) Duration);
+
+impl fmt::Display for Rounded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_millis() {
+            millis @ ..1_000 => write!(f, "{millis} ms"),
+            _ => write!(f, "{:.1} s", self.0.as_secs_f64()),
+        }
     }
 }
 

@@ -136,6 +136,7 @@ impl<'a> Stand<'a> {
             Lane::Capped,
             Some(&stake),
         );
+        self.attempt.note(&answer);
         let fault = match answer {
             Ok((reply, sent)) => match Acquired::read(reply) {
                 Some(Acquired::Granted(tokens)) => {

@@ -183,8 +183,8 @@ fn ask_until_answered(
             },
             Err(Fault::Unsafe(error) | Fault::Never(error)) => return Err(error),
             Err(Fault::NotNow(cause) | Fault::Elsewhere(_, cause)) => cause,
-            // A release is let through regardless.
-            Err(Fault::Open(_)) => Cause::text("it is not asked for now"),
+            // No breaker stops a release.
+            Err(Fault::Open(open)) => open.last,
             Err(Fault::NoAnswer(cause)) => {
                 may_have_run = true;
                 cause

@@ -42,7 +42,7 @@ fn calls_fail_at_once_and_the_first_answer_ends_that() {
     let start = Instant::now();
     for _ in 0..20 {
         match client.mutex("a").try_lock() {
-            Err(error @ Error::CircuitOpen { retry_in }) => {
+            Err(error @ Error::CircuitOpen { retry_in, .. }) => {
                 assert!(retry_in <= ms(30_000));
                 assert!(error.is_unreachable() && !error.may_be_held());
             }
@@ -60,6 +60,34 @@ fn calls_fail_at_once_and_the_first_answer_ends_that() {
     // Any command: this one goes through regardless.
     assert!(client.health().is_healthy());
     drop(client.mutex("a").try_lock().unwrap().expect("it is free"));
+}
+
+#[test]
+fn an_open_breaker_names_the_server_and_its_last_failure() {
+    let server = Server::start();
+    let client = builder(&server).breaker(2).build().unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    server.pause();
+    open(&client);
+    let text = client.mutex("a").try_lock().unwrap_err().to_string();
+    let place = format!("127.0.0.1:{}", server.port());
+    let failures = format!(" failures at {place} (last: ");
+    assert!(text.contains(&failures), "{text}");
+    assert!(text.contains("try again in"), "{text}");
+}
+
+/// Acquires that were sent before the breaker opened may still run.
+#[test]
+fn a_call_that_sent_an_acquire_does_not_say_that_nothing_was_sent() {
+    let server = Server::start();
+    let client = builder(&server).breaker(2).build().unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    server.pause();
+    let limit = ms(1_200);
+    let error = client.mutex("a").try_lock_for(limit).unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert!(error.may_be_held());
+    assert!(error.to_string().contains(&server.port().to_string()));
 }
 
 #[test]

@@ -226,6 +226,15 @@ fn what_cannot_work_has_codes_of_its_own() {
     assert_eq!(code(&url, &["run", "list", "--", "true"]), 77);
 }
 
+/// The breaker opens in the middle of the wait, after five failures of a second each.
+#[test]
+fn a_wait_that_ends_while_the_breaker_is_open_is_69() {
+    let server = Server::start();
+    server.pause();
+    let args = ["run", "a", "--wait", "5500ms", "--", "true"];
+    assert_eq!(code(&server.url(), &args), 69);
+}
+
 #[test]
 fn the_command_knows_its_token_and_name() {
     let server = Server::start();

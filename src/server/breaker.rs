@@ -76,6 +76,11 @@ impl Breaker {
         was_open
     }
 
+    /// How many calls have failed in a row.
+    pub(super) fn failures(&self) -> u32 {
+        self.failures
+    }
+
     pub(super) fn is_open(&self) -> bool {
         self.state != State::Closed
     }

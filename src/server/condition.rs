@@ -9,6 +9,7 @@ use crate::clock::Instant;
 use crate::error::Cause;
 use crate::health::{BreakerState, HealthPart, HealthState};
 use crate::server::breaker::Breaker;
+use crate::server::fault::{Fault, OpenCircuit};
 
 /// Callers note how their calls went; a success costs no lock.
 #[derive(Debug)]
@@ -27,7 +28,14 @@ struct Detail {
     breaker: Breaker,
     /// Since when it answers, or fails.
     since: SystemTime,
-    trouble: Option<String>,
+    trouble: Option<Cause>,
+}
+
+impl Detail {
+    fn last(&self) -> Cause {
+        let last = self.trouble.clone();
+        last.unwrap_or_else(|| Cause::silence("no reply"))
+    }
 }
 
 impl Condition {
@@ -44,13 +52,20 @@ impl Condition {
         }
     }
 
-    /// Errors, with the time to ask again, while calls are to fail at once.
-    pub(super) fn admit(&self) -> Result<(), Duration> {
-        if self.open.load(Ordering::Relaxed) {
-            self.detail.lock().breaker.admit(Instant::now())
-        } else {
-            Ok(())
+    /// Errors while calls to `server`, which this is about, must fail at once.
+    pub(super) fn admit(&self, server: &str) -> Result<(), Fault> {
+        if !self.open.load(Ordering::Relaxed) {
+            return Ok(());
         }
+        let mut detail = self.detail.lock();
+        detail.breaker.admit(Instant::now()).map_err(|retry_in| {
+            Fault::Open(Box::new(OpenCircuit {
+                server: server.to_owned(),
+                failures: detail.breaker.failures(),
+                last: detail.last(),
+                retry_in,
+            }))
+        })
     }
 
     /// It answered something by `now`; true if calls go to it again for that.
@@ -75,7 +90,7 @@ impl Condition {
             detail.since = SystemTime::now();
         }
         if let Some(cause) = cause {
-            detail.trouble = Some(cause.to_string());
+            detail.trouble = Some(cause.clone());
         }
         let opens = counts && detail.breaker.failed(Instant::now());
         self.open.store(detail.breaker.is_open(), Ordering::Relaxed);
@@ -120,7 +135,7 @@ impl Condition {
             server: server.to_owned(),
             state,
             since: detail.since,
-            last_error: detail.trouble.clone(),
+            last_error: detail.trouble.as_ref().map(Cause::to_string),
             latency,
             breaker: retry_in.map_or(BreakerState::Closed, |retry_in| BreakerState::Open {
                 retry_in,

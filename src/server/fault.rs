@@ -12,8 +12,8 @@ use crate::error::{Cause, Error, words};
 pub(crate) enum Fault {
     /// It did not run, and may run later: no connection, or an answer that says "not now".
     NotNow(Cause),
-    /// It was not sent: the server has failed again and again, and may be asked again in this time.
-    Open(Duration),
+    /// It was not sent: the server's circuit breaker is open.
+    Open(Box<OpenCircuit>),
     /// It was sent, and no answer came: it may have run, and may yet run.
     NoAnswer(Cause),
     /// It ran, and did not become as safe as was asked: what it did is to be undone, or not counted.
@@ -23,6 +23,28 @@ pub(crate) enum Fault {
     Elsewhere(Redirect, Cause),
     /// It did not run, and will not.
     Never(Error),
+}
+
+/// Why a circuit breaker turned a call away, and for how long it does.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenCircuit {
+    pub(crate) server: String,
+    /// In a row.
+    pub(crate) failures: u32,
+    /// Why the last call failed.
+    pub(crate) last: Cause,
+    pub(crate) retry_in: Duration,
+}
+
+impl From<OpenCircuit> for Error {
+    fn from(open: OpenCircuit) -> Self {
+        Self::CircuitOpen {
+            server: open.server,
+            failures: open.failures,
+            last: open.last,
+            retry_in: open.retry_in,
+        }
+    }
 }
 
 /// Where a node of a cluster sends a call that it did not run. An empty host is the node's own.
@@ -79,10 +101,7 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotNow(cause) | Self::NoAnswer(cause) | Self::Elsewhere(_, cause) => cause.fmt(f),
-            Self::Open(retry_in) => Error::CircuitOpen {
-                retry_in: *retry_in,
-            }
-            .fmt(f),
+            Self::Open(open) => Error::from(OpenCircuit::clone(open)).fmt(f),
             Self::Unsafe(error) | Self::Never(error) => error.fmt(f),
         }
     }

@@ -45,7 +45,7 @@ use crate::server::slot_map::SlotMap;
 use crate::url::Target;
 
 pub(crate) use crate::server::condition::Condition;
-pub(crate) use crate::server::fault::Fault;
+pub(crate) use crate::server::fault::{Fault, OpenCircuit};
 pub(crate) use crate::server::line::{Promise, Receipt};
 pub(crate) use crate::server::look::Beside;
 pub(crate) use crate::server::node::Wire;
@@ -74,13 +74,14 @@ enum Place {
 
 impl Servers {
     pub(crate) fn new(target: Target, config: &Config) -> Result<Self, Error> {
+        let label = target.label();
         Ok(Self {
-            label: target.label(),
+            label: label.clone(),
             command_timeout: config.command_timeout,
             place: match target {
                 Target::Cluster(nodes) => Place::Cluster(Cluster::new(nodes, config)?),
                 Target::Quorum(addresses) => {
-                    Place::Quorum(Box::new(Quorum::new(addresses, config)?))
+                    Place::Quorum(Box::new(Quorum::new(addresses, label, config)?))
                 }
                 target => Place::One(Arc::new(Server::new(target, config, None)?)),
             },
@@ -326,7 +327,7 @@ impl Servers {
             Fault::NotNow(cause) | Fault::NoAnswer(cause) | Fault::Elsewhere(_, cause) => {
                 self.unreachable(cause)
             }
-            Fault::Open(retry_in) => Error::CircuitOpen { retry_in },
+            Fault::Open(open) => (*open).into(),
             Fault::Unsafe(error) | Fault::Never(error) => error,
         }
     }

@@ -97,7 +97,7 @@ impl Server {
         stake: Option<&Stake<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
         if lane == Lane::Capped {
-            self.condition.admit().map_err(Fault::Open)?;
+            self.condition.admit(self.label())?;
         }
         // Replicas are waited for on the connection, and ASKING is about the command behind it.
         let may_ride = call.replicas.is_none() && !call.asking;
@@ -163,7 +163,7 @@ impl Server {
             true => self.no_answer(error, sent, until),
             // One connection that fails is one failure of the server.
             false => {
-                let cause = error.into();
+                let cause = Cause::lost_reply(error, sent.until(Instant::now()));
                 self.failed_by(Some(&cause), false);
                 Fault::NoAnswer(cause)
             }
@@ -238,7 +238,7 @@ impl Server {
     fn no_answer(&self, error: RedisError, sent: Instant, until: Instant) -> Fault {
         let is_hang_up = is_hang_up(&error);
         let counts = !error.is_timeout() || self.had_time(sent, until);
-        let cause = error.into();
+        let cause = Cause::lost_reply(error, sent.until(Instant::now()));
         self.failed_by(Some(&cause), counts);
         if is_hang_up {
             self.pool.forget_idle();

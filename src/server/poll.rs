@@ -349,7 +349,9 @@ impl<'a> Poll<'a> {
                 peer.settle(owed, None);
             }
         }
-        self.fault_of(server, Fault::NoAnswer(error.into()));
+        let now = Instant::now();
+        let cause = Cause::lost_reply(error, self.sent.unwrap_or(now).until(now));
+        self.fault_of(server, Fault::NoAnswer(cause));
     }
 
     /// Undoes an acquiring call on every server that did not surely refuse it: behind it on the same

@@ -32,6 +32,8 @@ const GHOSTS: usize = 256;
 /// Several independent servers.
 pub(crate) struct Quorum {
     servers: Vec<Arc<Server>>,
+    /// All of them, for people.
+    label: String,
     pub(super) size: Size,
     tokens: Tokens,
     turns: Turns,
@@ -66,7 +68,11 @@ impl Stake<'_> {
 }
 
 impl Quorum {
-    pub(crate) fn new(addresses: Vec<Address>, config: &Config) -> Result<Self, Error> {
+    pub(crate) fn new(
+        addresses: Vec<Address>,
+        label: String,
+        config: &Config,
+    ) -> Result<Self, Error> {
         check(&addresses)?;
         let size = Size::of(addresses.len());
         if size.all.is_multiple_of(2) {
@@ -83,6 +89,7 @@ impl Quorum {
         });
         Ok(Self {
             servers: servers.collect::<Result<_, _>>()?,
+            label,
             size,
             tokens: Tokens::default(),
             turns: Turns::new(config.max_connections),
@@ -114,7 +121,7 @@ impl Quorum {
     ) -> Result<(Reply, Instant), Fault> {
         let asked = Instant::now();
         if lane == Lane::Capped {
-            self.condition.admit().map_err(Fault::Open)?;
+            self.condition.admit(&self.label)?;
         }
         let _turn = self.turns.take(lane, until)?;
         let answer = Poll::new(self, Some(call), until, stake).run();

@@ -74,7 +74,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match &error {
             Error::Config(_) => USAGE,
-            Error::Unreachable { .. } => UNREACHABLE,
+            error if error.is_unreachable() => UNREACHABLE,
             Error::Thread { .. } => SYSTEM,
             _ => REFUSED,
         };
