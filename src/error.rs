@@ -464,6 +464,12 @@ fn is_about_rights(answer: &ServerError) -> bool {
     answer.code() == "NOPERM" || answer.details().is_some_and(is_told)
 }
 
+/// What the library says went wrong, without its name for such errors.
+pub(crate) fn library_text(error: &RedisError) -> String {
+    let kind = format!(" - {:?}", error.kind());
+    error.to_string().replacen(&kind, "", 1)
+}
+
 /// An error answer as Redis wrote it.
 pub(crate) fn words(answer: &ServerError) -> String {
     match answer.details() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::io::tcp::{TcpSettings, socket2};
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
-use crate::error::Error;
+use crate::error::{Error, library_text};
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
 
@@ -47,9 +47,20 @@ impl Target {
     /// Reads a URL of any of our kinds.
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
         if let Some((scheme, rest)) = url.split_once("+sentinel://") {
-            Sentinel::parse(scheme, rest).map(Self::Sentinel)
+            check_fragment(rest).map_err(|what| sentinel_config(&what))?;
+            let parsed = Sentinel::parse(scheme, rest);
+            // Only a query that is valid may hold an @: the sentinels' password.
+            let has_slipped = parsed.is_err() && is_logon_cut_off(rest);
+            match has_slipped || is_logon_cut_off(rest.split('?').next().unwrap_or_default()) {
+                true => Err(sentinel_config(UNESCAPED)),
+                false => parsed.map(Self::Sentinel),
+            }
         } else if let Some((scheme, rest)) = url.split_once("+cluster://") {
-            Nodes::parse(scheme, rest).map(Self::Cluster)
+            check_fragment(rest).map_err(|what| cluster_config(&what))?;
+            match is_logon_cut_off(rest) {
+                true => Err(cluster_config(UNESCAPED)),
+                false => Nodes::parse(scheme, rest).map(Self::Cluster),
+            }
         } else {
             Address::parse(url).map(Self::Server)
         }
@@ -125,6 +136,7 @@ impl Target {
         }
         let parse = |sentinel: &String| {
             let (scheme, rest) = sentinel.split_once("://").unwrap_or((scheme, sentinel));
+            check_port(rest).map_err(config)?;
             Address::parse(&format!("{scheme}://{}", with_sentinel_port(rest)))
         };
         let at = if user.is_empty() { "" } else { "@" };
@@ -244,8 +256,10 @@ impl Sentinel {
         let protocol =
             value("protocol").map_or_else(String::new, |protocol| format!("?protocol={protocol}"));
         let data = Address::parse(&format!("{scheme}://{user}master/{db}{protocol}"))?.info;
-        let parse =
-            |host: &str| Address::parse(&format!("{scheme}://{logon}{}", with_sentinel_port(host)));
+        let parse = |host: &str| {
+            check_port(host).map_err(|what| sentinel_config(&what))?;
+            Address::parse(&format!("{scheme}://{logon}{}", with_sentinel_port(host)))
+        };
         let sentinels = hosts.split(',').map(parse).collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             sentinels,
@@ -331,7 +345,7 @@ impl Address {
         match scheme {
             None => return Err(config("it has no scheme".into())),
             Some(scheme) if !known.contains(&scheme) => {
-                return Err(config("its scheme is none of ours".into()));
+                return Err(config("its scheme is not supported".into()));
             }
             Some("rediss" | "valkeys") if !cfg!(feature = "tls") => {
                 return Err(config("TLS needs leasehold's feature `tls`".into()));
@@ -340,9 +354,10 @@ impl Address {
             Some("rediss" | "valkeys") => crate::tls::install_provider(),
             Some(_) => {}
         }
+        check_places(url).map_err(config)?;
         let info = url
             .into_connection_info()
-            .map_err(|error| config(error.to_string()))?;
+            .map_err(|error| config(library_text(&error)))?;
         let known = match info.addr() {
             ConnectionAddr::Unix(_) => &UNIX_PARAMETERS[..],
             _ => &TCP_PARAMETERS[..],
@@ -363,6 +378,69 @@ impl Address {
             info: info.set_tcp_settings(tcp).set_redis_settings(redis),
             label,
         })
+    }
+}
+
+/// What is wrong where a character of the user or the password ends the part of the URL that they
+/// are in.
+const UNESCAPED: &str = "a character of the user or password is not escaped \
+     (write / as %2F, ? as %3F, # as %23, @ as %40 and % as %25)";
+
+/// Errors for a URL that the library would misread, or reject without saying why.
+fn check_places(url: &str) -> Result<(), String> {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    check_fragment(rest)?;
+    // A path may hold an @.
+    if scheme.ends_with("unix") {
+        return Ok(());
+    }
+    match is_logon_cut_off(rest) {
+        true => Err(UNESCAPED.into()),
+        false => check_port(rest),
+    }
+}
+
+/// Whether what follows the scheme has an `@` behind the first `/`, `?` or `#`, none of which may be in front of it.
+fn is_logon_cut_off(rest: &str) -> bool {
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    rest.get(end..).is_some_and(|behind| behind.contains('@'))
+}
+
+/// Errors for a `#`: the library takes no notice of most that follows one.
+fn check_fragment(rest: &str) -> Result<(), String> {
+    match rest.split_once('#') {
+        None => Ok(()),
+        Some((_, "insecure")) => Err(
+            "#insecure is not supported, the server's certificate is always checked: remove it, and give \
+             a private authority to ClientBuilder::tls_root"
+                .into(),
+        ),
+        Some((_, fragment)) if fragment.contains('@') => Err(UNESCAPED.into()),
+        Some(_) => Err("it has a part behind #, which means nothing: remove it, or write # as %23".into()),
+    }
+}
+
+/// Errors for a port that is none, in what follows the scheme.
+fn check_port(rest: &str) -> Result<(), String> {
+    let authority = rest.split(['/', '?']).next().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    // Within brackets there are colons of an address.
+    let behind = host.rsplit(']').next().unwrap_or_default();
+    match behind.split_once(':') {
+        None | Some((_, "")) => Ok(()),
+        Some((_, more)) if more.contains(':') => {
+            Err("an IPv6 address must be in brackets, as in redis://[::1]:6379".into())
+        }
+        Some((_, port)) => match port.parse() {
+            Ok(1..=u16::MAX) => Ok(()),
+            _ if port.bytes().all(|byte| byte.is_ascii_digit()) => {
+                Err("its port must be between 1 and 65535".into())
+            }
+            _ => Err(
+                "its port is not a number (in front of a host, a user and password end with @)"
+                    .into(),
+            ),
+        },
     }
 }
 
@@ -494,6 +572,58 @@ mod tests {
     }
 
     #[test]
+    fn each_mistake_in_a_url_is_told_what_to_do() {
+        let unescaped = "%2F";
+        for (url, word) in [
+            ("redis://h:70000", "between 1 and 65535"),
+            ("redis://h:0/1", "between 1 and 65535"),
+            ("redis://:pw@[::1]:70000", "between 1 and 65535"),
+            ("redis+cluster://h1,h2:70000", "between 1 and 65535"),
+            ("redis+sentinel://h1,h2:70000/m", "between 1 and 65535"),
+            ("redis://h:s3cret", "end with @"),
+            ("redis://::1:6379", "brackets"),
+            ("redis://u:s3/cret@h", unescaped),
+            ("redis://u:12/s3cret@h", unescaped),
+            ("redis://u:s3?cret@h", unescaped),
+            ("redis://u:12?s3cret@h", unescaped),
+            ("redis://u:s3#cret@h", unescaped),
+            ("redis://u:12#s3cret@h:1/2", unescaped),
+            ("redis+cluster://u:s3/cret@h1,h2", unescaped),
+            ("redis+cluster://u:12?s3cret@h1,h2", unescaped),
+            ("redis+cluster://u:12#s3cret@h1,h2", unescaped),
+            ("redis+sentinel://u:s3/cret@h1,h2/m", unescaped),
+            ("redis+sentinel://u:12/s3cret@h1,h2/m", unescaped),
+            ("redis+sentinel://u:12?s3cret@h1,h2/m", unescaped),
+            ("redis+sentinel://u:12#s3cret@h1,h2/m", unescaped),
+            ("redis://h/1#s3cret", "%23"),
+            ("redis+unix:///run/s3#cret.sock", "%23"),
+            ("redis://h/#insecure", "tls_root"),
+            ("redis+sentinel://h/m#insecure", "tls_root"),
+            ("redis+cluster://h#insecure", "tls_root"),
+            #[cfg(feature = "tls")]
+            ("rediss://h/#insecure", "tls_root"),
+        ] {
+            let Err(Error::Config(text)) = Target::parse(url) else {
+                panic!("{url} was taken")
+            };
+            assert!(text.contains(word), "{url}: {text}");
+            let is_told =
+                text.contains("s3") || text.contains("cret") || text.contains("InvalidClient");
+            assert!(!is_told, "{url}: {text}");
+        }
+        for url in [
+            "redis://:p@ss@h:1/2",
+            "redis://u:p%2F%3F%23%40%25@h",
+            "redis+unix:///run/redis@1.sock?pass=p@",
+            "redis+sentinel://u:p@ss@h1,h2/m?sentinel_pass=p@ss",
+            "redis+cluster://u:p@ss@h1,[::1]:7000",
+            "redis://h:",
+        ] {
+            assert!(Target::parse(url).is_ok(), "{url}");
+        }
+    }
+
+    #[test]
     fn an_unknown_parameter_is_named_unless_it_may_be_secret() {
         for (url, word, known) in [
             ("redis://h?timeout=5", "`timeout`", "protocol"),
@@ -506,7 +636,7 @@ mod tests {
             ),
             ("redis+unix:///s?pass=top&s3cret=x", "%26", "pass"),
             ("redis+unix:///s?pass=top&s3cret", "%26", "pass"),
-            ("redis://u:12?s3cret=1@h", "%3F", "protocol"),
+            ("redis://u:12?s3cret=1@h", "%3F", "redis://"),
             ("redis://h?s3cret", "not repeated", "protocol"),
             (
                 "redis+sentinel://h/m?sentinel_pass=top&s3cret=x",
