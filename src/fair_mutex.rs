@@ -4,16 +4,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::Settings;
 use crate::error::Error;
 use crate::guard::MutexGuard;
 use crate::holder::Holder;
 use crate::kind::Keys;
-use crate::lost::Lost;
 use crate::mutex::Mutex;
-use crate::renewed::Renewed;
+use crate::settings::lock_settings;
 use crate::shutdown::Core;
 use crate::token::FencingToken;
-use crate::wait::WaitPolicy;
 
 /// A lock that is passed on to whoever has waited longest, in all processes together.
 ///
@@ -40,8 +39,20 @@ use crate::wait::WaitPolicy;
 /// makes it the ttl. So a process that dies while it waits costs the others 3 s and what it takes to notice, up to a
 /// second; a message that gets lost, a lock that ran out, and one that somebody deleted cost a second.
 ///
-/// Where Redis does not let us subscribe or publish, and under [`WaitPolicy::Backoff`], a call hears of its turn by
+/// Where Redis does not let us subscribe or publish, and under [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff), a call hears of its turn by
 /// the next such command.
+///
+/// # Settings
+///
+/// Some settings of [`Mutex`] mean a little more here:
+///
+/// - `renew_every`, `auto_renew`: the first renewal of a lock that was waited for is sent some milliseconds after
+///   the grant, even without `auto_renew`, and makes the lease last the ttl. A lock that is released before needs none.
+/// - `wait`: under [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) a call keeps its place in the queue, so it asks
+///   Redis every second, or every quarter of the ttl if that is less, however long its pauses are. Each answer that it
+///   still waits counts as one attempt.
+/// - `min_replicas`: a call whose turn has come renews before it returns, because only renewals and acquires of a
+///   free lock are acknowledged.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -56,71 +67,18 @@ use crate::wait::WaitPolicy;
 #[derive(Clone)]
 pub struct FairMutex(Mutex);
 
-/// Settings.
 impl FairMutex {
     pub(crate) fn new(core: Arc<Core>, keys: Arc<Keys>) -> Self {
         // It goes to the first in its queue, which is in Redis.
         Self(Mutex::new(core, keys).local_handoffs(0))
     }
 
-    /// As [`Mutex::ttl`].
-    #[must_use]
-    pub fn ttl(self, ttl: Duration) -> Self {
-        Self(self.0.ttl(ttl))
-    }
-
-    /// As [`Mutex::renew_every`]. The first renewal of a lock that was waited for is sent some
-    /// milliseconds after it came; one that is released before needs none.
-    #[must_use]
-    pub fn renew_every(self, interval: Duration) -> Self {
-        Self(self.0.renew_every(interval))
-    }
-
-    /// As [`Mutex::auto_renew`]. Without it too the first renewal of a lock that was waited for is sent: it then lasts
-    /// the ttl from its grant on.
-    #[must_use]
-    pub fn auto_renew(self, renewed: bool) -> Self {
-        Self(self.0.auto_renew(renewed))
-    }
-
-    /// As [`Mutex::max_hold`].
-    #[must_use]
-    pub fn max_hold(self, longest: Duration) -> Self {
-        Self(self.0.max_hold(longest))
-    }
-
-    /// As [`Mutex::trace_id`].
-    #[must_use]
-    pub fn trace_id(self, id: impl Into<Arc<str>>) -> Self {
-        Self(self.0.trace_id(id))
-    }
-
-    /// As [`Mutex::on_lost`].
-    #[must_use]
-    pub fn on_lost(self, callback: impl Fn(&Lost) + Send + Sync + 'static) -> Self {
-        Self(self.0.on_lost(callback))
-    }
-
-    /// As [`Mutex::on_renew`].
-    #[must_use]
-    pub fn on_renew(self, callback: impl Fn(&Renewed) + Send + Sync + 'static) -> Self {
-        Self(self.0.on_renew(callback))
-    }
-
-    /// As [`Mutex::wait`]. Under [`WaitPolicy::Backoff`] a call keeps its place, and so asks every second, or every
-    /// quarter of the ttl, however long its pauses are set to be; each answer that it still waits is one of its attempts.
-    #[must_use]
-    pub fn wait(self, policy: WaitPolicy) -> Self {
-        Self(self.0.wait(policy))
-    }
-
-    /// As [`Mutex::min_replicas`]. A call whose turn it is then renews before it returns, since only renewals and
-    /// locks that were free are acknowledged.
-    #[must_use]
-    pub fn min_replicas(self, count: usize, within: Duration) -> Self {
-        Self(self.0.min_replicas(count, within))
+    fn settings_mut(&mut self) -> &mut Settings {
+        self.0.settings_mut()
     }
 }
+
+lock_settings!(FairMutex);
 
 /// Taking the lock.
 impl FairMutex {

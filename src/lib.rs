@@ -301,6 +301,7 @@ mod renewed;
 mod replicas;
 mod scripts;
 mod server;
+mod settings;
 mod shutdown;
 mod stats;
 mod threads;

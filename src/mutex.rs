@@ -11,15 +11,12 @@ use crate::error::{Cause, Error};
 use crate::guard::MutexGuard;
 use crate::holder::Holder;
 use crate::kind::{Found, Keys, read_holder};
-use crate::lost::Lost;
 use crate::name::Name;
 use crate::release::Unlocked;
-use crate::renewed::Renewed;
-use crate::replicas::Replicas;
 use crate::server::{Beside, Fault, Lane};
+use crate::settings::lock_settings;
 use crate::shutdown::Core;
 use crate::token::FencingToken;
-use crate::wait::WaitPolicy;
 
 /// A lock that at most one holder in the whole fleet has at a time.
 ///
@@ -76,70 +73,12 @@ impl Mutex {
         }
     }
 
+    pub(crate) fn settings_mut(&mut self) -> &mut Settings {
+        &mut self.settings
+    }
+
     pub(crate) fn names(&self) -> &[Name] {
         &self.keys.names
-    }
-
-    /// How long a lease lasts unless renewed, from 10 ms. Defaults to the client's, 10 s unless set.
-    #[must_use]
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.settings.ttl = Some(ttl);
-        self
-    }
-
-    /// How often a held lease is renewed, at most nine tenths of the ttl. Defaults to a third of it.
-    #[must_use]
-    pub fn renew_every(mut self, interval: Duration) -> Self {
-        self.settings.renew_every = Some(interval);
-        self
-    }
-
-    /// Whether a held lease is renewed in the background. Without it the lease ends after the ttl
-    /// whatever its holder does, unless it calls [`renew`](MutexGuard::renew) or
-    /// [`extend`](MutexGuard::extend). Defaults to true.
-    #[must_use]
-    pub fn auto_renew(mut self, renewed: bool) -> Self {
-        self.settings.no_renewal = !renewed;
-        self
-    }
-
-    /// The longest that the lock is held. Then renewal stops, [`Lost::MaxHold`] is told, and the key
-    /// runs out by itself: it is not deleted under a section that still runs. Defaults to no limit.
-    #[must_use]
-    pub fn max_hold(mut self, longest: Duration) -> Self {
-        self.settings.max_hold = Some(longest);
-        self
-    }
-
-    /// Something of yours that stands in every log line about this lock, such as a request's id.
-    #[must_use]
-    pub fn trace_id(mut self, id: impl Into<Arc<str>>) -> Self {
-        self.settings.trace_id = Some(id.into());
-        self
-    }
-
-    /// Called once when a lease of this lock is lost.
-    ///
-    /// It runs on a thread for callbacks, one after the other: a slow one delays those behind it, a
-    /// panic ends only itself, and neither harms a lease. [`MutexGuard::lost`] is told sooner.
-    #[must_use]
-    pub fn on_lost(mut self, callback: impl Fn(&Lost) + Send + Sync + 'static) -> Self {
-        self.settings.on_lost = Some(Arc::new(callback));
-        self
-    }
-
-    /// Called after every renewal that Redis confirmed, on the thread for callbacks.
-    #[must_use]
-    pub fn on_renew(mut self, callback: impl Fn(&Renewed) + Send + Sync + 'static) -> Self {
-        self.settings.on_renew = Some(Arc::new(callback));
-        self
-    }
-
-    /// How a call that waits learns that the lock may be free. Defaults to [`WaitPolicy::Wake`].
-    #[must_use]
-    pub fn wait(mut self, policy: WaitPolicy) -> Self {
-        self.settings.wait = policy;
-        self
     }
 
     /// How often in a row the lock may go from one thread of this client to the next without a trip to Redis.
@@ -166,32 +105,9 @@ impl Mutex {
         self.settings.handoffs = Some(most);
         self
     }
-
-    /// How many replicas must have acknowledged the lease, and every renewal of it, within which
-    /// time; 0 asks for none. Defaults to the client's, none unless set.
-    ///
-    /// A lease that too few acknowledge is undone, and the call is
-    /// [`Error::NotReplicated`]; a renewal that too few acknowledge does
-    /// not lengthen what the holder counts on. `within` is 1 ms to the command timeout less 200 ms,
-    /// since Redis answers up to 200 ms late. It costs no trip of its own: `WAIT` goes out behind the
-    /// script in the same write.
-    ///
-    /// What it gives: a lease that was granted is on the master and on `count` replicas. With *all*
-    /// replicas acknowledging, whichever is promoted knows it. With fewer, a failover may promote one
-    /// that does not, and then two hold the lock until the first learns of it. A master that was cut
-    /// off may in that time not grant anything, since nobody acknowledges. The fencing token rises in
-    /// either case.
-    ///
-    /// For one server, Sentinel and Cluster; over a quorum of independent servers it is an error.
-    #[must_use]
-    pub fn min_replicas(mut self, count: usize, within: Duration) -> Self {
-        self.settings.replicas = Some(Replicas {
-            wanted: count,
-            within,
-        });
-        self
-    }
 }
+
+lock_settings!(Mutex);
 
 /// Taking the lock.
 impl Mutex {
@@ -206,7 +122,7 @@ impl Mutex {
     /// - [`Error::Unreachable`]: Redis has not answered for too long.
     /// - [`Error::Refused`], [`Error::WrongType`], [`Error::BadFence`]: Redis answered, and trying
     ///   again would not help.
-    /// - [`Error::AttemptsUsedUp`]: only under [`WaitPolicy::Backoff`] with a limit.
+    /// - [`Error::AttemptsUsedUp`]: only under [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) with a limit.
     /// - [`Error::Closed`]: the client was shut down, before or while waiting.
     /// - [`Error::Thread`]: a thread of ours could not be started.
     pub fn lock(&self) -> Result<MutexGuard, Error> {
@@ -325,7 +241,7 @@ impl Mutex {
     /// How many clients wait for the lock at this moment, as far as Redis knows: those that listen for
     /// its release. A client counts once however many of its threads wait, and goes on listening for
     /// some ten seconds after the last of them; one that waits under
-    /// [`WaitPolicy::Backoff`] does not listen. Returns within the command timeout.
+    /// [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) does not listen. Returns within the command timeout.
     ///
     /// # Errors
     ///

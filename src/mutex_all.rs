@@ -4,15 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::Settings;
 use crate::error::Error;
 use crate::kind::Keys;
-use crate::lost::Lost;
 use crate::mutex::{Mutex, run};
 use crate::mutex_all_guard::MutexAllGuard;
 use crate::name::Name;
-use crate::renewed::Renewed;
+use crate::settings::lock_settings;
 use crate::shutdown::Core;
-use crate::wait::WaitPolicy;
 
 /// Several locks that are taken together, all of them or none.
 ///
@@ -42,6 +41,11 @@ use crate::wait::WaitPolicy;
 /// It is one lease: it is renewed as a whole, and losing one name is losing all. The others are then
 /// released in the background, except after [`max_hold`](Self::max_hold), which leaves them to their ttl.
 ///
+/// # Settings
+///
+/// Callbacks are called once for all names; `on_renew` is told the first of them. In a cluster `min_replicas` holds for
+/// the master of each slot.
+///
 /// ```no_run
 /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
 /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
@@ -53,67 +57,18 @@ use crate::wait::WaitPolicy;
 #[derive(Clone)]
 pub struct MutexAll(Mutex);
 
-/// Settings.
 impl MutexAll {
     pub(crate) fn new(core: Arc<Core>, keys: Arc<Keys>) -> Self {
         // Even a set of one name: what is said of sets holds for all of them.
         Self(Mutex::new(core, keys).local_handoffs(0))
     }
 
-    /// As [`Mutex::ttl`].
-    #[must_use]
-    pub fn ttl(self, ttl: Duration) -> Self {
-        Self(self.0.ttl(ttl))
-    }
-
-    /// As [`Mutex::renew_every`].
-    #[must_use]
-    pub fn renew_every(self, interval: Duration) -> Self {
-        Self(self.0.renew_every(interval))
-    }
-
-    /// As [`Mutex::auto_renew`].
-    #[must_use]
-    pub fn auto_renew(self, renewed: bool) -> Self {
-        Self(self.0.auto_renew(renewed))
-    }
-
-    /// As [`Mutex::max_hold`].
-    #[must_use]
-    pub fn max_hold(self, longest: Duration) -> Self {
-        Self(self.0.max_hold(longest))
-    }
-
-    /// As [`Mutex::trace_id`].
-    #[must_use]
-    pub fn trace_id(self, id: impl Into<Arc<str>>) -> Self {
-        Self(self.0.trace_id(id))
-    }
-
-    /// As [`Mutex::on_lost`]: called once for all names.
-    #[must_use]
-    pub fn on_lost(self, callback: impl Fn(&Lost) + Send + Sync + 'static) -> Self {
-        Self(self.0.on_lost(callback))
-    }
-
-    /// As [`Mutex::on_renew`]: called once for all names, with the first of them.
-    #[must_use]
-    pub fn on_renew(self, callback: impl Fn(&Renewed) + Send + Sync + 'static) -> Self {
-        Self(self.0.on_renew(callback))
-    }
-
-    /// As [`Mutex::wait`].
-    #[must_use]
-    pub fn wait(self, policy: WaitPolicy) -> Self {
-        Self(self.0.wait(policy))
-    }
-
-    /// As [`Mutex::min_replicas`]; in a cluster, for the master of each slot.
-    #[must_use]
-    pub fn min_replicas(self, count: usize, within: Duration) -> Self {
-        Self(self.0.min_replicas(count, within))
+    fn settings_mut(&mut self) -> &mut Settings {
+        self.0.settings_mut()
     }
 }
+
+lock_settings!(MutexAll);
 
 /// Taking the locks.
 impl MutexAll {

@@ -1,0 +1,121 @@
+//! The settings that every kind of lock has, documented once.
+
+/// Implements the setters of `$lock`, whose `settings_mut` returns its `Settings`.
+macro_rules! lock_settings {
+    ($lock:ident) => {
+        /// Settings. Each setter consumes the lock and returns it.
+        impl $lock {
+            /// Sets how long a lease lasts unless it is renewed.
+            ///
+            /// At least 10 ms. Defaults to the client's [`ttl`](crate::ClientBuilder::ttl), 10 s
+            /// unless set.
+            #[must_use]
+            pub fn ttl(mut self, ttl: ::std::time::Duration) -> Self {
+                self.settings_mut().ttl = Some(ttl);
+                self
+            }
+
+            /// Sets how often a held lease is renewed.
+            ///
+            /// At most nine tenths of the ttl. Defaults to a third of it.
+            #[must_use]
+            pub fn renew_every(mut self, interval: ::std::time::Duration) -> Self {
+                self.settings_mut().renew_every = Some(interval);
+                self
+            }
+
+            /// Sets whether a held lease is renewed in the background. Defaults to true.
+            ///
+            /// Without renewal the lease ends after the ttl, whatever its holder does, unless the
+            /// holder calls `renew` or `extend` on the guard.
+            #[must_use]
+            pub fn auto_renew(mut self, renewed: bool) -> Self {
+                self.settings_mut().no_renewal = !renewed;
+                self
+            }
+
+            /// Sets the longest time for which the lock is held. Defaults to no limit.
+            ///
+            /// After that time renewal stops, the holder is told
+            /// [`Lost::MaxHold`](crate::Lost::MaxHold), and the key expires after its ttl. It is
+            /// not deleted, because the critical section may still run.
+            #[must_use]
+            pub fn max_hold(mut self, longest: ::std::time::Duration) -> Self {
+                self.settings_mut().max_hold = Some(longest);
+                self
+            }
+
+            /// Attaches an identifier, such as a request id, to every log record about this lock.
+            #[must_use]
+            pub fn trace_id(mut self, id: impl Into<::std::sync::Arc<str>>) -> Self {
+                self.settings_mut().trace_id = Some(id.into());
+                self
+            }
+
+            /// Calls `callback` once when a lease of this lock is lost.
+            ///
+            /// Callbacks run one after another on a thread of their own. A slow callback delays
+            /// those behind it, and a panic ends that callback alone; neither harms a lease. The
+            /// receiver that the guard's `lost` returns is told sooner.
+            #[must_use]
+            pub fn on_lost(
+                mut self,
+                callback: impl Fn(&crate::Lost) + Send + Sync + 'static,
+            ) -> Self {
+                self.settings_mut().on_lost = Some(::std::sync::Arc::new(callback));
+                self
+            }
+
+            /// Calls `callback` after every renewal that Redis confirmed, on the callback thread.
+            #[must_use]
+            pub fn on_renew(
+                mut self,
+                callback: impl Fn(&crate::Renewed) + Send + Sync + 'static,
+            ) -> Self {
+                self.settings_mut().on_renew = Some(::std::sync::Arc::new(callback));
+                self
+            }
+
+            /// Sets how a waiting call learns that the lock may be free.
+            ///
+            /// Defaults to [`WaitPolicy::Wake`](crate::WaitPolicy::Wake).
+            #[must_use]
+            pub fn wait(mut self, policy: crate::WaitPolicy) -> Self {
+                self.settings_mut().wait = policy;
+                self
+            }
+
+            /// Sets how many replicas must acknowledge the lease and each of its renewals.
+            ///
+            /// They must do so within `within`, which is at least 1 ms and at most the command
+            /// timeout less 200 ms, because Redis can answer up to 200 ms late. A `count` of 0
+            /// asks for none. Defaults to the client's
+            /// [`min_replicas`](crate::ClientBuilder::min_replicas), none unless set.
+            ///
+            /// A lease that too few replicas acknowledge is undone, and the call fails with
+            /// [`Error::NotReplicated`](crate::Error::NotReplicated). A renewal that too few
+            /// acknowledge does not lengthen the time that the holder counts on. The
+            /// acknowledgement costs no round trip: `WAIT` is sent behind the script in the same
+            /// write.
+            ///
+            /// A granted lease is known to the master and to `count` replicas. If that is all
+            /// replicas, any of them knows the lease when it is promoted. If it is fewer, a
+            /// failover may promote one that does not know the lease, and two holders have the
+            /// lock until the first one learns of it. A master that is cut off from its replicas
+            /// grants nothing, because nobody acknowledges. The fencing token rises in every case.
+            ///
+            /// Available for one server, Sentinel and Cluster. Over a quorum of independent
+            /// servers the first call that locks fails with
+            /// [`Error::Config`](crate::Error::Config).
+            #[must_use]
+            pub fn min_replicas(mut self, count: usize, within: ::std::time::Duration) -> Self {
+                self.settings_mut().replicas = Some(crate::replicas::Replicas {
+                    wanted: count,
+                    within,
+                });
+                self
+            }
+        }
+    };
+}
+pub(crate) use lock_settings;
