@@ -167,6 +167,7 @@ impl<'a> Wait<'a> {
             ticket: attempt.shared.waiters.join(
                 attempt.keys.key(on).name,
                 (attempt.terms.handoffs > 0).then_some(attempt.terms),
+                attempt.settings.wait == WaitPolicy::Wake,
             ),
             deadline,
             vigil: Vigil::new(attempt, deadline),
@@ -316,9 +317,15 @@ impl<'a> Wait<'a> {
         self.moves = self.moves.saturating_add(1);
         self.on = name;
         self.vigil.subscription = None;
-        let Attempt { shared, keys, .. } = self.attempt;
+        let Attempt {
+            shared,
+            keys,
+            settings,
+            ..
+        } = self.attempt;
         // The place in the queue before goes to the next there, who then looks.
-        self.ticket = shared.waiters.join(keys.key(name).name, None);
+        let hears = settings.wait == WaitPolicy::Wake;
+        self.ticket = shared.waiters.join(keys.key(name).name, None, hears);
         true
     }
 

@@ -95,7 +95,9 @@ impl World {
 
     /// As the acquire loop: a hold, or none where it gave up.
     fn lock(&self) -> Option<(Arc<Hold>, FencingToken)> {
-        let ticket = self.waiters.join(self.name(), Some(TERMS));
+        let ticket = self
+            .waiters
+            .join(self.name(), Some(TERMS), thread_rng().gen_bool(0.8));
         let mut look = false;
         let taken = loop {
             yield_now();
@@ -191,7 +193,12 @@ impl World {
                 }
                 self.waiters.ended(hold, true);
             }
-            Some(Standing::Lost(_)) => self.waiters.ended(hold, false),
+            Some(Standing::Lost(_)) => {
+                self.waiters.ended(hold, false);
+                yield_now();
+                // Two of this client may have asked at once, and learnt of their grants in the other order.
+                self.redis.lock().unwrap().release(&hold.id);
+            }
             Some(Standing::Released) | None => panic!("{token} was let go of before"),
         }
     }

@@ -16,7 +16,8 @@ pub enum WaitPolicy {
     #[default]
     Wake,
     /// Looks again after growing pauses, without pub/sub. A release within the same client still
-    /// wakes at once.
+    /// wakes at once. Waiters of the same client under [`Wake`](Self::Wake) do not wait for the end of
+    /// such a pause, and can overtake.
     Backoff(Backoff),
 }
 

@@ -21,9 +21,13 @@ use crate::token::FencingToken;
 
 /// What this client knows of the names that somebody holds or waits for here.
 ///
-/// The first in a name's queue is its contender: it alone talks to Redis, the others sleep until it
-/// leaves. A bell that is rung while its waiter is busy stays rung, so a wake is never lost between
-/// a look and the sleep after it.
+/// Two waiters of a name talk to Redis, and are mostly one: the first in the queue, and the contender. The
+/// contender is the first that releases wake, or the first in the queue if they wake none. A waiter under
+/// [`WaitPolicy::Backoff`](crate::WaitPolicy) sleeps through its pauses, and those behind it must not. The
+/// others sleep until they become one of the two.
+///
+/// A bell that is rung while its waiter is busy stays rung, so a wake is never lost between a look and the
+/// sleep after it.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     names: Mutex<Names<Queue>>,
@@ -94,6 +98,8 @@ struct Place {
     why: Option<Wake>,
     /// Look at Redis whatever this client knows.
     look: bool,
+    /// It waits under `WaitPolicy::Wake`.
+    hears: bool,
     /// On which terms a lease may be handed to it.
     wants: Option<Terms>,
     /// The lease that was handed to it, until its waiter is awake.
@@ -167,11 +173,44 @@ impl Queue {
         false
     }
 
-    fn ring_first(&mut self, look: bool, why: Wake) {
-        if let Some(first) = self.places.front_mut() {
-            first.look |= look;
-            first.ring(why);
+    /// Where the contender stands.
+    fn contender(&self) -> usize {
+        let mut places = self.places.iter();
+        places.position(|place| place.hears).unwrap_or(0)
+    }
+
+    /// Where those stand who talk to Redis.
+    fn lookers(&self) -> [usize; 2] {
+        [0, self.contender()]
+    }
+
+    fn ring(&mut self, n: usize, look: bool, why: Wake) {
+        if let Some(place) = self.places.get_mut(n) {
+            place.look |= look;
+            place.ring(why);
         }
+    }
+
+    fn ring_lookers(&mut self, why: Wake) {
+        for n in self.lookers() {
+            self.ring(n, false, why);
+        }
+    }
+
+    /// Takes a place out of the queue. A waiter that talks to Redis from now on is woken.
+    fn remove(&mut self, n: usize) -> Option<Place> {
+        let id = |queue: &Self, n| Some(queue.places.get(n)?.id);
+        let before = self.lookers().map(|n| id(self, n));
+        let place = self.places.remove(n);
+        // A wake that reached the place is not lost with it: where its waiter leaves without the name, the next one
+        // looks whatever it knows.
+        let left_without = self.held.is_none();
+        for n in self.lookers() {
+            if !before.contains(&id(self, n)) {
+                self.ring(n, left_without, Wake::Turn);
+            }
+        }
+        place
     }
 }
 
@@ -182,11 +221,11 @@ pub(crate) enum Turn {
     Queue,
     /// A lease was handed to it: take that.
     Handed,
-    /// First in the queue, but others in the fleet come before: wait a moment.
+    /// It may ask Redis, but others in the fleet come before: wait a moment.
     GiveWay,
-    /// First in the queue: ask Redis.
+    /// Ask Redis.
     Look,
-    /// First in the queue, but this client holds the name: Redis would refuse.
+    /// It may ask Redis, but this client holds the name: Redis would refuse.
     HeldHere,
 }
 
@@ -201,8 +240,14 @@ pub(crate) struct Ticket<'a> {
 }
 
 impl Waiters {
-    /// Goes to the end of the queue, where a lease may be handed to it on the terms that it `wants`.
-    pub(crate) fn join<'a>(&'a self, name: &'a Name, wants: Option<Terms>) -> Ticket<'a> {
+    /// Goes to the end of the queue, where a lease may be handed to it on the terms that it `wants`. Whether it
+    /// `hears`: releases wake it.
+    pub(crate) fn join<'a>(
+        &'a self,
+        name: &'a Name,
+        wants: Option<Terms>,
+        hears: bool,
+    ) -> Ticket<'a> {
         let mut names = self.names.lock();
         let queue = names.entry(name.clone()).or_default();
         let id = queue.next;
@@ -213,6 +258,7 @@ impl Waiters {
             rung: false,
             why: None,
             look: false,
+            hears,
             wants,
             handed: None,
         });
@@ -337,7 +383,7 @@ impl Waiters {
         if queue.held.as_ref().is_some_and(|held| held.id == *id) {
             queue.held = None;
             queue.released = released.then(|| id.clone());
-            queue.ring_first(false, Wake::Local);
+            queue.ring_lookers(Wake::Local);
         }
         if queue.is_idle() {
             names.remove(name);
@@ -362,24 +408,24 @@ impl Waiters {
             // One whose end was rung for when it came.
             None if queue.released.as_ref().is_some_and(is) => {
                 if std::mem::take(&mut queue.courtesy) == Courtesy::Begun {
-                    queue.ring_first(false, Wake::Turn);
+                    queue.ring_lookers(Wake::Turn);
                 }
                 None
             }
             None => {
                 if queue.has_heard_enough(payload, voice) {
-                    queue.ring_first(true, Wake::Message);
+                    queue.ring(queue.contender(), true, Wake::Message);
                 }
                 None
             }
         }
     }
 
-    /// The first waiter of the name looks, because it now hears of releases.
+    /// The contender of the name looks, because it now hears of releases.
     pub(crate) fn look(&self, name: &Name, why: Wake) {
         self.places.look(name, why);
         if let Some(queue) = self.names.lock().get_mut(name) {
-            queue.ring_first(true, why);
+            queue.ring(queue.contender(), true, why);
         }
     }
 
@@ -462,23 +508,30 @@ impl Ticket<'_> {
     pub(crate) fn turn(&self, look: bool) -> Turn {
         self.queue(|queue| {
             let held = queue.held.is_some();
-            match queue.places.front_mut() {
-                Some(first) if first.id == self.id => {
-                    if first.handed.is_some() {
-                        return Turn::Handed;
-                    }
-                    if !held && queue.courtesy == Courtesy::Due {
-                        queue.courtesy = Courtesy::Begun;
-                        return Turn::GiveWay;
-                    }
-                    let look = std::mem::take(&mut first.look) || look;
-                    if look || !held {
-                        Turn::Look
-                    } else {
-                        Turn::HeldHere
-                    }
-                }
-                _ => Turn::Queue,
+            let is_own = |n: &usize| {
+                queue
+                    .places
+                    .get(*n)
+                    .is_some_and(|place| place.id == self.id)
+            };
+            let Some(n) = queue.lookers().into_iter().find(is_own) else {
+                return Turn::Queue;
+            };
+            let Some(place) = queue.places.get_mut(n) else {
+                return Turn::Queue;
+            };
+            if place.handed.is_some() {
+                return Turn::Handed;
+            }
+            if !held && queue.courtesy == Courtesy::Due {
+                queue.courtesy = Courtesy::Begun;
+                return Turn::GiveWay;
+            }
+            let look = std::mem::take(&mut place.look) || look;
+            if look || !held {
+                Turn::Look
+            } else {
+                Turn::HeldHere
             }
         })
     }
@@ -524,13 +577,7 @@ impl Ticket<'_> {
         let mut names = self.waiters.names.lock();
         let queue = names.get_mut(self.name)?;
         let n = queue.places.iter().position(|place| place.id == self.id)?;
-        let place = queue.places.remove(n);
-        if n == 0 {
-            // A wake that reached this waiter is not lost with it: where it leaves without the
-            // name, the next one looks whatever it knows.
-            let left_without = queue.held.is_none();
-            queue.ring_first(left_without, Wake::Turn);
-        }
+        let place = queue.remove(n);
         if queue.is_idle() {
             names.remove(self.name);
         }
@@ -577,8 +624,8 @@ mod tests {
     #[test]
     fn smoke() {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
-        let first = waiters.join(&name, None);
-        let second = waiters.join(&name, None);
+        let first = waiters.join(&name, None, true);
+        let second = waiters.join(&name, None, true);
         assert_eq!(first.turn(false), Turn::Look);
         assert_eq!(second.turn(true), Turn::Queue);
         waiters.held(&name, &id, Weak::new());
@@ -593,11 +640,56 @@ mod tests {
         assert!(waiters.names.lock().is_empty());
     }
 
+    /// A queue of one waiter for each, in which only those that hear are under `Wake`.
+    fn queue<'a, const N: usize>(
+        waiters: &'a Waiters,
+        name: &'a Name,
+        hear: [bool; N],
+    ) -> [Ticket<'a>; N] {
+        hear.map(|hears| waiters.join(name, None, hears))
+    }
+
+    #[test]
+    fn those_behind_one_that_does_not_hear_contend() {
+        let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
+        let [first, deaf, hears, next] = queue(&waiters, &name, [false, false, true, true]);
+        let turns = || [&first, &deaf, &hears, &next].map(|ticket| ticket.turn(false));
+        let rung = || [&first, &deaf, &hears, &next].map(rung);
+        use Turn::{HeldHere, Look, Queue};
+        assert_eq!(turns(), [Look, Queue, Look, Queue]);
+        waiters.announced(&name, b"foreign", ALONE);
+        assert_eq!(rung(), [false, false, true, false]);
+        waiters.look(&name, Wake::Reconnect);
+        assert_eq!(rung(), [false, false, true, false]);
+        waiters.held(&name, &id, Weak::new());
+        turns();
+        assert_eq!(turns(), [HeldHere, Queue, HeldHere, Queue]);
+        waiters.ended_one(&name, &id, true);
+        assert_eq!(rung(), [true, false, true, false]);
+    }
+
+    #[test]
+    fn whoever_talks_to_redis_from_now_on_is_woken_for_it() {
+        let (waiters, name) = (Waiters::default(), Name::from("a"));
+        let [first, second, hears, next] = queue(&waiters, &name, [false, false, true, true]);
+        drop(hears);
+        assert_eq!([&first, &second, &next].map(rung), [false, false, true]);
+        drop(first);
+        assert_eq!([&second, &next].map(rung), [true, false]);
+        assert_eq!(next.turn(false), Turn::Look);
+        drop(next);
+        assert!(!rung(&second), "it goes on as it did");
+        let joins = waiters.join(&name, None, true);
+        assert_eq!(joins.turn(false), Turn::Look);
+        drop(second);
+        assert!(!rung(&joins), "it goes on as it did");
+    }
+
     #[test]
     fn a_release_wakes_one() {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         waiters.held(&name, &id, Weak::new());
-        let tickets: Vec<_> = (0..3).map(|_| waiters.join(&name, None)).collect();
+        let tickets: Vec<_> = (0..3).map(|_| waiters.join(&name, None, true)).collect();
         waiters.ended_one(&name, &id, true);
         assert_eq!(tickets.iter().filter(|ticket| rung(ticket)).count(), 1);
     }
@@ -605,8 +697,8 @@ mod tests {
     #[test]
     fn a_contender_that_leaves_passes_the_look_on() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
-        let first = waiters.join(&name, None);
-        let second = waiters.join(&name, None);
+        let first = waiters.join(&name, None, true);
+        let second = waiters.join(&name, None, true);
         assert!(waiters.announced(&name, b"foreign", ALONE).is_none());
         drop(first);
         assert!(rung(&second));
@@ -619,7 +711,7 @@ mod tests {
     fn announcements() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
         let (ours, next) = (HolderId::fresh("o"), HolderId::fresh("o"));
-        let first = waiters.join(&name, None);
+        let first = waiters.join(&name, None, true);
         waiters.held(&name, &ours, Weak::new());
         assert!(
             waiters
@@ -648,7 +740,7 @@ mod tests {
     #[test]
     fn a_release_counts_once_a_majority_has_announced_it() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
-        let first = waiters.join(&name, None);
+        let first = waiters.join(&name, None, true);
         let by = |server, payload: &[u8]| {
             waiters.announced(&name, payload, Voice { server, needed: 2 });
             rung(&first)
@@ -674,7 +766,7 @@ mod tests {
             waiters.names.lock().get_mut(&name).unwrap().courtesy = Courtesy::Due;
             waiters.ended_one(&name, &id, true);
         };
-        let first = waiters.join(&name, None);
+        let first = waiters.join(&name, None, true);
         ends();
         assert!(rung(&first));
         assert_eq!(first.turn(false), Turn::GiveWay);
@@ -711,8 +803,8 @@ mod tests {
     #[test]
     fn a_refusal_counts_for_all_who_waited_then() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
-        let first = waiters.join(&name, None);
-        let second = waiters.join(&name, None);
+        let first = waiters.join(&name, None, true);
+        let second = waiters.join(&name, None, true);
         let at = Instant::now();
         first.refused(at);
         assert!(second.was_refused(at));

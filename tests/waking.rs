@@ -10,7 +10,7 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
-use leasehold::{Client, FencingToken};
+use leasehold::{Backoff, Client, FencingToken, WaitPolicy};
 use parking_lot::{Condvar, Mutex};
 use support::{Child, Control, Proxy, Server, Traffic, eventually, given, let_pass, ms, say};
 
@@ -167,6 +167,74 @@ fn waiters_of_one_client_come_in_their_order() {
         });
         assert_eq!(order.into_inner(), (0..10).collect::<Vec<_>>());
     }
+}
+
+/// Pauses that no test outlasts.
+const PAUSES: WaitPolicy = WaitPolicy::Backoff(Backoff::new(ms(300_000), ms(300_000)));
+
+#[test]
+fn a_waiter_behind_one_that_pauses_is_woken() {
+    let server = Server::start();
+    let (holder, other) = (client(&server.url()), client(&server.url()));
+    let guard = holder.mutex("a").lock().unwrap();
+    thread::scope(|scope| {
+        let pauses: Vec<_> = (0..2)
+            .map(|_| {
+                lined_up(scope, || {
+                    other.mutex("a").wait(PAUSES).try_lock_for(PATIENCE)
+                })
+            })
+            .collect();
+        let before = scripts(&server);
+        let woken = lined_up(scope, || other.mutex("a").try_lock_for(PATIENCE));
+        sleeps(&server, "a", before);
+        let _ = guard.unlock().unwrap();
+        let woken = woken.join().unwrap().unwrap();
+        let _ = woken.expect("it was woken").unlock().unwrap();
+        for pauses in pauses {
+            let guard = pauses.join().unwrap().unwrap();
+            let _ = guard.expect("it was handed the lease").unlock().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_release_within_the_client_wakes_the_one_that_pauses() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let mutex = || client.mutex("a").local_handoffs(0);
+    let takes_and_lets_go = |policy| {
+        let guard = mutex().wait(policy).try_lock_for(PATIENCE).unwrap();
+        let _ = guard.expect("it was woken").unlock().unwrap();
+    };
+    let guard = mutex().lock().unwrap();
+    thread::scope(|scope| {
+        for policy in [PAUSES, WaitPolicy::Wake] {
+            lined_up(scope, move || takes_and_lets_go(policy));
+        }
+        let _ = guard.unlock().unwrap();
+    });
+}
+
+#[test]
+fn what_pauses_is_handed_the_lease_in_its_turn() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let guard = client.mutex("a").lock().unwrap();
+    let order = Mutex::new(Vec::new());
+    let (client, order) = (&client, &order);
+    thread::scope(|scope| {
+        for (n, policy) in [PAUSES, WaitPolicy::Wake, PAUSES].into_iter().enumerate() {
+            lined_up(scope, move || {
+                let guard = client.mutex("a").wait(policy).lock().unwrap();
+                order.lock().push((n, guard.fencing_token()));
+                let _ = guard.unlock().unwrap();
+            });
+        }
+        let _ = guard.unlock().unwrap();
+        eventually(PATIENCE, || order.lock().len() == 3);
+        assert!(order.lock().is_sorted());
+    });
 }
 
 #[test]
