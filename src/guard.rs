@@ -153,7 +153,9 @@ impl MutexGuard {
     /// [`Error::Config`] for a ttl that cannot work. [`Error::Lost`] if the lock is lost.
     /// [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm it: the lease is still
     /// held for [`remaining`](Self::remaining), which after an unanswered shortening is never more
-    /// than the shorter ttl, since the command may yet run.
+    /// than the shorter ttl, since the command may yet run. After an unanswered lengthening the key may last
+    /// for the longer ttl: should this process die, nobody gets the lock before then. The release is
+    /// repeated for that long, and the lease is not handed on within this client.
     pub fn extend(&self, ttl: Duration) -> Result<(), Error> {
         extend(&self.core.shared, &self.hold, self.token, ttl)
     }
@@ -164,7 +166,8 @@ impl MutexGuard {
     /// # Errors
     ///
     /// [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm it: the lock was held
-    /// until now, and may stay taken for up to its ttl. The release is repeated in the background.
+    /// until now, and may stay taken for up to its ttl, or for a longer one that an unanswered
+    /// [`extend`](Self::extend) asked for. The release is repeated in the background.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
         self.let_go()
     }

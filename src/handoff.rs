@@ -65,7 +65,10 @@ impl Run {
         let is_spent = !self.goes_on(token)
             || handed >= handoffs.into()
             || self.granted.until(now) >= LONGEST.min(lease.ttl());
-        let fits = lease.ttl() == terms.ttl && lease.renew_every() == terms.renew_every;
+        // The next holder must not be under a key that outlasts what it asked for.
+        let fits = lease.ttl() == terms.ttl
+            && lease.longest_expiry() <= terms.ttl
+            && lease.renew_every() == terms.renew_every;
         if is_spent || !fits || !lease.is_open() {
             return Step::Release;
         }
@@ -245,6 +248,22 @@ mod tests {
         let ask = lease.ask_now(at(3)).unwrap();
         lease.confirmed(at(3), at(4), ask);
         assert_eq!(step(&lease, &TERMS, 0, 5, true), Step::Release);
+    }
+
+    #[test]
+    fn a_key_that_may_outlast_the_ttl_is_not_handed_on() {
+        for is_sent in [true, false] {
+            let mut lease = lease(&TERMS);
+            let before = lease.extend(at(1), ms(3_600_000)).unwrap();
+            match is_sent {
+                true => lease.unanswered(at(2), ms(3_600_000)),
+                false => lease.not_extended(at(2), before),
+            }
+            let ask = lease.ask_now(at(3)).unwrap();
+            lease.confirmed(at(3), at(4), ask);
+            let next = if is_sent { Step::Release } else { on(101) };
+            assert_eq!(step(&lease, &TERMS, 0, 5, true), next);
+        }
     }
 
     #[test]

@@ -23,6 +23,9 @@ pub(crate) struct Lease {
     /// An extend that went unanswered may still run, after any later renewal or extend: none of them
     /// counts for longer than it.
     at_most: Duration,
+    /// The longest expiry that any command has asked of Redis. The key may last that long: a command without
+    /// an answer may have run, or may run later.
+    longest: Duration,
     valid_until: Instant,
     /// `max_hold` after the grant.
     ends_at: Instant,
@@ -81,6 +84,13 @@ pub(crate) struct Ask {
     pub(crate) renews: bool,
 }
 
+/// What an extend changes about a lease before it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BeforeExtend {
+    valid_until: Instant,
+    longest: Duration,
+}
+
 impl Lease {
     /// A lease granted to a command sent at `sent`; `None` if the answer took as long as the lease.
     pub(crate) fn granted(sent: Instant, now: Instant, terms: &Terms) -> Option<Self> {
@@ -93,6 +103,7 @@ impl Lease {
             ttl: terms.ttl,
             renew_every: terms.renew_every,
             at_most: Duration::MAX,
+            longest: terms.ttl,
             valid_until,
             ends_at,
             renew_at: Instant::NEVER,
@@ -124,6 +135,7 @@ impl Lease {
             ttl: terms.ttl,
             renew_every: terms.renew_every,
             at_most: Duration::MAX,
+            longest: terms.ttl,
             valid_until,
             ends_at: now.after(terms.max_hold),
             renew_at: now.after(SOON),
@@ -140,6 +152,18 @@ impl Lease {
     /// What renewals ask for.
     pub(crate) fn ttl(&self) -> Duration {
         self.ttl
+    }
+
+    /// The longest expiry that Redis may have, or may get, for the key.
+    pub(crate) fn longest_expiry(&self) -> Duration {
+        self.longest
+    }
+
+    /// How long from now the key may still be in Redis if no release gets there.
+    pub(crate) fn key_may_last(&self) -> Duration {
+        // A command that was delayed may run in the last moment of the key, which then lasts as long again
+        // (tests/lease_model.rs).
+        self.longest.saturating_mul(2)
     }
 
     /// `None`: not renewed by us.
@@ -289,12 +313,16 @@ impl Lease {
         })
     }
 
-    /// Begins an extend. One that shortens counts from now on, before it is sent. Returns until
-    /// when the lease was held, in case the extend does not run.
-    pub(crate) fn extend(&mut self, now: Instant, ttl: Duration) -> Option<Instant> {
+    /// Begins an extend. One that shortens counts from now on, before it is sent. Returns what the extend
+    /// changes, in case it does not run.
+    pub(crate) fn extend(&mut self, now: Instant, ttl: Duration) -> Option<BeforeExtend> {
         self.ask(now)?;
-        let before = self.valid_until;
-        self.valid_until = before.min(now.after(validity(ttl)));
+        let before = BeforeExtend {
+            valid_until: self.valid_until,
+            longest: self.longest,
+        };
+        self.valid_until = self.valid_until.min(now.after(validity(ttl)));
+        self.longest = self.longest.max(ttl);
         Some(before)
     }
 
@@ -330,9 +358,10 @@ impl Lease {
     }
 
     /// The extend did not run, as its answer says: the lease is held as long as it was `before`.
-    pub(crate) fn not_extended(&mut self, now: Instant, before: Instant) {
+    pub(crate) fn not_extended(&mut self, now: Instant, before: BeforeExtend) {
+        self.longest = before.longest;
         if matches!(self.stand(now), Standing::Held(_)) {
-            self.valid_until = self.valid_until.max(before);
+            self.valid_until = self.valid_until.max(before.valid_until);
         }
         self.unconfirmed(now);
     }
@@ -659,11 +688,33 @@ mod tests {
     }
 
     #[test]
+    fn an_unanswered_lengthening_extend_makes_the_key_last_though_not_the_lease() {
+        let mut lease = lease();
+        assert_eq!(lease.longest_expiry(), TTL);
+        lease.extend(at(2000), 360 * TTL).unwrap();
+        assert_eq!(lease.longest_expiry(), 360 * TTL, "from before it is sent");
+        lease.unanswered(at(2100), 360 * TTL);
+        assert_eq!(lease.ttl(), TTL);
+        assert_eq!(lease.stand(at(2100)), Standing::Held(ms(8798)));
+        lease.extend(at(2200), TTL).unwrap();
+        lease.extended(at(2200), at(2201), TTL);
+        assert_eq!(
+            lease.longest_expiry(),
+            360 * TTL,
+            "the first may run after it"
+        );
+        assert_eq!(lease.key_may_last(), 720 * TTL);
+    }
+
+    #[test]
     fn an_extend_that_did_not_run_takes_nothing_away() {
         let mut lease = lease();
         let before = lease.extend(at(2000), ms(1000)).unwrap();
         lease.not_extended(at(2010), before);
         assert_eq!(lease.stand(at(2010)), Standing::Held(ms(8888)));
+        let before = lease.extend(at(2020), 2 * TTL).unwrap();
+        lease.not_extended(at(2030), before);
+        assert_eq!(lease.longest_expiry(), TTL);
     }
 
     #[test]

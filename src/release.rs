@@ -221,7 +221,7 @@ fn repeat(shared: &Shared, hold: &Hold) {
 }
 
 fn again(hold: &Hold) -> Undo {
-    let until = Instant::now().after(hold.lease(|lease| lease.ttl()));
+    let until = Instant::now().after(hold.lease(|lease| lease.key_may_last()));
     Undo::of_release(Arc::clone(&hold.keys), hold.id.clone(), until)
 }
 
@@ -267,13 +267,16 @@ fn stake<'a>(hold: &'a Hold, part: &'a Arc<Keys>) -> Stake<'a> {
     Stake {
         keys: part,
         id: &hold.id,
-        ttl: hold.lease(|lease| lease.ttl()),
+        ttl: hold.lease(|lease| lease.key_may_last()),
         receipt: hold.receipt.as_ref(),
     }
 }
 
 fn log(hold: &Hold, outcome: &str, error: Option<&Error>) {
-    let why = error.map_or_else(String::new, |error| format!(": {error}"));
+    let why = error.map_or_else(String::new, |error| {
+        let may_last = hold.lease(|lease| lease.key_may_last());
+        format!(": {error}; without a release the key may stay for {may_last:?}")
+    });
     log::log!(
         if error.is_some() { log::Level::Warn } else { log::Level::Debug },
         name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(), outcome = outcome,

@@ -31,7 +31,8 @@ impl ShutdownReport {
         self.already_lost
     }
 
-    /// Leases whose release was not confirmed in time: their ttl ends them.
+    /// Leases whose release was not confirmed in time: their ttl ends them, or the longer one that an
+    /// unanswered [`extend`](crate::MutexGuard::extend) asked for.
     pub fn unreleased(&self) -> usize {
         self.unreleased
     }

@@ -527,3 +527,28 @@ fn nothing_is_lost_doubled_or_left_in_a_storm() {
     assert!(taken.into_inner() > 20, "there were quiet moments");
     eventually(SOON, || keys(&server).is_empty());
 }
+
+#[test]
+fn an_unanswered_extend_leaves_no_key_behind_although_the_release_is_late() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client(&proxy.url());
+    let ttl = ms(1_000);
+    let guard = client.mutex("a").ttl(ttl).lock().unwrap();
+    // From now on the server knows the script.
+    guard.renew().unwrap();
+    proxy.all(Traffic::DropReplies);
+    is_unreachable(guard.extend(ms(3_600_000)));
+    let left: i64 = redis::cmd("PTTL")
+        .arg("lock:a")
+        .query(&mut server.connection())
+        .unwrap();
+    assert!(left > 3_000_000, "the extend ran: {left} ms");
+    proxy.all(Traffic::Vanish);
+    is_unreachable(guard.unlock());
+    // Longer than the ttl, and than twice the ttl.
+    let_pass(3 * ttl);
+    assert_eq!(keys(&server), ["lock:a"], "no release came through");
+    proxy.all(Traffic::Pass);
+    eventually(ms(10_000), || keys(&server).is_empty());
+}

@@ -743,3 +743,40 @@ fn over_a_quorum_each_server_keeps_the_block() {
         Err(RecvTimeoutError::Timeout)
     );
 }
+
+#[test]
+fn a_key_that_may_outlast_its_ttl_is_released_and_not_handed_on() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = Client::builder()
+        .url(proxy.url())
+        .ttl(LONG)
+        .connect_timeout(ms(500))
+        .command_timeout(ms(500))
+        .build()
+        .unwrap();
+    let a = || client.mutex("a");
+    thread::scope(|scope| {
+        let [one, two] = behind(scope, &server, &client, [a(), a()]);
+        let one = got(one);
+        // From now on the server knows the script.
+        one.renew().unwrap();
+        proxy.all(Traffic::DropReplies);
+        one.extend(2 * LONG).expect_err("the reply is dropped");
+        assert!(left(&server) > LONG, "it ran");
+        proxy.all(Traffic::Pass);
+        let before = one.holder_id().clone();
+        let_go(one);
+        let two = got(two);
+        assert_ne!(*two.holder_id(), before, "a lease of its own");
+        assert!(left(&server) <= LONG);
+        let_go(two);
+    });
+}
+
+fn left(server: &Server) -> Duration {
+    let left = redis::cmd("PTTL")
+        .arg("lock:a")
+        .query(&mut server.connection());
+    ms(left.unwrap())
+}

@@ -249,7 +249,7 @@ impl Shared {
         self.waiters.ended(hold, false);
         if hold.keys.names.len() > 1 && matches!(lost, Lost::Deleted | Lost::Taken) {
             // The others are of no more use to anybody.
-            let until = Instant::now().after(hold.lease(|lease| lease.ttl()));
+            let until = Instant::now().after(hold.lease(|lease| lease.key_may_last()));
             let (keys, id) = (Arc::clone(&hold.keys), hold.id.clone());
             self.undo(Undo::of_release(keys, id, until));
         }
