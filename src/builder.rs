@@ -4,7 +4,6 @@ use std::time::Duration;
 use std::{fmt, mem};
 
 use crate::config::Config;
-use crate::env;
 use crate::error::Error;
 use crate::replicas::Replicas;
 #[cfg(feature = "tls")]
@@ -67,24 +66,6 @@ impl ClientBuilder {
         self.has_two_places |= self.place.as_ref().is_some_and(is_another);
         self.place = Some(place);
         self
-    }
-
-    /// Adds what the environment says: see [`Client::from_env`](crate::Client::from_env) for the
-    /// variables. Where a URL was set before, `REDIS_URL` and its companions are not read. Setters
-    /// that follow have the last word.
-    ///
-    /// ```no_run
-    /// use leasehold::Client;
-    ///
-    /// let client = Client::builder().with_env()?.owner("nightly").build()?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Config`], naming the variable and what it expects.
-    pub fn with_env(self) -> Result<Self, Error> {
-        env::builder(self, |name| std::env::var_os(name))
     }
 
     /// Whether it is known where Redis is.

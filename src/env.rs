@@ -6,8 +6,29 @@ use std::time::Duration;
 use crate::builder::ClientBuilder;
 use crate::error::Error;
 
+impl ClientBuilder {
+    /// Adds the settings that the environment holds.
+    ///
+    /// [`Client::from_env`](crate::Client::from_env) lists the variables. If a URL was set before,
+    /// `REDIS_URL` and its companions are not read. Setters called later override the environment.
+    ///
+    /// ```no_run
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::builder().with_env()?.owner("nightly").build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`]: a variable cannot be used; the message names it and says what it expects.
+    pub fn with_env(self) -> Result<Self, Error> {
+        builder(self, |name| std::env::var_os(name))
+    }
+}
+
 /// Reads the settings through `var`, so that tests need no environment.
-pub(crate) fn builder(
+fn builder(
     mut builder: ClientBuilder,
     var: impl Fn(&str) -> Option<OsString>,
 ) -> Result<ClientBuilder, Error> {
