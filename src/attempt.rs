@@ -161,6 +161,7 @@ impl<'a> Attempt<'a> {
             .servers
             .acquire(part, id, self.terms.ttl, above, self.block())
             .acknowledged_by(self.terms.replicas);
+        let wanted = acquire.wanted();
         let stake = Stake {
             keys: part,
             id,
@@ -172,8 +173,12 @@ impl<'a> Attempt<'a> {
             .call_or_undo(acquire, until, Lane::Capped, Some(&stake));
         self.note(&answer);
         match answer {
-            Ok((reply, sent)) => match Acquired::read(reply) {
+            Ok((reply, sent)) => match Acquired::read(&reply, wanted) {
                 Some(Acquired::Granted(tokens)) => Ok(Asked::Granted(tokens, sent)),
+                // Its first run was granted, and something between us and Redis ran it again.
+                Some(Acquired::Refused(refusal)) if refusal.holder == id.as_str().as_bytes() => {
+                    Err(self.undo(part, id, Cause::text("the acquire script ran twice")))
+                }
                 Some(Acquired::Refused(refusal)) if !shared.sites.is_undoing(&refusal.holder) => {
                     let look = Look::Refused(refusal.name, refusal.remaining);
                     Ok(Asked::Not(Proposed::Looked(look)))

@@ -114,21 +114,26 @@ pub(crate) enum Refreshed {
 }
 
 impl Refreshed {
-    /// One for each place that was refreshed.
-    pub(crate) fn read(reply: &Reply) -> Option<Vec<Self>> {
+    /// Reads the reply to a refresh of this number of places; `None` for one that the script does not give.
+    pub(crate) fn read(reply: &Reply, places: usize) -> Option<Vec<Self>> {
         let Reply::List(items) = reply else {
             return None;
         };
+        if items.len() != places {
+            return None;
+        }
         let read = |item: &Reply| match item {
             Reply::Int(0) => Some(Self::Waiting),
             Reply::Int(-1) => Some(Self::Gone),
-            Reply::Int(token) => {
-                let token = u64::try_from(*token).ok()?;
-                Some(Self::Granted(FencingToken::new(token)))
-            }
+            Reply::Int(token) => FencingToken::read(*token).map(Self::Granted),
             _ => None,
         };
-        items.iter().map(read).collect()
+        let places: Vec<Self> = items.iter().map(read).collect::<Option<_>>()?;
+        let granted = places
+            .iter()
+            .filter(|place| matches!(place, Self::Granted(_)));
+        // One lock has one holder.
+        (granted.count() < 2).then_some(places)
     }
 }
 
@@ -137,8 +142,8 @@ pub(crate) fn read_grant(payload: &[u8]) -> Option<(HolderId, FencingToken)> {
     let rest = payload.strip_prefix(b"grant ")?;
     let space = rest.iter().position(|byte| *byte == b' ')?;
     let (token, id) = rest.split_at(space);
-    let token = std::str::from_utf8(token).ok()?.parse().ok()?;
-    Some((HolderId::parse(id.get(1..)?)?, FencingToken::new(token)))
+    let token = FencingToken::parse(token)?;
+    Some((HolderId::parse(id.get(1..)?)?, token))
 }
 
 #[cfg(test)]
@@ -161,6 +166,8 @@ mod tests {
             b"grant ",
             b"grant 7",
             b"grant x y:z",
+            b"grant 0 o:123e4567-e89b-12d3-a456-426614174000",
+            b"grant 9007199254740992 o:123e4567-e89b-12d3-a456-426614174000",
             b"\xff",
             b"",
         ] {
@@ -193,7 +200,8 @@ mod tests {
     #[test]
     fn answers() {
         let read = |items: &[i64]| {
-            Refreshed::read(&Reply::List(items.iter().map(|n| Reply::Int(*n)).collect()))
+            let reply = Reply::List(items.iter().map(|n| Reply::Int(*n)).collect());
+            Refreshed::read(&reply, 3)
         };
         assert_eq!(
             read(&[0, 7, -1]),
@@ -203,7 +211,10 @@ mod tests {
                 Refreshed::Gone
             ])
         );
-        assert_eq!(read(&[-2]), None);
-        assert_eq!(Refreshed::read(&Reply::Int(1)), None);
+        assert_eq!(read(&[0, 0, -2]), None);
+        assert_eq!(read(&[0, 0, 1 << 53]), None);
+        assert_eq!(read(&[0, 0]), None, "one is missing");
+        assert_eq!(read(&[7, 7, 0]), None, "one lock has one holder");
+        assert_eq!(Refreshed::read(&Reply::Int(1), 3), None);
     }
 }

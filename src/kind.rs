@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::expected::Wanted;
 use crate::fair::Line;
 use crate::few::Few;
 use crate::holder::{Holder, HolderId};
@@ -342,52 +343,64 @@ impl fmt::Display for Keys {
 }
 
 impl Acquired {
-    pub(crate) fn read(reply: Reply) -> Option<Self> {
-        match reply {
-            Reply::List(mut items) => match items.as_mut_slice() {
-                [Reply::Int(1), tokens @ ..] if !tokens.is_empty() => {
-                    let token = |token: &Reply| match token {
-                        Reply::Int(token) => u64::try_from(*token).ok().map(FencingToken::new),
-                        _ => None,
-                    };
-                    Some(Self::Granted(
-                        tokens.iter().map(token).collect::<Option<_>>()?,
-                    ))
-                }
-                [Reply::Int(0), holder, Reply::Int(ttl), which @ ..] => {
-                    let name = match which {
-                        [] => 0,
-                        [Reply::Int(n)] => usize::try_from(*n - 1).ok()?,
-                        _ => return None,
-                    };
-                    let holder = match holder {
-                        Reply::Text(holder) => std::mem::take(holder),
-                        // A key that ran out within the script's own millisecond has no value any more.
-                        Reply::Nil => Vec::new(),
-                        _ => return None,
-                    };
-                    let remaining = remaining(*ttl);
-                    Some(Self::Refused(Refusal {
-                        name,
-                        holder,
-                        remaining,
-                    }))
-                }
-                [Reply::Int(2), Reply::Int(last)] => Some(Self::TooLow(u64::try_from(*last).ok()?)),
-                [Reply::Int(3)] => Some(Self::Split),
-                _ => None,
-            },
+    /// Reads the reply to an acquiring call; `None` for one that no such script gives.
+    pub(crate) fn read(reply: &Reply, wanted: Wanted) -> Option<Self> {
+        let Reply::List(items) = reply else {
+            return None;
+        };
+        match items.as_slice() {
+            [Reply::Int(1), tokens @ ..] if tokens.len() == wanted.tokens => {
+                let tokens = tokens.iter().map(|token| read_token(token, wanted));
+                Some(Self::Granted(tokens.collect::<Option<_>>()?))
+            }
+            [Reply::Int(0), holder, Reply::Int(ttl), which @ ..] => Some(Self::Refused(Refusal {
+                name: match which {
+                    [] if wanted.names == 1 => 0,
+                    [Reply::Int(n)] => {
+                        let name = usize::try_from(n.checked_sub(1)?).ok()?;
+                        Some(name).filter(|name| *name < wanted.names)?
+                    }
+                    _ => return None,
+                },
+                holder: match holder {
+                    Reply::Text(holder) => holder.clone(),
+                    // A key that ran out within the script's own millisecond has no value any more.
+                    Reply::Nil => Vec::new(),
+                    _ => return None,
+                },
+                remaining: remaining(*ttl)?,
+            })),
+            [Reply::Int(2), Reply::Int(last)] => {
+                let last = FencingToken::read(*last)?.value();
+                (last >= wanted.proposed?).then_some(Self::TooLow(last))
+            }
+            [Reply::Int(3)] => Some(Self::Split),
             _ => None,
         }
     }
 }
 
+fn read_token(token: &Reply, wanted: Wanted) -> Option<FencingToken> {
+    let Reply::Int(token) = token else {
+        return None;
+    };
+    let first = FencingToken::read(*token)?;
+    // Hand-offs count up to it.
+    FencingToken::read(token.checked_add_unsigned(wanted.reserved)?)?;
+    let is_ours = wanted.proposed.is_none_or(|token| token == first.value());
+    is_ours.then_some(first)
+}
+
 impl Found {
+    /// Reads the reply to a call about a lease; `None` for one that no such script gives.
     pub(crate) fn read(reply: &Reply) -> Option<Self> {
         match reply {
             Reply::Int(1) => Some(Self::Ours),
-            // With how many clients heard of the release.
-            Reply::List(items) if items.first() == Some(&Reply::Int(1)) => Some(Self::Ours),
+            Reply::List(items) => match items.as_slice() {
+                // With the number of clients that were told of the release.
+                [Reply::Int(1), Reply::Int(0..)] => Some(Self::Ours),
+                _ => None,
+            },
             Reply::Int(0) => Some(Self::Nobody),
             Reply::Text(_) => Some(Self::Another),
             _ => None,
@@ -395,35 +408,36 @@ impl Found {
     }
 }
 
-/// Reads an inspection: `Some(None)` where nobody holds the lock, `None` where it cannot be read.
-pub(crate) fn read_holder(reply: Reply) -> Option<Option<Holder>> {
-    match reply {
-        Reply::Nil => Some(None),
-        Reply::List(items) => match <[Reply; 3]>::try_from(items).ok()? {
-            [Reply::Text(value), Reply::Int(ttl), token] => {
-                let token = match &token {
-                    Reply::Text(digits) => std::str::from_utf8(digits)
-                        .ok()
-                        .and_then(|n| n.parse().ok()),
-                    _ => None,
-                };
-                Some(Some(Holder::new(
-                    value,
-                    remaining(ttl),
-                    token.map(FencingToken::new),
-                )))
-            }
-            _ => None,
-        },
-        _ => None,
-    }
+/// Reads an inspection: `Some(None)` where nobody holds the lock, `None` for a reply that the script
+/// does not give.
+pub(crate) fn read_holder(reply: &Reply) -> Option<Option<Holder>> {
+    let items = match reply {
+        Reply::Nil => return Some(None),
+        Reply::List(items) => items,
+        _ => return None,
+    };
+    let [Reply::Text(value), Reply::Int(ttl), token] = items.as_slice() else {
+        return None;
+    };
+    let token = match token {
+        Reply::Nil => None,
+        // Somebody else may have written anything.
+        Reply::Text(digits) => FencingToken::parse(digits),
+        _ => return None,
+    };
+    Some(Some(Holder::new(value.clone(), remaining(*ttl)?, token)))
 }
 
-/// PTTL's answer: -1 is a key without an end, -2 a key that has just gone.
-fn remaining(pttl: i64) -> Option<Duration> {
+/// Reads PTTL's answer: -1 is a key without an end, -2 one that has just gone.
+#[expect(
+    clippy::option_option,
+    reason = "a key may have no end, and a number may be no answer"
+)]
+fn remaining(pttl: i64) -> Option<Option<Duration>> {
     match pttl {
-        -1 => None,
-        left => Some(Duration::from_millis(left.try_into().unwrap_or(0))),
+        -1 => Some(None),
+        -2 => Some(Some(Duration::ZERO)),
+        left => Some(Some(Duration::from_millis(left.try_into().ok()?))),
     }
 }
 
@@ -530,49 +544,122 @@ mod tests {
         assert!(Keys::new(name.into(), "lock:", "r:").check().is_ok());
     }
 
+    fn list(items: &[Reply]) -> Reply {
+        Reply::List(items.to_vec())
+    }
+
+    fn text() -> Reply {
+        Reply::Text(b"v".to_vec())
+    }
+
+    /// Reads the reply to an acquire of this number of names.
+    fn read(items: &[Reply], names: usize) -> Option<Acquired> {
+        let wanted = Wanted {
+            names,
+            tokens: names,
+            reserved: 63,
+            proposed: None,
+        };
+        Acquired::read(&list(items), wanted)
+    }
+
     #[test]
     fn answers() {
-        let list = |items: &[Reply]| Reply::List(items.to_vec());
-        let text = || Reply::Text(b"v".to_vec());
-        let refusal = |name, holder: &[u8], remaining| Refusal {
-            name,
-            holder: holder.to_vec(),
-            remaining,
+        let refused = |name, holder: &[u8], remaining| {
+            Some(Acquired::Refused(Refusal {
+                name,
+                holder: holder.to_vec(),
+                remaining,
+            }))
         };
         assert_eq!(
-            Acquired::read(list(&[Reply::Int(1), Reply::Int(7)])),
+            read(&[Reply::Int(1), Reply::Int(7)], 1),
             Some(Acquired::Granted(Few::One(FencingToken::new(7))))
         );
         assert_eq!(
-            Acquired::read(list(&[Reply::Int(0), text(), Reply::Int(-1)])),
-            Some(Acquired::Refused(refusal(0, b"v", None)))
+            read(&[Reply::Int(0), text(), Reply::Int(-1)], 1),
+            refused(0, b"v", None)
         );
         assert_eq!(
-            Acquired::read(list(&[Reply::Int(0), Reply::Nil, Reply::Int(-2)])),
-            Some(Acquired::Refused(refusal(0, b"", Some(Duration::ZERO))))
+            read(&[Reply::Int(0), Reply::Nil, Reply::Int(-2)], 1),
+            refused(0, b"", Some(Duration::ZERO))
         );
         let of_third = [Reply::Int(0), text(), Reply::Int(9), Reply::Int(3)];
         assert_eq!(
-            Acquired::read(list(&of_third)),
-            Some(Acquired::Refused(refusal(
-                2,
-                b"v",
-                Some(Duration::from_millis(9))
-            )))
+            read(&of_third, 3),
+            refused(2, b"v", Some(Duration::from_millis(9)))
         );
-        let tokens = Acquired::read(list(&[Reply::Int(1), Reply::Int(7), Reply::Int(9)]));
+        let tokens = read(&[Reply::Int(1), Reply::Int(7), Reply::Int(9)], 2);
         let Some(Acquired::Granted(tokens)) = tokens else {
             panic!("{tokens:?}")
         };
         assert_eq!(*tokens, [7, 9].map(FencingToken::new));
-        assert_eq!(Acquired::read(list(&[Reply::Int(1)])), None);
-        assert_eq!(Acquired::read(Reply::Int(1)), None);
         assert_eq!(Found::read(&text()), Some(Found::Another));
-        let held = read_holder(list(&[text(), Reply::Int(5), Reply::Text(b"9".to_vec())]))
-            .unwrap()
-            .unwrap();
+        let held = [text(), Reply::Int(5), Reply::Text(b"9".to_vec())];
+        let held = read_holder(&list(&held)).unwrap().unwrap();
         assert_eq!(held.fencing_token(), Some(FencingToken::new(9)));
-        assert!(read_holder(Reply::Nil).unwrap().is_none());
+        assert!(read_holder(&Reply::Nil).unwrap().is_none());
+    }
+
+    #[test]
+    fn no_grant_is_read_from_what_no_script_replies() {
+        let int = Reply::Int;
+        for token in [0, -1, (1 << 53) - 63, 1 << 53, i64::MAX, i64::MIN] {
+            assert_eq!(read(&[int(1), int(token)], 1), None, "{token}");
+        }
+        assert_eq!(read(&[int(1)], 1), None);
+        assert_eq!(read(&[int(1), int(7)], 2), None, "a token is missing");
+        assert_eq!(read(&[int(1), int(7), int(9)], 1), None, "one too many");
+        assert_eq!(read(&[int(1), text()], 1), None);
+        assert_eq!(read(&[int(4), int(7)], 1), None);
+        let wanted = Wanted {
+            names: 1,
+            tokens: 1,
+            reserved: 0,
+            proposed: Some(7),
+        };
+        let proposed = |items: &[Reply]| Acquired::read(&list(items), wanted);
+        assert!(proposed(&[int(1), int(7)]).is_some());
+        assert_eq!(proposed(&[int(1), int(8)]), None, "nobody proposed it");
+        assert_eq!(proposed(&[int(2), int(7)]), Some(Acquired::TooLow(7)));
+        assert_eq!(proposed(&[int(2), int(6)]), None, "7 is above it");
+        assert_eq!(Acquired::read(&int(1), wanted), None);
+    }
+
+    #[test]
+    fn no_refusal_is_read_from_what_no_script_replies() {
+        let int = Reply::Int;
+        for which in [0, 4, 99, -1, i64::MIN, i64::MAX] {
+            let refusal = [int(0), text(), int(100), int(which)];
+            assert_eq!(read(&refusal, 3), None, "{which}");
+        }
+        assert_eq!(read(&[int(0), text(), int(9)], 3), None, "of which name");
+        assert_eq!(read(&[int(0), text(), int(-3)], 1), None);
+        assert_eq!(read(&[int(0), int(7), int(9)], 1), None);
+        assert_eq!(read(&[int(0), Reply::Other, int(9)], 1), None);
+    }
+
+    #[test]
+    fn no_finding_is_read_from_what_no_script_replies() {
+        let int = Reply::Int;
+        let status = Reply::Status("OK".into());
+        for reply in [Reply::Nil, int(2), int(-1), status, Reply::Other] {
+            assert_eq!(Found::read(&reply), None, "{reply:?}");
+        }
+        for items in [&[int(1)][..], &[int(1), int(-1)], &[int(0), int(1)], &[]] {
+            assert_eq!(Found::read(&list(items)), None, "{items:?}");
+        }
+        for items in [
+            &[text(), int(-3), Reply::Nil][..],
+            &[text(), int(5), int(7)],
+            &[text(), int(5)],
+            &[],
+        ] {
+            assert!(read_holder(&list(items)).is_none(), "{items:?}");
+        }
+        let foreign = [text(), int(5), Reply::Text(b"9007199254740992".to_vec())];
+        let held = read_holder(&list(&foreign)).unwrap().unwrap();
+        assert_eq!(held.fencing_token(), None, "no token is that high");
     }
 
     #[test]

@@ -110,7 +110,7 @@ fn holder(shared: &Shared, keys: &Keys, until: Instant) -> Result<Option<Holder>
 
 fn known(answer: Result<Reply, Fault>) -> Result<Option<Holder>, Fault> {
     match answer {
-        Ok(reply) => Ok(read_holder(reply).flatten()),
+        Ok(reply) => Ok(read_holder(&reply).flatten()),
         // Something else by now than the string that was found: no lock.
         Err(Fault::Never(Error::WrongType { .. })) => Ok(None),
         Err(fault) => Err(fault),

@@ -235,7 +235,7 @@ impl Mutex {
             reply => reply,
         };
         let reply = reply.map_err(|fault| shared.servers.error(fault))?;
-        read_holder(reply).ok_or_else(|| self.unreadable())
+        read_holder(&reply).ok_or_else(|| self.unreadable())
     }
 
     /// How many clients wait for the lock at this moment, as far as Redis knows: those that listen for

@@ -121,6 +121,7 @@ impl<'a> Stand<'a> {
         shared.meters.counters.attempts.up();
         let inbox = self.inbox();
         let call = self.line.enter(keys, &id, terms.ttl, Some(&inbox));
+        let wanted = call.wanted();
         let stake = Stake {
             keys,
             id: &id,
@@ -138,7 +139,7 @@ impl<'a> Stand<'a> {
         );
         self.attempt.note(&answer);
         let fault = match answer {
-            Ok((reply, sent)) => match Acquired::read(reply) {
+            Ok((reply, sent)) => match Acquired::read(&reply, wanted) {
                 Some(Acquired::Granted(tokens)) => {
                     self.spot.leaves();
                     let now = Instant::now();
@@ -200,8 +201,8 @@ impl<'a> Stand<'a> {
         let call = self.line.refresh(keys, &inbox, &values);
         let until = self.attempt.patience(self.deadline);
         let fault = match shared.servers.call_or_undo(call, until, Lane::Capped, None) {
-            Ok((reply, sent)) => match Refreshed::read(&reply) {
-                Some(answers) if answers.len() == ids.len() => {
+            Ok((reply, sent)) => match Refreshed::read(&reply, ids.len()) {
+                Some(answers) => {
                     self.spot.refreshed(ids, &answers, sent);
                     self.vigil.answered();
                     if counts && answers.iter().all(|answer| *answer == Refreshed::Waiting) {
@@ -209,7 +210,7 @@ impl<'a> Stand<'a> {
                     }
                     return self.hear();
                 }
-                _ => Fault::NoAnswer(Cause::text(
+                None => Fault::NoAnswer(Cause::text(
                     "the fair_refresh script gave an answer that is not its own",
                 )),
             },

@@ -15,19 +15,36 @@ pub(crate) struct Script {
     source: &'static str,
     /// The commands in it that it cannot do without.
     commands: &'static [&'static str],
+    pub(crate) kind: Kind,
     sha: LazyLock<String>,
 }
 
+/// The kind of a script: it decides which replies the script has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Acquire,
+    AcquireAll,
+    /// Acquires a fair lock, or enters its queue.
+    Enter,
+    Propose,
+    Release,
+    Renew,
+    Inspect,
+    Refresh,
+    Tally,
+}
+
 macro_rules! script {
-    ($name:literal, $($command:literal),+) => {
-        script!(include_str!(concat!("scripts/", $name, ".lua")), $name, $($command),+)
+    ($kind:ident, $name:literal, $($command:literal),+) => {
+        script!($kind, include_str!(concat!("scripts/", $name, ".lua")), $name, $($command),+)
     };
-    ($source:expr, $name:literal, $($command:literal),+) => {{
+    ($kind:ident, $source:expr, $name:literal, $($command:literal),+) => {{
         const SOURCE: &str = $source;
         Script {
             name: $name,
             source: SOURCE,
             commands: &[$($command),+],
+            kind: Kind::$kind,
             sha: LazyLock::new(|| redis::Script::new(SOURCE).get_hash().to_owned()),
         }
     }};
@@ -35,8 +52,9 @@ macro_rules! script {
 
 /// A script of the fair lock: what they have in common, and then what is its own.
 macro_rules! fair_script {
-    ($name:literal, $($command:literal),*) => {
+    ($kind:ident, $name:literal, $($command:literal),*) => {
         script!(
+            $kind,
             concat!(include_str!("scripts/fair_grant.lua"), include_str!(concat!("scripts/", $name, ".lua"))),
             $name,
             "time", "get", "pexpire", "lindex", "hget", "lpop", "hdel", "set", "del" $(, $command)*
@@ -44,20 +62,39 @@ macro_rules! fair_script {
     };
 }
 
-pub(crate) static ACQUIRE: Script = script!("acquire", "get", "time", "set", "del", "pttl");
-pub(crate) static PROPOSE: Script = script!("propose", "get", "set", "del", "pttl");
-pub(crate) static RELEASE: Script = script!("release", "get", "del", "pttl", "pexpire", "set");
-pub(crate) static RENEW: Script = script!("renew", "get", "pttl", "pexpire", "set", "del");
-pub(crate) static ACQUIRE_ALL: Script = script!("acquire_all", "get", "pttl", "set", "del", "time");
-pub(crate) static PROPOSE_ALL: Script = script!("propose_all", "get", "pttl", "set", "del");
-pub(crate) static RELEASE_ALL: Script =
-    script!("release_all", "get", "del", "pttl", "pexpire", "set");
-pub(crate) static RENEW_ALL: Script = script!("renew_all", "get", "pttl", "pexpire", "set", "del");
-pub(crate) static INSPECT: Script = script!("inspect", "get", "pttl");
-pub(crate) static FAIR_ENTER: Script = fair_script!("fair_enter", "rpush", "hset", "pttl");
-pub(crate) static FAIR_REFRESH: Script = fair_script!("fair_refresh", "hset");
-pub(crate) static FAIR_RELEASE: Script = fair_script!("fair_release", "lrem");
-pub(crate) static TALLY: Script = script!("tally", "get", "hincrby", "set");
+pub(crate) static ACQUIRE: Script =
+    script!(Acquire, "acquire", "get", "time", "set", "del", "pttl");
+pub(crate) static PROPOSE: Script = script!(Propose, "propose", "get", "set", "del", "pttl");
+pub(crate) static RELEASE: Script =
+    script!(Release, "release", "get", "del", "pttl", "pexpire", "set");
+pub(crate) static RENEW: Script = script!(Renew, "renew", "get", "pttl", "pexpire", "set", "del");
+pub(crate) static ACQUIRE_ALL: Script = script!(
+    AcquireAll,
+    "acquire_all",
+    "get",
+    "pttl",
+    "set",
+    "del",
+    "time"
+);
+pub(crate) static PROPOSE_ALL: Script =
+    script!(Propose, "propose_all", "get", "pttl", "set", "del");
+pub(crate) static RELEASE_ALL: Script = script!(
+    Release,
+    "release_all",
+    "get",
+    "del",
+    "pttl",
+    "pexpire",
+    "set"
+);
+pub(crate) static RENEW_ALL: Script =
+    script!(Renew, "renew_all", "get", "pttl", "pexpire", "set", "del");
+pub(crate) static INSPECT: Script = script!(Inspect, "inspect", "get", "pttl");
+pub(crate) static FAIR_ENTER: Script = fair_script!(Enter, "fair_enter", "rpush", "hset", "pttl");
+pub(crate) static FAIR_REFRESH: Script = fair_script!(Refresh, "fair_refresh", "hset");
+pub(crate) static FAIR_RELEASE: Script = fair_script!(Release, "fair_release", "lrem");
+pub(crate) static TALLY: Script = script!(Tally, "tally", "get", "hincrby", "set");
 
 /// One call of a script, ready to be sent.
 #[derive(Clone, Copy, Debug)]
@@ -188,6 +225,8 @@ pub(crate) enum Reply {
     Nil,
     Int(i64),
     Text(Vec<u8>),
+    /// One line, as `OK`; no script of ours answers with one.
+    Status(String),
     List(Vec<Self>),
     Other,
 }
@@ -221,7 +260,8 @@ impl From<Value> for Reply {
             Value::Nil => Self::Nil,
             Value::Int(n) => Self::Int(n),
             Value::BulkString(text) => Self::Text(text),
-            Value::SimpleString(text) => Self::Text(text.into_bytes()),
+            Value::SimpleString(text) => Self::Status(text),
+            Value::Okay => Self::Status("OK".into()),
             Value::Array(items) => Self::List(items.into_iter().map(Self::from).collect()),
             // What is a list of pairs in the older protocol.
             Value::Map(pairs) => {

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// Tokens are below this: from there on a Lua number skips integers, and two holders could share one.
+const LIMIT: u64 = 1 << 53;
+
 /// A number that is higher for every later holder of a name.
 ///
 /// Hand it to the resource that the lock protects, and have that resource refuse a write whose
@@ -32,6 +35,20 @@ impl FencingToken {
         Self(value)
     }
 
+    /// Reads a token as the scripts reply it; `None` for a number that no script draws.
+    pub(crate) fn read(number: i64) -> Option<Self> {
+        let number = u64::try_from(number).ok()?;
+        (1..LIMIT).contains(&number).then_some(Self(number))
+    }
+
+    /// Reads a token in decimal digits.
+    pub(crate) fn parse(digits: &[u8]) -> Option<Self> {
+        // `parse` takes a sign, and the scripts take none.
+        let is_number = digits.iter().all(u8::is_ascii_digit);
+        let number = std::str::from_utf8(digits).ok()?.parse().ok()?;
+        Self::read(number).filter(|_| is_number)
+    }
+
     /// The number itself, always below 2^53.
     pub const fn value(self) -> u64 {
         self.0
@@ -47,5 +64,28 @@ impl From<FencingToken> for u64 {
 impl fmt::Display for FencingToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_script_can_draw_is_a_token() {
+        let token = |number| Some(FencingToken::new(number));
+        assert_eq!(FencingToken::read(1), token(1));
+        assert_eq!(FencingToken::read((1 << 53) - 1), token((1 << 53) - 1));
+        for number in [i64::MIN, -1, 0, 1 << 53, i64::MAX] {
+            assert_eq!(FencingToken::read(number), None, "{number}");
+        }
+        assert_eq!(
+            FencingToken::parse(b"9007199254740991"),
+            token((1 << 53) - 1)
+        );
+        assert_eq!(FencingToken::parse(b"007"), token(7));
+        for digits in ["", "0", "+7", "-7", "7 ", "7.0", "0x7", "9007199254740992"] {
+            assert_eq!(FencingToken::parse(digits.as_bytes()), None, "{digits}");
+        }
     }
 }

@@ -4,9 +4,10 @@ use redis::ServerError;
 
 use crate::clock::Instant;
 use crate::error::{Meaning, meaning};
+use crate::expected::Expected;
 use crate::scripts::{Call, Reply, pack_wait};
 use crate::server::fault::Fault;
-use crate::server::node::{Wire, reply};
+use crate::server::node::Wire;
 use crate::server::one::Server;
 
 impl Server {
@@ -83,12 +84,12 @@ impl Server {
         let mut broken = wire.send(&commands).err();
         let mut answers: Vec<_> = calls
             .iter()
-            .map(|_| {
+            .map(|call| {
                 let error = match &broken {
                     // One timeout is enough: after it nothing more is read.
                     Some(error) => error.clone(),
-                    None => match wire.answer() {
-                        Ok(value) => return Ok(reply(value)),
+                    None => match wire.answer_to(call.expected()) {
+                        Ok(answer) => return Ok(answer),
                         Err(error) => broken.insert(error).clone(),
                     },
                 };
@@ -96,7 +97,7 @@ impl Server {
             })
             .collect();
         if replicas.is_some() && broken.is_none() {
-            let waited = wire.answer().map(reply);
+            let waited = wire.answer_to(Expected::Count);
             for answer in &mut answers {
                 if let Ok(Ok(done)) = answer {
                     let done = std::mem::replace(done, Reply::Nil);

@@ -108,7 +108,7 @@ impl Cluster {
         for (n, master) in masters.into_iter().enumerate() {
             let now = Instant::now();
             let part = now.until(until) / (count - n) as u32;
-            match master.command("PING", &[], now.after(part), Lane::Capped) {
+            match master.ping(now.after(part), Lane::Capped) {
                 Ok(reply) => return Ok(reply),
                 Err(why) => fault = why.at(master.label()),
             }

@@ -58,11 +58,12 @@ impl Count {
         }
     }
 
-    /// Counts an answer.
-    pub(super) fn answered(&mut self, quorum: &Quorum, reply: Reply) {
+    /// Counts an answer to `call`.
+    pub(super) fn answered(&mut self, quorum: &Quorum, call: Option<&Call<'_>>, reply: Reply) {
         match self {
             Self::Election(election) => {
-                let vote = quorum.unless_by_ghost(Acquired::read(reply));
+                let vote = call.and_then(|call| Acquired::read(&reply, call.wanted()));
+                let vote = quorum.unless_by_ghost(vote);
                 if let Some(Acquired::TooLow(counter)) = vote {
                     quorum.learn(counter);
                 }

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use redis::{RedisResult, ServerError};
 
 use crate::clock::{Instant, nap};
+use crate::expected::Expected;
 use crate::holder::HolderId;
 use crate::kind::Keys;
 use crate::scripts::Reply;
@@ -15,6 +16,7 @@ use crate::server::node::Wire;
 /// Shared by the call's own thread and whoever sends it.
 pub(crate) struct Entry {
     pub(crate) command: Vec<u8>,
+    pub(crate) expected: Expected,
     /// What it may leave behind where no answer comes.
     pub(crate) stake: Option<(Arc<Keys>, HolderId)>,
     told: Mutex<Told>,
@@ -53,9 +55,14 @@ pub(crate) struct Write {
 
 impl Entry {
     /// A call of this thread.
-    pub(crate) fn new(command: Vec<u8>, stake: Option<(Arc<Keys>, HolderId)>) -> Arc<Self> {
+    pub(crate) fn new(
+        command: Vec<u8>,
+        expected: Expected,
+        stake: Option<(Arc<Keys>, HolderId)>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             command,
+            expected,
             stake,
             told: Mutex::default(),
             owner: thread::current(),
@@ -114,10 +121,10 @@ mod tests {
 
     #[test]
     fn news_are_read_or_given_back() {
-        let in_time = Entry::new(Vec::new(), None);
+        let in_time = Entry::new(Vec::new(), Expected::Renewed, None);
         assert!(in_time.tell(News::Alone).is_ok());
         assert!(matches!(in_time.give_up(), Some(News::Alone)));
-        let late = Entry::new(Vec::new(), None);
+        let late = Entry::new(Vec::new(), Expected::Renewed, None);
         assert!(late.wait(Instant::START).is_none());
         assert!(late.give_up().is_none());
         assert!(

@@ -8,10 +8,11 @@ use std::time::Duration;
 use redis::{RedisResult, ServerError};
 
 use crate::clock::Instant;
+use crate::expected::Expected;
 use crate::holder::HolderId;
 use crate::kind::Keys;
 use crate::scripts::{Call, Reply};
-use crate::server::node::{Wire, reply};
+use crate::server::node::Wire;
 
 /// What one server did about an acquiring command, as far as is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +90,7 @@ pub(crate) struct Line {
     wire: Wire,
     /// The scripts whose text was sent over it: from then on their digest will do.
     taught: Vec<&'static str>,
-    owed: VecDeque<Owed>,
+    owed: VecDeque<(Owed, Expected)>,
     buffer: Vec<u8>,
 }
 
@@ -122,7 +123,7 @@ impl Line {
             self.taught.push(call.script.name);
             call.pack_by_source(&mut self.buffer);
         }
-        self.owed.push_back(owed);
+        self.owed.push_back((owed, call.expected()));
         self.wire.set_timeout(patience)?;
         self.wire.send(&self.buffer)
     }
@@ -135,7 +136,7 @@ impl Line {
     pub(crate) fn ping(&mut self, patience: Duration) -> RedisResult<()> {
         self.buffer.clear();
         redis::cmd("PING").write_packed_command(&mut self.buffer);
-        self.owed.push_back(Owed::Nothing);
+        self.owed.push_back((Owed::Nothing, Expected::Pong));
         self.wire.set_timeout(patience)?;
         self.wire.send(&self.buffer)
     }
@@ -146,17 +147,19 @@ impl Line {
         &mut self,
         patience: Duration,
     ) -> (Owed, RedisResult<Result<Reply, ServerError>>) {
-        let owed = self.owed.pop_front().unwrap_or(Owed::Nothing);
+        // Nothing is read that was not asked for.
+        let next = self.owed.pop_front();
+        let (owed, expected) = next.unwrap_or((Owed::Nothing, Expected::Pong));
         let answer = self.wire.set_timeout(patience);
-        let answer = answer.and_then(|()| self.wire.answer());
-        (owed, answer.map(reply))
+        let answer = answer.and_then(|()| self.wire.answer_to(expected));
+        (owed, answer)
     }
 
     /// Takes out what is unread, of a line that is of no more use.
-    pub(crate) fn abandon(self, undo: Option<&Call<'_>>) -> VecDeque<Owed> {
+    pub(crate) fn abandon(self, undo: Option<&Call<'_>>) -> impl Iterator<Item = Owed> + use<> {
         if let Some(undo) = undo {
             self.wire.undo_behind([*undo]);
         }
-        self.owed
+        self.owed.into_iter().map(|(owed, _)| owed)
     }
 }

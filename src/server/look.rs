@@ -12,6 +12,7 @@ use crate::server::fault::Fault;
 use crate::server::one::Server;
 use crate::server::pool::Lane;
 use crate::server::{Place, Servers};
+use crate::token::FencingToken;
 
 /// How many keys the server looks at before it answers: it serves nobody else meanwhile.
 const LOOKED_AT: &[u8] = b"1000";
@@ -86,59 +87,87 @@ impl Server {
         let args: [&[u8]; 7] = [
             cursor, b"MATCH", pattern, b"COUNT", LOOKED_AT, b"TYPE", b"string",
         ];
-        let reply = self.command("SCAN", &args, until, Lane::Capped)?;
-        if let Reply::List(mut items) = reply
-            && let [Reply::Text(next), Reply::List(keys)] = items.as_mut_slice()
-        {
-            let keys = std::mem::take(keys)
-                .into_iter()
-                .filter_map(|key| match key {
-                    Reply::Text(key) => Some(key),
-                    _ => None,
-                });
-            return Ok((std::mem::take(next), keys.collect()));
-        }
-        Err(unreadable("SCAN"))
+        self.command("SCAN", &args, until, Lane::Capped, read_page)
     }
 
     fn number(&self, keys: &Keys, what: Beside, until: Instant) -> Result<Option<u64>, Fault> {
+        let lane = Lane::Capped;
         match what {
-            Beside::Token => match self.command("GET", &[keys.fence()], until, Lane::Capped)? {
-                Reply::Nil => Ok(None),
-                Reply::Text(digits) => std::str::from_utf8(&digits)
-                    .ok()
-                    .and_then(|digits| digits.parse().ok())
-                    .map(Some)
-                    .ok_or_else(|| {
-                        Fault::Never(Error::BadFence {
+            Beside::Token => {
+                let digits = self.command("GET", &[keys.fence()], until, lane, read_string)?;
+                match digits.as_deref() {
+                    // No token is 0, and the scripts go on from there.
+                    None | Some(b"0") => Ok(None),
+                    Some(digits) => match FencingToken::parse(digits) {
+                        Some(token) => Ok(Some(token.value())),
+                        None => Err(Fault::Never(Error::BadFence {
                             key: shown(keys.fence()),
-                        })
-                    }),
-                _ => Err(unreadable("GET")),
-            },
-            Beside::Places => {
-                let queue = keys.line().map_or(&[][..], Line::queue);
-                match self.command("LLEN", &[queue], until, Lane::Capped)? {
-                    Reply::Int(places) => Ok(u64::try_from(places).ok()),
-                    _ => Err(unreadable("LLEN")),
+                        })),
+                    },
                 }
             }
+            Beside::Places => {
+                let queue = keys.line().map_or(&[][..], Line::queue);
+                let read = |reply: Reply| read_count(&reply);
+                self.command("LLEN", &[queue], until, lane, read).map(Some)
+            }
             Beside::Listeners => {
-                let args: [&[u8]; 2] = [b"NUMSUB", keys.key(0).channel];
-                match self.command("PUBSUB", &args, until, Lane::Capped)? {
-                    Reply::List(items) => match items.as_slice() {
-                        [_, Reply::Int(listeners)] => Ok(u64::try_from(*listeners).ok()),
-                        _ => Err(unreadable("PUBSUB NUMSUB")),
-                    },
-                    _ => Err(unreadable("PUBSUB NUMSUB")),
-                }
+                let channel = keys.key(0).channel;
+                let args: [&[u8]; 2] = [b"NUMSUB", channel];
+                let read = |reply| read_listeners(&reply, channel);
+                self.command("PUBSUB", &args, until, lane, read).map(Some)
             }
         }
     }
 }
 
-fn unreadable(command: &str) -> Fault {
-    Fault::NotNow(Cause::text(format!(
-        "{command} gave an answer that is not its own"
-    )))
+/// Reads a page of SCAN, and where the next begins.
+fn read_page(reply: Reply) -> Option<(Vec<u8>, Vec<Vec<u8>>)> {
+    let Reply::List(items) = reply else {
+        return None;
+    };
+    let [Reply::Text(next), Reply::List(keys)] = <[Reply; 2]>::try_from(items).ok()? else {
+        return None;
+    };
+    // Up to 64 bits.
+    let is_cursor = (1..=20).contains(&next.len()) && next.iter().all(u8::is_ascii_digit);
+    let keys = keys.into_iter().map(read_text).collect::<Option<_>>()?;
+    is_cursor.then_some((next, keys))
+}
+
+fn read_text(reply: Reply) -> Option<Vec<u8>> {
+    match reply {
+        Reply::Text(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// Reads what may be there or not.
+#[expect(
+    clippy::option_option,
+    reason = "there may be none, and a reply may be malformed"
+)]
+fn read_string(reply: Reply) -> Option<Option<Vec<u8>>> {
+    match reply {
+        Reply::Nil => Some(None),
+        reply => read_text(reply).map(Some),
+    }
+}
+
+fn read_count(reply: &Reply) -> Option<u64> {
+    match reply {
+        Reply::Int(count) => u64::try_from(*count).ok(),
+        _ => None,
+    }
+}
+
+/// Reads how many listen on `channel`.
+fn read_listeners(reply: &Reply, channel: &[u8]) -> Option<u64> {
+    match reply {
+        Reply::List(items) => match items.as_slice() {
+            [Reply::Text(of), listeners] if of == channel => read_count(listeners),
+            _ => None,
+        },
+        _ => None,
+    }
 }

@@ -224,7 +224,7 @@ impl Servers {
     /// Whether Redis answers.
     pub(crate) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
         match &self.place {
-            Place::One(server) => server.command("PING", &[], until, Lane::Capped),
+            Place::One(server) => server.ping(until, Lane::Capped),
             Place::Cluster(cluster) => cluster.ping(until),
             Place::Quorum(quorum) => quorum.ping(until),
         }

@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::{Connection, ErrorKind, RedisError, RedisResult, Value};
+use redis::{Connection, ErrorKind, RedisError, RedisResult, ServerError, Value};
 
 use crate::config::Config;
 use crate::error::Cause;
+use crate::expected::Expected;
 use crate::scripts::{Call, Reply};
 use crate::server::sentinel::Sentinels;
 use crate::server::slot_map::SlotMap;
@@ -158,7 +159,8 @@ impl Node {
         let mut name = redis::cmd("CLIENT");
         name.arg("SETNAME").arg(&self.connection_name);
         // A user without the right to name its connection locks all the same.
-        wire.trip(|buffer| name.write_packed_command(buffer))?;
+        wire.write(|buffer| name.write_packed_command(buffer))?;
+        let _ = wire.answer_to(Expected::Ok)?;
         Ok(wire)
     }
 }
@@ -166,13 +168,28 @@ impl Node {
 /// Refuses a server that does not believe to be the master. One that does not let us ask is taken at
 /// the sentinels' word.
 fn check_role(mut wire: Wire) -> RedisResult<Wire> {
-    match wire.trip(|buffer| redis::cmd("ROLE").write_packed_command(buffer))? {
-        Value::Array(role) if role.first() != Some(&Value::BulkString(b"master".into())) => Err((
+    match is_master(wire.trip(|buffer| redis::cmd("ROLE").write_packed_command(buffer))?) {
+        Some(true) => Ok(wire),
+        Some(false) => Err((
             ErrorKind::Client,
             "the server that the sentinels name as the master is a replica",
         )
             .into()),
-        _ => Ok(wire),
+        None => Err(malformed()),
+    }
+}
+
+/// Reads the answer to ROLE; `None` for one that Redis does not give.
+fn is_master(answer: Value) -> Option<bool> {
+    let role = match answer {
+        Value::ServerError(_) => return Some(true),
+        Value::Array(role) => role.into_iter().next()?,
+        _ => return None,
+    };
+    match role {
+        Value::BulkString(role) if role == b"master" => Some(true),
+        Value::BulkString(role) if role == b"slave" || role == b"sentinel" => Some(false),
+        _ => None,
     }
 }
 
@@ -217,6 +234,19 @@ impl Wire {
                 Value::Push { .. } => {}
                 answer => return Ok(answer),
             }
+        }
+    }
+
+    /// Reads the answer to a command that has these replies. Another one is an error of the connection:
+    /// nothing that is read on it after that can be believed.
+    pub(crate) fn answer_to(
+        &mut self,
+        expected: Expected,
+    ) -> RedisResult<Result<Reply, ServerError>> {
+        let answer = reply(self.answer()?);
+        match &answer {
+            Ok(reply) if !expected.fits(reply) => Err(malformed()),
+            _ => Ok(answer),
         }
     }
 
@@ -288,8 +318,13 @@ pub(crate) fn is_hang_up(error: &RedisError) -> bool {
     error.is_connection_dropped()
 }
 
+/// The error of a connection on which something else was read than a reply to what was sent.
+pub(crate) fn malformed() -> RedisError {
+    (ErrorKind::Parse, "malformed reply").into()
+}
+
 /// Reads an answer that is no error.
-pub(crate) fn reply(value: Value) -> Result<Reply, redis::ServerError> {
+pub(crate) fn reply(value: Value) -> Result<Reply, ServerError> {
     match value {
         Value::ServerError(error) => Err(error),
         value => Ok(Reply::from(value)),
@@ -304,4 +339,20 @@ pub(crate) struct NoWire {
     pub(crate) is_final: bool,
     /// The server or the network is the reason, and not that the caller had little time.
     pub(crate) is_the_servers: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_role_is_believed_to_be_one() {
+        let read = |text: &str| is_master(redis::parse_redis_value(text.as_bytes()).unwrap());
+        assert_eq!(read("*3\r\n$6\r\nmaster\r\n:9\r\n*0\r\n"), Some(true));
+        assert_eq!(read("*1\r\n$5\r\nslave\r\n"), Some(false));
+        assert_eq!(read("-NOPERM no\r\n"), Some(true), "it may not be asked");
+        for text in [":1\r\n", "$-1\r\n", "*0\r\n", "+OK\r\n", "*1\r\n:1\r\n"] {
+            assert_eq!(read(text), None, "{text}");
+        }
+    }
 }

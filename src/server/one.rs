@@ -8,13 +8,14 @@ use redis::{RedisError, ServerError};
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::{Cause, Error, Meaning, meaning, words};
+use crate::expected::Expected;
 use crate::health::HealthPart;
 use crate::name::shown;
 use crate::replicas::Replicas;
 use crate::scripts::{Call, Reply, pack_wait};
 use crate::server::condition::Condition;
 use crate::server::fault::Fault;
-use crate::server::node::{NoWire, Node, Wire, is_hang_up, reply};
+use crate::server::node::{NoWire, Node, Wire, is_hang_up, malformed, reply};
 use crate::server::peer::Peer;
 use crate::server::pool::{Lane, Lent, Pool, Refusal, Wish};
 use crate::server::quorum::Stake;
@@ -176,21 +177,27 @@ impl Server {
         answer.map(|reply| (reply, sent))
     }
 
-    /// Sends a command that is no script; `name` is what an error calls it.
-    pub(crate) fn command(
+    /// Sends a command that is no script; `name` is what an error calls it, and `read` knows its replies.
+    pub(crate) fn command<T>(
         &self,
         name: &'static str,
         args: &[&[u8]],
         until: Instant,
         lane: Lane,
-    ) -> Result<Reply, Fault> {
+        read: impl FnOnce(Reply) -> Option<T>,
+    ) -> Result<T, Fault> {
         let mut command = redis::cmd(name);
         command.arg(args);
         let mut lent = self.lend(until, lane)?;
         let sent = Instant::now();
-        match self.trip(&mut lent, sent, until, |buffer| {
+        let answer = self.trip(&mut lent, sent, until, |buffer| {
             command.write_packed_command(buffer)
-        }) {
+        });
+        let answer = answer.and_then(|answer| match answer {
+            Ok(reply) => read(reply).map(Ok).ok_or_else(malformed),
+            Err(error) => Ok(Err(error)),
+        });
+        match answer {
             Ok(answer) => {
                 let rights = || {
                     let right = name.to_ascii_lowercase();
@@ -216,12 +223,12 @@ impl Server {
     }
 
     /// Notes how the server did, and keeps the connection if it leads to one that works.
-    fn settle(
+    fn settle<T>(
         &self,
         lent: Lent<'_>,
         sent: Instant,
-        answer: Result<Reply, Fault>,
-    ) -> Result<Reply, Fault> {
+        answer: Result<T, Fault>,
+    ) -> Result<T, Fault> {
         if let Err(Fault::NotNow(cause)) = &answer {
             let generation = lent.generation();
             drop(lent);
@@ -299,17 +306,20 @@ impl Server {
         let mut read = || {
             // A processor that was given up may come back late.
             wire.set_timeout(Instant::now().until(first_until))?;
-            let mut answer = reply(wire.answer()?);
-            if call.asking {
+            let answer = match call.asking {
                 // Where ASKING itself was refused, that is what is to be said.
-                answer = answer.and(reply(wire.answer()?));
-            }
+                true => {
+                    let asked = wire.answer_to(Expected::Ok)?;
+                    asked.and(wire.answer_to(call.expected())?)
+                }
+                false => wire.answer_to(call.expected())?,
+            };
             if call.replicas.is_none() {
                 return Ok((answer, None));
             }
             let patience = Instant::now().until(until).min(self.command_timeout());
             wire.set_timeout(patience)?;
-            Ok((answer, Some(reply(wire.answer()?))))
+            Ok((answer, Some(wire.answer_to(Expected::Count)?)))
         };
         // Replicas acknowledge in their own time, which says nothing about other replies.
         if is_alone && call.replicas.is_none() {
@@ -469,10 +479,16 @@ impl Server {
         self.pool.node.failed();
     }
 
+    /// Asks it for a sign of life.
+    pub(crate) fn ping(&self, until: Instant, lane: Lane) -> Result<Reply, Fault> {
+        let pong = |reply: Reply| Some(reply).filter(|reply| Expected::Pong.fits(reply));
+        self.command("PING", &[], until, lane, pong)
+    }
+
     /// Asks it for a sign of life, and says how it does.
     pub(super) fn health(&self, until: Instant) -> HealthPart {
         let asked = Instant::now();
-        let latency = match self.command("PING", &[], until, Lane::Free) {
+        let latency = match self.ping(until, Lane::Free) {
             // An answer, be it that the user may not ask.
             Ok(_) | Err(Fault::Never(_)) => Some(asked.until(Instant::now())),
             Err(_) => None,

@@ -9,7 +9,7 @@ use redis::ServerError;
 
 use crate::clock::Instant;
 use crate::error::{Meaning, meaning};
-use crate::kind::{Acquired, Found};
+use crate::kind::Found;
 use crate::scripts::Reply;
 use crate::server::line::{Line, Owed, Promise, Vote};
 
@@ -212,11 +212,7 @@ impl Peer {
             Owed::Nothing => {}
             Owed::Acquire(receipt) => match answer {
                 Some(Ok(reply)) => {
-                    let granted = matches!(
-                        Acquired::read(reply.clone()),
-                        Some(Acquired::Granted(_)) | None
-                    );
-                    let vote = if granted {
+                    let vote = if reply.is_done() {
                         Vote::Granted
                     } else {
                         Vote::Refused

@@ -252,7 +252,7 @@ impl<'a> Poll<'a> {
             }
             let patience = self.patience(n, Instant::now());
             if let Some(reply) = self.read_one(n, patience) {
-                self.count.answered(self.quorum, reply);
+                self.count.answered(self.quorum, self.call.as_ref(), reply);
             }
         }
     }

@@ -8,9 +8,10 @@ use redis::RedisError;
 
 use crate::clock::Instant;
 use crate::error::{Meaning, meaning};
+use crate::expected::Expected;
 use crate::scripts::Call;
 use crate::server::entry::{Answer, Entry, News, Write};
-use crate::server::node::{Wire, reply};
+use crate::server::node::Wire;
 use crate::server::one::Server;
 use crate::server::pool::{Lane, Lent};
 use crate::server::quorum::Stake;
@@ -56,7 +57,7 @@ impl Server {
             return Ride::Alone(None);
         }
         let stake = stake.map(|stake| (Arc::clone(stake.keys), stake.id.clone()));
-        let entry = Entry::new(command, stake);
+        let entry = Entry::new(command, call.expected(), stake);
         let joined = Instant::now();
         let ticket = match self.pool.join(joined, until, lane, &entry) {
             Joined::Waits(ticket) => ticket,
@@ -149,10 +150,10 @@ impl Server {
         let until = sent.after(self.command_timeout()).min(until);
         let mut broken = None;
         let mut not_now = false;
-        let mut read = || {
+        let mut read = |entry: &Entry| {
             let answer = match &broken {
                 Some(error) => Err(RedisError::clone(error)),
-                None => receive(lent.wire(), until),
+                None => receive(lent.wire(), entry.expected, until),
             };
             match &answer {
                 Ok(Err(error)) => not_now |= matches!(meaning(error), Meaning::NotNow),
@@ -161,8 +162,8 @@ impl Server {
             }
             answer
         };
-        let answers: Vec<_> = others.iter().map(|_| read()).collect();
-        let answer = read();
+        let answers: Vec<_> = others.iter().map(|other| read(other)).collect();
+        let answer = read(own);
         let mut next = None;
         if broken.is_some() {
             let unread = others.iter().zip(&answers);
@@ -216,13 +217,13 @@ fn undo<'a, I: Iterator<Item = &'a Entry>>(lent: Lent<'_>, unread: I) {
 }
 
 /// Reads one answer in what time is left: each read has a timeout of its own.
-fn receive(wire: &mut Wire, until: Instant) -> Answer {
+fn receive(wire: &mut Wire, expected: Expected, until: Instant) -> Answer {
     let left = Instant::now().until(until);
     if left.is_zero() {
         return Err(timed_out());
     }
     wire.set_timeout(left)?;
-    Ok(reply(wire.answer()?))
+    wire.answer_to(expected)
 }
 
 fn timed_out() -> RedisError {

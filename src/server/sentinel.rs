@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::{ConnectionInfo, ErrorKind, RedisResult};
+use redis::{ConnectionInfo, ErrorKind, PushKind, RedisResult, Value};
 
 use crate::error::{Cause, is_final_at_logon};
 use crate::server::inquiry::{Failure, inquire};
-use crate::server::node::Wire;
+use crate::server::node::{Wire, malformed};
 use crate::url::Sentinel;
 
 /// The sentinels of one master, and what is known from them.
@@ -19,6 +19,9 @@ pub(crate) struct Sentinels {
 }
 
 type Place = (String, u16);
+
+/// The channel on which sentinels announce a new master.
+const MOVES: &[u8] = b"+switch-master";
 
 /// What is known of the master's place.
 #[derive(Default)]
@@ -116,9 +119,10 @@ impl Sentinels {
         let answer = wire
             .trip(|buffer| ask.write_packed_command(buffer))?
             .extract_error()?;
-        match redis::from_redis_value::<Option<Place>>(answer)? {
-            Some(place) => Ok(place),
-            None => Err((
+        match read_place(answer) {
+            Some(Some(place)) => Ok(place),
+            None => Err(malformed()),
+            Some(None) => Err((
                 ErrorKind::MasterNameNotFoundBySentinel,
                 "the sentinels know no master of this name",
                 self.sentinel.master.clone(),
@@ -155,13 +159,14 @@ impl Sentinels {
             return false;
         }
         // Behind the name: the old host and port, then the new ones.
-        let place = words
-            .nth(2)
-            .zip(words.next().and_then(|port| port.parse().ok()));
+        let (host, port) = (words.nth(2), words.next());
+        let place = host
+            .zip(port)
+            .and_then(|(host, port)| read_host_and_port(host, port));
         let mut known = self.known.lock();
         known.announced += 1;
         match place {
-            Some((host, port)) => known.learn((host.to_owned(), port)),
+            Some(place) => known.learn(place),
             None => {
                 known.doubted = true;
                 true
@@ -173,9 +178,12 @@ impl Sentinels {
     pub(crate) fn listen(&self, n: usize, timeout: Duration) -> Result<(Wire, bool), Cause> {
         let mut wire = self.connect(n, timeout)?;
         let mut subscribe = redis::cmd("SUBSCRIBE");
-        subscribe.arg("+switch-master");
-        wire.trip(|buffer| subscribe.write_packed_command(buffer))?
-            .extract_error()?;
+        subscribe.arg(MOVES);
+        wire.write(|buffer| subscribe.write_packed_command(buffer))?;
+        // In RESP3 the confirmation is a push.
+        if !is_subscribed(&wire.receive()?.extract_error()?) {
+            return Err(malformed().into());
+        }
         let known = self.known.lock().place.clone();
         let has_moved =
             known.is_some_and(|known| self.ask(n, timeout).is_ok_and(|place| place != known));
@@ -195,6 +203,44 @@ impl Sentinels {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Reads the answer to GET-MASTER-ADDR-BY-NAME: `Some(None)` where the name is not known, `None` for
+/// one that no sentinel gives.
+fn read_place(answer: Value) -> Option<Option<Place>> {
+    let items = match answer {
+        Value::Nil => return Some(None),
+        Value::Array(items) => items,
+        _ => return None,
+    };
+    let [Value::BulkString(host), Value::BulkString(port)] = <[Value; 2]>::try_from(items).ok()?
+    else {
+        return None;
+    };
+    let host = String::from_utf8(host).ok()?;
+    let place = read_host_and_port(&host, std::str::from_utf8(&port).ok()?)?;
+    Some(Some(place))
+}
+
+fn read_host_and_port(host: &str, port: &str) -> Option<Place> {
+    let port = port.parse().ok().filter(|port| *port > 0)?;
+    (!host.is_empty()).then(|| (host.to_owned(), port))
+}
+
+/// Returns true if `answer` confirms the subscription to [`MOVES`].
+fn is_subscribed(answer: &Value) -> bool {
+    let items = match answer {
+        Value::Array(items) => match items.as_slice() {
+            [Value::BulkString(kind), rest @ ..] if kind == b"subscribe" => rest,
+            _ => return false,
+        },
+        Value::Push {
+            kind: PushKind::Subscribe,
+            data,
+        } => data,
+        _ => return false,
+    };
+    matches!(items, [Value::BulkString(channel), Value::Int(1)] if channel == MOVES)
 }
 
 #[cfg(test)]
@@ -219,6 +265,26 @@ mod tests {
         assert_eq!(sentinels.moves(), 1);
         assert!(sentinels.switched(b"m nonsense"));
         assert!(sentinels.known.lock().doubted);
+    }
+
+    #[test]
+    fn no_place_is_read_from_what_no_sentinel_answers() {
+        let read = |text: &str| read_place(redis::parse_redis_value(text.as_bytes()).unwrap());
+        let known = read("*2\r\n$2\r\nh1\r\n$4\r\n6379\r\n");
+        assert_eq!(known, Some(Some(("h1".into(), 6379))));
+        assert_eq!(read("*-1\r\n"), Some(None));
+        for text in [
+            ":1\r\n",
+            "+OK\r\n",
+            "*0\r\n",
+            "*2\r\n$0\r\n\r\n$4\r\n6379\r\n",
+            "*2\r\n$2\r\nh1\r\n$1\r\n0\r\n",
+            "*2\r\n$2\r\nh1\r\n$5\r\n70000\r\n",
+            "*2\r\n$2\r\nh1\r\n:6379\r\n",
+            "*3\r\n$2\r\nh1\r\n$4\r\n6379\r\n$4\r\n6379\r\n",
+        ] {
+            assert_eq!(read(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -43,6 +43,7 @@ impl Layout {
             return None;
         };
         let mut layout = Self::default();
+        let mut slots = 0;
         for range in ranges {
             let Value::Array(fields) = range else {
                 return None;
@@ -50,7 +51,9 @@ impl Layout {
             let mut fields = fields.into_iter();
             let first = number(&fields.next()?)?;
             let last = number(&fields.next()?)?;
-            if last >= SLOTS {
+            slots += u32::from(last.checked_sub(first)?) + 1;
+            // Each slot is kept by one master.
+            if last >= SLOTS || slots > u32::from(SLOTS) {
                 return None;
             }
             let master = place(fields.next()?, asked)?;
@@ -153,6 +156,8 @@ mod tests {
             ":1\r\n",
             "*1\r\n:1\r\n",
             "*1\r\n*2\r\n:0\r\n:5\r\n",
+            "*1\r\n*3\r\n:5\r\n:0\r\n*2\r\n$1\r\nh\r\n:7\r\n",
+            "*2\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$1\r\nh\r\n:7\r\n*3\r\n:0\r\n:0\r\n*2\r\n$1\r\ni\r\n:7\r\n",
             "*1\r\n*3\r\n:0\r\n:16384\r\n*2\r\n$1\r\nh\r\n:7\r\n",
             "*1\r\n*3\r\n:0\r\n:5\r\n*2\r\n$1\r\nh\r\n:70000\r\n",
         ] {

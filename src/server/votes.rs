@@ -299,7 +299,7 @@ impl Sample {
         ends.sort_unstable_by(|a, b| b.cmp(a));
         let end = ends.get(self.size.needed - 1).copied().unwrap_or_default();
         let number = |token: &Reply| match token {
-            Reply::Text(digits) => std::str::from_utf8(digits).ok()?.parse::<u64>().ok(),
+            Reply::Text(digits) => FencingToken::parse(digits),
             _ => None,
         };
         let tokens = of_holder.filter_map(|(.., token)| number(token));

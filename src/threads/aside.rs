@@ -97,7 +97,7 @@ impl Aside {
             return;
         };
         let until = now.after(site.server.command_timeout());
-        match site.server.command("PING", &[], until, Lane::Free) {
+        match site.server.ping(until, Lane::Free) {
             Ok(_) => {
                 self.ask_at = None;
                 peer.is_back(now.until(Instant::now()));

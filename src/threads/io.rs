@@ -328,7 +328,7 @@ impl Desk {
         } else if self.watch_at.is_none_or(|at| at <= now) {
             self.watch_at = Some(now.after(WATCH_EVERY));
             let until = now.after(site.server.command_timeout());
-            let answer = site.server.command("PING", &[], until, Lane::Free);
+            let answer = site.server.ping(until, Lane::Free);
             if answer.is_ok() {
                 shared.waiters.ring_all();
             }

@@ -10,7 +10,6 @@ use uuid::Uuid;
 
 use crate::clock::Instant;
 use crate::config::Config;
-use crate::error::Error;
 use crate::kind::{Key, Keys, beside};
 use crate::scripts::{Arg, Call, Reply, TALLY};
 use crate::server::{Fault, Lane, Server};
@@ -264,28 +263,32 @@ impl Shared {
     pub(crate) fn shared_totals(&self, until: Instant) -> Result<Totals, Fault> {
         let server = self.tally.server(self);
         let [hash] = &self.tally.keys.hash;
-        match server.command("HGETALL", &[hash], until, Lane::Capped)? {
-            Reply::List(items) => Ok(read(&items)),
-            _ => Err(Fault::Never(Error::Refused {
-                command: "HGETALL",
-                answer: "an answer that is no hash".into(),
-            })),
-        }
+        server.command("HGETALL", &[hash], until, Lane::Capped, |reply| {
+            read(&reply)
+        })
     }
 }
 
-/// Reads the hash. What is not ours in it, or no number, is left out.
-fn read(items: &[Reply]) -> Totals {
+/// Reads the hash. What is not ours in it, or no number, is left out. `None` for what is no hash.
+fn read(reply: &Reply) -> Option<Totals> {
+    let Reply::List(items) = reply else {
+        return None;
+    };
+    let (pairs, []) = items.as_chunks::<2>() else {
+        return None;
+    };
     let mut totals = Totals::default();
-    for pair in items.chunks_exact(2) {
-        if let [Reply::Text(name), Reply::Text(count)] = pair
-            && let Some(field) = totals.field(name)
+    for pair in pairs {
+        let [Reply::Text(name), Reply::Text(count)] = pair else {
+            return None;
+        };
+        if let Some(field) = totals.field(name)
             && let Some(count) = std::str::from_utf8(count).ok().and_then(|n| n.parse().ok())
         {
             *field = count;
         }
     }
-    totals
+    Some(totals)
 }
 
 #[cfg(test)]
@@ -341,7 +344,10 @@ mod tests {
     fn what_is_not_ours_in_the_hash_is_left_out() {
         let text = |text: &str| Reply::Text(text.as_bytes().to_vec());
         let items = ["attempts", "7", "of others", "1", "refused", "many"].map(text);
-        assert_eq!(read(&items), totals(7));
+        let hash = |items: &[Reply]| read(&Reply::List(items.to_vec()));
+        assert_eq!(hash(&items), Some(totals(7)));
+        assert_eq!(hash(&items[..5]), None);
+        assert_eq!(read(&Reply::Int(7)), None);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::error::words;
 use crate::fair::read_grant;
 use crate::lease::SOON;
 use crate::server::Wire;
+use crate::server::node::malformed;
 use crate::stats::Wake;
 use crate::threads::Shared;
 use crate::threads::site::Site;
@@ -132,7 +133,8 @@ impl<'a> Line<'a> {
             self.wire.send(&commands).map_err(failed)?;
             let mut open = some.iter();
             while let Some(channel) = open.as_slice().first() {
-                match answer(self.wire.receive().map_err(failed)?) {
+                let answer = read(self.wire.receive().map_err(failed)?, verb, channel);
+                match answer.ok_or_else(|| failed(malformed()))? {
                     Answer::Message(channel, payload) => self.heard(&channel, &payload),
                     Answer::Done => {
                         open.next();
@@ -203,33 +205,68 @@ enum Answer {
     Other,
 }
 
-/// Reads what may be the answer to a SUBSCRIBE, or a message that came before it.
-fn answer(value: Value) -> Answer {
-    let (kind, mut data) = match value {
-        Value::ServerError(error) => return Answer::Refused(words(&error)),
-        Value::Array(items) => {
-            let mut items = items.into_iter();
-            match items.next() {
-                Some(Value::BulkString(kind)) => (kind, items),
-                _ => return Answer::Other,
-            }
-        }
+/// Reads what may be the answer to `verb` of a channel, or a message that came before it. `None` for
+/// what Redis does not send then.
+fn read(value: Value, verb: &str, channel: &[u8]) -> Option<Answer> {
+    let (kind, data) = match value {
+        Value::ServerError(error) => return Some(Answer::Refused(words(&error))),
+        Value::Array(mut items) if !items.is_empty() => match items.remove(0) {
+            Value::BulkString(kind) => (String::from_utf8(kind).ok()?, items),
+            _ => return None,
+        },
         Value::Push { kind, data } => {
             let kind = match kind {
                 PushKind::Message => "message",
                 PushKind::Subscribe => "subscribe",
                 PushKind::Unsubscribe => "unsubscribe",
-                _ => return Answer::Other,
+                // RESP3 lets a server say more than it was asked for.
+                _ => return Some(Answer::Other),
             };
-            (kind.into(), data.into_iter())
+            (kind.to_owned(), data)
         }
-        _ => return Answer::Other,
+        _ => return None,
     };
-    match (kind.as_slice(), data.next(), data.next()) {
-        (b"message", Some(Value::BulkString(channel)), Some(Value::BulkString(payload))) => {
-            Answer::Message(channel, payload)
+    let is_verb = kind.eq_ignore_ascii_case(verb);
+    match <[Value; 2]>::try_from(data).ok()? {
+        [Value::BulkString(channel), Value::BulkString(payload)] if kind == "message" => {
+            Some(Answer::Message(channel, payload))
         }
-        (b"subscribe" | b"unsubscribe", ..) => Answer::Done,
-        _ => Answer::Other,
+        [Value::BulkString(of), Value::Int(0..)] if is_verb && of == channel => Some(Answer::Done),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_redis_sends_then_is_an_answer_to_a_subscription() {
+        let read = |text: &str| {
+            let value = redis::parse_redis_value(text.as_bytes()).unwrap();
+            read(value, "SUBSCRIBE", b"c")
+        };
+        for text in [
+            "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
+            ">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
+        ] {
+            assert!(matches!(read(text), Some(Answer::Done)), "{text}");
+        }
+        let message = "*3\r\n$7\r\nmessage\r\n$1\r\nd\r\n$1\r\np\r\n";
+        assert!(matches!(read(message), Some(Answer::Message(..))));
+        let refused = "-NOPERM no\r\n";
+        assert!(matches!(read(refused), Some(Answer::Refused(_))));
+        for text in [
+            "*3\r\n$9\r\nsubscribe\r\n$1\r\nd\r\n:1\r\n",
+            "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:-1\r\n",
+            "*3\r\n$11\r\nunsubscribe\r\n$1\r\nc\r\n:0\r\n",
+            "*2\r\n$7\r\nmessage\r\n$1\r\nc\r\n",
+            "*0\r\n",
+            "+OK\r\n",
+            ":1\r\n",
+            "$-1\r\n",
+        ] {
+            assert!(read(text).is_none(), "{text}");
+        }
     }
 }

@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use crate::clock::{Instant, LONGEST_SLEEP};
 use crate::error::{Cause, Error};
+use crate::expected::Expected;
 use crate::kind::Key;
 use crate::name::Name;
 use crate::server::{Condition, Fault, Lane, Server};
@@ -166,7 +167,9 @@ impl Subscriber {
 
     /// Interrupts the thread's read. Where that fails it looks around soon by itself.
     fn wake(&self, server: &Server, why: &[u8], until: Instant) -> bool {
-        let published = server.command("PUBLISH", &[&self.control, why], until, Lane::Free);
+        let args: [&[u8]; 2] = [&self.control, why];
+        let read = |reply| Some(reply).filter(|reply| Expected::Count.fits(reply));
+        let published = server.command("PUBLISH", &args, until, Lane::Free, read);
         match &published {
             Ok(_) => self.mute.store(false, Ordering::SeqCst),
             Err(Fault::Never(error)) if !self.mute.swap(true, Ordering::SeqCst) => {

@@ -1,0 +1,222 @@
+//! A server that replies what a test says, for replies that no Redis gives.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, LazyLock};
+use std::thread::{self, JoinHandle};
+
+use parking_lot::Mutex;
+
+use super::port;
+
+/// A request as a client sent it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// The number of the connection that it came over, from 0.
+    pub(crate) connection: usize,
+    pub(crate) words: Vec<Vec<u8>>,
+}
+
+impl Request {
+    /// The command in capitals, or the name of the script that it runs.
+    pub(crate) fn name(&self) -> String {
+        let verb = String::from_utf8_lossy(&self.words[0]).to_ascii_uppercase();
+        match (verb.as_str(), self.words.get(1)) {
+            ("EVALSHA", Some(sha)) => script(&String::from_utf8_lossy(sha)),
+            ("EVAL", Some(source)) => {
+                script(redis::Script::new(&String::from_utf8_lossy(source)).get_hash())
+            }
+            _ => verb,
+        }
+    }
+
+    /// Of a script's call, the arguments behind the keys.
+    pub(crate) fn args(&self) -> &[Vec<u8>] {
+        let keys: usize = String::from_utf8_lossy(&self.words[2]).parse().unwrap();
+        &self.words[3 + keys..]
+    }
+}
+
+fn script(sha: &str) -> String {
+    static NAMES: LazyLock<HashMap<String, &str>> = LazyLock::new(|| {
+        macro_rules! source {
+            ($name:literal) => {
+                include_str!(concat!("../../src/scripts/", $name, ".lua"))
+            };
+        }
+        let sha = |source: &str| redis::Script::new(source).get_hash().to_owned();
+        let plain = [
+            (source!("acquire"), "acquire"),
+            (source!("acquire_all"), "acquire_all"),
+            (source!("propose"), "propose"),
+            (source!("propose_all"), "propose_all"),
+            (source!("release"), "release"),
+            (source!("release_all"), "release_all"),
+            (source!("renew"), "renew"),
+            (source!("renew_all"), "renew_all"),
+            (source!("inspect"), "inspect"),
+            (source!("tally"), "tally"),
+        ];
+        let fair = [
+            (source!("fair_enter"), "fair_enter"),
+            (source!("fair_refresh"), "fair_refresh"),
+            (source!("fair_release"), "fair_release"),
+        ];
+        let fair = fair.map(|(source, name)| ([source!("fair_grant"), source].concat(), name));
+        let plain = plain.map(|(source, name)| (source.to_owned(), name));
+        let all = plain.into_iter().chain(fair);
+        all.map(|(source, name)| (sha(&source), name)).collect()
+    });
+    NAMES
+        .get(sha)
+        .map_or_else(|| sha.to_owned(), |name| (*name).to_owned())
+}
+
+type Reply = dyn Fn(&Request) -> Option<Vec<u8>> + Send + Sync;
+
+#[derive(Default)]
+struct Seen {
+    streams: Vec<TcpStream>,
+    requests: Vec<Request>,
+    /// Connections that the client has closed.
+    closed: Vec<usize>,
+    is_over: bool,
+}
+
+pub(crate) struct FakeServer {
+    port: u16,
+    seen: Arc<Mutex<Seen>>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+impl FakeServer {
+    /// Replies to each request with these bytes, and where there are none as a Redis that holds nothing would
+    /// to what every client says first.
+    pub(crate) fn start(
+        reply: impl Fn(&Request) -> Option<Vec<u8>> + Send + Sync + 'static,
+    ) -> Self {
+        let listener = port::bind();
+        let port = port::number(&listener);
+        let seen: Arc<Mutex<Seen>> = Arc::default();
+        let accepting = thread::spawn({
+            let (seen, reply): (_, Arc<Reply>) = (Arc::clone(&seen), Arc::new(reply));
+            move || accept(&listener, &seen, &reply)
+        });
+        Self {
+            port,
+            seen,
+            accepting: Some(accepting),
+        }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// All requests of this name so far.
+    pub(crate) fn requests(&self, name: &str) -> Vec<Request> {
+        let mut requests = self.seen.lock().requests.clone();
+        requests.retain(|request| request.name() == name);
+        requests
+    }
+
+    /// Whether the client has closed this connection.
+    pub(crate) fn is_closed(&self, connection: usize) -> bool {
+        self.seen.lock().closed.contains(&connection)
+    }
+}
+
+impl Drop for FakeServer {
+    fn drop(&mut self) {
+        let mut seen = self.seen.lock();
+        seen.is_over = true;
+        for stream in seen.streams.drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        drop(seen);
+        // Gets the thread out of `accept`, to see that it is over.
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        if let Some(accepting) = self.accepting.take() {
+            let _ = accepting.join();
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, seen: &Arc<Mutex<Seen>>, reply: &Arc<Reply>) {
+    let mut serving = Vec::new();
+    for stream in listener.incoming().flatten() {
+        let mut state = seen.lock();
+        if state.is_over {
+            break;
+        }
+        let Ok(both) = stream.try_clone() else {
+            continue;
+        };
+        let connection = state.streams.len();
+        state.streams.push(both);
+        drop(state);
+        let (seen, reply) = (Arc::clone(seen), Arc::clone(reply));
+        serving.push(thread::spawn(move || {
+            serve(connection, stream, &seen, &*reply);
+        }));
+    }
+    for thread in serving {
+        let _ = thread.join();
+    }
+}
+
+fn serve(connection: usize, stream: TcpStream, seen: &Mutex<Seen>, reply: &Reply) {
+    let Ok(mut writing) = stream.try_clone() else {
+        return;
+    };
+    let mut reading = BufReader::new(stream);
+    while let Some(words) = read(&mut reading) {
+        let request = Request { connection, words };
+        seen.lock().requests.push(request.clone());
+        let bytes = reply(&request).or_else(|| usual(&request));
+        // One without a reply is left without.
+        if writing.write_all(&bytes.unwrap_or_default()).is_err() {
+            break;
+        }
+    }
+    seen.lock().closed.push(connection);
+}
+
+fn read(from: &mut impl BufRead) -> Option<Vec<Vec<u8>>> {
+    let count = header(from, '*')?;
+    (0..count)
+        .map(|_| {
+            let mut word = vec![0; header(from, '$')? + 2];
+            from.read_exact(&mut word).ok()?;
+            word.truncate(word.len() - 2);
+            Some(word)
+        })
+        .collect()
+}
+
+fn header(from: &mut impl BufRead, mark: char) -> Option<usize> {
+    let mut line = String::new();
+    from.read_line(&mut line).ok()?;
+    line.strip_prefix(mark)?.trim_end().parse().ok()
+}
+
+fn usual(request: &Request) -> Option<Vec<u8>> {
+    let reply = match request.name().as_str() {
+        "CLIENT" | "SELECT" | "AUTH" => "+OK\r\n".to_owned(),
+        "PING" => "+PONG\r\n".to_owned(),
+        "PUBLISH" => ":1\r\n".to_owned(),
+        "HELLO" => "-ERR unknown command\r\n".to_owned(),
+        "SUBSCRIBE" => {
+            let channel = String::from_utf8_lossy(&request.words[1]);
+            let length = channel.len();
+            format!("*3\r\n$9\r\nsubscribe\r\n${length}\r\n{channel}\r\n:1\r\n")
+        }
+        _ => return None,
+    };
+    Some(reply.into_bytes())
+}
