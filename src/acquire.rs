@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::attempt::{Attempt, Look, SPLIT};
 use crate::clock::{Instant, nap};
 use crate::config::Settings;
-use crate::error::{Cause, Error};
+use crate::error::Error;
 use crate::hold::Hold;
 use crate::kind::Keys;
 use crate::queue::Stand;
@@ -350,8 +350,7 @@ impl<'a> Wait<'a> {
     fn queue(&self) -> Result<Option<bool>, Error> {
         let now = Instant::now();
         if self.attempt.is_unreachable(now) {
-            let cause = Cause::text("no answer to those who wait before this call");
-            return Err(self.attempt.shared.servers.unreachable(cause));
+            return Err(self.attempt.unreachable_for_others(now));
         }
         let whole = self.attempt.start.until(self.deadline);
         let last_look = self.deadline.before(LAST_LOOK.min(whole / 2));

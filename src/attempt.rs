@@ -333,7 +333,7 @@ impl<'a> Attempt<'a> {
                     std::thread::sleep(pause);
                 }
                 Ok(look) => return Ok(look),
-                Err(Fault::Open(open)) => return Err(self.turned_away(*open)),
+                Err(Fault::Open(open)) => return Err(self.turned_away(*open, Instant::now())),
                 Err(fault) => {
                     let pause = self.pause_after(fault, failures, deadline)?;
                     failures += 1;
@@ -360,7 +360,7 @@ impl<'a> Attempt<'a> {
         self.failure.replace(Some(cause.clone()));
         let now = Instant::now();
         if now >= deadline || self.is_unreachable(now) {
-            return Err(self.shared.servers.unreachable(cause));
+            return Err(self.unreachable(cause, now));
         }
         // A connection that had died unnoticed costs one attempt and no pause.
         let pause = match failures {
@@ -376,23 +376,43 @@ impl<'a> Attempt<'a> {
         self.shared.watch(self.keys);
         let now = Instant::now();
         if self.is_unreachable(now) {
-            let cause = self.failure.take().unwrap_or(open.last);
-            return Err(self.shared.servers.unreachable(cause));
+            let last = open.last_at(self.shared.servers.label());
+            let cause = self.failure.take().unwrap_or(last);
+            return Err(self.unreachable(cause, now));
         }
         if now >= deadline {
-            return Err(self.turned_away(open));
+            return Err(self.turned_away(open, now));
         }
         Ok(open.retry_in.min(LOOK_AGAIN).min(now.until(deadline)))
     }
 
     /// For a call that gives up while its server's breaker is open. One that has sent a command must
     /// not say that nothing was sent: the lock may be held for it.
-    fn turned_away(&self, open: OpenCircuit) -> Error {
+    fn turned_away(&self, open: OpenCircuit, now: Instant) -> Error {
         match self.failure.take() {
-            Some(cause) => self.shared.servers.unreachable(cause),
-            None if self.has_asked.get() => self.shared.servers.unreachable(open.last),
+            Some(cause) => self.unreachable(cause, now),
+            None if self.has_asked.get() => {
+                let last = open.last_at(self.shared.servers.label());
+                self.unreachable(last, now)
+            }
             None => open.into(),
         }
+    }
+
+    /// For a call that gives up at `now`.
+    fn unreachable(&self, cause: Cause, now: Instant) -> Error {
+        let cause = cause.unserved_for(self.silence(now));
+        self.shared.servers.unreachable(cause)
+    }
+
+    /// For a call that gives up at `now` while others wait for an answer on its behalf.
+    pub(crate) fn unreachable_for_others(&self, now: Instant) -> Error {
+        let silence = self.silence(now);
+        let servers = &self.shared.servers;
+        let silent_for = |part: &&Arc<Keys>| servers.silent_for(part.key(0), now, self.start);
+        let part = self.keys.parts().iter().max_by_key(silent_for);
+        let cause = part.and_then(|part| servers.last_failure(part.key(0)));
+        self.unreachable(cause.unwrap_or_else(|| Cause::no_reply(silence)), now)
     }
 
     /// Notes whether the command that came to `answer` was sent.
@@ -408,10 +428,15 @@ impl<'a> Attempt<'a> {
 
     /// Whether Redis has not answered for too long to wait for it any more.
     pub(crate) fn is_unreachable(&self, now: Instant) -> bool {
+        self.silence(now) >= self.shared.config.unreachable_for
+    }
+
+    /// For how long at `now` this call has been without an answer.
+    fn silence(&self, now: Instant) -> Duration {
         let servers = &self.shared.servers;
         let silent_for = |part: &Arc<Keys>| servers.silent_for(part.key(0), now, self.start);
         let most = self.keys.parts().iter().map(silent_for).max();
-        most.is_some_and(|silence| silence >= self.shared.config.unreachable_for)
+        most.unwrap_or_default()
     }
 
     /// Which of the names this client holds at this moment: the first that it does.

@@ -58,6 +58,8 @@ pub enum Error {
     /// [`unlock`](crate::MutexGuard::unlock): the lock stays taken for up to its ttl; the release is
     /// repeated in the background. Mend what the answer names.
     Refused {
+        /// The server, without its password.
+        server: String,
         /// The command or script that was refused.
         command: &'static str,
         /// What Redis said. Where the user misses a right, the rights that the command needs follow,
@@ -142,28 +144,36 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Config(what) => f.write_str(what),
-            Self::Unreachable { server, cause } => {
-                write!(
-                    f,
-                    "Redis at {server} could not be asked: {cause}{}",
-                    advice(&cause.to_string())
-                )
-            }
-            Self::Refused { command, answer } if *command == HANDSHAKE => {
-                write!(f, "no TLS connection to Redis: {answer}{}", advice(answer))
+            Self::Unreachable { server, cause } => cause.tell(server, f),
+            Self::Refused {
+                server,
+                command,
+                answer,
+            } if *command == HANDSHAKE => {
+                let advice = advice(answer);
+                write!(f, "no TLS connection to {server}: {answer}{advice}")
             }
             Self::CircuitOpen {
                 server,
                 failures,
                 last,
                 retry_in,
-            } => write!(
-                f,
-                "circuit breaker open after {failures} failures at {server} (last: {last}); try again in {}",
-                Rounded(*retry_in)
-            ),
-            Self::Refused { command, answer } => {
-                write!(f, "Redis refused {command}: {answer}{}", advice(answer))
+            } => {
+                let plural = if *failures == 1 { "" } else { "s" };
+                write!(
+                    f,
+                    "circuit breaker open after {failures} failure{plural} at {server} (last: {last}); \
+                     try again in {}",
+                    Rounded(*retry_in)
+                )
+            }
+            Self::Refused {
+                server,
+                command,
+                answer,
+            } => {
+                let advice = advice(answer);
+                write!(f, "{server} refused {command}: {answer}{advice}")
             }
             Self::NotReplicated {
                 acknowledged,
@@ -201,8 +211,10 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Unreachable { cause, .. } => Some(&*cause.error),
-            Self::Thread { cause, .. } => Some(&**cause),
+            Self::Unreachable { cause, .. } => cause.below(),
+            Self::CircuitOpen { last, .. } => last.below(),
+            // The text says what the cause itself does.
+            Self::Thread { cause, .. } => std::error::Error::source(&**cause),
             _ => None,
         }
     }
@@ -296,32 +308,57 @@ const HANDSHAKE: &str = "the TLS handshake";
 /// says "not now".
 #[derive(Clone)]
 pub struct Cause {
-    error: Arc<dyn std::error::Error + Send + Sync>,
-    /// Only says that time ran out: whatever was said before tells more.
-    is_silence: bool,
+    /// One line.
+    text: Arc<str>,
+    kind: CauseKind,
+    /// What `text` was read from, if it was.
+    error: Option<Arc<dyn std::error::Error + Send + Sync>>,
+    /// For how long the caller was not served, if it waited for that.
+    unserved_for: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CauseKind {
+    /// A command was sent, and no reply came.
+    NoReply,
+    /// Time ran out in another way.
+    Timeout,
+    /// The connection failed, or none could be made.
+    Connection,
+    /// The server replied, or its state is the reason.
+    Server,
+    /// The client itself is the reason, and not the server.
+    Client,
 }
 
 impl Cause {
-    pub(crate) fn text(text: impl Into<String>) -> Self {
+    fn new(kind: CauseKind, text: &str) -> Self {
         Self {
-            error: Arc::from(Box::<dyn std::error::Error + Send + Sync>::from(
-                text.into(),
-            )),
-            is_silence: false,
+            text: text.into(),
+            kind,
+            error: None,
+            unserved_for: None,
         }
     }
 
-    /// Nothing was said in time.
-    pub(crate) fn silence(text: &str) -> Self {
-        Self {
-            is_silence: true,
-            ..Self::text(text)
-        }
+    pub(crate) fn text(text: impl AsRef<str>) -> Self {
+        Self::new(CauseKind::Server, text.as_ref())
+    }
+
+    /// Time ran out.
+    pub(crate) fn silence(text: impl AsRef<str>) -> Self {
+        Self::new(CauseKind::Timeout, text.as_ref())
+    }
+
+    /// The client's own limits are the reason.
+    pub(crate) fn of_client(text: impl AsRef<str>) -> Self {
+        Self::new(CauseKind::Client, text.as_ref())
     }
 
     /// No reply came, for this long.
     pub(crate) fn no_reply(waited: Duration) -> Self {
-        Self::silence(&format!("no reply in {}", Rounded(waited)))
+        let text = format!("no reply in {}", Rounded(waited));
+        Self::new(CauseKind::NoReply, &text)
     }
 
     /// An error of reading or writing, by a call that has waited this long.
@@ -332,29 +369,99 @@ impl Cause {
         }
     }
 
+    /// An error of connecting, which may take this long.
+    pub(crate) fn no_connection(error: RedisError, limit: Duration) -> Self {
+        match error.is_timeout() {
+            true => Self::silence(format!("no connection in {}", Rounded(limit))),
+            false => error.into(),
+        }
+    }
+
+    /// The same, for a caller that was not served for this long.
+    pub(crate) fn unserved_for(mut self, time: Duration) -> Self {
+        self.unserved_for = Some(time).filter(|time| !time.is_zero());
+        self
+    }
+
+    /// Only says that time ran out: whatever was said before tells more.
+    pub(crate) fn is_silence(&self) -> bool {
+        matches!(self.kind, CauseKind::NoReply | CauseKind::Timeout)
+    }
+
+    /// Whether the client itself is the reason, and not the server.
+    pub(crate) fn is_of_client(&self) -> bool {
+        self.kind == CauseKind::Client
+    }
+
     /// What was refused, where no connection was made for good.
     pub(crate) fn refused_step(&self) -> &'static str {
-        match self.error.downcast_ref() {
+        let error = self.error.as_ref();
+        match error.and_then(|error| error.downcast_ref()) {
             Some(error) if is_tls_refusal(error) => HANDSHAKE,
             _ => LOG_ON,
         }
     }
 
     /// The same, of this one of several servers.
-    pub(crate) fn at(self, server: &str) -> Self {
-        Self {
-            is_silence: self.is_silence,
-            ..Self::text(format!("{server}: {self}"))
+    pub(crate) fn at(mut self, server: &str) -> Self {
+        self.text = format!("{server}: {self}").into();
+        if self.kind == CauseKind::NoReply {
+            // The text now says more than that.
+            self.kind = CauseKind::Timeout;
         }
+        self
     }
 
     /// Notes what was said; where nothing was, repeats what was said before.
     pub(crate) fn or_said_before(self, said: &mut Option<Self>) -> Self {
         match said {
-            Some(before) if self.is_silence => Self::text(format!("{self}; before that: {before}")),
+            Some(before) if self.is_silence() => {
+                Self::new(before.kind, &format!("{self}; before that: {before}"))
+            }
             _ => {
-                *said = Some(self.clone()).filter(|cause| !cause.is_silence);
+                *said = Some(self.clone()).filter(|cause| !cause.is_silence());
                 self
+            }
+        }
+    }
+
+    /// The first error below this cause, unless it or one below it only repeats what was said.
+    fn below(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        let mut said = self.text.to_string();
+        let mut first = None;
+        let mut next = self.error.as_ref()?.source();
+        while let Some(error) = next {
+            let text = error.to_string();
+            match said.contains(&text) {
+                true => first = None,
+                false => first = first.or(Some(error)),
+            }
+            said.push_str(&text);
+            next = error.source();
+        }
+        first
+    }
+
+    /// As the message of a call to `server` that came to nothing.
+    fn tell(&self, server: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let advice = advice(&self.text);
+        let Some(time) = self.unserved_for.filter(|_| !self.is_of_client()) else {
+            return write!(f, "the call to {server} failed: {self}{advice}");
+        };
+        let time = Rounded(time);
+        match self.kind {
+            CauseKind::NoReply => write!(f, "no reply from {server} for {time}"),
+            CauseKind::Timeout | CauseKind::Connection => {
+                write!(
+                    f,
+                    "no reply from {server} for {time} (last: {self}){advice}"
+                )
+            }
+            CauseKind::Server | CauseKind::Client => {
+                write!(
+                    f,
+                    "{server} did not serve the call for {time} (last: {self}){advice}"
+                )
             }
         }
     }
@@ -364,24 +471,28 @@ impl From<RedisError> for Cause {
     fn from(error: RedisError) -> Self {
         if error.is_timeout() {
             // The system says "resource temporarily unavailable" here.
-            return Self::silence("no answer in time");
+            return Self::silence("timed out");
         }
+        let kind = match error.kind() {
+            ErrorKind::Io | ErrorKind::Parse => CauseKind::Connection,
+            _ => CauseKind::Server,
+        };
         Self {
-            error: Arc::new(error),
-            is_silence: false,
+            error: Some(Arc::new(error.clone())),
+            ..Self::new(kind, &library_text(&error))
         }
     }
 }
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
+        f.write_str(&self.text)
     }
 }
 
 impl fmt::Debug for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
+        fmt::Debug::fmt(&*self.text, f)
     }
 }
 
@@ -464,8 +575,13 @@ fn is_about_rights(answer: &ServerError) -> bool {
     answer.code() == "NOPERM" || answer.details().is_some_and(is_told)
 }
 
-/// What the library says went wrong, without its name for such errors.
+/// What the library says went wrong, without its name for such errors; an error answer as Redis wrote
+/// it.
 pub(crate) fn library_text(error: &RedisError) -> String {
+    let source = std::error::Error::source(error);
+    if let Some(answer) = source.and_then(|source| source.downcast_ref()) {
+        return words(answer);
+    }
     let kind = format!(" - {:?}", error.kind());
     error.to_string().replacen(&kind, "", 1)
 }
@@ -602,8 +718,95 @@ mod tests {
     }
 
     #[test]
+    fn no_text_occurs_twice_in_a_chain() {
+        let io = || io::Error::from_raw_os_error(111);
+        let errors = [
+            Error::Unreachable {
+                server: "h:1".into(),
+                cause: RedisError::from(io()).into(),
+            },
+            Error::CircuitOpen {
+                server: "h:1".into(),
+                failures: 5,
+                last: RedisError::from(io::Error::other(Nested)).into(),
+                retry_in: Duration::from_millis(900),
+            },
+            Error::Thread {
+                name: "leasehold-io",
+                cause: Arc::new(io::Error::other(Nested)),
+            },
+        ];
+        for error in &errors {
+            let mut said = error.to_string();
+            let mut next = std::error::Error::source(error);
+            while let Some(source) = next {
+                let text = source.to_string();
+                assert!(!said.contains(&text), "{said}: {text}");
+                said = format!("{said}: {text}");
+                next = source.source();
+            }
+        }
+        let below = std::error::Error::source(&errors[1]).map(ToString::to_string);
+        assert_eq!(below.as_deref(), Some("the cause of that"));
+    }
+
+    /// An error with a cause that it does not repeat.
+    #[derive(Debug)]
+    struct Nested;
+
+    impl fmt::Display for Nested {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("it failed")
+        }
+    }
+
+    impl std::error::Error for Nested {
+        fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+            static BELOW: Below = Below;
+            Some(&BELOW)
+        }
+    }
+
+    #[derive(Debug)]
+    struct Below;
+
+    impl fmt::Display for Below {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("the cause of that")
+        }
+    }
+
+    impl std::error::Error for Below {}
+
+    #[test]
+    fn what_kept_a_call_waiting_decides_how_its_error_begins() {
+        let unreachable = |cause: Cause| {
+            let server = "redis-1:6379".into();
+            let cause = cause.unserved_for(Duration::from_secs(10));
+            Error::Unreachable { server, cause }.to_string()
+        };
+        assert_eq!(
+            unreachable(Cause::no_reply(Duration::from_secs(1))),
+            "no reply from redis-1:6379 for 10.0 s"
+        );
+        let mut said = None;
+        Cause::text("LOADING").or_said_before(&mut said);
+        let silence = Cause::no_reply(Duration::from_millis(40)).or_said_before(&mut said);
+        assert_eq!(
+            unreachable(silence),
+            "redis-1:6379 did not serve the call for 10.0 s \
+             (last: no reply in 40 ms; before that: LOADING); Redis is still loading its data"
+        );
+        assert_eq!(
+            unreachable(Cause::of_client("all connections were in use")),
+            "the call to redis-1:6379 failed: all connections were in use"
+        );
+    }
+
+    #[test]
     fn texts_say_what_to_do() {
         let full = Error::Refused {
+            server: "h:1".into(),
             command: "acquire",
             answer: "OOM command not allowed".into(),
         };

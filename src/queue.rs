@@ -336,8 +336,7 @@ impl<'a> Stand<'a> {
     fn sleep(&self, until: Instant) -> Result<(), Error> {
         let now = Instant::now();
         if self.attempt.is_unreachable(now) {
-            let cause = Cause::text("no answer to those who wait with this call");
-            return Err(self.attempt.shared.servers.unreachable(cause));
+            return Err(self.attempt.unreachable_for_others(now));
         }
         self.park(until);
         Ok(())

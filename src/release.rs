@@ -158,6 +158,7 @@ fn ask_until_answered(
     }
     // Whether this client is among those who hear it.
     let ours = shared.sites.hearing(hold.keys.key(0).channel) as i64;
+    let start = Instant::now();
     let mut failures = 0;
     let mut said = None;
     // A release whose answer is missing may be what removed the key.
@@ -184,7 +185,7 @@ fn ask_until_answered(
             Err(Fault::Unsafe(error) | Fault::Never(error)) => return Err(error),
             Err(Fault::NotNow(cause) | Fault::Elsewhere(_, cause)) => cause,
             // No breaker stops a release.
-            Err(Fault::Open(open)) => open.last,
+            Err(Fault::Open(open)) => open.last_at(shared.servers.label()),
             Err(Fault::NoAnswer(cause)) => {
                 may_have_run = true;
                 cause
@@ -193,6 +194,7 @@ fn ask_until_answered(
         let cause = cause.or_said_before(&mut said);
         let now = Instant::now();
         if now >= deadline || shared.is_closed() {
+            let cause = cause.unserved_for(start.until(now));
             return Err(shared.servers.unreachable(cause));
         }
         // A connection that had died unnoticed costs one attempt and no pause.

@@ -202,7 +202,8 @@ impl Nodes {
         Ok(Self { seeds, data })
     }
 
-    fn label(&self) -> String {
+    /// For people: no user, no password.
+    pub(crate) fn label(&self) -> String {
         format!("cluster {}", labels(&self.seeds))
     }
 

@@ -31,13 +31,6 @@ struct Detail {
     trouble: Option<Cause>,
 }
 
-impl Detail {
-    fn last(&self) -> Cause {
-        let last = self.trouble.clone();
-        last.unwrap_or_else(|| Cause::silence("no reply"))
-    }
-}
-
 impl Condition {
     pub(crate) fn new(breaker_after: u32) -> Self {
         Self {
@@ -62,7 +55,11 @@ impl Condition {
             Fault::Open(Box::new(OpenCircuit {
                 server: server.to_owned(),
                 failures: detail.breaker.failures(),
-                last: detail.last(),
+                // What opened it had a cause.
+                last: detail
+                    .trouble
+                    .clone()
+                    .unwrap_or_else(|| Cause::text("no reply")),
                 retry_in,
             }))
         })
@@ -89,7 +86,7 @@ impl Condition {
         if !self.failing.swap(true, Ordering::Relaxed) {
             detail.since = SystemTime::now();
         }
-        if let Some(cause) = cause {
+        if let Some(cause) = cause.filter(|cause| !cause.is_of_client()) {
             detail.trouble = Some(cause.clone());
         }
         let opens = counts && detail.breaker.failed(Instant::now());
@@ -102,6 +99,11 @@ impl Condition {
         let mut detail = self.detail.lock();
         detail.breaker.succeeded();
         self.open.store(false, Ordering::Relaxed);
+    }
+
+    /// Why it was not served last, for a caller that has been told nothing itself.
+    pub(super) fn last_failure(&self) -> Option<Cause> {
+        self.detail.lock().trouble.clone()
     }
 
     pub(super) fn is_failing(&self) -> bool {

@@ -36,6 +36,16 @@ pub(crate) struct OpenCircuit {
     pub(crate) retry_in: Duration,
 }
 
+impl OpenCircuit {
+    /// The last failure, for an error about the server or servers that `label` stands for.
+    pub(crate) fn last_at(self, label: &str) -> Cause {
+        match self.server == label {
+            true => self.last,
+            false => self.last.at(&self.server),
+        }
+    }
+}
+
 impl From<OpenCircuit> for Error {
     fn from(open: OpenCircuit) -> Self {
         Self::CircuitOpen {
@@ -93,6 +103,18 @@ impl Fault {
             Self::NotNow(cause) | Self::Elsewhere(_, cause) => Self::NotNow(cause.at(node)),
             Self::NoAnswer(cause) => Self::NoAnswer(cause.at(node)),
             said => said,
+        }
+    }
+}
+
+impl Fault {
+    /// As text that is followed by the server's name.
+    pub(super) fn without_server(&self) -> String {
+        match self {
+            Self::Never(Error::Refused {
+                command, answer, ..
+            }) => format!("{command} refused: {answer}"),
+            fault => fault.to_string(),
         }
     }
 }

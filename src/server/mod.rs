@@ -332,6 +332,19 @@ impl Servers {
         }
     }
 
+    /// Why the keeper of a name failed last, if it has.
+    pub(crate) fn last_failure(&self, key: Key<'_>) -> Option<Cause> {
+        match &self.place {
+            Place::Quorum(quorum) => quorum.last_failure(),
+            Place::One(server) => server.condition.last_failure(),
+            Place::Cluster(_) => {
+                let home = self.home(key);
+                let last = home.condition.last_failure();
+                last.map(|cause| cause.at(home.label()))
+            }
+        }
+    }
+
     /// As an error for a caller that gives up.
     pub(crate) fn unreachable(&self, cause: Cause) -> Error {
         Error::Unreachable {

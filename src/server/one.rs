@@ -215,7 +215,7 @@ impl Server {
                         _ => format!("{name} needs +{right}"),
                     }
                 };
-                let answer = answer.map_err(|error| refusal(name, &error, rights));
+                let answer = answer.map_err(|error| self.refused_or_not_now(name, &error, rights));
                 self.settle(lent, sent, answer)
             }
             Err(error) => Err(self.no_answer(error, sent, until)),
@@ -343,7 +343,7 @@ impl Server {
             Ok(Reply::Int(n)) => usize::try_from(n).unwrap_or(0),
             Ok(_) => 0,
             Err(error) => {
-                return Err(Fault::Unsafe(refused(
+                return Err(Fault::Unsafe(self.refused(
                     "WAIT (min_replicas)",
                     &error,
                     || "it needs +wait".into(),
@@ -363,6 +363,7 @@ impl Server {
     pub(super) fn no_wire(&self, no_wire: NoWire) -> Fault {
         if no_wire.is_final {
             return Fault::Never(Error::Refused {
+                server: self.label().to_owned(),
                 command: no_wire.cause.refused_step(),
                 answer: no_wire.cause.to_string(),
             });
@@ -411,7 +412,38 @@ impl Server {
         let elsewhere = Fault::elsewhere(error).filter(|_| self.pool.node.is_member());
         match elsewhere {
             Some(elsewhere) => elsewhere,
-            None => refusal(command, error, rights),
+            None => self.refused_or_not_now(command, error, rights),
+        }
+    }
+
+    /// What an error answer to `command` means, which needs these `rights`.
+    fn refused_or_not_now(
+        &self,
+        command: &'static str,
+        error: &ServerError,
+        rights: impl FnOnce() -> String,
+    ) -> Fault {
+        match meaning(error) {
+            Meaning::NotNow | Meaning::NoScript => Fault::NotNow(Cause::text(words(error))),
+            _ => Fault::Never(self.refused(command, error, rights)),
+        }
+    }
+
+    fn refused(
+        &self,
+        command: &'static str,
+        error: &ServerError,
+        rights: impl FnOnce() -> String,
+    ) -> Error {
+        let mut answer = words(error);
+        if matches!(meaning(error), Meaning::NoRight) {
+            answer = format!("{answer}; {}", rights());
+        }
+        let server = self.label().to_owned();
+        Error::Refused {
+            server,
+            command,
+            answer,
         }
     }
 
@@ -533,20 +565,4 @@ impl Server {
         }
         self.pool.close();
     }
-}
-
-/// What an error answer to `command` means, which needs these `rights`.
-fn refusal(command: &'static str, error: &ServerError, rights: impl FnOnce() -> String) -> Fault {
-    match meaning(error) {
-        Meaning::NotNow | Meaning::NoScript => Fault::NotNow(Cause::text(words(error))),
-        _ => Fault::Never(refused(command, error, rights)),
-    }
-}
-
-fn refused(command: &'static str, error: &ServerError, rights: impl FnOnce() -> String) -> Error {
-    let mut answer = words(error);
-    if matches!(meaning(error), Meaning::NoRight) {
-        answer = format!("{answer}; {}", rights());
-    }
-    Error::Refused { command, answer }
 }

@@ -199,7 +199,7 @@ impl<'a> Poll<'a> {
                     .all(|(other, _)| !std::ptr::eq(*other, server))
                 {
                     server.failed();
-                    let cause = Cause::silence("the connection was not made in time");
+                    let cause = server.pool.last_failure();
                     self.fault_of(server, Fault::NotNow(cause));
                 }
             }
@@ -429,7 +429,7 @@ impl<'a> Poll<'a> {
         }
         let mut causes: Vec<(String, Vec<&str>)> = Vec::new();
         for (server, fault) in &self.faults {
-            let words = fault.to_string();
+            let words = fault.without_server();
             match causes.iter_mut().find(|(cause, _)| *cause == words) {
                 Some((_, servers)) => servers.push(server.label()),
                 None => causes.push((words, vec![server.label()])),

@@ -231,14 +231,23 @@ impl Pool {
         self.capped.notify_all();
     }
 
+    /// Why there is no connection yet: the last failure, if none was made since.
+    pub(super) fn last_failure(&self) -> Cause {
+        let state = self.state.lock();
+        match state.dialing.failure() {
+            Some(failure) => failure.cause.clone(),
+            None => self.no_reason(&state, Lane::Free).cause,
+        }
+    }
+
     fn no_reason(&self, state: &State, lane: Lane) -> NoWire {
         let cause = if lane == Lane::Capped && state.out >= self.cap {
-            Cause::text(format!(
+            Cause::of_client(format!(
                 "all {} connections (max_connections) were in use",
                 self.cap
             ))
         } else {
-            Cause::silence("the connection was not made in time")
+            Cause::silence("no connection in time")
         };
         NoWire {
             cause,

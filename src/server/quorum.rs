@@ -141,6 +141,11 @@ impl Quorum {
         answer
     }
 
+    /// Why no majority answered last.
+    pub(super) fn last_failure(&self) -> Option<Cause> {
+        self.condition.last_failure()
+    }
+
     /// A server that did not answer does again.
     pub(crate) fn is_back(&self) {
         let answering = self.peers().filter(|(_, peer)| !peer.is_aside());
@@ -264,7 +269,7 @@ impl Turns {
         while *left == 0 {
             let now = Instant::now();
             if now >= until {
-                return Err(Fault::NotNow(Cause::text(
+                return Err(Fault::NotNow(Cause::of_client(
                     "all connections (max_connections) were in use",
                 )));
             }

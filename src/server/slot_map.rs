@@ -12,7 +12,7 @@ use redis::{ErrorKind, RedisError, RedisResult};
 
 use crate::clock::{Instant, nap};
 use crate::config::Config;
-use crate::error::{Cause, Error, is_final_at_logon};
+use crate::error::{Cause, Error, is_final_at_logon, library_text};
 use crate::kind::Key;
 use crate::server::dial::DIALER;
 use crate::server::fault::Fault;
@@ -429,7 +429,7 @@ impl SlotMap {
             .into_iter()
             .map(|asked| move || asked.map.ask(&asked.place, timeout));
         inquire(asks, timeout, is_final).map_err(|failure| match failure {
-            Failure::Refused(error) => Fault::Never(refused(&error)),
+            Failure::Refused(error) => Fault::Never(refused(self.nodes.label(), &error)),
             Failure::Silent(Some((n, error))) => {
                 let (host, port) = &places[n];
                 Fault::NotNow(Cause::from(error).at(&format!("{host}:{port}")))
@@ -488,14 +488,15 @@ impl Known {
     }
 }
 
-fn refused(error: &RedisError) -> Error {
+fn refused(server: String, error: &RedisError) -> Error {
     let rights = match error.code() {
         Some("NOPERM") => "; CLUSTER SLOTS needs +cluster|slots",
         _ => "",
     };
     Error::Refused {
+        server,
         command: "CLUSTER SLOTS",
-        answer: format!("{error}{rights}"),
+        answer: format!("{}{rights}", library_text(error)),
     }
 }
 
