@@ -327,3 +327,141 @@ fn the_cap_holds_and_a_release_does_not_wait_for_it() {
         answers.join().unwrap();
     });
 }
+
+/// How many connections the threads below share.
+const CONNECTIONS: usize = 16;
+
+/// Calls that went wrong, or took long: how long each took.
+struct Bad {
+    is_bad: fn(bool, Duration) -> bool,
+    calls: Mutex<Vec<Duration>>,
+}
+
+impl Bad {
+    fn watch<T>(&self, call: impl FnOnce() -> Result<T, Error>) -> Option<T> {
+        let began = Instant::now();
+        let answer = call();
+        let took = began.elapsed();
+        if (self.is_bad)(answer.is_ok(), took) {
+            self.calls.lock().push(took);
+        }
+        answer.ok()
+    }
+}
+
+/// Has many threads lock and unlock names of their own while `traffic` befalls one write of several calls, for as long
+/// as `wait` takes. Returns how many calls were in that write, and those that went bad.
+fn beside_a_batch_in_trouble(
+    proxy: &Proxy,
+    client: &Client,
+    traffic: Traffic,
+    is_bad: fn(bool, Duration) -> bool,
+    wait: impl FnOnce(usize),
+) -> (usize, Vec<Duration>) {
+    const THREADS: usize = 128;
+    let (is_over, pairs) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let calls = Mutex::default();
+    let bad = Bad { is_bad, calls };
+    let batch = thread::scope(|scope| {
+        for n in 0..THREADS {
+            let (is_over, pairs, bad) = (&is_over, &pairs, &bad);
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    // Still its own if a release went unanswered.
+                    if let Some(Some(guard)) = bad.watch(|| try_lock(client, n)) {
+                        bad.watch(|| guard.unlock());
+                        pairs.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        let done = || pairs.load(Ordering::Relaxed);
+        eventually(ms(20_000), || done() > 4 * THREADS);
+        proxy.on_batch(8, traffic);
+        eventually(ms(20_000), || proxy.batch().is_some());
+        let (link, batch) = proxy.batch().unwrap();
+        let before = done();
+        wait(link);
+        let after = done();
+        is_over.store(true, Ordering::Relaxed);
+        assert!(after > before + THREADS, "the others go on");
+        batch
+    });
+    (batch, bad.calls.into_inner())
+}
+
+#[test]
+fn only_calls_written_to_a_stuck_connection_wait_for_it() {
+    const STUCK: Duration = ms(2_000);
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client_with(&proxy.url(), CONNECTIONS, ms(10_000));
+    let (batch, slow) = beside_a_batch_in_trouble(
+        &proxy,
+        &client,
+        Traffic::StallRequests,
+        |_, took| took > STUCK / 2,
+        |link| {
+            let_pass(STUCK);
+            proxy.nth(link, Traffic::Pass);
+        },
+    );
+    assert!(
+        slow.len() <= batch,
+        "{batch} calls were in the write, but {} waited: {slow:?}",
+        slow.len()
+    );
+    assert_eq!(locks(&server), 0);
+}
+
+#[test]
+fn only_calls_written_to_a_dead_connection_fail() {
+    const TIMEOUT: Duration = ms(2_000);
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client_with(&proxy.url(), CONNECTIONS, TIMEOUT);
+    let (batch, failed) = beside_a_batch_in_trouble(
+        &proxy,
+        &client,
+        Traffic::Vanish,
+        |works, _| !works,
+        |_| let_pass(TIMEOUT + NOISE),
+    );
+    assert!(
+        failed.len() <= batch,
+        "{batch} calls were in the write, but {} failed: {failed:?}",
+        failed.len()
+    );
+    works_again(&client);
+    eventually(ms(5_000), || locks(&server) == 0);
+}
+
+#[test]
+fn answer_that_was_read_is_delivered_while_others_are_missing() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client_with(&proxy.url(), 1, ms(10_000));
+    proxy.present(Traffic::StallReplies);
+    proxy.on_batch(8, Traffic::OneReply);
+    let returned = AtomicUsize::new(0);
+    let asked = || client.stats().totals.attempts;
+    let before = asked();
+    thread::scope(|scope| {
+        let answers = scope.spawn(|| {
+            at_once(THREADS, |n| {
+                let granted = try_lock(&client, n);
+                returned.fetch_add(1, Ordering::Relaxed);
+                granted.unwrap().expect("nobody else wants it")
+            })
+        });
+        eventually(ms(10_000), || asked() == before + THREADS as u64);
+        // The one call that was sent is answered, and those that gathered behind it go in one write.
+        proxy.present(Traffic::Pass);
+        eventually(ms(10_000), || proxy.batch().is_some());
+        // That one call, and the first of the write.
+        eventually(ms(5_000), || returned.load(Ordering::Relaxed) == 2);
+        proxy.present(Traffic::Pass);
+        drop(answers.join().unwrap());
+    });
+    assert_eq!(locks(&server), 0);
+}

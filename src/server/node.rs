@@ -243,11 +243,12 @@ impl Wire {
         &mut self,
         expected: Expected,
     ) -> RedisResult<Result<Reply, ServerError>> {
-        let answer = reply(self.answer()?);
-        match &answer {
-            Ok(reply) if !expected.fits(reply) => Err(malformed()),
-            _ => Ok(answer),
-        }
+        check(self.answer()?, expected)
+    }
+
+    /// Reads one answer if it is there already, whole. The client library does not tell.
+    pub(crate) fn answer_at_hand(&mut self, _is_ready: bool) -> RedisResult<Option<Value>> {
+        Ok(None)
     }
 
     /// Sends what `pack` writes, without reading the answer.
@@ -328,6 +329,15 @@ pub(crate) fn reply(value: Value) -> Result<Reply, ServerError> {
     match value {
         Value::ServerError(error) => Err(error),
         value => Ok(Reply::from(value)),
+    }
+}
+
+/// Reads an answer to a command that has these replies.
+pub(crate) fn check(value: Value, expected: Expected) -> RedisResult<Result<Reply, ServerError>> {
+    let answer = reply(value);
+    match &answer {
+        Ok(reply) if !expected.fits(reply) => Err(malformed()),
+        _ => Ok(answer),
     }
 }
 

@@ -19,7 +19,7 @@ use crate::server::node::{NoWire, Node, Wire, is_hang_up, malformed, reply};
 use crate::server::peer::Peer;
 use crate::server::pool::{Lane, Lent, Pool, Refusal, Wish};
 use crate::server::quorum::Stake;
-use crate::server::ride::{Ride, Sent};
+use crate::server::ride::Sent;
 use crate::server::sentinel::Sentinels;
 use crate::server::slot_map::SlotMap;
 use crate::server::spin::Spin;
@@ -103,22 +103,18 @@ impl Server {
         // Replicas are waited for on the connection, and ASKING is about the command behind it.
         let may_ride = call.replicas.is_none() && !call.asking;
         let entered = self.pool.enter();
-        let mut lent = None;
         if may_ride && entered.is_one_of_many(lane) {
             match self.ride(&call, until, lane, stake) {
                 // Nothing ran, so the same call may be sent again.
-                Ride::Sent(Sent {
+                Some(Sent {
                     answer: Ok(Err(error)),
                     ..
                 }) if matches!(meaning(&error), Meaning::NoScript) => {}
-                Ride::Sent(sent) => return self.read(&call, sent, until),
-                Ride::Alone(own) => lent = own,
+                Some(sent) => return self.read(&call, sent, until),
+                None => {}
             }
         }
-        let mut lent = match lent {
-            Some(lent) => lent,
-            None => self.lend(until, lane)?,
-        };
+        let mut lent = self.lend(until, lane)?;
         let sent = Instant::now();
         if sent >= until {
             // A trip that cannot be answered in time would only leave something to be undone.

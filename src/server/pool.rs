@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error};
@@ -59,6 +59,16 @@ impl State {
         Some(wire)
     }
 
+    pub(super) fn put_back(&mut self, wire: Wire) {
+        self.out -= 1;
+        self.idle.push(wire);
+    }
+
+    /// Whether another connection may be made, beside those that are wanted already.
+    pub(super) fn has_room(&self, cap: usize) -> bool {
+        self.out + self.idle.len() + self.waiting_capped < cap
+    }
+
     /// Whether anybody waits for a connection of its own.
     pub(super) fn is_awaited(&self) -> bool {
         self.waiting_capped + self.waiting_free > 0
@@ -82,8 +92,8 @@ impl State {
 pub(crate) struct Lent<'a> {
     pub(super) pool: &'a Pool,
     pub(super) wire: Option<Wire>,
-    /// Several calls were sent over it in one write.
-    pub(super) is_shared: bool,
+    /// When the calls of several were sent over it, whose answers are not in.
+    pub(super) sent: Option<Instant>,
 }
 
 /// A connection that is wanted soon, while its caller does something else.
@@ -120,6 +130,20 @@ impl Pool {
     /// Lends the connection that was used last, or a new one, by `until`.
     pub(crate) fn lend(self: &Arc<Self>, until: Instant, lane: Lane) -> Result<Lent<'_>, Refusal> {
         let mut state = self.state.lock();
+        let lent = self.lend_with(&mut state, until, lane);
+        if lent.is_err() {
+            // Calls in the queue may count on the connection that this one was about to get.
+            state.dismiss_one();
+        }
+        lent
+    }
+
+    fn lend_with(
+        self: &Arc<Self>,
+        state: &mut MutexGuard<'_, State>,
+        until: Instant,
+        lane: Lane,
+    ) -> Result<Lent<'_>, Refusal> {
         let failed_before = state.dialing.failed_times;
         let mut in_time = true;
         loop {
@@ -131,7 +155,7 @@ impl Pool {
                 }));
             }
             if let Some(wire) = state.take(lane, self.cap) {
-                return Ok(self.lent(wire, false));
+                return Ok(self.lent(wire, None));
             }
             if lane == Lane::Capped && self.is_closed() {
                 return Err(Refusal::Never(Error::Closed));
@@ -145,14 +169,14 @@ impl Pool {
             match failure {
                 Some(failure) if failure.is_final => return Err(Refusal::NotYet(failure.clone())),
                 Some(failure) if !in_time => return Err(Refusal::NotYet(failure.clone())),
-                None if !in_time => return Err(Refusal::NotYet(self.no_reason(&state, lane))),
+                None if !in_time => return Err(Refusal::NotYet(self.no_reason(state, lane))),
                 _ => {}
             }
             let now = Instant::now();
             *state.waiting(lane) += 1;
-            let started = self.ensure_dialer(&mut state, now);
+            let started = self.ensure_dialer(state, now);
             if started.is_ok() {
-                self.bell(lane).wait_for(&mut state, nap(now, until));
+                self.bell(lane).wait_for(state, nap(now, until));
             }
             *state.waiting(lane) -= 1;
             started.map_err(Refusal::Never)?;
@@ -174,11 +198,11 @@ impl Pool {
         started.map(|()| wish)
     }
 
-    pub(super) fn lent(&self, wire: Wire, is_shared: bool) -> Lent<'_> {
+    pub(super) fn lent(&self, wire: Wire, sent: Option<Instant>) -> Lent<'_> {
         Lent {
             pool: self,
             wire: Some(wire),
-            is_shared,
+            sent,
         }
     }
 
@@ -189,24 +213,25 @@ impl Pool {
     }
 
     /// A connection comes back, and stays.
-    pub(super) fn lay_by(&self, state: &mut State, wire: Wire, is_shared: bool) {
-        self.is_back(state, is_shared);
-        state.idle.push(wire);
+    pub(super) fn lay_by(&self, state: &mut State, wire: Wire) {
+        state.put_back(wire);
         self.ring(state);
     }
 
     /// There is room for a connection that somebody may wait for.
-    pub(super) fn vacated(&self, state: &mut State, is_shared: bool) {
-        self.is_back(state, is_shared);
-        state.dismiss_one();
+    pub(super) fn vacated(&self, state: &mut State) {
+        state.out -= 1;
+        if state.has_room(self.cap) {
+            state.dismiss_one();
+        }
         self.ring(state);
     }
 
-    fn is_back(&self, state: &mut State, is_shared: bool) {
-        state.out -= 1;
-        if is_shared {
-            self.share(state, None);
-        }
+    /// A connection does not come back.
+    fn is_gone(&self, sent: Option<Instant>) {
+        let mut state = self.state.lock();
+        self.is_answered(&mut state, sent);
+        self.vacated(&mut state);
     }
 
     fn bell(&self, lane: Lane) -> &Condvar {
@@ -363,8 +388,7 @@ impl Lent<'_> {
     pub(crate) fn keep(mut self) -> Wire {
         // Taken only by the methods that consume self.
         let wire = self.wire.take().expect("a connection that is lent");
-        self.pool
-            .vacated(&mut self.pool.state.lock(), self.is_shared);
+        self.pool.is_gone(self.sent);
         wire
     }
 }
@@ -372,8 +396,7 @@ impl Lent<'_> {
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
         if self.wire.take().is_some() {
-            self.pool
-                .vacated(&mut self.pool.state.lock(), self.is_shared);
+            self.pool.is_gone(self.sent);
         }
     }
 }

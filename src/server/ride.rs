@@ -2,35 +2,23 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
-use redis::RedisError;
+use redis::{RedisError, RedisResult, Value};
 
 use crate::clock::Instant;
 use crate::error::{Meaning, meaning};
-use crate::expected::Expected;
 use crate::scripts::Call;
 use crate::server::entry::{Answer, Entry, News, Write};
-use crate::server::node::Wire;
+use crate::server::gather::Ticket;
+use crate::server::node::{Wire, check};
 use crate::server::one::Server;
 use crate::server::pool::{Lane, Lent};
 use crate::server::quorum::Stake;
-use crate::server::sharing::{Given, Joined};
-
-/// How long a call waits to be sent along, before it sees to a connection of its own as if there were
-/// no others. Longer than the kernel's tick: a shorter sleep costs the setting of a timer.
-const PATIENCE: Duration = Duration::from_millis(5);
+use crate::server::sharing::{Batch, Look, PATIENCE};
 
 /// A longer command, of an unusual name, goes alone: what goes in one write fits into the socket's buffer, so
 /// that the one who writes it for others is not held up.
 const LONG: usize = 1024;
-
-/// How a call went that found the connections in use.
-pub(super) enum Ride<'a> {
-    /// It is to be sent over a connection of its own: over this one, where there is one already.
-    Alone(Option<Lent<'a>>),
-    Sent(Sent),
-}
 
 /// A call that was sent along with others.
 pub(super) struct Sent {
@@ -43,187 +31,186 @@ pub(super) struct Sent {
 }
 
 impl Server {
-    /// Waits until `call` is sent along with others, or may be sent alone.
+    /// Sends `call` along with others and waits for its answer. `None` if it was not sent, and must go alone.
     pub(super) fn ride(
         &self,
         call: &Call<'_>,
         until: Instant,
         lane: Lane,
         stake: Option<&Stake<'_>>,
-    ) -> Ride<'_> {
+    ) -> Option<Sent> {
         let mut command = Vec::with_capacity(256);
         call.pack_by_sha(&mut command);
         if command.len() > LONG {
-            return Ride::Alone(None);
+            return None;
         }
         let stake = stake.map(|stake| (Arc::clone(stake.keys), stake.id.clone()));
         let entry = Entry::new(command, call.expected(), stake);
         let joined = Instant::now();
-        let ticket = match self.pool.join(joined, until, lane, &entry) {
-            Joined::Waits(ticket) => ticket,
-            Joined::Alone(lent) => return Ride::Alone(lent),
-        };
-        let mut patience = joined.after(PATIENCE).min(until);
+        let (ticket, batch) = self.pool.join(joined, until, lane, &entry)?;
+        if let Some(batch) = batch {
+            self.send(batch);
+        }
+        match self.news(&entry, ticket, lane, joined, until)? {
+            News::Alone => None,
+            News::Read(write) => Some(self.read_all(*write, &entry, until)),
+            News::Answer(sent, answer) => Some(Sent {
+                at: sent,
+                answer,
+                has_read: false,
+            }),
+        }
+    }
+
+    /// Waits until a call in the queue was answered, or must read. `None` if it has left the queue.
+    fn news(
+        &self,
+        entry: &Entry,
+        ticket: Ticket,
+        lane: Lane,
+        joined: Instant,
+        until: Instant,
+    ) -> Option<News> {
+        let mut next = joined.after(PATIENCE).min(until);
         loop {
-            let news = match entry.wait(patience) {
-                Some(news) => news,
-                None if self.pool.leave_off(ticket, lane, patience >= until) => {
-                    return Ride::Alone(None);
-                }
-                None if patience < until => {
-                    patience = until;
-                    continue;
-                }
-                None => match entry.give_up() {
-                    Some(news) => news,
-                    // It is on its way, and whoever reads for it writes its undo.
-                    None => return sent_along(joined, Err(timed_out())),
-                },
-            };
-            return match news {
-                News::Alone => Ride::Alone(None),
-                News::Read(write) => self.read_all(*write, &entry, until),
-                News::Answer(sent, answer) => sent_along(sent, answer),
-            };
-        }
-    }
-
-    /// The connection goes on to those who wait: what has gathered is sent in one write, and one of
-    /// them reads for all. Or it goes back.
-    pub(super) fn pass_on(&self, lent: Lent<'_>) {
-        if let Some((next, news)) = self.send_next(lent) {
-            self.tell_next(&next, news);
-        }
-    }
-
-    /// Has `next` read what was sent for it and others. Where its time ran out meanwhile nobody does, so
-    /// that the connection is of no more use.
-    fn tell_next(&self, next: &Entry, news: News) {
-        if let Err(News::Read(write)) = next.tell(news) {
-            let Write { wire, sent, others } = *write;
-            let lent = self.pool.lent_to_several(wire);
-            undo(lent, others.iter().map(|other| &**other).chain([next]));
-            for other in others {
-                tell(&other, News::Answer(sent, Err(timed_out())));
+            if let Some(news) = entry.wait(next) {
+                return Some(news);
             }
+            let is_over = next >= until;
+            match self.pool.look(ticket, lane, is_over) {
+                Look::Alone => return None,
+                Look::Sends(batch) => self.send(*batch),
+                // It is on its way, and the thread that reads for it writes its undo.
+                Look::Waits if is_over => {
+                    let unanswered = || News::Answer(joined, Err(timed_out()));
+                    return Some(entry.give_up().unwrap_or_else(unanswered));
+                }
+                Look::Waits => {}
+            }
+            next = until;
         }
     }
 
-    fn send_next(&self, lent: Lent<'_>) -> Option<(Arc<Entry>, News)> {
-        let Given {
+    /// The connection goes on to those in the queue, or back.
+    pub(super) fn pass_on(&self, lent: Lent<'_>) {
+        if let Some(batch) = lent.give_on() {
+            self.send(batch);
+        }
+    }
+
+    /// Sends the calls of several in one write, and has one of them read the answers.
+    fn send(&self, batch: Batch<'_>) {
+        let Batch {
             mut lent,
-            next,
+            reader,
             others,
-            now,
-        } = lent.give_on()?;
-        // Its own is the last: with that it is done with reading.
+            now: sent,
+        } = batch;
+        // The reader's is the last: with that it is done.
         let commands = || {
             let others = others.iter().map(|other| other.command.as_slice());
-            others.chain(std::iter::once(next.command.as_slice()))
+            others.chain(std::iter::once(reader.command.as_slice()))
         };
         let wire = lent.wire();
         let timeout = wire.set_timeout(self.command_timeout());
-        match timeout.and_then(|()| wire.send_all(commands())) {
-            Ok(()) => {
-                let write = Write {
-                    wire: lent.hand(),
-                    sent: now,
-                    others,
-                };
-                Some((next, News::Read(Box::new(write))))
-            }
-            Err(error) => {
-                undo(lent, others.iter().map(|other| &**other).chain([&*next]));
-                for other in others {
-                    tell(&other, News::Answer(now, Err(error.clone())));
-                }
-                Some((next, News::Answer(now, Err(error))))
-            }
+        if let Err(error) = timeout.and_then(|()| wire.send_all(commands())) {
+            return fail(lent, others.iter().chain([&reader]), sent, &error);
+        }
+        let wire = lent.hand();
+        let write = Box::new(Write { wire, sent, others });
+        // If the reader's time has run out, no thread reads, so the connection must be closed.
+        if let Err(News::Read(write)) = reader.tell(News::Read(write)) {
+            let lent = self.pool.lent(write.wire, Some(sent));
+            fail(
+                lent,
+                write.others.iter().chain([&reader]),
+                sent,
+                &timed_out(),
+            );
         }
     }
 
-    /// Reads the answers to all that was sent together, and tells each what came of it.
-    fn read_all(&self, write: Write, own: &Entry, until: Instant) -> Ride<'_> {
+    /// Reads the answers to one write, and delivers each before this thread blocks on the next.
+    fn read_all(&self, write: Write, own: &Arc<Entry>, until: Instant) -> Sent {
         let Write { wire, sent, others } = write;
-        let mut lent = self.pool.lent_to_several(wire);
-        // Nobody who waits for it has more time.
+        let mut lent = self.pool.lent(wire, Some(sent));
+        // No other call of this write has more time.
         let until = sent.after(self.command_timeout()).min(until);
-        let mut broken = None;
+        let mut unread = others.iter();
+        let mut read = Vec::with_capacity(others.len());
         let mut not_now = false;
-        let mut read = |entry: &Entry| {
-            let answer = match &broken {
-                Some(error) => Err(RedisError::clone(error)),
-                None => receive(lent.wire(), entry.expected, until),
-            };
-            match &answer {
-                Ok(Err(error)) => not_now |= matches!(meaning(error), Meaning::NotNow),
-                Ok(Ok(_)) => {}
-                Err(error) => broken = Some(error.clone()),
+        let answer = loop {
+            let at_hand = lent.wire().answer_at_hand(false).transpose();
+            let value = at_hand.unwrap_or_else(|| {
+                tell_all(sent, read.drain(..));
+                receive(lent.wire(), until)
+            });
+            // The next of the others, and then its own.
+            let next = unread.as_slice().first().unwrap_or(own);
+            match value.and_then(|value| check(value, next.expected)) {
+                Ok(answer) => {
+                    let is_not_now = |error| matches!(meaning(error), Meaning::NotNow);
+                    not_now |= answer.as_ref().is_err_and(is_not_now);
+                    match unread.next() {
+                        Some(other) => read.push((other, Ok(answer))),
+                        None => break Ok(answer),
+                    }
+                }
+                Err(error) => break Err(error),
             }
-            answer
         };
-        let answers: Vec<_> = others.iter().map(|other| read(other)).collect();
-        let answer = read(own);
-        let mut next = None;
-        if broken.is_some() {
-            let unread = others.iter().zip(&answers);
-            let unread = unread.filter(|(_, answer)| answer.is_err());
-            let own = Some(own).filter(|_| answer.is_err());
-            undo(lent, unread.map(|(other, _)| &**other).chain(own));
+        if let Err(error) = &answer {
+            tell_all(sent, read.drain(..));
+            fail(lent, unread.chain([own]), sent, error);
         } else if not_now {
             let generation = lent.generation();
             drop(lent);
             self.leave(generation);
         } else {
-            // First, so that the server has something to do meanwhile.
-            next = self.send_next(lent);
+            // First, so that the server has work while the other threads wake up.
+            self.pass_on(lent);
         }
-        if let Some((next, news)) = next {
-            // Before the others, each of whom may take the processor: somebody must read.
-            self.tell_next(&next, news);
-        }
-        for (other, answer) in others.iter().zip(answers) {
-            tell(other, News::Answer(sent, answer));
-        }
-        Ride::Sent(Sent {
+        tell_all(sent, read);
+        Sent {
             at: sent,
             answer,
             has_read: true,
-        })
+        }
     }
 }
 
-/// For a call that another has read for.
-fn sent_along<'a>(at: Instant, answer: Answer) -> Ride<'a> {
-    Ride::Sent(Sent {
-        at,
-        answer,
-        has_read: false,
-    })
+/// Delivers the answers to calls that were sent at `sent`. A call that has given up counts as unanswered, and its own
+/// thread undoes it.
+fn tell_all<'a, I>(sent: Instant, answers: I)
+where
+    I: IntoIterator<Item = (&'a Arc<Entry>, Answer)>,
+{
+    for (entry, answer) in answers {
+        let _ = entry.tell(News::Answer(sent, answer));
+    }
 }
 
-/// Who waits no longer has taken it for unanswered, and undoes it.
-fn tell(entry: &Entry, answer: News) {
-    let _ = entry.tell(answer);
-}
-
-/// Writes the undo of each behind its command, on a connection that is of no more use.
-fn undo<'a, I: Iterator<Item = &'a Entry>>(lent: Lent<'_>, unread: I) {
-    let undos = unread.filter_map(|entry| {
+/// Fails calls that get no answer: writes the undo of each behind its command, and closes the connection.
+fn fail<'a, I>(lent: Lent<'_>, unread: I, sent: Instant, error: &RedisError)
+where
+    I: Iterator<Item = &'a Arc<Entry>> + Clone,
+{
+    let undos = unread.clone().filter_map(|entry| {
         let (keys, id) = entry.stake.as_ref()?;
         Some(keys.release(id.as_str().as_bytes()))
     });
     lent.keep().undo_behind(undos);
+    tell_all(sent, unread.map(|entry| (entry, Err(error.clone()))));
 }
 
-/// Reads one answer in what time is left: each read has a timeout of its own.
-fn receive(wire: &mut Wire, expected: Expected, until: Instant) -> Answer {
+/// Waits for one answer for the time that is left: each read has a timeout of its own.
+fn receive(wire: &mut Wire, until: Instant) -> RedisResult<Value> {
     let left = Instant::now().until(until);
     if left.is_zero() {
         return Err(timed_out());
     }
     wire.set_timeout(left)?;
-    wire.answer_to(expected)
+    wire.answer()
 }
 
 fn timed_out() -> RedisError {

@@ -1,4 +1,4 @@
-//! Calls that go over one connection of a pool together: when they do, and who of them gets it next.
+//! Calls that share a write: when they do, and which connection of the pool carries it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -32,9 +32,13 @@ const OWN: usize = 8;
 /// connection as long as there are any.
 const NEAR: Duration = Duration::from_micros(200);
 
-/// A shared connection whose calls are not answered in this time, or in that of eight trips, is not waited
-/// for where another lies idle.
-const STUCK: Duration = Duration::from_millis(1);
+/// Calls gather behind a write for at most this long while another connection is free: most writes are answered
+/// sooner.
+const STUCK: Duration = Duration::from_millis(2);
+
+/// A call that has waited in the queue so long takes any free connection, whatever is in flight. Longer than
+/// [`STUCK`], so that few calls need a timer.
+pub(super) const PATIENCE: Duration = Duration::from_millis(5);
 
 /// What counts for whether calls share a connection, and is known without the lock of their pool.
 pub(super) struct Sharing {
@@ -49,9 +53,8 @@ pub(super) struct Sharing {
 /// Who shares a connection, and who is to.
 #[derive(Default)]
 pub(super) struct Sharers {
-    /// Since when one connection carries the calls of several that it carries now, if one does.
-    since: Option<Instant>,
-    /// Who waits for one of those that are out, or to be sent along with who gets it.
+    /// When the last of the writes of several calls was sent whose answers are still missing.
+    in_flight: Option<Instant>,
     gather: Gather<Arc<Entry>>,
     /// Who waits for a connection of its own goes first when the next comes back.
     is_turn_of_own: bool,
@@ -63,21 +66,25 @@ pub(crate) struct Entered<'a> {
     before: usize,
 }
 
-/// What became of a call that was to go along with others.
-pub(crate) enum Joined<'a> {
-    Waits(Ticket),
-    /// It goes alone: over this connection, if one lay idle.
-    Alone(Option<Lent<'a>>),
-}
-
-/// A connection that goes on to those who wait.
-pub(crate) struct Given<'a> {
+/// Calls that go in one write, and the connection for it.
+#[must_use]
+pub(crate) struct Batch<'a> {
     pub(crate) lent: Lent<'a>,
-    /// Who reads for all of them.
-    pub(crate) next: Arc<Entry>,
+    /// The call whose thread reads the answers to all.
+    pub(crate) reader: Arc<Entry>,
     pub(crate) others: Vec<Arc<Entry>>,
     /// None of them had run out of time by then.
     pub(crate) now: Instant,
+}
+
+/// The next step of a call that has waited in the queue for [`PATIENCE`].
+pub(crate) enum Look<'a> {
+    /// It waits on: for a connection, or for its answer if it was sent meanwhile.
+    Waits,
+    /// It sends this batch, which most likely contains its own command.
+    Sends(Box<Batch<'a>>),
+    /// It has left the queue, and asks the pool for a connection.
+    Alone,
 }
 
 impl Default for Sharing {
@@ -96,31 +103,30 @@ impl Sharing {
         self.shortest.store(u64::MAX, Ordering::Relaxed);
     }
 
-    fn shortest(&self) -> Duration {
-        Duration::from_nanos(self.shortest.load(Ordering::Relaxed))
+    fn is_near(&self) -> bool {
+        Duration::from_nanos(self.shortest.load(Ordering::Relaxed)) <= NEAR
     }
 }
 
 impl State {
-    /// Who gets a connection that has come back, of those who go along with others.
-    fn next(&mut self) -> Option<(Arc<Entry>, Instant)> {
+    /// Whether the next free connection goes to the queue: it alternates with calls that go alone.
+    fn is_turn_of_queue(&mut self) -> bool {
         if self.sharers.gather.is_empty() {
-            return None;
+            return false;
         }
         if self.is_awaited() {
             self.sharers.is_turn_of_own = !self.sharers.is_turn_of_own;
-            if self.sharers.is_turn_of_own {
-                return None;
-            }
+            return !self.sharers.is_turn_of_own;
         }
-        let now = Instant::now();
-        self.sharers.gather.next(now).map(|entry| (entry, now))
+        true
     }
 
-    /// There is room for a connection that one of those who wait to go along may have.
+    /// Sends the first call of the queue away to ask for a connection, since none may come back.
     pub(super) fn dismiss_one(&mut self) {
-        if let Some((entry, _)) = self.next() {
-            // Who waits no longer needs no connection.
+        if self.is_turn_of_queue()
+            && let Some(entry) = self.sharers.gather.first(Instant::now())
+        {
+            // A call that waits no longer needs no connection.
             let _ = entry.tell(News::Alone);
         }
     }
@@ -142,49 +148,83 @@ impl Pool {
         }
     }
 
-    /// From now on one connection carries several calls, or none does.
-    pub(super) fn share(&self, state: &mut State, since: Option<Instant>) {
-        state.sharers.since = since;
-        self.sharing.is_on.store(since.is_some(), Ordering::Relaxed);
+    /// The answers to what was sent at `sent` are in, or will never be.
+    pub(super) fn is_answered(&self, state: &mut State, sent: Option<Instant>) {
+        if sent.is_some() && state.sharers.in_flight == sent {
+            state.sharers.in_flight = None;
+            self.sharing.is_on.store(false, Ordering::Relaxed);
+        }
     }
 
-    /// Leaves a call to whoever is done with a connection, if somebody will be.
+    /// Whether calls gather behind a write that is in flight. A server farther away has no shared work to save.
+    fn gathers(&self, state: &State, now: Instant) -> bool {
+        let is_late = |sent: Instant| sent.until(now) > STUCK;
+        state.sharers.in_flight.is_some_and(|sent| !is_late(sent)) && self.sharing.is_near()
+    }
+
+    /// Puts a call into the queue; what can be sent at once comes back. `None` if nobody would come for it.
     pub(crate) fn join(
         &self,
         now: Instant,
         until: Instant,
         lane: Lane,
         entry: &Arc<Entry>,
-    ) -> Joined<'_> {
+    ) -> Option<(Ticket, Option<Batch<'_>>)> {
         let mut state = self.state.lock();
-        let limit = STUCK.max(self.sharing.shortest().saturating_mul(8));
-        // After that the connection is stuck, or whoever reads from it has lost the processor.
-        let is_in_time = |since: Instant| since.until(now) <= limit;
-        let own = if state.sharers.since.is_some_and(is_in_time) {
+        let ticket = state.sharers.gather.join(now, until, Arc::clone(entry));
+        let batch = if self.gathers(&state, now) {
             None
         } else {
-            // At once: a place in the other queue would be a worse one.
-            state.take(lane, self.cap)
+            self.take_batch(&mut state, lane, now)
         };
-        match own {
-            None if state.out > 0 && !self.is_closed() && !self.is_retired() => {
-                Joined::Waits(state.sharers.gather.join(until, Arc::clone(entry)))
-            }
-            own => Joined::Alone(own.map(|wire| self.lent(wire, false))),
+        if batch.is_none() && (state.out == 0 || self.is_closed() || self.is_retired()) {
+            state.sharers.gather.leave(ticket);
+            return None;
         }
+        Some((ticket, batch))
     }
 
-    /// Takes a call back that is to have a connection of its own, unless it would wait for that too
-    /// before its deadline `is_over`. False if it stays, or is not there any more.
-    pub(crate) fn leave_off(&self, ticket: Ticket, lane: Lane, is_over: bool) -> bool {
+    /// The next step of a call that has waited for [`PATIENCE`], or until its deadline if that `is_over`.
+    pub(crate) fn look(&self, ticket: Ticket, lane: Lane, is_over: bool) -> Look<'_> {
         let mut state = self.state.lock();
-        let has_room = lane == Lane::Free || state.out < self.cap;
-        (has_room || is_over) && state.sharers.gather.leave(ticket)
+        if !state.sharers.gather.contains(ticket) {
+            return Look::Waits;
+        }
+        if !is_over && let Some(batch) = self.take_batch(&mut state, lane, Instant::now()) {
+            return Look::Sends(Box::new(batch));
+        }
+        if is_over || lane == Lane::Free || state.has_room(self.cap) {
+            state.sharers.gather.leave(ticket);
+            return Look::Alone;
+        }
+        Look::Waits
     }
 
-    /// The connection that carries several calls.
-    pub(crate) fn lent_to_several(&self, wire: Wire) -> Lent<'_> {
-        self.lent(wire, true)
+    /// Takes an idle connection for the calls in the queue.
+    fn take_batch(&self, state: &mut State, lane: Lane, now: Instant) -> Option<Batch<'_>> {
+        let wire = state.take(lane, self.cap)?;
+        let Some(calls) = state.sharers.gather.take(now) else {
+            state.put_back(wire);
+            return None;
+        };
+        Some(self.batch(state, wire, calls, now))
+    }
+
+    fn batch(
+        &self,
+        state: &mut State,
+        wire: Wire,
+        (reader, others): (Arc<Entry>, Vec<Arc<Entry>>),
+        now: Instant,
+    ) -> Batch<'_> {
+        state.sharers.in_flight = Some(now);
+        self.sharing.is_on.store(true, Ordering::Relaxed);
+        Batch {
+            lent: self.lent(wire, Some(now)),
+            reader,
+            others,
+            now,
+        }
     }
 
     /// Nobody waits any longer to go along with others.
@@ -198,31 +238,32 @@ impl Pool {
 }
 
 impl<'a> Lent<'a> {
-    /// Gives the connection back, after an exchange that left nothing unread. Or on, to one of those
-    /// who wait to go along with others.
-    pub(crate) fn give_on(mut self) -> Option<Given<'a>> {
+    /// Gives the connection back, after an exchange that left nothing unread. Returns what must be sent over it, if it
+    /// goes on to those in the queue.
+    pub(crate) fn give_on(mut self) -> Option<Batch<'a>> {
         let wire = self.wire.take()?;
-        let (pool, is_shared) = (self.pool, self.is_shared);
+        let pool = self.pool;
         let mut state = pool.state.lock();
-        if pool.has_room_for(&state, &wire) {
-            if (is_shared || state.sharers.since.is_none())
-                && let Some((next, now)) = state.next()
-            {
-                pool.share(&mut state, Some(now));
-                return Some(Given {
-                    lent: pool.lent_to_several(wire),
-                    next,
-                    others: state.sharers.gather.take(now),
-                    now,
-                });
-            }
-            pool.lay_by(&mut state, wire, is_shared);
-        } else {
-            pool.vacated(&mut state, is_shared);
+        pool.is_answered(&mut state, self.sent);
+        if !pool.has_room_for(&state, &wire) {
+            pool.vacated(&mut state);
             // Closing takes a system call: not under the lock.
             drop(state);
             drop(wire);
+            return None;
         }
+        if !state.sharers.gather.is_empty() {
+            let now = Instant::now();
+            let has_waited = |waited| waited >= PATIENCE;
+            let is_due = || state.sharers.gather.waited(now).is_some_and(has_waited);
+            if (!pool.gathers(&state, now) || is_due())
+                && state.is_turn_of_queue()
+                && let Some(calls) = state.sharers.gather.take(now)
+            {
+                return Some(pool.batch(&mut state, wire, calls, now));
+            }
+        }
+        pool.lay_by(&mut state, wire);
         None
     }
 }
@@ -236,7 +277,7 @@ impl Entered<'_> {
     /// Whether so many others were there that it goes along with them.
     pub(crate) fn is_one_of_many(&self, lane: Lane) -> bool {
         let Pool { cap, sharing, .. } = self.pool;
-        if sharing.shortest() <= NEAR {
+        if sharing.is_near() {
             self.before >= OWN.min(*cap) || sharing.is_on.load(Ordering::Relaxed)
         } else {
             lane == Lane::Capped && self.before >= *cap

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
 
-use super::proxy::{Traffic, Wires};
+use super::proxy::{State, Traffic, Wires};
 use super::time::ms;
 
 /// Enough to tell what a connection is for.
@@ -75,6 +75,8 @@ enum Direction {
 /// What becomes of a chunk.
 enum Fate {
     Forward,
+    /// The first reply in it, and no more.
+    ForwardOne,
     Drop,
     End,
 }
@@ -121,11 +123,19 @@ fn carry(
     let writing = thread::spawn({
         let wires = Arc::clone(wires);
         move || {
-            for (due, chunk) in chunks {
-                match wires.decide(n, direction, Some(due)) {
-                    Fate::Forward if to.write_all(&chunk).is_ok() => {}
-                    Fate::Drop => {}
-                    Fate::Forward | Fate::End => break,
+            'chunks: for (due, chunk) in chunks {
+                let mut rest = &chunk[..];
+                while !rest.is_empty() {
+                    let passes = match wires.decide(n, direction, Some(due)) {
+                        Fate::Forward => rest.len(),
+                        Fate::ForwardOne => first_reply(rest),
+                        Fate::Drop => break,
+                        Fate::End => break 'chunks,
+                    };
+                    if to.write_all(&rest[..passes]).is_err() {
+                        break 'chunks;
+                    }
+                    rest = &rest[passes..];
                 }
             }
             // That one side has closed is news which a network that is down holds back, too.
@@ -140,6 +150,7 @@ fn carry(
             let mut state = wires.state.lock();
             if direction == Direction::Request {
                 state.links[n].note(chunk);
+                state.note_batch(n, chunk);
             }
             match direction {
                 Direction::Request => state.request_delay,
@@ -152,6 +163,38 @@ fn carry(
     }
     drop(sender);
     let _ = writing.join();
+}
+
+impl State {
+    fn note_batch(&mut self, n: usize, request: &[u8]) {
+        let Some((scripts, traffic)) = self.on_batch else {
+            return;
+        };
+        let sent = request
+            .windows(7)
+            .filter(|window| window == b"EVALSHA")
+            .count();
+        if sent >= scripts {
+            self.on_batch = None;
+            self.batch = Some((n, sent));
+            self.links[n].set(traffic);
+        }
+    }
+}
+
+/// The length of the first of some replies, all of them whole.
+fn first_reply(replies: &[u8]) -> usize {
+    let line = replies
+        .windows(2)
+        .position(|end| end == b"\r\n")
+        .unwrap_or(0)
+        + 2;
+    let count = || str::from_utf8(&replies[1..line - 2]).map_or(0, |n| n.parse().unwrap_or(0));
+    match replies[0] {
+        b'*' => (0..count()).fold(line, |at, _| at + first_reply(&replies[at..])),
+        b'$' => line + count() + 2,
+        _ => line,
+    }
 }
 
 fn due(delay: Duration) -> Instant {
@@ -185,6 +228,10 @@ impl Wires {
             return match (link.traffic, direction) {
                 (Traffic::Vanish, _) | (Traffic::DropReplies, Direction::Reply) => Fate::Drop,
                 (Traffic::CutOnReply, Direction::Reply) => Fate::End,
+                (Traffic::OneReply, Direction::Reply) => {
+                    state.links[n].traffic = Traffic::StallReplies;
+                    Fate::ForwardOne
+                }
                 _ => Fate::Forward,
             };
         }

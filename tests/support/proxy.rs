@@ -21,6 +21,8 @@ pub(crate) enum Traffic {
     StallRequests,
     /// Replies are held back until this changes; requests pass.
     StallReplies,
+    /// Requests pass, and the first of the replies; those behind it are held back until this changes.
+    OneReply,
     /// Requests pass, replies vanish: the command runs and nobody hears of it.
     DropReplies,
     /// Whatever is sent vanishes, in both directions.
@@ -52,6 +54,10 @@ pub(crate) struct State {
     pub(crate) reply_delay: Duration,
     /// For connections that are still to come.
     next: Traffic,
+    /// The number of scripts in one write, and the traffic from that write on for the connection that sends it.
+    pub(crate) on_batch: Option<(usize, Traffic)>,
+    /// The connection that sent it, and the number of scripts in it.
+    pub(crate) batch: Option<(usize, usize)>,
     over: bool,
 }
 
@@ -68,6 +74,8 @@ impl Proxy {
             request_delay: Duration::ZERO,
             reply_delay: Duration::ZERO,
             next: Traffic::Pass,
+            on_batch: None,
+            batch: None,
             over: false,
         };
         let wires = Arc::new(Wires {
@@ -121,6 +129,16 @@ impl Proxy {
     /// For the n-th connection, which must be there.
     pub(crate) fn nth(&self, n: usize, traffic: Traffic) {
         self.change(|state| state.links[n].set(traffic));
+    }
+
+    /// For the first connection that sends at least `scripts` of them in one write, from that write on.
+    pub(crate) fn on_batch(&self, scripts: usize, traffic: Traffic) {
+        self.change(|state| state.on_batch = Some((scripts, traffic)));
+    }
+
+    /// The connection that [`on_batch`](Self::on_batch) found, and how many scripts it sent in that write.
+    pub(crate) fn batch(&self) -> Option<(usize, usize)> {
+        self.wires.state.lock().batch
     }
 
     /// Ends all connections that there are; new ones are accepted as before.
