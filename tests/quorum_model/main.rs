@@ -9,18 +9,26 @@
 //!   happen, so a message may come at any time or never, and so may a client's next step. A refusal does what a loss does.
 //! * Undo and release: from when an attempt is over, a server that has its key may delete it at any time. That is more
 //!   than real connections allow, where an undo behind its acquire cannot overtake it.
+//! * Connections: where releases are searched, one server has two connections. The acquire takes one of them. A release
+//!   or an undo goes behind the acquire or overtakes it on the other, is lost or answered, and is repeated until the
+//!   client takes an answer for its end. A connection that ends takes the answers with it, and a command that was
+//!   written to it may still run. What stays on a server does not depend on the others, so one of them is enough.
 //! * Time: ticks of one clock, as if clocks did not drift. A key lasts `ttl` ticks from when the server sets it, validity
 //!   as many from when the client asks, and both end with the same tick: the tightest case.
 //!
 //! Not in the model: more than three servers, attempts or tokens than given, a second renewal of a lease, an extend that
-//! shortens, whether anybody ever gets the lock.
+//! shortens, whether anybody ever gets the lock, an undo that ends with the ttl and a client that ends: an acquire that
+//! runs after either leaves its key for a ttl.
 //!
 //! The number in each test is that of all states within its bounds. Nothing was cut off. A change to the model changes it.
 
 mod promise;
 mod protocol;
+mod release;
 mod search;
 mod state;
+
+use std::env;
 
 use promise::{Promise, Step};
 use protocol::{Bounds, Flaw, Protocol};
@@ -28,7 +36,13 @@ use search::{Outcome, search};
 
 /// What holds as long as no server forgets anything.
 const ALWAYS: [Promise; 2] = [Promise::Exclusion, Promise::RisingByHolding];
-/// What is left of it when keys expire before their time.
+/// The same with what is promised of releases.
+const RELEASED: [Promise; 3] = [
+    Promise::Exclusion,
+    Promise::RisingByHolding,
+    Promise::NoKeyStays,
+];
+/// What of `ALWAYS` holds although keys expire before their time.
 const FENCED: [Promise; 2] = [Promise::RisingByAsking, Promise::Distinct];
 
 const THREE: Bounds = Bounds {
@@ -39,6 +53,7 @@ const THREE: Bounds = Bounds {
     block: 1,
     early: 0,
     restarts: 0,
+    connections: false,
 };
 const TWO: Bounds = Bounds {
     attempts: 2,
@@ -65,6 +80,18 @@ fn way_to_break(promise: Promise, bounds: Bounds, flaw: Option<Flaw>) -> Vec<Ste
         }
     }
 }
+
+/// Two attempts whose releases are messages.
+const RELEASING: Bounds = Bounds {
+    connections: true,
+    ..TWO
+};
+
+const ONE_RELEASING: Bounds = Bounds {
+    attempts: 1,
+    tokens: 1,
+    ..RELEASING
+};
 
 #[test]
 fn three_attempts() {
@@ -209,7 +236,12 @@ fn holders(way: &[Step]) -> [(usize, u8); 2] {
 #[track_caller]
 fn is_seen(flaw: Flaw, promise: Promise, bounds: Bounds) {
     let protocol = Protocol { bounds, flaw: None };
-    assert!(matches!(search(&protocol, &ALWAYS), Outcome::Holds(_)));
+    let promises = if bounds.connections {
+        &RELEASED[..]
+    } else {
+        &ALWAYS
+    };
+    assert!(matches!(search(&protocol, promises), Outcome::Holds(_)));
     way_to_break(promise, bounds, Some(flaw));
 }
 
@@ -261,4 +293,50 @@ fn renewed_validity_must_not_begin_with_the_answer() {
         ..TWO
     };
     is_seen(Flaw::RenewedFromTheAnswer, Promise::Exclusion, bounds);
+}
+
+#[test]
+fn no_key_outlives_its_release() {
+    holds(RELEASING, &RELEASED, 187_015);
+}
+
+#[test]
+fn no_key_outlives_its_release_in_leases_renewed_and_handed_on() {
+    let bounds = Bounds {
+        tokens: 2,
+        renewing: true,
+        block: 2,
+        ..RELEASING
+    };
+    holds(bounds, &RELEASED, 199_427);
+}
+
+/// Takes minutes, so it is searched only where `LEASEHOLD_LONG_MODELS` is set: `LEASEHOLD_LONG_MODELS=1 cargo test
+/// --release --test quorum_model long`.
+#[test]
+fn no_key_of_three_attempts_outlives_its_release_in_a_long_search() {
+    if env::var_os("LEASEHOLD_LONG_MODELS").is_some() {
+        let bounds = Bounds {
+            attempts: 3,
+            ..RELEASING
+        };
+        holds(bounds, &RELEASED, 10_164_532);
+    }
+}
+
+/// The release goes over another connection and finds nothing; the acquire runs after it, and is
+/// answered before the client reads the answer of the release.
+#[test]
+fn a_release_must_be_judged_as_it_was_sent() {
+    let flaw = Flaw::ReleaseJudgedWhenAnswered;
+    is_seen(flaw, Promise::NoKeyStays, ONE_RELEASING);
+}
+
+#[test]
+fn a_release_that_found_nothing_must_be_repeated_while_the_acquire_may_run() {
+    is_seen(
+        Flaw::AnyAnswerEndsRelease,
+        Promise::NoKeyStays,
+        ONE_RELEASING,
+    );
 }

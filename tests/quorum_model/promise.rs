@@ -1,6 +1,6 @@
 //! What may happen, and what must hold whatever happens.
 
-use crate::state::{ATTEMPTS, Phase, State};
+use crate::state::{ATTEMPTS, Phase, Release, State};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -36,6 +36,36 @@ pub(crate) enum Step {
         server: usize,
         id: usize,
     },
+    /// The client reads the answer to the acquire.
+    ReadsGrant {
+        server: usize,
+        id: usize,
+    },
+    /// The connection of the acquire ends before its answer was read.
+    Cuts {
+        server: usize,
+        id: usize,
+    },
+    SendsRelease {
+        server: usize,
+        id: usize,
+        is_behind: bool,
+    },
+    /// A release has come to this server, which has no such key.
+    FindsNothing {
+        server: usize,
+        id: usize,
+    },
+    /// The release or its answer is lost, or the answer proves nothing.
+    RepeatsRelease {
+        server: usize,
+        id: usize,
+    },
+    /// The answer of a release that found nothing is taken for its end.
+    EndsRelease {
+        server: usize,
+        id: usize,
+    },
     AsksToRenew {
         id: usize,
     },
@@ -66,12 +96,21 @@ pub(crate) enum Promise {
     RisingByAsking,
     /// No two holders have the same token.
     Distinct,
+    /// A server from which nobody will delete the key of an attempt any more does not have that key,
+    /// and does not get it.
+    NoKeyStays,
 }
 
 impl Promise {
     pub(crate) fn is_broken(self, before: &State, step: Step) -> bool {
         let (id, token) = match step {
             Step::Holds { id, token } | Step::HandsOn { id, token } => (id, token),
+            Step::EndsRelease { server, id } if self == Self::NoKeyStays => {
+                return before.servers[server].holder == Some(id);
+            }
+            Step::Grants { server, id } if self == Self::NoKeyStays => {
+                return before.servers[server].release[id] == Release::Over;
+            }
             _ => return false,
         };
         match self {
@@ -80,6 +119,7 @@ impl Promise {
             Self::RisingByHolding => token <= before.highest_held(),
             Self::RisingByAsking => token <= before.attempts[id].floor,
             Self::Distinct => before.held & (1 << token) != 0,
+            Self::NoKeyStays => false,
         }
     }
 }

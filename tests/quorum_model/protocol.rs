@@ -21,6 +21,10 @@ pub(crate) struct Bounds {
     pub(crate) early: u8,
     /// How often some server restarts empty.
     pub(crate) restarts: u8,
+    /// Whether releases are messages on connections, at one of the servers: what stays there does not
+    /// depend on the others. The others may delete the key of an attempt that is over at any time,
+    /// which is more than connections allow.
+    pub(crate) connections: bool,
 }
 
 /// A mistake in the protocol.
@@ -37,6 +41,11 @@ pub(crate) enum Flaw {
     RenewedByTheAnswering,
     ValidFromTheAnswer,
     RenewedFromTheAnswer,
+    /// A release that found nothing is the end once the answer to the acquire is read, even if that
+    /// came after the release was sent.
+    ReleaseJudgedWhenAnswered,
+    /// Any answer ends a release.
+    AnyAnswerEndsRelease,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -54,14 +63,16 @@ impl Protocol {
             is_small && bounds.early < 4 && bounds.restarts < 4,
             "a state has no room for that"
         );
-        State {
+        let mut start = State {
             early: bounds.early,
             restarts: bounds.restarts,
             ..State::default()
-        }
+        };
+        start.servers[0].has_connections = bounds.connections;
+        start
     }
 
-    fn has(&self, flaw: Flaw) -> bool {
+    pub(crate) fn has(&self, flaw: Flaw) -> bool {
         self.flaw == Some(flaw)
     }
 
@@ -108,7 +119,9 @@ impl Protocol {
                         next.servers[server].left = self.bounds.ttl;
                     });
                 }
-                if is_owner && state.attempts[id].phase == Phase::Over {
+                if now.has_connections {
+                    self.each_of_releases(state, server, id, &mut take);
+                } else if is_owner && state.attempts[id].phase == Phase::Over {
                     take(Step::Deletes { server, id }, &|next| {
                         next.servers[server].holder = None;
                     });
@@ -290,7 +303,9 @@ impl Protocol {
                 // Counters only rise, but for a restart.
                 let never = next.restarts == 0 && !self.is_enough(attempt.token, server.counter);
                 match server.acquire[id] {
-                    Asked::Yes if !keeps_votes => server.acquire[id] = Asked::No,
+                    Asked::Yes if !keeps_votes && !server.has_connections => {
+                        server.acquire[id] = Asked::No;
+                    }
                     Asked::Sent if never => server.acquire[id] = Asked::No,
                     _ => {}
                 }
@@ -300,6 +315,9 @@ impl Protocol {
                     Asked::Yes if !awaits_renewal => server.renew[id] = Asked::No,
                     Asked::Sent if never => server.renew[id] = Asked::No,
                     _ => {}
+                }
+                if is_over && server.has_connections {
+                    server.forget_what_is_gone(id);
                 }
                 may_be_granted |= is_sent;
             }

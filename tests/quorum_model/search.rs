@@ -24,7 +24,7 @@ struct Seen {
 /// Looks for a broken one among `promises`.
 pub(crate) fn search(protocol: &Protocol, promises: &[Promise]) -> Outcome {
     let start = protocol.start();
-    let mut known: HashSet<u128, BuildHasherDefault<Mixed>> = HashSet::default();
+    let mut known: HashSet<(u128, u64), BuildHasherDefault<Mixed>> = HashSet::default();
     known.insert(start.pack());
     let mut seen = vec![Seen {
         state: start,
@@ -75,8 +75,11 @@ impl Hasher for Mixed {
     }
 
     fn write_u128(&mut self, number: u128) {
-        let folded = (number as u64).rotate_left(29) ^ (number >> 64) as u64;
-        let mixed = folded.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.write_u64((number as u64).rotate_left(29) ^ (number >> 64) as u64);
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let mixed = (self.0.rotate_left(23) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = (mixed ^ mixed >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 

@@ -15,6 +15,23 @@ pub(crate) enum Asked {
     Yes,
 }
 
+/// How far the releases of one attempt have come at one server: the first, and those that repeat it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Release {
+    /// None is under way. One may be sent once the attempt is over.
+    #[default]
+    NotSent,
+    /// Under way on the connection of the acquire, behind it.
+    Behind,
+    /// Under way on another connection. It is ordered if it was sent after the client had read the
+    /// answer to the acquire.
+    Apart { is_ordered: bool },
+    /// It ran and deleted nothing. Its answer is under way.
+    FoundNothing { is_ordered: bool },
+    /// The client sends no more of them.
+    Over,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Server {
     /// Whose id is in the key.
@@ -24,6 +41,13 @@ pub(crate) struct Server {
     pub(crate) counter: u8,
     pub(crate) acquire: [Asked; ATTEMPTS],
     pub(crate) renew: [Asked; ATTEMPTS],
+    /// Whether what a client and this server say to each other are messages on connections.
+    pub(crate) has_connections: bool,
+    pub(crate) release: [Release; ATTEMPTS],
+    /// The client has read the answer to the acquire.
+    pub(crate) is_answered: [bool; ATTEMPTS],
+    /// The connection of the acquire has ended, so its answer is never read. It may still run.
+    pub(crate) is_cut: [bool; ATTEMPTS],
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,7 +56,7 @@ pub(crate) enum Phase {
     Idle,
     Asking,
     Holding,
-    /// Given up, released or run out. Its undo may come to any server at any time from now on, or never.
+    /// Given up, released or run out. Its releases may come to any server from now on, or never.
     Over,
 }
 
@@ -66,36 +90,54 @@ impl State {
         self.held.checked_ilog2().unwrap_or(0) as u8
     }
 
-    /// All of it in one number, the same for states that differ only in which server is which.
-    pub(crate) fn pack(&self) -> u128 {
+    /// All of it in two numbers, the same for states that differ only in which server is which.
+    pub(crate) fn pack(&self) -> (u128, u64) {
         let mut servers = self.servers.each_ref().map(Server::pack);
         servers.sort_unstable();
-        let mut bits = 0;
-        for server in servers {
-            bits = bits << SERVER_BITS | u128::from(server);
-        }
-        for attempt in &self.attempts {
-            bits = bits << ATTEMPT_BITS | u128::from(attempt.pack());
-        }
-        bits << 12
-            | u128::from(self.held) << 4
-            | u128::from(self.early) << 2
-            | u128::from(self.restarts)
+        let servers = servers
+            .iter()
+            .fold(0, |bits, server| bits << SERVER_BITS | u128::from(*server));
+        let attempts = self.attempts.iter().fold(0, |bits, attempt| {
+            bits << ATTEMPT_BITS | u64::from(attempt.pack())
+        });
+        let rest = attempts << 12
+            | u64::from(self.held) << 4
+            | u64::from(self.early) << 2
+            | u64::from(self.restarts);
+        (servers, rest)
     }
 }
 
-const SERVER_BITS: u32 = 7 + 4 * ATTEMPTS as u32;
+const SERVER_BITS: u32 = 8 + 9 * ATTEMPTS as u32;
 const ATTEMPT_BITS: u32 = 14;
 
 impl Server {
-    fn pack(&self) -> u32 {
-        let mut bits = self.holder.map_or(0, |id| id as u32 + 1) << 5
-            | u32::from(self.left) << 3
-            | u32::from(self.counter);
+    fn pack(&self) -> u64 {
+        let mut bits = u64::from(self.has_connections) << 7
+            | self.holder.map_or(0, |id| id as u64 + 1) << 5
+            | u64::from(self.left) << 3
+            | u64::from(self.counter);
         for id in 0..ATTEMPTS {
-            bits = bits << 4 | (self.acquire[id] as u32) << 2 | self.renew[id] as u32;
+            bits = bits << 9
+                | self.release[id].pack() << 6
+                | u64::from(self.is_answered[id]) << 5
+                | u64::from(self.is_cut[id]) << 4
+                | (self.acquire[id] as u64) << 2
+                | self.renew[id] as u64;
         }
         bits
+    }
+}
+
+impl Release {
+    fn pack(self) -> u64 {
+        match self {
+            Self::NotSent => 0,
+            Self::Behind => 1,
+            Self::Apart { is_ordered } => 2 + u64::from(is_ordered),
+            Self::FoundNothing { is_ordered } => 4 + u64::from(is_ordered),
+            Self::Over => 6,
+        }
     }
 }
 

@@ -1,0 +1,103 @@
+//! The releases of an attempt as messages: behind its acquire, or on a connection of their own.
+
+use crate::promise::Step;
+use crate::protocol::{Flaw, Protocol};
+use crate::state::{Asked, Phase, Release, Server, State};
+
+impl Protocol {
+    /// Calls `take` with all that may happen between a client and a server about the releases of an
+    /// attempt, and about the answer to its acquire.
+    pub(crate) fn each_of_releases(
+        &self,
+        state: &State,
+        server: usize,
+        id: usize,
+        take: &mut impl FnMut(Step, &dyn Fn(&mut State)),
+    ) {
+        let now = &state.servers[server];
+        let has_run = now.acquire[id] != Asked::Sent;
+        if now.acquire[id] != Asked::No && !now.is_answered[id] && !now.is_cut[id] {
+            if has_run {
+                take(Step::ReadsGrant { server, id }, &|next| {
+                    next.servers[server].is_answered[id] = true;
+                });
+            }
+            take(Step::Cuts { server, id }, &|next| {
+                let server = &mut next.servers[server];
+                server.is_cut[id] = true;
+                if server.release[id] == Release::Behind {
+                    server.release[id] = Release::NotSent;
+                }
+            });
+        }
+        let mut becomes = |step, release| {
+            take(step, &|next| next.servers[server].release[id] = release);
+        };
+        let repeats = Step::RepeatsRelease { server, id };
+        match now.release[id] {
+            Release::NotSent if state.attempts[id].phase == Phase::Over => {
+                let sends = |is_behind| Step::SendsRelease {
+                    server,
+                    id,
+                    is_behind,
+                };
+                if !now.is_cut[id] {
+                    becomes(sends(true), Release::Behind);
+                }
+                let is_ordered = now.is_answered[id];
+                becomes(sends(false), Release::Apart { is_ordered });
+            }
+            Release::Behind if has_run => runs(now, server, id, true, take),
+            Release::Apart { is_ordered } => {
+                becomes(repeats, Release::NotSent);
+                runs(now, server, id, is_ordered, take);
+            }
+            Release::FoundNothing { is_ordered } => {
+                let is_answered = now.is_answered[id] && self.has(Flaw::ReleaseJudgedWhenAnswered);
+                if is_ordered || is_answered || self.has(Flaw::AnyAnswerEndsRelease) {
+                    becomes(Step::EndsRelease { server, id }, Release::Over);
+                }
+                becomes(repeats, Release::NotSent);
+            }
+            Release::NotSent | Release::Behind | Release::Over => {}
+        }
+    }
+}
+
+/// The server runs a release.
+fn runs(
+    now: &Server,
+    server: usize,
+    id: usize,
+    is_ordered: bool,
+    take: &mut impl FnMut(Step, &dyn Fn(&mut State)),
+) {
+    if now.holder == Some(id) {
+        // An acquire runs once, so nothing is left to delete, whatever becomes of the answer.
+        take(Step::Deletes { server, id }, &|next| {
+            next.servers[server].holder = None;
+            next.servers[server].release[id] = Release::Over;
+        });
+    } else {
+        take(Step::FindsNothing { server, id }, &|next| {
+            next.servers[server].release[id] = Release::FoundNothing { is_ordered };
+        });
+    }
+}
+
+impl Server {
+    /// Drops what makes no difference any more of an attempt that is over.
+    pub(crate) fn forget_what_is_gone(&mut self, id: usize) {
+        let may_be_here = self.acquire[id] == Asked::Sent || self.holder == Some(id);
+        if !may_be_here {
+            self.release[id] = Release::Over;
+        }
+        if self.release[id] == Release::Over {
+            self.is_answered[id] = false;
+            self.is_cut[id] = false;
+            if self.acquire[id] == Asked::Yes {
+                self.acquire[id] = Asked::No;
+            }
+        }
+    }
+}
