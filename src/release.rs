@@ -225,6 +225,7 @@ fn repeat(shared: &Shared, hold: &Hold) {
 fn again(hold: &Hold) -> Undo {
     let until = Instant::now().after(hold.lease(|lease| lease.key_may_last()));
     Undo::of_release(Arc::clone(&hold.keys), hold.id.clone(), until)
+        .with_receipt(hold.receipt.clone())
 }
 
 /// The holder lets go of what it had lost. Its key may still be there, for the time that two clocks

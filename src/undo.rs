@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::kind::{Found, Keys};
-use crate::server::{Counted, Size, Tally};
+use crate::server::{Counted, Receipt, Size, Tally, Vote};
 use crate::wait::{Backoff, RECONNECT};
 
 /// Between repetitions while Redis answers that the key is not there: it may yet come, but if it
@@ -25,22 +25,17 @@ pub(crate) struct Undo {
     pub(crate) id: HolderId,
     /// By then the key is gone by itself, or nobody asks any more.
     until: Instant,
-    purpose: Purpose,
+    /// The acquire may run after this release, so that finding nothing proves nothing.
+    may_overtake: bool,
+    /// How each server of a quorum answered the acquire.
+    receipt: Option<Arc<Receipt>>,
+    /// The caller that waits for the first answers of the servers.
+    told: Option<Arc<Told>>,
     pub(crate) next: Instant,
     /// Answers that were missing, in a row.
     missing: u32,
     /// Answers that the key is not ours.
     not_ours: u32,
-}
-
-#[derive(Clone, Debug)]
-enum Purpose {
-    /// Undoes an acquire that may yet run, so that finding nothing proves nothing.
-    Acquire,
-    /// Repeats the release of a lease that was held, of which any answer is the end.
-    Release,
-    /// The same, for somebody who wants to know how it ended.
-    Told(Arc<Told>),
 }
 
 /// Where the servers' findings about a release are counted, for somebody who wants to know how it
@@ -79,29 +74,41 @@ impl Told {
 }
 
 impl Undo {
+    /// Undoes an acquire that may yet run.
     pub(crate) fn of_acquire(keys: Arc<Keys>, id: HolderId, until: Instant) -> Self {
-        Self::new(keys, id, until, Purpose::Acquire)
+        Self {
+            may_overtake: true,
+            ..Self::of_release(keys, id, until)
+        }
     }
 
+    /// Repeats the release of a lease whose acquire has run, of which any answer is the end.
     pub(crate) fn of_release(keys: Arc<Keys>, id: HolderId, until: Instant) -> Self {
-        Self::new(keys, id, until, Purpose::Release)
-    }
-
-    /// What was found is sent to `told`; nothing, if it never was sure.
-    pub(crate) fn told(keys: Arc<Keys>, id: HolderId, until: Instant, told: Arc<Told>) -> Self {
-        Self::new(keys, id, until, Purpose::Told(told))
-    }
-
-    fn new(keys: Arc<Keys>, id: HolderId, until: Instant, purpose: Purpose) -> Self {
         Self {
             keys,
             id,
             until,
-            purpose,
+            may_overtake: false,
+            receipt: None,
+            told: None,
             next: Instant::START,
             missing: 0,
             not_ours: 0,
         }
+    }
+
+    /// What was found is sent to `told`; nothing, if it never was sure.
+    pub(crate) fn told(keys: Arc<Keys>, id: HolderId, until: Instant, told: Arc<Told>) -> Self {
+        Self {
+            told: Some(told),
+            ..Self::of_release(keys, id, until)
+        }
+    }
+
+    /// Notes how the servers of a quorum answered the acquire: one that has not answered yet may run
+    /// it after the release.
+    pub(crate) fn with_receipt(self, receipt: Option<Arc<Receipt>>) -> Self {
+        Self { receipt, ..self }
     }
 
     /// The same about a part of the keys.
@@ -112,25 +119,34 @@ impl Undo {
         }
     }
 
+    /// Returns the same undo for one server of a quorum. Must be called before the undo is sent: an
+    /// acquire whose answer comes later may have run after it.
+    pub(crate) fn at_server(mut self, index: usize) -> Self {
+        let receipt = self.receipt.take();
+        self.may_overtake |= receipt.is_some_and(|receipt| receipt.vote(index) == Vote::Asked);
+        self
+    }
+
     pub(crate) fn is_worthwhile(&self, now: Instant) -> bool {
         now < self.until
     }
 
     /// Notes what came of a try, `None` for no answer that counts; true when it is over.
     pub(crate) fn is_over(&mut self, now: Instant, found: Option<Found>) -> bool {
-        let pause = match (found, &self.purpose) {
-            (Some(Found::Ours), Purpose::Acquire) | (Some(_), Purpose::Release) => return true,
-            (Some(found), Purpose::Told(told)) => {
+        let pause = match found {
+            Some(found) => {
                 // An earlier try without an answer may be what removed the key.
-                let found = if self.missing > 0 { Found::Ours } else { found };
-                told.found(found);
-                return true;
-            }
-            (Some(_), Purpose::Acquire) => {
+                let removed = found == Found::Ours || self.missing > 0;
+                if let Some(told) = self.told.take() {
+                    told.found(if removed { Found::Ours } else { found });
+                }
+                if found == Found::Ours || !self.may_overtake {
+                    return true;
+                }
                 self.not_ours += 1;
                 NOT_THERE.pause(self.not_ours - 1)
             }
-            (None, _) => {
+            None => {
                 self.missing += 1;
                 RECONNECT.pause(self.missing - 1)
             }
@@ -201,6 +217,20 @@ mod tests {
         assert!(undo.next > Instant::START);
         assert!(undo.is_over(Instant::START, Some(Found::Ours)));
         assert!(undo.is_worthwhile(Instant::START) && !undo.is_worthwhile(until));
+    }
+
+    #[test]
+    fn a_release_goes_on_where_the_acquire_was_not_answered_when_it_was_sent() {
+        let (keys, id, until) = parts();
+        let receipt = Arc::new(Receipt::new(2));
+        receipt.note(0, Vote::Granted);
+        receipt.note(1, Vote::Asked);
+        let undo = Undo::of_release(keys, id, until).with_receipt(Some(Arc::clone(&receipt)));
+        let (mut answered, mut unanswered) = (undo.clone().at_server(0), undo.at_server(1));
+        receipt.note(1, Vote::Granted);
+        assert!(answered.is_over(Instant::START, Some(Found::Nobody)));
+        assert!(!unanswered.is_over(Instant::START, Some(Found::Nobody)));
+        assert!(unanswered.is_over(Instant::START, Some(Found::Ours)));
     }
 
     #[test]

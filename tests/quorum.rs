@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, Unlocked, WaitPolicy};
 use support::{
-    Control, Counters, Fenced, Proxy, Server, Traffic, captured, counter, eventually, lines_about,
-    ms,
+    Control, Counters, Fenced, Proxy, Server, Traffic, captured, counter, eventually, let_pass,
+    lines_about, ms,
 };
 
 const KEY: &str = "lock:a";
@@ -391,6 +391,114 @@ fn what_a_hung_server_runs_late_is_gone_at_last() {
         servers.0[2].calls(&["set"]) > before
     });
     eventually(ms(15_000), || servers.count(KEY) == 0);
+}
+
+/// A client that has two idle connections to each server, and the proxies before these. It asks the third server last.
+fn client_with_two_connections(servers: &Servers) -> (Client, Vec<Proxy>) {
+    let proxies: Vec<_> = servers.0.iter().map(Proxy::new).collect();
+    let builder = Client::builder().quorum(proxies.iter().map(Proxy::url));
+    let client = builder.command_timeout(ms(2_000)).build().unwrap();
+    lock_and_unlock(&client);
+    for proxy in &proxies {
+        proxy.present(Traffic::StallReplies);
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| drop(client.mutex("slow").lock().unwrap()));
+        for proxy in &proxies {
+            eventually(ms(10_000), || !proxy.that_said("lock:slow").is_empty());
+        }
+        lock_and_unlock(&client);
+        for proxy in &proxies {
+            proxy.present(Traffic::Pass);
+        }
+    });
+    proxies[2].delay(ms(0), ms(20));
+    (client, proxies)
+}
+
+/// Holds the acquire back at one server until the release has run there over another connection. Which connection each
+/// of them takes is up to the client, so a round may come to nothing.
+fn overtakes(servers: &Servers, client: &Client, proxy: &Proxy, name: &str) -> bool {
+    let key = format!("lock:{name}");
+    let scripts = || servers.0[2].calls(&["evalsha", "eval"]);
+    let (has_run, sets) = (scripts(), servers.0[2].calls(&["set"]));
+    proxy.present(Traffic::StallRequests);
+    let guard = client.mutex(name).ttl(LONG).lock().unwrap();
+    // The io thread reads what calls have left unread, and has the connection meanwhile.
+    let_pass(ms(200));
+    let [acquire] = proxy.that_said(&key)[..] else {
+        proxy.present(Traffic::Pass);
+        return false;
+    };
+    let sent = || proxy.request_bytes_of_each()[acquire];
+    let before = sent();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    eventually(ms(10_000), || {
+        proxy.that_said(&key).len() > 1 || sent() > before
+    });
+    let release = proxy.that_said(&key).into_iter().find(|n| *n != acquire);
+    if let Some(release) = release {
+        proxy.nth(release, Traffic::Pass);
+        eventually(ms(10_000), || scripts() > has_run);
+    }
+    proxy.present(Traffic::Pass);
+    eventually(ms(10_000), || servers.0[2].calls(&["set"]) > sets);
+    release.is_some()
+}
+
+#[test]
+fn a_late_acquire_whose_release_overtook_it_does_not_stay() {
+    let servers = Servers::start(3);
+    let (client, proxies) = client_with_two_connections(&servers);
+    let names = (0..30).map(|n| format!("late {n}"));
+    let overtaken = names.filter(|name| {
+        let overtakes = overtakes(&servers, &client, &proxies[2], name);
+        let key = format!("lock:{name}");
+        eventually(ms(10_000), || servers.count(&key) == 0);
+        overtakes
+    });
+    assert_eq!(overtaken.take(2).count(), 2);
+}
+
+/// Then both others are needed, and what stays on one of them keeps everybody out.
+#[test]
+fn a_late_acquire_whose_release_overtook_it_keeps_nobody_out_while_a_server_is_down() {
+    let mut servers = Servers::start(3);
+    let (client, proxies) = client_with_two_connections(&servers);
+    let names = (0..30).map(|n| format!("late {n}"));
+    let overtaken = names.filter(|name| overtakes(&servers, &client, &proxies[2], name));
+    let overtaken: Vec<_> = overtaken.take(3).collect();
+    assert_eq!(overtaken.len(), 3);
+    servers.0[0].kill();
+    let other = servers.client();
+    let start = Instant::now();
+    for name in overtaken {
+        drop(other.mutex(name).ttl(LONG).lock().unwrap());
+    }
+    assert!(start.elapsed() < ms(20_000), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_late_acquire_of_a_lease_that_was_lost_does_not_stay() {
+    let servers = Servers::start(3);
+    let (client, proxies) = client_with_two_connections(&servers);
+    let has_run = servers.0[2].calls(&["evalsha", "eval"]);
+    let sets = servers.0[2].calls(&["set"]);
+    proxies[2].present(Traffic::StallRequests);
+    let mutex = client.mutex("a").ttl(LONG).max_hold(ms(20));
+    let guard = mutex.lock().unwrap();
+    assert_eq!(guard.lost().recv(), Ok(Lost::MaxHold));
+    assert_eq!(
+        guard.unlock().unwrap(),
+        Unlocked::AlreadyLost(Lost::MaxHold)
+    );
+    // Over a connection that the io thread has made for it.
+    eventually(ms(20_000), || {
+        servers.0[2].calls(&["evalsha", "eval"]) > has_run
+    });
+    proxies[2].present(Traffic::Pass);
+    eventually(ms(10_000), || servers.0[2].calls(&["set"]) > sets);
+    eventually(ms(10_000), || servers.count(KEY) == 0);
 }
 
 #[test]

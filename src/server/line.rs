@@ -83,7 +83,12 @@ pub(crate) enum Owed {
     /// Nothing that matters later.
     Nothing,
     Acquire(Arc<Receipt>),
-    Release(Promise),
+    /// Of a release. If the acquire may run after it, as judged when the release is sent, finding
+    /// nothing proves nothing.
+    Release {
+        promise: Promise,
+        may_overtake: bool,
+    },
 }
 
 pub(crate) struct Line {
@@ -107,6 +112,20 @@ impl Line {
     /// How many answers are unread.
     pub(crate) fn owes(&self) -> usize {
         self.owed.len()
+    }
+
+    /// The answer owed to a release that is sent over this line next. An acquire whose answer is
+    /// unread on the same line runs before it.
+    pub(crate) fn owed_to_release(&self, promise: Promise, server: usize) -> Owed {
+        let acquire = promise.receipt.as_ref();
+        let is_behind = acquire.is_some_and(|acquire| {
+            let is_it = |owed: &Owed| matches!(owed, Owed::Acquire(of) if Arc::ptr_eq(of, acquire));
+            self.owed.iter().any(|(owed, _)| is_it(owed))
+        });
+        Owed::Release {
+            may_overtake: !is_behind && promise.may_yet_run(server),
+            promise,
+        }
     }
 
     /// Sends `call` without waiting for its answer.

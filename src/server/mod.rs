@@ -46,7 +46,7 @@ use crate::url::Target;
 
 pub(crate) use crate::server::condition::Condition;
 pub(crate) use crate::server::fault::{Fault, OpenCircuit};
-pub(crate) use crate::server::line::{Promise, Receipt};
+pub(crate) use crate::server::line::{Promise, Receipt, Vote};
 pub(crate) use crate::server::look::Beside;
 pub(crate) use crate::server::node::Wire;
 pub(crate) use crate::server::one::Server;

@@ -222,14 +222,17 @@ impl Peer {
                 Some(Err(_)) => receipt.note(self.index, Vote::Refused),
                 None => {}
             },
-            Owed::Release(promise) => {
+            Owed::Release {
+                promise,
+                may_overtake,
+            } => {
                 let found = match answer {
                     Some(Ok(reply)) => Found::read(reply),
                     _ => None,
                 };
                 match found {
                     Some(Found::Ours) => {}
-                    Some(_) if !promise.may_yet_run(self.index) => {}
+                    Some(_) if !may_overtake => {}
                     _ => self.undo(promise),
                 }
             }

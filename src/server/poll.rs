@@ -212,6 +212,14 @@ impl<'a> Poll<'a> {
         self.sent = Some(now);
         let patience = self.patience(0, now);
         for n in 0..self.slots.len() {
+            let Some(Slot {
+                peer,
+                line: Some(line),
+                ..
+            }) = self.slots.get_mut(n)
+            else {
+                continue;
+            };
             let (owed, receipt) = match (&self.count, self.stake) {
                 (
                     Count::Election(_),
@@ -220,16 +228,10 @@ impl<'a> Poll<'a> {
                         ..
                     }),
                 ) => (Owed::Acquire(Arc::clone(receipt)), Some(*receipt)),
-                (Count::Release(_), Some(stake)) => (Owed::Release(stake.promise()), None),
+                (Count::Release(_), Some(stake)) => {
+                    (line.owed_to_release(stake.promise(), peer.index), None)
+                }
                 _ => (Owed::Nothing, None),
-            };
-            let Some(Slot {
-                peer,
-                line: Some(line),
-                ..
-            }) = self.slots.get_mut(n)
-            else {
-                continue;
             };
             if let Some(receipt) = receipt {
                 receipt.note(peer.index, Vote::Asked);
@@ -374,7 +376,7 @@ impl<'a> Poll<'a> {
                 (Vote::NotAsked | Vote::Refused, _) => {}
                 (_, None) => peer.undo(stake.promise()),
                 (_, Some(line)) => {
-                    let owed = Owed::Release(stake.promise());
+                    let owed = line.owed_to_release(stake.promise(), peer.index);
                     match line.send(&stake.release(), owed, patience) {
                         Ok(()) if vote == Vote::Granted => answering.push(n),
                         Ok(()) => {}

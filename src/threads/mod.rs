@@ -221,7 +221,11 @@ impl Shared {
             let (homes, _) = self.homes(part.key(0));
             for home in homes {
                 self.sites.note_undo(&undo.id);
-                home.io.undo(undo.part(part));
+                let part = undo.part(part);
+                home.io.undo(match &home.server.peer {
+                    Some(peer) => part.at_server(peer.index),
+                    None => part,
+                });
             }
         }
     }
@@ -233,7 +237,8 @@ impl Shared {
         for hold in holds {
             let keys = Arc::clone(&hold.keys);
             let told = Arc::new(Told::new(self.size_of(&keys), told.clone()));
-            self.undo(Undo::told(keys, hold.id.clone(), until, told));
+            let undo = Undo::told(keys, hold.id.clone(), until, told);
+            self.undo(undo.with_receipt(hold.receipt.clone()));
         }
         found
     }
@@ -251,7 +256,8 @@ impl Shared {
             // The others are of no more use to anybody.
             let until = Instant::now().after(hold.lease(|lease| lease.key_may_last()));
             let (keys, id) = (Arc::clone(&hold.keys), hold.id.clone());
-            self.undo(Undo::of_release(keys, id, until));
+            let undo = Undo::of_release(keys, id, until);
+            self.undo(undo.with_receipt(hold.receipt.clone()));
         }
         if let Some(on_lost) = on_lost {
             self.callbacks.run(Box::new(move || on_lost(&lost)));

@@ -11,8 +11,8 @@ use crossbeam_channel::unbounded;
 use super::proxy::{State, Traffic, Wires};
 use super::time::ms;
 
-/// Enough to tell what a connection is for.
-const REMEMBERED: usize = 4096;
+/// Enough to tell what a connection is for, and which locks the first dozens of calls are about.
+const REMEMBERED: usize = 32 * 1024;
 
 pub(crate) struct Link {
     traffic: Traffic,

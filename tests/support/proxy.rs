@@ -181,6 +181,12 @@ impl Proxy {
             .sum()
     }
 
+    /// The same for each connection.
+    pub(crate) fn request_bytes_of_each(&self) -> Vec<u64> {
+        let state = self.wires.state.lock();
+        state.links.iter().map(|link| link.request_bytes).collect()
+    }
+
     /// The open connections whose first few requests contain the text: `"SUBSCRIBE"`, `"EVALSHA"`.
     pub(crate) fn that_said(&self, text: &str) -> Vec<usize> {
         let state = self.wires.state.lock();
