@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerError};
 
+use crate::escape::Escaped;
 use crate::lost::Lost;
 
 /// What stood in the way.
@@ -334,7 +335,7 @@ enum CauseKind {
 impl Cause {
     fn new(kind: CauseKind, text: &str) -> Self {
         Self {
-            text: text.into(),
+            text: Escaped::whole(text.as_bytes()).to_string().into(),
             kind,
             error: None,
             unserved_for: None,
@@ -425,14 +426,16 @@ impl Cause {
         }
     }
 
-    /// The first error below this cause, unless it or one below it only repeats what was said.
+    /// The first error below this cause, unless it or one below it only repeats what was said, or says
+    /// what must be escaped: whoever prints it would not.
     fn below(&self) -> Option<&(dyn std::error::Error + 'static)> {
         let mut said = self.text.to_string();
         let mut first = None;
         let mut next = self.error.as_ref()?.source();
         while let Some(error) = next {
             let text = error.to_string();
-            match said.contains(&text) {
+            let escaped = Escaped::said(&text).to_string();
+            match said.contains(&text) || escaped != text {
                 true => first = None,
                 false => first = first.or(Some(error)),
             }
@@ -583,15 +586,17 @@ pub(crate) fn library_text(error: &RedisError) -> String {
         return words(answer);
     }
     let kind = format!(" - {:?}", error.kind());
-    error.to_string().replacen(&kind, "", 1)
+    let text = error.to_string().replacen(&kind, "", 1);
+    Escaped::said(&text).to_string()
 }
 
-/// An error answer as Redis wrote it.
+/// An error answer as Redis wrote it, but for what is not printable.
 pub(crate) fn words(answer: &ServerError) -> String {
-    match answer.details() {
+    let text = match answer.details() {
         Some(text) => format!("{} {text}", answer.code()),
         None => answer.code().into(),
-    }
+    };
+    Escaped::said(&text).to_string()
 }
 
 /// Whether an error while logging on stays until somebody changes a setting.

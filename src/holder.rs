@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::name::shown;
+use crate::escape::Escaped;
 use crate::token::FencingToken;
 
 /// The name of one lease: `<owner>:<uuid v4>`, the value of the lock's key in Redis.
 ///
 /// Fresh for every acquiring command that is sent, so that no late command of an earlier attempt
-/// can touch a later lease. `Display` and [`as_str`](Self::as_str) give it whole, for comparing
-/// with Redis; `Debug` and the crate's log lines give only its [short form](Self::short), since
-/// whoever knows the whole id can release the lock.
+/// can touch a later lease. [`as_str`](Self::as_str) gives it exactly, for comparing with Redis;
+/// `Display` escapes what is not printable, since another program may have written the key. `Debug` and the
+/// crate's log lines give only its [short form](Self::short): whoever knows the whole id can release the lock.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct HolderId(Arc<str>);
 
@@ -47,16 +47,29 @@ impl HolderId {
         self.0.rsplit_once(':').map_or("", |(owner, _)| owner)
     }
 
-    /// The owner and the id's first eight digits, for people.
+    /// The owner and the id's first eight digits, for people: what is not printable is escaped, and a long
+    /// owner cut.
     pub fn short(&self) -> impl fmt::Display + '_ {
-        let end = (self.owner().len() + 9).min(self.0.len());
-        self.0.get(..end).unwrap_or(&self.0)
+        let owner = self.owner();
+        let end = (owner.len() + 9).min(self.0.len());
+        let digits = self.0.get(owner.len()..end).unwrap_or_default();
+        Short(owner, digits)
     }
 }
 
 impl fmt::Display for HolderId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        Escaped::whole(self.0.as_bytes()).fmt(f)
+    }
+}
+
+/// An owner, and the id's first digits with the colon before them.
+struct Short<'a>(&'a str, &'a str);
+
+impl fmt::Display for Short<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(owner, digits) = self;
+        write!(f, "{}{digits}", Escaped::name(owner.as_bytes()))
     }
 }
 
@@ -135,7 +148,7 @@ impl fmt::Debug for Holder {
         let mut holder = f.debug_struct("Holder");
         match &self.id {
             Some(id) => holder.field("holder_id", id),
-            None => holder.field("value", &format_args!("{}…", shown(start))),
+            None => holder.field("value", &format_args!("{}…", Escaped::whole(start))),
         };
         holder
             .field("remaining", &self.remaining)

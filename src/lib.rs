@@ -272,6 +272,7 @@ mod clock;
 mod config;
 mod env;
 mod error;
+mod escape;
 mod expected;
 mod fair;
 mod fair_mutex;

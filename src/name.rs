@@ -6,12 +6,10 @@ use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 use std::sync::{Arc, LazyLock};
 
 use crate::error::Error;
+use crate::escape::Escaped;
 
 /// The longest name, in bytes.
 pub(crate) const LONGEST_NAME: usize = 64 * 1024;
-
-/// The longest part of a name that is printed; a log line or an error stays readable.
-const SHOWN: usize = 128;
 
 /// The name of a lock: any 1 byte to 64 KiB, not necessarily text.
 ///
@@ -88,7 +86,7 @@ impl Name {
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        show(&self.bytes, f)
+        Escaped::name(&self.bytes).fmt(f)
     }
 }
 
@@ -98,38 +96,9 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Prints bytes that may be anything: text as text, the rest escaped, the end cut.
-fn show(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let mut shown = 0;
-    for chunk in bytes.utf8_chunks() {
-        for c in chunk.valid().chars() {
-            if shown >= SHOWN {
-                return write!(f, "… ({} bytes)", bytes.len());
-            }
-            match c {
-                '\x20'..='\x7e' => write!(f, "{c}")?,
-                '\0'..='\x1f' | '\x7f' => write!(f, "{}", (c as u8).escape_ascii())?,
-                _ => write!(f, "{}", c.escape_debug())?,
-            }
-            shown += 1;
-        }
-        if !chunk.invalid().is_empty() {
-            write!(f, "{}", chunk.invalid().escape_ascii())?;
-            shown += chunk.invalid().len();
-        }
-    }
-    Ok(())
-}
-
 /// Bytes that may be anything, as text for a log line or an error.
 pub(crate) fn shown(bytes: &[u8]) -> String {
-    struct Shown<'a>(&'a [u8]);
-    impl fmt::Display for Shown<'_> {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            show(self.0, f)
-        }
-    }
-    Shown(bytes).to_string()
+    Escaped::name(bytes).to_string()
 }
 
 impl From<&str> for Name {

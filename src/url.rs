@@ -6,6 +6,7 @@ use redis::io::tcp::{TcpSettings, socket2};
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use crate::error::{Error, library_text};
+use crate::escape::Escaped;
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
 
@@ -502,7 +503,7 @@ fn set_tls(info: &mut ConnectionInfo, tls: &Tls) -> Result<(), Error> {
 }
 
 fn label(addr: &ConnectionAddr) -> String {
-    match addr {
+    let label = match addr {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }
             if host.contains(':') =>
         {
@@ -513,7 +514,9 @@ fn label(addr: &ConnectionAddr) -> String {
         }
         ConnectionAddr::Unix(path) => path.display().to_string(),
         _ => "server".into(),
-    }
+    };
+    // A sentinel or a node of a cluster may have named the host.
+    Escaped::said(&label).to_string()
 }
 
 fn config(what: String) -> Error {

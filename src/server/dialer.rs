@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::MutexGuard;
 
 use crate::clock::Instant;
-use crate::error::{Cause, Error, is_final_at_logon};
+use crate::error::{Cause, Error, is_final_at_logon, library_text};
 use crate::server::dial::DIALER;
 use crate::server::node::{NoWire, Wire};
 use crate::server::pool::{Pool, State};
@@ -93,7 +93,8 @@ impl Pool {
             });
             made.map_err(|error| {
                 let server = self.node.label.as_str();
-                log::debug!(server = server; "no connection to {server}: {error}");
+                let text = library_text(&error);
+                log::debug!(server = server; "no connection to {server}: {text}");
                 NoWire {
                     is_final: is_final_at_logon(&error),
                     is_the_servers: true,

@@ -13,6 +13,7 @@ use redis::{ErrorKind, RedisError, RedisResult};
 use crate::clock::{Instant, nap};
 use crate::config::Config;
 use crate::error::{Cause, Error, is_final_at_logon, library_text};
+use crate::escape::Escaped;
 use crate::kind::Key;
 use crate::server::dial::DIALER;
 use crate::server::fault::Fault;
@@ -268,7 +269,11 @@ impl SlotMap {
                 Some(server)
             }
             Err(error) => {
-                log::debug!("the node {}:{} cannot be used: {error}", place.0, place.1);
+                let (host, port) = (Escaped::said(&place.0), place.1);
+                log::debug!(
+                    "the node {host}:{port} cannot be used: {}",
+                    library_text(&error)
+                );
                 None
             }
         }

@@ -6,6 +6,8 @@ use std::process::ExitStatus;
 
 use leasehold::Error;
 
+use crate::escape::Escaped;
+
 // 64 to 78 are those of sysexits.h.
 pub(crate) const NOT_HELD: u8 = 1;
 pub(crate) const USAGE: u8 = 64;
@@ -95,9 +97,10 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// A message for people.
+/// A message for people, of one line.
 pub(crate) fn say(text: &str) {
     // Where nobody can be told, the exit code still says it.
+    let text = Escaped::whole(text.as_bytes());
     let _ = writeln!(io::stderr(), "leasehold: {text}");
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Display, Write};
 
+use crate::escape::is_printable;
+
 /// An object in the making.
 pub(crate) struct Object(String);
 
@@ -59,9 +61,13 @@ impl Display for Quoted<'_> {
         for c in self.0.chars() {
             match c {
                 '"' | '\\' => write!(f, "\\{c}")?,
-                // DEL and the C1 controls are harmless to JSON and not to a terminal.
-                c if c.is_control() => write!(f, "\\u{:04x}", u32::from(c))?,
-                c => f.write_char(c)?,
+                c if is_printable(c) => f.write_char(c)?,
+                // What is harmless to JSON need not be so to a terminal.
+                c => {
+                    for unit in c.encode_utf16(&mut [0; 2]) {
+                        write!(f, "\\u{unit:04x}")?;
+                    }
+                }
             }
         }
         f.write_char('"')
@@ -76,14 +82,14 @@ mod tests {
     fn smoke() {
         let mut object = Object::new();
         object
-            .text("a", Some("x\"\\\n\u{9b}ü"))
+            .text("a", Some("x\"\\\n\u{9b}ü\u{202e}\u{e0041}"))
             .text("b", None)
             .number("c", Some(7))
             .boolean("d", true)
             .hex("e", b"\x00\xff");
         assert_eq!(
             object.finish(),
-            r#"{"a":"x\"\\\u000a\u009bü","b":null,"c":7,"d":true,"e":"00ff"}"#
+            r#"{"a":"x\"\\\u000a\u009bü\u202e\udb40\udc41","b":null,"c":7,"d":true,"e":"00ff"}"#
         );
         assert_eq!(Object::new().finish(), "{}");
     }

@@ -44,12 +44,12 @@ impl Record {
         self.name.to_string()
     }
 
-    /// Who holds it, with control characters escaped: whoever can write to Redis can put them there.
+    /// Who holds it.
     pub(crate) fn holder(&self) -> String {
         match &self.holder {
             None => "-".into(),
             Some(holder) => match holder.holder_id() {
-                Some(id) => Name::from(id.short().to_string()).to_string(),
+                Some(id) => id.short().to_string(),
                 // Its value may be that client's secret.
                 None => "(not leasehold)".into(),
             },

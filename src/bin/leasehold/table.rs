@@ -1,9 +1,18 @@
 //! Columns of text.
 
+use crate::escape::Escaped;
+
+/// What a terminal only prints.
+pub(crate) fn escaped<const N: usize>(row: &[String; N]) -> [String; N] {
+    row.each_ref()
+        .map(|cell| Escaped::whole(cell.as_bytes()).to_string())
+}
+
 /// The rows as lines, each column as wide as it has to be.
 pub(crate) fn lines<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> Vec<String> {
     let header = header.map(str::to_owned);
-    let all = || std::iter::once(&header).chain(rows);
+    let rows: Vec<_> = rows.iter().map(escaped).collect();
+    let all = || std::iter::once(&header).chain(&rows);
     let mut widths = [0; N];
     for row in all() {
         for (width, cell) in widths.iter_mut().zip(row) {

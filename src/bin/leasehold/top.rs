@@ -136,7 +136,8 @@ impl Screen {
             }
             Self::Lines => {
                 for row in rows {
-                    writeln!(out, "{}\t{}", seconds(), cells(row).join("\t"))?;
+                    let cells = table::escaped(&cells(row));
+                    writeln!(out, "{}\t{}", seconds(), cells.join("\t"))?;
                 }
             }
             Self::Json => {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::{PushKind, Value};
 
 use crate::clock::Instant;
-use crate::error::words;
+use crate::error::{library_text, words};
 use crate::fair::read_grant;
 use crate::lease::SOON;
 use crate::server::Wire;
@@ -61,11 +61,11 @@ impl<'a> Line<'a> {
         let pause = self.rings_at.map_or(LOOK_AROUND, |at| now.until(at));
         self.wire
             .set_timeout(pause.min(LOOK_AROUND))
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| library_text(&error))?;
         match self.wire.message() {
             Ok((channel, payload)) => self.heard(&channel, &payload),
             Err(error) if error.is_timeout() => {}
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(library_text(&error)),
         }
         Ok(())
     }
@@ -120,7 +120,7 @@ impl<'a> Line<'a> {
 
     /// Sends a command for each channel, and reads every answer: a refusal too is only an answer.
     fn exchange(&mut self, verb: &'static str, channels: &[Vec<u8>]) -> Result<bool, String> {
-        let failed = |error: redis::RedisError| error.to_string();
+        let failed = |error| library_text(&error);
         let mut confirmed = 0;
         for some in channels.chunks(MOST_TOGETHER) {
             let command = |channel: &Vec<u8>| redis::cmd(verb).arg(channel).get_packed_command();
