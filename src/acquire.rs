@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::answers::Answers;
 use crate::attempt::{Attempt, Look, SPLIT};
 use crate::clock::{Instant, nap};
 use crate::config::Settings;
@@ -35,12 +36,8 @@ const DEAF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_sec
 /// do: longer than a message takes.
 const COURTESY: Duration = Duration::from_millis(1);
 
-/// A waiter with a short deadline behind others may come to its end before anybody has asked Redis
-/// on its behalf: then it asks itself, this long before the end at the most.
-const LAST_LOOK: Duration = Duration::from_millis(250);
-
-/// Takes the lock, waiting as long as `patience` says. `None` is said only after somebody else was
-/// seen to hold it during this very call.
+/// Takes the lock, waiting as long as `patience` says. `None` is said only by the rule of
+/// [`Answers::is_taken`](crate::answers::Answers::is_taken), or while this client holds the lock.
 pub(crate) fn acquire(
     shared: &Arc<Shared>,
     keys: &Arc<Keys>,
@@ -196,18 +193,19 @@ impl<'a> Wait<'a> {
             let woken = match self.ticket.turn(look) {
                 Turn::Queue => {
                     self.vigil.say(self.on, None);
+                    let asked = Instant::now();
                     match self.queue()? {
                         Some(woken) => woken,
                         None => match self.ask_out_of_turn()? {
-                            Look::Granted(hold) => return Ok(Some(hold)),
-                            Look::Refused(name, remaining) => {
+                            Some(Look::Granted(hold)) => return Ok(Some(hold)),
+                            Some(Look::Refused(name, remaining)) => {
                                 self.turn_to(name);
-                                match self.refused(remaining) {
+                                match self.refused(asked, remaining) {
                                     Some(_) => false,
                                     None => return Ok(None),
                                 }
                             }
-                            Look::Split => false,
+                            Some(Look::Split) | None => false,
                         },
                     }
                 }
@@ -222,20 +220,23 @@ impl<'a> Wait<'a> {
                     self.vigil.hear(self.on)?;
                     // The release here wakes us; the look after this is for what is not heard.
                     self.in_vain();
-                    self.doze(true, None)
+                    self.doze(true, None, Instant::NEVER)
+                }
+                Turn::Look if self.vigil.has_waited && self.is_too_late() => {
+                    self.park(Duration::MAX)
                 }
                 Turn::Look => {
                     // Too early is safe, and costs no look at the clock.
-                    let asked = match self.vigil.subscription {
-                        Some(_) => Instant::now(),
-                        None => self.attempt.start,
+                    let asked = match self.vigil.has_waited {
+                        true => Instant::now(),
+                        false => self.attempt.start,
                     };
-                    self.attempt.has_company.set(self.ticket.has_company());
+                    self.attempt.has_company.set(self.ticket.asks());
                     match self.attempt.look(self.deadline) {
                         Ok(Look::Granted(hold)) => return Ok(Some(hold)),
                         Ok(Look::Refused(name, remaining)) => {
                             let has_moved = self.turn_to(name);
-                            let Some(remaining) = self.refused(remaining) else {
+                            let Some(remaining) = self.refused(asked, remaining) else {
                                 return Ok(None);
                             };
                             // A subscription that was live before the look hears every release
@@ -251,12 +252,15 @@ impl<'a> Wait<'a> {
                                 self.calm_down();
                                 true
                             } else {
-                                self.doze(heard, remaining)
+                                self.doze(
+                                    heard,
+                                    remaining,
+                                    self.vigil.span().asks_again_by(Instant::now()),
+                                )
                             }
                         }
                         Ok(Look::Split) => {
-                            self.ticket.refused(Instant::now());
-                            self.vigil.answered();
+                            self.note_refusal(asked, Some(Duration::ZERO));
                             self.vigil.say(self.on, None);
                             self.splits = self.splits.saturating_add(1);
                             self.park(SPLIT.pause(self.splits - 1))
@@ -302,10 +306,23 @@ impl<'a> Wait<'a> {
         Some(hold)
     }
 
-    /// Of those who wait behind others, for one whose time is over.
-    fn ask_out_of_turn(&self) -> Result<Look, Error> {
+    /// Of those who wait behind others, for one whose time is almost over. `None` at the deadline, where no answer
+    /// came and none is needed.
+    fn ask_out_of_turn(&self) -> Result<Option<Look>, Error> {
+        self.ticket.asks();
         self.attempt.has_company.set(true);
-        self.attempt.insist(self.deadline)
+        match self.attempt.insist(self.deadline) {
+            Err(error) if error.is_unreachable() => {
+                let now = Instant::now();
+                self.ticket.answers(|answers| answers.failed(now));
+                if !self.is_taken() {
+                    return Err(error);
+                }
+                self.park(now.until(self.deadline));
+                Ok(None)
+            }
+            answer => answer.map(Some),
+        }
     }
 
     /// Goes to the queue of the name that it was refused for; false if it is there already.
@@ -317,6 +334,7 @@ impl<'a> Wait<'a> {
         self.moves = self.moves.saturating_add(1);
         self.on = name;
         self.vigil.subscription = None;
+        self.ticket.answers(Answers::answered);
         let Attempt {
             shared,
             keys,
@@ -339,24 +357,27 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Whether somebody else was seen to hold the name during this very call: in Redis by any waiter
-    /// of this client, or in this client now.
+    /// Whether this call may say at its deadline that somebody else holds the name.
     fn is_taken(&self) -> bool {
-        self.ticket.was_refused(self.attempt.start) || self.attempt.held_here().is_some()
+        self.ticket.is_taken(self.vigil.span()) || self.attempt.held_here().is_some()
     }
 
     /// Sleeps behind others until woken (true), or looks around after a while (false). `None`
-    /// shortly before the deadline, if nobody has asked Redis meanwhile.
+    /// shortly before the deadline, if what Redis said to the others is not enough.
     fn queue(&self) -> Result<Option<bool>, Error> {
         let now = Instant::now();
         if self.attempt.is_unreachable(now) {
             return Err(self.attempt.unreachable_for_others(now));
         }
-        let whole = self.attempt.start.until(self.deadline);
-        let last_look = self.deadline.before(LAST_LOOK.min(whole / 2));
+        let last_look = self.vigil.span().last_look();
         if now < last_look {
-            Ok(Some(self.sleep(now, last_look)))
-        } else if self.is_taken() {
+            return Ok(Some(self.sleep(now, last_look)));
+        }
+        let needs_another = || {
+            self.ticket
+                .answers(|answers| answers.needs_another(self.vigil.span()))
+        };
+        if now < self.deadline && (!needs_another() || self.attempt.held_here().is_some()) {
             Ok(Some(self.sleep(now, self.deadline)))
         } else {
             Ok(None)
@@ -368,9 +389,8 @@ impl<'a> Wait<'a> {
         clippy::option_option,
         reason = "a key may have no end, and a wait may be over"
     )]
-    fn refused(&mut self, remaining: Option<Duration>) -> Option<Option<Duration>> {
-        self.ticket.refused(Instant::now());
-        self.vigil.answered();
+    fn refused(&mut self, asked: Instant, remaining: Option<Duration>) -> Option<Option<Duration>> {
+        self.note_refusal(asked, remaining);
         self.in_vain();
         self.refusals = self.refusals.saturating_add(1);
         self.vigil.say(self.on, remaining);
@@ -384,9 +404,23 @@ impl<'a> Wait<'a> {
         }
     }
 
+    fn is_too_late(&self) -> bool {
+        let now = Instant::now();
+        self.vigil.is_too_late(now, || self.is_taken())
+    }
+
+    fn note_refusal(&mut self, asked: Instant, remaining: Option<Duration>) {
+        let now = Instant::now();
+        self.ticket
+            .answers(|answers| answers.refused(now, remaining));
+        self.vigil.answered(asked, now);
+    }
+
     /// Notes a look without an answer: how long to pause, or nothing if a refusal in this very call
     /// is the better answer at its end.
     fn failed(&mut self, fault: Fault) -> Result<Option<Duration>, Error> {
+        let now = Instant::now();
+        self.ticket.answers(|answers| answers.failed(now));
         match self.vigil.failed(fault) {
             Ok(pause) => Ok(Some(pause)),
             Err(error) if self.vigil.is_outdone(&error, || self.is_taken()) => Ok(None),
@@ -394,11 +428,11 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Sleeps after a refusal, or until woken: true.
-    fn doze(&mut self, heard: bool, remaining: Option<Duration>) -> bool {
+    /// Sleeps after a refusal, until `latest` at the most, or until woken: true.
+    fn doze(&mut self, heard: bool, remaining: Option<Duration>, latest: Instant) -> bool {
         let (pause, alarm) = self.pause(heard, remaining);
         self.alarm = Some(alarm);
-        self.park(pause)
+        self.park(pause.min(Instant::now().until(latest)))
     }
 
     /// Counts what ended the sleep.

@@ -100,7 +100,8 @@ impl FairMutex {
         self.0.try_lock()
     }
 
-    /// Takes the lock, waiting up to `limit` behind those who came before. `None`: it was not this call's turn by then.
+    /// Takes the lock, waiting up to `limit` behind those who came before. `None`: it was not this call's turn by then,
+    /// by the rule of [`Mutex::try_lock_for`].
     ///
     /// A call that gives up leaves the queue; where its turn comes at that moment, the lock is passed on to the next.
     ///

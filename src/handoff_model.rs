@@ -111,7 +111,7 @@ impl World {
                     Taken::Nothing => panic!("it was handed one"),
                 },
                 Turn::Look => {
-                    if let Some(granted) = self.ask(ticket.has_company()) {
+                    if let Some(granted) = self.ask(ticket.asks()) {
                         break Some(granted);
                     }
                 }

@@ -36,8 +36,8 @@
 //!   suspended (Linux; elsewhere a suspended machine may believe in its lease for longer).
 //! - **Tokens rise.** Every holder's [fencing token](FencingToken) is higher than those before it.
 //! - **Three answers.** *Held by another* is `None`, *Redis could not be asked* is `Err`, *ended
-//!   before we released* is [`Lost`]. None is ever folded into another. No path grants a lock because
-//!   Redis is away.
+//!   before we released* is [`Lost`]. None is ever folded into another: see
+//!   [`try_lock_for`](Mutex::try_lock_for). No path grants a lock because Redis is away.
 //! - **Deadlines hold.** `try_lock_for(200 ms)` is back in that time with Redis dead, hung, slow or
 //!   refusing: name resolution, connecting, waiting and retries included.
 //! - **Nothing is left behind.** An attempt whose answer never came is undone, and the undo cannot
@@ -264,6 +264,7 @@
 //! 1.88. Raising it is not a breaking change, and is said in the changelog.
 
 mod acquire;
+mod answers;
 mod attempt;
 mod bell;
 mod builder;

@@ -96,7 +96,8 @@ impl MutexAll {
         Ok(self.0.try_lock()?.map(MutexAllGuard::new))
     }
 
-    /// Takes all of them, waiting up to `limit`. `None`: somebody else still holds one then.
+    /// Takes all of them, waiting up to `limit`. `None`: somebody else still holds one then, by the rule of
+    /// [`Mutex::try_lock_for`](crate::Mutex::try_lock_for), applied to the name that this call waits for.
     ///
     /// # Errors
     ///

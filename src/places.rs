@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::answers::{Answers, Span};
 use crate::bell::Bell;
 use crate::clock::Instant;
 use crate::fair::Refreshed;
@@ -47,6 +48,7 @@ struct Line {
     not_before: Instant,
     /// A refresh is due at once, since the lock may be free or a grant unheard.
     look: Option<Wake>,
+    answers: Answers,
 }
 
 #[derive(Debug)]
@@ -180,6 +182,7 @@ impl Places {
             refreshing: None,
             not_before: Instant::START,
             look: None,
+            answers: Answers::default(),
         });
         line.places.push(Place {
             turn,
@@ -294,9 +297,12 @@ impl Spot<'_> {
         });
     }
 
-    /// What was sent at `sent` has made a place.
-    pub(crate) fn entered(&self, sent: Instant) {
-        self.place(|place| place.refused(sent));
+    /// What was sent at `sent` has made a place, while somebody holds the lock for `remaining` more.
+    pub(crate) fn entered(&self, sent: Instant, remaining: Option<Duration>) {
+        self.line(|line| {
+            line.answers.refused(sent, remaining);
+            self.own(&mut line.places).refused(sent);
+        });
     }
 
     /// The call does not wait under its id any more: a grant to that does not count from now on. Returns the id, unless
@@ -314,6 +320,16 @@ impl Spot<'_> {
     /// Whether any of its client's calls for the name hears of a grant.
     pub(crate) fn anybody_hears(&self) -> bool {
         self.line(|line| line.places.iter().any(|place| place.pace.backoff.is_none()))
+    }
+
+    /// Notes, or tells, what Redis last said to any call of this client that waits for the name.
+    pub(crate) fn answers<T>(&self, act: impl FnOnce(&mut Answers) -> T) -> T {
+        self.line(|line| act(&mut line.answers))
+    }
+
+    /// As [`Answers::is_taken`].
+    pub(crate) fn is_taken(&self, span: Span) -> bool {
+        self.answers(|answers| answers.is_taken(span))
     }
 
     /// How often Redis said that it waits.
@@ -360,9 +376,15 @@ impl Spot<'_> {
 
     /// The refresh of `ids` that was sent at `sent` got these answers.
     pub(crate) fn refreshed(&self, ids: &[HolderId], answers: &[Refreshed], sent: Instant) {
+        let is_taken = answers.contains(&Refreshed::Waiting);
         let answers: HashMap<_, _> = ids.iter().zip(answers).collect();
         let mut gone = Vec::new();
         self.line(|line| {
+            match is_taken {
+                // For how long, it does not say.
+                true => line.answers.refused(sent, Some(Duration::ZERO)),
+                false => line.answers.answered(),
+            }
             line.refreshing = None;
             line.not_before = Instant::START;
             // Others have got their grant, or have given up, meanwhile.
@@ -446,7 +468,7 @@ mod tests {
     fn enter(spot: &Spot<'_>, sent: u64) -> HolderId {
         let id = HolderId::fresh("o");
         spot.enters(&id);
-        spot.entered(at(sent));
+        spot.entered(at(sent), None);
         id
     }
 
@@ -498,7 +520,7 @@ mod tests {
             Step::Enter,
             "nothing is known of its place yet"
         );
-        spot.entered(at(10));
+        spot.entered(at(10), None);
         assert_eq!(spot.step(at(20)), grant(&id, 7, 10));
     }
 
@@ -584,6 +606,31 @@ mod tests {
             second.step(at(50)),
             Step::Refresh(_, Wake::Message)
         ));
+    }
+
+    #[test]
+    fn an_answer_counts_for_all_who_waited_then() {
+        let (places, keys) = (Places::default(), keys());
+        let (asks, waits) = (places.join(&keys, PACE), places.join(&keys, PACE));
+        let id = enter(&asks, 10);
+        let since = |start| Span {
+            start: at(start),
+            deadline: at(5_000),
+        };
+        assert!(waits.is_taken(since(10)) && !waits.is_taken(since(11)));
+        let refresh = |answer, sent| {
+            assert!(matches!(asks.step(at(sent)), Step::Refresh(..)));
+            asks.refreshed(std::slice::from_ref(&id), &[answer], at(sent));
+        };
+        refresh(Refreshed::Waiting, 1_000);
+        assert!(waits.is_taken(since(1_000)));
+        waits.answers(|answers| answers.failed(at(1_500)));
+        assert!(
+            !waits.is_taken(since(1_000)),
+            "it does not say for how long"
+        );
+        refresh(Refreshed::Gone, 2_000);
+        assert!(waits.is_taken(since(1_000)) && !waits.is_taken(since(1_001)));
     }
 
     #[test]

@@ -79,12 +79,21 @@ impl<'a> Stand<'a> {
                     return Ok(None);
                 }
                 _ if is_over => return Ok(None),
+                Step::Refresh(_, why) if self.is_too_late(now) => {
+                    // For the others, who may have more time.
+                    self.spot.not_refreshed(why, now);
+                    self.park(self.deadline);
+                }
+                Step::Enter if self.is_too_late(now) => self.park(self.deadline),
                 Step::Enter => {
                     if let Some(hold) = self.enter()? {
                         return Ok(Some(hold));
                     }
                 }
                 Step::Refresh(ids, why) => self.refresh(&ids, why)?,
+                Step::Sleep(_) if now >= self.deadline => {
+                    return Err(self.attempt.unreachable_for_others(now));
+                }
                 Step::Sleep(until) => self.sleep(until)?,
             }
         }
@@ -104,8 +113,13 @@ impl<'a> Stand<'a> {
         is_used_up || now >= self.deadline && self.is_taken()
     }
 
+    /// Whether this call may say at its deadline that it was not its turn.
     fn is_taken(&self) -> bool {
-        self.refusals() > 0 || self.attempt.held_here().is_some()
+        self.spot.is_taken(self.vigil.span()) || self.attempt.held_here().is_some()
+    }
+
+    fn is_too_late(&self, now: Instant) -> bool {
+        self.vigil.is_too_late(now, || self.is_taken())
     }
 
     /// Takes the lock, or a place at the end of the queue.
@@ -131,6 +145,7 @@ impl<'a> Stand<'a> {
         let until = self.attempt.patience(self.deadline);
         // Before it is sent: the lock may be passed on before the answer is here.
         self.spot.enters(&id);
+        self.spot.answers(|answers| answers.asked(Instant::now()));
         let answer = shared.servers.call_or_undo(
             call.acknowledged_by(terms.replicas),
             until,
@@ -153,8 +168,8 @@ impl<'a> Stand<'a> {
                     }
                 }
                 Some(Acquired::Refused(refusal)) => {
-                    self.spot.entered(sent);
-                    self.vigil.answered();
+                    self.spot.entered(sent, refusal.remaining);
+                    self.vigil.answered(sent, Instant::now());
                     self.vigil.say(0, refusal.remaining);
                     self.hear()?;
                     return Ok(None);
@@ -200,11 +215,12 @@ impl<'a> Stand<'a> {
         let values: Vec<Vec<u8>> = ids.iter().map(|id| id.as_str().into()).collect();
         let call = self.line.refresh(keys, &inbox, &values);
         let until = self.attempt.patience(self.deadline);
+        self.spot.answers(|answers| answers.asked(Instant::now()));
         let fault = match shared.servers.call_or_undo(call, until, Lane::Capped, None) {
             Ok((reply, sent)) => match Refreshed::read(&reply, ids.len()) {
                 Some(answers) => {
                     self.spot.refreshed(ids, &answers, sent);
-                    self.vigil.answered();
+                    self.vigil.answered(sent, Instant::now());
                     if counts && answers.iter().all(|answer| *answer == Refreshed::Waiting) {
                         shared.meters.counters.spurious_wakes.up();
                     }
@@ -285,6 +301,7 @@ impl<'a> Stand<'a> {
                 },
                 Err(fault) => fault,
             };
+            self.spot.answers(|answers| answers.failed(Instant::now()));
             let pause = self.vigil.failed(fault)?;
             self.park(Instant::now().after(pause));
         }
@@ -325,6 +342,7 @@ impl<'a> Stand<'a> {
 
     /// Notes that there was no answer: how long to pause, unless it was the last time.
     fn failed(&mut self, fault: Fault) -> Result<Duration, Error> {
+        self.spot.answers(|answers| answers.failed(Instant::now()));
         match self.vigil.failed(fault) {
             // The wait is over, and this is not why.
             Err(error) if self.vigil.is_outdone(&error, || self.is_taken()) => Ok(Duration::ZERO),

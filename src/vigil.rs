@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::answers::Span;
 use crate::attempt::Attempt;
 use crate::clock::Instant;
 use crate::error::Error;
@@ -15,6 +16,8 @@ pub(crate) struct Vigil<'a> {
     pub(crate) subscription: Option<Subscription<'a>>,
     /// Commands without an answer in a row.
     failures: u32,
+    /// How long the last answer took.
+    took: Duration,
     /// It waits, and that was logged, or need not be any more.
     pub(crate) has_waited: bool,
 }
@@ -26,6 +29,7 @@ impl<'a> Vigil<'a> {
             deadline,
             subscription: None,
             failures: 0,
+            took: Duration::ZERO,
             has_waited: false,
         }
     }
@@ -50,9 +54,23 @@ impl<'a> Vigil<'a> {
         Ok(self.subscription.as_ref())
     }
 
-    /// Redis answered.
-    pub(crate) fn answered(&mut self) {
+    /// Redis answered at `now` what was asked at `sent`.
+    pub(crate) fn answered(&mut self, sent: Instant, now: Instant) {
         self.failures = 0;
+        self.took = sent.until(now);
+    }
+
+    /// Whether it is too late to ask, for a call that has an answer already: the lock `is_taken`.
+    pub(crate) fn is_too_late(&self, now: Instant, is_taken: impl FnOnce() -> bool) -> bool {
+        !self.span().has_time(now, self.took) && is_taken()
+    }
+
+    /// From when until when it waits.
+    pub(crate) fn span(&self) -> Span {
+        Span {
+            start: self.attempt.start,
+            deadline: self.deadline,
+        }
     }
 
     /// Notes that there was no answer: how long to pause.
@@ -66,7 +84,7 @@ impl<'a> Vigil<'a> {
     /// Whether a refusal in this very call is a better answer than `error`: its deadline has come, and the lock
     /// `is_taken`.
     pub(crate) fn is_outdone(&self, error: &Error, is_taken: impl FnOnce() -> bool) -> bool {
-        matches!(error, Error::Unreachable { .. }) && Instant::now() >= self.deadline && is_taken()
+        error.is_unreachable() && Instant::now() >= self.deadline && is_taken()
     }
 
     /// Logs, once, that this call waits for its `on`-th name.

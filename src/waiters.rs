@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::answers::{Answers, Span};
 use crate::bell::Bell;
 use crate::clock::Instant;
 use crate::config::Terms;
@@ -47,8 +48,7 @@ struct Queue {
     heard: VecDeque<Heard>,
     places: VecDeque<Place>,
     next: u64,
-    /// When Redis last said that somebody else holds the name.
-    refused: Option<Instant>,
+    answers: Answers,
     courtesy: Courtesy,
 }
 
@@ -358,6 +358,7 @@ impl Waiters {
             hold,
         };
         queue.courtesy = Courtesy::None;
+        queue.answers = Answers::default();
         queue.held.replace(held).map(|before| before.hold)
     }
 
@@ -383,6 +384,10 @@ impl Waiters {
         if queue.held.as_ref().is_some_and(|held| held.id == *id) {
             queue.held = None;
             queue.released = released.then(|| id.clone());
+            if released && !queue.places.is_empty() {
+                // Until now somebody held it, as far as those who wait here are concerned.
+                queue.answers.refused(Instant::now(), Some(Duration::ZERO));
+            }
             queue.ring_lookers(Wake::Local);
         }
         if queue.is_idle() {
@@ -585,20 +590,26 @@ impl Ticket<'_> {
         place?.handed
     }
 
-    /// Whether others wait for the name beside this one.
-    pub(crate) fn has_company(&self) -> bool {
-        self.queue(|queue| queue.places.len() > 1)
+    /// The waiter is about to ask Redis. Returns whether others wait for the name beside it.
+    pub(crate) fn asks(&self) -> bool {
+        self.queue(|queue| {
+            let has_company = queue.places.len() > 1;
+            if has_company {
+                // For the others: the waiter itself is busy until it is answered.
+                queue.answers.asked(Instant::now());
+            }
+            has_company
+        })
     }
 
-    /// Redis said at `now` that somebody else holds the name.
-    pub(crate) fn refused(&self, now: Instant) {
-        self.queue(|queue| queue.refused = queue.refused.max(Some(now)));
+    /// Notes, or tells, what Redis last said about the name to any waiter of this client.
+    pub(crate) fn answers<T>(&self, act: impl FnOnce(&mut Answers) -> T) -> T {
+        self.queue(|queue| act(&mut queue.answers))
     }
 
-    /// Whether Redis said at `since` or later that somebody else holds the name, to any waiter of
-    /// this client.
-    pub(crate) fn was_refused(&self, since: Instant) -> bool {
-        self.queue(|queue| queue.refused.is_some_and(|at| at >= since))
+    /// As [`Answers::is_taken`].
+    pub(crate) fn is_taken(&self, span: Span) -> bool {
+        self.answers(|answers| answers.is_taken(span))
     }
 }
 
@@ -801,13 +812,26 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_counts_for_all_who_waited_then() {
-        let (waiters, name) = (Waiters::default(), Name::from("a"));
+    fn an_answer_counts_for_all_who_waited_then() {
+        let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         let first = waiters.join(&name, None, true);
+        assert!(!first.asks());
         let second = waiters.join(&name, None, true);
+        assert!(first.asks());
+        let since = |start: Instant| Span {
+            start,
+            deadline: start.after(Duration::from_secs(60)),
+        };
         let at = Instant::now();
-        first.refused(at);
-        assert!(second.was_refused(at));
-        assert!(!second.was_refused(at.after(std::time::Duration::from_nanos(1))));
+        first.answers(|answers| answers.refused(at, Some(Duration::ZERO)));
+        assert!(second.is_taken(since(at)));
+        assert!(!second.is_taken(since(at.after(Duration::from_nanos(1)))));
+        waiters.held(&name, &id, Weak::new());
+        assert!(!second.is_taken(since(at)));
+        waiters.ended_one(&name, &id, false);
+        assert!(!second.is_taken(since(at)), "its end is not sure");
+        waiters.held(&name, &id, Weak::new());
+        waiters.ended_one(&name, &id, true);
+        assert!(second.is_taken(since(at)));
     }
 }
