@@ -1,4 +1,4 @@
-//! The settings that a client is made with.
+//! The builder of a client, with its settings.
 
 use std::time::Duration;
 use std::{fmt, mem};
@@ -10,7 +10,9 @@ use crate::replicas::Replicas;
 use crate::tls::{ClientCert, Tls};
 use crate::url::Target;
 
-/// Settings to make a [`Client`](crate::Client) with. Setters never fail; [`build`](Self::build) checks.
+/// Makes a [`Client`](crate::Client) with settings of your choice.
+///
+/// Setters never fail: [`build`](Self::build) checks the settings.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -24,17 +26,17 @@ use crate::url::Target;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Default)]
-#[must_use = "nothing is made until `build`"]
+#[must_use = "no client is made before `build` is called"]
 pub struct ClientBuilder {
     place: Option<Place>,
-    /// Two places of different kinds were set: one of them is a mistake.
+    /// Whether two different kinds of deployment were set: one of them is a mistake.
     has_two_places: bool,
     config: Config,
     #[cfg(feature = "tls")]
     tls: Tls,
 }
 
-/// Where Redis is, in the words that it was given in.
+/// The servers of the deployment, as the caller named them.
 #[derive(Clone)]
 enum Place {
     Url(String),
@@ -55,8 +57,11 @@ impl Place {
 }
 
 impl ClientBuilder {
-    /// Where Redis is; see [`Client::open`](crate::Client::open) for the forms. This or one of the
-    /// next three is needed, and no two of them.
+    /// Sets the URL of the deployment, in one of the forms of
+    /// [`Client::open`](crate::Client::open).
+    ///
+    /// Exactly one of `url`, [`cluster`](Self::cluster), [`sentinel`](Self::sentinel) and
+    /// [`quorum`](Self::quorum) is required.
     pub fn url(self, url: impl Into<String>) -> Self {
         self.at(Place::Url(url.into()))
     }
@@ -68,13 +73,14 @@ impl ClientBuilder {
         self
     }
 
-    /// Whether it is known where Redis is.
+    /// Returns whether the servers have been set.
     pub(crate) fn has_place(&self) -> bool {
         self.place.is_some()
     }
 
-    /// Where some nodes of a Redis Cluster are, who know the others: `host[:port]`, or a URL with
-    /// what is needed to log on to any node.
+    /// Sets some nodes of a Redis Cluster; the client learns the others from them.
+    ///
+    /// Each is `host[:port]`, or a URL with the credentials, which are used for all nodes.
     ///
     /// ```no_run
     /// # use leasehold::Client;
@@ -88,9 +94,11 @@ impl ClientBuilder {
         self.at(Place::Cluster(nodes))
     }
 
-    /// Where the sentinels are, `host[:port]` or a URL with what is needed to log on to them, and
-    /// the name of the master, or a URL with the name in the host's place and what is needed to log
-    /// on to the master.
+    /// Sets the sentinels and the name of the master that they monitor.
+    ///
+    /// Each sentinel is `host[:port]`, or a URL with the credentials for the sentinels. `master` is
+    /// the master's name, or a URL with that name in place of the host and the credentials for the
+    /// master.
     ///
     /// ```no_run
     /// # use leasehold::Client;
@@ -108,9 +116,10 @@ impl ClientBuilder {
         self.at(Place::Sentinel(sentinels, master.into()))
     }
 
-    /// The certificate authorities to trust, as PEM: one certificate or several, one behind the other.
-    /// They take the place of the system's, for every connection of the client: to sentinels too.
-    /// Needs a URL with TLS (`rediss://`). Only with the feature `tls`.
+    /// Sets the certificate authorities to trust, as one or more concatenated PEM certificates.
+    ///
+    /// They replace the system's authorities for every connection of the client, including those to
+    /// sentinels. Requires a URL with TLS (`rediss://`) and the feature `tls`.
     ///
     /// ```no_run
     /// use leasehold::Client;
@@ -127,10 +136,10 @@ impl ClientBuilder {
         self
     }
 
-    /// The certificate that the client shows to servers that ask for one, and its private key, as
-    /// PEM. Certificates of authorities in between may follow the client's own. The key must not be
-    /// encrypted; it is never printed. Needs a URL with TLS (`rediss://`). Only with the feature
-    /// `tls`.
+    /// Sets the certificate for servers that require one from clients, and its private key, as PEM.
+    ///
+    /// Intermediate certificates may follow the client's own. The key must not be encrypted; it is
+    /// never printed. Requires a URL with TLS (`rediss://`) and the feature `tls`.
     ///
     /// ```no_run
     /// use std::fs::read;
@@ -156,111 +165,126 @@ impl ClientBuilder {
         self
     }
 
-    /// The servers of a quorum, instead of a [`url`](Self::url); see
-    /// [`Client::quorum`](crate::Client::quorum).
+    /// Sets the servers of a quorum, one URL each; see [`Client::quorum`](crate::Client::quorum).
     pub fn quorum<U: Into<String>>(self, urls: impl IntoIterator<Item = U>) -> Self {
         self.at(Place::Quorum(urls.into_iter().map(Into::into).collect()))
     }
 
-    /// How long a lease lasts unless renewed, for locks that do not set their own. Short: a crashed
-    /// holder is soon replaced. Long: a slow network or a paused process does not cost the lock.
-    /// From 10 ms. Defaults to 10 s.
+    /// Sets how long a lease lasts unless it is renewed, for locks without a ttl of their own.
+    ///
+    /// With a short ttl, a crashed holder is soon replaced. With a long ttl, a holder keeps its
+    /// lock over longer pauses and outages. At least 10 ms. Defaults to 10 s.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.config.ttl = ttl;
         self
     }
 
-    /// How often a held lease is renewed. At most nine tenths of the ttl. Defaults to a third of
-    /// it, which leaves time for two more tries; locks with a ttl of their own always take a third
-    /// of that unless they set an interval too.
+    /// Sets how often a held lease is renewed.
+    ///
+    /// At most nine tenths of the ttl. Defaults to a third of the ttl, which leaves time for two
+    /// retries. A lock with a ttl of its own is renewed every third of that, unless the lock sets
+    /// an interval too.
     pub fn renew_every(mut self, interval: Duration) -> Self {
         self.config.renew_every = Some(interval);
         self
     }
 
-    /// What stands before the name in the lock's key. All programs that share a lock must agree.
-    /// Defaults to `lock:`.
+    /// Sets the prefix of the lock keys: a key is the prefix and the lock's name.
+    ///
+    /// All programs that share a lock must use the same prefix. Defaults to `lock:`.
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.config.key_prefix = prefix.into();
         self
     }
 
-    /// What stands before the name in the channel that a release is announced on. All programs that
-    /// share a lock must agree. Defaults to `lock_release:`.
+    /// Sets the prefix of the release channels: a channel is the prefix and the lock's name.
+    ///
+    /// A release is published on this channel. All programs that share a lock must use the same
+    /// prefix. Defaults to `lock_release:`.
     pub fn channel_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.config.channel_prefix = prefix.into();
         self
     }
 
-    /// The name of our connections in `CLIENT LIST`: printable ASCII without spaces. Defaults to
-    /// `leasehold:<host>/<pid>`.
+    /// Sets the name of the client's connections in `CLIENT LIST`.
+    ///
+    /// Printable ASCII without spaces. Defaults to `leasehold:<host>/<pid>`.
     pub fn connection_name(mut self, name: impl Into<String>) -> Self {
         self.config.connection_name = name.into();
         self
     }
 
-    /// Who holds our locks, for people who look: the first part of every holder id, 1 to 1024
-    /// bytes. Defaults to `<host>/<pid>`.
+    /// Sets the owner, the first part of every holder id, by which operators recognise a holder.
+    ///
+    /// 1 to 1024 bytes. Defaults to `<host>/<pid>`.
     pub fn owner(mut self, owner: impl Into<String>) -> Self {
         self.config.owner = owner.into().into();
         self
     }
 
-    /// How long making one connection may take, 1 ms to 1 h. Defaults to 1 s.
+    /// Sets how long opening one connection may take, 1 ms to 1 h. Defaults to 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self
     }
 
-    /// How long one command may take, 1 ms to 1 h: the longest that `try_lock`, `unlock` and
-    /// dropping a guard block. Keep it well below the ttl. Defaults to 1 s.
+    /// Sets how long one command may take, 1 ms to 1 h. Defaults to 1 s.
+    ///
+    /// `try_lock`, `unlock` and dropping a guard block for at most this time. Keep it well below
+    /// the ttl.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self
     }
 
-    /// How long Redis may say nothing before a waiting `lock` gives up. `Duration::MAX` waits out
-    /// any outage. Defaults to 10 s.
+    /// Sets how long Redis may be unreachable before a waiting `lock` gives up. Defaults to 10 s.
+    ///
+    /// `Duration::MAX` waits for as long as the outage lasts.
     pub fn unreachable_for(mut self, silence: Duration) -> Self {
         self.config.unreachable_for = silence;
         self
     }
 
-    /// How long a waiter sleeps at the most before it looks again unasked (shortened by up to a
-    /// quarter at random): what a lost message can cost. From 10 ms. Defaults to 1 s.
+    /// Sets how long a waiter sleeps at most before it retries without having been woken.
+    ///
+    /// This bounds the delay that a lost release message can cause. Each sleep is shortened at
+    /// random by up to a quarter. At least 10 ms. Defaults to 1 s.
     pub fn backstop(mut self, longest: Duration) -> Self {
         self.config.backstop = longest;
         self
     }
 
-    /// How many connections calls that lock may have in use together. Releases and our own threads
-    /// never wait for one and may go above it. Defaults to 32.
+    /// Sets how many connections calls that acquire locks may use at the same time.
+    ///
+    /// Releases and background threads may exceed this limit, so they never wait for it. Defaults
+    /// to 32.
     pub fn max_connections(mut self, most: usize) -> Self {
         self.config.max_connections = most;
         self
     }
 
-    /// The longest time for which a call spins before it sleeps until Redis replies: it yields its
-    /// processor (`sched_yield`) over and over. Zero never spins. Defaults to zero.
+    /// Sets the longest time for which a call spins for a reply before it sleeps. Defaults to zero.
     ///
-    /// A processor that goes idle between a command and its reply can need longer to come back than a
-    /// server nearby needs to reply. Measure before you set this, for it can go either way:
+    /// A spinning call yields its CPU (`sched_yield`) in a loop. Zero never spins. A CPU that goes
+    /// idle between a command and its reply can take longer to wake up than a nearby server takes
+    /// to reply. Measure before you set this, because spinning can save or cost time:
     ///
     /// - On one machine it saved a third of the time of a lock and unlock.
-    /// - On another, a virtual machine with two cores, it saved nothing, and the client used 1.4 to 2.1 times the
-    ///   processor time. In a container with a CPU quota of 20 %, a lock and unlock took 320 to 349 µs
-    ///   instead of 133 to 162 µs, because the quota is charged for the spinning.
+    /// - On a virtual machine with two cores it saved nothing, and the client used 1.4 to 2.1 times
+    ///   the CPU time. In a container with a CPU quota of 20 %, a lock and unlock took 320 to 349
+    ///   µs instead of 133 to 162 µs, because the quota is charged for the spinning.
     ///
-    /// Only a call that is alone in its client spins, and only about as long as replies have taken so
-    /// far: a value of 150 µs suits a server in the same rack. While other threads want the processor,
-    /// calls sleep at once. A thread that waits for a *lock* never spins.
+    /// A call spins only if no other call of its client is in progress, and only about as long as
+    /// earlier replies took. 150 µs suits a server in the same rack. While other threads want the
+    /// CPU, calls sleep at once. A thread that waits for a *lock* never spins.
     pub fn spin(mut self, longest: Duration) -> Self {
         self.config.spin = longest;
         self
     }
 
-    /// How many replicas must have acknowledged every lease, for locks that do not say so
-    /// themselves: see [`Mutex::min_replicas`](crate::Mutex::min_replicas). Defaults to none.
+    /// Sets how many replicas must acknowledge every lease, for locks without their own setting.
+    ///
+    /// See [`Mutex::min_replicas`](crate::Mutex::min_replicas). Defaults to none.
     pub fn min_replicas(mut self, count: usize, within: Duration) -> Self {
         self.config.replicas = Some(Replicas {
             wanted: count,
@@ -269,47 +293,54 @@ impl ClientBuilder {
         self
     }
 
-    /// After how many failures in a row a server is not asked any more for a while, and calls to it
-    /// fail at once with [`Error::CircuitOpen`]: for 1 s, and twice as long each time that the call
-    /// after it fails too, up to 30 s. A call that ran out of its own short time is no failure of the
-    /// server. Renewals and releases go to it regardless; the first answer to anything ends it, and
-    /// while anybody waits, holds or has something to undo, a probe goes out every 500 ms. 0 never
-    /// stops asking. Defaults to 5. `examples/fail_fast.rs` turns it into a 503 with a `Retry-After`.
+    /// Sets how many failures in a row open a server's circuit breaker. Defaults to 5.
+    ///
+    /// While the breaker is open, calls to the server fail at once with [`Error::CircuitOpen`]. It
+    /// stays open for 1 s, and twice as long each time that the next call fails too, up to 30 s. A
+    /// call that hit its own, shorter deadline does not count as a failure. 0 disables the breaker.
+    ///
+    /// Renewals and releases bypass the breaker, and any reply closes it. While the client has
+    /// waiters, holders or failed attempts to undo, it probes the server every 500 ms, so that a
+    /// recovery is noticed quickly.
+    ///
+    /// `examples/fail_fast.rs` answers HTTP requests with 503 and `Retry-After` on that error.
     pub fn breaker(mut self, failures: u32) -> Self {
         self.config.breaker_after = failures;
         self
     }
 
-    /// Whether this client adds what it counts to the hash that all clients of the same Redis share:
-    /// once a second from a thread of its own, and a last time when it ends, if Redis answers then.
-    /// What could not be added while Redis was away is added when it is back.
-    /// [`Client::shared_stats`](crate::Client::shared_stats) reads it. The user of Redis needs
-    /// `~lock_stats +hincrby` for that. Defaults to false.
+    /// Sets whether this client adds its counters to the Redis hash shared by all clients.
     ///
-    /// The fields are those of [`Totals`](crate::Totals), under their names. In a cluster the hash
-    /// is where its key belongs, over a quorum on the first server.
+    /// Defaults to false. A background thread adds them once a second, and a last time when the
+    /// client ends, if Redis answers then. Counts from an outage are added when it is over.
+    /// [`Client::shared_stats`](crate::Client::shared_stats) reads the hash. The Redis user needs
+    /// `~lock_stats +hincrby`.
+    ///
+    /// The hash has the fields of [`Totals`](crate::Totals), under the same names. In a cluster the
+    /// key is in its own slot; over a quorum it is on the first server.
     pub fn shared_stats(mut self, on: bool) -> Self {
         self.config.shared_stats = on;
         self
     }
 
-    /// The key of that hash, for readers that expect another name. Choose one that is no lock's key.
-    /// Defaults to `lock_stats`.
+    /// Sets the key of the hash for [`shared_stats`](Self::shared_stats).
+    ///
+    /// It must not be the key of a lock. Defaults to `lock_stats`.
     pub fn shared_stats_key(mut self, key: impl Into<String>) -> Self {
         self.config.shared_stats_key = key.into();
         self
     }
 
-    /// The settings, if they can work.
+    /// Returns the settings if they are valid.
     pub(crate) fn check(self) -> Result<(Config, Target), Error> {
         let Some(place) = self.place else {
             return Err(Error::Config(
-                "no URL was given: ClientBuilder::url(\"redis://…\")".into(),
+                "no server is set: call ClientBuilder::url, cluster, sentinel or quorum".into(),
             ));
         };
         if self.has_two_places {
             return Err(Error::Config(
-                "take only one of url, cluster, sentinel and quorum".into(),
+                "set only one of url, cluster, sentinel and quorum".into(),
             ));
         }
         self.config.check()?;

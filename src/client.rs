@@ -1,4 +1,4 @@
-//! The client: where locks are made, and what outlives them.
+//! The client, which makes locks and owns the connections and threads that they share.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,24 +18,25 @@ use crate::shutdown::{Core, ShutdownReport, shutdown};
 use crate::stats::{Stats, Totals};
 use crate::threads::Shared;
 
-/// A connection to the Redis that keeps the locks: makes locks, and looks after those that are held.
+/// A handle to the Redis servers that keep the locks; makes locks and renews those that are held.
 ///
-/// Cloning is cheap, and all clones are one client: one pool of connections, one set of threads.
-/// Make one for a process and clone it to where it is needed. Two clients in a process work just as
-/// well, but do not [hand locks to each other](Mutex::local_handoffs) without a trip to Redis.
+/// Cloning is cheap. All clones are one client: they share one connection pool and one set of
+/// threads. Create one client per process and clone it where it is needed. Two clients in one
+/// process work too, but a lock moves between them only through Redis, not by a
+/// [local hand-off](Mutex::local_handoffs).
 ///
-/// # Threads and the end
+/// # Threads and shutdown
 ///
-/// Threads start when first needed. Locks and guards keep the client's machinery alive; when the
-/// last client, lock and guard is dropped, from whichever thread, the threads are ended and joined,
-/// for at most one command timeout. [`shutdown`](Self::shutdown) does so at once.
+/// Threads start when first needed. Locks and guards keep the client's connections and threads
+/// alive. Dropping the last client, lock or guard, on any thread, ends and joins the threads; this
+/// takes at most one command timeout. [`shutdown`](Self::shutdown) does so at once.
 ///
 /// ```no_run
 /// use leasehold::Client;
 ///
 /// let client = Client::open("redis://127.0.0.1:6379")?;
 /// let guard = client.mutex("account:123").lock()?;
-/// // … nobody else in the fleet is here …
+/// // … no other client holds `account:123` here …
 /// guard.unlock()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -45,21 +46,27 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the Redis or Valkey at `url`, with the default settings. No I/O: use
-    /// [`ping`](Self::ping) to see whether it answers.
+    /// Returns a client of the Redis or Valkey at `url`, with the default settings.
     ///
-    /// URLs are `redis://[user:password@]host[:port][/db]`, the same with `rediss` for TLS (feature
-    /// `tls`), and `redis+unix:///path?db=…&user=…&pass=…`; `valkey` may stand for `redis`, and
-    /// `?protocol=resp3` asks for that protocol.
+    /// Does no I/O: call [`ping`](Self::ping) to check that the server answers.
     ///
-    /// With Sentinel: `redis+sentinel://[user:password@]host[:port],host[:port]/name[/db]`, the port
-    /// being 26379 unless given, and the user and password those of the master. Sentinels that want
-    /// a password of their own get it by `?sentinel_user=…&sentinel_pass=…`. The master is then
-    /// whichever server they say it is, and is followed when it moves.
+    /// | deployment | URL |
+    /// |---|---|
+    /// | one server | `redis://[user:password@]host[:port][/db]` |
+    /// | one server, Unix socket | `redis+unix:///path?db=…&user=…&pass=…` |
+    /// | Sentinel | `redis+sentinel://[user:password@]host[:port],host[:port]/name[/db]` |
+    /// | Cluster | `redis+cluster://[user:password@]host[:port],host[:port]` |
     ///
-    /// With Redis Cluster: `redis+cluster://[user:password@]host[:port],host[:port]`, some of its
-    /// nodes; the others are learnt from them. Each name is kept by the master of its slot, which is
-    /// followed when the slot moves or a replica takes over.
+    /// `rediss` in place of `redis` encrypts with TLS (feature `tls`). `valkey` and `valkeys` mean
+    /// the same as `redis` and `rediss`. `?protocol=resp3` selects that protocol.
+    ///
+    /// With Sentinel, `name` is the master's name, and the user and password are the master's. The
+    /// default port is 26379. If the sentinels need their own credentials, append
+    /// `?sentinel_user=…&sentinel_pass=…`. The client follows the master when it moves.
+    ///
+    /// With Cluster, the URL lists some of the nodes; the client learns the others from them. Each
+    /// name is kept by the master of its slot. The client follows a slot that moves, and a replica
+    /// that is promoted.
     ///
     /// # Errors
     ///
@@ -68,53 +75,54 @@ impl Client {
         Self::builder().url(url).build()
     }
 
-    /// A client of a quorum: several servers that know nothing of each other, each lock being held
-    /// by whoever has it on a majority of them (Redlock). No I/O. Each URL is one of a single server,
-    /// as for [`open`](Self::open), and every client must be given the same servers.
+    /// Returns a client of several independent servers (the Redlock algorithm).
     ///
-    /// A minority of the servers may be dead, hung or slow. See the
-    /// [crate's documentation](crate#a-quorum-of-servers) for what this gives and what not. Take an
-    /// odd number of servers, 3 or 5: an even one tolerates no more failures than one server less,
-    /// and is warned about. A quorum of one is allowed, for tests.
+    /// A client holds a lock once a majority of the servers has granted it, so a minority may be
+    /// dead, hung or slow. See [the guarantees and limits](crate#a-quorum-of-servers).
+    ///
+    /// Each URL names a single server, as for [`open`](Self::open). Every client must use the same
+    /// servers. Use 3 or 5: an even number tolerates no more failures than one fewer, and logs a
+    /// warning. A quorum of one is allowed, for tests. Does no I/O.
     ///
     /// ```no_run
     /// use leasehold::Client;
     ///
-    /// let client = Client::quorum(["redis://one:6379", "redis://two:6379", "redis://three:6379"])?;
+    /// let servers = ["redis://one:6379", "redis://two:6379", "redis://three:6379"];
+    /// let client = Client::quorum(servers)?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if a URL cannot be used, is not one of a single server or is named twice,
-    /// or if there is none.
+    /// [`Error::Config`] if there is no URL, or if one is invalid, names more than one server or is
+    /// given twice.
     pub fn quorum<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Result<Self, Error> {
         Self::builder().quorum(urls).build()
     }
 
-    /// A client with the settings in the environment. No I/O.
+    /// Returns a client with the settings read from environment variables. Does no I/O.
     ///
-    /// | variable | what | default |
+    /// | variable | setting | default |
     /// |---|---|---|
-    /// | `REDIS_URL` | the URL; then the next five are not read | |
-    /// | `REDIS_HOST`, `REDIS_PORT` | where Redis is | `127.0.0.1`, `6379` |
-    /// | `REDIS_USERNAME`, `REDIS_PASSWORD` | whom to log on as | nobody |
-    /// | `REDIS_DB` | the database's number | `0` |
+    /// | `REDIS_URL` | the URL; if set, the next five are ignored | |
+    /// | `REDIS_HOST`, `REDIS_PORT` | the server's host and port | `127.0.0.1`, `6379` |
+    /// | `REDIS_USERNAME`, `REDIS_PASSWORD` | the credentials | none |
+    /// | `REDIS_DB` | the database number | `0` |
     /// | `LOCK_TTL_MS` | [`ttl`](ClientBuilder::ttl) in ms | `10000` |
     /// | `LOCK_RENEW_INTERVAL_MS` | [`renew_every`](ClientBuilder::renew_every) in ms | a third of the ttl |
     /// | `LOCK_KEY_PREFIX` | [`key_prefix`](ClientBuilder::key_prefix) | `lock:` |
     /// | `LOCK_CONNECTION_NAME` | [`connection_name`](ClientBuilder::connection_name) | `leasehold:<host>/<pid>` |
     ///
-    /// An empty variable counts as one that is not set.
+    /// An empty variable counts as unset.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`], naming the variable and what it expects.
+    /// [`Error::Config`] if a variable is invalid; the message names it and what it expects.
     pub fn from_env() -> Result<Self, Error> {
         Self::builder().with_env()?.build()
     }
 
-    /// Settings to make a client with.
+    /// Returns a builder, to make a client with other settings than the default ones.
     pub fn builder() -> ClientBuilder {
         ClientBuilder::default()
     }
@@ -123,20 +131,23 @@ impl Client {
         &self.core.shared
     }
 
-    /// The lock called `name`. No I/O; two locks with one name are the same lock.
+    /// Returns the lock called `name`. Does no I/O.
+    ///
+    /// Two locks with the same name are the same lock.
     pub fn mutex(&self, name: impl Into<Name>) -> Mutex {
         let keys = self.shared().keys(name.into());
         Mutex::new(Arc::clone(&self.core), Arc::new(keys))
     }
 
-    /// The fair lock called `name`: first come, first served, in all processes together. No I/O.
+    /// Returns the fair lock called `name`: first come, first served, across all processes.
     ///
-    /// Fair and plain locks with one name keep each other out. Over a quorum it is an error of the first call that locks.
+    /// Fair and plain locks with the same name exclude each other. Over a quorum, the first call
+    /// that locks fails with [`Error::Config`]. Does no I/O.
     ///
     /// ```no_run
     /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
-    /// let guard = client.fair_mutex("printer").lock()?; // behind those who came before
-    /// guard.unlock()?; // to the first of those who wait
+    /// let guard = client.fair_mutex("printer").lock()?; // behind all earlier waiters
+    /// guard.unlock()?; // grants the lock to the first waiter
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn fair_mutex(&self, name: impl Into<Name>) -> FairMutex {
@@ -144,13 +155,15 @@ impl Client {
         FairMutex::new(Arc::clone(&self.core), Arc::new(keys))
     }
 
-    /// The lock of several names at once, all of them or none. No I/O. A name that is given twice
-    /// counts once; no name at all is an error of the first call that locks.
+    /// Returns the lock of several names, which acquires all of them or none. Does no I/O.
+    ///
+    /// Duplicate names count once. Without any name, the first call that locks fails with
+    /// [`Error::Config`].
     ///
     /// ```no_run
     /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
     /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
-    /// // … nobody else holds either of them, alone or with others …
+    /// // … no other client holds either name …
     /// guard.unlock()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -160,13 +173,15 @@ impl Client {
         MutexAll::new(Arc::clone(&self.core), Arc::new(keys))
     }
 
-    /// Asks Redis for a sign of life, and says how long it took. Returns within the command timeout.
-    /// In a cluster it is enough that one of the masters gives one.
+    /// Sends a `PING` and returns how long the reply took.
+    ///
+    /// Returns within the command timeout. In a cluster, a reply from any one master is enough.
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`] if there is none, [`Error::Refused`] if Redis does not let us in,
-    /// [`Error::Closed`] after a shutdown.
+    /// - [`Error::Unreachable`] if no server replies.
+    /// - [`Error::Refused`] if Redis refuses the credentials or the command.
+    /// - [`Error::Closed`] after a shutdown.
     pub fn ping(&self) -> Result<Duration, Error> {
         let servers = &self.shared().servers;
         self.ask(|until| {
@@ -175,14 +190,16 @@ impl Client {
         })
     }
 
-    /// What this client has counted and does now. No I/O; also after a shutdown.
+    /// Returns a snapshot of this client's counters and gauges.
+    ///
+    /// Does no I/O, and also works after a shutdown.
     ///
     /// ```no_run
     /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
     /// let stats = client.stats();
     /// println!("{stats}");
     /// if stats.contention_rate() > 0.05 {
-    ///     eprintln!("more than one lock in twenty is waited for, p99 {:?}", stats.wait.p99);
+    ///     eprintln!("more than one lock in twenty had to wait, p99 {:?}", stats.wait.p99);
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -190,21 +207,24 @@ impl Client {
         self.shared().stats()
     }
 
-    /// What all clients that [share their statistics](ClientBuilder::shared_stats) have counted so
-    /// far; those of the last second may be missing. All zero where nobody has. This client need not
-    /// share its own; where it does, the hash that it adds to is the one that is read. Returns within
-    /// the command timeout.
+    /// Returns the sum of what all clients that share their statistics have counted.
+    ///
+    /// Clients share with [`ClientBuilder::shared_stats`], once a second, so the last second may be
+    /// missing. All counters are zero if no client shares. This client need not share its own; the
+    /// hash is read from [`shared_stats_key`](ClientBuilder::shared_stats_key) in either case.
+    /// Returns within the command timeout.
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`] if Redis does not answer, [`Error::Refused`] if it does not let us
-    /// read (the user needs `~lock_stats +hgetall`) or the key holds something else than a hash,
-    /// [`Error::Closed`] after a shutdown.
+    /// - [`Error::Unreachable`] if Redis does not answer.
+    /// - [`Error::Refused`] if the user may not read the hash (it needs `~lock_stats +hgetall`), or
+    ///   if the key is not a hash.
+    /// - [`Error::Closed`] after a shutdown.
     pub fn shared_stats(&self) -> Result<Totals, Error> {
         self.ask(|until| self.shared().shared_totals(until))
     }
 
-    /// Asks within the command timeout, twice where the first time met a dead connection.
+    /// Calls `ask` with the command timeout as its deadline, and once more if a connection failed.
     fn ask<T>(&self, ask: impl Fn(Instant) -> Result<T, Fault>) -> Result<T, Error> {
         let shared = self.shared();
         shared.check_open()?;
@@ -213,16 +233,18 @@ impl Client {
         loop {
             match ask(until) {
                 Ok(answer) => return Ok(answer),
-                // A connection that had died unnoticed says nothing about Redis.
+                // The pooled connection may have been dead already: only a second failure says
+                // anything about Redis.
                 Err(Fault::NoAnswer(_)) if again && Instant::now() < until => again = false,
                 Err(fault) => return Err(shared.servers.error(fault)),
             }
         }
     }
 
-    /// How the servers and our threads do. Asks each server once, all of them together, and returns
-    /// within the command timeout. Goes through an open circuit breaker, and closes it where the
-    /// server answers.
+    /// Checks every server once and reports the state of servers and background threads.
+    ///
+    /// Sends to all servers at once and returns within the command timeout. The checks bypass an
+    /// open circuit breaker; a server that answers closes its breaker.
     pub fn health(&self) -> Health {
         let shared = self.shared();
         let until = Instant::now().after(shared.servers.command_timeout());
@@ -235,7 +257,7 @@ impl Client {
         let renewers = sites.iter().map(|site| {
             let mut part = site.io.condition.part(site.server.label(), None);
             if part.state == HealthState::Fails && !shared.timer.watches_any() {
-                // What could not be renewed is over.
+                // The leases that could not be renewed have ended.
                 part.state = HealthState::Idle;
             }
             part
@@ -248,16 +270,18 @@ impl Client {
         }
     }
 
-    /// Every lock that is held now and whose name begins with `prefix`, by name; an empty one is the
-    /// beginning of all. For an operator: it goes through all keys of the database (`SCAN`, page by
-    /// page, each within the command timeout), whatever the prefix. What is taken or released
-    /// meanwhile may be in it or not.
+    /// Returns all held locks whose name begins with `prefix`, sorted by name.
     ///
-    /// In a cluster it asks every master. Of a quorum it asks all servers, a minority of which need not
-    /// answer, and lists what a majority has.
+    /// An empty prefix matches every name. The call is meant for operators: it iterates over all
+    /// keys of the database with `SCAN`, whatever the prefix is. Each page of the scan takes at
+    /// most the command timeout. Locks that are acquired or released meanwhile may be missing or
+    /// listed.
+    ///
+    /// In a cluster the call asks every master. Over a quorum it asks all servers, tolerates a
+    /// minority without a reply, and lists the locks that a majority has.
     ///
     /// Every string key that begins with the [`key_prefix`](ClientBuilder::key_prefix) counts as a
-    /// lock, and none that begins with `leasehold:`.
+    /// lock, except keys that begin with `leasehold:`.
     ///
     /// ```no_run
     /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
@@ -269,20 +293,26 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`], [`Error::Refused`] (it needs the right `+scan`, beside those of
-    /// [`Mutex::inspect`]), [`Error::Closed`].
+    /// - [`Error::Unreachable`] if Redis does not answer.
+    /// - [`Error::Refused`] if a permission is missing: `+scan`, or one that [`Mutex::inspect`]
+    ///   needs.
+    /// - [`Error::Closed`] after a shutdown.
     pub fn list(&self, prefix: impl AsRef<[u8]>) -> Result<Vec<Held>, Error> {
         list(self.shared(), prefix.as_ref())
     }
 
-    /// Ends the client: refuses new calls, sends waiting ones away with [`Error::Closed`], tells
-    /// every holder [`Lost::ShutDown`](crate::Lost::ShutDown), releases what they held without
-    /// waiting for them, and joins the threads. A program that wants its holders to finish waits for
-    /// them first.
+    /// Shuts the client down: releases all held locks, wakes all waiters and joins the threads.
     ///
-    /// Returns when that is done, or after `within` plus at most one command timeout; leases whose
-    /// release was not confirmed by then are left to their ttl. Works from any thread, a callback
-    /// included (that thread is then left to end by itself). A second call does nothing.
+    /// - New calls, and calls that wait for a lock, fail with [`Error::Closed`].
+    /// - Every holder is told [`Lost::ShutDown`](crate::Lost::ShutDown), and its lock is released
+    ///   at once. The call does not wait for holders to finish: if they should, wait for them
+    ///   first.
+    ///
+    /// Returns when all releases are confirmed and the threads have ended, or after `within` plus at
+    /// most one command timeout.
+    /// Leases whose release was not confirmed in that time expire after their ttl. The call works
+    /// on any thread. On a callback's thread, that thread is not joined and ends after the
+    /// callback. A second call does nothing.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -294,18 +324,18 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// None at present; what could not be done is in the report.
+    /// None at present: the report contains what could not be done.
     pub fn shutdown(&self, within: Duration) -> Result<ShutdownReport, Error> {
         Ok(shutdown(self.shared(), within))
     }
 }
 
 impl ClientBuilder {
-    /// Makes the client. No I/O.
+    /// Makes the client. Does no I/O.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`], naming the setting and what it expects.
+    /// [`Error::Config`] if a setting is invalid; the message names it and what it expects.
     pub fn build(self) -> Result<Client, Error> {
         let (config, deployment) = self.check()?;
         let servers = Servers::new(deployment, &config)?;
