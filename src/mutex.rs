@@ -1,4 +1,4 @@
-//! The lock as its user sees it: settings, and the calls that take it.
+//! The lock of one name: its settings, and the calls that acquire it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,32 +18,36 @@ use crate::settings::lock_settings;
 use crate::shutdown::Core;
 use crate::token::FencingToken;
 
-/// A lock that at most one holder in the whole fleet has at a time.
+/// A lock that has at most one holder at a time, across processes and machines.
 ///
-/// Made by [`Client::mutex`](crate::Client::mutex); making, cloning and setting it up are cheap and
-/// without I/O. Setters consume and return it and never fail: a bad value is reported by the first
-/// call that locks.
+/// [`Client::mutex`](crate::Client::mutex) makes it. Making, cloning and configuring a lock is
+/// cheap and does no I/O. Setters consume and return the lock and never fail: the first call that
+/// locks reports an invalid value.
 ///
 /// # Leases and loss
 ///
-/// What is held is a lease: it ends after the [`ttl`](Self::ttl) unless renewed, so that a crashed
-/// holder does not keep the lock for ever. It is renewed in the background every third of the ttl.
-/// A lease can be lost: see [`MutexGuard`] for how that is known at once, and
-/// [`FencingToken`] for what makes even a paused holder harmless.
+/// A holder has a lease, which ends after the [`ttl`](Self::ttl) unless it is renewed, so a crashed
+/// holder does not keep the lock for ever. A background thread renews it every third of the ttl. A
+/// lease can be lost: [`MutexGuard`] describes how the holder finds out, and [`FencingToken`] how
+/// to reject the writes of a holder that was paused.
 ///
 /// # Fairness
 ///
-/// Within a client waiters are served first come, first served, and one of them at a time talks to
-/// Redis; the others are [handed](Self::local_handoffs) the lock by those before them. Between clients whoever asks first
-/// after a release gets the lock, and those come first that waited for a run of hand-offs to end. `try_lock` may overtake
-/// waiters.
+/// Within a client, waiters are served first come, first served. Only the first one asks Redis; the
+/// others get the lock from the holder before them, by a [local hand-off](Self::local_handoffs).
+///
+/// Between clients, the first to ask after a release gets the lock. After a run of local hand-offs,
+/// the waiters of other clients are given a short head start. `try_lock` may overtake waiters.
 ///
 /// # Differences from `std::sync::Mutex`
 ///
-/// It protects a name, not a value. Every call that takes it can fail, since Redis may be away. It
-/// is not poisoned by a panic: the guard is dropped, which releases. Guards may be sent to other
-/// threads. Like the standard one it is not reentrant: a thread that locks a name it holds waits for
-/// itself (a debug build warns).
+/// - It protects a name, not a value.
+/// - Every call that locks can fail, because Redis may be unreachable.
+/// - A panic does not poison it: unwinding drops the guard, which releases the lock.
+/// - Guards can be sent to other threads.
+///
+/// Like the standard mutex it is not reentrant: a thread that locks a name it already holds waits
+/// for itself. A debug build logs a warning.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -52,7 +56,7 @@ use crate::token::FencingToken;
 /// let table = client.mutex("table:7").ttl(Duration::from_secs(30));
 /// match table.try_lock_for(Duration::from_millis(200))? {
 ///     Some(guard) => println!("booked under token {}", guard.fencing_token()),
-///     None => println!("somebody else is booking this table"),
+///     None => println!("the table is being booked by another client"),
 /// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -81,25 +85,33 @@ impl Mutex {
         &self.keys.names
     }
 
-    /// How often in a row the lock may go from one thread of this client to the next without a trip to Redis.
-    /// Defaults to 32; 0 turns it off. More than 63 counts as 63, since an acquire reserves 64 fencing tokens at the
-    /// most.
+    /// Sets how many times in a row the lock is handed between threads of this client.
     ///
-    /// A guard that is released hands its lease to the call that has waited longest in this client, if that wants
-    /// the lock with the lease's ttl of now and the same `renew_every`, `auto_renew` and `min_replicas`. The new
-    /// holder has a guard, a [`lost`](MutexGuard::lost) and a higher fencing token of its own, and its own
-    /// [`max_hold`](Self::max_hold) begins; the [`holder_id`](MutexGuard::holder_id) is the lease's and stays. It is
-    /// sure of two thirds of the ttl at least: where less is left, or the lease is not renewed in the background,
-    /// the one who lets go renews it first.
+    /// A local hand-off needs no round trip to Redis. Defaults to 32; 0 disables hand-offs. More
+    /// than 63 counts as 63, because an acquire reserves at most 64 fencing tokens.
     ///
-    /// So that other processes have their turn, the lock is really released after so many hand-offs, or once the
-    /// lease is a second old, or as old as its ttl if that is shorter; those that hear it are then given a moment to come
-    /// first. Until then they are not told that it went from hand to hand. A lease that was granted while nobody else waited in this client is always released.
+    /// A release hands the lease to the call that has waited longest in this client, if that call
+    /// asks for the lease's current ttl and for the same `renew_every`, `auto_renew` and
+    /// `min_replicas`. The new holder gets its own guard, its own [`lost`](MutexGuard::lost)
+    /// channel and a higher fencing token, and its own [`max_hold`](Self::max_hold) starts. The
+    /// [`holder_id`](MutexGuard::holder_id) belongs to the lease and does not change. The new
+    /// holder has at least two thirds of the ttl left: if less is left, or if the lease is not
+    /// renewed in the background, the releasing call renews the lease first.
     ///
-    /// A key that a stranger deletes while the lease is handed on is missed at the next renewal, a third of the ttl
-    /// after the last at the latest, or when the deletion is announced as a release: until then the holders here and
-    /// one elsewhere may believe that they have the lock. So it is with a single holder too; the tokens of the one
-    /// elsewhere are higher than any that is handed on here.
+    /// The lock is released in Redis, so that other clients get their turn:
+    ///
+    /// - after this many hand-offs in a row,
+    /// - once the lease is a second old, or as old as its ttl if that is shorter,
+    /// - always, if no other call of this client waited when the lease was granted.
+    ///
+    /// After a run of hand-offs, clients that receive the release get a short head start. They are
+    /// not notified of the hand-offs themselves.
+    ///
+    /// If another program deletes the key during a run of hand-offs, the client notices at the next
+    /// renewal, at most a third of the ttl later, or when the deletion is published as a release.
+    /// Until then a holder here and one in another client may both believe that they have the lock,
+    /// as they may without hand-offs. The other holder's fencing token is higher than all of those
+    /// handed on here.
     #[must_use]
     pub fn local_handoffs(mut self, most: u32) -> Self {
         self.settings.handoffs = Some(most);
@@ -109,22 +121,23 @@ impl Mutex {
 
 lock_settings!(Mutex);
 
-/// Taking the lock.
+/// Acquiring.
 impl Mutex {
-    /// Takes the lock, waiting as long as somebody else holds it.
+    /// Acquires the lock, waiting until it is granted.
     ///
-    /// Outlasts other holders and outages of Redis; gives up only when Redis has not answered for
-    /// [`unreachable_for`](crate::ClientBuilder::unreachable_for).
+    /// The call waits through other holders and outages of Redis. It gives up only if Redis has not
+    /// answered for [`unreachable_for`](crate::ClientBuilder::unreachable_for).
     ///
     /// # Errors
     ///
-    /// - [`Error::Config`]: the name or a setting cannot work.
+    /// - [`Error::Config`]: the name or a setting is invalid.
     /// - [`Error::Unreachable`]: Redis has not answered for too long.
-    /// - [`Error::Refused`], [`Error::WrongType`], [`Error::BadFence`]: Redis answered, and trying
-    ///   again would not help.
-    /// - [`Error::AttemptsUsedUp`]: only under [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) with a limit.
-    /// - [`Error::Closed`]: the client was shut down, before or while waiting.
-    /// - [`Error::Thread`]: a thread of ours could not be started.
+    /// - [`Error::Refused`], [`Error::WrongType`], [`Error::BadFence`]: Redis answered, and a retry
+    ///   would not help.
+    /// - [`Error::AttemptsUsedUp`]: the attempts of a
+    ///   [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) with a limit are used up.
+    /// - [`Error::Closed`]: the client was shut down, before or during the wait.
+    /// - [`Error::Thread`]: a background thread could not be started.
     pub fn lock(&self) -> Result<MutexGuard, Error> {
         // Without a deadline only an error ends the wait without the lock.
         Ok(self
@@ -132,22 +145,22 @@ impl Mutex {
             .expect("a lock or an error"))
     }
 
-    /// Takes the lock if nobody holds it. `None`: somebody does.
+    /// Acquires the lock if it is free; returns `None` if another holder has it.
     ///
-    /// Returns within the command timeout, 1 s unless set. Where this client itself holds the name
-    /// it says so without asking Redis. May overtake calls that wait.
+    /// Returns within the command timeout, 1 s unless set. If this client itself holds the name,
+    /// the call returns `None` without asking Redis. It may overtake waiting calls.
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock); [`Error::Unreachable`] already after the command timeout.
+    /// The errors of [`lock`](Self::lock), but [`Error::Unreachable`] after the command timeout.
     pub fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
         self.acquire(Patience::None)
     }
 
-    /// Takes the lock, waiting up to `limit` for it. `None`: somebody else still holds it then.
+    /// Acquires the lock, waiting for at most `limit`; returns `None` if it is still held then.
     ///
-    /// Returns by then whatever state Redis is in. A limit too long for the clock is none; a zero
-    /// one asks once, as [`try_lock`](Self::try_lock) does.
+    /// Returns in that time whatever state Redis is in. A `limit` too long for the clock means no
+    /// deadline. A zero `limit` asks once, like [`try_lock`](Self::try_lock).
     ///
     /// # `None` or an error
     ///
@@ -166,8 +179,8 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock); [`Error::Unreachable`] already if Redis could not be asked within
-    /// `limit`.
+    /// The errors of [`lock`](Self::lock), but [`Error::Unreachable`] if Redis did not answer
+    /// within `limit`.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MutexGuard>, Error> {
         if limit.is_zero() {
             return self.try_lock();
@@ -175,17 +188,21 @@ impl Mutex {
         self.acquire(Patience::Until(Instant::now().after(limit)))
     }
 
-    /// As [`try_lock_for`](Self::try_lock_for), until an instant. One that is past asks once.
+    /// Acquires the lock, waiting until `at` at the latest; returns `None` if it is still held
+    /// then.
+    ///
+    /// An `at` in the past asks once, like [`try_lock`](Self::try_lock).
     ///
     /// # Errors
     ///
-    /// As [`try_lock_for`](Self::try_lock_for).
+    /// The errors of [`try_lock_for`](Self::try_lock_for).
     pub fn try_lock_until(&self, at: std::time::Instant) -> Result<Option<MutexGuard>, Error> {
         self.try_lock_for(at.saturating_duration_since(std::time::Instant::now()))
     }
 
-    /// Runs `section` under the lock: takes it as [`lock`](Self::lock) does, and releases it
-    /// afterwards, also on a panic.
+    /// Acquires the lock like [`lock`](Self::lock), runs `section`, and releases the lock.
+    ///
+    /// The lock is also released if `section` panics.
     ///
     /// ```no_run
     /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
@@ -197,20 +214,24 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock), before the section has run; [`Error::Lost`] after it, if the lock
-    /// was not held to its end: what the section did may have met another holder. A release without
-    /// an answer is no error here, since the lock was held to the end; it is repeated in the
-    /// background.
+    /// - The errors of [`lock`](Self::lock): `section` has not run.
+    /// - [`Error::Lost`]: `section` has run, but the lock was lost before it ended, so `section`
+    ///   may have overlapped with another holder.
+    ///
+    /// A release that Redis does not confirm is not an error here, because the lock was held until
+    /// `section` ended. The release is repeated in the background.
     pub fn with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
         run(self.lock()?, section, MutexGuard::unlock)
     }
 
-    /// As [`with`](Self::with) if nobody holds the lock. `None`: somebody does, and the section has
-    /// not run.
+    /// Runs `section` under the lock if it is free; returns `None` if another holder has it.
+    ///
+    /// Acquires like [`try_lock`](Self::try_lock), and releases like [`with`](Self::with). After
+    /// `None`, `section` has not run.
     ///
     /// # Errors
     ///
-    /// As [`try_lock`](Self::try_lock) and [`with`](Self::with).
+    /// The errors of [`try_lock`](Self::try_lock) and [`with`](Self::with).
     pub fn try_with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<Option<T>, Error> {
         match self.try_lock()? {
             Some(guard) => run(guard, section, MutexGuard::unlock).map(Some),
@@ -224,10 +245,11 @@ impl Mutex {
     }
 }
 
-/// An operator's tools.
+/// For operators.
 impl Mutex {
-    /// Who holds the lock at this moment, as Redis says. `None`: nobody. Returns within the command
-    /// timeout.
+    /// Asks Redis who holds the lock; returns `None` if it is free.
+    ///
+    /// Returns within the command timeout.
     ///
     /// # Errors
     ///
@@ -245,7 +267,7 @@ impl Mutex {
                 .call(self.keys.inspect(), until, Lane::Capped)
         };
         let reply = match call() {
-            // It changes nothing, so a connection that had died unnoticed need not fail it.
+            // The pooled connection may have been dead already, and the call changes nothing.
             Err(Fault::NotNow(_) | Fault::NoAnswer(_)) if Instant::now() < until => call(),
             reply => reply,
         };
@@ -253,29 +275,35 @@ impl Mutex {
         read_holder(&reply).ok_or_else(|| self.unreadable())
     }
 
-    /// How many clients wait for the lock at this moment, as far as Redis knows: those that listen for
-    /// its release. A client counts once however many of its threads wait, and goes on listening for
-    /// some ten seconds after the last of them; one that waits under
-    /// [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) does not listen. Returns within the command timeout.
+    /// Returns how many clients are subscribed to the lock's release.
+    ///
+    /// That is about the number of clients that wait for the lock. A client counts once, however
+    /// many of its threads wait, and stays subscribed for about ten seconds after its last waiter
+    /// left. A client whose threads wait with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff)
+    /// does not subscribe. Returns within the command timeout.
     ///
     /// # Errors
     ///
-    /// As [`inspect`](Self::inspect), but for `WrongType`. It needs the right `+pubsub|numsub`.
+    /// The errors of [`inspect`](Self::inspect), except `WrongType`. The call needs the permission
+    /// `+pubsub|numsub`.
     pub fn waiting(&self) -> Result<u64, Error> {
         Ok(self.number(Beside::Listeners)?.unwrap_or(0))
     }
 
-    /// The last fencing token that was drawn for the name, or reserved for [hand-offs](Self::local_handoffs), be it
-    /// held or free now. `None` if none was within the last day. Returns within the command timeout.
+    /// Returns the last fencing token that was drawn for the name, whether it is held or free now.
+    ///
+    /// Tokens that are reserved for [local hand-offs](Self::local_handoffs) count as drawn. Returns
+    /// `None` if no token was drawn within the last day. Returns within the command timeout.
     ///
     /// # Errors
     ///
-    /// As [`inspect`](Self::inspect); [`Error::BadFence`] if something else stands in its place.
+    /// The errors of [`inspect`](Self::inspect), and [`Error::BadFence`] if the key of the token's
+    /// counter holds anything else.
     pub fn last_fencing_token(&self) -> Result<Option<FencingToken>, Error> {
         Ok(self.number(Beside::Token)?.map(FencingToken::new))
     }
 
-    /// How many calls wait in the queue of a fair lock.
+    /// Returns how many calls wait in the queue of a fair lock.
     pub(crate) fn queued(&self) -> Result<u64, Error> {
         self.core.shared.servers.check(&self.keys)?;
         Ok(self.number(Beside::Places)?.unwrap_or(0))
@@ -288,22 +316,25 @@ impl Mutex {
         let until = Instant::now().after(shared.servers.command_timeout());
         let ask = || shared.servers.number(&self.keys, what, until);
         let number = match ask() {
-            // As for `inspect`.
+            // As in `inspect`.
             Err(Fault::NotNow(_) | Fault::NoAnswer(_)) if Instant::now() < until => ask(),
             number => number,
         };
         number.map_err(|fault| shared.servers.error(fault))
     }
 
-    /// Takes the lock away from whoever holds it: looks, then deletes what it saw, if that is still
-    /// there. True if it was. Waiters are woken. Returns within twice the command timeout.
+    /// Releases the lock on behalf of its holder; returns true if it was released.
     ///
-    /// The holder learns of it at its next renewal, and at once if it hears releases; it may be in
-    /// the middle of its work. For an operator who knows that the holder is dead.
+    /// The call reads the holder and then deletes the key only if that holder still has it. It
+    /// wakes waiters, and returns within twice the command timeout.
+    ///
+    /// Use it only if you know that the holder is dead: a live holder may be inside its critical
+    /// section. It finds out at its next renewal, or at once if it receives the release.
     ///
     /// # Errors
     ///
-    /// As [`inspect`](Self::inspect). After [`Error::Unreachable`] the lock may have been taken away.
+    /// The errors of [`inspect`](Self::inspect). After [`Error::Unreachable`] the lock may have
+    /// been released.
     pub fn force_unlock(&self) -> Result<bool, Error> {
         let Some(holder) = self.inspect()? else {
             return Ok(false);
@@ -317,7 +348,7 @@ impl Mutex {
             .map_err(|fault| shared.servers.error(fault))?;
         let found = Found::read(&reply).ok_or_else(|| self.unreadable())?;
         if found == Found::Ours {
-            log::warn!(name:% = self.keys; "forced {} from {holder:?}", self.keys);
+            log::warn!(name:% = self.keys; "forced the release of {}, held by {holder:?}", self.keys);
         }
         Ok(found == Found::Ours)
     }
@@ -326,11 +357,11 @@ impl Mutex {
         self.core
             .shared
             .servers
-            .unreachable(Cause::text("a script gave an answer that is not its own"))
+            .unreachable(Cause::text("unexpected reply from a script"))
     }
 }
 
-/// Runs `section` under `guard`, and lets go of it afterwards.
+/// Runs `section` under `guard`, and then releases it with `unlock`.
 pub(crate) fn run<G, T>(
     guard: G,
     section: impl FnOnce(&G) -> T,
@@ -339,7 +370,7 @@ pub(crate) fn run<G, T>(
     let result = section(&guard);
     match unlock(guard) {
         Ok(Unlocked::AlreadyLost(lost)) => Err(Error::Lost(lost)),
-        // The release itself logs what went wrong with it.
+        // `unlock` has logged the failure.
         Ok(Unlocked::Released) | Err(_) => Ok(result),
     }
 }
