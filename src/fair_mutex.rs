@@ -1,4 +1,4 @@
-//! The fair lock as its user sees it: first come, first served, in all processes together.
+//! The fair lock: first come, first served, across all processes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,45 +14,56 @@ use crate::settings::lock_settings;
 use crate::shutdown::Core;
 use crate::token::FencingToken;
 
-/// A lock that is passed on to whoever has waited longest, in all processes together.
+/// A lock that is granted to the call that has waited longest, across all processes.
 ///
-/// Made by [`Client::fair_mutex`](crate::Client::fair_mutex). It has the settings and the calls of [`Mutex`], whose
-/// documentation holds here too, but for what is said below. For one server, Sentinel and Cluster; over a quorum of
-/// independent servers the first call that locks is an [`Error::Config`].
+/// [`Client::fair_mutex`](crate::Client::fair_mutex) makes it. It has the settings and calls of
+/// [`Mutex`], and behaves like it except as described below. Available for one server, Sentinel and
+/// Cluster. Over a quorum of independent servers, the first call that locks fails with
+/// [`Error::Config`].
 ///
 /// # Fairness
 ///
-/// Every waiting call has a place of its own in a queue in Redis. The release makes the first of them the holder and
-/// tells its client, which wakes up with the lock: no trip to Redis lies between. A newcomer goes behind those who wait,
-/// and a free name that nobody waits for takes one trip, as with [`Mutex`]. The order is that in which Redis was asked;
-/// `try_lock` never overtakes.
+/// Every waiting call has its own entry in a queue in Redis, in the order in which Redis received
+/// the calls. The release script makes the first call in the queue the holder and notifies its
+/// client. The call then returns with the lock, without another round trip. A new call enters the
+/// queue behind all others. If the lock is free and the queue empty, acquiring takes one round
+/// trip, as with [`Mutex`]. `try_lock` never overtakes.
 ///
-/// Plain and fair locks of one name keep each other out, but plain ones know nothing of the queue: where somebody
-/// calls [`Mutex::lock`], it may get the lock before those who wait here, and waits for long where they are many.
+/// Plain and fair locks with the same name exclude each other, but plain locks ignore the queue. A
+/// [`Mutex::lock`] may get the lock before the calls in the queue. It may also wait for long,
+/// because a fair release does not leave the lock free while the queue has entries.
 ///
-/// # The dead, the slow and the unheard
+/// # Processes that die, pauses and lost messages
 ///
-/// Who waits says so again every second, or every quarter of the ttl if that is less, in one command for all threads
-/// of a client. A place of which nothing was heard for 3 s, or for the ttl if that is less, is passed over; a call that
-/// wakes up after such a pause begins again at the end. The lock is passed on for that time only, until the new
-/// holder's first renewal, which is sent some milliseconds later (without [`auto_renew`](Self::auto_renew) too) and
-/// makes it the ttl. So a process that dies while it waits costs the others 3 s and what it takes to notice, up to a
-/// second; a message that gets lost, a lock that ran out, and one that somebody deleted cost a second.
+/// Each client refreshes the queue entries of all its waiting threads every second, or every
+/// quarter of the ttl if that is shorter, in a single command. An entry that was not refreshed for
+/// 3 s, or for the ttl if that is shorter, is skipped. A call that was paused for longer rejoins at
+/// the back of the queue.
 ///
-/// Where Redis does not let us subscribe or publish, and under [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff), a call hears of its turn by
-/// the next such command.
+/// A granted lock initially has a lease of that same length. The new holder's first renewal extends
+/// it to the full ttl. It is sent a few milliseconds after the grant, even without
+/// [`auto_renew`](Self::auto_renew).
+///
+/// - A process that dies while it waits delays the others by at most 4 s: 3 s, and up to a second
+///   until the next refresh notices.
+/// - A lost message, an expired lock or a deleted key delays them by at most a second.
+///
+/// If Redis forbids subscribing or publishing, or with
+/// [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff), a call learns of its grant from the next
+/// refresh.
 ///
 /// # Settings
 ///
-/// Some settings of [`Mutex`] mean a little more here:
+/// Some settings of [`Mutex`] have further effects here:
 ///
-/// - `renew_every`, `auto_renew`: the first renewal of a lock that was waited for is sent some milliseconds after
-///   the grant, even without `auto_renew`, and makes the lease last the ttl. A lock that is released before needs none.
-/// - `wait`: under [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) a call keeps its place in the queue, so it asks
-///   Redis every second, or every quarter of the ttl if that is less, however long its pauses are. Each answer that it
-///   still waits counts as one attempt.
-/// - `min_replicas`: a call whose turn has come renews before it returns, because only renewals and acquires of a
-///   free lock are acknowledged.
+/// - `renew_every`, `auto_renew`: after a wait, the first renewal is sent a few milliseconds after
+///   the grant, even without `auto_renew`, and extends the lease to the full ttl. A lock that is
+///   released before then needs no renewal.
+/// - `wait`: with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) a call keeps its queue entry,
+///   so it asks Redis every second, or every quarter of the ttl if that is shorter, however long
+///   its pauses are. Each reply that the call must wait longer counts as one attempt.
+/// - `min_replicas`: a call that was granted the lock after a wait renews it before it returns,
+///   because replicas acknowledge only renewals and acquires of a free lock.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -69,7 +80,7 @@ pub struct FairMutex(Mutex);
 
 impl FairMutex {
     pub(crate) fn new(core: Arc<Core>, keys: Arc<Keys>) -> Self {
-        // It goes to the first in its queue, which is in Redis.
+        // The queue in Redis decides which call is next, not this client.
         Self(Mutex::new(core, keys).local_handoffs(0))
     }
 
@@ -80,102 +91,113 @@ impl FairMutex {
 
 lock_settings!(FairMutex);
 
-/// Taking the lock.
+/// Acquiring.
 impl FairMutex {
-    /// Takes the lock, waiting behind those who came before.
+    /// Acquires the lock, waiting behind all earlier calls.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::lock`]. [`Error::Config`] also over a quorum.
+    /// The errors of [`Mutex::lock`], and [`Error::Config`] over a quorum.
     pub fn lock(&self) -> Result<MutexGuard, Error> {
         self.0.lock()
     }
 
-    /// Takes the lock if nobody holds it and nobody waits for it. `None`: somebody does.
+    /// Acquires the lock if it is free and no call waits for it; otherwise returns `None`.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::try_lock`] and [`lock`](Self::lock).
+    /// The errors of [`Mutex::try_lock`] and [`lock`](Self::lock).
     pub fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
         self.0.try_lock()
     }
 
-    /// Takes the lock, waiting up to `limit` behind those who came before. `None`: it was not this call's turn by then,
-    /// by the rule of [`Mutex::try_lock_for`].
+    /// Acquires the lock, waiting for at most `limit`; returns `None` if it was not granted by
+    /// then.
     ///
-    /// A call that gives up leaves the queue; where its turn comes at that moment, the lock is passed on to the next.
+    /// A call that gives up leaves the queue. If the lock is granted to it at that moment, it is
+    /// released to the next call.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::try_lock_for`] and [`lock`](Self::lock).
+    /// The errors of [`Mutex::try_lock_for`] and [`lock`](Self::lock).
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MutexGuard>, Error> {
         self.0.try_lock_for(limit)
     }
 
-    /// As [`try_lock_for`](Self::try_lock_for), until an instant. One that is past asks once.
+    /// Acquires the lock, waiting until `at` at the latest; returns `None` if it was not granted.
+    ///
+    /// An `at` in the past asks once, like [`try_lock`](Self::try_lock).
     ///
     /// # Errors
     ///
-    /// As [`try_lock_for`](Self::try_lock_for).
+    /// The errors of [`try_lock_for`](Self::try_lock_for).
     pub fn try_lock_until(&self, at: std::time::Instant) -> Result<Option<MutexGuard>, Error> {
         self.0.try_lock_until(at)
     }
 
-    /// Runs `section` under the lock: takes it as [`lock`](Self::lock) does, and releases it afterwards, also on a panic.
+    /// Acquires the lock like [`lock`](Self::lock), runs `section`, and releases the lock.
+    ///
+    /// The lock is also released if `section` panics.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::with`] and [`lock`](Self::lock).
+    /// The errors of [`Mutex::with`] and [`lock`](Self::lock).
     pub fn with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
         self.0.with(section)
     }
 
-    /// As [`with`](Self::with) if nobody holds the lock and nobody waits for it. `None`: somebody does, and the section
-    /// has not run.
+    /// Runs `section` under the lock if it is free and no call waits for it; otherwise returns
+    /// `None`.
+    ///
+    /// Acquires like [`try_lock`](Self::try_lock), and releases like [`with`](Self::with). After
+    /// `None`, `section` has not run.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::try_with`] and [`lock`](Self::lock).
+    /// The errors of [`Mutex::try_with`] and [`lock`](Self::lock).
     pub fn try_with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<Option<T>, Error> {
         self.0.try_with(section)
     }
 }
 
-/// An operator's tools.
+/// For operators.
 impl FairMutex {
-    /// As [`Mutex::inspect`].
+    /// Asks Redis who holds the lock, like [`Mutex::inspect`].
     ///
     /// # Errors
     ///
-    /// As [`Mutex::inspect`].
+    /// The errors of [`Mutex::inspect`].
     pub fn inspect(&self) -> Result<Option<Holder>, Error> {
         self.0.inspect()
     }
 
-    /// How many calls wait in the queue at this moment, in all processes together; those that have died of late are
-    /// among them. Returns within the command timeout.
+    /// Returns how many calls wait in the queue, across all processes.
+    ///
+    /// Calls of processes that died recently still count. Returns within the command timeout.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::inspect`]. It needs the right `+llen`.
+    /// The errors of [`Mutex::inspect`]. The call needs the permission `+llen`.
     pub fn waiting(&self) -> Result<u64, Error> {
         self.0.queued()
     }
 
-    /// As [`Mutex::last_fencing_token`].
+    /// Returns the last fencing token that was drawn, like [`Mutex::last_fencing_token`].
     ///
     /// # Errors
     ///
-    /// As [`Mutex::last_fencing_token`].
+    /// The errors of [`Mutex::last_fencing_token`].
     pub fn last_fencing_token(&self) -> Result<Option<FencingToken>, Error> {
         self.0.last_fencing_token()
     }
 
-    /// As [`Mutex::force_unlock`]. The lock goes to the first of those who wait.
+    /// Releases the lock on behalf of its holder, like [`Mutex::force_unlock`].
+    ///
+    /// The first call in the queue is granted the lock.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::force_unlock`].
+    /// The errors of [`Mutex::force_unlock`].
     pub fn force_unlock(&self) -> Result<bool, Error> {
         self.0.force_unlock()
     }

@@ -1,4 +1,4 @@
-//! The guard: a lock that is held, and what its holder can ask and do.
+//! The guard of a held lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,19 +18,20 @@ use crate::renew::{ensure_held, extend, renew};
 use crate::shutdown::{Core, stop};
 use crate::token::FencingToken;
 
-/// A lock that is held; when this is dropped (falls out of scope), the lock is released.
+/// The guard of a held lock. Dropping it releases the lock.
 ///
-/// Dropping blocks for one trip to Redis, and never longer than the command timeout; it never
-/// panics, and what goes wrong is only logged. [`unlock`](Self::unlock) says how it went.
+/// Dropping blocks for one round trip to Redis, and never longer than the command timeout. It never
+/// panics, and only logs failures; [`unlock`](Self::unlock) returns them.
 ///
 /// # Leases and loss
 ///
-/// A lease can end before it is released: its process was paused, the network was away for longer
-/// than the ttl, the key was deleted. [`is_held`](Self::is_held) is false from the instant on at
-/// which somebody else could hold the lock, by our own clock, whatever the network does. Ask it, or
-/// [`ensure_held`](Self::ensure_held), before each step that must not be done twice; or listen to
-/// [`lost`](Self::lost) beside the work. A pause between the question and the step cannot be seen by
-/// any lock: there only the [`fencing_token`](Self::fencing_token) helps.
+/// A lease can end before it is released: the process was paused, the network was down for longer
+/// than the ttl, or the key was deleted. [`is_held`](Self::is_held) reads a local clock. It returns
+/// false from the moment at which another client could get the lock, whatever the network does.
+///
+/// Call it, or [`ensure_held`](Self::ensure_held), before each step that must not be done twice, or
+/// wait on the [`lost`](Self::lost) channel during the work. No lock can detect a pause between
+/// that check and the step; only the [`fencing_token`](Self::fencing_token) protects against it.
 ///
 /// ```no_run
 /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
@@ -47,9 +48,9 @@ use crate::token::FencingToken;
 pub struct MutexGuard {
     core: Arc<Core>,
     hold: Arc<Hold>,
-    /// A lease may have several holders, one after the other.
+    /// Identifies this holder: local hand-offs give a lease several holders, one after another.
     token: FencingToken,
-    /// By when the release, and the end of the client if this is the last of it, are to be over.
+    /// The deadline of the release, and of ending the client if this guard is its last handle.
     let_go_by: Option<Instant>,
 }
 
@@ -63,7 +64,7 @@ impl MutexGuard {
         }
     }
 
-    /// The lock's name.
+    /// Returns the lock's name.
     pub fn name(&self) -> &Name {
         self.hold.keys.key(0).name
     }
@@ -76,23 +77,26 @@ impl MutexGuard {
         self.hold.token_of(name, self.token)
     }
 
-    /// A number higher than that of every earlier holder, for the resource that the lock protects.
+    /// Returns the fencing token, which is higher than that of every earlier holder.
+    ///
+    /// Pass it to the resource that the lock protects.
     pub fn fencing_token(&self) -> FencingToken {
         self.token
     }
 
-    /// The lease's own name, which is the value of the lock's key in Redis.
+    /// Returns the id of the lease, which is the value of the lock's key in Redis.
     pub fn holder_id(&self) -> &HolderId {
         &self.hold.id
     }
 
-    /// Whether the lock is surely held at this moment. Local, no I/O.
+    /// Returns true only if the lock is certainly held at this moment. Local, no I/O.
     pub fn is_held(&self) -> bool {
         matches!(self.stand(), Standing::Held(_))
     }
 
-    /// How long the lock is surely held from now on, unless renewed. `None`: it is lost. Local, no
-    /// I/O.
+    /// Returns how long the lock is certainly held without a renewal; `None` if it is lost.
+    ///
+    /// Local, no I/O.
     pub fn remaining(&self) -> Option<Duration> {
         match self.stand() {
             Standing::Held(remaining) => Some(remaining),
@@ -104,18 +108,19 @@ impl MutexGuard {
         self.hold.stand_for(self.token, Instant::now())
     }
 
-    /// For `?` inside the critical section. Local, no I/O.
+    /// Returns an error unless the lock is certainly held. Local, no I/O.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the lock is not surely held at this moment.
+    /// [`Error::Lost`] if the lock is not certainly held at this moment.
     pub fn ensure_held(&self) -> Result<(), Error> {
         ensure_held(&self.hold, self.token)
     }
 
-    /// A channel that gets one message when the lock is lost, and is then, or when the lock is
-    /// released, disconnected. For `select!`. Each call returns one of its own, which is kept until
-    /// then: call it once, before a loop.
+    /// Returns a channel that receives one message when the lock is lost, for use with `select!`.
+    ///
+    /// The channel is disconnected after that message, or when the lock is released. Each call
+    /// creates another channel, which the lease keeps until then: call this once, before a loop.
     ///
     /// ```no_run
     /// use leasehold::crossbeam_channel::{after, select};
@@ -133,41 +138,51 @@ impl MutexGuard {
         self.hold.listen(self.token, Instant::now())
     }
 
-    /// Asks Redis for the whole ttl anew, now. Returns within the command timeout.
+    /// Renews the lease for the full ttl, now. Returns within the command timeout.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the lock is lost. [`Error::Unreachable`] or [`Error::Refused`] if the lease
-    /// was not renewed: it is still held for [`remaining`](Self::remaining).
+    /// - [`Error::Lost`] if the lock is lost.
+    /// - [`Error::Unreachable`] or [`Error::Refused`] if the lease was not renewed. The lock is
+    ///   still held for [`remaining`](Self::remaining).
     pub fn renew(&self) -> Result<(), Error> {
         let shared = &self.core.shared;
         let until = Instant::now().after(shared.servers.command_timeout());
         renew(shared, &self.hold, self.token, until)
     }
 
-    /// Sets another ttl, now and for later renewals; the lease lasts that long from now on, be it
-    /// longer or shorter than before. Returns within the command timeout.
+    /// Sets the lease's ttl, for now and for later renewals.
+    ///
+    /// The lease lasts `ttl` from now on, whether that is longer or shorter than before. Returns
+    /// within the command timeout.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] for a ttl that cannot work. [`Error::Lost`] if the lock is lost.
-    /// [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm it: the lease is still
-    /// held for [`remaining`](Self::remaining), which after an unanswered shortening is never more
-    /// than the shorter ttl, since the command may yet run. After an unanswered lengthening the key may last
-    /// for the longer ttl: should this process die, nobody gets the lock before then. The release is
-    /// repeated for that long, and the lease is not handed on within this client.
+    /// - [`Error::Config`] if `ttl` is invalid.
+    /// - [`Error::Lost`] if the lock is lost.
+    /// - [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the change. The lock
+    ///   is still held for [`remaining`](Self::remaining).
+    ///
+    /// If Redis did not answer, the command may still run:
+    ///
+    /// - After shortening, `remaining` is never more than the shorter ttl.
+    /// - After lengthening, the key may last for the longer ttl. If this process dies, the lock
+    ///   stays taken for that time. The release is repeated for that long, and the lease is not
+    ///   handed to another thread of this client.
     pub fn extend(&self, ttl: Duration) -> Result<(), Error> {
         extend(&self.core.shared, &self.hold, self.token, ttl)
     }
 
-    /// Releases the lock, and says whether it was held until now. Returns within the command
-    /// timeout.
+    /// Releases the lock and reports whether it was still held.
+    ///
+    /// Returns within the command timeout.
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm it: the lock was held
-    /// until now, and may stay taken for up to its ttl, or for a longer one that an unanswered
-    /// [`extend`](Self::extend) asked for. The release is repeated in the background.
+    /// [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the release. The lock
+    /// was held until now. The release is repeated in the background; until it succeeds, the lock
+    /// stays taken for at most its ttl, or a longer ttl that an unanswered [`extend`](Self::extend)
+    /// asked for.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
         self.let_go()
     }
@@ -182,16 +197,17 @@ impl MutexGuard {
 
 impl Drop for MutexGuard {
     fn drop(&mut self) {
-        // After `unlock` there is nothing left to do.
+        // `unlock` has set the deadline and released the lock.
         if self.let_go_by.is_none() {
-            // It logs what goes wrong by itself.
+            // A failure is logged where it happens.
             let _ = self.let_go();
         }
         if let Some(until) = self.let_go_by
             && Arc::strong_count(&self.core) == 1
             && !self.core.shared.is_closed()
         {
-            // The last to go may wait for the threads only as long as the release has left.
+            // One deadline covers the release and joining the threads: dropping a guard blocks for
+            // at most one command timeout.
             stop(&self.core.shared, until);
         }
     }

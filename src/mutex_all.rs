@@ -1,4 +1,4 @@
-//! Several locks taken as one: settings, and the calls that take them.
+//! The lock of several names: its settings, and the calls that acquire it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,38 +13,46 @@ use crate::name::Name;
 use crate::settings::lock_settings;
 use crate::shutdown::Core;
 
-/// Several locks that are taken together, all of them or none.
+/// A lock of several names, which acquires all of them or none.
 ///
-/// Made by [`Client::mutex_all`](crate::Client::mutex_all). It has the settings and the calls of
-/// [`Mutex`], whose documentation holds here too, but for `inspect` and `force_unlock`: ask those of
-/// [`Client::mutex`](crate::Client::mutex) for each name. A name is the same lock either way: whoever
-/// holds it alone keeps out those who want it with others, and is waited for by them.
+/// [`Client::mutex_all`](crate::Client::mutex_all) makes it. It has the settings and calls of
+/// [`Mutex`], except the calls for operators: use those of
+/// [`Client::mutex`](crate::Client::mutex) for each name.
+///
+/// A name is the same lock alone and in a set. While one client holds it alone, a call that wants
+/// it as part of a set waits, and the other way round.
 ///
 /// # All or none
 ///
-/// On one server, with Sentinel, and on each server of a quorum, one script takes all of them, so that
-/// nobody ever sees half a set, and no order in which callers name them can deadlock. In a cluster that
-/// is so for the names of one slot (give them the same hash tag: `{order:7}:stock`, `{order:7}:bill`).
-/// Those of several slots are taken slot by slot, in the order of the slots, and given back if a later
-/// one is refused: still without deadlocks, but for a moment others may find a name taken by somebody
-/// who then does not get it, and it takes a trip for each slot: with hundreds of them more than
-/// [`try_lock`](Self::try_lock) has time for.
+/// On one server, with Sentinel, and on each server of a quorum, one script acquires all names. No
+/// client ever sees part of a set acquired, and calls cannot deadlock, whatever order they name the
+/// names in. In a cluster this holds for names in the same slot; give them the same hash tag, as in
+/// `{order:7}:stock` and `{order:7}:bill`.
+///
+/// In a cluster, names in several slots are acquired slot by slot, in the order of the slots. If a
+/// slot refuses, the call releases what it got from the earlier ones. This cannot deadlock either,
+/// but it has two costs:
+///
+/// - Another call may briefly find a name held by a call that then fails to get the rest.
+/// - Each slot takes a round trip. With hundreds of slots this takes longer than the command
+///   timeout of [`try_lock`](Self::try_lock).
 ///
 /// # Waiting
 ///
-/// A call that waits does so for the name that it was refused for, and asks for all of them again when
-/// that one is released. It holds none of them meanwhile. So nobody waits for a name that nobody works
-/// with, but a set of names that are each wanted all the time may have to wait long.
+/// A waiting call holds none of the names. It waits for the name that blocked it, and retries the
+/// whole set when that name is released. If each name of a set is in constant demand, the call may
+/// wait for long.
 ///
-/// # Losing
+/// # Loss
 ///
-/// It is one lease: it is renewed as a whole, and losing one name is losing all. The others are then
-/// released in the background, except after [`max_hold`](Self::max_hold), which leaves them to their ttl.
+/// The names share one lease, which is renewed as a whole. If one name is lost, all are lost, and
+/// the others are released in the background. After [`max_hold`](Self::max_hold) they are not
+/// released, but expire after their ttl.
 ///
 /// # Settings
 ///
-/// Callbacks are called once for all names; `on_renew` is told the first of them. In a cluster `min_replicas` holds for
-/// the master of each slot.
+/// Callbacks run once for the whole set; `on_renew` reports the first name. In a cluster,
+/// `min_replicas` applies to the master of each slot.
 ///
 /// ```no_run
 /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
@@ -59,7 +67,7 @@ pub struct MutexAll(Mutex);
 
 impl MutexAll {
     pub(crate) fn new(core: Arc<Core>, keys: Arc<Keys>) -> Self {
-        // Even a set of one name: what is said of sets holds for all of them.
+        // Sets are never handed on, not even a set of one name: all sets behave alike.
         Self(Mutex::new(core, keys).local_handoffs(0))
     }
 
@@ -70,67 +78,72 @@ impl MutexAll {
 
 lock_settings!(MutexAll);
 
-/// Taking the locks.
+/// Acquiring.
 impl MutexAll {
-    /// The names, each once, in the order in which they are taken: sorted, in a cluster by their slots
-    /// first.
+    /// Returns the names, each once, in the order in which they are acquired.
+    ///
+    /// They are sorted; in a cluster they are sorted by slot first.
     pub fn names(&self) -> &[Name] {
         self.0.names()
     }
 
-    /// Takes all of them, waiting as long as somebody else holds one.
+    /// Acquires all names, waiting until they are granted.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::lock`]. [`Error::Config`] also if there is no name.
+    /// The errors of [`Mutex::lock`], and [`Error::Config`] if there is no name.
     pub fn lock(&self) -> Result<MutexAllGuard, Error> {
         self.0.lock().map(MutexAllGuard::new)
     }
 
-    /// Takes all of them if nobody holds one. `None`: somebody does.
+    /// Acquires all names if they are free; returns `None` if another holder has one of them.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::try_lock`] and [`lock`](Self::lock).
+    /// The errors of [`Mutex::try_lock`] and [`lock`](Self::lock).
     pub fn try_lock(&self) -> Result<Option<MutexAllGuard>, Error> {
         Ok(self.0.try_lock()?.map(MutexAllGuard::new))
     }
 
-    /// Takes all of them, waiting up to `limit`. `None`: somebody else still holds one then, by the rule of
-    /// [`Mutex::try_lock_for`](crate::Mutex::try_lock_for), applied to the name that this call waits for.
+    /// Acquires all names, waiting for at most `limit`; returns `None` if one is still held then.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::try_lock_for`] and [`lock`](Self::lock).
+    /// The errors of [`Mutex::try_lock_for`] and [`lock`](Self::lock).
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MutexAllGuard>, Error> {
         Ok(self.0.try_lock_for(limit)?.map(MutexAllGuard::new))
     }
 
-    /// As [`try_lock_for`](Self::try_lock_for), until an instant. One that is past asks once.
+    /// Acquires all names, waiting until `at` at the latest; returns `None` if one is still held.
+    ///
+    /// An `at` in the past asks once, like [`try_lock`](Self::try_lock).
     ///
     /// # Errors
     ///
-    /// As [`try_lock_for`](Self::try_lock_for).
+    /// The errors of [`try_lock_for`](Self::try_lock_for).
     pub fn try_lock_until(&self, at: std::time::Instant) -> Result<Option<MutexAllGuard>, Error> {
         Ok(self.0.try_lock_until(at)?.map(MutexAllGuard::new))
     }
 
-    /// Runs `section` under all of them: takes them as [`lock`](Self::lock) does, and releases them
-    /// afterwards, also on a panic.
+    /// Acquires all names like [`lock`](Self::lock), runs `section`, and releases the names.
+    ///
+    /// They are also released if `section` panics.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::with`].
+    /// The errors of [`Mutex::with`].
     pub fn with<T>(&self, section: impl FnOnce(&MutexAllGuard) -> T) -> Result<T, Error> {
         run(self.lock()?, section, MutexAllGuard::unlock)
     }
 
-    /// As [`with`](Self::with) if nobody holds one of them. `None`: somebody does, and the section has
-    /// not run.
+    /// Runs `section` under all names if they are free; returns `None` if one of them is held.
+    ///
+    /// Acquires like [`try_lock`](Self::try_lock), and releases like [`with`](Self::with). After
+    /// `None`, `section` has not run.
     ///
     /// # Errors
     ///
-    /// As [`Mutex::try_with`].
+    /// The errors of [`Mutex::try_with`].
     pub fn try_with<T>(
         &self,
         section: impl FnOnce(&MutexAllGuard) -> T,

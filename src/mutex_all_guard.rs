@@ -1,4 +1,4 @@
-//! The guard of several locks that are held together.
+//! The guard of several names that are held together.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::name::Name;
 use crate::release::Unlocked;
 use crate::token::FencingToken;
 
-/// Several locks that are held; when this is dropped (falls out of scope), all of them are released.
+/// The guard of a held set of names. Dropping it releases all of them.
 ///
-/// One lease under one holder id: what [`MutexGuard`] says of leases, loss and dropping holds for all
-/// of the names together. See [`MutexAll`](crate::MutexAll).
+/// The names share one lease and one holder id. Leases, loss and dropping work as described for
+/// [`MutexGuard`], for all names together. See [`MutexAll`](crate::MutexAll).
 ///
 /// ```no_run
 /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
@@ -34,74 +34,80 @@ impl MutexAllGuard {
         Self(guard)
     }
 
-    /// The names that are held, each once, in the order in which they were taken: sorted, in a cluster
-    /// by their slots first.
+    /// Returns the held names, each once, in the order in which they were acquired.
+    ///
+    /// They are sorted; in a cluster they are sorted by slot first.
     pub fn names(&self) -> &[Name] {
         self.0.names()
     }
 
-    /// A number higher than that of every earlier holder of this name, for the resource that it stands
-    /// for. `None`: this guard does not hold such a name.
+    /// Returns the fencing token of `name`, which is higher than that of every earlier holder.
     ///
-    /// Those of two names have nothing to do with each other, and may be the same.
+    /// Returns `None` if `name` is not part of this set. The tokens of two names are unrelated and
+    /// may be equal.
     pub fn fencing_token_of(&self, name: impl Into<Name>) -> Option<FencingToken> {
         self.0.fencing_token_of(&name.into())
     }
 
-    /// The lease's own name, which is the value of each lock's key in Redis.
+    /// Returns the id of the lease, which is the value of each name's key in Redis.
     pub fn holder_id(&self) -> &HolderId {
         self.0.holder_id()
     }
 
-    /// Whether all of them are surely held at this moment. Local, no I/O.
+    /// Returns true only if all names are certainly held at this moment. Local, no I/O.
     pub fn is_held(&self) -> bool {
         self.0.is_held()
     }
 
-    /// How long all of them are surely held from now on, unless renewed. `None`: they are lost. Local,
-    /// no I/O.
+    /// Returns how long all names are certainly held without a renewal; `None` if they are lost.
+    ///
+    /// Local, no I/O.
     pub fn remaining(&self) -> Option<Duration> {
         self.0.remaining()
     }
 
-    /// For `?` inside the critical section. Local, no I/O.
+    /// Returns an error unless all names are certainly held. Local, no I/O.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if not all of them are surely held at this moment.
+    /// [`Error::Lost`] if one of them is not certainly held at this moment.
     pub fn ensure_held(&self) -> Result<(), Error> {
         self.0.ensure_held()
     }
 
-    /// As [`MutexGuard::lost`]: one message when one of them is lost.
+    /// Returns a channel that receives one message when a name is lost, like [`MutexGuard::lost`].
     pub fn lost(&self) -> Receiver<Lost> {
         self.0.lost()
     }
 
-    /// Asks Redis for the whole ttl of all of them anew, now. Returns within the command timeout.
+    /// Renews the lease of all names for the full ttl, now.
+    ///
+    /// Returns within the command timeout.
     ///
     /// # Errors
     ///
-    /// As [`MutexGuard::renew`].
+    /// The errors of [`MutexGuard::renew`].
     pub fn renew(&self) -> Result<(), Error> {
         self.0.renew()
     }
 
-    /// Sets another ttl for all of them, as [`MutexGuard::extend`] does.
+    /// Sets another ttl for all names, like [`MutexGuard::extend`].
     ///
     /// # Errors
     ///
-    /// As [`MutexGuard::extend`].
+    /// The errors of [`MutexGuard::extend`].
     pub fn extend(&self, ttl: Duration) -> Result<(), Error> {
         self.0.extend(ttl)
     }
 
-    /// Releases all of them, and says whether all were held until now. Those that were are released
-    /// even if another was lost. Returns within the command timeout.
+    /// Releases all names and reports whether they were still held.
+    ///
+    /// If one name was lost, the others are still released. Returns within the command
+    /// timeout.
     ///
     /// # Errors
     ///
-    /// As [`MutexGuard::unlock`].
+    /// The errors of [`MutexGuard::unlock`].
     pub fn unlock(self) -> Result<Unlocked, Error> {
         self.0.unlock()
     }

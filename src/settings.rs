@@ -36,8 +36,8 @@ macro_rules! lock_settings {
 
             /// Sets the longest time for which the lock is held. Defaults to no limit.
             ///
-            /// After that time renewal stops, the holder is told
-            /// [`Lost::MaxHold`](crate::Lost::MaxHold), and the key expires after its ttl. It is
+            /// After that time renewal stops, the lock counts as lost
+            /// ([`Lost::MaxHold`](crate::Lost::MaxHold)), and the key expires after its ttl. It is
             /// not deleted, because the critical section may still run.
             #[must_use]
             pub fn max_hold(mut self, longest: ::std::time::Duration) -> Self {
@@ -54,9 +54,9 @@ macro_rules! lock_settings {
 
             /// Calls `callback` once when a lease of this lock is lost.
             ///
-            /// Callbacks run one after another on a thread of their own. A slow callback delays
-            /// those behind it, and a panic ends that callback alone; neither harms a lease. The
-            /// receiver that the guard's `lost` returns is told sooner.
+            /// All callbacks of a client run one after another on one thread. A slow callback delays
+            /// the next ones, and a panic ends only that callback; neither affects a lease. The
+            /// receiver that the guard's `lost` returns gets its message sooner.
             #[must_use]
             pub fn on_lost(
                 mut self,
