@@ -38,7 +38,8 @@
 //! - **Tokens rise.** Every holder's [fencing token](FencingToken) is higher than all earlier ones.
 //! - **Three outcomes, never mixed.** `None` means that another holder has the lock. `Err` means
 //!   that Redis could not be asked or refused. [`Lost`] means that the lock ended before its holder
-//!   released it. leasehold never grants a lock because Redis is unreachable.
+//!   released it. [`try_lock_for`](Mutex::try_lock_for) states the rule. leasehold never grants a
+//!   lock because Redis is unreachable.
 //! - **Deadlines hold.** `try_lock_for(200 ms)` returns in that time even if Redis is dead, hung,
 //!   slow or refuses connections. The time covers name resolution, connecting, waiting and retries.
 //! - **Failed attempts are undone.** An acquire that got no reply is released under its own holder

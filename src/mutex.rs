@@ -167,15 +167,15 @@ impl Mutex {
     /// At the deadline the call returns `None` if one of these is true:
     ///
     /// - This client itself holds the lock.
-    /// - The last answer during this call was that somebody else holds the lock, and every command sent since then was
-    ///   answered. The answer may be one to another call of this client that waits for the same lock. A release by this
-    ///   client counts as such an answer.
-    /// - The last answer during this call was that somebody else holds the lock until the deadline or longer. Commands
-    ///   sent since then may be unanswered.
+    /// - The last reply during this call said that another holder has the lock, and every command
+    ///   sent since then was answered. The reply may be one to another call of this client that
+    ///   waits for the same lock. A release by this client counts as such a reply.
+    /// - The last reply during this call said that another holder has the lock until the deadline or
+    ///   longer. Commands sent since then may be unanswered.
     ///
-    /// If that answer is older than a second, the call asks once more before the deadline. If none of the three is true,
-    /// the call returns [`Error::Unreachable`] or [`Error::CircuitOpen`]: the lock may be free, and Redis could not be
-    /// asked.
+    /// If that reply is older than a second, the call asks once more before the deadline. If none of
+    /// the three is true, the call returns [`Error::Unreachable`] or [`Error::CircuitOpen`]: the lock
+    /// may be free, but Redis could not be asked.
     ///
     /// # Errors
     ///

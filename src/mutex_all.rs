@@ -107,6 +107,9 @@ impl MutexAll {
 
     /// Acquires all names, waiting for at most `limit`; returns `None` if one is still held then.
     ///
+    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. It applies to the
+    /// name that the call waits for.
+    ///
     /// # Errors
     ///
     /// The errors of [`Mutex::try_lock_for`] and [`lock`](Self::lock).
