@@ -7,6 +7,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::escape::Escaped;
+use crate::random;
 use crate::token::FencingToken;
 
 /// The name of one lease: `<owner>:<uuid v4>`, the value of the lock's key in Redis.
@@ -21,7 +22,7 @@ pub struct HolderId(Arc<str>);
 impl HolderId {
     pub(crate) fn fresh(owner: &str) -> Self {
         let mut digits = [0; uuid::fmt::Hyphenated::LENGTH];
-        let uuid = Uuid::new_v4().hyphenated().encode_lower(&mut digits);
+        let uuid = random::uuid().hyphenated().encode_lower(&mut digits);
         let mut id = String::with_capacity(owner.len() + 1 + uuid.len());
         id.push_str(owner);
         id.push(':');

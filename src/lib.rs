@@ -347,6 +347,7 @@ mod mutex_all_guard;
 mod name;
 mod places;
 mod queue;
+mod random;
 mod release;
 mod renew;
 mod renewed;

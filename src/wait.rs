@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use rand::RngExt;
-
 use crate::error::Error;
+use crate::random;
 
 /// How a call that waits for a lock learns that it may be free.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -96,7 +95,7 @@ impl Backoff {
     }
 
     pub(crate) fn pause(&self, failures: u32) -> Duration {
-        self.pause_at(failures, rand::rng().random())
+        self.pause_at(failures, random::chance())
     }
 }
 
@@ -106,7 +105,7 @@ pub(crate) const RECONNECT: Backoff =
 
 /// A length shortened at random by up to a quarter, so that what started together drifts apart.
 pub(crate) fn jittered(whole: Duration) -> Duration {
-    shortened(whole, 0.25 * rand::rng().random::<f64>())
+    shortened(whole, 0.25 * random::chance())
 }
 
 /// `whole` less the `share` of it. The longest duration there is has no floating-point fellow.

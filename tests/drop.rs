@@ -1,6 +1,7 @@
 //! Promise: dropping a guard or a client, wherever and whenever, never panics, never blocks longer than the command
 //! timeout, and leaves no lock and no thread behind.
 
+use std::cell::Cell;
 use std::fs;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::crossbeam_channel::{Receiver, Sender, bounded, unbounded};
-use leasehold::{Client, ClientBuilder, Lost, Mutex, MutexGuard, Unlocked};
+use leasehold::{Backoff, Client, ClientBuilder, Lost, Mutex, MutexGuard, Unlocked, WaitPolicy};
 use support::{Child, Control, Proxy, Server, eventually, given, lines_about, ms};
 
 mod support;
@@ -31,6 +32,7 @@ fn child() {
         ("last_in_on_lost", last_in_on_lost),
         ("last_in_on_renew", last_in_on_renew),
         ("last_after_death", last_after_death),
+        ("last_words", last_words),
     ]);
 }
 
@@ -377,4 +379,72 @@ fn last_after_death() {
     drop((guard, mutex));
     support::say("dropped");
     eventually(SOON, || threads().is_empty());
+}
+
+/// Runs when its thread's other thread-locals are destroyed.
+struct AtTheEnd(Cell<Option<Box<dyn FnOnce()>>>);
+
+impl Drop for AtTheEnd {
+    fn drop(&mut self) {
+        if let Some(act) = self.0.take() {
+            act();
+        }
+    }
+}
+
+thread_local! {
+    static AT_THE_END: AtTheEnd = const { AtTheEnd(Cell::new(None)) };
+}
+
+#[test]
+fn a_destructor_of_a_thread_local_may_drop_guards_and_wait() {
+    let finished = Child::spawn("last_words", &[]).wait().succeeded();
+    assert_eq!(finished.said, ["all done"], "{}", finished.output);
+}
+
+fn last_words() {
+    let (server, mut killed) = (Server::start(), Server::start());
+    let (one, two, three) = (client(&server), client(&server), client(&killed));
+    let held = one.mutex("a").lock().unwrap();
+    let guards = [
+        two.mutex("b").lock().unwrap(),
+        three.mutex("c").lock().unwrap(),
+    ];
+    killed.kill();
+    let last_words = move || {
+        let random = catch_unwind(|| drop(rand::rng()));
+        assert!(random.is_err(), "it is too early to show anything");
+        drop(guards);
+        let limit = ms(300);
+        assert!(two.mutex("a").try_lock_for(limit).unwrap().is_none());
+        assert!(two.fair_mutex("a").try_lock_for(limit).unwrap().is_none());
+        assert!(
+            two.mutex_all(["a", "b"])
+                .try_lock_for(limit)
+                .unwrap()
+                .is_none()
+        );
+        let pauses = WaitPolicy::Backoff(Backoff::new(ms(5), ms(50)));
+        assert!(
+            two.mutex("a")
+                .wait(pauses)
+                .try_lock_for(limit)
+                .unwrap()
+                .is_none()
+        );
+        drop(held);
+        assert_eq!(
+            two.mutex("a").lock().unwrap().unlock().unwrap(),
+            Unlocked::Released
+        );
+        drop((one, two, three));
+        support::say("all done");
+    };
+    thread::spawn(move || {
+        // What is first used later is destroyed earlier.
+        AT_THE_END.with(|end| end.0.set(Some(Box::new(last_words))));
+        drop(rand::rng());
+    })
+    .join()
+    .unwrap();
 }

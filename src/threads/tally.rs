@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use uuid::Uuid;
 
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::kind::{Key, Keys, beside};
+use crate::random;
 use crate::scripts::{Arg, Call, Reply, TALLY};
 use crate::server::{Fault, Lane, Server};
 use crate::stats::{Buckets, Latency, Stats, Totals};
@@ -97,7 +97,7 @@ impl Tally {
     pub(crate) fn new(config: &Config) -> Self {
         let hash = config.shared_stats_key.clone().into_bytes();
         let beside = beside(&hash, "tally");
-        let own = format!(":{}", Uuid::new_v4()).into_bytes();
+        let own = format!(":{}", random::uuid()).into_bytes();
         Self {
             is_shared: config.shared_stats,
             has_begun: AtomicBool::new(false),

@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use uuid::Uuid;
 
 use crate::clock::{Instant, LONGEST_SLEEP};
 use crate::error::{Cause, Error};
 use crate::expected::Expected;
 use crate::kind::Key;
 use crate::name::Name;
+use crate::random;
 use crate::server::{Condition, Fault, Lane, Server};
 use crate::threads::Shared;
 use crate::threads::site::Site;
@@ -76,7 +76,7 @@ struct Channel {
 impl Default for Subscriber {
     fn default() -> Self {
         Self {
-            control: format!("leasehold:{}", Uuid::new_v4()).into_bytes(),
+            control: format!("leasehold:{}", random::uuid()).into_bytes(),
             state: Mutex::default(),
             mute: AtomicBool::new(false),
             ending: Condvar::new(),
