@@ -9,6 +9,8 @@ use redis::{ErrorKind, RedisError, ServerError};
 
 use crate::escape::Escaped;
 use crate::lost::Lost;
+#[cfg(feature = "tls")]
+use crate::server::conn::payload;
 
 /// What stood in the way.
 ///
@@ -622,11 +624,7 @@ pub(crate) fn is_final_at_logon(error: &RedisError) -> bool {
 #[cfg(feature = "tls")]
 fn is_tls_refusal(error: &RedisError) -> bool {
     use rustls::AlertDescription as Alert;
-    // As the client library wraps what rustls said while it read or wrote.
-    let wrapped = std::error::Error::source(error)
-        .and_then(|source| source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>())
-        .and_then(|source| source.downcast_ref::<io::Error>()?.get_ref());
-    match wrapped.and_then(|error| error.downcast_ref()) {
+    match payload(error) {
         Some(rustls::Error::InvalidCertificate(_)) => true,
         Some(rustls::Error::AlertReceived(alert)) => matches!(
             alert,

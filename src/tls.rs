@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use redis::{ErrorKind, RedisResult};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
 
 use crate::error::Error;
 
@@ -33,6 +35,41 @@ impl Tls {
         }
         self.client.as_ref().map_or(Ok(()), check_client)
     }
+
+    /// What a new connection is encrypted with. Reads the system's authorities anew each time where none were given: they
+    /// may be replaced while a client lives. The PEM was checked before.
+    pub(crate) fn client_config(&self) -> RedisResult<ClientConfig> {
+        let mut roots = RootCertStore::empty();
+        match &self.root {
+            Some(pem) => {
+                for root in certificates(pem).unwrap_or_default() {
+                    roots.add(root)?;
+                }
+            }
+            None => {
+                let mut found = rustls_native_certs::load_native_certs();
+                if let Some(error) = found.errors.pop() {
+                    return Err(error.into());
+                }
+                for root in found.certs {
+                    roots.add(root)?;
+                }
+            }
+        }
+        let config = ClientConfig::builder().with_root_certificates(roots);
+        let Some(client) = &self.client else {
+            return Ok(config.with_no_client_auth());
+        };
+        let chain = certificates(&client.chain).unwrap_or_default();
+        // Whatever this says may hold a part of the key.
+        let key = PrivateKeyDer::from_pem_slice(&client.key).map_err(|_| {
+            (
+                ErrorKind::InvalidClientConfig,
+                "tls_client_cert cannot be read",
+            )
+        })?;
+        Ok(config.with_client_auth_cert(chain, key)?)
+    }
 }
 
 impl fmt::Debug for Tls {
@@ -60,7 +97,7 @@ fn check_root(pem: &[u8]) -> Result<(), Error> {
     let Some(roots) = certificates(pem) else {
         return wrong("tls_root holds no certificate in PEM that can be read");
     };
-    let mut store = rustls::RootCertStore::empty();
+    let mut store = RootCertStore::empty();
     for root in roots {
         if store.add(root).is_err() {
             return wrong("tls_root holds a certificate that is none of an authority (X.509)");

@@ -1,5 +1,7 @@
 //! The address of a server, read from a URL.
 
+#[cfg(feature = "tls")]
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::io::tcp::{TcpSettings, socket2};
@@ -33,7 +35,7 @@ pub(crate) enum Target {
 /// Some nodes of a cluster, who know the others, and how to log on to any of them.
 pub(crate) struct Nodes {
     pub(crate) seeds: Vec<Address>,
-    data: ConnectionInfo,
+    data: Address,
 }
 
 /// The sentinels of a master, and how to log on to it.
@@ -41,7 +43,7 @@ pub(crate) struct Sentinel {
     pub(crate) sentinels: Vec<Address>,
     pub(crate) master: String,
     /// How to log on to the master, wherever it is.
-    pub(crate) data: ConnectionInfo,
+    pub(crate) data: Address,
 }
 
 impl Target {
@@ -67,23 +69,20 @@ impl Target {
         }
     }
 
-    /// How to log on to all that it names.
+    /// All that it names.
     #[cfg(feature = "tls")]
-    fn infos(&mut self) -> Vec<&mut ConnectionInfo> {
+    fn addresses(&mut self) -> Vec<&mut Address> {
         match self {
-            Self::Server(address) => vec![&mut address.info],
-            Self::Sentinel(sentinel) => {
-                let sentinels = sentinel
-                    .sentinels
-                    .iter_mut()
-                    .map(|address| &mut address.info);
-                sentinels.chain([&mut sentinel.data]).collect()
+            Self::Server(address) => vec![address],
+            Self::Sentinel(Sentinel {
+                sentinels: hosts,
+                data,
+                ..
+            })
+            | Self::Cluster(Nodes { seeds: hosts, data }) => {
+                hosts.iter_mut().chain([data]).collect()
             }
-            Self::Cluster(nodes) => {
-                let seeds = nodes.seeds.iter_mut().map(|address| &mut address.info);
-                seeds.chain([&mut nodes.data]).collect()
-            }
-            Self::Quorum(addresses) => addresses.iter_mut().map(|one| &mut one.info).collect(),
+            Self::Quorum(addresses) => addresses.iter_mut().collect(),
         }
     }
 
@@ -92,8 +91,10 @@ impl Target {
     #[cfg(feature = "tls")]
     pub(crate) fn with_tls(mut self, tls: &Tls) -> Result<Self, Error> {
         if tls.is_set() {
-            for info in self.infos() {
-                set_tls(info, tls)?;
+            tls.check()?;
+            let tls = Arc::new(tls.clone());
+            for address in self.addresses() {
+                address.set_tls(&tls)?;
             }
         }
         Ok(self)
@@ -144,7 +145,7 @@ impl Target {
         Ok(Self::Sentinel(Sentinel {
             sentinels: sentinels.iter().map(parse).collect::<Result<_, _>>()?,
             master: name.to_owned(),
-            data: Address::parse(&format!("{scheme}://{user}{at}master/{db}"))?.info,
+            data: Address::parse(&format!("{scheme}://{user}{at}master/{db}"))?,
         }))
     }
 
@@ -199,7 +200,7 @@ impl Nodes {
                 ));
             }
         }
-        let data = first.info.clone();
+        let data = first.clone();
         Ok(Self { seeds, data })
     }
 
@@ -220,9 +221,7 @@ impl Nodes {
 
     /// A node, at the address that another one gave.
     pub(crate) fn at(&self, host: &str, port: u16) -> Address {
-        let info = at(&self.data, host, port);
-        let label = label(info.addr());
-        Address { info, label }
+        self.data.at(host, port)
     }
 }
 
@@ -257,7 +256,7 @@ impl Sentinel {
         };
         let protocol =
             value("protocol").map_or_else(String::new, |protocol| format!("?protocol={protocol}"));
-        let data = Address::parse(&format!("{scheme}://{user}master/{db}{protocol}"))?.info;
+        let data = Address::parse(&format!("{scheme}://{user}master/{db}{protocol}"))?;
         let parse = |host: &str| {
             check_port(host).map_err(|what| sentinel_config(&what))?;
             Address::parse(&format!("{scheme}://{logon}{}", with_sentinel_port(host)))
@@ -275,27 +274,9 @@ impl Sentinel {
     }
 
     /// The master, at the address that a sentinel gave.
-    pub(crate) fn at(&self, host: &str, port: u16) -> ConnectionInfo {
-        at(&self.data, host, port)
+    pub(crate) fn at(&self, host: &str, port: u16) -> Address {
+        self.data.at(host, port)
     }
-}
-
-/// The same way to log on, at another address.
-fn at(data: &ConnectionInfo, host: &str, port: u16) -> ConnectionInfo {
-    let addr = match data.addr() {
-        ConnectionAddr::TcpTls {
-            insecure,
-            tls_params,
-            ..
-        } => ConnectionAddr::TcpTls {
-            host: host.to_owned(),
-            port,
-            insecure: *insecure,
-            tls_params: tls_params.clone(),
-        },
-        _ => ConnectionAddr::Tcp(host.to_owned(), port),
-    };
-    data.clone().set_addr(addr)
 }
 
 fn labels(addresses: &[Address]) -> String {
@@ -328,6 +309,8 @@ pub(crate) struct Address {
     pub(crate) info: ConnectionInfo,
     /// For people: no user, no password.
     pub(crate) label: String,
+    #[cfg(feature = "tls")]
+    pub(crate) tls: Arc<Tls>,
 }
 
 impl Address {
@@ -379,7 +362,44 @@ impl Address {
         Ok(Self {
             info: info.set_tcp_settings(tcp).set_redis_settings(redis),
             label,
+            #[cfg(feature = "tls")]
+            tls: Arc::default(),
         })
+    }
+
+    /// The same way to log on, at another address.
+    fn at(&self, host: &str, port: u16) -> Self {
+        let host = host.to_owned();
+        let addr = match self.info.addr() {
+            ConnectionAddr::TcpTls {
+                insecure,
+                tls_params,
+                ..
+            } => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: *insecure,
+                tls_params: tls_params.clone(),
+            },
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        Self {
+            label: label(&addr),
+            info: self.info.clone().set_addr(addr),
+            ..self.clone()
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    fn set_tls(&mut self, tls: &Arc<Tls>) -> Result<(), Error> {
+        if !matches!(self.info.addr(), ConnectionAddr::TcpTls { .. }) {
+            return Err(Error::Config(
+                "tls_root and tls_client_cert need a URL with TLS: rediss://…, rediss+sentinel://… or rediss+cluster://…"
+                    .into(),
+            ));
+        }
+        self.tls = Arc::clone(tls);
+        Ok(())
     }
 }
 
@@ -473,32 +493,6 @@ fn check_query(query: &str, known: &[&str]) -> Result<(), String> {
         }
         may_be_secret |= name == "pass" || name == "sentinel_pass";
     }
-    Ok(())
-}
-
-#[cfg(feature = "tls")]
-fn set_tls(info: &mut ConnectionInfo, tls: &Tls) -> Result<(), Error> {
-    if !matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
-        return Err(Error::Config(
-            "tls_root and tls_client_cert need a URL with TLS: rediss://…, rediss+sentinel://… or rediss+cluster://…"
-                .into(),
-        ));
-    }
-    tls.check()?;
-    let client_tls = tls.client.as_ref().map(|client| redis::ClientTlsConfig {
-        client_cert: client.chain.clone(),
-        client_key: client.key.clone(),
-    });
-    let certificates = redis::TlsCertificates {
-        client_tls,
-        root_cert: tls.root.clone(),
-    };
-    // The only way to what it makes of the certificates. What it says of them may hold a part of the
-    // key, and all of it was checked.
-    let client = redis::Client::build_with_tls(info.clone(), certificates).map_err(|_| {
-        Error::Config("tls_root or tls_client_cert holds PEM that cannot be read".into())
-    })?;
-    *info = client.get_connection_info().clone();
     Ok(())
 }
 
@@ -673,15 +667,15 @@ mod tests {
             sentinel.label(),
             "mymaster of sentinels h1:26379,h2:26380,[::1]:26379"
         );
-        assert_eq!(sentinel.data.redis_settings().username(), Some("ann"));
-        assert_eq!(sentinel.data.redis_settings().db(), 2);
+        assert_eq!(sentinel.data.info.redis_settings().username(), Some("ann"));
+        assert_eq!(sentinel.data.info.redis_settings().db(), 2);
         for address in &sentinel.sentinels {
             assert_eq!(address.info.redis_settings().password(), Some("t0p"));
             assert_eq!(address.info.redis_settings().db(), 0);
         }
         let master = sentinel.at("10.0.0.7", 6400);
-        assert_eq!(label(master.addr()), "10.0.0.7:6400");
-        assert_eq!(master.redis_settings().password(), Some("s3cret"));
+        assert_eq!(master.label, "10.0.0.7:6400");
+        assert_eq!(master.info.redis_settings().password(), Some("s3cret"));
         for wrong in [
             "redis+sentinel://h1,h2",
             "redis+sentinel://h1,,h2/m",
@@ -739,8 +733,8 @@ mod tests {
             panic!("not taken")
         };
         assert_eq!(sentinel.label(), "mymaster of sentinels h1:26379,h2:26380");
-        assert_eq!(sentinel.data.redis_settings().username(), Some("ann"));
-        assert_eq!(sentinel.data.redis_settings().db(), 2);
+        assert_eq!(sentinel.data.info.redis_settings().username(), Some("ann"));
+        assert_eq!(sentinel.data.info.redis_settings().db(), 2);
         let passwords = sentinel.sentinels.iter();
         let passwords =
             passwords.map(|one| one.info.redis_settings().password().map(str::to_owned));

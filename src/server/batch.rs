@@ -81,14 +81,15 @@ impl Server {
         if let Some(replicas) = &replicas {
             pack_wait(replicas, &mut commands);
         }
-        let mut broken = wire.send(&commands).err();
+        let until = Instant::now().after(self.command_timeout());
+        let mut broken = wire.send(until, &commands).err();
         let mut answers: Vec<_> = calls
             .iter()
             .map(|call| {
                 let error = match &broken {
                     // One timeout is enough: after it nothing more is read.
                     Some(error) => error.clone(),
-                    None => match wire.answer_to(call.expected()) {
+                    None => match wire.answer_to(until, call.expected()) {
                         Ok(answer) => return Ok(answer),
                         Err(error) => broken.insert(error).clone(),
                     },
@@ -97,7 +98,8 @@ impl Server {
             })
             .collect();
         if replicas.is_some() && broken.is_none() {
-            let waited = wire.answer_to(Expected::Count);
+            let until = Instant::now().after(self.command_timeout());
+            let waited = wire.answer_to(until, Expected::Count);
             for answer in &mut answers {
                 if let Ok(Ok(done)) = answer {
                     let done = std::mem::replace(done, Reply::Nil);

@@ -78,7 +78,7 @@ impl Cluster {
                 Fault::Elsewhere(Redirect::Ask(host, port), _) => {
                     asking = true;
                     let place = self.map.place(&server, host, *port);
-                    self.map.at(&place)
+                    Some(self.map.at(&place))
                 }
                 Fault::NotNow(_) | Fault::Open(_) => {
                     asking = false;

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Duration;
 
 use redis::{RedisResult, ServerError};
 
@@ -12,7 +11,7 @@ use crate::expected::Expected;
 use crate::holder::HolderId;
 use crate::kind::Keys;
 use crate::scripts::{Call, Reply};
-use crate::server::node::Wire;
+use crate::server::node::{Wire, check};
 
 /// What one server did about an acquiring command, as far as is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,12 +128,7 @@ impl Line {
     }
 
     /// Sends `call` without waiting for its answer.
-    pub(crate) fn send(
-        &mut self,
-        call: &Call<'_>,
-        owed: Owed,
-        patience: Duration,
-    ) -> RedisResult<()> {
+    pub(crate) fn send(&mut self, call: &Call<'_>, owed: Owed, until: Instant) -> RedisResult<()> {
         self.buffer.clear();
         if self.taught.contains(&call.script.name) {
             call.pack_by_sha(&mut self.buffer);
@@ -143,8 +137,7 @@ impl Line {
             call.pack_by_source(&mut self.buffer);
         }
         self.owed.push_back((owed, call.expected()));
-        self.wire.set_timeout(patience)?;
-        self.wire.send(&self.buffer)
+        self.wire.send(until, &self.buffer)
     }
 
     /// The server has forgotten the scripts: their texts are sent again.
@@ -152,26 +145,42 @@ impl Line {
         self.taught.clear();
     }
 
-    pub(crate) fn ping(&mut self, patience: Duration) -> RedisResult<()> {
+    pub(crate) fn ping(&mut self, until: Instant) -> RedisResult<()> {
         self.buffer.clear();
         redis::cmd("PING").write_packed_command(&mut self.buffer);
         self.owed.push_back((Owed::Nothing, Expected::Pong));
-        self.wire.set_timeout(patience)?;
-        self.wire.send(&self.buffer)
+        self.wire.send(until, &self.buffer)
     }
 
     /// Reads the next answer, and says what it is about; what it is about is returned even where no
     /// answer comes, and then the line is of no more use.
     pub(crate) fn receive(
         &mut self,
-        patience: Duration,
+        until: Instant,
     ) -> (Owed, RedisResult<Result<Reply, ServerError>>) {
+        let (owed, expected) = self.next_owed();
+        (owed, self.wire.answer_to(until, expected))
+    }
+
+    /// As [`receive`](Self::receive), if the answer is there already; `is_ready` where there may be something to read.
+    pub(crate) fn receive_at_hand(
+        &mut self,
+        is_ready: bool,
+    ) -> Option<(Owed, RedisResult<Result<Reply, ServerError>>)> {
+        let answer = self.wire.answer_at_hand(is_ready).transpose()?;
+        let (owed, expected) = self.next_owed();
+        Some((owed, answer.and_then(|answer| check(answer, expected))))
+    }
+
+    fn next_owed(&mut self) -> (Owed, Expected) {
         // Nothing is read that was not asked for.
         let next = self.owed.pop_front();
-        let (owed, expected) = next.unwrap_or((Owed::Nothing, Expected::Pong));
-        let answer = self.wire.set_timeout(patience);
-        let answer = answer.and_then(|()| self.wire.answer_to(expected));
-        (owed, answer)
+        next.unwrap_or((Owed::Nothing, Expected::Pong))
+    }
+
+    /// For [`wait_for_any`](crate::server::conn::wait_for_any).
+    pub(crate) fn wire(&self) -> &Wire {
+        &self.wire
     }
 
     /// Takes out what is unread, of a line that is of no more use.

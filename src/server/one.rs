@@ -44,12 +44,8 @@ impl Server {
     }
 
     /// A node of a cluster.
-    pub(super) fn member(
-        address: Address,
-        map: Weak<SlotMap>,
-        config: &Config,
-    ) -> Result<Self, RedisError> {
-        Ok(Self::at(Node::member(address, map, config)?, config, None))
+    pub(super) fn member(address: Address, map: Weak<SlotMap>, config: &Config) -> Self {
+        Self::at(Node::member(address, map, config), config, None)
     }
 
     fn at(node: Node, config: &Config, peer: Option<Peer>) -> Self {
@@ -292,30 +288,26 @@ impl Server {
     > {
         let first_until = now.after(self.command_timeout()).min(until);
         let wire = lent.wire();
-        wire.set_timeout(now.until(first_until))?;
-        wire.write(|buffer| {
+        wire.write(first_until, |buffer| {
             pack(buffer);
             if let Some(replicas) = &call.replicas {
                 pack_wait(replicas, buffer);
             }
         })?;
         let mut read = || {
-            // A processor that was given up may come back late.
-            wire.set_timeout(Instant::now().until(first_until))?;
             let answer = match call.asking {
                 // Where ASKING itself was refused, that is what is to be said.
                 true => {
-                    let asked = wire.answer_to(Expected::Ok)?;
-                    asked.and(wire.answer_to(call.expected())?)
+                    let asked = wire.answer_to(first_until, Expected::Ok)?;
+                    asked.and(wire.answer_to(first_until, call.expected())?)
                 }
-                false => wire.answer_to(call.expected())?,
+                false => wire.answer_to(first_until, call.expected())?,
             };
             if call.replicas.is_none() {
                 return Ok((answer, None));
             }
-            let patience = Instant::now().until(until).min(self.command_timeout());
-            wire.set_timeout(patience)?;
-            Ok((answer, Some(wire.answer_to(Expected::Count)?)))
+            let until = Instant::now().after(self.command_timeout()).min(until);
+            Ok((answer, Some(wire.answer_to(until, Expected::Count)?)))
         };
         // Replicas acknowledge in their own time, which says nothing about other replies.
         if is_alone && call.replicas.is_none() {
@@ -375,10 +367,8 @@ impl Server {
         until: Instant,
         pack: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Result<Reply, ServerError>, RedisError> {
-        let patience = now.until(until).min(self.command_timeout());
-        let wire = lent.wire();
-        wire.set_timeout(patience)?;
-        Ok(reply(wire.trip(pack)?))
+        let until = now.after(self.command_timeout()).min(until);
+        Ok(reply(lent.wire().trip(until, pack)?))
     }
 
     /// What an error answer to `call` means for its caller.
@@ -445,11 +435,7 @@ impl Server {
 
     /// A connection for a thread that keeps it, apart from the pool.
     pub(crate) fn wire(&self, until: Instant) -> Result<Wire, Fault> {
-        let mut lent = self.lend(until, Lane::Free)?;
-        lent.wire()
-            .set_timeout(self.command_timeout())
-            .map_err(|error| Fault::NotNow(error.into()))?;
-        Ok(lent.keep())
+        Ok(self.lend(until, Lane::Free)?.keep())
     }
 
     /// The server that connections of this generation lead to says "not now": the next connection

@@ -118,7 +118,7 @@ impl Peer {
         }
     }
 
-    /// Reads what callers have left, each answer within `patience`. False if one did not come.
+    /// Reads what callers have left, each line within `patience`. False if one did not come.
     pub(crate) fn tidy(&self, patience: Duration) -> bool {
         // First: what is left from here on is seen to by the next time.
         self.is_untidy.store(false, Ordering::SeqCst);
@@ -176,10 +176,11 @@ impl Peer {
         drop(lines);
     }
 
-    /// Reads what is unread on `line`, each answer within `patience`. False if it is of no more use.
+    /// Reads what is unread on `line`, all of it within `patience`. False if it is of no more use.
     pub(crate) fn drain(&self, mut line: Line, patience: Duration) -> bool {
+        let until = Instant::now().after(patience);
         while line.owes() > 0 {
-            let (owed, answer) = line.receive(patience);
+            let (owed, answer) = line.receive(until);
             let Ok(answer) = answer else {
                 self.settle(owed, None);
                 self.settle_all(line);
@@ -191,7 +192,8 @@ impl Peer {
             self.settle(owed, Some(&answer));
         }
         let sent = Instant::now();
-        let answered = line.ping(patience).is_ok() && line.receive(patience).1.is_ok();
+        let until = sent.after(patience);
+        let answered = line.ping(until).is_ok() && line.receive(until).1.is_ok();
         if answered {
             self.set_pace(sent.until(Instant::now()));
             self.keep(line);

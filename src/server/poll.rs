@@ -1,14 +1,16 @@
 //! One call to all servers of a quorum: written to each, read until the answers decide it, undone where it failed.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::RedisError;
+use redis::{RedisError, RedisResult};
 
 use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kind::Found;
 use crate::scripts::{Call, Reply};
+use crate::server::conn::wait_for_any;
 use crate::server::count::Count;
 use crate::server::fault::Fault;
 use crate::server::line::{Line, Owed, Vote};
@@ -27,6 +29,8 @@ struct Slot<'a> {
     server: &'a Server,
     peer: &'a Peer,
     line: Option<Line>,
+    /// It did not know the script, and was sent the text.
+    has_taught: bool,
 }
 
 pub(super) struct Poll<'a> {
@@ -120,8 +124,12 @@ impl<'a> Poll<'a> {
                 let cause = Cause::text("left aside until it answers again");
                 self.fault_of(server, Fault::NotNow(cause));
             } else {
-                let line = None;
-                self.slots.push(Slot { server, peer, line });
+                self.slots.push(Slot {
+                    server,
+                    peer,
+                    line: None,
+                    has_taught: false,
+                });
             }
         }
         self.slots
@@ -210,7 +218,7 @@ impl<'a> Poll<'a> {
     fn write(&mut self) {
         let now = Instant::now();
         self.sent = Some(now);
-        let patience = self.patience(0, now);
+        let by = now.after(self.patience(now));
         for n in 0..self.slots.len() {
             let Some(Slot {
                 peer,
@@ -237,8 +245,8 @@ impl<'a> Poll<'a> {
                 receipt.note(peer.index, Vote::Asked);
             }
             let sent = match &self.call {
-                Some(call) => line.send(call, owed, patience),
-                None => line.ping(patience),
+                Some(call) => line.send(call, owed, by),
+                None => line.ping(by),
             };
             if let Err(error) = sent {
                 self.lose(n, error);
@@ -246,41 +254,87 @@ impl<'a> Poll<'a> {
         }
     }
 
-    /// Reads until it is decided.
+    /// Reads until it is decided, or nothing more comes in time. Whichever has an answer is read: one that hangs or trickles
+    /// holds up nobody else.
     fn read(&mut self) {
-        for n in 0..self.slots.len() {
-            if self.count.is_decided() {
-                return;
+        let began = Instant::now();
+        // Answers to earlier calls may have brought more than was read then.
+        let mut ready = vec![false; self.slots.len()];
+        loop {
+            for n in 0..self.slots.len() {
+                let is_ready = ready.get(n).is_some_and(|is_ready| *is_ready);
+                if self.count.is_decided() {
+                    return;
+                }
+                if let Some(reply) = self.read_one(n, began, is_ready) {
+                    self.count.answered(self.quorum, self.call.as_ref(), reply);
+                }
             }
-            let patience = self.patience(n, Instant::now());
-            if let Some(reply) = self.read_one(n, patience) {
-                self.count.answered(self.quorum, self.call.as_ref(), reply);
+            let is_over = self.count.is_decided() || self.unread().next().is_none();
+            if is_over || Instant::now() >= self.until {
+                break;
             }
+            match self.wait() {
+                Ok(now_ready) => ready = now_ready,
+                Err(error) => return self.lose_unread(&error),
+            }
+        }
+        if !self.count.is_decided() {
+            self.lose_unread(&io::Error::from(io::ErrorKind::TimedOut).into());
         }
     }
 
-    /// How long to wait for the n-th, where all before it are read: not all of the time for one of
-    /// which there are more than are needed.
-    fn patience(&self, n: usize, now: Instant) -> Duration {
+    /// Those that are waited for.
+    fn unread(&self) -> impl Iterator<Item = (usize, &Line)> {
+        let slots = self.slots.iter().enumerate();
+        let lines = slots.filter_map(|(n, slot)| Some((n, slot.line.as_ref()?)));
+        lines.filter(|(_, line)| line.owes() > 0)
+    }
+
+    /// Waits until one of them may have something to read. Says which.
+    fn wait(&self) -> RedisResult<Vec<bool>> {
+        let (indices, wires): (Vec<_>, Vec<_>) =
+            self.unread().map(|(n, line)| (n, line.wire())).unzip();
+        let mut ready = vec![false; self.slots.len()];
+        for (n, is_ready) in indices.into_iter().zip(wait_for_any(&wires, self.until)?) {
+            if let Some(slot) = ready.get_mut(n) {
+                *slot = is_ready;
+            }
+        }
+        Ok(ready)
+    }
+
+    /// None of the others answers in time.
+    fn lose_unread(&mut self, error: &RedisError) {
+        let unread: Vec<usize> = self.unread().map(|(n, _)| n).collect();
+        for n in unread {
+            self.lose(n, error.clone());
+        }
+    }
+
+    /// How long writing may take: not all of the time where there are more than are needed.
+    fn patience(&self, now: Instant) -> Duration {
         let left = now.until(self.until);
-        let unread = self.slots.iter().skip(n).filter(|slot| slot.line.is_some());
-        if unread.count() > self.count.missing() {
+        let slots = self.slots.iter().filter(|slot| slot.line.is_some());
+        if slots.count() > self.count.missing() {
             left / 4
         } else {
             left
         }
     }
 
-    /// Reads the answer of the n-th, behind those of earlier calls that nobody has read yet.
-    fn read_one(&mut self, n: usize, patience: Duration) -> Option<Reply> {
-        let began = Instant::now();
-        let by = began.after(patience);
-        let mut now = began;
-        let mut has_taught = false;
+    /// Reads the answer of the n-th if it is there, behind those of earlier calls that nobody has read yet.
+    fn read_one(&mut self, n: usize, began: Instant, is_ready: bool) -> Option<Reply> {
         loop {
-            let Slot { server, peer, line } = self.slots.get_mut(n)?;
+            let Slot {
+                server,
+                peer,
+                line,
+                has_taught,
+            } = self.slots.get_mut(n)?;
             let (server, peer) = (*server, *peer);
-            let (owed, answer) = line.as_mut()?.receive(now.until(by));
+            let line = line.as_mut().filter(|line| line.owes() > 0)?;
+            let (owed, answer) = line.receive_at_hand(is_ready)?;
             let answer = match answer {
                 Ok(answer) => answer,
                 Err(error) => {
@@ -289,8 +343,7 @@ impl<'a> Poll<'a> {
                     return None;
                 }
             };
-            now = Instant::now();
-            let line = line.as_mut()?;
+            let now = Instant::now();
             let is_unknown = is_no_script(&answer);
             if is_unknown {
                 line.forget_taught();
@@ -299,10 +352,10 @@ impl<'a> Poll<'a> {
                 peer.settle(owed, Some(&answer));
                 continue;
             }
-            if let (true, Some(call)) = (is_unknown && !has_taught, &self.call) {
+            if let (true, Some(call)) = (is_unknown && !*has_taught, &self.call) {
                 // Nothing ran, so the same call may be sent again.
-                has_taught = true;
-                if let Err(error) = line.send(call, owed, now.until(by)) {
+                *has_taught = true;
+                if let Err(error) = line.send(call, owed, self.until) {
                     self.lose(n, error);
                     return None;
                 }
@@ -332,7 +385,10 @@ impl<'a> Poll<'a> {
 
     /// The connection to the n-th has failed before its answer came.
     fn lose(&mut self, n: usize, error: RedisError) {
-        let Some(Slot { server, peer, line }) = self.slots.get_mut(n) else {
+        let Some(Slot {
+            server, peer, line, ..
+        }) = self.slots.get_mut(n)
+        else {
             return;
         };
         let (server, peer) = (*server, *peer);
@@ -364,7 +420,6 @@ impl<'a> Poll<'a> {
         };
         self.quorum.note_ghost(stake.id);
         let mut answering = Vec::new();
-        let patience = Instant::now().until(self.until);
         for n in 0..self.slots.len() {
             let Some(Slot { peer, line, .. }) = self.slots.get_mut(n) else {
                 continue;
@@ -377,7 +432,7 @@ impl<'a> Poll<'a> {
                 (_, None) => peer.undo(stake.promise()),
                 (_, Some(line)) => {
                     let owed = line.owed_to_release(stake.promise(), peer.index);
-                    match line.send(&stake.release(), owed, patience) {
+                    match line.send(&stake.release(), owed, self.until) {
                         Ok(()) if vote == Vote::Granted => answering.push(n),
                         Ok(()) => {}
                         Err(error) => self.lose(n, error),
@@ -387,15 +442,15 @@ impl<'a> Poll<'a> {
         }
         // Those that answer are waited for: then the next attempt does not meet this one.
         for n in answering {
-            let patience = Instant::now().until(self.until);
+            let has_time = Instant::now() < self.until;
             let Some(Slot { peer, line, .. }) = self.slots.get_mut(n) else {
                 continue;
             };
             let peer = *peer;
-            let Some(open) = line.as_mut().filter(|_| !patience.is_zero()) else {
+            let Some(open) = line.as_mut().filter(|_| has_time) else {
                 continue;
             };
-            let (owed, answer) = open.receive(patience);
+            let (owed, answer) = open.receive(self.until);
             peer.settle(owed, answer.as_ref().ok());
             if let Err(error) = answer {
                 self.lose(n, error);

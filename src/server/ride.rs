@@ -3,14 +3,14 @@
 use std::io;
 use std::sync::Arc;
 
-use redis::{RedisError, RedisResult, Value};
+use redis::RedisError;
 
 use crate::clock::Instant;
 use crate::error::{Meaning, meaning};
 use crate::scripts::Call;
 use crate::server::entry::{Answer, Entry, News, Write};
 use crate::server::gather::Ticket;
-use crate::server::node::{Wire, check};
+use crate::server::node::check;
 use crate::server::one::Server;
 use crate::server::pool::{Lane, Lent};
 use crate::server::quorum::Stake;
@@ -112,8 +112,7 @@ impl Server {
             others.chain(std::iter::once(reader.command.as_slice()))
         };
         let wire = lent.wire();
-        let timeout = wire.set_timeout(self.command_timeout());
-        if let Err(error) = timeout.and_then(|()| wire.send_all(commands())) {
+        if let Err(error) = wire.send_all(sent.after(self.command_timeout()), commands()) {
             return fail(lent, others.iter().chain([&reader]), sent, &error);
         }
         let wire = lent.hand();
@@ -143,7 +142,7 @@ impl Server {
             let at_hand = lent.wire().answer_at_hand(false).transpose();
             let value = at_hand.unwrap_or_else(|| {
                 tell_all(sent, read.drain(..));
-                receive(lent.wire(), until)
+                lent.wire().answer(until)
             });
             // The next of the others, and then its own.
             let next = unread.as_slice().first().unwrap_or(own);
@@ -201,16 +200,6 @@ where
     });
     lent.keep().undo_behind(undos);
     tell_all(sent, unread.map(|entry| (entry, Err(error.clone()))));
-}
-
-/// Waits for one answer for the time that is left: each read has a timeout of its own.
-fn receive(wire: &mut Wire, until: Instant) -> RedisResult<Value> {
-    let left = Instant::now().until(until);
-    if left.is_zero() {
-        return Err(timed_out());
-    }
-    wire.set_timeout(left)?;
-    wire.answer()
 }
 
 fn timed_out() -> RedisError {

@@ -4,17 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::{ConnectionInfo, ErrorKind, PushKind, RedisResult, Value};
+use redis::{ErrorKind, PushKind, RedisResult, Value};
 
+use crate::clock::Instant;
 use crate::error::{Cause, is_final_at_logon};
 use crate::server::inquiry::{Failure, inquire};
 use crate::server::node::{Wire, malformed};
-use crate::url::Sentinel;
+use crate::url::{Address, Sentinel};
 
 /// The sentinels of one master, and what is known from them.
 pub(crate) struct Sentinels {
     sentinel: Sentinel,
-    clients: Vec<redis::Client>,
     known: Mutex<Known>,
 }
 
@@ -48,32 +48,22 @@ impl Known {
 }
 
 impl Sentinels {
-    pub(crate) fn new(sentinel: Sentinel) -> RedisResult<Self> {
-        let open = |address: &crate::url::Address| redis::Client::open(address.info.clone());
-        let clients = sentinel
-            .sentinels
-            .iter()
-            .map(open)
-            .collect::<RedisResult<_>>()?;
-        Ok(Self {
+    pub(crate) fn new(sentinel: Sentinel) -> Self {
+        Self {
             sentinel,
-            clients,
             known: Mutex::default(),
-        })
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.clients.len()
+        self.sentinel.sentinels.len()
     }
 
     /// How to reach the master: where it was last heard of unless that is doubted, else where the
     /// first sentinel that knows it says. All are asked at once, so that a dead one costs nothing;
     /// where all are silent, the place that is doubted is better than none. The second part is true
     /// if the master has moved, and nobody was told before.
-    pub(crate) fn master(
-        self: &Arc<Self>,
-        timeout: Duration,
-    ) -> RedisResult<(ConnectionInfo, bool)> {
+    pub(crate) fn master(self: &Arc<Self>, timeout: Duration) -> RedisResult<(Address, bool)> {
         let announced = {
             let known = self.known.lock();
             match &known.place {
@@ -112,12 +102,13 @@ impl Sentinels {
 
     /// Asks one sentinel.
     fn ask(&self, n: usize, timeout: Duration) -> RedisResult<Place> {
-        let mut wire = self.connect(n, timeout)?;
+        let until = Instant::now().after(timeout);
+        let mut wire = self.connect(n, until)?;
         let mut ask = redis::cmd("SENTINEL");
         ask.arg("GET-MASTER-ADDR-BY-NAME")
             .arg(&self.sentinel.master);
         let answer = wire
-            .trip(|buffer| ask.write_packed_command(buffer))?
+            .trip(until, |buffer| ask.write_packed_command(buffer))?
             .extract_error()?;
         match read_place(answer) {
             Some(Some(place)) => Ok(place),
@@ -132,12 +123,12 @@ impl Sentinels {
     }
 
     /// A connection to one sentinel.
-    fn connect(&self, n: usize, timeout: Duration) -> RedisResult<Wire> {
-        let client = self
-            .clients
+    fn connect(&self, n: usize, until: Instant) -> RedisResult<Wire> {
+        let sentinels = &self.sentinel.sentinels;
+        let address = sentinels
             .get(n)
             .ok_or((ErrorKind::Client, "no such sentinel"))?;
-        Wire::new(client.get_connection_with_timeout(timeout)?, timeout)
+        Wire::open(address, None, until)
     }
 
     /// How often the master was found to have moved.
@@ -176,12 +167,13 @@ impl Sentinels {
 
     /// Listens to one sentinel; also true if the master has moved while nobody did.
     pub(crate) fn listen(&self, n: usize, timeout: Duration) -> Result<(Wire, bool), Cause> {
-        let mut wire = self.connect(n, timeout)?;
+        let until = Instant::now().after(timeout);
+        let mut wire = self.connect(n, until)?;
         let mut subscribe = redis::cmd("SUBSCRIBE");
         subscribe.arg(MOVES);
-        wire.write(|buffer| subscribe.write_packed_command(buffer))?;
+        wire.write(until, |buffer| subscribe.write_packed_command(buffer))?;
         // In RESP3 the confirmation is a push.
-        if !is_subscribed(&wire.receive()?.extract_error()?) {
+        if !is_subscribed(&wire.receive(until)?.extract_error()?) {
             return Err(malformed().into());
         }
         let known = self.known.lock().place.clone();
@@ -196,8 +188,7 @@ impl Sentinels {
 
     /// Waits for as long as `patience`; true if the master has moved.
     pub(crate) fn hears_of_move(&self, wire: &mut Wire, patience: Duration) -> Result<bool, Cause> {
-        wire.set_timeout(patience)?;
-        match wire.message() {
+        match wire.message(Instant::now().after(patience)) {
             Ok((_, announcement)) => Ok(self.switched(&announcement)),
             Err(error) if error.is_timeout() => Ok(false),
             Err(error) => Err(error.into()),
@@ -250,7 +241,7 @@ mod tests {
 
     fn sentinels() -> Sentinels {
         match Target::parse("redis+sentinel://127.0.0.1:1,127.0.0.1:2/m") {
-            Ok(Target::Sentinel(sentinel)) => Sentinels::new(sentinel).unwrap(),
+            Ok(Target::Sentinel(sentinel)) => Sentinels::new(sentinel),
             _ => panic!("not taken"),
         }
     }
@@ -294,7 +285,7 @@ mod tests {
         sentinels.switched(b"m h 1 10.0.0.7 2");
         sentinels.doubt();
         let (master, has_moved) = sentinels.master(Duration::from_millis(1)).unwrap();
-        assert_eq!(master.addr().to_string(), "10.0.0.7:2");
+        assert_eq!(master.label, "10.0.0.7:2");
         assert!(!has_moved);
     }
 }

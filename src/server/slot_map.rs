@@ -13,7 +13,6 @@ use redis::{ErrorKind, RedisError, RedisResult};
 use crate::clock::{Instant, nap};
 use crate::config::Config;
 use crate::error::{Cause, Error, is_final_at_logon, library_text};
-use crate::escape::Escaped;
 use crate::kind::Key;
 use crate::server::dial::DIALER;
 use crate::server::fault::Fault;
@@ -112,11 +111,10 @@ impl Drop for Asked {
 
 impl SlotMap {
     pub(super) fn new(nodes: Nodes, config: &Config) -> Result<Arc<Self>, Error> {
-        let wrong = |error: RedisError| Error::Config(error.to_string());
         let Some((host, port)) = nodes.places().next() else {
             return Err(Error::Config("a cluster without a node".into()));
         };
-        let nobody = Server::member(nodes.at(&host, port), Weak::new(), config).map_err(wrong)?;
+        let nobody = Server::member(nodes.at(&host, port), Weak::new(), config);
         Ok(Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             nodes,
@@ -215,7 +213,7 @@ impl SlotMap {
     /// A node says that a slot is kept at `place`.
     pub(super) fn moved(&self, slot: u16, place: Place) -> Option<Arc<Server>> {
         let mut known = self.known.lock();
-        let server = self.server_at(&mut known, &place)?;
+        let server = self.server_at(&mut known, &place);
         known.redirects.insert(slot, (place, Instant::now()));
         let keeper = known.keepers.get_mut(usize::from(slot))?;
         let before = keeper.replace(Arc::clone(&server));
@@ -250,33 +248,22 @@ impl SlotMap {
     }
 
     /// The server at a place, which is made if there is none yet.
-    pub(super) fn at(&self, place: &Place) -> Option<Arc<Server>> {
+    pub(super) fn at(&self, place: &Place) -> Arc<Server> {
         self.server_at(&mut self.known.lock(), place)
     }
 
-    fn server_at(&self, known: &mut Known, place: &Place) -> Option<Arc<Server>> {
+    fn server_at(&self, known: &mut Known, place: &Place) -> Arc<Server> {
         if let Some(server) = known.servers.get(place) {
-            return Some(Arc::clone(server));
+            return Arc::clone(server);
         }
         let address = self.nodes.at(&place.0, place.1);
-        match Server::member(address, Weak::clone(&self.me), &self.config) {
-            Ok(server) => {
-                let server = Arc::new(server);
-                if self.is_closed() {
-                    server.close();
-                }
-                known.servers.insert(place.clone(), Arc::clone(&server));
-                Some(server)
-            }
-            Err(error) => {
-                let (host, port) = (Escaped::said(&place.0), place.1);
-                log::debug!(
-                    "the node {host}:{port} cannot be used: {}",
-                    library_text(&error)
-                );
-                None
-            }
+        let server = Server::member(address, Weak::clone(&self.me), &self.config);
+        let server = Arc::new(server);
+        if self.is_closed() {
+            server.close();
         }
+        known.servers.insert(place.clone(), Arc::clone(&server));
+        server
     }
 
     /// Sees to it that a thread looks at the slots, since a name server may hang for longer than any
@@ -369,13 +356,11 @@ impl SlotMap {
         }
         let mut moved = None;
         for (slots, place) in &layout.masters {
-            let Some(master) = self.server_at(known, place) else {
-                continue;
-            };
+            let master = self.server_at(known, place);
             for slot in slots.clone() {
                 let n = usize::from(slot);
                 let redirect = redirects.get(&slot);
-                let server = redirect.and_then(|(place, _)| self.server_at(known, place));
+                let server = redirect.map(|(place, _)| self.server_at(known, place));
                 let server = server.as_ref().unwrap_or(&master);
                 // Whoever was asked has not heard of the move yet, nor of what moved with it.
                 known.stale |= !Arc::ptr_eq(server, &master);
@@ -447,12 +432,12 @@ impl SlotMap {
 
     /// Asks one node.
     fn ask(&self, place: &Place, timeout: Duration) -> RedisResult<Layout> {
-        let client = redis::Client::open(self.nodes.at(&place.0, place.1).info)?;
-        let mut wire = Wire::new(client.get_connection_with_timeout(timeout)?, timeout)?;
+        let until = Instant::now().after(timeout);
+        let mut wire = Wire::open(&self.nodes.at(&place.0, place.1), None, until)?;
         let mut ask = redis::cmd("CLUSTER");
         ask.arg("SLOTS");
         let answer = wire
-            .trip(|buffer| ask.write_packed_command(buffer))?
+            .trip(until, |buffer| ask.write_packed_command(buffer))?
             .extract_error()?;
         Layout::read(answer, place)
             .ok_or_else(|| (ErrorKind::Client, "the node knows of no slots").into())

@@ -59,10 +59,7 @@ impl<'a> Line<'a> {
             self.shared.timer.ring(Instant::NEVER);
         }
         let pause = self.rings_at.map_or(LOOK_AROUND, |at| now.until(at));
-        self.wire
-            .set_timeout(pause.min(LOOK_AROUND))
-            .map_err(|error| library_text(&error))?;
-        match self.wire.message() {
+        match self.wire.message(now.after(pause.min(LOOK_AROUND))) {
             Ok((channel, payload)) => self.heard(&channel, &payload),
             Err(error) if error.is_timeout() => {}
             Err(error) => return Err(library_text(&error)),
@@ -125,15 +122,12 @@ impl<'a> Line<'a> {
         for some in channels.chunks(MOST_TOGETHER) {
             let command = |channel: &Vec<u8>| redis::cmd(verb).arg(channel).get_packed_command();
             let commands: Vec<u8> = some.iter().flat_map(command).collect();
-            // A read that times out here ends the connection, so no late answer is ever taken for
-            // another one.
-            self.wire
-                .set_timeout(self.site.server.command_timeout())
-                .map_err(failed)?;
-            self.wire.send(&commands).map_err(failed)?;
+            let until = Instant::now().after(self.site.server.command_timeout());
+            self.wire.send(until, &commands).map_err(failed)?;
             let mut open = some.iter();
             while let Some(channel) = open.as_slice().first() {
-                let answer = read(self.wire.receive().map_err(failed)?, verb, channel);
+                // Any error here ends the connection, so no late answer is ever taken for another one.
+                let answer = read(self.wire.receive(until).map_err(failed)?, verb, channel);
                 match answer.ok_or_else(|| failed(malformed()))? {
                     Answer::Message(channel, payload) => self.heard(&channel, &payload),
                     Answer::Done => {
