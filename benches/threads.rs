@@ -17,7 +17,7 @@ use common::{Contender, Report, Samples, Spread, processor, servers_processor};
 use leasehold::{Client, Unlocked};
 use support::Server;
 
-const THREADS: [usize; 4] = [1, 2, 8, 32];
+const THREADS: [usize; 7] = [1, 2, 8, 12, 16, 24, 32];
 const ROUNDS: usize = 25;
 
 /// How long each contender runs in a round.
@@ -36,7 +36,12 @@ fn main() {
     for threads in THREADS {
         let [ours, own, batched] = measure(&server, threads);
         let gain = own.per_pair.ratio(&ours.per_pair);
+        let cost = ours.clients_cpu.ratio(&own.clients_cpu);
         figures.push((format!("threads{threads}_vs_own_conn"), gain.median));
+        figures.push((
+            format!("threads{threads}_client_cpu_vs_own_conn"),
+            cost.median,
+        ));
         let bar = Row::bar(format!("{threads} threads"), gain).ours();
         gains.push(match threads {
             32 => bar.mark("≥", 1.5),
@@ -59,6 +64,8 @@ fn main() {
                 format!("{:.0}", run.pairs.percentile(50.0)),
                 format!("{:.0}", run.pairs.percentile(99.0)),
                 own.per_pair.ratio(&run.per_pair).show(2),
+                run.clients_cpu.ratio(&own.clients_cpu).show(2),
+                run.servers_cpu.ratio(&own.servers_cpu).show(2),
                 format!("{:.1}", run.clients_cpu.percentile(50.0)),
                 format!("{:.1}", run.servers_cpu.percentile(50.0)),
             ]);
@@ -69,7 +76,9 @@ fn main() {
         "pairs/s",
         "p50 µs",
         "p99 µs",
-        "vs a connection each (quartiles)",
+        "pairs/s vs a connection each (quartiles)",
+        "client CPU/pair vs the same",
+        "server CPU/pair vs the same",
         "client CPU µs/pair",
         "server CPU µs/pair",
     ];
