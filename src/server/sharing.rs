@@ -10,21 +10,22 @@ use crate::server::gather::{Gather, Ticket};
 use crate::server::node::Wire;
 use crate::server::pool::{Lane, Lent, Pool, State};
 
-/// So many calls at a time get a connection each. When more come, all go along with others over one
-/// connection, until nobody waits any more.
+/// This many calls at a time get a connection each. From the next one on, calls share writes, until the queue is empty.
 ///
-/// Pairs of lock and unlock a second, and processor time of client and server for each, beside a connection
-/// each by hand in the same run, on two cores (`--bench threads`):
+/// Beside a connection for each thread by hand, in turns, on two cores that other programs used too
+/// (`--bench threads` prints the table for this machine):
 ///
-/// | threads | from the fifth on: pairs | time | from the ninth on: pairs | time |
-/// |---|---|---|---|---|
-/// | 4 | 0.95 | 1.05 | 0.98 | 1.05 |
-/// | 8 | 1.1 to 1.2 | 1.2 | 0.95 | 1.05 |
-/// | 16 | 1.45 | 0.8 | 1.45 | 0.8 |
-/// | 32 | 1.7 | 0.75 | 1.7 | 0.75 |
+/// | threads | pairs of lock and unlock a second | client CPU a pair |
+/// |---|---|---|
+/// | 8, a connection each | 1.0 | 1.05 |
+/// | 10 | 1.4 | 0.9 |
+/// | 12 | 1.1 to 1.5 | 0.85 |
+/// | 16 | 1.5 | 0.8 |
+/// | 24 | 1.5 | 0.75 |
+/// | 32 | 1.7 | 0.75 |
 ///
-/// What few threads gather is too little to pay for what they do to one another, and several connections
-/// gather less each.
+/// So sharing pays at every count from here on, in time and in CPU. With a lower threshold, 6 threads gained nothing
+/// that could be told from noise: few calls gather too little to pay for waking one another.
 const OWN: usize = 8;
 
 /// A trip to a server that is no farther away takes about as long as the work for it. Where it takes
