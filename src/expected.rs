@@ -1,7 +1,7 @@
 //! Which replies a call can have. One that Redis cannot give shows that its connection leads to something else.
 
 use crate::fair::Refreshed;
-use crate::kind::{Acquired, Found, read_holder};
+use crate::kind::{Acquired, Found, Undone, read_holder};
 use crate::scripts::{Arg, Call, Kind, Reply};
 
 /// The replies that a call can have, for whoever reads them.
@@ -12,6 +12,8 @@ pub(crate) enum Expected {
     Released {
         asks: bool,
     },
+    /// The number of holder ids.
+    Undone(usize),
     Renewed,
     Holder,
     /// A state for each place in a queue; the number of places.
@@ -45,6 +47,8 @@ impl Call<'_> {
             Kind::Release => Expected::Released {
                 asks: matches!(self.args[2], Arg::Number(_)),
             },
+            // The other arguments are a wake channel for each lock.
+            Kind::Undo => Expected::Undone(self.rest.len().saturating_sub(self.keys[0].len())),
             Kind::Renew => Expected::Renewed,
             Kind::Inspect => Expected::Holder,
             Kind::Refresh => Expected::Places(self.rest.len()),
@@ -101,6 +105,7 @@ impl Expected {
                 Some(Found::Nobody | Found::Another) => true,
                 None => false,
             },
+            Self::Undone(ids) => Undone::read(reply, ids).is_some(),
             Self::Renewed => Found::read(reply).is_some() && !matches!(reply, Reply::List(_)),
             Self::Holder => read_holder(reply).is_some(),
             Self::Places(places) => Refreshed::read(reply, places).is_some(),

@@ -12,8 +12,8 @@ use crate::few::Few;
 use crate::holder::{Holder, HolderId};
 use crate::name::{Name, shown};
 use crate::scripts::{
-    ACQUIRE, ACQUIRE_ALL, Arg, Call, FAIR_RELEASE, INSPECT, PROPOSE, PROPOSE_ALL, RELEASE,
-    RELEASE_ALL, RENEW, RENEW_ALL, Reply, Script,
+    ACQUIRE, ACQUIRE_ALL, Arg, Call, FAIR_RELEASE, FAIR_UNDO, INSPECT, PROPOSE, PROPOSE_ALL,
+    RELEASE, RELEASE_ALL, RENEW, RENEW_ALL, Reply, Script, UNDO,
 };
 use crate::server::slots::{hash_tag, slot};
 use crate::token::FencingToken;
@@ -294,6 +294,27 @@ impl Keys {
         }
     }
 
+    /// Releases whatever one of several holder ids holds, and takes all of them out of the queue of a fair lock.
+    pub(crate) fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
+        if let Some(line) = self.line() {
+            return Call {
+                rest: arguments,
+                ..line.call(self, &FAIR_UNDO, Default::default())
+            };
+        }
+        Call {
+            rest: arguments,
+            ..self.call([&UNDO, &UNDO], Default::default())
+        }
+    }
+
+    /// The arguments of [`undo`](Self::undo).
+    pub(crate) fn undo_arguments(&self, ids: &[&HolderId]) -> Vec<Vec<u8>> {
+        let channels = self.channels.iter().cloned();
+        let ids = ids.iter().map(|id| id.as_str().into());
+        channels.chain(ids).collect()
+    }
+
     /// Releases one name, and asks how many clients hear of it.
     pub(crate) fn release_and_ask<'a>(&'a self, id: &'a HolderId) -> Call<'a> {
         let args = [
@@ -405,6 +426,46 @@ impl Found {
             Reply::Text(_) => Some(Self::Another),
             _ => None,
         }
+    }
+}
+
+/// What the undo of several holder ids found.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Undone {
+    /// Which of them, from 0, held the lock or waited for it until now.
+    pub(crate) removed: Vec<usize>,
+    /// Somebody else holds the lock: its key's value.
+    pub(crate) other: Option<Vec<u8>>,
+}
+
+impl Undone {
+    /// Reads the answer about so many `ids`; one alone was sent as a release.
+    pub(crate) fn read(reply: &Reply, ids: usize) -> Option<Self> {
+        let other = |first: &Reply| match first {
+            Reply::Int(0) => Some(None),
+            Reply::Text(value) => Some(Some(value.clone())),
+            _ => None,
+        };
+        if ids == 1 {
+            let is_ours = Found::read(reply)? == Found::Ours;
+            return Some(Self {
+                removed: if is_ours { vec![0] } else { Vec::new() },
+                other: if is_ours { None } else { other(reply)? },
+            });
+        }
+        let Reply::List(items) = reply else {
+            return None;
+        };
+        let (first, numbers) = items.split_first()?;
+        let index = |number: &Reply| match number {
+            Reply::Int(n) => usize::try_from(*n).ok()?.checked_sub(1),
+            _ => None,
+        };
+        let removed = numbers.iter().map(|n| index(n).filter(|n| *n < ids));
+        Some(Self {
+            removed: removed.collect::<Option<_>>()?,
+            other: other(first)?,
+        })
     }
 }
 

@@ -362,6 +362,7 @@ mod threads;
 mod tls;
 mod token;
 mod undo;
+mod undos;
 mod url;
 mod vigil;
 mod wait;

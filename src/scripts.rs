@@ -28,6 +28,8 @@ pub(crate) enum Kind {
     Enter,
     Propose,
     Release,
+    /// Releases for several holder ids.
+    Undo,
     Renew,
     Inspect,
     Refresh,
@@ -90,10 +92,12 @@ pub(crate) static RELEASE_ALL: Script = script!(
 );
 pub(crate) static RENEW_ALL: Script =
     script!(Renew, "renew_all", "get", "pttl", "pexpire", "set", "del");
+pub(crate) static UNDO: Script = script!(Undo, "undo", "get", "del", "pttl", "pexpire", "set");
 pub(crate) static INSPECT: Script = script!(Inspect, "inspect", "get", "pttl");
 pub(crate) static FAIR_ENTER: Script = fair_script!(Enter, "fair_enter", "rpush", "hset", "pttl");
 pub(crate) static FAIR_REFRESH: Script = fair_script!(Refresh, "fair_refresh", "hset");
 pub(crate) static FAIR_RELEASE: Script = fair_script!(Release, "fair_release", "lrem");
+pub(crate) static FAIR_UNDO: Script = fair_script!(Undo, "fair_undo", "lrem");
 pub(crate) static TALLY: Script = script!(Tally, "tally", "get", "hincrby", "set");
 
 /// One call of a script, ready to be sent.
@@ -336,8 +340,8 @@ mod tests {
             .filter_map(|rule| rule.strip_prefix('+'))
             .collect();
         let plain = [&ACQUIRE, &PROPOSE, &RELEASE, &RENEW, &INSPECT];
-        let several = [&ACQUIRE_ALL, &PROPOSE_ALL, &RELEASE_ALL, &RENEW_ALL];
-        let fair = [&FAIR_ENTER, &FAIR_REFRESH, &FAIR_RELEASE];
+        let several = [&ACQUIRE_ALL, &PROPOSE_ALL, &RELEASE_ALL, &RENEW_ALL, &UNDO];
+        let fair = [&FAIR_ENTER, &FAIR_REFRESH, &FAIR_RELEASE, &FAIR_UNDO];
         for script in plain.into_iter().chain(several).chain(fair) {
             let mut called = called(script.source);
             assert!(

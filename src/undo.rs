@@ -1,8 +1,7 @@
-//! A release that is repeated until it is sure: when it is tried next, and when it is over. No I/O.
+//! A release that is repeated until it is sure, and who is told how it ended. No I/O.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
@@ -11,12 +10,6 @@ use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::kind::{Found, Keys};
 use crate::server::{Counted, Receipt, Size, Tally, Vote};
-use crate::wait::{Backoff, RECONNECT};
-
-/// Between repetitions while Redis answers that the key is not there: it may yet come, but if it
-/// does its own undo follows on the same connection, so there is no hurry.
-const NOT_THERE: Backoff =
-    Backoff::new(Duration::from_millis(50), Duration::from_secs(5)).jitter(0.3);
 
 /// A release that is not yet sure.
 #[derive(Clone, Debug)]
@@ -24,18 +17,15 @@ pub(crate) struct Undo {
     pub(crate) keys: Arc<Keys>,
     pub(crate) id: HolderId,
     /// By then the key is gone by itself, or nobody asks any more.
-    until: Instant,
+    pub(crate) until: Instant,
+    /// When an io thread first had it; `None` before.
+    pub(crate) began: Option<Instant>,
     /// The acquire may run after this release, so that finding nothing proves nothing.
-    may_overtake: bool,
+    pub(crate) may_overtake: bool,
     /// How each server of a quorum answered the acquire.
     receipt: Option<Arc<Receipt>>,
     /// The caller that waits for the first answers of the servers.
-    told: Option<Arc<Told>>,
-    pub(crate) next: Instant,
-    /// Answers that were missing, in a row.
-    missing: u32,
-    /// Answers that the key is not ours.
-    not_ours: u32,
+    pub(crate) told: Option<Arc<Told>>,
 }
 
 /// Where the servers' findings about a release are counted, for somebody who wants to know how it
@@ -88,12 +78,10 @@ impl Undo {
             keys,
             id,
             until,
+            began: None,
             may_overtake: false,
             receipt: None,
             told: None,
-            next: Instant::START,
-            missing: 0,
-            not_ours: 0,
         }
     }
 
@@ -125,34 +113,6 @@ impl Undo {
         let receipt = self.receipt.take();
         self.may_overtake |= receipt.is_some_and(|receipt| receipt.vote(index) == Vote::Asked);
         self
-    }
-
-    pub(crate) fn is_worthwhile(&self, now: Instant) -> bool {
-        now < self.until
-    }
-
-    /// Notes what came of a try, `None` for no answer that counts; true when it is over.
-    pub(crate) fn is_over(&mut self, now: Instant, found: Option<Found>) -> bool {
-        let pause = match found {
-            Some(found) => {
-                // An earlier try without an answer may be what removed the key.
-                let removed = found == Found::Ours || self.missing > 0;
-                if let Some(told) = self.told.take() {
-                    told.found(if removed { Found::Ours } else { found });
-                }
-                if found == Found::Ours || !self.may_overtake {
-                    return true;
-                }
-                self.not_ours += 1;
-                NOT_THERE.pause(self.not_ours - 1)
-            }
-            None => {
-                self.missing += 1;
-                RECONNECT.pause(self.missing - 1)
-            }
-        };
-        self.next = now.after(pause);
-        false
     }
 }
 
@@ -194,7 +154,7 @@ impl Released {
 mod tests {
     use super::*;
     use crate::name::Name;
-    use crossbeam_channel::unbounded;
+    use std::time::Duration;
 
     fn parts() -> (Arc<Keys>, HolderId, Instant) {
         let keys = Keys::new("a".into(), "lock:", "lock_release:");
@@ -206,44 +166,15 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
-        let (keys, id, until) = parts();
-        let mut undo = Undo::of_acquire(keys, id, until);
-        assert!(
-            !undo.is_over(Instant::START, Some(Found::Nobody)),
-            "it may yet run"
-        );
-        assert!(!undo.is_over(Instant::START, None));
-        assert!(undo.next > Instant::START);
-        assert!(undo.is_over(Instant::START, Some(Found::Ours)));
-        assert!(undo.is_worthwhile(Instant::START) && !undo.is_worthwhile(until));
-    }
-
-    #[test]
     fn a_release_goes_on_where_the_acquire_was_not_answered_when_it_was_sent() {
         let (keys, id, until) = parts();
         let receipt = Arc::new(Receipt::new(2));
         receipt.note(0, Vote::Granted);
         receipt.note(1, Vote::Asked);
         let undo = Undo::of_release(keys, id, until).with_receipt(Some(Arc::clone(&receipt)));
-        let (mut answered, mut unanswered) = (undo.clone().at_server(0), undo.at_server(1));
+        let (answered, unanswered) = (undo.clone().at_server(0), undo.at_server(1));
         receipt.note(1, Vote::Granted);
-        assert!(answered.is_over(Instant::START, Some(Found::Nobody)));
-        assert!(!unanswered.is_over(Instant::START, Some(Found::Nobody)));
-        assert!(unanswered.is_over(Instant::START, Some(Found::Ours)));
-    }
-
-    #[test]
-    fn an_undo_that_finds_nothing_gets_rare() {
-        let (keys, id, until) = parts();
-        let mut undo = Undo::of_acquire(keys, id, until);
-        let mut tries = 0;
-        while undo.is_worthwhile(undo.next) {
-            let now = undo.next;
-            tries += 1;
-            undo.is_over(now, Some(Found::Nobody));
-        }
-        assert!((7..=14).contains(&tries), "{tries}");
+        assert!(!answered.may_overtake && unanswered.may_overtake);
     }
 
     #[test]
@@ -263,25 +194,5 @@ mod tests {
         assert_eq!(released.names, 5);
         assert_eq!(released.take(|keys| keys.names.len() > 1).len(), 2);
         assert_eq!(released.names, 1);
-    }
-
-    #[test]
-    fn any_answer_ends_a_release() {
-        let (keys, id, until) = parts();
-        assert!(
-            Undo::of_release(Arc::clone(&keys), id.clone(), until)
-                .is_over(until, Some(Found::Another))
-        );
-        let (sender, answers) = unbounded();
-        let told = || Arc::new(Told::new(Size::of(1), sender.clone()));
-        assert!(
-            Undo::told(Arc::clone(&keys), id.clone(), until, told())
-                .is_over(until, Some(Found::Nobody))
-        );
-        assert_eq!(answers.recv(), Ok(Found::Nobody));
-        let mut twice = Undo::told(keys, id, until, told());
-        assert!(!twice.is_over(until, None));
-        assert!(twice.is_over(until, Some(Found::Nobody)));
-        assert_eq!(answers.recv(), Ok(Found::Ours), "the first try removed it");
     }
 }

@@ -5,12 +5,13 @@ mod support;
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, TryRecvError, unbounded};
-use leasehold::{Client, MutexGuard, Unlocked};
+use leasehold::{Client, Error, MutexGuard, Unlocked};
 use support::{Proxy, Server, Traffic, eventually, is_unreachable, let_pass, ms};
 
 const COMMAND_TIMEOUT: Duration = ms(200);
@@ -551,4 +552,176 @@ fn an_unanswered_extend_leaves_no_key_behind_although_the_release_is_late() {
     assert_eq!(keys(&server), ["lock:a"], "no release came through");
     proxy.all(Traffic::Pass);
     eventually(ms(10_000), || keys(&server).is_empty());
+}
+
+/// How many calls at a time go unanswered below. Some of them may find no connection.
+const CALLS: usize = 6;
+
+/// Several calls for one lock go unanswered, their connections end, and the next connections work. Returns the holder
+/// ids that are then undone in one command.
+fn many_in_vain(
+    server: &Server,
+    proxy: &Proxy,
+    client: &Client,
+    call: impl Fn() -> Result<bool, Error> + Sync,
+) -> Vec<String> {
+    // Answers that take their time give each of the calls a connection.
+    proxy.delay(ms(0), ms(50));
+    let together = Barrier::new(CALLS);
+    thread::scope(|scope| {
+        for n in 0..CALLS {
+            let (client, together) = (client, &together);
+            scope.spawn(move || {
+                together.wait();
+                drop(client.mutex(format!("warm-{n}")).lock().unwrap());
+            });
+        }
+    });
+    proxy.delay(ms(0), ms(0));
+    proxy.all(Traffic::Stall);
+    thread::scope(|scope| {
+        for _ in 0..CALLS {
+            scope.spawn(|| is_unreachable(call()));
+        }
+    });
+    let mut monitor = Monitor::start(server);
+    proxy.newcomers(Traffic::Pass);
+    proxy.cut();
+    loop {
+        let line = monitor.line();
+        let words = line.split('"').skip(1).step_by(2);
+        let ids: Vec<String> = words
+            .filter(|word| word.starts_with("late:"))
+            .map(str::to_owned)
+            .collect();
+        if ids.len() > 1 {
+            return ids;
+        }
+    }
+}
+
+fn late_client(proxy: &Proxy) -> Client {
+    Client::builder()
+        .url(proxy.url())
+        .owner("late")
+        .ttl(TTL)
+        .connect_timeout(COMMAND_TIMEOUT)
+        .command_timeout(COMMAND_TIMEOUT)
+        .build()
+        .unwrap()
+}
+
+/// One of the acquires runs late: another client, which looks no more until it is woken, gets the lock.
+fn runs_late(server: &Server, names: &[&str], id: &str) {
+    for name in names {
+        let (key, ttl) = (format!("lock:{name}"), TTL.as_millis().to_string());
+        server.run("SET", &[&key, id, "PX", &ttl]);
+    }
+    let other = Client::builder()
+        .url(server.url())
+        .backstop(TTL)
+        .build()
+        .unwrap();
+    let guards: Vec<_> = names
+        .iter()
+        .map(|name| other.mutex(*name).try_lock_for(10 * SOON).unwrap())
+        .collect();
+    assert!(
+        guards.iter().all(Option::is_some),
+        "it is removed, and told"
+    );
+}
+
+#[test]
+fn undos_of_one_name_go_out_together_and_each_removes_its_own() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = late_client(&proxy);
+    let call = || client.mutex("a").try_lock().map(|guard| guard.is_some());
+    let ids = many_in_vain(&server, &proxy, &client, call);
+    for id in ids.iter().rev().take(2) {
+        runs_late(&server, &["a"], id);
+    }
+    let guard = client.mutex("a").lock().unwrap();
+    let_pass(ms(2_000));
+    is_untouched(guard, &server);
+}
+
+#[test]
+fn undos_of_one_set_go_out_together_and_each_removes_its_own() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = late_client(&proxy);
+    let set = || client.mutex_all(["a", "b"]);
+    let call = || set().try_lock().map(|guard| guard.is_some());
+    let ids = many_in_vain(&server, &proxy, &client, call);
+    runs_late(&server, &["a", "b"], &ids[1]);
+    let guard = set().lock().unwrap();
+    let_pass(ms(2_000));
+    guard.ensure_held().unwrap();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+#[test]
+fn undos_of_one_fair_lock_go_out_together_and_leave_its_queue_to_others() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = late_client(&proxy);
+    let fair = |client: &Client| client.fair_mutex("a");
+    let call = || fair(&client).try_lock().map(|guard| guard.is_some());
+    let ids = many_in_vain(&server, &proxy, &client, call);
+    let other = self::client(&server.url());
+    thread::scope(|scope| {
+        let guard = fair(&other).lock().unwrap();
+        let (key, queue, places) = (
+            "lock:a",
+            "leasehold:queue:{lock:a}",
+            "leasehold:places:{lock:a}",
+        );
+        // As if an acquire had run late behind the holder, and another in its place.
+        server.run("RPUSH", &[queue, &ids[0]]);
+        server.run("HSET", &[places, &ids[0], "9007199254740991 3000 "]);
+        let waiter = scope.spawn(|| fair(&other).try_lock_for(10 * SOON).unwrap());
+        eventually(SOON, || other.stats().waiting == 1);
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        let guard = waiter
+            .join()
+            .unwrap()
+            .expect("the late one is out of the queue");
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        let ttl = TTL.as_millis().to_string();
+        server.run("SET", &[key, &ids[1], "PX", &ttl]);
+        eventually(10 * SOON, || server.get(key).is_none());
+    });
+}
+
+/// Answers that are slower than the calls are patient: each of them may have been an acquire. Once the network is as it
+/// was, an idle client asks about a name no more than once a second or so, however many there were.
+#[test]
+fn undos_after_slow_answers_cost_a_name_one_command_a_second() {
+    const NAMES: u64 = 4;
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = late_client(&proxy);
+    proxy.delay(ms(0), ms(12));
+    let began = Instant::now();
+    thread::scope(|scope| {
+        for n in 0..NAMES {
+            let mutex = client.mutex(format!("{n}"));
+            scope.spawn(move || {
+                while began.elapsed() < ms(4_000) {
+                    let _ = mutex.try_lock_for(ms(5));
+                }
+            });
+        }
+    });
+    proxy.delay(ms(0), ms(0));
+    let sent = || server.calls(&["evalsha", "eval"]);
+    // Until the youngest of them are old enough to be rare.
+    let_pass(ms(2_500));
+    let before = sent();
+    let_pass(ms(4_000));
+    let sent = sent() - before;
+    assert!(sent > 0, "they are still undone");
+    assert!(sent <= 8 * NAMES, "{sent} in four seconds");
 }

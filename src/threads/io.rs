@@ -8,7 +8,6 @@ use crossbeam_channel::{Receiver, Sender, after, never, select, unbounded};
 
 use crate::clock::{Instant, nap};
 use crate::error::Error;
-use crate::kind::Found;
 use crate::lease::Standing;
 use crate::scripts::{Call, Reply};
 use crate::server::{Condition, Fault, Lane, Wire};
@@ -19,6 +18,7 @@ use crate::threads::item::{Item, send_on};
 use crate::threads::site::Site;
 use crate::threads::worker::{Worker, contain};
 use crate::undo::Undo;
+use crate::undos::Undos;
 
 /// The most names in one write: their answers must fit into the sockets' buffers meanwhile, and come in time.
 const MOST_TOGETHER: usize = 256;
@@ -133,7 +133,7 @@ impl Io {
 #[derive(Default)]
 struct Desk {
     wire: Option<Wire>,
-    undos: Vec<Undo>,
+    undos: Undos,
     probe_at: Option<Instant>,
     /// When it is tried whether a server that is not asked answers again.
     watch_at: Option<Instant>,
@@ -155,7 +155,7 @@ impl Desk {
             while let Some(next) = job {
                 match next {
                     Job::Renew(papers) => items.extend(papers.into_iter().map(Item::Renew)),
-                    Job::Undo(undo) => self.undos.push(undo),
+                    Job::Undo(undo) => self.undos.push(undo, Instant::now()),
                     Job::Wake => site.subscriber.wake_now(&site.server),
                     Job::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
                     Job::Watch => self.watch_at = self.watch_at.or(Some(Instant::START)),
@@ -170,23 +170,23 @@ impl Desk {
             if let Some(peer) = &site.server.peer {
                 let left = peer.desk.try_iter();
                 let undos = left.filter_map(|errand| self.aside.take(shared, site, peer, errand));
-                self.undos.extend(undos);
+                undos.for_each(|undo| self.undos.push(undo, Instant::now()));
             }
             let is_leaving = self.leave_at.is_some();
             self.take_due_undos(shared, &mut items, stopping || is_leaving);
             stopping |= self.leave_at.is_some_and(|at| at <= Instant::now());
-            send_on(shared, site, &mut items);
+            send_on(shared, site, &mut self.undos, &mut items);
             let parcels = shared.tally.due(shared, site, &mut self.tally_at, stopping);
             items.extend(parcels.into_iter().map(Item::Tally));
             // Those who wait for replicas go last, and with their like.
             items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
             while let Some(first) = items.first() {
                 let replicas = first.replicas();
-                let mut names = 0;
+                let mut weight = 0;
                 let alike = items.iter().take_while(|item| {
-                    let is_first = names == 0;
-                    names += item.names();
-                    item.replicas() == replicas && (is_first || names <= MOST_TOGETHER)
+                    let is_first = weight == 0;
+                    weight += item.weight();
+                    item.replicas() == replicas && (is_first || weight <= MOST_TOGETHER)
                 });
                 let alike = alike.count();
                 let rest = items.split_off(alike);
@@ -206,10 +206,9 @@ impl Desk {
     /// Waits for work; `None` when an undo or the probe is due.
     fn wait(&mut self, shared: &Shared, site: &Site) -> Option<Job> {
         let jobs = &site.io.jobs;
-        let next = self
-            .undos
-            .iter()
-            .map(|undo| undo.next)
+        let undos = self.undos.next();
+        let next = undos
+            .into_iter()
             .chain(self.probe_at)
             .chain(self.watch_at)
             .chain(self.leave_at)
@@ -227,8 +226,10 @@ impl Desk {
         select! {
             recv(jobs) -> job => job.ok(),
             recv(peer.desk) -> errand => {
-                let left = errand.ok();
-                self.undos.extend(left.and_then(|errand| self.aside.take(shared, site, peer, errand)));
+                let undo = errand.ok().and_then(|errand| self.aside.take(shared, site, peer, errand));
+                if let Some(undo) = undo {
+                    self.undos.push(undo, Instant::now());
+                }
                 None
             },
             recv(pause_over) -> _ => None,
@@ -237,10 +238,11 @@ impl Desk {
 
     fn take_due_undos(&mut self, shared: &Shared, items: &mut Vec<Item>, all: bool) {
         let now = Instant::now();
-        let over = self.undos.extract_if(.., |undo| !undo.is_worthwhile(now));
-        over.for_each(|undo| shared.sites.forget_undo(&undo.id));
-        let due = self.undos.extract_if(.., |undo| all || undo.next <= now);
-        items.extend(due.map(Item::Undo));
+        let over = self.undos.take_over(now);
+        over.iter()
+            .for_each(|undo| shared.sites.forget_undo(&undo.id));
+        let due = self.undos.take_due(now, all);
+        items.extend(due.into_iter().map(Item::Undo));
     }
 
     /// Sends `items` in one write, and sees to their answers.
@@ -306,13 +308,10 @@ impl Desk {
                 drop(paper);
             }),
             Item::Tally(parcel) => shared.tally.settle(parcel, answer),
-            Item::Undo(mut undo) => {
-                let found = answer.ok().as_ref().and_then(Found::read);
-                if undo.is_over(Instant::now(), found) {
-                    shared.sites.forget_undo(&undo.id);
-                } else {
-                    self.undos.push(undo);
-                }
+            Item::Undo(batch) => {
+                let over = self.undos.settle(&batch, answer.ok().as_ref());
+                over.iter()
+                    .for_each(|undo| shared.sites.forget_undo(&undo.id));
             }
         }
     }

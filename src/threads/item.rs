@@ -7,11 +7,11 @@ use crate::threads::Shared;
 use crate::threads::ballot::Paper;
 use crate::threads::site::Site;
 use crate::threads::tally::Parcel;
-use crate::undo::Undo;
+use crate::undos::{Batch, Undos};
 
 pub(super) enum Item {
     Renew(Paper),
-    Undo(Undo),
+    Undo(Batch),
     Tally(Parcel),
 }
 
@@ -23,10 +23,11 @@ impl Item {
         }
     }
 
-    pub(super) fn names(&self) -> usize {
+    /// What it costs in a write, where a renewal of one name costs one.
+    pub(super) fn weight(&self) -> usize {
         match self {
             Self::Renew(paper) => paper.keys.names.len(),
-            Self::Undo(undo) => undo.keys.names.len(),
+            Self::Undo(batch) => batch.weight(),
             Self::Tally(_) => 1,
         }
     }
@@ -34,7 +35,7 @@ impl Item {
     fn key(&self) -> Option<Key<'_>> {
         match self {
             Self::Renew(paper) => Some(paper.keys.key(0)),
-            Self::Undo(undo) => Some(undo.keys.key(0)),
+            Self::Undo(batch) => Some(batch.keys.key(0)),
             Self::Tally(_) => None,
         }
     }
@@ -46,14 +47,14 @@ impl Item {
                 keys.renew(&hold.id, ballot.ask.ttl, false)
                     .acknowledged_by(hold.replicas)
             }
-            Self::Undo(undo) => undo.keys.release(undo.id.as_str().as_bytes()),
+            Self::Undo(batch) => batch.call(),
             Self::Tally(parcel) => parcel.call(),
         }
     }
 }
 
 /// Hands on what is kept by another server now.
-pub(super) fn send_on(shared: &Shared, site: &Site, items: &mut Vec<Item>) {
+pub(super) fn send_on(shared: &Shared, site: &Site, undos: &mut Undos, items: &mut Vec<Item>) {
     let is_elsewhere = |key: Key<'_>| !shared.is_home(site, key);
     for item in items.extract_if(.., |item| item.key().is_some_and(is_elsewhere)) {
         let homes = item.key().map(|key| shared.homes(key).0);
@@ -63,7 +64,10 @@ pub(super) fn send_on(shared: &Shared, site: &Site, items: &mut Vec<Item>) {
         };
         match item {
             Item::Renew(paper) => home.io.renew(vec![paper]),
-            Item::Undo(undo) => home.io.undo(undo),
+            Item::Undo(batch) => {
+                let undos = undos.give_away(&batch);
+                undos.into_iter().for_each(|undo| home.io.undo(undo));
+            }
             Item::Tally(_) => {}
         }
     }
