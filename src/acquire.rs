@@ -369,16 +369,17 @@ impl<'a> Wait<'a> {
         if self.attempt.is_unreachable(now) {
             return Err(self.attempt.unreachable_for_others(now));
         }
+        let gives_up_at = self.attempt.gives_up_at(now);
         let last_look = self.vigil.span().last_look();
         if now < last_look {
-            return Ok(Some(self.sleep(now, last_look)));
+            return Ok(Some(self.sleep(now, last_look.min(gives_up_at))));
         }
         let needs_another = || {
             self.ticket
                 .answers(|answers| answers.needs_another(self.vigil.span()))
         };
         if now < self.deadline && (!needs_another() || self.attempt.held_here().is_some()) {
-            Ok(Some(self.sleep(now, self.deadline)))
+            Ok(Some(self.sleep(now, self.deadline.min(gives_up_at))))
         } else {
             Ok(None)
         }
@@ -432,7 +433,9 @@ impl<'a> Wait<'a> {
     fn doze(&mut self, heard: bool, remaining: Option<Duration>, latest: Instant) -> bool {
         let (pause, alarm) = self.pause(heard, remaining);
         self.alarm = Some(alarm);
-        self.park(pause.min(Instant::now().until(latest)))
+        let woken = self.park(pause.min(Instant::now().until(latest)));
+        self.attempt.woke();
+        woken
     }
 
     /// Counts what ended the sleep.

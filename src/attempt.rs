@@ -42,6 +42,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) terms: Terms,
     /// When the call began.
     pub(crate) start: Instant,
+    /// From when on silence of Redis counts.
+    asks_since: Cell<Instant>,
     /// Others wait for the name in this client.
     pub(crate) has_company: Cell<bool>,
     /// The last thing that Redis or the system said, which tells more than that time ran out.
@@ -88,6 +90,7 @@ impl<'a> Attempt<'a> {
             settings,
             terms,
             start,
+            asks_since: Cell::new(start),
             has_company: Cell::new(false),
             said: RefCell::default(),
             failure: RefCell::default(),
@@ -98,6 +101,12 @@ impl<'a> Attempt<'a> {
     /// Asks Redis once, under a fresh holder id. Where no answer comes, the undo is on its way when
     /// this returns.
     pub(crate) fn look(&self, deadline: Instant) -> Result<Look, Fault> {
+        if let Some(cause) = &*self.failure.borrow()
+            && self.is_unreachable(Instant::now())
+        {
+            // A command without time for an answer would only hide why there was none.
+            return Err(Fault::NotNow(cause.clone()));
+        }
         let until = self.patience(deadline);
         let mut above = 0;
         for _ in 0..PROPOSALS {
@@ -113,8 +122,9 @@ impl<'a> Attempt<'a> {
 
     /// Until when an answer is waited for.
     pub(crate) fn patience(&self, deadline: Instant) -> Instant {
+        let now = Instant::now();
         let timeout = self.shared.servers.command_timeout();
-        Instant::now().after(timeout).min(deadline)
+        now.after(timeout).min(deadline).min(self.gives_up_at(now))
     }
 
     /// Asks under a token above `above`, where it is the client that proposes it.
@@ -367,7 +377,7 @@ impl<'a> Attempt<'a> {
             0 => Duration::ZERO,
             _ => RECONNECT.pause(failures - 1),
         };
-        Ok(pause.min(now.until(deadline)))
+        Ok(pause.min(now.until(deadline.min(self.gives_up_at(now)))))
     }
 
     /// How long a waiting call pauses while its server is not asked. That another call was answered is
@@ -383,7 +393,8 @@ impl<'a> Attempt<'a> {
         if now >= deadline {
             return Err(self.turned_away(open, now));
         }
-        Ok(open.retry_in.min(LOOK_AGAIN).min(now.until(deadline)))
+        let end = deadline.min(self.gives_up_at(now));
+        Ok(open.retry_in.min(LOOK_AGAIN).min(now.until(end)))
     }
 
     /// For a call that gives up while its server's breaker is open. One that has sent a command must
@@ -409,8 +420,9 @@ impl<'a> Attempt<'a> {
     pub(crate) fn unreachable_for_others(&self, now: Instant) -> Error {
         let silence = self.silence(now);
         let servers = &self.shared.servers;
-        let silent_for = |part: &&Arc<Keys>| servers.silent_for(part.key(0), now, self.start);
-        let part = self.keys.parts().iter().max_by_key(silent_for);
+        let silent_since =
+            |part: &&Arc<Keys>| servers.silent_since(part.key(0), now, self.asks_since.get());
+        let part = self.keys.parts().iter().min_by_key(silent_since);
         let cause = part.and_then(|part| servers.last_failure(part.key(0)));
         self.unreachable(cause.unwrap_or_else(|| Cause::no_reply(silence)), now)
     }
@@ -431,12 +443,31 @@ impl<'a> Attempt<'a> {
         self.silence(now) >= self.shared.config.unreachable_for
     }
 
+    /// Notes that this call slept because the lock was held, and asks again. Others may have met a
+    /// long silence meanwhile, which ends only with an answer: this call asks Redis before it gives up.
+    pub(crate) fn woke(&self) {
+        let now = Instant::now();
+        if self.is_unreachable(now) {
+            self.asks_since.set(now);
+        }
+    }
+
+    /// When this call gives up, if Redis stays as silent as it is at `now`.
+    pub(crate) fn gives_up_at(&self, now: Instant) -> Instant {
+        let since = self.silent_since(now);
+        since.after(self.shared.config.unreachable_for)
+    }
+
     /// For how long at `now` this call has been without an answer.
     fn silence(&self, now: Instant) -> Duration {
+        self.silent_since(now).until(now)
+    }
+
+    fn silent_since(&self, now: Instant) -> Instant {
         let servers = &self.shared.servers;
-        let silent_for = |part: &Arc<Keys>| servers.silent_for(part.key(0), now, self.start);
-        let most = self.keys.parts().iter().map(silent_for).max();
-        most.unwrap_or_default()
+        let each = |part: &Arc<Keys>| servers.silent_since(part.key(0), now, self.asks_since.get());
+        let first = self.keys.parts().iter().map(each).min();
+        first.unwrap_or(now)
     }
 
     /// Which of the names this client holds at this moment: the first that it does.

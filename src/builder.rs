@@ -237,9 +237,11 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long Redis may be unreachable before a waiting `lock` gives up. Defaults to 10 s.
+    /// Sets how long Redis may be unreachable before `lock` gives up. Defaults to 10 s.
     ///
-    /// `Duration::MAX` waits for as long as the outage lasts.
+    /// The time counts from the start of the call or from the last answer of Redis, whichever is later.
+    /// A call with a deadline of its own gives up at the earlier of the two. `Duration::MAX` waits for
+    /// as long as the outage lasts.
     pub fn unreachable_for(mut self, silence: Duration) -> Self {
         self.config.unreachable_for = silence;
         self

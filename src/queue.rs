@@ -356,7 +356,7 @@ impl<'a> Stand<'a> {
         if self.attempt.is_unreachable(now) {
             return Err(self.attempt.unreachable_for_others(now));
         }
-        self.park(until);
+        self.park(until.min(self.attempt.gives_up_at(now)));
         Ok(())
     }
 

@@ -46,9 +46,7 @@ impl<'a> Vigil<'a> {
         let is_at_home = |subscription: &Subscription<'_>| subscription.is_at_home(shared);
         if !self.subscription.as_ref().is_some_and(is_at_home) && settings.wait == WaitPolicy::Wake
         {
-            let until = Instant::now()
-                .after(shared.servers.command_timeout())
-                .min(self.deadline);
+            let until = self.attempt.patience(self.deadline);
             self.subscription = Some(shared.subscribe(keys.key(on), until)?);
         }
         Ok(self.subscription.as_ref())

@@ -114,14 +114,13 @@ impl Condition {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// For how long at `now` it has not answered, for a caller that has asked since `start`; zero
-    /// while nothing has failed since the last answer.
-    pub(super) fn silent_for(&self, now: Instant, start: Instant) -> Duration {
+    /// Since when it has not answered, for a caller that has asked since `start`; since `now` if
+    /// nothing has failed since its last answer.
+    pub(super) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
         if !self.is_failing() {
-            return Duration::ZERO;
+            return now;
         }
-        let answered = Instant::from_nanos(self.answered.load(Ordering::Relaxed));
-        start.max(answered).until(now)
+        start.max(Instant::from_nanos(self.answered.load(Ordering::Relaxed)))
     }
 
     /// As people are told of it.

@@ -232,12 +232,13 @@ impl Servers {
         }
     }
 
-    /// For how long at `now` the keeper of a name has not answered, for a caller that has asked
-    /// since `start`; zero while nothing has failed since the last answer.
-    pub(crate) fn silent_for(&self, key: Key<'_>, now: Instant, start: Instant) -> Duration {
+    /// Since when the keeper of a name has not answered, for a caller that has asked since `start`;
+    /// since `now` if nothing has failed since its last answer.
+    pub(crate) fn silent_since(&self, key: Key<'_>, now: Instant, start: Instant) -> Instant {
         match &self.place {
-            Place::Quorum(quorum) => quorum.silent_for(now, start),
-            Place::One(_) | Place::Cluster(_) => self.home(key).silent_for(now, start),
+            Place::Quorum(quorum) => quorum.silent_since(now, start),
+            Place::One(server) => server.silent_since(now, start),
+            Place::Cluster(_) => self.home(key).silent_since(now, start),
         }
     }
 

@@ -529,10 +529,10 @@ impl Server {
         self.pool.is_retired()
     }
 
-    /// For how long at `now` Redis has not answered, for a caller that has asked since `start`;
-    /// zero while nothing has failed since the last answer.
-    pub(crate) fn silent_for(&self, now: Instant, start: Instant) -> Duration {
-        self.condition.silent_for(now, start)
+    /// Since when Redis has not answered, for a caller that has asked since `start`; since `now` if
+    /// nothing has failed since its last answer.
+    pub(crate) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
+        self.condition.silent_since(now, start)
     }
 
     /// How many connections to it are open.

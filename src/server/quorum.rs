@@ -170,18 +170,13 @@ impl Quorum {
         peers.filter_map(|(server, peer)| Some((server, peer?)))
     }
 
-    /// For how long a majority has not answered.
-    pub(crate) fn silent_for(&self, now: Instant, start: Instant) -> Duration {
-        let mut silences: Vec<Duration> = self
-            .servers
-            .iter()
-            .map(|server| server.silent_for(now, start))
-            .collect();
-        silences.sort_unstable();
-        silences
-            .get(self.size.needed - 1)
-            .copied()
-            .unwrap_or_default()
+    /// Since when a majority has not answered.
+    pub(crate) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
+        let each = |server: &Arc<Server>| server.silent_since(now, start);
+        let mut since: Vec<Instant> = self.servers.iter().map(each).collect();
+        // Those that answered last come first.
+        since.sort_unstable_by(|a, b| b.cmp(a));
+        since.get(self.size.needed - 1).copied().unwrap_or(now)
     }
 
     /// This attempt of ours is being undone.
