@@ -1,4 +1,5 @@
-//! A `/health` endpoint for a load balancer: 200 while locks can be taken and kept, 503 while not.
+//! A `/health` endpoint for a load balancer: 200 while locks can be acquired and kept, otherwise
+//! 503.
 
 mod support;
 
@@ -22,22 +23,22 @@ fn story() -> Outcome {
     let endpoint = client.clone();
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            // Somebody who hangs up in the middle is not our trouble.
+            // A client that disconnects early is not an error of the endpoint.
             let _ = answer(stream, &endpoint);
         }
     });
 
-    // The work that the endpoint is about.
+    // Holding a lock starts the background threads, whose state the endpoint reports too.
     let guard = client.mutex("nightly-report").lock()?;
     println!("GET http://{address}/health");
     let healthy = ask(&address.to_string())?;
     println!("{healthy}");
     drop(guard);
     if !healthy.starts_with("HTTP/1.1 200") {
-        return Err("Redis is there, so the endpoint should say so".into());
+        return Err("Redis is reachable, so the endpoint must answer 200".into());
     }
 
-    // What the load balancer sees where there is no Redis: nobody listens on port 1.
+    // The same without Redis: nothing listens on port 1.
     let lost = Client::builder()
         .url("redis://127.0.0.1:1")
         .command_timeout(Duration::from_millis(300))
@@ -46,7 +47,7 @@ fn story() -> Outcome {
     Ok(())
 }
 
-/// What to say, and the reason.
+/// Returns the HTTP status and the body.
 fn status(client: &Client) -> (&'static str, String) {
     let health = client.health();
     if health.is_healthy() {
@@ -60,7 +61,8 @@ fn answer(mut stream: TcpStream, client: &Client) -> std::io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;
     let mut lines = BufReader::new(&stream).lines();
     let request = lines.next().transpose()?.unwrap_or_default();
-    // To the end of the request: a connection that is closed before is reset, and the answer with it.
+    // Read the whole request: closing a socket with unread data resets it and discards the
+    // response.
     for line in lines {
         if line?.is_empty() {
             break;
@@ -72,12 +74,13 @@ fn answer(mut stream: TcpStream, client: &Client) -> std::io::Result<()> {
     };
     write!(
         stream,
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n{body}",
         body.len()
     )
 }
 
-/// As a load balancer would.
+/// Sends the request of a load balancer and returns the response.
 fn ask(address: &str) -> Outcome<String> {
     let mut stream = TcpStream::connect(address)?;
     write!(stream, "GET /health HTTP/1.1\r\nHost: {address}\r\n\r\n")?;

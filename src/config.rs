@@ -1,4 +1,4 @@
-//! The settings of a client and of a lock, and which of them can work.
+//! The settings of a client and of a lock, and their validation.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use crate::wait::WaitPolicy;
 
 const SHORTEST_TTL: Duration = Duration::from_millis(10);
 
-/// A script counts in doubles, which are exact up to here; PX takes a little more.
+/// Scripts calculate with doubles, which are exact up to 2^53.
 const LONGEST_TTL: Duration = Duration::from_millis((1 << 53) - 1);
 
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
 const HANDOFFS: u32 = 32;
 
-/// An acquire reserves no more than 64 fencing tokens, so that they never outrun the server's clock, and the first is
-/// its own holder's.
+/// An acquire reserves at most 64 fencing tokens, so that tokens never get ahead of the server's
+/// clock. The first token belongs to the acquiring holder.
 const MOST_HANDOFFS: u32 = 63;
 
-/// What a client was built with.
+/// The settings of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) ttl: Duration,
@@ -37,10 +37,10 @@ pub(crate) struct Config {
     pub(crate) unreachable_for: Duration,
     pub(crate) backstop: Duration,
     pub(crate) max_connections: usize,
-    /// Zero for never.
+    /// Zero: never spin.
     pub(crate) spin: Duration,
     pub(crate) replicas: Option<Replicas>,
-    /// Failures in a row after which calls fail at once; zero for never.
+    /// Failures in a row that open the circuit breaker; zero disables it.
     pub(crate) breaker_after: u32,
     pub(crate) shared_stats: bool,
     pub(crate) shared_stats_key: String,
@@ -105,17 +105,21 @@ impl Config {
             replicas.check(self.command_timeout)?;
         }
         if self.owner.is_empty() || self.owner.len() > 1024 {
-            return wrong("owner must have 1 to 1024 bytes");
+            return wrong(format!(
+                "owner must have 1 to 1024 bytes, not {}",
+                self.owner.len()
+            ));
         }
         let plain = |c: char| c.is_ascii_graphic();
         if self.connection_name.is_empty() || !self.connection_name.chars().all(plain) {
             return wrong(
-                "connection_name must be printable ASCII without spaces: Redis takes no other",
+                "connection_name must be printable ASCII without spaces: Redis rejects others",
             );
         }
         if self.shared_stats_key.is_empty() || self.shared_stats_key.starts_with("leasehold:") {
             return wrong(
-                "shared_stats_key must not be empty, nor begin with \"leasehold:\": those keys are of locks",
+                "shared_stats_key must not be empty or begin with \"leasehold:\": \
+                 such keys belong to locks",
             );
         }
         if self.key_prefix == self.channel_prefix && self.key_prefix.is_empty() {
@@ -125,7 +129,7 @@ impl Config {
     }
 }
 
-/// What one lock was set to, where it differs from its client.
+/// The settings of one lock; `None` uses the client's setting.
 #[derive(Clone, Default)]
 pub(crate) struct Settings {
     pub(crate) ttl: Option<Duration>,
@@ -144,11 +148,11 @@ pub(crate) type OnLost = dyn Fn(&Lost) + Send + Sync;
 pub(crate) type OnRenew = dyn Fn(&Renewed) + Send + Sync;
 
 impl Settings {
-    /// What a lease is to be like, if these settings can work.
+    /// Returns the terms of the leases to acquire, or an error if a setting is invalid.
     pub(crate) fn terms(&self, config: &Config) -> Result<Terms, Error> {
         let ttl = self.ttl.unwrap_or(config.ttl);
         check_ttl(ttl)?;
-        // The client's own interval was checked against the client's ttl, not against this one.
+        // The client's interval suits the client's ttl: a lock with its own ttl ignores it.
         let every = self
             .renew_every
             .or_else(|| config.renew_every.filter(|_| self.ttl.is_none()));
@@ -193,35 +197,37 @@ impl fmt::Debug for Settings {
     }
 }
 
-/// What a lease is asked for.
+/// The terms under which a lease is acquired.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) ttl: Duration,
-    /// `None`: not renewed by us.
+    /// `None`: no background renewal.
     pub(crate) renew_every: Option<Duration>,
     pub(crate) max_hold: Duration,
     pub(crate) replicas: Option<Replicas>,
-    /// How often in a row the lease may go to another holder in the same client.
+    /// How many times in a row the lease may be handed to another holder of the same client.
     pub(crate) handoffs: u32,
 }
 
-/// How much of a ttl is surely held: less what two clocks may drift apart meanwhile, as in
-/// [Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), and Redis's
-/// own millisecond.
+/// Returns for how long a lease of `ttl` is certainly held.
+///
+/// That is `ttl` less 1 % for the drift between two clocks, as in
+/// [Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), and less 2
+/// ms for the resolution of Redis's expiry.
 pub(crate) fn validity(ttl: Duration) -> Duration {
     ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))
 }
 
-/// Errors for a ttl that Redis or our own arithmetic cannot keep.
+/// Returns an error if Redis or the scripts cannot represent `ttl`, or if it is too short.
 pub(crate) fn check_ttl(ttl: Duration) -> Result<(), Error> {
     if ttl < SHORTEST_TTL {
         return wrong(format!(
-            "ttl must be at least 10 ms, not {ttl:?}: a network trip takes longer"
+            "ttl must be at least 10 ms, not {ttl:?}: a round trip may take longer"
         ));
     }
     if ttl > LONGEST_TTL {
         return wrong(format!(
-            "ttl must be at most {LONGEST_TTL:?}, not {ttl:?}: Redis keeps no longer one"
+            "ttl must be at most {LONGEST_TTL:?}, not {ttl:?}: scripts cannot handle a longer one"
         ));
     }
     Ok(())
@@ -231,7 +237,7 @@ pub(crate) fn check_renew_every(every: Duration, ttl: Duration) -> Result<(), Er
     if every < Duration::from_millis(1) || every > validity(ttl) / 10 * 9 {
         return wrong(format!(
             "renew_every must be between 1 ms and nine tenths of the ttl ({ttl:?}), not {every:?}: \
-             a third leaves time for two more tries"
+             a third of the ttl leaves time for two retries"
         ));
     }
     Ok(())
@@ -263,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn the_default_lease_lasts_10_s_and_is_renewed_every_third() {
         let config = Config::default();
         config.check().unwrap();
         let terms = Settings::default().terms(&config).unwrap();
@@ -277,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_times_are_refused() {
+    fn invalid_times_are_rejected() {
         let config = Config::default();
         for ttl in [ms(0), ms(9), LONGEST_TTL + ms(1), Duration::MAX] {
             let settings = Settings {

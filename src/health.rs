@@ -1,9 +1,9 @@
-//! Whether what locks need works, for people and for load balancers.
+//! The state of servers and background threads, for operators and load balancers.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-/// How a client's servers and threads do, as [`Client::health`](crate::Client::health) found it.
+/// The state of a client's servers and threads; see [`Client::health`](crate::Client::health).
 ///
 /// ```no_run
 /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
@@ -15,67 +15,69 @@ use std::time::{Duration, SystemTime};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Health {
-    /// Each server, which was just asked: one, all masters of a cluster that are known, or all of a
-    /// quorum.
+    /// The servers, all of which were just checked: one, the known masters of a cluster, or all of
+    /// a quorum.
     pub servers: Vec<HealthPart>,
-    /// What hears releases, for each server in use. While it fails, waiters look again by themselves.
+    /// The subscriber threads, one for each server in use. While one fails, waiters retry after
+    /// pauses instead of being woken.
     pub subscribers: Vec<HealthPart>,
-    /// What renews held leases, for each server in use.
+    /// The io threads, which renew held leases, one for each server in use.
     pub renewers: Vec<HealthPart>,
-    /// How many servers must work: a majority of a quorum, else all of them.
+    /// How many servers must work: a majority of a quorum, otherwise all of them.
     pub needed: usize,
 }
 
-/// One thing that works or fails.
+/// The state of one server or thread.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct HealthPart {
-    /// Of which server, without its password.
+    /// The server, or the one that the thread talks to, without its password.
     pub server: String,
     /// Whether it works.
     pub state: HealthState,
-    /// Since when it is in this state.
+    /// The time since which it has been in this state.
     pub since: SystemTime,
-    /// The last thing that went wrong, even where it works again.
+    /// The last failure, even if it works again.
     pub last_error: Option<String>,
-    /// How long a server took to answer just now.
+    /// How long the server took to reply to this check; `None` without a reply, and for a thread.
     pub latency: Option<Duration>,
-    /// Whether calls to a server are let through.
+    /// The state of the server's circuit breaker.
     pub breaker: BreakerState,
 }
 
-/// Whether a part works.
+/// Whether a server or thread works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HealthState {
-    /// It has had nothing to do so far.
+    /// It has had nothing to do yet.
     Idle,
-    /// It did what it last had to do.
+    /// Its last operation succeeded.
     Works,
-    /// It did not.
+    /// Its last operation failed.
     Fails,
 }
 
-/// Whether calls to a server are let through.
+/// The state of a server's circuit breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BreakerState {
-    /// They are.
+    /// Calls are sent to the server.
     Closed,
-    /// They fail at once with [`Error::CircuitOpen`](crate::Error::CircuitOpen).
+    /// Calls fail at once with [`Error::CircuitOpen`](crate::Error::CircuitOpen).
     Open {
-        /// When the next is let through.
+        /// The time until the next call is sent.
         retry_in: Duration,
     },
 }
 
 impl Health {
-    /// Whether locks can be taken and kept: as many servers answer as are needed, and none of those
-    /// fails to renew. What hears releases does not count: without it waiters are slower, and that
-    /// is all.
+    /// Returns whether locks can be acquired and kept.
     ///
-    /// A busy program may want to be told 503 only after the second `false` in a row: a single one
-    /// may be a failover.
+    /// True if at least [`needed`](Self::needed) servers reply and can renew leases. Subscribers do
+    /// not count, because without them waiters are only slower.
+    ///
+    /// A single `false` may be a failover. A load balancer may prefer to report 503 only after the
+    /// second `false` in a row.
     pub fn is_healthy(&self) -> bool {
         let renews = |server: &HealthPart| {
             let of_it = |renewer: &&HealthPart| renewer.server == server.server;
@@ -89,7 +91,7 @@ impl Health {
 }
 
 impl fmt::Display for Health {
-    /// A line for each part, without anything secret.
+    /// Writes one line for each server and thread, without secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kinds = [
             ("server", &self.servers),
@@ -108,19 +110,23 @@ impl fmt::Display for Health {
 impl fmt::Display for HealthPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
-            HealthState::Idle => "is idle",
-            HealthState::Works => "works",
-            HealthState::Fails => "fails",
+            HealthState::Idle => "idle",
+            HealthState::Works => "working",
+            HealthState::Fails => "failing",
         };
         write!(f, "{} {state}", self.server)?;
         if let Ok(age) = self.since.elapsed() {
-            write!(f, " since {} s", age.as_secs())?;
+            write!(f, " for {} s", age.as_secs())?;
         }
         if let Some(latency) = self.latency {
-            write!(f, ", answered in {latency:?}")?;
+            write!(f, ", replied in {latency:?}")?;
         }
         if let BreakerState::Open { retry_in } = self.breaker {
-            write!(f, ", is not asked for {} ms", retry_in.as_millis())?;
+            write!(
+                f,
+                ", circuit breaker open, retry in {} ms",
+                retry_in.as_millis()
+            )?;
         }
         if let Some(error) = &self.last_error {
             write!(f, ", last error: {error}")?;
@@ -156,10 +162,10 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn one_working_server_is_healthy() {
         let works = health(&[HealthState::Works], 1);
         assert!(works.is_healthy());
-        assert!(works.to_string().contains("server s0 works since 0 s"));
+        assert!(works.to_string().contains("server s0 working for 0 s"));
         assert!(!health(&[HealthState::Fails], 1).is_healthy());
     }
 
@@ -170,11 +176,11 @@ mod tests {
         assert!(!health(&[Works, Fails, Fails], 2).is_healthy());
         let mut two = health(&[Works, Works, Fails], 2);
         two.renewers = vec![part("s0", Fails)];
-        assert!(!two.is_healthy(), "one of them does not renew");
+        assert!(!two.is_healthy(), "one of the two cannot renew");
     }
 
     #[test]
-    fn no_server_is_no_health() {
+    fn without_servers_nothing_is_healthy() {
         assert!(!health(&[], 0).is_healthy());
     }
 }

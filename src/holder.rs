@@ -1,4 +1,4 @@
-//! Who holds a lock: the holder id, and what can be seen of a holder from outside.
+//! The holder id, and what other clients can see of a holder.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,12 +10,15 @@ use crate::escape::Escaped;
 use crate::random;
 use crate::token::FencingToken;
 
-/// The name of one lease: `<owner>:<uuid v4>`, the value of the lock's key in Redis.
+/// The id of one lease: `<owner>:<uuid v4>`, the value of the lock's key in Redis.
 ///
-/// Fresh for every acquiring command that is sent, so that no late command of an earlier attempt
-/// can touch a later lease. [`as_str`](Self::as_str) gives it exactly, for comparing with Redis;
-/// `Display` escapes what is not printable, since another program may have written the key. `Debug` and the
-/// crate's log lines give only its [short form](Self::short): whoever knows the whole id can release the lock.
+/// Every acquiring command gets a new id, so a late command of an earlier attempt cannot touch a
+/// later lease.
+///
+/// [`as_str`](Self::as_str) returns the exact id, for comparison with Redis. `Display` escapes
+/// unprintable characters, because another program may have written the key. `Debug` and the
+/// crate's log records contain only the [short form](Self::short): anyone who knows the whole id
+/// can release the lock.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct HolderId(Arc<str>);
 
@@ -30,26 +33,28 @@ impl HolderId {
         Self(id.into())
     }
 
-    /// Reads a lock key's value; `None` if it was not written by a leasehold client.
+    /// Parses a lock key's value; returns `None` if no leasehold client wrote it.
     pub(crate) fn parse(value: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(value).ok()?;
         let (owner, uuid) = text.rsplit_once(':')?;
         (!owner.is_empty() && Uuid::try_parse(uuid).is_ok()).then(|| Self(text.into()))
     }
 
-    /// The whole id, as it stands in Redis.
+    /// Returns the whole id, exactly as in Redis.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The part that says whose lease it is: `<host>/<pid>` unless the builder names an owner.
+    /// Returns the owner: `<host>/<pid>`, unless
+    /// [`ClientBuilder::owner`](crate::ClientBuilder::owner) sets another.
     pub fn owner(&self) -> &str {
-        // Both ways to make an id put a colon behind the owner.
+        // `fresh` and `parse` both guarantee a colon after the owner.
         self.0.rsplit_once(':').map_or("", |(owner, _)| owner)
     }
 
-    /// The owner and the id's first eight digits, for people: what is not printable is escaped, and a long
-    /// owner cut.
+    /// Returns the owner and the first eight digits of the uuid, for display.
+    ///
+    /// Unprintable characters are escaped, and a long owner is truncated.
     pub fn short(&self) -> impl fmt::Display + '_ {
         let owner = self.owner();
         let end = (owner.len() + 9).min(self.0.len());
@@ -64,7 +69,7 @@ impl fmt::Display for HolderId {
     }
 }
 
-/// An owner, and the id's first digits with the colon before them.
+/// An owner, and a colon with the first digits of the uuid.
 struct Short<'a>(&'a str, &'a str);
 
 impl fmt::Display for Short<'_> {
@@ -86,9 +91,9 @@ impl AsRef<str> for HolderId {
     }
 }
 
-/// Who holds a lock at this moment, as [`Mutex::inspect`](crate::Mutex::inspect) saw it.
+/// The holder of a lock, as [`Mutex::inspect`](crate::Mutex::inspect) found it.
 ///
-/// A holder that is no leasehold client is partly unknown: its value is whatever it wrote.
+/// If the holder is not a leasehold client, its owner and id are unknown.
 #[derive(Clone)]
 pub struct Holder {
     value: Vec<u8>,
@@ -111,29 +116,33 @@ impl Holder {
         }
     }
 
-    /// Whose lease it is; `None` for a foreign holder.
+    /// Returns the owner of the lease; `None` if the holder is not a leasehold client.
     pub fn owner(&self) -> Option<&str> {
         self.id.as_ref().map(HolderId::owner)
     }
 
-    /// The lease's id; `None` for a foreign holder.
+    /// Returns the id of the lease; `None` if the holder is not a leasehold client.
     pub fn holder_id(&self) -> Option<&HolderId> {
         self.id.as_ref()
     }
 
-    /// The key's value, whoever wrote it.
+    /// Returns the value of the lock's key.
     pub fn value(&self) -> &[u8] {
         &self.value
     }
 
-    /// How long the key will live unless renewed; `None` if it has no end.
+    /// Returns how long the key lives without a renewal; `None` if it does not expire.
     pub fn remaining(&self) -> Option<Duration> {
         self.remaining
     }
 
-    /// The last fencing token drawn for the name. It is this holder's, unless a foreign client took
-    /// the lock since, or the holder may [hand the lock on](crate::Mutex::local_handoffs): then it is the last of those
-    /// that were reserved for that. `None` if no token was drawn within the last day.
+    /// Returns the last fencing token drawn for the name; `None` if none was within the last day.
+    ///
+    /// It is the holder's token, with two exceptions:
+    ///
+    /// - If tokens are reserved for [local hand-offs](crate::Mutex::local_handoffs), it is the last
+    ///   of them.
+    /// - If the holder is not a leasehold client, it is the token of an earlier holder.
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.fencing_token
     }
@@ -141,7 +150,7 @@ impl Holder {
 
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A foreign value may be that client's secret, just as a holder id is ours.
+        // Another program's value may be a secret that lets anyone release its lock.
         let start = self
             .value
             .get(..self.value.len().min(8))
@@ -163,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn an_id_keeps_its_owner_and_is_unique() {
         let id = HolderId::fresh("web:1/7");
         assert_eq!(id.owner(), "web:1/7");
         assert_eq!(HolderId::parse(id.as_str().as_bytes()), Some(id.clone()));
@@ -172,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_keeps_the_secret() {
+    fn debug_does_not_show_the_whole_id() {
         let id = HolderId::fresh("a");
         assert!(!format!("{id:?}").contains(id.as_str()));
         let holder = Holder::new(id.as_str().into(), None, None);
@@ -180,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_values_are_no_ids() {
+    fn values_of_other_programs_are_not_ids() {
         for value in [
             &b"v"[..],
             b"",

@@ -1,4 +1,4 @@
-//! Every lock that is held now, found key by key.
+//! Lists the held locks, by scanning the keys of every server.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,10 @@ use crate::scripts::{Call, Reply};
 use crate::server::{Fault, Lane, Server, Wire};
 use crate::threads::Shared;
 
-/// How many names are asked about in one write.
+/// How many names are inspected in one write.
 const TOGETHER: usize = 64;
 
-/// A lock that somebody held at the moment when Redis was asked, as [`Client::list`](crate::Client::list)
-/// saw it.
+/// A held lock and its holder, as [`Client::list`](crate::Client::list) found them.
 #[derive(Clone, Debug)]
 pub struct Held {
     name: Name,
@@ -24,19 +23,20 @@ pub struct Held {
 }
 
 impl Held {
-    /// The lock's name.
+    /// Returns the lock's name.
     pub fn name(&self) -> &Name {
         &self.name
     }
 
-    /// Who held it.
+    /// Returns the holder.
     pub fn holder(&self) -> &Holder {
         &self.holder
     }
 }
 
-/// Asks each server page by page, and about what it found there. Of a quorum's, a minority need not
-/// answer.
+/// Scans each server page by page and inspects the names on each page.
+///
+/// Over a quorum, a minority of the servers may fail.
 pub(crate) fn list(shared: &Shared, prefix: &[u8]) -> Result<Vec<Held>, Error> {
     let key_prefix = shared.config.key_prefix.as_bytes();
     let pattern = [glob(key_prefix), glob(prefix), b"*".to_vec()].concat();
@@ -54,7 +54,7 @@ pub(crate) fn list(shared: &Shared, prefix: &[u8]) -> Result<Vec<Held>, Error> {
     Ok(held.map(|(name, holder)| Held { name, holder }).collect())
 }
 
-/// What one server knows; a name that was found before is not asked about again.
+/// Adds the names that one server has to `found`, except those that are there already.
 fn collect(
     shared: &Shared,
     server: &Server,
@@ -68,7 +68,7 @@ fn collect(
         let names: Vec<Keys> = page
             .iter()
             .filter_map(|key| named(key, &shared.config))
-            // A scan may tell of a key twice, and of one that was never a lock here.
+            // `SCAN` may return a key twice, and keys that are not locks.
             .filter(|keys| {
                 !found.contains_key(keys.key(0).name) && shared.servers.check(keys).is_ok()
             })
@@ -91,10 +91,12 @@ fn collect(
     }
 }
 
-/// Who holds a name of a quorum. One that no majority can tell of now, as a minority has it and another
-/// does not answer, is nobody's as far as is known; that a majority answers at all is seen by scanning.
+/// Returns the holder of a name over a quorum.
+///
+/// If a minority has the key and another server does not answer, no majority can tell who holds the
+/// name: the name then counts as free. The scan has already shown that a majority answers.
 fn by_majority(shared: &Shared, keys: &Keys) -> Result<Option<Holder>, Fault> {
-    // Each has its own time: one that cannot be told takes nothing from the next.
+    // Each name has its own deadline, so that one without a reply leaves the next ones their time.
     let until = Instant::now().after(shared.servers.command_timeout());
     match holder(shared, keys, until) {
         Err(Fault::NotNow(_) | Fault::NoAnswer(_)) => Ok(None),
@@ -102,7 +104,7 @@ fn by_majority(shared: &Shared, keys: &Keys) -> Result<Option<Holder>, Fault> {
     }
 }
 
-/// Who holds a name, by the word of whoever keeps it.
+/// Returns the holder of a name, asking the servers that keep it.
 fn holder(shared: &Shared, keys: &Keys, until: Instant) -> Result<Option<Holder>, Fault> {
     let answer = shared.servers.call(keys.inspect(), until, Lane::Capped);
     known(answer)
@@ -111,14 +113,15 @@ fn holder(shared: &Shared, keys: &Keys, until: Instant) -> Result<Option<Holder>
 fn known(answer: Result<Reply, Fault>) -> Result<Option<Holder>, Fault> {
     match answer {
         Ok(reply) => Ok(read_holder(&reply).flatten()),
-        // Something else by now than the string that was found: no lock.
+        // The key was replaced after the scan by one that is not a string, so it is not a lock.
         Err(Fault::Never(Error::WrongType { .. })) => Ok(None),
         Err(fault) => Err(fault),
     }
 }
 
-/// Asks once more where there was no answer: it changes nothing, so a connection that had died
-/// unnoticed need not fail it. Takes one command timeout at the most.
+/// Calls `ask` with the command timeout as its deadline, and once more if a connection failed.
+///
+/// The pooled connection may have been dead already, and the commands change nothing.
 fn twice<T>(shared: &Shared, mut ask: impl FnMut(Instant) -> Result<T, Fault>) -> Result<T, Error> {
     shared.check_open()?;
     let until = Instant::now().after(shared.servers.command_timeout());
@@ -129,8 +132,9 @@ fn twice<T>(shared: &Shared, mut ask: impl FnMut(Instant) -> Result<T, Fault>) -
     .map_err(|fault| shared.servers.error(fault))
 }
 
-/// Who holds these names, by one write to the server that they were found on. The connection is kept
-/// for the next.
+/// Returns the holders of `names`, asking the server that has their keys in one write.
+///
+/// Keeps the connection in `wire` for the next call.
 fn holders(
     shared: &Shared,
     server: &Server,
@@ -149,21 +153,21 @@ fn holders(
         .into_iter()
         .zip(names)
         .map(|(answer, keys)| match answer {
-            // Its slot is moving.
+            // The key's slot is migrating to another node.
             Err(Fault::Elsewhere(..)) => holder(shared, keys, until),
             answer => known(answer),
         });
     holders.collect()
 }
 
-/// The lock whose key this is, if a lock can have it.
+/// Returns the lock with this key, or `None` if no lock can have it.
 fn named(key: &[u8], config: &Config) -> Option<Keys> {
     let name = key.strip_prefix(config.key_prefix.as_bytes())?;
     let keys = Keys::new(name.into(), &config.key_prefix, &config.channel_prefix);
     keys.check().is_ok().then_some(keys)
 }
 
-/// A pattern that matches these bytes and no others.
+/// Returns a glob pattern that matches exactly these bytes.
 fn glob(bytes: &[u8]) -> Vec<u8> {
     let mut pattern = Vec::with_capacity(bytes.len());
     for byte in bytes {
@@ -180,13 +184,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn patterns_escape_special_characters() {
         assert_eq!(glob(b"lock:a"), b"lock:a");
         assert_eq!(glob(b"[a]*?\\\xff"), b"\\[a\\]\\*\\?\\\\\xff");
     }
 
     #[test]
-    fn keys_that_are_no_locks_are_left_out() {
+    fn keys_that_are_not_locks_are_left_out() {
         let name = |key: &[u8], key_prefix: &str| {
             let config = Config {
                 key_prefix: key_prefix.into(),

@@ -1,27 +1,33 @@
-//! Why a lease ended without being released by its holder.
+//! The reason why a lease ended before its holder released it.
 
 use std::fmt;
 
-/// Why a lease ended before its holder released it.
+/// The reason why a lease ended before its holder released it.
 ///
-/// Told by [`MutexGuard::lost`](crate::MutexGuard::lost), `on_lost`, [`Error::Lost`](crate::Error::Lost)
-/// and [`Unlocked::AlreadyLost`](crate::Unlocked::AlreadyLost). Whoever sees a loss first decides
-/// the reason; it never changes afterwards.
+/// [`MutexGuard::lost`](crate::MutexGuard::lost), `on_lost`, [`Error::Lost`](crate::Error::Lost)
+/// and [`Unlocked::AlreadyLost`](crate::Unlocked::AlreadyLost) all report the same reason: the one
+/// that was detected first. It never changes afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lost {
-    /// The lease's time ran out by our own clock: renewal was off, or did not reach Redis in time,
-    /// or the process was paused. Another holder may be at work.
+    /// The lease expired by the local clock. Another holder may have the lock.
+    ///
+    /// Renewal was off or did not reach Redis in time, or the process was paused.
     Expired,
-    /// Redis says that another holder has the lock. Another holder is at work.
+    /// Redis replied that another holder has the lock.
     Taken,
-    /// Redis says that nobody has the lock: the key was deleted, evicted or flushed, or expired
-    /// early. Another holder may come at any moment.
+    /// Redis replied that the lock is free. Another client may acquire it at any moment.
+    ///
+    /// The key was deleted, evicted or flushed, or it expired early.
     Deleted,
-    /// The lock was held for [`max_hold`](crate::Mutex::max_hold). The key is left to run out, so
-    /// that nobody else comes in before the lease's own end.
+    /// The lock was held for [`max_hold`](crate::Mutex::max_hold).
+    ///
+    /// The key is not deleted but expires, so no other client acquires the lock before the lease
+    /// would have ended.
     MaxHold,
-    /// The client was shut down while the lock was held. It releases the lock, if Redis can be asked.
+    /// The client was shut down while the lock was held.
+    ///
+    /// The client releases the lock if Redis is reachable.
     ShutDown,
 }
 
@@ -31,9 +37,9 @@ impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Expired => "the lease expired",
-            Self::Taken => "another holder has taken the lock",
-            Self::Deleted => "the lock's key is gone from Redis",
-            Self::MaxHold => "the lock was held for max_hold",
+            Self::Taken => "another holder has the lock",
+            Self::Deleted => "the lock's key no longer exists in Redis",
+            Self::MaxHold => "the lock was held for its max_hold",
             Self::ShutDown => "the client was shut down",
         })
     }

@@ -1,4 +1,4 @@
-//! The name of a lock, as its user says it.
+//! The name of a lock.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,13 +11,13 @@ use crate::escape::Escaped;
 /// The longest name, in bytes.
 pub(crate) const LONGEST_NAME: usize = 64 * 1024;
 
-/// The name of a lock: any 1 byte to 64 KiB, not necessarily text.
+/// The name of a lock: 1 byte to 64 KiB of any bytes, not necessarily text.
 ///
-/// Made from `&str`, `String`, `&[u8]`, `&[u8; N]` or `Vec<u8>`. Cloning is cheap.
+/// Converts from `&str`, `String`, `&[u8]`, `&[u8; N]` and `Vec<u8>`. Cloning is cheap. The first
+/// call that locks reports a name of invalid length.
 ///
-/// `Display` and `Debug` escape what is not printable and cut a long name short;
-/// [`as_bytes`](Self::as_bytes) is exact. A name of another length than above is reported by the
-/// first call that locks.
+/// `Display` and `Debug` escape unprintable characters and truncate long names;
+/// [`as_bytes`](Self::as_bytes) returns the exact bytes.
 ///
 /// ```
 /// use leasehold::Name;
@@ -28,15 +28,16 @@ pub(crate) const LONGEST_NAME: usize = 64 * 1024;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name {
     bytes: Arc<[u8]>,
-    /// Of the bytes: a lock and its release look its name up five times.
+    /// The hash of the bytes, computed once: a lock and its release look the name up five times.
     hash: u64,
 }
 
-/// What is known by name.
+/// A map keyed by lock name.
 pub(crate) type Names<T> = HashMap<Name, T, BuildHasherDefault<Hashed>>;
 
-/// Takes the hash that a name brings along. That one is keyed at random, so nobody can choose names
-/// that fall together.
+/// A hasher that returns the hash stored in the [`Name`].
+///
+/// That hash is keyed at random, so nobody can choose names that collide.
 #[derive(Default)]
 pub(crate) struct Hashed(u64);
 
@@ -67,18 +68,19 @@ impl Name {
         Self { bytes, hash }
     }
 
-    /// The name, byte for byte.
+    /// Returns the bytes of the name.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Errors when no lock can have this name.
+    /// Returns an error if the length is invalid.
     pub(crate) fn check(&self) -> Result<(), Error> {
         match self.bytes.len() {
             0 => Err(Error::Config("a lock's name must not be empty".into())),
             1..=LONGEST_NAME => Ok(()),
             long => Err(Error::Config(format!(
-                "a lock's name has at most {LONGEST_NAME} bytes, this one has {long}: hash it, or name less"
+                "a lock's name must have at most {LONGEST_NAME} bytes, not {long}: \
+                 use a shorter name or a hash of it"
             ))),
         }
     }
@@ -96,7 +98,7 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Bytes that may be anything, as text for a log line or an error.
+/// Returns arbitrary bytes as escaped text for a log record or an error.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     Escaped::name(bytes).to_string()
 }
@@ -148,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn names_have_1_byte_to_64_kib() {
         assert!(Name::from("a b\n{c}").check().is_ok());
         assert!(Name::from("").check().is_err());
         assert!(Name::from(vec![7; LONGEST_NAME]).check().is_ok());
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn printing_escapes_and_cuts() {
+    fn display_escapes_and_truncates() {
         assert_eq!(Name::from("a\nb").to_string(), r"a\nb");
         assert_eq!(Name::from("tisch-ü").to_string(), "tisch-ü");
         assert_eq!(format!("{:?}", Name::from(b"\xff")), r#""\xff""#);

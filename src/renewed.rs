@@ -1,4 +1,4 @@
-//! What `on_renew` is told.
+//! The argument of `on_renew` callbacks.
 
 use std::time::Duration;
 
@@ -17,27 +17,27 @@ pub struct Renewed {
 }
 
 impl Renewed {
-    /// The lock's name; of several that are held together, the first.
+    /// Returns the lock's name; for a set of names, the first.
     pub fn name(&self) -> &Name {
         &self.name
     }
 
-    /// The lease that was renewed.
+    /// Returns the id of the renewed lease.
     pub fn holder_id(&self) -> &HolderId {
         &self.holder_id
     }
 
-    /// The holder's fencing token for that name; a renewal does not change it.
+    /// Returns the holder's fencing token for that name, which a renewal does not change.
     pub fn fencing_token(&self) -> FencingToken {
         self.fencing_token
     }
 
-    /// How long the lease was surely held, at the moment of the answer.
+    /// Returns how long the lease was certainly held from the moment of the reply.
     pub fn remaining(&self) -> Duration {
         self.remaining
     }
 
-    /// How long the answer took.
+    /// Returns how long the reply took.
     pub fn took(&self) -> Duration {
         self.took
     }

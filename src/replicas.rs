@@ -1,14 +1,14 @@
-//! How many replicas must have a lease before it counts.
+//! The number of replicas that must acknowledge a lease before it counts.
 
 use std::time::Duration;
 
 use crate::error::Error;
 
-/// `WAIT` gives up on the server's own clock, which ticks ten times a second; so much later than
-/// asked may its answer come.
+/// How much later than requested the reply to `WAIT` may come: the server checks its timeout with a
+/// timer that runs ten times a second.
 const LATE: Duration = Duration::from_millis(200);
 
-/// Replicas that must acknowledge what a script wrote.
+/// How many replicas must acknowledge the writes of a script, and in what time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Replicas {
     pub(crate) wanted: usize,
@@ -16,13 +16,13 @@ pub(crate) struct Replicas {
 }
 
 impl Replicas {
-    /// Errors for a wait that cannot be answered in time.
+    /// Returns an error if the reply could come after the command timeout.
     pub(crate) fn check(&self, command_timeout: Duration) -> Result<(), Error> {
         let longest = command_timeout.saturating_sub(LATE);
         if self.within < Duration::from_millis(1) || self.within > longest {
             return Err(Error::Config(format!(
-                "min_replicas must wait between 1 ms and {longest:?}, not {:?}: Redis answers up to \
-                 {LATE:?} later than asked, and the command_timeout is {command_timeout:?}",
+                "min_replicas must wait between 1 ms and {longest:?}, not {:?}: Redis may answer \
+                 {LATE:?} late, and the command_timeout is {command_timeout:?}",
                 self.within
             )));
         }
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn a_wait_leaves_time_for_a_late_reply() {
         let replicas = Replicas {
             wanted: 2,
             within: Duration::from_millis(100),

@@ -1,4 +1,4 @@
-//! The end of a client: all leases released, all threads joined, in a bounded time.
+//! The shutdown of a client: releases all leases and joins all threads, in bounded time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::lost::Lost;
 use crate::threads::Shared;
 use crate::undo::Undo;
 
-/// What [`Client::shutdown`](crate::Client::shutdown) did.
+/// The result of [`Client::shutdown`](crate::Client::shutdown).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShutdownReport {
     released: usize,
@@ -21,35 +21,38 @@ pub struct ShutdownReport {
 }
 
 impl ShutdownReport {
-    /// Leases that were held and are released.
+    /// Returns how many leases were released.
     pub fn released(&self) -> usize {
         self.released
     }
 
-    /// Leases that Redis no longer knew as ours.
+    /// Returns how many leases this client no longer held, according to Redis.
     pub fn already_lost(&self) -> usize {
         self.already_lost
     }
 
-    /// Leases whose release was not confirmed in time: their ttl ends them, or the longer one that an
-    /// unanswered [`extend`](crate::MutexGuard::extend) asked for.
+    /// Returns how many leases have no confirmed release.
+    ///
+    /// Each of them ends after its ttl, or after a longer ttl that an unanswered
+    /// [`extend`](crate::MutexGuard::extend) asked for.
     pub fn unreleased(&self) -> usize {
         self.unreleased
     }
 
-    /// Calls that waited for a lock and were sent away with [`Error::Closed`](crate::Error::Closed).
+    /// Returns how many waiting calls failed with [`Error::Closed`](crate::Error::Closed).
     pub fn woken(&self) -> usize {
         self.woken
     }
 
-    /// Whether nothing is left behind: every release was confirmed and every thread has ended,
-    /// but for the one that called if that is one of ours.
+    /// Returns whether every release was confirmed and every thread has ended.
+    ///
+    /// If a callback called `shutdown`, its own thread does not count.
     pub fn is_clean(&self) -> bool {
         self.unreleased == 0 && self.is_joined
     }
 }
 
-/// Refuses new work, sends waiters away, releases what is held, and ends the threads.
+/// Refuses new calls, wakes all waiters, releases all leases, and ends the threads.
 pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
     let deadline = Instant::now().after(within);
     if !shared.close() {
@@ -58,22 +61,24 @@ pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
             ..ShutdownReport::default()
         };
     }
-    // However short `within` is, what needs no answer from Redis is done.
+    // Even with a short `within`, the steps that wait for no reply have time to complete.
     let last = deadline.max(Instant::now().after(shared.servers.command_timeout()));
     for (keys, id) in shared.waiters.places.leave_all() {
         shared.undo(Undo::of_release(keys, id, last));
     }
     let woken = shared.waiters.ring_all();
-    // What the timer has in hand would be missing below; it does no I/O, so it ends at once.
+    // A lease that the timer thread is working on would be missing from `drain` below. The thread
+    // does no I/O, so it ends at once.
     shared.timer.stop();
     let timer_is_joined = shared.timer.join(last);
-    // Their holders are told first: nobody works on under a lock that is given away.
+    // Holders are told before the release, so that none continues under a lock that is already
+    // free.
     let held = shared.timer.drain().into_iter().filter(|hold| {
-        // One that has run out, unnoticed, was lost to that.
+        // Records `Expired` first, for a lease that has expired unnoticed.
         hold.stand(Instant::now());
         hold.lose(Lost::ShutDown);
         shared.tell_loss(hold);
-        // One whose holder lets go at this moment is its holder's to release.
+        // If the holder is releasing the lease at this moment, leave the release to it.
         matches!(hold.stand(Instant::now()), Standing::Lost(Lost::ShutDown))
     });
     let held: Vec<_> = held.collect();
@@ -95,13 +100,14 @@ pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
     report
 }
 
-/// Ends the threads; false if one did not end by `until` and was left to end by itself.
+/// Ends the threads; returns false if one has not ended by `until` and was not joined.
 pub(crate) fn stop(shared: &Shared, until: Instant) -> bool {
     shared.close();
     shared.timer.stop();
     shared.switches.stop();
     shared.callbacks.stop();
-    // Publishing to a server that says nothing must leave time for the others.
+    // Stopping a subscriber publishes to its server: a server that does not reply must leave time
+    // for the others.
     let patience = Instant::now().until(until) / 4;
     let sites = shared.sites.all();
     for site in &sites {
@@ -117,14 +123,14 @@ pub(crate) fn stop(shared: &Shared, until: Instant) -> bool {
     joined.into_iter().all(|is_joined| is_joined)
 }
 
-/// What ends with the last client, lock or guard.
+/// The state shared by clients, locks and guards; dropping the last of them ends the threads.
 pub(crate) struct Core {
     pub(crate) shared: Arc<Shared>,
 }
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // After a shutdown there is nothing left to stop.
+        // `shutdown` has already ended the threads.
         if !self.shared.is_closed() {
             let until = Instant::now().after(self.shared.servers.command_timeout());
             stop(&self.shared, until);

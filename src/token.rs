@@ -1,22 +1,26 @@
-//! The fencing token: a number that rises with every holder of a name.
+//! The fencing token, a number that rises with every holder of a name.
 
 use std::fmt;
 
-/// Tokens are below this: from there on a Lua number skips integers, and two holders could share one.
+/// All tokens are below this. From 2^53 on, Lua numbers skip integers: two holders could get one
+/// token.
 const LIMIT: u64 = 1 << 53;
 
 /// A number that is higher for every later holder of a name.
 ///
-/// Hand it to the resource that the lock protects, and have that resource refuse a write whose
-/// token is lower than the highest it has seen: then even a holder that was paused past its lease,
-/// between [`ensure_held`](crate::MutexGuard::ensure_held) and its write, can do no harm. See
-/// Martin Kleppmann, [How to do distributed locking][kleppmann].
+/// Pass it to the resource that the lock protects, and let that resource reject every write with a
+/// token lower than the highest it has seen. Then even a holder that was paused between
+/// [`ensure_held`](crate::MutexGuard::ensure_held) and its write, until its lease had ended, does
+/// no harm. See Martin Kleppmann, [How to do distributed locking][kleppmann].
 ///
-/// It is `max(last + 1, the server's clock in µs)`, drawn in the script that takes the lock. So it
-/// rises over a release, an expiry, `FLUSHALL`, a server that restarts from nothing or from an old
-/// snapshot, and a failover to a replica that lagged, as long as the servers' clocks agree better
-/// than the failover takes. Where threads wait it reserves up to 64 tokens, which [hand-offs](crate::Mutex::local_handoffs)
-/// in that client use up. Over a [quorum](crate#a-quorum-of-servers) it is the client that proposes it.
+/// The script that acquires the lock draws the token: `max(last + 1, the server's clock in µs)`. So
+/// tokens keep rising over a release, an expiry, `FLUSHALL`, and a restart without data or from an
+/// old snapshot. They also rise over a failover to a lagging replica, if the servers' clocks differ
+/// by less than the failover takes.
+///
+/// If other threads of the client wait, the script reserves up to 64 tokens for
+/// [local hand-offs](crate::Mutex::local_handoffs). Over a [quorum](crate#a-quorum-of-servers) the
+/// client proposes the token.
 ///
 /// ```no_run
 /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
@@ -35,21 +39,21 @@ impl FencingToken {
         Self(value)
     }
 
-    /// Reads a token as the scripts reply it; `None` for a number that no script draws.
+    /// Converts a script's reply to a token; returns `None` for a number that no script draws.
     pub(crate) fn read(number: i64) -> Option<Self> {
         let number = u64::try_from(number).ok()?;
         (1..LIMIT).contains(&number).then_some(Self(number))
     }
 
-    /// Reads a token in decimal digits.
+    /// Parses a token from decimal digits.
     pub(crate) fn parse(digits: &[u8]) -> Option<Self> {
-        // `parse` takes a sign, and the scripts take none.
+        // `parse` accepts a sign; the scripts do not.
         let is_number = digits.iter().all(u8::is_ascii_digit);
         let number = std::str::from_utf8(digits).ok()?.parse().ok()?;
         Self::read(number).filter(|_| is_number)
     }
 
-    /// The number itself, always below 2^53.
+    /// Returns the token as a number, which is always below 2^53.
     pub const fn value(self) -> u64 {
         self.0
     }
@@ -72,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_a_script_can_draw_is_a_token() {
+    fn only_numbers_that_a_script_can_draw_are_tokens() {
         let token = |number| Some(FencingToken::new(number));
         assert_eq!(FencingToken::read(1), token(1));
         assert_eq!(FencingToken::read((1 << 53) - 1), token((1 << 53) - 1));

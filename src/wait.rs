@@ -1,4 +1,4 @@
-//! How a waiter waits: woken by the release, or looking again after growing pauses.
+//! How a waiter waits: woken by the release, or retrying after growing pauses.
 
 use std::time::Duration;
 
@@ -9,18 +9,20 @@ use crate::random;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum WaitPolicy {
-    /// Woken by the release itself, through Redis pub/sub. Where Redis refuses that (a user
-    /// without the right to subscribe, a service without pub/sub) waiters look again after
-    /// growing pauses instead. The default.
+    /// The release wakes the waiter, through Redis pub/sub. The default.
+    ///
+    /// If Redis forbids pub/sub (the user may not subscribe, or the service has no pub/sub),
+    /// waiters retry after growing pauses instead.
     #[default]
     Wake,
-    /// Looks again after growing pauses, without pub/sub. A release within the same client still
-    /// wakes at once. Waiters of the same client under [`Wake`](Self::Wake) do not wait for the end of
-    /// such a pause, and can overtake.
+    /// The waiter retries after growing pauses, without pub/sub.
+    ///
+    /// A release within the same client still wakes it at once. Waiters of the same client with
+    /// [`Wake`](Self::Wake) do not wait for the end of such a pause and can overtake it.
     Backoff(Backoff),
 }
 
-/// Pauses that double from `base` to `max`, each shortened at random by up to `jitter` of itself.
+/// Pauses that double from `base` to `max`, each shortened at random by up to a share `jitter`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -39,8 +41,9 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Pauses of `base`, twice that, and so on up to `max`, with a jitter of 0.5 and no limit of
-    /// attempts.
+    /// Returns pauses of `base`, twice `base`, and so on up to `max`.
+    ///
+    /// The jitter is 0.5, and the number of attempts is unlimited.
     pub const fn new(base: Duration, max: Duration) -> Self {
         Self {
             base,
@@ -50,16 +53,18 @@ impl Backoff {
         }
     }
 
-    /// The share of each pause that is left to chance, from 0 (none) to 1 (all of it), so that
-    /// waiters that were refused together do not come again together. Defaults to 0.5.
+    /// Sets the share of each pause that is random, from 0 (none) to 1 (all). Defaults to 0.5.
+    ///
+    /// Without jitter, waiters that were refused at the same time would retry at the same time.
     #[must_use]
     pub const fn jitter(mut self, share: f64) -> Self {
         self.jitter = share;
         self
     }
 
-    /// How often Redis is asked before a call gives up: the `try_` calls with `None`, `lock` with
-    /// [`Error::AttemptsUsedUp`]. Defaults to no limit.
+    /// Sets how often a call asks Redis before it gives up. Defaults to no limit.
+    ///
+    /// Then the `try_` calls return `None`, and `lock` fails with [`Error::AttemptsUsedUp`].
     #[must_use]
     pub const fn attempts(mut self, attempts: u32) -> Self {
         self.attempts = Some(attempts);
@@ -85,7 +90,9 @@ impl Backoff {
         Err(Error::Config(format!("backoff: {problem}")))
     }
 
-    /// The pause after `failures` failures in a row, counted from 0; `chance` is drawn from 0..1.
+    /// Returns the pause after `failures` failures in a row, counted from 0.
+    ///
+    /// `chance` is a random number from 0 to 1.
     fn pause_at(&self, failures: u32, chance: f64) -> Duration {
         let doubled = 1_u32.checked_shl(failures).unwrap_or(u32::MAX);
         shortened(
@@ -99,17 +106,20 @@ impl Backoff {
     }
 }
 
-/// Between attempts at a server that failed, and between undos.
+/// Pauses between attempts to reach a server that failed, and between undos.
 pub(crate) const RECONNECT: Backoff =
     Backoff::new(Duration::from_millis(50), Duration::from_millis(500)).jitter(0.3);
 
-/// A length shortened at random by up to a quarter, so that what started together drifts apart.
+/// Returns `whole` shortened at random by up to a quarter.
+///
+/// Threads that went to sleep together then wake at different times.
 pub(crate) fn jittered(whole: Duration) -> Duration {
     shortened(whole, 0.25 * random::chance())
 }
 
-/// `whole` less the `share` of it. The longest duration there is has no floating-point fellow.
+/// Returns `whole` less `share` of it, and at most a year.
 fn shortened(whole: Duration, share: f64) -> Duration {
+    // `Duration::MAX` does not survive the conversion to `f64` and back.
     const A_YEAR: Duration = Duration::from_secs(365 * 86_400);
     let whole = whole.min(A_YEAR);
     whole.saturating_sub(whole.mul_f64(share))
@@ -124,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn pauses_double_up_to_the_maximum() {
         let backoff = Backoff::new(ms(50), ms(500)).jitter(0.0);
         let pauses: Vec<_> = (0..6).map(|n| backoff.pause_at(n, 0.9)).collect();
         assert_eq!(pauses, [50, 100, 200, 400, 500, 500].map(ms));
@@ -145,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_backoffs_are_rejected() {
         assert!(Backoff::new(ms(0), ms(1)).check().is_err());
         assert!(Backoff::new(ms(2), ms(1)).check().is_err());
         assert!(Backoff::new(ms(1), ms(1)).jitter(f64::NAN).check().is_err());

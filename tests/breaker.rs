@@ -266,7 +266,7 @@ fn health_says_what_works() {
     assert!(health.servers[0].last_error.is_some());
     let text = health.to_string();
     assert!(
-        text.contains("fails") && text.contains("last error"),
+        text.contains("failing") && text.contains("last error"),
         "{text}"
     );
 
