@@ -212,8 +212,8 @@ pub(crate) struct Terms {
 /// Returns for how long a lease of `ttl` is certainly held.
 ///
 /// That is `ttl` less 1 % for the drift between two clocks, as in
-/// [Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), and less 2
-/// ms for the resolution of Redis's expiry.
+/// [Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/). It is also
+/// less 2 ms: the resolution of Redis's expiry, and a minimum drift for short ttls.
 pub(crate) fn validity(ttl: Duration) -> Duration {
     ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))
 }

@@ -312,7 +312,7 @@ fn absurd_settings_of_a_lock_are_errors_and_nothing_is_sent() {
 fn absurd_settings_of_a_client_are_errors() {
     let builder = || Client::builder().url("redis://127.0.0.1");
     for (builder, about) in [
-        (Client::builder(), "URL"),
+        (Client::builder(), "ClientBuilder::url"),
         (builder().connect_timeout(Duration::ZERO), "connect_timeout"),
         (builder().connect_timeout(Duration::MAX), "connect_timeout"),
         (builder().command_timeout(Duration::ZERO), "command_timeout"),
