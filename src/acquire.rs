@@ -489,7 +489,7 @@ impl<'a> Wait<'a> {
     }
 }
 
-/// Whatever ends the wait, a panic of a user's logger or another grant: what was handed to it goes on.
+/// Whatever ends the wait, such as another grant: what was handed to it goes on.
 impl Drop for Wait<'_> {
     fn drop(&mut self) {
         if let Some(handed) = self.ticket.leave() {

@@ -15,6 +15,7 @@ use crate::hold::{Hold, Live, Tenure};
 use crate::holder::HolderId;
 use crate::kind::{Acquired, Keys};
 use crate::lease::Lease;
+use crate::logging;
 use crate::lost::Lost;
 use crate::release::abandon;
 use crate::server::{Fault, Lane, OpenCircuit, Receipt, Size, Stake};
@@ -132,7 +133,7 @@ impl<'a> Attempt<'a> {
         let (shared, keys) = (self.shared, self.keys);
         shared.meters.counters.attempts.up();
         let id = HolderId::fresh(&shared.config.owner);
-        log::trace!(name:% = keys, holder:% = id.as_str(); "acquire {keys} as {}", id.as_str());
+        logging::trace!(name:% = keys, holder:% = id.as_str(); "acquire {keys} as {}", id.as_str());
         let receipt = shared.servers.receipt();
         let asked = match keys.parts() {
             [all] => self.ask(all, &id, receipt.as_ref(), until, above)?,
@@ -480,11 +481,13 @@ impl<'a> Attempt<'a> {
 
     pub(crate) fn log_granted(&self, hold: &Hold) {
         // The clock is not free, and this line is seldom wanted.
-        if !log::log_enabled!(log::Level::Debug) {
+        let mut is_wanted = false;
+        logging::contain(|| is_wanted = log::log_enabled!(log::Level::Debug));
+        if !is_wanted {
             return;
         }
         let waited = self.start.until(Instant::now());
-        log::debug!(
+        logging::debug!(
             name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(),
             ttl_ms = self.terms.ttl.as_millis() as u64, waited_us = waited.as_micros() as u64,
             outcome = "acquired", trace_id = hold.trace_id().as_deref();
@@ -495,7 +498,7 @@ impl<'a> Attempt<'a> {
 
     /// Somebody else holds the lock, or came before: `outcome` says what follows from that.
     pub(crate) fn log_refused(&self, outcome: &str, remaining: Option<Duration>) {
-        log::debug!(
+        logging::debug!(
             name:% = self.keys, outcome = outcome, ttl_ms = self.terms.ttl.as_millis() as u64,
             remaining_ms = remaining.map(|left| left.as_millis() as u64),
             trace_id = self.settings.trace_id.as_deref();

@@ -338,6 +338,7 @@ mod kind;
 mod lease;
 mod leases;
 mod list;
+mod logging;
 mod lost;
 #[cfg(feature = "metrics")]
 mod metrics_facade;

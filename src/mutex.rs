@@ -11,6 +11,7 @@ use crate::error::{Cause, Error};
 use crate::guard::MutexGuard;
 use crate::holder::Holder;
 use crate::kind::{Found, Keys, read_holder};
+use crate::logging;
 use crate::name::Name;
 use crate::release::Unlocked;
 use crate::server::{Beside, Fault, Lane};
@@ -348,7 +349,7 @@ impl Mutex {
             .map_err(|fault| shared.servers.error(fault))?;
         let found = Found::read(&reply).ok_or_else(|| self.unreadable())?;
         if found == Found::Ours {
-            log::warn!(name:% = self.keys; "forced the release of {}, held by {holder:?}", self.keys);
+            logging::warn!(name:% = self.keys; "forced the release of {}, held by {holder:?}", self.keys);
         }
         Ok(found == Found::Ours)
     }

@@ -12,6 +12,7 @@ use crate::hold::Hold;
 use crate::holder::HolderId;
 use crate::kind::{Acquired, Found};
 use crate::lease::Lease;
+use crate::logging;
 use crate::places::{Grant, Pace, Spot, Step};
 use crate::server::{Fault, Lane, Stake};
 use crate::stats::Wake;
@@ -131,7 +132,7 @@ impl<'a> Stand<'a> {
             ..
         } = self.attempt;
         let id = HolderId::fresh(&shared.config.owner);
-        log::trace!(name:% = keys, holder:% = id.as_str(); "enter the queue of {keys} as {}", id.as_str());
+        logging::trace!(name:% = keys, holder:% = id.as_str(); "enter the queue of {keys} as {}", id.as_str());
         shared.meters.counters.attempts.up();
         let inbox = self.inbox();
         let call = self.line.enter(keys, &id, terms.ttl, Some(&inbox));

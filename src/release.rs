@@ -7,6 +7,7 @@ use crate::error::{Cause, Error};
 use crate::hold::Hold;
 use crate::kind::{Found, Keys};
 use crate::lease::{Lease, Standing};
+use crate::logging;
 use crate::lost::Lost;
 use crate::renew::renew;
 use crate::server::{Fault, Lane, Stake};
@@ -100,7 +101,7 @@ fn hand_on(
         match shared.waiters.hand_on(hold, token, has_renewed, *now) {
             HandOn::Done(tenure) => {
                 count(shared, true, tenure.since, *now);
-                log::debug!(
+                logging::debug!(
                     name:% = hold.keys, holder:% = hold.id.short(), token = token.value(),
                     outcome = "handed on", trace_id = tenure.trace_id.as_deref();
                     "handed on {} (holder {}, token {token})", hold.keys, hold.id.short()
@@ -237,7 +238,7 @@ fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
         // A shutdown releases what it takes away by itself, and counts what it finds.
         repeat(shared, hold);
     }
-    log::warn!(
+    logging::warn!(
         name:% = hold.keys, holder:% = hold.id.short(), outcome:% = lost,
         ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();
         "the lease on {} had ended before the release{}: {lost}",
@@ -280,7 +281,7 @@ fn log(hold: &Hold, outcome: &str, error: Option<&Error>) {
         let may_last = hold.lease(|lease| lease.key_may_last());
         format!(": {error}; without a release the key may stay for {may_last:?}")
     });
-    log::log!(
+    logging::record!(
         if error.is_some() { log::Level::Warn } else { log::Level::Debug },
         name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(), outcome = outcome,
         ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();

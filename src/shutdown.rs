@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::kind::Found;
 use crate::lease::Standing;
+use crate::logging;
 use crate::lost::Lost;
 use crate::threads::Shared;
 use crate::undo::Undo;
@@ -96,7 +97,7 @@ pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
         report.unreleased -= 1;
     }
     report.is_joined = timer_is_joined & stop(shared, last);
-    log::debug!("shut down: {report:?}");
+    logging::debug!("shut down: {report:?}");
     report
 }
 

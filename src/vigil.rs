@@ -6,6 +6,7 @@ use crate::answers::Span;
 use crate::attempt::Attempt;
 use crate::clock::Instant;
 use crate::error::Error;
+use crate::logging;
 use crate::server::Fault;
 use crate::threads::subscriber::Subscription;
 use crate::wait::WaitPolicy;
@@ -93,7 +94,7 @@ impl<'a> Vigil<'a> {
         self.attempt.log_refused("waiting", remaining);
         let name = self.attempt.keys.key(on).name;
         if cfg!(debug_assertions) && self.attempt.shared.waiters.is_held_by_us(name) {
-            log::warn!(
+            logging::warn!(
                 name:% = name;
                 "this thread waits for {name}, which it took itself: locks are not reentrant"
             );

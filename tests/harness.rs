@@ -340,6 +340,7 @@ fn a_fenced_resource_turns_the_overtaken_away() {
 }
 
 #[test]
+#[expect(clippy::disallowed_macros, reason = "any program may log")]
 fn log_lines_are_captured_with_their_pairs() {
     captured();
     log::debug!(target: "harness", lock = "captured-lock"; "acquired");

@@ -515,7 +515,7 @@ impl log::Log for Hooks {
 }
 
 #[test]
-fn who_panics_passes_on_what_was_handed_to_it() {
+fn who_is_handed_a_lease_while_its_logger_panics_takes_it() {
     log::set_logger(&Hooks).unwrap();
     log::set_max_level(log::LevelFilter::Debug);
     let server = Server::start();
@@ -534,7 +534,7 @@ fn who_panics_passes_on_what_was_handed_to_it() {
                     go_on.recv().unwrap();
                     panic!("of a logger");
                 })));
-                drop(mutex.lock());
+                mutex.lock().unwrap()
             });
             said.recv().unwrap();
             let next = has_next.then(|| waits(scope, &client, a()));
@@ -543,7 +543,10 @@ fn who_panics_passes_on_what_was_handed_to_it() {
             // It has the lease now, and does not know.
             assert!(a().try_lock().unwrap().is_none());
             goes_on.send(()).unwrap();
-            assert!(panics.join().is_err());
+            let took = panics.join().unwrap();
+            assert_eq!(*took.holder_id(), id);
+            assert_eq!(took.fencing_token().value(), token + 2);
+            let_go(took);
             match next {
                 Some(next) => {
                     let next = got(next);

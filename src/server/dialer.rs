@@ -9,6 +9,7 @@ use parking_lot::MutexGuard;
 
 use crate::clock::Instant;
 use crate::error::{Cause, Error, is_final_at_logon, library_text};
+use crate::logging;
 use crate::server::dial::DIALER;
 use crate::server::node::{NoWire, Wire};
 use crate::server::pool::{Pool, State};
@@ -94,7 +95,7 @@ impl Pool {
             made.map_err(|error| {
                 let server = self.node.label.as_str();
                 let text = library_text(&error);
-                log::debug!(server = server; "no connection to {server}: {text}");
+                logging::debug!(server = server; "no connection to {server}: {text}");
                 NoWire {
                     is_final: is_final_at_logon(&error),
                     is_the_servers: true,

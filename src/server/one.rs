@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::error::{Cause, Error, Meaning, meaning, words};
 use crate::expected::Expected;
 use crate::health::HealthPart;
+use crate::logging;
 use crate::name::shown;
 use crate::replicas::Replicas;
 use crate::scripts::{Call, Reply, pack_wait};
@@ -473,7 +474,7 @@ impl Server {
         self.latency.record(trip);
         self.pool.took(trip);
         if self.condition.answered(now) {
-            log::info!(server = self.label(); "calls go to {} again", self.label());
+            logging::info!(server = self.label(); "calls go to {} again", self.label());
         }
     }
 
@@ -485,7 +486,7 @@ impl Server {
     fn failed_by(&self, cause: Option<&Cause>, counts: bool) {
         if self.condition.failed(cause, counts) {
             let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
-            log::warn!(
+            logging::warn!(
                 server = self.label();
                 "{} has failed again and again, calls fail at once until it answers{cause}", self.label()
             );

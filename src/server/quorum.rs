@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::error::{Cause, Error};
 use crate::holder::HolderId;
 use crate::kind::{Acquired, Keys};
+use crate::logging;
 use crate::scripts::{Call, Reply};
 use crate::server::condition::Condition;
 use crate::server::fault::Fault;
@@ -76,7 +77,7 @@ impl Quorum {
         check(&addresses)?;
         let size = Size::of(addresses.len());
         if size.all.is_multiple_of(2) {
-            log::warn!(
+            logging::warn!(
                 "a quorum of {} servers needs {} of them, as one of {} would: take an odd number",
                 size.all,
                 size.needed,
@@ -129,7 +130,7 @@ impl Quorum {
             Err(Fault::NotNow(cause) | Fault::NoAnswer(cause)) => {
                 let had_time = asked.until(until) >= self.command_timeout / 10 * 9;
                 if self.condition.failed(Some(cause), had_time) {
-                    log::warn!(
+                    logging::warn!(
                         "no majority has answered again and again, calls fail at once: {cause}"
                     );
                 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
+use crate::logging;
 use crate::server::{Errand, Lane, Peer, Promise};
 use crate::threads::Shared;
 use crate::threads::site::Site;
@@ -103,12 +104,12 @@ impl Aside {
                 peer.is_back(now.until(Instant::now()));
                 shared.servers.peer_is_back();
                 shared.waiters.ring_all();
-                log::debug!(server = site.server.label(); "{} answers again", site.server.label());
+                logging::debug!(server = site.server.label(); "{} answers again", site.server.label());
             }
             Err(fault) => {
                 let pause = ASIDE.pause(failures + 1);
                 self.ask_at = Some((Instant::now().after(pause), failures.saturating_add(1)));
-                log::debug!(server = site.server.label(); "{} is left aside: {fault}", site.server.label());
+                logging::debug!(server = site.server.label(); "{} is left aside: {fault}", site.server.label());
             }
         }
     }

@@ -7,6 +7,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::clock::Instant;
 use crate::error::Error;
+use crate::logging;
 use crate::threads::worker::Worker;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -63,7 +64,7 @@ impl Callbacks {
 fn run(jobs: &Receiver<Option<Job>>) {
     while let Ok(Some(job)) = jobs.recv() {
         if catch_unwind(AssertUnwindSafe(job)).is_err() {
-            log::error!("a callback panicked; the leases go on");
+            logging::error!("a callback panicked; the leases go on");
         }
     }
 }

@@ -25,6 +25,7 @@ use crate::error::Error;
 use crate::hold::Hold;
 use crate::kind::{Found, Key, Keys};
 use crate::lease::{Ask, Due};
+use crate::logging;
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::server::slot_map::Moved;
@@ -147,7 +148,7 @@ impl Shared {
                 && let Err(error) = site.io.start(me, &site)
             {
                 // A lease that is not renewed for that is lost by its own clock, and its holder told.
-                log::error!("nothing is renewed or undone: {error}");
+                logging::error!("nothing is renewed or undone: {error}");
             }
             site
         };
@@ -262,8 +263,7 @@ impl Shared {
         if let Some(on_lost) = on_lost {
             self.callbacks.run(Box::new(move || on_lost(&lost)));
         }
-        // Last, since a user's logger may panic.
-        log::warn!(
+        logging::warn!(
             name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(),
             outcome:% = lost, ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();
             "lost {}: {lost} (holder {}, token {})", hold.keys, hold.id.short(), hold.token()
@@ -298,7 +298,7 @@ impl Shared {
             }
         }
         self.sites.sweep();
-        log::debug!(server = self.servers.label(); "slots of the cluster have moved");
+        logging::debug!(server = self.servers.label(); "slots of the cluster have moved");
     }
 
     /// Looks after a lease from now on: sets the timer to what is due next, or tells its loss.

@@ -7,6 +7,7 @@ use crate::clock::Instant;
 use crate::hold::Hold;
 use crate::kind::Found;
 use crate::lease::{Ask, Standing};
+use crate::logging;
 use crate::lost::Lost;
 use crate::renewed::Renewed;
 use crate::scripts::Reply;
@@ -49,7 +50,7 @@ pub(crate) fn renewed(
                 tell_renewal(shared, hold, remaining, sent.until(now));
             }
         }
-        (None, Err(fault)) => log::debug!(
+        (None, Err(fault)) => logging::debug!(
             name:% = hold.keys, holder:% = hold.id.short(), outcome = "not renewed",
             ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();
             "not renewed {}, to be tried again: {fault}", hold.keys
@@ -79,7 +80,7 @@ fn tell_renewal(shared: &Shared, hold: &Arc<Hold>, remaining: Duration, took: Du
         };
         shared.callbacks.run(Box::new(move || on_renew(&renewed)));
     }
-    log::debug!(
+    logging::debug!(
         name:% = hold.keys, holder:% = hold.id.short(), outcome = "renewed", ttl_ms = hold.ttl_ms(),
         remaining_ms = remaining.as_millis() as u64, trace_id = hold.trace_id().as_deref();
         "renewed {} for {remaining:?}", hold.keys

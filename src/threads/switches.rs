@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error};
+use crate::logging;
 use crate::server::sentinel::Sentinels;
 use crate::threads::Shared;
 use crate::threads::worker::Worker;
@@ -67,7 +68,7 @@ fn run(shared: &Shared, n: usize) {
     let mut moves = sentinels.moves();
     let mut failures = 0;
     while let Err(cause) = listen(shared, sentinels, n, &mut moves, &mut failures) {
-        log::debug!(server = shared.servers.label(); "sentinel {n} is not heard: {cause}");
+        logging::debug!(server = shared.servers.label(); "sentinel {n} is not heard: {cause}");
         let end = Instant::now().after(RECONNECT.pause(failures));
         failures += 1;
         while Instant::now() < end && !shared.switches.is_stopping() {
@@ -93,7 +94,7 @@ fn listen(
         if has_moved {
             shared.servers.moved();
             let server = shared.servers.label();
-            log::warn!(server = server; "the master has moved: every connection to the old one is given up");
+            logging::warn!(server = server; "the master has moved: every connection to the old one is given up");
         }
         // A dialer may have been told before us.
         let seen = std::mem::replace(moves, sentinels.moves());

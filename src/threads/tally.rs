@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::kind::{Key, Keys, beside};
+use crate::logging;
 use crate::random;
 use crate::scripts::{Arg, Call, Reply, TALLY};
 use crate::server::{Fault, Lane, Server};
@@ -215,7 +216,9 @@ impl Tally {
         let has_warned = std::mem::replace(&mut state.has_warned, true);
         drop(state);
         if !has_warned {
-            log::warn!("what this client counts is not added to the shared statistics: {refusal}");
+            logging::warn!(
+                "what this client counts is not added to the shared statistics: {refusal}"
+            );
         }
     }
 }

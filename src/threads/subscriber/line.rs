@@ -8,6 +8,7 @@ use crate::clock::Instant;
 use crate::error::{library_text, words};
 use crate::fair::read_grant;
 use crate::lease::SOON;
+use crate::logging;
 use crate::server::Wire;
 use crate::server::node::malformed;
 use crate::stats::Wake;
@@ -155,7 +156,7 @@ impl<'a> Line<'a> {
             log::Level::Warn
         };
         self.has_warned = true;
-        log::log!(
+        logging::record!(
             level,
             "{verb} was refused, waiters look again by themselves: {why} (it needs +{} on their channels)",
             verb.to_ascii_lowercase()

@@ -14,6 +14,7 @@ use crate::clock::{Instant, LONGEST_SLEEP};
 use crate::error::{Cause, Error};
 use crate::expected::Expected;
 use crate::kind::Key;
+use crate::logging;
 use crate::name::Name;
 use crate::random;
 use crate::server::{Condition, Fault, Lane, Server};
@@ -173,11 +174,11 @@ impl Subscriber {
         match &published {
             Ok(_) => self.mute.store(false, Ordering::SeqCst),
             Err(Fault::Never(error)) if !self.mute.swap(true, Ordering::SeqCst) => {
-                log::warn!(
+                logging::warn!(
                     "releases cannot be announced, waiters look again by themselves: {error}"
                 );
             }
-            Err(fault) => log::debug!("the subscriber could not be woken: {fault}"),
+            Err(fault) => logging::debug!("the subscriber could not be woken: {fault}"),
         }
         published.is_ok()
     }
@@ -257,7 +258,7 @@ fn run(shared: &Shared, site: &Site) {
                     .failed(Some(&Cause::text(why.clone())), false);
                 shared.servers.doubt();
                 // One warning for an outage, however long it lasts.
-                log::log!(
+                logging::record!(
                     if failures == 0 { log::Level::Warn } else { log::Level::Debug },
                     server = site.server.label();
                     "releases are not heard, waiters look again by themselves; reconnecting: {why}"
@@ -298,7 +299,7 @@ fn listen(shared: &Shared, site: &Site, failures: &mut u32) -> Result<(), String
     *failures = 0;
     let mut tidied = Instant::now();
     this.condition.answered(Instant::now());
-    log::debug!(server = site.server.label(); "hearing releases");
+    logging::debug!(server = site.server.label(); "hearing releases");
     loop {
         let now = Instant::now();
         let mut state = this.state.lock();

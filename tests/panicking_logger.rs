@@ -1,0 +1,144 @@
+//! Promise: a logger that panics costs its own records, and no lease, no guard and no thread.
+
+mod support;
+
+use std::cell::Cell;
+use std::panic;
+use std::sync::Once;
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Client, ClientBuilder, Error, Lost, Unlocked};
+use support::{Server, eventually, ms};
+
+const PATIENCE: Duration = ms(20_000);
+
+const COMMAND_TIMEOUT: Duration = ms(250);
+
+thread_local! {
+    static PANICS_HERE: Cell<bool> = const { Cell::new(false) };
+}
+
+const WHY: &str = "of a logger";
+
+/// Panics on every thread of a client, and on those of the test that want it.
+struct Panics;
+
+impl log::Log for Panics {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, _: &log::Record<'_>) {
+        let thread = thread::current();
+        let is_ours = thread
+            .name()
+            .is_some_and(|name| name.starts_with("leasehold-"));
+        if is_ours || PANICS_HERE.get() {
+            panic::panic_any(WHY);
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+fn builder(server: &Server) -> ClientBuilder {
+    static SET: Once = Once::new();
+    SET.call_once(|| {
+        log::set_logger(&Panics).unwrap();
+        log::set_max_level(log::LevelFilter::Trace);
+        // They are many.
+        let others = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if info.payload().downcast_ref() != Some(&WHY) {
+                others(info);
+            }
+        }));
+    });
+    Client::builder()
+        .url(server.url())
+        .ttl(ms(60_000))
+        .command_timeout(COMMAND_TIMEOUT)
+}
+
+fn client(server: &Server) -> Client {
+    builder(server).build().unwrap()
+}
+
+#[test]
+fn a_lease_is_renewed_after_its_renewal_was_logged() {
+    let server = Server::start();
+    let client = client(&server);
+    let guard = client.mutex("a").renew_every(ms(50)).lock().unwrap();
+    let renewed = || client.stats().totals.renewals_ok;
+    eventually(PATIENCE, || renewed() > 3);
+    // What the server is up to is logged between the commands of a write and their answers.
+    server.pause();
+    eventually(PATIENCE, || {
+        matches!(client.mutex("b").try_lock(), Err(Error::CircuitOpen { .. }))
+    });
+    server.resume();
+    let before = renewed();
+    eventually(PATIENCE, || renewed() > before + 3);
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+#[test]
+fn whoever_is_granted_a_lock_gets_its_guard() {
+    let server = Server::start();
+    let client = client(&server);
+    PANICS_HERE.set(true);
+    let guard = client.mutex("a").lock().unwrap();
+    assert!(client.mutex("a").try_lock().unwrap().is_none());
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    drop(client.mutex("a").try_lock().unwrap().unwrap());
+    drop(client.mutex_all(["a", "b"]).lock().unwrap());
+    drop(client.fair_mutex("a").lock().unwrap());
+    assert_eq!((server.get("lock:a"), server.get("lock:b")), (None, None));
+}
+
+#[test]
+fn whoever_waits_for_a_lock_gets_its_guard() {
+    let server = Server::start();
+    let clients = [client(&server), client(&server)];
+    let guard = clients[0].mutex("a").lock().unwrap();
+    thread::scope(|scope| {
+        // Some are handed the lock, others ask for it.
+        for client in clients.iter().cycle().take(6) {
+            scope.spawn(|| {
+                PANICS_HERE.set(true);
+                let guard = client.mutex("a").lock().unwrap();
+                assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            });
+        }
+        eventually(PATIENCE, || {
+            clients
+                .iter()
+                .map(|client| client.stats().waiting)
+                .sum::<u64>()
+                == 6
+        });
+        let _ = guard.unlock().unwrap();
+    });
+    assert_eq!(server.get("lock:a"), None);
+}
+
+#[test]
+fn a_loss_is_told() {
+    let server = Server::start();
+    let client = client(&server);
+    PANICS_HERE.set(true);
+    let (told, losses) = crossbeam_channel::unbounded();
+    let tells = move |lost: &Lost| told.send(*lost).unwrap();
+    let mutex = client.mutex("a").renew_every(ms(50)).on_lost(tells);
+    let guard = mutex.lock().unwrap();
+    server.run("DEL", &["lock:a"]);
+    assert_eq!(losses.recv_timeout(PATIENCE), Ok(Lost::Deleted));
+    assert_eq!(
+        guard.unlock().unwrap(),
+        Unlocked::AlreadyLost(Lost::Deleted)
+    );
+    drop(mutex.lock().unwrap());
+    let report = client.shutdown(PATIENCE).unwrap();
+    assert!(report.is_clean(), "{report:?}");
+}
