@@ -6,9 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::{BreakerState, Client, ClientBuilder, Error, HealthState, Lost, Unlocked};
-use support::{Control, Sentinels, Server, Setup, eventually, free_port, ms};
+use support::{Child, Control, Sentinels, Server, Setup, eventually, free_port, given, ms, say};
 
 const COMMAND_TIMEOUT: Duration = ms(250);
+
+#[test]
+fn child() {
+    support::role(&[("without_threads", without_threads)]);
+}
 
 fn builder(server: &Server) -> ClientBuilder {
     Client::builder()
@@ -288,4 +293,33 @@ fn health_is_in_time_and_hides_the_password() {
     let health = timed.no_later_than(ms(250));
     assert!(!health.is_healthy());
     assert!(!format!("{health:?}{health}").contains("s3cret"));
+}
+
+/// More than any address space has: no thread can be started.
+const HUGE_STACK: (&str, &str) = ("RUST_MIN_STACK", "1152921504606846976");
+
+#[test]
+fn health_without_threads_says_that_it_fails() {
+    let servers = [(); 3].map(|()| Server::start());
+    let urls = servers.each_ref().map(Server::url).join(" ");
+    let child = Child::spawn("without_threads", &[("URLS", &urls), HUGE_STACK]);
+    let finished = child.wait().succeeded();
+    assert_eq!(
+        finished.said,
+        ["3 servers, healthy: false"],
+        "{}",
+        finished.output
+    );
+}
+
+fn without_threads() {
+    assert!(thread::Builder::new().spawn(|| ()).is_err());
+    let urls = given("URLS");
+    let client = Client::quorum(urls.split(' ')).unwrap();
+    let health = client.health();
+    say(&format!(
+        "{} servers, healthy: {}",
+        health.servers.len(),
+        health.is_healthy()
+    ));
 }

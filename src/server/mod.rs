@@ -297,15 +297,7 @@ impl Servers {
             Place::One(_) | Place::Cluster(_) => servers.len().max(1),
             Place::Quorum(quorum) => quorum.size().needed,
         };
-        let parts = thread::scope(|scope| {
-            let asked: Vec<_> = servers
-                .iter()
-                .map(|server| scope.spawn(move || server.health(until)))
-                .collect();
-            let parts = asked.into_iter().filter_map(|part| part.join().ok());
-            parts.collect()
-        });
-        (parts, needed)
+        (health_of_all(&servers, until), needed)
     }
 
     /// A server of a quorum that did not answer does again.
@@ -355,6 +347,39 @@ impl Servers {
             cause,
         }
     }
+}
+
+/// Asks each server on a thread of its own, and on this one those for which the system has none.
+fn health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
+    thread::scope(|scope| {
+        let ask = |server: &Arc<Server>| {
+            let server = Arc::clone(server);
+            let asked = thread::Builder::new().spawn_scoped(scope, move || server.health(until));
+            asked.ok()
+        };
+        // One server needs no thread.
+        let asked = servers.iter().enumerate();
+        let asked: Vec<_> = asked
+            .map(|(n, server)| if n == 0 { None } else { ask(server) })
+            .collect();
+        let mut left = asked.iter().filter(|asked| asked.is_none()).count() as u32;
+        let own: Vec<_> = servers
+            .iter()
+            .zip(&asked)
+            .map(|(server, asked)| {
+                asked.is_none().then(|| {
+                    let now = Instant::now();
+                    // As long for each of those that are asked here.
+                    let share = now.until(until) / left;
+                    left -= 1;
+                    server.health(now.after(share))
+                })
+            })
+            .collect();
+        let parts = own.into_iter().zip(asked);
+        let parts = parts.filter_map(|(own, asked)| own.or_else(|| asked?.join().ok()));
+        parts.collect()
+    })
 }
 
 /// What an acquiring call may leave behind. A release, which goes in the free lane, needs no undo.
