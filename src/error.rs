@@ -9,6 +9,7 @@ use redis::{ErrorKind, RedisError, ServerError};
 
 use crate::escape::Escaped;
 use crate::lost::Lost;
+use crate::server::conn::NoFirstReply;
 #[cfg(feature = "tls")]
 use crate::server::conn::payload;
 
@@ -226,7 +227,7 @@ impl std::error::Error for Error {
 /// What to do about an answer that people meet, with a leading separator.
 fn advice(answer: &str) -> &'static str {
     // The first that is found counts.
-    const ADVICE: [(&str, &str); 19] = [
+    const ADVICE: [(&str, &str); 20] = [
         // The rights that are needed were added to the answer, with names that may hold any word.
         (" needs +", ""),
         (
@@ -260,6 +261,11 @@ fn advice(answer: &str) -> &'static str {
         (
             "invalid peer certificate",
             "; this client does not trust the server: give its authority to ClientBuilder::tls_root",
+        ),
+        // The text of rustls for a reply without TLS.
+        (
+            "received corrupt message",
+            "; if the server does not speak TLS at this port, use redis://",
         ),
         (
             "alert: CertificateRequired",
@@ -372,6 +378,11 @@ impl Cause {
         }
     }
 
+    /// The peer accepted a connection and did not reply on it; `hint` says what to try.
+    pub(crate) fn no_first_reply(event: NoFirstReply, hint: &str) -> Self {
+        Self::new(CauseKind::Connection, &format!("{event}{hint}"))
+    }
+
     /// An error of connecting, which may take this long.
     pub(crate) fn no_connection(error: RedisError, limit: Duration) -> Self {
         match error.is_timeout() {
@@ -386,7 +397,7 @@ impl Cause {
         self
     }
 
-    /// Only says that time ran out: whatever was said before tells more.
+    /// Whether it says only that time ran out: an earlier cause tells more.
     pub(crate) fn is_silence(&self) -> bool {
         matches!(self.kind, CauseKind::NoReply | CauseKind::Timeout)
     }
@@ -474,6 +485,9 @@ impl Cause {
 
 impl From<RedisError> for Cause {
     fn from(error: RedisError) -> Self {
+        if let Some(event) = NoFirstReply::of(&error) {
+            return Self::no_first_reply(event, "");
+        }
         if error.is_timeout() {
             // The system says "resource temporarily unavailable" here.
             return Self::silence("timed out");
@@ -580,8 +594,7 @@ fn is_about_rights(answer: &ServerError) -> bool {
     answer.code() == "NOPERM" || answer.details().is_some_and(is_told)
 }
 
-/// What the library says went wrong, without its name for such errors; an error answer as Redis wrote
-/// it.
+/// The text of a library's error, without the name of its kind; an error answer as Redis wrote it.
 pub(crate) fn library_text(error: &RedisError) -> String {
     let source = std::error::Error::source(error);
     if let Some(answer) = source.and_then(|source| source.downcast_ref()) {

@@ -219,6 +219,11 @@ impl Nodes {
         })
     }
 
+    /// Advice for a node that accepts connections and does not reply.
+    pub(crate) fn tls_hint(&self) -> &'static str {
+        self.data.tls_hint()
+    }
+
     /// A node, at the address that another one gave.
     pub(crate) fn at(&self, host: &str, port: u16) -> Address {
         self.data.at(host, port)
@@ -365,6 +370,15 @@ impl Address {
             #[cfg(feature = "tls")]
             tls: Arc::default(),
         })
+    }
+
+    /// Advice for a peer at this address that accepts connections and does not reply.
+    pub(crate) fn tls_hint(&self) -> &'static str {
+        match self.info.addr() {
+            ConnectionAddr::Tcp(..) => "; if it expects TLS, use rediss://",
+            ConnectionAddr::TcpTls { .. } => "; if it does not speak TLS, use redis://",
+            _ => "",
+        }
     }
 
     /// The same way to log on, at another address.

@@ -109,13 +109,16 @@ fn a_lock_that_gives_up_says_for_how_long_there_was_no_reply() {
     };
     let lock = waiting.lock().unwrap_err();
     let start = format!("no reply from {} for ", place(&proxy.url()));
-    for (error, seconds) in [(unlock, " ms"), (lock, " s (last: no connection in 250 ms")] {
+    for (error, seconds) in [
+        (unlock, " ms"),
+        (lock, " s (last: the peer accepted the connection"),
+    ] {
         let text = says_each_thing_once(&error);
         assert!(text.starts_with(&start) && text.contains(seconds), "{text}");
     }
 }
 
-/// No call of its own was let through: what others met is told.
+/// Every call of its own is turned away, so it reports the failure of another call.
 #[test]
 fn a_lock_behind_an_open_breaker_says_what_the_server_last_said() {
     let url = nobody();
@@ -135,14 +138,57 @@ fn a_lock_behind_an_open_breaker_says_what_the_server_last_said() {
     assert!(text.contains("(last: Connection refused"), "{text}");
 }
 
+/// The first call and later ones: the connection that they wait for is accepted long before it fails.
 #[test]
-fn a_peer_that_says_nothing() {
+fn a_peer_that_accepts_and_says_nothing_may_expect_tls() {
     let hole = BlackHole::start();
-    let text = says_each_thing_once(&try_lock(&client(hole.url())));
+    let client = builder(hole.url())
+        .unreachable_for(ms(600))
+        .build()
+        .unwrap();
+    for error in [
+        try_lock(&client),
+        client.mutex("a").lock().unwrap_err(),
+        client.ping().unwrap_err(),
+    ] {
+        let text = says_each_thing_once(&error);
+        let place = format!("127.0.0.1:{}", hole.port());
+        assert!(
+            text.contains(&place) && text.contains("use rediss://"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_peer_that_closes_instead_of_a_reply_may_expect_tls() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    proxy.all(Traffic::CutOnReply);
+    let text = says_each_thing_once(&try_lock(&client(proxy.url())));
     assert!(
-        text.contains(&format!("127.0.0.1:{}", hole.port())),
+        text.contains("closed") && text.contains("use rediss://"),
         "{text}"
     );
+    let cluster = proxy.url().replace("redis://", "redis+cluster://");
+    let text = says_each_thing_once(&try_lock(&client(cluster)));
+    assert!(
+        text.contains("closed") && text.contains("use rediss://"),
+        "{text}"
+    );
+}
+
+/// It has replied before, so TLS is not what is missing.
+#[test]
+fn a_server_that_hangs_is_not_suspected_of_tls() {
+    let server = Server::start();
+    let client = client(server.url());
+    drop(client.mutex("a").lock().unwrap());
+    server.pause();
+    for _ in 0..3 {
+        let text = says_each_thing_once(&try_lock(&client));
+        assert!(!text.contains("rediss"), "{text}");
+    }
 }
 
 #[test]
@@ -170,6 +216,15 @@ fn a_wrong_password_and_none() {
         assert!(text.contains("assword"), "{text}");
         assert!(!text.contains("AuthenticationFailed"), "{text}");
     }
+}
+
+#[test]
+fn a_server_with_too_many_clients_is_quoted() {
+    let server = Server::with(&["--maxclients", "1"]);
+    let _only = server.connection();
+    let text = says_each_thing_once(&try_lock(&client(server.url())));
+    assert!(text.contains("max number of clients reached"), "{text}");
+    assert!(text.contains(&server.port().to_string()), "{text}");
 }
 
 #[test]
@@ -241,11 +296,27 @@ mod tls {
     use super::*;
 
     #[test]
-    fn a_plain_port_is_spoken_to_with_tls() {
+    fn a_plain_port_that_is_spoken_to_with_tls() {
         let server = Server::start();
-        let url = format!("rediss://127.0.0.1:{}", server.port());
-        let text = says_each_thing_once(&try_lock(&client(url)));
-        assert!(text.contains(&server.port().to_string()), "{text}");
+        let hole = BlackHole::start();
+        for port in [server.port(), hole.port()] {
+            let url = format!("rediss://127.0.0.1:{port}");
+            let text = says_each_thing_once(&try_lock(&client(url)));
+            assert!(text.contains(&port.to_string()), "{text}");
+            assert!(text.contains("use redis://"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_port_for_tls_that_is_spoken_to_without() {
+        if !Server::has_tls() {
+            println!("this server's binary has no TLS: nothing to check against");
+            return;
+        }
+        let port = free_port();
+        let _server = support::tls_server(port, "server");
+        let text = says_each_thing_once(&try_lock(&client(format!("redis://localhost:{port}"))));
+        assert!(text.contains("use rediss://"), "{text}");
     }
 
     #[test]

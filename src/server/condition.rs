@@ -55,7 +55,7 @@ impl Condition {
             Fault::Open(Box::new(OpenCircuit {
                 server: server.to_owned(),
                 failures: detail.breaker.failures(),
-                // What opened it had a cause.
+                // A breaker opens only on a failure that has a cause.
                 last: detail
                     .trouble
                     .clone()

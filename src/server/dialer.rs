@@ -99,7 +99,7 @@ impl Pool {
                 NoWire {
                     is_final: is_final_at_logon(&error),
                     is_the_servers: true,
-                    cause: Cause::no_connection(error, self.node.connect_timeout),
+                    cause: self.node.no_connection(error),
                 }
             })
         }));

@@ -1,6 +1,6 @@
 //! One Redis server: how a connection to it is made, and one trip over a connection.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::error::Cause;
 use crate::expected::Expected;
 use crate::scripts::Reply;
+use crate::server::conn::NoFirstReply;
 use crate::server::open::Open;
 use crate::server::sentinel::Sentinels;
 use crate::server::slot_map::SlotMap;
@@ -27,6 +28,10 @@ pub(crate) struct Node {
     pub(crate) command_timeout: Duration,
     /// How many connections to it are open.
     open: Arc<AtomicU64>,
+    /// It has accepted a connection that is being made, and not replied on it yet.
+    has_accepted: AtomicBool,
+    /// It has replied on an earlier connection.
+    has_replied: AtomicBool,
 }
 
 enum Origin {
@@ -62,6 +67,8 @@ impl Node {
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout,
             open: Arc::default(),
+            has_accepted: AtomicBool::new(false),
+            has_replied: AtomicBool::new(false),
         }
     }
 
@@ -115,12 +122,43 @@ impl Node {
         Instant::now().after(self.connect_timeout)
     }
 
+    /// Why no connection could be made.
+    pub(crate) fn no_connection(&self, error: RedisError) -> Cause {
+        match NoFirstReply::of(&error) {
+            Some(event) => Cause::no_first_reply(event, self.tls_hint()),
+            None => Cause::no_connection(error, self.connect_timeout),
+        }
+    }
+
+    /// Why a connection that is being made is not there in time.
+    pub(crate) fn no_connection_yet(&self) -> Cause {
+        match self.has_accepted.load(Ordering::Relaxed) {
+            true => Cause::no_first_reply(NoFirstReply::Silent, self.tls_hint()),
+            false => Cause::silence("no connection in time"),
+        }
+    }
+
+    /// Advice for a server that accepts connections and does not reply; empty once it has replied.
+    fn tls_hint(&self) -> &'static str {
+        if self.has_replied.load(Ordering::Relaxed) {
+            return "";
+        }
+        match &self.origin {
+            Origin::Server(address) | Origin::Member(address, _) => address.tls_hint(),
+            Origin::Sentinels(sentinels) => sentinels.tls_hint(),
+        }
+    }
+
     pub(crate) fn connections(&self) -> u64 {
         self.open.load(Ordering::Relaxed)
     }
 
     fn log_on(&self, address: &Address, until: Instant) -> RedisResult<Wire> {
-        let mut wire = Wire::open(address, Some(&self.connection_name), until)?;
+        let accepted = || self.has_accepted.store(true, Ordering::Relaxed);
+        let opened = Wire::open(address, Some(&self.connection_name), until, accepted);
+        self.has_accepted.store(false, Ordering::Relaxed);
+        let mut wire = opened?;
+        self.has_replied.store(true, Ordering::Relaxed);
         wire.open = Some(Open::new(&self.open));
         Ok(wire)
     }

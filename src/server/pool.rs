@@ -272,7 +272,7 @@ impl Pool {
                 self.cap
             ))
         } else {
-            Cause::silence("no connection in time")
+            self.node.no_connection_yet()
         };
         NoWire {
             cause,

@@ -128,7 +128,12 @@ impl Sentinels {
         let address = sentinels
             .get(n)
             .ok_or((ErrorKind::Client, "no such sentinel"))?;
-        Wire::open(address, None, until)
+        Wire::open(address, None, until, || ())
+    }
+
+    /// Advice for a sentinel or a master that accepts connections and does not reply.
+    pub(crate) fn tls_hint(&self) -> &'static str {
+        self.sentinel.data.tls_hint()
     }
 
     /// How often the master was found to have moved.

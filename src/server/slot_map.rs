@@ -14,6 +14,7 @@ use crate::clock::{Instant, nap};
 use crate::config::Config;
 use crate::error::{Cause, Error, is_final_at_logon, library_text};
 use crate::kind::Key;
+use crate::server::conn::NoFirstReply;
 use crate::server::dial::DIALER;
 use crate::server::fault::Fault;
 use crate::server::inquiry::{Failure, inquire};
@@ -407,6 +408,14 @@ impl SlotMap {
         let _ = catch_unwind(AssertUnwindSafe(|| follower(moved)));
     }
 
+    /// Advice for a node that accepts connections and does not reply; empty once one has replied.
+    fn tls_hint(&self) -> &'static str {
+        match self.known.lock().servers.is_empty() {
+            true => self.nodes.tls_hint(),
+            false => "",
+        }
+    }
+
     /// What the first node says that knows the slots.
     fn ask_all(&self, places: Vec<Place>) -> Result<Layout, Fault> {
         let timeout = self.config.connect_timeout;
@@ -422,7 +431,11 @@ impl SlotMap {
             Failure::Refused(error) => Fault::Never(refused(self.nodes.label(), &error)),
             Failure::Silent(Some((n, error))) => {
                 let (host, port) = &places[n];
-                Fault::NotNow(Cause::from(error).at(&format!("{host}:{port}")))
+                let cause = match NoFirstReply::of(&error) {
+                    Some(event) => Cause::no_first_reply(event, self.tls_hint()),
+                    None => error.into(),
+                };
+                Fault::NotNow(cause.at(&format!("{host}:{port}")))
             }
             Failure::Silent(None) => {
                 Fault::NotNow(Cause::silence("no node of the cluster answered in time"))
@@ -433,7 +446,7 @@ impl SlotMap {
     /// Asks one node.
     fn ask(&self, place: &Place, timeout: Duration) -> RedisResult<Layout> {
         let until = Instant::now().after(timeout);
-        let mut wire = Wire::open(&self.nodes.at(&place.0, place.1), None, until)?;
+        let mut wire = Wire::open(&self.nodes.at(&place.0, place.1), None, until, || ())?;
         let mut ask = redis::cmd("CLUSTER");
         ask.arg("SLOTS");
         let answer = wire

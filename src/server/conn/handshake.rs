@@ -25,9 +25,15 @@ enum Step {
 
 impl Wire {
     /// Connects and logs on, by `until`: the resolver, all addresses, TLS and the log-on together. The resolver cannot be
-    /// interrupted, so only a dialer calls this. The connection is named `name` where there is one.
-    pub(crate) fn open(address: &Address, name: Option<&str>, until: Instant) -> RedisResult<Self> {
-        let mut wire = Self::connect(address, until)?;
+    /// interrupted, so only a dialer calls this. The connection is named `name` where there is one. `accepted` is called when the peer
+    /// has accepted the connection, and has not said anything yet.
+    pub(crate) fn open(
+        address: &Address,
+        name: Option<&str>,
+        until: Instant,
+        accepted: impl FnOnce(),
+    ) -> RedisResult<Self> {
+        let mut wire = Self::connect(address, until, accepted)?;
         let redis = address.info.redis_settings();
         if !wire.log_on(&commands(redis, name, true), until)? {
             wire.log_on(&commands(redis, name, false), until)?;

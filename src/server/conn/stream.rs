@@ -19,21 +19,31 @@ pub(super) enum Stream {
 }
 
 impl Stream {
-    /// Connects, and shakes hands where there is TLS, by `until`.
-    pub(super) fn connect(address: &Address, until: Instant) -> RedisResult<Self> {
+    /// Connects, and shakes hands where there is TLS, by `until`. `accepted` is called in between.
+    pub(super) fn connect(
+        address: &Address,
+        until: Instant,
+        accepted: impl FnOnce(),
+    ) -> RedisResult<Self> {
         let info = &address.info;
         match info.addr() {
             ConnectionAddr::Tcp(host, port) => {
                 check_host(host)?;
                 let socket = Socket::connect_tcp(host, *port, info.tcp_settings(), until)?;
+                accepted();
                 Ok(Self::Plain(socket))
             }
-            ConnectionAddr::Unix(path) => Ok(Self::Plain(Socket::connect_unix(path, until)?)),
+            ConnectionAddr::Unix(path) => {
+                let socket = Socket::connect_unix(path, until)?;
+                accepted();
+                Ok(Self::Plain(socket))
+            }
             #[cfg(feature = "tls")]
             ConnectionAddr::TcpTls { host, port, .. } => {
                 check_host(host)?;
                 let config = address.tls.client_config()?;
                 let socket = Socket::connect_tcp(host, *port, info.tcp_settings(), until)?;
+                accepted();
                 let stream = TlsStream::open(socket, host, config, until)?;
                 Ok(Self::Tls(Box::new(stream)))
             }

@@ -4,12 +4,13 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use redis::RedisResult;
+use redis::{RedisError, RedisResult};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 
 use super::input::Input;
 use super::socket::Socket;
+use super::violation::NoFirstReply;
 use crate::clock::Instant;
 
 pub(super) struct TlsStream {
@@ -50,10 +51,16 @@ impl TlsStream {
         let name = ServerName::try_from(host)?.to_owned();
         let tls = ClientConnection::new(Arc::new(config), name)?;
         let mut stream = Self { socket, tls };
+        let mut is_first = true;
         while stream.tls.is_handshaking() {
             stream.send(until)?;
             if stream.tls.is_handshaking() {
-                stream.receive(until)?;
+                let received = stream.receive(until).map_err(RedisError::from);
+                match is_first {
+                    true => received.map_err(NoFirstReply::mark)?,
+                    false => received?,
+                };
+                is_first = false;
             }
         }
         // What ends the handshake on our side.

@@ -79,7 +79,6 @@ pub(crate) enum NoFirstReply {
 
 impl NoFirstReply {
     /// What `error` says of the peer's first reply, if it is about that.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for those who tell it apart"))]
     pub(crate) fn of(error: &RedisError) -> Option<Self> {
         payload(error).copied()
     }

@@ -38,9 +38,13 @@ pub(crate) struct Wire {
 
 impl Wire {
     /// Connects, without logging on, by `until`.
-    pub(super) fn connect(address: &Address, until: Instant) -> RedisResult<Self> {
+    pub(super) fn connect(
+        address: &Address,
+        until: Instant,
+        accepted: impl FnOnce(),
+    ) -> RedisResult<Self> {
         Ok(Self {
-            stream: Stream::connect(address, until)?,
+            stream: Stream::connect(address, until, accepted)?,
             input: Box::default(),
             buffer: Vec::new(),
             message_since: None,
