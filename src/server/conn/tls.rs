@@ -53,8 +53,9 @@ impl TlsStream {
         let mut stream = Self { socket, tls };
         let mut is_first = true;
         while stream.tls.is_handshaking() {
-            stream.send(until)?;
-            if stream.tls.is_handshaking() {
+            // A peer that hung up has said why before, and that is read next.
+            let sent = stream.send(until);
+            if stream.tls.is_handshaking() || sent.is_err() {
                 let received = stream.receive(until).map_err(RedisError::from);
                 match is_first {
                     true => received.map_err(NoFirstReply::mark)?,
