@@ -593,6 +593,34 @@ fn a_server_that_is_slow_slows_only_the_first_lock() {
 }
 
 #[test]
+fn a_server_that_replies_byte_by_byte_delays_nobody() {
+    let servers = Servers::start(3);
+    for n in 0..3 {
+        let proxy = Proxy::new(&servers.0[n]);
+        let mut urls = servers.urls();
+        urls[n] = proxy.url();
+        let client = Client::quorum(urls).unwrap();
+        lock_and_unlock(&client);
+        proxy.all(Traffic::TrickleReplies);
+        let mut times: Vec<_> = (0..9)
+            .map(|_| {
+                let start = Instant::now();
+                let guard = client.mutex("a").ttl(LONG).try_lock_for(ms(200));
+                let took = start.elapsed();
+                drop(guard.unwrap().expect("nobody else wants it"));
+                took
+            })
+            .collect();
+        // The client does not know yet which server is slow.
+        assert!(times[0] < ms(150), "{times:?}");
+        times.sort_unstable();
+        assert!(times[4] < ms(50), "{times:?}");
+        proxy.all(Traffic::Pass);
+        eventually(ms(10_000), || servers.count(KEY) == 0);
+    }
+}
+
+#[test]
 fn a_split_vote_is_taken_again() {
     let servers = Servers::start(3);
     let client = servers.builder().backstop(LONG).build().unwrap();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::unbounded;
 
 use super::proxy::{State, Traffic, Wires};
-use super::time::ms;
+use super::time::{let_pass, ms};
 
 /// Enough to tell what a connection is for, and which locks the first dozens of calls are about.
 const REMEMBERED: usize = 32 * 1024;
@@ -77,6 +77,7 @@ enum Fate {
     Forward,
     /// The first reply in it, and no more.
     ForwardOne,
+    Trickle,
     Drop,
     End,
 }
@@ -129,6 +130,10 @@ fn carry(
                     let passes = match wires.decide(n, direction, Some(due)) {
                         Fate::Forward => rest.len(),
                         Fate::ForwardOne => first_reply(rest),
+                        Fate::Trickle => {
+                            let_pass(ms(20));
+                            1
+                        }
                         Fate::Drop => break,
                         Fate::End => break 'chunks,
                     };
@@ -228,6 +233,7 @@ impl Wires {
             return match (link.traffic, direction) {
                 (Traffic::Vanish, _) | (Traffic::DropReplies, Direction::Reply) => Fate::Drop,
                 (Traffic::CutOnReply, Direction::Reply) => Fate::End,
+                (Traffic::TrickleReplies, Direction::Reply) if due.is_some() => Fate::Trickle,
                 (Traffic::OneReply, Direction::Reply) => {
                     state.links[n].traffic = Traffic::StallReplies;
                     Fate::ForwardOne

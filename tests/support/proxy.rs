@@ -27,6 +27,8 @@ pub(crate) enum Traffic {
     DropReplies,
     /// Whatever is sent vanishes, in both directions.
     Vanish,
+    /// Requests pass; replies come byte by byte, 20 ms apart.
+    TrickleReplies,
     /// Requests pass, the first reply ends the connection in its place.
     CutOnReply,
     /// The connection is ended at once.
