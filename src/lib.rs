@@ -67,6 +67,13 @@
 //!   fewer, a failover can still lead to two holders.
 //! - **Replicated expiry is an absolute time.** If the clocks of a master and its replica differ,
 //!   leases become shorter or longer after a failover.
+//! - **A server's clock that steps forward** ends leases early, because Redis measures expiry by its
+//!   wall clock. The holder finds out at its next renewal. Until then another client may have
+//!   acquired the lock.
+//! - **Memory in Redis.** Each distinct name leaves its last fencing token in Redis: about 130 bytes,
+//!   for a day.
+//! - **A lost message** delays a waiter by at most [`backstop`](ClientBuilder::backstop) each time it
+//!   asks Redis. A waiter that finds the lock taken again by then can wait longer.
 //! - **A Redis that loses data.** An evicting `maxmemory-policy` deletes held locks; so do
 //!   `FLUSHALL` and a restart without persistence. The holder finds out at its next renewal. Until
 //!   then another client may have acquired the lock, while the original client keeps handing it
