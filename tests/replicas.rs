@@ -213,3 +213,32 @@ fn times_that_cannot_work_are_refused() {
     }
     assert!(server.keys().is_empty());
 }
+
+/// Of two replicas one acknowledges nothing: each renewal of the leases that want both waits for it, for most of a second.
+#[test]
+fn a_wait_for_a_dead_replica_delays_no_other_renewal() {
+    let servers = Replicas::start(2);
+    let client = client(servers.master());
+    let wants_both = [780, 790, 800].map(|within| {
+        let mutex = client.mutex(format!("both-{within}"));
+        let mutex = mutex.ttl(ms(60_000)).renew_every(ms(200));
+        mutex.min_replicas(2, ms(within)).lock().unwrap()
+    });
+    servers.pause(0);
+    let others = [
+        client.mutex("plain-1").ttl(ms(2_000)),
+        client.mutex("plain-2").ttl(ms(3_000)),
+        client.mutex("one").ttl(ms(2_000)).min_replicas(1, ms(300)),
+    ];
+    let others = others.map(|mutex| mutex.lock().unwrap());
+    let start = Instant::now();
+    eventually(ms(20_000), || start.elapsed() > ms(7_000));
+    for guard in others.iter().chain(&wants_both) {
+        guard.ensure_held().unwrap();
+    }
+    for guard in others {
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    }
+    let report = client.shutdown(ms(5_000)).unwrap();
+    assert!(report.is_clean(), "every thread has ended: {report:?}");
+}

@@ -129,10 +129,87 @@ impl Io {
     }
 }
 
+/// A connection that a thread keeps for what it sends.
+#[derive(Default)]
+pub(super) struct Writer {
+    wire: Option<Wire>,
+}
+
+impl Writer {
+    /// Sends `items` in one write, and gives each answer to `settle`, with the instant before it was sent.
+    pub(super) fn write(
+        &mut self,
+        shared: &Shared,
+        site: &Site,
+        mut items: Vec<Item>,
+        mut settle: impl FnMut(Item, Instant, Result<Reply, Fault>),
+    ) {
+        let asked = Instant::now();
+        let server = &site.server;
+        self.wire.take_if(|wire| !server.is_current(wire));
+        if self.wire.is_none() {
+            match server.wire(asked.after(server.command_timeout())) {
+                Ok(wire) => self.wire = Some(wire),
+                Err(fault) => {
+                    for item in items {
+                        settle(item, asked, Err(fault.clone()));
+                    }
+                    return;
+                }
+            }
+        }
+        let Some(wire) = &mut self.wire else { return };
+        let sent = Instant::now();
+        // What was lost or let go while it lay here must not be given a whole ttl more.
+        items.retain(|item| match item {
+            Item::Renew(paper) => matches!(paper.ballot.hold.stand(sent), Standing::Held(_)),
+            Item::Undo(_) | Item::Tally(_) => true,
+        });
+        let calls: Vec<Call<'_>> = items.iter().map(Item::call).collect();
+        let (answers, usable) = server.batch(wire, &calls);
+        drop(calls);
+        if !usable {
+            self.wire = None;
+        }
+        let until = sent.after(server.command_timeout());
+        for (item, answer) in items.into_iter().zip(answers) {
+            let (answer, sent) = match answer {
+                // Nothing ran, so it may be sent again to where the name is kept now.
+                Err(Fault::Elsewhere(..)) => {
+                    match shared
+                        .servers
+                        .call_or_undo(item.call(), until, Lane::Free, None)
+                    {
+                        Ok((reply, sent)) => (Ok(reply), sent),
+                        Err(fault) => (Err(fault), sent),
+                    }
+                }
+                answer => (answer, sent),
+            };
+            settle(item, sent, answer);
+        }
+    }
+}
+
+/// Takes out what goes into one write: alike in the replicas that must acknowledge it, those without first.
+pub(super) fn take_write(items: &mut Vec<Item>) -> Option<Vec<Item>> {
+    items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
+    let replicas = items.first()?.replicas();
+    let mut weight = 0;
+    let alike = items.iter().take_while(|item| {
+        let is_first = weight == 0;
+        weight += item.weight();
+        item.replicas() == replicas && (is_first || weight <= MOST_TOGETHER)
+    });
+    let alike = alike.count();
+    let rest = items.split_off(alike);
+    Some(std::mem::replace(items, rest))
+}
+
 /// What the thread has before it.
 #[derive(Default)]
 struct Desk {
-    wire: Option<Wire>,
+    writer: Writer,
     undos: Undos,
     probe_at: Option<Instant>,
     /// When it is tried whether a server that is not asked answers again.
@@ -178,19 +255,11 @@ impl Desk {
             send_on(shared, site, &mut self.undos, &mut items);
             let parcels = shared.tally.due(shared, site, &mut self.tally_at, stopping);
             items.extend(parcels.into_iter().map(Item::Tally));
-            // Those who wait for replicas go last, and with their like.
-            items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
-            while let Some(first) = items.first() {
-                let replicas = first.replicas();
-                let mut weight = 0;
-                let alike = items.iter().take_while(|item| {
-                    let is_first = weight == 0;
-                    weight += item.weight();
-                    item.replicas() == replicas && (is_first || weight <= MOST_TOGETHER)
+            while let Some(next) = take_write(&mut items) {
+                let undos = &mut self.undos;
+                self.writer.write(shared, site, next, |item, sent, answer| {
+                    settle(undos, shared, site, item, sent, answer);
                 });
-                let alike = alike.count();
-                let rest = items.split_off(alike);
-                self.write(shared, site, std::mem::replace(&mut items, rest));
             }
             contain(|| self.probe(shared, site));
             contain(|| self.watch(shared, site));
@@ -245,77 +314,6 @@ impl Desk {
         items.extend(due.into_iter().map(Item::Undo));
     }
 
-    /// Sends `items` in one write, and sees to their answers.
-    fn write(&mut self, shared: &Shared, site: &Site, mut items: Vec<Item>) {
-        let asked = Instant::now();
-        let server = &site.server;
-        self.wire.take_if(|wire| !server.is_current(wire));
-        if self.wire.is_none() {
-            match server.wire(asked.after(server.command_timeout())) {
-                Ok(wire) => self.wire = Some(wire),
-                Err(fault) => {
-                    for item in items {
-                        self.settle(shared, site, item, asked, Err(fault.clone()));
-                    }
-                    return;
-                }
-            }
-        }
-        let Some(wire) = &mut self.wire else { return };
-        let sent = Instant::now();
-        // What was lost or let go while it lay here must not be given a whole ttl more.
-        items.retain(|item| match item {
-            Item::Renew(paper) => matches!(paper.ballot.hold.stand(sent), Standing::Held(_)),
-            Item::Undo(_) | Item::Tally(_) => true,
-        });
-        let calls: Vec<Call<'_>> = items.iter().map(Item::call).collect();
-        let (answers, usable) = server.batch(wire, &calls);
-        drop(calls);
-        if !usable {
-            self.wire = None;
-        }
-        let until = sent.after(server.command_timeout());
-        for (item, answer) in items.into_iter().zip(answers) {
-            let (answer, sent) = match answer {
-                // Nothing ran, so it may be sent again to where the name is kept now.
-                Err(Fault::Elsewhere(..)) => {
-                    match shared
-                        .servers
-                        .call_or_undo(item.call(), until, Lane::Free, None)
-                    {
-                        Ok((reply, sent)) => (Ok(reply), sent),
-                        Err(fault) => (Err(fault), sent),
-                    }
-                }
-                answer => (answer, sent),
-            };
-            self.settle(shared, site, item, sent, answer);
-        }
-    }
-
-    fn settle(
-        &mut self,
-        shared: &Shared,
-        site: &Site,
-        item: Item,
-        sent: Instant,
-        answer: Result<Reply, Fault>,
-    ) {
-        match item {
-            Item::Renew(paper) => contain(|| {
-                note(&site.io.condition, &answer);
-                paper.ballot.cast(shared, sent, answer);
-                drop(paper);
-            }),
-            Item::Tally(parcel) => shared.tally.settle(parcel, answer),
-            Item::Undo(batch) => {
-                let over = self.undos.settle(&batch, answer.ok().as_ref());
-                over.iter()
-                    .for_each(|undo| shared.sites.forget_undo(&undo.id));
-            }
-        }
-    }
-
     /// Tries whether a server that has failed again and again answers: nobody is to wait for it longer
     /// than it takes.
     fn watch(&mut self, shared: &Shared, site: &Site) {
@@ -362,6 +360,39 @@ impl Desk {
             let _ = shared.servers.call(keys.inspect(), until, Lane::Free);
         }
     }
+}
+
+fn settle(
+    undos: &mut Undos,
+    shared: &Shared,
+    site: &Site,
+    item: Item,
+    sent: Instant,
+    answer: Result<Reply, Fault>,
+) {
+    match item {
+        Item::Renew(paper) => settle_renewal(shared, site, paper, sent, answer),
+        Item::Tally(parcel) => shared.tally.settle(parcel, answer),
+        Item::Undo(batch) => {
+            let over = undos.settle(&batch, answer.ok().as_ref());
+            over.iter()
+                .for_each(|undo| shared.sites.forget_undo(&undo.id));
+        }
+    }
+}
+
+pub(super) fn settle_renewal(
+    shared: &Shared,
+    site: &Site,
+    paper: Paper,
+    sent: Instant,
+    answer: Result<Reply, Fault>,
+) {
+    contain(|| {
+        note(&site.io.condition, &answer);
+        paper.ballot.cast(shared, sent, answer);
+        drop(paper);
+    });
 }
 
 fn note(condition: &Condition, answer: &Result<Reply, Fault>) {

@@ -63,7 +63,7 @@ pub(super) fn send_on(shared: &Shared, site: &Site, undos: &mut Undos, items: &m
             continue;
         };
         match item {
-            Item::Renew(paper) => home.io.renew(vec![paper]),
+            Item::Renew(paper) => home.renew(shared, vec![paper]),
             Item::Undo(batch) => {
                 let undos = undos.give_away(&batch);
                 undos.into_iter().for_each(|undo| home.io.undo(undo));

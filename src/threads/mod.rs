@@ -1,5 +1,6 @@
 //! The client's threads, and what they share with each other and with the calls of users.
 
+mod acknowledged;
 mod aside;
 mod ballot;
 pub(crate) mod callbacks;
@@ -194,7 +195,7 @@ impl Shared {
             }
         }
         for (site, batch) in batches {
-            site.io.renew(batch);
+            site.renew(self, batch);
         }
     }
 

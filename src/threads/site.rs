@@ -8,8 +8,11 @@ use parking_lot::{Mutex, RwLock};
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::holder::HolderId;
+use crate::logging;
 use crate::server::Server;
 use crate::threads::Shared;
+use crate::threads::acknowledged::AcknowledgedRenewals;
+use crate::threads::ballot::Paper;
 use crate::threads::io::Io;
 use crate::threads::subscriber::Subscriber;
 
@@ -17,6 +20,7 @@ use crate::threads::subscriber::Subscriber;
 pub(crate) struct Site {
     pub(crate) server: Arc<Server>,
     pub(crate) io: Io,
+    acknowledged: AcknowledgedRenewals,
     pub(crate) subscriber: Subscriber,
 }
 
@@ -25,23 +29,56 @@ impl Site {
         Self {
             server,
             io: Io::default(),
+            acknowledged: AcknowledgedRenewals::default(),
             subscriber: Subscriber::default(),
         }
     }
 
     /// Begins to end its threads. Telling the subscriber takes until `until` at the most.
     pub(crate) fn stop(&self, until: Instant) {
+        self.acknowledged.stop();
         self.io.stop();
         self.subscriber.stop(&self.server, until);
     }
 
     fn is_through(&self) -> bool {
-        self.subscriber.is_through() && self.io.is_through()
+        self.subscriber.is_through() && self.io.is_through() && self.acknowledged.is_through()
+    }
+
+    /// Ends the threads by and by: somebody may be about to send them something.
+    fn leave(&self) {
+        self.acknowledged.stop();
+        self.io.leave();
+    }
+
+    /// Asks for renewals: those that replicas must acknowledge on threads of their own.
+    pub(super) fn renew(self: &Arc<Self>, shared: &Shared, papers: Vec<Paper>) {
+        let mut plain = Vec::new();
+        for paper in papers {
+            match (paper.ballot.hold.replicas, shared.me.upgrade()) {
+                (Some(replicas), Some(me)) => {
+                    if let Err((paper, error)) = self.acknowledged.renew(&me, self, replicas, paper)
+                    {
+                        plain.push(paper);
+                        if let Some(error) = error {
+                            logging::error!(
+                                server = self.server.label();
+                                "renewals that wait for replicas delay others: {error}"
+                            );
+                        }
+                    }
+                }
+                _ => plain.push(paper),
+            }
+        }
+        if !plain.is_empty() {
+            self.io.renew(plain);
+        }
     }
 
     /// Waits for its threads; false if one did not end in time.
     pub(crate) fn join(&self, until: Instant) -> bool {
-        self.subscriber.join(until) & self.io.join(until)
+        self.subscriber.join(until) & self.acknowledged.join(until) & self.io.join(until)
     }
 }
 
@@ -72,7 +109,7 @@ impl Sites {
         drop(sites);
         if server.is_retired() {
             // It was replaced since it was looked up, and the sweep may have missed what was not there yet.
-            site.io.leave();
+            site.leave();
         }
         site
     }
@@ -91,7 +128,7 @@ impl Sites {
         // Told first: one whose threads somebody is about to start counts as over, and they find it when they start.
         for site in self.all() {
             if site.server.is_retired() {
-                site.io.leave();
+                site.leave();
             }
         }
         let is_over = |site: &mut Arc<Site>| site.server.is_retired() && site.is_through();
