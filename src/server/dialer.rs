@@ -72,7 +72,7 @@ impl Pool {
                 // Somebody else has been at it since.
                 Err(_) => {}
             }
-            self.ring_all();
+            self.ring_all(&state);
             if !is_current {
                 return;
             }

@@ -2,6 +2,7 @@
 
 mod batch;
 mod breaker;
+mod callers;
 mod cluster;
 mod condition;
 pub(crate) mod conn;

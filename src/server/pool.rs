@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error};
+use crate::server::callers::{Callers, Number};
 use crate::server::dial::Dialing;
 use crate::server::node::{NoWire, Node, Wire};
 use crate::server::sharing::{Sharers, Sharing};
@@ -25,9 +27,8 @@ pub(crate) struct Pool {
     pub(crate) node: Node,
     pub(super) cap: usize,
     pub(super) state: Mutex<State>,
-    /// For each lane: rung when a connection comes back or is made, and when none can be made.
-    free: Condvar,
-    capped: Condvar,
+    /// Notified when a connection comes back or was made, and when none can be made.
+    wished: Condvar,
     pub(super) sharing: Sharing,
     closed: AtomicBool,
     /// The server keeps no slot of its cluster any more.
@@ -41,17 +42,21 @@ pub(super) struct State {
     pub(super) idle: Vec<Wire>,
     /// Connections that callers have out.
     pub(super) out: usize,
-    waiting_capped: usize,
-    waiting_free: usize,
+    callers: Callers<Thread>,
+    /// How many connections are wished for, in the free lane.
+    wishes: usize,
     pub(super) sharers: Sharers,
     pub(super) dialing: Dialing,
 }
 
 impl State {
-    /// Takes an idle connection, if the lane may have one: under the cap, and none that somebody in
-    /// the free lane waits for.
-    pub(super) fn take(&mut self, lane: Lane, cap: usize) -> Option<Wire> {
-        if lane == Lane::Capped && (self.out >= cap || self.idle.len() <= self.waiting_free) {
+    /// Takes an idle connection for the call that waits as `number`, or does not wait yet: if the lane may have one, and
+    /// none that goes to a call before it.
+    pub(super) fn take(&mut self, lane: Lane, cap: usize, number: Option<Number>) -> Option<Wire> {
+        let room = cap.saturating_sub(self.out);
+        let before = self.callers.before(number, lane, room)?;
+        let wishes = if lane == Lane::Capped { self.wishes } else { 0 };
+        if self.idle.len() <= before + wishes {
             return None;
         }
         let wire = self.idle.pop()?;
@@ -66,25 +71,20 @@ impl State {
 
     /// Whether another connection may be made, beside those that are wanted already.
     pub(super) fn has_room(&self, cap: usize) -> bool {
-        self.out + self.idle.len() + self.waiting_capped < cap
+        self.out + self.idle.len() + self.callers.count(Lane::Capped) < cap
     }
 
     /// Whether anybody waits for a connection of its own.
     pub(super) fn is_awaited(&self) -> bool {
-        self.waiting_capped + self.waiting_free > 0
-    }
-
-    fn waiting(&mut self, lane: Lane) -> &mut usize {
-        match lane {
-            Lane::Capped => &mut self.waiting_capped,
-            Lane::Free => &mut self.waiting_free,
-        }
+        !self.callers.is_empty() || self.wishes > 0
     }
 
     /// How many more connections are wanted than there are.
     pub(super) fn wanted(&self, cap: usize) -> usize {
-        let room = cap.saturating_sub(self.out + self.idle.len());
-        (self.waiting_free + self.waiting_capped.min(room)).saturating_sub(self.idle.len())
+        let room = cap.saturating_sub(self.out);
+        let capped = self.callers.count(Lane::Capped).min(room);
+        let free = self.callers.count(Lane::Free) + self.wishes;
+        (free + capped).saturating_sub(self.idle.len())
     }
 }
 
@@ -118,8 +118,7 @@ impl Pool {
             node,
             cap,
             state: Mutex::default(),
-            free: Condvar::new(),
-            capped: Condvar::new(),
+            wished: Condvar::new(),
             sharing: Sharing::default(),
             closed: AtomicBool::new(false),
             retired: AtomicBool::new(false),
@@ -130,10 +129,15 @@ impl Pool {
     /// Lends the connection that was used last, or a new one, by `until`.
     pub(crate) fn lend(self: &Arc<Self>, until: Instant, lane: Lane) -> Result<Lent<'_>, Refusal> {
         let mut state = self.state.lock();
-        let lent = self.lend_with(&mut state, until, lane);
+        let mut number = None;
+        let lent = self.lend_with(&mut state, until, lane, &mut number);
+        if let Some(number) = number {
+            state.callers.leave(number);
+        }
         if lent.is_err() {
-            // Calls in the queue may count on the connection that this one was about to get.
+            // Others may count on the connection that this call was about to get.
             state.dismiss_one();
+            self.ring(&state);
         }
         lent
     }
@@ -143,6 +147,7 @@ impl Pool {
         state: &mut MutexGuard<'_, State>,
         until: Instant,
         lane: Lane,
+        number: &mut Option<Number>,
     ) -> Result<Lent<'_>, Refusal> {
         let failed_before = state.dialing.failed_times;
         let mut in_time = true;
@@ -154,7 +159,7 @@ impl Pool {
                     is_the_servers: false,
                 }));
             }
-            if let Some(wire) = state.take(lane, self.cap) {
+            if let Some(wire) = state.take(lane, self.cap, *number) {
                 return Ok(self.lent(wire, None));
             }
             if lane == Lane::Capped && self.is_closed() {
@@ -173,13 +178,10 @@ impl Pool {
                 _ => {}
             }
             let now = Instant::now();
-            *state.waiting(lane) += 1;
-            let started = self.ensure_dialer(state, now);
-            if started.is_ok() {
-                self.bell(lane).wait_for(state, nap(now, until));
-            }
-            *state.waiting(lane) -= 1;
-            started.map_err(Refusal::Never)?;
+            number.get_or_insert_with(|| state.callers.join(lane, thread::current()));
+            self.ensure_dialer(state, now).map_err(Refusal::Never)?;
+            // A wake-up that comes first is not missed: the thread then does not park.
+            MutexGuard::unlocked(state, || thread::park_timeout(nap(now, until)));
             in_time = Instant::now() < until;
         }
     }
@@ -192,7 +194,7 @@ impl Pool {
             failed_before: state.dialing.failed_times,
             is_late: state.dialing.is_at_work(),
         };
-        state.waiting_free += 1;
+        state.wishes += 1;
         let started = self.ensure_dialer(&mut state, Instant::now());
         drop(state);
         started.map(|()| wish)
@@ -234,26 +236,18 @@ impl Pool {
         self.vacated(&mut state);
     }
 
-    fn bell(&self, lane: Lane) -> &Condvar {
-        match lane {
-            Lane::Capped => &self.capped,
-            Lane::Free => &self.free,
-        }
-    }
-
-    /// Something has changed that one waiter can use: the free lane goes first.
+    /// Something has changed that the next waiters can use: a connection lies idle, or there is room to make one.
     fn ring(&self, state: &State) {
-        let lane = if state.waiting_free > 0 {
-            Lane::Free
-        } else {
-            Lane::Capped
-        };
-        self.bell(lane).notify_one();
+        if state.wishes > 0 {
+            self.wished.notify_all();
+        }
+        let next = state.callers.next(self.cap.saturating_sub(state.out));
+        next.take(state.idle.len().max(1)).for_each(Thread::unpark);
     }
 
-    pub(super) fn ring_all(&self) {
-        self.free.notify_all();
-        self.capped.notify_all();
+    pub(super) fn ring_all(&self, state: &State) {
+        self.wished.notify_all();
+        state.callers.next(usize::MAX).for_each(Thread::unpark);
     }
 
     /// Why there is no connection yet: the last failure, if none was made since.
@@ -309,7 +303,7 @@ impl Pool {
         self.leave(self.generation());
         self.state.lock().dialing.leave_behind();
         self.dismiss();
-        self.ring_all();
+        self.ring_all(&self.state.lock());
     }
 
     /// The server is of no more use, and nobody waits for it any longer.
@@ -332,7 +326,7 @@ impl Pool {
         self.closed.store(true, Ordering::Relaxed);
         self.forget_idle();
         self.dismiss();
-        self.ring_all();
+        self.ring_all(&self.state.lock());
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -356,14 +350,16 @@ impl Wish<'_> {
     pub(crate) fn wait(&self, patience: Duration) {
         let mut state = self.pool.state.lock();
         if state.idle.is_empty() && state.dialing.failed_times == self.failed_before {
-            self.pool.free.wait_for(&mut state, patience);
+            self.pool.wished.wait_for(&mut state, patience);
         }
     }
 }
 
 impl Drop for Wish<'_> {
     fn drop(&mut self) {
-        self.pool.state.lock().waiting_free -= 1;
+        let mut state = self.pool.state.lock();
+        state.wishes -= 1;
+        self.pool.ring(&state);
     }
 }
 

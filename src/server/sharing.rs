@@ -203,7 +203,7 @@ impl Pool {
 
     /// Takes an idle connection for the calls in the queue.
     fn take_batch(&self, state: &mut State, lane: Lane, now: Instant) -> Option<Batch<'_>> {
-        let wire = state.take(lane, self.cap)?;
+        let wire = state.take(lane, self.cap, None)?;
         let Some(calls) = state.sharers.gather.take(now) else {
             state.put_back(wire);
             return None;
