@@ -1,4 +1,4 @@
-//! What a client counts, told to the `metrics` facade: by the io thread once a second, never where locks are taken.
+//! Exports a client's statistics to the `metrics` facade, from the io thread once a second.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 
 use crate::stats::{Buckets, Stats, Totals};
 
-/// What one client has told so far.
+/// What one client has exported so far.
 pub(crate) struct Facade {
-    /// Tells this client's gauges from those of others in the process.
+    /// The label that distinguishes this client's gauges from those of others in the process.
     client: SharedString,
     told: Mutex<Told>,
 }
@@ -42,15 +42,16 @@ impl Default for Facade {
 }
 
 impl Facade {
-    /// Tells what has come since the last time, and how things are. After the last time nothing is
-    /// held any more.
+    /// Exports the counts since the last export, and the current gauges.
+    ///
+    /// `is_last` sets the gauges to zero, because the client ends.
     pub(crate) fn tell(&self, stats: &Stats, times: [Buckets; 3], is_last: bool) {
         let mut told = self.told.lock();
         let totals = stats.totals.since(&told.totals);
         told.totals = stats.totals;
         let before = std::mem::replace(&mut told.times, times.clone());
         let has_described = std::mem::replace(&mut told.has_described, true);
-        // The recorder is the user's code.
+        // The recorder is the user's code, which must not run under the lock.
         drop(told);
         if !has_described {
             describe();
@@ -84,7 +85,7 @@ impl Facade {
 
 type Pair = (&'static str, &'static str);
 
-/// The metric that a total is told as.
+/// Returns the name and label of the metric for a field of [`Totals`].
 fn metric(field: &'static str) -> (&'static str, Option<Pair>) {
     for (prefix, name, key) in [
         ("acquired_", "leasehold_acquired_total", "how"),
@@ -104,7 +105,7 @@ fn metric(field: &'static str) -> (&'static str, Option<Pair>) {
         "released" => "leasehold_released_total",
         "released_too_late" => "leasehold_released_too_late_total",
         "spurious_wakes" => "leasehold_spurious_wakes_total",
-        // A test below goes through all of them.
+        // Never reached: a test checks every field.
         other => other,
     };
     (name, None)
@@ -116,53 +117,46 @@ fn describe() {
         ("leasehold_acquired_total", "Locks acquired"),
         (
             "leasehold_refused_total",
-            "Calls that found the lock held and did not wait",
+            "Calls that found the lock held and did not wait, or used up their attempts",
         ),
         (
             "leasehold_timed_out_total",
-            "Calls that found the lock held until their deadline",
+            "Calls whose deadline passed while the lock was held",
         ),
-        (
-            "leasehold_failed_total",
-            "Calls that locked and ended in an error",
-        ),
+        ("leasehold_failed_total", "Calls that ended in an error"),
         (
             "leasehold_released_total",
-            "Locks let go of while they were held",
+            "Locks released while they were held",
         ),
         (
             "leasehold_released_too_late_total",
-            "Locks let go of when they were lost",
+            "Locks that were already lost when they were released",
         ),
         ("leasehold_lost_total", "Locks lost"),
         ("leasehold_renewals_total", "Renewals"),
-        ("leasehold_wakes_total", "Waiters that looked again"),
+        ("leasehold_wakes_total", "Retries of waiters"),
         (
             "leasehold_spurious_wakes_total",
-            "Waiters that looked again in vain",
+            "Retries of waiters that found the lock still held",
         ),
     ] {
         describe_counter!(name, Unit::Count, text);
     }
     let texts = [
-        "From the call to the lock",
-        "From the lock to when its holder let go of it",
-        "From a command to its answer",
+        "Time from the call to the lock",
+        "Time from the lock to its release",
+        "Time from a command to its reply",
     ];
     for (name, text) in TIMES.into_iter().zip(texts) {
         describe_histogram!(name, Unit::Seconds, text);
     }
     describe_gauge!("leasehold_held", Unit::Count, "Locks held");
-    describe_gauge!(
-        "leasehold_waiting",
-        Unit::Count,
-        "Calls that wait for a lock"
-    );
+    describe_gauge!("leasehold_waiting", Unit::Count, "Calls waiting for a lock");
     describe_gauge!("leasehold_connections", Unit::Count, "Open connections");
     describe_gauge!(
         "leasehold_renewal_lag_seconds",
         Unit::Seconds,
-        "How late the latest renewal was"
+        "Time by which the latest renewal was late"
     );
 }
 
@@ -171,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn every_total_has_a_metric() {
         assert_eq!(
             metric("lost_max_hold"),
             ("leasehold_lost_total", Some(("reason", "max_hold")))

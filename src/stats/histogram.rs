@@ -1,19 +1,20 @@
-//! How long things took, in buckets that any thread may add to without a lock.
+//! A histogram of durations, to which any thread can add without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Each power of two microseconds is divided into so many buckets: a quantile is too high by a
-/// sixteenth at the most.
+/// The number of buckets for each power of two of microseconds. With 16 of them, a quantile is at
+/// most a sixteenth too high.
 const PARTS: u64 = 1 << PARTS_BITS;
 const PARTS_BITS: u32 = 4;
 
-/// The last power of two with buckets of its own: 50 days. What took longer is counted with it.
+/// The last power of two with its own buckets, 2^41 µs: durations of up to 50 days have them.
+/// Longer durations count in the last bucket.
 const LAST: u32 = 41;
 
 const BUCKETS: usize = ((LAST - PARTS_BITS + 2) as usize) << PARTS_BITS;
 
-/// Times, counted by their lengths.
+/// The counts of durations, by bucket.
 #[derive(Debug)]
 pub(crate) struct Histogram {
     counts: [AtomicU64; BUCKETS],
@@ -36,13 +37,13 @@ impl Histogram {
         if let Some(count) = self.counts.get(bucket(nanos)) {
             count.fetch_add(1, Ordering::Relaxed);
         }
-        // Seldom higher than all before, and a read is cheaper than a write.
+        // A new maximum is rare, and a read is cheaper than a write.
         if nanos > self.max.load(Ordering::Relaxed) {
             self.max.fetch_max(nanos, Ordering::Relaxed);
         }
     }
 
-    /// Adds what was counted so far to `buckets`.
+    /// Adds the current counts to `buckets`.
     pub(crate) fn add_to(&self, buckets: &mut Buckets) {
         for (sum, count) in buckets.counts.iter_mut().zip(&self.counts) {
             *sum += count.load(Ordering::Relaxed);
@@ -51,7 +52,7 @@ impl Histogram {
     }
 }
 
-/// What a histogram, or several of them, had counted at some moment.
+/// A snapshot of one histogram, or the sum of several.
 #[derive(Clone, Debug)]
 pub(crate) struct Buckets {
     counts: Vec<u64>,
@@ -77,9 +78,10 @@ impl Buckets {
         Duration::from_nanos(self.max)
     }
 
-    /// The time that so large a part of all times did not exceed; zero where there are none.
+    /// Returns the duration that the share `part` of all durations did not exceed; zero without
+    /// any.
     pub(crate) fn quantile(&self, part: f64) -> Duration {
-        // At least one: the part of nothing is the shortest of all.
+        // At least rank 1, the shortest duration, even for `part` 0.
         let rank = (self.count() as f64 * part).ceil().max(1.0) as u64;
         let mut below = 0;
         let bucket = self.counts.iter().position(|count| {
@@ -89,7 +91,7 @@ impl Buckets {
         bucket.map_or(Duration::ZERO, |n| end(n).min(self.max()))
     }
 
-    /// What was counted since `before`: how often, and how long each at the most.
+    /// Returns what was counted since `before`: the upper end of each bucket, and its count.
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     pub(crate) fn since(&self, before: &Self) -> impl Iterator<Item = (Duration, u64)> {
         let pairs = self.counts.iter().zip(&before.counts).enumerate();
@@ -99,8 +101,8 @@ impl Buckets {
     }
 }
 
-/// Where a time is counted. Whole microseconds, upwards: a bucket's end is never shorter than what
-/// is in it.
+/// Returns the bucket of a duration, rounded up to microseconds: a bucket's end is never shorter
+/// than the durations in it.
 fn bucket(nanos: u64) -> usize {
     let micros = nanos.div_ceil(1000);
     let Some(power) = micros.checked_ilog2().filter(|power| *power >= PARTS_BITS) else {
@@ -113,7 +115,7 @@ fn bucket(nanos: u64) -> usize {
     (u64::from(shift) * PARTS + (micros >> shift)) as usize
 }
 
-/// The longest time that is counted there.
+/// Returns the longest duration of a bucket.
 fn end(bucket: usize) -> Duration {
     let bucket = bucket as u64;
     let shift = (bucket / PARTS).saturating_sub(1);
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn quantiles_of_short_durations_are_exact() {
         let buckets = counted((1..=10).map(us));
         assert_eq!(buckets.count(), 10);
         assert_eq!(buckets.quantile(0.5), us(5));
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn every_time_is_counted_once_and_with_its_like() {
+    fn buckets_cover_all_durations_in_order() {
         let mut before = 0;
         for power in 0..62 {
             for micros in [1_u64 << power, (1 << power) * 3 / 2, (2 << power) - 1] {
@@ -172,19 +174,19 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_of_few_and_of_none() {
+    fn quantiles_of_few_durations_and_of_none() {
         assert_eq!(counted([]).quantile(0.5), Duration::ZERO);
         let one = counted([us(1_000_003)]);
         assert_eq!(one.quantile(0.5), us(1_000_003), "never above the maximum");
         assert_eq!(one.quantile(0.99), us(1_000_003));
-        // 98 short ones and two long ones: the 99th is long.
+        // 98 short durations and two long ones: the 99th is long.
         let skewed = counted((0..100).map(|n| if n < 98 { us(10) } else { us(5_000) }));
         assert_eq!(skewed.quantile(0.5), us(10));
         assert_eq!(skewed.quantile(0.99), us(5_000));
     }
 
     #[test]
-    fn several_add_up_and_what_came_since_is_told_apart() {
+    fn histograms_add_up_and_snapshots_subtract() {
         let (one, two) = (Histogram::default(), Histogram::default());
         one.record(us(7));
         two.record(us(9));

@@ -1,4 +1,4 @@
-//! What a client counts: counters without a lock, and the plain snapshots that are taken of them.
+//! The statistics of a client: lock-free counters, and snapshots of them.
 
 mod histogram;
 
@@ -10,7 +10,7 @@ use crate::lost::Lost;
 
 pub(crate) use crate::stats::histogram::{Buckets, Histogram};
 
-/// A number that only rises. Relaxed: nothing else is concluded from what it says.
+/// A counter. Relaxed atomics suffice: no other memory access depends on its value.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -24,19 +24,20 @@ impl Counter {
     }
 }
 
-/// One list of all totals: as fields of a snapshot, as counters, and by name.
+/// Defines all totals once: as fields of the snapshot, as counters, and by name.
 macro_rules! totals {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
-        /// What was counted since the beginning, and adds up over clients.
+        /// The counters of one client, or their sum over several clients.
         ///
-        /// Of one client, as a part of its [`Stats`]; of a whole fleet, by
-        /// [`Client::shared_stats`](crate::Client::shared_stats). A field's name is also the name of its
-        /// field in the shared hash.
+        /// [`Stats`] contains those of one client, since it was made.
+        /// [`Client::shared_stats`](crate::Client::shared_stats) returns the sum over all clients
+        /// that share theirs; the fields of the Redis hash have the names of the fields here.
         ///
-        /// *A call that locks* is one of `lock`, `try_lock`, `try_lock_for`, `try_lock_until`, `with`
-        /// and `try_with`. It is counted when it returns, and then in one of `acquired_at_once`,
-        /// `acquired_after_waiting`, `refused`, `timed_out` and `failed`. A lock that was acquired is
-        /// counted once more when its holder lets go of it, in `released` or `released_too_late`.
+        /// *A call that locks* is one of `lock`, `try_lock`, `try_lock_for`, `try_lock_until`,
+        /// `with` and `try_with`. When it returns, it is counted in exactly one of
+        /// `acquired_at_once`, `acquired_after_waiting`, `refused`, `timed_out` and `failed`. An
+        /// acquired lock is counted again when its holder releases it, in `released` or
+        /// `released_too_late`.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Totals {
@@ -55,12 +56,12 @@ macro_rules! totals {
         }
 
         impl Totals {
-            /// All of them, by name.
+            /// Returns the name and value of every field.
             pub(crate) fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name),)+].into_iter()
             }
 
-            /// The one of that name.
+            /// Returns the field with this name.
             pub(crate) fn field(&mut self, name: &[u8]) -> Option<&mut u64> {
                 $(if name == stringify!($name).as_bytes() {
                     return Some(&mut self.$name);
@@ -68,7 +69,7 @@ macro_rules! totals {
                 None
             }
 
-            /// What has come since `before`.
+            /// Returns what was counted after `before`.
             pub(crate) fn since(&self, before: &Self) -> Self {
                 Self { $($name: self.$name.saturating_sub(before.$name),)+ }
             }
@@ -77,28 +78,28 @@ macro_rules! totals {
 }
 
 totals! {
-    /// Acquiring commands: how often Redis was asked for a lock, or was to be asked and could not be
-    /// reached. A call that locks makes one where the lock is free, more where it waits or tries
-    /// again, and none where it is known here that the answer would be no.
+    /// Acquiring commands, including those that could not be sent because Redis was unreachable.
+    ///
+    /// A call that locks makes one attempt if the lock is free, and more if it waits or retries. It
+    /// makes none if the client knows without asking that the lock is held.
     attempts,
-    /// Calls that locked, and got the lock without waiting for another holder.
+    /// Calls that acquired the lock without waiting for another holder.
     acquired_at_once,
-    /// Calls that locked, and got the lock after another holder, or after others who waited before
-    /// them in this client.
+    /// Calls that acquired the lock after waiting for another holder, or behind earlier waiters of
+    /// this client.
     acquired_after_waiting,
-    /// Calls that ended without the lock because somebody else held it, and that had no deadline to
-    /// wait for: `try_lock`, and all calls whose [`Backoff`](crate::Backoff) allowed no more
-    /// attempts.
+    /// Calls that ended without the lock because it was held, and that had no deadline left to wait
+    /// for: `try_lock`, and calls that used up the attempts of their [`Backoff`](crate::Backoff).
     refused,
-    /// Calls that ended without the lock because somebody else still held it at their deadline.
+    /// Calls that ended without the lock because it was still held at their deadline.
     timed_out,
-    /// Calls that locked and ended in an error, but for
-    /// [`AttemptsUsedUp`](crate::Error::AttemptsUsedUp), which is `refused`.
+    /// Calls that ended in an error, except [`AttemptsUsedUp`](crate::Error::AttemptsUsedUp), which
+    /// counts as `refused`.
     failed,
-    /// Locks that their holder let go of while it held them. Those too whose release was not
-    /// answered and is repeated in the background.
+    /// Locks that were released while they were held, including those whose release was not
+    /// confirmed and is repeated in the background.
     released,
-    /// Locks that their holder let go of when it had lost them:
+    /// Locks that were already lost when their holder released them:
     /// [`AlreadyLost`](crate::Unlocked::AlreadyLost).
     released_too_late,
     /// Locks lost to [`Lost::Expired`].
@@ -111,37 +112,37 @@ totals! {
     lost_max_hold,
     /// Locks lost to [`Lost::ShutDown`].
     lost_shut_down,
-    /// Renewals that Redis confirmed: those in the background, and those by `renew` and `extend`.
+    /// Renewals that Redis confirmed, both in the background and by `renew` and `extend`.
     renewals_ok,
-    /// Renewals that Redis did not answer, or refused. They are tried again while the lease lasts;
-    /// one that finds the lock gone is a loss instead.
+    /// Renewals that Redis did not answer, or refused. They are retried while the lease lasts. A
+    /// renewal that finds the lock gone counts as a loss instead.
     renewals_failed,
-    /// Waiters woken because a release, or anything else, was published on the lock's channel.
+    /// Waiters woken by a message on the lock's channel, such as a release.
     wakes_message,
-    /// Waiters woken because this client itself had released the lock, or lost it.
+    /// Waiters woken because this client itself released or lost the lock.
     wakes_local,
-    /// Waiters that were [handed](crate::Mutex::local_handoffs) a lock by its holder in the same
-    /// client.
+    /// Waiters that received the lock from a holder of the same client by a
+    /// [local hand-off](crate::Mutex::local_handoffs).
     wakes_hand_off,
-    /// Waiters that looked again because the other holder's ttl was to run out.
+    /// Waiters that retried because the holder's ttl was about to end.
     wakes_ttl,
-    /// Waiters that looked again by themselves: after the [`backstop`](crate::ClientBuilder::backstop),
-    /// after a pause of their [`Backoff`](crate::Backoff), or after one of those that replace the
-    /// messages where these cannot be heard.
+    /// Waiters that retried without having been woken: after the
+    /// [`backstop`](crate::ClientBuilder::backstop), after a pause of their
+    /// [`Backoff`](crate::Backoff), or after a pause because messages cannot be received.
     wakes_backstop,
-    /// Waiters woken because releases are heard again, after the connection that hears them was lost.
+    /// Waiters woken because the subscriber reconnected and messages are received again.
     wakes_reconnect,
-    /// Wakes, of whatever source, after which somebody else still, or again, held the lock.
+    /// Wakes from any source after which another holder still, or again, had the lock.
     spurious_wakes,
 }
 
 impl Totals {
-    /// Locks acquired, at once or after waiting.
+    /// Returns the number of locks acquired, at once or after waiting.
     pub fn acquired(&self) -> u64 {
         self.acquired_at_once + self.acquired_after_waiting
     }
 
-    /// Locks lost, for whatever reason.
+    /// Returns the number of locks lost, for any reason.
     pub fn lost(&self) -> u64 {
         self.lost_expired
             + self.lost_taken
@@ -150,9 +151,10 @@ impl Totals {
             + self.lost_shut_down
     }
 
-    /// Waiters that looked again, from whatever source: woken, or by themselves. One that only moves
-    /// up to the head of its client's queue goes on waiting and is not counted, nor is the look that
-    /// follows a first subscription.
+    /// Returns the number of times that waiters retried, from any source.
+    ///
+    /// Two cases are not counted: a waiter that only moves up to the head of its client's queue,
+    /// and the retry after a first subscription.
     pub fn wakes(&self) -> u64 {
         self.wakes_message
             + self.wakes_local
@@ -162,8 +164,9 @@ impl Totals {
             + self.wakes_reconnect
     }
 
-    /// The part of all acquisitions that had to wait, from 0 to 1; 0 where nothing was acquired.
-    /// Above 0.05 many operators want to know of it.
+    /// Returns the share of acquired locks that had to wait, from 0 to 1.
+    ///
+    /// It is 0 if no lock was acquired. A useful threshold for an alert is 0.05.
     pub fn contention_rate(&self) -> f64 {
         match self.acquired() {
             0 => 0.0,
@@ -176,8 +179,8 @@ impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "attempts {}, acquired {} ({:.1} % after waiting), refused {}, timed out {}, failed {}, \
-             released {}, too late {}, lost {}, renewed {}, not renewed {}, wakes {} ({} spurious)",
+            "attempts {}, acquired {} ({:.1} % after waiting), refused {}, timed out {}, \
+             failed {}, released {}, too late {}, lost {}, renewed {}, not renewed {}, wakes {} ({} spurious)",
             self.attempts,
             self.acquired(),
             self.contention_rate() * 100.0,
@@ -195,20 +198,20 @@ impl fmt::Display for Totals {
     }
 }
 
-/// How long something took.
+/// The distribution of a duration.
 ///
-/// Counted in buckets of a sixteenth of their times: `p50` and `p99` are too high by that much at
-/// the most, and never too low. All zero where nothing was counted.
+/// Durations are counted in buckets, so `p50` and `p99` are at most a sixteenth too high, and never
+/// too low. All fields are zero if nothing was counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Latency {
-    /// How often it was counted.
+    /// The number of durations counted.
     pub count: u64,
-    /// Half of them took no longer.
+    /// The median: half of the durations were at most this.
     pub p50: Duration,
-    /// 99 of 100 took no longer.
+    /// The 99th percentile: 99 of 100 durations were at most this.
     pub p99: Duration,
-    /// The longest of all.
+    /// The longest duration.
     pub max: Duration,
 }
 
@@ -233,38 +236,40 @@ impl fmt::Display for Latency {
     }
 }
 
-/// What a client has done so far and does now: a plain snapshot.
+/// A snapshot of a client's counters and gauges, made by [`Client::stats`](crate::Client::stats).
 ///
-/// Made by [`Client::stats`](crate::Client::stats). The numbers are read one after the other while
-/// the client goes on, so two of them may differ by what happened in between. `Display` is one line,
-/// fit for a log.
+/// The numbers are read one after another while the client continues, so two of them may differ by
+/// what happened in between. `Display` writes one line, for a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// What was counted since the client was made.
+    /// The counters since the client was made.
     pub totals: Totals,
-    /// Locks that this client holds now. One whose end was not noticed yet is among them.
+    /// How many locks this client holds now, including leases whose end was not noticed yet.
     pub held: u64,
-    /// Calls that sleep now until they get their lock.
+    /// How many calls wait for a lock now.
     pub waiting: u64,
-    /// Connections that are open now to the servers that keep the locks: in use, idle, and those of
-    /// the client's own threads. Those to sentinels are not counted.
+    /// How many connections are open now: in use, idle, and those of background threads.
+    ///
+    /// Connections to sentinels do not count.
     pub connections: u64,
-    /// How long after it was due the latest renewal was confirmed, zero where it was in time (those
-    /// due within 100 ms go together). `None` before the first one. What approaches two thirds of the
-    /// ttl loses locks.
+    /// How long after it was due the latest renewal was confirmed; `None` before the first one.
+    ///
+    /// Zero if the renewal was on time. Renewals that are due within 100 ms are sent together. If
+    /// the lag approaches two thirds of the ttl, locks are lost.
     pub renewal_lag: Option<Duration>,
-    /// From the call to the lock: for each call that got it, at once or after waiting.
+    /// The time from the call to the lock, for every call that acquired it.
     pub wait: Latency,
-    /// From the lock to when its holder let go of it, lost or not. Counted then.
+    /// The time from the lock to its release, lost or not. Counted at the release.
     pub hold: Latency,
-    /// From a command to its answer, for all that were answered, a wait for replicas included.
-    /// Renewals that go together are counted as one.
+    /// The time from a command to its reply, including a wait for replicas.
+    ///
+    /// Commands without a reply do not count. Renewals that are sent together count as one.
     pub command: Latency,
 }
 
 impl Stats {
-    /// As [`Totals::contention_rate`], of this client.
+    /// Returns this client's [`Totals::contention_rate`].
     pub fn contention_rate(&self) -> f64 {
         self.totals.contention_rate()
     }
@@ -289,7 +294,7 @@ impl fmt::Display for Stats {
     }
 }
 
-/// Why a waiter is awake.
+/// The reason why a waiter woke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
     Message,
@@ -298,23 +303,23 @@ pub(crate) enum Wake {
     Ttl,
     Backstop,
     Reconnect,
-    /// It is to look around, and nothing was released: it has moved up, it hears now, or the client
-    /// is closed.
+    /// Nothing was released: the waiter moved up in the queue, its subscription was confirmed, or
+    /// the client was shut down.
     Turn,
 }
 
-/// What one client counts. All of it is relaxed atomics: whoever counts waits for nobody.
+/// The counters of one client, all of them relaxed atomics: counting never blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Meters {
     pub(crate) counters: Counters,
     pub(crate) wait: Histogram,
     pub(crate) hold: Histogram,
-    /// In nanoseconds and one more; 0 before the first renewal.
+    /// The renewal lag in nanoseconds, plus one; 0 before the first renewal.
     lag: AtomicU64,
 }
 
 impl Meters {
-    /// A call got its lock `after` so long.
+    /// Counts a call that acquired its lock `after` this time.
     pub(crate) fn acquired(&self, has_waited: bool, after: Duration) {
         if has_waited {
             self.counters.acquired_after_waiting.up();
@@ -324,7 +329,7 @@ impl Meters {
         self.wait.record(after);
     }
 
-    /// A holder let go of its lock.
+    /// Counts a lock that its holder released, `after` having it for this time.
     pub(crate) fn let_go(&self, in_time: bool, after: Duration) {
         if in_time {
             self.counters.released.up();
@@ -345,7 +350,7 @@ impl Meters {
         }
     }
 
-    /// A renewal came back, confirmed so long after it was due; `None` where it failed.
+    /// Counts a renewal that was confirmed `lag` after it was due; `None` if it failed.
     pub(crate) fn renewed(&self, lag: Option<Duration>) {
         match lag {
             Some(lag) => {
@@ -362,7 +367,7 @@ impl Meters {
         Some(Duration::from_nanos(nanos))
     }
 
-    /// A waiter looks again; true if that counts.
+    /// Counts a waiter that retries; returns false for a reason that is not counted.
     pub(crate) fn woke(&self, wake: Wake) -> bool {
         let counters = &self.counters;
         match wake {
@@ -383,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn events_are_counted_in_their_totals() {
         let meters = Meters::default();
         meters.acquired(false, Duration::from_millis(1));
         meters.acquired(true, Duration::from_millis(3));
@@ -408,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn contention_is_a_part_of_what_was_acquired() {
+    fn the_contention_rate_is_a_share_of_acquired_locks() {
         let rate = |acquired_at_once, acquired_after_waiting| {
             Totals {
                 acquired_at_once,

@@ -1,4 +1,4 @@
-//! What can stand on the command line.
+//! The command-line arguments.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -11,9 +11,10 @@ use crate::exit::TABLE;
 
 /// Runs commands under distributed locks kept in Redis or Valkey, and shows who holds them.
 ///
-/// Where Redis is stands in REDIS_URL (or in REDIS_HOST, REDIS_PORT, REDIS_USERNAME, REDIS_PASSWORD and REDIS_DB), and
-/// otherwise it is 127.0.0.1:6379. LOCK_TTL_MS, LOCK_RENEW_INTERVAL_MS, LOCK_KEY_PREFIX and LOCK_CONNECTION_NAME are
-/// read too. Results go to standard output, messages to standard error.
+/// The server is read from --url, else from REDIS_URL, else from REDIS_HOST, REDIS_PORT,
+/// REDIS_USERNAME, REDIS_PASSWORD and REDIS_DB. The default is 127.0.0.1:6379. LOCK_TTL_MS,
+/// LOCK_RENEW_INTERVAL_MS, LOCK_KEY_PREFIX and LOCK_CONNECTION_NAME are read too. Results go to
+/// standard output, messages to standard error.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, after_long_help = TABLE)]
 pub(crate) struct Cli {
@@ -26,16 +27,16 @@ pub(crate) struct Cli {
 
 #[derive(Args, Debug)]
 pub(crate) struct Connection {
-    /// Where Redis is, as `redis://host:6379/0`, instead of what the environment says. Other users of the machine can
-    /// read a command line: a password belongs into REDIS_URL or REDIS_PASSWORD.
+    /// The server, such as `redis://host:6379/0`, in place of the environment's. Other users of the
+    /// machine can read command lines: put a password into REDIS_URL or REDIS_PASSWORD
     #[arg(long, global = true, help_heading = "Redis")]
     url: Option<String>,
 
-    /// What stands before the name in the lock's key [default: lock:]
+    /// The prefix of lock keys [default: lock:]
     #[arg(long, global = true, value_name = "PREFIX", help_heading = "Redis")]
     key_prefix: Option<String>,
 
-    /// What stands before the name in the channel that a release is announced on [default: lock_release:]
+    /// The prefix of the channels on which releases are published [default: lock_release:]
     #[arg(long, global = true, value_name = "PREFIX", help_heading = "Redis")]
     channel_prefix: Option<String>,
 }
@@ -69,7 +70,7 @@ pub(crate) enum Action {
     List(List),
     Top(Top),
     Unlock(Unlock),
-    /// Prints the completions for a shell
+    /// Prints a completion script for a shell
     Completions {
         shell: clap_complete::Shell,
     },
@@ -79,26 +80,29 @@ pub(crate) enum Action {
     },
 }
 
-/// Runs a command under a lock, and ends with its exit code
+/// Runs a command under a lock, and exits with its exit code
 ///
-/// The command finds LEASEHOLD_FENCING_TOKEN and LEASEHOLD_NAME in its environment. It runs in a process group of its
-/// own: HUP, INT, QUIT, TERM, USR1 and USR2 are passed on to all of it. What the command leaves running in the group is
-/// ended before the lock is released. A group of its own cannot read from a terminal, so where standard input is one,
-/// the command's is empty.
+/// The command's environment contains LEASEHOLD_FENCING_TOKEN and LEASEHOLD_NAME. The command runs
+/// in its own process group: HUP, INT, QUIT, TERM, USR1 and USR2 are forwarded to the whole group.
+/// Processes that the command leaves running in the group are ended before the lock is released.
+/// The group cannot read from a terminal, so if standard input is a terminal, the command's
+/// standard input is empty.
 ///
-/// When the lock is lost, the group gets TERM, and KILL after --kill-after. When this process is killed, the group is
-/// killed too. Processes that leave the group (setsid, or a shell's job control) are out of reach.
+/// If the lock is lost, the group gets TERM, and KILL after --kill-after. If this process is
+/// killed, the group is killed too. Processes that leave the group (by setsid, or a shell's job
+/// control) are not ended.
 #[derive(Args, Debug)]
 pub(crate) struct Run {
     /// The lock's name
     pub(crate) name: OsString,
 
-    /// How long the lock stays taken when this process is killed or its machine dies; until then it is renewed every
-    /// third of this. A time is a whole number and its unit: 500ms, 30s, 5m, 2h or 1d [default: 10s]
+    /// How long the lock stays taken after this process is killed or its machine fails. It is
+    /// renewed every third of this time. A time is a whole number and a unit: 500ms, 30s, 5m, 2h or
+    /// 1d [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) ttl: Option<Duration>,
 
-    /// Wait so long for the lock [default: as long as it takes]
+    /// The longest time to wait for the lock [default: no limit]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
 
@@ -106,25 +110,26 @@ pub(crate) struct Run {
     #[arg(long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
 
-    /// Keep the name taken for so long from the grant on, also when the command ends or fails earlier. This process
-    /// does not wait for it: the lock is left to run out. A command that could not be started keeps nothing. Nor does
-    /// this process when it is killed: the name is then free after the ttl
+    /// The time from the grant for which the lock stays taken, even if the command ends or fails
+    /// earlier. This process does not wait for it: the lock expires in Redis. If the command cannot
+    /// be started, the lock is released at once. If this process is killed, the lock is free after
+    /// the ttl
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "0s")]
     pub(crate) min_hold: Duration,
 
-    /// End the command when it has held the lock for so long [default: no limit]
+    /// End the command when it has held the lock for this time [default: no limit]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
 
-    /// How long the process group has to end after TERM, before it gets KILL
+    /// The time from TERM to KILL for a process group that does not end
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
     pub(crate) kill_after: Duration,
 
-    /// The exit code when the lock is not acquired
+    /// The exit code if the lock is not acquired
     #[arg(long, value_name = "CODE", default_value_t = crate::exit::NOT_ACQUIRED)]
     pub(crate) not_acquired_exit: u8,
 
-    /// Who holds the lock, for people who look [default: <host>/<pid>]
+    /// The owner that `leasehold status` shows [default: <host>/<pid>]
     #[arg(long)]
     pub(crate) owner: Option<String>,
 
@@ -133,10 +138,11 @@ pub(crate) struct Run {
     pub(crate) command: Vec<OsString>,
 }
 
-/// Shows who holds these locks, and who waits for them
+/// Shows who holds locks, and how many clients wait for them
 ///
-/// Waiting are the clients that listen for the release: each counts once, and for some ten seconds after it has ended
-/// to wait. Queued are the calls in the queue of the fair lock of that name.
+/// WAITING is the number of clients that are subscribed to the release: each counts once, and for
+/// about ten seconds after it stops waiting. QUEUED is the number of calls in the queue of the fair
+/// lock of that name.
 #[derive(Args, Debug)]
 pub(crate) struct Status {
     /// The locks' names
@@ -147,9 +153,9 @@ pub(crate) struct Status {
     pub(crate) form: Form,
 }
 
-/// Lists the locks that are held, by name
+/// Lists the held locks, sorted by name
 ///
-/// It goes through all keys of the database, with SCAN.
+/// Iterates over all keys of the database with SCAN.
 #[derive(Args, Debug)]
 pub(crate) struct List {
     /// Only names that begin with this
@@ -160,23 +166,24 @@ pub(crate) struct List {
     pub(crate) form: Form,
 }
 
-/// Shows the locks that are held, again and again
+/// Shows the held locks, and refreshes the display
 ///
-/// Names, holders, time left, waiting clients, changes of holder a second and fencing tokens, the busiest first. They
-/// are refreshed in place; where standard output is no terminal, each look prints a line for each name. Changes are
-/// those of the fencing token between two looks, over the last ten of them: of several between two looks one is seen. A
-/// name is shown for ten looks after its last release.
+/// Shows names, holders, the time left, waiting clients, changes of holder per second and fencing
+/// tokens, the busiest locks first. If standard output is not a terminal, each refresh prints one
+/// line for each name. A change of holder is a change of the fencing token between two refreshes,
+/// counted over the last ten: several changes between two refreshes count as one. A name is shown
+/// for ten refreshes after its last release.
 #[derive(Args, Debug)]
 pub(crate) struct Top {
     /// Only names that begin with this
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: OsString,
 
-    /// How long to wait between two looks
+    /// The time between two refreshes
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s")]
     pub(crate) interval: Duration,
 
-    /// End after so many looks [default: never]
+    /// Exit after this many refreshes [default: never]
     #[arg(long)]
     pub(crate) count: Option<u64>,
 
@@ -186,31 +193,32 @@ pub(crate) struct Top {
 
 #[derive(Args, Debug)]
 pub(crate) struct Form {
-    /// One JSON object a line. `name` is null where the name is no UTF-8; `name_hex` has its bytes then
+    /// Print one JSON object per line. If a name is not UTF-8, `name` is null and `name_hex` has
+    /// its bytes
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Takes a lock away from its holder
+/// Releases a lock on behalf of its holder
 #[derive(Args, Debug)]
 pub(crate) struct Unlock {
     /// The lock's name
     pub(crate) name: OsString,
 
-    /// Do it, although the holder may be in the middle of its work
+    /// Confirm it, although the holder may still be working under the lock
     #[arg(long)]
     pub(crate) force: bool,
 }
 
-/// A name may be any bytes.
+/// Returns the lock's name, which may be any bytes.
 pub(crate) fn name(text: &OsStr) -> Name {
     text.as_bytes().into()
 }
 
-/// In ms. Any instant can be so far away.
+/// The longest time, in ms: a hundred years, which can be added to any instant without overflow.
 const LONGEST: u64 = 36_500 * 86_400_000;
 
-/// A whole number with its unit: `500ms`, `30s`, `5m`, `2h`, `1d`.
+/// Parses a whole number and its unit: `500ms`, `30s`, `5m`, `2h`, `1d`.
 fn duration(text: &str) -> Result<Duration, String> {
     let digits = text
         .find(|c: char| !c.is_ascii_digit())
@@ -223,19 +231,17 @@ fn duration(text: &str) -> Result<Duration, String> {
         "h" => 3_600_000,
         "d" => 86_400_000,
         _ => {
-            return Err(
-                "a whole number and its unit are expected: 500ms, 30s, 5m, 2h or 1d".into(),
-            );
+            return Err("expected a whole number and a unit: 500ms, 30s, 5m, 2h or 1d".into());
         }
     };
     let number: u64 = number
         .parse()
-        .map_err(|_| "a whole number is expected before the unit")?;
+        .map_err(|_| "expected a whole number before the unit")?;
     let millis = number
         .checked_mul(millis)
         .filter(|&millis| millis <= LONGEST);
     Ok(Duration::from_millis(
-        millis.ok_or("more than a hundred years are too long")?,
+        millis.ok_or("must be at most a hundred years")?,
     ))
 }
 
@@ -246,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn the_arguments_are_consistent() {
         Cli::command().debug_assert();
     }
 

@@ -1,4 +1,4 @@
-//! `leasehold completions`: what a shell needs to complete our arguments.
+//! `leasehold completions`: prints a completion script for a shell.
 
 use std::io::{self, Write};
 
@@ -9,7 +9,7 @@ use crate::args::Cli;
 use crate::exit::Failure;
 
 pub(crate) fn completions(shell: Shell) -> Result<u8, Failure> {
-    // It panics where it cannot write.
+    // `generate` panics if it cannot write, so it writes to memory.
     let mut script = Vec::new();
     generate(shell, &mut Cli::command(), "leasehold", &mut script);
     io::stdout().write_all(&script)?;

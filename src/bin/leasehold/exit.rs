@@ -1,4 +1,4 @@
-//! How the program ends: its exit codes, and what it says when it fails.
+//! The exit codes of the program, and its error messages.
 
 use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -8,7 +8,7 @@ use leasehold::Error;
 
 use crate::escape::Escaped;
 
-// 64 to 78 are those of sysexits.h.
+// 64 to 78 follow sysexits.h.
 pub(crate) const NOT_HELD: u8 = 1;
 pub(crate) const USAGE: u8 = 64;
 const UNREACHABLE: u8 = 69;
@@ -17,33 +17,34 @@ const OUTPUT: u8 = 74;
 pub(crate) const NOT_ACQUIRED: u8 = 75;
 const REFUSED: u8 = 77;
 pub(crate) const LOST: u8 = 79;
-/// As `timeout` says it.
+/// The code that `timeout` uses.
 pub(crate) const TOO_LONG: u8 = 124;
-// As shells say it.
+// The codes that shells use.
 pub(crate) const CANNOT_RUN: u8 = 126;
 pub(crate) const NOT_FOUND: u8 = 127;
 const SIGNALLED: u8 = 128;
-/// As if SIGPIPE, which this program does not get, had ended it.
+/// The code of a program ended by SIGPIPE. Rust programs ignore that signal and get `EPIPE`
+/// instead.
 const READER_GONE: u8 = SIGNALLED + 13;
 
-/// For help and manual.
+/// The exit codes, for the help and the manual page.
 pub(crate) const TABLE: &str = "\
 Exit codes:
-  0 to 255  those of the command
-  1    unlock: nobody held the lock
-  64   the command line or a setting cannot work
-  69   Redis cannot be reached or does not answer
-  71   the system has no process, thread or pipe for us
-  74   standard output cannot be written
-  75   somebody else holds the lock (--not-acquired-exit)
-  77   Redis answered and refused: a right, a password or memory is missing, or the key is no lock's
-  79   the lock was lost before the command had ended
+  0 to 255  the exit code of the command
+  1    unlock: the lock was not held
+  64   a command-line argument or setting is invalid
+  69   Redis is unreachable or does not answer
+  71   out of processes, threads or pipes
+  74   cannot write to standard output
+  75   the lock is held by another holder (--not-acquired-exit)
+  77   Redis refused: permission denied, bad password, out of memory, or the key is not a lock
+  79   the lock was lost before the command ended
   124  the command was ended by --max-hold
   126  the command cannot be run
   127  the command was not found
   128 + n  the command, or the wait for the lock, was ended by signal n";
 
-/// Why the program ends without having done what it was told.
+/// An error that ends the program: its exit code and message.
 #[derive(Debug)]
 pub(crate) struct Failure {
     code: u8,
@@ -58,12 +59,12 @@ impl Failure {
         }
     }
 
-    /// The system did not give us what we need ourselves.
+    /// Returns the failure of a system call that this program needs, such as starting a thread.
     pub(crate) fn system(what: &str, error: &io::Error) -> Self {
         Self::new(SYSTEM, format!("{what}: {error}"))
     }
 
-    /// Says why, and returns the exit code.
+    /// Prints the message, and returns the exit code.
     pub(crate) fn tell(self) -> u8 {
         if !self.text.is_empty() {
             say(&self.text);
@@ -84,30 +85,27 @@ impl From<Error> for Failure {
     }
 }
 
-/// Of writing to standard output.
+/// An error of writing to standard output.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self::new(READER_GONE, "");
         }
-        Self::new(
-            OUTPUT,
-            format!("standard output cannot be written: {error}"),
-        )
+        Self::new(OUTPUT, format!("cannot write to standard output: {error}"))
     }
 }
 
-/// A message for people, of one line.
+/// Prints a message of one line to standard error.
 pub(crate) fn say(text: &str) {
-    // Where nobody can be told, the exit code still says it.
+    // If standard error is closed, the exit code still reports the failure.
     let text = Escaped::whole(text.as_bytes());
     let _ = writeln!(io::stderr(), "leasehold: {text}");
 }
 
-/// A command's end as its exit code.
+/// Returns the exit code for a command's exit status.
 pub(crate) fn code(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
-        // A status has eight bits.
+        // An exit code has eight bits.
         (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
         (None, signal) => by_signal(signal.unwrap_or(0)),
     }
@@ -117,7 +115,7 @@ pub(crate) fn by_signal(signal: i32) -> u8 {
     SIGNALLED.saturating_add(u8::try_from(signal).unwrap_or(0))
 }
 
-/// The text without what stands before the `@` of a URL.
+/// Returns the text without the credentials of the URLs in it.
 pub(crate) fn without_logons(text: &str) -> String {
     let mut parts = text.split("://");
     let mut shown = parts.next().unwrap_or_default().to_owned();
@@ -138,13 +136,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn a_signal_adds_128_to_its_number() {
         assert_eq!(code(ExitStatus::from_raw(3 << 8)), 3);
         assert_eq!(code(ExitStatus::from_raw(15)), 143);
     }
 
     #[test]
-    fn no_password_is_repeated() {
+    fn credentials_in_urls_are_hidden() {
         let text = "unexpected argument 'redis://:p@ss@h:1/2' found at http://x and redis://u:pw@h";
         let shown = without_logons(text);
         assert_eq!(

@@ -14,24 +14,24 @@ use crate::shim::SHIM;
 
 /// A process group that does not outlive this process.
 pub(crate) struct Group {
-    /// Also the shim's process id.
+    /// The group's id, which is the shim's process id.
     id: Pid,
     shim: Child,
-    /// Closes with this process at the latest, which the shim hears.
+    /// The pipe to the shim. It closes when this process ends, and the shim then kills the group.
     lifeline: Option<ChildStdin>,
     answers: ChildStdout,
     shim_is_in: bool,
 }
 
 impl Group {
-    /// Starts the shim, and returns when it is ready.
+    /// Starts the shim and returns when it is ready.
     pub(crate) fn start() -> io::Result<Self> {
-        // What the command leaves behind becomes our child, so that we know when it has ended. Where that cannot be
-        // had, it is left to the system to reap it.
+        // Processes that the command leaves behind become our children, so that we can wait for
+        // them. If this fails, init reaps them.
         #[cfg(target_os = "linux")]
         let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
         let mut command = Command::new(ourselves()?);
-        // Nothing of ours is to be seen or kept busy by it.
+        // The shim must not keep our environment, working directory or terminal in use.
         command.arg(SHIM).env_clear().current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut shim = command.stderr(Stdio::null()).process_group(0).spawn()?;
@@ -47,45 +47,47 @@ impl Group {
         Ok(group)
     }
 
-    /// Starts the command in it.
+    /// Starts the command in the group.
     pub(crate) fn spawn(&self, command: &mut Command) -> io::Result<Child> {
         command.process_group(self.id.as_raw_pid()).spawn()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        // Whoever is gone need not be told.
+        // An error means that the group is empty.
         let _ = kill_process_group(self.id, signal);
     }
 
-    /// Asks all of it to end, also what is stopped.
+    /// Asks all processes of the group to end, including stopped ones.
     pub(crate) fn terminate(&self) {
         self.signal(Signal::TERM);
         self.signal(Signal::CONT);
     }
 
-    /// Kills all of it but the shim.
+    /// Kills all processes of the group except the shim.
     pub(crate) fn kill(&mut self) {
         self.let_shim_out();
         self.signal(Signal::KILL);
     }
 
-    /// Whether nobody is left in it but the shim. The command itself must have been waited for.
+    /// Returns whether only the shim is left. The command must have been waited for.
     pub(crate) fn is_empty(&mut self) -> bool {
         self.let_shim_out();
         while matches!(waitpgid(self.id, WaitOptions::NOHANG), Ok(Some(_))) {}
         test_kill_process_group(self.id) == Err(Errno::SRCH)
     }
 
-    /// From then on the shim is not counted with the group, but still keeps its id from others. It is in our own group
-    /// then, and so not until the end is near: what kills all of our group is not to kill it.
+    /// Moves the shim out of the group and into ours.
+    ///
+    /// The shim still reserves the group's id. It is moved only at the end, because a signal that
+    /// kills all of our group must not kill the shim as well.
     fn let_shim_out(&mut self) {
         if !self.shim_is_in {
             return;
         }
         self.shim_is_in = false;
-        // Somebody may have stopped the whole group.
+        // The whole group may have been stopped, and the shim with it.
         let _ = kill_process(self.id, Signal::CONT);
-        // A shim that was killed has left too.
+        // A write fails if the shim was killed: then it is not in the group either.
         if let Some(lifeline) = &mut self.lifeline
             && lifeline.write_all(b".").is_ok()
         {
@@ -97,12 +99,12 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         self.lifeline = None;
-        // `is_empty` has waited for it if it was killed in the group.
+        // Fails if the shim was killed inside the group and `is_empty` has waited for it.
         let _ = self.shim.wait();
     }
 }
 
-/// This program, also when its file was replaced meanwhile.
+/// Returns the path of this program, which stays valid if the file is replaced.
 #[cfg(target_os = "linux")]
 fn ourselves() -> io::Result<&'static OsStr> {
     Ok(OsStr::new("/proc/self/exe"))

@@ -1,10 +1,10 @@
-//! One flat JSON object, written by hand: a crate would be more than this.
+//! A writer of flat JSON objects: too little to be worth a dependency.
 
 use std::fmt::{self, Display, Write};
 
 use crate::escape::is_printable;
 
-/// An object in the making.
+/// A JSON object under construction.
 pub(crate) struct Object(String);
 
 impl Object {
@@ -12,7 +12,7 @@ impl Object {
         Self(String::from("{"))
     }
 
-    /// A number, or null.
+    /// Adds a number, or null.
     pub(crate) fn number(&mut self, key: &str, value: Option<impl Display>) -> &mut Self {
         match value {
             Some(value) => self.raw(key, value),
@@ -24,7 +24,7 @@ impl Object {
         self.raw(key, value)
     }
 
-    /// A string, or null.
+    /// Adds a string, or null.
     pub(crate) fn text(&mut self, key: &str, value: Option<&str>) -> &mut Self {
         match value {
             Some(value) => self.raw(key, Quoted(value)),
@@ -32,10 +32,10 @@ impl Object {
         }
     }
 
-    /// A string of hexadecimal digits, two for a byte.
+    /// Adds bytes as a string of hexadecimal digits, two for each byte.
     pub(crate) fn hex(&mut self, key: &str, bytes: &[u8]) -> &mut Self {
         let digits = bytes.iter().fold(String::new(), |mut digits, byte| {
-            // Writing to a string cannot fail, here and below.
+            // Writing to a string cannot fail, here and in `raw`.
             let _ = write!(digits, "{byte:02x}");
             digits
         });
@@ -62,7 +62,7 @@ impl Display for Quoted<'_> {
             match c {
                 '"' | '\\' => write!(f, "\\{c}")?,
                 c if is_printable(c) => f.write_char(c)?,
-                // What is harmless to JSON need not be so to a terminal.
+                // JSON allows some characters unescaped that a terminal would act on.
                 c => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         write!(f, "\\u{unit:04x}")?;
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn objects_escape_their_strings() {
         let mut object = Object::new();
         object
             .text("a", Some("x\"\\\n\u{9b}ü\u{202e}\u{e0041}"))

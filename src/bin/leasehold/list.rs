@@ -1,4 +1,4 @@
-//! `leasehold list`: the locks that are held.
+//! `leasehold list`: prints the held locks.
 
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;

@@ -1,7 +1,7 @@
-//! `leasehold`: commands under a lock, and a look at the locks, from a shell.
+//! `leasehold`: runs commands under a lock and shows locks, from a shell.
 
 #[cfg(not(unix))]
-compile_error!("the feature `cli` needs process groups and signals as Unix has them");
+compile_error!("the feature `cli` needs Unix process groups and signals");
 
 mod args;
 mod completions;
@@ -34,7 +34,7 @@ use args::{Action, Cli};
 use exit::Failure;
 
 fn main() {
-    // Before all else, so that no help and no completion knows of it.
+    // Checked before the arguments are parsed, so that help and completions do not mention it.
     if env::args_os()
         .nth(1)
         .is_some_and(|first| first == shim::SHIM)
@@ -53,12 +53,12 @@ fn main() {
             write!(io::stdout(), "{error}").map_or_else(|error| Failure::from(error).tell(), |()| 0)
         }
         Err(error) => {
-            // A URL in the wrong place is repeated in the error.
+            // The error quotes unexpected arguments, such as a URL with a password.
             let _ = write!(io::stderr(), "{}", exit::without_logons(&error.to_string()));
             exit::USAGE
         }
     };
-    // Threads that still wait for Redis are not waited for.
+    // Exits without joining threads that still wait for Redis.
     process::exit(code.into());
 }
 

@@ -1,4 +1,4 @@
-//! `leasehold man`: the manual pages.
+//! `leasehold man`: prints the manual pages.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use crate::exit::{Failure, USAGE};
 
 pub(crate) fn man(command: Option<&str>) -> Result<u8, Failure> {
     let mut page = Cli::command();
-    // Gives every command its full name, and the options that all have.
+    // Gives every command its full name and the global options.
     page.build();
     if let Some(name) = command {
         let found = page
@@ -18,7 +18,7 @@ pub(crate) fn man(command: Option<&str>) -> Result<u8, Failure> {
             .find(|command| command.get_name() == name);
         page = found
             .cloned()
-            .ok_or_else(|| Failure::new(USAGE, format!("there is no command {name}")))?;
+            .ok_or_else(|| Failure::new(USAGE, format!("no such command: {name}")))?;
     }
     let source = concat!("leasehold ", env!("CARGO_PKG_VERSION"));
     Man::new(page).source(source).render(&mut io::stdout())?;

@@ -1,14 +1,14 @@
-//! How often names change hands, by looks at their fencing tokens.
+//! The rate at which names change holders, sampled from their fencing tokens.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use leasehold::Name;
 
-/// Over so many looks a rate is counted, and so many after its last release a name is remembered.
+/// The number of samples that a rate covers, and after which a released name is forgotten.
 const LOOKS: usize = 10;
 
-/// The last looks at all names.
+/// The latest samples of all names.
 #[derive(Default)]
 pub(crate) struct Rates {
     looks: VecDeque<Instant>,
@@ -18,13 +18,13 @@ pub(crate) struct Rates {
 #[derive(Default)]
 struct History {
     token: Option<u64>,
-    /// Whether the token was another at each of the last looks.
+    /// Whether the token had changed at each of the latest samples.
     changed: VecDeque<bool>,
     unheld: usize,
 }
 
 impl Rates {
-    /// A look begins.
+    /// Begins a sample.
     pub(crate) fn look(&mut self, now: Instant) {
         self.looks.push_back(now);
         if self.looks.len() > LOOKS + 1 {
@@ -32,7 +32,9 @@ impl Rates {
         }
     }
 
-    /// What was seen of a name at this look. A name's first token is no change: it may be old.
+    /// Adds a name to this sample.
+    ///
+    /// A name's first token is not a change, because it may be old.
     pub(crate) fn saw(&mut self, name: &Name, token: Option<u64>, is_held: bool) {
         let history = self.names.entry(name.clone()).or_default();
         let changed = history.token.is_some() && token.is_some() && token != history.token;
@@ -44,7 +46,7 @@ impl Rates {
         history.unheld = if is_held { 0 } else { history.unheld + 1 };
     }
 
-    /// Changes a second.
+    /// Returns the changes of holder per second.
     pub(crate) fn of(&self, name: &Name) -> f64 {
         let (Some(first), Some(last)) = (self.looks.front(), self.looks.back()) else {
             return 0.0;
@@ -60,12 +62,12 @@ impl Rates {
         }
     }
 
-    /// The names that were seen lately.
+    /// Returns the names that are not forgotten.
     pub(crate) fn names(&self) -> Vec<Name> {
         self.names.keys().cloned().collect()
     }
 
-    /// Forgets the names that nobody has held for long.
+    /// Forgets the names that were free at the latest [`LOOKS`] samples.
     pub(crate) fn forget(&mut self) {
         self.names.retain(|_, history| history.unheld < LOOKS);
     }
@@ -78,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn a_rate_counts_changes_of_the_token_per_second() {
         let start = Instant::now();
         let name = Name::from("a");
         let mut rates = Rates::default();
@@ -86,13 +88,13 @@ mod tests {
             rates.look(start + Duration::from_secs(2) * n);
             rates.saw(&name, Some(100 + u64::from(n / 2)), true);
         }
-        // Every second look, and one look every two seconds.
+        // A change at every second sample, and a sample every two seconds.
         assert_eq!(rates.of(&name), 0.25);
         assert_eq!(rates.of(&Name::from("b")), 0.0);
     }
 
     #[test]
-    fn a_name_is_remembered_for_some_looks() {
+    fn a_released_name_is_forgotten_after_ten_samples() {
         let mut rates = Rates::default();
         let name = Name::from("a");
         rates.look(Instant::now());

@@ -1,4 +1,4 @@
-//! What is known of a lock at one moment, and how it is shown.
+//! The state of a lock at one moment, as text and as JSON.
 
 use std::time::Duration;
 
@@ -6,16 +6,16 @@ use leasehold::{FencingToken, Holder, Name};
 
 use crate::json::Object;
 
-/// A lock as it was seen.
+/// The state of a lock at one moment.
 pub(crate) struct Record {
     pub(crate) name: Name,
     pub(crate) holder: Option<Holder>,
-    /// The last one drawn, if it is known.
+    /// The last token drawn, if it is known.
     pub(crate) token: Option<FencingToken>,
 }
 
 impl Record {
-    /// The common part of every command's object.
+    /// Returns the JSON fields that all commands print.
     pub(crate) fn json(&self) -> Object {
         let bytes = self.name.as_bytes();
         let text = str::from_utf8(bytes).ok();
@@ -44,13 +44,13 @@ impl Record {
         self.name.to_string()
     }
 
-    /// Who holds it.
+    /// Returns the holder as text, `-` if the lock is free.
     pub(crate) fn holder(&self) -> String {
         match &self.holder {
             None => "-".into(),
             Some(holder) => match holder.holder_id() {
                 Some(id) => id.short().to_string(),
-                // Its value may be that client's secret.
+                // The value may be a secret of the other program.
                 None => "(not leasehold)".into(),
             },
         }
@@ -60,7 +60,7 @@ impl Record {
         match &self.holder {
             None => "-".into(),
             Some(holder) => holder.remaining().map_or_else(
-                || "no end".into(),
+                || "no expiry".into(),
                 |left: Duration| format!("{:.1}s", left.as_secs_f64()),
             ),
         }

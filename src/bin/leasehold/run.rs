@@ -1,4 +1,4 @@
-//! `leasehold run`: a command under a lock.
+//! `leasehold run`: runs a command under a lock.
 
 use std::io::{self, IsTerminal};
 use std::mem;
@@ -17,19 +17,19 @@ use crate::exit::{self, Failure, say};
 use crate::group::Group;
 use crate::signals::{ends, signals};
 
-/// How often we look whether what the command left behind has ended.
+/// How often to check whether the processes that the command left behind have ended.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// How long KILL may take. What is left after that hangs in the kernel.
+/// How long to wait after KILL. A process that is left after that hangs in the kernel.
 const DYING: Duration = Duration::from_secs(2);
 
-/// How long a release on the way out may take.
+/// How long a release may take after a signal.
 const LEAVING: Duration = Duration::from_secs(1);
 
-/// The shortest ttl that there is.
+/// The shortest valid ttl.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// How long to wait before Redis is asked again to keep the name.
+/// The pause between attempts to extend the lease for `--min-hold`.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(connection: &Connection, args: &Run) -> Result<u8, Failure> {
@@ -39,7 +39,7 @@ pub(crate) fn run(connection: &Connection, args: &Run) -> Result<u8, Failure> {
             "--max-hold is shorter than --min-hold",
         ));
     }
-    let signals = signals().map_err(|error| Failure::system("signals cannot be caught", &error))?;
+    let signals = signals().map_err(|error| Failure::system("cannot catch signals", &error))?;
     let mut builder = connection.builder()?;
     if let Some(owner) = &args.owner {
         builder = builder.owner(owner);
@@ -55,16 +55,15 @@ pub(crate) fn run(connection: &Connection, args: &Run) -> Result<u8, Failure> {
     let guard = match take(&client, mutex, args, &signals)? {
         Taken::Ours(guard) => guard,
         Taken::NotOurs => {
-            say(&format!("somebody else holds {}", name(&args.name)));
+            say(&format!("another holder has {}", name(&args.name)));
             return Ok(args.not_acquired_exit);
         }
         Taken::Signalled(signal) => return Ok(exit::by_signal(signal)),
     };
     let granted = Instant::now();
-    let group = Group::start().map_err(|error| {
-        Failure::system("no process could be started beside the command", &error)
-    })?;
-    // A command that was not found or cannot be run has done nothing, so the name is free at once.
+    let group = Group::start()
+        .map_err(|error| Failure::system("cannot start the supervisor process", &error))?;
+    // On failure the guard is dropped, which frees the name at once: the command has not run.
     let command = start(&group, &guard, args)?;
     let end = Running {
         group,
@@ -86,7 +85,7 @@ enum Taken {
     Signalled(i32),
 }
 
-/// Waits for the lock, and for signals meanwhile.
+/// Waits for the lock, and handles signals during the wait.
 fn take(
     client: &Client,
     mutex: Mutex,
@@ -101,23 +100,24 @@ fn take(
             Some(limit) => mutex.try_lock_for(limit),
             None => mutex.lock().map(Some),
         };
-        // Nobody listens any more once a signal has come; a lock that came with it is released.
+        // After a signal the receiver is gone: dropping a guard that arrives then releases the
+        // lock.
         let _ = answer.send(taken);
     };
     thread::Builder::new()
         .name("leasehold-wait".into())
         .spawn(waiting)
-        .map_err(|error| Failure::system("no thread could be started", &error))?;
+        .map_err(|error| Failure::system("cannot start a thread", &error))?;
     loop {
         select! {
             recv(answered) -> taken => {
-                // The thread answers unless it has panicked, which it has said then.
+                // The thread always sends a result, unless it has panicked and printed why.
                 let taken = taken.unwrap_or(Err(Error::Closed))?;
                 return Ok(taken.map_or(Taken::NotOurs, Taken::Ours));
             }
             recv(signals) -> signal => match signal {
                 Ok(signal) if ends(signal) => {
-                    // Sends the waiting thread away, and undoes what it has under way.
+                    // Wakes the waiting thread, and undoes its attempt.
                     client.shutdown(LEAVING)?;
                     return Ok(Taken::Signalled(signal));
                 }
@@ -130,7 +130,7 @@ fn take(
 
 fn start(group: &Group, guard: &MutexGuard, args: &Run) -> Result<Child, Failure> {
     let [program, arguments @ ..] = args.command.as_slice() else {
-        return Err(Failure::new(exit::USAGE, "there is no command"));
+        return Err(Failure::new(exit::USAGE, "the command is missing"));
     };
     let mut command = Command::new(program);
     command
@@ -138,7 +138,8 @@ fn start(group: &Group, guard: &MutexGuard, args: &Run) -> Result<Child, Failure
         .env("LEASEHOLD_FENCING_TOKEN", guard.fencing_token().to_string())
         .env("LEASEHOLD_NAME", &args.name);
     if io::stdin().is_terminal() {
-        // The terminal stops whoever reads from it in another group than the shell's job.
+        // The command is in another process group than the shell's foreground job, so the terminal
+        // would stop it with SIGTTIN when it reads.
         command.stdin(Stdio::null());
     }
     group.spawn(&mut command).map_err(|error| {
@@ -146,20 +147,17 @@ fn start(group: &Group, guard: &MutexGuard, args: &Run) -> Result<Child, Failure
             io::ErrorKind::NotFound => exit::NOT_FOUND,
             _ => exit::CANNOT_RUN,
         };
-        Failure::new(
-            code,
-            format!("{} cannot be run: {error}", program.display()),
-        )
+        Failure::new(code, format!("cannot run {}: {error}", program.display()))
     })
 }
 
-/// Why we are through with the command's group.
+/// How the command ended.
 enum End {
     Lost(Lost),
     Ended(ExitStatus),
 }
 
-/// A command at work, with its lock.
+/// A running command, with its lock.
 struct Running<'a> {
     group: Group,
     guard: &'a MutexGuard,
@@ -167,7 +165,10 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// Waits until the command and all that it left behind have ended, and sees to it that they do.
+    /// Waits until the command and all processes of its group have ended.
+    ///
+    /// After the command itself, or after the loss of the lock, the group is ended: TERM first, and
+    /// KILL after `kill_after`.
     fn until_the_end(mut self, mut command: Child, signals: &Receiver<i32>) -> End {
         let (tell, mut ended) = bounded(1);
         thread::spawn(move || tell.send(command.wait()));
@@ -199,14 +200,14 @@ impl Running<'_> {
             };
             select! {
                 recv(ended) -> how => {
-                    // Only a command that somebody else has waited for has no status.
+                    // `wait` fails only if other code has waited for the command already.
                     status = Some(how.ok().and_then(Result::ok).unwrap_or_default());
                     ended = never();
                 }
                 recv(lost) -> why => {
                     lost = never();
                     if let Ok(why) = why {
-                        say(&format!("{why}: ending the command"));
+                        say(&format!("{why}; ending the command"));
                         loss = Some(why);
                         self.group.terminate();
                         kill_at.get_or_insert_with(|| Instant::now() + self.kill_after);
@@ -228,10 +229,10 @@ impl Running<'_> {
 
     fn pass_on(&self, signal: i32) {
         if signal == SIGTSTP {
-            // Nothing is to run on while nobody renews.
+            // The command must not run while this process is stopped and does not renew.
             self.group.signal(Signal::STOP);
             suspend();
-            // After a loss it is woken to be ended.
+            // After a loss, `terminate` continues the group.
             if self.guard.is_held() {
                 self.group.signal(Signal::CONT);
             }
@@ -244,7 +245,7 @@ impl Running<'_> {
         let killed = Instant::now();
         while !self.group.is_empty() {
             if killed.elapsed() > DYING {
-                say("the command has left processes behind that cannot be killed");
+                say("the command left processes behind that do not end after KILL");
                 return;
             }
             thread::sleep(LOOK_EVERY);
@@ -252,9 +253,9 @@ impl Running<'_> {
     }
 }
 
-/// Stops until somebody has us continue.
+/// Stops this process until it gets CONT.
 fn suspend() {
-    // It can only fail for another signal.
+    // Fails only for signals without a default action.
     let _ = emulate_default_handler(SIGTSTP);
 }
 
@@ -265,7 +266,9 @@ fn lost_code(lost: Lost) -> u8 {
     }
 }
 
-/// Releases the lock, or leaves it in Redis for the rest of its shortest time. Says if it was lost before.
+/// Releases the lock, or leaves it in Redis for the rest of `min_hold`.
+///
+/// Returns the reason if the lock was lost before.
 fn let_go(
     guard: MutexGuard,
     granted: Instant,
@@ -288,13 +291,13 @@ fn let_go(
             Err(error) => {
                 if !mem::replace(&mut said, true) {
                     say(&format!(
-                        "{error}: the lock is held here until --min-hold is over"
+                        "{error}; this process renews the lock until --min-hold is over"
                     ));
                 }
                 select! {
                     recv(signals) -> signal => {
                         if signal.is_ok_and(ends) {
-                            say("ending before --min-hold is over: the name is free after the ttl");
+                            say("exiting before --min-hold ends: the lock is free after the ttl");
                             mem::forget(guard);
                             return Ok(None);
                         }
@@ -308,9 +311,9 @@ fn let_go(
         Ok(Unlocked::Released) => Ok(None),
         Ok(Unlocked::AlreadyLost(lost)) => Ok(Some(said_lost(lost))),
         Err(error) => {
-            // It was held to the end, and that is what counts.
+            // The lock was held until the command ended, so the command has succeeded.
             say(&format!(
-                "the release was not confirmed, and the ttl ends it: {error}"
+                "the release was not confirmed, the lock is free after the ttl: {error}"
             ));
             Ok(None)
         }
@@ -318,6 +321,8 @@ fn let_go(
 }
 
 fn said_lost(lost: Lost) -> Lost {
-    say(&format!("{lost}, before the command had ended"));
+    say(&format!(
+        "the lock was lost before the command ended: {lost}"
+    ));
     lost
 }

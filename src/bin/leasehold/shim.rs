@@ -1,4 +1,5 @@
-//! The shim: this program once more, which ends the command's process group when its starter cannot.
+//! The shim: a second process of this program, which kills the command's group if the first one
+//! dies.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -8,19 +9,21 @@ use rustix::process::{Signal, getpgid, getpid, getppid, kill_process_group, setp
 use signal_hook::consts::{FORBIDDEN, SIGKILL, SIGSTOP};
 use signal_hook::flag;
 
-/// What it is started with.
+/// The argument that selects the shim.
 pub(crate) const SHIM: &str = "__shim";
 
-/// Waits until the pipe that only its starter holds open is closed, by the kernel if need be, and then kills the group
-/// that bears this process's id. A byte asks it to step out of the group, and each of ours says "done".
+/// Waits until the first process closes its pipe, and then kills the command's process group.
 ///
-/// It leads the group: so there is one for the command to be born into, and no time at which the command runs unwatched;
-/// and as long as it lives, the group's id cannot become anybody else's.
+/// If the first process is killed, the kernel closes the pipe. A byte on the pipe asks the shim to
+/// leave the group; the shim answers every request with a byte.
+///
+/// The shim leads the group. So the group exists before the command starts, and the command never
+/// runs without supervision. While the shim lives, the kernel cannot reuse the group's id.
 pub(crate) fn shim() {
-    // Signals to the group are for the command. A handler is as good as ignoring them.
+    // Signals to the group are for the command. A handler that only sets a flag ignores them.
     for signal in 1..=64 {
         if !FORBIDDEN.contains(&signal) && ![SIGKILL, SIGSTOP].contains(&signal) {
-            // The few that have no handler end us as they end the command.
+            // A signal without a handler ends the shim as it ends the command.
             let _ = flag::register(signal, Arc::new(AtomicBool::new(false)));
         }
     }
@@ -29,14 +32,14 @@ pub(crate) fn shim() {
             .write_all(b".")
             .and_then(|()| io::stdout().flush())
     };
-    // If nobody listens any more, the pipe is closed too.
+    // A write fails only if the first process has ended: then `stdin` is closed too.
     let _ = done();
     let mut byte = [0];
     while io::stdin().read_exact(&mut byte).is_ok() {
-        // Where the starter has a group of its own, and still is.
+        // Moves into the first process's group, if that process still exists.
         let _ = getpgid(getppid()).and_then(|group| setpgid(None, Some(group)));
         let _ = done();
     }
-    // It may be empty by now.
+    // Fails if the group is already empty.
     let _ = kill_process_group(getpid(), Signal::KILL);
 }

@@ -1,4 +1,4 @@
-//! The signals that we are sent, on a channel.
+//! The signals to this process, received on a channel.
 
 use std::io;
 use std::thread;
@@ -9,12 +9,14 @@ use signal_hook::iterator::Signals;
 
 const CAUGHT: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2];
 
-/// Whether the signal asks us to end.
+/// Returns whether the signal asks this process to end.
 pub(crate) fn ends(signal: i32) -> bool {
     [SIGHUP, SIGINT, SIGQUIT, SIGTERM].contains(&signal)
 }
 
-/// From now on signals do nothing but arrive here. What our starter had us ignore (`nohup`, a shell's `&`) stays ignored.
+/// Catches signals and returns a channel that receives them.
+///
+/// Signals that the parent process ignored (`nohup`, a shell's `&`) stay ignored.
 pub(crate) fn signals() -> io::Result<Receiver<i32>> {
     let ignored = ignored();
     let caught = CAUGHT.iter().filter(|&&signal| ignored & bit(signal) == 0);
@@ -27,7 +29,7 @@ pub(crate) fn signals() -> io::Result<Receiver<i32>> {
     Ok(receiver)
 }
 
-/// A bit for each signal; none where the system does not tell in this way.
+/// Returns the ignored signals, one bit for each; none on systems without `/proc`.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     read(&status)
@@ -48,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn ignored_signals_are_read_from_the_process_status() {
         let ignored = read("SigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0\n");
         assert_eq!(ignored & bit(SIGHUP), 1);
         assert_eq!(ignored & bit(SIGTERM), 0);

@@ -1,4 +1,4 @@
-//! `leasehold status`: who holds these locks, and who waits for them.
+//! `leasehold status`: shows who holds locks, and how many clients wait for them.
 
 use std::io::{self, Write};
 
@@ -60,14 +60,14 @@ pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failu
     Ok(0)
 }
 
-/// How many wait, for a user who may not be allowed to know.
+/// Asks for numbers of waiters, until Redis refuses because the user may not ask.
 #[derive(Default)]
 pub(crate) struct Waiting {
     refused: bool,
 }
 
 impl Waiting {
-    /// `None`: Redis does not tell, which is said once.
+    /// Returns the number; `None` if Redis refuses, which is printed once.
     pub(crate) fn ask(
         &mut self,
         waiting: impl FnOnce() -> Result<u64, Error>,
@@ -77,7 +77,7 @@ impl Waiting {
         }
         match waiting() {
             Ok(waiting) => Ok(Some(waiting)),
-            // A quorum has no queue. That the name can be locked was seen before.
+            // A quorum has no queue. The name itself is valid: `inspect` has checked it.
             Err(Error::Config(_)) => Ok(None),
             Err(error @ Error::Refused { .. }) => {
                 say(&error.to_string());

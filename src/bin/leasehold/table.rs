@@ -1,14 +1,14 @@
-//! Columns of text.
+//! Tables of text.
 
 use crate::escape::Escaped;
 
-/// What a terminal only prints.
+/// Returns the cells without characters that a terminal would act on.
 pub(crate) fn escaped<const N: usize>(row: &[String; N]) -> [String; N] {
     row.each_ref()
         .map(|cell| Escaped::whole(cell.as_bytes()).to_string())
 }
 
-/// The rows as lines, each column as wide as it has to be.
+/// Returns the rows as lines, with each column as wide as its longest cell.
 pub(crate) fn lines<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> Vec<String> {
     let header = header.map(str::to_owned);
     let rows: Vec<_> = rows.iter().map(escaped).collect();
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn columns_are_as_wide_as_their_longest_cell() {
         let rows = [["a".into(), "x".into()], ["tisch-ü".into(), String::new()]];
         assert_eq!(
             lines(["NAME", "B"], &rows),

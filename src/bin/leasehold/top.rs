@@ -1,4 +1,4 @@
-//! `leasehold top`: the locks that are held, again and again.
+//! `leasehold top`: shows the held locks, and refreshes the display.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use crate::record::Record;
 use crate::status::{Waiting, shown};
 use crate::table;
 
-/// Lines and columns of a terminal that does not say.
+/// The lines and columns assumed for a terminal that does not report its size.
 const USUAL: (usize, usize) = (24, 80);
 
 pub(crate) fn top(connection: &Connection, args: &Top) -> Result<u8, Failure> {
@@ -32,7 +32,7 @@ pub(crate) fn top(connection: &Connection, args: &Top) -> Result<u8, Failure> {
         let began = Instant::now();
         match sight.look(began) {
             Ok(rows) => screen.show(&rows)?,
-            // It may be back at the next look; and if it never was there, this is a failure.
+            // Redis may be reachable at the next refresh. At the first one, this is a failure.
             Err(error) if error.is_unreachable() && looks > 0 => screen.complain(&error)?,
             Err(error) => return Err(error.into()),
         }
@@ -58,7 +58,7 @@ struct Row {
 }
 
 impl Sight {
-    /// All locks that are held, and those that were lately; the busiest first.
+    /// Returns all held locks and those released recently, the busiest first.
     fn look(&mut self, now: Instant) -> Result<Vec<Row>, Error> {
         let held = self.client.list(&self.prefix)?;
         let mut seen: BTreeMap<Name, Record> = held
@@ -92,13 +92,13 @@ impl Sight {
         }
         self.rates.forget();
         let tenths = |row: &Row| (row.changes * 10.0) as u64;
-        // What is alike stays in the order of names.
+        // The sort is stable: equally busy locks stay sorted by name.
         rows.sort_by_key(|row| Reverse((row.waiting, tenths(row))));
         Ok(rows)
     }
 }
 
-/// Where it is shown, and how.
+/// The output, and its format.
 enum Screen {
     Terminal { interval: Duration },
     Lines,
@@ -181,13 +181,14 @@ fn cells(row: &Row) -> [String; 6] {
     ]
 }
 
-/// Writes over what is there, and so without flicker; as much as there is room for.
+/// Overwrites the screen without clearing it first, which would flicker; omits lines that do not
+/// fit.
 fn refresh(out: &mut impl Write, lines: &[String]) -> io::Result<()> {
     let (height, width) = size();
     write!(out, "\x1b[H")?;
     for line in lines.iter().take(height.saturating_sub(1)) {
         let line: String = line.chars().take(width).collect();
-        // Whatever was there to the right of it goes.
+        // `ESC [ K` clears the rest of the line.
         write!(out, "{line}\x1b[K\r\n")?;
     }
     write!(out, "\x1b[J")

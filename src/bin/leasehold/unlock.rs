@@ -1,4 +1,4 @@
-//! `leasehold unlock`: a lock is taken away from its holder.
+//! `leasehold unlock`: releases a lock on behalf of its holder.
 
 use crate::args::{Connection, Unlock, name};
 use crate::exit::{Failure, NOT_HELD, USAGE, say};
@@ -10,9 +10,9 @@ pub(crate) fn unlock(connection: &Connection, args: &Unlock) -> Result<u8, Failu
         return Err(Failure::new(
             USAGE,
             format!(
-                "{name} was not touched: whoever holds it may be in the middle of its work, and does not stop before its \
-                 next renewal. `leasehold status` says who it is. If it is dead, the lock is free after its ttl; if that \
-                 is too long: --force"
+                "{name} was not released: its holder may still be working under it, and would \
+                 not notice before its next renewal. `leasehold status` shows the holder. If the holder \
+                 is dead, the lock is free after its ttl; to release it now, add --force"
             ),
         ));
     }
@@ -25,12 +25,12 @@ pub(crate) fn unlock(connection: &Connection, args: &Unlock) -> Result<u8, Failu
     };
     if mutex.force_unlock()? {
         say(&format!(
-            "{} was taken away from {}",
+            "released {}, which {} held",
             record.name(),
             record.holder()
         ));
         return Ok(0);
     }
-    say(&format!("nobody holds {}", record.name()));
+    say(&format!("{} is not held", record.name()));
     Ok(NOT_HELD)
 }
