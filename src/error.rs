@@ -1,4 +1,4 @@
-//! The crate's one error, and what an error answer of the server means for a lock.
+//! The crate's error type, and the classification of error replies.
 
 use std::fmt;
 use std::io;
@@ -13,129 +13,158 @@ use crate::server::conn::NoFirstReply;
 #[cfg(feature = "tls")]
 use crate::server::conn::payload;
 
-/// What stood in the way.
+/// The reason why a call failed.
 ///
-/// *Held by another* is not an error but `None`, and an [`unlock`](crate::MutexGuard::unlock) that
-/// comes too late is [`AlreadyLost`](crate::Unlocked::AlreadyLost). So an error always means that
-/// something needs somebody's attention, and each says what.
+/// A lock that another holder has is not an error but `None`, and an
+/// [`unlock`](crate::MutexGuard::unlock) that comes too late is
+/// [`AlreadyLost`](crate::Unlocked::AlreadyLost). Each variant states when it occurs, whether the
+/// lock may still be held, and what to do.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting, a URL or a name that cannot work. Nothing was sent, nothing is held. Change what
-    /// the text names.
+    /// A setting, a URL or a name is invalid.
+    ///
+    /// Nothing was sent, and nothing is held. Change what the message names.
     Config(String),
 
-    /// Redis could not be asked, or did not answer, within the deadline (for `lock`: within
-    /// [`unreachable_for`](crate::ClientBuilder::unreachable_for)).
+    /// Redis was unreachable, or did not answer before the deadline.
     ///
-    /// From a call that locks: you do not hold the lock. A command whose answer is missing may have
-    /// taken it all the same; it is undone in the background, and at the latest its ttl ends it.
-    /// From [`unlock`](crate::MutexGuard::unlock): the lock may be held for up to its ttl; the
-    /// release is repeated in the background. From `renew` and `extend`: you hold it as long as
-    /// [`is_held`](crate::MutexGuard::is_held) says so. Try again when Redis is back.
+    /// The deadline of `lock` is [`unreachable_for`](crate::ClientBuilder::unreachable_for). Retry
+    /// when Redis is reachable again.
+    ///
+    /// - From a call that locks: you do not hold the lock. A command without a reply may still have
+    ///   acquired it. It is undone in the background, and expires after its ttl at the latest.
+    /// - From [`unlock`](crate::MutexGuard::unlock): the lock may stay taken for up to its ttl. The
+    ///   release is repeated in the background.
+    /// - From `renew` and `extend`: you hold the lock as long as
+    ///   [`is_held`](crate::MutexGuard::is_held) returns true.
     Unreachable {
-        /// Which server, without its password.
+        /// The server, without its password.
         server: String,
-        /// The last thing that went wrong.
+        /// The last failure.
         cause: Cause,
     },
 
-    /// The server has failed several times in a row, so calls fail at once for a while instead of
-    /// waiting for it each time ([`breaker`](crate::ClientBuilder::breaker)). This call sent nothing,
-    /// and nothing is held: a call that did send something, before the breaker opened, fails with
-    /// [`Unreachable`](Self::Unreachable). Renewals and releases are still sent. Try again after
-    /// `retry_in`, or sooner; `lock` waits for that by itself.
+    /// The server's circuit breaker is open, because the server failed several times in a row.
+    ///
+    /// Calls fail at once instead of waiting for the server each time; see
+    /// [`breaker`](crate::ClientBuilder::breaker). This call sent nothing, and nothing is held. A
+    /// call that sent something before the breaker opened fails with
+    /// [`Unreachable`](Self::Unreachable). Renewals and releases are still sent. Retry after
+    /// `retry_in`, or sooner. `lock` waits until the breaker closes.
     CircuitOpen {
         /// The server, without its password.
         server: String,
-        /// How many calls have failed in a row.
+        /// How many calls failed in a row.
         failures: u32,
-        /// Why the last of them failed.
+        /// The last failure.
         last: Cause,
-        /// When the next call is let through, unless the server answers something before.
+        /// The time until the next call is sent. Any reply of the server closes the breaker
+        /// earlier.
         retry_in: Duration,
     },
 
-    /// Redis answered, and trying again would not help: a right is missing, a password is wrong, one
-    /// side does not trust the other's certificate, memory is full. The command did not run: what you asked for you do not have, and a lease that
-    /// was to be renewed is still held for what is left of it. From
-    /// [`unlock`](crate::MutexGuard::unlock): the lock stays taken for up to its ttl; the release is
-    /// repeated in the background. Mend what the answer names.
+    /// Redis refused the command, and a retry would not help.
+    ///
+    /// A permission is missing, a password is wrong, one side does not trust the other's
+    /// certificate, or memory is full. Fix what the message complains about. The command did not
+    /// run:
+    ///
+    /// - From a call that locks: you do not hold the lock.
+    /// - From `renew` and `extend`: you hold the lock for the rest of its lease.
+    /// - From [`unlock`](crate::MutexGuard::unlock): the lock stays taken for up to its ttl. The
+    ///   release is repeated in the background.
     Refused {
         /// The server, without its password.
         server: String,
-        /// The command or script that was refused.
+        /// The refused command or script.
         command: &'static str,
-        /// What Redis said. Where the user misses a right, the rights that the command needs follow,
-        /// since most servers do not say which one it is.
+        /// The error that Redis replied.
+        ///
+        /// If a permission is missing, the permissions that the command needs follow, because most
+        /// servers do not say which one is missing.
         answer: String,
     },
 
-    /// Fewer replicas than [`min_replicas`](crate::Mutex::min_replicas) asks for acknowledged in
-    /// time. From a call that locks: you do not hold the lock; it was taken, and is being undone in
-    /// the background. From `renew` and `extend`: you hold it as long as
-    /// [`is_held`](crate::MutexGuard::is_held) says so, which this renewal does not lengthen. See
-    /// whether the replicas are up and keep up, or ask for fewer of them or for more time.
+    /// Too few replicas acknowledged in time; see [`min_replicas`](crate::Mutex::min_replicas).
+    ///
+    /// Check that the replicas are up and not lagging, or ask for fewer replicas or more time.
+    ///
+    /// - From a call that locks: you do not hold the lock. It was acquired, and is undone in the
+    ///   background.
+    /// - From `renew` and `extend`: you hold the lock as long as
+    ///   [`is_held`](crate::MutexGuard::is_held) returns true. This renewal does not count.
     NotReplicated {
-        /// How many acknowledged.
+        /// How many replicas acknowledged.
         acknowledged: usize,
-        /// How many were asked for.
+        /// How many replicas had to acknowledge.
         wanted: usize,
     },
 
-    /// The lock's key holds something that is no string. Nothing was changed, nothing is held. Some other program uses the key: rename the lock, set another
+    /// The lock's key exists but is not a string: another program uses it.
+    ///
+    /// Nothing was changed, and nothing is held. Rename the lock, set another
     /// [`key_prefix`](crate::ClientBuilder::key_prefix), or delete the key.
     WrongType {
         /// The key in Redis.
         key: String,
     },
 
-    /// The key that keeps the last fencing token holds something else than an integer below 2^53.
-    /// Nothing was changed, nothing is held. Delete the key when no token drawn from it can be in use any more.
+    /// The key of the last fencing token does not contain an integer below 2^53.
+    ///
+    /// Nothing was changed, and nothing is held. Delete the key once no token drawn from it can be
+    /// in use.
     BadFence {
         /// The key in Redis.
         key: String,
     },
 
-    /// `lock` under [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) was refused as often as the
-    /// policy allows. Somebody else holds the lock; nothing of yours is held. Come again later, or
-    /// allow more attempts. The `try_` calls say `None` instead.
+    /// `lock` used up the attempts of its [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff).
+    ///
+    /// Another holder has the lock, and you do not hold it. Retry later, or allow more attempts.
+    /// The `try_` calls return `None` instead.
     AttemptsUsedUp {
-        /// How often it was tried.
+        /// How many attempts were made.
         attempts: u32,
     },
 
-    /// The lease ended before its holder released it: stop what the lock protects. You do not hold
-    /// the lock, somebody else may.
+    /// The lease ended before its holder released it. Stop what the lock protects.
+    ///
+    /// You do not hold the lock, and another holder may have it.
     Lost(Lost),
 
-    /// The client was shut down. Nothing is held, but an attempt that was on its way may be, for up
-    /// to its ttl. Make another client.
+    /// The client was shut down. Make another client.
+    ///
+    /// You do not hold the lock. An attempt that was in progress may have acquired it, for up to
+    /// its ttl.
     Closed,
 
-    /// A thread of ours could not be started. Nothing was sent, nothing is held. The process or the
-    /// machine has too many threads.
+    /// A background thread could not be started.
+    ///
+    /// Nothing was sent, and nothing is held. The process or the machine has too many threads.
     Thread {
         /// The thread's name.
         name: &'static str,
-        /// What the system said.
+        /// The operating system's error.
         cause: Arc<io::Error>,
     },
 }
 
 impl Error {
-    /// Whether the lock may be taken although this call says that it failed: by a command whose
-    /// answer never came, or that too few replicas acknowledged. It is undone in the background; its ttl ends it at the latest.
+    /// Returns whether the failed call may have acquired the lock in Redis.
+    ///
+    /// That is possible if a command got no reply, or if too few replicas acknowledged it. The
+    /// command is undone in the background, and the lock expires after its ttl at the latest.
     pub fn may_be_held(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::NotReplicated { .. })
     }
 
-    /// Whether Redis could not be asked, so that the same call may succeed later.
+    /// Returns whether Redis was unreachable, so that the same call may succeed later.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::CircuitOpen { .. })
     }
 
-    /// Why the lease ended, if that is what this error says.
+    /// Returns why the lease ended, if the error is [`Lost`](Self::Lost).
     pub fn lost(&self) -> Option<Lost> {
         match self {
             Self::Lost(lost) => Some(*lost),
@@ -166,8 +195,8 @@ impl fmt::Display for Error {
                 let plural = if *failures == 1 { "" } else { "s" };
                 write!(
                     f,
-                    "circuit breaker open after {failures} failure{plural} at {server} (last: {last}); \
-                     try again in {}",
+                    "circuit breaker open after {failures} failure{plural} at {server} \
+                     (last: {last}); try again in {}",
                     Rounded(*retry_in)
                 )
             }
@@ -184,29 +213,29 @@ impl fmt::Display for Error {
                 wanted,
             } => write!(
                 f,
-                "{acknowledged} of the {wanted} replicas that min_replicas asks for acknowledged in time: \
-                 see whether they are up and keep up, or ask for fewer or for more time"
+                "only {acknowledged} of the {wanted} replicas required by min_replicas acknowledged \
+                 in time: check that they are up and not lagging, or ask for fewer or for more time"
             ),
             Self::WrongType { key } => write!(
                 f,
-                "the key {key} holds something that is no string: another program uses it; \
+                "the key {key} exists but is not a string: another program uses it; \
                  rename the lock, set another key_prefix, or delete the key"
             ),
             Self::BadFence { key } => write!(
                 f,
-                "the key {key} holds no fencing token (an integer below 2^53): another program wrote it; \
-                 delete it when no token drawn from it can be in use"
+                "the key {key} does not contain a fencing token (an integer below 2^53): another \
+                 program wrote it; delete it once no token drawn from it can be in use"
             ),
             Self::AttemptsUsedUp { attempts } => {
                 write!(
                     f,
-                    "somebody else held the lock at each of {attempts} attempts"
+                    "the lock was held by another holder at each of {attempts} attempts"
                 )
             }
-            Self::Lost(lost) => write!(f, "the lock is lost: {lost}"),
+            Self::Lost(lost) => write!(f, "the lock was lost: {lost}"),
             Self::Closed => f.write_str("the client was shut down"),
             Self::Thread { name, cause } => {
-                write!(f, "the thread {name} could not be started: {cause}")
+                write!(f, "cannot start the thread {name}: {cause}")
             }
         }
     }
@@ -217,14 +246,14 @@ impl std::error::Error for Error {
         match self {
             Self::Unreachable { cause, .. } => cause.below(),
             Self::CircuitOpen { last, .. } => last.below(),
-            // The text says what the cause itself does.
+            // The message contains the cause itself.
             Self::Thread { cause, .. } => std::error::Error::source(&**cause),
             _ => None,
         }
     }
 }
 
-/// What to do about an answer that people meet, with a leading separator.
+/// Returns what to do about a common error reply, with a leading separator.
 fn advice(answer: &str) -> &'static str {
     // The first that is found counts.
     const ADVICE: [(&str, &str); 20] = [
@@ -236,11 +265,12 @@ fn advice(answer: &str) -> &'static str {
         ),
         (
             "cluster support disabled",
-            "; this is no cluster: use redis://…",
+            "; this is not a cluster: use redis://…",
         ),
         (
             "OOM",
-            "; Redis is at maxmemory: free some or raise it (held locks can still be released)",
+            "; Redis has reached maxmemory: free memory or raise the limit (held locks can still be \
+             released)",
         ),
         (
             "NOAUTH",
@@ -260,7 +290,8 @@ fn advice(answer: &str) -> &'static str {
         ),
         (
             "invalid peer certificate",
-            "; this client does not trust the server: give its authority to ClientBuilder::tls_root",
+            "; this client does not trust the server: pass its authority to \
+             ClientBuilder::tls_root",
         ),
         // The text of rustls for a reply without TLS.
         (
@@ -277,7 +308,8 @@ fn advice(answer: &str) -> &'static str {
         ),
         (
             "fatal alert",
-            "; the server does not take the client certificate: it must come from an authority that the server trusts",
+            "; the server rejects the client certificate: an authority that the server trusts must \
+             issue it",
         ),
         ("WRONGPASS", "; check user and password in the URL"),
         (
@@ -296,7 +328,7 @@ fn advice(answer: &str) -> &'static str {
         ("LOADING", "; Redis is still loading its data"),
         (
             "MISCONF",
-            "; Redis cannot save and refuses writes: look at its log",
+            "; Redis cannot save its data and refuses writes: see its log",
         ),
         (
             "NOREPLICAS",
@@ -309,20 +341,19 @@ fn advice(answer: &str) -> &'static str {
         .map_or("", |(_, advice)| advice)
 }
 
-/// What a log-on that is refused for good is called in [`Error::Refused`].
+/// The `command` of [`Error::Refused`] if the server refuses to log on the user.
 const LOG_ON: &str = "the log-on";
 const HANDSHAKE: &str = "the TLS handshake";
 
-/// The last thing that went wrong with a server: an error of the connection, or an answer that
-/// says "not now".
+/// The last failure of a server: an error of the connection, or an error reply.
 #[derive(Clone)]
 pub struct Cause {
     /// One line.
     text: Arc<str>,
     kind: CauseKind,
-    /// What `text` was read from, if it was.
+    /// The error that `text` describes, if any.
     error: Option<Arc<dyn std::error::Error + Send + Sync>>,
-    /// For how long the caller was not served, if it waited for that.
+    /// How long the caller waited without being served.
     unserved_for: Option<Duration>,
 }
 
@@ -330,7 +361,7 @@ pub struct Cause {
 enum CauseKind {
     /// A command was sent, and no reply came.
     NoReply,
-    /// Time ran out in another way.
+    /// Another timeout, such as of connecting.
     Timeout,
     /// The connection failed, or none could be made.
     Connection,
@@ -407,7 +438,7 @@ impl Cause {
         self.kind == CauseKind::Client
     }
 
-    /// What was refused, where no connection was made for good.
+    /// Returns which step of connecting the server refused.
     pub(crate) fn refused_step(&self) -> &'static str {
         let error = self.error.as_ref();
         match error.and_then(|error| error.downcast_ref()) {
@@ -416,7 +447,7 @@ impl Cause {
         }
     }
 
-    /// The same, of this one of several servers.
+    /// Returns the cause with the name of its server, one of several.
     pub(crate) fn at(mut self, server: &str) -> Self {
         self.text = format!("{server}: {self}").into();
         if self.kind == CauseKind::NoReply {
@@ -426,7 +457,7 @@ impl Cause {
         self
     }
 
-    /// Notes what was said; where nothing was, repeats what was said before.
+    /// Records this cause in `said`; a mere timeout is returned with the recorded cause instead.
     pub(crate) fn or_said_before(self, said: &mut Option<Self>) -> Self {
         match said {
             Some(before) if self.is_silence() => {
@@ -439,8 +470,10 @@ impl Cause {
         }
     }
 
-    /// The first error below this cause, unless it or one below it only repeats what was said, or says
-    /// what must be escaped: whoever prints it would not.
+    /// Returns the first source of this cause that adds something to its text.
+    ///
+    /// Sources from which on a text is repeated, or must be escaped, are left out: a caller prints
+    /// them without escaping.
     fn below(&self) -> Option<&(dyn std::error::Error + 'static)> {
         let mut said = self.text.to_string();
         let mut first = None;
@@ -458,7 +491,7 @@ impl Cause {
         first
     }
 
-    /// As the message of a call to `server` that came to nothing.
+    /// Writes the message of a call to `server` that failed for this cause.
     fn tell(&self, server: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let advice = advice(&self.text);
         let Some(time) = self.unserved_for.filter(|_| !self.is_of_client()) else {
@@ -489,7 +522,7 @@ impl From<RedisError> for Cause {
             return Self::no_first_reply(event, "");
         }
         if error.is_timeout() {
-            // The system says "resource temporarily unavailable" here.
+            // The operating system's text is "resource temporarily unavailable".
             return Self::silence("timed out");
         }
         let kind = match error.kind() {
@@ -527,25 +560,26 @@ impl fmt::Display for Rounded {
     }
 }
 
-/// What an error answer means. In each case the command did not run.
+/// The meaning of an error reply. In each case the command did not run.
 #[derive(Debug)]
 pub(crate) enum Meaning {
-    /// The server does not know the script: send it whole.
+    /// The server does not have the script: send its source.
     NoScript,
-    /// This server, or this connection, is no good now: connect again and try again.
+    /// The server cannot run commands now: connect again and retry.
     NotNow,
-    /// A key holds something that is no string.
+    /// A key exists but is not a string.
     WrongType,
-    /// Our own script found no token in the fencing key.
+    /// A script found no token in the fencing key.
     BadFence,
-    /// The user may not do that.
+    /// The user lacks a permission.
     NoRight,
-    /// Trying again would not help.
+    /// A retry would not help.
     Never,
 }
 
-/// Sorts an error answer. A 6.2 server wraps what happens inside a script in an ERR text, so the
-/// words are looked for there too.
+/// Classifies an error reply.
+///
+/// Redis 6.2 wraps an error inside a script in an `ERR` text, so this searches that text too.
 pub(crate) fn meaning(answer: &ServerError) -> Meaning {
     const NOT_NOW: [&str; 8] = [
         "READONLY",
@@ -581,8 +615,10 @@ pub(crate) fn meaning(answer: &ServerError) -> Meaning {
     }
 }
 
-/// Whether the user misses a right. What happens in a script is an ERR, in these words: the first are
-/// those of Redis 7.2 and Valkey.
+/// Returns whether the user lacks a permission.
+///
+/// Inside a script this is an `ERR` with one of these texts; the first is that of Redis 7.2 and
+/// Valkey.
 fn is_about_rights(answer: &ServerError) -> bool {
     const IN_SCRIPT: [&str; 4] = [
         "ACL failure in script",
@@ -605,7 +641,7 @@ pub(crate) fn library_text(error: &RedisError) -> String {
     Escaped::said(&text).to_string()
 }
 
-/// An error answer as Redis wrote it, but for what is not printable.
+/// Returns an error reply as Redis sent it, with unprintable characters escaped.
 pub(crate) fn words(answer: &ServerError) -> String {
     let text = match answer.details() {
         Some(text) => format!("{} {text}", answer.code()),
@@ -614,7 +650,7 @@ pub(crate) fn words(answer: &ServerError) -> String {
     Escaped::said(&text).to_string()
 }
 
-/// Whether an error while logging on stays until somebody changes a setting.
+/// Returns whether an error of logging on lasts until a setting is changed.
 pub(crate) fn is_final_at_logon(error: &RedisError) -> bool {
     let kinds = [
         ErrorKind::AuthenticationFailed,
@@ -623,7 +659,7 @@ pub(crate) fn is_final_at_logon(error: &RedisError) -> bool {
         ErrorKind::RESP3NotSupported,
     ];
     let codes = ["NOAUTH", "WRONGPASS", "NOPERM"];
-    // The library keeps only the text of a refused SELECT, not its code.
+    // The `redis` crate keeps only the text of a refused `SELECT`, not its code.
     let texts = ["Authentication required", "DB index", "has no permissions"];
     kinds.contains(&error.kind())
         || is_tls_refusal(error)
@@ -633,7 +669,7 @@ pub(crate) fn is_final_at_logon(error: &RedisError) -> bool {
             .is_some_and(|detail| texts.iter().any(|text| detail.contains(text)))
 }
 
-/// Whether one side does not trust the other's certificate, or misses it.
+/// Returns whether one side rejected the other's certificate, or the lack of one.
 #[cfg(feature = "tls")]
 fn is_tls_refusal(error: &RedisError) -> bool {
     use rustls::AlertDescription as Alert;
@@ -649,7 +685,7 @@ fn is_tls_refusal(error: &RedisError) -> bool {
                 | Alert::CertificateUnknown
                 | Alert::UnknownCA
                 | Alert::AccessDenied
-                // What TLS 1.2 says where the client has no certificate.
+                // The alert of TLS 1.2 if the client has no certificate.
                 | Alert::HandshakeFailure
         ),
         _ => false,
@@ -673,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn temporary_errors_are_told_from_permanent_ones() {
         for line in [
             "READONLY You can't write against a read only replica.",
             "LOADING Redis is loading the dataset in memory",
@@ -708,7 +744,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_right_is_told_from_what_scripts_say_too() {
+    fn a_missing_permission_is_recognised_inside_scripts() {
         for line in [
             "NOPERM this user has no permissions to run the 'evalsha' command",
             "ERR The user executing the script can't run this command or subcommand script: f_1, on @user_script:9.",
@@ -721,7 +757,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_before_is_not_forgotten() {
+    fn a_timeout_is_reported_with_the_failure_before_it() {
         let mut said = None;
         Cause::text("READONLY").or_said_before(&mut said);
         let cause = Cause::silence("no answer in time").or_said_before(&mut said);
@@ -734,7 +770,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_occurs_twice_in_a_chain() {
+    fn an_error_and_its_sources_repeat_no_text() {
         let io = || io::Error::from_raw_os_error(111);
         let errors = [
             Error::Unreachable {
@@ -795,7 +831,7 @@ mod tests {
     impl std::error::Error for Below {}
 
     #[test]
-    fn what_kept_a_call_waiting_decides_how_its_error_begins() {
+    fn the_message_of_an_unserved_call_states_time_and_cause() {
         let unreachable = |cause: Cause| {
             let server = "redis-1:6379".into();
             let cause = cause.unserved_for(Duration::from_secs(10));
@@ -820,7 +856,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_say_what_to_do() {
+    fn messages_say_what_to_do() {
         let full = Error::Refused {
             server: "h:1".into(),
             command: "acquire",
