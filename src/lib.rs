@@ -328,6 +328,8 @@ mod builder;
 mod client;
 mod clock;
 mod config;
+#[cfg(test)]
+mod decoders;
 mod env;
 mod error;
 mod escape;

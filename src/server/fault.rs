@@ -69,7 +69,7 @@ pub(crate) enum Redirect {
 }
 
 impl Redirect {
-    pub(super) fn read(answer: &ServerError) -> Option<Self> {
+    pub(crate) fn read(answer: &ServerError) -> Option<Self> {
         let place = || {
             let (host, port) = answer.details()?.split(' ').nth(1)?.rsplit_once(':')?;
             Some((host.to_owned(), port.parse().ok()?))

@@ -122,7 +122,7 @@ impl Server {
 }
 
 /// Reads a page of SCAN, and where the next begins.
-fn read_page(reply: Reply) -> Option<(Vec<u8>, Vec<Vec<u8>>)> {
+pub(crate) fn read_page(reply: Reply) -> Option<(Vec<u8>, Vec<Vec<u8>>)> {
     let Reply::List(items) = reply else {
         return None;
     };
@@ -147,14 +147,14 @@ fn read_text(reply: Reply) -> Option<Vec<u8>> {
     clippy::option_option,
     reason = "there may be none, and a reply may be malformed"
 )]
-fn read_string(reply: Reply) -> Option<Option<Vec<u8>>> {
+pub(crate) fn read_string(reply: Reply) -> Option<Option<Vec<u8>>> {
     match reply {
         Reply::Nil => Some(None),
         reply => read_text(reply).map(Some),
     }
 }
 
-fn read_count(reply: &Reply) -> Option<u64> {
+pub(crate) fn read_count(reply: &Reply) -> Option<u64> {
     match reply {
         Reply::Int(count) => u64::try_from(*count).ok(),
         _ => None,
@@ -162,7 +162,7 @@ fn read_count(reply: &Reply) -> Option<u64> {
 }
 
 /// Reads how many listen on `channel`.
-fn read_listeners(reply: &Reply, channel: &[u8]) -> Option<u64> {
+pub(crate) fn read_listeners(reply: &Reply, channel: &[u8]) -> Option<u64> {
     match reply {
         Reply::List(items) => match items.as_slice() {
             [Reply::Text(of), listeners] if of == channel => read_count(listeners),

@@ -182,7 +182,7 @@ fn check_role(mut wire: Wire, until: Instant) -> RedisResult<Wire> {
 }
 
 /// Reads the answer to ROLE; `None` for one that Redis does not give.
-fn is_master(answer: Value) -> Option<bool> {
+pub(crate) fn is_master(answer: Value) -> Option<bool> {
     let role = match answer {
         Value::ServerError(_) => return Some(true),
         Value::Array(role) => role.into_iter().next()?,

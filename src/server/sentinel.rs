@@ -18,7 +18,7 @@ pub(crate) struct Sentinels {
     known: Mutex<Known>,
 }
 
-type Place = (String, u16);
+pub(crate) type Place = (String, u16);
 
 /// The channel on which sentinels announce a new master.
 const MOVES: &[u8] = b"+switch-master";
@@ -203,7 +203,7 @@ impl Sentinels {
 
 /// Reads the answer to GET-MASTER-ADDR-BY-NAME: `Some(None)` where the name is not known, `None` for
 /// one that no sentinel gives.
-fn read_place(answer: Value) -> Option<Option<Place>> {
+pub(crate) fn read_place(answer: Value) -> Option<Option<Place>> {
     let items = match answer {
         Value::Nil => return Some(None),
         Value::Array(items) => items,
@@ -224,7 +224,7 @@ fn read_host_and_port(host: &str, port: &str) -> Option<Place> {
 }
 
 /// Returns true if `answer` confirms the subscription to [`MOVES`].
-fn is_subscribed(answer: &Value) -> bool {
+pub(crate) fn is_subscribed(answer: &Value) -> bool {
     let items = match answer {
         Value::Array(items) => match items.as_slice() {
             [Value::BulkString(kind), rest @ ..] if kind == b"subscribe" => rest,

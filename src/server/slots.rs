@@ -5,10 +5,10 @@ use std::ops::RangeInclusive;
 use redis::Value;
 
 /// How many there are.
-pub(super) const SLOTS: u16 = 16_384;
+pub(crate) const SLOTS: u16 = 16_384;
 
 /// The address of a node: host and port.
-pub(super) type Place = (String, u16);
+pub(crate) type Place = (String, u16);
 
 /// The slot of a key.
 pub(crate) fn slot(key: &[u8]) -> u16 {
@@ -29,16 +29,16 @@ fn hashed(key: &[u8]) -> &[u8] {
 
 /// What a node says of its cluster.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Layout {
-    pub(super) masters: Vec<(RangeInclusive<u16>, Place)>,
+pub(crate) struct Layout {
+    pub(crate) masters: Vec<(RangeInclusive<u16>, Place)>,
     /// They know the slots as well.
-    pub(super) replicas: Vec<Place>,
+    pub(crate) replicas: Vec<Place>,
 }
 
 impl Layout {
     /// Reads the answer to CLUSTER SLOTS of the node at `asked`; `None` if it is none, or names no
     /// slot.
-    pub(super) fn read(answer: Value, asked: &Place) -> Option<Self> {
+    pub(crate) fn read(answer: Value, asked: &Place) -> Option<Self> {
         let Value::Array(ranges) = answer else {
             return None;
         };

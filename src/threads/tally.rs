@@ -273,7 +273,7 @@ impl Shared {
 }
 
 /// Reads the hash. What is not ours in it, or no number, is left out. `None` for what is no hash.
-fn read(reply: &Reply) -> Option<Totals> {
+pub(crate) fn read(reply: &Reply) -> Option<Totals> {
     let Reply::List(items) = reply else {
         return None;
     };

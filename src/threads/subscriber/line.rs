@@ -193,7 +193,7 @@ impl Drop for Line<'_> {
     }
 }
 
-enum Answer {
+pub(crate) enum Answer {
     Message(Vec<u8>, Vec<u8>),
     Done,
     Refused(String),
@@ -202,7 +202,7 @@ enum Answer {
 
 /// Reads what may be the answer to `verb` of a channel, or a message that came before it. `None` for
 /// what Redis does not send then.
-fn read(value: Value, verb: &str, channel: &[u8]) -> Option<Answer> {
+pub(crate) fn read(value: Value, verb: &str, channel: &[u8]) -> Option<Answer> {
     let (kind, data) = match value {
         Value::ServerError(error) => return Some(Answer::Refused(words(&error))),
         Value::Array(mut items) if !items.is_empty() => match items.remove(0) {

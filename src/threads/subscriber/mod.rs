@@ -1,6 +1,6 @@
 //! The subscriber thread: hears releases on one connection and wakes the waiters they are for.
 
-mod line;
+pub(crate) mod line;
 mod subscription;
 
 use std::collections::HashMap;
