@@ -35,6 +35,9 @@ const PROPOSALS: usize = 8;
 /// Between two looks whether a server is asked again.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
+/// With this many malformed replies in a row the peer is taken for no Redis.
+const MOST_MALFORMED: u32 = 3;
+
 /// A call that takes a lock.
 pub(crate) struct Attempt<'a> {
     pub(crate) shared: &'a Arc<Shared>,
@@ -51,6 +54,8 @@ pub(crate) struct Attempt<'a> {
     said: RefCell<Option<Cause>>,
     /// Why this call's last command came to nothing, whatever was said of that.
     failure: RefCell<Option<Cause>>,
+    /// Malformed replies in a row.
+    malformed: Cell<u32>,
     /// This call sent a command, and got a reply or may yet.
     has_asked: Cell<bool>,
 }
@@ -95,6 +100,7 @@ impl<'a> Attempt<'a> {
             has_company: Cell::new(false),
             said: RefCell::default(),
             failure: RefCell::default(),
+            malformed: Cell::new(0),
             has_asked: Cell::new(false),
         }
     }
@@ -367,6 +373,7 @@ impl<'a> Attempt<'a> {
             Fault::NotNow(cause) | Fault::NoAnswer(cause) | Fault::Elsewhere(_, cause) => cause,
             Fault::Open(open) => return self.pause_while_open(*open, deadline),
         };
+        self.check_is_redis(&cause)?;
         let cause = cause.or_said_before(&mut self.said.borrow_mut());
         self.failure.replace(Some(cause.clone()));
         let now = Instant::now();
@@ -379,6 +386,19 @@ impl<'a> Attempt<'a> {
             _ => RECONNECT.pause(failures - 1),
         };
         Ok(pause.min(now.until(deadline.min(self.gives_up_at(now)))))
+    }
+
+    /// Errors where the peer will not become a Redis: at once if it speaks another protocol, else after some malformed
+    /// replies in a row.
+    fn check_is_redis(&self, cause: &Cause) -> Result<(), Error> {
+        let malformed = self.malformed.get() + u32::from(cause.is_malformed());
+        self.malformed.set(malformed);
+        let cause = match cause {
+            cause if cause.is_not_redis() => cause.clone(),
+            cause if malformed >= MOST_MALFORMED => cause.last_malformed(malformed),
+            _ => return Ok(()),
+        };
+        Err(self.shared.servers.unreachable(cause))
     }
 
     /// How long a waiting call pauses while its server is not asked. That another call was answered is
@@ -437,6 +457,9 @@ impl<'a> Attempt<'a> {
             }
         };
         self.has_asked.set(self.has_asked.get() || was_sent);
+        if answer.is_ok() {
+            self.malformed.set(0);
+        }
     }
 
     /// Whether Redis has not answered for too long to wait for it any more.

@@ -11,6 +11,7 @@ use crate::expected::{Expected, Wanted};
 use crate::fair::{Refreshed, read_grant};
 use crate::kind::{Acquired, Found, read_holder};
 use crate::scripts::Reply;
+use crate::server::conn::read_frame;
 use crate::server::fault::Redirect;
 use crate::server::look::{read_count, read_listeners, read_page, read_string};
 use crate::server::node::is_master;
@@ -30,7 +31,7 @@ const SEED: u64 = 0x1ea5_e401d;
 /// The first number that is no token.
 const NO_TOKEN: i64 = 1 << 53;
 
-/// Replies recorded from Redis 7, at least one of each kind.
+/// Replies as Redis 7 sends them, at least one of each kind.
 const RECORDED: [&str; 36] = [
     // acquire, propose, fair_enter, and those of several names
     "*2\r\n:1\r\n:1764000000000000\r\n",
@@ -392,7 +393,7 @@ fn check(value: Value) {
 
 /// Reads one reply as a connection does; `None` if it is incomplete or malformed.
 fn value(bytes: &[u8]) -> Option<Value> {
-    redis::parse_redis_value(bytes).ok()
+    read_frame(bytes).ok().flatten()
 }
 
 fn run(seed: u64, cases: impl Iterator<Item = u64>) {

@@ -9,9 +9,9 @@ use redis::{ErrorKind, RedisError, ServerError};
 
 use crate::escape::Escaped;
 use crate::lost::Lost;
-use crate::server::conn::NoFirstReply;
 #[cfg(feature = "tls")]
 use crate::server::conn::payload;
+use crate::server::conn::{NoFirstReply, Violation};
 
 /// The reason why a call failed.
 ///
@@ -256,7 +256,7 @@ impl std::error::Error for Error {
 /// Returns what to do about a common error reply, with a leading separator.
 fn advice(answer: &str) -> &'static str {
     // The first that is found counts.
-    const ADVICE: [(&str, &str); 20] = [
+    const ADVICE: [(&str, &str); 21] = [
         // The rights that are needed were added to the answer, with names that may hold any word.
         (" needs +", ""),
         (
@@ -266,6 +266,11 @@ fn advice(answer: &str) -> &'static str {
         (
             "cluster support disabled",
             "; this is not a cluster: use redis://…",
+        ),
+        // The alert with which a TLS server answers plain text.
+        (
+            r#"begins "\x15\x03"#,
+            "; the server speaks TLS: use rediss://…",
         ),
         (
             "OOM",
@@ -369,6 +374,10 @@ enum CauseKind {
     Server,
     /// The client itself is the reason, and not the server.
     Client,
+    /// The peer sent what no Redis sends.
+    Malformed,
+    /// The peer is no Redis.
+    NotRedis,
 }
 
 impl Cause {
@@ -438,6 +447,28 @@ impl Cause {
         self.kind == CauseKind::Client
     }
 
+    /// Whether the peer sent what no Redis sends.
+    pub(crate) fn is_malformed(&self) -> bool {
+        matches!(self.kind, CauseKind::Malformed | CauseKind::NotRedis)
+    }
+
+    /// Whether the peer is surely no Redis.
+    pub(crate) fn is_not_redis(&self) -> bool {
+        self.kind == CauseKind::NotRedis
+    }
+
+    /// This cause, as the last of `count` malformed replies in a row.
+    pub(crate) fn last_malformed(&self, count: u32) -> Self {
+        let text = format!("this does not look like Redis: {count} times in a row, {self}");
+        Self::new(CauseKind::NotRedis, &text)
+    }
+
+    /// The same text, about a peer as in `cause`.
+    pub(crate) fn with_kind_of(self, cause: &Self) -> Self {
+        let kind = cause.kind;
+        Self { kind, ..self }
+    }
+
     /// Returns which step of connecting the server refused.
     pub(crate) fn refused_step(&self) -> &'static str {
         let error = self.error.as_ref();
@@ -494,7 +525,8 @@ impl Cause {
     /// Writes the message of a call to `server` that failed for this cause.
     fn tell(&self, server: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let advice = advice(&self.text);
-        let Some(time) = self.unserved_for.filter(|_| !self.is_of_client()) else {
+        let is_waited_out = !self.is_of_client() && !self.is_malformed();
+        let Some(time) = self.unserved_for.filter(|_| is_waited_out) else {
             return write!(f, "the call to {server} failed: {self}{advice}");
         };
         let time = Rounded(time);
@@ -506,7 +538,7 @@ impl Cause {
                     "no reply from {server} for {time} (last: {self}){advice}"
                 )
             }
-            CauseKind::Server | CauseKind::Client => {
+            _ => {
                 write!(
                     f,
                     "{server} did not serve the call for {time} (last: {self}){advice}"
@@ -525,9 +557,11 @@ impl From<RedisError> for Cause {
             // The operating system's text is "resource temporarily unavailable".
             return Self::silence("timed out");
         }
-        let kind = match error.kind() {
-            ErrorKind::Io | ErrorKind::Parse => CauseKind::Connection,
-            _ => CauseKind::Server,
+        let kind = match (Violation::of(&error), error.kind()) {
+            (Some(violation), _) if violation.is_not_resp() => CauseKind::NotRedis,
+            (Some(_), _) => CauseKind::Malformed,
+            (None, ErrorKind::Io | ErrorKind::Parse) => CauseKind::Connection,
+            (None, _) => CauseKind::Server,
         };
         Self {
             error: Some(Arc::new(error.clone())),

@@ -217,7 +217,9 @@ impl<'a> Stand<'a> {
         let call = self.line.refresh(keys, &inbox, &values);
         let until = self.attempt.patience(self.deadline);
         self.spot.answers(|answers| answers.asked(Instant::now()));
-        let fault = match shared.servers.call_or_undo(call, until, Lane::Capped, None) {
+        let answer = shared.servers.call_or_undo(call, until, Lane::Capped, None);
+        self.attempt.note(&answer);
+        let fault = match answer {
             Ok((reply, sent)) => match Refreshed::read(&reply, ids.len()) {
                 Some(answers) => {
                     self.spot.refreshed(ids, &answers, sent);

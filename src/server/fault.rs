@@ -84,6 +84,14 @@ impl Redirect {
 }
 
 impl Fault {
+    /// Why it came to nothing, where that is no error for good.
+    pub(super) fn cause(&self) -> Option<&Cause> {
+        match self {
+            Self::NotNow(cause) | Self::NoAnswer(cause) | Self::Elsewhere(_, cause) => Some(cause),
+            Self::Open(_) | Self::Unsafe(_) | Self::Never(_) => None,
+        }
+    }
+
     pub(super) fn elsewhere(answer: &ServerError) -> Option<Self> {
         Redirect::read(answer).map(|redirect| Self::Elsewhere(redirect, Cause::text(words(answer))))
     }

@@ -11,7 +11,7 @@ use crate::expected::Expected;
 use crate::holder::HolderId;
 use crate::kind::Keys;
 use crate::scripts::{Call, Reply};
-use crate::server::node::{Wire, check};
+use crate::server::node::Wire;
 
 /// What one server did about an acquiring command, as far as is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +169,10 @@ impl Line {
     ) -> Option<(Owed, RedisResult<Result<Reply, ServerError>>)> {
         let answer = self.wire.answer_at_hand(is_ready).transpose()?;
         let (owed, expected) = self.next_owed();
-        Some((owed, answer.and_then(|answer| check(answer, expected))))
+        Some((
+            owed,
+            answer.and_then(|answer| self.wire.check(answer, expected)),
+        ))
     }
 
     fn next_owed(&mut self) -> (Owed, Expected) {

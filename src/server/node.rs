@@ -9,7 +9,6 @@ use redis::{ErrorKind, RedisError, RedisResult, ServerError, Value};
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::Cause;
-use crate::expected::Expected;
 use crate::scripts::Reply;
 use crate::server::conn::NoFirstReply;
 use crate::server::open::Open;
@@ -177,7 +176,7 @@ fn check_role(mut wire: Wire, until: Instant) -> RedisResult<Wire> {
             "the server that the sentinels name as the master is a replica",
         )
             .into()),
-        None => Err(malformed()),
+        None => Err(wire.malformed()),
     }
 }
 
@@ -200,26 +199,11 @@ pub(crate) fn is_hang_up(error: &RedisError) -> bool {
     error.is_connection_dropped()
 }
 
-/// The error of a connection on which something else was read than a reply to what was sent.
-pub(crate) fn malformed() -> RedisError {
-    (ErrorKind::Parse, "malformed reply").into()
-}
-
 /// Reads an answer that is no error.
 pub(crate) fn reply(value: Value) -> Result<Reply, ServerError> {
     match value {
         Value::ServerError(error) => Err(error),
         value => Ok(Reply::from(value)),
-    }
-}
-
-/// Reads an answer to a command that has these replies. Another one is an error of the connection:
-/// nothing that is read on it after that can be believed.
-pub(crate) fn check(value: Value, expected: Expected) -> RedisResult<Result<Reply, ServerError>> {
-    let answer = reply(value);
-    match &answer {
-        Ok(reply) if !expected.fits(reply) => Err(malformed()),
-        _ => Ok(answer),
     }
 }
 

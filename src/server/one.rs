@@ -16,7 +16,7 @@ use crate::replicas::Replicas;
 use crate::scripts::{Call, Reply, pack_wait};
 use crate::server::condition::Condition;
 use crate::server::fault::Fault;
-use crate::server::node::{NoWire, Node, Wire, is_hang_up, malformed, reply};
+use crate::server::node::{NoWire, Node, Wire, is_hang_up, reply};
 use crate::server::peer::Peer;
 use crate::server::pool::{Lane, Lent, Pool, Refusal, Wish};
 use crate::server::quorum::Stake;
@@ -187,7 +187,7 @@ impl Server {
             command.write_packed_command(buffer)
         });
         let answer = answer.and_then(|answer| match answer {
-            Ok(reply) => read(reply).map(Ok).ok_or_else(malformed),
+            Ok(reply) => read(reply).map(Ok).ok_or_else(|| lent.wire().malformed()),
             Err(error) => Ok(Err(error)),
         });
         match answer {

@@ -507,11 +507,23 @@ impl<'a> Poll<'a> {
                 causes.join("; ")
             }
         ));
+        let cause = match self.no_redis() {
+            Some(of_too_many) => cause.with_kind_of(of_too_many),
+            None => cause,
+        };
         match &self.count {
             // What was sent of an acquiring call is undone.
             Count::Election(_) => Fault::NotNow(cause),
             _ if self.sent.is_none() => Fault::NotNow(cause),
             _ => Fault::NoAnswer(cause),
         }
+    }
+
+    /// The cause of one failure, if the servers that are no Redis leave no majority.
+    fn no_redis(&self) -> Option<&Cause> {
+        let spare = self.quorum.size.all - self.quorum.size.needed;
+        let causes = || self.faults.iter().filter_map(|(_, fault)| fault.cause());
+        let not_redis = causes().filter(|cause| cause.is_not_redis()).nth(spare);
+        not_redis.or_else(|| causes().filter(|cause| cause.is_malformed()).nth(spare))
     }
 }

@@ -10,7 +10,6 @@ use crate::error::{Meaning, meaning};
 use crate::scripts::Call;
 use crate::server::entry::{Answer, Entry, News, Write};
 use crate::server::gather::Ticket;
-use crate::server::node::check;
 use crate::server::one::Server;
 use crate::server::pool::{Lane, Lent};
 use crate::server::quorum::Stake;
@@ -146,7 +145,7 @@ impl Server {
             });
             // The next of the others, and then its own.
             let next = unread.as_slice().first().unwrap_or(own);
-            match value.and_then(|value| check(value, next.expected)) {
+            match value.and_then(|value| lent.wire().check(value, next.expected)) {
                 Ok(answer) => {
                     let is_not_now = |error| matches!(meaning(error), Meaning::NotNow);
                     not_now |= answer.as_ref().is_err_and(is_not_now);

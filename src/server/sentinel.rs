@@ -9,7 +9,7 @@ use redis::{ErrorKind, PushKind, RedisResult, Value};
 use crate::clock::Instant;
 use crate::error::{Cause, is_final_at_logon};
 use crate::server::inquiry::{Failure, inquire};
-use crate::server::node::{Wire, malformed};
+use crate::server::node::Wire;
 use crate::url::{Address, Sentinel};
 
 /// The sentinels of one master, and what is known from them.
@@ -112,7 +112,7 @@ impl Sentinels {
             .extract_error()?;
         match read_place(answer) {
             Some(Some(place)) => Ok(place),
-            None => Err(malformed()),
+            None => Err(wire.malformed()),
             Some(None) => Err((
                 ErrorKind::MasterNameNotFoundBySentinel,
                 "the sentinels know no master of this name",
@@ -179,7 +179,7 @@ impl Sentinels {
         wire.write(until, |buffer| subscribe.write_packed_command(buffer))?;
         // In RESP3 the confirmation is a push.
         if !is_subscribed(&wire.receive(until)?.extract_error()?) {
-            return Err(malformed().into());
+            return Err(wire.malformed().into());
         }
         let known = self.known.lock().place.clone();
         let has_moved =

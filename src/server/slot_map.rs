@@ -175,7 +175,8 @@ impl SlotMap {
             let failure = failure.unwrap_or_else(|| {
                 Fault::NotNow(Cause::text(format!("no node keeps the slot {slot}")))
             });
-            if let Fault::Never(_) = failure {
+            let is_not_redis = failure.cause().is_some_and(Cause::is_not_redis);
+            if is_not_redis || matches!(failure, Fault::Never(_)) {
                 return Err(failure);
             }
             if Instant::now() >= until || self.is_closed() {

@@ -75,6 +75,8 @@ fn script(sha: &str) -> String {
 
 type Reply = dyn Fn(&Request) -> Option<Vec<u8>> + Send + Sync;
 
+type Serve = dyn Fn(usize, TcpStream, &Mutex<Seen>) + Send + Sync;
+
 #[derive(Default)]
 struct Seen {
     streams: Vec<TcpStream>,
@@ -96,12 +98,27 @@ impl FakeServer {
     pub(crate) fn start(
         reply: impl Fn(&Request) -> Option<Vec<u8>> + Send + Sync + 'static,
     ) -> Self {
+        let reply: Box<Reply> = Box::new(reply);
+        Self::serving(move |connection, stream, seen| serve(connection, stream, seen, &*reply))
+    }
+
+    /// Says this on each connection, once or without end, whatever it is asked.
+    pub(crate) fn saying(words: &'static [u8], is_endless: bool) -> Self {
+        Self::serving(move |_, mut stream, _| {
+            let bytes = words.repeat(if is_endless { 1_000 } else { 1 });
+            while stream.write_all(&bytes).is_ok() && is_endless {}
+            // Closing with requests unread would reset the connection, and lose what was written.
+            let _ = std::io::copy(&mut stream, &mut std::io::sink());
+        })
+    }
+
+    fn serving(serve: impl Fn(usize, TcpStream, &Mutex<Seen>) + Send + Sync + 'static) -> Self {
         let listener = port::bind();
         let port = port::number(&listener);
         let seen: Arc<Mutex<Seen>> = Arc::default();
         let accepting = thread::spawn({
-            let (seen, reply): (_, Arc<Reply>) = (Arc::clone(&seen), Arc::new(reply));
-            move || accept(&listener, &seen, &reply)
+            let (seen, serve): (_, Arc<Serve>) = (Arc::clone(&seen), Arc::new(serve));
+            move || accept(&listener, &seen, &serve)
         });
         Self {
             port,
@@ -147,7 +164,7 @@ impl Drop for FakeServer {
     }
 }
 
-fn accept(listener: &TcpListener, seen: &Arc<Mutex<Seen>>, reply: &Arc<Reply>) {
+fn accept(listener: &TcpListener, seen: &Arc<Mutex<Seen>>, serve: &Arc<Serve>) {
     let mut serving = Vec::new();
     for stream in listener.incoming().flatten() {
         let mut state = seen.lock();
@@ -160,10 +177,8 @@ fn accept(listener: &TcpListener, seen: &Arc<Mutex<Seen>>, reply: &Arc<Reply>) {
         let connection = state.streams.len();
         state.streams.push(both);
         drop(state);
-        let (seen, reply) = (Arc::clone(seen), Arc::clone(reply));
-        serving.push(thread::spawn(move || {
-            serve(connection, stream, &seen, &*reply);
-        }));
+        let (seen, serve) = (Arc::clone(seen), Arc::clone(serve));
+        serving.push(thread::spawn(move || serve(connection, stream, &seen)));
     }
     for thread in serving {
         let _ = thread.join();

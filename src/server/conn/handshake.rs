@@ -9,7 +9,6 @@ use super::violation::NoFirstReply;
 use super::wire::Wire;
 use crate::clock::Instant;
 use crate::error::words;
-use crate::server::node::malformed;
 use crate::url::Address;
 
 /// A command of the log-on, and so what a refusal means.
@@ -65,7 +64,7 @@ impl Wire {
             let error = match (step, answer) {
                 (_, Value::ServerError(error)) => error,
                 (Step::Hello, Value::Map(_)) | (_, Value::Okay) => continue,
-                _ => return Err(malformed()),
+                _ => return Err(self.malformed()),
             };
             if let Some(refusal) = step.refusal(&error) {
                 return Err(refusal);

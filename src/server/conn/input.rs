@@ -1,5 +1,7 @@
 //! What was read from a server and not yet understood: a buffer that never holds much more than the longest reply.
 
+use std::ops::Range;
+
 use redis::{RedisError, Value};
 
 use super::frame::{MOST_BYTES, Scan};
@@ -16,6 +18,8 @@ pub(super) struct Input {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
+    /// The last reply that was taken out: its bytes stay until more is read.
+    last: Range<usize>,
     /// Of the reply that begins at `start`.
     scan: Scan,
     /// Keeps its own buffer from one reply to the next.
@@ -28,6 +32,7 @@ impl Default for Input {
             bytes: Box::default(),
             start: 0,
             end: 0,
+            last: 0..0,
             scan: Scan::default(),
             parser: redis::Parser::new(),
         }
@@ -48,12 +53,15 @@ impl Input {
             return Err(Violation::new(Kind::Malformed, reply).into());
         };
         self.scan = Scan::default();
+        self.last = self.start..self.start + end;
         self.start += end;
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
             if self.bytes.len() > CHUNK {
                 // A long reply is rare, and there may be many connections.
-                self.bytes = Box::default();
+                let beginning = Violation::new(Kind::Malformed, reply).read;
+                self.last = 0..beginning.len();
+                self.bytes = beginning.into();
                 self.parser = redis::Parser::new();
             }
         }
@@ -63,6 +71,12 @@ impl Input {
     /// Whether a part of a reply is there.
     pub(super) fn is_within_reply(&self) -> bool {
         self.start < self.end
+    }
+
+    /// The last reply, as one that Redis does not give to what was asked.
+    pub(super) fn misfit(&self) -> Violation {
+        let reply = self.bytes.get(self.last.clone()).unwrap_or_default();
+        Violation::new(Kind::Malformed, reply)
     }
 
     /// What is there of a reply that ends too late.
@@ -101,4 +115,20 @@ impl Input {
         }
         (self.start, self.end) = (0, held);
     }
+}
+
+/// Reads one reply as a connection does; `None` if it is incomplete.
+#[cfg(test)]
+pub(crate) fn read_frame(mut bytes: &[u8]) -> Result<Option<Value>, RedisError> {
+    let mut input = Input::default();
+    while !bytes.is_empty() {
+        let room = input.room();
+        let (now, later) = bytes.split_at(bytes.len().min(room.len()));
+        room[..now.len()].copy_from_slice(now);
+        input.filled(now.len());
+        bytes = later;
+    }
+    let value = input.next();
+    assert!(input.bytes.len() <= MOST_BYTES + CHUNK);
+    value
 }

@@ -14,8 +14,9 @@ mod tls;
 mod violation;
 mod wire;
 
+#[cfg(test)]
+pub(crate) use input::read_frame;
 #[cfg(feature = "tls")]
 pub(crate) use violation::payload;
-#[allow(unused_imports, reason = "for those who tell them apart")]
 pub(crate) use violation::{NoFirstReply, Violation};
 pub(crate) use wire::{Wire, wait_for_any};

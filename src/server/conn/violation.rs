@@ -5,6 +5,8 @@ use std::io;
 
 use redis::RedisError;
 
+use crate::escape::Escaped;
+
 /// The most of what was read that an error repeats, in bytes.
 const SHOWN: usize = 40;
 
@@ -38,21 +40,25 @@ impl Violation {
     }
 
     /// The violation that `error` is about, if it is about one.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for those who tell it apart"))]
     pub(crate) fn of(error: &RedisError) -> Option<&Self> {
         payload(error)
+    }
+
+    /// Whether the peer speaks another protocol.
+    pub(crate) fn is_not_resp(&self) -> bool {
+        self.kind == Kind::NotResp
     }
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
-            Kind::NotResp => "the peer does not speak the protocol of Redis: its reply begins",
-            Kind::Malformed => "the peer sent a malformed reply, which begins",
-            Kind::TooLarge => "the peer sent a reply beyond all limits, which begins",
-            Kind::Endless => "the peer sent a message that did not end in time, which begins",
+            Kind::NotResp => "this does not look like Redis: the reply",
+            Kind::Malformed => "malformed reply, which",
+            Kind::TooLarge => "reply beyond all limits, which",
+            Kind::Endless => "message that did not end in time, which",
         };
-        write!(f, "{what} \"{}\"", self.read.escape_ascii())
+        write!(f, "{what} begins \"{}\"", Escaped::whole(&self.read))
     }
 }
 

@@ -11,7 +11,7 @@ use super::stream::Stream;
 use crate::clock::Instant;
 use crate::expected::Expected;
 use crate::scripts::{Call, Reply};
-use crate::server::node::check;
+use crate::server::node::reply;
 use crate::server::open::Open;
 use crate::url::Address;
 
@@ -80,7 +80,27 @@ impl Wire {
         until: Instant,
         expected: Expected,
     ) -> RedisResult<Result<Reply, ServerError>> {
-        check(self.answer(until)?, expected)
+        let answer = self.answer(until)?;
+        self.check(answer, expected)
+    }
+
+    /// Reads `answer`, which was read last, as that to a command with these replies. Another one is an error of the
+    /// connection: nothing that is read on it after that can be believed.
+    pub(crate) fn check(
+        &self,
+        answer: Value,
+        expected: Expected,
+    ) -> RedisResult<Result<Reply, ServerError>> {
+        let answer = reply(answer);
+        match &answer {
+            Ok(reply) if !expected.fits(reply) => Err(self.malformed()),
+            _ => Ok(answer),
+        }
+    }
+
+    /// The error of a connection on which something else was read last than a reply to what was sent.
+    pub(crate) fn malformed(&self) -> RedisError {
+        self.input.misfit().into()
     }
 
     /// Reads one answer if it is there already, whole. For a connection that [`wait_for_any`] has found ready, and for one
@@ -153,9 +173,15 @@ impl Wire {
             match self.receive(until) {
                 Ok(value) => {
                     self.message_since = None;
-                    if let Some(message) = Msg::from_owned_value(value) {
-                        let payload = message.get_payload_bytes().to_vec();
-                        return Ok((message.get_channel()?, payload));
+                    // RESP3 lets a server say more than it was asked for.
+                    let is_push = matches!(value, Value::Push { .. });
+                    match Msg::from_owned_value(value) {
+                        Some(message) => {
+                            let payload = message.get_payload_bytes().to_vec();
+                            return Ok((message.get_channel()?, payload));
+                        }
+                        None if is_push => {}
+                        None => return Err(self.malformed()),
                     }
                 }
                 Err(error) if error.is_timeout() => return Err(self.no_message(error)),

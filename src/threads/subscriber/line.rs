@@ -10,7 +10,6 @@ use crate::fair::read_grant;
 use crate::lease::SOON;
 use crate::logging;
 use crate::server::Wire;
-use crate::server::node::malformed;
 use crate::stats::Wake;
 use crate::threads::Shared;
 use crate::threads::site::Site;
@@ -129,7 +128,7 @@ impl<'a> Line<'a> {
             while let Some(channel) = open.as_slice().first() {
                 // Any error here ends the connection, so no late answer is ever taken for another one.
                 let answer = read(self.wire.receive(until).map_err(failed)?, verb, channel);
-                match answer.ok_or_else(|| failed(malformed()))? {
+                match answer.ok_or_else(|| failed(self.wire.malformed()))? {
                     Answer::Message(channel, payload) => self.heard(&channel, &payload),
                     Answer::Done => {
                         open.next();
