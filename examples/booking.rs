@@ -1,4 +1,5 @@
-//! A restaurant books its tables: one guest after the other, two at once, and one who never comes back.
+//! A restaurant books its tables: one guest after the other, two at once, and one who never comes
+//! back.
 
 use std::io;
 use std::process::ExitCode;
@@ -62,7 +63,7 @@ fn both_at_once() -> Outcome<Booking> {
 }
 
 fn at_the_door(guest: &str, door: &Barrier) -> Outcome<Option<Booking>> {
-    // A client of its own for each guest, as if they were on different machines.
+    // Each guest has its own client, as if the guests were on different machines.
     let client = Client::from_env()?;
     let mut bookings = BookingsInRedis::open()?;
     client.ping()?;
@@ -71,7 +72,7 @@ fn at_the_door(guest: &str, door: &Barrier) -> Outcome<Option<Booking>> {
     let began = Instant::now();
     let attempt = client.mutex("table 7").try_lock();
     let took = began.elapsed();
-    // The one who got in stays until the other has had an answer.
+    // The guest with the lock keeps it until the other guest has a reply.
     door.wait();
 
     match attempt? {
@@ -106,14 +107,14 @@ fn after_a_crash(client: &Client) -> Outcome<Booking> {
     println!("  Eve's process is killed. Her lease has {left:.1?} left.");
     let guard = mutex.lock()?;
     let waited = began.elapsed();
-    // Redis counts in whole milliseconds.
+    // Redis counts the expiry in whole milliseconds.
     assert!(
         waited + Duration::from_millis(5) >= left,
-        "the table was given away under a lease"
+        "the table was given away before the lease had ended"
     );
     assert!(
         waited < TTL + Duration::from_secs(3),
-        "the table came free much too late"
+        "the table became free much too late"
     );
 
     let booking = Booking::new("table 9", "19:00", "Finn");
@@ -126,12 +127,12 @@ fn after_a_crash(client: &Client) -> Outcome<Booking> {
     Ok(booking)
 }
 
-/// Runs in a process of its own.
+/// Runs in a separate process.
 fn guest_who_crashes() -> Outcome {
     let client = Client::from_env()?;
     let _guard = client.mutex("table 9").ttl(TTL).lock()?;
     println!("Eve holds table 9 and thinks about dessert.");
-    // Until it is killed; the end of its input would only mean that the parent is gone.
+    // Blocks until the process is killed, or until its input ends because the parent has ended.
     io::stdin().read_line(&mut String::new())?;
     Ok(())
 }
@@ -146,7 +147,7 @@ fn never_double_booked(mut promised: Vec<Booking>) -> Outcome {
     stored.sort();
     assert_eq!(
         stored, promised,
-        "what the guests were told is what is in the book"
+        "the stored bookings are those that the guests were promised"
     );
     stored.dedup_by_key(|booking| (booking.table.clone(), booking.time.clone()));
     assert_eq!(
@@ -175,8 +176,10 @@ impl Booking {
     }
 }
 
-/// A plain key for each table: `18:00 Ada, 20:00 Ben`. Read, changed and written back, so that without the lock two
-/// guests could both find the table free.
+/// The bookings: one string key for each table, such as `18:00 Ada, 20:00 Ben`.
+///
+/// A booking reads the key, changes it and writes it back. Without the lock, two guests could both
+/// find the table free.
 struct BookingsInRedis {
     connection: redis::Connection,
     commands: u32,
@@ -201,13 +204,13 @@ impl BookingsInRedis {
             .collect())
     }
 
-    /// `false` if the table is taken at that time.
+    /// Adds a booking; returns false if the table is taken at that time.
     fn add(&mut self, booking: &Booking) -> Outcome<bool> {
         let mut bookings = self.of(&booking.table)?;
         if bookings.iter().any(|other| other.time == booking.time) {
             return Ok(false);
         }
-        // Somebody types a name and a telephone number.
+        // The time in which a waiter types a name and a telephone number.
         thread::sleep(Duration::from_millis(100));
         bookings.push(booking.clone());
         let entries: Vec<String> = bookings

@@ -1,4 +1,4 @@
-//! Three processes are woken by the same clock every night, and one of them does the job.
+//! Three processes start the same job every night, and one of them does it.
 
 use std::io;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
 fn worker() -> Outcome {
     let client = Client::from_env()?;
     let mut _kept = None;
-    // One line of input for every night. A real worker would look at its own clock.
+    // One line of input for every night. A real worker would use a clock.
     for night in io::stdin().lines() {
         let night = night?;
         let mutex = client.mutex(format!("report of {night}"));
@@ -26,7 +26,7 @@ fn worker() -> Outcome {
             Some(guard) => {
                 write_report(&night)?;
                 println!("wrote the report");
-                // Kept until the next night, so that a worker whose clock is slow is turned away too.
+                // Kept until the next night, so that a worker whose clock lags finds the lock held.
                 _kept = Some(guard);
             }
             None => println!("stayed in bed"),
@@ -35,7 +35,7 @@ fn worker() -> Outcome {
     Ok(())
 }
 
-/// Appends to a list, which shows how often it was called.
+/// Appends to a list, whose length shows how often the job ran.
 fn write_report(night: &str) -> Outcome {
     let () = connect()?.rpush(key(night), std::process::id())?;
     Ok(())
@@ -45,7 +45,7 @@ fn three_nights() -> Outcome {
     let mut workers = (0..3)
         .map(|_| Child::spawn("worker"))
         .collect::<Outcome<Vec<_>>>()?;
-    println!("Three workers are there.");
+    println!("Three workers are running.");
 
     for night in ["Monday", "Tuesday", "Wednesday"] {
         println!("{night} night.");

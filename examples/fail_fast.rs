@@ -1,4 +1,5 @@
-//! Redis hangs: after a few requests that waited for it in vain, the others are turned away at once, with a time to come again.
+//! Redis hangs: after a few requests that time out, the others get a 503 and a `Retry-After` at
+//! once.
 
 mod support;
 
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Error};
 use support::Outcome;
 
-/// What a request of ours may wait for Redis.
+/// How long a request may wait for Redis.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
@@ -17,7 +18,7 @@ fn main() -> ExitCode {
 }
 
 fn story() -> Outcome {
-    // Takes connections and never says a word, as a server does that was stopped or swaps.
+    // Accepts connections and never replies, like a server that is stopped or swapping.
     let hung = TcpListener::bind("127.0.0.1:0")?;
     let client = Client::builder()
         .url(format!("redis://{}", hung.local_addr()?))
@@ -37,17 +38,17 @@ fn story() -> Outcome {
     }
     println!("{}", client.health());
     if turned_away < 3 {
-        return Err("three requests should have been turned away at once".into());
+        return Err("three requests should have failed at once".into());
     }
     Ok(())
 }
 
-/// A request to a booking service, and what its client is told.
+/// Handles a request to a booking service, and returns the HTTP response.
 fn book(client: &Client) -> String {
     match client.mutex("seat:12A").try_lock() {
         Ok(Some(_guard)) => "201 booked".into(),
-        Ok(None) => "409 somebody else books this seat".into(),
-        // Nothing was sent, and nobody holds the lock for it: the request may safely come again.
+        Ok(None) => "409 another request is booking this seat".into(),
+        // Nothing was sent, and the lock was not acquired: the client can safely retry.
         Err(Error::CircuitOpen { retry_in, .. }) => {
             format!("503, Retry-After: {}", retry_in.as_secs_f64().ceil())
         }

@@ -1,4 +1,5 @@
-//! A service is asked to end (SIGTERM): it lets go of every lock at once, and nobody waits for a ttl.
+//! A service gets SIGTERM: it releases all its locks at once, so that no other process waits for a
+//! ttl.
 
 use std::process::ExitCode;
 use std::thread;
@@ -20,17 +21,18 @@ fn main() -> ExitCode {
     run(warehouse, &[("service", service)])
 }
 
-/// Runs in a process of its own.
+/// Runs in a separate process.
 fn service() -> Outcome {
     let mut signals = Signals::new([SIGTERM])?;
     let client = Client::from_env()?;
     thread::scope(|scope| {
         let workers = ORDERS.map(|order| scope.spawn(|| pack(&client, order)));
-        let latecomer = scope.spawn(|| wait_in_vain(&client));
+        let latecomer = scope.spawn(|| wait_until_shutdown(&client));
 
         signals.forever().next();
         println!("asked to end");
-        // Tells the holders and releases right behind that. Work that must not be cut short is stopped before.
+        // `shutdown` tells the holders and releases their locks at once, without waiting for them.
+        // A service whose work must not be interrupted waits for its workers first.
         let report = client.shutdown(Duration::from_secs(5))?;
         println!("{} locks released", report.released());
         assert_eq!(report.released(), ORDERS.len());
@@ -54,14 +56,14 @@ fn pack(client: &Client, order: &str) -> Outcome {
                 println!("{order} is put down: {}", why?);
                 return Ok(());
             }
-            default(Duration::from_millis(50)) => {} // one more thing into the box
+            default(Duration::from_millis(50)) => {} // one step of the work
         }
     }
 }
 
 /// Waits for a lock that another worker holds, until the client is shut down.
-fn wait_in_vain(client: &Client) -> Outcome {
-    // Behind the others, so that it is not the one to get the order.
+fn wait_until_shutdown(client: &Client) -> Outcome {
+    // Starts after the order's worker has the lock, so that this call has to wait.
     while client.mutex(ORDERS[0]).inspect()?.is_none() {
         thread::sleep(Duration::from_millis(5));
     }
@@ -71,7 +73,7 @@ fn wait_in_vain(client: &Client) -> Outcome {
             println!("the waiting worker goes home");
             Ok(())
         }
-        other => Err(format!("the waiting worker is told {other:?}").into()),
+        other => Err(format!("the waiting worker got {other:?}").into()),
     }
 }
 
@@ -100,6 +102,6 @@ fn warehouse() -> Outcome {
     for order in ORDERS {
         assert!(client.mutex(order).inspect()?.is_none(), "{order} is free");
     }
-    println!("All {} orders are free for the next one.", ORDERS.len());
+    println!("All {} orders are free for another service.", ORDERS.len());
     Ok(())
 }

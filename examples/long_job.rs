@@ -1,4 +1,4 @@
-//! A job that takes longer than its lease, once undisturbed and once with the lock taken away.
+//! A job that takes longer than its lease: once undisturbed, and once with the lock forced open.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     run(two_jobs, &[])
 }
 
-/// Prints page after page for as long as the lock is ours.
+/// Prints page after page while the lock is held.
 fn print_book(guard: &MutexGuard) -> Result<(), Lost> {
     let pages = printer();
     let lost = guard.lost();
@@ -32,14 +32,15 @@ fn print_book(guard: &MutexGuard) -> Result<(), Lost> {
                 Err(_) => return Ok(()),
             },
             recv(lost) -> why => {
-                // The channel tells the loss once; it ends without a word only when the guard does.
-                return Err(why.expect("the guard is still there"));
+                // The channel receives the loss. Without a loss it is disconnected only when the
+                // guard is dropped.
+                return Err(why.expect("the guard still exists"));
             }
         }
     }
 }
 
-/// A slow machine of some kind: it has another page ready from time to time, and ends behind the last one.
+/// A slow printer: sends the number of each page on a channel, and disconnects after the last one.
 fn printer() -> Receiver<u32> {
     let (sender, pages) = bounded(0);
     thread::spawn(move || {
@@ -76,17 +77,17 @@ fn undisturbed(mutex: &Mutex) -> Outcome {
     let took = began.elapsed();
     assert!(took > 2 * TTL, "the job outlasts the lease");
 
-    // Another process would be turned away just the same.
+    // Another client cannot get the lock while the job runs.
     assert!(Client::from_env()?.mutex("printer").try_lock()?.is_none());
     assert_eq!(guard.unlock()?, Unlocked::Released);
     let renewals = renewals.load(Ordering::Relaxed);
     assert!(renewals >= 2);
-    println!("  Done after {took:.1?}; the lease was renewed {renewals} times meanwhile.");
+    println!("  Done after {took:.1?}; the lease was renewed {renewals} times.");
     Ok(())
 }
 
 fn taken_away(mutex: &Mutex) -> Outcome {
-    println!("The same job, and an operator who takes the lock away.");
+    println!("The same job, and an operator who forces the lock open.");
     let guard = mutex.lock()?;
     let operator = thread::spawn(|| -> Outcome<Instant> {
         let client = Client::from_env()?;

@@ -1,4 +1,5 @@
-//! Sixteen threads in four processes withdraw from one account, whose balance is a plain key in Redis.
+//! Sixteen threads in four processes withdraw from one account, whose balance is a plain key in
+//! Redis.
 
 use std::process::ExitCode;
 use std::thread;
@@ -16,7 +17,7 @@ const PROCESSES: usize = 4;
 const THREADS: usize = 4;
 const WITHDRAWALS: usize = 100;
 
-/// Less than everybody together asks for, so that some go away empty-handed.
+/// Less than all customers together ask for, so that some withdrawals are refused.
 const OPENING_BALANCE: i64 = 12_000;
 
 fn main() -> ExitCode {
@@ -57,7 +58,9 @@ fn customer(client: &Client) -> Outcome<Tally> {
     Ok(tally)
 }
 
-/// Whether the account had enough. Between the `GET` and the `SET`, nobody else may come in.
+/// Withdraws `amount`; returns false if the balance is too low.
+///
+/// The lock keeps other customers out between the `GET` and the `SET`.
 fn withdraw(account: &Mutex, connection: &mut redis::Connection, amount: i64) -> Outcome<bool> {
     let paid = account.with(|_| -> RedisResult<bool> {
         let balance: i64 = connection.get(key("balance"))?;
@@ -82,7 +85,7 @@ fn bank() -> Outcome {
         .collect::<Outcome<Vec<_>>>()?;
     let mut total = Tally::default();
     for (n, mut machine) in (1..).zip(machines) {
-        let line = machine.hear()?.ok_or("a cash machine broke down")?;
+        let line = machine.hear()?.ok_or("a cash machine has ended early")?;
         let tally = Tally::read(&line).ok_or("a cash machine reports three numbers")?;
         println!(
             "  Process {n} paid {} coins in {} withdrawals and refused {}.",
@@ -95,7 +98,8 @@ fn bank() -> Outcome {
 
     let balance: i64 = connect()?.get(key("balance"))?;
     println!(
-        "{OPENING_BALANCE} - {} = {balance}: {balance} coins are left, after {} requests in {took:.1?}.",
+        "{OPENING_BALANCE} - {} = {balance}: {balance} coins are left, \
+         after {} requests in {took:.1?}.",
         total.coins,
         total.paid + total.refused,
     );
@@ -107,7 +111,7 @@ fn bank() -> Outcome {
     assert_eq!(
         balance,
         OPENING_BALANCE - total.coins,
-        "coins were lost or made up"
+        "coins were lost or created"
     );
     println!("Exact, and never below zero.");
     Ok(())

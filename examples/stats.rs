@@ -1,4 +1,5 @@
-//! What a client counts: a lock that nobody else wants, one that everybody wants, and what the whole fleet did.
+//! A client's statistics: for uncontended locks, for a contended one, and shared by several
+//! clients.
 
 use std::process::ExitCode;
 use std::thread;
@@ -11,7 +12,7 @@ use support::{Outcome, run};
 
 mod support;
 
-/// Above it, many operators want to know which lock is fought over.
+/// The contention rate above which an operator should look for the contended lock.
 const TOO_MUCH: f64 = 0.05;
 
 const WORKERS: usize = 8;
@@ -21,7 +22,7 @@ fn main() -> ExitCode {
     run(two_services, &[])
 }
 
-/// A client whose numbers are added to those of the fleet.
+/// Returns a client that shares its statistics.
 fn client() -> Outcome<Client> {
     Ok(Client::builder()
         .url(std::env::var("REDIS_URL")?)
@@ -43,11 +44,14 @@ fn two_services() -> Outcome {
     report(&busy);
     assert!(busy.stats().contention_rate() > TOO_MUCH);
 
-    // Once a second each of them adds what is new.
+    // Each client adds its new counts once a second.
     let turns = (2 * WORKERS * TURNS) as u64;
     let deadline = Instant::now() + Duration::from_secs(10);
     while quiet.shared_stats()?.released < turns {
-        assert!(Instant::now() < deadline, "the fleet's totals are behind");
+        assert!(
+            Instant::now() < deadline,
+            "the shared totals are incomplete"
+        );
         thread::sleep(Duration::from_millis(100));
     }
     println!("Together:\n  {}", quiet.shared_stats()?);
@@ -80,7 +84,7 @@ fn report(client: &Client) {
     println!("  {stats}");
     if stats.contention_rate() > TOO_MUCH {
         println!(
-            "  Look into it: {:.0} % of all locks were waited for, and every second took over {:.1?}.",
+            "  Contended: {:.0} % of all locks had to wait; the median wait is {:.1?}.",
             stats.contention_rate() * 100.0,
             stats.wait.p50
         );

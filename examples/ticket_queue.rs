@@ -1,5 +1,4 @@
-//! A counter serves its customers in the order in which they came, each from a process of its own. One dies in the queue, and
-//! is passed over.
+//! A counter serves customers in the order of their arrival; one dies in the queue and is skipped.
 
 use std::process::ExitCode;
 use std::thread;
@@ -20,7 +19,7 @@ fn main() -> ExitCode {
 fn customer() -> Outcome {
     let client = Client::from_env()?;
     let guard = client.fair_mutex("counter").lock()?;
-    // Somebody who was passed over for sleeping too long must not write any more.
+    // If this process was paused for too long after the grant, another customer has the lock.
     guard.ensure_held()?;
     let () = connect()?.rpush(key("served"), std::process::id())?;
     println!("was served under token {}", guard.fencing_token());
@@ -35,7 +34,7 @@ fn one_morning() -> Outcome {
     let mut customers = Vec::new();
     for n in 1..=5 {
         customers.push(Child::spawn("customer")?);
-        // The next one comes when this one stands in the queue.
+        // The next customer arrives after this one has a place in the queue.
         while counter.waiting()? < n {
             thread::sleep(Duration::from_millis(2));
         }
@@ -64,8 +63,6 @@ fn one_morning() -> Outcome {
     for customer in customers {
         assert!(customer.wait()?.success());
     }
-    println!(
-        "Served in the order in which they came; the dead one cost the others three seconds, once."
-    );
+    println!("Served in the order of arrival; the dead customer delayed the others by 3 to 4 s.");
     Ok(())
 }

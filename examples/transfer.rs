@@ -1,4 +1,4 @@
-//! Twelve threads in three processes move coins between four accounts, each under the locks of both, in whatever order.
+//! Twelve threads in three processes move coins between four accounts, locking both in any order.
 
 use std::process::ExitCode;
 use std::thread;
@@ -44,7 +44,8 @@ fn clerk(client: &Client) -> Outcome {
         let to = (from + rng.random_range(1..ACCOUNTS.len())) % ACCOUNTS.len();
         let (from, to) = (ACCOUNTS[from], ACCOUNTS[to]);
         let amount = rng.random_range(1..=20);
-        // One goes from Ada to Ben, another from Ben to Ada: neither waits for the other with one account in hand.
+        // One clerk moves coins from Ada to Ben, another from Ben to Ada. They cannot deadlock,
+        // because a clerk that waits holds neither account.
         client
             .mutex_all([from, to])
             .with(|guard| transfer(&mut connection, guard, from, to, amount))??;
@@ -52,7 +53,9 @@ fn clerk(client: &Client) -> Outcome {
     Ok(())
 }
 
-/// Between the first `GET` and the last `SET`, nobody else may see or change either account.
+/// Moves `amount`, or less if the balance is lower.
+///
+/// The locks keep other clerks out of both accounts between the first `GET` and the last `SET`.
 fn transfer(
     connection: &mut redis::Connection,
     guard: &MutexAllGuard,
@@ -79,7 +82,7 @@ fn bank() -> Outcome {
         let () = connection.set(key(account), OPENING_BALANCE)?;
     }
     println!(
-        "Four accounts with {OPENING_BALANCE} coins each, {PROCESSES} processes of {THREADS} clerks each."
+        "Four accounts with {OPENING_BALANCE} coins each, {PROCESSES} processes of {THREADS} clerks."
     );
     let began = Instant::now();
     let processes = (0..PROCESSES)
@@ -111,8 +114,8 @@ fn bank() -> Outcome {
     assert_eq!(
         sum,
         ACCOUNTS.len() as i64 * OPENING_BALANCE,
-        "coins were lost or made up"
+        "coins were lost or created"
     );
-    println!("Not one lost, and nobody waited for ever.");
+    println!("No coin was lost, and no clerk deadlocked.");
     Ok(())
 }

@@ -255,9 +255,9 @@ impl std::error::Error for Error {
 
 /// Returns what to do about a common error reply, with a leading separator.
 fn advice(answer: &str) -> &'static str {
-    // The first that is found counts.
+    // The first match counts.
     const ADVICE: [(&str, &str); 21] = [
-        // The rights that are needed were added to the answer, with names that may hold any word.
+        // The needed permissions were appended, with names that may contain any of the words below.
         (" needs +", ""),
         (
             "MOVED ",

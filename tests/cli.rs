@@ -259,7 +259,7 @@ fn a_lock_that_is_held_is_not_waited_for_unless_asked() {
     let output = output(&url, &["run", "a", "--no-wait", "--", "echo", "ran"]);
     assert_eq!(output.status.code(), Some(75));
     assert!(output.stdout.is_empty());
-    assert!(String::from_utf8_lossy(&output.stderr).contains("another holder has a"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("a is held by another holder"));
     let args = [
         "run",
         "a",

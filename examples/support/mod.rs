@@ -1,4 +1,4 @@
-//! What the examples share and nobody needs to copy: a Redis to run against, and further processes.
+//! Shared by the examples: a Redis server to run against, and child processes.
 
 // Every example compiles its own copy of this module and uses a part of it.
 #![allow(dead_code)]
@@ -16,18 +16,18 @@ mod tests;
 
 pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// What another process of the example does, by name.
+/// The name and the function of a child process.
 pub(crate) type Role = (&'static str, fn() -> Outcome);
 
-/// Tells one run of an example from all others, for it and the processes it starts.
+/// The environment variable with the id of this run, which its child processes inherit.
 const RUN: &str = "LEASEHOLD_EXAMPLE_RUN";
 
-/// Plays the story, or in a process that [`Child::spawn`] started its role.
+/// Runs `story`, or in a child process that [`Child::spawn`] started, its role.
 ///
-/// With `REDIS_URL` unset, a server is started for it and stopped behind it. Either way the story finds everything that
-/// `Client::from_env` reads.
+/// If `REDIS_URL` is unset, starts a server and stops it afterwards. In both cases the environment
+/// contains the variables that `Client::from_env` reads.
 pub(crate) fn run(story: fn() -> Outcome, roles: &[Role]) -> ExitCode {
-    // A hang is a failure.
+    // A hang fails the example after 60 s.
     let _watchdog = tests::watchdog(Duration::from_secs(60));
     let outcome = match env::args().nth(1) {
         Some(wanted) => match roles.iter().find(|(name, _)| *name == wanted) {
@@ -46,17 +46,17 @@ pub(crate) fn run(story: fn() -> Outcome, roles: &[Role]) -> ExitCode {
     }
 }
 
-/// A key for what the example stores, beside whatever else is in that Redis.
+/// Returns a key for the example's data that no other data in that Redis uses.
 pub(crate) fn key(name: &str) -> String {
     format!("{}:{name}", env::var(RUN).unwrap_or_default())
 }
 
-/// A connection to the same Redis, for what the example stores.
+/// Returns a connection to the same Redis, for the example's data.
 pub(crate) fn connect() -> Outcome<redis::Connection> {
     Ok(redis::Client::open(env::var("REDIS_URL")?)?.get_connection()?)
 }
 
-/// The example once more, as another process.
+/// A child process of the example, running the same program in another role.
 pub(crate) struct Child {
     process: process::Child,
     said: Lines<BufReader<ChildStdout>>,
@@ -86,19 +86,19 @@ impl Child {
         Ok(writeln!(input, "{line}")?)
     }
 
-    /// The next line that it prints; `None` once it prints no more.
+    /// Returns the next line that it prints; `None` at the end of its output.
     pub(crate) fn hear(&mut self) -> Outcome<Option<String>> {
         Ok(self.said.next().transpose()?)
     }
 
-    /// Kills it where it stands, as the kernel does when memory runs out. It is gone when this returns.
+    /// Kills it, as the kernel does if memory runs out, and waits until it has ended.
     pub(crate) fn kill(&mut self) -> Outcome {
         self.process.kill()?;
         self.process.wait()?;
         Ok(())
     }
 
-    /// Closes its input and waits for its end.
+    /// Closes its input and waits until it ends.
     pub(crate) fn wait(mut self) -> Outcome<ExitStatus> {
         Ok(self.process.wait()?)
     }
@@ -110,14 +110,14 @@ impl Drop for Child {
     }
 }
 
-/// Runs the story in a process of its own, since its environment cannot be changed from within.
+/// Runs the story in a child process, because a process cannot safely change its own environment.
 fn stage() -> Outcome {
     let own_url = env::var("REDIS_URL").ok().filter(|url| !url.is_empty());
     let server = own_url.is_none().then(|| tests::Server::start().untimed());
     let url = match (&own_url, &server) {
         (Some(url), _) => url.clone(),
         (None, Some(server)) => server.url(),
-        (None, None) => unreachable!("a server is started where no url is given"),
+        (None, None) => unreachable!("a server is started if no URL is given"),
     };
     let run = format!("example-{:08x}", rand::random::<u32>());
     let status = Command::new(env::current_exe()?)
@@ -135,7 +135,7 @@ fn stage() -> Outcome {
     swept
 }
 
-/// Leaves nothing behind in a Redis that is not the example's own.
+/// Deletes the example's keys from a Redis that the example did not start.
 fn sweep(url: &str, run: &str) -> Outcome {
     let mut connection = redis::Client::open(url)?.get_connection()?;
     let keys: Vec<String> = connection

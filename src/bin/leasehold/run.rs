@@ -55,7 +55,7 @@ pub(crate) fn run(connection: &Connection, args: &Run) -> Result<u8, Failure> {
     let guard = match take(&client, mutex, args, &signals)? {
         Taken::Ours(guard) => guard,
         Taken::NotOurs => {
-            say(&format!("another holder has {}", name(&args.name)));
+            say(&format!("{} is held by another holder", name(&args.name)));
             return Ok(args.not_acquired_exit);
         }
         Taken::Signalled(signal) => return Ok(exit::by_signal(signal)),

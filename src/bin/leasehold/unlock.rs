@@ -11,8 +11,8 @@ pub(crate) fn unlock(connection: &Connection, args: &Unlock) -> Result<u8, Failu
             USAGE,
             format!(
                 "{name} was not released: its holder may still be working under it, and would \
-                 not notice before its next renewal. `leasehold status` shows the holder. If the holder \
-                 is dead, the lock is free after its ttl; to release it now, add --force"
+                 not notice before its next renewal. `leasehold status` shows the holder. If it is \
+                 dead, the lock is free after its ttl; to release it now, add --force"
             ),
         ));
     }
