@@ -100,8 +100,6 @@
 //! - **A set of names** has no queue. If each of its names is in constant demand, a call may wait
 //!   for long. In a cluster, a set that spans several slots is briefly visible half-acquired.
 //! - **A quorum** does not tolerate [servers that lose data](#limits-of-a-quorum).
-//! - **A reply that arrives byte by byte** can exceed a deadline, because the socket timeout
-//!   restarts on every read.
 //! - **Spoofed DNS** can point a client at a different Redis. TLS (`rediss://`) prevents that.
 //! - **Not reentrant, not poisoned**: see [`Mutex`].
 //! - **`fork`** without `exec` does not copy the client's threads. Create the client after the
@@ -119,7 +117,7 @@
 //! usually an address. In a cluster, each node's certificate must be valid for the host that
 //! `CLUSTER SLOTS` reports.
 //!
-//! A Redis user with the least permissions that every feature needs:
+//! A Redis user with no more permissions than locking needs:
 //!
 //! ```text
 //! ACL SETUSER leasehold reset on >password resetchannels ~lock:* ~leasehold:* &lock_release:* &leasehold:* +evalsha +eval +get +set +del +time +pttl +pexpire +rpush +lpop +lindex +lrem +hset +hget +hdel +publish +subscribe +unsubscribe +ping +client|setname +select +role +wait +cluster|slots +asking
