@@ -13,6 +13,7 @@ use crate::list::{Held, list};
 use crate::mutex::Mutex;
 use crate::mutex_all::MutexAll;
 use crate::name::Name;
+use crate::server::dialers::Dialers;
 use crate::server::{Fault, Servers};
 use crate::shutdown::{Core, ShutdownReport, shutdown};
 use crate::stats::{Stats, Totals};
@@ -337,7 +338,9 @@ impl ClientBuilder {
     ///
     /// [`Error::Config`] if a setting is invalid; the message names it and what it expects.
     pub fn build(self) -> Result<Client, Error> {
-        let (config, deployment) = self.check()?;
+        let (mut config, deployment) = self.check()?;
+        // Clones of a builder make clients of their own.
+        config.dialers = Dialers::default();
         let servers = Servers::new(deployment, &config)?;
         let shared = Shared::new(config, servers);
         Ok(Client {

@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::lost::Lost;
 use crate::renewed::Renewed;
 use crate::replicas::Replicas;
+use crate::server::dialers::Dialers;
 use crate::wait::WaitPolicy;
 
 const SHORTEST_TTL: Duration = Duration::from_millis(10);
@@ -44,6 +45,8 @@ pub(crate) struct Config {
     pub(crate) breaker_after: u32,
     pub(crate) shared_stats: bool,
     pub(crate) shared_stats_key: String,
+    /// The threads that make the client's connections.
+    pub(crate) dialers: Dialers,
 }
 
 impl Default for Config {
@@ -69,6 +72,7 @@ impl Default for Config {
             breaker_after: 5,
             shared_stats: false,
             shared_stats_key: "lock_stats".into(),
+            dialers: Dialers::default(),
         }
     }
 }

@@ -18,6 +18,7 @@ pub struct ShutdownReport {
     already_lost: usize,
     unreleased: usize,
     woken: usize,
+    dialers: usize,
     is_joined: bool,
 }
 
@@ -45,11 +46,19 @@ impl ShutdownReport {
         self.woken
     }
 
+    /// Returns the number of threads that were still making a connection.
+    ///
+    /// Each ends by itself within [`connect_timeout`](crate::ClientBuilder::connect_timeout), unless the system's name
+    /// resolution takes longer: that cannot be interrupted.
+    pub fn dialers(&self) -> usize {
+        self.dialers
+    }
+
     /// Returns whether every release was confirmed and every thread has ended.
     ///
     /// If a callback called `shutdown`, its own thread does not count.
     pub fn is_clean(&self) -> bool {
-        self.unreleased == 0 && self.is_joined
+        self.unreleased == 0 && self.is_joined && self.dialers == 0
     }
 }
 
@@ -97,6 +106,7 @@ pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
         report.unreleased -= 1;
     }
     report.is_joined = timer_is_joined & stop(shared, last);
+    report.dialers = shared.servers.dialers().wait(last);
     logging::debug!("shut down: {report:?}");
     report
 }

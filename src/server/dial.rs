@@ -6,9 +6,6 @@ use crate::clock::Instant;
 use crate::server::node::NoWire;
 use crate::wait::RECONNECT;
 
-/// The name of a thread that makes connections.
-pub(super) const DIALER: &str = "leasehold-dial";
-
 /// A name server that says nothing holds a dialer for 10 s and more. So many may hang before a
 /// further one waits for one of them.
 const LEFT_BEHIND: usize = 8;

@@ -10,7 +10,7 @@ use parking_lot::MutexGuard;
 use crate::clock::Instant;
 use crate::error::{Cause, Error, is_final_at_logon, library_text};
 use crate::logging;
-use crate::server::dial::DIALER;
+use crate::server::dialers::DIALER;
 use crate::server::node::{NoWire, Wire};
 use crate::server::pool::{Pool, State};
 
@@ -29,10 +29,8 @@ impl Pool {
         }
         let number = state.dialing.start(now);
         let pool = Arc::clone(self);
-        let spawned = thread::Builder::new()
-            .name(DIALER.into())
-            .spawn(move || pool.dial(number));
-        spawned.map(drop).map_err(|error| {
+        let spawned = self.node.dialers.spawn(move || pool.dial(number));
+        spawned.map_err(|error| {
             state.dialing.came_back(number);
             state.dialing.stop();
             Error::Thread {

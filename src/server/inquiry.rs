@@ -1,13 +1,12 @@
 //! An inquiry: several are asked the same at once, and the first good answer counts.
 
-use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use redis::{RedisError, RedisResult};
 
 use crate::clock::Instant;
-use crate::server::dial::DIALER;
+use crate::server::dialers::Dialers;
 
 /// What came of an inquiry without a good answer.
 #[derive(Debug)]
@@ -22,6 +21,7 @@ pub(super) enum Failure {
 
 /// Asks all at once, so that a dead one costs nothing. An error that `is_final` is a refusal.
 pub(super) fn inquire<T, A>(
+    dialers: &Dialers,
     asks: impl IntoIterator<Item = A>,
     timeout: Duration,
     is_final: impl Fn(&RedisError) -> bool,
@@ -39,8 +39,8 @@ where
             // Nobody listens any more once another has answered.
             let _ = answer.send((n, ask()));
         };
-        match thread::Builder::new().name(DIALER.into()).spawn(ask) {
-            Ok(_) => asked += 1,
+        match dialers.spawn(ask) {
+            Ok(()) => asked += 1,
             Err(error) => silence = Some((n, error.into())),
         }
     }
@@ -94,7 +94,7 @@ mod tests {
             }
         };
         let asks = all.iter().enumerate().map(ask);
-        let outcome = inquire(asks, timeout, is_final_at_logon);
+        let outcome = inquire(&Dialers::default(), asks, timeout, is_final_at_logon);
         drop(over);
         outcome
     }

@@ -9,6 +9,7 @@ pub(crate) mod conn;
 mod count;
 mod dial;
 mod dialer;
+pub(crate) mod dialers;
 mod entry;
 pub(crate) mod fault;
 mod gather;
@@ -43,6 +44,7 @@ use crate::holder::HolderId;
 use crate::kind::{Key, Keys};
 use crate::scripts::{Call, Reply};
 use crate::server::cluster::Cluster;
+use crate::server::dialers::Dialers;
 use crate::server::sentinel::Sentinels;
 use crate::server::slot_map::SlotMap;
 use crate::url::Target;
@@ -63,6 +65,7 @@ pub(crate) struct Servers {
     place: Place,
     label: String,
     command_timeout: Duration,
+    dialers: Dialers,
 }
 
 /// Where names are kept.
@@ -81,6 +84,7 @@ impl Servers {
         Ok(Self {
             label: label.clone(),
             command_timeout: config.command_timeout,
+            dialers: config.dialers.clone(),
             place: match target {
                 Target::Cluster(nodes) => Place::Cluster(Cluster::new(nodes, config)?),
                 Target::Quorum(addresses) => {
@@ -98,6 +102,11 @@ impl Servers {
 
     pub(crate) fn command_timeout(&self) -> Duration {
         self.command_timeout
+    }
+
+    /// The threads that make its connections.
+    pub(crate) fn dialers(&self) -> &Dialers {
+        &self.dialers
     }
 
     /// The server that keeps a name now, as far as is known.

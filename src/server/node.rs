@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::error::Cause;
 use crate::scripts::Reply;
 use crate::server::conn::NoFirstReply;
+use crate::server::dialers::Dialers;
 use crate::server::open::Open;
 use crate::server::sentinel::Sentinels;
 use crate::server::slot_map::SlotMap;
@@ -25,6 +26,7 @@ pub(crate) struct Node {
     connection_name: String,
     pub(crate) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
+    pub(crate) dialers: Dialers,
     /// How many connections to it are open.
     open: Arc<AtomicU64>,
     /// It has accepted a connection that is being made, and not replied on it yet.
@@ -45,7 +47,9 @@ impl Node {
         let label = target.label();
         let origin = match target {
             Target::Server(address) => Origin::Server(Box::new(address)),
-            Target::Sentinel(sentinel) => Origin::Sentinels(Arc::new(Sentinels::new(sentinel))),
+            Target::Sentinel(sentinel) => {
+                Origin::Sentinels(Arc::new(Sentinels::new(sentinel, &config.dialers)))
+            }
             Target::Cluster(_) | Target::Quorum(_) => {
                 return Err((ErrorKind::Client, "several servers are not one").into());
             }
@@ -65,6 +69,7 @@ impl Node {
             connection_name: config.connection_name.clone(),
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout,
+            dialers: config.dialers.clone(),
             open: Arc::default(),
             has_accepted: AtomicBool::new(false),
             has_replied: AtomicBool::new(false),

@@ -8,6 +8,7 @@ use redis::{ErrorKind, PushKind, RedisResult, Value};
 
 use crate::clock::Instant;
 use crate::error::{Cause, is_final_at_logon};
+use crate::server::dialers::Dialers;
 use crate::server::inquiry::{Failure, inquire};
 use crate::server::node::Wire;
 use crate::url::{Address, Sentinel};
@@ -15,6 +16,7 @@ use crate::url::{Address, Sentinel};
 /// The sentinels of one master, and what is known from them.
 pub(crate) struct Sentinels {
     sentinel: Sentinel,
+    dialers: Dialers,
     known: Mutex<Known>,
 }
 
@@ -48,9 +50,10 @@ impl Known {
 }
 
 impl Sentinels {
-    pub(crate) fn new(sentinel: Sentinel) -> Self {
+    pub(crate) fn new(sentinel: Sentinel, dialers: &Dialers) -> Self {
         Self {
             sentinel,
+            dialers: dialers.clone(),
             known: Mutex::default(),
         }
     }
@@ -94,7 +97,7 @@ impl Sentinels {
             move || this.ask(n, timeout)
         };
         let asks = (0..self.len()).map(ask);
-        inquire(asks, timeout, is_final_at_logon).map_err(|failure| match failure {
+        inquire(&self.dialers, asks, timeout, is_final_at_logon).map_err(|failure| match failure {
             Failure::Refused(error) | Failure::Silent(Some((_, error))) => error,
             Failure::Silent(None) => (ErrorKind::Io, "no sentinel answered in time").into(),
         })
@@ -246,7 +249,7 @@ mod tests {
 
     fn sentinels() -> Sentinels {
         match Target::parse("redis+sentinel://127.0.0.1:1,127.0.0.1:2/m") {
-            Ok(Target::Sentinel(sentinel)) => Sentinels::new(sentinel),
+            Ok(Target::Sentinel(sentinel)) => Sentinels::new(sentinel, &Dialers::default()),
             _ => panic!("not taken"),
         }
     }

@@ -15,7 +15,6 @@ use crate::config::Config;
 use crate::error::{Cause, Error, is_final_at_logon, library_text};
 use crate::kind::Key;
 use crate::server::conn::NoFirstReply;
-use crate::server::dial::DIALER;
 use crate::server::fault::Fault;
 use crate::server::inquiry::{Failure, inquire};
 use crate::server::node::Wire;
@@ -277,11 +276,8 @@ impl SlotMap {
         let Some(this) = self.me.upgrade() else {
             return;
         };
-        let spawned = thread::Builder::new()
-            .name(DIALER.into())
-            .spawn(move || this.look_while_stale());
-        match spawned {
-            Ok(_) => known.looking = true,
+        match self.config.dialers.spawn(move || this.look_while_stale()) {
+            Ok(()) => known.looking = true,
             Err(error) => {
                 let cause = Cause::text(format!("no thread to look at the slots: {error}"));
                 known.failure = Some(Fault::NotNow(cause));
@@ -428,7 +424,7 @@ impl SlotMap {
         let asks = asked
             .into_iter()
             .map(|asked| move || asked.map.ask(&asked.place, timeout));
-        inquire(asks, timeout, is_final).map_err(|failure| match failure {
+        inquire(&self.config.dialers, asks, timeout, is_final).map_err(|failure| match failure {
             Failure::Refused(error) => Fault::Never(refused(self.nodes.label(), &error)),
             Failure::Silent(Some((n, error))) => {
                 let (host, port) = &places[n];
