@@ -1,7 +1,7 @@
 //! A server that replies what a test says, for replies that no Redis gives.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, LazyLock};
 use std::thread::{self, JoinHandle};
@@ -57,6 +57,7 @@ fn script(sha: &str) -> String {
             (source!("renew_all"), "renew_all"),
             (source!("inspect"), "inspect"),
             (source!("tally"), "tally"),
+            (source!("undo"), "undo"),
         ];
         let fair = [
             (source!("fair_enter"), "fair_enter"),
@@ -73,7 +74,7 @@ fn script(sha: &str) -> String {
         .map_or_else(|| sha.to_owned(), |name| (*name).to_owned())
 }
 
-type Reply = dyn Fn(&Request) -> Option<Vec<u8>> + Send + Sync;
+type Reply = dyn Fn(&Request, &mut TcpStream) -> io::Result<()> + Send + Sync;
 
 type Serve = dyn Fn(usize, TcpStream, &Mutex<Seen>) + Send + Sync;
 
@@ -97,6 +98,17 @@ impl FakeServer {
     /// to what every client says first.
     pub(crate) fn start(
         reply: impl Fn(&Request) -> Option<Vec<u8>> + Send + Sync + 'static,
+    ) -> Self {
+        Self::writing(move |request, client| {
+            let bytes = reply(request).or_else(|| usual(request));
+            // One without a reply is left without.
+            client.write_all(&bytes.unwrap_or_default())
+        })
+    }
+
+    /// Replies to each request with what `reply` writes, for as long as that takes.
+    pub(crate) fn writing(
+        reply: impl Fn(&Request, &mut TcpStream) -> io::Result<()> + Send + Sync + 'static,
     ) -> Self {
         let reply: Box<Reply> = Box::new(reply);
         Self::serving(move |connection, stream, seen| serve(connection, stream, seen, &*reply))
@@ -193,9 +205,7 @@ fn serve(connection: usize, stream: TcpStream, seen: &Mutex<Seen>, reply: &Reply
     while let Some(words) = read(&mut reading) {
         let request = Request { connection, words };
         seen.lock().requests.push(request.clone());
-        let bytes = reply(&request).or_else(|| usual(&request));
-        // One without a reply is left without.
-        if writing.write_all(&bytes.unwrap_or_default()).is_err() {
+        if reply(&request, &mut writing).is_err() {
             break;
         }
     }
@@ -220,7 +230,8 @@ fn header(from: &mut impl BufRead, mark: char) -> Option<usize> {
     line.strip_prefix(mark)?.trim_end().parse().ok()
 }
 
-fn usual(request: &Request) -> Option<Vec<u8>> {
+/// What a Redis that holds nothing replies to what every client says first.
+pub(crate) fn usual(request: &Request) -> Option<Vec<u8>> {
     let reply = match request.name().as_str() {
         "CLIENT" | "SELECT" | "AUTH" => "+OK\r\n".to_owned(),
         "PING" => "+PONG\r\n".to_owned(),

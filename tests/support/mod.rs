@@ -43,7 +43,7 @@ pub(crate) use contention::{
     until_taken,
 };
 pub(crate) use counter::{Counters, counter, counter_with};
-pub(crate) use fake_server::{FakeServer, Request};
+pub(crate) use fake_server::{FakeServer, Request, usual};
 pub(crate) use features::everything_works;
 pub(crate) use fenced::{Fenced, Stale};
 pub(crate) use port::free as free_port;
