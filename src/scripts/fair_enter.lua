@@ -32,4 +32,6 @@ if free then
   local _, failed = grant()
   if type(failed) == 'table' then return failed end
 end
-return {0, redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}
+local holder = redis.call('GET', KEYS[1])
+-- Others may have written megabytes. No holder id of ours is longer than this.
+return {0, holder and string.sub(holder, 1, 1088), redis.call('PTTL', KEYS[1])}

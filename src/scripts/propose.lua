@@ -19,7 +19,8 @@ if fence and (not string.find(fence, '^%d+$') or last >= 9007199254740991)
   return redis.error_reply('BADFENCE the fence is no integer below 2^53')
 end
 local holder = redis.call('GET', KEYS[1])
-if holder then return {0, holder, redis.call('PTTL', KEYS[1])} end
+-- Others may have written megabytes. No holder id of ours is longer than this.
+if holder then return {0, string.sub(holder, 1, 1088), redis.call('PTTL', KEYS[1])} end
 if token <= last then return {2, last} end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 -- The text as it came: what Lua makes of a large number may have an exponent.

@@ -15,7 +15,8 @@ for n = 1, count do
     released[holder] = (released[holder] or 0) + 1
     any = true
   elseif holder and other == 0 then
-    other = holder
+    -- Others may have written megabytes. No holder id of ours is longer than this.
+    other = string.sub(holder, 1, 1088)
   end
 end
 if not any then
