@@ -1,0 +1,76 @@
+//! Promise: a signal that the program handles breaks no connection and delays no call.
+//!
+//! Without the usual harness: the kernel gives a process's signals to its main thread, which the harness keeps for itself.
+
+mod support;
+
+use std::env;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::Client;
+use rustix::process::{Pid, Signal, getpid, kill_process};
+use signal_hook::consts::SIGUSR1;
+use support::{Proxy, Server, ms};
+
+const URL: &str = "LEASEHOLD_SIGNALLED";
+
+/// Nearly all of a call is spent in a read that a signal can interrupt.
+const DELAY: Duration = ms(8);
+
+const FOR: Duration = Duration::from_secs(3);
+
+fn main() {
+    if let Ok(url) = env::var(URL) {
+        return signalled(&url);
+    }
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    proxy.delay(Duration::ZERO, DELAY);
+    let program = env::current_exe().expect("this is a program");
+    let child = Command::new(program).env(URL, proxy.url()).status();
+    assert!(child.expect("it can be started").success());
+    // One that the calls share, and one of the io thread.
+    let connections = proxy.connections();
+    assert!(connections <= 3, "{connections} connections were made");
+    println!("a_signal_breaks_no_connection: {connections} connections in {FOR:?} at 1 kHz");
+}
+
+/// Locks and unlocks under a thousand signals a second, on the thread that they are delivered to.
+fn signalled(url: &str) {
+    let handled = Arc::new(AtomicUsize::new(0));
+    signal_hook::flag::register_usize(SIGUSR1, Arc::clone(&handled), 1).expect("it can be handled");
+    let is_over = Arc::new(AtomicBool::new(false));
+    let own = getpid();
+    let signalling = thread::spawn({
+        let is_over = Arc::clone(&is_over);
+        move || signal(own, &is_over)
+    });
+    let client = Client::open(url).expect("the url is one");
+    let mutex = client.mutex("x");
+    let began = Instant::now();
+    let mut pairs = 0;
+    while began.elapsed() < FOR {
+        let guard = mutex.lock().expect("the lock is free");
+        let _ = guard.unlock().expect("the server answers");
+        pairs += 1;
+    }
+    is_over.store(true, Ordering::SeqCst);
+    let sent = signalling.join().expect("signals can be sent");
+    assert_eq!(handled.load(Ordering::SeqCst), 1, "signals are handled");
+    assert!(pairs > 10 && sent > 500, "{pairs} pairs, {sent} signals");
+}
+
+/// Returns how many signals were sent.
+fn signal(to: Pid, is_over: &AtomicBool) -> usize {
+    let mut sent = 0;
+    while !is_over.load(Ordering::SeqCst) {
+        kill_process(to, Signal::USR1).expect("it is this process");
+        sent += 1;
+        thread::sleep(ms(1));
+    }
+    sent
+}
