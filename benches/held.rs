@@ -23,7 +23,7 @@ const WATCHED: Duration = Duration::from_secs(20);
 /// What the machine is looked at for, and over how many parts the processor's share is taken.
 const PARTS: u32 = 10;
 
-const RENEW: &str = include_str!("../src/scripts/renew.lua");
+const RENEW: &str = include_str!("../src/protocol/renew.lua");
 
 fn main() {
     let server = Server::start().untimed();

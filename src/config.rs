@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::dialers::Dialers;
 use crate::error::Error;
 use crate::lost::Lost;
 use crate::renewed::Renewed;
 use crate::replicas::Replicas;
-use crate::server::dialers::Dialers;
-use crate::wait::WaitPolicy;
+use crate::wait_policy::WaitPolicy;
 
 const SHORTEST_TTL: Duration = Duration::from_millis(10);
 

@@ -10,8 +10,8 @@ use redis::{ErrorKind, RedisError, ServerError};
 use crate::escape::Escaped;
 use crate::lost::Lost;
 #[cfg(feature = "tls")]
-use crate::server::conn::payload;
-use crate::server::conn::{NoFirstReply, Violation};
+use crate::violation::payload;
+use crate::violation::{NoFirstReply, Violation};
 
 /// The reason why a call failed.
 ///

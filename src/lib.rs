@@ -318,83 +318,54 @@
 //!
 //! 1.88. Raising it is not a breaking change; the changelog announces it.
 
-mod acquire;
-mod answers;
-mod attempt;
-mod bell;
-mod builder;
-mod client;
+mod api;
 mod clock;
 mod config;
-#[cfg(test)]
-mod decoders;
-mod env;
+mod dialers;
 mod error;
 mod escape;
-mod expected;
-mod fair;
-mod fair_mutex;
-mod few;
-mod guard;
-mod handoff;
-#[cfg(test)]
-mod handoff_model;
 mod health;
-mod hold;
 mod holder;
-mod kind;
 mod lease;
-mod leases;
-mod list;
+mod lock;
 mod logging;
 mod lost;
-#[cfg(feature = "metrics")]
-mod metrics_facade;
-mod mutex;
-mod mutex_all;
-mod mutex_all_guard;
 mod name;
-mod places;
+mod protocol;
 mod queue;
 mod random;
-mod release;
-mod renew;
+mod redis;
 mod renewed;
 mod replicas;
-mod scripts;
-mod server;
-mod settings;
-mod shutdown;
+mod runtime;
 mod stats;
-mod threads;
+#[cfg(test)]
+mod tests;
 #[cfg(feature = "tls")]
 mod tls;
 mod token;
-mod undo;
-mod undos;
 mod url;
-mod vigil;
-mod wait;
-mod waiters;
+mod violation;
+mod wait_policy;
 
 pub use crossbeam_channel;
 
-pub use builder::ClientBuilder;
-pub use client::Client;
+pub use api::builder::ClientBuilder;
+pub use api::client::Client;
+pub use api::fair_mutex::FairMutex;
+pub use api::guard::MutexGuard;
+pub use api::mutex::Mutex;
+pub use api::mutex_all::MutexAll;
+pub use api::mutex_all_guard::MutexAllGuard;
 pub use error::{Cause, Error};
-pub use fair_mutex::FairMutex;
-pub use guard::MutexGuard;
 pub use health::{BreakerState, Health, HealthPart, HealthState};
 pub use holder::{Holder, HolderId};
-pub use list::Held;
+pub use lock::list::Held;
+pub use lock::release::Unlocked;
+pub use lock::shutdown::ShutdownReport;
 pub use lost::Lost;
-pub use mutex::Mutex;
-pub use mutex_all::MutexAll;
-pub use mutex_all_guard::MutexAllGuard;
 pub use name::Name;
-pub use release::Unlocked;
 pub use renewed::Renewed;
-pub use shutdown::ShutdownReport;
 pub use stats::{Latency, Stats, Totals};
 pub use token::FencingToken;
-pub use wait::{Backoff, WaitPolicy};
+pub use wait_policy::{Backoff, WaitPolicy};

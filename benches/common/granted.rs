@@ -41,9 +41,9 @@ redis.call('PUBLISH', inbox, id .. ' ' .. string.format('%.0f', draw()))
 return 1
 ";
 
-const GRANT: &str = include_str!("../../src/scripts/fair_grant.lua");
-const FAIR_ENTER: &str = include_str!("../../src/scripts/fair_enter.lua");
-const FAIR_RELEASE: &str = include_str!("../../src/scripts/fair_release.lua");
+const GRANT: &str = include_str!("../../src/protocol/fair_grant.lua");
+const FAIR_ENTER: &str = include_str!("../../src/protocol/fair_enter.lua");
+const FAIR_RELEASE: &str = include_str!("../../src/protocol/fair_release.lua");
 
 pub(crate) struct Granted {
     connection: Connection,

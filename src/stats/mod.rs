@@ -1,6 +1,8 @@
 //! The statistics of a client: lock-free counters, and snapshots of them.
 
-mod histogram;
+#[cfg(feature = "metrics")]
+pub(crate) mod facade;
+pub(crate) mod histogram;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -42,7 +42,7 @@ fn script(sha: &str) -> String {
     static NAMES: LazyLock<HashMap<String, &str>> = LazyLock::new(|| {
         macro_rules! source {
             ($name:literal) => {
-                include_str!(concat!("../../src/scripts/", $name, ".lua"))
+                include_str!(concat!("../../src/protocol/", $name, ".lua"))
             };
         }
         let sha = |source: &str| redis::Script::new(source).get_hash().to_owned();

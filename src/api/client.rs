@@ -1,0 +1,359 @@
+//! The client, which makes locks and owns the connections and threads that they share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::api::builder::ClientBuilder;
+use crate::api::fair_mutex::FairMutex;
+use crate::api::mutex::Mutex;
+use crate::api::mutex_all::MutexAll;
+use crate::clock::Instant;
+use crate::dialers::Dialers;
+use crate::error::Error;
+use crate::health::{Health, HealthState};
+use crate::lock::list::{Held, list};
+use crate::lock::shutdown::{Core, ShutdownReport, shutdown};
+use crate::name::Name;
+use crate::redis::{Fault, Servers};
+use crate::runtime::Shared;
+use crate::stats::{Stats, Totals};
+
+/// A handle to the Redis servers that keep the locks; makes locks and renews those that are held.
+///
+/// Cloning is cheap. All clones are one client: they share one connection pool and one set of
+/// threads. Create one client per process and clone it where it is needed. Two clients in one
+/// process work too, but a lock moves between them only through Redis, not by a
+/// [local hand-off](Mutex::local_handoffs).
+///
+/// # Threads and shutdown
+///
+/// Threads start when first needed. Locks and guards keep the client's connections and threads
+/// alive. Dropping the last client, lock or guard, on any thread, ends and joins the threads; this
+/// takes at most one command timeout. [`shutdown`](Self::shutdown) does so at once.
+///
+/// ```no_run
+/// use leasehold::Client;
+///
+/// let client = Client::open("redis://127.0.0.1:6379")?;
+/// let guard = client.mutex("account:123").lock()?;
+/// // … no other client holds `account:123` here …
+/// guard.unlock()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Client {
+    core: Arc<Core>,
+}
+
+impl Client {
+    /// Returns a client of the Redis or Valkey at `url`, with the default settings.
+    ///
+    /// Does no I/O: call [`ping`](Self::ping) to check that the server answers.
+    ///
+    /// | deployment | URL |
+    /// |---|---|
+    /// | one server | `redis://[user:password@]host[:port][/db]` |
+    /// | one server, Unix socket | `redis+unix:///path?db=…&user=…&pass=…` |
+    /// | Sentinel | `redis+sentinel://[user:password@]host[:port],host[:port]/name[/db]` |
+    /// | Cluster | `redis+cluster://[user:password@]host[:port],host[:port]` |
+    ///
+    /// `rediss` in place of `redis` encrypts with TLS (feature `tls`). `valkey` and `valkeys` mean
+    /// the same as `redis` and `rediss`. `?protocol=resp3` selects that protocol.
+    ///
+    /// With Sentinel, `name` is the master's name, and the user and password are the master's. The
+    /// default port is 26379. If the sentinels need their own credentials, append
+    /// `?sentinel_user=…&sentinel_pass=…`. The client follows the master when it moves.
+    ///
+    /// With Cluster, the URL lists some of the nodes; the client learns the others from them. Each
+    /// name is kept by the master of its slot. The client follows a slot that moves, and a replica
+    /// that is promoted.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if the URL cannot be used.
+    pub fn open(url: &str) -> Result<Self, Error> {
+        Self::builder().url(url).build()
+    }
+
+    /// Returns a client of several independent servers (the Redlock algorithm).
+    ///
+    /// A client holds a lock once a majority of the servers has granted it, so a minority may be
+    /// dead, hung or slow. See [the guarantees and limits](crate#a-quorum-of-servers).
+    ///
+    /// Each URL names a single server, as for [`open`](Self::open). Every client must use the same
+    /// servers. Use 3 or 5: an even number tolerates no more failures than one fewer, and logs a
+    /// warning. A quorum of one is allowed, for tests. Does no I/O.
+    ///
+    /// ```no_run
+    /// use leasehold::Client;
+    ///
+    /// let servers = ["redis://one:6379", "redis://two:6379", "redis://three:6379"];
+    /// let client = Client::quorum(servers)?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if there is no URL, or if one is invalid, names more than one server or is
+    /// given twice.
+    pub fn quorum<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Result<Self, Error> {
+        Self::builder().quorum(urls).build()
+    }
+
+    /// Returns a client with the settings read from environment variables. Does no I/O.
+    ///
+    /// | variable | setting | default |
+    /// |---|---|---|
+    /// | `REDIS_URL` | the URL; if set, the next five are ignored | |
+    /// | `REDIS_HOST`, `REDIS_PORT` | the server's host and port | `127.0.0.1`, `6379` |
+    /// | `REDIS_USERNAME`, `REDIS_PASSWORD` | the credentials | none |
+    /// | `REDIS_DB` | the database number | `0` |
+    /// | `LOCK_TTL_MS` | [`ttl`](ClientBuilder::ttl) in ms | `10000` |
+    /// | `LOCK_RENEW_INTERVAL_MS` | [`renew_every`](ClientBuilder::renew_every) in ms | a third of the ttl |
+    /// | `LOCK_KEY_PREFIX` | [`key_prefix`](ClientBuilder::key_prefix) | `lock:` |
+    /// | `LOCK_CONNECTION_NAME` | [`connection_name`](ClientBuilder::connection_name) | `leasehold:<host>/<pid>` |
+    ///
+    /// An empty variable counts as unset.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if a variable is invalid; the message names it and what it expects.
+    pub fn from_env() -> Result<Self, Error> {
+        Self::builder().with_env()?.build()
+    }
+
+    /// Returns a builder, to make a client with other settings than the default ones.
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::default()
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.core.shared
+    }
+
+    /// Returns the lock called `name`. Does no I/O.
+    ///
+    /// Two locks with the same name are the same lock.
+    pub fn mutex(&self, name: impl Into<Name>) -> Mutex {
+        let keys = self.shared().keys(name.into());
+        Mutex::new(Arc::clone(&self.core), Arc::new(keys))
+    }
+
+    /// Returns the fair lock called `name`: first come, first served, across all processes.
+    ///
+    /// Fair and plain locks with the same name exclude each other. Over a quorum, the first call
+    /// that locks fails with [`Error::Config`]. Does no I/O.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let guard = client.fair_mutex("printer").lock()?; // behind all earlier waiters
+    /// guard.unlock()?; // grants the lock to the first waiter
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn fair_mutex(&self, name: impl Into<Name>) -> FairMutex {
+        let keys = self.shared().keys(name.into()).fair();
+        FairMutex::new(Arc::clone(&self.core), Arc::new(keys))
+    }
+
+    /// Returns the lock of several names, which acquires all of them or none. Does no I/O.
+    ///
+    /// Duplicate names count once. Without any name, the first call that locks fails with
+    /// [`Error::Config`].
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
+    /// // … no other client holds either name …
+    /// guard.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn mutex_all<N: Into<Name>>(&self, names: impl IntoIterator<Item = N>) -> MutexAll {
+        let names = names.into_iter().map(Into::into).collect();
+        let keys = self.shared().keys_of_all(names);
+        MutexAll::new(Arc::clone(&self.core), Arc::new(keys))
+    }
+
+    /// Sends a `PING` and returns how long the reply took.
+    ///
+    /// Returns within the command timeout. In a cluster, a reply from any one master is enough.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Unreachable`] if no server replies.
+    /// - [`Error::Refused`] if Redis refuses the credentials or the command.
+    /// - [`Error::Closed`] after a shutdown.
+    pub fn ping(&self) -> Result<Duration, Error> {
+        let servers = &self.shared().servers;
+        self.ask(|until| {
+            let sent = Instant::now();
+            servers.ping(until).map(|_| sent.until(Instant::now()))
+        })
+    }
+
+    /// Returns a snapshot of this client's counters and gauges.
+    ///
+    /// Does no I/O, and also works after a shutdown.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let stats = client.stats();
+    /// println!("{stats}");
+    /// if stats.contention_rate() > 0.05 {
+    ///     eprintln!("more than one lock in twenty had to wait, p99 {:?}", stats.wait.p99);
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn stats(&self) -> Stats {
+        self.shared().stats()
+    }
+
+    /// Returns the sum of what all clients that share their statistics have counted.
+    ///
+    /// Clients share with [`ClientBuilder::shared_stats`], once a second, so the last second may be
+    /// missing. All counters are zero if no client shares. This client need not share its own; the
+    /// hash is read from [`shared_stats_key`](ClientBuilder::shared_stats_key) in either case.
+    /// Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Unreachable`] if Redis does not answer.
+    /// - [`Error::Refused`] if the user may not read the hash (it needs `~lock_stats +hgetall`), or
+    ///   if the key is not a hash.
+    /// - [`Error::Closed`] after a shutdown.
+    pub fn shared_stats(&self) -> Result<Totals, Error> {
+        self.ask(|until| self.shared().shared_totals(until))
+    }
+
+    /// Calls `ask` with the command timeout as its deadline, and once more if a connection failed.
+    fn ask<T>(&self, ask: impl Fn(Instant) -> Result<T, Fault>) -> Result<T, Error> {
+        let shared = self.shared();
+        shared.check_open()?;
+        let until = Instant::now().after(shared.servers.command_timeout());
+        let mut again = true;
+        loop {
+            match ask(until) {
+                Ok(answer) => return Ok(answer),
+                // The pooled connection may have been dead already: only a second failure says
+                // anything about Redis.
+                Err(Fault::NoAnswer(_)) if again && Instant::now() < until => again = false,
+                Err(fault) => return Err(shared.servers.error(fault)),
+            }
+        }
+    }
+
+    /// Checks every server once and reports the state of servers and background threads.
+    ///
+    /// Sends to all servers at once and returns within the command timeout. The checks bypass an
+    /// open circuit breaker; a server that answers closes its breaker.
+    pub fn health(&self) -> Health {
+        let shared = self.shared();
+        let until = Instant::now().after(shared.servers.command_timeout());
+        let (servers, needed) = shared.servers.health(until);
+        let sites = shared.sites.all();
+        let subscribers = sites.iter().map(|site| {
+            let condition = &site.subscriber.condition;
+            condition.part(site.server.label(), None)
+        });
+        let renewers = sites.iter().map(|site| {
+            let mut part = site.io.condition.part(site.server.label(), None);
+            if part.state == HealthState::Fails && !shared.timer.watches_any() {
+                // The leases that could not be renewed have ended.
+                part.state = HealthState::Idle;
+            }
+            part
+        });
+        Health {
+            subscribers: subscribers.collect(),
+            renewers: renewers.collect(),
+            servers,
+            needed,
+        }
+    }
+
+    /// Returns all held locks whose name begins with `prefix`, sorted by name.
+    ///
+    /// An empty prefix matches every name. The call is meant for operators: it iterates over all
+    /// keys of the database with `SCAN`, whatever the prefix is. Each page of the scan takes at
+    /// most the command timeout. Locks that are acquired or released meanwhile may be missing or
+    /// listed.
+    ///
+    /// In a cluster the call asks every master. Over a quorum it asks all servers, tolerates a
+    /// minority without a reply, and lists the locks that a majority has.
+    ///
+    /// Every string key that begins with the [`key_prefix`](ClientBuilder::key_prefix) counts as a
+    /// lock, except keys that begin with `leasehold:`.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// for held in client.list("account:")? {
+    ///     println!("{} is held by {:?}", held.name(), held.holder().owner());
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Unreachable`] if Redis does not answer.
+    /// - [`Error::Refused`] if a permission is missing: `+scan`, or one that [`Mutex::inspect`]
+    ///   needs.
+    /// - [`Error::Closed`] after a shutdown.
+    pub fn list(&self, prefix: impl AsRef<[u8]>) -> Result<Vec<Held>, Error> {
+        list(self.shared(), prefix.as_ref())
+    }
+
+    /// Shuts the client down: releases all held locks, wakes all waiters and joins the threads.
+    ///
+    /// - New calls, and calls that wait for a lock, fail with [`Error::Closed`].
+    /// - Every holder is told [`Lost::ShutDown`](crate::Lost::ShutDown), and its lock is released
+    ///   at once. The call does not wait for holders to finish: if they should, wait for them
+    ///   first.
+    ///
+    /// Returns when all releases are confirmed and the threads have ended, or after `within` plus at
+    /// most one command timeout.
+    /// Leases whose release was not confirmed in that time expire after their ttl. The call works
+    /// on any thread. On a callback's thread, that thread is not joined and ends after the
+    /// callback. A second call does nothing.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let report = client.shutdown(Duration::from_secs(5))?;
+    /// assert!(report.is_clean(), "{report:?}");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// None at present: the report contains what could not be done.
+    pub fn shutdown(&self, within: Duration) -> Result<ShutdownReport, Error> {
+        Ok(shutdown(self.shared(), within))
+    }
+}
+
+impl ClientBuilder {
+    /// Makes the client. Does no I/O.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if a setting is invalid; the message names it and what it expects.
+    pub fn build(self) -> Result<Client, Error> {
+        let (mut config, deployment) = self.check()?;
+        // Clones of a builder make clients of their own.
+        config.dialers = Dialers::default();
+        let servers = Servers::new(deployment, &config)?;
+        let shared = Shared::new(config, servers);
+        Ok(Client {
+            core: Arc::new(Core { shared }),
+        })
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("server", &self.shared().servers.label())
+            .field("owner", &self.shared().config.owner)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,211 @@
+//! The fair lock: first come, first served, across all processes.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::api::guard::MutexGuard;
+use crate::api::mutex::Mutex;
+use crate::api::settings::lock_settings;
+use crate::config::Settings;
+use crate::error::Error;
+use crate::holder::Holder;
+use crate::lock::shutdown::Core;
+use crate::protocol::kind::Keys;
+use crate::token::FencingToken;
+
+/// A lock that is granted to the call that has waited longest, across all processes.
+///
+/// [`Client::fair_mutex`](crate::Client::fair_mutex) makes it. It has the settings and calls of
+/// [`Mutex`], and behaves like it except as described below. Available for one server, Sentinel and
+/// Cluster. Over a quorum of independent servers, the first call that locks fails with
+/// [`Error::Config`].
+///
+/// # Fairness
+///
+/// Every waiting call has its own entry in a queue in Redis, in the order in which Redis received
+/// the calls. The release script makes the first call in the queue the holder and notifies its
+/// client. The call then returns with the lock, without another round trip. A new call enters the
+/// queue behind all others. If the lock is free and the queue empty, acquiring takes one round
+/// trip, as with [`Mutex`]. `try_lock` never overtakes.
+///
+/// Plain and fair locks with the same name exclude each other, but plain locks ignore the queue. A
+/// [`Mutex::lock`] may get the lock before the calls in the queue. It may also wait for long,
+/// because a fair release does not leave the lock free while the queue has entries.
+///
+/// # Processes that die, pauses and lost messages
+///
+/// Each client refreshes the queue entries of all its waiting threads every second, or every
+/// quarter of the ttl if that is shorter, in a single command. An entry that was not refreshed for
+/// 3 s, or for the ttl if that is shorter, is skipped. A call that was paused for longer rejoins at
+/// the back of the queue.
+///
+/// A granted lock initially has a lease of that same length. The new holder's first renewal extends
+/// it to the full ttl. It is sent a few milliseconds after the grant, even without
+/// [`auto_renew`](Self::auto_renew).
+///
+/// - A process that dies while it waits delays the others by at most 4 s: 3 s, and up to a second
+///   until the next refresh notices.
+/// - A lost message, an expired lock or a deleted key delays them by at most a second.
+///
+/// If Redis forbids subscribing or publishing, or with
+/// [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff), a call learns of its grant from the next
+/// refresh.
+///
+/// # Settings
+///
+/// Some settings of [`Mutex`] have further effects here:
+///
+/// - `renew_every`, `auto_renew`: after a wait, the first renewal is sent a few milliseconds after
+///   the grant, even without `auto_renew`, and extends the lease to the full ttl. A lock that is
+///   released before then needs no renewal.
+/// - `wait`: with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) a call keeps its queue entry,
+///   so it asks Redis every second, or every quarter of the ttl if that is shorter, however long
+///   its pauses are. Each reply that the call must wait longer counts as one attempt.
+/// - `min_replicas`: a call that was granted the lock after a wait renews it before it returns,
+///   because replicas acknowledge only renewals and acquires of a free lock.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// let printer = client.fair_mutex("printer:2");
+/// if let Some(guard) = printer.try_lock_for(Duration::from_secs(60))? {
+///     println!("printing under token {}", guard.fencing_token());
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct FairMutex(Mutex);
+
+impl FairMutex {
+    pub(crate) fn new(core: Arc<Core>, keys: Arc<Keys>) -> Self {
+        // The queue in Redis decides which call is next, not this client.
+        Self(Mutex::new(core, keys).local_handoffs(0))
+    }
+
+    fn settings_mut(&mut self) -> &mut Settings {
+        self.0.settings_mut()
+    }
+}
+
+lock_settings!(FairMutex);
+
+/// Acquiring.
+impl FairMutex {
+    /// Acquires the lock, waiting behind all earlier calls.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::lock`], and [`Error::Config`] over a quorum.
+    pub fn lock(&self) -> Result<MutexGuard, Error> {
+        self.0.lock()
+    }
+
+    /// Acquires the lock if it is free and no call waits for it; otherwise returns `None`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::try_lock`] and [`lock`](Self::lock).
+    pub fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
+        self.0.try_lock()
+    }
+
+    /// Acquires the lock, waiting for at most `limit`; returns `None` if it was not granted by
+    /// then.
+    ///
+    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. A call that gives up
+    /// leaves the queue. If the lock is granted to it at that moment, it is released to the next
+    /// call.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::try_lock_for`] and [`lock`](Self::lock).
+    pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MutexGuard>, Error> {
+        self.0.try_lock_for(limit)
+    }
+
+    /// Acquires the lock, waiting until `at` at the latest; returns `None` if it was not granted.
+    ///
+    /// An `at` in the past asks once, like [`try_lock`](Self::try_lock).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`try_lock_for`](Self::try_lock_for).
+    pub fn try_lock_until(&self, at: std::time::Instant) -> Result<Option<MutexGuard>, Error> {
+        self.0.try_lock_until(at)
+    }
+
+    /// Acquires the lock like [`lock`](Self::lock), runs `section`, and releases the lock.
+    ///
+    /// The lock is also released if `section` panics.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::with`] and [`lock`](Self::lock).
+    pub fn with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
+        self.0.with(section)
+    }
+
+    /// Runs `section` under the lock if it is free and no call waits for it; otherwise returns
+    /// `None`.
+    ///
+    /// Acquires like [`try_lock`](Self::try_lock), and releases like [`with`](Self::with). After
+    /// `None`, `section` has not run.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::try_with`] and [`lock`](Self::lock).
+    pub fn try_with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<Option<T>, Error> {
+        self.0.try_with(section)
+    }
+}
+
+/// For operators.
+impl FairMutex {
+    /// Asks Redis who holds the lock, like [`Mutex::inspect`].
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::inspect`].
+    pub fn inspect(&self) -> Result<Option<Holder>, Error> {
+        self.0.inspect()
+    }
+
+    /// Returns how many calls wait in the queue, across all processes.
+    ///
+    /// Calls of processes that died recently still count. Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::inspect`]. The call needs the permission `+llen`.
+    pub fn waiting(&self) -> Result<u64, Error> {
+        self.0.queued()
+    }
+
+    /// Returns the last fencing token that was drawn, like [`Mutex::last_fencing_token`].
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::last_fencing_token`].
+    pub fn last_fencing_token(&self) -> Result<Option<FencingToken>, Error> {
+        self.0.last_fencing_token()
+    }
+
+    /// Releases the lock on behalf of its holder, like [`Mutex::force_unlock`].
+    ///
+    /// The first call in the queue is granted the lock.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::force_unlock`].
+    pub fn force_unlock(&self) -> Result<bool, Error> {
+        self.0.force_unlock()
+    }
+}
+
+impl fmt::Debug for FairMutex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FairMutex").field(&self.0).finish()
+    }
+}

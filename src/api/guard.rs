@@ -1,0 +1,225 @@
+//! The guard of a held lock.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+
+use crate::clock::Instant;
+use crate::error::Error;
+use crate::holder::HolderId;
+use crate::lease::held::Hold;
+use crate::lease::state::Standing;
+use crate::lock::release::{Unlocked, release};
+use crate::lock::renew::{ensure_held, extend, renew};
+use crate::lock::shutdown::{Core, stop};
+use crate::lost::Lost;
+use crate::name::Name;
+use crate::token::FencingToken;
+
+/// The guard of a held lock. Dropping it releases the lock.
+///
+/// Dropping blocks for one round trip to Redis, and never longer than the command timeout. It never
+/// panics, and only logs failures; [`unlock`](Self::unlock) returns them.
+///
+/// # Leases and loss
+///
+/// A lease can end before it is released: the process was paused, the network was down for longer
+/// than the ttl, or the key was deleted. [`is_held`](Self::is_held) reads a local clock. It returns
+/// false from the moment at which another client could get the lock, whatever the network does.
+///
+/// Call it, or [`ensure_held`](Self::ensure_held), before each step that must not be done twice, or
+/// wait on the [`lost`](Self::lost) channel during the work. No lock can detect a pause between
+/// that check and the step; only the [`fencing_token`](Self::fencing_token) protects against it.
+///
+/// ```no_run
+/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// let guard = client.mutex("nightly-report").lock()?;
+/// for page in 0..100 {
+///     guard.ensure_held()?;
+///     println!("page {page}, token {}", guard.fencing_token());
+/// }
+/// guard.unlock()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "if unused the lock is released at once"]
+#[clippy::has_significant_drop]
+pub struct MutexGuard {
+    core: Arc<Core>,
+    hold: Arc<Hold>,
+    /// Identifies this holder: local hand-offs give a lease several holders, one after another.
+    token: FencingToken,
+    /// The deadline of the release, and of ending the client if this guard is its last handle.
+    let_go_by: Option<Instant>,
+}
+
+impl MutexGuard {
+    pub(crate) fn new(core: Arc<Core>, hold: Arc<Hold>) -> Self {
+        Self {
+            core,
+            token: hold.token(),
+            hold,
+            let_go_by: None,
+        }
+    }
+
+    /// Returns the lock's name.
+    pub fn name(&self) -> &Name {
+        self.hold.keys.key(0).name
+    }
+
+    pub(crate) fn names(&self) -> &[Name] {
+        &self.hold.keys.names
+    }
+
+    pub(crate) fn fencing_token_of(&self, name: &Name) -> Option<FencingToken> {
+        self.hold.token_of(name, self.token)
+    }
+
+    /// Returns the fencing token, which is higher than that of every earlier holder.
+    ///
+    /// Pass it to the resource that the lock protects.
+    pub fn fencing_token(&self) -> FencingToken {
+        self.token
+    }
+
+    /// Returns the id of the lease, which is the value of the lock's key in Redis.
+    pub fn holder_id(&self) -> &HolderId {
+        &self.hold.id
+    }
+
+    /// Returns true only if the lock is certainly held at this moment. Local, no I/O.
+    pub fn is_held(&self) -> bool {
+        matches!(self.stand(), Standing::Held(_))
+    }
+
+    /// Returns how long the lock is certainly held without a renewal; `None` if it is lost.
+    ///
+    /// Local, no I/O.
+    pub fn remaining(&self) -> Option<Duration> {
+        match self.stand() {
+            Standing::Held(remaining) => Some(remaining),
+            _ => None,
+        }
+    }
+
+    fn stand(&self) -> Standing {
+        self.hold.stand_for(self.token, Instant::now())
+    }
+
+    /// Returns an error unless the lock is certainly held. Local, no I/O.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if the lock is not certainly held at this moment.
+    pub fn ensure_held(&self) -> Result<(), Error> {
+        ensure_held(&self.hold, self.token)
+    }
+
+    /// Returns a channel that receives one message when the lock is lost, for use with `select!`.
+    ///
+    /// The channel is disconnected after that message, or when the lock is released. Each call
+    /// creates another channel, which the lease keeps until then: call this once, before a loop.
+    ///
+    /// ```no_run
+    /// use leasehold::crossbeam_channel::{after, select};
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let guard = client.mutex("job").lock()?;
+    /// let lost = guard.lost();
+    /// select! {
+    ///     recv(lost) -> why => println!("stop: {why:?}"),
+    ///     recv(after(Duration::from_secs(60))) -> _ => println!("done"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn lost(&self) -> Receiver<Lost> {
+        self.hold.listen(self.token, Instant::now())
+    }
+
+    /// Renews the lease for the full ttl, now. Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Lost`] if the lock is lost.
+    /// - [`Error::Unreachable`] or [`Error::Refused`] if the lease was not renewed. The lock is
+    ///   still held for [`remaining`](Self::remaining).
+    pub fn renew(&self) -> Result<(), Error> {
+        let shared = &self.core.shared;
+        let until = Instant::now().after(shared.servers.command_timeout());
+        renew(shared, &self.hold, self.token, until)
+    }
+
+    /// Sets the lease's ttl, for now and for later renewals.
+    ///
+    /// The lease lasts `ttl` from now on, whether that is longer or shorter than before. Returns
+    /// within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Config`] if `ttl` is invalid.
+    /// - [`Error::Lost`] if the lock is lost.
+    /// - [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the change. The lock
+    ///   is still held for [`remaining`](Self::remaining).
+    ///
+    /// If Redis did not answer, the command may still run:
+    ///
+    /// - After shortening, `remaining` is never more than the shorter ttl.
+    /// - After lengthening, the key may last for the longer ttl. If this process dies, the lock
+    ///   stays taken for that time. The release is repeated for that long, and the lease is not
+    ///   handed to another thread of this client.
+    pub fn extend(&self, ttl: Duration) -> Result<(), Error> {
+        extend(&self.core.shared, &self.hold, self.token, ttl)
+    }
+
+    /// Releases the lock and reports whether it was still held.
+    ///
+    /// Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the release. The lock
+    /// was held until now. The release is repeated in the background; until it succeeds, the lock
+    /// stays taken for at most its ttl, or a longer ttl that an unanswered [`extend`](Self::extend)
+    /// asked for.
+    pub fn unlock(mut self) -> Result<Unlocked, Error> {
+        self.let_go()
+    }
+
+    fn let_go(&mut self) -> Result<Unlocked, Error> {
+        let now = Instant::now();
+        let timeout = self.core.shared.servers.command_timeout();
+        let deadline = *self.let_go_by.get_or_insert_with(|| now.after(timeout));
+        release(&self.core.shared, &self.hold, self.token, now, deadline)
+    }
+}
+
+impl Drop for MutexGuard {
+    fn drop(&mut self) {
+        // `unlock` has set the deadline and released the lock.
+        if self.let_go_by.is_none() {
+            // A failure is logged where it happens.
+            let _ = self.let_go();
+        }
+        if let Some(until) = self.let_go_by
+            && Arc::strong_count(&self.core) == 1
+            && !self.core.shared.is_closed()
+        {
+            // One deadline covers the release and joining the threads: dropping a guard blocks for
+            // at most one command timeout.
+            stop(&self.core.shared, until);
+        }
+    }
+}
+
+impl fmt::Debug for MutexGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MutexGuard")
+            .field("name", &self.hold.keys.names)
+            .field("holder_id", &self.hold.id)
+            .field("fencing_token", &self.token)
+            .field("standing", &self.stand())
+            .finish()
+    }
+}

@@ -1,0 +1,11 @@
+//! What users name: clients, locks and guards.
+
+pub(crate) mod builder;
+pub(crate) mod client;
+pub(crate) mod env;
+pub(crate) mod fair_mutex;
+pub(crate) mod guard;
+pub(crate) mod mutex;
+pub(crate) mod mutex_all;
+pub(crate) mod mutex_all_guard;
+pub(crate) mod settings;

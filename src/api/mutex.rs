@@ -1,0 +1,386 @@
+//! The lock of one name: its settings, and the calls that acquire it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::api::guard::MutexGuard;
+use crate::api::settings::lock_settings;
+use crate::clock::Instant;
+use crate::config::Settings;
+use crate::error::{Cause, Error};
+use crate::holder::Holder;
+use crate::lock::acquire::{Patience, acquire};
+use crate::lock::release::Unlocked;
+use crate::lock::shutdown::Core;
+use crate::logging;
+use crate::name::Name;
+use crate::protocol::kind::{Found, Keys, read_holder};
+use crate::redis::{Beside, Fault, Lane};
+use crate::token::FencingToken;
+
+/// A lock that has at most one holder at a time, across processes and machines.
+///
+/// [`Client::mutex`](crate::Client::mutex) makes it. Making, cloning and configuring a lock is
+/// cheap and does no I/O. Setters consume and return the lock and never fail: the first call that
+/// locks reports an invalid value.
+///
+/// # Leases and loss
+///
+/// A holder has a lease, which ends after the [`ttl`](Self::ttl) unless it is renewed, so a crashed
+/// holder does not keep the lock for ever. A background thread renews it every third of the ttl. A
+/// lease can be lost: [`MutexGuard`] describes how the holder finds out, and [`FencingToken`] how
+/// to reject the writes of a holder that was paused.
+///
+/// # Fairness
+///
+/// Within a client, waiters are served first come, first served. Only the first one asks Redis; the
+/// others get the lock from the holder before them, by a [local hand-off](Self::local_handoffs).
+///
+/// Between clients, the first to ask after a release gets the lock. After a run of local hand-offs,
+/// the waiters of other clients are given a short head start. `try_lock` may overtake waiters.
+///
+/// # Differences from `std::sync::Mutex`
+///
+/// - It protects a name, not a value.
+/// - Every call that locks can fail, because Redis may be unreachable.
+/// - A panic does not poison it: unwinding drops the guard, which releases the lock.
+/// - Guards can be sent to other threads.
+///
+/// Like the standard mutex it is not reentrant: a thread that locks a name it already holds waits
+/// for itself. A debug build logs a warning.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// let table = client.mutex("table:7").ttl(Duration::from_secs(30));
+/// match table.try_lock_for(Duration::from_millis(200))? {
+///     Some(guard) => println!("booked under token {}", guard.fencing_token()),
+///     None => println!("the table is being booked by another client"),
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Mutex {
+    core: Arc<Core>,
+    keys: Arc<Keys>,
+    settings: Settings,
+}
+
+/// Settings.
+impl Mutex {
+    pub(crate) fn new(core: Arc<Core>, keys: Arc<Keys>) -> Self {
+        Self {
+            core,
+            keys,
+            settings: Settings::default(),
+        }
+    }
+
+    pub(crate) fn settings_mut(&mut self) -> &mut Settings {
+        &mut self.settings
+    }
+
+    pub(crate) fn names(&self) -> &[Name] {
+        &self.keys.names
+    }
+
+    /// Sets how many times in a row the lock is handed between threads of this client.
+    ///
+    /// A local hand-off needs no round trip to Redis. Defaults to 32; 0 disables hand-offs. More
+    /// than 63 counts as 63, because an acquire reserves at most 64 fencing tokens.
+    ///
+    /// A release hands the lease to the call that has waited longest in this client, if that call
+    /// asks for the lease's current ttl and for the same `renew_every`, `auto_renew` and
+    /// `min_replicas`. The new holder gets its own guard, its own [`lost`](MutexGuard::lost)
+    /// channel and a higher fencing token, and its own [`max_hold`](Self::max_hold) starts. The
+    /// [`holder_id`](MutexGuard::holder_id) belongs to the lease and does not change. The new
+    /// holder has at least two thirds of the ttl left: if less is left, or if the lease is not
+    /// renewed in the background, the releasing call renews the lease first.
+    ///
+    /// The lock is released in Redis, so that other clients get their turn:
+    ///
+    /// - after this many hand-offs in a row,
+    /// - once the lease is a second old, or as old as its ttl if that is shorter,
+    /// - always, if no other call of this client waited when the lease was granted.
+    ///
+    /// After a run of hand-offs, clients that receive the release get a short head start. They are
+    /// not notified of the hand-offs themselves.
+    ///
+    /// If another program deletes the key during a run of hand-offs, the client notices at the next
+    /// renewal, at most a third of the ttl later, or when the deletion is published as a release.
+    /// Until then a holder here and one in another client may both believe that they have the lock,
+    /// as they may without hand-offs. The other holder's fencing token is higher than all of those
+    /// handed on here.
+    #[must_use]
+    pub fn local_handoffs(mut self, most: u32) -> Self {
+        self.settings.handoffs = Some(most);
+        self
+    }
+}
+
+lock_settings!(Mutex);
+
+/// Acquiring.
+impl Mutex {
+    /// Acquires the lock, waiting until it is granted.
+    ///
+    /// The call waits through other holders and outages of Redis. It gives up only if Redis has not
+    /// answered for [`unreachable_for`](crate::ClientBuilder::unreachable_for).
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Config`]: the name or a setting is invalid.
+    /// - [`Error::Unreachable`]: Redis has not answered for too long.
+    /// - [`Error::Refused`], [`Error::WrongType`], [`Error::BadFence`]: Redis answered, and a retry
+    ///   would not help.
+    /// - [`Error::AttemptsUsedUp`]: the attempts of a
+    ///   [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) with a limit are used up.
+    /// - [`Error::Closed`]: the client was shut down, before or during the wait.
+    /// - [`Error::Thread`]: a background thread could not be started.
+    pub fn lock(&self) -> Result<MutexGuard, Error> {
+        // Without a deadline only an error ends the wait without the lock.
+        Ok(self
+            .acquire(Patience::Endless)?
+            .expect("a lock or an error"))
+    }
+
+    /// Acquires the lock if it is free; returns `None` if another holder has it.
+    ///
+    /// Returns within the command timeout, 1 s unless set. If this client itself holds the name,
+    /// the call returns `None` without asking Redis. It may overtake waiting calls.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`lock`](Self::lock), but [`Error::Unreachable`] after the command timeout.
+    pub fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
+        self.acquire(Patience::None)
+    }
+
+    /// Acquires the lock, waiting for at most `limit`; returns `None` if it is still held then.
+    ///
+    /// Returns in that time whatever state Redis is in. A `limit` too long for the clock means no
+    /// deadline. A zero `limit` asks once, like [`try_lock`](Self::try_lock).
+    ///
+    /// # `None` or an error
+    ///
+    /// At the deadline the call returns `None` if one of these is true:
+    ///
+    /// - This client itself holds the lock.
+    /// - The last reply during this call said that another holder has the lock, and every command
+    ///   sent since then was answered. The reply may be one to another call of this client that
+    ///   waits for the same lock. A release by this client counts as such a reply.
+    /// - The last reply during this call said that another holder has the lock until the deadline or
+    ///   longer. Commands sent since then may be unanswered.
+    ///
+    /// If that reply is older than a second, the call asks once more before the deadline. If none of
+    /// the three is true, the call returns [`Error::Unreachable`] or [`Error::CircuitOpen`]: the lock
+    /// may be free, but Redis could not be asked.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`lock`](Self::lock), but [`Error::Unreachable`] if Redis did not answer
+    /// within `limit`.
+    pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MutexGuard>, Error> {
+        if limit.is_zero() {
+            return self.try_lock();
+        }
+        self.acquire(Patience::Until(Instant::now().after(limit)))
+    }
+
+    /// Acquires the lock, waiting until `at` at the latest; returns `None` if it is still held
+    /// then.
+    ///
+    /// An `at` in the past asks once, like [`try_lock`](Self::try_lock).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`try_lock_for`](Self::try_lock_for).
+    pub fn try_lock_until(&self, at: std::time::Instant) -> Result<Option<MutexGuard>, Error> {
+        self.try_lock_for(at.saturating_duration_since(std::time::Instant::now()))
+    }
+
+    /// Acquires the lock like [`lock`](Self::lock), runs `section`, and releases the lock.
+    ///
+    /// The lock is also released if `section` panics.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let total = client.mutex("report").with(|guard| {
+    ///     format!("written under token {}", guard.fencing_token())
+    /// })?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - The errors of [`lock`](Self::lock): `section` has not run.
+    /// - [`Error::Lost`]: `section` has run, but the lock was lost before it ended, so `section`
+    ///   may have overlapped with another holder.
+    ///
+    /// A release that Redis does not confirm is not an error here, because the lock was held until
+    /// `section` ended. The release is repeated in the background.
+    pub fn with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
+        run(self.lock()?, section, MutexGuard::unlock)
+    }
+
+    /// Runs `section` under the lock if it is free; returns `None` if another holder has it.
+    ///
+    /// Acquires like [`try_lock`](Self::try_lock), and releases like [`with`](Self::with). After
+    /// `None`, `section` has not run.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`try_lock`](Self::try_lock) and [`with`](Self::with).
+    pub fn try_with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<Option<T>, Error> {
+        match self.try_lock()? {
+            Some(guard) => run(guard, section, MutexGuard::unlock).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn acquire(&self, patience: Patience) -> Result<Option<MutexGuard>, Error> {
+        let hold = acquire(&self.core.shared, &self.keys, &self.settings, patience)?;
+        Ok(hold.map(|hold| MutexGuard::new(Arc::clone(&self.core), hold)))
+    }
+}
+
+/// For operators.
+impl Mutex {
+    /// Asks Redis who holds the lock; returns `None` if it is free.
+    ///
+    /// Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unreachable`], [`Error::Refused`], [`Error::WrongType`], [`Error::Config`],
+    /// [`Error::Closed`].
+    pub fn inspect(&self) -> Result<Option<Holder>, Error> {
+        let shared = &self.core.shared;
+        self.keys.check()?;
+        shared.servers.check(&self.keys)?;
+        shared.check_open()?;
+        let until = Instant::now().after(shared.servers.command_timeout());
+        let call = || {
+            shared
+                .servers
+                .call(self.keys.inspect(), until, Lane::Capped)
+        };
+        let reply = match call() {
+            // The pooled connection may have been dead already, and the call changes nothing.
+            Err(Fault::NotNow(_) | Fault::NoAnswer(_)) if Instant::now() < until => call(),
+            reply => reply,
+        };
+        let reply = reply.map_err(|fault| shared.servers.error(fault))?;
+        read_holder(&reply).ok_or_else(|| self.unreadable())
+    }
+
+    /// Returns how many clients are subscribed to the lock's release.
+    ///
+    /// That is about the number of clients that wait for the lock. A client counts once, however
+    /// many of its threads wait, and stays subscribed for about ten seconds after its last waiter
+    /// left. A client whose threads wait with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff)
+    /// does not subscribe. Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`inspect`](Self::inspect), except `WrongType`. The call needs the permission
+    /// `+pubsub|numsub`.
+    pub fn waiting(&self) -> Result<u64, Error> {
+        Ok(self.number(Beside::Listeners)?.unwrap_or(0))
+    }
+
+    /// Returns the last fencing token that was drawn for the name, whether it is held or free now.
+    ///
+    /// Tokens that are reserved for [local hand-offs](Self::local_handoffs) count as drawn. Returns
+    /// `None` if no token was drawn within the last day. Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`inspect`](Self::inspect), and [`Error::BadFence`] if the key of the token's
+    /// counter holds anything else.
+    pub fn last_fencing_token(&self) -> Result<Option<FencingToken>, Error> {
+        Ok(self.number(Beside::Token)?.map(FencingToken::new))
+    }
+
+    /// Returns how many calls wait in the queue of a fair lock.
+    pub(crate) fn queued(&self) -> Result<u64, Error> {
+        self.core.shared.servers.check(&self.keys)?;
+        Ok(self.number(Beside::Places)?.unwrap_or(0))
+    }
+
+    fn number(&self, what: Beside) -> Result<Option<u64>, Error> {
+        let shared = &self.core.shared;
+        self.keys.check()?;
+        shared.check_open()?;
+        let until = Instant::now().after(shared.servers.command_timeout());
+        let ask = || shared.servers.number(&self.keys, what, until);
+        let number = match ask() {
+            // As in `inspect`.
+            Err(Fault::NotNow(_) | Fault::NoAnswer(_)) if Instant::now() < until => ask(),
+            number => number,
+        };
+        number.map_err(|fault| shared.servers.error(fault))
+    }
+
+    /// Releases the lock on behalf of its holder; returns true if it was released.
+    ///
+    /// The call reads the holder and then deletes the key only if that holder still has it. It
+    /// wakes waiters, and returns within twice the command timeout.
+    ///
+    /// Use it only if you know that the holder is dead: a live holder may be inside its critical
+    /// section. It finds out at its next renewal, or at once if it receives the release.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`inspect`](Self::inspect). After [`Error::Unreachable`] the lock may have
+    /// been released.
+    pub fn force_unlock(&self) -> Result<bool, Error> {
+        let Some(holder) = self.inspect()? else {
+            return Ok(false);
+        };
+        let shared = &self.core.shared;
+        let until = Instant::now().after(shared.servers.command_timeout());
+        let call = self.keys.release(holder.value());
+        let reply = shared
+            .servers
+            .call(call, until, Lane::Capped)
+            .map_err(|fault| shared.servers.error(fault))?;
+        let found = Found::read(&reply).ok_or_else(|| self.unreadable())?;
+        if found == Found::Ours {
+            logging::warn!(name:% = self.keys; "forced the release of {}, held by {holder:?}", self.keys);
+        }
+        Ok(found == Found::Ours)
+    }
+
+    fn unreadable(&self) -> Error {
+        self.core
+            .shared
+            .servers
+            .unreachable(Cause::text("unexpected reply from a script"))
+    }
+}
+
+/// Runs `section` under `guard`, and then releases it with `unlock`.
+pub(crate) fn run<G, T>(
+    guard: G,
+    section: impl FnOnce(&G) -> T,
+    unlock: impl FnOnce(G) -> Result<Unlocked, Error>,
+) -> Result<T, Error> {
+    let result = section(&guard);
+    match unlock(guard) {
+        Ok(Unlocked::AlreadyLost(lost)) => Err(Error::Lost(lost)),
+        // `unlock` has logged the failure.
+        Ok(Unlocked::Released) | Err(_) => Ok(result),
+    }
+}
+
+impl fmt::Debug for Mutex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mutex")
+            .field("name", &self.keys.names)
+            .field("settings", &self.settings)
+            .finish()
+    }
+}

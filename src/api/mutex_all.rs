@@ -1,0 +1,165 @@
+//! The lock of several names: its settings, and the calls that acquire it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::api::mutex::{Mutex, run};
+use crate::api::mutex_all_guard::MutexAllGuard;
+use crate::api::settings::lock_settings;
+use crate::config::Settings;
+use crate::error::Error;
+use crate::lock::shutdown::Core;
+use crate::name::Name;
+use crate::protocol::kind::Keys;
+
+/// A lock of several names, which acquires all of them or none.
+///
+/// [`Client::mutex_all`](crate::Client::mutex_all) makes it. It has the settings and calls of
+/// [`Mutex`], except the calls for operators: use those of
+/// [`Client::mutex`](crate::Client::mutex) for each name.
+///
+/// A name is the same lock alone and in a set. While one client holds it alone, a call that wants
+/// it as part of a set waits, and the other way round.
+///
+/// # All or none
+///
+/// On one server, with Sentinel, and on each server of a quorum, one script acquires all names. No
+/// client ever sees part of a set acquired, and calls cannot deadlock, whatever order they name the
+/// names in. In a cluster this holds for names in the same slot; give them the same hash tag, as in
+/// `{order:7}:stock` and `{order:7}:bill`.
+///
+/// In a cluster, names in several slots are acquired slot by slot, in the order of the slots. If a
+/// slot refuses, the call releases what it got from the earlier ones. This cannot deadlock either,
+/// but it has two costs:
+///
+/// - Another call may briefly find a name held by a call that then fails to get the rest.
+/// - Each slot takes a round trip. With hundreds of slots this takes longer than the command
+///   timeout of [`try_lock`](Self::try_lock).
+///
+/// # Waiting
+///
+/// A waiting call holds none of the names. It waits for the name that blocked it, and retries the
+/// whole set when that name is released. If each name of a set is in constant demand, the call may
+/// wait for long.
+///
+/// # Loss
+///
+/// The names share one lease, which is renewed as a whole. If one name is lost, all are lost, and
+/// the others are released in the background. After [`max_hold`](Self::max_hold) they are not
+/// released, but expire after their ttl.
+///
+/// # Settings
+///
+/// Callbacks run once for the whole set; `on_renew` reports the first name. In a cluster,
+/// `min_replicas` applies to the master of each slot.
+///
+/// ```no_run
+/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
+/// for name in guard.names() {
+///     println!("{name} under token {}", guard.fencing_token_of(name).unwrap());
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct MutexAll(Mutex);
+
+impl MutexAll {
+    pub(crate) fn new(core: Arc<Core>, keys: Arc<Keys>) -> Self {
+        // Sets are never handed on, not even a set of one name: all sets behave alike.
+        Self(Mutex::new(core, keys).local_handoffs(0))
+    }
+
+    fn settings_mut(&mut self) -> &mut Settings {
+        self.0.settings_mut()
+    }
+}
+
+lock_settings!(MutexAll);
+
+/// Acquiring.
+impl MutexAll {
+    /// Returns the names, each once, in the order in which they are acquired.
+    ///
+    /// They are sorted; in a cluster they are sorted by slot first.
+    pub fn names(&self) -> &[Name] {
+        self.0.names()
+    }
+
+    /// Acquires all names, waiting until they are granted.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::lock`], and [`Error::Config`] if there is no name.
+    pub fn lock(&self) -> Result<MutexAllGuard, Error> {
+        self.0.lock().map(MutexAllGuard::new)
+    }
+
+    /// Acquires all names if they are free; returns `None` if another holder has one of them.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::try_lock`] and [`lock`](Self::lock).
+    pub fn try_lock(&self) -> Result<Option<MutexAllGuard>, Error> {
+        Ok(self.0.try_lock()?.map(MutexAllGuard::new))
+    }
+
+    /// Acquires all names, waiting for at most `limit`; returns `None` if one is still held then.
+    ///
+    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. It applies to the
+    /// name that the call waits for.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::try_lock_for`] and [`lock`](Self::lock).
+    pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MutexAllGuard>, Error> {
+        Ok(self.0.try_lock_for(limit)?.map(MutexAllGuard::new))
+    }
+
+    /// Acquires all names, waiting until `at` at the latest; returns `None` if one is still held.
+    ///
+    /// An `at` in the past asks once, like [`try_lock`](Self::try_lock).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`try_lock_for`](Self::try_lock_for).
+    pub fn try_lock_until(&self, at: std::time::Instant) -> Result<Option<MutexAllGuard>, Error> {
+        Ok(self.0.try_lock_until(at)?.map(MutexAllGuard::new))
+    }
+
+    /// Acquires all names like [`lock`](Self::lock), runs `section`, and releases the names.
+    ///
+    /// They are also released if `section` panics.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::with`].
+    pub fn with<T>(&self, section: impl FnOnce(&MutexAllGuard) -> T) -> Result<T, Error> {
+        run(self.lock()?, section, MutexAllGuard::unlock)
+    }
+
+    /// Runs `section` under all names if they are free; returns `None` if one of them is held.
+    ///
+    /// Acquires like [`try_lock`](Self::try_lock), and releases like [`with`](Self::with). After
+    /// `None`, `section` has not run.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::try_with`].
+    pub fn try_with<T>(
+        &self,
+        section: impl FnOnce(&MutexAllGuard) -> T,
+    ) -> Result<Option<T>, Error> {
+        match self.try_lock()? {
+            Some(guard) => run(guard, section, MutexAllGuard::unlock).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+impl fmt::Debug for MutexAll {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MutexAll").field(&self.0).finish()
+    }
+}

@@ -1,0 +1,120 @@
+//! The guard of several names that are held together.
+
+use std::fmt;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+
+use crate::api::guard::MutexGuard;
+use crate::error::Error;
+use crate::holder::HolderId;
+use crate::lock::release::Unlocked;
+use crate::lost::Lost;
+use crate::name::Name;
+use crate::token::FencingToken;
+
+/// The guard of a held set of names. Dropping it releases all of them.
+///
+/// The names share one lease and one holder id. Leases, loss and dropping work as described for
+/// [`MutexGuard`], for all names together. See [`MutexAll`](crate::MutexAll).
+///
+/// ```no_run
+/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// let guard = client.mutex_all(["stock:apples", "stock:pears"]).lock()?;
+/// guard.ensure_held()?;
+/// guard.unlock()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "if unused the locks are released at once"]
+#[clippy::has_significant_drop]
+pub struct MutexAllGuard(MutexGuard);
+
+impl MutexAllGuard {
+    pub(crate) fn new(guard: MutexGuard) -> Self {
+        Self(guard)
+    }
+
+    /// Returns the held names, each once, in the order in which they were acquired.
+    ///
+    /// They are sorted; in a cluster they are sorted by slot first.
+    pub fn names(&self) -> &[Name] {
+        self.0.names()
+    }
+
+    /// Returns the fencing token of `name`, which is higher than that of every earlier holder.
+    ///
+    /// Returns `None` if `name` is not part of this set. The tokens of two names are unrelated and
+    /// may be equal.
+    pub fn fencing_token_of(&self, name: impl Into<Name>) -> Option<FencingToken> {
+        self.0.fencing_token_of(&name.into())
+    }
+
+    /// Returns the id of the lease, which is the value of each name's key in Redis.
+    pub fn holder_id(&self) -> &HolderId {
+        self.0.holder_id()
+    }
+
+    /// Returns true only if all names are certainly held at this moment. Local, no I/O.
+    pub fn is_held(&self) -> bool {
+        self.0.is_held()
+    }
+
+    /// Returns how long all names are certainly held without a renewal; `None` if they are lost.
+    ///
+    /// Local, no I/O.
+    pub fn remaining(&self) -> Option<Duration> {
+        self.0.remaining()
+    }
+
+    /// Returns an error unless all names are certainly held. Local, no I/O.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if one of them is not certainly held at this moment.
+    pub fn ensure_held(&self) -> Result<(), Error> {
+        self.0.ensure_held()
+    }
+
+    /// Returns a channel that receives one message when a name is lost, like [`MutexGuard::lost`].
+    pub fn lost(&self) -> Receiver<Lost> {
+        self.0.lost()
+    }
+
+    /// Renews the lease of all names for the full ttl, now.
+    ///
+    /// Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`MutexGuard::renew`].
+    pub fn renew(&self) -> Result<(), Error> {
+        self.0.renew()
+    }
+
+    /// Sets another ttl for all names, like [`MutexGuard::extend`].
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`MutexGuard::extend`].
+    pub fn extend(&self, ttl: Duration) -> Result<(), Error> {
+        self.0.extend(ttl)
+    }
+
+    /// Releases all names and reports whether they were still held.
+    ///
+    /// If one name was lost, the others are still released. Returns within the command
+    /// timeout.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`MutexGuard::unlock`].
+    pub fn unlock(self) -> Result<Unlocked, Error> {
+        self.0.unlock()
+    }
+}
+
+impl fmt::Debug for MutexAllGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MutexAllGuard").field(&self.0).finish()
+    }
+}

@@ -1,0 +1,312 @@
+//! Whether a lease goes to the next waiter of the same client, without a trip to Redis. No I/O, no clock.
+
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::config::Terms;
+use crate::lease::state::Lease;
+use crate::token::FencingToken;
+
+/// How long after its grant a lease is handed on. Others in the fleet wait that long and one section more.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// The holders of one lease, one after the other, from its grant to its release.
+#[derive(Debug)]
+pub(crate) struct Run {
+    first: FencingToken,
+    /// The last that Redis knows of: beyond it, tokens may be another holder's.
+    last: FencingToken,
+    granted: Instant,
+}
+
+/// What a holder that lets go is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The next holder has this token.
+    HandOn(FencingToken),
+    /// First ask Redis whether the lease is still there, and for its whole ttl.
+    Renew,
+    /// Whoever asks Redis first is the next.
+    Release,
+}
+
+impl Run {
+    /// Of a lease that was granted with `block` tokens, the first of which is `first`.
+    pub(crate) fn new(first: FencingToken, block: u64, granted: Instant) -> Self {
+        Self {
+            first,
+            last: FencingToken::new(first.value().saturating_add(block.saturating_sub(1))),
+            granted,
+        }
+    }
+
+    /// Whether there is a holder after the one that has `token`, as far as the tokens go.
+    pub(crate) fn goes_on(&self, token: FencingToken) -> bool {
+        token < self.last
+    }
+
+    /// Whether the holder that has `token` was handed it.
+    pub(crate) fn was_handed(&self, token: FencingToken) -> bool {
+        token > self.first
+    }
+
+    /// What the holder that has `token` is to do at `now`, where the first waiter wants the lock on `terms` and
+    /// both allow `handoffs` in a row. A lease that is not held goes nowhere.
+    pub(crate) fn step(
+        &self,
+        lease: &Lease,
+        token: FencingToken,
+        terms: &Terms,
+        handoffs: u32,
+        has_renewed: bool,
+        now: Instant,
+    ) -> Step {
+        let handed = token.value().saturating_sub(self.first.value());
+        let is_spent = !self.goes_on(token)
+            || handed >= handoffs.into()
+            || self.granted.until(now) >= LONGEST.min(lease.ttl());
+        // The next holder must not be under a key that outlasts what it asked for.
+        let fits = lease.ttl() == terms.ttl
+            && lease.longest_expiry() <= terms.ttl
+            && lease.renew_every() == terms.renew_every;
+        if is_spent || !fits || !lease.is_open() {
+            return Step::Release;
+        }
+        let is_short = lease.validity(now) < lease.ttl() / 3 * 2;
+        if lease.is_unsure() || is_short {
+            // What a renewal has not helped, another would not.
+            return if has_renewed {
+                Step::Release
+            } else {
+                Step::Renew
+            };
+        }
+        // Nobody has asked for a while whether it is there.
+        if lease.renew_every().is_none() && !has_renewed {
+            return Step::Renew;
+        }
+        Step::HandOn(FencingToken::new(token.value() + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::state::Ask;
+    use crate::lost::Lost;
+
+    const fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn at(n: u64) -> Instant {
+        Instant::START.after(ms(n))
+    }
+
+    const TERMS: Terms = Terms {
+        ttl: ms(9_000),
+        renew_every: Some(ms(3_000)),
+        max_hold: Duration::MAX,
+        replicas: None,
+        handoffs: 32,
+    };
+
+    fn lease(terms: &Terms) -> Lease {
+        Lease::granted(at(0), at(0), terms).unwrap()
+    }
+
+    /// Of the holder after `handed` others.
+    fn step(lease: &Lease, terms: &Terms, handed: u64, now: u64, has_renewed: bool) -> Step {
+        let run = Run::new(FencingToken::new(100), 33, at(0));
+        let token = FencingToken::new(100 + handed);
+        run.step(lease, token, terms, terms.handoffs, has_renewed, at(now))
+    }
+
+    fn on(token: u64) -> Step {
+        Step::HandOn(FencingToken::new(token))
+    }
+
+    #[test]
+    fn smoke() {
+        let lease = lease(&TERMS);
+        assert_eq!(step(&lease, &TERMS, 0, 1, false), on(101));
+        assert_eq!(step(&lease, &TERMS, 7, 1, false), on(108));
+    }
+
+    #[test]
+    fn a_run_ends_with_its_tokens_its_length_and_its_time() {
+        let lease = lease(&TERMS);
+        assert_eq!(step(&lease, &TERMS, 31, 1, false), on(132));
+        assert_eq!(step(&lease, &TERMS, 32, 1, false), Step::Release);
+        let many = Terms {
+            handoffs: 63,
+            ..TERMS
+        };
+        assert_eq!(
+            step(&lease, &many, 32, 1, false),
+            Step::Release,
+            "the block's end"
+        );
+        let few = Terms {
+            handoffs: 2,
+            ..TERMS
+        };
+        assert_eq!(step(&lease, &few, 1, 1, false), on(102));
+        assert_eq!(step(&lease, &few, 2, 1, false), Step::Release);
+        assert_eq!(step(&lease, &TERMS, 0, 999, false), on(101));
+        assert_eq!(step(&lease, &TERMS, 0, 1_000, false), Step::Release);
+        let alone = Run::new(FencingToken::new(100), 1, at(0));
+        assert!(!alone.goes_on(FencingToken::new(100)));
+    }
+
+    #[test]
+    fn a_short_ttl_bounds_the_time() {
+        let short = Terms {
+            ttl: ms(300),
+            renew_every: Some(ms(100)),
+            ..TERMS
+        };
+        let mut lease = lease(&short);
+        let ask = lease.ask_now(at(250)).unwrap();
+        lease.confirmed(at(250), at(251), ask);
+        assert_eq!(step(&lease, &short, 0, 299, false), on(101));
+        assert_eq!(step(&lease, &short, 0, 300, false), Step::Release);
+    }
+
+    #[test]
+    fn only_to_who_wants_the_same() {
+        let mut lease = lease(&TERMS);
+        for other in [
+            Terms {
+                ttl: ms(9_001),
+                ..TERMS
+            },
+            Terms {
+                renew_every: Some(ms(2_999)),
+                ..TERMS
+            },
+            Terms {
+                renew_every: None,
+                ..TERMS
+            },
+            Terms {
+                handoffs: 0,
+                ..TERMS
+            },
+        ] {
+            assert_eq!(
+                step(&lease, &other, 0, 1, false),
+                Step::Release,
+                "{other:?}"
+            );
+        }
+        // The lease's ttl of now counts, not what it was granted with.
+        lease.extend(at(1), ms(12_000)).unwrap();
+        lease.extended(at(1), at(2), ms(12_000));
+        assert_eq!(step(&lease, &TERMS, 0, 3, false), Step::Release);
+        let longer = Terms {
+            ttl: ms(12_000),
+            ..TERMS
+        };
+        assert_eq!(step(&lease, &longer, 0, 3, false), on(101));
+    }
+
+    #[test]
+    fn a_lease_that_has_run_down_is_renewed_first() {
+        let slow = Terms {
+            ttl: ms(900),
+            renew_every: Some(ms(800)),
+            ..TERMS
+        };
+        let mut lease = lease(&slow);
+        // 889 ms are surely held, of which 600 must be left.
+        assert_eq!(step(&lease, &slow, 0, 289, false), on(101));
+        assert_eq!(step(&lease, &slow, 0, 290, false), Step::Renew);
+        assert_eq!(step(&lease, &slow, 0, 290, true), Step::Release, "in vain");
+        let ask = lease.ask_now(at(290)).unwrap();
+        lease.confirmed(at(290), at(295), ask);
+        assert_eq!(step(&lease, &slow, 0, 295, true), on(101));
+    }
+
+    #[test]
+    fn what_is_not_renewed_in_the_background_is_renewed_each_time() {
+        let manual = Terms {
+            renew_every: None,
+            ..TERMS
+        };
+        let lease = lease(&manual);
+        assert_eq!(step(&lease, &manual, 0, 1, false), Step::Renew);
+        assert_eq!(step(&lease, &manual, 0, 1, true), on(101));
+    }
+
+    #[test]
+    fn a_shorter_ttl_that_may_yet_come_is_not_handed_on() {
+        let mut lease = lease(&TERMS);
+        lease.extend(at(1), ms(500)).unwrap();
+        lease.unanswered(at(2), ms(500));
+        assert_eq!(step(&lease, &TERMS, 0, 3, false), Step::Renew);
+        let ask = lease.ask_now(at(3)).unwrap();
+        lease.confirmed(at(3), at(4), ask);
+        assert_eq!(step(&lease, &TERMS, 0, 5, true), Step::Release);
+    }
+
+    #[test]
+    fn a_key_that_may_outlast_the_ttl_is_not_handed_on() {
+        for is_sent in [true, false] {
+            let mut lease = lease(&TERMS);
+            let before = lease.extend(at(1), ms(3_600_000)).unwrap();
+            match is_sent {
+                true => lease.unanswered(at(2), ms(3_600_000)),
+                false => lease.not_extended(at(2), before),
+            }
+            let ask = lease.ask_now(at(3)).unwrap();
+            lease.confirmed(at(3), at(4), ask);
+            let next = if is_sent { Step::Release } else { on(101) };
+            assert_eq!(step(&lease, &TERMS, 0, 5, true), next);
+        }
+    }
+
+    #[test]
+    fn a_doubt_is_cleared_first() {
+        let mut lease = lease(&TERMS);
+        lease.doubt(at(1));
+        assert_eq!(step(&lease, &TERMS, 0, 2, false), Step::Renew);
+        let ask = lease.ask(at(2)).unwrap();
+        lease.doubt(at(3));
+        lease.confirmed(at(2), at(4), ask);
+        assert_eq!(
+            step(&lease, &TERMS, 0, 5, false),
+            Step::Renew,
+            "it may have been asked before"
+        );
+        let ask = lease.ask(at(5)).unwrap();
+        lease.confirmed(at(5), at(6), ask);
+        assert_eq!(step(&lease, &TERMS, 0, 7, false), on(101));
+    }
+
+    #[test]
+    fn what_is_lost_goes_nowhere() {
+        let mut lost = lease(&TERMS);
+        lost.lose(Lost::Deleted);
+        assert_eq!(step(&lost, &TERMS, 0, 1, false), Step::Release);
+        let mut let_go = lease(&TERMS);
+        let_go.release(at(1));
+        assert_eq!(step(&let_go, &TERMS, 0, 1, false), Step::Release);
+    }
+
+    #[test]
+    fn an_answer_counts_for_whoever_holds_it_by_then() {
+        let mut lease = lease(&TERMS);
+        let ask = lease.ask(at(500)).unwrap();
+        assert_eq!(step(&lease, &TERMS, 0, 600, false), on(101));
+        lease.hand_on(at(600), ms(50));
+        lease.confirmed(at(500), at(620), ask);
+        assert_eq!(lease.validity(at(620)), ms(500 + 8_908 - 620));
+        assert!(matches!(ask, Ask { renews: true, .. }));
+        assert_eq!(
+            lease.stand(at(650)),
+            crate::lease::state::Standing::Lost(Lost::MaxHold),
+            "counted from the hand-off"
+        );
+    }
+}

@@ -1,0 +1,737 @@
+//! One lease's state: how long it is surely held, when it is renewed, how it ended. No I/O, no clock.
+
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::config::{Terms, validity};
+use crate::lost::Lost;
+use crate::wait_policy::RECONNECT;
+
+/// Renewals due within this time of each other go out together.
+pub(crate) const TOGETHER: Duration = Duration::from_millis(100);
+
+/// How soon the first renewal of a lease that was passed on is sent: not before its holder is under way, whom the
+/// threads and the server that see to it would take the time from. Most are released before.
+pub(crate) const SOON: Duration = Duration::from_millis(3);
+
+#[derive(Debug)]
+pub(crate) struct Lease {
+    /// What renewals ask for.
+    ttl: Duration,
+    /// `None`: not renewed by us.
+    renew_every: Option<Duration>,
+    /// An extend that went unanswered may still run, after any later renewal or extend: none of them
+    /// counts for longer than it.
+    at_most: Duration,
+    /// The longest expiry that any command has asked of Redis. The key may last that long: a command without
+    /// an answer may have run, or may run later.
+    longest: Duration,
+    valid_until: Instant,
+    /// `max_hold` after the grant.
+    ends_at: Instant,
+    renew_at: Instant,
+    /// When the next renewal was due at first, before any of its tries failed.
+    planned: Instant,
+    /// A renewal or extend is on its way: there is never a second one.
+    asking: bool,
+    /// Renewals that failed in a row.
+    failures: u32,
+    /// Redis keeps it for less than the ttl until the first renewal, which is sent in any case.
+    provisional: bool,
+    /// While something was on its way, somebody said that the key was released.
+    doubted: bool,
+    /// Somebody said so, and Redis has not said otherwise since.
+    unsure: bool,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Held,
+    /// A release was sent: what a renewal finds now says nothing.
+    Releasing,
+    Released,
+    Lost(Lost),
+}
+
+/// How a lease stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// Held, surely, for so long.
+    Held(Duration),
+    Lost(Lost),
+    /// Released, or being released, by its holder.
+    Released,
+}
+
+/// What to do about a lease now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    Ask,
+    /// Nothing before then.
+    At(Instant),
+    /// The same, and nothing is lost yet where it is looked at by the second instant.
+    Between(Instant, Instant),
+    /// It has ended.
+    Nothing,
+}
+
+/// What a renewal asks of Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ask {
+    pub(crate) ttl: Duration,
+    /// False: only asks whether the lease is still ours, and changes nothing.
+    pub(crate) renews: bool,
+}
+
+/// What an extend changes about a lease before it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BeforeExtend {
+    valid_until: Instant,
+    longest: Duration,
+}
+
+impl Lease {
+    /// A lease granted to a command sent at `sent`; `None` if the answer took as long as the lease.
+    pub(crate) fn granted(sent: Instant, now: Instant, terms: &Terms) -> Option<Self> {
+        let valid_until = sent.after(validity(terms.ttl));
+        let ends_at = sent.after(terms.max_hold);
+        if now >= valid_until || now >= ends_at {
+            return None;
+        }
+        let mut lease = Self {
+            ttl: terms.ttl,
+            renew_every: terms.renew_every,
+            at_most: Duration::MAX,
+            longest: terms.ttl,
+            valid_until,
+            ends_at,
+            renew_at: Instant::NEVER,
+            planned: Instant::NEVER,
+            asking: false,
+            failures: 0,
+            provisional: false,
+            doubted: false,
+            unsure: false,
+            phase: Phase::Held,
+        };
+        lease.plan_renewal(sent);
+        Some(lease)
+    }
+
+    /// A lease that was passed on, for `lasting`, some time after `proof`: its first renewal is due
+    /// soon. `None` if little of it is left.
+    pub(crate) fn passed(
+        proof: Instant,
+        now: Instant,
+        lasting: Duration,
+        terms: &Terms,
+    ) -> Option<Self> {
+        let valid_until = proof.after(validity(lasting));
+        if now.until(valid_until) < lasting / 2 {
+            return None;
+        }
+        Some(Self {
+            ttl: terms.ttl,
+            renew_every: terms.renew_every,
+            at_most: Duration::MAX,
+            longest: terms.ttl,
+            valid_until,
+            ends_at: now.after(terms.max_hold),
+            renew_at: now.after(SOON),
+            planned: now.after(SOON),
+            asking: false,
+            failures: 0,
+            provisional: true,
+            doubted: false,
+            unsure: false,
+            phase: Phase::Held,
+        })
+    }
+
+    /// What renewals ask for.
+    pub(crate) fn ttl(&self) -> Duration {
+        self.ttl
+    }
+
+    /// The longest expiry that Redis may have, or may get, for the key.
+    pub(crate) fn longest_expiry(&self) -> Duration {
+        self.longest
+    }
+
+    /// How long from now the key may still be in Redis if no release gets there.
+    pub(crate) fn key_may_last(&self) -> Duration {
+        // A command that was delayed may run in the last moment of the key, which then lasts as long again
+        // (tests/lease_model.rs).
+        self.longest.saturating_mul(2)
+    }
+
+    /// `None`: not renewed by us.
+    pub(crate) fn renew_every(&self) -> Option<Duration> {
+        self.renew_every
+    }
+
+    /// Whether somebody said that it was released, and Redis has not said otherwise since.
+    pub(crate) fn is_unsure(&self) -> bool {
+        self.unsure
+    }
+
+    /// How much of it is left at `now`, however long its holder wants it.
+    pub(crate) fn validity(&self, now: Instant) -> Duration {
+        now.until(self.valid_until)
+    }
+
+    /// From `now` on it is held by another, for `max_hold` at the most.
+    pub(crate) fn hand_on(&mut self, now: Instant, max_hold: Duration) {
+        self.ends_at = now.after(max_hold);
+    }
+
+    fn end(&self) -> Instant {
+        self.valid_until.min(self.ends_at)
+    }
+
+    fn plan_renewal(&mut self, from: Instant) {
+        let third = self.ttl.min(self.at_most) / 3;
+        self.renew_at = match self.renew_every {
+            // An extend may have made the ttl shorter than the interval that was set for a longer one.
+            Some(every) if every < self.ttl.min(self.at_most) / 10 * 9 => from.after(every),
+            Some(_) => from.after(third),
+            None => Instant::NEVER,
+        };
+        self.planned = self.renew_at;
+    }
+
+    /// How long ago at `now` the next renewal was due; zero before that.
+    pub(crate) fn lag(&self, now: Instant) -> Duration {
+        self.planned.until(now)
+    }
+
+    /// How the lease stands at `now`; one that has run out is lost from then on.
+    pub(crate) fn stand(&mut self, now: Instant) -> Standing {
+        match self.phase {
+            Phase::Held if now < self.end() => Standing::Held(now.until(self.end())),
+            Phase::Held => {
+                let lost = if self.ends_at <= self.valid_until {
+                    Lost::MaxHold
+                } else {
+                    Lost::Expired
+                };
+                self.phase = Phase::Lost(lost);
+                Standing::Lost(lost)
+            }
+            Phase::Releasing | Phase::Released => Standing::Released,
+            Phase::Lost(lost) => Standing::Lost(lost),
+        }
+    }
+
+    /// Ends the lease, unless it has ended or is being released.
+    pub(crate) fn lose(&mut self, lost: Lost) {
+        if self.phase == Phase::Held {
+            self.phase = Phase::Lost(lost);
+        }
+    }
+
+    /// Why the lease ended, if it is lost.
+    pub(crate) fn lost(&self) -> Option<Lost> {
+        match self.phase {
+            Phase::Lost(lost) => Some(lost),
+            _ => None,
+        }
+    }
+
+    /// What is due at `now`.
+    pub(crate) fn due(&self, now: Instant) -> Due {
+        if self.phase != Phase::Held {
+            Due::Nothing
+        } else if self.is_due_by(now) {
+            Due::Ask
+        } else if self.asking {
+            Due::At(self.end())
+        } else {
+            let at = self.end().min(self.renew_at);
+            match self.provisional && self.failures == 0 {
+                // Whoever heard of the grant rings for it.
+                true => Due::Between(at, now.after(now.until(self.end()) / 2)),
+                false => Due::At(at),
+            }
+        }
+    }
+
+    /// Whether a renewal is due at or before `by`.
+    fn is_due_by(&self, by: Instant) -> bool {
+        !self.asking && self.renew_at <= by && self.renew_at < self.end()
+    }
+
+    /// Begins a renewal; `None` while another is on its way, or when the lease has ended.
+    pub(crate) fn ask(&mut self, now: Instant) -> Option<Ask> {
+        if self.asking || self.phase != Phase::Held || now >= self.end() {
+            return None;
+        }
+        self.asking = true;
+        Some(match self.renew_every {
+            Some(_) => Ask {
+                ttl: self.ttl,
+                renews: true,
+            },
+            None if self.provisional => Ask {
+                ttl: self.ttl,
+                renews: true,
+            },
+            // Redis never shortens a ttl for a renewal, so asking for the least changes nothing.
+            None => Ask {
+                ttl: Duration::from_millis(1),
+                renews: false,
+            },
+        })
+    }
+
+    /// Begins a renewal, if one is due now or so soon that it may as well go with those that are.
+    pub(crate) fn ask_if_due(&mut self, now: Instant) -> Option<Ask> {
+        let soon = match self.provisional {
+            // Most are released before.
+            true => now,
+            false => now.after(TOGETHER.min(self.ttl / 20)),
+        };
+        if self.is_due_by(soon) {
+            self.ask(now)
+        } else {
+            None
+        }
+    }
+
+    /// Whether a renewal or extend is on its way.
+    pub(crate) fn is_asking(&self) -> bool {
+        self.asking
+    }
+
+    /// Asks for the ttl now, whether or not the lease is renewed by itself.
+    pub(crate) fn ask_now(&mut self, now: Instant) -> Option<Ask> {
+        self.ask(now)?;
+        Some(Ask {
+            ttl: self.ttl,
+            renews: true,
+        })
+    }
+
+    /// Begins an extend. One that shortens counts from now on, before it is sent. Returns what the extend
+    /// changes, in case it does not run.
+    pub(crate) fn extend(&mut self, now: Instant, ttl: Duration) -> Option<BeforeExtend> {
+        self.ask(now)?;
+        let before = BeforeExtend {
+            valid_until: self.valid_until,
+            longest: self.longest,
+        };
+        self.valid_until = self.valid_until.min(now.after(validity(ttl)));
+        self.longest = self.longest.max(ttl);
+        Some(before)
+    }
+
+    /// Redis confirmed, by `now`, what was asked at `sent`. A lease that ran out before is not
+    /// revived: somebody may have been told.
+    pub(crate) fn confirmed(&mut self, sent: Instant, now: Instant, ask: Ask) {
+        self.failures = 0;
+        self.provisional &= !ask.renews;
+        // A doubt that arose since it was asked is not answered by it.
+        self.unsure = self.doubted;
+        if ask.renews && matches!(self.stand(now), Standing::Held(_)) {
+            self.valid_until = self
+                .valid_until
+                .max(sent.after(validity(ask.ttl.min(self.at_most))));
+        }
+        self.plan_renewal(sent);
+        self.came_back(now);
+    }
+
+    /// What was asked is over. A doubt that arose meanwhile is asked about now: the answer may be
+    /// older than it.
+    fn came_back(&mut self, now: Instant) {
+        self.asking = false;
+        if std::mem::take(&mut self.doubted) {
+            self.renew_at = now;
+        }
+    }
+
+    /// Redis confirmed the extend sent at `sent`: later renewals ask for its ttl.
+    pub(crate) fn extended(&mut self, sent: Instant, now: Instant, ttl: Duration) {
+        self.ttl = ttl;
+        self.confirmed(sent, now, Ask { ttl, renews: true });
+    }
+
+    /// The extend did not run, as its answer says: the lease is held as long as it was `before`.
+    pub(crate) fn not_extended(&mut self, now: Instant, before: BeforeExtend) {
+        self.longest = before.longest;
+        if matches!(self.stand(now), Standing::Held(_)) {
+            self.valid_until = self.valid_until.max(before.valid_until);
+        }
+        self.unconfirmed(now);
+    }
+
+    /// No answer came to the extend: it may run at any time from now on.
+    pub(crate) fn unanswered(&mut self, now: Instant, ttl: Duration) {
+        self.at_most = self.at_most.min(ttl);
+        self.unconfirmed(now);
+    }
+
+    /// Whatever was asked failed, which is no loss: it is asked again while the lease lasts.
+    pub(crate) fn unconfirmed(&mut self, now: Instant) {
+        // A holder without renewal who asked for one itself will see to it itself.
+        if self.renew_at != Instant::NEVER {
+            // At least four more tries fit into what is left.
+            let left = now.until(self.end());
+            self.renew_at = now.after(RECONNECT.pause(self.failures).min(left / 4));
+        }
+        self.failures = self.failures.saturating_add(1);
+        self.came_back(now);
+    }
+
+    /// Somebody said that the lease was released: it is to be asked about at once.
+    pub(crate) fn doubt(&mut self, now: Instant) {
+        self.unsure = true;
+        if self.asking {
+            self.doubted = true;
+        } else {
+            self.renew_at = self.renew_at.min(now);
+        }
+    }
+
+    /// Whether the key is surely there at `now` by our doing: held, or being released.
+    pub(crate) fn covers(&self, now: Instant) -> bool {
+        matches!(self.phase, Phase::Held | Phase::Releasing) && now < self.end()
+    }
+
+    /// Whether the holder has neither let go nor lost it.
+    pub(crate) fn is_open(&self) -> bool {
+        self.phase == Phase::Held
+    }
+
+    /// The holder lets go. The answer is how the lease stood until then.
+    pub(crate) fn release(&mut self, now: Instant) -> Standing {
+        let standing = self.stand(now);
+        if let Standing::Held(_) = standing {
+            self.phase = Phase::Releasing;
+        }
+        standing
+    }
+
+    /// The release was answered, or is repeated by another: nothing more is to be done here.
+    pub(crate) fn released(&mut self) {
+        self.phase = Phase::Released;
+    }
+
+    /// The release found that the lease had ended before.
+    pub(crate) fn was_lost(&mut self, lost: Lost) {
+        self.phase = Phase::Lost(lost);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(10);
+
+    const fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn at(n: u64) -> Instant {
+        Instant::START.after(ms(n))
+    }
+
+    fn terms() -> Terms {
+        Terms {
+            ttl: TTL,
+            renew_every: Some(TTL / 3),
+            max_hold: Duration::MAX,
+            replicas: None,
+            handoffs: 32,
+        }
+    }
+
+    fn lease() -> Lease {
+        Lease::granted(at(1000), at(1001), &terms()).unwrap()
+    }
+
+    #[test]
+    fn smoke() {
+        let mut lease = lease();
+        assert_eq!(lease.stand(at(1001)), Standing::Held(ms(9897)));
+        assert_eq!(lease.stand(at(10_898)), Standing::Lost(Lost::Expired));
+        assert_eq!(
+            lease.stand(at(1001)),
+            Standing::Lost(Lost::Expired),
+            "a loss is for good"
+        );
+    }
+
+    #[test]
+    fn an_answer_as_late_as_the_lease_grants_nothing() {
+        assert!(Lease::granted(at(0), at(9897), &terms()).is_some());
+        assert!(Lease::granted(at(0), at(9898), &terms()).is_none());
+    }
+
+    #[test]
+    fn validity_counts_from_before_the_send() {
+        let mut lease = lease();
+        let ask = lease.ask(at(4000)).unwrap();
+        assert_eq!(lease.ask(at(4000)), None, "renewals never overlap");
+        lease.confirmed(at(4000), at(4000), ask);
+        assert_eq!(lease.stand(at(5000)), Standing::Held(ms(8898)));
+    }
+
+    #[test]
+    fn a_late_answer_revives_nothing() {
+        let mut lease = lease();
+        let ask = lease.ask(at(10_800)).unwrap();
+        lease.confirmed(at(10_800), at(10_898), ask);
+        assert_eq!(lease.stand(at(10_898)), Standing::Lost(Lost::Expired));
+    }
+
+    #[test]
+    fn a_short_lease_is_not_renewed_all_the_time() {
+        let terms = Terms {
+            ttl: ms(100),
+            renew_every: Some(ms(33)),
+            max_hold: Duration::MAX,
+            replicas: None,
+            handoffs: 32,
+        };
+        let mut lease = Lease::granted(at(0), at(1), &terms).unwrap();
+        assert_eq!(lease.due(at(1)), Due::At(at(33)));
+        assert_eq!(lease.ask_if_due(at(1)), None);
+        assert!(
+            lease.ask_if_due(at(30)).is_some(),
+            "with those that are due"
+        );
+    }
+
+    #[test]
+    fn a_jump_of_the_clock_is_a_loss() {
+        let mut lease = lease();
+        assert_eq!(lease.due(at(2000)), Due::At(at(1000).after(TTL / 3)));
+        assert_eq!(lease.stand(at(3_600_000)), Standing::Lost(Lost::Expired));
+        assert_eq!(lease.due(at(3_600_000)), Due::Nothing);
+        assert_eq!(lease.ask(at(3_600_000)), None);
+    }
+
+    #[test]
+    fn a_failed_renewal_is_no_loss_and_is_tried_until_the_end() {
+        let mut lease = lease();
+        let mut now = at(4334);
+        let mut tries = 0;
+        while lease.ask(now).is_some() {
+            tries += 1;
+            lease.unconfirmed(now);
+            match lease.due(now) {
+                Due::At(next) | Due::Between(next, _) => now = next.max(now.after(ms(1))),
+                Due::Ask => now = now.after(ms(1)),
+                Due::Nothing => break,
+            }
+        }
+        assert!(tries > 10, "{tries}");
+        assert_eq!(lease.stand(at(10_897)), Standing::Held(ms(1)));
+        assert_eq!(lease.stand(at(10_898)), Standing::Lost(Lost::Expired));
+    }
+
+    #[test]
+    fn a_lease_that_was_passed_on_is_renewed_soon_whatever_was_set() {
+        for renew_every in [Some(TTL / 3), None] {
+            let terms = Terms {
+                renew_every,
+                max_hold: ms(5000),
+                ..terms()
+            };
+            let lasting = ms(3000);
+            assert!(
+                Lease::passed(at(0), at(1469), lasting, &terms).is_none(),
+                "half of it"
+            );
+            let mut lease = Lease::passed(at(0), at(1468), lasting, &terms).unwrap();
+            assert_eq!(lease.stand(at(1468)), Standing::Held(ms(1500)));
+            assert_eq!(lease.due(at(1468)), Due::Between(at(1471), at(2218)));
+            let ask = lease.ask_if_due(at(1471)).unwrap();
+            assert_eq!(
+                ask,
+                Ask {
+                    ttl: TTL,
+                    renews: true
+                }
+            );
+            lease.unconfirmed(at(1500));
+            assert!(matches!(lease.due(at(1500)), Due::At(next) if next < at(1600)));
+            let ask = lease.ask(at(1600)).unwrap();
+            assert!(ask.renews, "it still is");
+            lease.confirmed(at(1600), at(1601), ask);
+            assert_eq!(
+                lease.stand(at(1601)),
+                Standing::Held(ms(4867)),
+                "max_hold is the holder's time"
+            );
+            assert_eq!(lease.ask(at(1601)).unwrap().renews, renew_every.is_some());
+        }
+    }
+
+    #[test]
+    fn nothing_is_renewed_past_max_hold() {
+        let mut lease = Lease::granted(
+            at(0),
+            at(1),
+            &Terms {
+                max_hold: ms(2000),
+                ..terms()
+            },
+        )
+        .unwrap();
+        assert_eq!(lease.due(at(1)), Due::At(at(2000)));
+        assert_eq!(lease.stand(at(2000)), Standing::Lost(Lost::MaxHold));
+    }
+
+    #[test]
+    fn without_renewal_a_doubt_only_asks() {
+        let mut lease = Lease::granted(
+            at(0),
+            at(1),
+            &Terms {
+                renew_every: None,
+                ..terms()
+            },
+        )
+        .unwrap();
+        assert_eq!(lease.due(at(1)), Due::At(at(9898)));
+        lease.doubt(at(2));
+        assert_eq!(lease.due(at(2)), Due::Ask);
+        let ask = lease.ask(at(5000)).unwrap();
+        assert_eq!(
+            ask,
+            Ask {
+                ttl: ms(1),
+                renews: false
+            }
+        );
+        lease.confirmed(at(5000), at(5000), ask);
+        assert_eq!(lease.stand(at(5000)), Standing::Held(ms(4898)));
+    }
+
+    #[test]
+    fn a_doubt_is_asked_about_until_there_is_an_answer() {
+        let mut lease = Lease::granted(
+            at(0),
+            at(1),
+            &Terms {
+                renew_every: None,
+                ..terms()
+            },
+        )
+        .unwrap();
+        lease.doubt(at(10));
+        lease.ask(at(10)).unwrap();
+        lease.unconfirmed(at(20));
+        assert!(matches!(lease.due(at(20)), Due::At(next) if next <= at(20).after(ms(50))));
+        let ask = lease.ask(at(80)).unwrap();
+        lease.doubt(at(81));
+        lease.confirmed(at(80), at(82), ask);
+        assert_eq!(
+            lease.due(at(82)),
+            Due::Ask,
+            "that answer may be older than the doubt"
+        );
+    }
+
+    #[test]
+    fn an_unanswered_extend_caps_a_longer_one_too() {
+        let mut lease = Lease::granted(
+            at(0),
+            at(1),
+            &Terms {
+                ttl: ms(1000),
+                ..terms()
+            },
+        )
+        .unwrap();
+        lease.extend(at(100), ms(2000)).unwrap();
+        lease.unanswered(at(200), ms(2000));
+        lease.extend(at(300), ms(20_000)).unwrap();
+        lease.extended(at(300), at(301), ms(20_000));
+        assert_eq!(
+            lease.stand(at(300)),
+            Standing::Held(ms(1978)),
+            "the first may run after it"
+        );
+    }
+
+    #[test]
+    fn a_shortening_extend_counts_before_it_is_sent() {
+        let mut lease = lease();
+        lease.extend(at(2000), ms(1000)).unwrap();
+        assert_eq!(lease.stand(at(2000)), Standing::Held(ms(988)));
+        lease.extended(at(2000), at(2000), ms(1000));
+        assert_eq!(lease.stand(at(2000)), Standing::Held(ms(988)));
+        assert_eq!(lease.due(at(2000)), Due::At(at(2000).after(ms(1000) / 3)));
+    }
+
+    #[test]
+    fn an_unanswered_shortening_extend_caps_all_later_renewals() {
+        let mut lease = lease();
+        lease.extend(at(2000), ms(1000)).unwrap();
+        lease.unanswered(at(2100), ms(1000));
+        let ask = lease.ask(at(2200)).unwrap();
+        assert_eq!(ask.ttl, TTL);
+        lease.confirmed(at(2200), at(2200), ask);
+        assert_eq!(lease.stand(at(2200)), Standing::Held(ms(988)));
+        lease.extend(at(2300), TTL).unwrap();
+        lease.extended(at(2300), at(2300), TTL);
+        assert_eq!(
+            lease.stand(at(2300)),
+            Standing::Held(ms(988)),
+            "the first may still run"
+        );
+    }
+
+    #[test]
+    fn an_unanswered_lengthening_extend_makes_the_key_last_though_not_the_lease() {
+        let mut lease = lease();
+        assert_eq!(lease.longest_expiry(), TTL);
+        lease.extend(at(2000), 360 * TTL).unwrap();
+        assert_eq!(lease.longest_expiry(), 360 * TTL, "from before it is sent");
+        lease.unanswered(at(2100), 360 * TTL);
+        assert_eq!(lease.ttl(), TTL);
+        assert_eq!(lease.stand(at(2100)), Standing::Held(ms(8798)));
+        lease.extend(at(2200), TTL).unwrap();
+        lease.extended(at(2200), at(2201), TTL);
+        assert_eq!(
+            lease.longest_expiry(),
+            360 * TTL,
+            "the first may run after it"
+        );
+        assert_eq!(lease.key_may_last(), 720 * TTL);
+    }
+
+    #[test]
+    fn an_extend_that_did_not_run_takes_nothing_away() {
+        let mut lease = lease();
+        let before = lease.extend(at(2000), ms(1000)).unwrap();
+        lease.not_extended(at(2010), before);
+        assert_eq!(lease.stand(at(2010)), Standing::Held(ms(8888)));
+        let before = lease.extend(at(2020), 2 * TTL).unwrap();
+        lease.not_extended(at(2030), before);
+        assert_eq!(lease.longest_expiry(), TTL);
+    }
+
+    #[test]
+    fn a_lengthening_extend_counts_when_confirmed() {
+        let mut lease = lease();
+        lease.extend(at(2000), ms(60_000)).unwrap();
+        assert_eq!(lease.stand(at(2000)), Standing::Held(ms(8898)));
+        lease.extended(at(2000), at(2000), ms(60_000));
+        assert_eq!(lease.stand(at(2000)), Standing::Held(ms(59_398)));
+    }
+
+    #[test]
+    fn once_a_release_is_sent_nothing_is_lost() {
+        let mut lease = lease();
+        assert_eq!(lease.release(at(2000)), Standing::Held(ms(8898)));
+        lease.lose(Lost::Deleted);
+        assert_eq!(lease.stand(at(60_000)), Standing::Released);
+        assert_eq!(lease.release(at(2001)), Standing::Released);
+    }
+}

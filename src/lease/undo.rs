@@ -1,0 +1,198 @@
+//! A release that is repeated until it is sure, and who is told how it ended. No I/O.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+
+use crate::clock::Instant;
+use crate::holder::HolderId;
+use crate::protocol::kind::{Found, Keys};
+use crate::redis::{Counted, Receipt, Size, Tally, Vote};
+
+/// A release that is not yet sure.
+#[derive(Clone, Debug)]
+pub(crate) struct Undo {
+    pub(crate) keys: Arc<Keys>,
+    pub(crate) id: HolderId,
+    /// By then the key is gone by itself, or nobody asks any more.
+    pub(crate) until: Instant,
+    /// When an io thread first had it; `None` before.
+    pub(crate) began: Option<Instant>,
+    /// The acquire may run after this release, so that finding nothing proves nothing.
+    pub(crate) may_overtake: bool,
+    /// How each server of a quorum answered the acquire.
+    receipt: Option<Arc<Receipt>>,
+    /// The caller that waits for the first answers of the servers.
+    pub(crate) told: Option<Arc<Told>>,
+}
+
+/// Where the servers' findings about a release are counted, for somebody who wants to know how it
+/// ended.
+#[derive(Debug)]
+pub(crate) struct Told {
+    /// `None` once it was told.
+    open: Mutex<Option<(Tally, Sender<Found>)>>,
+}
+
+impl Told {
+    pub(crate) fn new(size: Size, told: Sender<Found>) -> Self {
+        Self {
+            open: Mutex::new(Some((Tally::new(size), told))),
+        }
+    }
+
+    /// A server has found this.
+    pub(crate) fn found(&self, found: Found) {
+        let mut slot = self.open.lock();
+        let Some((tally, _)) = slot.as_mut() else {
+            return;
+        };
+        tally.count(Some(found), &[]);
+        let found = match tally.outcome() {
+            Some(Counted::Ours) => Found::Ours,
+            Some(Counted::Nobody) => Found::Nobody,
+            Some(Counted::Another(_)) => Found::Another,
+            Some(Counted::Unknown) | None => return,
+        };
+        if let Some((_, told)) = slot.take() {
+            // Whoever asked may have run out of time.
+            let _ = told.send(found);
+        }
+    }
+}
+
+impl Undo {
+    /// Undoes an acquire that may yet run.
+    pub(crate) fn of_acquire(keys: Arc<Keys>, id: HolderId, until: Instant) -> Self {
+        Self {
+            may_overtake: true,
+            ..Self::of_release(keys, id, until)
+        }
+    }
+
+    /// Repeats the release of a lease whose acquire has run, of which any answer is the end.
+    pub(crate) fn of_release(keys: Arc<Keys>, id: HolderId, until: Instant) -> Self {
+        Self {
+            keys,
+            id,
+            until,
+            began: None,
+            may_overtake: false,
+            receipt: None,
+            told: None,
+        }
+    }
+
+    /// What was found is sent to `told`; nothing, if it never was sure.
+    pub(crate) fn told(keys: Arc<Keys>, id: HolderId, until: Instant, told: Arc<Told>) -> Self {
+        Self {
+            told: Some(told),
+            ..Self::of_release(keys, id, until)
+        }
+    }
+
+    /// Notes how the servers of a quorum answered the acquire: one that has not answered yet may run
+    /// it after the release.
+    pub(crate) fn with_receipt(self, receipt: Option<Arc<Receipt>>) -> Self {
+        Self { receipt, ..self }
+    }
+
+    /// The same about a part of the keys.
+    pub(crate) fn part(&self, keys: &Arc<Keys>) -> Self {
+        Self {
+            keys: Arc::clone(keys),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the same undo for one server of a quorum. Must be called before the undo is sent: an
+    /// acquire whose answer comes later may have run after it.
+    pub(crate) fn at_server(mut self, index: usize) -> Self {
+        let receipt = self.receipt.take();
+        self.may_overtake |= receipt.is_some_and(|receipt| receipt.vote(index) == Vote::Asked);
+        self
+    }
+}
+
+/// The releases of the last while, to be repeated where another server becomes the master: it may
+/// know these leases, and not that they were released.
+#[derive(Debug, Default)]
+pub(crate) struct Released {
+    last: VecDeque<Undo>,
+    /// In all of them.
+    names: usize,
+}
+
+impl Released {
+    /// As many names as come in the seconds in which two servers are masters. What is older has come
+    /// to the new one, or its ttl ends it.
+    const MOST: usize = 4096;
+
+    pub(crate) fn note(&mut self, undo: Undo) {
+        self.names += undo.keys.names.len();
+        self.last.push_back(undo);
+        while self.names > Self::MOST
+            && let Some(oldest) = self.last.pop_front()
+        {
+            self.names -= oldest.keys.names.len();
+        }
+    }
+
+    pub(crate) fn take(&mut self, is_moved: impl Fn(&Keys) -> bool) -> Vec<Undo> {
+        let (moved, rest) = std::mem::take(&mut self.last)
+            .into_iter()
+            .partition::<Vec<_>, _>(|undo| is_moved(&undo.keys));
+        self.names = rest.iter().map(|undo| undo.keys.names.len()).sum();
+        self.last = rest.into();
+        moved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::Name;
+    use std::time::Duration;
+
+    fn parts() -> (Arc<Keys>, HolderId, Instant) {
+        let keys = Keys::new("a".into(), "lock:", "lock_release:");
+        (
+            Arc::new(keys),
+            HolderId::fresh("o"),
+            Instant::START.after(Duration::from_secs(10)),
+        )
+    }
+
+    #[test]
+    fn a_release_goes_on_where_the_acquire_was_not_answered_when_it_was_sent() {
+        let (keys, id, until) = parts();
+        let receipt = Arc::new(Receipt::new(2));
+        receipt.note(0, Vote::Granted);
+        receipt.note(1, Vote::Asked);
+        let undo = Undo::of_release(keys, id, until).with_receipt(Some(Arc::clone(&receipt)));
+        let (answered, unanswered) = (undo.clone().at_server(0), undo.at_server(1));
+        receipt.note(1, Vote::Granted);
+        assert!(!answered.may_overtake && unanswered.may_overtake);
+    }
+
+    #[test]
+    fn the_last_releases_are_kept() {
+        let (keys, id, until) = parts();
+        let mut released = Released::default();
+        for _ in 0..=Released::MOST {
+            released.note(Undo::of_release(Arc::clone(&keys), id.clone(), until));
+        }
+        assert_eq!(released.take(|_| true).len(), Released::MOST);
+        assert!(released.take(|_| true).is_empty());
+        let names = ["a", "b"].map(Name::from).to_vec();
+        let two = Arc::new(Keys::all(names, "lock:", "r:"));
+        for keys in [&two, &two, &keys] {
+            released.note(Undo::of_release(Arc::clone(keys), id.clone(), until));
+        }
+        assert_eq!(released.names, 5);
+        assert_eq!(released.take(|keys| keys.names.len() > 1).len(), 2);
+        assert_eq!(released.names, 1);
+    }
+}

@@ -1,0 +1,569 @@
+//! The undos that one server's io thread has before it: which go out together, and when. No I/O, no clock.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::holder::HolderId;
+use crate::lease::undo::Undo;
+use crate::protocol::kind::{Found, Keys, Undone};
+use crate::protocol::script::{Call, Reply};
+
+/// The most holder ids in one command: about 16 KiB of them.
+const MOST_IDS: usize = 256;
+
+/// Between the first tries of an undo, while its age is below that.
+const SHORTEST: Duration = Duration::from_millis(50);
+
+/// Between tries of an undo that is a few seconds old. With a sixteenth more it stays below a second.
+const YOUNG: Duration = Duration::from_millis(800);
+
+/// The longest pause after a try that got no answer: the next must not miss that Redis answers again.
+const UNANSWERED: Duration = Duration::from_secs(1);
+
+/// How long after a try that found nothing an undo of this age is tried again.
+///
+/// An undo goes along with others once fifteen sixteenths of its pause are over, and waits for one sixteenth more
+/// at most. So a late acquire is removed within 17/16 of this: within a second, or an eighth of the age. After ten
+/// seconds no two commands for a name are closer than a second: 15/16 of 2/17 of them.
+fn pause(age: Duration) -> Duration {
+    age.clamp(SHORTEST, YOUNG).max(age * 2 / 17)
+}
+
+fn goes_along_after(pause: Duration) -> Duration {
+    pause * 15 / 16
+}
+
+/// Undos in groups, one for each lock. Adding, taking and ending one costs the logarithm of how many there are.
+#[derive(Debug, Default)]
+pub(crate) struct Undos {
+    pending: HashMap<u64, Pending>,
+    groups: HashMap<u64, Group>,
+    by_lock: HashMap<SameLock, u64>,
+    /// When each group is due.
+    due: BTreeSet<(Instant, u64)>,
+    /// When each undo is of no more use.
+    ends: BTreeSet<(Instant, u64)>,
+    serial: u64,
+}
+
+#[derive(Debug)]
+struct Pending {
+    undo: Undo,
+    group: u64,
+    began: Instant,
+    tried: Instant,
+    due: Instant,
+    /// A try of it got no answer.
+    was_unanswered: bool,
+}
+
+/// The undos of one lock.
+#[derive(Debug)]
+struct Group {
+    keys: Arc<Keys>,
+    /// In the order in which they are due.
+    order: BTreeSet<(Instant, u64)>,
+    ids: HashMap<HolderId, u64>,
+    /// When the last of them came.
+    newest: Instant,
+    /// When the last command was sent.
+    last: Option<Instant>,
+    next: Instant,
+}
+
+/// Keys that are equal where they are of the same names and kind.
+#[derive(Debug)]
+struct SameLock(Arc<Keys>);
+
+impl PartialEq for SameLock {
+    fn eq(&self, other: &Self) -> bool {
+        *self.0.names == *other.0.names && self.0.line().is_some() == other.0.line().is_some()
+    }
+}
+
+impl Eq for SameLock {}
+
+impl Hash for SameLock {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.names.hash(state);
+    }
+}
+
+/// The undos that one command is about.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) keys: Arc<Keys>,
+    group: u64,
+    undos: Vec<(u64, HolderId)>,
+    /// The arguments of the script for several.
+    arguments: Vec<Vec<u8>>,
+}
+
+impl Batch {
+    pub(crate) fn call(&self) -> Call<'_> {
+        match &*self.undos {
+            [(_, id)] => self.keys.release(id.as_str().as_bytes()),
+            _ => self.keys.undo(&self.arguments),
+        }
+    }
+
+    /// What it costs in a write, where a renewal of one name costs one.
+    pub(crate) fn weight(&self) -> usize {
+        self.keys.names.len().max(self.undos.len() / 16)
+    }
+}
+
+impl Undos {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// When there is something to do.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// Adds one, which is due at once but for the pause after the last command for its lock.
+    pub(crate) fn push(&mut self, mut undo: Undo, now: Instant) {
+        let lock = SameLock(Arc::clone(&undo.keys));
+        let serial = self.next_serial();
+        let group = match self.by_lock.get(&lock) {
+            Some(group) => *group,
+            None => {
+                let keys = Arc::clone(&undo.keys);
+                self.by_lock.insert(lock, serial);
+                self.groups.insert(serial, Group::new(keys, now));
+                serial
+            }
+        };
+        let Some(of_lock) = self.groups.get_mut(&group) else {
+            return;
+        };
+        of_lock.newest = now;
+        of_lock.order.insert((now, serial));
+        of_lock.ids.insert(undo.id.clone(), serial);
+        self.ends.insert((undo.until, serial));
+        let began = *undo.began.get_or_insert(now);
+        let pending = Pending {
+            undo,
+            group,
+            began,
+            tried: now,
+            due: now,
+            was_unanswered: false,
+        };
+        self.pending.insert(serial, pending);
+        self.plan(group);
+    }
+
+    fn next_serial(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+
+    /// Takes out those that are of no more use at `now`.
+    pub(crate) fn take_over(&mut self, now: Instant) -> Vec<Undo> {
+        let mut over = Vec::new();
+        while let Some((until, serial)) = self.ends.first().copied()
+            && until <= now
+        {
+            self.ends.remove(&(until, serial));
+            over.extend(self.remove(serial));
+        }
+        over
+    }
+
+    /// What is to be sent at `now`: what is due then, or `all` of them. Each counts as tried without an answer until
+    /// [`settle`](Self::settle) knows more.
+    pub(crate) fn take_due(&mut self, now: Instant, all: bool) -> Vec<Batch> {
+        if all {
+            let groups: Vec<u64> = self.groups.keys().copied().collect();
+            let batches = groups
+                .into_iter()
+                .flat_map(|group| self.take_all(group, now));
+            return batches.collect();
+        }
+        let mut batches = Vec::new();
+        while let Some((_, group)) = self.due.first().copied().filter(|(at, _)| *at <= now) {
+            let serials = self.due_together(group, now);
+            batches.extend(self.take(group, &serials, now));
+        }
+        batches
+    }
+
+    fn take_all(&mut self, group: u64, now: Instant) -> Vec<Batch> {
+        let order = self.groups.get(&group).map(|group| &group.order);
+        let serials: Vec<u64> = order.into_iter().flatten().map(|(_, n)| *n).collect();
+        let chunks = serials.chunks(MOST_IDS);
+        chunks
+            .filter_map(|serials| self.take(group, serials, now))
+            .collect()
+    }
+
+    /// Of a group that is due: what is due, and what may as well go along.
+    fn due_together(&self, group: u64, now: Instant) -> Vec<u64> {
+        let order = self.groups.get(&group).map(|group| &group.order);
+        let goes_along = |due: Instant, serial: &u64| {
+            self.pending.get(serial).is_some_and(|pending| {
+                let pause = pause(pending.began.until(now));
+                due <= now.after(goes_along_after(pause))
+            })
+        };
+        let serials = order
+            .into_iter()
+            .flatten()
+            .take_while(|(due, serial)| goes_along(*due, serial));
+        serials.map(|(_, serial)| *serial).take(MOST_IDS).collect()
+    }
+
+    fn take(&mut self, group: u64, serials: &[u64], now: Instant) -> Option<Batch> {
+        let mut undos = Vec::with_capacity(serials.len());
+        for &serial in serials {
+            if let Some(pending) = self.pending.get_mut(&serial) {
+                pending.tried = now;
+                undos.push((serial, pending.undo.id.clone()));
+                let pause = pause(pending.began.until(now));
+                self.schedule(serial, now.after(pause.min(UNANSWERED)));
+            }
+        }
+        let of_lock = self.groups.get_mut(&group)?;
+        of_lock.last = Some(now);
+        let keys = Arc::clone(&of_lock.keys);
+        self.plan(group);
+        let ids: Vec<&HolderId> = undos.iter().map(|(_, id)| id).collect();
+        let arguments = match &*ids {
+            [_] => Vec::new(),
+            ids => keys.undo_arguments(ids),
+        };
+        Some(Batch {
+            keys,
+            group,
+            undos,
+            arguments,
+        })
+    }
+
+    fn schedule(&mut self, serial: u64, due: Instant) {
+        if let Some(pending) = self.pending.get_mut(&serial)
+            && let Some(group) = self.groups.get_mut(&pending.group)
+        {
+            group.order.remove(&(pending.due, serial));
+            group.order.insert((due, serial));
+            pending.due = due;
+        }
+    }
+
+    /// Sets when the group's next command is sent.
+    fn plan(&mut self, serial: u64) {
+        let Some(group) = self.groups.get_mut(&serial) else {
+            return;
+        };
+        self.due.remove(&(group.next, serial));
+        let Some((first, _)) = group.order.first() else {
+            self.by_lock.remove(&SameLock(Arc::clone(&group.keys)));
+            self.groups.remove(&serial);
+            return;
+        };
+        let not_before = group.last.map_or(Instant::START, |last| {
+            let pause = goes_along_after(pause(group.newest.until(last)));
+            last.after(pause.min(UNANSWERED))
+        });
+        group.next = not_before.max(*first);
+        self.due.insert((group.next, serial));
+    }
+
+    /// Notes what was answered to a batch, `None` for no answer that counts. Returns those that are over.
+    pub(crate) fn settle(&mut self, batch: &Batch, answer: Option<&Reply>) -> Vec<Undo> {
+        let Some(undone) = answer.and_then(|reply| Undone::read(reply, batch.undos.len())) else {
+            for (serial, _) in &batch.undos {
+                if let Some(pending) = self.pending.get_mut(serial) {
+                    pending.was_unanswered = true;
+                }
+            }
+            return Vec::new();
+        };
+        let removed = undone.removed.iter();
+        let removed = removed.filter_map(|n| Some(&batch.undos.get(*n)?.1));
+        let removed: HashSet<&HolderId> = removed.collect();
+        let mut over = Vec::new();
+        for (serial, id) in &batch.undos {
+            let found = match (removed.contains(id), &undone.other) {
+                (true, _) => Found::Ours,
+                (false, None) => Found::Nobody,
+                (false, Some(_)) => Found::Another,
+            };
+            if self.is_over(*serial, found) {
+                over.extend(self.remove(*serial));
+            }
+        }
+        if let Some(id) = undone.other.as_deref().and_then(HolderId::parse) {
+            self.hurry(batch.group, &id);
+        }
+        self.plan(batch.group);
+        over
+    }
+
+    /// Notes what a try has found; true if that is the end of the undo.
+    fn is_over(&mut self, serial: u64, found: Found) -> bool {
+        let Some(pending) = self.pending.get_mut(&serial) else {
+            return false;
+        };
+        // An earlier try without an answer may be what removed the key.
+        let was_ours = found == Found::Ours || pending.was_unanswered;
+        if let Some(told) = pending.undo.told.take() {
+            told.found(if was_ours { Found::Ours } else { found });
+        }
+        if found == Found::Ours || !pending.undo.may_overtake {
+            return true;
+        }
+        let pause = pause(pending.began.until(pending.tried));
+        let due = pending.tried.after(pause);
+        self.schedule(serial, due);
+        false
+    }
+
+    /// The lock was found to be held under `id`: if that is to be undone, it is sent next.
+    fn hurry(&mut self, group: u64, id: &HolderId) {
+        let Some(of_lock) = self.groups.get_mut(&group) else {
+            return;
+        };
+        if let Some(serial) = of_lock.ids.get(id).copied() {
+            of_lock.last = None;
+            self.schedule(serial, Instant::START);
+        }
+    }
+
+    /// Takes out all of a batch, for another server.
+    pub(crate) fn give_away(&mut self, batch: &Batch) -> Vec<Undo> {
+        let undos = batch.undos.iter();
+        undos
+            .filter_map(|(serial, _)| self.remove(*serial))
+            .collect()
+    }
+
+    fn remove(&mut self, serial: u64) -> Option<Undo> {
+        let pending = self.pending.remove(&serial)?;
+        self.ends.remove(&(pending.undo.until, serial));
+        if let Some(group) = self.groups.get_mut(&pending.group) {
+            group.order.remove(&(pending.due, serial));
+            if group.ids.get(&pending.undo.id) == Some(&serial) {
+                group.ids.remove(&pending.undo.id);
+            }
+        }
+        self.plan(pending.group);
+        if self.pending.is_empty() {
+            // What held thousands of them is given back.
+            *self = Self {
+                serial: self.serial,
+                ..Self::default()
+            };
+        }
+        Some(pending.undo)
+    }
+}
+
+impl Group {
+    fn new(keys: Arc<Keys>, now: Instant) -> Self {
+        Self {
+            keys,
+            order: BTreeSet::new(),
+            ids: HashMap::new(),
+            newest: now,
+            last: None,
+            next: Instant::NEVER,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::undo::Told;
+    use crate::redis::Size;
+    use crossbeam_channel::unbounded;
+
+    const TTL: Duration = Duration::from_secs(600);
+
+    const fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn at(n: u64) -> Instant {
+        Instant::START.after(ms(n))
+    }
+
+    fn keys(name: &str) -> Arc<Keys> {
+        Arc::new(Keys::new(name.into(), "lock:", "lock_release:"))
+    }
+
+    fn undo(name: &str, now: Instant) -> Undo {
+        Undo::of_acquire(keys(name), HolderId::fresh("o"), now.after(TTL))
+    }
+
+    fn text(id: &HolderId) -> Reply {
+        Reply::Text(id.as_str().into())
+    }
+
+    fn nobody(batch: &Batch) -> Reply {
+        match batch.undos.len() {
+            1 => Reply::Int(0),
+            _ => Reply::List(vec![Reply::Int(0)]),
+        }
+    }
+
+    /// What is sent from `from` to `to`, where nothing is ever found. Each with its instant.
+    fn sent(undos: &mut Undos, from: Instant, to: Instant) -> Vec<(Instant, Batch)> {
+        let mut all = Vec::new();
+        let mut now = from;
+        while now <= to {
+            undos.take_over(now);
+            for batch in undos.take_due(now, false) {
+                assert!(undos.settle(&batch, Some(&nobody(&batch))).is_empty());
+                all.push((now, batch));
+            }
+            let Some(next) = undos.next() else { break };
+            assert!(next > now);
+            now = next;
+        }
+        all
+    }
+
+    #[test]
+    fn smoke() {
+        let mut undos = Undos::default();
+        for name in ["a", "b", "a"] {
+            undos.push(undo(name, at(0)), at(0));
+        }
+        let batches = undos.take_due(at(0), false);
+        let mut sizes: Vec<_> = batches.iter().map(|batch| batch.undos.len()).collect();
+        sizes.sort_unstable();
+        assert_eq!(sizes, [1, 2], "those of one lock go together");
+        assert!(undos.take_due(at(0), false).is_empty());
+        for batch in &batches {
+            assert!(undos.settle(batch, None).is_empty());
+        }
+        assert_eq!(undos.next(), Some(at(50)));
+        assert_eq!(undos.take_due(at(51), false).len(), 2);
+        assert_eq!(undos.take_due(at(52), true).len(), 2, "the last of all");
+    }
+
+    #[test]
+    fn what_was_deleted_is_over_and_what_was_gone_is_not() {
+        let mut undos = Undos::default();
+        for _ in 0..3 {
+            undos.push(undo("a", at(0)), at(0));
+        }
+        let batch = undos.take_due(at(0), false).remove(0);
+        let reply = Reply::List(vec![Reply::Int(0), Reply::Int(2)]);
+        let over = undos.settle(&batch, Some(&reply));
+        let over: Vec<_> = over.into_iter().map(|undo| undo.id).collect();
+        assert_eq!(over, [batch.undos[1].1.clone()]);
+        assert_eq!(undos.pending.len(), 2);
+        assert_eq!(undos.take_over(at(0).after(TTL)).len(), 2, "by the ttl");
+        assert!(undos.is_empty() && undos.next().is_none());
+    }
+
+    #[test]
+    fn any_answer_ends_a_release() {
+        let mut undos = Undos::default();
+        let (sender, answers) = unbounded();
+        let told = || Arc::new(Told::new(Size::of(1), sender.clone()));
+        let release = |name| Undo::of_release(keys(name), HolderId::fresh("o"), at(9_000));
+        let is_told = |name| Undo::told(keys(name), HolderId::fresh("o"), at(9_000), told());
+        undos.push(release("a"), at(0));
+        let batch = undos.take_due(at(0), false).remove(0);
+        let another = text(&HolderId::fresh("o"));
+        assert_eq!(undos.settle(&batch, Some(&another)).len(), 1);
+        undos.push(is_told("b"), at(0));
+        let batch = undos.take_due(at(0), false).remove(0);
+        assert_eq!(undos.settle(&batch, Some(&Reply::Int(0))).len(), 1);
+        assert_eq!(answers.recv(), Ok(Found::Nobody));
+        undos.push(is_told("c"), at(0));
+        let batch = undos.take_due(at(0), false).remove(0);
+        assert!(undos.settle(&batch, None).is_empty());
+        let batch = undos.take_due(at(60), false).remove(0);
+        assert_eq!(undos.settle(&batch, Some(&Reply::Int(0))).len(), 1);
+        assert_eq!(answers.recv(), Ok(Found::Ours), "the first try removed it");
+        assert!(undos.is_empty());
+    }
+
+    /// Of undos that came within 20 s, at all times: the bounds of what a name costs, and of how long a late acquire stays.
+    #[test]
+    fn a_late_acquire_goes_soon_and_a_name_costs_little() {
+        let mut undos = Undos::default();
+        let mut all = Vec::new();
+        for n in 0..200 {
+            let (from, to) = (at(n * 100), at(n * 100 + 99));
+            undos.push(undo("a", from), from);
+            all.extend(sent(&mut undos, from, to));
+        }
+        all.extend(sent(&mut undos, at(20_000), at(615_000)));
+        let mut tries: HashMap<u64, Vec<Instant>> = HashMap::new();
+        for (now, batch) in &all {
+            for (serial, _) in &batch.undos {
+                tries.entry(*serial).or_default().push(*now);
+            }
+        }
+        for tries in tries.values() {
+            for two in tries.windows(2) {
+                let (gap, age) = (two[0].until(two[1]), tries[0].until(two[1]));
+                assert!(gap <= ms(1_000).max(age / 8), "{gap:?} at {age:?}");
+            }
+        }
+        let old = all.iter().filter(|(now, _)| *now >= at(30_000));
+        let old: Vec<_> = old.map(|(now, _)| *now).collect();
+        let is_rare = |two: &[Instant]| two[0].until(two[1]) >= ms(1_000);
+        assert!(old.windows(2).all(is_rare));
+        assert!(old.len() < 60, "{} in ten minutes", old.len());
+    }
+
+    #[test]
+    fn more_than_go_into_a_command_still_cost_one_a_second() {
+        let mut undos = Undos::default();
+        for n in 0..5_000 {
+            undos.push(undo("a", at(n)), at(n));
+        }
+        let all = sent(&mut undos, at(5_000), at(60_000));
+        assert!(all.iter().all(|(_, batch)| batch.undos.len() <= MOST_IDS));
+        let old = all.iter().filter(|(now, _)| *now > at(15_000)).count();
+        assert!(old <= 45, "{old} in 45 s");
+        let asked: HashSet<u64> = all
+            .iter()
+            .flat_map(|(_, batch)| batch.undos.iter().map(|(serial, _)| *serial))
+            .collect();
+        assert_eq!(asked.len(), 5_000, "each has its turn");
+    }
+
+    #[test]
+    fn one_that_did_not_go_along_and_is_found_to_be_the_holder_goes_at_once() {
+        let mut undos = Undos::default();
+        for _ in 0..=MOST_IDS {
+            undos.push(undo("a", at(0)), at(0));
+        }
+        let batch = undos.take_due(at(0), false).remove(0);
+        let sent: HashSet<u64> = batch.undos.iter().map(|(serial, _)| *serial).collect();
+        let left = undos.pending.iter().find(|(n, _)| !sent.contains(n));
+        let left = left.unwrap().1.undo.id.clone();
+        let reply = Reply::List(vec![text(&left)]);
+        undos.settle(&batch, Some(&reply));
+        let next = undos.take_due(at(1), false).remove(0);
+        assert_eq!(next.undos[0].1, left);
+    }
+
+    #[test]
+    fn redis_that_answers_again_is_asked_within_a_second() {
+        let mut undos = Undos::default();
+        undos.push(undo("a", at(0)), at(0));
+        let mut now = at(0);
+        while now < at(60_000) {
+            let batch = undos.take_due(now, false).remove(0);
+            undos.settle(&batch, None);
+            let next = undos.next().unwrap();
+            assert!(now.until(next) <= ms(1_000));
+            now = next;
+        }
+    }
+}

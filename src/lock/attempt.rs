@@ -1,0 +1,531 @@
+//! One attempt to take a lock, and how often it is made while Redis does not answer.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::unbounded;
+
+use crate::clock::Instant;
+use crate::config::{Settings, Terms};
+use crate::error::{Cause, Error};
+use crate::holder::HolderId;
+use crate::lease::handoff::Run;
+use crate::lease::held::{Hold, Live, Tenure};
+use crate::lease::state::Lease;
+use crate::lease::undo::{Told, Undo};
+use crate::lock::release::abandon;
+use crate::logging;
+use crate::lost::Lost;
+use crate::protocol::kind::{Acquired, Keys};
+use crate::protocol::one_or_many::Few;
+use crate::redis::{Fault, Lane, OpenCircuit, Receipt, Size, Stake};
+use crate::runtime::Shared;
+use crate::token::FencingToken;
+use crate::wait_policy::{Backoff, RECONNECT};
+
+/// After a split vote: long enough for one of several to be through before the next comes.
+pub(crate) const SPLIT: Backoff =
+    Backoff::new(Duration::from_millis(5), Duration::from_millis(100)).jitter(0.9);
+
+/// How often in a row a token is proposed. The second is above all counters that the first met, so
+/// that a third is needed only where others were faster in between.
+const PROPOSALS: usize = 8;
+
+/// Between two looks whether a server is asked again.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+/// With this many malformed replies in a row the peer is taken for no Redis.
+const MOST_MALFORMED: u32 = 3;
+
+/// A call that takes a lock.
+pub(crate) struct Attempt<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) keys: &'a Arc<Keys>,
+    pub(crate) settings: &'a Settings,
+    pub(crate) terms: Terms,
+    /// When the call began.
+    pub(crate) start: Instant,
+    /// From when on silence of Redis counts.
+    asks_since: Cell<Instant>,
+    /// Others wait for the name in this client.
+    pub(crate) has_company: Cell<bool>,
+    /// The last thing that Redis or the system said, which tells more than that time ran out.
+    said: RefCell<Option<Cause>>,
+    /// Why this call's last command came to nothing, whatever was said of that.
+    failure: RefCell<Option<Cause>>,
+    /// Malformed replies in a row.
+    malformed: Cell<u32>,
+    /// This call sent a command, and got a reply or may yet.
+    has_asked: Cell<bool>,
+}
+
+/// What asking Redis came to.
+pub(crate) enum Look {
+    Granted(Arc<Hold>),
+    /// Somebody else holds this one of the names: for so long, `None` without an end.
+    Refused(usize, Option<Duration>),
+    /// Several hold it on some servers each, and nobody on a majority of them.
+    Split,
+}
+
+/// What asking for a part came to.
+enum Asked {
+    /// Under these tokens, by what was sent then.
+    Granted(Few<FencingToken>, Instant),
+    Not(Proposed),
+}
+
+enum Proposed {
+    Looked(Look),
+    /// The token was not above this one.
+    TooLow(u64),
+}
+
+impl<'a> Attempt<'a> {
+    pub(crate) fn new(
+        shared: &'a Arc<Shared>,
+        keys: &'a Arc<Keys>,
+        settings: &'a Settings,
+        terms: Terms,
+        start: Instant,
+    ) -> Self {
+        Self {
+            shared,
+            keys,
+            settings,
+            terms,
+            start,
+            asks_since: Cell::new(start),
+            has_company: Cell::new(false),
+            said: RefCell::default(),
+            failure: RefCell::default(),
+            malformed: Cell::new(0),
+            has_asked: Cell::new(false),
+        }
+    }
+
+    /// Asks Redis once, under a fresh holder id. Where no answer comes, the undo is on its way when
+    /// this returns.
+    pub(crate) fn look(&self, deadline: Instant) -> Result<Look, Fault> {
+        if let Some(cause) = &*self.failure.borrow()
+            && self.is_unreachable(Instant::now())
+        {
+            // A command without time for an answer would only hide why there was none.
+            return Err(Fault::NotNow(cause.clone()));
+        }
+        let until = self.patience(deadline);
+        let mut above = 0;
+        for _ in 0..PROPOSALS {
+            match self.propose(until, deadline, above)? {
+                Proposed::TooLow(counter) => above = counter,
+                Proposed::Looked(look) => return Ok(look),
+            }
+        }
+        Err(Fault::NotNow(Cause::text(
+            "other clients went on to higher fencing tokens each time",
+        )))
+    }
+
+    /// Until when an answer is waited for.
+    pub(crate) fn patience(&self, deadline: Instant) -> Instant {
+        let now = Instant::now();
+        let timeout = self.shared.servers.command_timeout();
+        now.after(timeout).min(deadline).min(self.gives_up_at(now))
+    }
+
+    /// Asks under a token above `above`, where it is the client that proposes it.
+    fn propose(&self, until: Instant, deadline: Instant, above: u64) -> Result<Proposed, Fault> {
+        let (shared, keys) = (self.shared, self.keys);
+        shared.meters.counters.attempts.up();
+        let id = HolderId::fresh(&shared.config.owner);
+        logging::trace!(name:% = keys, holder:% = id.as_str(); "acquire {keys} as {}", id.as_str());
+        let receipt = shared.servers.receipt();
+        let asked = match keys.parts() {
+            [all] => self.ask(all, &id, receipt.as_ref(), until, above)?,
+            parts => self.ask_each(parts, &id, deadline)?,
+        };
+        let (tokens, sent) = match asked {
+            Asked::Granted(tokens, sent) => (tokens, sent),
+            Asked::Not(proposed) => return Ok(proposed),
+        };
+        let now = Instant::now();
+        match Lease::granted(sent, now, &self.terms) {
+            Some(lease) => {
+                let hold = self.hold(id, tokens, lease, receipt, now, until)?;
+                Ok(Proposed::Looked(Look::Granted(hold)))
+            }
+            None => Err(self.undo(
+                keys,
+                &id,
+                Cause::text("the answer took as long as the lease: ttl too short"),
+            )),
+        }
+    }
+
+    /// Asks for what one script can be about. Where no answer comes, the undo is on its way when this
+    /// returns.
+    fn ask(
+        &self,
+        part: &Arc<Keys>,
+        id: &HolderId,
+        receipt: Option<&Arc<Receipt>>,
+        until: Instant,
+        above: u64,
+    ) -> Result<Asked, Fault> {
+        let shared = self.shared;
+        let acquire = shared
+            .servers
+            .acquire(part, id, self.terms.ttl, above, self.block())
+            .acknowledged_by(self.terms.replicas);
+        let wanted = acquire.wanted();
+        let stake = Stake {
+            keys: part,
+            id,
+            ttl: self.terms.ttl,
+            receipt,
+        };
+        let answer = shared
+            .servers
+            .call_or_undo(acquire, until, Lane::Capped, Some(&stake));
+        self.note(&answer);
+        match answer {
+            Ok((reply, sent)) => match Acquired::read(&reply, wanted) {
+                Some(Acquired::Granted(tokens)) => Ok(Asked::Granted(tokens, sent)),
+                // Its first run was granted, and something between us and Redis ran it again.
+                Some(Acquired::Refused(refusal)) if refusal.holder == id.as_str().as_bytes() => {
+                    Err(self.undo(part, id, Cause::text("the acquire script ran twice")))
+                }
+                Some(Acquired::Refused(refusal)) if !shared.sites.is_undoing(&refusal.holder) => {
+                    let look = Look::Refused(refusal.name, refusal.remaining);
+                    Ok(Asked::Not(Proposed::Looked(look)))
+                }
+                Some(Acquired::Split) => Ok(Asked::Not(Proposed::Looked(Look::Split))),
+                Some(Acquired::TooLow(counter)) => Ok(Asked::Not(Proposed::TooLow(counter))),
+                // Nobody but ourselves: an earlier attempt or release without an answer.
+                Some(Acquired::Refused(_)) => Err(Fault::NotNow(Cause::text(
+                    "a lease of this client, about which no answer came, is being undone",
+                ))),
+                None => Err(self.undo(
+                    part,
+                    id,
+                    Cause::text("the acquire script gave an answer that is not its own"),
+                )),
+            },
+            Err(Fault::NoAnswer(cause)) => Err(self.undo(part, id, cause)),
+            Err(Fault::Unsafe(error)) => {
+                self.undo(part, id, Cause::text("not acknowledged"));
+                Err(Fault::Never(error))
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Asks for one part after the other, each in a command's time, and gives back those before one that
+    /// is not granted.
+    fn ask_each(
+        &self,
+        parts: &[Arc<Keys>],
+        id: &HolderId,
+        deadline: Instant,
+    ) -> Result<Asked, Fault> {
+        let mut tokens = Vec::new();
+        let mut first = None;
+        for (n, part) in parts.iter().enumerate() {
+            let asked = self.ask(part, id, None, self.patience(deadline), 0);
+            if let Ok(Asked::Granted(more, sent)) = asked {
+                tokens.extend_from_slice(&more);
+                first.get_or_insert(sent);
+                continue;
+            }
+            let before = parts.get(..n).unwrap_or_default();
+            self.give_back(before, id, self.patience(deadline));
+            return match asked {
+                Ok(Asked::Not(Proposed::Looked(Look::Refused(name, remaining)))) => {
+                    // There is a token for each name before those of this part.
+                    let look = Look::Refused(tokens.len() + name, remaining);
+                    Ok(Asked::Not(Proposed::Looked(look)))
+                }
+                asked => asked,
+            };
+        }
+        let first = first.unwrap_or(self.start);
+        Ok(Asked::Granted(tokens.into_iter().collect(), first))
+    }
+
+    /// Undoes what was granted, before this returns if there is time.
+    fn give_back(&self, parts: &[Arc<Keys>], id: &HolderId, until: Instant) {
+        let (told, found) = unbounded();
+        let told = Arc::new(Told::new(Size::each(parts.len()), told));
+        let end = Instant::now().after(self.terms.ttl);
+        for part in parts {
+            let (part, told) = (Arc::clone(part), Arc::clone(&told));
+            self.shared.undo(Undo::told(part, id.clone(), end, told));
+        }
+        drop(told);
+        // What was found changes nothing.
+        let _ = found.recv_timeout(Instant::now().until(until));
+    }
+
+    /// The lock is held from now on, unless the client is closed.
+    pub(crate) fn hold(
+        &self,
+        id: HolderId,
+        tokens: Few<FencingToken>,
+        lease: Lease,
+        receipt: Option<Arc<Receipt>>,
+        since: Instant,
+        until: Instant,
+    ) -> Result<Arc<Hold>, Fault> {
+        let (shared, keys) = (self.shared, self.keys);
+        // Whatever is granted comes with a token.
+        let token = *tokens.first().expect("a token of what is held");
+        let hold = Arc::new(Hold {
+            keys: Arc::clone(keys),
+            id,
+            tokens,
+            receipt,
+            serial: shared.next_serial(),
+            replicas: self.terms.replicas,
+            run: Run::new(token, self.block(), since),
+            live: Live::new(lease, self.tenure(token, since)),
+        });
+        for before in shared.waiters.granted(&hold) {
+            let Some(before) = before.upgrade() else {
+                continue;
+            };
+            before.lose(Lost::Taken);
+            shared.look_after(&before);
+        }
+        shared.look_after(&hold);
+        if shared.is_closed() {
+            // The shutdown that runs beside us may have seen this lease, or not.
+            abandon(shared, &hold, until);
+            return Err(Fault::Never(Error::Closed));
+        }
+        self.log_granted(&hold);
+        Ok(hold)
+    }
+
+    /// How many tokens are reserved: more than one where there is somebody to hand the lock on to.
+    fn block(&self) -> u64 {
+        match self.has_company.get() {
+            true => u64::from(self.terms.handoffs) + 1,
+            false => 1,
+        }
+    }
+
+    /// Of the call that this attempt is for.
+    pub(crate) fn tenure(&self, token: FencingToken, since: Instant) -> Tenure {
+        Tenure {
+            token,
+            since: Some(since),
+            handoffs: self.terms.handoffs,
+            trace_id: self.settings.trace_id.clone(),
+            on_lost: self.settings.on_lost.clone(),
+            on_renew: self.settings.on_renew.clone(),
+        }
+    }
+
+    /// Undoes, in the background, what may have been acquired under `id` or may yet be.
+    pub(crate) fn undo(&self, keys: &Arc<Keys>, id: &HolderId, cause: Cause) -> Fault {
+        let until = Instant::now().after(self.terms.ttl);
+        self.shared
+            .undo(Undo::of_acquire(Arc::clone(keys), id.clone(), until));
+        Fault::NoAnswer(cause)
+    }
+
+    /// Asks Redis until it answers, or the deadline has come.
+    pub(crate) fn insist(&self, deadline: Instant) -> Result<Look, Error> {
+        let (mut failures, mut splits) = (0, 0);
+        loop {
+            match self.look(deadline) {
+                Ok(Look::Split) => {
+                    let pause = SPLIT.pause(splits);
+                    splits += 1;
+                    if Instant::now().after(pause) >= deadline {
+                        // Somebody else did hold it on some servers.
+                        return Ok(Look::Refused(0, Some(pause)));
+                    }
+                    std::thread::sleep(pause);
+                }
+                Ok(look) => return Ok(look),
+                Err(Fault::Open(open)) => return Err(self.turned_away(*open, Instant::now())),
+                Err(fault) => {
+                    let pause = self.pause_after(fault, failures, deadline)?;
+                    failures += 1;
+                    std::thread::sleep(pause);
+                }
+            }
+        }
+    }
+
+    /// How long to wait after a fault before the next look, or the error to give up with.
+    pub(crate) fn pause_after(
+        &self,
+        fault: Fault,
+        failures: u32,
+        deadline: Instant,
+    ) -> Result<Duration, Error> {
+        self.shared.check_open()?;
+        let cause = match fault {
+            Fault::Unsafe(error) | Fault::Never(error) => return Err(error),
+            Fault::NotNow(cause) | Fault::NoAnswer(cause) | Fault::Elsewhere(_, cause) => cause,
+            Fault::Open(open) => return self.pause_while_open(*open, deadline),
+        };
+        self.check_is_redis(&cause)?;
+        let cause = cause.or_said_before(&mut self.said.borrow_mut());
+        self.failure.replace(Some(cause.clone()));
+        let now = Instant::now();
+        if now >= deadline || self.is_unreachable(now) {
+            return Err(self.unreachable(cause, now));
+        }
+        // A connection that had died unnoticed costs one attempt and no pause.
+        let pause = match failures {
+            0 => Duration::ZERO,
+            _ => RECONNECT.pause(failures - 1),
+        };
+        Ok(pause.min(now.until(deadline.min(self.gives_up_at(now)))))
+    }
+
+    /// Errors where the peer will not become a Redis: at once if it speaks another protocol, else after some malformed
+    /// replies in a row.
+    fn check_is_redis(&self, cause: &Cause) -> Result<(), Error> {
+        let malformed = self.malformed.get() + u32::from(cause.is_malformed());
+        self.malformed.set(malformed);
+        let cause = match cause {
+            cause if cause.is_not_redis() => cause.clone(),
+            cause if malformed >= MOST_MALFORMED => cause.last_malformed(malformed),
+            _ => return Ok(()),
+        };
+        Err(self.shared.servers.unreachable(cause))
+    }
+
+    /// How long a waiting call pauses while its server is not asked. That another call was answered is
+    /// told to nobody, so it is looked for.
+    fn pause_while_open(&self, open: OpenCircuit, deadline: Instant) -> Result<Duration, Error> {
+        self.shared.watch(self.keys);
+        let now = Instant::now();
+        if self.is_unreachable(now) {
+            let last = open.last_at(self.shared.servers.label());
+            let cause = self.failure.take().unwrap_or(last);
+            return Err(self.unreachable(cause, now));
+        }
+        if now >= deadline {
+            return Err(self.turned_away(open, now));
+        }
+        let end = deadline.min(self.gives_up_at(now));
+        Ok(open.retry_in.min(LOOK_AGAIN).min(now.until(end)))
+    }
+
+    /// For a call that gives up while its server's breaker is open. One that has sent a command must
+    /// not say that nothing was sent: the lock may be held for it.
+    fn turned_away(&self, open: OpenCircuit, now: Instant) -> Error {
+        match self.failure.take() {
+            Some(cause) => self.unreachable(cause, now),
+            None if self.has_asked.get() => {
+                let last = open.last_at(self.shared.servers.label());
+                self.unreachable(last, now)
+            }
+            None => open.into(),
+        }
+    }
+
+    /// For a call that gives up at `now`.
+    fn unreachable(&self, cause: Cause, now: Instant) -> Error {
+        let cause = cause.unserved_for(self.silence(now));
+        self.shared.servers.unreachable(cause)
+    }
+
+    /// For a call that gives up at `now` while others wait for an answer on its behalf.
+    pub(crate) fn unreachable_for_others(&self, now: Instant) -> Error {
+        let silence = self.silence(now);
+        let servers = &self.shared.servers;
+        let silent_since =
+            |part: &&Arc<Keys>| servers.silent_since(part.key(0), now, self.asks_since.get());
+        let part = self.keys.parts().iter().min_by_key(silent_since);
+        let cause = part.and_then(|part| servers.last_failure(part.key(0)));
+        self.unreachable(cause.unwrap_or_else(|| Cause::no_reply(silence)), now)
+    }
+
+    /// Notes whether the command that came to `answer` was sent.
+    pub(crate) fn note<T>(&self, answer: &Result<T, Fault>) {
+        let was_sent = match answer {
+            Ok(_) | Err(Fault::NoAnswer(_) | Fault::Unsafe(_)) => true,
+            Err(Fault::NotNow(_) | Fault::Open(_) | Fault::Elsewhere(..) | Fault::Never(_)) => {
+                false
+            }
+        };
+        self.has_asked.set(self.has_asked.get() || was_sent);
+        if answer.is_ok() {
+            self.malformed.set(0);
+        }
+    }
+
+    /// Whether Redis has not answered for too long to wait for it any more.
+    pub(crate) fn is_unreachable(&self, now: Instant) -> bool {
+        self.silence(now) >= self.shared.config.unreachable_for
+    }
+
+    /// Notes that this call slept because the lock was held, and asks again. Others may have met a
+    /// long silence meanwhile, which ends only with an answer: this call asks Redis before it gives up.
+    pub(crate) fn woke(&self) {
+        let now = Instant::now();
+        if self.is_unreachable(now) {
+            self.asks_since.set(now);
+        }
+    }
+
+    /// When this call gives up, if Redis stays as silent as it is at `now`.
+    pub(crate) fn gives_up_at(&self, now: Instant) -> Instant {
+        let since = self.silent_since(now);
+        since.after(self.shared.config.unreachable_for)
+    }
+
+    /// For how long at `now` this call has been without an answer.
+    fn silence(&self, now: Instant) -> Duration {
+        self.silent_since(now).until(now)
+    }
+
+    fn silent_since(&self, now: Instant) -> Instant {
+        let servers = &self.shared.servers;
+        let each = |part: &Arc<Keys>| servers.silent_since(part.key(0), now, self.asks_since.get());
+        let first = self.keys.parts().iter().map(each).min();
+        first.unwrap_or(now)
+    }
+
+    /// Which of the names this client holds at this moment: the first that it does.
+    pub(crate) fn held_here(&self) -> Option<usize> {
+        self.keys.names.iter().position(|name| {
+            let holder = self.shared.waiters.holder(name);
+            holder.is_some_and(|hold| hold.lease(|lease| lease.covers(Instant::now())))
+        })
+    }
+
+    pub(crate) fn log_granted(&self, hold: &Hold) {
+        // The clock is not free, and this line is seldom wanted.
+        let mut is_wanted = false;
+        logging::contain(|| is_wanted = log::log_enabled!(log::Level::Debug));
+        if !is_wanted {
+            return;
+        }
+        let waited = self.start.until(Instant::now());
+        logging::debug!(
+            name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(),
+            ttl_ms = self.terms.ttl.as_millis() as u64, waited_us = waited.as_micros() as u64,
+            outcome = "acquired", trace_id = hold.trace_id().as_deref();
+            "acquired {} (holder {}, token {}, ttl {:?}, waited {waited:?})",
+            hold.keys, hold.id.short(), hold.token(), self.terms.ttl
+        );
+    }
+
+    /// Somebody else holds the lock, or came before: `outcome` says what follows from that.
+    pub(crate) fn log_refused(&self, outcome: &str, remaining: Option<Duration>) {
+        logging::debug!(
+            name:% = self.keys, outcome = outcome, ttl_ms = self.terms.ttl.as_millis() as u64,
+            remaining_ms = remaining.map(|left| left.as_millis() as u64),
+            trace_id = self.settings.trace_id.as_deref();
+            "{outcome} {}: somebody holds it, or waits before this call", self.keys
+        );
+    }
+}

@@ -1,0 +1,371 @@
+//! The wait for a fair lock: a place in its queue in Redis, kept until the lock is passed on to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::{Instant, nap};
+use crate::error::{Cause, Error};
+use crate::holder::HolderId;
+use crate::lease::held::Hold;
+use crate::lease::state::Lease;
+use crate::lease::undo::Undo;
+use crate::lock::attempt::Attempt;
+use crate::lock::wait_state::Vigil;
+use crate::logging;
+use crate::protocol::fair::{Line, Refreshed, provisional, refresh_every};
+use crate::protocol::kind::{Acquired, Found};
+use crate::protocol::one_or_many::Few;
+use crate::queue::fair::{Grant, Pace, Spot, Step};
+use crate::redis::{Fault, Lane, Stake};
+use crate::stats::Wake;
+use crate::token::FencingToken;
+use crate::wait_policy::{Backoff, WaitPolicy};
+
+/// A call that waits for a fair lock.
+pub(crate) struct Stand<'a> {
+    attempt: &'a Attempt<'a>,
+    line: &'a Line,
+    spot: Spot<'a>,
+    deadline: Instant,
+    pub(crate) vigil: Vigil<'a>,
+}
+
+impl<'a> Stand<'a> {
+    pub(crate) fn new(attempt: &'a Attempt<'a>, line: &'a Line, deadline: Instant) -> Self {
+        let pace = Pace {
+            every: refresh_every(attempt.terms.ttl),
+            backoff: match attempt.settings.wait {
+                WaitPolicy::Wake => None,
+                WaitPolicy::Backoff(backoff) => Some(backoff),
+            },
+        };
+        Self {
+            attempt,
+            line,
+            spot: attempt.shared.waiters.places.join(attempt.keys, pace),
+            deadline,
+            vigil: Vigil::new(attempt, deadline),
+        }
+    }
+
+    /// How often Redis said that somebody holds the lock, or waits before this call.
+    pub(crate) fn refusals(&self) -> u32 {
+        self.spot.refusals()
+    }
+
+    /// Waits until the lock is passed to this call. `None` at the deadline, or after the policy's attempts.
+    pub(crate) fn run(&mut self) -> Result<Option<Arc<Hold>>, Error> {
+        let outcome = self.wait();
+        if !matches!(outcome, Ok(Some(_)))
+            && let Some(id) = self.spot.leaves()
+        {
+            self.leave(id);
+        }
+        outcome
+    }
+
+    fn wait(&mut self) -> Result<Option<Arc<Hold>>, Error> {
+        loop {
+            self.attempt.shared.check_open()?;
+            let now = Instant::now();
+            let is_over = self.is_over(now);
+            match self.spot.step(now) {
+                Step::Take(grant) => {
+                    if let Some(hold) = self.take(grant)? {
+                        return Ok(Some(hold));
+                    }
+                }
+                Step::Refresh(_, why) if is_over => {
+                    self.spot.not_refreshed(why, now);
+                    return Ok(None);
+                }
+                _ if is_over => return Ok(None),
+                Step::Refresh(_, why) if self.is_too_late(now) => {
+                    // For the others, who may have more time.
+                    self.spot.not_refreshed(why, now);
+                    self.park(self.deadline);
+                }
+                Step::Enter if self.is_too_late(now) => self.park(self.deadline),
+                Step::Enter => {
+                    if let Some(hold) = self.enter()? {
+                        return Ok(Some(hold));
+                    }
+                }
+                Step::Refresh(ids, why) => self.refresh(&ids, why)?,
+                Step::Sleep(_) if now >= self.deadline => {
+                    return Err(self.attempt.unreachable_for_others(now));
+                }
+                Step::Sleep(until) => self.sleep(until)?,
+            }
+        }
+    }
+
+    /// Whether the wait ends without the lock. Not before it was seen to be somebody else's.
+    fn is_over(&self, now: Instant) -> bool {
+        let is_used_up = |backoff: Backoff| {
+            backoff
+                .limit()
+                .is_some_and(|limit| self.refusals() >= limit)
+        };
+        let is_used_up = match self.attempt.settings.wait {
+            WaitPolicy::Backoff(backoff) => is_used_up(backoff),
+            WaitPolicy::Wake => false,
+        };
+        is_used_up || now >= self.deadline && self.is_taken()
+    }
+
+    /// Whether this call may say at its deadline that it was not its turn.
+    fn is_taken(&self) -> bool {
+        self.spot.is_taken(self.vigil.span()) || self.attempt.held_here().is_some()
+    }
+
+    fn is_too_late(&self, now: Instant) -> bool {
+        self.vigil.is_too_late(now, || self.is_taken())
+    }
+
+    /// Takes the lock, or a place at the end of the queue.
+    fn enter(&mut self) -> Result<Option<Arc<Hold>>, Error> {
+        let Attempt {
+            shared,
+            keys,
+            terms,
+            ..
+        } = self.attempt;
+        let id = HolderId::fresh(&shared.config.owner);
+        logging::trace!(name:% = keys, holder:% = id.as_str(); "enter the queue of {keys} as {}", id.as_str());
+        shared.meters.counters.attempts.up();
+        let inbox = self.inbox();
+        let call = self.line.enter(keys, &id, terms.ttl, Some(&inbox));
+        let wanted = call.wanted();
+        let stake = Stake {
+            keys,
+            id: &id,
+            ttl: terms.ttl,
+            receipt: None,
+        };
+        let until = self.attempt.patience(self.deadline);
+        // Before it is sent: the lock may be passed on before the answer is here.
+        self.spot.enters(&id);
+        self.spot.answers(|answers| answers.asked(Instant::now()));
+        let answer = shared.servers.call_or_undo(
+            call.acknowledged_by(terms.replicas),
+            until,
+            Lane::Capped,
+            Some(&stake),
+        );
+        self.attempt.note(&answer);
+        let fault = match answer {
+            Ok((reply, sent)) => match Acquired::read(&reply, wanted) {
+                Some(Acquired::Granted(tokens)) => {
+                    self.spot.leaves();
+                    let now = Instant::now();
+                    match Lease::granted(sent, now, terms) {
+                        Some(lease) => return self.hold(id, tokens, lease, now).map(Some),
+                        None => self.attempt.undo(
+                            keys,
+                            &id,
+                            Cause::text("the answer took as long as the lease: ttl too short"),
+                        ),
+                    }
+                }
+                Some(Acquired::Refused(refusal)) => {
+                    self.spot.entered(sent, refusal.remaining);
+                    self.vigil.answered(sent, Instant::now());
+                    self.vigil.say(0, refusal.remaining);
+                    self.hear()?;
+                    return Ok(None);
+                }
+                _ => self.attempt.undo(
+                    keys,
+                    &id,
+                    Cause::text("the fair_enter script gave an answer that is not its own"),
+                ),
+            },
+            Err(Fault::NoAnswer(cause)) => self.attempt.undo(keys, &id, cause),
+            Err(Fault::Unsafe(error)) => {
+                self.attempt
+                    .undo(keys, &id, Cause::text("not acknowledged"));
+                Fault::Never(error)
+            }
+            Err(fault) => fault,
+        };
+        // Whatever came of it is undone, or a place that dies by itself.
+        self.spot.leaves();
+        let pause = self.failed(fault)?;
+        self.park(Instant::now().after(pause));
+        Ok(None)
+    }
+
+    /// Where this client hears of grants; empty where it does not.
+    fn inbox(&self) -> Vec<u8> {
+        match self.attempt.settings.wait {
+            WaitPolicy::Wake => self.attempt.shared.inbox(self.attempt.keys.key(0)),
+            WaitPolicy::Backoff(_) => Vec::new(),
+        }
+    }
+
+    /// Refreshes the places of all who wait for the name in this client.
+    fn refresh(&mut self, ids: &[HolderId], why: Wake) -> Result<(), Error> {
+        let Attempt { shared, keys, .. } = self.attempt;
+        let counts = shared.meters.woke(why);
+        // One for all of them.
+        let inbox = match self.spot.anybody_hears() {
+            true => shared.inbox(keys.key(0)),
+            false => Vec::new(),
+        };
+        let values: Vec<Vec<u8>> = ids.iter().map(|id| id.as_str().into()).collect();
+        let call = self.line.refresh(keys, &inbox, &values);
+        let until = self.attempt.patience(self.deadline);
+        self.spot.answers(|answers| answers.asked(Instant::now()));
+        let answer = shared.servers.call_or_undo(call, until, Lane::Capped, None);
+        self.attempt.note(&answer);
+        let fault = match answer {
+            Ok((reply, sent)) => match Refreshed::read(&reply, ids.len()) {
+                Some(answers) => {
+                    self.spot.refreshed(ids, &answers, sent);
+                    self.vigil.answered(sent, Instant::now());
+                    if counts && answers.iter().all(|answer| *answer == Refreshed::Waiting) {
+                        shared.meters.counters.spurious_wakes.up();
+                    }
+                    return self.hear();
+                }
+                None => Fault::NoAnswer(Cause::text(
+                    "the fair_refresh script gave an answer that is not its own",
+                )),
+            },
+            Err(fault) => fault,
+        };
+        let pause = self.failed(fault);
+        // Another call may have more patience.
+        let until = Instant::now().after(*pause.as_ref().unwrap_or(&Duration::ZERO));
+        self.spot.not_refreshed(why, until);
+        pause.map(|_| ())
+    }
+
+    /// Wants to hear of plain releases, and with them of grants, where the policy says so. Once they are heard the
+    /// places are refreshed: what was told before then was not.
+    fn hear(&mut self) -> Result<(), Error> {
+        self.vigil.hear(0).map(drop)
+    }
+
+    /// The lock was passed to this call. `None` where the grant has lapsed, or is too old to tell.
+    fn take(&mut self, grant: Grant) -> Result<Option<Arc<Hold>>, Error> {
+        let terms = &self.attempt.terms;
+        if grant.is_heard {
+            self.attempt.shared.meters.woke(Wake::Message);
+        }
+        let tokens = Few::One(grant.token);
+        let lasting = provisional(terms.ttl);
+        let now = Instant::now();
+        if terms.replicas.is_none()
+            && let Some(lease) = Lease::passed(grant.proof, now, lasting, terms)
+        {
+            return self.hold(grant.id, tokens, lease, now).map(Some);
+        }
+        match self.make_sure(&grant.id) {
+            Ok(Some(lease)) => self.hold(grant.id, tokens, lease, Instant::now()).map(Some),
+            Ok(None) => Ok(None),
+            Err(error) => {
+                self.leave(grant.id);
+                if self.vigil.is_outdone(&error, || self.is_taken()) {
+                    return Ok(None);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Renews a grant of which little may be left, or which replicas are to have. `None` where it has lapsed.
+    fn make_sure(&mut self, id: &HolderId) -> Result<Option<Lease>, Error> {
+        let Attempt {
+            shared,
+            keys,
+            terms,
+            ..
+        } = self.attempt;
+        loop {
+            shared.check_open()?;
+            let call = keys
+                .renew(id, terms.ttl, false)
+                .acknowledged_by(terms.replicas);
+            let until = self.attempt.patience(self.deadline);
+            let fault = match shared.servers.call_or_undo(call, until, Lane::Free, None) {
+                Ok((reply, sent)) => match Found::read(&reply) {
+                    Some(Found::Ours) => match Lease::granted(sent, Instant::now(), terms) {
+                        Some(lease) => return Ok(Some(lease)),
+                        None => Fault::NoAnswer(Cause::text(
+                            "the answer took as long as the lease: ttl too short",
+                        )),
+                    },
+                    Some(Found::Nobody | Found::Another) => return Ok(None),
+                    None => Fault::NoAnswer(Cause::text(
+                        "the renew script gave an answer that is not its own",
+                    )),
+                },
+                Err(fault) => fault,
+            };
+            self.spot.answers(|answers| answers.failed(Instant::now()));
+            let pause = self.vigil.failed(fault)?;
+            self.park(Instant::now().after(pause));
+        }
+    }
+
+    fn hold(
+        &self,
+        id: HolderId,
+        tokens: Few<FencingToken>,
+        lease: Lease,
+        since: Instant,
+    ) -> Result<Arc<Hold>, Error> {
+        let attempt = self.attempt;
+        let until = attempt.patience(self.deadline);
+        let hold = attempt.hold(id, tokens, lease, None, since, until);
+        hold.map_err(|fault| attempt.shared.servers.error(fault))
+    }
+
+    /// Leaves the queue, or passes on what came at this moment.
+    fn leave(&self, id: HolderId) {
+        let Attempt {
+            shared,
+            keys,
+            terms,
+            ..
+        } = self.attempt;
+        if shared.is_closed() {
+            // Nobody does so in the background any more. Where this fails the place dies by itself.
+            let until = Instant::now().after(shared.servers.command_timeout());
+            let _ = shared
+                .servers
+                .call(keys.release(id.as_str().as_bytes()), until, Lane::Free);
+            return;
+        }
+        let until = Instant::now().after(terms.ttl);
+        shared.undo(Undo::of_release(Arc::clone(keys), id, until));
+    }
+
+    /// Notes that there was no answer: how long to pause, unless it was the last time.
+    fn failed(&mut self, fault: Fault) -> Result<Duration, Error> {
+        self.spot.answers(|answers| answers.failed(Instant::now()));
+        match self.vigil.failed(fault) {
+            // The wait is over, and this is not why.
+            Err(error) if self.vigil.is_outdone(&error, || self.is_taken()) => Ok(Duration::ZERO),
+            answer => answer,
+        }
+    }
+
+    /// Sleeps in the queue.
+    fn sleep(&self, until: Instant) -> Result<(), Error> {
+        let now = Instant::now();
+        if self.attempt.is_unreachable(now) {
+            return Err(self.attempt.unreachable_for_others(now));
+        }
+        self.park(until.min(self.attempt.gives_up_at(now)));
+        Ok(())
+    }
+
+    /// Sleeps until `until`, or the deadline, or until woken; no longer than the clock allows.
+    fn park(&self, until: Instant) {
+        let pause = nap(Instant::now(), until.min(self.deadline));
+        self.spot.bell().sleep(pause);
+    }
+}

@@ -1,0 +1,207 @@
+//! Lists the held locks, by scanning the keys of every server.
+
+use std::collections::BTreeMap;
+
+use crate::clock::Instant;
+use crate::config::Config;
+use crate::error::Error;
+use crate::holder::Holder;
+use crate::name::Name;
+use crate::protocol::kind::{Keys, read_holder};
+use crate::protocol::script::{Call, Reply};
+use crate::redis::{Fault, Lane, Server, Wire};
+use crate::runtime::Shared;
+
+/// How many names are inspected in one write.
+const TOGETHER: usize = 64;
+
+/// A held lock and its holder, as [`Client::list`](crate::Client::list) found them.
+#[derive(Clone, Debug)]
+pub struct Held {
+    name: Name,
+    holder: Holder,
+}
+
+impl Held {
+    /// Returns the lock's name.
+    pub fn name(&self) -> &Name {
+        &self.name
+    }
+
+    /// Returns the holder.
+    pub fn holder(&self) -> &Holder {
+        &self.holder
+    }
+}
+
+/// Scans each server page by page and inspects the names on each page.
+///
+/// Over a quorum, a minority of the servers may fail.
+pub(crate) fn list(shared: &Shared, prefix: &[u8]) -> Result<Vec<Held>, Error> {
+    let key_prefix = shared.config.key_prefix.as_bytes();
+    let pattern = [glob(key_prefix), glob(prefix), b"*".to_vec()].concat();
+    let mut found = BTreeMap::new();
+    let size = shared.servers.size();
+    let mut may_fail = size.all - size.needed;
+    for server in twice(shared, |until| shared.servers.all(until))? {
+        match collect(shared, &server, &pattern, &mut found) {
+            Err(error) if error.is_unreachable() && may_fail > 0 => may_fail -= 1,
+            outcome => outcome?,
+        }
+    }
+    let held = found.into_iter();
+    let held = held.filter_map(|(name, holder)| Some((name, holder?)));
+    Ok(held.map(|(name, holder)| Held { name, holder }).collect())
+}
+
+/// Adds the names that one server has to `found`, except those that are there already.
+fn collect(
+    shared: &Shared,
+    server: &Server,
+    pattern: &[u8],
+    found: &mut BTreeMap<Name, Option<Holder>>,
+) -> Result<(), Error> {
+    let mut cursor = b"0".to_vec();
+    let mut wire = None;
+    loop {
+        let (next, page) = twice(shared, |until| server.scan(&cursor, pattern, until))?;
+        let names: Vec<Keys> = page
+            .iter()
+            .filter_map(|key| named(key, &shared.config))
+            // `SCAN` may return a key twice, and keys that are not locks.
+            .filter(|keys| {
+                !found.contains_key(keys.key(0).name) && shared.servers.check(keys).is_ok()
+            })
+            .collect();
+        for names in names.chunks(TOGETHER) {
+            let holders = twice(shared, |until| {
+                if shared.servers.size().all > 1 {
+                    return names.iter().map(|keys| by_majority(shared, keys)).collect();
+                }
+                holders(shared, server, &mut wire, names, until)
+            })?;
+            for (keys, holder) in names.iter().zip(holders) {
+                found.insert(keys.key(0).name.clone(), holder);
+            }
+        }
+        cursor = next;
+        if cursor == b"0" {
+            return Ok(());
+        }
+    }
+}
+
+/// Returns the holder of a name over a quorum.
+///
+/// If a minority has the key and another server does not answer, no majority can tell who holds the
+/// name: the name then counts as free. The scan has already shown that a majority answers.
+fn by_majority(shared: &Shared, keys: &Keys) -> Result<Option<Holder>, Fault> {
+    // Each name has its own deadline, so that one without a reply leaves the next ones their time.
+    let until = Instant::now().after(shared.servers.command_timeout());
+    match holder(shared, keys, until) {
+        Err(Fault::NotNow(_) | Fault::NoAnswer(_)) => Ok(None),
+        holder => holder,
+    }
+}
+
+/// Returns the holder of a name, asking the servers that keep it.
+fn holder(shared: &Shared, keys: &Keys, until: Instant) -> Result<Option<Holder>, Fault> {
+    let answer = shared.servers.call(keys.inspect(), until, Lane::Capped);
+    known(answer)
+}
+
+fn known(answer: Result<Reply, Fault>) -> Result<Option<Holder>, Fault> {
+    match answer {
+        Ok(reply) => Ok(read_holder(&reply).flatten()),
+        // The key was replaced after the scan by one that is not a string, so it is not a lock.
+        Err(Fault::Never(Error::WrongType { .. })) => Ok(None),
+        Err(fault) => Err(fault),
+    }
+}
+
+/// Calls `ask` with the command timeout as its deadline, and once more if a connection failed.
+///
+/// The pooled connection may have been dead already, and the commands change nothing.
+fn twice<T>(shared: &Shared, mut ask: impl FnMut(Instant) -> Result<T, Fault>) -> Result<T, Error> {
+    shared.check_open()?;
+    let until = Instant::now().after(shared.servers.command_timeout());
+    match ask(until) {
+        Err(Fault::NotNow(_) | Fault::NoAnswer(_)) if Instant::now() < until => ask(until),
+        answer => answer,
+    }
+    .map_err(|fault| shared.servers.error(fault))
+}
+
+/// Returns the holders of `names`, asking the server that has their keys in one write.
+///
+/// Keeps the connection in `wire` for the next call.
+fn holders(
+    shared: &Shared,
+    server: &Server,
+    wire: &mut Option<Wire>,
+    names: &[Keys],
+    until: Instant,
+) -> Result<Vec<Option<Holder>>, Fault> {
+    let mut used = match wire.take() {
+        Some(wire) => wire,
+        None => server.wire(until)?,
+    };
+    let calls: Vec<Call<'_>> = names.iter().map(Keys::inspect).collect();
+    let (answers, usable) = server.batch(&mut used, &calls);
+    *wire = Some(used).filter(|_| usable);
+    let holders = answers
+        .into_iter()
+        .zip(names)
+        .map(|(answer, keys)| match answer {
+            // The key's slot is migrating to another node.
+            Err(Fault::Elsewhere(..)) => holder(shared, keys, until),
+            answer => known(answer),
+        });
+    holders.collect()
+}
+
+/// Returns the lock with this key, or `None` if no lock can have it.
+fn named(key: &[u8], config: &Config) -> Option<Keys> {
+    let name = key.strip_prefix(config.key_prefix.as_bytes())?;
+    let keys = Keys::new(name.into(), &config.key_prefix, &config.channel_prefix);
+    keys.check().is_ok().then_some(keys)
+}
+
+/// Returns a glob pattern that matches exactly these bytes.
+fn glob(bytes: &[u8]) -> Vec<u8> {
+    let mut pattern = Vec::with_capacity(bytes.len());
+    for byte in bytes {
+        if b"*?[]\\".contains(byte) {
+            pattern.push(b'\\');
+        }
+        pattern.push(*byte);
+    }
+    pattern
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_escape_special_characters() {
+        assert_eq!(glob(b"lock:a"), b"lock:a");
+        assert_eq!(glob(b"[a]*?\\\xff"), b"\\[a\\]\\*\\?\\\\\xff");
+    }
+
+    #[test]
+    fn keys_that_are_not_locks_are_left_out() {
+        let name = |key: &[u8], key_prefix: &str| {
+            let config = Config {
+                key_prefix: key_prefix.into(),
+                ..Config::default()
+            };
+            named(key, &config).map(|keys| keys.key(0).name.clone())
+        };
+        assert_eq!(name(b"lock:a", "lock:"), Some("a".into()));
+        assert_eq!(name(b"lock:", "lock:"), None);
+        assert_eq!(name(b"luck:a", "lock:"), None);
+        assert_eq!(name(b"a", ""), Some("a".into()));
+        assert_eq!(name(b"leasehold:fence:{a}", ""), None);
+    }
+}

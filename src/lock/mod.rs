@@ -1,0 +1,10 @@
+//! What a call on a lock does, written once for every kind.
+
+pub(crate) mod acquire;
+pub(crate) mod attempt;
+pub(crate) mod fair_wait;
+pub(crate) mod list;
+pub(crate) mod release;
+pub(crate) mod renew;
+pub(crate) mod shutdown;
+pub(crate) mod wait_state;

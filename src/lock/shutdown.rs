@@ -1,0 +1,150 @@
+//! The shutdown of a client: releases all leases and joins all threads, in bounded time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::lease::state::Standing;
+use crate::lease::undo::Undo;
+use crate::logging;
+use crate::lost::Lost;
+use crate::protocol::kind::Found;
+use crate::runtime::Shared;
+
+/// The result of [`Client::shutdown`](crate::Client::shutdown).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShutdownReport {
+    released: usize,
+    already_lost: usize,
+    unreleased: usize,
+    woken: usize,
+    dialers: usize,
+    is_joined: bool,
+}
+
+impl ShutdownReport {
+    /// Returns how many leases were released.
+    pub fn released(&self) -> usize {
+        self.released
+    }
+
+    /// Returns how many leases this client no longer held, according to Redis.
+    pub fn already_lost(&self) -> usize {
+        self.already_lost
+    }
+
+    /// Returns how many leases have no confirmed release.
+    ///
+    /// Each of them ends after its ttl, or after a longer ttl that an unanswered
+    /// [`extend`](crate::MutexGuard::extend) asked for.
+    pub fn unreleased(&self) -> usize {
+        self.unreleased
+    }
+
+    /// Returns how many waiting calls failed with [`Error::Closed`](crate::Error::Closed).
+    pub fn woken(&self) -> usize {
+        self.woken
+    }
+
+    /// Returns the number of threads that were still making a connection.
+    ///
+    /// Each ends by itself within [`connect_timeout`](crate::ClientBuilder::connect_timeout), unless the system's name
+    /// resolution takes longer: that cannot be interrupted.
+    pub fn dialers(&self) -> usize {
+        self.dialers
+    }
+
+    /// Returns whether every release was confirmed and every thread has ended.
+    ///
+    /// If a callback called `shutdown`, its own thread does not count.
+    pub fn is_clean(&self) -> bool {
+        self.unreleased == 0 && self.is_joined && self.dialers == 0
+    }
+}
+
+/// Refuses new calls, wakes all waiters, releases all leases, and ends the threads.
+pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
+    let deadline = Instant::now().after(within);
+    if !shared.close() {
+        return ShutdownReport {
+            is_joined: true,
+            ..ShutdownReport::default()
+        };
+    }
+    // Even with a short `within`, the steps that wait for no reply have time to complete.
+    let last = deadline.max(Instant::now().after(shared.servers.command_timeout()));
+    for (keys, id) in shared.waiters.places.leave_all() {
+        shared.undo(Undo::of_release(keys, id, last));
+    }
+    let woken = shared.waiters.ring_all();
+    // A lease that the timer thread is working on would be missing from `drain` below. The thread
+    // does no I/O, so it ends at once.
+    shared.timer.stop();
+    let timer_is_joined = shared.timer.join(last);
+    // Holders are told before the release, so that none continues under a lock that is already
+    // free.
+    let held = shared.timer.drain().into_iter().filter(|hold| {
+        // Records `Expired` first, for a lease that has expired unnoticed.
+        hold.stand(Instant::now());
+        hold.lose(Lost::ShutDown);
+        shared.tell_loss(hold);
+        // If the holder is releasing the lease at this moment, leave the release to it.
+        matches!(hold.stand(Instant::now()), Standing::Lost(Lost::ShutDown))
+    });
+    let held: Vec<_> = held.collect();
+    let mut report = ShutdownReport {
+        woken,
+        unreleased: held.len(),
+        ..ShutdownReport::default()
+    };
+    let answers = shared.release(held, last);
+    while let Ok(found) = answers.recv_timeout(Instant::now().until(deadline)) {
+        match found {
+            Found::Ours => report.released += 1,
+            Found::Nobody | Found::Another => report.already_lost += 1,
+        }
+        report.unreleased -= 1;
+    }
+    report.is_joined = timer_is_joined & stop(shared, last);
+    report.dialers = shared.servers.dialers().wait(last);
+    logging::debug!("shut down: {report:?}");
+    report
+}
+
+/// Ends the threads; returns false if one has not ended by `until` and was not joined.
+pub(crate) fn stop(shared: &Shared, until: Instant) -> bool {
+    shared.close();
+    shared.timer.stop();
+    shared.switches.stop();
+    shared.callbacks.stop();
+    // Stopping a subscriber publishes to its server: a server that does not reply must leave time
+    // for the others.
+    let patience = Instant::now().until(until) / 4;
+    let sites = shared.sites.all();
+    for site in &sites {
+        site.stop(Instant::now().after(patience / sites.len() as u32));
+    }
+    let mut joined = vec![
+        shared.timer.join(until),
+        shared.switches.join(until),
+        shared.callbacks.join(until),
+    ];
+    joined.extend(sites.iter().map(|site| site.join(until)));
+    shared.servers.close();
+    joined.into_iter().all(|is_joined| is_joined)
+}
+
+/// The state shared by clients, locks and guards; dropping the last of them ends the threads.
+pub(crate) struct Core {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // `shutdown` has already ended the threads.
+        if !self.shared.is_closed() {
+            let until = Instant::now().after(self.shared.servers.command_timeout());
+            stop(&self.shared, until);
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! The Lua scripts, as calls that can be sent, and what comes back.
+
+use std::sync::LazyLock;
+
+use redis::Value;
+
+use crate::name::shown;
+use crate::replicas::Replicas;
+
+/// A script that Redis runs as one step.
+#[derive(Debug)]
+pub(crate) struct Script {
+    /// What errors and logs call it.
+    pub(crate) name: &'static str,
+    source: &'static str,
+    /// The commands in it that it cannot do without.
+    commands: &'static [&'static str],
+    pub(crate) kind: Kind,
+    sha: LazyLock<String>,
+}
+
+/// The kind of a script: it decides which replies the script has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Acquire,
+    AcquireAll,
+    /// Acquires a fair lock, or enters its queue.
+    Enter,
+    Propose,
+    Release,
+    /// Releases for several holder ids.
+    Undo,
+    Renew,
+    Inspect,
+    Refresh,
+    Tally,
+}
+
+macro_rules! script {
+    ($kind:ident, $name:literal, $($command:literal),+) => {
+        script!($kind, include_str!(concat!("", $name, ".lua")), $name, $($command),+)
+    };
+    ($kind:ident, $source:expr, $name:literal, $($command:literal),+) => {{
+        const SOURCE: &str = $source;
+        Script {
+            name: $name,
+            source: SOURCE,
+            commands: &[$($command),+],
+            kind: Kind::$kind,
+            sha: LazyLock::new(|| redis::Script::new(SOURCE).get_hash().to_owned()),
+        }
+    }};
+}
+
+/// A script of the fair lock: what they have in common, and then what is its own.
+macro_rules! fair_script {
+    ($kind:ident, $name:literal, $($command:literal),*) => {
+        script!(
+            $kind,
+            concat!(include_str!("fair_grant.lua"), include_str!(concat!("", $name, ".lua"))),
+            $name,
+            "time", "get", "pexpire", "lindex", "hget", "lpop", "hdel", "set", "del" $(, $command)*
+        )
+    };
+}
+
+pub(crate) static ACQUIRE: Script =
+    script!(Acquire, "acquire", "get", "time", "set", "del", "pttl");
+pub(crate) static PROPOSE: Script = script!(Propose, "propose", "get", "set", "del", "pttl");
+pub(crate) static RELEASE: Script =
+    script!(Release, "release", "get", "del", "pttl", "pexpire", "set");
+pub(crate) static RENEW: Script = script!(Renew, "renew", "get", "pttl", "pexpire", "set", "del");
+pub(crate) static ACQUIRE_ALL: Script = script!(
+    AcquireAll,
+    "acquire_all",
+    "get",
+    "pttl",
+    "set",
+    "del",
+    "time"
+);
+pub(crate) static PROPOSE_ALL: Script =
+    script!(Propose, "propose_all", "get", "pttl", "set", "del");
+pub(crate) static RELEASE_ALL: Script = script!(
+    Release,
+    "release_all",
+    "get",
+    "del",
+    "pttl",
+    "pexpire",
+    "set"
+);
+pub(crate) static RENEW_ALL: Script =
+    script!(Renew, "renew_all", "get", "pttl", "pexpire", "set", "del");
+pub(crate) static UNDO: Script = script!(Undo, "undo", "get", "del", "pttl", "pexpire", "set");
+pub(crate) static INSPECT: Script = script!(Inspect, "inspect", "get", "pttl");
+pub(crate) static FAIR_ENTER: Script = fair_script!(Enter, "fair_enter", "rpush", "hset", "pttl");
+pub(crate) static FAIR_REFRESH: Script = fair_script!(Refresh, "fair_refresh", "hset");
+pub(crate) static FAIR_RELEASE: Script = fair_script!(Release, "fair_release", "lrem");
+pub(crate) static FAIR_UNDO: Script = fair_script!(Undo, "fair_undo", "lrem");
+pub(crate) static TALLY: Script = script!(Tally, "tally", "get", "hincrby", "set");
+
+/// One call of a script, ready to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call<'a> {
+    pub(crate) script: &'static Script,
+    /// One of each kind for every name; of the second kind there may be none.
+    pub(crate) keys: [&'a [Vec<u8>]; 2],
+    pub(crate) args: [Arg<'a>; 4],
+    /// Further arguments, one for every name.
+    pub(crate) rest: &'a [Vec<u8>],
+    /// Who must have acknowledged it, by a command behind it in the same write.
+    pub(crate) replicas: Option<Replicas>,
+    /// ASKING goes before it, and is answered before it: for a node of a cluster that is only about
+    /// to get the slot.
+    pub(crate) asking: bool,
+}
+
+/// An argument of a call; the absent ones are the last.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum Arg<'a> {
+    Bytes(&'a [u8]),
+    Number(u64),
+    #[default]
+    Absent,
+}
+
+impl Call<'_> {
+    /// The same call, which counts when so many replicas have acknowledged it.
+    pub(crate) fn acknowledged_by(self, replicas: Option<Replicas>) -> Self {
+        Self { replicas, ..self }
+    }
+
+    pub(crate) fn asking(self, asking: bool) -> Self {
+        Self { asking, ..self }
+    }
+
+    /// Appends the call by the script's digest: what is sent first.
+    pub(crate) fn pack_by_sha(&self, buffer: &mut Vec<u8>) {
+        self.pack("EVALSHA", &self.script.sha, buffer);
+    }
+
+    /// Appends the call with the script's text, for a server that does not know the digest.
+    pub(crate) fn pack_by_source(&self, buffer: &mut Vec<u8>) {
+        self.pack("EVAL", self.script.source, buffer);
+    }
+
+    /// The rights that a user needs for it, since a server may not say which one is missing.
+    pub(crate) fn rights(&self) -> String {
+        let firsts = self.keys.iter().filter_map(|keys| keys.first());
+        let firsts: Vec<String> = firsts.map(|key| shown(key)).collect();
+        let more = match self.keys[0] {
+            [] | [_] => "",
+            _ => ", and on those of the other names",
+        };
+        format!(
+            "the {} script needs {}+evalsha +eval +{} on the keys {}{more}",
+            self.script.name,
+            if self.asking { "+asking " } else { "" },
+            self.script.commands.join(" +"),
+            firsts.join(" and ")
+        )
+    }
+
+    fn pack(&self, verb: &str, script: &str, buffer: &mut Vec<u8>) {
+        if self.asking {
+            redis::cmd("ASKING").write_packed_command(buffer);
+        }
+        let [first, second] = self.keys;
+        let keys = first.len() + second.len();
+        let is_there = |arg: &&Arg<'_>| !matches!(arg, Arg::Absent);
+        let args = self.args.iter().take_while(is_there);
+        // Straight into the buffer: `redis::Cmd` first gathers the arguments, which costs a third of what
+        // the client spends on a call.
+        header(
+            b'*',
+            3 + keys + args.clone().count() + self.rest.len(),
+            buffer,
+        );
+        bulk(verb.as_bytes(), buffer);
+        bulk(script.as_bytes(), buffer);
+        number(keys as u64, buffer);
+        for key in first.iter().chain(second) {
+            bulk(key, buffer);
+        }
+        for arg in args {
+            match arg {
+                Arg::Bytes(bytes) => bulk(bytes, buffer),
+                Arg::Number(n) => number(*n, buffer),
+                Arg::Absent => {}
+            }
+        }
+        for arg in self.rest {
+            bulk(arg, buffer);
+        }
+    }
+}
+
+/// What opens an array (`*`) or a string (`$`) of a request: <https://redis.io/docs/latest/develop/reference/protocol-spec/>.
+fn header(mark: u8, len: usize, buffer: &mut Vec<u8>) {
+    buffer.push(mark);
+    buffer.extend_from_slice(itoa::Buffer::new().format(len).as_bytes());
+    buffer.extend_from_slice(b"\r\n");
+}
+
+fn bulk(bytes: &[u8], buffer: &mut Vec<u8>) {
+    header(b'$', bytes.len(), buffer);
+    buffer.extend_from_slice(bytes);
+    buffer.extend_from_slice(b"\r\n");
+}
+
+fn number(n: u64, buffer: &mut Vec<u8>) {
+    bulk(itoa::Buffer::new().format(n).as_bytes(), buffer);
+}
+
+/// Appends the command that waits until `replicas` have what this connection wrote before.
+pub(crate) fn pack_wait(replicas: &Replicas, buffer: &mut Vec<u8>) {
+    let mut command = redis::cmd("WAIT");
+    command
+        .arg(replicas.wanted)
+        // Less than 1 would wait for ever; a time that was checked is neither that nor too long.
+        .arg(u64::try_from(replicas.within.as_millis()).unwrap_or(u64::MAX));
+    command.write_packed_command(buffer);
+}
+
+/// An answer, without the client library's types.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Reply {
+    Nil,
+    Int(i64),
+    Text(Vec<u8>),
+    /// One line, as `OK`; no script of ours answers with one.
+    Status(String),
+    List(Vec<Self>),
+    Other,
+}
+
+impl Reply {
+    /// Whether a script of ours did what it is for: each of them then answers 1, or a list that
+    /// begins with it.
+    pub(crate) fn is_done(&self) -> bool {
+        match self {
+            Self::Int(1) => true,
+            Self::List(items) => items.first() == Some(&Self::Int(1)),
+            _ => false,
+        }
+    }
+
+    /// The number behind the first item, where there is one.
+    pub(crate) fn second(&self) -> Option<i64> {
+        match self {
+            Self::List(items) => match items.get(1) {
+                Some(Self::Int(n)) => Some(*n),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+impl From<Value> for Reply {
+    fn from(value: Value) -> Self {
+        match value {
+            Value::Nil => Self::Nil,
+            Value::Int(n) => Self::Int(n),
+            Value::BulkString(text) => Self::Text(text),
+            Value::SimpleString(text) => Self::Status(text),
+            Value::Okay => Self::Status("OK".into()),
+            Value::Array(items) => Self::List(items.into_iter().map(Self::from).collect()),
+            // What is a list of pairs in the older protocol.
+            Value::Map(pairs) => {
+                let items = pairs.into_iter().flat_map(|(key, value)| [key, value]);
+                Self::List(items.map(Self::from).collect())
+            }
+            _ => Self::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn smoke() {
+        let args = [
+            Arg::Bytes(b"\xff"),
+            Arg::Number(7),
+            Arg::Absent,
+            Arg::Absent,
+        ];
+        let (k, n) = ([b"k".to_vec()], [b"n".to_vec()]);
+        let call = Call {
+            script: &RELEASE,
+            keys: [&k, &n],
+            args,
+            rest: &[],
+            replicas: None,
+            asking: false,
+        };
+        let mut sent = Vec::new();
+        call.pack_by_sha(&mut sent);
+        assert!(sent.starts_with(b"*7\r\n$7\r\nEVALSHA\r\n$40\r\n"));
+        assert!(sent.ends_with(b"$1\r\n2\r\n$1\r\nk\r\n$1\r\nn\r\n$1\r\n\xff\r\n$1\r\n7\r\n"));
+        let mut sent = Vec::new();
+        call.pack_by_source(&mut sent);
+        assert!(sent.starts_with(b"*7\r\n$4\r\nEVAL\r\n"));
+        let call = Call {
+            keys: [&k, &[]],
+            ..call
+        };
+        let mut sent = Vec::new();
+        Call { rest: &n, ..call }.pack_by_sha(&mut sent);
+        assert!(sent.ends_with(b"$1\r\n1\r\n$1\r\nk\r\n$1\r\n\xff\r\n$1\r\n7\r\n$1\r\nn\r\n"));
+        let mut sent = Vec::new();
+        call.asking(true).pack_by_sha(&mut sent);
+        assert!(sent.starts_with(b"*1\r\n$6\r\nASKING\r\n*6\r\n$7\r\nEVALSHA\r\n"));
+    }
+
+    fn called(source: &str) -> Vec<String> {
+        let calls = source.split("call('").skip(1);
+        let mut called: Vec<_> = calls
+            .filter_map(|rest| Some(rest.split_once('\'')?.0.to_ascii_lowercase()))
+            .collect();
+        called.sort();
+        called.dedup();
+        called
+    }
+
+    /// The user that README and the crate's documentation tell operators to make.
+    #[test]
+    fn the_documented_user_may_do_what_the_scripts_call() {
+        let line = include_str!("../../README.md")
+            .lines()
+            .find(|line| line.starts_with("ACL SETUSER leasehold "))
+            .unwrap();
+        assert!(include_str!("../lib.rs").contains(&format!("//! {line}\n")));
+        let allowed: Vec<&str> = line
+            .split(' ')
+            .filter_map(|rule| rule.strip_prefix('+'))
+            .collect();
+        let plain = [&ACQUIRE, &PROPOSE, &RELEASE, &RENEW, &INSPECT];
+        let several = [&ACQUIRE_ALL, &PROPOSE_ALL, &RELEASE_ALL, &RENEW_ALL, &UNDO];
+        let fair = [&FAIR_ENTER, &FAIR_REFRESH, &FAIR_RELEASE, &FAIR_UNDO];
+        for script in plain.into_iter().chain(several).chain(fair) {
+            let mut called = called(script.source);
+            assert!(
+                called
+                    .iter()
+                    .all(|command| allowed.contains(&command.as_str())),
+                "{}: {called:?}",
+                script.name
+            );
+            // Without it a release is not announced, which waiters make up for.
+            called.retain(|command| command != "publish");
+            let mut needed = script.commands.to_vec();
+            needed.sort();
+            assert_eq!(called, needed, "{}", script.name);
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! The waiters' queue and the hand-off in thousands of schedules, over a Redis that is one key.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::thread::{spawn, yield_now};
+
+use crate::clock::Instant;
+use crate::config::Terms;
+use crate::holder::HolderId;
+use crate::lease::handoff::Run;
+use crate::lease::held::{Hold, Live, Tenure};
+use crate::lease::state::{Lease, Standing};
+use crate::lost::Lost;
+use crate::name::Name;
+use crate::protocol::kind::Keys;
+use crate::protocol::one_or_many::Few;
+use crate::queue::local::{HandOn, Handed, Taken, Turn, Waiters};
+use crate::token::FencingToken;
+
+const SCHEDULES: usize = 5_000;
+
+const TERMS: Terms = Terms {
+    ttl: Duration::from_secs(10),
+    renew_every: Some(Duration::from_secs(3)),
+    max_hold: Duration::MAX,
+    replicas: None,
+    handoffs: 2,
+};
+
+/// Nothing here takes time.
+fn now() -> Instant {
+    Instant::START.after(Duration::from_secs(1))
+}
+
+struct World {
+    waiters: Waiters,
+    keys: Arc<Keys>,
+    redis: Mutex<Redis>,
+    /// What the lock protects.
+    inside: Mutex<Inside>,
+    /// Somebody deletes the key at any time.
+    has_thief: bool,
+}
+
+#[derive(Default)]
+struct Redis {
+    key: Option<HolderId>,
+    fence: u64,
+}
+
+#[derive(Default)]
+struct Inside {
+    now: usize,
+    newest: u64,
+    entered: usize,
+    handed: usize,
+}
+
+impl Redis {
+    fn acquire(&mut self, id: &HolderId, block: u64) -> Option<u64> {
+        if self.key.is_some() {
+            return None;
+        }
+        self.key = Some(id.clone());
+        let first = self.fence + 1;
+        self.fence += block;
+        Some(first)
+    }
+
+    fn release(&mut self, id: &HolderId) {
+        if self.key.as_ref() == Some(id) {
+            self.key = None;
+        }
+    }
+}
+
+fn tenure(token: FencingToken) -> Tenure {
+    Tenure {
+        token,
+        since: Some(now()),
+        handoffs: TERMS.handoffs,
+        trace_id: None,
+        on_lost: None,
+        on_renew: None,
+    }
+}
+
+impl World {
+    fn name(&self) -> &Name {
+        self.keys.key(0).name
+    }
+
+    /// As the acquire loop: a hold, or none where it gave up.
+    fn lock(&self) -> Option<(Arc<Hold>, FencingToken)> {
+        let ticket = self
+            .waiters
+            .join(self.name(), Some(TERMS), thread_rng().gen_bool(0.8));
+        let mut look = false;
+        let taken = loop {
+            yield_now();
+            match ticket.turn(look) {
+                Turn::Handed => match ticket.take(now(), Duration::MAX, tenure) {
+                    Taken::Held(hold) => {
+                        self.inside.lock().unwrap().handed += 1;
+                        break Some((Arc::clone(&hold), hold.token()));
+                    }
+                    Taken::Lost(handed) => self.decline(&handed),
+                    Taken::Nothing => panic!("it was handed one"),
+                },
+                Turn::Look => {
+                    if let Some(granted) = self.ask(ticket.asks()) {
+                        break Some(granted);
+                    }
+                }
+                Turn::GiveWay | Turn::HeldHere | Turn::Queue => {}
+            }
+            // Until it is woken, looks around, or has had enough.
+            look = loop {
+                yield_now();
+                if ticket.bell().is_rung() {
+                    break false;
+                }
+                if thread_rng().gen_bool(0.1) {
+                    break true;
+                }
+            };
+            if thread_rng().gen_bool(0.05) {
+                break None;
+            }
+        };
+        if let Some(handed) = ticket.leave() {
+            yield_now();
+            self.decline(&handed);
+        }
+        taken
+    }
+
+    fn ask(&self, has_company: bool) -> Option<(Arc<Hold>, FencingToken)> {
+        let id = HolderId::fresh("o");
+        let block = if has_company {
+            u64::from(TERMS.handoffs) + 1
+        } else {
+            1
+        };
+        yield_now();
+        let token = self.redis.lock().unwrap().acquire(&id, block)?;
+        assert!(
+            token > self.inside.lock().unwrap().newest,
+            "a token that was used"
+        );
+        yield_now();
+        let token = FencingToken::new(token);
+        let hold = Arc::new(Hold {
+            keys: Arc::clone(&self.keys),
+            id,
+            tokens: Few::One(token),
+            receipt: None,
+            serial: 0,
+            replicas: None,
+            run: Run::new(token, block, now()),
+            live: Live::new(Lease::granted(now(), now(), &TERMS).unwrap(), tenure(token)),
+        });
+        for before in self.waiters.granted(&hold) {
+            let before = before.upgrade();
+            if let Some(before) = before {
+                before.lose(Lost::Taken);
+                self.waiters.ended(&before, false);
+            }
+        }
+        Some((hold, token))
+    }
+
+    fn decline(&self, handed: &Handed) {
+        self.unlock(&handed.hold, handed.token);
+    }
+
+    fn unlock(&self, hold: &Arc<Hold>, token: FencingToken) {
+        if let HandOn::Done(_) = self.waiters.hand_on(hold, token, false, now()) {
+            return;
+        }
+        yield_now();
+        match hold.release(token, now()) {
+            Some(Standing::Held(_)) => {
+                yield_now();
+                self.redis.lock().unwrap().release(&hold.id);
+                yield_now();
+                hold.lease(Lease::released);
+                if hold.run.was_handed(token) {
+                    self.waiters.give_way(hold);
+                }
+                self.waiters.ended(hold, true);
+            }
+            Some(Standing::Lost(_)) => {
+                self.waiters.ended(hold, false);
+                yield_now();
+                // Two of this client may have asked at once, and learnt of their grants in the other order.
+                self.redis.lock().unwrap().release(&hold.id);
+            }
+            Some(Standing::Released) | None => panic!("{token} was let go of before"),
+        }
+    }
+
+    fn section(&self, token: FencingToken) {
+        {
+            let mut inside = self.inside.lock().unwrap();
+            inside.now += 1;
+            inside.entered += 1;
+            assert!(inside.now == 1 || self.has_thief, "two are inside");
+            if !self.has_thief {
+                assert!(token.value() > inside.newest, "an older token");
+            }
+            inside.newest = inside.newest.max(token.value());
+        }
+        yield_now();
+        self.inside.lock().unwrap().now -= 1;
+    }
+}
+
+/// Returns how many sections were entered, and how many of them by a hand-off.
+fn run(threads: usize, has_thief: bool) -> (usize, usize) {
+    let world = Arc::new(World {
+        waiters: Waiters::default(),
+        keys: Arc::new(Keys::new("a".into(), "lock:", "lock_release:")),
+        redis: Mutex::default(),
+        inside: Mutex::default(),
+        has_thief,
+    });
+    let mut all: Vec<_> = (0..threads)
+        .map(|_| {
+            let world = Arc::clone(&world);
+            spawn(move || {
+                for _ in 0..2 {
+                    if let Some((hold, token)) = world.lock() {
+                        world.section(token);
+                        world.unlock(&hold, token);
+                    }
+                }
+            })
+        })
+        .collect();
+    if has_thief {
+        let world = Arc::clone(&world);
+        all.push(spawn(move || {
+            for _ in 0..2 {
+                yield_now();
+                world.redis.lock().unwrap().key = None;
+            }
+        }));
+    }
+    for one in all {
+        one.join().unwrap();
+    }
+    assert_eq!(world.redis.lock().unwrap().key, None, "nobody holds it");
+    assert!(world.waiters.is_idle(), "nor waits for it");
+    let inside = world.inside.lock().unwrap();
+    (inside.entered, inside.handed)
+}
+
+#[test]
+fn one_at_a_time_under_rising_tokens_and_nothing_is_left() {
+    let total = Arc::new(Mutex::new((0, 0)));
+    let counted = Arc::clone(&total);
+    shuttle::check_random(
+        move || {
+            let (entered, handed) = run(4, false);
+            let mut total = counted.lock().unwrap();
+            *total = (total.0 + entered, total.1 + handed);
+        },
+        SCHEDULES,
+    );
+    let (entered, handed) = *total.lock().unwrap();
+    assert!(
+        handed > entered / 10,
+        "{handed} of {entered}: or it shows nothing"
+    );
+}
+
+#[test]
+fn tokens_rise_and_nothing_is_left_when_a_stranger_deletes_the_key() {
+    let check = || {
+        run(4, true);
+    };
+    shuttle::check_random(check, SCHEDULES);
+}

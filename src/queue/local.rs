@@ -1,0 +1,837 @@
+//! Who waits for a name in this client, first come first served, and whether the client holds it. No I/O.
+
+use std::cell::{Cell, OnceCell};
+use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::clock::Instant;
+use crate::config::Terms;
+use crate::holder::HolderId;
+use crate::lease::handoff::Step;
+use crate::lease::held::{Hold, Tenure};
+use crate::name::{Name, Names};
+use crate::queue::answers::{Answers, Span};
+use crate::queue::fair::Places;
+use crate::queue::parker::Bell;
+use crate::stats::Wake;
+use crate::token::FencingToken;
+
+/// What this client knows of the names that somebody holds or waits for here.
+///
+/// Two waiters of a name talk to Redis, and are mostly one: the first in the queue, and the contender. The
+/// contender is the first that releases wake, or the first in the queue if they wake none. A waiter under
+/// [`WaitPolicy::Backoff`](crate::WaitPolicy) sleeps through its pauses, and those behind it must not. The
+/// others sleep until they become one of the two.
+///
+/// A bell that is rung while its waiter is busy stays rung, so a wake is never lost between a look and the
+/// sleep after it.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters {
+    names: Mutex<Names<Queue>>,
+    /// Those who wait for fair locks, each of whom has a place of its own in Redis.
+    pub(crate) places: Places,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// The lease that this client holds.
+    held: Option<Held>,
+    /// Who took it, for a warning in debug builds.
+    holder: Option<std::thread::ThreadId>,
+    /// The last lease released here while somebody waited: its own message is no news.
+    released: Option<HolderId>,
+    /// Releases that not enough servers have announced yet, or just enough.
+    heard: VecDeque<Heard>,
+    places: VecDeque<Place>,
+    next: u64,
+    answers: Answers,
+    courtesy: Courtesy,
+}
+
+/// After a run of hand-offs others come first: the first here waits until the release is heard, as they do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Courtesy {
+    #[default]
+    None,
+    Due,
+    /// The first in the queue does so now.
+    Begun,
+}
+
+/// Which server says something, and how many must say the same before it counts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Voice {
+    pub(crate) server: usize,
+    pub(crate) needed: usize,
+}
+
+/// An announcement, by its hash, and who has made it, by bits.
+#[derive(Debug)]
+struct Heard {
+    payload: u64,
+    by: u64,
+}
+
+/// So many announcements of a name may be incomplete at a time. What is crowded out costs a waiter
+/// the backstop.
+const MOST_HEARD: usize = 64;
+
+#[derive(Debug)]
+struct Held {
+    id: HolderId,
+    /// Weak: a hold may own a user's closure, which must not be dropped under a lock.
+    hold: Weak<Hold>,
+}
+
+#[derive(Debug)]
+struct Place {
+    id: u64,
+    /// Hung up when its waiter first sleeps: most never do.
+    bell: Option<Bell>,
+    /// Rung before the bell was hung up.
+    rung: bool,
+    /// Why it was rung, until its waiter is awake.
+    why: Option<Wake>,
+    /// Look at Redis whatever this client knows.
+    look: bool,
+    /// It waits under `WaitPolicy::Wake`.
+    hears: bool,
+    /// On which terms a lease may be handed to it.
+    wants: Option<Terms>,
+    /// The lease that was handed to it, until its waiter is awake.
+    handed: Option<Handed>,
+}
+
+/// A lease that was handed on, and the token of its new holder.
+#[derive(Debug)]
+pub(crate) struct Handed {
+    pub(crate) hold: Arc<Hold>,
+    pub(crate) token: FencingToken,
+}
+
+/// What came of an attempt to hand a lease on.
+pub(crate) enum HandOn {
+    /// It has a new holder. This was the tenure of the one before.
+    Done(Tenure),
+    /// Renew it first.
+    Renew,
+    /// Nobody is there for it, or it must not be.
+    Not,
+}
+
+/// What has become of a lease that was handed on.
+pub(crate) enum Taken {
+    /// There was none.
+    Nothing,
+    Held(Arc<Hold>),
+    /// Lost before its waiter woke.
+    Lost(Handed),
+}
+
+impl Place {
+    fn ring(&mut self, why: Wake) {
+        // What was rung for nothing but a look around may since be rung for something.
+        if self.why.is_none_or(|before| before == Wake::Turn) {
+            self.why = Some(why);
+        }
+        match &self.bell {
+            // Under the lock that the waiter takes next. Where two processors serve all, a hand-off through Redis takes
+            // a tenth longer otherwise: the waiter begins elsewhere, beside this thread, and the server waits for both.
+            Some(bell) => bell.ring(),
+            None => self.rung = true,
+        }
+    }
+}
+
+impl Queue {
+    fn is_idle(&self) -> bool {
+        self.held.is_none() && self.places.is_empty()
+    }
+
+    /// Whether this announcement has just become one that counts.
+    fn has_heard_enough(&mut self, payload: &[u8], voice: Voice) -> bool {
+        if voice.needed <= 1 {
+            return true;
+        }
+        let mut hasher = DefaultHasher::new();
+        hasher.write(payload);
+        let payload = hasher.finish();
+        let bit = 1 << (voice.server % 64);
+        if let Some(heard) = self.heard.iter_mut().find(|heard| heard.payload == payload) {
+            let is_new = heard.by & bit == 0;
+            heard.by |= bit;
+            return is_new && heard.by.count_ones() as usize == voice.needed;
+        }
+        if self.heard.len() == MOST_HEARD {
+            self.heard.pop_front();
+        }
+        self.heard.push_back(Heard { payload, by: bit });
+        false
+    }
+
+    /// Where the contender stands.
+    fn contender(&self) -> usize {
+        let mut places = self.places.iter();
+        places.position(|place| place.hears).unwrap_or(0)
+    }
+
+    /// Where those stand who talk to Redis.
+    fn lookers(&self) -> [usize; 2] {
+        [0, self.contender()]
+    }
+
+    fn ring(&mut self, n: usize, look: bool, why: Wake) {
+        if let Some(place) = self.places.get_mut(n) {
+            place.look |= look;
+            place.ring(why);
+        }
+    }
+
+    fn ring_lookers(&mut self, why: Wake) {
+        for n in self.lookers() {
+            self.ring(n, false, why);
+        }
+    }
+
+    /// Takes a place out of the queue. A waiter that talks to Redis from now on is woken.
+    fn remove(&mut self, n: usize) -> Option<Place> {
+        let id = |queue: &Self, n| Some(queue.places.get(n)?.id);
+        let before = self.lookers().map(|n| id(self, n));
+        let place = self.places.remove(n);
+        // A wake that reached the place is not lost with it: where its waiter leaves without the name, the next one
+        // looks whatever it knows.
+        let left_without = self.held.is_none();
+        for n in self.lookers() {
+            if !before.contains(&id(self, n)) {
+                self.ring(n, left_without, Wake::Turn);
+            }
+        }
+        place
+    }
+}
+
+/// What a waiter is to do next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Others came before.
+    Queue,
+    /// A lease was handed to it: take that.
+    Handed,
+    /// It may ask Redis, but others in the fleet come before: wait a moment.
+    GiveWay,
+    /// Ask Redis.
+    Look,
+    /// It may ask Redis, but this client holds the name: Redis would refuse.
+    HeldHere,
+}
+
+/// A waiter's place in the queue of a name; dropping it leaves.
+#[derive(Debug)]
+pub(crate) struct Ticket<'a> {
+    waiters: &'a Waiters,
+    name: &'a Name,
+    id: u64,
+    bell: OnceCell<Bell>,
+    has_left: Cell<bool>,
+}
+
+impl Waiters {
+    /// Goes to the end of the queue, where a lease may be handed to it on the terms that it `wants`. Whether it
+    /// `hears`: releases wake it.
+    pub(crate) fn join<'a>(
+        &'a self,
+        name: &'a Name,
+        wants: Option<Terms>,
+        hears: bool,
+    ) -> Ticket<'a> {
+        let mut names = self.names.lock();
+        let queue = names.entry(name.clone()).or_default();
+        let id = queue.next;
+        queue.next += 1;
+        queue.places.push_back(Place {
+            id,
+            bell: None,
+            rung: false,
+            why: None,
+            look: false,
+            hears,
+            wants,
+            handed: None,
+        });
+        Ticket {
+            waiters: self,
+            name,
+            id,
+            bell: OnceCell::new(),
+            has_left: Cell::new(false),
+        }
+    }
+
+    /// Whether the calling thread took the lease by which this client holds the name, if that is kept.
+    pub(crate) fn is_held_by_us(&self, name: &Name) -> bool {
+        let names = self.names.lock();
+        let queue = names.get(name).filter(|queue| queue.held.is_some());
+        queue.is_some_and(|queue| queue.holder == Some(std::thread::current().id()))
+    }
+
+    /// Hands a lease on to the first who waits for its name, at `now`, for the holder that has `token`.
+    pub(crate) fn hand_on(
+        &self,
+        hold: &Arc<Hold>,
+        token: FencingToken,
+        has_renewed: bool,
+        now: Instant,
+    ) -> HandOn {
+        let mut names = self.names.lock();
+        let Some(queue) = names.get_mut(hold.keys.key(0).name) else {
+            return HandOn::Not;
+        };
+        let held = queue.held.as_ref();
+        if held.is_none_or(|held| held.hold.as_ptr() != Arc::as_ptr(hold)) {
+            return HandOn::Not;
+        }
+        let first = queue.places.front_mut();
+        let Some(first) = first.filter(|first| first.handed.is_none()) else {
+            return HandOn::Not;
+        };
+        let Some(terms) = &first.wants else {
+            return HandOn::Not;
+        };
+        let (token, before) = match hold.hand_on(token, terms, has_renewed, now) {
+            (Step::HandOn(token), Some(before)) => (token, before),
+            (Step::Renew, _) => return HandOn::Renew,
+            _ => return HandOn::Not,
+        };
+        first.handed = Some(Handed {
+            hold: Arc::clone(hold),
+            token,
+        });
+        match first.bell.clone() {
+            Some(bell) => {
+                // Outside the lock, since its waiter has nothing to ask anybody: it goes on at once.
+                drop(names);
+                bell.ring();
+            }
+            None => first.rung = true,
+        }
+        HandOn::Done(before)
+    }
+
+    /// Whether anybody waits for the name.
+    pub(crate) fn anybody_for(&self, name: &Name) -> bool {
+        let names = self.names.lock();
+        names
+            .get(name)
+            .is_some_and(|queue| !queue.places.is_empty())
+    }
+
+    /// The lease by which this client holds the name, if it does.
+    pub(crate) fn holder(&self, name: &Name) -> Option<Arc<Hold>> {
+        let hold = self.names.lock().get(name)?.held.as_ref()?.hold.clone();
+        // Upgraded, and dropped, outside the lock: a hold may own a user's closure.
+        hold.upgrade()
+    }
+
+    /// This client holds the names of `hold` now. Returns the leases by which it held some of them
+    /// until now, if it knew of no end: Redis grants no name that is held, so those are lost.
+    pub(crate) fn granted(&self, hold: &Arc<Hold>) -> Vec<Weak<Hold>> {
+        let names = hold.keys.names.iter();
+        let before = names.filter_map(|name| self.held(name, &hold.id, Arc::downgrade(hold)));
+        before.collect()
+    }
+
+    fn held(&self, name: &Name, id: &HolderId, hold: Weak<Hold>) -> Option<Weak<Hold>> {
+        let mut names = self.names.lock();
+        let queue = match names.get_mut(name) {
+            Some(queue) => queue,
+            None => names.entry(name.clone()).or_default(),
+        };
+        if cfg!(debug_assertions) {
+            queue.holder = Some(std::thread::current().id());
+        }
+        let held = Held {
+            id: id.clone(),
+            hold,
+        };
+        queue.courtesy = Courtesy::None;
+        queue.answers = Answers::default();
+        queue.held.replace(held).map(|before| before.hold)
+    }
+
+    /// A lease that is about to end has been handed from one to the other here: others come before the next of them.
+    pub(crate) fn give_way(&self, hold: &Hold) {
+        if let Some(queue) = self.names.lock().get_mut(hold.keys.key(0).name) {
+            queue.courtesy = Courtesy::Due;
+        }
+    }
+
+    /// A lease of this client has ended: one waiter of each of its names looks.
+    pub(crate) fn ended(&self, hold: &Hold, released: bool) {
+        for name in hold.keys.names.iter() {
+            self.ended_one(name, &hold.id, released);
+        }
+    }
+
+    fn ended_one(&self, name: &Name, id: &HolderId, released: bool) {
+        let mut names = self.names.lock();
+        let Some(queue) = names.get_mut(name) else {
+            return;
+        };
+        if queue.held.as_ref().is_some_and(|held| held.id == *id) {
+            queue.held = None;
+            queue.released = released.then(|| id.clone());
+            if released && !queue.places.is_empty() {
+                // Until now somebody held it, as far as those who wait here are concerned.
+                queue.answers.refused(Instant::now(), Some(Duration::ZERO));
+            }
+            queue.ring_lookers(Wake::Local);
+        }
+        if queue.is_idle() {
+            names.remove(name);
+        }
+    }
+
+    /// A release was announced. Returns the lease if it is one that this client still holds, which
+    /// is then to be asked about.
+    pub(crate) fn announced(
+        &self,
+        name: &Name,
+        payload: &[u8],
+        voice: Voice,
+    ) -> Option<Weak<Hold>> {
+        // Whoever passes a fair lock on announces nothing, so it is free.
+        self.places.look(name, Wake::Message);
+        let mut names = self.names.lock();
+        let queue = names.get_mut(name)?;
+        let is = |id: &HolderId| id.as_str().as_bytes() == payload;
+        match &queue.held {
+            Some(held) => is(&held.id).then(|| held.hold.clone()),
+            // One whose end was rung for when it came.
+            None if queue.released.as_ref().is_some_and(is) => {
+                if std::mem::take(&mut queue.courtesy) == Courtesy::Begun {
+                    queue.ring_lookers(Wake::Turn);
+                }
+                None
+            }
+            None => {
+                if queue.has_heard_enough(payload, voice) {
+                    queue.ring(queue.contender(), true, Wake::Message);
+                }
+                None
+            }
+        }
+    }
+
+    /// The contender of the name looks, because it now hears of releases.
+    pub(crate) fn look(&self, name: &Name, why: Wake) {
+        self.places.look(name, why);
+        if let Some(queue) = self.names.lock().get_mut(name) {
+            queue.ring(queue.contender(), true, why);
+        }
+    }
+
+    /// The names that somebody waits for.
+    pub(crate) fn waiting(&self) -> Vec<Name> {
+        let mut waiting = self.places.names();
+        let names = self.names.lock();
+        let plain = names.iter().filter(|(_, queue)| !queue.places.is_empty());
+        waiting.extend(plain.map(|(name, _)| name.clone()));
+        waiting
+    }
+
+    /// Whether anybody waits.
+    pub(crate) fn anybody(&self) -> bool {
+        let names = self.names.lock();
+        names.values().any(|queue| !queue.places.is_empty()) || self.places.anybody()
+    }
+
+    /// Whether nothing is kept of any name.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.names.lock().is_empty()
+    }
+
+    /// Wakes everybody; returns how many.
+    pub(crate) fn ring_all(&self) -> usize {
+        let fair = self.places.ring_all();
+        let mut names = self.names.lock();
+        let places = names.values_mut().flat_map(|queue| &mut queue.places);
+        places.map(|place| place.ring(Wake::Turn)).count() + fair
+    }
+
+    /// How many names this client holds, and how many calls sleep until they get theirs.
+    pub(crate) fn count(&self) -> (u64, u64) {
+        let names = self.names.lock();
+        let held = names.values().filter(|queue| queue.held.is_some());
+        let places = names.values().flat_map(|queue| &queue.places);
+        let asleep = places.filter(|place| place.bell.is_some());
+        let asleep = asleep.count() + self.places.count();
+        (held.count() as u64, asleep as u64)
+    }
+}
+
+impl Ticket<'_> {
+    fn queue<T>(&self, act: impl FnOnce(&mut Queue) -> T) -> T {
+        let mut names = self.waiters.names.lock();
+        // Our place keeps the queue there until the ticket is dropped.
+        act(names
+            .get_mut(self.name)
+            .expect("a queue with a place in it"))
+    }
+
+    /// What the waiter sleeps on.
+    pub(crate) fn bell(&self) -> &Bell {
+        self.bell.get_or_init(|| {
+            let bell = Bell::new();
+            self.queue(|queue| {
+                let place = queue.places.iter_mut().find(|place| place.id == self.id);
+                if let Some(place) = place {
+                    let rung = std::mem::take(&mut place.rung);
+                    place.bell = Some(bell.clone());
+                    if rung {
+                        place.ring(Wake::Turn);
+                    }
+                }
+            });
+            bell
+        })
+    }
+
+    /// Why the bell has rung.
+    pub(crate) fn woken(&self) -> Option<Wake> {
+        self.queue(|queue| {
+            let mut places = queue.places.iter_mut();
+            places.find(|place| place.id == self.id)?.why.take()
+        })
+    }
+
+    /// What to do now. `look` asks for a look at Redis even where this client holds the name.
+    pub(crate) fn turn(&self, look: bool) -> Turn {
+        self.queue(|queue| {
+            let held = queue.held.is_some();
+            let is_own = |n: &usize| {
+                queue
+                    .places
+                    .get(*n)
+                    .is_some_and(|place| place.id == self.id)
+            };
+            let Some(n) = queue.lookers().into_iter().find(is_own) else {
+                return Turn::Queue;
+            };
+            let Some(place) = queue.places.get_mut(n) else {
+                return Turn::Queue;
+            };
+            if place.handed.is_some() {
+                return Turn::Handed;
+            }
+            if !held && queue.courtesy == Courtesy::Due {
+                queue.courtesy = Courtesy::Begun;
+                return Turn::GiveWay;
+            }
+            let look = std::mem::take(&mut place.look) || look;
+            if look || !held {
+                Turn::Look
+            } else {
+                Turn::HeldHere
+            }
+        })
+    }
+
+    /// Takes, at `now`, the lease that was handed to it, and leaves with it.
+    pub(crate) fn take(
+        &self,
+        now: Instant,
+        max_hold: Duration,
+        tenure: impl FnOnce(FencingToken) -> Tenure,
+    ) -> Taken {
+        let mut names = self.waiters.names.lock();
+        let Some(queue) = names.get_mut(self.name) else {
+            return Taken::Nothing;
+        };
+        let first = queue.places.front_mut();
+        let Some(first) = first.filter(|first| first.id == self.id) else {
+            return Taken::Nothing;
+        };
+        let Some(handed) = first.handed.take() else {
+            return Taken::Nothing;
+        };
+        if !handed.hold.take(tenure(handed.token), now, max_hold) {
+            return Taken::Lost(handed);
+        }
+        // The next one sleeps on: there is nothing that it could do while this client holds the name, and whatever
+        // ends that rings for it.
+        let place = queue.places.pop_front();
+        if cfg!(debug_assertions) {
+            queue.holder = Some(std::thread::current().id());
+        }
+        drop(names);
+        drop(place);
+        self.has_left.set(true);
+        Taken::Held(handed.hold)
+    }
+
+    /// Leaves the queue. What was handed to its place is then for the caller to hand on.
+    pub(crate) fn leave(&self) -> Option<Handed> {
+        if self.has_left.replace(true) {
+            return None;
+        }
+        let mut names = self.waiters.names.lock();
+        let queue = names.get_mut(self.name)?;
+        let n = queue.places.iter().position(|place| place.id == self.id)?;
+        let place = queue.remove(n);
+        if queue.is_idle() {
+            names.remove(self.name);
+        }
+        drop(names);
+        place?.handed
+    }
+
+    /// The waiter is about to ask Redis. Returns whether others wait for the name beside it.
+    pub(crate) fn asks(&self) -> bool {
+        self.queue(|queue| {
+            let has_company = queue.places.len() > 1;
+            if has_company {
+                // For the others: the waiter itself is busy until it is answered.
+                queue.answers.asked(Instant::now());
+            }
+            has_company
+        })
+    }
+
+    /// Notes, or tells, what Redis last said about the name to any waiter of this client.
+    pub(crate) fn answers<T>(&self, act: impl FnOnce(&mut Answers) -> T) -> T {
+        self.queue(|queue| act(&mut queue.answers))
+    }
+
+    /// As [`Answers::is_taken`].
+    pub(crate) fn is_taken(&self, span: Span) -> bool {
+        self.answers(|answers| answers.is_taken(span))
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALONE: Voice = Voice {
+        server: 0,
+        needed: 1,
+    };
+
+    fn rung(ticket: &Ticket<'_>) -> bool {
+        ticket.bell().is_rung()
+    }
+
+    #[test]
+    fn smoke() {
+        let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
+        let first = waiters.join(&name, None, true);
+        let second = waiters.join(&name, None, true);
+        assert_eq!(first.turn(false), Turn::Look);
+        assert_eq!(second.turn(true), Turn::Queue);
+        waiters.held(&name, &id, Weak::new());
+        drop(first);
+        assert!(rung(&second));
+        assert_eq!(second.turn(false), Turn::HeldHere);
+        assert_eq!(second.turn(true), Turn::Look);
+        waiters.ended_one(&name, &id, true);
+        assert!(rung(&second));
+        assert_eq!(second.turn(false), Turn::Look);
+        drop(second);
+        assert!(waiters.names.lock().is_empty());
+    }
+
+    /// A queue of one waiter for each, in which only those that hear are under `Wake`.
+    fn queue<'a, const N: usize>(
+        waiters: &'a Waiters,
+        name: &'a Name,
+        hear: [bool; N],
+    ) -> [Ticket<'a>; N] {
+        hear.map(|hears| waiters.join(name, None, hears))
+    }
+
+    #[test]
+    fn those_behind_one_that_does_not_hear_contend() {
+        let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
+        let [first, deaf, hears, next] = queue(&waiters, &name, [false, false, true, true]);
+        let turns = || [&first, &deaf, &hears, &next].map(|ticket| ticket.turn(false));
+        let rung = || [&first, &deaf, &hears, &next].map(rung);
+        use Turn::{HeldHere, Look, Queue};
+        assert_eq!(turns(), [Look, Queue, Look, Queue]);
+        waiters.announced(&name, b"foreign", ALONE);
+        assert_eq!(rung(), [false, false, true, false]);
+        waiters.look(&name, Wake::Reconnect);
+        assert_eq!(rung(), [false, false, true, false]);
+        waiters.held(&name, &id, Weak::new());
+        turns();
+        assert_eq!(turns(), [HeldHere, Queue, HeldHere, Queue]);
+        waiters.ended_one(&name, &id, true);
+        assert_eq!(rung(), [true, false, true, false]);
+    }
+
+    #[test]
+    fn whoever_talks_to_redis_from_now_on_is_woken_for_it() {
+        let (waiters, name) = (Waiters::default(), Name::from("a"));
+        let [first, second, hears, next] = queue(&waiters, &name, [false, false, true, true]);
+        drop(hears);
+        assert_eq!([&first, &second, &next].map(rung), [false, false, true]);
+        drop(first);
+        assert_eq!([&second, &next].map(rung), [true, false]);
+        assert_eq!(next.turn(false), Turn::Look);
+        drop(next);
+        assert!(!rung(&second), "it goes on as it did");
+        let joins = waiters.join(&name, None, true);
+        assert_eq!(joins.turn(false), Turn::Look);
+        drop(second);
+        assert!(!rung(&joins), "it goes on as it did");
+    }
+
+    #[test]
+    fn a_release_wakes_one() {
+        let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
+        waiters.held(&name, &id, Weak::new());
+        let tickets: Vec<_> = (0..3).map(|_| waiters.join(&name, None, true)).collect();
+        waiters.ended_one(&name, &id, true);
+        assert_eq!(tickets.iter().filter(|ticket| rung(ticket)).count(), 1);
+    }
+
+    #[test]
+    fn a_contender_that_leaves_passes_the_look_on() {
+        let (waiters, name) = (Waiters::default(), Name::from("a"));
+        let first = waiters.join(&name, None, true);
+        let second = waiters.join(&name, None, true);
+        assert!(waiters.announced(&name, b"foreign", ALONE).is_none());
+        drop(first);
+        assert!(rung(&second));
+        waiters.held(&name, &HolderId::fresh("o"), Weak::new());
+        assert_eq!(second.turn(false), Turn::Look, "unconditional");
+        assert_eq!(second.turn(false), Turn::HeldHere, "once");
+    }
+
+    #[test]
+    fn announcements() {
+        let (waiters, name) = (Waiters::default(), Name::from("a"));
+        let (ours, next) = (HolderId::fresh("o"), HolderId::fresh("o"));
+        let first = waiters.join(&name, None, true);
+        waiters.held(&name, &ours, Weak::new());
+        assert!(
+            waiters
+                .announced(&name, ours.as_str().as_bytes(), ALONE)
+                .is_some()
+        );
+        assert!(waiters.announced(&name, b"older", ALONE).is_none());
+        assert!(!rung(&first), "it ended before ours began");
+        waiters.ended_one(&name, &ours, true);
+        assert!(rung(&first));
+        assert!(
+            waiters
+                .announced(&name, ours.as_str().as_bytes(), ALONE)
+                .is_none()
+        );
+        assert!(!rung(&first), "it was woken when the release was answered");
+        assert!(
+            waiters
+                .announced(&name, next.as_str().as_bytes(), ALONE)
+                .is_none()
+        );
+        assert!(rung(&first));
+        assert!(waiters.announced(&Name::from("b"), b"x", ALONE).is_none());
+    }
+
+    #[test]
+    fn a_release_counts_once_a_majority_has_announced_it() {
+        let (waiters, name) = (Waiters::default(), Name::from("a"));
+        let first = waiters.join(&name, None, true);
+        let by = |server, payload: &[u8]| {
+            waiters.announced(&name, payload, Voice { server, needed: 2 });
+            rung(&first)
+        };
+        assert!(!by(0, b"x"));
+        assert!(!by(0, b"x"), "the same server again");
+        assert!(!by(1, b"y"), "another lease");
+        assert!(by(2, b"x"));
+        assert!(!by(1, b"x"), "it has counted");
+        for n in 0..MOST_HEARD {
+            by(0, &n.to_le_bytes());
+        }
+        let queue = &waiters.names.lock()[&name];
+        assert_eq!(queue.heard.len(), MOST_HEARD);
+    }
+
+    #[test]
+    fn after_a_run_the_first_waits_until_the_release_is_heard() {
+        let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
+        let heard = || waiters.announced(&name, id.as_str().as_bytes(), ALONE);
+        let ends = || {
+            waiters.held(&name, &id, Weak::new());
+            waiters.names.lock().get_mut(&name).unwrap().courtesy = Courtesy::Due;
+            waiters.ended_one(&name, &id, true);
+        };
+        let first = waiters.join(&name, None, true);
+        ends();
+        assert!(rung(&first));
+        assert_eq!(first.turn(false), Turn::GiveWay);
+        assert!(!rung(&first));
+        heard();
+        assert!(rung(&first));
+        assert_eq!(first.turn(false), Turn::Look);
+
+        ends();
+        heard();
+        assert!(rung(&first));
+        assert_eq!(first.turn(false), Turn::Look, "it was heard before");
+
+        ends();
+        assert_eq!(first.turn(false), Turn::GiveWay);
+        assert_eq!(first.turn(false), Turn::Look, "once");
+    }
+
+    #[test]
+    fn the_end_of_an_older_lease_changes_nothing() {
+        let (waiters, name) = (Waiters::default(), Name::from("a"));
+        let (older, newer) = (HolderId::fresh("o"), HolderId::fresh("o"));
+        assert!(waiters.held(&name, &older, Weak::new()).is_none());
+        assert!(waiters.held(&name, &newer, Weak::new()).is_some(), "lost");
+        waiters.ended_one(&name, &older, true);
+        assert!(
+            waiters
+                .announced(&name, newer.as_str().as_bytes(), ALONE)
+                .is_some(),
+            "held"
+        );
+    }
+
+    #[test]
+    fn an_answer_counts_for_all_who_waited_then() {
+        let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
+        let first = waiters.join(&name, None, true);
+        assert!(!first.asks());
+        let second = waiters.join(&name, None, true);
+        assert!(first.asks());
+        let since = |start: Instant| Span {
+            start,
+            deadline: start.after(Duration::from_secs(60)),
+        };
+        let at = Instant::now();
+        first.answers(|answers| answers.refused(at, Some(Duration::ZERO)));
+        assert!(second.is_taken(since(at)));
+        assert!(!second.is_taken(since(at.after(Duration::from_nanos(1)))));
+        waiters.held(&name, &id, Weak::new());
+        assert!(!second.is_taken(since(at)));
+        waiters.ended_one(&name, &id, false);
+        assert!(!second.is_taken(since(at)), "its end is not sure");
+        waiters.held(&name, &id, Weak::new());
+        waiters.ended_one(&name, &id, true);
+        assert!(second.is_taken(since(at)));
+    }
+}

@@ -1,0 +1,8 @@
+//! Who waits for a lock in this client. No I/O.
+
+pub(crate) mod answers;
+pub(crate) mod fair;
+#[cfg(test)]
+mod handoff_model;
+pub(crate) mod local;
+pub(crate) mod parker;

@@ -1,0 +1,180 @@
+//! Whether calls still go to a server that has failed again and again. No I/O.
+
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::wait_policy::Backoff;
+
+/// How long calls fail at once: twice as long each time that the call after it failed too.
+const OPEN: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30)).jitter(0.2);
+
+/// A call that was let through to see how the server does, and of which nothing is heard for so long,
+/// is followed by another.
+const PROBE: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub(in crate::redis) struct Breaker {
+    /// So many failures in a row open it; zero never does.
+    after: u32,
+    failures: u32,
+    /// How often it has opened since it was last closed.
+    opened: u32,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Closed,
+    /// Calls fail at once until then.
+    Open(Instant),
+    /// One call was let through, which should be heard of by then.
+    Probing(Instant),
+}
+
+impl Breaker {
+    pub(in crate::redis) const fn new(after: u32) -> Self {
+        Self {
+            after,
+            failures: 0,
+            opened: 0,
+            state: State::Closed,
+        }
+    }
+
+    /// Whether a call may go to the server; if not, when to ask again.
+    pub(in crate::redis) fn admit(&mut self, now: Instant) -> Result<(), Duration> {
+        match self.state {
+            State::Closed => Ok(()),
+            State::Open(until) | State::Probing(until) if now < until => Err(now.until(until)),
+            State::Open(_) | State::Probing(_) => {
+                self.state = State::Probing(now.after(PROBE));
+                Ok(())
+            }
+        }
+    }
+
+    /// True if that has opened it anew.
+    pub(in crate::redis) fn failed(&mut self, now: Instant) -> bool {
+        self.failures = self.failures.saturating_add(1);
+        let opens = match self.state {
+            State::Closed => self.after > 0 && self.failures >= self.after,
+            State::Probing(_) => true,
+            // What was on its way before, or goes through regardless.
+            State::Open(_) => false,
+        };
+        if opens {
+            self.state = State::Open(now.after(OPEN.pause(self.opened)));
+            self.opened = self.opened.saturating_add(1);
+        }
+        opens && self.opened == 1
+    }
+
+    /// True if that has closed it.
+    pub(in crate::redis) fn succeeded(&mut self) -> bool {
+        let was_open = self.is_open();
+        *self = Self::new(self.after);
+        was_open
+    }
+
+    /// How many calls have failed in a row.
+    pub(in crate::redis) fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    pub(in crate::redis) fn is_open(&self) -> bool {
+        self.state != State::Closed
+    }
+
+    /// How long calls will still fail at once.
+    pub(in crate::redis) fn retry_in(&self, now: Instant) -> Option<Duration> {
+        match self.state {
+            State::Closed => None,
+            State::Open(until) | State::Probing(until) => Some(now.until(until)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Instant {
+        Instant::START.after(Duration::from_millis(ms))
+    }
+
+    fn failed(times: u32) -> Breaker {
+        let mut breaker = Breaker::new(5);
+        for _ in 0..times {
+            breaker.failed(at(0));
+        }
+        breaker
+    }
+
+    #[test]
+    fn smoke() {
+        let mut breaker = failed(4);
+        assert!(breaker.admit(at(0)).is_ok());
+        assert!(breaker.failed(at(0)), "the fifth opens it");
+        let retry_in = breaker.admit(at(0)).unwrap_err();
+        assert!(retry_in >= Duration::from_millis(800) && retry_in <= Duration::from_secs(1));
+        assert!(breaker.admit(at(1_000)).is_ok(), "one goes to see");
+        assert!(breaker.admit(at(1_000)).is_err(), "and no other meanwhile");
+        assert!(breaker.succeeded());
+        assert!(breaker.admit(at(1_000)).is_ok() && !breaker.is_open());
+    }
+
+    #[test]
+    fn a_success_in_between_begins_the_count_anew() {
+        let mut breaker = failed(4);
+        assert!(!breaker.succeeded(), "it was not open");
+        for _ in 0..4 {
+            assert!(!breaker.failed(at(0)));
+        }
+        assert!(!breaker.is_open());
+    }
+
+    #[test]
+    fn it_stays_open_twice_as_long_each_time_up_to_a_limit() {
+        let mut breaker = failed(5);
+        let mut now = at(0);
+        let mut waits = Vec::new();
+        for _ in 0..8 {
+            let wait = breaker.admit(now).unwrap_err();
+            waits.push(wait.as_millis());
+            now = now.after(wait);
+            assert!(breaker.admit(now).is_ok());
+            breaker.failed(now);
+        }
+        let doubles = [1, 2, 4, 8, 16, 30, 30, 30].map(|seconds| seconds * 1_000);
+        for (wait, double) in waits.iter().zip(doubles) {
+            assert!(*wait <= double && *wait >= double * 8 / 10, "{waits:?}");
+        }
+    }
+
+    #[test]
+    fn failures_of_what_goes_through_regardless_do_not_prolong_it() {
+        let mut breaker = failed(5);
+        let before = breaker.retry_in(at(0));
+        for _ in 0..100 {
+            assert!(!breaker.failed(at(10)));
+        }
+        assert_eq!(breaker.retry_in(at(0)), before);
+    }
+
+    #[test]
+    fn a_call_that_went_to_see_and_is_not_heard_of_is_followed_by_another() {
+        let mut breaker = failed(5);
+        assert!(breaker.admit(at(1_000)).is_ok());
+        assert!(breaker.admit(at(2_999)).is_err());
+        assert!(breaker.admit(at(3_000)).is_ok());
+    }
+
+    #[test]
+    fn zero_never_opens() {
+        let mut breaker = Breaker::new(0);
+        for _ in 0..100 {
+            assert!(!breaker.failed(at(0)));
+        }
+        assert!(breaker.admit(at(0)).is_ok());
+    }
+}

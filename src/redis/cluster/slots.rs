@@ -1,0 +1,130 @@
+//! Which node of a cluster owns each slot, as a node reports it. No I/O.
+
+use std::ops::RangeInclusive;
+
+use redis::Value;
+
+use crate::protocol::slot::SLOTS;
+
+/// The address of a node: host and port.
+pub(crate) type Place = (String, u16);
+
+/// What a node says of its cluster.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Layout {
+    pub(crate) masters: Vec<(RangeInclusive<u16>, Place)>,
+    /// They know the slots as well.
+    pub(crate) replicas: Vec<Place>,
+}
+
+impl Layout {
+    /// Reads the answer to CLUSTER SLOTS of the node at `asked`; `None` if it is none, or names no
+    /// slot.
+    pub(crate) fn read(answer: Value, asked: &Place) -> Option<Self> {
+        let Value::Array(ranges) = answer else {
+            return None;
+        };
+        let mut layout = Self::default();
+        let mut slots = 0;
+        for range in ranges {
+            let Value::Array(fields) = range else {
+                return None;
+            };
+            let mut fields = fields.into_iter();
+            let first = number(&fields.next()?)?;
+            let last = number(&fields.next()?)?;
+            slots += u32::from(last.checked_sub(first)?) + 1;
+            // Each slot is kept by one master.
+            if last >= SLOTS || slots > u32::from(SLOTS) {
+                return None;
+            }
+            let master = place(fields.next()?, asked)?;
+            layout.masters.push((first..=last, master));
+            layout
+                .replicas
+                .extend(fields.filter_map(|node| place(node, asked)));
+        }
+        layout.replicas.sort();
+        layout.replicas.dedup();
+        Some(layout).filter(|layout| !layout.masters.is_empty())
+    }
+}
+
+fn number(value: &Value) -> Option<u16> {
+    match value {
+        Value::Int(n) => u16::try_from(*n).ok(),
+        _ => None,
+    }
+}
+
+/// A node that does not know how it is reached names no host: then it is where it was asked.
+fn place(node: Value, asked: &Place) -> Option<Place> {
+    let Value::Array(fields) = node else {
+        return None;
+    };
+    let port = number(fields.get(1)?)?;
+    let host = match fields.first()? {
+        Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
+        Value::SimpleString(host) => host.clone(),
+        Value::Nil => String::new(),
+        _ => return None,
+    };
+    if host.is_empty() || host == "?" {
+        Some((asked.0.clone(), port))
+    } else {
+        Some((host, port))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked() -> Place {
+        ("asked".into(), 1)
+    }
+
+    fn parsed(text: &str) -> Option<Layout> {
+        Layout::read(redis::parse_redis_value(text.as_bytes()).unwrap(), &asked())
+    }
+
+    #[test]
+    fn a_layout() {
+        let node = |host: &str, port: u16| format!("*3\r\n{host}:{port}\r\n$1\r\ni\r\n");
+        let named = "$1\r\nh\r\n";
+        let range = |first: u16, last: u16, nodes: &[String]| {
+            let (n, nodes) = (nodes.len() + 2, nodes.concat());
+            format!("*{n}\r\n:{first}\r\n:{last}\r\n{nodes}")
+        };
+        let (one, two) = (node(named, 7), node("$0\r\n\r\n", 8));
+        let (nil, unknown) = (node("$-1\r\n", 9), node("$1\r\n?\r\n", 10));
+        let text = format!(
+            "*2\r\n{}{}",
+            range(0, 10, &[one, two]),
+            range(12, 16383, &[nil, unknown])
+        );
+        let layout = parsed(&text).unwrap();
+        let at = |host: &str, port| (host.to_owned(), port);
+        assert_eq!(
+            layout.masters,
+            [(0..=10, at("h", 7)), (12..=16383, at("asked", 9))]
+        );
+        assert_eq!(layout.replicas, [at("asked", 8), at("asked", 10)]);
+    }
+
+    #[test]
+    fn what_is_no_layout() {
+        for text in [
+            "*0\r\n",
+            ":1\r\n",
+            "*1\r\n:1\r\n",
+            "*1\r\n*2\r\n:0\r\n:5\r\n",
+            "*1\r\n*3\r\n:5\r\n:0\r\n*2\r\n$1\r\nh\r\n:7\r\n",
+            "*2\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$1\r\nh\r\n:7\r\n*3\r\n:0\r\n:0\r\n*2\r\n$1\r\ni\r\n:7\r\n",
+            "*1\r\n*3\r\n:0\r\n:16384\r\n*2\r\n$1\r\nh\r\n:7\r\n",
+            "*1\r\n*3\r\n:0\r\n:5\r\n*2\r\n$1\r\nh\r\n:70000\r\n",
+        ] {
+            assert_eq!(parsed(text), None, "{text}");
+        }
+    }
+}

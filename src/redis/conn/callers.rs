@@ -1,0 +1,138 @@
+//! Calls that wait for a connection of their own, first come, first served. No I/O.
+
+use std::collections::VecDeque;
+
+use crate::redis::conn::pool::Lane;
+
+/// The queue, with a waker for each call.
+#[derive(Debug)]
+pub(in crate::redis) struct Callers<T> {
+    waiting: VecDeque<Caller<T>>,
+    numbers: u64,
+}
+
+#[derive(Debug)]
+struct Caller<T> {
+    number: Number,
+    lane: Lane,
+    waker: T,
+}
+
+/// Names one of the calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::redis) struct Number(u64);
+
+impl<T> Default for Callers<T> {
+    fn default() -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            numbers: 0,
+        }
+    }
+}
+
+impl<T> Callers<T> {
+    pub(in crate::redis) fn join(&mut self, lane: Lane, waker: T) -> Number {
+        self.numbers += 1;
+        let number = Number(self.numbers);
+        self.waiting.push_back(Caller {
+            number,
+            lane,
+            waker,
+        });
+        number
+    }
+
+    pub(in crate::redis) fn leave(&mut self, number: Number) {
+        self.waiting.retain(|caller| caller.number != number);
+    }
+
+    pub(in crate::redis) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub(in crate::redis) fn count(&self, lane: Lane) -> usize {
+        let waiting = self.waiting.iter();
+        waiting.filter(|caller| caller.lane == lane).count()
+    }
+
+    /// How many connections go to others before the call `number`, or before one that does not wait yet. `None` if it can
+    /// have none, since the capped lane may use only `room` more.
+    pub(in crate::redis) fn before(
+        &self,
+        number: Option<Number>,
+        lane: Lane,
+        room: usize,
+    ) -> Option<usize> {
+        let waiting = self.waiting.iter();
+        let earlier = waiting.take_while(|caller| Some(caller.number) != number);
+        let (mut free, mut capped) = (0, 0);
+        for caller in earlier {
+            match caller.lane {
+                Lane::Free => free += 1,
+                Lane::Capped => capped += 1,
+            }
+        }
+        let may = lane == Lane::Free || capped < room;
+        may.then_some(free + capped.min(room))
+    }
+
+    /// The wakers of the calls that can use the next connections, in their order.
+    pub(in crate::redis) fn next(&self, mut room: usize) -> impl Iterator<Item = &T> {
+        let has_room = move |caller: &&Caller<T>| {
+            if caller.lane == Lane::Free {
+                return true;
+            }
+            let has_room = room > 0;
+            room = room.saturating_sub(1);
+            has_room
+        };
+        self.waiting
+            .iter()
+            .filter(has_room)
+            .map(|caller| &caller.waker)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn smoke() {
+        let mut callers = Callers::default();
+        let first = callers.join(Lane::Capped, 'a');
+        let second = callers.join(Lane::Free, 'b');
+        assert_eq!(callers.before(Some(first), Lane::Capped, 1), Some(0));
+        assert_eq!(callers.before(Some(second), Lane::Free, 1), Some(1));
+        callers.leave(first);
+        assert_eq!(callers.before(Some(second), Lane::Free, 1), Some(0));
+        assert_eq!(
+            (callers.count(Lane::Capped), callers.count(Lane::Free)),
+            (0, 1)
+        );
+    }
+
+    #[test]
+    fn newcomer_does_not_overtake_those_who_wait() {
+        let mut callers = Callers::default();
+        callers.join(Lane::Capped, ());
+        callers.join(Lane::Free, ());
+        assert_eq!(callers.before(None, Lane::Capped, 5), Some(2));
+        assert_eq!(callers.before(None, Lane::Free, 5), Some(2));
+    }
+
+    #[test]
+    fn full_cap_holds_up_the_capped_lane_alone() {
+        let mut callers = Callers::default();
+        let first = callers.join(Lane::Capped, 'a');
+        let second = callers.join(Lane::Capped, 'b');
+        let release = callers.join(Lane::Free, 'c');
+        assert_eq!(callers.before(Some(first), Lane::Capped, 0), None);
+        assert_eq!(callers.before(Some(second), Lane::Capped, 1), None);
+        assert_eq!(callers.before(Some(release), Lane::Free, 0), Some(0));
+        assert_eq!(callers.before(None, Lane::Capped, 2), None);
+        assert!(callers.next(1).eq(&['a', 'c']));
+        assert!(callers.next(0).eq(&['c']));
+    }
+}

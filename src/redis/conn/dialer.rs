@@ -1,0 +1,112 @@
+//! The thread that makes the connections of a pool.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::MutexGuard;
+
+use crate::clock::Instant;
+use crate::dialers::DIALER;
+use crate::error::{Cause, Error, is_final_at_logon, library_text};
+use crate::logging;
+use crate::redis::conn::node::{NoWire, Wire};
+use crate::redis::conn::pool::{Pool, State};
+
+impl Pool {
+    /// Sees to it that somebody dials, if a connection is wanted: on a thread of its own, since name
+    /// resolution and a unix socket may hang for longer than any caller has time.
+    pub(in crate::redis) fn ensure_dialer(
+        self: &Arc<Self>,
+        state: &mut State,
+        now: Instant,
+    ) -> Result<(), Error> {
+        // Each address of a name, and each answer while logging on, may take the whole timeout.
+        let limit = self.node.connect_timeout * 2 + Duration::from_millis(100);
+        if state.wanted(self.cap) == 0 || !state.dialing.needs_dialer(now, limit) {
+            return Ok(());
+        }
+        let number = state.dialing.start(now);
+        let pool = Arc::clone(self);
+        let spawned = self.node.dialers.spawn(move || pool.dial(number));
+        spawned.map_err(|error| {
+            state.dialing.came_back(number);
+            state.dialing.stop();
+            Error::Thread {
+                name: DIALER,
+                cause: Arc::new(error),
+            }
+        })
+    }
+
+    /// Makes connections as long as any are wanted.
+    fn dial(&self, number: u64) {
+        let mut state = self.state.lock();
+        loop {
+            let now = Instant::now();
+            let pause = state.dialing.pause(now);
+            if state.wanted(self.cap) == 0 {
+                return state.dialing.stop();
+            }
+            state.dialing.begin(number, now);
+            if !pause.is_zero() {
+                MutexGuard::unlocked(&mut state, || thread::sleep(pause));
+                if !state.dialing.came_back(number) {
+                    return;
+                }
+                continue;
+            }
+            let made = MutexGuard::unlocked(&mut state, || self.connect());
+            let is_current = state.dialing.came_back(number);
+            match made {
+                Ok(wire) if wire.generation == self.generation() => {
+                    state.dialing.succeeded();
+                    state.idle.push(wire);
+                }
+                // It leads to where the master was.
+                Ok(wire) => MutexGuard::unlocked(&mut state, || drop(wire)),
+                Err(no_wire) if is_current => state.dialing.failed(Instant::now(), no_wire),
+                // Somebody else has been at it since.
+                Err(_) => {}
+            }
+            self.ring_all(&state);
+            if !is_current {
+                return;
+            }
+        }
+    }
+
+    /// One connection. A panic of the library, or of a user's logger, is a failure like others: the
+    /// dialer's place must be given back.
+    fn connect(&self) -> Result<Wire, NoWire> {
+        let mut generation = self.generation();
+        let made = catch_unwind(AssertUnwindSafe(|| {
+            let moved = || {
+                self.leave(generation);
+                generation += 1;
+            };
+            let made = self.node.connect(moved).map(|mut wire| {
+                wire.generation = generation;
+                wire
+            });
+            made.map_err(|error| {
+                let server = self.node.label.as_str();
+                let text = library_text(&error);
+                logging::debug!(server = server; "no connection to {server}: {text}");
+                NoWire {
+                    is_final: is_final_at_logon(&error),
+                    is_the_servers: true,
+                    cause: self.node.no_connection(error),
+                }
+            })
+        }));
+        made.unwrap_or_else(|_| {
+            Err(NoWire {
+                cause: Cause::text("connecting panicked"),
+                is_final: false,
+                is_the_servers: true,
+            })
+        })
+    }
+}

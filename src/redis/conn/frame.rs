@@ -1,0 +1,322 @@
+//! Finds the end of a reply, in RESP2 and RESP3, as its bytes come in. No I/O.
+//!
+//! No memory grows with what a peer announces: a length beyond the limits is refused before any of it is waited for.
+
+use crate::violation::Kind;
+
+/// The most bytes of a reply. Scripts return at most 1 KiB of a value that others wrote, and lists come in pages.
+pub(in crate::redis) const MOST_BYTES: usize = 1024 * 1024;
+
+/// The most bytes of a line of text: a status or an error.
+const LONGEST_TEXT: usize = 64 * 1024;
+
+/// The most bytes of a line that is a number or a length.
+const LONGEST_NUMBER: usize = 64;
+
+/// The most values in a reply: once read, each takes more memory than it has bytes.
+const MOST_VALUES: usize = 64 * 1024;
+
+/// The deepest replies known are those of HELLO where modules are loaded, and of CLUSTER SLOTS: five levels.
+const DEEPEST: usize = 16;
+
+const LINE_END: &[u8; 2] = b"\r\n";
+
+/// How far a reply was read whose end is still missing.
+#[derive(Debug, Default)]
+pub(in crate::redis) struct Scan {
+    /// Where the value begins that is read next.
+    at: usize,
+    /// Its first line does not end before here.
+    sought: usize,
+    /// How many values are missing on each level that is open.
+    missing: [usize; DEEPEST],
+    depth: usize,
+    /// In the whole reply, as far as it was announced.
+    values: usize,
+}
+
+/// What follows the type of a value.
+enum Body {
+    /// Nothing behind the line.
+    Line,
+    /// So many bytes, and the end of a line.
+    Bytes(usize),
+    /// So many values.
+    Values(usize),
+}
+
+impl Scan {
+    /// The length of the reply that `bytes` begin with; `None` while a part is missing. Then it must be called again with
+    /// the same bytes and more behind them.
+    pub(in crate::redis) fn end(&mut self, bytes: &[u8]) -> Result<Option<usize>, Kind> {
+        while let Some(&kind) = bytes.get(self.at) {
+            let Some(next) = self.value(kind, bytes)? else {
+                break;
+            };
+            if next > MOST_BYTES {
+                return Err(Kind::TooLarge);
+            }
+            self.at = next;
+            if self.depth == 0 {
+                return Ok(Some(next));
+            }
+        }
+        // All that is there belongs to this reply.
+        if bytes.len() > MOST_BYTES {
+            return Err(Kind::TooLarge);
+        }
+        Ok(None)
+    }
+
+    /// Where the next value begins; `None` while a part of this one is missing.
+    fn value(&mut self, kind: u8, bytes: &[u8]) -> Result<Option<usize>, Kind> {
+        let (is_text, factor, more) = match kind {
+            b'+' | b'-' | b'(' => (true, 0, 0),
+            b':' | b',' | b'#' | b'_' | b'$' | b'!' | b'=' => (false, 0, 0),
+            b'*' | b'~' | b'>' => (false, 1, 0),
+            b'%' => (false, 2, 0),
+            // The value that the attributes are about follows them.
+            b'|' => (false, 2, 1),
+            _ if self.at == 0 => return Err(Kind::NotResp),
+            _ => return Err(Kind::Malformed),
+        };
+        let Some(line_end) = self.line_end(bytes, is_text)? else {
+            return Ok(None);
+        };
+        let line = bytes.get(self.at + 1..line_end).unwrap_or_default();
+        let next = line_end + LINE_END.len();
+        match body(kind, line)? {
+            Body::Line => self.close(),
+            Body::Bytes(length) => {
+                let end = next.saturating_add(length);
+                if end > MOST_BYTES {
+                    return Err(Kind::TooLarge);
+                }
+                let Some(behind) = bytes.get(end..end + LINE_END.len()) else {
+                    return Ok(None);
+                };
+                if behind != LINE_END {
+                    return Err(Kind::Malformed);
+                }
+                self.close();
+                return Ok(Some(end + LINE_END.len()));
+            }
+            Body::Values(count) => self.open(count.saturating_mul(factor).saturating_add(more))?,
+        }
+        Ok(Some(next))
+    }
+
+    /// Where the first line of the value ends; `None` while its end is missing.
+    fn line_end(&mut self, bytes: &[u8], is_text: bool) -> Result<Option<usize>, Kind> {
+        let from = self.sought.max(self.at + 1);
+        let rest = bytes.get(from..).unwrap_or_default();
+        let found = rest.windows(LINE_END.len()).position(|two| two == LINE_END);
+        let end = found.map_or(bytes.len(), |n| from + n);
+        if is_text && end - self.at > LONGEST_TEXT {
+            return Err(Kind::TooLarge);
+        }
+        if !is_text && end - self.at > LONGEST_NUMBER {
+            return Err(Kind::Malformed);
+        }
+        if found.is_none() {
+            // The last byte may be the first half of the line's end.
+            self.sought = end - 1;
+        }
+        Ok(found.map(|_| end))
+    }
+
+    /// A value of several begins.
+    fn open(&mut self, count: usize) -> Result<(), Kind> {
+        self.values = self.values.saturating_add(count);
+        if self.values > MOST_VALUES {
+            return Err(Kind::TooLarge);
+        }
+        if count == 0 {
+            self.close();
+            return Ok(());
+        }
+        let level = self.missing.get_mut(self.depth).ok_or(Kind::TooLarge)?;
+        *level = count;
+        self.depth += 1;
+        Ok(())
+    }
+
+    /// A value ends, and with it those whose last value it is.
+    fn close(&mut self) {
+        while let Some(above) = self.depth.checked_sub(1)
+            && let Some(missing) = self.missing.get_mut(above)
+        {
+            *missing -= 1;
+            if *missing > 0 {
+                return;
+            }
+            self.depth = above;
+        }
+    }
+}
+
+/// What follows a value's first line, which is `line` without the type.
+fn body(kind: u8, line: &[u8]) -> Result<Body, Kind> {
+    match (kind, line) {
+        (b'$' | b'*', b"-1") => Ok(Body::Line),
+        (b'$' | b'!' | b'=', line) => length(line).map(Body::Bytes),
+        (b'*' | b'~' | b'>' | b'%' | b'|', line) => length(line).map(Body::Values),
+        _ => Ok(Body::Line),
+    }
+}
+
+fn length(line: &[u8]) -> Result<usize, Kind> {
+    if line.is_empty() || !line.iter().all(u8::is_ascii_digit) {
+        return Err(Kind::Malformed);
+    }
+    let text = str::from_utf8(line).map_err(|_| Kind::Malformed)?;
+    text.parse().map_err(|_| Kind::TooLarge)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHOLE: [&[u8]; 22] = [
+        b"+OK\r\n",
+        b"+\r\n",
+        b"+a\rb\r\n",
+        b"-ERR what\r\n",
+        b":-12\r\n",
+        b"$-1\r\n",
+        b"$0\r\n\r\n",
+        b"$5\r\na\r\nb\n\r\n",
+        b"*-1\r\n",
+        b"*0\r\n",
+        b"*2\r\n:1\r\n*2\r\n*0\r\n$1\r\nx\r\n",
+        b"_\r\n",
+        b",1.5\r\n",
+        b"#t\r\n",
+        b"(123456789012345678901234567890\r\n",
+        b"!3\r\nERR\r\n",
+        b"=7\r\ntxt:abc\r\n",
+        b"%1\r\n+a\r\n:1\r\n",
+        b"~2\r\n:1\r\n:2\r\n",
+        b">3\r\n+message\r\n$1\r\nc\r\n$1\r\np\r\n",
+        b"|1\r\n+a\r\n:1\r\n*1\r\n:1\r\n",
+        b"*1\r\n%1\r\n+a\r\n~1\r\n|0\r\n#f\r\n",
+    ];
+
+    fn end(bytes: &[u8]) -> Result<Option<usize>, Kind> {
+        Scan::default().end(bytes)
+    }
+
+    #[test]
+    fn smoke() {
+        for reply in WHOLE {
+            let shown = reply.escape_ascii();
+            assert_eq!(end(reply), Ok(Some(reply.len())), "{shown}");
+            let more = [reply, b"+more\r\n"].concat();
+            assert_eq!(end(&more), Ok(Some(reply.len())), "{shown}");
+            let value = redis::parse_redis_value(reply);
+            assert!(value.is_ok(), "{shown}: {value:?}");
+        }
+    }
+
+    #[test]
+    fn the_end_is_found_however_the_bytes_come_in() {
+        use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
+        let mut random = SmallRng::seed_from_u64(7);
+        for round in 0..20_000 {
+            let reply = WHOLE[random.random_range(0..WHOLE.len())];
+            let bytes = [reply, WHOLE[random.random_range(0..WHOLE.len())]].concat();
+            let mut scan = Scan::default();
+            let mut seen = 0;
+            let found = loop {
+                seen = (seen + random.random_range(1..5)).min(bytes.len());
+                match scan.end(&bytes[..seen]).unwrap() {
+                    None => assert!(seen < reply.len(), "{round}: {}", reply.escape_ascii()),
+                    Some(end) => break end,
+                }
+            };
+            assert_eq!(found, reply.len(), "{round}: {}", reply.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn another_protocol_is_known_by_its_first_byte() {
+        for bytes in [
+            &b"SSH-2.0-OpenSSH"[..],
+            b"HTTP/1.1 400",
+            b"\x15\x03\x01",
+            b"\0",
+            b"\r\n",
+        ] {
+            assert_eq!(end(bytes), Err(Kind::NotResp));
+        }
+    }
+
+    #[test]
+    fn what_is_malformed_is_refused() {
+        for bytes in [
+            &b"*1\r\nx"[..],
+            b"$\r\n",
+            b"$x\r\n",
+            b"$+1\r\n",
+            b"$-2\r\n",
+            b"*-2\r\n",
+            b"%-1\r\n",
+            b"!-1\r\n",
+            b"$1\r\nxyz\r\n",
+            b"*1 \r\n",
+        ] {
+            assert_eq!(end(bytes), Err(Kind::Malformed), "{}", bytes.escape_ascii());
+        }
+        let endless = [b":", &[b'1'; LONGEST_NUMBER][..]].concat();
+        assert_eq!(end(&endless), Err(Kind::Malformed));
+    }
+
+    #[test]
+    fn limits_count_before_anything_comes() {
+        for bytes in [
+            &b"$1000000000000\r\n"[..],
+            b"$99999999999999999999999999\r\n",
+            b"*1000000000\r\n",
+            b"%18446744073709551615\r\n",
+            b"|18446744073709551615\r\n",
+        ] {
+            assert_eq!(end(bytes), Err(Kind::TooLarge), "{}", bytes.escape_ascii());
+        }
+        let two = [
+            b"*2\r\n*40000\r\n",
+            &b":1\r\n".repeat(40_000)[..],
+            b"*40000\r\n",
+        ]
+        .concat();
+        assert_eq!(end(&two), Err(Kind::TooLarge), "counted in the whole reply");
+        assert_eq!(end(&b"*1\r\n".repeat(DEEPEST)), Ok(None));
+        assert_eq!(end(&b"*1\r\n".repeat(DEEPEST + 1)), Err(Kind::TooLarge));
+        let endless = [b"+", &[b'x'; LONGEST_TEXT][..]].concat();
+        assert_eq!(end(&endless[..LONGEST_TEXT]), Ok(None));
+        assert_eq!(end(&endless), Err(Kind::TooLarge));
+        let many = [
+            b"*9\r\n",
+            &format!("$200000\r\n{}\r\n", "x".repeat(200_000))
+                .into_bytes()
+                .repeat(6)[..],
+        ]
+        .concat();
+        assert_eq!(end(&many), Err(Kind::TooLarge));
+    }
+
+    #[test]
+    fn arbitrary_bytes_neither_panic_nor_seem_to_end_behind_the_last() {
+        use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
+        const BYTES: &[u8] = b"+-:$*%~>|_#,(!=\r\n\r\n0123\r\n9x";
+        let mut random = SmallRng::seed_from_u64(11);
+        for _ in 0..100_000 {
+            let length = random.random_range(0..40);
+            let bytes: Vec<u8> = (0..length)
+                .map(|_| BYTES[random.random_range(0..BYTES.len())])
+                .collect();
+            if let Ok(Some(found)) = end(&bytes) {
+                assert!(found <= bytes.len() && found > 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! How a new connection is logged on: HELLO or AUTH, SELECT, and who we are, all in one write.
+
+use redis::{
+    Cmd, ErrorKind, RedisConnectionInfo, RedisError, RedisResult, ServerError, ServerErrorKind,
+    Value, cmd,
+};
+
+use super::wire::Wire;
+use crate::clock::Instant;
+use crate::error::words;
+use crate::url::Address;
+use crate::violation::NoFirstReply;
+
+/// A command of the log-on, and so what a refusal means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Hello,
+    AuthWithUser,
+    Auth,
+    Select,
+    /// The server may not know it, or not allow it: this connection locks without it.
+    Optional,
+}
+
+impl Wire {
+    /// Connects and logs on, by `until`: the resolver, all addresses, TLS and the log-on together. The resolver cannot be
+    /// interrupted, so only a dialer calls this. The connection is named `name` where there is one. `accepted` is called when the peer
+    /// has accepted the connection, and has not said anything yet.
+    pub(crate) fn open(
+        address: &Address,
+        name: Option<&str>,
+        until: Instant,
+        accepted: impl FnOnce(),
+    ) -> RedisResult<Self> {
+        let mut wire = Self::connect(address, until, accepted)?;
+        let redis = address.info.redis_settings();
+        if !wire.log_on(&commands(redis, name, true), until)? {
+            wire.log_on(&commands(redis, name, false), until)?;
+        }
+        Ok(wire)
+    }
+
+    /// False if the server is from before there were users, and must be asked without one.
+    fn log_on(&mut self, commands: &[(Step, Cmd)], until: Instant) -> RedisResult<bool> {
+        // Where this fails, the server may have said why before it hung up.
+        let sent = self.write(until, |buffer| {
+            for (_, command) in commands {
+                command.write_packed_command(buffer);
+            }
+        });
+        let mut knows_users = true;
+        let mut ignored: Option<ServerError> = None;
+        for (n, (step, _)) in commands.iter().enumerate() {
+            let answer = match self.answer(until) {
+                Ok(answer) => answer,
+                Err(error) => {
+                    return Err(match ignored {
+                        Some(why) if error.is_connection_dropped() => why.into(),
+                        _ if n == 0 => NoFirstReply::mark(error),
+                        _ => error,
+                    });
+                }
+            };
+            let error = match (step, answer) {
+                (_, Value::ServerError(error)) => error,
+                (Step::Hello, Value::Map(_)) | (_, Value::Okay) => continue,
+                _ => return Err(self.malformed()),
+            };
+            if let Some(refusal) = step.refusal(&error) {
+                return Err(refusal);
+            }
+            knows_users &= *step != Step::AuthWithUser;
+            ignored = Some(error);
+        }
+        sent?;
+        Ok(knows_users)
+    }
+}
+
+/// What a new connection says first.
+fn commands(redis: &RedisConnectionInfo, name: Option<&str>, with_user: bool) -> Vec<(Step, Cmd)> {
+    let user = redis.username().filter(|_| with_user);
+    let mut commands = Vec::with_capacity(5);
+    if redis.protocol().supports_resp3() {
+        let mut hello = cmd("HELLO");
+        hello.arg("3");
+        if let Some(password) = redis.password() {
+            hello
+                .arg("AUTH")
+                .arg(user.unwrap_or("default"))
+                .arg(password);
+        }
+        commands.push((Step::Hello, hello));
+    } else if let Some(password) = redis.password() {
+        let mut auth = cmd("AUTH");
+        let step = match user {
+            Some(_) => Step::AuthWithUser,
+            None => Step::Auth,
+        };
+        auth.arg(user).arg(password);
+        commands.push((step, auth));
+    }
+    if redis.db() != 0 {
+        let mut select = cmd("SELECT");
+        select.arg(redis.db());
+        commands.push((Step::Select, select));
+    }
+    let mut client = |what: &[&str]| {
+        let mut client = cmd("CLIENT");
+        client.arg(what);
+        commands.push((Step::Optional, client));
+    };
+    for (what, value) in [("LIB-NAME", redis.lib_name()), ("LIB-VER", redis.lib_ver())] {
+        if let Some(value) = value {
+            client(&["SETINFO", what, value]);
+        }
+    }
+    if let Some(name) = name {
+        client(&["SETNAME", name]);
+    }
+    commands
+}
+
+impl Step {
+    /// Why there can be no connection, after this answer; `None` if there can.
+    fn refusal(self, error: &ServerError) -> Option<RedisError> {
+        let text = error.details().unwrap_or_default();
+        // Said to whoever connects, before any command is read.
+        if text.contains("max number of clients") || error.code() == "DENIED" {
+            return Some(error.clone().into());
+        }
+        match self {
+            Self::Hello if text.starts_with("unknown command") => Some(
+                (
+                    ErrorKind::RESP3NotSupported,
+                    "Redis Server doesn't support HELLO command therefore resp3 cannot be used",
+                )
+                    .into(),
+            ),
+            Self::Hello => Some(error.clone().into()),
+            Self::AuthWithUser if text.contains("wrong number of arguments for 'auth' command") => {
+                None
+            }
+            Self::AuthWithUser | Self::Auth => Some(
+                (
+                    ErrorKind::AuthenticationFailed,
+                    "Password authentication failed",
+                    words(error),
+                )
+                    .into(),
+            ),
+            Self::Select => Some(
+                (
+                    ServerErrorKind::ResponseError.into(),
+                    "Redis server refused to switch database",
+                    text.to_owned(),
+                )
+                    .into(),
+            ),
+            Self::Optional => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(url: &str, name: Option<&str>, with_user: bool) -> Vec<String> {
+        let address = Address::parse(url).unwrap();
+        let commands = commands(address.info.redis_settings(), name, with_user);
+        let words = |(_, command): &(Step, Cmd)| {
+            let words = command.args_iter().filter_map(|arg| match arg {
+                redis::Arg::Simple(word) => Some(String::from_utf8_lossy(word).into_owned()),
+                _ => None,
+            });
+            words.collect::<Vec<_>>().join(" ")
+        };
+        commands.iter().map(words).collect()
+    }
+
+    fn error(line: &str) -> ServerError {
+        match redis::parse_redis_value(format!("-{line}\r\n").as_bytes()) {
+            Ok(Value::ServerError(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn smoke() {
+        let version = concat!("CLIENT SETINFO LIB-VER ", env!("CARGO_PKG_VERSION"));
+        let info = ["CLIENT SETINFO LIB-NAME leasehold", version];
+        assert_eq!(said("redis://h", None, true), info);
+        assert_eq!(
+            said("redis://ann:s3cret@h/2", Some("me"), true),
+            [
+                "AUTH ann s3cret",
+                "SELECT 2",
+                info[0],
+                info[1],
+                "CLIENT SETNAME me"
+            ]
+        );
+        assert_eq!(said("redis://ann:s3cret@h", None, false)[0], "AUTH s3cret");
+        assert_eq!(
+            said("redis://:s3cret@h?protocol=3", None, true)[0],
+            "HELLO 3 AUTH default s3cret"
+        );
+        assert_eq!(said("redis://h?protocol=resp3", None, true)[0], "HELLO 3");
+    }
+
+    #[test]
+    fn what_a_refusal_means() {
+        let wrong = error("WRONGPASS invalid username-password pair or user is disabled.");
+        let refusal = Step::Auth.refusal(&wrong).unwrap();
+        assert_eq!(refusal.kind(), ErrorKind::AuthenticationFailed);
+        let full = error("ERR max number of clients reached");
+        for step in [Step::Hello, Step::Auth, Step::Select, Step::Optional] {
+            let refusal = step.refusal(&full).unwrap();
+            assert!(
+                refusal.to_string().contains("max number of clients"),
+                "{refusal}"
+            );
+            assert_ne!(refusal.kind(), ErrorKind::AuthenticationFailed);
+        }
+        let old = error("ERR wrong number of arguments for 'auth' command");
+        assert!(Step::AuthWithUser.refusal(&old).is_none() && Step::Auth.refusal(&old).is_some());
+        let right =
+            error("NOPERM this user has no permissions to run the 'client|setname' command");
+        assert!(Step::Optional.refusal(&right).is_none());
+    }
+}

@@ -1,0 +1,134 @@
+//! What was read from a server and not yet understood: a buffer that never holds much more than the longest reply.
+
+use std::ops::Range;
+
+use redis::{RedisError, Value};
+
+use super::frame::{MOST_BYTES, Scan};
+use crate::violation::{Kind, Violation};
+
+/// What is read at once, in bytes, and what an idle connection keeps: most replies are far shorter.
+const CHUNK: usize = 2 * 1024;
+
+/// The room that is left in the buffer before it is moved or grown.
+const LEAST_ROOM: usize = 512;
+
+pub(in crate::redis) struct Input {
+    /// All of it is written to before it is read from: only from `start` to `end` is it what the peer sent.
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// The last reply that was taken out: its bytes stay until more is read.
+    last: Range<usize>,
+    /// Of the reply that begins at `start`.
+    scan: Scan,
+    /// Keeps its own buffer from one reply to the next.
+    parser: redis::Parser,
+}
+
+impl Default for Input {
+    fn default() -> Self {
+        Self {
+            bytes: Box::default(),
+            start: 0,
+            end: 0,
+            last: 0..0,
+            scan: Scan::default(),
+            parser: redis::Parser::new(),
+        }
+    }
+}
+
+impl Input {
+    /// Takes out the next reply; `None` while a part of it is missing.
+    pub(in crate::redis) fn next(&mut self) -> Result<Option<Value>, RedisError> {
+        let bytes = self.bytes.get(self.start..self.end).unwrap_or_default();
+        let end = match self.scan.end(bytes) {
+            Ok(None) => return Ok(None),
+            Ok(Some(end)) => end,
+            Err(kind) => return Err(Violation::new(kind, bytes).into()),
+        };
+        let reply = bytes.get(..end).unwrap_or_default();
+        let Ok(value) = self.parser.parse_value(reply) else {
+            return Err(Violation::new(Kind::Malformed, reply).into());
+        };
+        self.scan = Scan::default();
+        self.last = self.start..self.start + end;
+        self.start += end;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            if self.bytes.len() > CHUNK {
+                // A long reply is rare, and there may be many connections.
+                let beginning = Violation::new(Kind::Malformed, reply).read;
+                self.last = 0..beginning.len();
+                self.bytes = beginning.into();
+                self.parser = redis::Parser::new();
+            }
+        }
+        Ok(Some(value))
+    }
+
+    /// Whether a part of a reply is there.
+    pub(in crate::redis) fn is_within_reply(&self) -> bool {
+        self.start < self.end
+    }
+
+    /// The last reply, as one that Redis does not give to what was asked.
+    pub(in crate::redis) fn misfit(&self) -> Violation {
+        let reply = self.bytes.get(self.last.clone()).unwrap_or_default();
+        Violation::new(Kind::Malformed, reply)
+    }
+
+    /// What is there of a reply that ends too late.
+    pub(in crate::redis) fn endless(&self) -> Violation {
+        let bytes = self.bytes.get(self.start..self.end).unwrap_or_default();
+        Violation::new(Kind::Endless, bytes)
+    }
+
+    /// Where the next bytes go. Never empty.
+    pub(in crate::redis) fn room(&mut self) -> &mut [u8] {
+        if self.bytes.len() - self.end < LEAST_ROOM {
+            self.make_room();
+        }
+        self.bytes.get_mut(self.end..).unwrap_or_default()
+    }
+
+    /// So many bytes were put where [`room`](Self::room) said.
+    pub(in crate::redis) fn filled(&mut self, count: usize) {
+        self.end = (self.end + count).min(self.bytes.len());
+    }
+
+    fn make_room(&mut self) {
+        let held = self.end - self.start;
+        // A reply beyond the limit is refused by then, so this ends.
+        let wanted = (held * 2).clamp(CHUNK, MOST_BYTES + CHUNK);
+        if wanted.saturating_sub(held) >= LEAST_ROOM && wanted > self.bytes.len() {
+            let mut bytes = vec![0; wanted].into_boxed_slice();
+            if let (Some(to), Some(from)) =
+                (bytes.get_mut(..held), self.bytes.get(self.start..self.end))
+            {
+                to.copy_from_slice(from);
+            }
+            self.bytes = bytes;
+        } else {
+            self.bytes.copy_within(self.start..self.end, 0);
+        }
+        (self.start, self.end) = (0, held);
+    }
+}
+
+/// Reads one reply as a connection does; `None` if it is incomplete.
+#[cfg(test)]
+pub(crate) fn read_frame(mut bytes: &[u8]) -> Result<Option<Value>, RedisError> {
+    let mut input = Input::default();
+    while !bytes.is_empty() {
+        let room = input.room();
+        let (now, later) = bytes.split_at(bytes.len().min(room.len()));
+        room[..now.len()].copy_from_slice(now);
+        input.filled(now.len());
+        bytes = later;
+    }
+    let value = input.next();
+    assert!(input.bytes.len() <= MOST_BYTES + CHUNK);
+    value
+}

@@ -1,0 +1,24 @@
+//! A connection of our own to a server: its socket, its bounded buffer, and deadlines that are absolute.
+//!
+//! The client library's connection hides its socket and its buffer, its parser has no limits, and its timeouts count for
+//! each read. Here every call names the instant by which it must be over, whatever the peer does. The library still packs
+//! the commands and reads the replies, each of which [`frame`] has found to be whole and within the limits before.
+
+pub(crate) mod callers;
+pub(crate) mod dial;
+pub(crate) mod dialer;
+pub(crate) mod frame;
+pub(crate) mod handshake;
+pub(crate) mod input;
+pub(crate) mod node;
+pub(crate) mod open;
+pub(crate) mod pool;
+pub(crate) mod socket;
+pub(crate) mod stream;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
+pub(crate) mod wire;
+
+#[cfg(test)]
+pub(crate) use crate::redis::conn::input::read_frame;
+pub(crate) use crate::redis::conn::wire::{Wire, wait_for_any};

@@ -1,0 +1,239 @@
+//! One Redis server: how a connection to it is made, and one trip over a connection.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use redis::{ErrorKind, RedisError, RedisResult, ServerError, Value};
+
+use crate::clock::Instant;
+use crate::config::Config;
+use crate::dialers::Dialers;
+use crate::error::Cause;
+use crate::protocol::script::Reply;
+use crate::redis::cluster::slot_map::SlotMap;
+use crate::redis::conn::open::Open;
+use crate::redis::sentinel::Sentinels;
+use crate::url::{Address, Target};
+use crate::violation::NoFirstReply;
+
+pub(crate) use crate::redis::conn::Wire;
+
+/// Where a server is, and what its connections are like.
+pub(crate) struct Node {
+    origin: Origin,
+    pub(crate) label: String,
+    connection_name: String,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) command_timeout: Duration,
+    pub(crate) dialers: Dialers,
+    /// How many connections to it are open.
+    open: Arc<AtomicU64>,
+    /// It has accepted a connection that is being made, and not replied on it yet.
+    has_accepted: AtomicBool,
+    /// It has replied on an earlier connection.
+    has_replied: AtomicBool,
+}
+
+enum Origin {
+    Server(Box<Address>),
+    Sentinels(Arc<Sentinels>),
+    /// One node of a cluster.
+    Member(Box<Address>, Weak<SlotMap>),
+}
+
+impl Node {
+    pub(crate) fn new(target: Target, config: &Config) -> Result<Self, RedisError> {
+        let label = target.label();
+        let origin = match target {
+            Target::Server(address) => Origin::Server(Box::new(address)),
+            Target::Sentinel(sentinel) => {
+                Origin::Sentinels(Arc::new(Sentinels::new(sentinel, &config.dialers)))
+            }
+            Target::Cluster(_) | Target::Quorum(_) => {
+                return Err((ErrorKind::Client, "several servers are not one").into());
+            }
+        };
+        Ok(Self::with(label, origin, config))
+    }
+
+    pub(crate) fn member(address: Address, map: Weak<SlotMap>, config: &Config) -> Self {
+        let label = address.label.clone();
+        Self::with(label, Origin::Member(Box::new(address), map), config)
+    }
+
+    fn with(label: String, origin: Origin, config: &Config) -> Self {
+        Self {
+            origin,
+            label,
+            connection_name: config.connection_name.clone(),
+            connect_timeout: config.connect_timeout,
+            command_timeout: config.command_timeout,
+            dialers: config.dialers.clone(),
+            open: Arc::default(),
+            has_accepted: AtomicBool::new(false),
+            has_replied: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn is_member(&self) -> bool {
+        matches!(self.origin, Origin::Member(..))
+    }
+
+    /// A command or a connection failed: in a cluster another node may be about to take over.
+    pub(crate) fn failed(&self) {
+        if let Origin::Member(_, map) = &self.origin
+            && let Some(map) = map.upgrade()
+        {
+            map.doubt();
+        }
+    }
+
+    pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
+        match &self.origin {
+            Origin::Server(_) | Origin::Member(..) => None,
+            Origin::Sentinels(sentinels) => Some(sentinels),
+        }
+    }
+
+    /// Connects and logs on, each within `connect_timeout`. The resolver cannot be interrupted, so this may hang: only a
+    /// dialer calls it. `moved` is called if it turns out on the way that the master is another server than before.
+    pub(crate) fn connect(&self, moved: impl FnOnce()) -> RedisResult<Wire> {
+        match &self.origin {
+            Origin::Server(address) => self.log_on(address, self.deadline()),
+            Origin::Member(address, _) => self
+                .log_on(address, self.deadline())
+                .inspect_err(|_| self.failed()),
+            Origin::Sentinels(sentinels) => {
+                let (master, has_moved) = sentinels.master(self.connect_timeout)?;
+                if has_moved {
+                    moved();
+                }
+                let until = self.deadline();
+                let wire = self
+                    .log_on(&master, until)
+                    .and_then(|wire| check_role(wire, until));
+                if wire.is_err() {
+                    // Sentinels may know better by now.
+                    sentinels.doubt();
+                }
+                wire
+            }
+        }
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now().after(self.connect_timeout)
+    }
+
+    /// Why no connection could be made.
+    pub(crate) fn no_connection(&self, error: RedisError) -> Cause {
+        match NoFirstReply::of(&error) {
+            Some(event) => Cause::no_first_reply(event, self.tls_hint()),
+            None => Cause::no_connection(error, self.connect_timeout),
+        }
+    }
+
+    /// Why a connection that is being made is not there in time.
+    pub(crate) fn no_connection_yet(&self) -> Cause {
+        match self.has_accepted.load(Ordering::Relaxed) {
+            true => Cause::no_first_reply(NoFirstReply::Silent, self.tls_hint()),
+            false => Cause::silence("no connection in time"),
+        }
+    }
+
+    /// Advice for a server that accepts connections and does not reply; empty once it has replied.
+    fn tls_hint(&self) -> &'static str {
+        if self.has_replied.load(Ordering::Relaxed) {
+            return "";
+        }
+        match &self.origin {
+            Origin::Server(address) | Origin::Member(address, _) => address.tls_hint(),
+            Origin::Sentinels(sentinels) => sentinels.tls_hint(),
+        }
+    }
+
+    pub(crate) fn connections(&self) -> u64 {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    fn log_on(&self, address: &Address, until: Instant) -> RedisResult<Wire> {
+        let accepted = || self.has_accepted.store(true, Ordering::Relaxed);
+        let opened = Wire::open(address, Some(&self.connection_name), until, accepted);
+        self.has_accepted.store(false, Ordering::Relaxed);
+        let mut wire = opened?;
+        self.has_replied.store(true, Ordering::Relaxed);
+        wire.open = Some(Open::new(&self.open));
+        Ok(wire)
+    }
+}
+
+/// Refuses a server that does not believe to be the master. One that does not let us ask is taken at
+/// the sentinels' word.
+fn check_role(mut wire: Wire, until: Instant) -> RedisResult<Wire> {
+    let role = wire.trip(until, |buffer| {
+        redis::cmd("ROLE").write_packed_command(buffer);
+    })?;
+    match is_master(role) {
+        Some(true) => Ok(wire),
+        Some(false) => Err((
+            ErrorKind::Client,
+            "the server that the sentinels name as the master is a replica",
+        )
+            .into()),
+        None => Err(wire.malformed()),
+    }
+}
+
+/// Reads the answer to ROLE; `None` for one that Redis does not give.
+pub(crate) fn is_master(answer: Value) -> Option<bool> {
+    let role = match answer {
+        Value::ServerError(_) => return Some(true),
+        Value::Array(role) => role.into_iter().next()?,
+        _ => return None,
+    };
+    match role {
+        Value::BulkString(role) if role == b"master" => Some(true),
+        Value::BulkString(role) if role == b"slave" || role == b"sentinel" => Some(false),
+        _ => None,
+    }
+}
+
+/// Whether the other end is gone, so that other connections to it are most likely dead too.
+pub(crate) fn is_hang_up(error: &RedisError) -> bool {
+    error.is_connection_dropped()
+}
+
+/// Reads an answer that is no error.
+pub(crate) fn reply(value: Value) -> Result<Reply, ServerError> {
+    match value {
+        Value::ServerError(error) => Err(error),
+        value => Ok(Reply::from(value)),
+    }
+}
+
+/// Why there is no connection.
+#[derive(Clone, Debug)]
+pub(crate) struct NoWire {
+    pub(crate) cause: Cause,
+    /// It stays so until somebody changes a setting, as after a wrong password.
+    pub(crate) is_final: bool,
+    /// The server or the network is the reason, and not that the caller had little time.
+    pub(crate) is_the_servers: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_role_is_believed_to_be_one() {
+        let read = |text: &str| is_master(redis::parse_redis_value(text.as_bytes()).unwrap());
+        assert_eq!(read("*3\r\n$6\r\nmaster\r\n:9\r\n*0\r\n"), Some(true));
+        assert_eq!(read("*1\r\n$5\r\nslave\r\n"), Some(false));
+        assert_eq!(read("-NOPERM no\r\n"), Some(true), "it may not be asked");
+        for text in [":1\r\n", "$-1\r\n", "*0\r\n", "+OK\r\n", "*1\r\n:1\r\n"] {
+            assert_eq!(read(text), None, "{text}");
+        }
+    }
+}

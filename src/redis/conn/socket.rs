@@ -1,0 +1,186 @@
+//! A socket whose reads and writes end by an instant: to the millisecond, interrupted or not, however few bytes come.
+
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use redis::io::tcp::TcpSettings;
+use redis::io::tcp::socket2::{Domain, SockAddr, Socket as RawSocket, Type};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use crate::clock::{Instant, nap};
+
+/// How long a read blocks before it goes on with `poll`: the kernel rounds a socket's own timeout up by as much as an
+/// eighth, and counts it anew after each byte. Longer than almost every answer takes, so that nearly every read is one
+/// system call.
+const NET: Duration = Duration::from_millis(20);
+
+/// With less time than this a read does not block: the kernel may round [`NET`] up by one tick of its clock, of at most 10 ms.
+const TOO_SHORT_FOR_NET: Duration = Duration::from_millis(40);
+
+/// Connecting to a unix socket blocks while its queue is full. In steps, since the kernel rounds longer times more.
+const UNIX_STEP: Duration = Duration::from_millis(50);
+
+pub(in crate::redis) struct Socket(OwnedFd);
+
+impl Socket {
+    /// Connects to one of the addresses of `host`, all of them together by `until`. The resolver knows no deadline: only a
+    /// dialer calls this.
+    pub(in crate::redis) fn connect_tcp(
+        host: &str,
+        port: u16,
+        settings: &TcpSettings,
+        until: Instant,
+    ) -> io::Result<Self> {
+        let addresses: Vec<_> = (host, port).to_socket_addrs()?.collect();
+        let mut failure = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
+        for (n, address) in addresses.iter().enumerate() {
+            let left = Instant::now().until(until);
+            if left.is_zero() {
+                return Err(timed_out());
+            }
+            // One address that says nothing must not take the time of the others.
+            let others = u32::try_from(addresses.len() - n).unwrap_or(u32::MAX);
+            match TcpStream::connect_timeout(address, left / others) {
+                Ok(stream) => return Self::of_tcp(stream, settings),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    fn of_tcp(stream: TcpStream, settings: &TcpSettings) -> io::Result<Self> {
+        stream.set_nodelay(settings.nodelay())?;
+        stream.set_read_timeout(Some(NET))?;
+        let socket = RawSocket::from(stream);
+        if let Some(keepalive) = settings.keepalive() {
+            socket.set_tcp_keepalive(keepalive)?;
+        }
+        Ok(Self(socket.into()))
+    }
+
+    pub(in crate::redis) fn connect_unix(path: &Path, until: Instant) -> io::Result<Self> {
+        let socket = RawSocket::new(Domain::UNIX, Type::STREAM, None)?;
+        socket.set_read_timeout(Some(NET))?;
+        let address = SockAddr::unix(path)?;
+        loop {
+            let left = Instant::now().until(until);
+            if left.is_zero() {
+                return Err(timed_out());
+            }
+            socket.set_write_timeout(Some(left.min(UNIX_STEP).max(Duration::from_millis(1))))?;
+            match socket.connect(&address) {
+                Ok(()) => return Ok(Self(socket.into())),
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+                    ) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Reads what there is, and waits for it until `until`. What is there already is read even when that is past.
+    pub(in crate::redis) fn read(&self, bytes: &mut [u8], until: Instant) -> io::Result<usize> {
+        let mut left = Instant::now().until(until);
+        let mut blocks = left >= TOO_SHORT_FOR_NET;
+        loop {
+            if !blocks && !left.is_zero() {
+                wait(&self.0, PollFlags::IN, left)?;
+            }
+            let flags = match blocks {
+                true => RecvFlags::empty(),
+                false => RecvFlags::DONTWAIT,
+            };
+            match recv(&self.0, &mut *bytes, flags) {
+                Ok((count, _)) => return Ok(count),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if left.is_zero() => return Err(timed_out()),
+                Err(Errno::AGAIN) => blocks = false,
+                Err(error) => return Err(error.into()),
+            }
+            left = Instant::now().until(until);
+            blocks &= left >= TOO_SHORT_FOR_NET;
+        }
+    }
+
+    /// Writes at least a part of `bytes`, by `until`.
+    pub(in crate::redis) fn write(&self, bytes: &[u8], until: Instant) -> io::Result<usize> {
+        loop {
+            match send(&self.0, bytes, flags_of_send()) {
+                Ok(count) => return Ok(count),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let left = Instant::now().until(until);
+                    if left.is_zero() {
+                        return Err(timed_out());
+                    }
+                    wait(&self.0, PollFlags::OUT, left)?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    pub(in crate::redis) fn write_all(&self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let count = self.write(bytes, until)?;
+            bytes = bytes.get(count..).unwrap_or_default();
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A peer that is gone must be an error and not a signal. Where there is no such flag, the socket was made so.
+fn flags_of_send() -> SendFlags {
+    #[cfg(not(target_vendor = "apple"))]
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    #[cfg(target_vendor = "apple")]
+    let flags = SendFlags::DONTWAIT;
+    flags
+}
+
+/// Waits until the socket is ready for `what`, but no longer than `left`, and possibly shorter.
+fn wait(socket: &OwnedFd, what: PollFlags, left: Duration) -> io::Result<()> {
+    wait_for(&mut [PollFd::new(socket, what)], left)
+}
+
+/// Waits until one of the sockets can be read from, but no longer than `until`, and possibly shorter.
+pub(in crate::redis) fn wait_to_read(
+    sockets: &[BorrowedFd<'_>],
+    until: Instant,
+) -> io::Result<Vec<bool>> {
+    let polled = |socket| PollFd::from_borrowed_fd(socket, PollFlags::IN);
+    let mut polled: Vec<_> = sockets.iter().copied().map(polled).collect();
+    wait_for(&mut polled, Instant::now().until(until))?;
+    Ok(polled.iter().map(|fd| !fd.revents().is_empty()).collect())
+}
+
+fn wait_for(sockets: &mut [PollFd<'_>], left: Duration) -> io::Result<()> {
+    // The machine may be suspended meanwhile: see `LONGEST_SLEEP`.
+    let left = nap(Instant::START, Instant::START.after(left));
+    let timeout = Timespec {
+        // At most a second.
+        tv_sec: left.as_secs().try_into().unwrap_or(1),
+        tv_nsec: left.subsec_nanos().into(),
+    };
+    match poll(sockets, Some(&timeout)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+pub(in crate::redis) fn timed_out() -> io::Error {
+    io::ErrorKind::TimedOut.into()
+}

@@ -1,0 +1,146 @@
+//! How a server, or a thread that talks to it, does: since when it answers or fails, what it said last, and whether calls still go to it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+
+use crate::clock::Instant;
+use crate::error::Cause;
+use crate::health::{BreakerState, HealthPart, HealthState};
+use crate::redis::breaker::Breaker;
+use crate::redis::fault::{Fault, OpenCircuit};
+
+/// Callers note how their calls went; a success costs no lock.
+#[derive(Debug)]
+pub(crate) struct Condition {
+    /// When it last answered anything, in nanoseconds of our clock.
+    answered: AtomicU64,
+    /// Something has failed since.
+    failing: AtomicBool,
+    /// Calls may have to be turned away.
+    open: AtomicBool,
+    detail: Mutex<Detail>,
+}
+
+#[derive(Debug)]
+struct Detail {
+    breaker: Breaker,
+    /// Since when it answers, or fails.
+    since: SystemTime,
+    trouble: Option<Cause>,
+}
+
+impl Condition {
+    pub(crate) fn new(breaker_after: u32) -> Self {
+        Self {
+            answered: AtomicU64::new(0),
+            failing: AtomicBool::new(false),
+            open: AtomicBool::new(false),
+            detail: Mutex::new(Detail {
+                breaker: Breaker::new(breaker_after),
+                since: SystemTime::now(),
+                trouble: None,
+            }),
+        }
+    }
+
+    /// Errors while calls to `server`, which this is about, must fail at once.
+    pub(in crate::redis) fn admit(&self, server: &str) -> Result<(), Fault> {
+        if !self.open.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let mut detail = self.detail.lock();
+        detail.breaker.admit(Instant::now()).map_err(|retry_in| {
+            Fault::Open(Box::new(OpenCircuit {
+                server: server.to_owned(),
+                failures: detail.breaker.failures(),
+                // A breaker opens only on a failure that has a cause.
+                last: detail
+                    .trouble
+                    .clone()
+                    .unwrap_or_else(|| Cause::text("no reply")),
+                retry_in,
+            }))
+        })
+    }
+
+    /// It answered something by `now`; true if calls go to it again for that.
+    pub(crate) fn answered(&self, now: Instant) -> bool {
+        self.answered.store(now.as_nanos(), Ordering::Relaxed);
+        if !self.failing.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut detail = self.detail.lock();
+        if self.failing.swap(false, Ordering::Relaxed) {
+            detail.since = SystemTime::now();
+        }
+        self.open.store(false, Ordering::Relaxed);
+        detail.breaker.succeeded()
+    }
+
+    /// A call got no answer that counts. It is the server's fault if it `counts`, and not the
+    /// caller's for having had too little time. True if calls fail at once from now on.
+    pub(crate) fn failed(&self, cause: Option<&Cause>, counts: bool) -> bool {
+        let mut detail = self.detail.lock();
+        if !self.failing.swap(true, Ordering::Relaxed) {
+            detail.since = SystemTime::now();
+        }
+        if let Some(cause) = cause.filter(|cause| !cause.is_of_client()) {
+            detail.trouble = Some(cause.clone());
+        }
+        let opens = counts && detail.breaker.failed(Instant::now());
+        self.open.store(detail.breaker.is_open(), Ordering::Relaxed);
+        opens
+    }
+
+    /// Another server is in its place: what is known of it is over.
+    pub(in crate::redis) fn begin_anew(&self) {
+        let mut detail = self.detail.lock();
+        detail.breaker.succeeded();
+        self.open.store(false, Ordering::Relaxed);
+    }
+
+    /// Why it was not served last, for a caller that has been told nothing itself.
+    pub(in crate::redis) fn last_failure(&self) -> Option<Cause> {
+        self.detail.lock().trouble.clone()
+    }
+
+    pub(in crate::redis) fn is_failing(&self) -> bool {
+        self.failing.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::redis) fn is_open(&self) -> bool {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// Since when it has not answered, for a caller that has asked since `start`; since `now` if
+    /// nothing has failed since its last answer.
+    pub(in crate::redis) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
+        if !self.is_failing() {
+            return now;
+        }
+        start.max(Instant::from_nanos(self.answered.load(Ordering::Relaxed)))
+    }
+
+    /// As people are told of it.
+    pub(crate) fn part(&self, server: &str, latency: Option<Duration>) -> HealthPart {
+        let detail = self.detail.lock();
+        let retry_in = detail.breaker.retry_in(Instant::now());
+        let state = match (self.is_failing(), self.answered.load(Ordering::Relaxed)) {
+            (true, _) => HealthState::Fails,
+            (false, 0) => HealthState::Idle,
+            (false, _) => HealthState::Works,
+        };
+        HealthPart {
+            server: server.to_owned(),
+            state,
+            since: detail.since,
+            last_error: detail.trouble.as_ref().map(Cause::to_string),
+            latency,
+            breaker: retry_in.map_or(BreakerState::Closed, |retry_in| BreakerState::Open {
+                retry_in,
+            }),
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Many calls in one write, their answers read after it.
+
+use redis::ServerError;
+
+use crate::clock::Instant;
+use crate::error::{Meaning, meaning};
+use crate::protocol::expected::Expected;
+use crate::protocol::script::{Call, Reply, pack_wait};
+use crate::redis::conn::node::Wire;
+use crate::redis::fault::Fault;
+use crate::redis::server::Server;
+
+impl Server {
+    /// Sends all `calls` in one write over a connection that the caller keeps, and returns their
+    /// answers in the same order. The second part is false when the connection is of no more use:
+    /// then each call without an answer may have run. All of them are to be acknowledged by the same
+    /// number of replicas.
+    pub(crate) fn batch(
+        &self,
+        wire: &mut Wire,
+        calls: &[Call<'_>],
+    ) -> (Vec<Result<Reply, Fault>>, bool) {
+        let sent = Instant::now();
+        let (mut answers, mut alive) =
+            self.write_and_read(wire, calls, |call, buffer| call.pack_by_sha(buffer));
+        let unknown: Vec<usize> = (0..answers.len())
+            .filter(|&n| matches!(answers.get(n), Some(Ok(Err(error))) if is_no_script(error)))
+            .collect();
+        if alive && !unknown.is_empty() {
+            // Nothing of these ran, so the same calls may be sent again.
+            let again: Vec<Call<'_>> = unknown
+                .iter()
+                .filter_map(|&n| calls.get(n).copied())
+                .collect();
+            let (second, still_alive) =
+                self.write_and_read(wire, &again, |call, buffer| call.pack_by_source(buffer));
+            alive = still_alive;
+            for (n, answer) in unknown.into_iter().zip(second) {
+                if let Some(slot) = answers.get_mut(n) {
+                    *slot = answer;
+                }
+            }
+        }
+        let answers: Vec<_> = answers
+            .into_iter()
+            .zip(calls)
+            .map(|(answer, call)| answer?.map_err(|error| self.fault(call, &error)))
+            .collect();
+        if answers.iter().any(Result::is_ok) {
+            self.answered(sent);
+        }
+        // A server that says "not now" may have been replaced by another: connect again.
+        let usable = alive
+            && !answers
+                .iter()
+                .any(|answer| matches!(answer, Err(Fault::NotNow(_))));
+        if !usable {
+            self.failed();
+        }
+        if alive && !usable {
+            self.leave(wire.generation);
+        }
+        (answers, usable)
+    }
+
+    #[expect(
+        clippy::type_complexity,
+        reason = "answer, or error answer, or no answer; seen only here"
+    )]
+    fn write_and_read(
+        &self,
+        wire: &mut Wire,
+        calls: &[Call<'_>],
+        pack: impl Fn(&Call<'_>, &mut Vec<u8>),
+    ) -> (Vec<Result<Result<Reply, ServerError>, Fault>>, bool) {
+        let mut commands = Vec::new();
+        for call in calls {
+            pack(call, &mut commands);
+        }
+        let replicas = calls.first().and_then(|call| call.replicas);
+        if let Some(replicas) = &replicas {
+            pack_wait(replicas, &mut commands);
+        }
+        let until = Instant::now().after(self.command_timeout());
+        let mut broken = wire.send(until, &commands).err();
+        let mut answers: Vec<_> = calls
+            .iter()
+            .map(|call| {
+                let error = match &broken {
+                    // One timeout is enough: after it nothing more is read.
+                    Some(error) => error.clone(),
+                    None => match wire.answer_to(until, call.expected()) {
+                        Ok(answer) => return Ok(answer),
+                        Err(error) => broken.insert(error).clone(),
+                    },
+                };
+                Err(Fault::NoAnswer(error.into()))
+            })
+            .collect();
+        if replicas.is_some() && broken.is_none() {
+            let until = Instant::now().after(self.command_timeout());
+            let waited = wire.answer_to(until, Expected::Count);
+            for answer in &mut answers {
+                if let Ok(Ok(done)) = answer {
+                    let done = std::mem::replace(done, Reply::Nil);
+                    *answer = match &waited {
+                        Ok(waited) => self
+                            .acknowledged(done, Some(waited.clone()), replicas)
+                            .map(Ok),
+                        Err(error) => Err(Fault::NoAnswer(error.clone().into())),
+                    };
+                }
+            }
+            broken = waited.err();
+        }
+        (answers, broken.is_none())
+    }
+}
+
+fn is_no_script(error: &ServerError) -> bool {
+    matches!(meaning(error), Meaning::NoScript)
+}

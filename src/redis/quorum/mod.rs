@@ -1,0 +1,293 @@
+//! A quorum: a call goes to all of several servers, and what a majority of them says is its answer.
+
+pub(crate) mod count;
+pub(crate) mod member;
+pub(crate) mod pipelined;
+pub(crate) mod round;
+pub(crate) mod tokens;
+pub(crate) mod votes;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::clock::{Instant, nap};
+use crate::config::Config;
+use crate::error::{Cause, Error};
+use crate::holder::HolderId;
+use crate::logging;
+use crate::protocol::kind::{Acquired, Keys};
+use crate::protocol::script::{Call, Reply};
+use crate::redis::conn::pool::Lane;
+use crate::redis::fault::Fault;
+use crate::redis::health::Condition;
+use crate::redis::quorum::member::Peer;
+use crate::redis::quorum::pipelined::{Promise, Receipt};
+use crate::redis::quorum::round::Poll;
+use crate::redis::quorum::tokens::Tokens;
+use crate::redis::quorum::votes::Size;
+use crate::redis::server::Server;
+use crate::url::{Address, Target};
+
+/// The most servers: what they have said of a name is counted in the bits of a word.
+const MOST_SERVERS: usize = 63;
+
+/// So many of our own attempts that failed last are known as such.
+const GHOSTS: usize = 256;
+
+/// Several independent servers.
+pub(crate) struct Quorum {
+    servers: Vec<Arc<Server>>,
+    /// All of them, for people.
+    label: String,
+    pub(in crate::redis) size: Size,
+    tokens: Tokens,
+    turns: Turns,
+    /// Of all of them together.
+    condition: Condition,
+    command_timeout: Duration,
+    /// The attempts that failed last: a key of theirs is nobody's hold.
+    ghosts: Mutex<VecDeque<HolderId>>,
+}
+
+/// A lease that a call may leave behind where it is not answered.
+pub(crate) struct Stake<'a> {
+    pub(crate) keys: &'a Arc<Keys>,
+    pub(crate) id: &'a HolderId,
+    pub(crate) ttl: Duration,
+    pub(crate) receipt: Option<&'a Arc<Receipt>>,
+}
+
+impl Stake<'_> {
+    pub(crate) fn release(&self) -> Call<'_> {
+        self.keys.release(self.id.as_str().as_bytes())
+    }
+
+    pub(in crate::redis) fn promise(&self) -> Promise {
+        Promise {
+            keys: Arc::clone(self.keys),
+            id: self.id.clone(),
+            until: Instant::now().after(self.ttl),
+            receipt: self.receipt.cloned(),
+        }
+    }
+}
+
+impl Quorum {
+    pub(crate) fn new(
+        addresses: Vec<Address>,
+        label: String,
+        config: &Config,
+    ) -> Result<Self, Error> {
+        check(&addresses)?;
+        let size = Size::of(addresses.len());
+        if size.all.is_multiple_of(2) {
+            logging::warn!(
+                "a quorum of {} servers needs {} of them, as one of {} would: take an odd number",
+                size.all,
+                size.needed,
+                size.all + 1
+            );
+        }
+        let servers = addresses.into_iter().enumerate().map(|(index, address)| {
+            let peer = Some(Peer::new(index, config.max_connections));
+            Server::new(Target::Server(address), config, peer).map(Arc::new)
+        });
+        Ok(Self {
+            servers: servers.collect::<Result<_, _>>()?,
+            label,
+            size,
+            tokens: Tokens::default(),
+            turns: Turns::new(config.max_connections),
+            condition: Condition::new(config.breaker_after),
+            command_timeout: config.command_timeout,
+            ghosts: Mutex::default(),
+        })
+    }
+
+    /// A fencing token higher than `above`, and than those this client has heard of.
+    pub(crate) fn propose(&self, above: u64) -> u64 {
+        self.tokens.propose(above)
+    }
+
+    /// A server has this counter.
+    pub(crate) fn learn(&self, counter: u64) {
+        self.tokens.learn(counter);
+    }
+
+    /// Sends `call` to all servers, and waits until their answers decide it, until `until`. What may
+    /// stay behind is undone, here or by the servers' io threads: a fault of an acquiring call
+    /// leaves nothing to be done.
+    pub(crate) fn call(
+        &self,
+        call: Call<'_>,
+        until: Instant,
+        lane: Lane,
+        stake: Option<&Stake<'_>>,
+    ) -> Result<(Reply, Instant), Fault> {
+        let asked = Instant::now();
+        if lane == Lane::Capped {
+            self.condition.admit(&self.label)?;
+        }
+        let _turn = self.turns.take(lane, until)?;
+        let answer = Poll::new(self, Some(call), until, stake).run();
+        match &answer {
+            Err(Fault::NotNow(cause) | Fault::NoAnswer(cause)) => {
+                let had_time = asked.until(until) >= self.command_timeout / 10 * 9;
+                if self.condition.failed(Some(cause), had_time) {
+                    logging::warn!(
+                        "no majority has answered again and again, calls fail at once: {cause}"
+                    );
+                }
+            }
+            _ => {
+                self.condition.answered(Instant::now());
+            }
+        }
+        answer
+    }
+
+    /// Why no majority answered last.
+    pub(in crate::redis) fn last_failure(&self) -> Option<Cause> {
+        self.condition.last_failure()
+    }
+
+    /// A server that did not answer does again.
+    pub(crate) fn is_back(&self) {
+        let answering = self.peers().filter(|(_, peer)| !peer.is_aside());
+        if answering.count() >= self.size.needed {
+            self.condition.begin_anew();
+        }
+    }
+
+    /// Whether a majority answers.
+    pub(crate) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
+        let _turn = self.turns.take(Lane::Capped, until)?;
+        Poll::new(self, None, until, None)
+            .run()
+            .map(|(reply, _)| reply)
+    }
+
+    pub(in crate::redis) fn peers(&self) -> impl Iterator<Item = (&Server, &Peer)> {
+        let peers = self
+            .servers
+            .iter()
+            .map(|server| (&**server, server.peer.as_ref()));
+        peers.filter_map(|(server, peer)| Some((server, peer?)))
+    }
+
+    /// Since when a majority has not answered.
+    pub(crate) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
+        let each = |server: &Arc<Server>| server.silent_since(now, start);
+        let mut since: Vec<Instant> = self.servers.iter().map(each).collect();
+        // Those that answered last come first.
+        since.sort_unstable_by(|a, b| b.cmp(a));
+        since.get(self.size.needed - 1).copied().unwrap_or(now)
+    }
+
+    /// This attempt of ours is being undone.
+    pub(in crate::redis) fn note_ghost(&self, id: &HolderId) {
+        let mut ghosts = self.ghosts.lock();
+        if ghosts.len() == GHOSTS {
+            ghosts.pop_front();
+        }
+        ghosts.push_back(id.clone());
+    }
+
+    /// As it is, unless it is a refusal by an attempt of our own that is being undone.
+    pub(in crate::redis) fn unless_by_ghost(&self, vote: Option<Acquired>) -> Option<Acquired> {
+        vote.filter(|vote| match vote {
+            Acquired::Refused(refusal) => {
+                let ghosts = self.ghosts.lock();
+                !ghosts
+                    .iter()
+                    .any(|id| id.as_str().as_bytes() == refusal.holder.as_slice())
+            }
+            _ => true,
+        })
+    }
+
+    pub(crate) fn servers(&self) -> &[Arc<Server>] {
+        &self.servers
+    }
+
+    pub(crate) fn size(&self) -> Size {
+        self.size
+    }
+
+    pub(crate) fn close(&self) {
+        for server in &self.servers {
+            server.close();
+        }
+    }
+}
+
+fn check(addresses: &[Address]) -> Result<(), Error> {
+    let wrong = |what: String| Err(Error::Config(format!("the quorum cannot work: {what}")));
+    if addresses.is_empty() || addresses.len() > MOST_SERVERS {
+        return wrong(format!(
+            "it has {} servers; expected 1 to {MOST_SERVERS}, best 3 or 5",
+            addresses.len()
+        ));
+    }
+    for (n, address) in addresses.iter().enumerate() {
+        if addresses
+            .iter()
+            .take(n)
+            .any(|other| other.label == address.label)
+        {
+            return wrong(format!(
+                "{} is named twice: each server has one vote",
+                address.label
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// How many calls in the capped lane may be under way, each with a connection to every server.
+struct Turns {
+    left: Mutex<usize>,
+    free: Condvar,
+}
+
+/// A turn; dropping it gives it back.
+struct Turn<'a>(Option<&'a Turns>);
+
+impl Turns {
+    fn new(most: usize) -> Self {
+        Self {
+            left: Mutex::new(most),
+            free: Condvar::new(),
+        }
+    }
+
+    fn take(&self, lane: Lane, until: Instant) -> Result<Turn<'_>, Fault> {
+        if lane == Lane::Free {
+            return Ok(Turn(None));
+        }
+        let mut left = self.left.lock();
+        while *left == 0 {
+            let now = Instant::now();
+            if now >= until {
+                return Err(Fault::NotNow(Cause::of_client(
+                    "all connections (max_connections) were in use",
+                )));
+            }
+            self.free.wait_for(&mut left, nap(now, until));
+        }
+        *left -= 1;
+        Ok(Turn(Some(self)))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if let Some(turns) = self.0 {
+            *turns.left.lock() += 1;
+            turns.free.notify_one();
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! A connection to a server of a quorum, with the answers on it that nobody has waited for.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use redis::{RedisResult, ServerError};
+
+use crate::clock::Instant;
+use crate::holder::HolderId;
+use crate::protocol::expected::Expected;
+use crate::protocol::kind::Keys;
+use crate::protocol::script::{Call, Reply};
+use crate::redis::conn::node::Wire;
+
+/// What one server did about an acquiring command, as far as is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Vote {
+    /// The command was not sent to it.
+    NotAsked,
+    /// It may have run, or may yet run.
+    Asked,
+    Granted,
+    /// It ran and took nothing, or will surely not run.
+    Refused,
+}
+
+/// What each server did about one acquiring command: its release need not go where nothing was
+/// taken, and finding nothing proves something only where the command is known to have run.
+#[derive(Debug)]
+pub(crate) struct Receipt {
+    votes: Box<[AtomicU8]>,
+}
+
+impl Receipt {
+    pub(crate) fn new(servers: usize) -> Self {
+        let none = || AtomicU8::new(Vote::NotAsked as u8);
+        Self {
+            votes: std::iter::repeat_with(none).take(servers).collect(),
+        }
+    }
+
+    pub(crate) fn note(&self, server: usize, vote: Vote) {
+        if let Some(slot) = self.votes.get(server) {
+            slot.store(vote as u8, Ordering::SeqCst);
+        }
+    }
+
+    pub(crate) fn vote(&self, server: usize) -> Vote {
+        let vote = self.votes.get(server);
+        match vote.map_or(0, |vote| vote.load(Ordering::SeqCst)) {
+            1 => Vote::Asked,
+            2 => Vote::Granted,
+            3 => Vote::Refused,
+            _ => Vote::NotAsked,
+        }
+    }
+}
+
+/// A lease whose key must be gone from a server at last.
+#[derive(Clone, Debug)]
+pub(crate) struct Promise {
+    pub(crate) keys: Arc<Keys>,
+    pub(crate) id: HolderId,
+    /// By then the key has run out by itself.
+    pub(crate) until: Instant,
+    pub(crate) receipt: Option<Arc<Receipt>>,
+}
+
+impl Promise {
+    /// Whether the acquiring command may yet run at this server.
+    pub(crate) fn may_yet_run(&self, server: usize) -> bool {
+        let receipt = self.receipt.as_ref();
+        receipt.is_none_or(|receipt| receipt.vote(server) == Vote::Asked)
+    }
+}
+
+/// What an answer is about, for whoever comes to read it.
+#[derive(Debug)]
+pub(crate) enum Owed {
+    /// Nothing that matters later.
+    Nothing,
+    Acquire(Arc<Receipt>),
+    /// Of a release. If the acquire may run after it, as judged when the release is sent, finding
+    /// nothing proves nothing.
+    Release {
+        promise: Promise,
+        may_overtake: bool,
+    },
+}
+
+pub(crate) struct Line {
+    wire: Wire,
+    /// The scripts whose text was sent over it: from then on their digest will do.
+    taught: Vec<&'static str>,
+    owed: VecDeque<(Owed, Expected)>,
+    buffer: Vec<u8>,
+}
+
+impl Line {
+    pub(crate) fn new(wire: Wire) -> Self {
+        Self {
+            wire,
+            taught: Vec::new(),
+            owed: VecDeque::new(),
+            buffer: Vec::new(),
+        }
+    }
+
+    /// How many answers are unread.
+    pub(crate) fn owes(&self) -> usize {
+        self.owed.len()
+    }
+
+    /// The answer owed to a release that is sent over this line next. An acquire whose answer is
+    /// unread on the same line runs before it.
+    pub(crate) fn owed_to_release(&self, promise: Promise, server: usize) -> Owed {
+        let acquire = promise.receipt.as_ref();
+        let is_behind = acquire.is_some_and(|acquire| {
+            let is_it = |owed: &Owed| matches!(owed, Owed::Acquire(of) if Arc::ptr_eq(of, acquire));
+            self.owed.iter().any(|(owed, _)| is_it(owed))
+        });
+        Owed::Release {
+            may_overtake: !is_behind && promise.may_yet_run(server),
+            promise,
+        }
+    }
+
+    /// Sends `call` without waiting for its answer.
+    pub(crate) fn send(&mut self, call: &Call<'_>, owed: Owed, until: Instant) -> RedisResult<()> {
+        self.buffer.clear();
+        if self.taught.contains(&call.script.name) {
+            call.pack_by_sha(&mut self.buffer);
+        } else {
+            self.taught.push(call.script.name);
+            call.pack_by_source(&mut self.buffer);
+        }
+        self.owed.push_back((owed, call.expected()));
+        self.wire.send(until, &self.buffer)
+    }
+
+    /// The server has forgotten the scripts: their texts are sent again.
+    pub(crate) fn forget_taught(&mut self) {
+        self.taught.clear();
+    }
+
+    pub(crate) fn ping(&mut self, until: Instant) -> RedisResult<()> {
+        self.buffer.clear();
+        redis::cmd("PING").write_packed_command(&mut self.buffer);
+        self.owed.push_back((Owed::Nothing, Expected::Pong));
+        self.wire.send(until, &self.buffer)
+    }
+
+    /// Reads the next answer, and says what it is about; what it is about is returned even where no
+    /// answer comes, and then the line is of no more use.
+    pub(crate) fn receive(
+        &mut self,
+        until: Instant,
+    ) -> (Owed, RedisResult<Result<Reply, ServerError>>) {
+        let (owed, expected) = self.next_owed();
+        (owed, self.wire.answer_to(until, expected))
+    }
+
+    /// As [`receive`](Self::receive), if the answer is there already; `is_ready` where there may be something to read.
+    pub(crate) fn receive_at_hand(
+        &mut self,
+        is_ready: bool,
+    ) -> Option<(Owed, RedisResult<Result<Reply, ServerError>>)> {
+        let answer = self.wire.answer_at_hand(is_ready).transpose()?;
+        let (owed, expected) = self.next_owed();
+        Some((
+            owed,
+            answer.and_then(|answer| self.wire.check(answer, expected)),
+        ))
+    }
+
+    fn next_owed(&mut self) -> (Owed, Expected) {
+        // Nothing is read that was not asked for.
+        let next = self.owed.pop_front();
+        next.unwrap_or((Owed::Nothing, Expected::Pong))
+    }
+
+    /// For [`wait_for_any`](crate::redis::conn::wait_for_any).
+    pub(crate) fn wire(&self) -> &Wire {
+        &self.wire
+    }
+
+    /// Takes out what is unread, of a line that is of no more use.
+    pub(crate) fn abandon(self, undo: Option<&Call<'_>>) -> impl Iterator<Item = Owed> + use<> {
+        if let Some(undo) = undo {
+            self.wire.undo_behind([*undo]);
+        }
+        self.owed.into_iter().map(|(owed, _)| owed)
+    }
+}

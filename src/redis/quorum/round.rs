@@ -1,0 +1,529 @@
+//! One call to all servers of a quorum: written to each, read until the answers decide it, undone where it failed.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{RedisError, RedisResult};
+
+use crate::clock::Instant;
+use crate::error::Cause;
+use crate::protocol::kind::Found;
+use crate::protocol::script::{Call, Reply};
+use crate::redis::conn::node::is_hang_up;
+use crate::redis::conn::pool::Wish;
+use crate::redis::conn::wait_for_any;
+use crate::redis::fault::Fault;
+use crate::redis::quorum::count::Count;
+use crate::redis::quorum::member::{Peer, is_no_script};
+use crate::redis::quorum::pipelined::{Line, Owed, Vote};
+use crate::redis::quorum::{Quorum, Stake};
+use crate::redis::server::Server;
+
+/// With a majority at hand, how long a connection to another server is waited for by whoever has it
+/// made: a server that is only a little slower to connect to is not left out of the first lock.
+const GRACE: Duration = Duration::from_millis(10);
+
+/// A server that is asked, and the connection it is asked over until that fails.
+struct Slot<'a> {
+    server: &'a Server,
+    peer: &'a Peer,
+    line: Option<Line>,
+    /// It did not know the script, and was sent the text.
+    has_taught: bool,
+}
+
+pub(in crate::redis) struct Poll<'a> {
+    quorum: &'a Quorum,
+    call: Option<Call<'a>>,
+    until: Instant,
+    stake: Option<&'a Stake<'a>>,
+    count: Count,
+    /// In the order in which they are read.
+    slots: Vec<Slot<'a>>,
+    /// When the first was asked.
+    sent: Option<Instant>,
+    /// Why servers gave no vote.
+    faults: Vec<(&'a Server, Fault)>,
+}
+
+impl<'a> Poll<'a> {
+    /// Asks by `call`, or only for a sign of life.
+    pub(in crate::redis) fn new(
+        quorum: &'a Quorum,
+        call: Option<Call<'a>>,
+        until: Instant,
+        stake: Option<&'a Stake<'a>>,
+    ) -> Self {
+        Self {
+            quorum,
+            until,
+            stake,
+            slots: Vec::with_capacity(quorum.size.all),
+            count: Count::of(call.as_ref(), quorum.size),
+            call,
+            sent: None,
+            faults: Vec::new(),
+        }
+    }
+
+    pub(in crate::redis) fn run(mut self) -> Result<(Reply, Instant), Fault> {
+        self.choose();
+        let connected = self.connect();
+        // A release goes to whoever can be had.
+        let is_hopeless = self.count.is_decided() && !matches!(self.count, Count::Release(_));
+        if connected.is_ok() && !is_hopeless {
+            self.write();
+            self.read();
+        }
+        let reply = self.count.outcome();
+        match &self.count {
+            Count::Election(election) if !election.is_won() => self.undo(),
+            Count::Release(_) if reply.is_some() => self.repeat(),
+            _ => {}
+        }
+        for slot in self.slots.drain(..) {
+            if let Some(line) = slot.line {
+                let is_unread = line.owes() > 0;
+                slot.peer.keep(line);
+                if is_unread {
+                    slot.peer.is_unread();
+                }
+            }
+        }
+        connected?;
+        match (reply, self.sent) {
+            (Some(reply), Some(sent)) => Ok((reply, sent)),
+            _ => Err(self.fault()),
+        }
+    }
+
+    /// What the lease's acquiring command came to at a server.
+    fn vote(&self, peer: &Peer) -> Vote {
+        let receipt = self.stake.and_then(|stake| stake.receipt);
+        receipt.map_or(Vote::Asked, |receipt| receipt.vote(peer.index))
+    }
+
+    /// No vote, for that reason.
+    fn fault_of(&mut self, server: &'a Server, fault: Fault) {
+        self.faults.push((server, fault));
+        self.count.failed();
+    }
+
+    /// Whom to ask, in the order of their recent speed: those that are not left aside, or all where
+    /// these are too few.
+    fn choose(&mut self) {
+        let quorum = self.quorum;
+        let present = quorum.peers().filter(|(_, peer)| !peer.is_aside());
+        let is_enough = present.count() >= quorum.size.needed;
+        for (server, peer) in quorum.peers() {
+            let took_nothing = matches!(self.vote(peer), Vote::NotAsked | Vote::Refused);
+            if let (Count::Release(tally), true) = (&mut self.count, took_nothing) {
+                tally.count(Some(Found::Nobody), &[]);
+            } else if is_enough && peer.is_aside() {
+                let cause = Cause::text("left aside until it answers again");
+                self.fault_of(server, Fault::NotNow(cause));
+            } else {
+                self.slots.push(Slot {
+                    server,
+                    peer,
+                    line: None,
+                    has_taught: false,
+                });
+            }
+        }
+        self.slots
+            .sort_by_key(|slot| (slot.peer.is_aside(), slot.peer.pace()));
+    }
+
+    /// Gets connections: as many as a majority needs, and to the others what comes as fast.
+    fn connect(&mut self) -> Result<(), Fault> {
+        let mut wanted: Vec<(usize, Wish<'_>)> = Vec::new();
+        for (n, slot) in self.slots.iter_mut().enumerate() {
+            slot.line = slot.peer.take_line();
+            if slot.line.is_none() {
+                wanted.push((n, slot.server.wish().map_err(Fault::Never)?));
+            }
+        }
+        if !wanted.is_empty() {
+            self.wait_for(wanted);
+        }
+        if Instant::now() >= self.until {
+            // A trip that cannot be answered in time would only leave something to be undone.
+            return Err(self.fault());
+        }
+        Ok(())
+    }
+
+    fn wait_for(&mut self, mut wanted: Vec<(usize, Wish<'_>)>) {
+        let start = Instant::now();
+        let enough = self.quorum.size.needed.min(self.slots.len());
+        let mut by = self.until;
+        let mut had_enough = false;
+        loop {
+            let mut failed = Vec::new();
+            wanted.retain(|(n, wish)| match (wish.look(), self.slots.get_mut(*n)) {
+                (Some(Ok(wire)), Some(slot)) => {
+                    slot.line = Some(Line::new(wire));
+                    false
+                }
+                (Some(Err(no_wire)), Some(slot)) => {
+                    slot.peer.set_aside();
+                    failed.push((slot.server, slot.server.no_wire(no_wire)));
+                    false
+                }
+                _ => true,
+            });
+            for (server, fault) in failed {
+                self.fault_of(server, fault);
+            }
+            let now = Instant::now();
+            let at_hand = self.slots.iter().filter(|slot| slot.line.is_some()).count();
+            if at_hand >= enough && !had_enough {
+                had_enough = true;
+                by = by.min(now.after(GRACE.max(start.until(now))));
+            }
+            if had_enough {
+                // Whoever wished first has waited for these.
+                wanted.retain(|(_, wish)| !wish.is_late);
+            }
+            let is_hopeless = at_hand + wanted.len() < enough;
+            let patience = now.until(by);
+            match wanted.first() {
+                Some((_, wish)) if !is_hopeless && !patience.is_zero() => {
+                    // The others are looked at in between.
+                    let slice = Duration::from_millis(if wanted.len() == 1 { 250 } else { 1 });
+                    wish.wait(slice.min(patience));
+                }
+                _ => break,
+            }
+        }
+        for n in (0..self.slots.len()).rev() {
+            if self.slots.get(n).is_some_and(|slot| slot.line.is_none()) {
+                let Slot { server, .. } = self.slots.remove(n);
+                if self
+                    .faults
+                    .iter()
+                    .all(|(other, _)| !std::ptr::eq(*other, server))
+                {
+                    server.failed();
+                    let cause = server.pool.last_failure();
+                    self.fault_of(server, Fault::NotNow(cause));
+                }
+            }
+        }
+    }
+
+    /// Writes to all.
+    fn write(&mut self) {
+        let now = Instant::now();
+        self.sent = Some(now);
+        let by = now.after(self.patience(now));
+        for n in 0..self.slots.len() {
+            let Some(Slot {
+                peer,
+                line: Some(line),
+                ..
+            }) = self.slots.get_mut(n)
+            else {
+                continue;
+            };
+            let (owed, receipt) = match (&self.count, self.stake) {
+                (
+                    Count::Election(_),
+                    Some(Stake {
+                        receipt: Some(receipt),
+                        ..
+                    }),
+                ) => (Owed::Acquire(Arc::clone(receipt)), Some(*receipt)),
+                (Count::Release(_), Some(stake)) => {
+                    (line.owed_to_release(stake.promise(), peer.index), None)
+                }
+                _ => (Owed::Nothing, None),
+            };
+            if let Some(receipt) = receipt {
+                receipt.note(peer.index, Vote::Asked);
+            }
+            let sent = match &self.call {
+                Some(call) => line.send(call, owed, by),
+                None => line.ping(by),
+            };
+            if let Err(error) = sent {
+                self.lose(n, error);
+            }
+        }
+    }
+
+    /// Reads until it is decided, or nothing more comes in time. Whichever has an answer is read: one that hangs or trickles
+    /// holds up nobody else.
+    fn read(&mut self) {
+        let began = Instant::now();
+        // Answers to earlier calls may have brought more than was read then.
+        let mut ready = vec![false; self.slots.len()];
+        loop {
+            for n in 0..self.slots.len() {
+                let is_ready = ready.get(n).is_some_and(|is_ready| *is_ready);
+                if self.count.is_decided() {
+                    return;
+                }
+                if let Some(reply) = self.read_one(n, began, is_ready) {
+                    self.count.answered(self.quorum, self.call.as_ref(), reply);
+                }
+            }
+            let is_over = self.count.is_decided() || self.unread().next().is_none();
+            if is_over || Instant::now() >= self.until {
+                break;
+            }
+            match self.wait() {
+                Ok(now_ready) => ready = now_ready,
+                Err(error) => return self.lose_unread(&error),
+            }
+        }
+        if !self.count.is_decided() {
+            self.lose_unread(&io::Error::from(io::ErrorKind::TimedOut).into());
+        }
+    }
+
+    /// Those that are waited for.
+    fn unread(&self) -> impl Iterator<Item = (usize, &Line)> {
+        let slots = self.slots.iter().enumerate();
+        let lines = slots.filter_map(|(n, slot)| Some((n, slot.line.as_ref()?)));
+        lines.filter(|(_, line)| line.owes() > 0)
+    }
+
+    /// Waits until one of them may have something to read. Says which.
+    fn wait(&self) -> RedisResult<Vec<bool>> {
+        let (indices, wires): (Vec<_>, Vec<_>) =
+            self.unread().map(|(n, line)| (n, line.wire())).unzip();
+        let mut ready = vec![false; self.slots.len()];
+        for (n, is_ready) in indices.into_iter().zip(wait_for_any(&wires, self.until)?) {
+            if let Some(slot) = ready.get_mut(n) {
+                *slot = is_ready;
+            }
+        }
+        Ok(ready)
+    }
+
+    /// None of the others answers in time.
+    fn lose_unread(&mut self, error: &RedisError) {
+        let unread: Vec<usize> = self.unread().map(|(n, _)| n).collect();
+        for n in unread {
+            self.lose(n, error.clone());
+        }
+    }
+
+    /// How long writing may take: not all of the time where there are more than are needed.
+    fn patience(&self, now: Instant) -> Duration {
+        let left = now.until(self.until);
+        let slots = self.slots.iter().filter(|slot| slot.line.is_some());
+        if slots.count() > self.count.missing() {
+            left / 4
+        } else {
+            left
+        }
+    }
+
+    /// Reads the answer of the n-th if it is there, behind those of earlier calls that nobody has read yet.
+    fn read_one(&mut self, n: usize, began: Instant, is_ready: bool) -> Option<Reply> {
+        loop {
+            let Slot {
+                server,
+                peer,
+                line,
+                has_taught,
+            } = self.slots.get_mut(n)?;
+            let (server, peer) = (*server, *peer);
+            let line = line.as_mut().filter(|line| line.owes() > 0)?;
+            let (owed, answer) = line.receive_at_hand(is_ready)?;
+            let answer = match answer {
+                Ok(answer) => answer,
+                Err(error) => {
+                    peer.settle(owed, None);
+                    self.lose(n, error);
+                    return None;
+                }
+            };
+            let now = Instant::now();
+            let is_unknown = is_no_script(&answer);
+            if is_unknown {
+                line.forget_taught();
+            }
+            if line.owes() > 0 {
+                peer.settle(owed, Some(&answer));
+                continue;
+            }
+            if let (true, Some(call)) = (is_unknown && !*has_taught, &self.call) {
+                // Nothing ran, so the same call may be sent again.
+                *has_taught = true;
+                if let Err(error) = line.send(call, owed, self.until) {
+                    self.lose(n, error);
+                    return None;
+                }
+                continue;
+            }
+            server.answered(self.sent.unwrap_or(now));
+            if let Some(sent) = self.sent {
+                peer.answered_after(sent.until(now), began.until(now));
+            }
+            peer.settle(owed, Some(&answer));
+            let error = match answer {
+                Ok(reply) => return Some(reply),
+                Err(error) => error,
+            };
+            let fault = match &self.call {
+                Some(call) => server.fault(call, &error),
+                None => server.refusal("PING", &error, || "it needs +ping".into()),
+            };
+            if let Fault::NotNow(_) = fault {
+                server.failed();
+                peer.set_aside();
+            }
+            self.fault_of(server, fault);
+            return None;
+        }
+    }
+
+    /// The connection to the n-th has failed before its answer came.
+    fn lose(&mut self, n: usize, error: RedisError) {
+        let Some(Slot {
+            server, peer, line, ..
+        }) = self.slots.get_mut(n)
+        else {
+            return;
+        };
+        let (server, peer) = (*server, *peer);
+        let line = line.take();
+        server.failed();
+        if is_hang_up(&error) {
+            server.forget_idle();
+        }
+        peer.set_aside();
+        if let Some(line) = line {
+            let undo = match (&self.count, self.stake) {
+                (Count::Election(_), Some(stake)) => Some(stake.release()),
+                _ => None,
+            };
+            for owed in line.abandon(undo.as_ref()) {
+                peer.settle(owed, None);
+            }
+        }
+        let now = Instant::now();
+        let cause = Cause::lost_reply(error, self.sent.unwrap_or(now).until(now));
+        self.fault_of(server, Fault::NoAnswer(cause));
+    }
+
+    /// Undoes an acquiring call on every server that did not surely refuse it: behind it on the same
+    /// connection, where that is alive.
+    fn undo(&mut self) {
+        let (Some(stake), Some(_)) = (self.stake, self.sent) else {
+            return;
+        };
+        self.quorum.note_ghost(stake.id);
+        let mut answering = Vec::new();
+        for n in 0..self.slots.len() {
+            let Some(Slot { peer, line, .. }) = self.slots.get_mut(n) else {
+                continue;
+            };
+            let peer = *peer;
+            let receipt = stake.receipt;
+            let vote = receipt.map_or(Vote::Asked, |receipt| receipt.vote(peer.index));
+            match (vote, line) {
+                (Vote::NotAsked | Vote::Refused, _) => {}
+                (_, None) => peer.undo(stake.promise()),
+                (_, Some(line)) => {
+                    let owed = line.owed_to_release(stake.promise(), peer.index);
+                    match line.send(&stake.release(), owed, self.until) {
+                        Ok(()) if vote == Vote::Granted => answering.push(n),
+                        Ok(()) => {}
+                        Err(error) => self.lose(n, error),
+                    }
+                }
+            }
+        }
+        // Those that answer are waited for: then the next attempt does not meet this one.
+        for n in answering {
+            let has_time = Instant::now() < self.until;
+            let Some(Slot { peer, line, .. }) = self.slots.get_mut(n) else {
+                continue;
+            };
+            let peer = *peer;
+            let Some(open) = line.as_mut().filter(|_| has_time) else {
+                continue;
+            };
+            let (owed, answer) = open.receive(self.until);
+            peer.settle(owed, answer.as_ref().ok());
+            if let Err(error) = answer {
+                self.lose(n, error);
+            }
+        }
+    }
+
+    /// Has the release repeated where it could not be sent.
+    fn repeat(&self) {
+        let Some(stake) = self.stake else { return };
+        for (server, peer) in self.quorum.peers() {
+            let was_sent = self
+                .slots
+                .iter()
+                .any(|slot| std::ptr::eq(slot.server, server));
+            if !was_sent {
+                peer.undo(stake.promise());
+            }
+        }
+    }
+
+    /// Why it came to nothing.
+    fn fault(&self) -> Fault {
+        let size = self.quorum.size;
+        let mut nevers = self.faults.iter().filter_map(|(_, fault)| match fault {
+            Fault::Never(error) => Some(error),
+            _ => None,
+        });
+        if nevers.clone().count() > size.all - size.needed
+            && let Some(error) = nevers.next()
+        {
+            return Fault::Never(error.clone());
+        }
+        let mut causes: Vec<(String, Vec<&str>)> = Vec::new();
+        for (server, fault) in &self.faults {
+            let words = fault.without_server();
+            match causes.iter_mut().find(|(cause, _)| *cause == words) {
+                Some((_, servers)) => servers.push(server.label()),
+                None => causes.push((words, vec![server.label()])),
+            }
+        }
+        let causes: Vec<String> = causes
+            .iter()
+            .map(|(cause, servers)| format!("{cause} ({})", servers.join(", ")))
+            .collect();
+        let cause = Cause::text(format!(
+            "{} of {} servers answered, {} are needed: {}",
+            size.all - self.faults.len().min(size.all),
+            size.all,
+            size.needed,
+            if causes.is_empty() {
+                "no time was left to ask".into()
+            } else {
+                causes.join("; ")
+            }
+        ));
+        let cause = match self.no_redis() {
+            Some(of_too_many) => cause.with_kind_of(of_too_many),
+            None => cause,
+        };
+        match &self.count {
+            // What was sent of an acquiring call is undone.
+            Count::Election(_) => Fault::NotNow(cause),
+            _ if self.sent.is_none() => Fault::NotNow(cause),
+            _ => Fault::NoAnswer(cause),
+        }
+    }
+
+    /// The cause of one failure, if the servers that are no Redis leave no majority.
+    fn no_redis(&self) -> Option<&Cause> {
+        let spare = self.quorum.size.all - self.quorum.size.needed;
+        let causes = || self.faults.iter().filter_map(|(_, fault)| fault.cause());
+        let not_redis = causes().filter(|cause| cause.is_not_redis()).nth(spare);
+        not_redis.or_else(|| causes().filter(|cause| cause.is_malformed()).nth(spare))
+    }
+}

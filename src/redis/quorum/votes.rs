@@ -1,0 +1,500 @@
+//! What the servers of a quorum have said so far, and whether that decides. No I/O.
+
+use std::time::Duration;
+
+use crate::protocol::kind::{Acquired, Found, Refusal};
+use crate::protocol::script::Reply;
+use crate::token::FencingToken;
+
+/// The most that agree of `values`, and how many they are.
+fn most<'a>(values: impl Iterator<Item = &'a [u8]> + Clone) -> Option<(&'a [u8], usize)> {
+    let count = |value: &[u8]| values.clone().filter(|other| *other == value).count();
+    values
+        .clone()
+        .map(|value| (value, count(value)))
+        .max_by_key(|&(_, count)| count)
+}
+
+/// How many servers there are, and how many are a majority of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size {
+    pub(crate) all: usize,
+    pub(crate) needed: usize,
+}
+
+impl Size {
+    pub(crate) const fn of(all: usize) -> Self {
+        Self {
+            all,
+            needed: all / 2 + 1,
+        }
+    }
+
+    /// All of them are needed.
+    pub(crate) const fn each(all: usize) -> Self {
+        Self { all, needed: all }
+    }
+
+    /// So many may be against it, and a majority is still possible.
+    const fn spare(self) -> usize {
+        self.all - self.needed
+    }
+}
+
+/// The votes on one acquiring command.
+#[derive(Debug)]
+pub(crate) struct Election {
+    size: Size,
+    granted: usize,
+    token: Option<FencingToken>,
+    refused: Vec<Refusal>,
+    /// Refusals of the proposed token alone, and the highest counter among them.
+    too_low: usize,
+    highest: u64,
+    failed: usize,
+}
+
+/// What an election came to.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Elected {
+    Granted(FencingToken),
+    /// By the holder of a majority; for so long, until enough of its keys have run out.
+    Refused(Refusal),
+    /// A token above this one might be granted.
+    TooLow(u64),
+    /// Nobody has a majority of those who answered.
+    Split,
+    /// Too few answered.
+    Unknown,
+}
+
+impl Election {
+    pub(crate) const fn new(size: Size) -> Self {
+        Self {
+            size,
+            granted: 0,
+            token: None,
+            refused: Vec::new(),
+            too_low: 0,
+            highest: 0,
+            failed: 0,
+        }
+    }
+
+    /// Counts an answer; `None` for none that counts.
+    pub(crate) fn count(&mut self, vote: Option<Acquired>) {
+        match vote {
+            Some(Acquired::Granted(tokens)) => {
+                self.granted += 1;
+                // Each is granted what was proposed, which is one for all names.
+                self.token = tokens.first().copied();
+            }
+            Some(Acquired::Refused(refusal)) => self.refused.push(refusal),
+            Some(Acquired::TooLow(last)) => {
+                self.too_low += 1;
+                self.highest = self.highest.max(last);
+            }
+            Some(Acquired::Split) | None => self.failed += 1,
+        }
+    }
+
+    fn unread(&self) -> usize {
+        let read = self.granted + self.refused.len() + self.too_low + self.failed;
+        self.size.all.saturating_sub(read)
+    }
+
+    /// How many more grants it takes.
+    pub(crate) fn missing(&self) -> usize {
+        self.size.needed.saturating_sub(self.granted)
+    }
+
+    pub(crate) fn is_won(&self) -> bool {
+        self.granted >= self.size.needed
+    }
+
+    /// What it has come to; `None` while further answers may tell.
+    pub(crate) fn outcome(&self) -> Option<Elected> {
+        let (needed, unread) = (self.size.needed, self.unread());
+        if let Some(token) = self.token.filter(|_| self.granted >= needed) {
+            return Some(Elected::Granted(token));
+        }
+        if self.granted + unread >= needed {
+            return None;
+        }
+        if self.failed > self.size.spare() {
+            return Some(Elected::Unknown);
+        }
+        let holders = self.refused.iter().map(|refusal| &*refusal.holder);
+        let (holder, most) = most(holders).unwrap_or_default();
+        if most >= needed {
+            let of_holder = self.refused.iter().find(|refusal| refusal.holder == holder);
+            return Some(Elected::Refused(Refusal {
+                name: of_holder.map_or(0, |refusal| refusal.name),
+                holder: holder.to_vec(),
+                remaining: self.remaining(),
+            }));
+        }
+        if self.too_low > 0 && self.granted + self.too_low + unread >= needed {
+            return Some(Elected::TooLow(self.highest));
+        }
+        (most + unread < needed).then_some(Elected::Split)
+    }
+
+    /// How long until so many of the refusing keys have run out that a majority is free.
+    fn remaining(&self) -> Option<Duration> {
+        let mut ends: Vec<Duration> = self
+            .refused
+            .iter()
+            .map(|refusal| refusal.remaining.unwrap_or(Duration::MAX))
+            .collect();
+        ends.sort_unstable();
+        let end = ends.get(self.missing().saturating_sub(1)).copied();
+        end.filter(|end| *end < Duration::MAX)
+    }
+}
+
+/// The answers to a call about one lease: its renewal, its release.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    size: Size,
+    ours: usize,
+    nobody: usize,
+    others: Vec<Vec<u8>>,
+    failed: usize,
+}
+
+/// What a tally came to.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Counted {
+    Ours,
+    Nobody,
+    Another(Vec<u8>),
+    /// Too few answered.
+    Unknown,
+}
+
+impl Tally {
+    pub(crate) const fn new(size: Size) -> Self {
+        Self {
+            size,
+            ours: 0,
+            nobody: 0,
+            others: Vec::new(),
+            failed: 0,
+        }
+    }
+
+    /// Counts an answer, with the other holder's value where there is one; `None` for none that
+    /// counts.
+    pub(crate) fn count(&mut self, found: Option<Found>, value: &[u8]) {
+        match found {
+            Some(Found::Ours) => self.ours += 1,
+            Some(Found::Nobody) => self.nobody += 1,
+            Some(Found::Another) => self.others.push(value.to_vec()),
+            None => self.failed += 1,
+        }
+    }
+
+    /// How many more confirmations it takes.
+    pub(crate) fn missing(&self) -> usize {
+        self.size.needed.saturating_sub(self.ours)
+    }
+
+    /// What it has come to; `None` while further answers may tell.
+    pub(crate) fn outcome(&self) -> Option<Counted> {
+        let Size { all, needed } = self.size;
+        let not_ours = self.nobody + self.others.len();
+        let unread = all.saturating_sub(self.ours + not_ours + self.failed);
+        if self.ours >= needed {
+            Some(Counted::Ours)
+        } else if not_ours > self.size.spare() {
+            // Whoever has a majority has taken it; otherwise the majority was only lost.
+            let others = self.others.iter().map(Vec::as_slice);
+            Some(match most(others) {
+                Some((value, count)) if count > self.size.spare() => {
+                    Counted::Another(value.to_vec())
+                }
+                _ => Counted::Nobody,
+            })
+        } else if self.ours + unread < needed && not_ours + unread <= self.size.spare() {
+            Some(Counted::Unknown)
+        } else {
+            None
+        }
+    }
+}
+
+/// The answers to a question about no lease in particular: who holds the lock, whether there is life.
+#[derive(Debug)]
+pub(crate) struct Sample {
+    size: Size,
+    nil: usize,
+    /// The holders that were seen: value, ttl in ms or -1, last fencing token.
+    seen: Vec<(Vec<u8>, i64, Reply)>,
+    alive: usize,
+    failed: usize,
+}
+
+impl Sample {
+    pub(crate) const fn new(size: Size) -> Self {
+        Self {
+            size,
+            nil: 0,
+            seen: Vec::new(),
+            alive: 0,
+            failed: 0,
+        }
+    }
+
+    /// Counts an answer; `None` for none.
+    pub(crate) fn count(&mut self, reply: Option<Reply>) {
+        match reply {
+            None => self.failed += 1,
+            Some(Reply::Nil) => self.nil += 1,
+            Some(Reply::List(items)) => match <[Reply; 3]>::try_from(items) {
+                Ok([Reply::Text(value), Reply::Int(ttl), token]) => {
+                    self.seen.push((value, ttl, token));
+                }
+                _ => self.failed += 1,
+            },
+            Some(_) => self.alive += 1,
+        }
+    }
+
+    /// How many more answers it takes at the least.
+    pub(crate) fn missing(&self) -> usize {
+        let read = self.nil + self.seen.len() + self.alive;
+        self.size.needed.saturating_sub(read)
+    }
+
+    /// The answer of a majority, `Some(None)` for none; `None` while further answers may tell.
+    pub(crate) fn outcome(&self) -> Option<Option<Reply>> {
+        let Size { all, needed } = self.size;
+        let unread = all.saturating_sub(self.nil + self.seen.len() + self.alive + self.failed);
+        let (holder, count) =
+            most(self.seen.iter().map(|(value, ..)| value.as_slice())).unwrap_or_default();
+        if count >= needed {
+            Some(Some(self.held_by(holder)))
+        } else if self.alive >= needed {
+            Some(Some(Reply::Other))
+        } else if self.nil > self.size.spare() {
+            Some(Some(Reply::Nil))
+        } else if self.failed > self.size.spare() {
+            Some(None)
+        } else if unread > 0 {
+            None
+        } else {
+            // Split among several, nobody holds it.
+            Some((count + self.failed < needed).then_some(Reply::Nil))
+        }
+    }
+
+    fn held_by(&self, holder: &[u8]) -> Reply {
+        let of_holder = self.seen.iter().filter(|(value, ..)| value == holder);
+        let mut ends: Vec<i64> = of_holder
+            .clone()
+            .map(|(_, ttl, _)| if *ttl < 0 { i64::MAX } else { *ttl })
+            .collect();
+        // It is held for as long as a majority of its keys lasts.
+        ends.sort_unstable_by(|a, b| b.cmp(a));
+        let end = ends.get(self.size.needed - 1).copied().unwrap_or_default();
+        let number = |token: &Reply| match token {
+            Reply::Text(digits) => FencingToken::parse(digits),
+            _ => None,
+        };
+        let tokens = of_holder.filter_map(|(.., token)| number(token));
+        Reply::List(vec![
+            Reply::Text(holder.to_vec()),
+            Reply::Int(if end == i64::MAX { -1 } else { end }),
+            tokens.max().map_or(Reply::Nil, |token| {
+                Reply::Text(token.to_string().into_bytes())
+            }),
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::one_or_many::Few;
+
+    const fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn granted() -> Option<Acquired> {
+        Some(Acquired::Granted(Few::One(FencingToken::new(7))))
+    }
+
+    fn by(holder: &str, remaining: Option<Duration>) -> Refusal {
+        Refusal {
+            name: 0,
+            holder: holder.into(),
+            remaining,
+        }
+    }
+
+    fn refused(holder: &str, left: u64) -> Option<Acquired> {
+        Some(Acquired::Refused(by(holder, Some(ms(left)))))
+    }
+
+    fn elect<const N: usize>(all: usize, votes: [Option<Acquired>; N]) -> Option<Elected> {
+        let mut election = Election::new(Size::of(all));
+        for vote in votes {
+            assert!(
+                !matches!(election.outcome(), Some(Elected::Granted(_))),
+                "decided before"
+            );
+            election.count(vote);
+        }
+        election.outcome()
+    }
+
+    #[test]
+    fn smoke() {
+        assert_eq!(elect(3, [granted()]), None);
+        assert_eq!(
+            elect(3, [granted(), granted()]),
+            Some(Elected::Granted(FencingToken::new(7)))
+        );
+        assert_eq!(
+            elect(3, [granted(), None, granted()]),
+            Some(Elected::Granted(FencingToken::new(7)))
+        );
+        assert_eq!(
+            elect(5, [granted(), refused("x", 1), granted(), granted()]),
+            Some(Elected::Granted(FencingToken::new(7)))
+        );
+        assert_eq!(
+            elect(1, [granted()]),
+            Some(Elected::Granted(FencingToken::new(7)))
+        );
+        assert_eq!(elect(2, [granted()]), None, "half is no majority");
+        assert_eq!(elect(4, [granted(), granted(), None]), None);
+    }
+
+    #[test]
+    fn too_few_answers_are_no_refusal() {
+        assert_eq!(elect(3, [None, None]), Some(Elected::Unknown));
+        assert_eq!(
+            elect(3, [refused("x", 1), None, None]),
+            Some(Elected::Unknown)
+        );
+        assert_eq!(elect(2, [granted(), None]), Some(Elected::Unknown));
+    }
+
+    #[test]
+    fn a_refusal_is_by_whoever_has_a_majority() {
+        assert_eq!(
+            elect(3, [refused("x", 9), refused("x", 5)]),
+            Some(Elected::Refused(by("x", Some(ms(9)))))
+        );
+        assert_eq!(
+            elect(3, [granted(), refused("x", 9), refused("x", 5)]),
+            Some(Elected::Refused(by("x", Some(ms(5))))),
+            "one of them is enough then"
+        );
+        assert_eq!(
+            elect(3, [refused("x", 9), refused("y", 5)]),
+            None,
+            "one of them may have two"
+        );
+        assert_eq!(
+            elect(3, [refused("x", 9), refused("y", 5), granted()]),
+            Some(Elected::Split)
+        );
+        assert_eq!(
+            elect(3, [granted(), refused("x", 9), None]),
+            Some(Elected::Split)
+        );
+        assert_eq!(
+            elect(5, [refused("y", 1), refused("y", 1), refused("x", 1)]),
+            None,
+            "x may have three"
+        );
+        let endless = Some(Acquired::Refused(by("x", None)));
+        assert_eq!(
+            elect(3, [refused("x", 5), endless]),
+            Some(Elected::Refused(by("x", None)))
+        );
+    }
+
+    #[test]
+    fn a_token_that_is_too_low() {
+        let low = |last| Some(Acquired::TooLow(last));
+        assert_eq!(
+            elect(3, [low(9), granted(), granted()]),
+            Some(Elected::Granted(FencingToken::new(7)))
+        );
+        assert_eq!(elect(3, [low(9), low(12)]), Some(Elected::TooLow(12)));
+        assert_eq!(
+            elect(3, [low(9), granted(), refused("x", 1)]),
+            Some(Elected::TooLow(9))
+        );
+        assert_eq!(
+            elect(3, [low(9), refused("x", 1), refused("x", 1)]),
+            Some(Elected::Refused(by("x", Some(ms(1)))))
+        );
+    }
+
+    #[test]
+    fn who_holds_it() {
+        let seen = |value: &str, ttl, token: &str| {
+            let items = [
+                Reply::Text(value.into()),
+                Reply::Int(ttl),
+                Reply::Text(token.into()),
+            ];
+            Some(Reply::List(items.to_vec()))
+        };
+        let sampled = |replies: &[Option<Reply>]| {
+            let mut sample = Sample::new(Size::of(3));
+            for reply in replies {
+                sample.count(reply.clone());
+            }
+            sample.outcome()
+        };
+        assert_eq!(
+            sampled(&[seen("x", 9, "7"), seen("x", 5, "8")]),
+            Some(seen("x", 5, "8"))
+        );
+        assert_eq!(sampled(&[seen("x", 9, "7"), seen("y", 5, "8")]), None);
+        let nil = || Some(Reply::Nil);
+        assert_eq!(sampled(&[nil(), seen("y", 5, "8"), nil()]), Some(nil()));
+        assert_eq!(
+            sampled(&[nil(), seen("x", 9, "7"), seen("y", 5, "8")]),
+            Some(nil())
+        );
+        assert_eq!(sampled(&[nil(), seen("x", 9, "7"), None]), Some(None));
+        assert_eq!(sampled(&[None, None]), Some(None));
+    }
+
+    #[test]
+    fn a_lease_needs_a_majority_of_all() {
+        let counted = |all, founds: &[Option<Found>]| {
+            let mut tally = Tally::new(Size::of(all));
+            for found in founds {
+                tally.count(*found, b"x");
+            }
+            tally.outcome()
+        };
+        let (ours, gone, taken) = (Some(Found::Ours), Some(Found::Nobody), Some(Found::Another));
+        assert_eq!(counted(3, &[ours, ours]), Some(Counted::Ours));
+        assert_eq!(counted(3, &[ours, None]), None);
+        assert_eq!(counted(3, &[ours, None, None]), Some(Counted::Unknown));
+        assert_eq!(counted(3, &[ours, gone, None]), Some(Counted::Unknown));
+        assert_eq!(counted(3, &[gone, gone]), Some(Counted::Nobody));
+        assert_eq!(counted(3, &[gone, taken]), Some(Counted::Nobody));
+        assert_eq!(
+            counted(3, &[taken, taken]),
+            Some(Counted::Another(b"x".to_vec()))
+        );
+        assert_eq!(counted(5, &[gone, gone, ours]), None);
+        assert_eq!(
+            counted(4, &[gone, gone]),
+            Some(Counted::Nobody),
+            "no majority is left"
+        );
+        assert_eq!(counted(5, &[None, None, None]), Some(Counted::Unknown));
+    }
+}

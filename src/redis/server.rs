@@ -1,0 +1,551 @@
+//! One server: a call is sent, and comes back as an answer or a fault.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use redis::{RedisError, ServerError};
+
+use crate::clock::Instant;
+use crate::config::Config;
+use crate::error::{Cause, Error, Meaning, meaning, words};
+use crate::health::HealthPart;
+use crate::logging;
+use crate::name::shown;
+use crate::protocol::expected::Expected;
+use crate::protocol::script::{Call, Reply, pack_wait};
+use crate::redis::cluster::slot_map::SlotMap;
+use crate::redis::combine::Sent;
+use crate::redis::conn::node::{NoWire, Node, Wire, is_hang_up, reply};
+use crate::redis::conn::pool::{Lane, Lent, Pool, Refusal, Wish};
+use crate::redis::fault::Fault;
+use crate::redis::health::Condition;
+use crate::redis::quorum::Stake;
+use crate::redis::quorum::member::Peer;
+use crate::redis::sentinel::Sentinels;
+use crate::redis::spin::Spin;
+use crate::replicas::Replicas;
+use crate::stats::Histogram;
+use crate::url::{Address, Target};
+
+/// A server, or the master that sentinels name: one place where locks are kept.
+pub(crate) struct Server {
+    pub(in crate::redis) pool: Arc<Pool>,
+    pub(crate) condition: Condition,
+    /// What it is as one of a quorum.
+    pub(crate) peer: Option<Peer>,
+    /// From a command to its answer.
+    pub(crate) latency: Histogram,
+    spin: Spin,
+}
+
+impl Server {
+    pub(crate) fn new(target: Target, config: &Config, peer: Option<Peer>) -> Result<Self, Error> {
+        let node = Node::new(target, config).map_err(|error| Error::Config(error.to_string()))?;
+        Ok(Self::at(node, config, peer))
+    }
+
+    /// A node of a cluster.
+    pub(in crate::redis) fn member(address: Address, map: Weak<SlotMap>, config: &Config) -> Self {
+        Self::at(Node::member(address, map, config), config, None)
+    }
+
+    fn at(node: Node, config: &Config, peer: Option<Peer>) -> Self {
+        Self {
+            pool: Arc::new(Pool::new(node, config.max_connections)),
+            // A server of a quorum is left aside instead.
+            condition: Condition::new(if peer.is_some() {
+                0
+            } else {
+                config.breaker_after
+            }),
+            peer,
+            latency: Histogram::default(),
+            spin: Spin::new(config.spin),
+        }
+    }
+
+    /// Has a connection made, if none lies idle, without waiting for it.
+    pub(in crate::redis) fn wish(&self) -> Result<Wish<'_>, Error> {
+        self.pool.wish()
+    }
+
+    /// What lies idle is most likely dead too.
+    pub(in crate::redis) fn forget_idle(&self) {
+        self.pool.forget_idle();
+    }
+
+    /// Where it is, for people.
+    pub(crate) fn label(&self) -> &str {
+        &self.pool.node.label
+    }
+
+    pub(crate) fn command_timeout(&self) -> Duration {
+        self.pool.node.command_timeout
+    }
+
+    /// Sends `call` and waits for its answer until `until`, and never longer than the command
+    /// timeout. Where no answer comes, its undo is written behind the call on the same connection.
+    /// With the answer comes the instant before the call was sent, once there was a connection: a
+    /// lease counts from then.
+    pub(crate) fn call_or_undo(
+        &self,
+        call: Call<'_>,
+        until: Instant,
+        lane: Lane,
+        stake: Option<&Stake<'_>>,
+    ) -> Result<(Reply, Instant), Fault> {
+        if lane == Lane::Capped {
+            self.condition.admit(self.label())?;
+        }
+        // Replicas are waited for on the connection, and ASKING is about the command behind it.
+        let may_ride = call.replicas.is_none() && !call.asking;
+        let entered = self.pool.enter();
+        if may_ride && entered.is_one_of_many(lane) {
+            match self.ride(&call, until, lane, stake) {
+                // Nothing ran, so the same call may be sent again.
+                Some(Sent {
+                    answer: Ok(Err(error)),
+                    ..
+                }) if matches!(meaning(&error), Meaning::NoScript) => {}
+                Some(sent) => return self.read(&call, sent, until),
+                None => {}
+            }
+        }
+        let mut lent = self.lend(until, lane)?;
+        let sent = Instant::now();
+        if sent >= until {
+            // A trip that cannot be answered in time would only leave something to be undone.
+            self.pass_on(lent);
+            return Err(Fault::NotNow(Cause::silence("no time was left to ask")));
+        }
+        // Several would want the processor themselves.
+        let is_alone = entered.is_alone();
+        let mut answer = self.run(&mut lent, &call, sent, until, is_alone, |buffer| {
+            call.pack_by_sha(buffer)
+        });
+        if matches!(&answer, Ok((Err(error), _)) if matches!(meaning(error), Meaning::NoScript)) {
+            // Nothing ran, so the same call may be sent again.
+            answer = self.run(&mut lent, &call, Instant::now(), until, false, |buffer| {
+                call.pack_by_source(buffer)
+            });
+        }
+        match answer {
+            Ok((answer, waited)) => {
+                let answer = answer
+                    .map_err(|error| self.fault(&call, &error))
+                    .and_then(|reply| self.acknowledged(reply, waited, call.replicas));
+                self.settle(lent, sent, answer).map(|reply| (reply, sent))
+            }
+            Err(error) => {
+                if let Some(stake) = stake {
+                    let undo = stake.release().asking(call.asking);
+                    lent.keep().undo_behind([undo]);
+                }
+                Err(self.no_answer(error, sent, until))
+            }
+        }
+    }
+
+    /// What it means that `answer` came of a call that was sent along with others.
+    fn read(&self, call: &Call<'_>, sent: Sent, until: Instant) -> Result<(Reply, Instant), Fault> {
+        let Sent {
+            at: sent,
+            answer,
+            has_read,
+        } = sent;
+        let answer = answer.map_err(|error| match has_read {
+            true => self.no_answer(error, sent, until),
+            // One connection that fails is one failure of the server.
+            false => {
+                let cause = Cause::lost_reply(error, sent.until(Instant::now()));
+                self.failed_by(Some(&cause), false);
+                Fault::NoAnswer(cause)
+            }
+        })?;
+        let answer = answer.map_err(|error| self.fault(call, &error));
+        match &answer {
+            Err(Fault::NotNow(cause)) => self.failed_by(Some(cause), false),
+            _ => self.answered(sent),
+        }
+        answer.map(|reply| (reply, sent))
+    }
+
+    /// Sends a command that is no script; `name` is what an error calls it, and `read` knows its replies.
+    pub(crate) fn command<T>(
+        &self,
+        name: &'static str,
+        args: &[&[u8]],
+        until: Instant,
+        lane: Lane,
+        read: impl FnOnce(Reply) -> Option<T>,
+    ) -> Result<T, Fault> {
+        let mut command = redis::cmd(name);
+        command.arg(args);
+        let mut lent = self.lend(until, lane)?;
+        let sent = Instant::now();
+        let answer = self.trip(&mut lent, sent, until, |buffer| {
+            command.write_packed_command(buffer)
+        });
+        let answer = answer.and_then(|answer| match answer {
+            Ok(reply) => read(reply).map(Ok).ok_or_else(|| lent.wire().malformed()),
+            Err(error) => Ok(Err(error)),
+        });
+        match answer {
+            Ok(answer) => {
+                let rights = || {
+                    let right = name.to_ascii_lowercase();
+                    match args.first() {
+                        Some(channel) if name == "PUBLISH" => {
+                            format!("{name} needs +{right} on the channel {}", shown(channel))
+                        }
+                        Some(subcommand) if name == "PUBSUB" => {
+                            let subcommand = shown(subcommand).to_ascii_lowercase();
+                            format!("{name} needs +{right}|{subcommand}")
+                        }
+                        Some(key) if matches!(name, "GET" | "HGETALL" | "LLEN") => {
+                            format!("{name} needs +{right} on the key {}", shown(key))
+                        }
+                        _ => format!("{name} needs +{right}"),
+                    }
+                };
+                let answer = answer.map_err(|error| self.refused_or_not_now(name, &error, rights));
+                self.settle(lent, sent, answer)
+            }
+            Err(error) => Err(self.no_answer(error, sent, until)),
+        }
+    }
+
+    /// Notes how the server did, and keeps the connection if it leads to one that works.
+    fn settle<T>(
+        &self,
+        lent: Lent<'_>,
+        sent: Instant,
+        answer: Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        if let Err(Fault::NotNow(cause)) = &answer {
+            let generation = lent.generation();
+            drop(lent);
+            self.leave(generation);
+            // It answers, so nobody waits for it in vain.
+            self.failed_by(Some(cause), false);
+        } else {
+            self.pass_on(lent);
+            self.answered(sent);
+        }
+        answer
+    }
+
+    fn no_answer(&self, error: RedisError, sent: Instant, until: Instant) -> Fault {
+        let is_hang_up = is_hang_up(&error);
+        let counts = !error.is_timeout() || self.had_time(sent, until);
+        let cause = Cause::lost_reply(error, sent.until(Instant::now()));
+        self.failed_by(Some(&cause), counts);
+        if is_hang_up {
+            self.pool.forget_idle();
+        }
+        Fault::NoAnswer(cause)
+    }
+
+    /// Whether a caller with the time from `from` to `until` gave the server all that it may take.
+    fn had_time(&self, from: Instant, until: Instant) -> bool {
+        from.until(until) >= self.command_timeout() / 10 * 9
+    }
+
+    fn lend(&self, until: Instant, lane: Lane) -> Result<Lent<'_>, Fault> {
+        let asked = Instant::now();
+        self.pool
+            .lend(until, lane)
+            .map_err(|refusal| match refusal {
+                Refusal::NotYet(no_wire) if no_wire.is_final => self.no_wire(no_wire),
+                Refusal::NotYet(no_wire) => {
+                    let counts = no_wire.is_the_servers || self.had_time(asked, until);
+                    self.failed_by(Some(&no_wire.cause), counts);
+                    Fault::NotNow(no_wire.cause)
+                }
+                Refusal::Never(error) => Fault::Never(error),
+            })
+    }
+
+    /// Sends a script, with the command that waits for replicas behind it in the same write, and
+    /// reads the answers to all.
+    #[expect(
+        clippy::type_complexity,
+        reason = "an answer or an error answer, to each of two commands; seen only here"
+    )]
+    fn run(
+        &self,
+        lent: &mut Lent<'_>,
+        call: &Call<'_>,
+        now: Instant,
+        until: Instant,
+        is_alone: bool,
+        pack: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<
+        (
+            Result<Reply, ServerError>,
+            Option<Result<Reply, ServerError>>,
+        ),
+        RedisError,
+    > {
+        let first_until = now.after(self.command_timeout()).min(until);
+        let wire = lent.wire();
+        wire.write(first_until, |buffer| {
+            pack(buffer);
+            if let Some(replicas) = &call.replicas {
+                pack_wait(replicas, buffer);
+            }
+        })?;
+        let mut read = || {
+            let answer = match call.asking {
+                // Where ASKING itself was refused, that is what is to be said.
+                true => {
+                    let asked = wire.answer_to(first_until, Expected::Ok)?;
+                    asked.and(wire.answer_to(first_until, call.expected())?)
+                }
+                false => wire.answer_to(first_until, call.expected())?,
+            };
+            if call.replicas.is_none() {
+                return Ok((answer, None));
+            }
+            let until = Instant::now().after(self.command_timeout()).min(until);
+            Ok((answer, Some(wire.answer_to(until, Expected::Count)?)))
+        };
+        // Replicas acknowledge in their own time, which says nothing about other replies.
+        if is_alone && call.replicas.is_none() {
+            self.spin.read(read)
+        } else {
+            read()
+        }
+    }
+
+    /// Whether enough replicas have what a script did, by the answer to the command behind it.
+    pub(in crate::redis) fn acknowledged(
+        &self,
+        reply: Reply,
+        waited: Option<Result<Reply, ServerError>>,
+        replicas: Option<Replicas>,
+    ) -> Result<Reply, Fault> {
+        let (Some(replicas), Some(waited), true) = (replicas, waited, reply.is_done()) else {
+            return Ok(reply);
+        };
+        let acknowledged = match waited {
+            Ok(Reply::Int(n)) => usize::try_from(n).unwrap_or(0),
+            Ok(_) => 0,
+            Err(error) => {
+                return Err(Fault::Unsafe(self.refused(
+                    "WAIT (min_replicas)",
+                    &error,
+                    || "it needs +wait".into(),
+                )));
+            }
+        };
+        if acknowledged < replicas.wanted {
+            return Err(Fault::Unsafe(Error::NotReplicated {
+                acknowledged,
+                wanted: replicas.wanted,
+            }));
+        }
+        Ok(reply)
+    }
+
+    /// What it means that there is no connection.
+    pub(in crate::redis) fn no_wire(&self, no_wire: NoWire) -> Fault {
+        if no_wire.is_final {
+            return Fault::Never(Error::Refused {
+                server: self.label().to_owned(),
+                command: no_wire.cause.refused_step(),
+                answer: no_wire.cause.to_string(),
+            });
+        }
+        self.failed();
+        Fault::NotNow(no_wire.cause)
+    }
+
+    fn trip(
+        &self,
+        lent: &mut Lent<'_>,
+        now: Instant,
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Result<Reply, ServerError>, RedisError> {
+        let until = now.after(self.command_timeout()).min(until);
+        Ok(reply(lent.wire().trip(until, pack)?))
+    }
+
+    /// What an error answer to `call` means for its caller.
+    pub(in crate::redis) fn fault(&self, call: &Call<'_>, error: &ServerError) -> Fault {
+        // Of several names a script says which one, from 1.
+        let which = error
+            .details()
+            .and_then(|text| text.split(' ').next()?.parse().ok());
+        let which = which.map_or(0, |n: usize| n.saturating_sub(1));
+        let key = |kind: usize| {
+            let key = call.keys.get(kind).and_then(|keys| keys.get(which));
+            shown(key.map_or(&[][..], Vec::as_slice))
+        };
+        match meaning(error) {
+            Meaning::WrongType => Fault::Never(Error::WrongType { key: key(0) }),
+            Meaning::BadFence => Fault::Never(Error::BadFence { key: key(1) }),
+            _ => self.refusal(call.script.name, error, || call.rights()),
+        }
+    }
+
+    pub(in crate::redis) fn refusal(
+        &self,
+        command: &'static str,
+        error: &ServerError,
+        rights: impl FnOnce() -> String,
+    ) -> Fault {
+        let elsewhere = Fault::elsewhere(error).filter(|_| self.pool.node.is_member());
+        match elsewhere {
+            Some(elsewhere) => elsewhere,
+            None => self.refused_or_not_now(command, error, rights),
+        }
+    }
+
+    /// What an error answer to `command` means, which needs these `rights`.
+    fn refused_or_not_now(
+        &self,
+        command: &'static str,
+        error: &ServerError,
+        rights: impl FnOnce() -> String,
+    ) -> Fault {
+        match meaning(error) {
+            Meaning::NotNow | Meaning::NoScript => Fault::NotNow(Cause::text(words(error))),
+            _ => Fault::Never(self.refused(command, error, rights)),
+        }
+    }
+
+    fn refused(
+        &self,
+        command: &'static str,
+        error: &ServerError,
+        rights: impl FnOnce() -> String,
+    ) -> Error {
+        let mut answer = words(error);
+        if matches!(meaning(error), Meaning::NoRight) {
+            answer = format!("{answer}; {}", rights());
+        }
+        let server = self.label().to_owned();
+        Error::Refused {
+            server,
+            command,
+            answer,
+        }
+    }
+
+    /// A connection for a thread that keeps it, apart from the pool.
+    pub(crate) fn wire(&self, until: Instant) -> Result<Wire, Fault> {
+        Ok(self.lend(until, Lane::Free)?.keep())
+    }
+
+    /// The server that connections of this generation lead to says "not now": the next connection
+    /// may lead to the one that took over.
+    pub(crate) fn leave(&self, generation: u64) {
+        if generation == self.pool.generation()
+            && let Some(sentinels) = self.sentinels()
+        {
+            // First: a dialer may be about to go there.
+            sentinels.doubt();
+        }
+        self.pool.leave(generation);
+    }
+
+    /// The master has moved to where its sentinels now know it.
+    pub(crate) fn moved(&self) {
+        self.condition.begin_anew();
+        self.pool.move_on();
+    }
+
+    /// Who knows the master, if that may change.
+    pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
+        self.pool.node.sentinels()
+    }
+
+    /// Whether `wire` leads to the server that takes the locks now, as far as is known.
+    pub(crate) fn is_current(&self, wire: &Wire) -> bool {
+        wire.generation == self.pool.generation()
+    }
+
+    /// Redis answered something that was sent at `sent`.
+    pub(crate) fn answered(&self, sent: Instant) {
+        let now = Instant::now();
+        let trip = sent.until(now);
+        self.latency.record(trip);
+        self.pool.took(trip);
+        if self.condition.answered(now) {
+            logging::info!(server = self.label(); "calls go to {} again", self.label());
+        }
+    }
+
+    /// A command did not get an answer that counts.
+    pub(crate) fn failed(&self) {
+        self.failed_by(None, false);
+    }
+
+    fn failed_by(&self, cause: Option<&Cause>, counts: bool) {
+        if self.condition.failed(cause, counts) {
+            let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
+            logging::warn!(
+                server = self.label();
+                "{} has failed again and again, calls fail at once until it answers{cause}", self.label()
+            );
+        }
+        self.pool.node.failed();
+    }
+
+    /// Asks it for a sign of life.
+    pub(crate) fn ping(&self, until: Instant, lane: Lane) -> Result<Reply, Fault> {
+        let pong = |reply: Reply| Some(reply).filter(|reply| Expected::Pong.fits(reply));
+        self.command("PING", &[], until, lane, pong)
+    }
+
+    /// Asks it for a sign of life, and says how it does.
+    pub(in crate::redis) fn health(&self, until: Instant) -> HealthPart {
+        let asked = Instant::now();
+        let latency = match self.ping(until, Lane::Free) {
+            // An answer, be it that the user may not ask.
+            Ok(_) | Err(Fault::Never(_)) => Some(asked.until(Instant::now())),
+            Err(_) => None,
+        };
+        self.condition.part(self.label(), latency)
+    }
+
+    /// Whether nothing has been answered since something failed.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.condition.is_failing()
+    }
+
+    /// Whether calls fail at once.
+    pub(crate) fn is_open(&self) -> bool {
+        self.condition.is_open()
+    }
+
+    /// It keeps no slot of its cluster any more.
+    pub(in crate::redis) fn retire(&self) {
+        self.pool.retire();
+    }
+
+    pub(crate) fn is_retired(&self) -> bool {
+        self.pool.is_retired()
+    }
+
+    /// Since when Redis has not answered, for a caller that has asked since `start`; since `now` if
+    /// nothing has failed since its last answer.
+    pub(crate) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
+        self.condition.silent_since(now, start)
+    }
+
+    /// How many connections to it are open.
+    pub(crate) fn connections(&self) -> u64 {
+        self.pool.node.connections()
+    }
+
+    /// The connections are closed; what is out is closed when it comes back.
+    pub(crate) fn close(&self) {
+        if let Some(peer) = &self.peer {
+            peer.close();
+        }
+        self.pool.close();
+    }
+}

@@ -1,0 +1,70 @@
+//! The thread that runs users' callbacks, so that a slow or a panicking one harms no lease.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use crate::clock::Instant;
+use crate::error::Error;
+use crate::logging;
+use crate::runtime::worker::Worker;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+pub(crate) struct Callbacks {
+    /// `None` ends the thread, after the callbacks before it.
+    queue: Sender<Option<Job>>,
+    jobs: Receiver<Option<Job>>,
+    stopped: AtomicBool,
+    worker: Worker,
+}
+
+impl Default for Callbacks {
+    fn default() -> Self {
+        let (queue, jobs) = unbounded();
+        Self {
+            queue,
+            jobs,
+            stopped: AtomicBool::new(false),
+            worker: Worker::new("leasehold-callbacks"),
+        }
+    }
+}
+
+impl Callbacks {
+    /// Starts the thread, if it was not before.
+    pub(crate) fn start(&self) -> Result<(), Error> {
+        if self.worker.is_started() {
+            return Ok(());
+        }
+        let jobs = self.jobs.clone();
+        self.worker.start(move || run(&jobs))
+    }
+
+    /// Runs `job` on the thread, behind those before it.
+    pub(crate) fn run(&self, job: Job) {
+        // A job that nobody will run must not stay: it may own the client that owns this queue.
+        if !self.stopped.load(Ordering::SeqCst) {
+            // The receiver is in self, so there is somebody to send to.
+            let _ = self.queue.send(Some(job));
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        let _ = self.queue.send(None);
+    }
+
+    pub(crate) fn join(&self, until: Instant) -> bool {
+        self.worker.join(until)
+    }
+}
+
+fn run(jobs: &Receiver<Option<Job>>) {
+    while let Ok(Some(job)) = jobs.recv() {
+        if catch_unwind(AssertUnwindSafe(job)).is_err() {
+            logging::error!("a callback panicked; the leases go on");
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! The io thread: renewals in one write, undos until they are sure, and the probe of the subscriber.
+
+pub(crate) mod acknowledged;
+pub(crate) mod job;
+pub(crate) mod recovery;
+pub(crate) mod renewal;
+pub(crate) mod renewal_round;
+pub(crate) mod shared_stats;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, after, never, select, unbounded};
+
+use crate::clock::{Instant, nap};
+use crate::error::Error;
+use crate::lease::state::Standing;
+use crate::lease::undo::Undo;
+use crate::lease::undos::Undos;
+use crate::protocol::script::{Call, Reply};
+use crate::redis::{Condition, Fault, Lane, Wire};
+use crate::runtime::Shared;
+use crate::runtime::endpoint::Site;
+use crate::runtime::io::job::{Item, send_on};
+use crate::runtime::io::recovery::Aside;
+use crate::runtime::io::renewal_round::Paper;
+use crate::runtime::worker::{Worker, contain};
+
+/// The most names in one write: their answers must fit into the sockets' buffers meanwhile, and come in time.
+const MOST_TOGETHER: usize = 256;
+
+/// How often it is tried whether a server that is not asked answers again, while anybody cares.
+const WATCH_EVERY: Duration = Duration::from_millis(500);
+
+/// How often the subscriber is proved to hear, while anybody waits.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+
+/// How long after its server was found to be of no more use the thread still sends on what comes.
+const LEAVE_AFTER: Duration = Duration::from_secs(2);
+
+enum Job {
+    Renew(Vec<Paper>),
+    Undo(Undo),
+    /// Somebody waits.
+    Probe,
+    /// Somebody waits until the server is asked again.
+    Watch,
+    /// The server is of no more use.
+    Leave,
+    /// The subscriber is to look what it was asked for.
+    Wake,
+    Stop,
+}
+
+pub(crate) struct Io {
+    queue: Sender<Job>,
+    jobs: Receiver<Job>,
+    /// Somebody waits, and the thread knows it.
+    probing: AtomicBool,
+    /// How renewals go.
+    pub(crate) condition: Condition,
+    worker: Worker,
+}
+
+impl Default for Io {
+    fn default() -> Self {
+        let (queue, jobs) = unbounded();
+        Self {
+            queue,
+            jobs,
+            probing: AtomicBool::new(false),
+            condition: Condition::new(0),
+            worker: Worker::new("leasehold-io"),
+        }
+    }
+}
+
+impl Io {
+    pub(crate) fn start(&self, shared: &Arc<Shared>, site: &Arc<Site>) -> Result<(), Error> {
+        if self.worker.is_started() {
+            return Ok(());
+        }
+        let (shared, site) = (Arc::clone(shared), Arc::clone(site));
+        self.worker
+            .start(move || Desk::default().run(&shared, &site))
+    }
+
+    fn send(&self, job: Job) {
+        // The receiver is in self, so there is somebody to send to.
+        let _ = self.queue.send(job);
+    }
+
+    pub(crate) fn renew(&self, papers: Vec<Paper>) {
+        self.send(Job::Renew(papers));
+    }
+
+    /// Repeats a release until it is sure.
+    pub(crate) fn undo(&self, undo: Undo) {
+        self.send(Job::Undo(undo));
+    }
+
+    /// Wakes the subscriber, for a caller who has no time for this server.
+    pub(crate) fn wake(&self) {
+        self.send(Job::Wake);
+    }
+
+    /// Somebody waits: proves from now on that the subscriber hears.
+    pub(crate) fn probe(&self) {
+        // Once is enough: a thread woken for every waiter would cost more than the waiting.
+        if !self.probing.swap(true, Ordering::SeqCst) {
+            self.send(Job::Probe);
+        }
+    }
+
+    /// The server is not asked at present, and somebody waits for that to end.
+    pub(crate) fn watch(&self) {
+        self.send(Job::Watch);
+    }
+
+    /// Ends the thread by and by: somebody may be about to send it something.
+    pub(crate) fn leave(&self) {
+        self.send(Job::Leave);
+    }
+
+    pub(crate) fn is_through(&self) -> bool {
+        self.worker.is_through()
+    }
+
+    pub(crate) fn stop(&self) {
+        self.send(Job::Stop);
+    }
+
+    pub(crate) fn join(&self, until: Instant) -> bool {
+        self.worker.join(until)
+    }
+}
+
+/// A connection that a thread keeps for what it sends.
+#[derive(Default)]
+pub(in crate::runtime) struct Writer {
+    wire: Option<Wire>,
+}
+
+impl Writer {
+    /// Sends `items` in one write, and gives each answer to `settle`, with the instant before it was sent.
+    pub(in crate::runtime) fn write(
+        &mut self,
+        shared: &Shared,
+        site: &Site,
+        mut items: Vec<Item>,
+        mut settle: impl FnMut(Item, Instant, Result<Reply, Fault>),
+    ) {
+        let asked = Instant::now();
+        let server = &site.server;
+        self.wire.take_if(|wire| !server.is_current(wire));
+        if self.wire.is_none() {
+            match server.wire(asked.after(server.command_timeout())) {
+                Ok(wire) => self.wire = Some(wire),
+                Err(fault) => {
+                    for item in items {
+                        settle(item, asked, Err(fault.clone()));
+                    }
+                    return;
+                }
+            }
+        }
+        let Some(wire) = &mut self.wire else { return };
+        let sent = Instant::now();
+        // What was lost or let go while it lay here must not be given a whole ttl more.
+        items.retain(|item| match item {
+            Item::Renew(paper) => matches!(paper.ballot.hold.stand(sent), Standing::Held(_)),
+            Item::Undo(_) | Item::Tally(_) => true,
+        });
+        let calls: Vec<Call<'_>> = items.iter().map(Item::call).collect();
+        let (answers, usable) = server.batch(wire, &calls);
+        drop(calls);
+        if !usable {
+            self.wire = None;
+        }
+        let until = sent.after(server.command_timeout());
+        for (item, answer) in items.into_iter().zip(answers) {
+            let (answer, sent) = match answer {
+                // Nothing ran, so it may be sent again to where the name is kept now.
+                Err(Fault::Elsewhere(..)) => {
+                    match shared
+                        .servers
+                        .call_or_undo(item.call(), until, Lane::Free, None)
+                    {
+                        Ok((reply, sent)) => (Ok(reply), sent),
+                        Err(fault) => (Err(fault), sent),
+                    }
+                }
+                answer => (answer, sent),
+            };
+            settle(item, sent, answer);
+        }
+    }
+}
+
+/// Takes out what goes into one write: alike in the replicas that must acknowledge it, those without first.
+pub(in crate::runtime) fn take_write(items: &mut Vec<Item>) -> Option<Vec<Item>> {
+    items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
+    let replicas = items.first()?.replicas();
+    let mut weight = 0;
+    let alike = items.iter().take_while(|item| {
+        let is_first = weight == 0;
+        weight += item.weight();
+        item.replicas() == replicas && (is_first || weight <= MOST_TOGETHER)
+    });
+    let alike = alike.count();
+    let rest = items.split_off(alike);
+    Some(std::mem::replace(items, rest))
+}
+
+/// What the thread has before it.
+#[derive(Default)]
+struct Desk {
+    writer: Writer,
+    undos: Undos,
+    probe_at: Option<Instant>,
+    /// When it is tried whether a server that is not asked answers again.
+    watch_at: Option<Instant>,
+    /// When the thread ends, where the server is of no more use.
+    leave_at: Option<Instant>,
+    aside: Aside,
+    /// When what was counted is told.
+    tally_at: Option<Instant>,
+}
+
+impl Desk {
+    fn run(mut self, shared: &Shared, site: &Site) {
+        self.aside = Aside::begin(site.server.peer.as_ref());
+        let mut stopping = false;
+        self.tally_at = shared.tally.first();
+        while !stopping {
+            let mut items = Vec::new();
+            let mut job = self.wait(shared, site);
+            while let Some(next) = job {
+                match next {
+                    Job::Renew(papers) => items.extend(papers.into_iter().map(Item::Renew)),
+                    Job::Undo(undo) => self.undos.push(undo, Instant::now()),
+                    Job::Wake => site.subscriber.wake_now(&site.server),
+                    Job::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
+                    Job::Watch => self.watch_at = self.watch_at.or(Some(Instant::START)),
+                    Job::Leave => {
+                        self.leave_at
+                            .get_or_insert_with(|| Instant::now().after(LEAVE_AFTER));
+                    }
+                    Job::Stop => stopping = true,
+                }
+                job = site.io.jobs.try_recv().ok();
+            }
+            if let Some(peer) = &site.server.peer {
+                let left = peer.desk.try_iter();
+                let undos = left.filter_map(|errand| self.aside.take(shared, site, peer, errand));
+                undos.for_each(|undo| self.undos.push(undo, Instant::now()));
+            }
+            let is_leaving = self.leave_at.is_some();
+            self.take_due_undos(shared, &mut items, stopping || is_leaving);
+            stopping |= self.leave_at.is_some_and(|at| at <= Instant::now());
+            send_on(shared, site, &mut self.undos, &mut items);
+            let parcels = shared.tally.due(shared, site, &mut self.tally_at, stopping);
+            items.extend(parcels.into_iter().map(Item::Tally));
+            while let Some(next) = take_write(&mut items) {
+                let undos = &mut self.undos;
+                self.writer.write(shared, site, next, |item, sent, answer| {
+                    settle(undos, shared, site, item, sent, answer);
+                });
+            }
+            contain(|| self.probe(shared, site));
+            contain(|| self.watch(shared, site));
+            if stopping {
+                // A connection that is closed with answers unread is reset, and what the network has
+                // lost of it is not sent again: the release of the last lease.
+                self.aside.tidy_now();
+            }
+            contain(|| self.aside.see_to(shared, site));
+        }
+    }
+
+    /// Waits for work; `None` when an undo or the probe is due.
+    fn wait(&mut self, shared: &Shared, site: &Site) -> Option<Job> {
+        let jobs = &site.io.jobs;
+        let undos = self.undos.next();
+        let next = undos
+            .into_iter()
+            .chain(self.probe_at)
+            .chain(self.watch_at)
+            .chain(self.leave_at)
+            .chain(self.aside.due())
+            .chain(self.tally_at)
+            .min();
+        let pause = next.map(|at| nap(Instant::now(), at));
+        let Some(peer) = &site.server.peer else {
+            return match pause {
+                None => jobs.recv().ok(),
+                Some(pause) => jobs.recv_timeout(pause).ok(),
+            };
+        };
+        let pause_over = pause.map_or_else(never, after);
+        select! {
+            recv(jobs) -> job => job.ok(),
+            recv(peer.desk) -> errand => {
+                let undo = errand.ok().and_then(|errand| self.aside.take(shared, site, peer, errand));
+                if let Some(undo) = undo {
+                    self.undos.push(undo, Instant::now());
+                }
+                None
+            },
+            recv(pause_over) -> _ => None,
+        }
+    }
+
+    fn take_due_undos(&mut self, shared: &Shared, items: &mut Vec<Item>, all: bool) {
+        let now = Instant::now();
+        let over = self.undos.take_over(now);
+        over.iter()
+            .for_each(|undo| shared.sites.forget_undo(&undo.id));
+        let due = self.undos.take_due(now, all);
+        items.extend(due.into_iter().map(Item::Undo));
+    }
+
+    /// Tries whether a server that has failed again and again answers: nobody is to wait for it longer
+    /// than it takes.
+    fn watch(&mut self, shared: &Shared, site: &Site) {
+        let now = Instant::now();
+        let is_cared_for =
+            || !self.undos.is_empty() || shared.waiters.anybody() || shared.timer.watches_any();
+        if !site.server.is_open() || shared.is_closed() || !is_cared_for() {
+            self.watch_at = None;
+        } else if self.watch_at.is_none_or(|at| at <= now) {
+            self.watch_at = Some(now.after(WATCH_EVERY));
+            let until = now.after(site.server.command_timeout());
+            let answer = site.server.ping(until, Lane::Free);
+            if answer.is_ok() {
+                shared.waiters.ring_all();
+            }
+        }
+    }
+
+    /// Publishes to the subscriber what it must hear within a second.
+    fn probe(&mut self, shared: &Shared, site: &Site) {
+        let now = Instant::now();
+        if self.probe_at.is_none_or(|at| at > now) || shared.is_closed() {
+            return;
+        }
+        let is_used = || site.subscriber.is_used();
+        if !is_used() {
+            site.io.probing.store(false, Ordering::SeqCst);
+            // Whoever came just before this saw the flag set, and is seen here.
+            if !is_used() {
+                self.probe_at = None;
+                return;
+            }
+            site.io.probing.store(true, Ordering::SeqCst);
+        }
+        self.probe_at = Some(now.after(PROBE_EVERY));
+        site.subscriber.probe(&site.server);
+        if shared.servers.slot_map().is_some()
+            && let Some(name) = site.subscriber.waited()
+        {
+            // One that was demoted in good order still hears all: only a command about a key is sent
+            // on, and tells where its slots are kept now.
+            let keys = shared.keys(name);
+            let until = now.after(site.server.command_timeout());
+            let _ = shared.servers.call(keys.inspect(), until, Lane::Free);
+        }
+    }
+}
+
+fn settle(
+    undos: &mut Undos,
+    shared: &Shared,
+    site: &Site,
+    item: Item,
+    sent: Instant,
+    answer: Result<Reply, Fault>,
+) {
+    match item {
+        Item::Renew(paper) => settle_renewal(shared, site, paper, sent, answer),
+        Item::Tally(parcel) => shared.tally.settle(parcel, answer),
+        Item::Undo(batch) => {
+            let over = undos.settle(&batch, answer.ok().as_ref());
+            over.iter()
+                .for_each(|undo| shared.sites.forget_undo(&undo.id));
+        }
+    }
+}
+
+pub(in crate::runtime) fn settle_renewal(
+    shared: &Shared,
+    site: &Site,
+    paper: Paper,
+    sent: Instant,
+    answer: Result<Reply, Fault>,
+) {
+    contain(|| {
+        note(&site.io.condition, &answer);
+        paper.ballot.cast(shared, sent, answer);
+        drop(paper);
+    });
+}
+
+fn note(condition: &Condition, answer: &Result<Reply, Fault>) {
+    match answer {
+        Err(Fault::NotNow(cause) | Fault::NoAnswer(cause)) => {
+            condition.failed(Some(cause), false);
+        }
+        _ => {
+            condition.answered(Instant::now());
+        }
+    }
+}

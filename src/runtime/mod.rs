@@ -1,0 +1,310 @@
+//! The client's threads, and what they share with each other and with the calls of users.
+
+pub(crate) mod callbacks;
+pub(crate) mod endpoint;
+pub(crate) mod io;
+pub(crate) mod sentinel_watch;
+pub(crate) mod subscriber;
+pub(crate) mod timer;
+pub(crate) mod worker;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use crossbeam_channel::{Receiver, unbounded};
+use parking_lot::Mutex;
+
+use crate::clock::Instant;
+use crate::config::Config;
+use crate::error::Error;
+use crate::lease::held::Hold;
+use crate::lease::state::{Ask, Due};
+use crate::lease::undo::{Released, Told, Undo};
+use crate::logging;
+use crate::lost::Lost;
+use crate::name::Name;
+use crate::protocol::kind::{Found, Key, Keys};
+use crate::queue::local::Waiters;
+use crate::redis::cluster::slot_map::Moved;
+use crate::redis::{Servers, Size};
+use crate::runtime::callbacks::Callbacks;
+use crate::runtime::endpoint::{Site, Sites};
+use crate::runtime::io::renewal_round::{Ballot, Paper};
+use crate::runtime::io::shared_stats::Tally;
+use crate::runtime::sentinel_watch::Switches;
+use crate::runtime::subscriber::Subscription;
+use crate::runtime::timer::Timer;
+use crate::stats::{Meters, Wake};
+
+/// What the threads work on. Nothing here keeps the client alive: the last client, lock or guard to
+/// go stops the threads, and with them this goes.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) servers: Servers,
+    pub(crate) waiters: Waiters,
+    pub(crate) meters: Meters,
+    pub(crate) tally: Tally,
+    pub(crate) timer: Timer,
+    pub(crate) sites: Sites,
+    pub(crate) switches: Switches,
+    pub(crate) callbacks: Callbacks,
+    /// What was released lately; only kept where the master may be replaced.
+    pub(crate) released: Mutex<Released>,
+    closed: AtomicBool,
+    serial: AtomicU64,
+    /// For threads that are started from others of ours.
+    me: Weak<Self>,
+}
+
+impl Shared {
+    pub(crate) fn new(config: Config, servers: Servers) -> Arc<Self> {
+        let switches = Switches::new(servers.sentinels().map_or(0, |sentinels| sentinels.len()));
+        let tally = Tally::new(&config);
+        let shared = Arc::new_cyclic(|me| Self {
+            tally,
+            config,
+            servers,
+            waiters: Waiters::default(),
+            meters: Meters::default(),
+            timer: Timer::default(),
+            sites: Sites::default(),
+            switches,
+            callbacks: Callbacks::default(),
+            released: Mutex::default(),
+            closed: AtomicBool::new(false),
+            serial: AtomicU64::new(0),
+            me: Weak::clone(me),
+        });
+        if let Some(slots) = shared.servers.slot_map() {
+            let me = Weak::clone(&shared.me);
+            slots.follow_with(Box::new(move |moved| {
+                if let Some(shared) = me.upgrade() {
+                    shared.slots_moved(moved);
+                }
+            }));
+        }
+        shared
+    }
+
+    pub(crate) fn keys(&self, name: Name) -> Keys {
+        Keys::new(name, &self.config.key_prefix, &self.config.channel_prefix)
+    }
+
+    pub(crate) fn keys_of_all(&self, names: Vec<Name>) -> Keys {
+        let keys = Keys::all(names, &self.config.key_prefix, &self.config.channel_prefix);
+        match self.servers.slot_map() {
+            None => keys,
+            Some(_) => keys.by_slot(),
+        }
+    }
+
+    /// Errors once the client is shut down.
+    pub(crate) fn check_open(&self) -> Result<(), Error> {
+        if self.is_closed() {
+            Err(Error::Closed)
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Refuses new work from now on; true for the first call.
+    pub(crate) fn close(&self) -> bool {
+        !self.closed.swap(true, Ordering::SeqCst)
+    }
+
+    pub(crate) fn next_serial(&self) -> u64 {
+        self.serial.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Starts the threads that every lease needs. Before the first lease is asked for: then a
+    /// machine that gives no more threads costs an error, not a lease without renewal.
+    pub(crate) fn start(self: &Arc<Self>) -> Result<(), Error> {
+        self.timer.start(self)?;
+        self.sites.start(self, self.servers.fixed())?;
+        self.switches.start(self)
+    }
+
+    /// Whether `site` keeps a name now, as far as is known.
+    pub(crate) fn is_home(&self, site: &Site, key: Key<'_>) -> bool {
+        self.servers.is_home(&site.server, key)
+    }
+
+    /// The sites that keep a name now, as far as is known, and how many of them a majority takes.
+    fn homes(&self, key: Key<'_>) -> (Vec<Arc<Site>>, Size) {
+        let (servers, size) = self.servers.keepers(key);
+        let me = self.me.upgrade();
+        let site = |server| {
+            let site = self.sites.of(server);
+            if let Some(me) = &me
+                && let Err(error) = site.io.start(me, &site)
+            {
+                // A lease that is not renewed for that is lost by its own clock, and its holder told.
+                logging::error!("nothing is renewed or undone: {error}");
+            }
+            site
+        };
+        (servers.iter().map(site).collect(), size)
+    }
+
+    /// Wants to hear the releases of a name.
+    pub(crate) fn subscribe<'a>(
+        self: &Arc<Self>,
+        key: Key<'a>,
+        until: Instant,
+    ) -> Result<Subscription<'a>, Error> {
+        let (sites, size) = self.homes(key);
+        let parts = sites
+            .into_iter()
+            .map(|site| site.subscribe(self, key, until));
+        Ok(Subscription::of(parts.collect::<Result<_, _>>()?, size))
+    }
+
+    /// Where grants of a name are told to this client.
+    pub(crate) fn inbox(&self, key: Key<'_>) -> Vec<u8> {
+        let site = self.sites.known(&self.servers.first_keeper(key));
+        site.map_or_else(Vec::new, |site| site.subscriber.inbox().to_vec())
+    }
+
+    /// Asks for the renewals that are due.
+    fn renew(&self, asks: Vec<(Arc<Hold>, Ask)>) {
+        let mut batches: Vec<(Arc<Site>, Vec<_>)> = Vec::new();
+        for (hold, ask) in asks {
+            let keys = Arc::clone(&hold.keys);
+            let ballot = Arc::new(Ballot::new(hold, ask, self.size_of(&keys)));
+            for part in keys.parts() {
+                for home in self.homes(part.key(0)).0 {
+                    let paper = Paper::new(&ballot, part);
+                    match batches
+                        .iter_mut()
+                        .find(|(site, _)| Arc::ptr_eq(site, &home))
+                    {
+                        Some((_, batch)) => batch.push(paper),
+                        None => batches.push((home, vec![paper])),
+                    }
+                }
+            }
+        }
+        for (site, batch) in batches {
+            site.renew(self, batch);
+        }
+    }
+
+    /// Somebody waits until the keepers of these names are asked again.
+    pub(crate) fn watch(&self, keys: &Arc<Keys>) {
+        for part in keys.parts() {
+            for home in self.homes(part.key(0)).0 {
+                home.io.watch();
+            }
+        }
+    }
+
+    /// How many answers there are about these keys, and how many of them it takes: a majority of the
+    /// servers, or one for each part.
+    fn size_of(&self, keys: &Arc<Keys>) -> Size {
+        match keys.parts().len() {
+            1 => self.servers.size(),
+            parts => Size::each(parts),
+        }
+    }
+
+    /// Repeats a release until it is sure.
+    pub(crate) fn undo(&self, undo: Undo) {
+        for part in undo.keys.parts() {
+            let (homes, _) = self.homes(part.key(0));
+            for home in homes {
+                self.sites.note_undo(&undo.id);
+                let part = undo.part(part);
+                home.io.undo(match &home.server.peer {
+                    Some(peer) => part.at_server(peer.index),
+                    None => part,
+                });
+            }
+        }
+    }
+
+    /// Releases all `holds` until `until`. The receiver gets what was found for each that was
+    /// answered, and is disconnected at the end.
+    pub(crate) fn release(&self, holds: Vec<Arc<Hold>>, until: Instant) -> Receiver<Found> {
+        let (told, found) = unbounded();
+        for hold in holds {
+            let keys = Arc::clone(&hold.keys);
+            let told = Arc::new(Told::new(self.size_of(&keys), told.clone()));
+            let undo = Undo::told(keys, hold.id.clone(), until, told);
+            self.undo(undo.with_receipt(hold.receipt.clone()));
+        }
+        found
+    }
+
+    /// Tells a loss to the waiters and the callbacks, once. Those who listen on the guard's channel
+    /// were told when it was noticed.
+    pub(crate) fn tell_loss(&self, hold: &Arc<Hold>) {
+        let Some((lost, on_lost)) = hold.untold() else {
+            return;
+        };
+        self.meters.lost(lost);
+        self.timer.forget(hold);
+        self.waiters.ended(hold, false);
+        if hold.keys.names.len() > 1 && matches!(lost, Lost::Deleted | Lost::Taken) {
+            // The others are of no more use to anybody.
+            let until = Instant::now().after(hold.lease(|lease| lease.key_may_last()));
+            let (keys, id) = (Arc::clone(&hold.keys), hold.id.clone());
+            let undo = Undo::of_release(keys, id, until);
+            self.undo(undo.with_receipt(hold.receipt.clone()));
+        }
+        if let Some(on_lost) = on_lost {
+            self.callbacks.run(Box::new(move || on_lost(&lost)));
+        }
+        logging::warn!(
+            name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(),
+            outcome:% = lost, ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();
+            "lost {}: {lost} (holder {}, token {})", hold.keys, hold.id.short(), hold.token()
+        );
+    }
+
+    /// Other servers keep these names now: what those before did last may not have come to them.
+    fn follow(&self, is_moved: impl Fn(Key<'_>) -> bool) {
+        let is_moved = |keys: &Keys| (0..keys.names.len()).any(|n| is_moved(keys.key(n)));
+        for hold in self.timer.all() {
+            if is_moved(&hold.keys) {
+                hold.lease(|lease| lease.doubt(Instant::now()));
+                self.look_after(&hold);
+            }
+        }
+        let released = self.released.lock().take(is_moved);
+        for undo in released {
+            self.undo(undo);
+        }
+    }
+
+    /// Other nodes of the cluster keep these slots now.
+    fn slots_moved(&self, moved: &Moved) {
+        if self.is_closed() {
+            return;
+        }
+        self.follow(|key| moved.has(key));
+        // Those who wait hear of no release any more, and may have missed one.
+        for name in self.waiters.waiting() {
+            if moved.has(self.keys(name.clone()).key(0)) {
+                self.waiters.look(&name, Wake::Reconnect);
+            }
+        }
+        self.sites.sweep();
+        logging::debug!(server = self.servers.label(); "slots of the cluster have moved");
+    }
+
+    /// Looks after a lease from now on: sets the timer to what is due next, or tells its loss.
+    pub(crate) fn look_after(&self, hold: &Arc<Hold>) {
+        let now = Instant::now();
+        hold.stand(now);
+        match hold.lease(|lease| lease.due(now)) {
+            Due::At(at) => self.timer.watch(hold, at, at),
+            Due::Between(at, by) => self.timer.watch(hold, at, by),
+            Due::Ask => self.timer.watch(hold, now, now),
+            Due::Nothing => self.tell_loss(hold),
+        }
+    }
+}

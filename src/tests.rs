@@ -1,0 +1,437 @@
+//! Property: whatever a peer sends, no decoder panics, grants what was not replied, or returns more than it was given.
+
+use std::env;
+use std::thread;
+
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+use redis::Value;
+
+use crate::protocol::expected::{Expected, Wanted};
+use crate::protocol::fair::{Refreshed, read_grant};
+use crate::protocol::kind::{Acquired, Found, read_holder};
+use crate::protocol::script::Reply;
+use crate::protocol::slot::SLOTS;
+use crate::redis::cluster::slots::Layout;
+use crate::redis::conn::node::is_master;
+use crate::redis::conn::read_frame;
+use crate::redis::fault::Redirect;
+use crate::redis::look::{read_count, read_listeners, read_page, read_string};
+use crate::redis::sentinel::{is_subscribed, read_place};
+use crate::runtime::io::shared_stats;
+use crate::runtime::subscriber::pubsub::{Answer, read as read_answer};
+
+/// How many replies are decoded, on all threads together.
+const CASES: u64 = 1_000_000;
+
+const THREADS: u64 = 2;
+
+/// A run with another: `LEASEHOLD_SEED=7 cargo test --lib decoders`.
+const SEED: u64 = 0x1ea5_e401d;
+
+/// The first number that is no token.
+const NO_TOKEN: i64 = 1 << 53;
+
+/// Replies as Redis 7 sends them, at least one of each kind.
+const RECORDED: [&str; 36] = [
+    // acquire, propose, fair_enter, and those of several names
+    "*2\r\n:1\r\n:1764000000000000\r\n",
+    "*3\r\n:0\r\n$42\r\nweb:7:123e4567-e89b-12d3-a456-426614174000\r\n:9876\r\n",
+    "*3\r\n:0\r\n$1\r\nv\r\n:-1\r\n",
+    "*3\r\n:0\r\n$-1\r\n:-2\r\n",
+    "*4\r\n:1\r\n:1764000000000000\r\n:1764000000000001\r\n:7\r\n",
+    "*4\r\n:0\r\n$1\r\nv\r\n:100\r\n:3\r\n",
+    "*2\r\n:2\r\n:1764000000000000\r\n",
+    // release, renew, tally
+    ":1\r\n",
+    ":0\r\n",
+    "*2\r\n:1\r\n:3\r\n",
+    "$1\r\nv\r\n",
+    // inspect
+    "*3\r\n$1\r\nv\r\n:9876\r\n$16\r\n1764000000000000\r\n",
+    "*3\r\n$1\r\nv\r\n:-1\r\n$-1\r\n",
+    "$-1\r\n",
+    // fair_refresh
+    "*3\r\n:0\r\n:1764000000000000\r\n:-1\r\n",
+    "*1\r\n:0\r\n",
+    // commands
+    "+OK\r\n",
+    "+PONG\r\n",
+    ":2\r\n",
+    "*2\r\n$1\r\n0\r\n*2\r\n$6\r\nlock:a\r\n$6\r\nlock:b\r\n",
+    "*2\r\n$1\r\nc\r\n:1\r\n",
+    "*4\r\n$8\r\nattempts\r\n$1\r\n7\r\n$7\r\nrefused\r\n$1\r\n1\r\n",
+    "%1\r\n$8\r\nattempts\r\n$1\r\n7\r\n",
+    "*3\r\n$6\r\nmaster\r\n:3129659\r\n*1\r\n*3\r\n$9\r\n127.0.0.1\r\n$4\r\n9001\r\n$7\r\n3129242\r\n",
+    "*5\r\n$5\r\nslave\r\n$9\r\n127.0.0.1\r\n:6379\r\n$9\r\nconnected\r\n:3129242\r\n",
+    "*2\r\n$9\r\n127.0.0.1\r\n$4\r\n6379\r\n",
+    "*2\r\n*4\r\n:0\r\n:8191\r\n*3\r\n$2\r\nh1\r\n:7001\r\n$1\r\ni\r\n*3\r\n$2\r\nh2\r\n:7002\r\n$1\r\nj\r\n\
+     *3\r\n:8192\r\n:16383\r\n*4\r\n$-1\r\n:7003\r\n$1\r\nk\r\n*0\r\n",
+    // subscriptions
+    "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
+    ">3\r\n$9\r\nsubscribe\r\n$14\r\n+switch-master\r\n:1\r\n",
+    "*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$65\r\ngrant 1764000000000000 web:7:123e4567-e89b-12d3-a456-426614174000\r\n",
+    ">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$5\r\nprobe\r\n",
+    // errors
+    "-NOSCRIPT No matching script. Please use EVAL.\r\n",
+    "-MOVED 3999 127.0.0.1:6381\r\n",
+    "-ASK 3999 :6381\r\n",
+    "-BADFENCE 2 the fence is no integer below 2^53\r\n",
+    "-ERR Error running script (call to f_6b): @user_script:3: -READONLY You can't write\r\n",
+];
+
+const NUMBERS: [i64; 18] = [
+    0,
+    1,
+    -1,
+    2,
+    3,
+    -2,
+    -3,
+    99,
+    6_379,
+    16_383,
+    16_384,
+    70_000,
+    1_764_000_000_000_000,
+    NO_TOKEN - 64,
+    NO_TOKEN - 1,
+    NO_TOKEN,
+    i64::MIN,
+    i64::MAX,
+];
+
+const TEXTS: [&[u8]; 17] = [
+    b"",
+    b"v",
+    b"c",
+    b"0",
+    b"7",
+    b"+7",
+    b"h:\xff",
+    b"6379",
+    b"70000",
+    b"master",
+    b"message",
+    b"subscribe",
+    b"+switch-master",
+    b"99999999999999999999999",
+    b"9007199254740992",
+    b"grant 0 a:123e4567-e89b-12d3-a456-426614174000",
+    b"grant 9007199254740992 a:123e4567-e89b-12d3-a456-426614174000",
+];
+
+/// Says on a panic which case it was.
+struct Case {
+    seed: u64,
+    number: u64,
+}
+
+impl Drop for Case {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let Self { seed, number } = self;
+            eprintln!("case {number} of LEASEHOLD_SEED={seed}");
+        }
+    }
+}
+
+fn pick<T: Copy>(random: &mut SmallRng, from: &[T]) -> T {
+    from[random.random_range(0..from.len())]
+}
+
+/// Any value that is no list of others, or an empty one.
+fn scalar(random: &mut SmallRng) -> Value {
+    let text = |random: &mut SmallRng| String::from_utf8_lossy(pick(random, &TEXTS)).into_owned();
+    match random.random_range(0..12) {
+        0..4 => Value::Int(pick(random, &NUMBERS)),
+        4..8 => Value::BulkString(pick(random, &TEXTS).to_vec()),
+        8 => Value::Nil,
+        9 => Value::SimpleString(text(random)),
+        10 => pick(
+            random,
+            &[Value::Okay, Value::Boolean(true), Value::Double(1.0)].each_ref(),
+        )
+        .clone(),
+        _ => Value::Array(Vec::new()),
+    }
+}
+
+/// Changes one thing somewhere in `value`.
+fn change(value: &mut Value, random: &mut SmallRng) {
+    let items = match value {
+        Value::Array(items) | Value::Push { data: items, .. } if !items.is_empty() => items,
+        value => return *value = scalar(random),
+    };
+    let (n, m) = (
+        random.random_range(0..items.len()),
+        random.random_range(0..items.len()),
+    );
+    match random.random_range(0..10) {
+        0 => drop(items.remove(n)),
+        1 => items.insert(n, scalar(random)),
+        2 => items.push(items[n].clone()),
+        3 => items.swap(n, m),
+        4 => items[n] = scalar(random),
+        _ => change(&mut items[n], random),
+    }
+}
+
+/// Changes a few bytes, or leaves some out or doubles them.
+fn garble(bytes: &mut Vec<u8>, random: &mut SmallRng) {
+    const BYTES: &[u8] = b"+-:$*%~>|_#,(!=\r\n0123456789x\xff";
+    for _ in 0..random.random_range(1..4) {
+        let from = random.random_range(0..=bytes.len());
+        let to = (from + random.random_range(0..6)).min(bytes.len());
+        match random.random_range(0..4) {
+            0 => drop(bytes.drain(from..to)),
+            1 => bytes.extend_from_within(from..to),
+            2 => bytes.insert(from, pick(random, BYTES)),
+            _ if from < to => bytes[from] = pick(random, BYTES),
+            _ => {}
+        }
+    }
+}
+
+/// No decoder may return more than this many bytes and values of `value`.
+fn weight(value: &Value) -> usize {
+    1 + match value {
+        Value::BulkString(bytes) => bytes.len(),
+        Value::SimpleString(text) => text.len(),
+        Value::Array(items) | Value::Push { data: items, .. } => items.iter().map(weight).sum(),
+        Value::Map(pairs) => pairs.iter().map(|(k, v)| weight(k) + weight(v)).sum(),
+        _ => 64,
+    }
+}
+
+const fn is_token(number: u64) -> bool {
+    number > 0 && number < NO_TOKEN as u64
+}
+
+/// The numbers behind the first item of a list; empty for anything else.
+fn numbers(reply: &Reply) -> Vec<i64> {
+    let Reply::List(items) = reply else {
+        return Vec::new();
+    };
+    let number = |item: &Reply| match item {
+        Reply::Int(number) => Some(*number),
+        _ => None,
+    };
+    items.iter().filter_map(number).collect()
+}
+
+fn check_acquired(reply: &Reply, wanted: Wanted) {
+    let fits = Expected::Acquired(wanted).fits(reply);
+    let acquired = Acquired::read(reply, wanted);
+    assert_eq!(
+        fits,
+        acquired
+            .as_ref()
+            .is_some_and(|acquired| *acquired != Acquired::Split)
+    );
+    match acquired {
+        Some(Acquired::Granted(tokens)) => {
+            let tokens = tokens.iter().map(|token| token.value());
+            assert!(
+                tokens
+                    .clone()
+                    .all(|token| is_token(token + wanted.reserved))
+            );
+            assert!(
+                tokens
+                    .clone()
+                    .all(|token| wanted.proposed.is_none_or(|ours| ours == token))
+            );
+            assert_eq!(tokens.len(), wanted.tokens);
+            let granted = std::iter::once(1).chain(tokens.map(|token| token as i64));
+            assert!(granted.eq(numbers(reply)), "{reply:?}");
+        }
+        Some(Acquired::Refused(refusal)) => {
+            assert!(refusal.name < wanted.names);
+            assert_eq!(numbers(reply).first(), Some(&0));
+        }
+        Some(Acquired::TooLow(last)) => assert!(is_token(last) && wanted.proposed <= Some(last)),
+        Some(Acquired::Split) | None => {}
+    }
+}
+
+fn check_lease(reply: &Reply, most: usize) {
+    let found = Found::read(reply);
+    if found == Some(Found::Ours) {
+        let is_said = match reply {
+            Reply::Int(said) => *said == 1,
+            reply => matches!(numbers(reply)[..], [1, told] if told >= 0),
+        };
+        assert!(is_said, "{reply:?}");
+    }
+    assert!(found.is_some() || !Expected::Renewed.fits(reply));
+    for asks in [false, true] {
+        assert!(found.is_some() || !Expected::Released { asks }.fits(reply));
+    }
+    if let Some(Some(holder)) = read_holder(reply) {
+        assert!(holder.value().len() <= most);
+        assert!(
+            holder
+                .fencing_token()
+                .is_none_or(|token| is_token(token.value()))
+        );
+    }
+}
+
+fn check_places(reply: &Reply, places: usize) {
+    let Some(found) = Refreshed::read(reply, places) else {
+        return;
+    };
+    let said = found.iter().map(|place| match place {
+        Refreshed::Waiting => 0,
+        Refreshed::Gone => -1,
+        Refreshed::Granted(token) => {
+            assert!(is_token(token.value()));
+            token.value() as i64
+        }
+    });
+    assert!(said.clone().eq(numbers(reply)), "{reply:?}");
+    assert!(found.len() == places && said.filter(|said| *said > 0).count() <= 1);
+}
+
+fn check_grant(payload: &[u8]) {
+    if let Some((id, token)) = read_grant(payload) {
+        let said = format!(" {id}", id = id.as_str()).into_bytes();
+        assert!(payload.ends_with(&said) && is_token(token.value()));
+    }
+}
+
+fn check_command(reply: &Reply, most: usize) {
+    if let Some((cursor, keys)) = read_page(reply.clone()) {
+        assert!(cursor.len() + keys.iter().map(Vec::len).sum::<usize>() <= most);
+    }
+    if let Some(Some(text)) = read_string(reply.clone()) {
+        assert!(text.len() <= most);
+    }
+    let _ = (
+        read_count(reply),
+        read_listeners(reply, b"c"),
+        shared_stats::read(reply),
+    );
+    for expected in [
+        Expected::Holder,
+        Expected::Added,
+        Expected::Count,
+        Expected::Ok,
+        Expected::Pong,
+    ] {
+        let _ = expected.fits(reply);
+    }
+}
+
+fn check_value(value: &Value, most: usize) {
+    let asked = ("asked".to_owned(), 1);
+    if let Some(layout) = Layout::read(value.clone(), &asked) {
+        let slots = layout
+            .masters
+            .iter()
+            .map(|(slots, _)| slots.clone().count());
+        assert!(slots.sum::<usize>() <= usize::from(SLOTS));
+        assert!(layout.masters.len() + layout.replicas.len() <= most);
+    }
+    if let Some(Some((host, port))) = read_place(value.clone()) {
+        assert!(host.len() <= most && port > 0);
+    }
+    let _ = (is_master(value.clone()), is_subscribed(value));
+    if let Some(Answer::Message(_, payload)) = read_answer(value.clone(), "SUBSCRIBE", b"c") {
+        check_grant(&payload);
+    }
+    if let Value::ServerError(error) = value {
+        let _ = (
+            Redirect::read(error),
+            crate::error::meaning(error),
+            crate::error::words(error),
+        );
+    }
+}
+
+fn check(value: Value) {
+    let most = weight(&value);
+    check_value(&value, most);
+    let reply = match value {
+        Value::ServerError(_) => return,
+        value => Reply::from(value),
+    };
+    let one = Wanted {
+        names: 1,
+        tokens: 1,
+        reserved: 63,
+        proposed: None,
+    };
+    let proposed = Some(1_764_000_000_000_000);
+    check_acquired(&reply, one);
+    check_acquired(&reply, Wanted { proposed, ..one });
+    check_acquired(
+        &reply,
+        Wanted {
+            names: 3,
+            tokens: 3,
+            reserved: 0,
+            ..one
+        },
+    );
+    check_acquired(
+        &reply,
+        Wanted {
+            names: 3,
+            proposed,
+            ..one
+        },
+    );
+    check_lease(&reply, most);
+    check_places(&reply, 1);
+    check_places(&reply, 3);
+    check_command(&reply, most);
+    if let Reply::Text(payload) = &reply {
+        check_grant(payload);
+    }
+}
+
+/// Reads one reply as a connection does; `None` if it is incomplete or malformed.
+fn value(bytes: &[u8]) -> Option<Value> {
+    read_frame(bytes).ok().flatten()
+}
+
+fn run(seed: u64, cases: impl Iterator<Item = u64>) {
+    let values: Vec<Value> = RECORDED
+        .iter()
+        .map(|text| value(text.as_bytes()).unwrap())
+        .collect();
+    for number in cases {
+        let _case = Case { seed, number };
+        let mut random = SmallRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let which = random.random_range(0..RECORDED.len());
+        if number % 4 == 0 {
+            let mut bytes = RECORDED[which].as_bytes().to_vec();
+            garble(&mut bytes, &mut random);
+            if let Some(value) = value(&bytes) {
+                check(value);
+            }
+        } else {
+            let mut value = values[which].clone();
+            for _ in 0..random.random_range(1..4) {
+                change(&mut value, &mut random);
+            }
+            check(value);
+        }
+    }
+}
+
+#[test]
+fn no_decoder_panics_or_reads_a_grant_that_was_not_replied() {
+    let seed = env::var("LEASEHOLD_SEED").ok();
+    let seed = seed.map_or(SEED, |seed| seed.parse().unwrap());
+    for reply in RECORDED {
+        check(value(reply.as_bytes()).unwrap());
+    }
+    thread::scope(|scope| {
+        for first in 0..THREADS {
+            scope.spawn(move || run(seed, (first..CASES).step_by(THREADS as usize)));
+        }
+    });
+}
