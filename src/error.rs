@@ -420,7 +420,11 @@ impl Cause {
 
     /// The peer accepted a connection and did not reply on it; `hint` says what to try.
     pub(crate) fn no_first_reply(event: NoFirstReply, hint: &str) -> Self {
-        Self::new(CauseKind::Connection, &format!("{event}{hint}"))
+        let kind = match event {
+            NoFirstReply::Silent => CauseKind::Timeout,
+            NoFirstReply::Closed => CauseKind::Connection,
+        };
+        Self::new(kind, &format!("{event}{hint}"))
     }
 
     /// An error of connecting, which may take this long.
@@ -799,6 +803,9 @@ mod tests {
             cause.to_string(),
             "no answer in time; before that: READONLY"
         );
+        let silent = Cause::no_first_reply(NoFirstReply::Silent, "");
+        let cause = silent.or_said_before(&mut said).to_string();
+        assert!(cause.ends_with("; before that: READONLY"), "{cause}");
         let cause = Cause::text("LOADING").or_said_before(&mut said);
         assert_eq!(cause.to_string(), "LOADING");
     }
