@@ -153,7 +153,7 @@ pub(crate) type OnRenew = dyn Fn(&Renewed) + Send + Sync;
 
 impl Settings {
     /// Returns the terms of the leases to acquire, or an error if a setting is invalid.
-    pub(crate) fn terms(&self, config: &Config) -> Result<Terms, Error> {
+    pub(crate) fn terms(&self, config: &Config) -> Result<LeaseTerms, Error> {
         let ttl = self.ttl.unwrap_or(config.ttl);
         check_ttl(ttl)?;
         // The client's interval suits the client's ttl: a lock with its own ttl ignores it.
@@ -176,7 +176,7 @@ impl Settings {
         if let Some(replicas) = &replicas {
             replicas.check(config.command_timeout)?;
         }
-        Ok(Terms {
+        Ok(LeaseTerms {
             ttl,
             renew_every: (!self.no_renewal).then(|| every.unwrap_or(ttl / 3)),
             max_hold: self.max_hold.unwrap_or(Duration::MAX),
@@ -203,7 +203,7 @@ impl fmt::Debug for Settings {
 
 /// The terms under which a lease is acquired.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct LeaseTerms {
     pub(crate) ttl: Duration,
     /// `None`: no background renewal.
     pub(crate) renew_every: Option<Duration>,

@@ -23,9 +23,9 @@ struct Work {
 }
 
 /// Counts a thread until it ends, however it does.
-struct Counted(Arc<Work>);
+struct Verdict(Arc<Work>);
 
-impl Drop for Counted {
+impl Drop for Verdict {
     fn drop(&mut self) {
         *self.0.threads.lock() -= 1;
         self.0.ended.notify_all();
@@ -36,7 +36,7 @@ impl Dialers {
     /// Runs `dial` on a thread of its own, which nothing can interrupt while it resolves a name.
     pub(crate) fn spawn(&self, dial: impl FnOnce() + Send + 'static) -> io::Result<()> {
         *self.work.threads.lock() += 1;
-        let counted = Counted(Arc::clone(&self.work));
+        let counted = Verdict(Arc::clone(&self.work));
         let run = move || {
             let _counted = counted;
             dial();

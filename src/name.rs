@@ -33,7 +33,7 @@ pub struct Name {
 }
 
 /// A map keyed by lock name.
-pub(crate) type Names<T> = HashMap<Name, T, BuildHasherDefault<Hashed>>;
+pub(crate) type NameTable<T> = HashMap<Name, T, BuildHasherDefault<Hashed>>;
 
 /// A hasher that returns the hash stored in the [`Name`].
 ///

@@ -9,11 +9,11 @@ use redis::Value;
 
 use crate::protocol::expected::{Expected, Wanted};
 use crate::protocol::fair::{Refreshed, read_grant};
-use crate::protocol::kind::{Acquired, Found, read_holder};
+use crate::protocol::kind::{Acquired, KeyState, read_holder};
 use crate::protocol::script::Reply;
 use crate::protocol::slot::SLOTS;
 use crate::redis::cluster::slots::Layout;
-use crate::redis::conn::node::is_master;
+use crate::redis::conn::connector::is_master;
 use crate::redis::conn::read_frame;
 use crate::redis::fault::Redirect;
 use crate::redis::look::{read_count, read_listeners, read_page, read_string};
@@ -256,8 +256,8 @@ fn check_acquired(reply: &Reply, wanted: Wanted) {
 }
 
 fn check_lease(reply: &Reply, most: usize) {
-    let found = Found::read(reply);
-    if found == Some(Found::Ours) {
+    let found = KeyState::read(reply);
+    if found == Some(KeyState::Ours) {
         let is_said = match reply {
             Reply::Int(said) => *said == 1,
             reply => matches!(numbers(reply)[..], [1, told] if told >= 0),

@@ -28,7 +28,7 @@ use crate::url::Target;
 #[derive(Clone, Default)]
 #[must_use = "no client is made before `build` is called"]
 pub struct ClientBuilder {
-    place: Option<Place>,
+    place: Option<UrlSource>,
     /// Whether two different kinds of deployment were set: one of them is a mistake.
     has_two_places: bool,
     config: Config,
@@ -38,14 +38,14 @@ pub struct ClientBuilder {
 
 /// The servers of the deployment, as the caller named them.
 #[derive(Clone)]
-enum Place {
+enum UrlSource {
     Url(String),
     Cluster(Vec<String>),
     Sentinel(Vec<String>, String),
     Quorum(Vec<String>),
 }
 
-impl Place {
+impl UrlSource {
     fn target(&self) -> Result<Target, Error> {
         match self {
             Self::Url(url) => Target::parse(url),
@@ -63,11 +63,12 @@ impl ClientBuilder {
     /// Exactly one of `url`, [`cluster`](Self::cluster), [`sentinel`](Self::sentinel) and
     /// [`quorum`](Self::quorum) is required.
     pub fn url(self, url: impl Into<String>) -> Self {
-        self.at(Place::Url(url.into()))
+        self.at(UrlSource::Url(url.into()))
     }
 
-    fn at(mut self, place: Place) -> Self {
-        let is_another = |before: &Place| mem::discriminant(before) != mem::discriminant(&place);
+    fn at(mut self, place: UrlSource) -> Self {
+        let is_another =
+            |before: &UrlSource| mem::discriminant(before) != mem::discriminant(&place);
         self.has_two_places |= self.place.as_ref().is_some_and(is_another);
         self.place = Some(place);
         self
@@ -91,7 +92,7 @@ impl ClientBuilder {
     /// ```
     pub fn cluster(self, nodes: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let nodes = nodes.into_iter().map(Into::into).collect();
-        self.at(Place::Cluster(nodes))
+        self.at(UrlSource::Cluster(nodes))
     }
 
     /// Sets the sentinels and the name of the master that they monitor.
@@ -113,7 +114,7 @@ impl ClientBuilder {
         master: impl Into<String>,
     ) -> Self {
         let sentinels = sentinels.into_iter().map(Into::into).collect();
-        self.at(Place::Sentinel(sentinels, master.into()))
+        self.at(UrlSource::Sentinel(sentinels, master.into()))
     }
 
     /// Sets the certificate authorities to trust, as one or more concatenated PEM certificates.
@@ -167,7 +168,9 @@ impl ClientBuilder {
 
     /// Sets the servers of a quorum, one URL each; see [`Client::quorum`](crate::Client::quorum).
     pub fn quorum<U: Into<String>>(self, urls: impl IntoIterator<Item = U>) -> Self {
-        self.at(Place::Quorum(urls.into_iter().map(Into::into).collect()))
+        self.at(UrlSource::Quorum(
+            urls.into_iter().map(Into::into).collect(),
+        ))
     }
 
     /// Sets how long a lease lasts unless it is renewed, for locks without a ttl of their own.

@@ -15,8 +15,8 @@ use crate::health::{Health, HealthState};
 use crate::lock::list::{Held, list};
 use crate::lock::shutdown::{Core, ShutdownReport, shutdown};
 use crate::name::Name;
-use crate::redis::{Fault, Servers};
-use crate::runtime::Shared;
+use crate::redis::{Deployment, Fault};
+use crate::runtime::Runtime;
 use crate::stats::{Stats, Totals};
 
 /// A handle to the Redis servers that keep the locks; makes locks and renews those that are held.
@@ -128,15 +128,15 @@ impl Client {
         ClientBuilder::default()
     }
 
-    fn shared(&self) -> &Arc<Shared> {
-        &self.core.shared
+    fn runtime(&self) -> &Arc<Runtime> {
+        &self.core.runtime
     }
 
     /// Returns the lock called `name`. Does no I/O.
     ///
     /// Two locks with the same name are the same lock.
     pub fn mutex(&self, name: impl Into<Name>) -> Mutex {
-        let keys = self.shared().keys(name.into());
+        let keys = self.runtime().keys(name.into());
         Mutex::new(Arc::clone(&self.core), Arc::new(keys))
     }
 
@@ -152,7 +152,7 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn fair_mutex(&self, name: impl Into<Name>) -> FairMutex {
-        let keys = self.shared().keys(name.into()).fair();
+        let keys = self.runtime().keys(name.into()).fair();
         FairMutex::new(Arc::clone(&self.core), Arc::new(keys))
     }
 
@@ -170,7 +170,7 @@ impl Client {
     /// ```
     pub fn mutex_all<N: Into<Name>>(&self, names: impl IntoIterator<Item = N>) -> MutexAll {
         let names = names.into_iter().map(Into::into).collect();
-        let keys = self.shared().keys_of_all(names);
+        let keys = self.runtime().keys_of_all(names);
         MutexAll::new(Arc::clone(&self.core), Arc::new(keys))
     }
 
@@ -184,10 +184,10 @@ impl Client {
     /// - [`Error::Refused`] if Redis refuses the credentials or the command.
     /// - [`Error::Closed`] after a shutdown.
     pub fn ping(&self) -> Result<Duration, Error> {
-        let servers = &self.shared().servers;
+        let deployment = &self.runtime().deployment;
         self.ask(|until| {
             let sent = Instant::now();
-            servers.ping(until).map(|_| sent.until(Instant::now()))
+            deployment.ping(until).map(|_| sent.until(Instant::now()))
         })
     }
 
@@ -205,7 +205,7 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn stats(&self) -> Stats {
-        self.shared().stats()
+        self.runtime().stats()
     }
 
     /// Returns the sum of what all clients that share their statistics have counted.
@@ -222,22 +222,22 @@ impl Client {
     ///   if the key is not a hash.
     /// - [`Error::Closed`] after a shutdown.
     pub fn shared_stats(&self) -> Result<Totals, Error> {
-        self.ask(|until| self.shared().shared_totals(until))
+        self.ask(|until| self.runtime().shared_totals(until))
     }
 
     /// Calls `ask` with the command timeout as its deadline, and once more if a connection failed.
     fn ask<T>(&self, ask: impl Fn(Instant) -> Result<T, Fault>) -> Result<T, Error> {
-        let shared = self.shared();
-        shared.check_open()?;
-        let until = Instant::now().after(shared.servers.command_timeout());
+        let runtime = self.runtime();
+        runtime.check_open()?;
+        let until = Instant::now().after(runtime.deployment.command_timeout());
         let mut again = true;
         loop {
             match ask(until) {
                 Ok(answer) => return Ok(answer),
                 // The pooled connection may have been dead already: only a second failure says
                 // anything about Redis.
-                Err(Fault::NoAnswer(_)) if again && Instant::now() < until => again = false,
-                Err(fault) => return Err(shared.servers.error(fault)),
+                Err(Fault::Unknown(_)) if again && Instant::now() < until => again = false,
+                Err(fault) => return Err(runtime.deployment.error(fault)),
             }
         }
     }
@@ -247,17 +247,17 @@ impl Client {
     /// Sends to all servers at once and returns within the command timeout. The checks bypass an
     /// open circuit breaker; a server that answers closes its breaker.
     pub fn health(&self) -> Health {
-        let shared = self.shared();
-        let until = Instant::now().after(shared.servers.command_timeout());
-        let (servers, needed) = shared.servers.health(until);
-        let sites = shared.sites.all();
-        let subscribers = sites.iter().map(|site| {
-            let condition = &site.subscriber.condition;
-            condition.part(site.server.label(), None)
+        let runtime = self.runtime();
+        let until = Instant::now().after(runtime.deployment.command_timeout());
+        let (servers, needed) = runtime.deployment.health(until);
+        let endpoints = runtime.endpoints.all();
+        let subscribers = endpoints.iter().map(|endpoint| {
+            let condition = &endpoint.subscriber.condition;
+            condition.part(endpoint.server.label(), None)
         });
-        let renewers = sites.iter().map(|site| {
-            let mut part = site.io.condition.part(site.server.label(), None);
-            if part.state == HealthState::Fails && !shared.timer.watches_any() {
+        let renewers = endpoints.iter().map(|endpoint| {
+            let mut part = endpoint.io.condition.part(endpoint.server.label(), None);
+            if part.state == HealthState::Fails && !runtime.timer.watches_any() {
                 // The leases that could not be renewed have ended.
                 part.state = HealthState::Idle;
             }
@@ -299,7 +299,7 @@ impl Client {
     ///   needs.
     /// - [`Error::Closed`] after a shutdown.
     pub fn list(&self, prefix: impl AsRef<[u8]>) -> Result<Vec<Held>, Error> {
-        list(self.shared(), prefix.as_ref())
+        list(self.runtime(), prefix.as_ref())
     }
 
     /// Shuts the client down: releases all held locks, wakes all waiters and joins the threads.
@@ -327,7 +327,7 @@ impl Client {
     ///
     /// None at present: the report contains what could not be done.
     pub fn shutdown(&self, within: Duration) -> Result<ShutdownReport, Error> {
-        Ok(shutdown(self.shared(), within))
+        Ok(shutdown(self.runtime(), within))
     }
 }
 
@@ -341,10 +341,10 @@ impl ClientBuilder {
         let (mut config, deployment) = self.check()?;
         // Clones of a builder make clients of their own.
         config.dialers = Dialers::default();
-        let servers = Servers::new(deployment, &config)?;
-        let shared = Shared::new(config, servers);
+        let deployment = Deployment::new(deployment, &config)?;
+        let runtime = Runtime::new(config, deployment);
         Ok(Client {
-            core: Arc::new(Core { shared }),
+            core: Arc::new(Core { runtime }),
         })
     }
 }
@@ -352,8 +352,8 @@ impl ClientBuilder {
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
-            .field("server", &self.shared().servers.label())
-            .field("owner", &self.shared().config.owner)
+            .field("server", &self.runtime().deployment.label())
+            .field("owner", &self.runtime().config.owner)
             .finish_non_exhaustive()
     }
 }

@@ -9,8 +9,8 @@ use crossbeam_channel::Receiver;
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::holder::HolderId;
-use crate::lease::held::Hold;
-use crate::lease::state::Standing;
+use crate::lease::held::HeldLease;
+use crate::lease::state::LeaseStatus;
 use crate::lock::release::{Unlocked, release};
 use crate::lock::renew::{ensure_held, extend, renew};
 use crate::lock::shutdown::{Core, stop};
@@ -47,7 +47,7 @@ use crate::token::FencingToken;
 #[clippy::has_significant_drop]
 pub struct MutexGuard {
     core: Arc<Core>,
-    hold: Arc<Hold>,
+    hold: Arc<HeldLease>,
     /// Identifies this holder: local hand-offs give a lease several holders, one after another.
     token: FencingToken,
     /// The deadline of the release, and of ending the client if this guard is its last handle.
@@ -55,7 +55,7 @@ pub struct MutexGuard {
 }
 
 impl MutexGuard {
-    pub(crate) fn new(core: Arc<Core>, hold: Arc<Hold>) -> Self {
+    pub(crate) fn new(core: Arc<Core>, hold: Arc<HeldLease>) -> Self {
         Self {
             core,
             token: hold.token(),
@@ -91,21 +91,21 @@ impl MutexGuard {
 
     /// Returns true only if the lock is certainly held at this moment. Local, no I/O.
     pub fn is_held(&self) -> bool {
-        matches!(self.stand(), Standing::Held(_))
+        matches!(self.status(), LeaseStatus::Held(_))
     }
 
     /// Returns how long the lock is certainly held without a renewal; `None` if it is lost.
     ///
     /// Local, no I/O.
     pub fn remaining(&self) -> Option<Duration> {
-        match self.stand() {
-            Standing::Held(remaining) => Some(remaining),
+        match self.status() {
+            LeaseStatus::Held(remaining) => Some(remaining),
             _ => None,
         }
     }
 
-    fn stand(&self) -> Standing {
-        self.hold.stand_for(self.token, Instant::now())
+    fn status(&self) -> LeaseStatus {
+        self.hold.status_for(self.token, Instant::now())
     }
 
     /// Returns an error unless the lock is certainly held. Local, no I/O.
@@ -146,9 +146,9 @@ impl MutexGuard {
     /// - [`Error::Unreachable`] or [`Error::Refused`] if the lease was not renewed. The lock is
     ///   still held for [`remaining`](Self::remaining).
     pub fn renew(&self) -> Result<(), Error> {
-        let shared = &self.core.shared;
-        let until = Instant::now().after(shared.servers.command_timeout());
-        renew(shared, &self.hold, self.token, until)
+        let runtime = &self.core.runtime;
+        let until = Instant::now().after(runtime.deployment.command_timeout());
+        renew(runtime, &self.hold, self.token, until)
     }
 
     /// Sets the lease's ttl, for now and for later renewals.
@@ -170,7 +170,7 @@ impl MutexGuard {
     ///   stays taken for that time. The release is repeated for that long, and the lease is not
     ///   handed to another thread of this client.
     pub fn extend(&self, ttl: Duration) -> Result<(), Error> {
-        extend(&self.core.shared, &self.hold, self.token, ttl)
+        extend(&self.core.runtime, &self.hold, self.token, ttl)
     }
 
     /// Releases the lock and reports whether it was still held.
@@ -189,9 +189,9 @@ impl MutexGuard {
 
     fn let_go(&mut self) -> Result<Unlocked, Error> {
         let now = Instant::now();
-        let timeout = self.core.shared.servers.command_timeout();
+        let timeout = self.core.runtime.deployment.command_timeout();
         let deadline = *self.let_go_by.get_or_insert_with(|| now.after(timeout));
-        release(&self.core.shared, &self.hold, self.token, now, deadline)
+        release(&self.core.runtime, &self.hold, self.token, now, deadline)
     }
 }
 
@@ -204,11 +204,11 @@ impl Drop for MutexGuard {
         }
         if let Some(until) = self.let_go_by
             && Arc::strong_count(&self.core) == 1
-            && !self.core.shared.is_closed()
+            && !self.core.runtime.is_closed()
         {
             // One deadline covers the release and joining the threads: dropping a guard blocks for
             // at most one command timeout.
-            stop(&self.core.shared, until);
+            stop(&self.core.runtime, until);
         }
     }
 }
@@ -219,7 +219,7 @@ impl fmt::Debug for MutexGuard {
             .field("name", &self.hold.keys.names)
             .field("holder_id", &self.hold.id)
             .field("fencing_token", &self.token)
-            .field("standing", &self.stand())
+            .field("standing", &self.status())
             .finish()
     }
 }

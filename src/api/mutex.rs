@@ -10,13 +10,13 @@ use crate::clock::Instant;
 use crate::config::Settings;
 use crate::error::{Cause, Error};
 use crate::holder::Holder;
-use crate::lock::acquire::{Patience, acquire};
+use crate::lock::acquire::{WaitLimit, acquire};
 use crate::lock::release::Unlocked;
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
-use crate::protocol::kind::{Found, Keys, read_holder};
-use crate::redis::{Beside, Fault, Lane};
+use crate::protocol::kind::{KeyState, Keys, read_holder};
+use crate::redis::{Cap, Fault, Gauge};
 use crate::token::FencingToken;
 
 /// A lock that has at most one holder at a time, across processes and machines.
@@ -142,7 +142,7 @@ impl Mutex {
     pub fn lock(&self) -> Result<MutexGuard, Error> {
         // Without a deadline only an error ends the wait without the lock.
         Ok(self
-            .acquire(Patience::Endless)?
+            .acquire(WaitLimit::Endless)?
             .expect("a lock or an error"))
     }
 
@@ -155,7 +155,7 @@ impl Mutex {
     ///
     /// The errors of [`lock`](Self::lock), but [`Error::Unreachable`] after the command timeout.
     pub fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
-        self.acquire(Patience::None)
+        self.acquire(WaitLimit::None)
     }
 
     /// Acquires the lock, waiting for at most `limit`; returns `None` if it is still held then.
@@ -186,7 +186,7 @@ impl Mutex {
         if limit.is_zero() {
             return self.try_lock();
         }
-        self.acquire(Patience::Until(Instant::now().after(limit)))
+        self.acquire(WaitLimit::Until(Instant::now().after(limit)))
     }
 
     /// Acquires the lock, waiting until `at` at the latest; returns `None` if it is still held
@@ -240,8 +240,8 @@ impl Mutex {
         }
     }
 
-    fn acquire(&self, patience: Patience) -> Result<Option<MutexGuard>, Error> {
-        let hold = acquire(&self.core.shared, &self.keys, &self.settings, patience)?;
+    fn acquire(&self, patience: WaitLimit) -> Result<Option<MutexGuard>, Error> {
+        let hold = acquire(&self.core.runtime, &self.keys, &self.settings, patience)?;
         Ok(hold.map(|hold| MutexGuard::new(Arc::clone(&self.core), hold)))
     }
 }
@@ -257,22 +257,22 @@ impl Mutex {
     /// [`Error::Unreachable`], [`Error::Refused`], [`Error::WrongType`], [`Error::Config`],
     /// [`Error::Closed`].
     pub fn inspect(&self) -> Result<Option<Holder>, Error> {
-        let shared = &self.core.shared;
+        let runtime = &self.core.runtime;
         self.keys.check()?;
-        shared.servers.check(&self.keys)?;
-        shared.check_open()?;
-        let until = Instant::now().after(shared.servers.command_timeout());
+        runtime.deployment.check(&self.keys)?;
+        runtime.check_open()?;
+        let until = Instant::now().after(runtime.deployment.command_timeout());
         let call = || {
-            shared
-                .servers
-                .call(self.keys.inspect(), until, Lane::Capped)
+            runtime
+                .deployment
+                .call(self.keys.inspect(), until, Cap::Counted)
         };
         let reply = match call() {
             // The pooled connection may have been dead already, and the call changes nothing.
-            Err(Fault::NotNow(_) | Fault::NoAnswer(_)) if Instant::now() < until => call(),
+            Err(Fault::NotRun(_) | Fault::Unknown(_)) if Instant::now() < until => call(),
             reply => reply,
         };
-        let reply = reply.map_err(|fault| shared.servers.error(fault))?;
+        let reply = reply.map_err(|fault| runtime.deployment.error(fault))?;
         read_holder(&reply).ok_or_else(|| self.unreadable())
     }
 
@@ -288,7 +288,7 @@ impl Mutex {
     /// The errors of [`inspect`](Self::inspect), except `WrongType`. The call needs the permission
     /// `+pubsub|numsub`.
     pub fn waiting(&self) -> Result<u64, Error> {
-        Ok(self.number(Beside::Listeners)?.unwrap_or(0))
+        Ok(self.number(Gauge::Listeners)?.unwrap_or(0))
     }
 
     /// Returns the last fencing token that was drawn for the name, whether it is held or free now.
@@ -301,27 +301,27 @@ impl Mutex {
     /// The errors of [`inspect`](Self::inspect), and [`Error::BadFence`] if the key of the token's
     /// counter holds anything else.
     pub fn last_fencing_token(&self) -> Result<Option<FencingToken>, Error> {
-        Ok(self.number(Beside::Token)?.map(FencingToken::new))
+        Ok(self.number(Gauge::Token)?.map(FencingToken::new))
     }
 
     /// Returns how many calls wait in the queue of a fair lock.
     pub(crate) fn queued(&self) -> Result<u64, Error> {
-        self.core.shared.servers.check(&self.keys)?;
-        Ok(self.number(Beside::Places)?.unwrap_or(0))
+        self.core.runtime.deployment.check(&self.keys)?;
+        Ok(self.number(Gauge::FairQueues)?.unwrap_or(0))
     }
 
-    fn number(&self, what: Beside) -> Result<Option<u64>, Error> {
-        let shared = &self.core.shared;
+    fn number(&self, what: Gauge) -> Result<Option<u64>, Error> {
+        let runtime = &self.core.runtime;
         self.keys.check()?;
-        shared.check_open()?;
-        let until = Instant::now().after(shared.servers.command_timeout());
-        let ask = || shared.servers.number(&self.keys, what, until);
+        runtime.check_open()?;
+        let until = Instant::now().after(runtime.deployment.command_timeout());
+        let ask = || runtime.deployment.number(&self.keys, what, until);
         let number = match ask() {
             // As in `inspect`.
-            Err(Fault::NotNow(_) | Fault::NoAnswer(_)) if Instant::now() < until => ask(),
+            Err(Fault::NotRun(_) | Fault::Unknown(_)) if Instant::now() < until => ask(),
             number => number,
         };
-        number.map_err(|fault| shared.servers.error(fault))
+        number.map_err(|fault| runtime.deployment.error(fault))
     }
 
     /// Releases the lock on behalf of its holder; returns true if it was released.
@@ -340,24 +340,24 @@ impl Mutex {
         let Some(holder) = self.inspect()? else {
             return Ok(false);
         };
-        let shared = &self.core.shared;
-        let until = Instant::now().after(shared.servers.command_timeout());
+        let runtime = &self.core.runtime;
+        let until = Instant::now().after(runtime.deployment.command_timeout());
         let call = self.keys.release(holder.value());
-        let reply = shared
-            .servers
-            .call(call, until, Lane::Capped)
-            .map_err(|fault| shared.servers.error(fault))?;
-        let found = Found::read(&reply).ok_or_else(|| self.unreadable())?;
-        if found == Found::Ours {
+        let reply = runtime
+            .deployment
+            .call(call, until, Cap::Counted)
+            .map_err(|fault| runtime.deployment.error(fault))?;
+        let found = KeyState::read(&reply).ok_or_else(|| self.unreadable())?;
+        if found == KeyState::Ours {
             logging::warn!(name:% = self.keys; "forced the release of {}, held by {holder:?}", self.keys);
         }
-        Ok(found == Found::Ours)
+        Ok(found == KeyState::Ours)
     }
 
     fn unreadable(&self) -> Error {
         self.core
-            .shared
-            .servers
+            .runtime
+            .deployment
             .unreachable(Cause::text("unexpected reply from a script"))
     }
 }

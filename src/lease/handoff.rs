@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::config::Terms;
-use crate::lease::state::Lease;
+use crate::config::LeaseTerms;
+use crate::lease::state::LeaseState;
 use crate::token::FencingToken;
 
 /// How long after its grant a lease is handed on. Others in the fleet wait that long and one section more.
@@ -12,7 +12,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 /// The holders of one lease, one after the other, from its grant to its release.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct HandoffRun {
     first: FencingToken,
     /// The last that Redis knows of: beyond it, tokens may be another holder's.
     last: FencingToken,
@@ -21,16 +21,16 @@ pub(crate) struct Run {
 
 /// What a holder that lets go is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum HandoffDecision {
     /// The next holder has this token.
-    HandOn(FencingToken),
+    HandOffOutcome(FencingToken),
     /// First ask Redis whether the lease is still there, and for its whole ttl.
     Renew,
     /// Whoever asks Redis first is the next.
     Release,
 }
 
-impl Run {
+impl HandoffRun {
     /// Of a lease that was granted with `block` tokens, the first of which is `first`.
     pub(crate) fn new(first: FencingToken, block: u64, granted: Instant) -> Self {
         Self {
@@ -54,13 +54,13 @@ impl Run {
     /// both allow `handoffs` in a row. A lease that is not held goes nowhere.
     pub(crate) fn step(
         &self,
-        lease: &Lease,
+        lease: &LeaseState,
         token: FencingToken,
-        terms: &Terms,
+        terms: &LeaseTerms,
         handoffs: u32,
         has_renewed: bool,
         now: Instant,
-    ) -> Step {
+    ) -> HandoffDecision {
         let handed = token.value().saturating_sub(self.first.value());
         let is_spent = !self.goes_on(token)
             || handed >= handoffs.into()
@@ -70,29 +70,29 @@ impl Run {
             && lease.longest_expiry() <= terms.ttl
             && lease.renew_every() == terms.renew_every;
         if is_spent || !fits || !lease.is_open() {
-            return Step::Release;
+            return HandoffDecision::Release;
         }
         let is_short = lease.validity(now) < lease.ttl() / 3 * 2;
         if lease.is_unsure() || is_short {
             // What a renewal has not helped, another would not.
             return if has_renewed {
-                Step::Release
+                HandoffDecision::Release
             } else {
-                Step::Renew
+                HandoffDecision::Renew
             };
         }
         // Nobody has asked for a while whether it is there.
         if lease.renew_every().is_none() && !has_renewed {
-            return Step::Renew;
+            return HandoffDecision::Renew;
         }
-        Step::HandOn(FencingToken::new(token.value() + 1))
+        HandoffDecision::HandOffOutcome(FencingToken::new(token.value() + 1))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::state::Ask;
+    use crate::lease::state::RenewalRequest;
     use crate::lost::Lost;
 
     const fn ms(n: u64) -> Duration {
@@ -103,7 +103,7 @@ mod tests {
         Instant::START.after(ms(n))
     }
 
-    const TERMS: Terms = Terms {
+    const TERMS: LeaseTerms = LeaseTerms {
         ttl: ms(9_000),
         renew_every: Some(ms(3_000)),
         max_hold: Duration::MAX,
@@ -111,19 +111,25 @@ mod tests {
         handoffs: 32,
     };
 
-    fn lease(terms: &Terms) -> Lease {
-        Lease::granted(at(0), at(0), terms).unwrap()
+    fn lease(terms: &LeaseTerms) -> LeaseState {
+        LeaseState::granted(at(0), at(0), terms).unwrap()
     }
 
     /// Of the holder after `handed` others.
-    fn step(lease: &Lease, terms: &Terms, handed: u64, now: u64, has_renewed: bool) -> Step {
-        let run = Run::new(FencingToken::new(100), 33, at(0));
+    fn step(
+        lease: &LeaseState,
+        terms: &LeaseTerms,
+        handed: u64,
+        now: u64,
+        has_renewed: bool,
+    ) -> HandoffDecision {
+        let run = HandoffRun::new(FencingToken::new(100), 33, at(0));
         let token = FencingToken::new(100 + handed);
         run.step(lease, token, terms, terms.handoffs, has_renewed, at(now))
     }
 
-    fn on(token: u64) -> Step {
-        Step::HandOn(FencingToken::new(token))
+    fn on(token: u64) -> HandoffDecision {
+        HandoffDecision::HandOffOutcome(FencingToken::new(token))
     }
 
     #[test]
@@ -137,31 +143,34 @@ mod tests {
     fn a_run_ends_with_its_tokens_its_length_and_its_time() {
         let lease = lease(&TERMS);
         assert_eq!(step(&lease, &TERMS, 31, 1, false), on(132));
-        assert_eq!(step(&lease, &TERMS, 32, 1, false), Step::Release);
-        let many = Terms {
+        assert_eq!(step(&lease, &TERMS, 32, 1, false), HandoffDecision::Release);
+        let many = LeaseTerms {
             handoffs: 63,
             ..TERMS
         };
         assert_eq!(
             step(&lease, &many, 32, 1, false),
-            Step::Release,
+            HandoffDecision::Release,
             "the block's end"
         );
-        let few = Terms {
+        let few = LeaseTerms {
             handoffs: 2,
             ..TERMS
         };
         assert_eq!(step(&lease, &few, 1, 1, false), on(102));
-        assert_eq!(step(&lease, &few, 2, 1, false), Step::Release);
+        assert_eq!(step(&lease, &few, 2, 1, false), HandoffDecision::Release);
         assert_eq!(step(&lease, &TERMS, 0, 999, false), on(101));
-        assert_eq!(step(&lease, &TERMS, 0, 1_000, false), Step::Release);
-        let alone = Run::new(FencingToken::new(100), 1, at(0));
+        assert_eq!(
+            step(&lease, &TERMS, 0, 1_000, false),
+            HandoffDecision::Release
+        );
+        let alone = HandoffRun::new(FencingToken::new(100), 1, at(0));
         assert!(!alone.goes_on(FencingToken::new(100)));
     }
 
     #[test]
     fn a_short_ttl_bounds_the_time() {
-        let short = Terms {
+        let short = LeaseTerms {
             ttl: ms(300),
             renew_every: Some(ms(100)),
             ..TERMS
@@ -170,41 +179,44 @@ mod tests {
         let ask = lease.ask_now(at(250)).unwrap();
         lease.confirmed(at(250), at(251), ask);
         assert_eq!(step(&lease, &short, 0, 299, false), on(101));
-        assert_eq!(step(&lease, &short, 0, 300, false), Step::Release);
+        assert_eq!(
+            step(&lease, &short, 0, 300, false),
+            HandoffDecision::Release
+        );
     }
 
     #[test]
     fn only_to_who_wants_the_same() {
         let mut lease = lease(&TERMS);
         for other in [
-            Terms {
+            LeaseTerms {
                 ttl: ms(9_001),
                 ..TERMS
             },
-            Terms {
+            LeaseTerms {
                 renew_every: Some(ms(2_999)),
                 ..TERMS
             },
-            Terms {
+            LeaseTerms {
                 renew_every: None,
                 ..TERMS
             },
-            Terms {
+            LeaseTerms {
                 handoffs: 0,
                 ..TERMS
             },
         ] {
             assert_eq!(
                 step(&lease, &other, 0, 1, false),
-                Step::Release,
+                HandoffDecision::Release,
                 "{other:?}"
             );
         }
         // The lease's ttl of now counts, not what it was granted with.
         lease.extend(at(1), ms(12_000)).unwrap();
         lease.extended(at(1), at(2), ms(12_000));
-        assert_eq!(step(&lease, &TERMS, 0, 3, false), Step::Release);
-        let longer = Terms {
+        assert_eq!(step(&lease, &TERMS, 0, 3, false), HandoffDecision::Release);
+        let longer = LeaseTerms {
             ttl: ms(12_000),
             ..TERMS
         };
@@ -213,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_lease_that_has_run_down_is_renewed_first() {
-        let slow = Terms {
+        let slow = LeaseTerms {
             ttl: ms(900),
             renew_every: Some(ms(800)),
             ..TERMS
@@ -221,8 +233,12 @@ mod tests {
         let mut lease = lease(&slow);
         // 889 ms are surely held, of which 600 must be left.
         assert_eq!(step(&lease, &slow, 0, 289, false), on(101));
-        assert_eq!(step(&lease, &slow, 0, 290, false), Step::Renew);
-        assert_eq!(step(&lease, &slow, 0, 290, true), Step::Release, "in vain");
+        assert_eq!(step(&lease, &slow, 0, 290, false), HandoffDecision::Renew);
+        assert_eq!(
+            step(&lease, &slow, 0, 290, true),
+            HandoffDecision::Release,
+            "in vain"
+        );
         let ask = lease.ask_now(at(290)).unwrap();
         lease.confirmed(at(290), at(295), ask);
         assert_eq!(step(&lease, &slow, 0, 295, true), on(101));
@@ -230,12 +246,12 @@ mod tests {
 
     #[test]
     fn what_is_not_renewed_in_the_background_is_renewed_each_time() {
-        let manual = Terms {
+        let manual = LeaseTerms {
             renew_every: None,
             ..TERMS
         };
         let lease = lease(&manual);
-        assert_eq!(step(&lease, &manual, 0, 1, false), Step::Renew);
+        assert_eq!(step(&lease, &manual, 0, 1, false), HandoffDecision::Renew);
         assert_eq!(step(&lease, &manual, 0, 1, true), on(101));
     }
 
@@ -244,10 +260,10 @@ mod tests {
         let mut lease = lease(&TERMS);
         lease.extend(at(1), ms(500)).unwrap();
         lease.unanswered(at(2), ms(500));
-        assert_eq!(step(&lease, &TERMS, 0, 3, false), Step::Renew);
+        assert_eq!(step(&lease, &TERMS, 0, 3, false), HandoffDecision::Renew);
         let ask = lease.ask_now(at(3)).unwrap();
         lease.confirmed(at(3), at(4), ask);
-        assert_eq!(step(&lease, &TERMS, 0, 5, true), Step::Release);
+        assert_eq!(step(&lease, &TERMS, 0, 5, true), HandoffDecision::Release);
     }
 
     #[test]
@@ -261,7 +277,11 @@ mod tests {
             }
             let ask = lease.ask_now(at(3)).unwrap();
             lease.confirmed(at(3), at(4), ask);
-            let next = if is_sent { Step::Release } else { on(101) };
+            let next = if is_sent {
+                HandoffDecision::Release
+            } else {
+                on(101)
+            };
             assert_eq!(step(&lease, &TERMS, 0, 5, true), next);
         }
     }
@@ -269,14 +289,14 @@ mod tests {
     #[test]
     fn a_doubt_is_cleared_first() {
         let mut lease = lease(&TERMS);
-        lease.doubt(at(1));
-        assert_eq!(step(&lease, &TERMS, 0, 2, false), Step::Renew);
+        lease.suspect(at(1));
+        assert_eq!(step(&lease, &TERMS, 0, 2, false), HandoffDecision::Renew);
         let ask = lease.ask(at(2)).unwrap();
-        lease.doubt(at(3));
+        lease.suspect(at(3));
         lease.confirmed(at(2), at(4), ask);
         assert_eq!(
             step(&lease, &TERMS, 0, 5, false),
-            Step::Renew,
+            HandoffDecision::Renew,
             "it may have been asked before"
         );
         let ask = lease.ask(at(5)).unwrap();
@@ -288,10 +308,10 @@ mod tests {
     fn what_is_lost_goes_nowhere() {
         let mut lost = lease(&TERMS);
         lost.lose(Lost::Deleted);
-        assert_eq!(step(&lost, &TERMS, 0, 1, false), Step::Release);
+        assert_eq!(step(&lost, &TERMS, 0, 1, false), HandoffDecision::Release);
         let mut let_go = lease(&TERMS);
         let_go.release(at(1));
-        assert_eq!(step(&let_go, &TERMS, 0, 1, false), Step::Release);
+        assert_eq!(step(&let_go, &TERMS, 0, 1, false), HandoffDecision::Release);
     }
 
     #[test]
@@ -302,10 +322,10 @@ mod tests {
         lease.hand_on(at(600), ms(50));
         lease.confirmed(at(500), at(620), ask);
         assert_eq!(lease.validity(at(620)), ms(500 + 8_908 - 620));
-        assert!(matches!(ask, Ask { renews: true, .. }));
+        assert!(matches!(ask, RenewalRequest { renews: true, .. }));
         assert_eq!(
-            lease.stand(at(650)),
-            crate::lease::state::Standing::Lost(Lost::MaxHold),
+            lease.status(at(650)),
+            crate::lease::state::LeaseStatus::Lost(Lost::MaxHold),
             "counted from the hand-off"
         );
     }

@@ -7,36 +7,36 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::{Condvar, Mutex};
 
 use crate::clock::{Instant, nap};
-use crate::config::{OnLost, OnRenew, Terms};
+use crate::config::{LeaseTerms, OnLost, OnRenew};
 use crate::holder::HolderId;
-use crate::lease::handoff::{Run, Step};
-use crate::lease::state::{Lease, Standing};
+use crate::lease::handoff::{HandoffDecision, HandoffRun};
+use crate::lease::state::{LeaseState, LeaseStatus};
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::kind::Keys;
-use crate::protocol::one_or_many::Few;
-use crate::redis::Receipt;
+use crate::protocol::one_or_many::OneOrMany;
+use crate::redis::ServerVotes;
 use crate::replicas::Replicas;
 use crate::token::FencingToken;
 
-pub(crate) struct Hold {
+pub(crate) struct HeldLease {
     pub(crate) keys: Arc<Keys>,
     pub(crate) id: HolderId,
     /// As they were granted: one for each name, or one for all of them.
-    pub(crate) tokens: Few<FencingToken>,
+    pub(crate) tokens: OneOrMany<FencingToken>,
     /// Which servers took it, where there are several.
-    pub(crate) receipt: Option<Arc<Receipt>>,
+    pub(crate) votes: Option<Arc<ServerVotes>>,
     /// Names this hold in the timer's order; two may be due at the same instant.
     pub(crate) serial: u64,
     /// Who must acknowledge its renewals.
     pub(crate) replicas: Option<Replicas>,
     /// Whom it may be handed on to, and for how long.
-    pub(crate) run: Run,
+    pub(crate) run: HandoffRun,
     pub(crate) live: Live,
 }
 
 /// One holder's time with a lease.
-pub(crate) struct Tenure {
+pub(crate) struct Holding {
     /// What tells this holder from others of the same lease: the first of its tokens.
     pub(crate) token: FencingToken,
     /// `None` until a holder that the lease was handed to has taken it.
@@ -58,8 +58,8 @@ pub(crate) struct Live {
 }
 
 struct State {
-    lease: Lease,
-    tenure: Tenure,
+    lease: LeaseState,
+    holding: Holding,
     listeners: Vec<Sender<Lost>>,
     /// The loss was told to the callbacks and the waiters.
     told: bool,
@@ -68,20 +68,20 @@ struct State {
 }
 
 impl State {
-    fn stand_for(&mut self, token: FencingToken, now: Instant) -> Standing {
-        if self.tenure.token == token {
-            self.lease.stand(now)
+    fn status_for(&mut self, token: FencingToken, now: Instant) -> LeaseStatus {
+        if self.holding.token == token {
+            self.lease.status(now)
         } else {
-            Standing::Released
+            LeaseStatus::Released
         }
     }
 }
 
 impl Live {
-    pub(crate) fn new(lease: Lease, tenure: Tenure) -> Self {
+    pub(crate) fn new(lease: LeaseState, holding: Holding) -> Self {
         let state = State {
             lease,
-            tenure,
+            holding,
             listeners: Vec::new(),
             told: false,
             let_go: false,
@@ -94,10 +94,10 @@ impl Live {
     }
 }
 
-impl Hold {
+impl HeldLease {
     /// That of who holds it now.
     pub(crate) fn token(&self) -> FencingToken {
-        self.live.state.lock().tenure.token
+        self.live.state.lock().holding.token
     }
 
     /// That of a name, if it is one of those that are held, for the holder that has `token`.
@@ -112,25 +112,25 @@ impl Hold {
 
     /// Since when who holds it now does so.
     pub(crate) fn since(&self) -> Option<Instant> {
-        self.live.state.lock().tenure.since
+        self.live.state.lock().holding.since
     }
 
     pub(crate) fn trace_id(&self) -> Option<Arc<str>> {
-        self.live.state.lock().tenure.trace_id.clone()
+        self.live.state.lock().holding.trace_id.clone()
     }
 
     pub(crate) fn on_renew(&self) -> Option<Arc<OnRenew>> {
-        self.live.state.lock().tenure.on_renew.clone()
+        self.live.state.lock().holding.on_renew.clone()
     }
 
     /// How the lease stands at `now`, whoever holds it. Whoever finds it ended latches that for all.
-    pub(crate) fn stand(&self, now: Instant) -> Standing {
-        self.latching_state(|state| state.lease.stand(now))
+    pub(crate) fn status(&self, now: Instant) -> LeaseStatus {
+        self.latching_state(|state| state.lease.status(now))
     }
 
     /// How the lease stands at `now` for the holder that has `token`: released, for an earlier one.
-    pub(crate) fn stand_for(&self, token: FencingToken, now: Instant) -> Standing {
-        self.latching_state(|state| state.stand_for(token, now))
+    pub(crate) fn status_for(&self, token: FencingToken, now: Instant) -> LeaseStatus {
+        self.latching_state(|state| state.status_for(token, now))
     }
 
     /// Ends the lease, unless it has ended or is being released.
@@ -139,13 +139,13 @@ impl Hold {
     }
 
     /// The holder that has `token` lets go: how the lease stood until then. `None` if it has let go before.
-    pub(crate) fn release(&self, token: FencingToken, now: Instant) -> Option<Standing> {
+    pub(crate) fn release(&self, token: FencingToken, now: Instant) -> Option<LeaseStatus> {
         self.latching_state(|state| {
-            if state.tenure.token != token || std::mem::replace(&mut state.let_go, true) {
+            if state.holding.token != token || std::mem::replace(&mut state.let_go, true) {
                 return None;
             }
             let standing = state.lease.release(now);
-            if let Standing::Held(_) = standing {
+            if let LeaseStatus::Held(_) = standing {
                 // Disconnects those who listen.
                 state.listeners.clear();
             }
@@ -158,35 +158,35 @@ impl Hold {
     pub(crate) fn hand_on(
         &self,
         token: FencingToken,
-        terms: &Terms,
+        terms: &LeaseTerms,
         has_renewed: bool,
         now: Instant,
-    ) -> (Step, Option<Tenure>) {
+    ) -> (HandoffDecision, Option<Holding>) {
         self.latching_state(|state| {
-            let State { lease, tenure, .. } = state;
+            let State { lease, holding, .. } = state;
             // In step with `release`, for one that calls twice.
-            if tenure.token != token
+            if holding.token != token
                 || state.let_go
-                || !matches!(lease.stand(now), Standing::Held(_))
+                || !matches!(lease.status(now), LeaseStatus::Held(_))
             {
-                return (Step::Release, None);
+                return (HandoffDecision::Release, None);
             }
-            let handoffs = tenure.handoffs.min(terms.handoffs);
+            let handoffs = holding.handoffs.min(terms.handoffs);
             let fits = self.replicas == terms.replicas;
             let step = match self
                 .run
                 .step(lease, token, terms, handoffs, has_renewed, now)
             {
                 step if fits => step,
-                _ => Step::Release,
+                _ => HandoffDecision::Release,
             };
-            let Step::HandOn(next) = step else {
+            let HandoffDecision::HandOffOutcome(next) = step else {
                 return (step, None);
             };
             lease.hand_on(now, Duration::MAX);
             // Disconnects those who listen.
             state.listeners.clear();
-            let next = Tenure {
+            let next = Holding {
                 token: next,
                 since: None,
                 handoffs,
@@ -194,18 +194,18 @@ impl Hold {
                 on_lost: None,
                 on_renew: None,
             };
-            (step, Some(std::mem::replace(&mut state.tenure, next)))
+            (step, Some(std::mem::replace(&mut state.holding, next)))
         })
     }
 
     /// The waiter to whom the lease was handed under the token of `tenure` takes it; false if it is lost.
-    pub(crate) fn take(&self, tenure: Tenure, now: Instant, max_hold: Duration) -> bool {
+    pub(crate) fn take(&self, holding: Holding, now: Instant, max_hold: Duration) -> bool {
         self.latching_state(|state| {
-            if !matches!(state.stand_for(tenure.token, now), Standing::Held(_)) {
+            if !matches!(state.status_for(holding.token, now), LeaseStatus::Held(_)) {
                 return false;
             }
             state.lease.hand_on(now, max_hold);
-            state.tenure = tenure;
+            state.holding = holding;
             true
         })
     }
@@ -213,9 +213,9 @@ impl Hold {
     /// A receiver of its own: one message on loss, then, or on release, disconnected.
     pub(crate) fn listen(&self, token: FencingToken, now: Instant) -> Receiver<Lost> {
         let (sender, receiver) = bounded(1);
-        self.latching_state(|state| match state.stand_for(token, now) {
-            Standing::Released => {}
-            Standing::Held(_) | Standing::Lost(_) => state.listeners.push(sender),
+        self.latching_state(|state| match state.status_for(token, now) {
+            LeaseStatus::Released => {}
+            LeaseStatus::Held(_) | LeaseStatus::Lost(_) => state.listeners.push(sender),
         });
         receiver
     }
@@ -226,11 +226,11 @@ impl Hold {
     }
 
     /// The loss, and the holder's callback, for the one call that then tells it to that and to the waiters.
-    pub(crate) fn untold(&self) -> Option<(Lost, Option<Arc<OnLost>>)> {
+    pub(crate) fn take_unannounced_loss(&self) -> Option<(Lost, Option<Arc<OnLost>>)> {
         let mut state = self.live.state.lock();
         let lost = state.lease.lost().filter(|_| !state.told)?;
         state.told = true;
-        Some((lost, state.tenure.on_lost.clone()))
+        Some((lost, state.holding.on_lost.clone()))
     }
 
     /// Acts on the state, and tells a loss to those who listen: they hear of it at once, whoever
@@ -248,12 +248,12 @@ impl Hold {
     }
 
     /// Looks at, or changes, the lease under its lock.
-    pub(crate) fn lease<T>(&self, act: impl FnOnce(&mut Lease) -> T) -> T {
+    pub(crate) fn lease<T>(&self, act: impl FnOnce(&mut LeaseState) -> T) -> T {
         act(&mut self.live.state.lock().lease)
     }
 
     /// As [`lease`](Self::lease), for the answer to a renewal or extend.
-    pub(crate) fn answered<T>(&self, act: impl FnOnce(&mut Lease) -> T) -> T {
+    pub(crate) fn answered<T>(&self, act: impl FnOnce(&mut LeaseState) -> T) -> T {
         let result = self.lease(act);
         self.live.answered.notify_all();
         result
@@ -265,12 +265,12 @@ impl Hold {
         &self,
         token: FencingToken,
         until: Instant,
-        ask: impl Fn(&mut Lease, Instant) -> Option<T>,
+        ask: impl Fn(&mut LeaseState, Instant) -> Option<T>,
     ) -> Option<T> {
         let mut state = self.live.state.lock();
         loop {
             let now = Instant::now();
-            if state.tenure.token != token {
+            if state.holding.token != token {
                 return None;
             }
             if !state.lease.is_asking() || !state.lease.is_open() {
@@ -294,7 +294,7 @@ impl Hold {
     }
 }
 
-impl std::fmt::Debug for Hold {
+impl std::fmt::Debug for HeldLease {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Hold")
             .field("name", &self.keys.names)
@@ -309,7 +309,7 @@ mod tests {
     use super::*;
     use crossbeam_channel::TryRecvError;
 
-    const TERMS: Terms = Terms {
+    const TERMS: LeaseTerms = LeaseTerms {
         ttl: Duration::from_secs(10),
         renew_every: Some(Duration::from_secs(3)),
         max_hold: Duration::MAX,
@@ -321,8 +321,8 @@ mod tests {
         Instant::START.after(Duration::from_secs(1))
     }
 
-    fn tenure(token: FencingToken) -> Tenure {
-        Tenure {
+    fn holding(token: FencingToken) -> Holding {
+        Holding {
             token,
             since: Some(now()),
             handoffs: 32,
@@ -332,18 +332,18 @@ mod tests {
         }
     }
 
-    fn hold() -> (Hold, FencingToken) {
+    fn hold() -> (HeldLease, FencingToken) {
         let token = FencingToken::new(7);
-        let lease = Lease::granted(now(), now(), &TERMS).unwrap();
-        let hold = Hold {
+        let lease = LeaseState::granted(now(), now(), &TERMS).unwrap();
+        let hold = HeldLease {
             keys: Arc::new(Keys::new("a".into(), "lock:", "lock_release:")),
             id: HolderId::fresh("o"),
-            tokens: Few::One(token),
-            receipt: None,
+            tokens: OneOrMany::One(token),
+            votes: None,
             serial: 0,
             replicas: None,
-            run: Run::new(token, 33, now()),
-            live: Live::new(lease, tenure(token)),
+            run: HandoffRun::new(token, 33, now()),
+            live: Live::new(lease, holding(token)),
         };
         (hold, token)
     }
@@ -353,16 +353,19 @@ mod tests {
         let (hold, first) = hold();
         let lost = hold.listen(first, now());
         let (step, before) = hold.hand_on(first, &TERMS, false, now());
-        let Step::HandOn(second) = step else {
+        let HandoffDecision::HandOffOutcome(second) = step else {
             panic!("{step:?}")
         };
         assert!(second > first && before.is_some_and(|before| before.token == first));
         assert_eq!(lost.try_recv(), Err(TryRecvError::Disconnected));
-        assert!(hold.take(tenure(second), now(), Duration::MAX));
+        assert!(hold.take(holding(second), now(), Duration::MAX));
 
-        assert_eq!(hold.stand_for(first, now()), Standing::Released);
+        assert_eq!(hold.status_for(first, now()), LeaseStatus::Released);
         assert_eq!(hold.release(first, now()), None);
-        assert_eq!(hold.hand_on(first, &TERMS, false, now()).0, Step::Release);
+        assert_eq!(
+            hold.hand_on(first, &TERMS, false, now()).0,
+            HandoffDecision::Release
+        );
         let asked = hold.begin(first, now(), |lease, now| lease.ask_now(now));
         assert_eq!(asked, None);
         let late = hold.listen(first, now());
@@ -371,45 +374,64 @@ mod tests {
         let lost = hold.listen(second, now());
         hold.lose(Lost::Taken);
         assert_eq!(lost.try_recv(), Ok(Lost::Taken));
-        assert_eq!(hold.stand_for(first, now()), Standing::Released);
-        assert_eq!(hold.stand_for(second, now()), Standing::Lost(Lost::Taken));
-        assert_eq!(hold.hand_on(second, &TERMS, false, now()).0, Step::Release);
+        assert_eq!(hold.status_for(first, now()), LeaseStatus::Released);
+        assert_eq!(
+            hold.status_for(second, now()),
+            LeaseStatus::Lost(Lost::Taken)
+        );
+        assert_eq!(
+            hold.hand_on(second, &TERMS, false, now()).0,
+            HandoffDecision::Release
+        );
     }
 
     #[test]
     fn what_was_lost_before_it_was_taken_is_not_taken() {
         let (hold, first) = hold();
-        let (Step::HandOn(second), _) = hold.hand_on(first, &TERMS, false, now()) else {
+        let (HandoffDecision::HandOffOutcome(second), _) =
+            hold.hand_on(first, &TERMS, false, now())
+        else {
             panic!("nothing speaks against it")
         };
         hold.lose(Lost::Deleted);
-        assert!(!hold.take(tenure(second), now(), Duration::MAX));
-        assert!(hold.untold().is_some_and(|(_, on_lost)| on_lost.is_none()));
+        assert!(!hold.take(holding(second), now(), Duration::MAX));
+        assert!(
+            hold.take_unannounced_loss()
+                .is_some_and(|(_, on_lost)| on_lost.is_none())
+        );
     }
 
     #[test]
     fn who_held_it_for_max_hold_hands_nothing_on() {
         let (hold, first) = hold();
         let limit = Duration::from_millis(5);
-        let (Step::HandOn(second), _) = hold.hand_on(first, &TERMS, false, now()) else {
+        let (HandoffDecision::HandOffOutcome(second), _) =
+            hold.hand_on(first, &TERMS, false, now())
+        else {
             panic!("nothing speaks against it")
         };
-        assert!(hold.take(tenure(second), now(), limit));
+        assert!(hold.take(holding(second), now(), limit));
         let end = now().after(limit);
-        assert_eq!(hold.hand_on(second, &TERMS, false, end).0, Step::Release);
-        assert_eq!(hold.stand(end), Standing::Lost(Lost::MaxHold));
+        assert_eq!(
+            hold.hand_on(second, &TERMS, false, end).0,
+            HandoffDecision::Release
+        );
+        assert_eq!(hold.status(end), LeaseStatus::Lost(Lost::MaxHold));
     }
 
     #[test]
     fn who_wants_other_replicas_is_handed_nothing() {
         let (hold, first) = hold();
-        let terms = Terms {
+        let terms = LeaseTerms {
             replicas: Some(Replicas {
                 wanted: 1,
                 within: Duration::from_millis(100),
             }),
             ..TERMS
         };
-        assert_eq!(hold.hand_on(first, &terms, false, now()).0, Step::Release);
+        assert_eq!(
+            hold.hand_on(first, &terms, false, now()).0,
+            HandoffDecision::Release
+        );
     }
 }

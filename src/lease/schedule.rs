@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::clock::Instant;
-use crate::lease::held::Hold;
+use crate::lease::held::HeldLease;
 
 /// The leases in use. An entry goes as soon as its lease ends, so that a process that locks and
 /// unlocks all day keeps nothing behind; that is what a binary heap cannot do.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
-    due: BTreeMap<(Instant, u64), Arc<Hold>>,
+    due: BTreeMap<(Instant, u64), Arc<HeldLease>>,
 }
 
 impl Leases {
     /// Notes when `hold` is to be looked at next.
-    pub(crate) fn arm(&mut self, hold: &Arc<Hold>, at: Instant) {
+    pub(crate) fn arm(&mut self, hold: &Arc<HeldLease>, at: Instant) {
         let entry = hold
             .disarm()
             .and_then(|before| self.due.remove(&(before, hold.serial)));
@@ -26,7 +26,7 @@ impl Leases {
 
     /// Forgets `hold`. What is returned must be dropped outside any lock: it may own a user's closure.
     #[must_use]
-    pub(crate) fn disarm(&mut self, hold: &Hold) -> Option<Arc<Hold>> {
+    pub(crate) fn disarm(&mut self, hold: &HeldLease) -> Option<Arc<HeldLease>> {
         hold.disarm()
             .and_then(|at| self.due.remove(&(at, hold.serial)))
     }
@@ -38,7 +38,7 @@ impl Leases {
     }
 
     /// Takes out the first, if it is due by `until`.
-    pub(crate) fn take_due(&mut self, until: Instant) -> Option<Arc<Hold>> {
+    pub(crate) fn take_due(&mut self, until: Instant) -> Option<Arc<HeldLease>> {
         let first = self
             .due
             .first_entry()
@@ -48,12 +48,12 @@ impl Leases {
         Some(hold)
     }
 
-    pub(crate) fn all(&self) -> Vec<Arc<Hold>> {
+    pub(crate) fn all(&self) -> Vec<Arc<HeldLease>> {
         self.due.values().cloned().collect()
     }
 
     /// Takes out all.
-    pub(crate) fn drain(&mut self) -> Vec<Arc<Hold>> {
+    pub(crate) fn drain(&mut self) -> Vec<Arc<HeldLease>> {
         std::mem::take(&mut self.due)
             .into_values()
             .inspect(|hold| {

@@ -3,19 +3,19 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::config::{Terms, validity};
+use crate::config::{LeaseTerms, validity};
 use crate::lost::Lost;
 use crate::wait_policy::RECONNECT;
 
 /// Renewals due within this time of each other go out together.
-pub(crate) const TOGETHER: Duration = Duration::from_millis(100);
+pub(crate) const RENEWAL_WINDOW: Duration = Duration::from_millis(100);
 
 /// How soon the first renewal of a lease that was passed on is sent: not before its holder is under way, whom the
 /// threads and the server that see to it would take the time from. Most are released before.
-pub(crate) const SOON: Duration = Duration::from_millis(3);
+pub(crate) const FIRST_RENEWAL_AFTER: Duration = Duration::from_millis(3);
 
 #[derive(Debug)]
-pub(crate) struct Lease {
+pub(crate) struct LeaseState {
     /// What renewals ask for.
     ttl: Duration,
     /// `None`: not renewed by us.
@@ -33,15 +33,15 @@ pub(crate) struct Lease {
     /// When the next renewal was due at first, before any of its tries failed.
     planned: Instant,
     /// A renewal or extend is on its way: there is never a second one.
-    asking: bool,
+    renewing: bool,
     /// Renewals that failed in a row.
     failures: u32,
     /// Redis keeps it for less than the ttl until the first renewal, which is sent in any case.
     provisional: bool,
     /// While something was on its way, somebody said that the key was released.
-    doubted: bool,
+    suspected_meanwhile: bool,
     /// Somebody said so, and Redis has not said otherwise since.
-    unsure: bool,
+    suspected: bool,
     phase: Phase,
 }
 
@@ -56,7 +56,7 @@ enum Phase {
 
 /// How a lease stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum LeaseStatus {
     /// Held, surely, for so long.
     Held(Duration),
     Lost(Lost),
@@ -67,7 +67,7 @@ pub(crate) enum Standing {
 /// What to do about a lease now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
-    Ask,
+    RenewalRequest,
     /// Nothing before then.
     At(Instant),
     /// The same, and nothing is lost yet where it is looked at by the second instant.
@@ -78,7 +78,7 @@ pub(crate) enum Due {
 
 /// What a renewal asks of Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ask {
+pub(crate) struct RenewalRequest {
     pub(crate) ttl: Duration,
     /// False: only asks whether the lease is still ours, and changes nothing.
     pub(crate) renews: bool,
@@ -91,9 +91,9 @@ pub(crate) struct BeforeExtend {
     longest: Duration,
 }
 
-impl Lease {
+impl LeaseState {
     /// A lease granted to a command sent at `sent`; `None` if the answer took as long as the lease.
-    pub(crate) fn granted(sent: Instant, now: Instant, terms: &Terms) -> Option<Self> {
+    pub(crate) fn granted(sent: Instant, now: Instant, terms: &LeaseTerms) -> Option<Self> {
         let valid_until = sent.after(validity(terms.ttl));
         let ends_at = sent.after(terms.max_hold);
         if now >= valid_until || now >= ends_at {
@@ -108,11 +108,11 @@ impl Lease {
             ends_at,
             renew_at: Instant::NEVER,
             planned: Instant::NEVER,
-            asking: false,
+            renewing: false,
             failures: 0,
             provisional: false,
-            doubted: false,
-            unsure: false,
+            suspected_meanwhile: false,
+            suspected: false,
             phase: Phase::Held,
         };
         lease.plan_renewal(sent);
@@ -125,7 +125,7 @@ impl Lease {
         proof: Instant,
         now: Instant,
         lasting: Duration,
-        terms: &Terms,
+        terms: &LeaseTerms,
     ) -> Option<Self> {
         let valid_until = proof.after(validity(lasting));
         if now.until(valid_until) < lasting / 2 {
@@ -138,13 +138,13 @@ impl Lease {
             longest: terms.ttl,
             valid_until,
             ends_at: now.after(terms.max_hold),
-            renew_at: now.after(SOON),
-            planned: now.after(SOON),
-            asking: false,
+            renew_at: now.after(FIRST_RENEWAL_AFTER),
+            planned: now.after(FIRST_RENEWAL_AFTER),
+            renewing: false,
             failures: 0,
             provisional: true,
-            doubted: false,
-            unsure: false,
+            suspected_meanwhile: false,
+            suspected: false,
             phase: Phase::Held,
         })
     }
@@ -173,7 +173,7 @@ impl Lease {
 
     /// Whether somebody said that it was released, and Redis has not said otherwise since.
     pub(crate) fn is_unsure(&self) -> bool {
-        self.unsure
+        self.suspected
     }
 
     /// How much of it is left at `now`, however long its holder wants it.
@@ -207,9 +207,9 @@ impl Lease {
     }
 
     /// How the lease stands at `now`; one that has run out is lost from then on.
-    pub(crate) fn stand(&mut self, now: Instant) -> Standing {
+    pub(crate) fn status(&mut self, now: Instant) -> LeaseStatus {
         match self.phase {
-            Phase::Held if now < self.end() => Standing::Held(now.until(self.end())),
+            Phase::Held if now < self.end() => LeaseStatus::Held(now.until(self.end())),
             Phase::Held => {
                 let lost = if self.ends_at <= self.valid_until {
                     Lost::MaxHold
@@ -217,10 +217,10 @@ impl Lease {
                     Lost::Expired
                 };
                 self.phase = Phase::Lost(lost);
-                Standing::Lost(lost)
+                LeaseStatus::Lost(lost)
             }
-            Phase::Releasing | Phase::Released => Standing::Released,
-            Phase::Lost(lost) => Standing::Lost(lost),
+            Phase::Releasing | Phase::Released => LeaseStatus::Released,
+            Phase::Lost(lost) => LeaseStatus::Lost(lost),
         }
     }
 
@@ -244,8 +244,8 @@ impl Lease {
         if self.phase != Phase::Held {
             Due::Nothing
         } else if self.is_due_by(now) {
-            Due::Ask
-        } else if self.asking {
+            Due::RenewalRequest
+        } else if self.renewing {
             Due::At(self.end())
         } else {
             let at = self.end().min(self.renew_at);
@@ -259,26 +259,26 @@ impl Lease {
 
     /// Whether a renewal is due at or before `by`.
     fn is_due_by(&self, by: Instant) -> bool {
-        !self.asking && self.renew_at <= by && self.renew_at < self.end()
+        !self.renewing && self.renew_at <= by && self.renew_at < self.end()
     }
 
     /// Begins a renewal; `None` while another is on its way, or when the lease has ended.
-    pub(crate) fn ask(&mut self, now: Instant) -> Option<Ask> {
-        if self.asking || self.phase != Phase::Held || now >= self.end() {
+    pub(crate) fn ask(&mut self, now: Instant) -> Option<RenewalRequest> {
+        if self.renewing || self.phase != Phase::Held || now >= self.end() {
             return None;
         }
-        self.asking = true;
+        self.renewing = true;
         Some(match self.renew_every {
-            Some(_) => Ask {
+            Some(_) => RenewalRequest {
                 ttl: self.ttl,
                 renews: true,
             },
-            None if self.provisional => Ask {
+            None if self.provisional => RenewalRequest {
                 ttl: self.ttl,
                 renews: true,
             },
             // Redis never shortens a ttl for a renewal, so asking for the least changes nothing.
-            None => Ask {
+            None => RenewalRequest {
                 ttl: Duration::from_millis(1),
                 renews: false,
             },
@@ -286,11 +286,11 @@ impl Lease {
     }
 
     /// Begins a renewal, if one is due now or so soon that it may as well go with those that are.
-    pub(crate) fn ask_if_due(&mut self, now: Instant) -> Option<Ask> {
+    pub(crate) fn ask_if_due(&mut self, now: Instant) -> Option<RenewalRequest> {
         let soon = match self.provisional {
             // Most are released before.
             true => now,
-            false => now.after(TOGETHER.min(self.ttl / 20)),
+            false => now.after(RENEWAL_WINDOW.min(self.ttl / 20)),
         };
         if self.is_due_by(soon) {
             self.ask(now)
@@ -301,13 +301,13 @@ impl Lease {
 
     /// Whether a renewal or extend is on its way.
     pub(crate) fn is_asking(&self) -> bool {
-        self.asking
+        self.renewing
     }
 
     /// Asks for the ttl now, whether or not the lease is renewed by itself.
-    pub(crate) fn ask_now(&mut self, now: Instant) -> Option<Ask> {
+    pub(crate) fn ask_now(&mut self, now: Instant) -> Option<RenewalRequest> {
         self.ask(now)?;
-        Some(Ask {
+        Some(RenewalRequest {
             ttl: self.ttl,
             renews: true,
         })
@@ -328,12 +328,12 @@ impl Lease {
 
     /// Redis confirmed, by `now`, what was asked at `sent`. A lease that ran out before is not
     /// revived: somebody may have been told.
-    pub(crate) fn confirmed(&mut self, sent: Instant, now: Instant, ask: Ask) {
+    pub(crate) fn confirmed(&mut self, sent: Instant, now: Instant, ask: RenewalRequest) {
         self.failures = 0;
         self.provisional &= !ask.renews;
         // A doubt that arose since it was asked is not answered by it.
-        self.unsure = self.doubted;
-        if ask.renews && matches!(self.stand(now), Standing::Held(_)) {
+        self.suspected = self.suspected_meanwhile;
+        if ask.renews && matches!(self.status(now), LeaseStatus::Held(_)) {
             self.valid_until = self
                 .valid_until
                 .max(sent.after(validity(ask.ttl.min(self.at_most))));
@@ -345,8 +345,8 @@ impl Lease {
     /// What was asked is over. A doubt that arose meanwhile is asked about now: the answer may be
     /// older than it.
     fn came_back(&mut self, now: Instant) {
-        self.asking = false;
-        if std::mem::take(&mut self.doubted) {
+        self.renewing = false;
+        if std::mem::take(&mut self.suspected_meanwhile) {
             self.renew_at = now;
         }
     }
@@ -354,13 +354,13 @@ impl Lease {
     /// Redis confirmed the extend sent at `sent`: later renewals ask for its ttl.
     pub(crate) fn extended(&mut self, sent: Instant, now: Instant, ttl: Duration) {
         self.ttl = ttl;
-        self.confirmed(sent, now, Ask { ttl, renews: true });
+        self.confirmed(sent, now, RenewalRequest { ttl, renews: true });
     }
 
     /// The extend did not run, as its answer says: the lease is held as long as it was `before`.
     pub(crate) fn not_extended(&mut self, now: Instant, before: BeforeExtend) {
         self.longest = before.longest;
-        if matches!(self.stand(now), Standing::Held(_)) {
+        if matches!(self.status(now), LeaseStatus::Held(_)) {
             self.valid_until = self.valid_until.max(before.valid_until);
         }
         self.unconfirmed(now);
@@ -385,10 +385,10 @@ impl Lease {
     }
 
     /// Somebody said that the lease was released: it is to be asked about at once.
-    pub(crate) fn doubt(&mut self, now: Instant) {
-        self.unsure = true;
-        if self.asking {
-            self.doubted = true;
+    pub(crate) fn suspect(&mut self, now: Instant) {
+        self.suspected = true;
+        if self.renewing {
+            self.suspected_meanwhile = true;
         } else {
             self.renew_at = self.renew_at.min(now);
         }
@@ -405,9 +405,9 @@ impl Lease {
     }
 
     /// The holder lets go. The answer is how the lease stood until then.
-    pub(crate) fn release(&mut self, now: Instant) -> Standing {
-        let standing = self.stand(now);
-        if let Standing::Held(_) = standing {
+    pub(crate) fn release(&mut self, now: Instant) -> LeaseStatus {
+        let standing = self.status(now);
+        if let LeaseStatus::Held(_) = standing {
             self.phase = Phase::Releasing;
         }
         standing
@@ -438,8 +438,8 @@ mod tests {
         Instant::START.after(ms(n))
     }
 
-    fn terms() -> Terms {
-        Terms {
+    fn terms() -> LeaseTerms {
+        LeaseTerms {
             ttl: TTL,
             renew_every: Some(TTL / 3),
             max_hold: Duration::MAX,
@@ -448,26 +448,26 @@ mod tests {
         }
     }
 
-    fn lease() -> Lease {
-        Lease::granted(at(1000), at(1001), &terms()).unwrap()
+    fn lease() -> LeaseState {
+        LeaseState::granted(at(1000), at(1001), &terms()).unwrap()
     }
 
     #[test]
     fn smoke() {
         let mut lease = lease();
-        assert_eq!(lease.stand(at(1001)), Standing::Held(ms(9897)));
-        assert_eq!(lease.stand(at(10_898)), Standing::Lost(Lost::Expired));
+        assert_eq!(lease.status(at(1001)), LeaseStatus::Held(ms(9897)));
+        assert_eq!(lease.status(at(10_898)), LeaseStatus::Lost(Lost::Expired));
         assert_eq!(
-            lease.stand(at(1001)),
-            Standing::Lost(Lost::Expired),
+            lease.status(at(1001)),
+            LeaseStatus::Lost(Lost::Expired),
             "a loss is for good"
         );
     }
 
     #[test]
     fn an_answer_as_late_as_the_lease_grants_nothing() {
-        assert!(Lease::granted(at(0), at(9897), &terms()).is_some());
-        assert!(Lease::granted(at(0), at(9898), &terms()).is_none());
+        assert!(LeaseState::granted(at(0), at(9897), &terms()).is_some());
+        assert!(LeaseState::granted(at(0), at(9898), &terms()).is_none());
     }
 
     #[test]
@@ -476,7 +476,7 @@ mod tests {
         let ask = lease.ask(at(4000)).unwrap();
         assert_eq!(lease.ask(at(4000)), None, "renewals never overlap");
         lease.confirmed(at(4000), at(4000), ask);
-        assert_eq!(lease.stand(at(5000)), Standing::Held(ms(8898)));
+        assert_eq!(lease.status(at(5000)), LeaseStatus::Held(ms(8898)));
     }
 
     #[test]
@@ -484,19 +484,19 @@ mod tests {
         let mut lease = lease();
         let ask = lease.ask(at(10_800)).unwrap();
         lease.confirmed(at(10_800), at(10_898), ask);
-        assert_eq!(lease.stand(at(10_898)), Standing::Lost(Lost::Expired));
+        assert_eq!(lease.status(at(10_898)), LeaseStatus::Lost(Lost::Expired));
     }
 
     #[test]
     fn a_short_lease_is_not_renewed_all_the_time() {
-        let terms = Terms {
+        let terms = LeaseTerms {
             ttl: ms(100),
             renew_every: Some(ms(33)),
             max_hold: Duration::MAX,
             replicas: None,
             handoffs: 32,
         };
-        let mut lease = Lease::granted(at(0), at(1), &terms).unwrap();
+        let mut lease = LeaseState::granted(at(0), at(1), &terms).unwrap();
         assert_eq!(lease.due(at(1)), Due::At(at(33)));
         assert_eq!(lease.ask_if_due(at(1)), None);
         assert!(
@@ -509,7 +509,10 @@ mod tests {
     fn a_jump_of_the_clock_is_a_loss() {
         let mut lease = lease();
         assert_eq!(lease.due(at(2000)), Due::At(at(1000).after(TTL / 3)));
-        assert_eq!(lease.stand(at(3_600_000)), Standing::Lost(Lost::Expired));
+        assert_eq!(
+            lease.status(at(3_600_000)),
+            LeaseStatus::Lost(Lost::Expired)
+        );
         assert_eq!(lease.due(at(3_600_000)), Due::Nothing);
         assert_eq!(lease.ask(at(3_600_000)), None);
     }
@@ -524,35 +527,35 @@ mod tests {
             lease.unconfirmed(now);
             match lease.due(now) {
                 Due::At(next) | Due::Between(next, _) => now = next.max(now.after(ms(1))),
-                Due::Ask => now = now.after(ms(1)),
+                Due::RenewalRequest => now = now.after(ms(1)),
                 Due::Nothing => break,
             }
         }
         assert!(tries > 10, "{tries}");
-        assert_eq!(lease.stand(at(10_897)), Standing::Held(ms(1)));
-        assert_eq!(lease.stand(at(10_898)), Standing::Lost(Lost::Expired));
+        assert_eq!(lease.status(at(10_897)), LeaseStatus::Held(ms(1)));
+        assert_eq!(lease.status(at(10_898)), LeaseStatus::Lost(Lost::Expired));
     }
 
     #[test]
     fn a_lease_that_was_passed_on_is_renewed_soon_whatever_was_set() {
         for renew_every in [Some(TTL / 3), None] {
-            let terms = Terms {
+            let terms = LeaseTerms {
                 renew_every,
                 max_hold: ms(5000),
                 ..terms()
             };
             let lasting = ms(3000);
             assert!(
-                Lease::passed(at(0), at(1469), lasting, &terms).is_none(),
+                LeaseState::passed(at(0), at(1469), lasting, &terms).is_none(),
                 "half of it"
             );
-            let mut lease = Lease::passed(at(0), at(1468), lasting, &terms).unwrap();
-            assert_eq!(lease.stand(at(1468)), Standing::Held(ms(1500)));
+            let mut lease = LeaseState::passed(at(0), at(1468), lasting, &terms).unwrap();
+            assert_eq!(lease.status(at(1468)), LeaseStatus::Held(ms(1500)));
             assert_eq!(lease.due(at(1468)), Due::Between(at(1471), at(2218)));
             let ask = lease.ask_if_due(at(1471)).unwrap();
             assert_eq!(
                 ask,
-                Ask {
+                RenewalRequest {
                     ttl: TTL,
                     renews: true
                 }
@@ -563,8 +566,8 @@ mod tests {
             assert!(ask.renews, "it still is");
             lease.confirmed(at(1600), at(1601), ask);
             assert_eq!(
-                lease.stand(at(1601)),
-                Standing::Held(ms(4867)),
+                lease.status(at(1601)),
+                LeaseStatus::Held(ms(4867)),
                 "max_hold is the holder's time"
             );
             assert_eq!(lease.ask(at(1601)).unwrap().renews, renew_every.is_some());
@@ -573,76 +576,76 @@ mod tests {
 
     #[test]
     fn nothing_is_renewed_past_max_hold() {
-        let mut lease = Lease::granted(
+        let mut lease = LeaseState::granted(
             at(0),
             at(1),
-            &Terms {
+            &LeaseTerms {
                 max_hold: ms(2000),
                 ..terms()
             },
         )
         .unwrap();
         assert_eq!(lease.due(at(1)), Due::At(at(2000)));
-        assert_eq!(lease.stand(at(2000)), Standing::Lost(Lost::MaxHold));
+        assert_eq!(lease.status(at(2000)), LeaseStatus::Lost(Lost::MaxHold));
     }
 
     #[test]
     fn without_renewal_a_doubt_only_asks() {
-        let mut lease = Lease::granted(
+        let mut lease = LeaseState::granted(
             at(0),
             at(1),
-            &Terms {
+            &LeaseTerms {
                 renew_every: None,
                 ..terms()
             },
         )
         .unwrap();
         assert_eq!(lease.due(at(1)), Due::At(at(9898)));
-        lease.doubt(at(2));
-        assert_eq!(lease.due(at(2)), Due::Ask);
+        lease.suspect(at(2));
+        assert_eq!(lease.due(at(2)), Due::RenewalRequest);
         let ask = lease.ask(at(5000)).unwrap();
         assert_eq!(
             ask,
-            Ask {
+            RenewalRequest {
                 ttl: ms(1),
                 renews: false
             }
         );
         lease.confirmed(at(5000), at(5000), ask);
-        assert_eq!(lease.stand(at(5000)), Standing::Held(ms(4898)));
+        assert_eq!(lease.status(at(5000)), LeaseStatus::Held(ms(4898)));
     }
 
     #[test]
     fn a_doubt_is_asked_about_until_there_is_an_answer() {
-        let mut lease = Lease::granted(
+        let mut lease = LeaseState::granted(
             at(0),
             at(1),
-            &Terms {
+            &LeaseTerms {
                 renew_every: None,
                 ..terms()
             },
         )
         .unwrap();
-        lease.doubt(at(10));
+        lease.suspect(at(10));
         lease.ask(at(10)).unwrap();
         lease.unconfirmed(at(20));
         assert!(matches!(lease.due(at(20)), Due::At(next) if next <= at(20).after(ms(50))));
         let ask = lease.ask(at(80)).unwrap();
-        lease.doubt(at(81));
+        lease.suspect(at(81));
         lease.confirmed(at(80), at(82), ask);
         assert_eq!(
             lease.due(at(82)),
-            Due::Ask,
+            Due::RenewalRequest,
             "that answer may be older than the doubt"
         );
     }
 
     #[test]
     fn an_unanswered_extend_caps_a_longer_one_too() {
-        let mut lease = Lease::granted(
+        let mut lease = LeaseState::granted(
             at(0),
             at(1),
-            &Terms {
+            &LeaseTerms {
                 ttl: ms(1000),
                 ..terms()
             },
@@ -653,8 +656,8 @@ mod tests {
         lease.extend(at(300), ms(20_000)).unwrap();
         lease.extended(at(300), at(301), ms(20_000));
         assert_eq!(
-            lease.stand(at(300)),
-            Standing::Held(ms(1978)),
+            lease.status(at(300)),
+            LeaseStatus::Held(ms(1978)),
             "the first may run after it"
         );
     }
@@ -663,9 +666,9 @@ mod tests {
     fn a_shortening_extend_counts_before_it_is_sent() {
         let mut lease = lease();
         lease.extend(at(2000), ms(1000)).unwrap();
-        assert_eq!(lease.stand(at(2000)), Standing::Held(ms(988)));
+        assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(988)));
         lease.extended(at(2000), at(2000), ms(1000));
-        assert_eq!(lease.stand(at(2000)), Standing::Held(ms(988)));
+        assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(988)));
         assert_eq!(lease.due(at(2000)), Due::At(at(2000).after(ms(1000) / 3)));
     }
 
@@ -677,12 +680,12 @@ mod tests {
         let ask = lease.ask(at(2200)).unwrap();
         assert_eq!(ask.ttl, TTL);
         lease.confirmed(at(2200), at(2200), ask);
-        assert_eq!(lease.stand(at(2200)), Standing::Held(ms(988)));
+        assert_eq!(lease.status(at(2200)), LeaseStatus::Held(ms(988)));
         lease.extend(at(2300), TTL).unwrap();
         lease.extended(at(2300), at(2300), TTL);
         assert_eq!(
-            lease.stand(at(2300)),
-            Standing::Held(ms(988)),
+            lease.status(at(2300)),
+            LeaseStatus::Held(ms(988)),
             "the first may still run"
         );
     }
@@ -695,7 +698,7 @@ mod tests {
         assert_eq!(lease.longest_expiry(), 360 * TTL, "from before it is sent");
         lease.unanswered(at(2100), 360 * TTL);
         assert_eq!(lease.ttl(), TTL);
-        assert_eq!(lease.stand(at(2100)), Standing::Held(ms(8798)));
+        assert_eq!(lease.status(at(2100)), LeaseStatus::Held(ms(8798)));
         lease.extend(at(2200), TTL).unwrap();
         lease.extended(at(2200), at(2201), TTL);
         assert_eq!(
@@ -711,7 +714,7 @@ mod tests {
         let mut lease = lease();
         let before = lease.extend(at(2000), ms(1000)).unwrap();
         lease.not_extended(at(2010), before);
-        assert_eq!(lease.stand(at(2010)), Standing::Held(ms(8888)));
+        assert_eq!(lease.status(at(2010)), LeaseStatus::Held(ms(8888)));
         let before = lease.extend(at(2020), 2 * TTL).unwrap();
         lease.not_extended(at(2030), before);
         assert_eq!(lease.longest_expiry(), TTL);
@@ -721,17 +724,17 @@ mod tests {
     fn a_lengthening_extend_counts_when_confirmed() {
         let mut lease = lease();
         lease.extend(at(2000), ms(60_000)).unwrap();
-        assert_eq!(lease.stand(at(2000)), Standing::Held(ms(8898)));
+        assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(8898)));
         lease.extended(at(2000), at(2000), ms(60_000));
-        assert_eq!(lease.stand(at(2000)), Standing::Held(ms(59_398)));
+        assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(59_398)));
     }
 
     #[test]
     fn once_a_release_is_sent_nothing_is_lost() {
         let mut lease = lease();
-        assert_eq!(lease.release(at(2000)), Standing::Held(ms(8898)));
+        assert_eq!(lease.release(at(2000)), LeaseStatus::Held(ms(8898)));
         lease.lose(Lost::Deleted);
-        assert_eq!(lease.stand(at(60_000)), Standing::Released);
-        assert_eq!(lease.release(at(2001)), Standing::Released);
+        assert_eq!(lease.status(at(60_000)), LeaseStatus::Released);
+        assert_eq!(lease.release(at(2001)), LeaseStatus::Released);
     }
 }

@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
-use crate::protocol::kind::{Found, Keys};
-use crate::redis::{Counted, Receipt, Size, Tally, Vote};
+use crate::protocol::kind::{KeyState, Keys};
+use crate::redis::{LeaseVotes, Majority, ServerVotes, Verdict, Vote};
 
 /// A release that is not yet sure.
 #[derive(Clone, Debug)]
@@ -23,38 +23,38 @@ pub(crate) struct Undo {
     /// The acquire may run after this release, so that finding nothing proves nothing.
     pub(crate) may_overtake: bool,
     /// How each server of a quorum answered the acquire.
-    receipt: Option<Arc<Receipt>>,
+    votes: Option<Arc<ServerVotes>>,
     /// The caller that waits for the first answers of the servers.
-    pub(crate) told: Option<Arc<Told>>,
+    pub(crate) told: Option<Arc<ReleaseReport>>,
 }
 
 /// Where the servers' findings about a release are counted, for somebody who wants to know how it
 /// ended.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct ReleaseReport {
     /// `None` once it was told.
-    open: Mutex<Option<(Tally, Sender<Found>)>>,
+    open: Mutex<Option<(LeaseVotes, Sender<KeyState>)>>,
 }
 
-impl Told {
-    pub(crate) fn new(size: Size, told: Sender<Found>) -> Self {
+impl ReleaseReport {
+    pub(crate) fn new(size: Majority, told: Sender<KeyState>) -> Self {
         Self {
-            open: Mutex::new(Some((Tally::new(size), told))),
+            open: Mutex::new(Some((LeaseVotes::new(size), told))),
         }
     }
 
     /// A server has found this.
-    pub(crate) fn found(&self, found: Found) {
+    pub(crate) fn found(&self, found: KeyState) {
         let mut slot = self.open.lock();
         let Some((tally, _)) = slot.as_mut() else {
             return;
         };
         tally.count(Some(found), &[]);
         let found = match tally.outcome() {
-            Some(Counted::Ours) => Found::Ours,
-            Some(Counted::Nobody) => Found::Nobody,
-            Some(Counted::Another(_)) => Found::Another,
-            Some(Counted::Unknown) | None => return,
+            Some(Verdict::Ours) => KeyState::Ours,
+            Some(Verdict::Nobody) => KeyState::Gone,
+            Some(Verdict::Another(_)) => KeyState::Foreign,
+            Some(Verdict::Unknown) | None => return,
         };
         if let Some((_, told)) = slot.take() {
             // Whoever asked may have run out of time.
@@ -80,13 +80,18 @@ impl Undo {
             until,
             began: None,
             may_overtake: false,
-            receipt: None,
+            votes: None,
             told: None,
         }
     }
 
     /// What was found is sent to `told`; nothing, if it never was sure.
-    pub(crate) fn told(keys: Arc<Keys>, id: HolderId, until: Instant, told: Arc<Told>) -> Self {
+    pub(crate) fn told(
+        keys: Arc<Keys>,
+        id: HolderId,
+        until: Instant,
+        told: Arc<ReleaseReport>,
+    ) -> Self {
         Self {
             told: Some(told),
             ..Self::of_release(keys, id, until)
@@ -95,8 +100,8 @@ impl Undo {
 
     /// Notes how the servers of a quorum answered the acquire: one that has not answered yet may run
     /// it after the release.
-    pub(crate) fn with_receipt(self, receipt: Option<Arc<Receipt>>) -> Self {
-        Self { receipt, ..self }
+    pub(crate) fn with_receipt(self, votes: Option<Arc<ServerVotes>>) -> Self {
+        Self { votes, ..self }
     }
 
     /// The same about a part of the keys.
@@ -110,8 +115,8 @@ impl Undo {
     /// Returns the same undo for one server of a quorum. Must be called before the undo is sent: an
     /// acquire whose answer comes later may have run after it.
     pub(crate) fn at_server(mut self, index: usize) -> Self {
-        let receipt = self.receipt.take();
-        self.may_overtake |= receipt.is_some_and(|receipt| receipt.vote(index) == Vote::Asked);
+        let votes = self.votes.take();
+        self.may_overtake |= votes.is_some_and(|votes| votes.vote(index) == Vote::Asked);
         self
     }
 }
@@ -168,12 +173,12 @@ mod tests {
     #[test]
     fn a_release_goes_on_where_the_acquire_was_not_answered_when_it_was_sent() {
         let (keys, id, until) = parts();
-        let receipt = Arc::new(Receipt::new(2));
-        receipt.note(0, Vote::Granted);
-        receipt.note(1, Vote::Asked);
-        let undo = Undo::of_release(keys, id, until).with_receipt(Some(Arc::clone(&receipt)));
+        let votes = Arc::new(ServerVotes::new(2));
+        votes.note(0, Vote::Granted);
+        votes.note(1, Vote::Asked);
+        let undo = Undo::of_release(keys, id, until).with_receipt(Some(Arc::clone(&votes)));
         let (answered, unanswered) = (undo.clone().at_server(0), undo.at_server(1));
-        receipt.note(1, Vote::Granted);
+        votes.note(1, Vote::Granted);
         assert!(!answered.may_overtake && unanswered.may_overtake);
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::lease::undo::Undo;
-use crate::protocol::kind::{Found, Keys, Undone};
+use crate::protocol::kind::{KeyState, Keys, Undone};
 use crate::protocol::script::{Call, Reply};
 
 /// The most holder ids in one command: about 16 KiB of them.
@@ -291,9 +291,9 @@ impl Undos {
         let mut over = Vec::new();
         for (serial, id) in &batch.undos {
             let found = match (removed.contains(id), &undone.other) {
-                (true, _) => Found::Ours,
-                (false, None) => Found::Nobody,
-                (false, Some(_)) => Found::Another,
+                (true, _) => KeyState::Ours,
+                (false, None) => KeyState::Gone,
+                (false, Some(_)) => KeyState::Foreign,
             };
             if self.is_over(*serial, found) {
                 over.extend(self.remove(*serial));
@@ -307,16 +307,16 @@ impl Undos {
     }
 
     /// Notes what a try has found; true if that is the end of the undo.
-    fn is_over(&mut self, serial: u64, found: Found) -> bool {
+    fn is_over(&mut self, serial: u64, found: KeyState) -> bool {
         let Some(pending) = self.pending.get_mut(&serial) else {
             return false;
         };
         // An earlier try without an answer may be what removed the key.
-        let was_ours = found == Found::Ours || pending.was_unanswered;
+        let was_ours = found == KeyState::Ours || pending.was_unanswered;
         if let Some(told) = pending.undo.told.take() {
-            told.found(if was_ours { Found::Ours } else { found });
+            told.found(if was_ours { KeyState::Ours } else { found });
         }
-        if found == Found::Ours || !pending.undo.may_overtake {
+        if found == KeyState::Ours || !pending.undo.may_overtake {
             return true;
         }
         let pause = pause(pending.began.until(pending.tried));
@@ -381,8 +381,8 @@ impl Group {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::undo::Told;
-    use crate::redis::Size;
+    use crate::lease::undo::ReleaseReport;
+    use crate::redis::Majority;
     use crossbeam_channel::unbounded;
 
     const TTL: Duration = Duration::from_secs(600);
@@ -470,7 +470,7 @@ mod tests {
     fn any_answer_ends_a_release() {
         let mut undos = Undos::default();
         let (sender, answers) = unbounded();
-        let told = || Arc::new(Told::new(Size::of(1), sender.clone()));
+        let told = || Arc::new(ReleaseReport::new(Majority::of(1), sender.clone()));
         let release = |name| Undo::of_release(keys(name), HolderId::fresh("o"), at(9_000));
         let is_told = |name| Undo::told(keys(name), HolderId::fresh("o"), at(9_000), told());
         undos.push(release("a"), at(0));
@@ -480,13 +480,17 @@ mod tests {
         undos.push(is_told("b"), at(0));
         let batch = undos.take_due(at(0), false).remove(0);
         assert_eq!(undos.settle(&batch, Some(&Reply::Int(0))).len(), 1);
-        assert_eq!(answers.recv(), Ok(Found::Nobody));
+        assert_eq!(answers.recv(), Ok(KeyState::Gone));
         undos.push(is_told("c"), at(0));
         let batch = undos.take_due(at(0), false).remove(0);
         assert!(undos.settle(&batch, None).is_empty());
         let batch = undos.take_due(at(60), false).remove(0);
         assert_eq!(undos.settle(&batch, Some(&Reply::Int(0))).len(), 1);
-        assert_eq!(answers.recv(), Ok(Found::Ours), "the first try removed it");
+        assert_eq!(
+            answers.recv(),
+            Ok(KeyState::Ours),
+            "the first try removed it"
+        );
         assert!(undos.is_empty());
     }
 

@@ -6,22 +6,22 @@ use std::time::Duration;
 use crate::clock::{Instant, nap};
 use crate::config::Settings;
 use crate::error::Error;
-use crate::lease::held::Hold;
-use crate::lock::attempt::{Attempt, Look, SPLIT};
-use crate::lock::fair_wait::Stand;
-use crate::lock::release::decline;
-use crate::lock::wait_state::Vigil;
+use crate::lease::held::HeldLease;
+use crate::lock::attempt::{Attempt, Attempted, SPLIT_VOTE_BACKOFF};
+use crate::lock::fair_wait::FairWait;
+use crate::lock::release::pass_on_unclaimed;
+use crate::lock::wait_state::WaitState;
 use crate::protocol::kind::Keys;
 use crate::queue::answers::Answers;
-use crate::queue::local::{Taken, Ticket, Turn};
+use crate::queue::local::{Position, QueueTicket, TakeOver};
 use crate::redis::Fault;
-use crate::runtime::Shared;
+use crate::runtime::Runtime;
 use crate::stats::Wake;
 use crate::wait_policy::{Backoff, WaitPolicy, jittered};
 
 /// How long a caller waits for a lock that somebody else holds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Patience {
+pub(crate) enum WaitLimit {
     /// Not at all.
     None,
     Until(Instant),
@@ -30,31 +30,32 @@ pub(crate) enum Patience {
 }
 
 /// Pauses of waiters who cannot hear releases.
-const DEAF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+const UNSUBSCRIBED_BACKOFF: Backoff =
+    Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
 
 /// How long the first waiter lets others go first after a run of hand-offs, unless it hears the release before, as they
 /// do: longer than a message takes.
-const COURTESY: Duration = Duration::from_millis(1);
+const FLEET_YIELD: Duration = Duration::from_millis(1);
 
 /// Takes the lock, waiting as long as `patience` says. `None` is said only by the rule of
 /// [`Answers::is_taken`](crate::queue::answers::Answers::is_taken), or while this client holds the lock.
 pub(crate) fn acquire(
-    shared: &Arc<Shared>,
+    runtime: &Arc<Runtime>,
     keys: &Arc<Keys>,
     settings: &Settings,
-    patience: Patience,
-) -> Result<Option<Arc<Hold>>, Error> {
+    patience: WaitLimit,
+) -> Result<Option<Arc<HeldLease>>, Error> {
     let start = Instant::now();
     let mut has_waited = false;
-    let outcome = take(shared, keys, settings, patience, start, &mut has_waited);
-    let counters = &shared.meters.counters;
+    let outcome = take(runtime, keys, settings, patience, start, &mut has_waited);
+    let counters = &runtime.meters.counters;
     match (&outcome, patience) {
         (Ok(Some(hold)), _) => {
-            shared.tally.begin(shared, hold.keys.key(0));
+            runtime.tally.begin(runtime, hold.keys.key(0));
             let since = hold.since().unwrap_or(start);
-            shared.meters.acquired(has_waited, start.until(since));
+            runtime.meters.acquired(has_waited, start.until(since));
         }
-        (Ok(None), Patience::Until(deadline)) if Instant::now() >= deadline => {
+        (Ok(None), WaitLimit::Until(deadline)) if Instant::now() >= deadline => {
             counters.timed_out.up();
         }
         (Ok(None) | Err(Error::AttemptsUsedUp { .. }), _) => counters.refused.up(),
@@ -65,65 +66,65 @@ pub(crate) fn acquire(
 
 /// As [`acquire`], but for the counting; notes whether it waited for anybody else.
 fn take(
-    shared: &Arc<Shared>,
+    runtime: &Arc<Runtime>,
     keys: &Arc<Keys>,
     settings: &Settings,
-    patience: Patience,
+    patience: WaitLimit,
     start: Instant,
     has_waited: &mut bool,
-) -> Result<Option<Arc<Hold>>, Error> {
+) -> Result<Option<Arc<HeldLease>>, Error> {
     keys.check()?;
-    shared.servers.check(keys)?;
-    let terms = settings.terms(&shared.config)?;
-    shared.servers.check_terms(&terms)?;
-    shared.check_open()?;
-    shared.start()?;
+    runtime.deployment.check(keys)?;
+    let terms = settings.terms(&runtime.config)?;
+    runtime.deployment.check_terms(&terms)?;
+    runtime.check_open()?;
+    runtime.start()?;
     if settings.on_lost.is_some() || settings.on_renew.is_some() {
-        shared.callbacks.start()?;
+        runtime.callbacks.start()?;
     }
-    let attempt = Attempt::new(shared, keys, settings, terms, start);
+    let attempt = Attempt::new(runtime, keys, settings, terms, start);
     let deadline = match patience {
-        Patience::None => {
+        WaitLimit::None => {
             let name = keys.key(0).name;
-            attempt.has_company.set(shared.waiters.anybody_for(name));
+            attempt.has_company.set(runtime.waiters.anybody_for(name));
             return at_once(&attempt);
         }
-        Patience::Until(deadline) => deadline,
-        Patience::Endless => Instant::NEVER,
+        WaitLimit::Until(deadline) => deadline,
+        WaitLimit::Endless => Instant::NEVER,
     };
     let (hold, attempts) = match keys.line() {
         Some(line) => {
-            let mut stand = Stand::new(&attempt, line, deadline);
-            let hold = stand.run()?;
-            *has_waited = stand.vigil.has_waited;
-            (hold, stand.refusals())
+            let mut status = FairWait::new(&attempt, line, deadline);
+            let hold = status.run()?;
+            *has_waited = status.state.has_waited;
+            (hold, status.refusals())
         }
         None => {
-            let mut wait = Wait::new(&attempt, deadline);
+            let mut wait = LocalWait::new(&attempt, deadline);
             let hold = wait.run()?;
-            *has_waited = wait.vigil.has_waited;
+            *has_waited = wait.state.has_waited;
             (hold, wait.refusals)
         }
     };
     match (hold, patience) {
         // Only the policy's attempts end a wait that has no deadline.
-        (None, Patience::Endless) => Err(Error::AttemptsUsedUp { attempts }),
+        (None, WaitLimit::Endless) => Err(Error::AttemptsUsedUp { attempts }),
         (hold, _) => Ok(hold),
     }
 }
 
 /// One answer, within the command timeout.
-fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<Hold>>, Error> {
+fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
     let remaining = if attempt.held_here().is_some() {
         None
     } else {
         let deadline = attempt
             .start
-            .after(attempt.shared.servers.command_timeout());
-        match attempt.insist(deadline)? {
-            Look::Granted(hold) => return Ok(Some(hold)),
-            Look::Refused(_, remaining) => remaining,
-            Look::Split => None,
+            .after(attempt.runtime.deployment.command_timeout());
+        match attempt.try_until_answered(deadline)? {
+            Attempted::Acquired(hold) => return Ok(Some(hold)),
+            Attempted::Refused(_, remaining) => remaining,
+            Attempted::SplitVote => None,
         }
     };
     attempt.log_refused("refused", remaining);
@@ -132,13 +133,13 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<Hold>>, Error> {
 
 /// A call in the queue of its name. One that wants several names is in the queue of one of them at a
 /// time: the one that it was refused for. So two of them never wait for each other.
-struct Wait<'a> {
+struct LocalWait<'a> {
     attempt: &'a Attempt<'a>,
     /// Which of the names it waits for.
     on: usize,
-    ticket: Ticket<'a>,
+    ticket: QueueTicket<'a>,
     deadline: Instant,
-    vigil: Vigil<'a>,
+    state: WaitState<'a>,
     /// How often Redis said that somebody else holds the name.
     refusals: u32,
     /// Split votes in a row.
@@ -151,7 +152,7 @@ struct Wait<'a> {
     is_awake: bool,
 }
 
-impl<'a> Wait<'a> {
+impl<'a> LocalWait<'a> {
     fn new(attempt: &'a Attempt<'a>, deadline: Instant) -> Self {
         let on = match attempt.keys.names.len() {
             1 => 0,
@@ -161,13 +162,13 @@ impl<'a> Wait<'a> {
         Self {
             attempt,
             on,
-            ticket: attempt.shared.waiters.join(
+            ticket: attempt.runtime.waiters.join(
                 attempt.keys.key(on).name,
                 (attempt.terms.handoffs > 0).then_some(attempt.terms),
                 attempt.settings.wait == WaitPolicy::Wake,
             ),
             deadline,
-            vigil: Vigil::new(attempt, deadline),
+            state: WaitState::new(attempt, deadline),
             refusals: 0,
             splits: 0,
             moves: 0,
@@ -176,94 +177,94 @@ impl<'a> Wait<'a> {
         }
     }
 
-    fn run(&mut self) -> Result<Option<Arc<Hold>>, Error> {
+    fn run(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
         let outcome = self.until_granted();
-        if matches!(outcome, Ok(Some(_))) || self.attempt.shared.is_closed() {
+        if matches!(outcome, Ok(Some(_))) || self.attempt.runtime.is_closed() {
             return outcome;
         }
         // What was handed to it at this very moment is better than nothing.
         self.take().map_or(outcome, |hold| Ok(Some(hold)))
     }
 
-    fn until_granted(&mut self) -> Result<Option<Arc<Hold>>, Error> {
+    fn until_granted(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
         // Looks at Redis even where this client holds the name.
         let mut look = false;
         loop {
-            self.attempt.shared.check_open()?;
+            self.attempt.runtime.check_open()?;
             let woken = match self.ticket.turn(look) {
-                Turn::Queue => {
-                    self.vigil.say(self.on, None);
+                Position::Behind => {
+                    self.state.log_waiting_once(self.on, None);
                     let asked = Instant::now();
                     match self.queue()? {
                         Some(woken) => woken,
                         None => match self.ask_out_of_turn()? {
-                            Some(Look::Granted(hold)) => return Ok(Some(hold)),
-                            Some(Look::Refused(name, remaining)) => {
-                                self.turn_to(name);
+                            Some(Attempted::Acquired(hold)) => return Ok(Some(hold)),
+                            Some(Attempted::Refused(name, remaining)) => {
+                                self.move_to_queue_of(name);
                                 match self.refused(asked, remaining) {
                                     Some(_) => false,
                                     None => return Ok(None),
                                 }
                             }
-                            Some(Look::Split) | None => false,
+                            Some(Attempted::SplitVote) | None => false,
                         },
                     }
                 }
-                Turn::Handed => match self.take() {
+                Position::HandedOff => match self.take() {
                     Some(hold) => return Ok(Some(hold)),
                     // It is lost again: Redis knows more.
                     None => true,
                 },
-                Turn::GiveWay => self.park(COURTESY),
-                Turn::HeldHere => {
-                    self.vigil.say(self.on, None);
-                    self.vigil.hear(self.on)?;
+                Position::Yield => self.park(FLEET_YIELD),
+                Position::HeldLocally => {
+                    self.state.log_waiting_once(self.on, None);
+                    self.state.ensure_subscribed(self.on)?;
                     // The release here wakes us; the look after this is for what is not heard.
-                    self.in_vain();
-                    self.doze(true, None, Instant::NEVER)
+                    self.count_spurious_wake();
+                    self.sleep_after_refusal(true, None, Instant::NEVER)
                 }
-                Turn::Look if self.vigil.has_waited && self.is_too_late() => {
+                Position::Contend if self.state.has_waited && self.is_too_late() => {
                     self.park(Duration::MAX)
                 }
-                Turn::Look => {
+                Position::Contend => {
                     // Too early is safe, and costs no look at the clock.
-                    let asked = match self.vigil.has_waited {
+                    let asked = match self.state.has_waited {
                         true => Instant::now(),
                         false => self.attempt.start,
                     };
                     self.attempt.has_company.set(self.ticket.asks());
                     match self.attempt.look(self.deadline) {
-                        Ok(Look::Granted(hold)) => return Ok(Some(hold)),
-                        Ok(Look::Refused(name, remaining)) => {
-                            let has_moved = self.turn_to(name);
+                        Ok(Attempted::Acquired(hold)) => return Ok(Some(hold)),
+                        Ok(Attempted::Refused(name, remaining)) => {
+                            let has_moved = self.move_to_queue_of(name);
                             let Some(remaining) = self.refused(asked, remaining) else {
                                 return Ok(None);
                             };
                             // A subscription that was live before the look hears every release
                             // after it. One that comes to life later wakes us to look again.
                             let heard = self
-                                .vigil
-                                .hear(self.on)?
+                                .state
+                                .ensure_subscribed(self.on)?
                                 .is_some_and(|hears| hears.hears_since(asked));
                             self.splits = 0;
                             if has_moved && self.attempt.settings.wait == WaitPolicy::Wake {
                                 // A release before it was in this queue woke others. What is there
                                 // to look at is the same as if it had been woken.
-                                self.calm_down();
+                                self.back_off_after_move();
                                 true
                             } else {
-                                self.doze(
+                                self.sleep_after_refusal(
                                     heard,
                                     remaining,
-                                    self.vigil.span().asks_again_by(Instant::now()),
+                                    self.state.span().asks_again_by(Instant::now()),
                                 )
                             }
                         }
-                        Ok(Look::Split) => {
+                        Ok(Attempted::SplitVote) => {
                             self.note_refusal(asked, Some(Duration::ZERO));
-                            self.vigil.say(self.on, None);
+                            self.state.log_waiting_once(self.on, None);
                             self.splits = self.splits.saturating_add(1);
-                            self.park(SPLIT.pause(self.splits - 1))
+                            self.park(SPLIT_VOTE_BACKOFF.pause(self.splits - 1))
                         }
                         Err(fault) => {
                             let Some(pause) = self.failed(fault)? else {
@@ -285,33 +286,33 @@ impl<'a> Wait<'a> {
     }
 
     /// Takes what was handed to it, unless that is lost by now.
-    fn take(&mut self) -> Option<Arc<Hold>> {
-        let Attempt { shared, terms, .. } = self.attempt;
+    fn take(&mut self) -> Option<Arc<HeldLease>> {
+        let Attempt { runtime, terms, .. } = self.attempt;
         let now = Instant::now();
-        let tenure = |token| self.attempt.tenure(token, now);
-        let hold = match self.ticket.take(now, terms.max_hold, tenure) {
-            Taken::Held(hold) => hold,
-            Taken::Nothing => return None,
-            Taken::Lost(handed) => {
-                decline(shared, &handed);
+        let holding = |token| self.attempt.holding(token, now);
+        let hold = match self.ticket.take(now, terms.max_hold, holding) {
+            TakeOver::Held(hold) => hold,
+            TakeOver::Nothing => return None,
+            TakeOver::Lost(handed) => {
+                pass_on_unclaimed(runtime, &handed);
                 return None;
             }
         };
         if terms.max_hold < Duration::MAX {
-            shared.look_after(&hold);
+            runtime.reschedule(&hold);
         }
-        self.vigil.has_waited = true;
-        shared.meters.woke(Wake::HandOff);
+        self.state.has_waited = true;
+        runtime.meters.woke(Wake::HandOff);
         self.attempt.log_granted(&hold);
         Some(hold)
     }
 
     /// Of those who wait behind others, for one whose time is almost over. `None` at the deadline, where no answer
     /// came and none is needed.
-    fn ask_out_of_turn(&self) -> Result<Option<Look>, Error> {
+    fn ask_out_of_turn(&self) -> Result<Option<Attempted>, Error> {
         self.ticket.asks();
         self.attempt.has_company.set(true);
-        match self.attempt.insist(self.deadline) {
+        match self.attempt.try_until_answered(self.deadline) {
             Err(error) if error.is_unreachable() => {
                 let now = Instant::now();
                 self.ticket.answers(|answers| answers.failed(now));
@@ -326,40 +327,40 @@ impl<'a> Wait<'a> {
     }
 
     /// Goes to the queue of the name that it was refused for; false if it is there already.
-    fn turn_to(&mut self, name: usize) -> bool {
+    fn move_to_queue_of(&mut self, name: usize) -> bool {
         if name == self.on {
             self.moves = 0;
             return false;
         }
         self.moves = self.moves.saturating_add(1);
         self.on = name;
-        self.vigil.subscription = None;
+        self.state.subscription = None;
         self.ticket.answers(Answers::answered);
         let Attempt {
-            shared,
+            runtime,
             keys,
             settings,
             ..
         } = self.attempt;
         // The place in the queue before goes to the next there, who then looks.
         let hears = settings.wait == WaitPolicy::Wake;
-        self.ticket = shared.waiters.join(keys.key(name).name, None, hears);
+        self.ticket = runtime.waiters.join(keys.key(name).name, None, hears);
         true
     }
 
     /// Names that are taken and released in turns, as by those who undo a set that they have half of in
     /// a cluster, must not send a waiter from one to the other without end.
-    fn calm_down(&self) {
+    fn back_off_after_move(&self) {
         let is_in_parts = self.attempt.keys.parts().len() > 1;
         let moves = self.moves - u32::from(!is_in_parts);
         if moves > 0 {
-            self.park(SPLIT.pause(moves - 1));
+            self.park(SPLIT_VOTE_BACKOFF.pause(moves - 1));
         }
     }
 
     /// Whether this call may say at its deadline that somebody else holds the name.
     fn is_taken(&self) -> bool {
-        self.ticket.is_taken(self.vigil.span()) || self.attempt.held_here().is_some()
+        self.ticket.is_taken(self.state.span()) || self.attempt.held_here().is_some()
     }
 
     /// Sleeps behind others until woken (true), or looks around after a while (false). `None`
@@ -370,13 +371,13 @@ impl<'a> Wait<'a> {
             return Err(self.attempt.unreachable_for_others(now));
         }
         let gives_up_at = self.attempt.gives_up_at(now);
-        let last_look = self.vigil.span().last_look();
+        let last_look = self.state.span().last_look();
         if now < last_look {
             return Ok(Some(self.sleep(now, last_look.min(gives_up_at))));
         }
         let needs_another = || {
             self.ticket
-                .answers(|answers| answers.needs_another(self.vigil.span()))
+                .answers(|answers| answers.needs_another(self.state.span()))
         };
         if now < self.deadline && (!needs_another() || self.attempt.held_here().is_some()) {
             Ok(Some(self.sleep(now, self.deadline.min(gives_up_at))))
@@ -392,9 +393,9 @@ impl<'a> Wait<'a> {
     )]
     fn refused(&mut self, asked: Instant, remaining: Option<Duration>) -> Option<Option<Duration>> {
         self.note_refusal(asked, remaining);
-        self.in_vain();
+        self.count_spurious_wake();
         self.refusals = self.refusals.saturating_add(1);
-        self.vigil.say(self.on, remaining);
+        self.state.log_waiting_once(self.on, remaining);
         match &self.attempt.settings.wait {
             WaitPolicy::Backoff(backoff)
                 if backoff.limit().is_some_and(|limit| self.refusals >= limit) =>
@@ -407,14 +408,14 @@ impl<'a> Wait<'a> {
 
     fn is_too_late(&self) -> bool {
         let now = Instant::now();
-        self.vigil.is_too_late(now, || self.is_taken())
+        self.state.is_too_late(now, || self.is_taken())
     }
 
     fn note_refusal(&mut self, asked: Instant, remaining: Option<Duration>) {
         let now = Instant::now();
         self.ticket
             .answers(|answers| answers.refused(now, remaining));
-        self.vigil.answered(asked, now);
+        self.state.answered(asked, now);
     }
 
     /// Notes a look without an answer: how long to pause, or nothing if a refusal in this very call
@@ -422,15 +423,20 @@ impl<'a> Wait<'a> {
     fn failed(&mut self, fault: Fault) -> Result<Option<Duration>, Error> {
         let now = Instant::now();
         self.ticket.answers(|answers| answers.failed(now));
-        match self.vigil.failed(fault) {
+        match self.state.failed(fault) {
             Ok(pause) => Ok(Some(pause)),
-            Err(error) if self.vigil.is_outdone(&error, || self.is_taken()) => Ok(None),
+            Err(error) if self.state.is_refusal_better(&error, || self.is_taken()) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// Sleeps after a refusal, until `latest` at the most, or until woken: true.
-    fn doze(&mut self, heard: bool, remaining: Option<Duration>, latest: Instant) -> bool {
+    fn sleep_after_refusal(
+        &mut self,
+        heard: bool,
+        remaining: Option<Duration>,
+        latest: Instant,
+    ) -> bool {
         let (pause, alarm) = self.pause(heard, remaining);
         self.alarm = Some(alarm);
         let woken = self.park(pause.min(Instant::now().until(latest)));
@@ -442,24 +448,24 @@ impl<'a> Wait<'a> {
     fn woke(&mut self, woken: bool) {
         let alarm = self.alarm.take();
         let wake = if woken { self.ticket.woken() } else { alarm };
-        self.is_awake = wake.is_some_and(|wake| self.attempt.shared.meters.woke(wake));
+        self.is_awake = wake.is_some_and(|wake| self.attempt.runtime.meters.woke(wake));
     }
 
     /// Somebody else holds the name: what woke this call was no help.
-    fn in_vain(&mut self) {
+    fn count_spurious_wake(&mut self) {
         if std::mem::take(&mut self.is_awake) {
-            self.attempt.shared.meters.counters.spurious_wakes.up();
+            self.attempt.runtime.meters.counters.spurious_wakes.up();
         }
     }
 
     /// How long to sleep after a refusal, if nothing wakes us, and what ends it then.
     fn pause(&self, heard: bool, remaining: Option<Duration>) -> (Duration, Wake) {
-        let backstop = self.attempt.shared.config.backstop;
+        let backstop = self.attempt.runtime.config.backstop;
         let refusals = self.refusals.saturating_sub(1);
         let pause = match &self.attempt.settings.wait {
             WaitPolicy::Backoff(backoff) => return (backoff.pause(refusals), Wake::Backstop),
             WaitPolicy::Wake if heard => jittered(backstop),
-            WaitPolicy::Wake => DEAF.pause(refusals).min(backstop),
+            WaitPolicy::Wake => UNSUBSCRIBED_BACKOFF.pause(refusals).min(backstop),
         };
         // Nobody tells of a key that runs out. Redis counts whole milliseconds, rounded down.
         let rounded = |left: Duration| left.saturating_add(Duration::from_millis(1));
@@ -477,7 +483,7 @@ impl<'a> Wait<'a> {
             if self.sleep(now, end) {
                 return true;
             }
-            if now >= end || self.attempt.shared.is_closed() {
+            if now >= end || self.attempt.runtime.is_closed() {
                 return false;
             }
         }
@@ -490,10 +496,10 @@ impl<'a> Wait<'a> {
 }
 
 /// Whatever ends the wait, such as another grant: what was handed to it goes on.
-impl Drop for Wait<'_> {
+impl Drop for LocalWait<'_> {
     fn drop(&mut self) {
         if let Some(handed) = self.ticket.leave() {
-            decline(self.attempt.shared, &handed);
+            pass_on_unclaimed(self.attempt.runtime, &handed);
         }
     }
 }

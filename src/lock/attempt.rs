@@ -7,25 +7,25 @@ use std::time::Duration;
 use crossbeam_channel::unbounded;
 
 use crate::clock::Instant;
-use crate::config::{Settings, Terms};
+use crate::config::{LeaseTerms, Settings};
 use crate::error::{Cause, Error};
 use crate::holder::HolderId;
-use crate::lease::handoff::Run;
-use crate::lease::held::{Hold, Live, Tenure};
-use crate::lease::state::Lease;
-use crate::lease::undo::{Told, Undo};
-use crate::lock::release::abandon;
+use crate::lease::handoff::HandoffRun;
+use crate::lease::held::{HeldLease, Holding, Live};
+use crate::lease::state::LeaseState;
+use crate::lease::undo::{ReleaseReport, Undo};
+use crate::lock::release::give_back_unseen;
 use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::kind::{Acquired, Keys};
-use crate::protocol::one_or_many::Few;
-use crate::redis::{Fault, Lane, OpenCircuit, Receipt, Size, Stake};
-use crate::runtime::Shared;
+use crate::protocol::one_or_many::OneOrMany;
+use crate::redis::{Cap, Fault, Majority, OpenCircuit, ServerVotes, Undoable};
+use crate::runtime::Runtime;
 use crate::token::FencingToken;
 use crate::wait_policy::{Backoff, RECONNECT};
 
 /// After a split vote: long enough for one of several to be through before the next comes.
-pub(crate) const SPLIT: Backoff =
+pub(crate) const SPLIT_VOTE_BACKOFF: Backoff =
     Backoff::new(Duration::from_millis(5), Duration::from_millis(100)).jitter(0.9);
 
 /// How often in a row a token is proposed. The second is above all counters that the first met, so
@@ -33,17 +33,17 @@ pub(crate) const SPLIT: Backoff =
 const PROPOSALS: usize = 8;
 
 /// Between two looks whether a server is asked again.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+const RETRY_CHECK_EVERY: Duration = Duration::from_millis(250);
 
 /// With this many malformed replies in a row the peer is taken for no Redis.
 const MOST_MALFORMED: u32 = 3;
 
 /// A call that takes a lock.
 pub(crate) struct Attempt<'a> {
-    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) runtime: &'a Arc<Runtime>,
     pub(crate) keys: &'a Arc<Keys>,
     pub(crate) settings: &'a Settings,
-    pub(crate) terms: Terms,
+    pub(crate) terms: LeaseTerms,
     /// When the call began.
     pub(crate) start: Instant,
     /// From when on silence of Redis counts.
@@ -61,37 +61,37 @@ pub(crate) struct Attempt<'a> {
 }
 
 /// What asking Redis came to.
-pub(crate) enum Look {
-    Granted(Arc<Hold>),
+pub(crate) enum Attempted {
+    Acquired(Arc<HeldLease>),
     /// Somebody else holds this one of the names: for so long, `None` without an end.
     Refused(usize, Option<Duration>),
     /// Several hold it on some servers each, and nobody on a majority of them.
-    Split,
+    SplitVote,
 }
 
 /// What asking for a part came to.
-enum Asked {
+enum PartReply {
     /// Under these tokens, by what was sent then.
-    Granted(Few<FencingToken>, Instant),
+    Granted(OneOrMany<FencingToken>, Instant),
     Not(Proposed),
 }
 
 enum Proposed {
-    Looked(Look),
+    Looked(Attempted),
     /// The token was not above this one.
     TooLow(u64),
 }
 
 impl<'a> Attempt<'a> {
     pub(crate) fn new(
-        shared: &'a Arc<Shared>,
+        runtime: &'a Arc<Runtime>,
         keys: &'a Arc<Keys>,
         settings: &'a Settings,
-        terms: Terms,
+        terms: LeaseTerms,
         start: Instant,
     ) -> Self {
         Self {
-            shared,
+            runtime,
             keys,
             settings,
             terms,
@@ -107,12 +107,12 @@ impl<'a> Attempt<'a> {
 
     /// Asks Redis once, under a fresh holder id. Where no answer comes, the undo is on its way when
     /// this returns.
-    pub(crate) fn look(&self, deadline: Instant) -> Result<Look, Fault> {
+    pub(crate) fn look(&self, deadline: Instant) -> Result<Attempted, Fault> {
         if let Some(cause) = &*self.failure.borrow()
             && self.is_unreachable(Instant::now())
         {
             // A command without time for an answer would only hide why there was none.
-            return Err(Fault::NotNow(cause.clone()));
+            return Err(Fault::NotRun(cause.clone()));
         }
         let until = self.patience(deadline);
         let mut above = 0;
@@ -122,7 +122,7 @@ impl<'a> Attempt<'a> {
                 Proposed::Looked(look) => return Ok(look),
             }
         }
-        Err(Fault::NotNow(Cause::text(
+        Err(Fault::NotRun(Cause::text(
             "other clients went on to higher fencing tokens each time",
         )))
     }
@@ -130,30 +130,30 @@ impl<'a> Attempt<'a> {
     /// Until when an answer is waited for.
     pub(crate) fn patience(&self, deadline: Instant) -> Instant {
         let now = Instant::now();
-        let timeout = self.shared.servers.command_timeout();
+        let timeout = self.runtime.deployment.command_timeout();
         now.after(timeout).min(deadline).min(self.gives_up_at(now))
     }
 
     /// Asks under a token above `above`, where it is the client that proposes it.
     fn propose(&self, until: Instant, deadline: Instant, above: u64) -> Result<Proposed, Fault> {
-        let (shared, keys) = (self.shared, self.keys);
-        shared.meters.counters.attempts.up();
-        let id = HolderId::fresh(&shared.config.owner);
+        let (runtime, keys) = (self.runtime, self.keys);
+        runtime.meters.counters.attempts.up();
+        let id = HolderId::fresh(&runtime.config.owner);
         logging::trace!(name:% = keys, holder:% = id.as_str(); "acquire {keys} as {}", id.as_str());
-        let receipt = shared.servers.receipt();
+        let votes = runtime.deployment.votes();
         let asked = match keys.parts() {
-            [all] => self.ask(all, &id, receipt.as_ref(), until, above)?,
+            [all] => self.ask(all, &id, votes.as_ref(), until, above)?,
             parts => self.ask_each(parts, &id, deadline)?,
         };
         let (tokens, sent) = match asked {
-            Asked::Granted(tokens, sent) => (tokens, sent),
-            Asked::Not(proposed) => return Ok(proposed),
+            PartReply::Granted(tokens, sent) => (tokens, sent),
+            PartReply::Not(proposed) => return Ok(proposed),
         };
         let now = Instant::now();
-        match Lease::granted(sent, now, &self.terms) {
+        match LeaseState::granted(sent, now, &self.terms) {
             Some(lease) => {
-                let hold = self.hold(id, tokens, lease, receipt, now, until)?;
-                Ok(Proposed::Looked(Look::Granted(hold)))
+                let hold = self.hold(id, tokens, lease, votes, now, until)?;
+                Ok(Proposed::Looked(Attempted::Acquired(hold)))
             }
             None => Err(self.undo(
                 keys,
@@ -169,41 +169,43 @@ impl<'a> Attempt<'a> {
         &self,
         part: &Arc<Keys>,
         id: &HolderId,
-        receipt: Option<&Arc<Receipt>>,
+        votes: Option<&Arc<ServerVotes>>,
         until: Instant,
         above: u64,
-    ) -> Result<Asked, Fault> {
-        let shared = self.shared;
-        let acquire = shared
-            .servers
+    ) -> Result<PartReply, Fault> {
+        let runtime = self.runtime;
+        let acquire = runtime
+            .deployment
             .acquire(part, id, self.terms.ttl, above, self.block())
             .acknowledged_by(self.terms.replicas);
         let wanted = acquire.wanted();
-        let stake = Stake {
+        let undoable = Undoable {
             keys: part,
             id,
             ttl: self.terms.ttl,
-            receipt,
+            votes,
         };
-        let answer = shared
-            .servers
-            .call_or_undo(acquire, until, Lane::Capped, Some(&stake));
+        let answer = runtime
+            .deployment
+            .call_or_undo(acquire, until, Cap::Counted, Some(&undoable));
         self.note(&answer);
         match answer {
             Ok((reply, sent)) => match Acquired::read(&reply, wanted) {
-                Some(Acquired::Granted(tokens)) => Ok(Asked::Granted(tokens, sent)),
+                Some(Acquired::Granted(tokens)) => Ok(PartReply::Granted(tokens, sent)),
                 // Its first run was granted, and something between us and Redis ran it again.
                 Some(Acquired::Refused(refusal)) if refusal.holder == id.as_str().as_bytes() => {
                     Err(self.undo(part, id, Cause::text("the acquire script ran twice")))
                 }
-                Some(Acquired::Refused(refusal)) if !shared.sites.is_undoing(&refusal.holder) => {
-                    let look = Look::Refused(refusal.name, refusal.remaining);
-                    Ok(Asked::Not(Proposed::Looked(look)))
+                Some(Acquired::Refused(refusal))
+                    if !runtime.endpoints.is_undoing(&refusal.holder) =>
+                {
+                    let look = Attempted::Refused(refusal.name, refusal.remaining);
+                    Ok(PartReply::Not(Proposed::Looked(look)))
                 }
-                Some(Acquired::Split) => Ok(Asked::Not(Proposed::Looked(Look::Split))),
-                Some(Acquired::TooLow(counter)) => Ok(Asked::Not(Proposed::TooLow(counter))),
+                Some(Acquired::Split) => Ok(PartReply::Not(Proposed::Looked(Attempted::SplitVote))),
+                Some(Acquired::TooLow(counter)) => Ok(PartReply::Not(Proposed::TooLow(counter))),
                 // Nobody but ourselves: an earlier attempt or release without an answer.
-                Some(Acquired::Refused(_)) => Err(Fault::NotNow(Cause::text(
+                Some(Acquired::Refused(_)) => Err(Fault::NotRun(Cause::text(
                     "a lease of this client, about which no answer came, is being undone",
                 ))),
                 None => Err(self.undo(
@@ -212,10 +214,10 @@ impl<'a> Attempt<'a> {
                     Cause::text("the acquire script gave an answer that is not its own"),
                 )),
             },
-            Err(Fault::NoAnswer(cause)) => Err(self.undo(part, id, cause)),
-            Err(Fault::Unsafe(error)) => {
+            Err(Fault::Unknown(cause)) => Err(self.undo(part, id, cause)),
+            Err(Fault::NotReplicated(error)) => {
                 self.undo(part, id, Cause::text("not acknowledged"));
-                Err(Fault::Never(error))
+                Err(Fault::Rejected(error))
             }
             Err(fault) => Err(fault),
         }
@@ -228,12 +230,12 @@ impl<'a> Attempt<'a> {
         parts: &[Arc<Keys>],
         id: &HolderId,
         deadline: Instant,
-    ) -> Result<Asked, Fault> {
+    ) -> Result<PartReply, Fault> {
         let mut tokens = Vec::new();
         let mut first = None;
         for (n, part) in parts.iter().enumerate() {
             let asked = self.ask(part, id, None, self.patience(deadline), 0);
-            if let Ok(Asked::Granted(more, sent)) = asked {
+            if let Ok(PartReply::Granted(more, sent)) = asked {
                 tokens.extend_from_slice(&more);
                 first.get_or_insert(sent);
                 continue;
@@ -241,26 +243,26 @@ impl<'a> Attempt<'a> {
             let before = parts.get(..n).unwrap_or_default();
             self.give_back(before, id, self.patience(deadline));
             return match asked {
-                Ok(Asked::Not(Proposed::Looked(Look::Refused(name, remaining)))) => {
+                Ok(PartReply::Not(Proposed::Looked(Attempted::Refused(name, remaining)))) => {
                     // There is a token for each name before those of this part.
-                    let look = Look::Refused(tokens.len() + name, remaining);
-                    Ok(Asked::Not(Proposed::Looked(look)))
+                    let look = Attempted::Refused(tokens.len() + name, remaining);
+                    Ok(PartReply::Not(Proposed::Looked(look)))
                 }
                 asked => asked,
             };
         }
         let first = first.unwrap_or(self.start);
-        Ok(Asked::Granted(tokens.into_iter().collect(), first))
+        Ok(PartReply::Granted(tokens.into_iter().collect(), first))
     }
 
     /// Undoes what was granted, before this returns if there is time.
     fn give_back(&self, parts: &[Arc<Keys>], id: &HolderId, until: Instant) {
         let (told, found) = unbounded();
-        let told = Arc::new(Told::new(Size::each(parts.len()), told));
+        let told = Arc::new(ReleaseReport::new(Majority::each(parts.len()), told));
         let end = Instant::now().after(self.terms.ttl);
         for part in parts {
             let (part, told) = (Arc::clone(part), Arc::clone(&told));
-            self.shared.undo(Undo::told(part, id.clone(), end, told));
+            self.runtime.undo(Undo::told(part, id.clone(), end, told));
         }
         drop(told);
         // What was found changes nothing.
@@ -271,37 +273,37 @@ impl<'a> Attempt<'a> {
     pub(crate) fn hold(
         &self,
         id: HolderId,
-        tokens: Few<FencingToken>,
-        lease: Lease,
-        receipt: Option<Arc<Receipt>>,
+        tokens: OneOrMany<FencingToken>,
+        lease: LeaseState,
+        votes: Option<Arc<ServerVotes>>,
         since: Instant,
         until: Instant,
-    ) -> Result<Arc<Hold>, Fault> {
-        let (shared, keys) = (self.shared, self.keys);
+    ) -> Result<Arc<HeldLease>, Fault> {
+        let (runtime, keys) = (self.runtime, self.keys);
         // Whatever is granted comes with a token.
         let token = *tokens.first().expect("a token of what is held");
-        let hold = Arc::new(Hold {
+        let hold = Arc::new(HeldLease {
             keys: Arc::clone(keys),
             id,
             tokens,
-            receipt,
-            serial: shared.next_serial(),
+            votes,
+            serial: runtime.next_serial(),
             replicas: self.terms.replicas,
-            run: Run::new(token, self.block(), since),
-            live: Live::new(lease, self.tenure(token, since)),
+            run: HandoffRun::new(token, self.block(), since),
+            live: Live::new(lease, self.holding(token, since)),
         });
-        for before in shared.waiters.granted(&hold) {
+        for before in runtime.waiters.granted(&hold) {
             let Some(before) = before.upgrade() else {
                 continue;
             };
             before.lose(Lost::Taken);
-            shared.look_after(&before);
+            runtime.reschedule(&before);
         }
-        shared.look_after(&hold);
-        if shared.is_closed() {
+        runtime.reschedule(&hold);
+        if runtime.is_closed() {
             // The shutdown that runs beside us may have seen this lease, or not.
-            abandon(shared, &hold, until);
-            return Err(Fault::Never(Error::Closed));
+            give_back_unseen(runtime, &hold, until);
+            return Err(Fault::Rejected(Error::Closed));
         }
         self.log_granted(&hold);
         Ok(hold)
@@ -316,8 +318,8 @@ impl<'a> Attempt<'a> {
     }
 
     /// Of the call that this attempt is for.
-    pub(crate) fn tenure(&self, token: FencingToken, since: Instant) -> Tenure {
-        Tenure {
+    pub(crate) fn holding(&self, token: FencingToken, since: Instant) -> Holding {
+        Holding {
             token,
             since: Some(since),
             handoffs: self.terms.handoffs,
@@ -330,22 +332,22 @@ impl<'a> Attempt<'a> {
     /// Undoes, in the background, what may have been acquired under `id` or may yet be.
     pub(crate) fn undo(&self, keys: &Arc<Keys>, id: &HolderId, cause: Cause) -> Fault {
         let until = Instant::now().after(self.terms.ttl);
-        self.shared
+        self.runtime
             .undo(Undo::of_acquire(Arc::clone(keys), id.clone(), until));
-        Fault::NoAnswer(cause)
+        Fault::Unknown(cause)
     }
 
     /// Asks Redis until it answers, or the deadline has come.
-    pub(crate) fn insist(&self, deadline: Instant) -> Result<Look, Error> {
+    pub(crate) fn try_until_answered(&self, deadline: Instant) -> Result<Attempted, Error> {
         let (mut failures, mut splits) = (0, 0);
         loop {
             match self.look(deadline) {
-                Ok(Look::Split) => {
-                    let pause = SPLIT.pause(splits);
+                Ok(Attempted::SplitVote) => {
+                    let pause = SPLIT_VOTE_BACKOFF.pause(splits);
                     splits += 1;
                     if Instant::now().after(pause) >= deadline {
                         // Somebody else did hold it on some servers.
-                        return Ok(Look::Refused(0, Some(pause)));
+                        return Ok(Attempted::Refused(0, Some(pause)));
                     }
                     std::thread::sleep(pause);
                 }
@@ -367,10 +369,10 @@ impl<'a> Attempt<'a> {
         failures: u32,
         deadline: Instant,
     ) -> Result<Duration, Error> {
-        self.shared.check_open()?;
+        self.runtime.check_open()?;
         let cause = match fault {
-            Fault::Unsafe(error) | Fault::Never(error) => return Err(error),
-            Fault::NotNow(cause) | Fault::NoAnswer(cause) | Fault::Elsewhere(_, cause) => cause,
+            Fault::NotReplicated(error) | Fault::Rejected(error) => return Err(error),
+            Fault::NotRun(cause) | Fault::Unknown(cause) | Fault::Redirected(_, cause) => cause,
             Fault::Open(open) => return self.pause_while_open(*open, deadline),
         };
         self.check_is_redis(&cause)?;
@@ -398,16 +400,16 @@ impl<'a> Attempt<'a> {
             cause if malformed >= MOST_MALFORMED => cause.last_malformed(malformed),
             _ => return Ok(()),
         };
-        Err(self.shared.servers.unreachable(cause))
+        Err(self.runtime.deployment.unreachable(cause))
     }
 
     /// How long a waiting call pauses while its server is not asked. That another call was answered is
     /// told to nobody, so it is looked for.
     fn pause_while_open(&self, open: OpenCircuit, deadline: Instant) -> Result<Duration, Error> {
-        self.shared.watch(self.keys);
+        self.runtime.watch(self.keys);
         let now = Instant::now();
         if self.is_unreachable(now) {
-            let last = open.last_at(self.shared.servers.label());
+            let last = open.last_at(self.runtime.deployment.label());
             let cause = self.failure.take().unwrap_or(last);
             return Err(self.unreachable(cause, now));
         }
@@ -415,7 +417,7 @@ impl<'a> Attempt<'a> {
             return Err(self.turned_away(open, now));
         }
         let end = deadline.min(self.gives_up_at(now));
-        Ok(open.retry_in.min(LOOK_AGAIN).min(now.until(end)))
+        Ok(open.retry_in.min(RETRY_CHECK_EVERY).min(now.until(end)))
     }
 
     /// For a call that gives up while its server's breaker is open. One that has sent a command must
@@ -424,7 +426,7 @@ impl<'a> Attempt<'a> {
         match self.failure.take() {
             Some(cause) => self.unreachable(cause, now),
             None if self.has_asked.get() => {
-                let last = open.last_at(self.shared.servers.label());
+                let last = open.last_at(self.runtime.deployment.label());
                 self.unreachable(last, now)
             }
             None => open.into(),
@@ -434,25 +436,25 @@ impl<'a> Attempt<'a> {
     /// For a call that gives up at `now`.
     fn unreachable(&self, cause: Cause, now: Instant) -> Error {
         let cause = cause.unserved_for(self.silence(now));
-        self.shared.servers.unreachable(cause)
+        self.runtime.deployment.unreachable(cause)
     }
 
     /// For a call that gives up at `now` while others wait for an answer on its behalf.
     pub(crate) fn unreachable_for_others(&self, now: Instant) -> Error {
         let silence = self.silence(now);
-        let servers = &self.shared.servers;
+        let deployment = &self.runtime.deployment;
         let silent_since =
-            |part: &&Arc<Keys>| servers.silent_since(part.key(0), now, self.asks_since.get());
+            |part: &&Arc<Keys>| deployment.silent_since(part.key(0), now, self.asks_since.get());
         let part = self.keys.parts().iter().min_by_key(silent_since);
-        let cause = part.and_then(|part| servers.last_failure(part.key(0)));
+        let cause = part.and_then(|part| deployment.last_failure(part.key(0)));
         self.unreachable(cause.unwrap_or_else(|| Cause::no_reply(silence)), now)
     }
 
     /// Notes whether the command that came to `answer` was sent.
     pub(crate) fn note<T>(&self, answer: &Result<T, Fault>) {
         let was_sent = match answer {
-            Ok(_) | Err(Fault::NoAnswer(_) | Fault::Unsafe(_)) => true,
-            Err(Fault::NotNow(_) | Fault::Open(_) | Fault::Elsewhere(..) | Fault::Never(_)) => {
+            Ok(_) | Err(Fault::Unknown(_) | Fault::NotReplicated(_)) => true,
+            Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Redirected(..) | Fault::Rejected(_)) => {
                 false
             }
         };
@@ -464,7 +466,7 @@ impl<'a> Attempt<'a> {
 
     /// Whether Redis has not answered for too long to wait for it any more.
     pub(crate) fn is_unreachable(&self, now: Instant) -> bool {
-        self.silence(now) >= self.shared.config.unreachable_for
+        self.silence(now) >= self.runtime.config.unreachable_for
     }
 
     /// Notes that this call slept because the lock was held, and asks again. Others may have met a
@@ -479,7 +481,7 @@ impl<'a> Attempt<'a> {
     /// When this call gives up, if Redis stays as silent as it is at `now`.
     pub(crate) fn gives_up_at(&self, now: Instant) -> Instant {
         let since = self.silent_since(now);
-        since.after(self.shared.config.unreachable_for)
+        since.after(self.runtime.config.unreachable_for)
     }
 
     /// For how long at `now` this call has been without an answer.
@@ -488,8 +490,9 @@ impl<'a> Attempt<'a> {
     }
 
     fn silent_since(&self, now: Instant) -> Instant {
-        let servers = &self.shared.servers;
-        let each = |part: &Arc<Keys>| servers.silent_since(part.key(0), now, self.asks_since.get());
+        let deployment = &self.runtime.deployment;
+        let each =
+            |part: &Arc<Keys>| deployment.silent_since(part.key(0), now, self.asks_since.get());
         let first = self.keys.parts().iter().map(each).min();
         first.unwrap_or(now)
     }
@@ -497,12 +500,12 @@ impl<'a> Attempt<'a> {
     /// Which of the names this client holds at this moment: the first that it does.
     pub(crate) fn held_here(&self) -> Option<usize> {
         self.keys.names.iter().position(|name| {
-            let holder = self.shared.waiters.holder(name);
+            let holder = self.runtime.waiters.holder(name);
             holder.is_some_and(|hold| hold.lease(|lease| lease.covers(Instant::now())))
         })
     }
 
-    pub(crate) fn log_granted(&self, hold: &Hold) {
+    pub(crate) fn log_granted(&self, hold: &HeldLease) {
         // The clock is not free, and this line is seldom wanted.
         let mut is_wanted = false;
         logging::contain(|| is_wanted = log::log_enabled!(log::Level::Debug));

@@ -6,33 +6,33 @@ use std::time::Duration;
 use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error};
 use crate::holder::HolderId;
-use crate::lease::held::Hold;
-use crate::lease::state::Lease;
+use crate::lease::held::HeldLease;
+use crate::lease::state::LeaseState;
 use crate::lease::undo::Undo;
 use crate::lock::attempt::Attempt;
-use crate::lock::wait_state::Vigil;
+use crate::lock::wait_state::WaitState;
 use crate::logging;
-use crate::protocol::fair::{Line, Refreshed, provisional, refresh_every};
-use crate::protocol::kind::{Acquired, Found};
-use crate::protocol::one_or_many::Few;
-use crate::queue::fair::{Grant, Pace, Spot, Step};
-use crate::redis::{Fault, Lane, Stake};
+use crate::protocol::fair::{QueueKeys, Refreshed, provisional, refresh_every};
+use crate::protocol::kind::{Acquired, KeyState};
+use crate::protocol::one_or_many::OneOrMany;
+use crate::queue::fair::{FairStep, FairTicket, Grant, RefreshPace};
+use crate::redis::{Cap, Fault, Undoable};
 use crate::stats::Wake;
 use crate::token::FencingToken;
 use crate::wait_policy::{Backoff, WaitPolicy};
 
 /// A call that waits for a fair lock.
-pub(crate) struct Stand<'a> {
+pub(crate) struct FairWait<'a> {
     attempt: &'a Attempt<'a>,
-    line: &'a Line,
-    spot: Spot<'a>,
+    line: &'a QueueKeys,
+    spot: FairTicket<'a>,
     deadline: Instant,
-    pub(crate) vigil: Vigil<'a>,
+    pub(crate) state: WaitState<'a>,
 }
 
-impl<'a> Stand<'a> {
-    pub(crate) fn new(attempt: &'a Attempt<'a>, line: &'a Line, deadline: Instant) -> Self {
-        let pace = Pace {
+impl<'a> FairWait<'a> {
+    pub(crate) fn new(attempt: &'a Attempt<'a>, line: &'a QueueKeys, deadline: Instant) -> Self {
+        let pace = RefreshPace {
             every: refresh_every(attempt.terms.ttl),
             backoff: match attempt.settings.wait {
                 WaitPolicy::Wake => None,
@@ -42,9 +42,9 @@ impl<'a> Stand<'a> {
         Self {
             attempt,
             line,
-            spot: attempt.shared.waiters.places.join(attempt.keys, pace),
+            spot: attempt.runtime.waiters.fair_queues.join(attempt.keys, pace),
             deadline,
-            vigil: Vigil::new(attempt, deadline),
+            state: WaitState::new(attempt, deadline),
         }
     }
 
@@ -54,7 +54,7 @@ impl<'a> Stand<'a> {
     }
 
     /// Waits until the lock is passed to this call. `None` at the deadline, or after the policy's attempts.
-    pub(crate) fn run(&mut self) -> Result<Option<Arc<Hold>>, Error> {
+    pub(crate) fn run(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
         let outcome = self.wait();
         if !matches!(outcome, Ok(Some(_)))
             && let Some(id) = self.spot.leaves()
@@ -64,38 +64,38 @@ impl<'a> Stand<'a> {
         outcome
     }
 
-    fn wait(&mut self) -> Result<Option<Arc<Hold>>, Error> {
+    fn wait(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
         loop {
-            self.attempt.shared.check_open()?;
+            self.attempt.runtime.check_open()?;
             let now = Instant::now();
             let is_over = self.is_over(now);
             match self.spot.step(now) {
-                Step::Take(grant) => {
+                FairStep::Take(grant) => {
                     if let Some(hold) = self.take(grant)? {
                         return Ok(Some(hold));
                     }
                 }
-                Step::Refresh(_, why) if is_over => {
+                FairStep::Refresh(_, why) if is_over => {
                     self.spot.not_refreshed(why, now);
                     return Ok(None);
                 }
                 _ if is_over => return Ok(None),
-                Step::Refresh(_, why) if self.is_too_late(now) => {
+                FairStep::Refresh(_, why) if self.is_too_late(now) => {
                     // For the others, who may have more time.
                     self.spot.not_refreshed(why, now);
                     self.park(self.deadline);
                 }
-                Step::Enter if self.is_too_late(now) => self.park(self.deadline),
-                Step::Enter => {
+                FairStep::Enter if self.is_too_late(now) => self.park(self.deadline),
+                FairStep::Enter => {
                     if let Some(hold) = self.enter()? {
                         return Ok(Some(hold));
                     }
                 }
-                Step::Refresh(ids, why) => self.refresh(&ids, why)?,
-                Step::Sleep(_) if now >= self.deadline => {
+                FairStep::Refresh(ids, why) => self.refresh(&ids, why)?,
+                FairStep::Sleep(_) if now >= self.deadline => {
                     return Err(self.attempt.unreachable_for_others(now));
                 }
-                Step::Sleep(until) => self.sleep(until)?,
+                FairStep::Sleep(until) => self.sleep(until)?,
             }
         }
     }
@@ -116,42 +116,42 @@ impl<'a> Stand<'a> {
 
     /// Whether this call may say at its deadline that it was not its turn.
     fn is_taken(&self) -> bool {
-        self.spot.is_taken(self.vigil.span()) || self.attempt.held_here().is_some()
+        self.spot.is_taken(self.state.span()) || self.attempt.held_here().is_some()
     }
 
     fn is_too_late(&self, now: Instant) -> bool {
-        self.vigil.is_too_late(now, || self.is_taken())
+        self.state.is_too_late(now, || self.is_taken())
     }
 
     /// Takes the lock, or a place at the end of the queue.
-    fn enter(&mut self) -> Result<Option<Arc<Hold>>, Error> {
+    fn enter(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
         let Attempt {
-            shared,
+            runtime,
             keys,
             terms,
             ..
         } = self.attempt;
-        let id = HolderId::fresh(&shared.config.owner);
+        let id = HolderId::fresh(&runtime.config.owner);
         logging::trace!(name:% = keys, holder:% = id.as_str(); "enter the queue of {keys} as {}", id.as_str());
-        shared.meters.counters.attempts.up();
+        runtime.meters.counters.attempts.up();
         let inbox = self.inbox();
         let call = self.line.enter(keys, &id, terms.ttl, Some(&inbox));
         let wanted = call.wanted();
-        let stake = Stake {
+        let undoable = Undoable {
             keys,
             id: &id,
             ttl: terms.ttl,
-            receipt: None,
+            votes: None,
         };
         let until = self.attempt.patience(self.deadline);
         // Before it is sent: the lock may be passed on before the answer is here.
         self.spot.enters(&id);
         self.spot.answers(|answers| answers.asked(Instant::now()));
-        let answer = shared.servers.call_or_undo(
+        let answer = runtime.deployment.call_or_undo(
             call.acknowledged_by(terms.replicas),
             until,
-            Lane::Capped,
-            Some(&stake),
+            Cap::Counted,
+            Some(&undoable),
         );
         self.attempt.note(&answer);
         let fault = match answer {
@@ -159,7 +159,7 @@ impl<'a> Stand<'a> {
                 Some(Acquired::Granted(tokens)) => {
                     self.spot.leaves();
                     let now = Instant::now();
-                    match Lease::granted(sent, now, terms) {
+                    match LeaseState::granted(sent, now, terms) {
                         Some(lease) => return self.hold(id, tokens, lease, now).map(Some),
                         None => self.attempt.undo(
                             keys,
@@ -170,9 +170,9 @@ impl<'a> Stand<'a> {
                 }
                 Some(Acquired::Refused(refusal)) => {
                     self.spot.entered(sent, refusal.remaining);
-                    self.vigil.answered(sent, Instant::now());
-                    self.vigil.say(0, refusal.remaining);
-                    self.hear()?;
+                    self.state.answered(sent, Instant::now());
+                    self.state.log_waiting_once(0, refusal.remaining);
+                    self.ensure_subscribed()?;
                     return Ok(None);
                 }
                 _ => self.attempt.undo(
@@ -181,11 +181,11 @@ impl<'a> Stand<'a> {
                     Cause::text("the fair_enter script gave an answer that is not its own"),
                 ),
             },
-            Err(Fault::NoAnswer(cause)) => self.attempt.undo(keys, &id, cause),
-            Err(Fault::Unsafe(error)) => {
+            Err(Fault::Unknown(cause)) => self.attempt.undo(keys, &id, cause),
+            Err(Fault::NotReplicated(error)) => {
                 self.attempt
                     .undo(keys, &id, Cause::text("not acknowledged"));
-                Fault::Never(error)
+                Fault::Rejected(error)
             }
             Err(fault) => fault,
         };
@@ -199,37 +199,39 @@ impl<'a> Stand<'a> {
     /// Where this client hears of grants; empty where it does not.
     fn inbox(&self) -> Vec<u8> {
         match self.attempt.settings.wait {
-            WaitPolicy::Wake => self.attempt.shared.inbox(self.attempt.keys.key(0)),
+            WaitPolicy::Wake => self.attempt.runtime.inbox(self.attempt.keys.key(0)),
             WaitPolicy::Backoff(_) => Vec::new(),
         }
     }
 
     /// Refreshes the places of all who wait for the name in this client.
     fn refresh(&mut self, ids: &[HolderId], why: Wake) -> Result<(), Error> {
-        let Attempt { shared, keys, .. } = self.attempt;
-        let counts = shared.meters.woke(why);
+        let Attempt { runtime, keys, .. } = self.attempt;
+        let counts = runtime.meters.woke(why);
         // One for all of them.
         let inbox = match self.spot.anybody_hears() {
-            true => shared.inbox(keys.key(0)),
+            true => runtime.inbox(keys.key(0)),
             false => Vec::new(),
         };
         let values: Vec<Vec<u8>> = ids.iter().map(|id| id.as_str().into()).collect();
         let call = self.line.refresh(keys, &inbox, &values);
         let until = self.attempt.patience(self.deadline);
         self.spot.answers(|answers| answers.asked(Instant::now()));
-        let answer = shared.servers.call_or_undo(call, until, Lane::Capped, None);
+        let answer = runtime
+            .deployment
+            .call_or_undo(call, until, Cap::Counted, None);
         self.attempt.note(&answer);
         let fault = match answer {
             Ok((reply, sent)) => match Refreshed::read(&reply, ids.len()) {
                 Some(answers) => {
                     self.spot.refreshed(ids, &answers, sent);
-                    self.vigil.answered(sent, Instant::now());
+                    self.state.answered(sent, Instant::now());
                     if counts && answers.iter().all(|answer| *answer == Refreshed::Waiting) {
-                        shared.meters.counters.spurious_wakes.up();
+                        runtime.meters.counters.spurious_wakes.up();
                     }
-                    return self.hear();
+                    return self.ensure_subscribed();
                 }
-                None => Fault::NoAnswer(Cause::text(
+                None => Fault::Unknown(Cause::text(
                     "the fair_refresh script gave an answer that is not its own",
                 )),
             },
@@ -244,21 +246,21 @@ impl<'a> Stand<'a> {
 
     /// Wants to hear of plain releases, and with them of grants, where the policy says so. Once they are heard the
     /// places are refreshed: what was told before then was not.
-    fn hear(&mut self) -> Result<(), Error> {
-        self.vigil.hear(0).map(drop)
+    fn ensure_subscribed(&mut self) -> Result<(), Error> {
+        self.state.ensure_subscribed(0).map(drop)
     }
 
     /// The lock was passed to this call. `None` where the grant has lapsed, or is too old to tell.
-    fn take(&mut self, grant: Grant) -> Result<Option<Arc<Hold>>, Error> {
+    fn take(&mut self, grant: Grant) -> Result<Option<Arc<HeldLease>>, Error> {
         let terms = &self.attempt.terms;
         if grant.is_heard {
-            self.attempt.shared.meters.woke(Wake::Message);
+            self.attempt.runtime.meters.woke(Wake::Message);
         }
-        let tokens = Few::One(grant.token);
+        let tokens = OneOrMany::One(grant.token);
         let lasting = provisional(terms.ttl);
         let now = Instant::now();
         if terms.replicas.is_none()
-            && let Some(lease) = Lease::passed(grant.proof, now, lasting, terms)
+            && let Some(lease) = LeaseState::passed(grant.proof, now, lasting, terms)
         {
             return self.hold(grant.id, tokens, lease, now).map(Some);
         }
@@ -267,7 +269,7 @@ impl<'a> Stand<'a> {
             Ok(None) => Ok(None),
             Err(error) => {
                 self.leave(grant.id);
-                if self.vigil.is_outdone(&error, || self.is_taken()) {
+                if self.state.is_refusal_better(&error, || self.is_taken()) {
                     return Ok(None);
                 }
                 Err(error)
@@ -276,36 +278,41 @@ impl<'a> Stand<'a> {
     }
 
     /// Renews a grant of which little may be left, or which replicas are to have. `None` where it has lapsed.
-    fn make_sure(&mut self, id: &HolderId) -> Result<Option<Lease>, Error> {
+    fn make_sure(&mut self, id: &HolderId) -> Result<Option<LeaseState>, Error> {
         let Attempt {
-            shared,
+            runtime,
             keys,
             terms,
             ..
         } = self.attempt;
         loop {
-            shared.check_open()?;
+            runtime.check_open()?;
             let call = keys
                 .renew(id, terms.ttl, false)
                 .acknowledged_by(terms.replicas);
             let until = self.attempt.patience(self.deadline);
-            let fault = match shared.servers.call_or_undo(call, until, Lane::Free, None) {
-                Ok((reply, sent)) => match Found::read(&reply) {
-                    Some(Found::Ours) => match Lease::granted(sent, Instant::now(), terms) {
-                        Some(lease) => return Ok(Some(lease)),
-                        None => Fault::NoAnswer(Cause::text(
-                            "the answer took as long as the lease: ttl too short",
-                        )),
-                    },
-                    Some(Found::Nobody | Found::Another) => return Ok(None),
-                    None => Fault::NoAnswer(Cause::text(
+            let fault = match runtime
+                .deployment
+                .call_or_undo(call, until, Cap::Exempt, None)
+            {
+                Ok((reply, sent)) => match KeyState::read(&reply) {
+                    Some(KeyState::Ours) => {
+                        match LeaseState::granted(sent, Instant::now(), terms) {
+                            Some(lease) => return Ok(Some(lease)),
+                            None => Fault::Unknown(Cause::text(
+                                "the answer took as long as the lease: ttl too short",
+                            )),
+                        }
+                    }
+                    Some(KeyState::Gone | KeyState::Foreign) => return Ok(None),
+                    None => Fault::Unknown(Cause::text(
                         "the renew script gave an answer that is not its own",
                     )),
                 },
                 Err(fault) => fault,
             };
             self.spot.answers(|answers| answers.failed(Instant::now()));
-            let pause = self.vigil.failed(fault)?;
+            let pause = self.state.failed(fault)?;
             self.park(Instant::now().after(pause));
         }
     }
@@ -313,42 +320,45 @@ impl<'a> Stand<'a> {
     fn hold(
         &self,
         id: HolderId,
-        tokens: Few<FencingToken>,
-        lease: Lease,
+        tokens: OneOrMany<FencingToken>,
+        lease: LeaseState,
         since: Instant,
-    ) -> Result<Arc<Hold>, Error> {
+    ) -> Result<Arc<HeldLease>, Error> {
         let attempt = self.attempt;
         let until = attempt.patience(self.deadline);
         let hold = attempt.hold(id, tokens, lease, None, since, until);
-        hold.map_err(|fault| attempt.shared.servers.error(fault))
+        hold.map_err(|fault| attempt.runtime.deployment.error(fault))
     }
 
     /// Leaves the queue, or passes on what came at this moment.
     fn leave(&self, id: HolderId) {
         let Attempt {
-            shared,
+            runtime,
             keys,
             terms,
             ..
         } = self.attempt;
-        if shared.is_closed() {
+        if runtime.is_closed() {
             // Nobody does so in the background any more. Where this fails the place dies by itself.
-            let until = Instant::now().after(shared.servers.command_timeout());
-            let _ = shared
-                .servers
-                .call(keys.release(id.as_str().as_bytes()), until, Lane::Free);
+            let until = Instant::now().after(runtime.deployment.command_timeout());
+            let _ =
+                runtime
+                    .deployment
+                    .call(keys.release(id.as_str().as_bytes()), until, Cap::Exempt);
             return;
         }
         let until = Instant::now().after(terms.ttl);
-        shared.undo(Undo::of_release(Arc::clone(keys), id, until));
+        runtime.undo(Undo::of_release(Arc::clone(keys), id, until));
     }
 
     /// Notes that there was no answer: how long to pause, unless it was the last time.
     fn failed(&mut self, fault: Fault) -> Result<Duration, Error> {
         self.spot.answers(|answers| answers.failed(Instant::now()));
-        match self.vigil.failed(fault) {
+        match self.state.failed(fault) {
             // The wait is over, and this is not why.
-            Err(error) if self.vigil.is_outdone(&error, || self.is_taken()) => Ok(Duration::ZERO),
+            Err(error) if self.state.is_refusal_better(&error, || self.is_taken()) => {
+                Ok(Duration::ZERO)
+            }
             answer => answer,
         }
     }

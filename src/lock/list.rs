@@ -9,8 +9,8 @@ use crate::holder::Holder;
 use crate::name::Name;
 use crate::protocol::kind::{Keys, read_holder};
 use crate::protocol::script::{Call, Reply};
-use crate::redis::{Fault, Lane, Server, Wire};
-use crate::runtime::Shared;
+use crate::redis::{Cap, Connection, Fault, Server};
+use crate::runtime::Runtime;
 
 /// How many names are inspected in one write.
 const TOGETHER: usize = 64;
@@ -37,14 +37,14 @@ impl Held {
 /// Scans each server page by page and inspects the names on each page.
 ///
 /// Over a quorum, a minority of the servers may fail.
-pub(crate) fn list(shared: &Shared, prefix: &[u8]) -> Result<Vec<Held>, Error> {
-    let key_prefix = shared.config.key_prefix.as_bytes();
+pub(crate) fn list(runtime: &Runtime, prefix: &[u8]) -> Result<Vec<Held>, Error> {
+    let key_prefix = runtime.config.key_prefix.as_bytes();
     let pattern = [glob(key_prefix), glob(prefix), b"*".to_vec()].concat();
     let mut found = BTreeMap::new();
-    let size = shared.servers.size();
+    let size = runtime.deployment.size();
     let mut may_fail = size.all - size.needed;
-    for server in twice(shared, |until| shared.servers.all(until))? {
-        match collect(shared, &server, &pattern, &mut found) {
+    for server in twice(runtime, |until| runtime.deployment.all(until))? {
+        match collect(runtime, &server, &pattern, &mut found) {
             Err(error) if error.is_unreachable() && may_fail > 0 => may_fail -= 1,
             outcome => outcome?,
         }
@@ -56,29 +56,32 @@ pub(crate) fn list(shared: &Shared, prefix: &[u8]) -> Result<Vec<Held>, Error> {
 
 /// Adds the names that one server has to `found`, except those that are there already.
 fn collect(
-    shared: &Shared,
+    runtime: &Runtime,
     server: &Server,
     pattern: &[u8],
     found: &mut BTreeMap<Name, Option<Holder>>,
 ) -> Result<(), Error> {
     let mut cursor = b"0".to_vec();
-    let mut wire = None;
+    let mut connection = None;
     loop {
-        let (next, page) = twice(shared, |until| server.scan(&cursor, pattern, until))?;
+        let (next, page) = twice(runtime, |until| server.scan(&cursor, pattern, until))?;
         let names: Vec<Keys> = page
             .iter()
-            .filter_map(|key| named(key, &shared.config))
+            .filter_map(|key| named(key, &runtime.config))
             // `SCAN` may return a key twice, and keys that are not locks.
             .filter(|keys| {
-                !found.contains_key(keys.key(0).name) && shared.servers.check(keys).is_ok()
+                !found.contains_key(keys.key(0).name) && runtime.deployment.check(keys).is_ok()
             })
             .collect();
         for names in names.chunks(TOGETHER) {
-            let holders = twice(shared, |until| {
-                if shared.servers.size().all > 1 {
-                    return names.iter().map(|keys| by_majority(shared, keys)).collect();
+            let holders = twice(runtime, |until| {
+                if runtime.deployment.size().all > 1 {
+                    return names
+                        .iter()
+                        .map(|keys| by_majority(runtime, keys))
+                        .collect();
                 }
-                holders(shared, server, &mut wire, names, until)
+                holders(runtime, server, &mut connection, names, until)
             })?;
             for (keys, holder) in names.iter().zip(holders) {
                 found.insert(keys.key(0).name.clone(), holder);
@@ -95,18 +98,18 @@ fn collect(
 ///
 /// If a minority has the key and another server does not answer, no majority can tell who holds the
 /// name: the name then counts as free. The scan has already shown that a majority answers.
-fn by_majority(shared: &Shared, keys: &Keys) -> Result<Option<Holder>, Fault> {
+fn by_majority(runtime: &Runtime, keys: &Keys) -> Result<Option<Holder>, Fault> {
     // Each name has its own deadline, so that one without a reply leaves the next ones their time.
-    let until = Instant::now().after(shared.servers.command_timeout());
-    match holder(shared, keys, until) {
-        Err(Fault::NotNow(_) | Fault::NoAnswer(_)) => Ok(None),
+    let until = Instant::now().after(runtime.deployment.command_timeout());
+    match holder(runtime, keys, until) {
+        Err(Fault::NotRun(_) | Fault::Unknown(_)) => Ok(None),
         holder => holder,
     }
 }
 
 /// Returns the holder of a name, asking the servers that keep it.
-fn holder(shared: &Shared, keys: &Keys, until: Instant) -> Result<Option<Holder>, Fault> {
-    let answer = shared.servers.call(keys.inspect(), until, Lane::Capped);
+fn holder(runtime: &Runtime, keys: &Keys, until: Instant) -> Result<Option<Holder>, Fault> {
+    let answer = runtime.deployment.call(keys.inspect(), until, Cap::Counted);
     known(answer)
 }
 
@@ -114,7 +117,7 @@ fn known(answer: Result<Reply, Fault>) -> Result<Option<Holder>, Fault> {
     match answer {
         Ok(reply) => Ok(read_holder(&reply).flatten()),
         // The key was replaced after the scan by one that is not a string, so it is not a lock.
-        Err(Fault::Never(Error::WrongType { .. })) => Ok(None),
+        Err(Fault::Rejected(Error::WrongType { .. })) => Ok(None),
         Err(fault) => Err(fault),
     }
 }
@@ -122,39 +125,42 @@ fn known(answer: Result<Reply, Fault>) -> Result<Option<Holder>, Fault> {
 /// Calls `ask` with the command timeout as its deadline, and once more if a connection failed.
 ///
 /// The pooled connection may have been dead already, and the commands change nothing.
-fn twice<T>(shared: &Shared, mut ask: impl FnMut(Instant) -> Result<T, Fault>) -> Result<T, Error> {
-    shared.check_open()?;
-    let until = Instant::now().after(shared.servers.command_timeout());
+fn twice<T>(
+    runtime: &Runtime,
+    mut ask: impl FnMut(Instant) -> Result<T, Fault>,
+) -> Result<T, Error> {
+    runtime.check_open()?;
+    let until = Instant::now().after(runtime.deployment.command_timeout());
     match ask(until) {
-        Err(Fault::NotNow(_) | Fault::NoAnswer(_)) if Instant::now() < until => ask(until),
+        Err(Fault::NotRun(_) | Fault::Unknown(_)) if Instant::now() < until => ask(until),
         answer => answer,
     }
-    .map_err(|fault| shared.servers.error(fault))
+    .map_err(|fault| runtime.deployment.error(fault))
 }
 
 /// Returns the holders of `names`, asking the server that has their keys in one write.
 ///
 /// Keeps the connection in `wire` for the next call.
 fn holders(
-    shared: &Shared,
+    runtime: &Runtime,
     server: &Server,
-    wire: &mut Option<Wire>,
+    connection: &mut Option<Connection>,
     names: &[Keys],
     until: Instant,
 ) -> Result<Vec<Option<Holder>>, Fault> {
-    let mut used = match wire.take() {
-        Some(wire) => wire,
-        None => server.wire(until)?,
+    let mut used = match connection.take() {
+        Some(connection) => connection,
+        None => server.connection(until)?,
     };
     let calls: Vec<Call<'_>> = names.iter().map(Keys::inspect).collect();
     let (answers, usable) = server.batch(&mut used, &calls);
-    *wire = Some(used).filter(|_| usable);
+    *connection = Some(used).filter(|_| usable);
     let holders = answers
         .into_iter()
         .zip(names)
         .map(|(answer, keys)| match answer {
             // The key's slot is migrating to another node.
-            Err(Fault::Elsewhere(..)) => holder(shared, keys, until),
+            Err(Fault::Redirected(..)) => holder(runtime, keys, until),
             answer => known(answer),
         });
     holders.collect()

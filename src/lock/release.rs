@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
-use crate::lease::held::Hold;
-use crate::lease::state::{Lease, Standing};
+use crate::lease::held::HeldLease;
+use crate::lease::state::{LeaseState, LeaseStatus};
 use crate::lease::undo::Undo;
 use crate::lock::renew::renew;
 use crate::logging;
 use crate::lost::Lost;
-use crate::protocol::kind::{Found, Keys};
-use crate::queue::local::{HandOn, Handed};
-use crate::redis::{Fault, Lane, Stake};
-use crate::runtime::Shared;
+use crate::protocol::kind::{KeyState, Keys};
+use crate::queue::local::{HandOffOutcome, HandedOff};
+use crate::redis::{Cap, Fault, Undoable};
+use crate::runtime::Runtime;
 use crate::token::FencingToken;
 use crate::wait_policy::RECONNECT;
 
@@ -31,56 +31,56 @@ pub enum Unlocked {
 /// Lets go of a lease at `now`, by `deadline`, for the holder that has `token`: hands it on to the next waiter of this
 /// client, or releases it. Where no answer comes in that time the release is repeated in the background.
 pub(crate) fn release(
-    shared: &Shared,
-    hold: &Arc<Hold>,
+    runtime: &Runtime,
+    hold: &Arc<HeldLease>,
     token: FencingToken,
     mut now: Instant,
     deadline: Instant,
 ) -> Result<Unlocked, Error> {
-    if hold.run.goes_on(token) && hand_on(shared, hold, token, &mut now, deadline) {
+    if hold.run.goes_on(token) && hand_on(runtime, hold, token, &mut now, deadline) {
         return Ok(Unlocked::Released);
     }
     let since = hold.since();
     match hold.release(token, now) {
-        Some(Standing::Held(_)) => {}
-        Some(Standing::Lost(lost)) => {
-            count(shared, false, since, now);
-            late(shared, hold, lost);
+        Some(LeaseStatus::Held(_)) => {}
+        Some(LeaseStatus::Lost(lost)) => {
+            count(runtime, false, since, now);
+            release_after_loss(runtime, hold, lost);
             return Ok(Unlocked::AlreadyLost(lost));
         }
-        Some(Standing::Released) | None => return Ok(Unlocked::Released),
+        Some(LeaseStatus::Released) | None => return Ok(Unlocked::Released),
     }
-    shared.timer.forget(hold);
+    runtime.timer.forget(hold);
     // Others have waited for the whole run: they come first now.
     let mut gives_way = hold.run.was_handed(token);
-    let outcome = ask_until_answered(shared, hold, &mut gives_way, deadline);
+    let outcome = ask_until_answered(runtime, hold, &mut gives_way, deadline);
     let in_time = !matches!(outcome, Ok(Unlocked::AlreadyLost(_)));
-    count(shared, in_time, since, now);
+    count(runtime, in_time, since, now);
     match &outcome {
         Ok(Unlocked::AlreadyLost(lost)) => {
             hold.lease(|lease| lease.was_lost(*lost));
             if hold.keys.parts().len() > 1 {
                 // Of another part no answer may have come.
-                repeat(shared, hold);
+                repeat(runtime, hold);
             }
-            shared.tell_loss(hold);
+            runtime.announce_loss(hold);
         }
         Ok(Unlocked::Released) => {
-            hold.lease(Lease::released);
+            hold.lease(LeaseState::released);
             if gives_way {
-                shared.waiters.give_way(hold);
+                runtime.waiters.give_way(hold);
             }
-            shared.waiters.ended(hold, true);
-            if shared.servers.may_fail_over() {
-                shared.released.lock().note(again(hold));
+            runtime.waiters.ended(hold, true);
+            if runtime.deployment.may_fail_over() {
+                runtime.released.lock().note(as_undo(hold));
             }
             log(hold, "released", None);
         }
         Err(error) => {
-            hold.lease(Lease::released);
-            repeat(shared, hold);
+            hold.lease(LeaseState::released);
+            repeat(runtime, hold);
             // The release that is repeated announces the end that this call did not see.
-            shared.waiters.ended(hold, false);
+            runtime.waiters.ended(hold, false);
             log(hold, "release to be repeated", Some(error));
         }
     }
@@ -90,75 +90,75 @@ pub(crate) fn release(
 /// Hands the lease to the first waiter of this client, if there is one that wants it and nothing speaks against it.
 /// Where it must be renewed for that, this asks Redis first.
 fn hand_on(
-    shared: &Shared,
-    hold: &Arc<Hold>,
+    runtime: &Runtime,
+    hold: &Arc<HeldLease>,
     token: FencingToken,
     now: &mut Instant,
     deadline: Instant,
 ) -> bool {
     let mut has_renewed = false;
-    while !shared.is_closed() {
-        match shared.waiters.hand_on(hold, token, has_renewed, *now) {
-            HandOn::Done(tenure) => {
-                count(shared, true, tenure.since, *now);
+    while !runtime.is_closed() {
+        match runtime.waiters.hand_on(hold, token, has_renewed, *now) {
+            HandOffOutcome::Done(holding) => {
+                count(runtime, true, holding.since, *now);
                 logging::debug!(
                     name:% = hold.keys, holder:% = hold.id.short(), token = token.value(),
-                    outcome = "handed on", trace_id = tenure.trace_id.as_deref();
+                    outcome = "handed on", trace_id = holding.trace_id.as_deref();
                     "handed on {} (holder {}, token {token})", hold.keys, hold.id.short()
                 );
                 return true;
             }
-            HandOn::Renew => {
+            HandOffOutcome::Renew => {
                 // The other half is for the release.
                 let until = now.after(now.until(deadline) / 2);
-                has_renewed = renew(shared, hold, token, until).is_ok();
+                has_renewed = renew(runtime, hold, token, until).is_ok();
                 *now = Instant::now();
                 if !has_renewed {
                     break;
                 }
             }
-            HandOn::Not => break,
+            HandOffOutcome::Not => break,
         }
     }
     false
 }
 
 /// Passes on what was handed to a waiter that does not take it.
-pub(crate) fn decline(shared: &Shared, handed: &Handed) {
+pub(crate) fn pass_on_unclaimed(runtime: &Runtime, handed: &HandedOff) {
     let now = Instant::now();
-    let deadline = now.after(shared.servers.command_timeout());
+    let deadline = now.after(runtime.deployment.command_timeout());
     // It logs what goes wrong by itself, and nobody has held it.
-    let _ = release(shared, &handed.hold, handed.token, now, deadline);
+    let _ = release(runtime, &handed.hold, handed.token, now, deadline);
 }
 
 /// Counts that a holder has let go, if it ever held the lease.
-fn count(shared: &Shared, in_time: bool, since: Option<Instant>, now: Instant) {
+fn count(runtime: &Runtime, in_time: bool, since: Option<Instant>, now: Instant) {
     if let Some(since) = since {
-        shared.meters.let_go(in_time, since.until(now));
+        runtime.meters.let_go(in_time, since.until(now));
     }
 }
 
 /// Sends the release until an answer says what it found, or the deadline has come. Whether it `gives_way` to other
 /// clients is unset where none of them hears of it.
 fn ask_until_answered(
-    shared: &Shared,
-    hold: &Arc<Hold>,
+    runtime: &Runtime,
+    hold: &Arc<HeldLease>,
     gives_way: &mut bool,
     deadline: Instant,
 ) -> Result<Unlocked, Error> {
     if let [_, _, ..] = hold.keys.parts() {
         // In one write to each server.
-        let found = shared.release(vec![Arc::clone(hold)], deadline);
+        let found = runtime.release(vec![Arc::clone(hold)], deadline);
         let found = found.recv_timeout(Instant::now().until(deadline));
         return match found {
             Ok(found) => Ok(unlocked(hold, found)),
-            Err(_) => Err(shared
-                .servers
+            Err(_) => Err(runtime
+                .deployment
                 .unreachable(Cause::silence("no answer to a part of the release in time"))),
         };
     }
     // Whether this client is among those who hear it.
-    let ours = shared.sites.hearing(hold.keys.key(0).channel) as i64;
+    let ours = runtime.endpoints.hearing(hold.keys.key(0).channel) as i64;
     let start = Instant::now();
     let mut failures = 0;
     let mut said = None;
@@ -169,34 +169,34 @@ fn ask_until_answered(
             true => hold.keys.release_and_ask(&hold.id),
             false => hold.keys.release(hold.id.as_str().as_bytes()),
         };
-        let stake = stake(hold, &hold.keys);
-        let answer = shared
-            .servers
-            .call_or_undo(call, deadline, Lane::Free, Some(&stake));
+        let undoable = undoable(hold, &hold.keys);
+        let answer = runtime
+            .deployment
+            .call_or_undo(call, deadline, Cap::Exempt, Some(&undoable));
         let cause = match answer {
-            Ok((reply, _)) => match Found::read(&reply) {
-                Some(Found::Ours) if reply.second().is_some_and(|heard| heard <= ours) => {
+            Ok((reply, _)) => match KeyState::read(&reply) {
+                Some(KeyState::Ours) if reply.second().is_some_and(|heard| heard <= ours) => {
                     *gives_way = false;
-                    return Ok(unlocked(hold, Found::Ours));
+                    return Ok(unlocked(hold, KeyState::Ours));
                 }
                 Some(_) if may_have_run => return Ok(Unlocked::Released),
                 Some(found) => return Ok(unlocked(hold, found)),
                 None => Cause::text("the release script gave an answer that is not its own"),
             },
-            Err(Fault::Unsafe(error) | Fault::Never(error)) => return Err(error),
-            Err(Fault::NotNow(cause) | Fault::Elsewhere(_, cause)) => cause,
+            Err(Fault::NotReplicated(error) | Fault::Rejected(error)) => return Err(error),
+            Err(Fault::NotRun(cause) | Fault::Redirected(_, cause)) => cause,
             // No breaker stops a release.
-            Err(Fault::Open(open)) => open.last_at(shared.servers.label()),
-            Err(Fault::NoAnswer(cause)) => {
+            Err(Fault::Open(open)) => open.last_at(runtime.deployment.label()),
+            Err(Fault::Unknown(cause)) => {
                 may_have_run = true;
                 cause
             }
         };
         let cause = cause.or_said_before(&mut said);
         let now = Instant::now();
-        if now >= deadline || shared.is_closed() {
+        if now >= deadline || runtime.is_closed() {
             let cause = cause.unserved_for(start.until(now));
-            return Err(shared.servers.unreachable(cause));
+            return Err(runtime.deployment.unreachable(cause));
         }
         // A connection that had died unnoticed costs one attempt and no pause.
         if failures > 0 {
@@ -207,36 +207,36 @@ fn ask_until_answered(
 }
 
 /// What it means that the release found this.
-fn unlocked(hold: &Hold, found: Found) -> Unlocked {
+fn unlocked(hold: &HeldLease, found: KeyState) -> Unlocked {
     match found {
-        Found::Ours => Unlocked::Released,
+        KeyState::Ours => Unlocked::Released,
         _ if !hold.lease(|lease| lease.covers(Instant::now())) => {
             Unlocked::AlreadyLost(Lost::Expired)
         }
-        Found::Nobody => Unlocked::AlreadyLost(Lost::Deleted),
-        Found::Another => Unlocked::AlreadyLost(Lost::Taken),
+        KeyState::Gone => Unlocked::AlreadyLost(Lost::Deleted),
+        KeyState::Foreign => Unlocked::AlreadyLost(Lost::Taken),
     }
 }
 
 /// Repeats the release in the background, until it is sure or the key has run out by itself.
-fn repeat(shared: &Shared, hold: &Hold) {
-    shared.undo(again(hold));
+fn repeat(runtime: &Runtime, hold: &HeldLease) {
+    runtime.undo(as_undo(hold));
 }
 
-fn again(hold: &Hold) -> Undo {
+fn as_undo(hold: &HeldLease) -> Undo {
     let until = Instant::now().after(hold.lease(|lease| lease.key_may_last()));
     Undo::of_release(Arc::clone(&hold.keys), hold.id.clone(), until)
-        .with_receipt(hold.receipt.clone())
+        .with_receipt(hold.votes.clone())
 }
 
 /// The holder lets go of what it had lost. Its key may still be there, for the time that two clocks
 /// may differ by, after `max_hold`, on a minority of servers, or where what took it from us came before us
 /// in Redis: nobody needs it any more.
-fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
-    shared.tell_loss(hold);
+fn release_after_loss(runtime: &Runtime, hold: &Arc<HeldLease>, lost: Lost) {
+    runtime.announce_loss(hold);
     if lost != Lost::ShutDown {
         // A shutdown releases what it takes away by itself, and counts what it finds.
-        repeat(shared, hold);
+        repeat(runtime, hold);
     }
     logging::warn!(
         name:% = hold.keys, holder:% = hold.id.short(), outcome:% = lost,
@@ -248,35 +248,35 @@ fn late(shared: &Shared, hold: &Arc<Hold>, lost: Lost) {
 
 /// Gives back at once what was granted to a client that is being shut down: nobody has seen it yet,
 /// so nobody is told.
-pub(crate) fn abandon(shared: &Shared, hold: &Arc<Hold>, until: Instant) {
+pub(crate) fn give_back_unseen(runtime: &Runtime, hold: &Arc<HeldLease>, until: Instant) {
     let standing = hold.release(hold.token(), Instant::now());
-    shared.timer.forget(hold);
-    shared.waiters.ended(hold, true);
-    if let Some(Standing::Lost(Lost::ShutDown)) = standing {
+    runtime.timer.forget(hold);
+    runtime.waiters.ended(hold, true);
+    if let Some(LeaseStatus::Lost(Lost::ShutDown)) = standing {
         // The shutdown has seen it, and releases it.
         return;
     }
     for part in hold.keys.parts() {
         // Where this fails the ttl ends it.
-        let _ = shared.servers.call_or_undo(
+        let _ = runtime.deployment.call_or_undo(
             part.release(hold.id.as_str().as_bytes()),
             until,
-            Lane::Free,
-            Some(&stake(hold, part)),
+            Cap::Exempt,
+            Some(&undoable(hold, part)),
         );
     }
 }
 
-fn stake<'a>(hold: &'a Hold, part: &'a Arc<Keys>) -> Stake<'a> {
-    Stake {
+fn undoable<'a>(hold: &'a HeldLease, part: &'a Arc<Keys>) -> Undoable<'a> {
+    Undoable {
         keys: part,
         id: &hold.id,
         ttl: hold.lease(|lease| lease.key_may_last()),
-        receipt: hold.receipt.as_ref(),
+        votes: hold.votes.as_ref(),
     }
 }
 
-fn log(hold: &Hold, outcome: &str, error: Option<&Error>) {
+fn log(hold: &HeldLease, outcome: &str, error: Option<&Error>) {
     let why = error.map_or_else(String::new, |error| {
         let may_last = hold.lease(|lease| lease.key_may_last());
         format!(": {error}; without a release the key may stay for {may_last:?}")

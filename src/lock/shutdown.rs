@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::lease::state::Standing;
+use crate::lease::state::LeaseStatus;
 use crate::lease::undo::Undo;
 use crate::logging;
 use crate::lost::Lost;
-use crate::protocol::kind::Found;
-use crate::runtime::Shared;
+use crate::protocol::kind::KeyState;
+use crate::runtime::Runtime;
 
 /// The result of [`Client::shutdown`](crate::Client::shutdown).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,33 +63,36 @@ impl ShutdownReport {
 }
 
 /// Refuses new calls, wakes all waiters, releases all leases, and ends the threads.
-pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
+pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     let deadline = Instant::now().after(within);
-    if !shared.close() {
+    if !runtime.close() {
         return ShutdownReport {
             is_joined: true,
             ..ShutdownReport::default()
         };
     }
     // Even with a short `within`, the steps that wait for no reply have time to complete.
-    let last = deadline.max(Instant::now().after(shared.servers.command_timeout()));
-    for (keys, id) in shared.waiters.places.leave_all() {
-        shared.undo(Undo::of_release(keys, id, last));
+    let last = deadline.max(Instant::now().after(runtime.deployment.command_timeout()));
+    for (keys, id) in runtime.waiters.fair_queues.leave_all() {
+        runtime.undo(Undo::of_release(keys, id, last));
     }
-    let woken = shared.waiters.ring_all();
+    let woken = runtime.waiters.ring_all();
     // A lease that the timer thread is working on would be missing from `drain` below. The thread
     // does no I/O, so it ends at once.
-    shared.timer.stop();
-    let timer_is_joined = shared.timer.join(last);
+    runtime.timer.stop();
+    let timer_is_joined = runtime.timer.join(last);
     // Holders are told before the release, so that none continues under a lock that is already
     // free.
-    let held = shared.timer.drain().into_iter().filter(|hold| {
+    let held = runtime.timer.drain().into_iter().filter(|hold| {
         // Records `Expired` first, for a lease that has expired unnoticed.
-        hold.stand(Instant::now());
+        hold.status(Instant::now());
         hold.lose(Lost::ShutDown);
-        shared.tell_loss(hold);
+        runtime.announce_loss(hold);
         // If the holder is releasing the lease at this moment, leave the release to it.
-        matches!(hold.stand(Instant::now()), Standing::Lost(Lost::ShutDown))
+        matches!(
+            hold.status(Instant::now()),
+            LeaseStatus::Lost(Lost::ShutDown)
+        )
     });
     let held: Vec<_> = held.collect();
     let mut report = ShutdownReport {
@@ -97,54 +100,54 @@ pub(crate) fn shutdown(shared: &Shared, within: Duration) -> ShutdownReport {
         unreleased: held.len(),
         ..ShutdownReport::default()
     };
-    let answers = shared.release(held, last);
+    let answers = runtime.release(held, last);
     while let Ok(found) = answers.recv_timeout(Instant::now().until(deadline)) {
         match found {
-            Found::Ours => report.released += 1,
-            Found::Nobody | Found::Another => report.already_lost += 1,
+            KeyState::Ours => report.released += 1,
+            KeyState::Gone | KeyState::Foreign => report.already_lost += 1,
         }
         report.unreleased -= 1;
     }
-    report.is_joined = timer_is_joined & stop(shared, last);
-    report.dialers = shared.servers.dialers().wait(last);
+    report.is_joined = timer_is_joined & stop(runtime, last);
+    report.dialers = runtime.deployment.dialers().wait(last);
     logging::debug!("shut down: {report:?}");
     report
 }
 
 /// Ends the threads; returns false if one has not ended by `until` and was not joined.
-pub(crate) fn stop(shared: &Shared, until: Instant) -> bool {
-    shared.close();
-    shared.timer.stop();
-    shared.switches.stop();
-    shared.callbacks.stop();
+pub(crate) fn stop(runtime: &Runtime, until: Instant) -> bool {
+    runtime.close();
+    runtime.timer.stop();
+    runtime.switches.stop();
+    runtime.callbacks.stop();
     // Stopping a subscriber publishes to its server: a server that does not reply must leave time
     // for the others.
     let patience = Instant::now().until(until) / 4;
-    let sites = shared.sites.all();
-    for site in &sites {
-        site.stop(Instant::now().after(patience / sites.len() as u32));
+    let endpoints = runtime.endpoints.all();
+    for endpoint in &endpoints {
+        endpoint.stop(Instant::now().after(patience / endpoints.len() as u32));
     }
     let mut joined = vec![
-        shared.timer.join(until),
-        shared.switches.join(until),
-        shared.callbacks.join(until),
+        runtime.timer.join(until),
+        runtime.switches.join(until),
+        runtime.callbacks.join(until),
     ];
-    joined.extend(sites.iter().map(|site| site.join(until)));
-    shared.servers.close();
+    joined.extend(endpoints.iter().map(|endpoint| endpoint.join(until)));
+    runtime.deployment.close();
     joined.into_iter().all(|is_joined| is_joined)
 }
 
 /// The state shared by clients, locks and guards; dropping the last of them ends the threads.
 pub(crate) struct Core {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) runtime: Arc<Runtime>,
 }
 
 impl Drop for Core {
     fn drop(&mut self) {
         // `shutdown` has already ended the threads.
-        if !self.shared.is_closed() {
-            let until = Instant::now().after(self.shared.servers.command_timeout());
-            stop(&self.shared, until);
+        if !self.runtime.is_closed() {
+            let until = Instant::now().after(self.runtime.deployment.command_timeout());
+            stop(&self.runtime, until);
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::redis::Fault;
 use crate::runtime::subscriber::Subscription;
 use crate::wait_policy::WaitPolicy;
 
-pub(crate) struct Vigil<'a> {
+pub(crate) struct WaitState<'a> {
     attempt: &'a Attempt<'a>,
     deadline: Instant,
     pub(crate) subscription: Option<Subscription<'a>>,
@@ -23,7 +23,7 @@ pub(crate) struct Vigil<'a> {
     pub(crate) has_waited: bool,
 }
 
-impl<'a> Vigil<'a> {
+impl<'a> WaitState<'a> {
     pub(crate) fn new(attempt: &'a Attempt<'a>, deadline: Instant) -> Self {
         Self {
             attempt,
@@ -36,19 +36,22 @@ impl<'a> Vigil<'a> {
     }
 
     /// Wants to hear of the releases of its `on`-th name, where the policy says so.
-    pub(crate) fn hear(&mut self, on: usize) -> Result<Option<&Subscription<'a>>, Error> {
+    pub(crate) fn ensure_subscribed(
+        &mut self,
+        on: usize,
+    ) -> Result<Option<&Subscription<'a>>, Error> {
         let Attempt {
-            shared,
+            runtime,
             keys,
             settings,
             ..
         } = self.attempt;
         // One that hears what the server before announces is of no more use.
-        let is_at_home = |subscription: &Subscription<'_>| subscription.is_at_home(shared);
-        if !self.subscription.as_ref().is_some_and(is_at_home) && settings.wait == WaitPolicy::Wake
+        let is_current = |subscription: &Subscription<'_>| subscription.is_current(runtime);
+        if !self.subscription.as_ref().is_some_and(is_current) && settings.wait == WaitPolicy::Wake
         {
             let until = self.attempt.patience(self.deadline);
-            self.subscription = Some(shared.subscribe(keys.key(on), until)?);
+            self.subscription = Some(runtime.subscribe(keys.key(on), until)?);
         }
         Ok(self.subscription.as_ref())
     }
@@ -82,18 +85,18 @@ impl<'a> Vigil<'a> {
 
     /// Whether a refusal in this very call is a better answer than `error`: its deadline has come, and the lock
     /// `is_taken`.
-    pub(crate) fn is_outdone(&self, error: &Error, is_taken: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn is_refusal_better(&self, error: &Error, is_taken: impl FnOnce() -> bool) -> bool {
         error.is_unreachable() && Instant::now() >= self.deadline && is_taken()
     }
 
     /// Logs, once, that this call waits for its `on`-th name.
-    pub(crate) fn say(&mut self, on: usize, remaining: Option<Duration>) {
+    pub(crate) fn log_waiting_once(&mut self, on: usize, remaining: Option<Duration>) {
         if std::mem::replace(&mut self.has_waited, true) {
             return;
         }
         self.attempt.log_refused("waiting", remaining);
         let name = self.attempt.keys.key(on).name;
-        if cfg!(debug_assertions) && self.attempt.shared.waiters.is_held_by_us(name) {
+        if cfg!(debug_assertions) && self.attempt.runtime.waiters.is_held_by_us(name) {
             logging::warn!(
                 name:% = name;
                 "this thread waits for {name}, which it took itself: locks are not reentrant"

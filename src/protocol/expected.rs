@@ -1,7 +1,7 @@
 //! Which replies a call can have. One that Redis cannot give shows that its connection leads to something else.
 
 use crate::protocol::fair::Refreshed;
-use crate::protocol::kind::{Acquired, Found, Undone, read_holder};
+use crate::protocol::kind::{Acquired, KeyState, Undone, read_holder};
 use crate::protocol::script::{Arg, Call, Kind, Reply};
 
 /// The replies that a call can have, for whoever reads them.
@@ -17,7 +17,7 @@ pub(crate) enum Expected {
     Renewed,
     Holder,
     /// A state for each place in a queue; the number of places.
-    Places(usize),
+    FairQueues(usize),
     /// 1, or 0 for an addition to the shared statistics that was made before.
     Added,
     /// A number of replicas.
@@ -51,8 +51,8 @@ impl Call<'_> {
             Kind::Undo => Expected::Undone(self.rest.len().saturating_sub(self.keys[0].len())),
             Kind::Renew => Expected::Renewed,
             Kind::Inspect => Expected::Holder,
-            Kind::Refresh => Expected::Places(self.rest.len()),
-            Kind::Tally => Expected::Added,
+            Kind::Refresh => Expected::FairQueues(self.rest.len()),
+            Kind::LeaseVotes => Expected::Added,
         }
     }
 
@@ -100,15 +100,15 @@ impl Expected {
                 let acquired = Acquired::read(reply, wanted);
                 acquired.is_some_and(|acquired| acquired != Acquired::Split)
             }
-            Self::Released { asks } => match Found::read(reply) {
-                Some(Found::Ours) => asks == matches!(reply, Reply::List(_)),
-                Some(Found::Nobody | Found::Another) => true,
+            Self::Released { asks } => match KeyState::read(reply) {
+                Some(KeyState::Ours) => asks == matches!(reply, Reply::List(_)),
+                Some(KeyState::Gone | KeyState::Foreign) => true,
                 None => false,
             },
             Self::Undone(ids) => Undone::read(reply, ids).is_some(),
-            Self::Renewed => Found::read(reply).is_some() && !matches!(reply, Reply::List(_)),
+            Self::Renewed => KeyState::read(reply).is_some() && !matches!(reply, Reply::List(_)),
             Self::Holder => read_holder(reply).is_some(),
-            Self::Places(places) => Refreshed::read(reply, places).is_some(),
+            Self::FairQueues(places) => Refreshed::read(reply, places).is_some(),
             Self::Added => matches!(reply, Reply::Int(0 | 1)),
             Self::Count => matches!(reply, Reply::Int(0..)),
             Self::Ok => matches!(reply, Reply::Status(status) if status == "OK"),

@@ -4,7 +4,7 @@ use std::slice;
 use std::time::Duration;
 
 use crate::holder::HolderId;
-use crate::protocol::kind::{Keys, beside, millis};
+use crate::protocol::kind::{Keys, millis, sibling_key};
 use crate::protocol::script::{Arg, Call, FAIR_ENTER, FAIR_REFRESH, Reply, Script};
 use crate::token::FencingToken;
 
@@ -27,18 +27,18 @@ pub(crate) fn refresh_every(ttl: Duration) -> Duration {
 
 /// Where those who wait for a fair lock stand in Redis.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct QueueKeys {
     /// The fence, the queue, and the places in it.
     keys: [Vec<u8>; 3],
 }
 
-impl Line {
+impl QueueKeys {
     pub(crate) fn new(lock: &[u8], fence: &[u8]) -> Self {
         Self {
             keys: [
                 fence.to_vec(),
-                beside(lock, "queue"),
-                beside(lock, "places"),
+                sibling_key(lock, "queue"),
+                sibling_key(lock, "places"),
             ],
         }
     }

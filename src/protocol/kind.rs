@@ -9,8 +9,8 @@ use crate::error::Error;
 use crate::holder::{Holder, HolderId};
 use crate::name::{Name, shown};
 use crate::protocol::expected::Wanted;
-use crate::protocol::fair::Line;
-use crate::protocol::one_or_many::Few;
+use crate::protocol::fair::QueueKeys;
+use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::script::{
     ACQUIRE, ACQUIRE_ALL, Arg, Call, FAIR_RELEASE, FAIR_UNDO, INSPECT, PROPOSE, PROPOSE_ALL,
     RELEASE, RELEASE_ALL, RENEW, RENEW_ALL, Reply, Script, UNDO,
@@ -21,12 +21,12 @@ use crate::token::FencingToken;
 /// The names that are locked together, mostly one, and what belongs to each in Redis, in one order.
 #[derive(Debug)]
 pub(crate) struct Keys {
-    pub(crate) names: Few<Name>,
-    locks: Few<Vec<u8>>,
-    fences: Few<Vec<u8>>,
-    channels: Few<Vec<u8>>,
+    pub(crate) names: OneOrMany<Name>,
+    locks: OneOrMany<Vec<u8>>,
+    fences: OneOrMany<Vec<u8>>,
+    channels: OneOrMany<Vec<u8>>,
     /// Where those who wait for it stand, if it is a fair one; such a lock has one name.
-    line: Option<Box<Line>>,
+    line: Option<Box<QueueKeys>>,
     /// Those of each slot apart, where they are in several slots of a cluster.
     parts: Vec<Arc<Self>>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Key<'a> {
 #[derive(Debug, PartialEq)]
 pub(crate) enum Acquired {
     /// With a token for each name, or one for all of them.
-    Granted(Few<FencingToken>),
+    Granted(OneOrMany<FencingToken>),
     Refused(Refusal),
     /// The fencing token that was proposed is not above this one.
     TooLow(u64),
@@ -64,10 +64,10 @@ pub(crate) struct Refusal {
 
 /// What a call about a lease found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum KeyState {
     Ours,
-    Nobody,
-    Another,
+    Gone,
+    Foreign,
 }
 
 impl Key<'_> {
@@ -82,10 +82,10 @@ impl Keys {
         let lock = [key_prefix.as_bytes(), name.as_bytes()].concat();
         let channel = [channel_prefix.as_bytes(), name.as_bytes()].concat();
         Self {
-            fences: Few::One(beside(&lock, "fence")),
-            locks: Few::One(lock),
-            channels: Few::One(channel),
-            names: Few::One(name),
+            fences: OneOrMany::One(sibling_key(&lock, "fence")),
+            locks: OneOrMany::One(lock),
+            channels: OneOrMany::One(channel),
+            names: OneOrMany::One(name),
             line: None,
             parts: Vec::new(),
         }
@@ -93,7 +93,7 @@ impl Keys {
 
     /// Those of a fair lock.
     pub(crate) fn fair(self) -> Self {
-        let line = Line::new(&self.locks[0], self.fence());
+        let line = QueueKeys::new(&self.locks[0], self.fence());
         Self {
             line: Some(Box::new(line)),
             ..self
@@ -101,12 +101,12 @@ impl Keys {
     }
 
     /// What a fair lock has beside a plain one.
-    pub(crate) fn line(&self) -> Option<&Line> {
+    pub(crate) fn line(&self) -> Option<&QueueKeys> {
         self.line.as_deref()
     }
 
     /// Of a fair lock: the lock's key and the others that its scripts are about.
-    pub(crate) fn fair_keys<'a>(&'a self, line: &'a Line) -> [&'a [Vec<u8>]; 2] {
+    pub(crate) fn fair_keys<'a>(&'a self, line: &'a QueueKeys) -> [&'a [Vec<u8>]; 2] {
         [&self.locks, line.keys()]
     }
 
@@ -121,7 +121,7 @@ impl Keys {
     }
 
     fn of(each: &[Self]) -> Self {
-        let all = |part: fn(&Self) -> &Few<Vec<u8>>| {
+        let all = |part: fn(&Self) -> &OneOrMany<Vec<u8>>| {
             let all = each.iter().flat_map(|keys| part(keys).iter());
             all.cloned().collect()
         };
@@ -139,9 +139,9 @@ impl Keys {
     /// For a cluster: in the order of their slots, and those of each slot apart.
     pub(crate) fn by_slot(self) -> Self {
         let one = |n: usize| {
-            let one = |several: &Few<Vec<u8>>| several.get(n).cloned().map(Few::One);
+            let one = |several: &OneOrMany<Vec<u8>>| several.get(n).cloned().map(OneOrMany::One);
             Some(Self {
-                names: Few::One(self.names.get(n)?.clone()),
+                names: OneOrMany::One(self.names.get(n)?.clone()),
                 locks: one(&self.locks)?,
                 fences: one(&self.fences)?,
                 channels: one(&self.channels)?,
@@ -412,7 +412,7 @@ fn read_token(token: &Reply, wanted: Wanted) -> Option<FencingToken> {
     is_ours.then_some(first)
 }
 
-impl Found {
+impl KeyState {
     /// Reads the reply to a call about a lease; `None` for one that no such script gives.
     pub(crate) fn read(reply: &Reply) -> Option<Self> {
         match reply {
@@ -422,8 +422,8 @@ impl Found {
                 [Reply::Int(1), Reply::Int(0..)] => Some(Self::Ours),
                 _ => None,
             },
-            Reply::Int(0) => Some(Self::Nobody),
-            Reply::Text(_) => Some(Self::Another),
+            Reply::Int(0) => Some(Self::Gone),
+            Reply::Text(_) => Some(Self::Foreign),
             _ => None,
         }
     }
@@ -447,7 +447,7 @@ impl Undone {
             _ => None,
         };
         if ids == 1 {
-            let is_ours = Found::read(reply)? == Found::Ours;
+            let is_ours = KeyState::read(reply)? == KeyState::Ours;
             return Some(Self {
                 removed: if is_ours { vec![0] } else { Vec::new() },
                 other: if is_ours { None } else { other(reply)? },
@@ -511,7 +511,7 @@ pub(crate) fn millis(ttl: Duration) -> Arg<'static> {
 
 /// Another key of the same name. It lies in the lock key's cluster slot, and it is no other name's
 /// lock key, since no lock key begins with `leasehold:`.
-pub(crate) fn beside(lock: &[u8], what: &str) -> Vec<u8> {
+pub(crate) fn sibling_key(lock: &[u8], what: &str) -> Vec<u8> {
     let what = what.as_bytes();
     if hash_tag(lock).is_some() {
         [b"leasehold:", what, b":", lock].concat()
@@ -547,7 +547,7 @@ mod tests {
         assert_eq!(keys.locks[2], b"lock:c");
         assert_eq!(keys.to_string(), "a, b and 1 more");
         assert_eq!(all(&["b", "a"]).to_string(), "a and b");
-        assert!(matches!(all(&["a", "a"]).names, Few::One(_)));
+        assert!(matches!(all(&["a", "a"]).names, OneOrMany::One(_)));
         let error = all(&[]).check().unwrap_err().to_string();
         assert!(error.contains("no name"), "{error}");
         assert!(all(&["a", ""]).check().is_err());
@@ -635,7 +635,7 @@ mod tests {
         };
         assert_eq!(
             read(&[Reply::Int(1), Reply::Int(7)], 1),
-            Some(Acquired::Granted(Few::One(FencingToken::new(7))))
+            Some(Acquired::Granted(OneOrMany::One(FencingToken::new(7))))
         );
         assert_eq!(
             read(&[Reply::Int(0), text(), Reply::Int(-1)], 1),
@@ -655,7 +655,7 @@ mod tests {
             panic!("{tokens:?}")
         };
         assert_eq!(*tokens, [7, 9].map(FencingToken::new));
-        assert_eq!(Found::read(&text()), Some(Found::Another));
+        assert_eq!(KeyState::read(&text()), Some(KeyState::Foreign));
         let held = [text(), Reply::Int(5), Reply::Text(b"9".to_vec())];
         let held = read_holder(&list(&held)).unwrap().unwrap();
         assert_eq!(held.fencing_token(), Some(FencingToken::new(9)));
@@ -705,10 +705,10 @@ mod tests {
         let int = Reply::Int;
         let status = Reply::Status("OK".into());
         for reply in [Reply::Nil, int(2), int(-1), status, Reply::Other] {
-            assert_eq!(Found::read(&reply), None, "{reply:?}");
+            assert_eq!(KeyState::read(&reply), None, "{reply:?}");
         }
         for items in [&[int(1)][..], &[int(1), int(-1)], &[int(0), int(1)], &[]] {
-            assert_eq!(Found::read(&list(items)), None, "{items:?}");
+            assert_eq!(KeyState::read(&list(items)), None, "{items:?}");
         }
         for items in [
             &[text(), int(-3), Reply::Nil][..],

@@ -6,12 +6,12 @@ use std::slice;
 
 /// As a boxed slice, but that one alone takes no allocation.
 #[derive(Clone, PartialEq)]
-pub(crate) enum Few<T> {
+pub(crate) enum OneOrMany<T> {
     One(T),
     Several(Box<[T]>),
 }
 
-impl<T> Deref for Few<T> {
+impl<T> Deref for OneOrMany<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -22,7 +22,7 @@ impl<T> Deref for Few<T> {
     }
 }
 
-impl<T> FromIterator<T> for Few<T> {
+impl<T> FromIterator<T> for OneOrMany<T> {
     fn from_iter<I: IntoIterator<Item = T>>(items: I) -> Self {
         let mut items = items.into_iter();
         match (items.next(), items.next()) {
@@ -35,7 +35,7 @@ impl<T> FromIterator<T> for Few<T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Few<T> {
+impl<T: fmt::Debug> fmt::Debug for OneOrMany<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::One(one) => one.fmt(f),
@@ -51,9 +51,9 @@ mod tests {
     #[test]
     fn smoke() {
         for length in 0..4 {
-            let few: Few<i32> = (0..length).collect();
+            let few: OneOrMany<i32> = (0..length).collect();
             assert!(few.iter().copied().eq(0..length));
-            assert_eq!(matches!(few, Few::One(_)), length == 1);
+            assert_eq!(matches!(few, OneOrMany::One(_)), length == 1);
         }
     }
 }

@@ -8,30 +8,30 @@ use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
-use crate::name::{Name, Names};
+use crate::name::{Name, NameTable};
 use crate::protocol::fair::Refreshed;
 use crate::protocol::kind::Keys;
 use crate::queue::answers::{Answers, Span};
-use crate::queue::parker::Bell;
+use crate::queue::parker::Parker;
 use crate::stats::Wake;
 use crate::token::FencingToken;
 use crate::wait_policy::Backoff;
 
 /// How long nobody looks at a refresh that is on its way.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const REFRESH_AT_LEAST: Duration = Duration::from_secs(1);
 
 /// Where the calls of this client stand in the queues of fair locks, as far as is known.
 ///
 /// A holder id is granted at most once, and counts only for as long as it is the one that its call waits under: one
 /// whose place is gone waits under another.
 #[derive(Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct FairQueues {
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    lines: Names<Line>,
+    lines: NameTable<QueueKeys>,
     /// Whose holder id it is: a grant names no lock.
     owners: HashMap<HolderId, Name>,
     next: u64,
@@ -39,9 +39,9 @@ struct State {
 
 /// Those who wait for one name, in the order in which they came.
 #[derive(Debug)]
-struct Line {
+struct QueueKeys {
     keys: Arc<Keys>,
-    places: Vec<Place>,
+    fair_queues: Vec<FairWaiter>,
     /// One of them is refreshing the places of all.
     refreshing: Option<u64>,
     /// The last refresh went unanswered: none before then.
@@ -52,17 +52,17 @@ struct Line {
 }
 
 #[derive(Debug)]
-struct Place {
+struct FairWaiter {
     /// Of a call, which may have one holder id after the other.
     turn: u64,
     id: Option<HolderId>,
-    bell: Bell,
+    bell: Parker,
     /// When the last command was sent whose answer said that it waits: no grant is older. `None` until the first
     /// answer.
     proof: Option<Instant>,
     /// When it is refreshed.
     due: Instant,
-    pace: Pace,
+    pace: RefreshPace,
     granted: Option<FencingToken>,
     /// By a message.
     is_heard: bool,
@@ -71,16 +71,16 @@ struct Place {
 
 /// A call's place; dropping it forgets the place here, not in Redis.
 #[derive(Debug)]
-pub(crate) struct Spot<'a> {
-    places: &'a Places,
+pub(crate) struct FairTicket<'a> {
+    fair_queues: &'a FairQueues,
     name: &'a Name,
     turn: u64,
-    bell: Bell,
+    bell: Parker,
 }
 
 /// How long after one refresh the next is due.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct RefreshPace {
     pub(crate) every: Duration,
     /// Where its call hears of no grant.
     pub(crate) backoff: Option<Backoff>,
@@ -99,7 +99,7 @@ pub(crate) struct Grant {
 
 /// What a call is to do next.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Step {
+pub(crate) enum FairStep {
     /// It has no place.
     Enter,
     Take(Grant),
@@ -108,7 +108,7 @@ pub(crate) enum Step {
     Sleep(Instant),
 }
 
-impl Pace {
+impl RefreshPace {
     fn next(&self, sent: Instant, refusals: u32) -> Instant {
         let pause = self
             .backoff
@@ -117,7 +117,7 @@ impl Pace {
     }
 }
 
-impl Place {
+impl FairWaiter {
     /// A command sent at `sent` was answered: it waits.
     fn refused(&mut self, sent: Instant) {
         self.proof = self.proof.max(Some(sent));
@@ -131,12 +131,12 @@ impl Place {
     }
 }
 
-impl Line {
+impl QueueKeys {
     /// Wakes one to see to a look that nobody sees to.
     fn hand_look_on(&self) {
         if self.look.is_some()
             && self.refreshing.is_none()
-            && let Some(first) = self.places.iter().find(|place| place.waits())
+            && let Some(first) = self.fair_queues.iter().find(|place| place.waits())
         {
             first.bell.ring();
         }
@@ -155,10 +155,10 @@ impl State {
     }
 
     /// Returns what wakes its call.
-    fn grant(&mut self, id: &HolderId, token: FencingToken) -> Option<Bell> {
+    fn grant(&mut self, id: &HolderId, token: FencingToken) -> Option<Parker> {
         let name = self.owners.get(id)?;
-        let mut places = self.lines.get_mut(name)?.places.iter_mut();
-        let place = places.find(|place| place.id.as_ref() == Some(id))?;
+        let mut fair_queues = self.lines.get_mut(name)?.fair_queues.iter_mut();
+        let place = fair_queues.find(|place| place.id.as_ref() == Some(id))?;
         if place.granted.is_some() {
             return None;
         }
@@ -168,23 +168,26 @@ impl State {
     }
 }
 
-impl Places {
+impl FairQueues {
     /// A call begins to wait.
-    pub(crate) fn join<'a>(&'a self, keys: &'a Arc<Keys>, pace: Pace) -> Spot<'a> {
+    pub(crate) fn join<'a>(&'a self, keys: &'a Arc<Keys>, pace: RefreshPace) -> FairTicket<'a> {
         let name = keys.key(0).name;
-        let bell = Bell::new();
+        let bell = Parker::new();
         let mut state = self.state.lock();
         let turn = state.next;
         state.next += 1;
-        let line = state.lines.entry(name.clone()).or_insert_with(|| Line {
-            keys: Arc::clone(keys),
-            places: Vec::new(),
-            refreshing: None,
-            not_before: Instant::START,
-            look: None,
-            answers: Answers::default(),
-        });
-        line.places.push(Place {
+        let line = state
+            .lines
+            .entry(name.clone())
+            .or_insert_with(|| QueueKeys {
+                keys: Arc::clone(keys),
+                fair_queues: Vec::new(),
+                refreshing: None,
+                not_before: Instant::START,
+                look: None,
+                answers: Answers::default(),
+            });
+        line.fair_queues.push(FairWaiter {
             turn,
             id: None,
             bell: bell.clone(),
@@ -195,8 +198,8 @@ impl Places {
             is_heard: false,
             refusals: 0,
         });
-        Spot {
-            places: self,
+        FairTicket {
+            fair_queues: self,
             name,
             turn,
             bell,
@@ -224,8 +227,8 @@ impl Places {
     /// How many calls wait.
     pub(crate) fn count(&self) -> usize {
         let state = self.state.lock();
-        let places = state.lines.values().flat_map(|line| &line.places);
-        places.filter(|place| place.proof.is_some()).count()
+        let fair_queues = state.lines.values().flat_map(|line| &line.fair_queues);
+        fair_queues.filter(|place| place.proof.is_some()).count()
     }
 
     pub(crate) fn anybody(&self) -> bool {
@@ -238,8 +241,8 @@ impl Places {
         let mut count = 0;
         for line in state.lines.values_mut() {
             line.not_before = Instant::START;
-            line.places.iter().for_each(|place| place.bell.ring());
-            count += line.places.len();
+            line.fair_queues.iter().for_each(|place| place.bell.ring());
+            count += line.fair_queues.len();
         }
         count
     }
@@ -251,16 +254,19 @@ impl Places {
         let mut left = Vec::new();
         for line in state.lines.values_mut() {
             // Whoever's first answer is still on its way leaves by itself.
-            let there = line.places.iter_mut().filter(|place| place.proof.is_some());
+            let there = line
+                .fair_queues
+                .iter_mut()
+                .filter(|place| place.proof.is_some());
             left.extend(there.filter_map(|place| Some((Arc::clone(&line.keys), place.id.take()?))));
         }
         left
     }
 }
 
-impl Spot<'_> {
-    fn line<T>(&self, act: impl FnOnce(&mut Line) -> T) -> T {
-        let mut state = self.places.state.lock();
+impl FairTicket<'_> {
+    fn line<T>(&self, act: impl FnOnce(&mut QueueKeys) -> T) -> T {
+        let mut state = self.fair_queues.state.lock();
         // Our place keeps the line there until the spot is dropped.
         act(state
             .lines
@@ -268,26 +274,26 @@ impl Spot<'_> {
             .expect("a line with a place in it"))
     }
 
-    fn place<T>(&self, act: impl FnOnce(&mut Place) -> T) -> T {
-        self.line(|line| act(self.own(&mut line.places)))
+    fn place<T>(&self, act: impl FnOnce(&mut FairWaiter) -> T) -> T {
+        self.line(|line| act(self.own(&mut line.fair_queues)))
     }
 
-    fn own<'p>(&self, places: &'p mut [Place]) -> &'p mut Place {
-        let mut places = places.iter_mut();
+    fn own<'p>(&self, fair_queues: &'p mut [FairWaiter]) -> &'p mut FairWaiter {
+        let mut fair_queues = fair_queues.iter_mut();
         // Taken out only when the spot is dropped.
-        places
+        fair_queues
             .find(|place| place.turn == self.turn)
             .expect("the place of a spot")
     }
 
     /// What the call sleeps on.
-    pub(crate) fn bell(&self) -> &Bell {
+    pub(crate) fn bell(&self) -> &Parker {
         &self.bell
     }
 
     /// The call is about to ask for a place under `id`. From now on a grant to it counts.
     pub(crate) fn enters(&self, id: &HolderId) {
-        let mut state = self.places.state.lock();
+        let mut state = self.fair_queues.state.lock();
         state.owners.insert(id.clone(), self.name.clone());
         drop(state);
         self.place(|place| {
@@ -301,7 +307,7 @@ impl Spot<'_> {
     pub(crate) fn entered(&self, sent: Instant, remaining: Option<Duration>) {
         self.line(|line| {
             line.answers.refused(sent, remaining);
-            self.own(&mut line.places).refused(sent);
+            self.own(&mut line.fair_queues).refused(sent);
         });
     }
 
@@ -313,13 +319,17 @@ impl Spot<'_> {
             place.granted = None;
             place.id.take()
         })?;
-        self.places.state.lock().owners.remove(&id);
+        self.fair_queues.state.lock().owners.remove(&id);
         Some(id)
     }
 
     /// Whether any of its client's calls for the name hears of a grant.
     pub(crate) fn anybody_hears(&self) -> bool {
-        self.line(|line| line.places.iter().any(|place| place.pace.backoff.is_none()))
+        self.line(|line| {
+            line.fair_queues
+                .iter()
+                .any(|place| place.pace.backoff.is_none())
+        })
     }
 
     /// Notes, or tells, what Redis last said to any call of this client that waits for the name.
@@ -338,16 +348,16 @@ impl Spot<'_> {
     }
 
     /// What to do at `now`. A refresh that this asks for is told of by [`refreshed`](Self::refreshed) in any case.
-    pub(crate) fn step(&self, now: Instant) -> Step {
+    pub(crate) fn step(&self, now: Instant) -> FairStep {
         let step = self.line(|line| {
-            let place = self.own(&mut line.places);
+            let place = self.own(&mut line.fair_queues);
             let (Some(id), Some(proof)) = (&place.id, place.proof) else {
-                return Step::Enter;
+                return FairStep::Enter;
             };
             let every = place.pace.every;
             if let Some(token) = place.granted {
                 let id = id.clone();
-                return Step::Take(Grant {
+                return FairStep::Take(Grant {
                     id,
                     token,
                     proof,
@@ -357,18 +367,18 @@ impl Spot<'_> {
             let due = if line.look.is_some() { now } else { place.due };
             let due = due.max(line.not_before);
             if due > now {
-                return Step::Sleep(due);
+                return FairStep::Sleep(due);
             }
             if line.refreshing.is_some() {
                 // Its end rings for whoever has something to do then.
-                return Step::Sleep(now.after(LOOK_AGAIN.min(every)));
+                return FairStep::Sleep(now.after(REFRESH_AT_LEAST.min(every)));
             }
             line.refreshing = Some(self.turn);
             let why = line.look.take().unwrap_or(Wake::Backstop);
-            let waiting = line.places.iter().filter(|place| place.waits());
-            Step::Refresh(waiting.filter_map(|place| place.id.clone()).collect(), why)
+            let waiting = line.fair_queues.iter().filter(|place| place.waits());
+            FairStep::Refresh(waiting.filter_map(|place| place.id.clone()).collect(), why)
         });
-        if let Step::Take(_) = step {
+        if let FairStep::Take(_) = step {
             self.leaves();
         }
         step
@@ -388,7 +398,7 @@ impl Spot<'_> {
             line.refreshing = None;
             line.not_before = Instant::START;
             // Others have got their grant, or have given up, meanwhile.
-            for place in line.places.iter_mut().filter(|place| place.waits()) {
+            for place in line.fair_queues.iter_mut().filter(|place| place.waits()) {
                 match place.id.as_ref().and_then(|id| answers.get(id)) {
                     Some(Refreshed::Waiting) => place.refused(sent),
                     Some(Refreshed::Granted(token)) => {
@@ -406,7 +416,7 @@ impl Spot<'_> {
             }
             line.hand_look_on();
         });
-        let mut state = self.places.state.lock();
+        let mut state = self.fair_queues.state.lock();
         for id in gone {
             state.owners.remove(&id);
         }
@@ -422,18 +432,18 @@ impl Spot<'_> {
     }
 }
 
-impl Drop for Spot<'_> {
+impl Drop for FairTicket<'_> {
     fn drop(&mut self) {
         self.leaves();
-        let mut state = self.places.state.lock();
+        let mut state = self.fair_queues.state.lock();
         let Some(line) = state.lines.get_mut(self.name) else {
             return;
         };
-        line.places.retain(|place| place.turn != self.turn);
+        line.fair_queues.retain(|place| place.turn != self.turn);
         // After a panic in the midst of it.
         line.refreshing = line.refreshing.filter(|turn| *turn != self.turn);
         line.hand_look_on();
-        if line.places.is_empty() {
+        if line.fair_queues.is_empty() {
             state.lines.remove(self.name);
         }
     }
@@ -443,7 +453,7 @@ impl Drop for Spot<'_> {
 mod tests {
     use super::*;
 
-    const PACE: Pace = Pace {
+    const PACE: RefreshPace = RefreshPace {
         every: Duration::from_millis(900),
         backoff: None,
     };
@@ -460,20 +470,20 @@ mod tests {
         FencingToken::new(n)
     }
 
-    fn rung(spot: &Spot<'_>) -> bool {
+    fn rung(spot: &FairTicket<'_>) -> bool {
         spot.bell().is_rung()
     }
 
     /// Asks at that instant and gets a place.
-    fn enter(spot: &Spot<'_>, sent: u64) -> HolderId {
+    fn enter(spot: &FairTicket<'_>, sent: u64) -> HolderId {
         let id = HolderId::fresh("o");
         spot.enters(&id);
         spot.entered(at(sent), None);
         id
     }
 
-    fn grant(id: &HolderId, n: u64, proof: u64) -> Step {
-        Step::Take(Grant {
+    fn grant(id: &HolderId, n: u64, proof: u64) -> FairStep {
+        FairStep::Take(Grant {
             id: id.clone(),
             token: token(n),
             proof: at(proof),
@@ -483,19 +493,19 @@ mod tests {
 
     #[test]
     fn smoke() {
-        let (places, keys) = (Places::default(), keys());
-        let spot = places.join(&keys, PACE);
-        assert_eq!(spot.step(at(0)), Step::Enter);
+        let (fair_queues, keys) = (FairQueues::default(), keys());
+        let spot = fair_queues.join(&keys, PACE);
+        assert_eq!(spot.step(at(0)), FairStep::Enter);
         let id = enter(&spot, 10);
-        assert_eq!((places.count(), spot.refusals()), (1, 1));
-        assert_eq!(spot.step(at(11)), Step::Sleep(at(910)));
+        assert_eq!((fair_queues.count(), spot.refusals()), (1, 1));
+        assert_eq!(spot.step(at(11)), FairStep::Sleep(at(910)));
         assert_eq!(
             spot.step(at(910)),
-            Step::Refresh(vec![id.clone()], Wake::Backstop)
+            FairStep::Refresh(vec![id.clone()], Wake::Backstop)
         );
         spot.refreshed(std::slice::from_ref(&id), &[Refreshed::Waiting], at(911));
-        assert_eq!(spot.step(at(912)), Step::Sleep(at(1811)));
-        places.granted(&id, token(7));
+        assert_eq!(spot.step(at(912)), FairStep::Sleep(at(1811)));
+        fair_queues.granted(&id, token(7));
         assert!(rung(&spot));
         assert_eq!(
             spot.step(at(913)),
@@ -504,20 +514,20 @@ mod tests {
         );
         assert_eq!(spot.leaves(), None, "the grant is the call's");
         drop(spot);
-        let state = places.state.lock();
+        let state = fair_queues.state.lock();
         assert!(state.lines.is_empty() && state.owners.is_empty());
     }
 
     #[test]
     fn a_grant_may_come_before_the_answer_that_it_waits() {
-        let (places, keys) = (Places::default(), keys());
-        let spot = places.join(&keys, PACE);
+        let (fair_queues, keys) = (FairQueues::default(), keys());
+        let spot = fair_queues.join(&keys, PACE);
         let id = HolderId::fresh("o");
         spot.enters(&id);
-        places.granted(&id, token(7));
+        fair_queues.granted(&id, token(7));
         assert_eq!(
             spot.step(at(20)),
-            Step::Enter,
+            FairStep::Enter,
             "nothing is known of its place yet"
         );
         spot.entered(at(10), None);
@@ -526,70 +536,70 @@ mod tests {
 
     #[test]
     fn a_grant_to_any_other_id_is_ignored() {
-        let (places, keys) = (Places::default(), keys());
-        let spot = places.join(&keys, PACE);
+        let (fair_queues, keys) = (FairQueues::default(), keys());
+        let spot = fair_queues.join(&keys, PACE);
         let before = enter(&spot, 10);
         assert_eq!(spot.leaves(), Some(before.clone()));
         let id = enter(&spot, 20);
-        places.granted(&before, token(7));
-        places.granted(&HolderId::fresh("o"), token(8));
+        fair_queues.granted(&before, token(7));
+        fair_queues.granted(&HolderId::fresh("o"), token(8));
         assert!(!rung(&spot));
-        assert_eq!(spot.step(at(21)), Step::Sleep(at(920)));
-        places.granted(&id, token(9));
-        places.granted(&id, token(10));
+        assert_eq!(spot.step(at(21)), FairStep::Sleep(at(920)));
+        fair_queues.granted(&id, token(9));
+        fair_queues.granted(&id, token(10));
         assert_eq!(spot.step(at(22)), grant(&id, 9, 20), "once");
-        places.granted(&id, token(11));
-        assert_eq!(spot.step(at(23)), Step::Enter, "for good");
+        fair_queues.granted(&id, token(11));
+        assert_eq!(spot.step(at(23)), FairStep::Enter, "for good");
     }
 
     #[test]
     fn one_refreshes_for_all_and_an_answer_counts_for_its_own_id() {
-        let (places, keys) = (Places::default(), keys());
-        let spots: Vec<_> = (0..4).map(|_| places.join(&keys, PACE)).collect();
+        let (fair_queues, keys) = (FairQueues::default(), keys());
+        let spots: Vec<_> = (0..4).map(|_| fair_queues.join(&keys, PACE)).collect();
         let ids: Vec<_> = spots.iter().map(|spot| enter(spot, 0)).collect();
-        let Step::Refresh(asked, _) = spots[2].step(at(900)) else {
+        let FairStep::Refresh(asked, _) = spots[2].step(at(900)) else {
             panic!()
         };
         assert_eq!(asked, ids);
         assert_eq!(
             spots[0].step(at(901)),
-            Step::Sleep(at(1801)),
+            FairStep::Sleep(at(1801)),
             "one at a time"
         );
-        places.granted(&ids[1], token(7));
+        fair_queues.granted(&ids[1], token(7));
         let late = enter(&spots[3], 902);
         use Refreshed::{Gone, Granted, Waiting};
         spots[2].refreshed(&asked, &[Gone, Gone, Waiting, Granted(token(8))], at(900));
-        assert_eq!(spots[0].step(at(903)), Step::Enter);
+        assert_eq!(spots[0].step(at(903)), FairStep::Enter);
         assert_eq!(
             spots[1].step(at(903)),
             grant(&ids[1], 7, 0),
             "the message came first"
         );
-        assert_eq!(spots[2].step(at(903)), Step::Sleep(at(1800)));
+        assert_eq!(spots[2].step(at(903)), FairStep::Sleep(at(1800)));
         assert_eq!(
             spots[3].step(at(903)),
-            Step::Sleep(at(1802)),
+            FairStep::Sleep(at(1802)),
             "it waits as another by now"
         );
-        places.granted(&late, token(9));
+        fair_queues.granted(&late, token(9));
         assert_eq!(spots[3].step(at(904)), grant(&late, 9, 902));
     }
 
     #[test]
     fn a_look_is_seen_to_whoever_leaves() {
-        let (places, keys) = (Places::default(), keys());
-        let (first, second) = (places.join(&keys, PACE), places.join(&keys, PACE));
+        let (fair_queues, keys) = (FairQueues::default(), keys());
+        let (first, second) = (fair_queues.join(&keys, PACE), fair_queues.join(&keys, PACE));
         let name = keys.key(0).name;
         let id = enter(&first, 0);
-        places.look(name, Wake::Message);
+        fair_queues.look(name, Wake::Message);
         assert!(rung(&first));
         assert_eq!(
             first.step(at(1)),
-            Step::Refresh(vec![id.clone()], Wake::Message)
+            FairStep::Refresh(vec![id.clone()], Wake::Message)
         );
         enter(&second, 2);
-        places.look(name, Wake::Message);
+        fair_queues.look(name, Wake::Message);
         assert!(!rung(&second), "one is on its way");
         first.refreshed(&[id], &[Refreshed::Granted(token(7))], at(1));
         assert!(rung(&second), "that one may have been too early");
@@ -598,20 +608,20 @@ mod tests {
         assert!(rung(&second), "nobody has seen to it yet");
         assert!(matches!(
             second.step(at(4)),
-            Step::Refresh(_, Wake::Message)
+            FairStep::Refresh(_, Wake::Message)
         ));
         second.not_refreshed(Wake::Message, at(50));
-        assert_eq!(second.step(at(5)), Step::Sleep(at(50)));
+        assert_eq!(second.step(at(5)), FairStep::Sleep(at(50)));
         assert!(matches!(
             second.step(at(50)),
-            Step::Refresh(_, Wake::Message)
+            FairStep::Refresh(_, Wake::Message)
         ));
     }
 
     #[test]
     fn an_answer_counts_for_all_who_waited_then() {
-        let (places, keys) = (Places::default(), keys());
-        let (asks, waits) = (places.join(&keys, PACE), places.join(&keys, PACE));
+        let (fair_queues, keys) = (FairQueues::default(), keys());
+        let (asks, waits) = (fair_queues.join(&keys, PACE), fair_queues.join(&keys, PACE));
         let id = enter(&asks, 10);
         let since = |start| Span {
             start: at(start),
@@ -619,7 +629,7 @@ mod tests {
         };
         assert!(waits.is_taken(since(10)) && !waits.is_taken(since(11)));
         let refresh = |answer, sent| {
-            assert!(matches!(asks.step(at(sent)), Step::Refresh(..)));
+            assert!(matches!(asks.step(at(sent)), FairStep::Refresh(..)));
             asks.refreshed(std::slice::from_ref(&id), &[answer], at(sent));
         };
         refresh(Refreshed::Waiting, 1_000);
@@ -635,13 +645,17 @@ mod tests {
 
     #[test]
     fn at_the_end_everybody_leaves_once() {
-        let (places, keys) = (Places::default(), keys());
-        let (waits, enters) = (places.join(&keys, PACE), places.join(&keys, PACE));
+        let (fair_queues, keys) = (FairQueues::default(), keys());
+        let (waits, enters) = (fair_queues.join(&keys, PACE), fair_queues.join(&keys, PACE));
         let id = enter(&waits, 0);
         let asking = HolderId::fresh("o");
         enters.enters(&asking);
-        places.granted(&id, token(7));
-        let left: Vec<_> = places.leave_all().into_iter().map(|(_, id)| id).collect();
+        fair_queues.granted(&id, token(7));
+        let left: Vec<_> = fair_queues
+            .leave_all()
+            .into_iter()
+            .map(|(_, id)| id)
+            .collect();
         assert_eq!(left, [id], "a grant that nobody has seen is passed on");
         assert_eq!(waits.leaves(), None);
         assert_eq!(enters.leaves(), Some(asking), "by itself, once it knows");

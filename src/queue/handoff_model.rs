@@ -8,21 +8,21 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread::{spawn, yield_now};
 
 use crate::clock::Instant;
-use crate::config::Terms;
+use crate::config::LeaseTerms;
 use crate::holder::HolderId;
-use crate::lease::handoff::Run;
-use crate::lease::held::{Hold, Live, Tenure};
-use crate::lease::state::{Lease, Standing};
+use crate::lease::handoff::HandoffRun;
+use crate::lease::held::{HeldLease, Holding, Live};
+use crate::lease::state::{LeaseState, LeaseStatus};
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::kind::Keys;
-use crate::protocol::one_or_many::Few;
-use crate::queue::local::{HandOn, Handed, Taken, Turn, Waiters};
+use crate::protocol::one_or_many::OneOrMany;
+use crate::queue::local::{HandOffOutcome, HandedOff, Position, TakeOver, Waiters};
 use crate::token::FencingToken;
 
 const SCHEDULES: usize = 5_000;
 
-const TERMS: Terms = Terms {
+const TERMS: LeaseTerms = LeaseTerms {
     ttl: Duration::from_secs(10),
     renew_every: Some(Duration::from_secs(3)),
     max_hold: Duration::MAX,
@@ -77,8 +77,8 @@ impl Redis {
     }
 }
 
-fn tenure(token: FencingToken) -> Tenure {
-    Tenure {
+fn holding(token: FencingToken) -> Holding {
+    Holding {
         token,
         since: Some(now()),
         handoffs: TERMS.handoffs,
@@ -94,7 +94,7 @@ impl World {
     }
 
     /// As the acquire loop: a hold, or none where it gave up.
-    fn lock(&self) -> Option<(Arc<Hold>, FencingToken)> {
+    fn lock(&self) -> Option<(Arc<HeldLease>, FencingToken)> {
         let ticket = self
             .waiters
             .join(self.name(), Some(TERMS), thread_rng().gen_bool(0.8));
@@ -102,20 +102,20 @@ impl World {
         let taken = loop {
             yield_now();
             match ticket.turn(look) {
-                Turn::Handed => match ticket.take(now(), Duration::MAX, tenure) {
-                    Taken::Held(hold) => {
+                Position::HandedOff => match ticket.take(now(), Duration::MAX, holding) {
+                    TakeOver::Held(hold) => {
                         self.inside.lock().unwrap().handed += 1;
                         break Some((Arc::clone(&hold), hold.token()));
                     }
-                    Taken::Lost(handed) => self.decline(&handed),
-                    Taken::Nothing => panic!("it was handed one"),
+                    TakeOver::Lost(handed) => self.pass_on_unclaimed(&handed),
+                    TakeOver::Nothing => panic!("it was handed one"),
                 },
-                Turn::Look => {
+                Position::Contend => {
                     if let Some(granted) = self.ask(ticket.asks()) {
                         break Some(granted);
                     }
                 }
-                Turn::GiveWay | Turn::HeldHere | Turn::Queue => {}
+                Position::Yield | Position::HeldLocally | Position::Behind => {}
             }
             // Until it is woken, looks around, or has had enough.
             look = loop {
@@ -133,12 +133,12 @@ impl World {
         };
         if let Some(handed) = ticket.leave() {
             yield_now();
-            self.decline(&handed);
+            self.pass_on_unclaimed(&handed);
         }
         taken
     }
 
-    fn ask(&self, has_company: bool) -> Option<(Arc<Hold>, FencingToken)> {
+    fn ask(&self, has_company: bool) -> Option<(Arc<HeldLease>, FencingToken)> {
         let id = HolderId::fresh("o");
         let block = if has_company {
             u64::from(TERMS.handoffs) + 1
@@ -153,15 +153,18 @@ impl World {
         );
         yield_now();
         let token = FencingToken::new(token);
-        let hold = Arc::new(Hold {
+        let hold = Arc::new(HeldLease {
             keys: Arc::clone(&self.keys),
             id,
-            tokens: Few::One(token),
-            receipt: None,
+            tokens: OneOrMany::One(token),
+            votes: None,
             serial: 0,
             replicas: None,
-            run: Run::new(token, block, now()),
-            live: Live::new(Lease::granted(now(), now(), &TERMS).unwrap(), tenure(token)),
+            run: HandoffRun::new(token, block, now()),
+            live: Live::new(
+                LeaseState::granted(now(), now(), &TERMS).unwrap(),
+                holding(token),
+            ),
         });
         for before in self.waiters.granted(&hold) {
             let before = before.upgrade();
@@ -173,33 +176,33 @@ impl World {
         Some((hold, token))
     }
 
-    fn decline(&self, handed: &Handed) {
+    fn pass_on_unclaimed(&self, handed: &HandedOff) {
         self.unlock(&handed.hold, handed.token);
     }
 
-    fn unlock(&self, hold: &Arc<Hold>, token: FencingToken) {
-        if let HandOn::Done(_) = self.waiters.hand_on(hold, token, false, now()) {
+    fn unlock(&self, hold: &Arc<HeldLease>, token: FencingToken) {
+        if let HandOffOutcome::Done(_) = self.waiters.hand_on(hold, token, false, now()) {
             return;
         }
         yield_now();
         match hold.release(token, now()) {
-            Some(Standing::Held(_)) => {
+            Some(LeaseStatus::Held(_)) => {
                 yield_now();
                 self.redis.lock().unwrap().release(&hold.id);
                 yield_now();
-                hold.lease(Lease::released);
+                hold.lease(LeaseState::released);
                 if hold.run.was_handed(token) {
                     self.waiters.give_way(hold);
                 }
                 self.waiters.ended(hold, true);
             }
-            Some(Standing::Lost(_)) => {
+            Some(LeaseStatus::Lost(_)) => {
                 self.waiters.ended(hold, false);
                 yield_now();
                 // Two of this client may have asked at once, and learnt of their grants in the other order.
                 self.redis.lock().unwrap().release(&hold.id);
             }
-            Some(Standing::Released) | None => panic!("{token} was let go of before"),
+            Some(LeaseStatus::Released) | None => panic!("{token} was let go of before"),
         }
     }
 

@@ -9,14 +9,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::clock::Instant;
-use crate::config::Terms;
+use crate::config::LeaseTerms;
 use crate::holder::HolderId;
-use crate::lease::handoff::Step;
-use crate::lease::held::{Hold, Tenure};
-use crate::name::{Name, Names};
+use crate::lease::handoff::HandoffDecision;
+use crate::lease::held::{HeldLease, Holding};
+use crate::name::{Name, NameTable};
 use crate::queue::answers::{Answers, Span};
-use crate::queue::fair::Places;
-use crate::queue::parker::Bell;
+use crate::queue::fair::FairQueues;
+use crate::queue::parker::Parker;
 use crate::stats::Wake;
 use crate::token::FencingToken;
 
@@ -31,9 +31,9 @@ use crate::token::FencingToken;
 /// sleep after it.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    names: Mutex<Names<Queue>>,
+    names: Mutex<NameTable<Queue>>,
     /// Those who wait for fair locks, each of whom has a place of its own in Redis.
-    pub(crate) places: Places,
+    pub(crate) fair_queues: FairQueues,
 }
 
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ struct Queue {
     released: Option<HolderId>,
     /// Releases that not enough servers have announced yet, or just enough.
     heard: VecDeque<Heard>,
-    places: VecDeque<Place>,
+    fair_queues: VecDeque<Waiter>,
     next: u64,
     answers: Answers,
     courtesy: Courtesy,
@@ -64,7 +64,7 @@ enum Courtesy {
 
 /// Which server says something, and how many must say the same before it counts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Voice {
+pub(crate) struct Announcer {
     pub(crate) server: usize,
     pub(crate) needed: usize,
 }
@@ -84,14 +84,14 @@ const MOST_HEARD: usize = 64;
 struct Held {
     id: HolderId,
     /// Weak: a hold may own a user's closure, which must not be dropped under a lock.
-    hold: Weak<Hold>,
+    hold: Weak<HeldLease>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct Waiter {
     id: u64,
     /// Hung up when its waiter first sleeps: most never do.
-    bell: Option<Bell>,
+    bell: Option<Parker>,
     /// Rung before the bell was hung up.
     rung: bool,
     /// Why it was rung, until its waiter is awake.
@@ -101,22 +101,22 @@ struct Place {
     /// It waits under `WaitPolicy::Wake`.
     hears: bool,
     /// On which terms a lease may be handed to it.
-    wants: Option<Terms>,
+    wants: Option<LeaseTerms>,
     /// The lease that was handed to it, until its waiter is awake.
-    handed: Option<Handed>,
+    handed: Option<HandedOff>,
 }
 
 /// A lease that was handed on, and the token of its new holder.
 #[derive(Debug)]
-pub(crate) struct Handed {
-    pub(crate) hold: Arc<Hold>,
+pub(crate) struct HandedOff {
+    pub(crate) hold: Arc<HeldLease>,
     pub(crate) token: FencingToken,
 }
 
 /// What came of an attempt to hand a lease on.
-pub(crate) enum HandOn {
+pub(crate) enum HandOffOutcome {
     /// It has a new holder. This was the tenure of the one before.
-    Done(Tenure),
+    Done(Holding),
     /// Renew it first.
     Renew,
     /// Nobody is there for it, or it must not be.
@@ -124,15 +124,15 @@ pub(crate) enum HandOn {
 }
 
 /// What has become of a lease that was handed on.
-pub(crate) enum Taken {
+pub(crate) enum TakeOver {
     /// There was none.
     Nothing,
-    Held(Arc<Hold>),
+    Held(Arc<HeldLease>),
     /// Lost before its waiter woke.
-    Lost(Handed),
+    Lost(HandedOff),
 }
 
-impl Place {
+impl Waiter {
     fn ring(&mut self, why: Wake) {
         // What was rung for nothing but a look around may since be rung for something.
         if self.why.is_none_or(|before| before == Wake::Turn) {
@@ -149,11 +149,11 @@ impl Place {
 
 impl Queue {
     fn is_idle(&self) -> bool {
-        self.held.is_none() && self.places.is_empty()
+        self.held.is_none() && self.fair_queues.is_empty()
     }
 
     /// Whether this announcement has just become one that counts.
-    fn has_heard_enough(&mut self, payload: &[u8], voice: Voice) -> bool {
+    fn has_heard_enough(&mut self, payload: &[u8], voice: Announcer) -> bool {
         if voice.needed <= 1 {
             return true;
         }
@@ -175,8 +175,8 @@ impl Queue {
 
     /// Where the contender stands.
     fn contender(&self) -> usize {
-        let mut places = self.places.iter();
-        places.position(|place| place.hears).unwrap_or(0)
+        let mut fair_queues = self.fair_queues.iter();
+        fair_queues.position(|place| place.hears).unwrap_or(0)
     }
 
     /// Where those stand who talk to Redis.
@@ -185,7 +185,7 @@ impl Queue {
     }
 
     fn ring(&mut self, n: usize, look: bool, why: Wake) {
-        if let Some(place) = self.places.get_mut(n) {
+        if let Some(place) = self.fair_queues.get_mut(n) {
             place.look |= look;
             place.ring(why);
         }
@@ -198,10 +198,10 @@ impl Queue {
     }
 
     /// Takes a place out of the queue. A waiter that talks to Redis from now on is woken.
-    fn remove(&mut self, n: usize) -> Option<Place> {
-        let id = |queue: &Self, n| Some(queue.places.get(n)?.id);
+    fn remove(&mut self, n: usize) -> Option<Waiter> {
+        let id = |queue: &Self, n| Some(queue.fair_queues.get(n)?.id);
         let before = self.lookers().map(|n| id(self, n));
-        let place = self.places.remove(n);
+        let place = self.fair_queues.remove(n);
         // A wake that reached the place is not lost with it: where its waiter leaves without the name, the next one
         // looks whatever it knows.
         let left_without = self.held.is_none();
@@ -216,26 +216,26 @@ impl Queue {
 
 /// What a waiter is to do next.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum Position {
     /// Others came before.
-    Queue,
+    Behind,
     /// A lease was handed to it: take that.
-    Handed,
+    HandedOff,
     /// It may ask Redis, but others in the fleet come before: wait a moment.
-    GiveWay,
+    Yield,
     /// Ask Redis.
-    Look,
+    Contend,
     /// It may ask Redis, but this client holds the name: Redis would refuse.
-    HeldHere,
+    HeldLocally,
 }
 
 /// A waiter's place in the queue of a name; dropping it leaves.
 #[derive(Debug)]
-pub(crate) struct Ticket<'a> {
+pub(crate) struct QueueTicket<'a> {
     waiters: &'a Waiters,
     name: &'a Name,
     id: u64,
-    bell: OnceCell<Bell>,
+    bell: OnceCell<Parker>,
     has_left: Cell<bool>,
 }
 
@@ -245,14 +245,14 @@ impl Waiters {
     pub(crate) fn join<'a>(
         &'a self,
         name: &'a Name,
-        wants: Option<Terms>,
+        wants: Option<LeaseTerms>,
         hears: bool,
-    ) -> Ticket<'a> {
+    ) -> QueueTicket<'a> {
         let mut names = self.names.lock();
         let queue = names.entry(name.clone()).or_default();
         let id = queue.next;
         queue.next += 1;
-        queue.places.push_back(Place {
+        queue.fair_queues.push_back(Waiter {
             id,
             bell: None,
             rung: false,
@@ -262,7 +262,7 @@ impl Waiters {
             wants,
             handed: None,
         });
-        Ticket {
+        QueueTicket {
             waiters: self,
             name,
             id,
@@ -281,32 +281,32 @@ impl Waiters {
     /// Hands a lease on to the first who waits for its name, at `now`, for the holder that has `token`.
     pub(crate) fn hand_on(
         &self,
-        hold: &Arc<Hold>,
+        hold: &Arc<HeldLease>,
         token: FencingToken,
         has_renewed: bool,
         now: Instant,
-    ) -> HandOn {
+    ) -> HandOffOutcome {
         let mut names = self.names.lock();
         let Some(queue) = names.get_mut(hold.keys.key(0).name) else {
-            return HandOn::Not;
+            return HandOffOutcome::Not;
         };
         let held = queue.held.as_ref();
         if held.is_none_or(|held| held.hold.as_ptr() != Arc::as_ptr(hold)) {
-            return HandOn::Not;
+            return HandOffOutcome::Not;
         }
-        let first = queue.places.front_mut();
+        let first = queue.fair_queues.front_mut();
         let Some(first) = first.filter(|first| first.handed.is_none()) else {
-            return HandOn::Not;
+            return HandOffOutcome::Not;
         };
         let Some(terms) = &first.wants else {
-            return HandOn::Not;
+            return HandOffOutcome::Not;
         };
         let (token, before) = match hold.hand_on(token, terms, has_renewed, now) {
-            (Step::HandOn(token), Some(before)) => (token, before),
-            (Step::Renew, _) => return HandOn::Renew,
-            _ => return HandOn::Not,
+            (HandoffDecision::HandOffOutcome(token), Some(before)) => (token, before),
+            (HandoffDecision::Renew, _) => return HandOffOutcome::Renew,
+            _ => return HandOffOutcome::Not,
         };
-        first.handed = Some(Handed {
+        first.handed = Some(HandedOff {
             hold: Arc::clone(hold),
             token,
         });
@@ -318,7 +318,7 @@ impl Waiters {
             }
             None => first.rung = true,
         }
-        HandOn::Done(before)
+        HandOffOutcome::Done(before)
     }
 
     /// Whether anybody waits for the name.
@@ -326,11 +326,11 @@ impl Waiters {
         let names = self.names.lock();
         names
             .get(name)
-            .is_some_and(|queue| !queue.places.is_empty())
+            .is_some_and(|queue| !queue.fair_queues.is_empty())
     }
 
     /// The lease by which this client holds the name, if it does.
-    pub(crate) fn holder(&self, name: &Name) -> Option<Arc<Hold>> {
+    pub(crate) fn holder(&self, name: &Name) -> Option<Arc<HeldLease>> {
         let hold = self.names.lock().get(name)?.held.as_ref()?.hold.clone();
         // Upgraded, and dropped, outside the lock: a hold may own a user's closure.
         hold.upgrade()
@@ -338,13 +338,13 @@ impl Waiters {
 
     /// This client holds the names of `hold` now. Returns the leases by which it held some of them
     /// until now, if it knew of no end: Redis grants no name that is held, so those are lost.
-    pub(crate) fn granted(&self, hold: &Arc<Hold>) -> Vec<Weak<Hold>> {
+    pub(crate) fn granted(&self, hold: &Arc<HeldLease>) -> Vec<Weak<HeldLease>> {
         let names = hold.keys.names.iter();
         let before = names.filter_map(|name| self.held(name, &hold.id, Arc::downgrade(hold)));
         before.collect()
     }
 
-    fn held(&self, name: &Name, id: &HolderId, hold: Weak<Hold>) -> Option<Weak<Hold>> {
+    fn held(&self, name: &Name, id: &HolderId, hold: Weak<HeldLease>) -> Option<Weak<HeldLease>> {
         let mut names = self.names.lock();
         let queue = match names.get_mut(name) {
             Some(queue) => queue,
@@ -363,14 +363,14 @@ impl Waiters {
     }
 
     /// A lease that is about to end has been handed from one to the other here: others come before the next of them.
-    pub(crate) fn give_way(&self, hold: &Hold) {
+    pub(crate) fn give_way(&self, hold: &HeldLease) {
         if let Some(queue) = self.names.lock().get_mut(hold.keys.key(0).name) {
             queue.courtesy = Courtesy::Due;
         }
     }
 
     /// A lease of this client has ended: one waiter of each of its names looks.
-    pub(crate) fn ended(&self, hold: &Hold, released: bool) {
+    pub(crate) fn ended(&self, hold: &HeldLease, released: bool) {
         for name in hold.keys.names.iter() {
             self.ended_one(name, &hold.id, released);
         }
@@ -384,7 +384,7 @@ impl Waiters {
         if queue.held.as_ref().is_some_and(|held| held.id == *id) {
             queue.held = None;
             queue.released = released.then(|| id.clone());
-            if released && !queue.places.is_empty() {
+            if released && !queue.fair_queues.is_empty() {
                 // Until now somebody held it, as far as those who wait here are concerned.
                 queue.answers.refused(Instant::now(), Some(Duration::ZERO));
             }
@@ -401,10 +401,10 @@ impl Waiters {
         &self,
         name: &Name,
         payload: &[u8],
-        voice: Voice,
-    ) -> Option<Weak<Hold>> {
+        voice: Announcer,
+    ) -> Option<Weak<HeldLease>> {
         // Whoever passes a fair lock on announces nothing, so it is free.
-        self.places.look(name, Wake::Message);
+        self.fair_queues.look(name, Wake::Message);
         let mut names = self.names.lock();
         let queue = names.get_mut(name)?;
         let is = |id: &HolderId| id.as_str().as_bytes() == payload;
@@ -428,7 +428,7 @@ impl Waiters {
 
     /// The contender of the name looks, because it now hears of releases.
     pub(crate) fn look(&self, name: &Name, why: Wake) {
-        self.places.look(name, why);
+        self.fair_queues.look(name, why);
         if let Some(queue) = self.names.lock().get_mut(name) {
             queue.ring(queue.contender(), true, why);
         }
@@ -436,9 +436,11 @@ impl Waiters {
 
     /// The names that somebody waits for.
     pub(crate) fn waiting(&self) -> Vec<Name> {
-        let mut waiting = self.places.names();
+        let mut waiting = self.fair_queues.names();
         let names = self.names.lock();
-        let plain = names.iter().filter(|(_, queue)| !queue.places.is_empty());
+        let plain = names
+            .iter()
+            .filter(|(_, queue)| !queue.fair_queues.is_empty());
         waiting.extend(plain.map(|(name, _)| name.clone()));
         waiting
     }
@@ -446,7 +448,7 @@ impl Waiters {
     /// Whether anybody waits.
     pub(crate) fn anybody(&self) -> bool {
         let names = self.names.lock();
-        names.values().any(|queue| !queue.places.is_empty()) || self.places.anybody()
+        names.values().any(|queue| !queue.fair_queues.is_empty()) || self.fair_queues.anybody()
     }
 
     /// Whether nothing is kept of any name.
@@ -457,24 +459,24 @@ impl Waiters {
 
     /// Wakes everybody; returns how many.
     pub(crate) fn ring_all(&self) -> usize {
-        let fair = self.places.ring_all();
+        let fair = self.fair_queues.ring_all();
         let mut names = self.names.lock();
-        let places = names.values_mut().flat_map(|queue| &mut queue.places);
-        places.map(|place| place.ring(Wake::Turn)).count() + fair
+        let fair_queues = names.values_mut().flat_map(|queue| &mut queue.fair_queues);
+        fair_queues.map(|place| place.ring(Wake::Turn)).count() + fair
     }
 
     /// How many names this client holds, and how many calls sleep until they get theirs.
     pub(crate) fn count(&self) -> (u64, u64) {
         let names = self.names.lock();
         let held = names.values().filter(|queue| queue.held.is_some());
-        let places = names.values().flat_map(|queue| &queue.places);
-        let asleep = places.filter(|place| place.bell.is_some());
-        let asleep = asleep.count() + self.places.count();
+        let fair_queues = names.values().flat_map(|queue| &queue.fair_queues);
+        let asleep = fair_queues.filter(|place| place.bell.is_some());
+        let asleep = asleep.count() + self.fair_queues.count();
         (held.count() as u64, asleep as u64)
     }
 }
 
-impl Ticket<'_> {
+impl QueueTicket<'_> {
     fn queue<T>(&self, act: impl FnOnce(&mut Queue) -> T) -> T {
         let mut names = self.waiters.names.lock();
         // Our place keeps the queue there until the ticket is dropped.
@@ -484,11 +486,14 @@ impl Ticket<'_> {
     }
 
     /// What the waiter sleeps on.
-    pub(crate) fn bell(&self) -> &Bell {
+    pub(crate) fn bell(&self) -> &Parker {
         self.bell.get_or_init(|| {
-            let bell = Bell::new();
+            let bell = Parker::new();
             self.queue(|queue| {
-                let place = queue.places.iter_mut().find(|place| place.id == self.id);
+                let place = queue
+                    .fair_queues
+                    .iter_mut()
+                    .find(|place| place.id == self.id);
                 if let Some(place) = place {
                     let rung = std::mem::take(&mut place.rung);
                     place.bell = Some(bell.clone());
@@ -504,39 +509,39 @@ impl Ticket<'_> {
     /// Why the bell has rung.
     pub(crate) fn woken(&self) -> Option<Wake> {
         self.queue(|queue| {
-            let mut places = queue.places.iter_mut();
-            places.find(|place| place.id == self.id)?.why.take()
+            let mut fair_queues = queue.fair_queues.iter_mut();
+            fair_queues.find(|place| place.id == self.id)?.why.take()
         })
     }
 
     /// What to do now. `look` asks for a look at Redis even where this client holds the name.
-    pub(crate) fn turn(&self, look: bool) -> Turn {
+    pub(crate) fn turn(&self, look: bool) -> Position {
         self.queue(|queue| {
             let held = queue.held.is_some();
             let is_own = |n: &usize| {
                 queue
-                    .places
+                    .fair_queues
                     .get(*n)
                     .is_some_and(|place| place.id == self.id)
             };
             let Some(n) = queue.lookers().into_iter().find(is_own) else {
-                return Turn::Queue;
+                return Position::Behind;
             };
-            let Some(place) = queue.places.get_mut(n) else {
-                return Turn::Queue;
+            let Some(place) = queue.fair_queues.get_mut(n) else {
+                return Position::Behind;
             };
             if place.handed.is_some() {
-                return Turn::Handed;
+                return Position::HandedOff;
             }
             if !held && queue.courtesy == Courtesy::Due {
                 queue.courtesy = Courtesy::Begun;
-                return Turn::GiveWay;
+                return Position::Yield;
             }
             let look = std::mem::take(&mut place.look) || look;
             if look || !held {
-                Turn::Look
+                Position::Contend
             } else {
-                Turn::HeldHere
+                Position::HeldLocally
             }
         })
     }
@@ -546,42 +551,45 @@ impl Ticket<'_> {
         &self,
         now: Instant,
         max_hold: Duration,
-        tenure: impl FnOnce(FencingToken) -> Tenure,
-    ) -> Taken {
+        holding: impl FnOnce(FencingToken) -> Holding,
+    ) -> TakeOver {
         let mut names = self.waiters.names.lock();
         let Some(queue) = names.get_mut(self.name) else {
-            return Taken::Nothing;
+            return TakeOver::Nothing;
         };
-        let first = queue.places.front_mut();
+        let first = queue.fair_queues.front_mut();
         let Some(first) = first.filter(|first| first.id == self.id) else {
-            return Taken::Nothing;
+            return TakeOver::Nothing;
         };
         let Some(handed) = first.handed.take() else {
-            return Taken::Nothing;
+            return TakeOver::Nothing;
         };
-        if !handed.hold.take(tenure(handed.token), now, max_hold) {
-            return Taken::Lost(handed);
+        if !handed.hold.take(holding(handed.token), now, max_hold) {
+            return TakeOver::Lost(handed);
         }
         // The next one sleeps on: there is nothing that it could do while this client holds the name, and whatever
         // ends that rings for it.
-        let place = queue.places.pop_front();
+        let place = queue.fair_queues.pop_front();
         if cfg!(debug_assertions) {
             queue.holder = Some(std::thread::current().id());
         }
         drop(names);
         drop(place);
         self.has_left.set(true);
-        Taken::Held(handed.hold)
+        TakeOver::Held(handed.hold)
     }
 
     /// Leaves the queue. What was handed to its place is then for the caller to hand on.
-    pub(crate) fn leave(&self) -> Option<Handed> {
+    pub(crate) fn leave(&self) -> Option<HandedOff> {
         if self.has_left.replace(true) {
             return None;
         }
         let mut names = self.waiters.names.lock();
         let queue = names.get_mut(self.name)?;
-        let n = queue.places.iter().position(|place| place.id == self.id)?;
+        let n = queue
+            .fair_queues
+            .iter()
+            .position(|place| place.id == self.id)?;
         let place = queue.remove(n);
         if queue.is_idle() {
             names.remove(self.name);
@@ -593,7 +601,7 @@ impl Ticket<'_> {
     /// The waiter is about to ask Redis. Returns whether others wait for the name beside it.
     pub(crate) fn asks(&self) -> bool {
         self.queue(|queue| {
-            let has_company = queue.places.len() > 1;
+            let has_company = queue.fair_queues.len() > 1;
             if has_company {
                 // For the others: the waiter itself is busy until it is answered.
                 queue.answers.asked(Instant::now());
@@ -613,7 +621,7 @@ impl Ticket<'_> {
     }
 }
 
-impl Drop for Ticket<'_> {
+impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
         self.leave();
     }
@@ -623,12 +631,12 @@ impl Drop for Ticket<'_> {
 mod tests {
     use super::*;
 
-    const ALONE: Voice = Voice {
+    const ALONE: Announcer = Announcer {
         server: 0,
         needed: 1,
     };
 
-    fn rung(ticket: &Ticket<'_>) -> bool {
+    fn rung(ticket: &QueueTicket<'_>) -> bool {
         ticket.bell().is_rung()
     }
 
@@ -637,16 +645,16 @@ mod tests {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         let first = waiters.join(&name, None, true);
         let second = waiters.join(&name, None, true);
-        assert_eq!(first.turn(false), Turn::Look);
-        assert_eq!(second.turn(true), Turn::Queue);
+        assert_eq!(first.turn(false), Position::Contend);
+        assert_eq!(second.turn(true), Position::Behind);
         waiters.held(&name, &id, Weak::new());
         drop(first);
         assert!(rung(&second));
-        assert_eq!(second.turn(false), Turn::HeldHere);
-        assert_eq!(second.turn(true), Turn::Look);
+        assert_eq!(second.turn(false), Position::HeldLocally);
+        assert_eq!(second.turn(true), Position::Contend);
         waiters.ended_one(&name, &id, true);
         assert!(rung(&second));
-        assert_eq!(second.turn(false), Turn::Look);
+        assert_eq!(second.turn(false), Position::Contend);
         drop(second);
         assert!(waiters.names.lock().is_empty());
     }
@@ -656,7 +664,7 @@ mod tests {
         waiters: &'a Waiters,
         name: &'a Name,
         hear: [bool; N],
-    ) -> [Ticket<'a>; N] {
+    ) -> [QueueTicket<'a>; N] {
         hear.map(|hears| waiters.join(name, None, hears))
     }
 
@@ -666,15 +674,15 @@ mod tests {
         let [first, deaf, hears, next] = queue(&waiters, &name, [false, false, true, true]);
         let turns = || [&first, &deaf, &hears, &next].map(|ticket| ticket.turn(false));
         let rung = || [&first, &deaf, &hears, &next].map(rung);
-        use Turn::{HeldHere, Look, Queue};
-        assert_eq!(turns(), [Look, Queue, Look, Queue]);
+        use Position::{Behind, Contend, HeldLocally};
+        assert_eq!(turns(), [Contend, Behind, Contend, Behind]);
         waiters.announced(&name, b"foreign", ALONE);
         assert_eq!(rung(), [false, false, true, false]);
         waiters.look(&name, Wake::Reconnect);
         assert_eq!(rung(), [false, false, true, false]);
         waiters.held(&name, &id, Weak::new());
         turns();
-        assert_eq!(turns(), [HeldHere, Queue, HeldHere, Queue]);
+        assert_eq!(turns(), [HeldLocally, Behind, HeldLocally, Behind]);
         waiters.ended_one(&name, &id, true);
         assert_eq!(rung(), [true, false, true, false]);
     }
@@ -687,11 +695,11 @@ mod tests {
         assert_eq!([&first, &second, &next].map(rung), [false, false, true]);
         drop(first);
         assert_eq!([&second, &next].map(rung), [true, false]);
-        assert_eq!(next.turn(false), Turn::Look);
+        assert_eq!(next.turn(false), Position::Contend);
         drop(next);
         assert!(!rung(&second), "it goes on as it did");
         let joins = waiters.join(&name, None, true);
-        assert_eq!(joins.turn(false), Turn::Look);
+        assert_eq!(joins.turn(false), Position::Contend);
         drop(second);
         assert!(!rung(&joins), "it goes on as it did");
     }
@@ -714,8 +722,8 @@ mod tests {
         drop(first);
         assert!(rung(&second));
         waiters.held(&name, &HolderId::fresh("o"), Weak::new());
-        assert_eq!(second.turn(false), Turn::Look, "unconditional");
-        assert_eq!(second.turn(false), Turn::HeldHere, "once");
+        assert_eq!(second.turn(false), Position::Contend, "unconditional");
+        assert_eq!(second.turn(false), Position::HeldLocally, "once");
     }
 
     #[test]
@@ -753,7 +761,7 @@ mod tests {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
         let first = waiters.join(&name, None, true);
         let by = |server, payload: &[u8]| {
-            waiters.announced(&name, payload, Voice { server, needed: 2 });
+            waiters.announced(&name, payload, Announcer { server, needed: 2 });
             rung(&first)
         };
         assert!(!by(0, b"x"));
@@ -780,20 +788,20 @@ mod tests {
         let first = waiters.join(&name, None, true);
         ends();
         assert!(rung(&first));
-        assert_eq!(first.turn(false), Turn::GiveWay);
+        assert_eq!(first.turn(false), Position::Yield);
         assert!(!rung(&first));
         heard();
         assert!(rung(&first));
-        assert_eq!(first.turn(false), Turn::Look);
+        assert_eq!(first.turn(false), Position::Contend);
 
         ends();
         heard();
         assert!(rung(&first));
-        assert_eq!(first.turn(false), Turn::Look, "it was heard before");
+        assert_eq!(first.turn(false), Position::Contend, "it was heard before");
 
         ends();
-        assert_eq!(first.turn(false), Turn::GiveWay);
-        assert_eq!(first.turn(false), Turn::Look, "once");
+        assert_eq!(first.turn(false), Position::Yield);
+        assert_eq!(first.turn(false), Position::Contend, "once");
     }
 
     #[test]

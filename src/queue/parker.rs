@@ -8,12 +8,12 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 /// the waiter while somebody rings. The last end that goes takes the lock that the ringer has until the kernel has woken
 /// the other thread, which may take as long as all else that the waiter does.
 #[derive(Clone, Debug)]
-pub(crate) struct Bell {
+pub(crate) struct Parker {
     rings: Sender<()>,
     rung: Receiver<()>,
 }
 
-impl Bell {
+impl Parker {
     pub(crate) fn new() -> Self {
         let (rings, rung) = bounded(1);
         Self { rings, rung }

@@ -11,18 +11,18 @@ use crate::error::{Cause, Error, words};
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
     /// It did not run, and may run later: no connection, or an answer that says "not now".
-    NotNow(Cause),
+    NotRun(Cause),
     /// It was not sent: the server's circuit breaker is open.
     Open(Box<OpenCircuit>),
     /// It was sent, and no answer came: it may have run, and may yet run.
-    NoAnswer(Cause),
+    Unknown(Cause),
     /// It ran, and did not become as safe as was asked: what it did is to be undone, or not counted.
-    Unsafe(Error),
+    NotReplicated(Error),
     /// It did not run: this node of a cluster does not keep its keys, or not all of them. Followed
     /// before anybody above is told.
-    Elsewhere(Redirect, Cause),
+    Redirected(Redirect, Cause),
     /// It did not run, and will not.
-    Never(Error),
+    Rejected(Error),
 }
 
 /// Why a circuit breaker turned a call away, and for how long it does.
@@ -63,7 +63,7 @@ pub(crate) enum Redirect {
     /// The slot is kept there now.
     Moved(String, u16),
     /// The slot is on its way there, and this key is there already or nowhere.
-    Ask(String, u16),
+    RenewalRequest(String, u16),
     /// The slot is on its way, and the keys of the call are apart.
     TryAgain,
 }
@@ -76,7 +76,7 @@ impl Redirect {
         };
         match answer.code() {
             "MOVED" => place().map(|(host, port)| Self::Moved(host, port)),
-            "ASK" => place().map(|(host, port)| Self::Ask(host, port)),
+            "ASK" => place().map(|(host, port)| Self::RenewalRequest(host, port)),
             "TRYAGAIN" => Some(Self::TryAgain),
             _ => None,
         }
@@ -87,20 +87,21 @@ impl Fault {
     /// Why it came to nothing, where that is no error for good.
     pub(in crate::redis) fn cause(&self) -> Option<&Cause> {
         match self {
-            Self::NotNow(cause) | Self::NoAnswer(cause) | Self::Elsewhere(_, cause) => Some(cause),
-            Self::Open(_) | Self::Unsafe(_) | Self::Never(_) => None,
+            Self::NotRun(cause) | Self::Unknown(cause) | Self::Redirected(_, cause) => Some(cause),
+            Self::Open(_) | Self::NotReplicated(_) | Self::Rejected(_) => None,
         }
     }
 
     pub(in crate::redis) fn elsewhere(answer: &ServerError) -> Option<Self> {
-        Redirect::read(answer).map(|redirect| Self::Elsewhere(redirect, Cause::text(words(answer))))
+        Redirect::read(answer)
+            .map(|redirect| Self::Redirected(redirect, Cause::text(words(answer))))
     }
 
     /// As one of several calls that belong together, where some before it have run.
     pub(crate) fn after_others(self) -> Self {
         match self {
-            Self::NotNow(cause) | Self::Elsewhere(_, cause) => Self::NoAnswer(cause),
-            Self::Never(error) => Self::Unsafe(error),
+            Self::NotRun(cause) | Self::Redirected(_, cause) => Self::Unknown(cause),
+            Self::Rejected(error) => Self::NotReplicated(error),
             said => said,
         }
     }
@@ -108,8 +109,8 @@ impl Fault {
     /// Says which node of a cluster it was.
     pub(in crate::redis) fn at(self, node: &str) -> Self {
         match self {
-            Self::NotNow(cause) | Self::Elsewhere(_, cause) => Self::NotNow(cause.at(node)),
-            Self::NoAnswer(cause) => Self::NoAnswer(cause.at(node)),
+            Self::NotRun(cause) | Self::Redirected(_, cause) => Self::NotRun(cause.at(node)),
+            Self::Unknown(cause) => Self::Unknown(cause.at(node)),
             said => said,
         }
     }
@@ -119,7 +120,7 @@ impl Fault {
     /// As text that is followed by the server's name.
     pub(in crate::redis) fn without_server(&self) -> String {
         match self {
-            Self::Never(Error::Refused {
+            Self::Rejected(Error::Refused {
                 command, answer, ..
             }) => format!("{command} refused: {answer}"),
             fault => fault.to_string(),
@@ -130,9 +131,9 @@ impl Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotNow(cause) | Self::NoAnswer(cause) | Self::Elsewhere(_, cause) => cause.fmt(f),
+            Self::NotRun(cause) | Self::Unknown(cause) | Self::Redirected(_, cause) => cause.fmt(f),
             Self::Open(open) => Error::from(OpenCircuit::clone(open)).fmt(f),
-            Self::Unsafe(error) | Self::Never(error) => error.fmt(f),
+            Self::NotReplicated(error) | Self::Rejected(error) => error.fmt(f),
         }
     }
 }

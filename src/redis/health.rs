@@ -13,7 +13,7 @@ use crate::redis::fault::{Fault, OpenCircuit};
 
 /// Callers note how their calls went; a success costs no lock.
 #[derive(Debug)]
-pub(crate) struct Condition {
+pub(crate) struct ServerHealth {
     /// When it last answered anything, in nanoseconds of our clock.
     answered: AtomicU64,
     /// Something has failed since.
@@ -31,7 +31,7 @@ struct Detail {
     trouble: Option<Cause>,
 }
 
-impl Condition {
+impl ServerHealth {
     pub(crate) fn new(breaker_after: u32) -> Self {
         Self {
             answered: AtomicU64::new(0),
@@ -95,7 +95,7 @@ impl Condition {
     }
 
     /// Another server is in its place: what is known of it is over.
-    pub(in crate::redis) fn begin_anew(&self) {
+    pub(in crate::redis) fn reset(&self) {
         let mut detail = self.detail.lock();
         detail.breaker.succeeded();
         self.open.store(false, Ordering::Relaxed);

@@ -5,25 +5,25 @@ use std::sync::Arc;
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::name::shown;
-use crate::protocol::fair::Line;
+use crate::protocol::fair::QueueKeys;
 use crate::protocol::kind::Keys;
 use crate::protocol::script::Reply;
-use crate::redis::conn::pool::Lane;
+use crate::redis::conn::pool::Cap;
 use crate::redis::fault::Fault;
 use crate::redis::server::Server;
-use crate::redis::{Place, Servers};
+use crate::redis::{Deployment, DeploymentKind};
 use crate::token::FencingToken;
 
 /// How many keys the server looks at before it answers: it serves nobody else meanwhile.
 const LOOKED_AT: &[u8] = b"1000";
 
-impl Servers {
+impl Deployment {
     /// The servers that have every name among them.
     pub(crate) fn all(&self, until: Instant) -> Result<Vec<Arc<Server>>, Fault> {
         match &self.place {
-            Place::One(server) => Ok(vec![Arc::clone(server)]),
-            Place::Cluster(cluster) => cluster.masters(until),
-            Place::Quorum(quorum) => Ok(quorum.servers().to_vec()),
+            DeploymentKind::One(server) => Ok(vec![Arc::clone(server)]),
+            DeploymentKind::Cluster(cluster) => cluster.masters(until),
+            DeploymentKind::Quorum(quorum) => Ok(quorum.servers().to_vec()),
         }
     }
 
@@ -32,17 +32,19 @@ impl Servers {
     pub(crate) fn number(
         &self,
         keys: &Keys,
-        what: Beside,
+        what: Gauge,
         until: Instant,
     ) -> Result<Option<u64>, Fault> {
         match &self.place {
-            Place::One(server) => server.number(keys, what, until),
-            Place::Cluster(cluster) => cluster.ask_keeper(keys.key(0).slot(), until, |server| {
-                server.number(keys, what, until)
-            }),
-            Place::Quorum(quorum) => {
+            DeploymentKind::One(server) => server.number(keys, what, until),
+            DeploymentKind::Cluster(cluster) => {
+                cluster.ask_keeper(keys.key(0).slot(), until, |server| {
+                    server.number(keys, what, until)
+                })
+            }
+            DeploymentKind::Quorum(quorum) => {
                 let (mut highest, mut told) = (None, 0);
-                let mut fault = Fault::NotNow(Cause::text("no server was asked"));
+                let mut fault = Fault::NotRun(Cause::text("no server was asked"));
                 for (n, server) in quorum.servers().iter().enumerate() {
                     // One that hangs leaves time for those behind it.
                     let now = Instant::now();
@@ -66,13 +68,13 @@ impl Servers {
 
 /// What is known of a name beside who holds it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Beside {
+pub(crate) enum Gauge {
     /// The last fencing token.
     Token,
     /// How many connections listen for its release.
     Listeners,
     /// How many places there are in the queue of the fair lock.
-    Places,
+    FairQueues,
 }
 
 impl Server {
@@ -87,35 +89,37 @@ impl Server {
         let args: [&[u8]; 7] = [
             cursor, b"MATCH", pattern, b"COUNT", LOOKED_AT, b"TYPE", b"string",
         ];
-        self.command("SCAN", &args, until, Lane::Capped, read_page)
+        self.command("SCAN", &args, until, Cap::Counted, read_page)
     }
 
-    fn number(&self, keys: &Keys, what: Beside, until: Instant) -> Result<Option<u64>, Fault> {
-        let lane = Lane::Capped;
+    fn number(&self, keys: &Keys, what: Gauge, until: Instant) -> Result<Option<u64>, Fault> {
+        let cap_rule = Cap::Counted;
         match what {
-            Beside::Token => {
-                let digits = self.command("GET", &[keys.fence()], until, lane, read_string)?;
+            Gauge::Token => {
+                let digits = self.command("GET", &[keys.fence()], until, cap_rule, read_string)?;
                 match digits.as_deref() {
                     // No token is 0, and the scripts go on from there.
                     None | Some(b"0") => Ok(None),
                     Some(digits) => match FencingToken::parse(digits) {
                         Some(token) => Ok(Some(token.value())),
-                        None => Err(Fault::Never(Error::BadFence {
+                        None => Err(Fault::Rejected(Error::BadFence {
                             key: shown(keys.fence()),
                         })),
                     },
                 }
             }
-            Beside::Places => {
-                let queue = keys.line().map_or(&[][..], Line::queue);
+            Gauge::FairQueues => {
+                let queue = keys.line().map_or(&[][..], QueueKeys::queue);
                 let read = |reply: Reply| read_count(&reply);
-                self.command("LLEN", &[queue], until, lane, read).map(Some)
+                self.command("LLEN", &[queue], until, cap_rule, read)
+                    .map(Some)
             }
-            Beside::Listeners => {
+            Gauge::Listeners => {
                 let channel = keys.key(0).channel;
                 let args: [&[u8]; 2] = [b"NUMSUB", channel];
                 let read = |reply| read_listeners(&reply, channel);
-                self.command("PUBSUB", &args, until, lane, read).map(Some)
+                self.command("PUBSUB", &args, until, cap_rule, read)
+                    .map(Some)
             }
         }
     }

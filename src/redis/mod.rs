@@ -19,7 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::config::{Config, Terms};
+use crate::config::{Config, LeaseTerms};
 use crate::dialers::Dialers;
 use crate::error::{Cause, Error};
 use crate::health::HealthPart;
@@ -31,27 +31,27 @@ use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::sentinel::Sentinels;
 use crate::url::Target;
 
-pub(crate) use crate::redis::conn::node::Wire;
-pub(crate) use crate::redis::conn::pool::Lane;
+pub(crate) use crate::redis::conn::connector::Connection;
+pub(crate) use crate::redis::conn::pool::Cap;
 pub(crate) use crate::redis::fault::{Fault, OpenCircuit};
-pub(crate) use crate::redis::health::Condition;
-pub(crate) use crate::redis::look::Beside;
-pub(crate) use crate::redis::quorum::member::{Errand, Peer};
-pub(crate) use crate::redis::quorum::pipelined::{Promise, Receipt, Vote};
-pub(crate) use crate::redis::quorum::votes::{Counted, Size, Tally};
-pub(crate) use crate::redis::quorum::{Quorum, Stake};
+pub(crate) use crate::redis::health::ServerHealth;
+pub(crate) use crate::redis::look::Gauge;
+pub(crate) use crate::redis::quorum::member::{Member, MemberTask};
+pub(crate) use crate::redis::quorum::pipelined_connection::{PendingRelease, ServerVotes, Vote};
+pub(crate) use crate::redis::quorum::votes::{LeaseVotes, Majority, Verdict};
+pub(crate) use crate::redis::quorum::{Quorum, Undoable};
 pub(crate) use crate::redis::server::Server;
 
 /// The Redis that keeps the locks: all its servers.
-pub(crate) struct Servers {
-    place: Place,
+pub(crate) struct Deployment {
+    place: DeploymentKind,
     label: String,
     command_timeout: Duration,
     dialers: Dialers,
 }
 
 /// Where names are kept.
-enum Place {
+enum DeploymentKind {
     /// All of them on one server.
     One(Arc<Server>),
     /// Each on the master that keeps its slot.
@@ -60,7 +60,7 @@ enum Place {
     Quorum(Box<Quorum>),
 }
 
-impl Servers {
+impl Deployment {
     pub(crate) fn new(target: Target, config: &Config) -> Result<Self, Error> {
         let label = target.label();
         Ok(Self {
@@ -68,11 +68,11 @@ impl Servers {
             command_timeout: config.command_timeout,
             dialers: config.dialers.clone(),
             place: match target {
-                Target::Cluster(nodes) => Place::Cluster(Cluster::new(nodes, config)?),
+                Target::Cluster(nodes) => DeploymentKind::Cluster(Cluster::new(nodes, config)?),
                 Target::Quorum(addresses) => {
-                    Place::Quorum(Box::new(Quorum::new(addresses, label, config)?))
+                    DeploymentKind::Quorum(Box::new(Quorum::new(addresses, label, config)?))
                 }
-                target => Place::One(Arc::new(Server::new(target, config, None)?)),
+                target => DeploymentKind::One(Arc::new(Server::new(target, config, None)?)),
             },
         })
     }
@@ -92,38 +92,42 @@ impl Servers {
     }
 
     /// The server that keeps a name now, as far as is known.
-    fn home(&self, key: Key<'_>) -> Arc<Server> {
+    fn owner_of(&self, key: Key<'_>) -> Arc<Server> {
         match &self.place {
-            Place::One(server) => Arc::clone(server),
-            Place::Cluster(cluster) => cluster.map().home(key.slot()),
-            Place::Quorum(_) => unreachable!("a quorum keeps each name on all its servers"),
+            DeploymentKind::One(server) => Arc::clone(server),
+            DeploymentKind::Cluster(cluster) => cluster.map().owner_of(key.slot()),
+            DeploymentKind::Quorum(_) => {
+                unreachable!("a quorum keeps each name on all its servers")
+            }
         }
     }
 
     /// Whether `server` keeps a name now, as far as is known.
-    pub(crate) fn is_home(&self, server: &Arc<Server>, key: Key<'_>) -> bool {
+    pub(crate) fn owns(&self, server: &Arc<Server>, key: Key<'_>) -> bool {
         match &self.place {
-            Place::One(_) | Place::Quorum(_) => true,
-            Place::Cluster(cluster) => Arc::ptr_eq(&cluster.map().home(key.slot()), server),
+            DeploymentKind::One(_) | DeploymentKind::Quorum(_) => true,
+            DeploymentKind::Cluster(cluster) => {
+                Arc::ptr_eq(&cluster.map().owner_of(key.slot()), server)
+            }
         }
     }
 
     /// Errors when a name cannot be kept here.
     pub(crate) fn check(&self, keys: &Keys) -> Result<(), Error> {
         match &self.place {
-            Place::Quorum(_) if keys.line().is_some() => Err(Error::Config(
+            DeploymentKind::Quorum(_) if keys.line().is_some() => Err(Error::Config(
                 "a fair lock is for one server, Sentinel and Cluster: a quorum's servers have no queue in common"
                     .into(),
             )),
-            Place::One(_) | Place::Quorum(_) => Ok(()),
-            Place::Cluster(_) => keys.check_slots(),
+            DeploymentKind::One(_) | DeploymentKind::Quorum(_) => Ok(()),
+            DeploymentKind::Cluster(_) => keys.check_slots(),
         }
     }
 
     /// Errors when no lease can be had here on these terms.
-    pub(crate) fn check_terms(&self, terms: &Terms) -> Result<(), Error> {
+    pub(crate) fn check_terms(&self, terms: &LeaseTerms) -> Result<(), Error> {
         match &self.place {
-            Place::Quorum(_) if terms.replicas.is_some() => Err(Error::Config(
+            DeploymentKind::Quorum(_) if terms.replicas.is_some() => Err(Error::Config(
                 "min_replicas is for one server, Sentinel and Cluster: a quorum's servers have no replicas"
                     .into(),
             )),
@@ -132,44 +136,44 @@ impl Servers {
     }
 
     /// The servers that keep a name now, as far as is known, and how many of them a majority takes.
-    pub(crate) fn keepers(&self, key: Key<'_>) -> (Vec<Arc<Server>>, Size) {
+    pub(crate) fn owners_of(&self, key: Key<'_>) -> (Vec<Arc<Server>>, Majority) {
         let servers = match &self.place {
-            Place::Quorum(quorum) => quorum.servers().to_vec(),
-            Place::One(_) | Place::Cluster(_) => vec![self.home(key)],
+            DeploymentKind::Quorum(quorum) => quorum.servers().to_vec(),
+            DeploymentKind::One(_) | DeploymentKind::Cluster(_) => vec![self.owner_of(key)],
         };
         (servers, self.size())
     }
 
     /// The server that keeps what is on one server only: over a quorum the first.
-    pub(crate) fn first_keeper(&self, key: Key<'_>) -> Arc<Server> {
+    pub(crate) fn primary_owner_of(&self, key: Key<'_>) -> Arc<Server> {
         match self.fixed().first() {
             Some(server) => Arc::clone(server),
-            None => self.home(key),
+            None => self.owner_of(key),
         }
     }
 
     /// The servers that are the same for all names and for good.
     pub(crate) fn fixed(&self) -> &[Arc<Server>] {
         match &self.place {
-            Place::One(server) => std::slice::from_ref(server),
-            Place::Cluster(_) => &[],
-            Place::Quorum(quorum) => quorum.servers(),
+            DeploymentKind::One(server) => std::slice::from_ref(server),
+            DeploymentKind::Cluster(_) => &[],
+            DeploymentKind::Quorum(quorum) => quorum.servers(),
         }
     }
 
     /// How many servers keep each name, and how many of them a majority takes.
-    pub(crate) fn size(&self) -> Size {
+    pub(crate) fn size(&self) -> Majority {
         match &self.place {
-            Place::Quorum(quorum) => quorum.size(),
-            Place::One(_) | Place::Cluster(_) => Size::of(1),
+            DeploymentKind::Quorum(quorum) => quorum.size(),
+            DeploymentKind::One(_) | DeploymentKind::Cluster(_) => Majority::of(1),
         }
     }
 
     /// Where it is noted what each server did about an acquiring command, where there are several.
-    pub(crate) fn receipt(&self) -> Option<Arc<Receipt>> {
+    pub(crate) fn votes(&self) -> Option<Arc<ServerVotes>> {
         match &self.place {
-            Place::Quorum(quorum) => Some(Arc::new(Receipt::new(quorum.size().all))),
-            Place::One(_) | Place::Cluster(_) => None,
+            DeploymentKind::Quorum(quorum) => Some(Arc::new(ServerVotes::new(quorum.size().all))),
+            DeploymentKind::One(_) | DeploymentKind::Cluster(_) => None,
         }
     }
 
@@ -184,15 +188,20 @@ impl Servers {
         block: u64,
     ) -> Call<'a> {
         match &self.place {
-            Place::Quorum(quorum) => keys.propose(id, ttl, quorum.propose(above), block),
-            Place::One(_) | Place::Cluster(_) => keys.acquire(id, ttl, block),
+            DeploymentKind::Quorum(quorum) => keys.propose(id, ttl, quorum.propose(above), block),
+            DeploymentKind::One(_) | DeploymentKind::Cluster(_) => keys.acquire(id, ttl, block),
         }
     }
 
     /// Sends `call` and waits for its answer until `until`, and never longer than the command
     /// timeout.
-    pub(crate) fn call(&self, call: Call<'_>, until: Instant, lane: Lane) -> Result<Reply, Fault> {
-        self.call_or_undo(call, until, lane, None)
+    pub(crate) fn call(
+        &self,
+        call: Call<'_>,
+        until: Instant,
+        cap_rule: Cap,
+    ) -> Result<Reply, Fault> {
+        self.call_or_undo(call, until, cap_rule, None)
             .map(|(reply, _)| reply)
     }
 
@@ -203,24 +212,26 @@ impl Servers {
         &self,
         call: Call<'_>,
         until: Instant,
-        lane: Lane,
-        stake: Option<&Stake<'_>>,
+        cap_rule: Cap,
+        undoable: Option<&Undoable<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
         match &self.place {
-            Place::One(server) => server.call_or_undo(call, until, lane, to_undo(stake, lane)),
-            Place::Cluster(cluster) => {
-                cluster.call_or_undo(call, until, lane, to_undo(stake, lane))
+            DeploymentKind::One(server) => {
+                server.call_or_undo(call, until, cap_rule, to_undo(undoable, cap_rule))
             }
-            Place::Quorum(quorum) => quorum.call(call, until, lane, stake),
+            DeploymentKind::Cluster(cluster) => {
+                cluster.call_or_undo(call, until, cap_rule, to_undo(undoable, cap_rule))
+            }
+            DeploymentKind::Quorum(quorum) => quorum.call(call, until, cap_rule, undoable),
         }
     }
 
     /// Whether Redis answers.
     pub(crate) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
         match &self.place {
-            Place::One(server) => server.ping(until, Lane::Capped),
-            Place::Cluster(cluster) => cluster.ping(until),
-            Place::Quorum(quorum) => quorum.ping(until),
+            DeploymentKind::One(server) => server.ping(until, Cap::Counted),
+            DeploymentKind::Cluster(cluster) => cluster.ping(until),
+            DeploymentKind::Quorum(quorum) => quorum.ping(until),
         }
     }
 
@@ -228,9 +239,9 @@ impl Servers {
     /// since `now` if nothing has failed since its last answer.
     pub(crate) fn silent_since(&self, key: Key<'_>, now: Instant, start: Instant) -> Instant {
         match &self.place {
-            Place::Quorum(quorum) => quorum.silent_since(now, start),
-            Place::One(server) => server.silent_since(now, start),
-            Place::Cluster(_) => self.home(key).silent_since(now, start),
+            DeploymentKind::Quorum(quorum) => quorum.silent_since(now, start),
+            DeploymentKind::One(server) => server.silent_since(now, start),
+            DeploymentKind::Cluster(_) => self.owner_of(key).silent_since(now, start),
         }
     }
 
@@ -242,24 +253,24 @@ impl Servers {
     /// Who knows the slots, where there are any.
     pub(crate) fn slot_map(&self) -> Option<&SlotMap> {
         match &self.place {
-            Place::One(_) | Place::Quorum(_) => None,
-            Place::Cluster(cluster) => Some(cluster.map()),
+            DeploymentKind::One(_) | DeploymentKind::Quorum(_) => None,
+            DeploymentKind::Cluster(cluster) => Some(cluster.map()),
         }
     }
 
     /// Who knows the master, if that may change.
     pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
         match &self.place {
-            Place::One(server) => server.sentinels(),
-            Place::Cluster(_) | Place::Quorum(_) => None,
+            DeploymentKind::One(server) => server.sentinels(),
+            DeploymentKind::Cluster(_) | DeploymentKind::Quorum(_) => None,
         }
     }
 
     /// The master has moved to where its sentinels now know it.
     pub(crate) fn moved(&self) {
         match &self.place {
-            Place::One(server) => server.moved(),
-            Place::Cluster(_) | Place::Quorum(_) => {}
+            DeploymentKind::One(server) => server.moved(),
+            DeploymentKind::Cluster(_) | DeploymentKind::Quorum(_) => {}
         }
     }
 
@@ -267,34 +278,34 @@ impl Servers {
     pub(crate) fn doubt(&self) {
         match &self.place {
             // Sentinels say so by themselves, and a quorum replaces none.
-            Place::One(_) | Place::Quorum(_) => {}
-            Place::Cluster(cluster) => cluster.map().doubt(),
+            DeploymentKind::One(_) | DeploymentKind::Quorum(_) => {}
+            DeploymentKind::Cluster(cluster) => cluster.map().doubt(),
         }
     }
 
     /// Asks every server how it does, all at once, until `until`; and how many must work.
     pub(crate) fn health(&self, until: Instant) -> (Vec<HealthPart>, usize) {
         let servers = match &self.place {
-            Place::One(server) => vec![Arc::clone(server)],
-            Place::Cluster(cluster) => {
+            DeploymentKind::One(server) => vec![Arc::clone(server)],
+            DeploymentKind::Cluster(cluster) => {
                 let now = Instant::now();
                 // The other half is for their answers.
                 cluster
                     .masters(now.after(now.until(until) / 2))
                     .unwrap_or_default()
             }
-            Place::Quorum(quorum) => quorum.servers().to_vec(),
+            DeploymentKind::Quorum(quorum) => quorum.servers().to_vec(),
         };
         let needed = match &self.place {
-            Place::One(_) | Place::Cluster(_) => servers.len().max(1),
-            Place::Quorum(quorum) => quorum.size().needed,
+            DeploymentKind::One(_) | DeploymentKind::Cluster(_) => servers.len().max(1),
+            DeploymentKind::Quorum(quorum) => quorum.size().needed,
         };
         (health_of_all(&servers, until), needed)
     }
 
     /// A server of a quorum that did not answer does again.
     pub(crate) fn peer_is_back(&self) {
-        if let Place::Quorum(quorum) = &self.place {
+        if let DeploymentKind::Quorum(quorum) = &self.place {
             quorum.is_back();
         }
     }
@@ -302,32 +313,32 @@ impl Servers {
     /// The connections are closed; what is out is closed when it comes back.
     pub(crate) fn close(&self) {
         match &self.place {
-            Place::One(server) => server.close(),
-            Place::Cluster(cluster) => cluster.map().close(),
-            Place::Quorum(quorum) => quorum.close(),
+            DeploymentKind::One(server) => server.close(),
+            DeploymentKind::Cluster(cluster) => cluster.map().close(),
+            DeploymentKind::Quorum(quorum) => quorum.close(),
         }
     }
 
     /// A fault as an error for a caller that gives up.
     pub(crate) fn error(&self, fault: Fault) -> Error {
         match fault {
-            Fault::NotNow(cause) | Fault::NoAnswer(cause) | Fault::Elsewhere(_, cause) => {
+            Fault::NotRun(cause) | Fault::Unknown(cause) | Fault::Redirected(_, cause) => {
                 self.unreachable(cause)
             }
             Fault::Open(open) => (*open).into(),
-            Fault::Unsafe(error) | Fault::Never(error) => error,
+            Fault::NotReplicated(error) | Fault::Rejected(error) => error,
         }
     }
 
     /// Why the keeper of a name failed last, if it has.
     pub(crate) fn last_failure(&self, key: Key<'_>) -> Option<Cause> {
         match &self.place {
-            Place::Quorum(quorum) => quorum.last_failure(),
-            Place::One(server) => server.condition.last_failure(),
-            Place::Cluster(_) => {
-                let home = self.home(key);
-                let last = home.condition.last_failure();
-                last.map(|cause| cause.at(home.label()))
+            DeploymentKind::Quorum(quorum) => quorum.last_failure(),
+            DeploymentKind::One(server) => server.condition.last_failure(),
+            DeploymentKind::Cluster(_) => {
+                let owner_of = self.owner_of(key);
+                let last = owner_of.condition.last_failure();
+                last.map(|cause| cause.at(owner_of.label()))
             }
         }
     }
@@ -375,6 +386,6 @@ fn health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
 }
 
 /// What an acquiring call may leave behind. A release, which goes in the free lane, needs no undo.
-fn to_undo<'a>(stake: Option<&'a Stake<'a>>, lane: Lane) -> Option<&'a Stake<'a>> {
-    stake.filter(|_| lane == Lane::Capped)
+fn to_undo<'a>(undoable: Option<&'a Undoable<'a>>, cap_rule: Cap) -> Option<&'a Undoable<'a>> {
+    undoable.filter(|_| cap_rule == Cap::Counted)
 }

@@ -6,7 +6,7 @@ use crate::clock::Instant;
 use crate::error::{Meaning, meaning};
 use crate::protocol::expected::Expected;
 use crate::protocol::script::{Call, Reply, pack_wait};
-use crate::redis::conn::node::Wire;
+use crate::redis::conn::connector::Connection;
 use crate::redis::fault::Fault;
 use crate::redis::server::Server;
 
@@ -17,12 +17,12 @@ impl Server {
     /// number of replicas.
     pub(crate) fn batch(
         &self,
-        wire: &mut Wire,
+        connection: &mut Connection,
         calls: &[Call<'_>],
     ) -> (Vec<Result<Reply, Fault>>, bool) {
         let sent = Instant::now();
         let (mut answers, mut alive) =
-            self.write_and_read(wire, calls, |call, buffer| call.pack_by_sha(buffer));
+            self.write_and_read(connection, calls, |call, buffer| call.pack_by_sha(buffer));
         let unknown: Vec<usize> = (0..answers.len())
             .filter(|&n| matches!(answers.get(n), Some(Ok(Err(error))) if is_no_script(error)))
             .collect();
@@ -32,8 +32,9 @@ impl Server {
                 .iter()
                 .filter_map(|&n| calls.get(n).copied())
                 .collect();
-            let (second, still_alive) =
-                self.write_and_read(wire, &again, |call, buffer| call.pack_by_source(buffer));
+            let (second, still_alive) = self.write_and_read(connection, &again, |call, buffer| {
+                call.pack_by_source(buffer)
+            });
             alive = still_alive;
             for (n, answer) in unknown.into_iter().zip(second) {
                 if let Some(slot) = answers.get_mut(n) {
@@ -53,12 +54,12 @@ impl Server {
         let usable = alive
             && !answers
                 .iter()
-                .any(|answer| matches!(answer, Err(Fault::NotNow(_))));
+                .any(|answer| matches!(answer, Err(Fault::NotRun(_))));
         if !usable {
             self.failed();
         }
         if alive && !usable {
-            self.leave(wire.generation);
+            self.leave(connection.generation);
         }
         (answers, usable)
     }
@@ -69,7 +70,7 @@ impl Server {
     )]
     fn write_and_read(
         &self,
-        wire: &mut Wire,
+        connection: &mut Connection,
         calls: &[Call<'_>],
         pack: impl Fn(&Call<'_>, &mut Vec<u8>),
     ) -> (Vec<Result<Result<Reply, ServerError>, Fault>>, bool) {
@@ -82,24 +83,24 @@ impl Server {
             pack_wait(replicas, &mut commands);
         }
         let until = Instant::now().after(self.command_timeout());
-        let mut broken = wire.send(until, &commands).err();
+        let mut broken = connection.send(until, &commands).err();
         let mut answers: Vec<_> = calls
             .iter()
             .map(|call| {
                 let error = match &broken {
                     // One timeout is enough: after it nothing more is read.
                     Some(error) => error.clone(),
-                    None => match wire.answer_to(until, call.expected()) {
+                    None => match connection.answer_to(until, call.expected()) {
                         Ok(answer) => return Ok(answer),
                         Err(error) => broken.insert(error).clone(),
                     },
                 };
-                Err(Fault::NoAnswer(error.into()))
+                Err(Fault::Unknown(error.into()))
             })
             .collect();
         if replicas.is_some() && broken.is_none() {
             let until = Instant::now().after(self.command_timeout());
-            let waited = wire.answer_to(until, Expected::Count);
+            let waited = connection.answer_to(until, Expected::Count);
             for answer in &mut answers {
                 if let Ok(Ok(done)) = answer {
                     let done = std::mem::replace(done, Reply::Nil);
@@ -107,7 +108,7 @@ impl Server {
                         Ok(waited) => self
                             .acknowledged(done, Some(waited.clone()), replicas)
                             .map(Ok),
-                        Err(error) => Err(Fault::NoAnswer(error.clone().into())),
+                        Err(error) => Err(Fault::Unknown(error.clone().into())),
                     };
                 }
             }

@@ -9,7 +9,7 @@ use redis::{ErrorKind, PushKind, RedisResult, Value};
 use crate::clock::Instant;
 use crate::dialers::Dialers;
 use crate::error::{Cause, is_final_at_logon};
-use crate::redis::conn::node::Wire;
+use crate::redis::conn::connector::Connection;
 use crate::redis::first_answer::{Failure, inquire};
 use crate::url::{Address, Sentinel};
 
@@ -20,7 +20,7 @@ pub(crate) struct Sentinels {
     known: Mutex<Known>,
 }
 
-pub(crate) type Place = (String, u16);
+pub(crate) type HostPort = (String, u16);
 
 /// The channel on which sentinels announce a new master.
 const MOVES: &[u8] = b"+switch-master";
@@ -29,7 +29,7 @@ const MOVES: &[u8] = b"+switch-master";
 #[derive(Default)]
 struct Known {
     /// Where it was when last heard of.
-    place: Option<Place>,
+    place: Option<HostPort>,
     /// It may not be there any more: the sentinels are to be asked before it is gone to.
     doubted: bool,
     /// How often its place was announced: what was asked before an announcement is older.
@@ -40,7 +40,7 @@ struct Known {
 
 impl Known {
     /// True if it is another place than before.
-    fn learn(&mut self, place: Place) -> bool {
+    fn learn(&mut self, place: HostPort) -> bool {
         let has_moved = self.place.as_ref().is_some_and(|known| *known != place);
         self.place = Some(place);
         self.doubted = false;
@@ -91,7 +91,7 @@ impl Sentinels {
     }
 
     /// What the first sentinel that knows the master says.
-    fn ask_all(self: &Arc<Self>, timeout: Duration) -> RedisResult<Place> {
+    fn ask_all(self: &Arc<Self>, timeout: Duration) -> RedisResult<HostPort> {
         let ask = |n| {
             let this = Arc::clone(self);
             move || this.ask(n, timeout)
@@ -104,18 +104,18 @@ impl Sentinels {
     }
 
     /// Asks one sentinel.
-    fn ask(&self, n: usize, timeout: Duration) -> RedisResult<Place> {
+    fn ask(&self, n: usize, timeout: Duration) -> RedisResult<HostPort> {
         let until = Instant::now().after(timeout);
-        let mut wire = self.connect(n, until)?;
+        let mut connection = self.connect(n, until)?;
         let mut ask = redis::cmd("SENTINEL");
         ask.arg("GET-MASTER-ADDR-BY-NAME")
             .arg(&self.sentinel.master);
-        let answer = wire
+        let answer = connection
             .trip(until, |buffer| ask.write_packed_command(buffer))?
             .extract_error()?;
         match read_place(answer) {
             Some(Some(place)) => Ok(place),
-            None => Err(wire.malformed()),
+            None => Err(connection.malformed()),
             Some(None) => Err((
                 ErrorKind::MasterNameNotFoundBySentinel,
                 "the sentinels know no master of this name",
@@ -126,12 +126,12 @@ impl Sentinels {
     }
 
     /// A connection to one sentinel.
-    fn connect(&self, n: usize, until: Instant) -> RedisResult<Wire> {
+    fn connect(&self, n: usize, until: Instant) -> RedisResult<Connection> {
         let sentinels = &self.sentinel.sentinels;
         let address = sentinels
             .get(n)
             .ok_or((ErrorKind::Client, "no such sentinel"))?;
-        Wire::open(address, None, until, || ())
+        Connection::open(address, None, until, || ())
     }
 
     /// Advice for a sentinel or a master that accepts connections and does not reply.
@@ -174,15 +174,15 @@ impl Sentinels {
     }
 
     /// Listens to one sentinel; also true if the master has moved while nobody did.
-    pub(crate) fn listen(&self, n: usize, timeout: Duration) -> Result<(Wire, bool), Cause> {
+    pub(crate) fn listen(&self, n: usize, timeout: Duration) -> Result<(Connection, bool), Cause> {
         let until = Instant::now().after(timeout);
-        let mut wire = self.connect(n, until)?;
+        let mut connection = self.connect(n, until)?;
         let mut subscribe = redis::cmd("SUBSCRIBE");
         subscribe.arg(MOVES);
-        wire.write(until, |buffer| subscribe.write_packed_command(buffer))?;
+        connection.write(until, |buffer| subscribe.write_packed_command(buffer))?;
         // In RESP3 the confirmation is a push.
-        if !is_subscribed(&wire.receive(until)?.extract_error()?) {
-            return Err(wire.malformed().into());
+        if !is_subscribed(&connection.receive(until)?.extract_error()?) {
+            return Err(connection.malformed().into());
         }
         let known = self.known.lock().place.clone();
         let has_moved =
@@ -191,12 +191,16 @@ impl Sentinels {
             // This one may be the one that is behind.
             self.doubt();
         }
-        Ok((wire, has_moved))
+        Ok((connection, has_moved))
     }
 
     /// Waits for as long as `patience`; true if the master has moved.
-    pub(crate) fn hears_of_move(&self, wire: &mut Wire, patience: Duration) -> Result<bool, Cause> {
-        match wire.message(Instant::now().after(patience)) {
+    pub(crate) fn hears_of_move(
+        &self,
+        connection: &mut Connection,
+        patience: Duration,
+    ) -> Result<bool, Cause> {
+        match connection.message(Instant::now().after(patience)) {
             Ok((_, announcement)) => Ok(self.switched(&announcement)),
             Err(error) if error.is_timeout() => Ok(false),
             Err(error) => Err(error.into()),
@@ -206,7 +210,7 @@ impl Sentinels {
 
 /// Reads the answer to GET-MASTER-ADDR-BY-NAME: `Some(None)` where the name is not known, `None` for
 /// one that no sentinel gives.
-pub(crate) fn read_place(answer: Value) -> Option<Option<Place>> {
+pub(crate) fn read_place(answer: Value) -> Option<Option<HostPort>> {
     let items = match answer {
         Value::Nil => return Some(None),
         Value::Array(items) => items,
@@ -221,7 +225,7 @@ pub(crate) fn read_place(answer: Value) -> Option<Option<Place>> {
     Some(Some(place))
 }
 
-fn read_host_and_port(host: &str, port: &str) -> Option<Place> {
+fn read_host_and_port(host: &str, port: &str) -> Option<HostPort> {
     let port = port.parse().ok().filter(|port| *port > 0)?;
     (!host.is_empty()).then(|| (host.to_owned(), port))
 }

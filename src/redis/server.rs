@@ -15,12 +15,12 @@ use crate::protocol::expected::Expected;
 use crate::protocol::script::{Call, Reply, pack_wait};
 use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::combine::Sent;
-use crate::redis::conn::node::{NoWire, Node, Wire, is_hang_up, reply};
-use crate::redis::conn::pool::{Lane, Lent, Pool, Refusal, Wish};
+use crate::redis::conn::connector::{ConnectError, Connection, Connector, is_hang_up, reply};
+use crate::redis::conn::pool::{Cap, ConnectRequest, GetError, Pool, PooledConnection};
 use crate::redis::fault::Fault;
-use crate::redis::health::Condition;
-use crate::redis::quorum::Stake;
-use crate::redis::quorum::member::Peer;
+use crate::redis::health::ServerHealth;
+use crate::redis::quorum::Undoable;
+use crate::redis::quorum::member::Member;
 use crate::redis::sentinel::Sentinels;
 use crate::redis::spin::Spin;
 use crate::replicas::Replicas;
@@ -30,42 +30,47 @@ use crate::url::{Address, Target};
 /// A server, or the master that sentinels name: one place where locks are kept.
 pub(crate) struct Server {
     pub(in crate::redis) pool: Arc<Pool>,
-    pub(crate) condition: Condition,
+    pub(crate) condition: ServerHealth,
     /// What it is as one of a quorum.
-    pub(crate) peer: Option<Peer>,
+    pub(crate) member: Option<Member>,
     /// From a command to its answer.
     pub(crate) latency: Histogram,
     spin: Spin,
 }
 
 impl Server {
-    pub(crate) fn new(target: Target, config: &Config, peer: Option<Peer>) -> Result<Self, Error> {
-        let node = Node::new(target, config).map_err(|error| Error::Config(error.to_string()))?;
-        Ok(Self::at(node, config, peer))
+    pub(crate) fn new(
+        target: Target,
+        config: &Config,
+        member: Option<Member>,
+    ) -> Result<Self, Error> {
+        let node =
+            Connector::new(target, config).map_err(|error| Error::Config(error.to_string()))?;
+        Ok(Self::at(node, config, member))
     }
 
     /// A node of a cluster.
     pub(in crate::redis) fn member(address: Address, map: Weak<SlotMap>, config: &Config) -> Self {
-        Self::at(Node::member(address, map, config), config, None)
+        Self::at(Connector::member(address, map, config), config, None)
     }
 
-    fn at(node: Node, config: &Config, peer: Option<Peer>) -> Self {
+    fn at(node: Connector, config: &Config, member: Option<Member>) -> Self {
         Self {
             pool: Arc::new(Pool::new(node, config.max_connections)),
             // A server of a quorum is left aside instead.
-            condition: Condition::new(if peer.is_some() {
+            condition: ServerHealth::new(if member.is_some() {
                 0
             } else {
                 config.breaker_after
             }),
-            peer,
+            member,
             latency: Histogram::default(),
             spin: Spin::new(config.spin),
         }
     }
 
     /// Has a connection made, if none lies idle, without waiting for it.
-    pub(in crate::redis) fn wish(&self) -> Result<Wish<'_>, Error> {
+    pub(in crate::redis) fn wish(&self) -> Result<ConnectRequest<'_>, Error> {
         self.pool.wish()
     }
 
@@ -91,17 +96,17 @@ impl Server {
         &self,
         call: Call<'_>,
         until: Instant,
-        lane: Lane,
-        stake: Option<&Stake<'_>>,
+        cap_rule: Cap,
+        undoable: Option<&Undoable<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
-        if lane == Lane::Capped {
+        if cap_rule == Cap::Counted {
             self.condition.admit(self.label())?;
         }
         // Replicas are waited for on the connection, and ASKING is about the command behind it.
         let may_ride = call.replicas.is_none() && !call.asking;
         let entered = self.pool.enter();
-        if may_ride && entered.is_one_of_many(lane) {
-            match self.ride(&call, until, lane, stake) {
+        if may_ride && entered.is_one_of_many(cap_rule) {
+            match self.ride(&call, until, cap_rule, undoable) {
                 // Nothing ran, so the same call may be sent again.
                 Some(Sent {
                     answer: Ok(Err(error)),
@@ -111,21 +116,21 @@ impl Server {
                 None => {}
             }
         }
-        let mut lent = self.lend(until, lane)?;
+        let mut pooled = self.acquire_connection(until, cap_rule)?;
         let sent = Instant::now();
         if sent >= until {
             // A trip that cannot be answered in time would only leave something to be undone.
-            self.pass_on(lent);
-            return Err(Fault::NotNow(Cause::silence("no time was left to ask")));
+            self.pass_on(pooled);
+            return Err(Fault::NotRun(Cause::silence("no time was left to ask")));
         }
         // Several would want the processor themselves.
         let is_alone = entered.is_alone();
-        let mut answer = self.run(&mut lent, &call, sent, until, is_alone, |buffer| {
+        let mut answer = self.run(&mut pooled, &call, sent, until, is_alone, |buffer| {
             call.pack_by_sha(buffer)
         });
         if matches!(&answer, Ok((Err(error), _)) if matches!(meaning(error), Meaning::NoScript)) {
             // Nothing ran, so the same call may be sent again.
-            answer = self.run(&mut lent, &call, Instant::now(), until, false, |buffer| {
+            answer = self.run(&mut pooled, &call, Instant::now(), until, false, |buffer| {
                 call.pack_by_source(buffer)
             });
         }
@@ -134,12 +139,12 @@ impl Server {
                 let answer = answer
                     .map_err(|error| self.fault(&call, &error))
                     .and_then(|reply| self.acknowledged(reply, waited, call.replicas));
-                self.settle(lent, sent, answer).map(|reply| (reply, sent))
+                self.settle(pooled, sent, answer).map(|reply| (reply, sent))
             }
             Err(error) => {
-                if let Some(stake) = stake {
-                    let undo = stake.release().asking(call.asking);
-                    lent.keep().undo_behind([undo]);
+                if let Some(undoable) = undoable {
+                    let undo = undoable.release().asking(call.asking);
+                    pooled.keep().undo_behind([undo]);
                 }
                 Err(self.no_answer(error, sent, until))
             }
@@ -159,12 +164,12 @@ impl Server {
             false => {
                 let cause = Cause::lost_reply(error, sent.until(Instant::now()));
                 self.failed_by(Some(&cause), false);
-                Fault::NoAnswer(cause)
+                Fault::Unknown(cause)
             }
         })?;
         let answer = answer.map_err(|error| self.fault(call, &error));
         match &answer {
-            Err(Fault::NotNow(cause)) => self.failed_by(Some(cause), false),
+            Err(Fault::NotRun(cause)) => self.failed_by(Some(cause), false),
             _ => self.answered(sent),
         }
         answer.map(|reply| (reply, sent))
@@ -176,18 +181,20 @@ impl Server {
         name: &'static str,
         args: &[&[u8]],
         until: Instant,
-        lane: Lane,
+        cap_rule: Cap,
         read: impl FnOnce(Reply) -> Option<T>,
     ) -> Result<T, Fault> {
         let mut command = redis::cmd(name);
         command.arg(args);
-        let mut lent = self.lend(until, lane)?;
+        let mut pooled = self.acquire_connection(until, cap_rule)?;
         let sent = Instant::now();
-        let answer = self.trip(&mut lent, sent, until, |buffer| {
+        let answer = self.trip(&mut pooled, sent, until, |buffer| {
             command.write_packed_command(buffer)
         });
         let answer = answer.and_then(|answer| match answer {
-            Ok(reply) => read(reply).map(Ok).ok_or_else(|| lent.wire().malformed()),
+            Ok(reply) => read(reply)
+                .map(Ok)
+                .ok_or_else(|| pooled.connection().malformed()),
             Err(error) => Ok(Err(error)),
         });
         match answer {
@@ -209,7 +216,7 @@ impl Server {
                     }
                 };
                 let answer = answer.map_err(|error| self.refused_or_not_now(name, &error, rights));
-                self.settle(lent, sent, answer)
+                self.settle(pooled, sent, answer)
             }
             Err(error) => Err(self.no_answer(error, sent, until)),
         }
@@ -218,18 +225,18 @@ impl Server {
     /// Notes how the server did, and keeps the connection if it leads to one that works.
     fn settle<T>(
         &self,
-        lent: Lent<'_>,
+        pooled: PooledConnection<'_>,
         sent: Instant,
         answer: Result<T, Fault>,
     ) -> Result<T, Fault> {
-        if let Err(Fault::NotNow(cause)) = &answer {
-            let generation = lent.generation();
-            drop(lent);
+        if let Err(Fault::NotRun(cause)) = &answer {
+            let generation = pooled.generation();
+            drop(pooled);
             self.leave(generation);
             // It answers, so nobody waits for it in vain.
             self.failed_by(Some(cause), false);
         } else {
-            self.pass_on(lent);
+            self.pass_on(pooled);
             self.answered(sent);
         }
         answer
@@ -243,7 +250,7 @@ impl Server {
         if is_hang_up {
             self.pool.forget_idle();
         }
-        Fault::NoAnswer(cause)
+        Fault::Unknown(cause)
     }
 
     /// Whether a caller with the time from `from` to `until` gave the server all that it may take.
@@ -251,18 +258,24 @@ impl Server {
         from.until(until) >= self.command_timeout() / 10 * 9
     }
 
-    fn lend(&self, until: Instant, lane: Lane) -> Result<Lent<'_>, Fault> {
+    fn acquire_connection(
+        &self,
+        until: Instant,
+        cap_rule: Cap,
+    ) -> Result<PooledConnection<'_>, Fault> {
         let asked = Instant::now();
         self.pool
-            .lend(until, lane)
+            .acquire_connection(until, cap_rule)
             .map_err(|refusal| match refusal {
-                Refusal::NotYet(no_wire) if no_wire.is_final => self.no_wire(no_wire),
-                Refusal::NotYet(no_wire) => {
-                    let counts = no_wire.is_the_servers || self.had_time(asked, until);
-                    self.failed_by(Some(&no_wire.cause), counts);
-                    Fault::NotNow(no_wire.cause)
+                GetError::NotYet(connect_error) if connect_error.is_final => {
+                    self.connect_error(connect_error)
                 }
-                Refusal::Never(error) => Fault::Never(error),
+                GetError::NotYet(connect_error) => {
+                    let counts = connect_error.is_the_servers || self.had_time(asked, until);
+                    self.failed_by(Some(&connect_error.cause), counts);
+                    Fault::NotRun(connect_error.cause)
+                }
+                GetError::Never(error) => Fault::Rejected(error),
             })
     }
 
@@ -274,7 +287,7 @@ impl Server {
     )]
     fn run(
         &self,
-        lent: &mut Lent<'_>,
+        pooled: &mut PooledConnection<'_>,
         call: &Call<'_>,
         now: Instant,
         until: Instant,
@@ -288,8 +301,8 @@ impl Server {
         RedisError,
     > {
         let first_until = now.after(self.command_timeout()).min(until);
-        let wire = lent.wire();
-        wire.write(first_until, |buffer| {
+        let connection = pooled.connection();
+        connection.write(first_until, |buffer| {
             pack(buffer);
             if let Some(replicas) = &call.replicas {
                 pack_wait(replicas, buffer);
@@ -299,16 +312,16 @@ impl Server {
             let answer = match call.asking {
                 // Where ASKING itself was refused, that is what is to be said.
                 true => {
-                    let asked = wire.answer_to(first_until, Expected::Ok)?;
-                    asked.and(wire.answer_to(first_until, call.expected())?)
+                    let asked = connection.answer_to(first_until, Expected::Ok)?;
+                    asked.and(connection.answer_to(first_until, call.expected())?)
                 }
-                false => wire.answer_to(first_until, call.expected())?,
+                false => connection.answer_to(first_until, call.expected())?,
             };
             if call.replicas.is_none() {
                 return Ok((answer, None));
             }
             let until = Instant::now().after(self.command_timeout()).min(until);
-            Ok((answer, Some(wire.answer_to(until, Expected::Count)?)))
+            Ok((answer, Some(connection.answer_to(until, Expected::Count)?)))
         };
         // Replicas acknowledge in their own time, which says nothing about other replies.
         if is_alone && call.replicas.is_none() {
@@ -332,7 +345,7 @@ impl Server {
             Ok(Reply::Int(n)) => usize::try_from(n).unwrap_or(0),
             Ok(_) => 0,
             Err(error) => {
-                return Err(Fault::Unsafe(self.refused(
+                return Err(Fault::NotReplicated(self.refused(
                     "WAIT (min_replicas)",
                     &error,
                     || "it needs +wait".into(),
@@ -340,7 +353,7 @@ impl Server {
             }
         };
         if acknowledged < replicas.wanted {
-            return Err(Fault::Unsafe(Error::NotReplicated {
+            return Err(Fault::NotReplicated(Error::NotReplicated {
                 acknowledged,
                 wanted: replicas.wanted,
             }));
@@ -349,27 +362,27 @@ impl Server {
     }
 
     /// What it means that there is no connection.
-    pub(in crate::redis) fn no_wire(&self, no_wire: NoWire) -> Fault {
-        if no_wire.is_final {
-            return Fault::Never(Error::Refused {
+    pub(in crate::redis) fn connect_error(&self, connect_error: ConnectError) -> Fault {
+        if connect_error.is_final {
+            return Fault::Rejected(Error::Refused {
                 server: self.label().to_owned(),
-                command: no_wire.cause.refused_step(),
-                answer: no_wire.cause.to_string(),
+                command: connect_error.cause.refused_step(),
+                answer: connect_error.cause.to_string(),
             });
         }
         self.failed();
-        Fault::NotNow(no_wire.cause)
+        Fault::NotRun(connect_error.cause)
     }
 
     fn trip(
         &self,
-        lent: &mut Lent<'_>,
+        pooled: &mut PooledConnection<'_>,
         now: Instant,
         until: Instant,
         pack: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Result<Reply, ServerError>, RedisError> {
         let until = now.after(self.command_timeout()).min(until);
-        Ok(reply(lent.wire().trip(until, pack)?))
+        Ok(reply(pooled.connection().trip(until, pack)?))
     }
 
     /// What an error answer to `call` means for its caller.
@@ -384,8 +397,8 @@ impl Server {
             shown(key.map_or(&[][..], Vec::as_slice))
         };
         match meaning(error) {
-            Meaning::WrongType => Fault::Never(Error::WrongType { key: key(0) }),
-            Meaning::BadFence => Fault::Never(Error::BadFence { key: key(1) }),
+            Meaning::WrongType => Fault::Rejected(Error::WrongType { key: key(0) }),
+            Meaning::BadFence => Fault::Rejected(Error::BadFence { key: key(1) }),
             _ => self.refusal(call.script.name, error, || call.rights()),
         }
     }
@@ -411,8 +424,8 @@ impl Server {
         rights: impl FnOnce() -> String,
     ) -> Fault {
         match meaning(error) {
-            Meaning::NotNow | Meaning::NoScript => Fault::NotNow(Cause::text(words(error))),
-            _ => Fault::Never(self.refused(command, error, rights)),
+            Meaning::NotNow | Meaning::NoScript => Fault::NotRun(Cause::text(words(error))),
+            _ => Fault::Rejected(self.refused(command, error, rights)),
         }
     }
 
@@ -435,8 +448,8 @@ impl Server {
     }
 
     /// A connection for a thread that keeps it, apart from the pool.
-    pub(crate) fn wire(&self, until: Instant) -> Result<Wire, Fault> {
-        Ok(self.lend(until, Lane::Free)?.keep())
+    pub(crate) fn connection(&self, until: Instant) -> Result<Connection, Fault> {
+        Ok(self.acquire_connection(until, Cap::Exempt)?.keep())
     }
 
     /// The server that connections of this generation lead to says "not now": the next connection
@@ -453,7 +466,7 @@ impl Server {
 
     /// The master has moved to where its sentinels now know it.
     pub(crate) fn moved(&self) {
-        self.condition.begin_anew();
+        self.condition.reset();
         self.pool.move_on();
     }
 
@@ -463,8 +476,8 @@ impl Server {
     }
 
     /// Whether `wire` leads to the server that takes the locks now, as far as is known.
-    pub(crate) fn is_current(&self, wire: &Wire) -> bool {
-        wire.generation == self.pool.generation()
+    pub(crate) fn is_current(&self, connection: &Connection) -> bool {
+        connection.generation == self.pool.generation()
     }
 
     /// Redis answered something that was sent at `sent`.
@@ -495,17 +508,17 @@ impl Server {
     }
 
     /// Asks it for a sign of life.
-    pub(crate) fn ping(&self, until: Instant, lane: Lane) -> Result<Reply, Fault> {
+    pub(crate) fn ping(&self, until: Instant, cap_rule: Cap) -> Result<Reply, Fault> {
         let pong = |reply: Reply| Some(reply).filter(|reply| Expected::Pong.fits(reply));
-        self.command("PING", &[], until, lane, pong)
+        self.command("PING", &[], until, cap_rule, pong)
     }
 
     /// Asks it for a sign of life, and says how it does.
     pub(in crate::redis) fn health(&self, until: Instant) -> HealthPart {
         let asked = Instant::now();
-        let latency = match self.ping(until, Lane::Free) {
+        let latency = match self.ping(until, Cap::Exempt) {
             // An answer, be it that the user may not ask.
-            Ok(_) | Err(Fault::Never(_)) => Some(asked.until(Instant::now())),
+            Ok(_) | Err(Fault::Rejected(_)) => Some(asked.until(Instant::now())),
             Err(_) => None,
         };
         self.condition.part(self.label(), latency)
@@ -543,8 +556,8 @@ impl Server {
 
     /// The connections are closed; what is out is closed when it comes back.
     pub(crate) fn close(&self) {
-        if let Some(peer) = &self.peer {
-            peer.close();
+        if let Some(member) = &self.member {
+            member.close();
         }
         self.pool.close();
     }

@@ -10,21 +10,21 @@ use crate::error::Error;
 use crate::holder::HolderId;
 use crate::logging;
 use crate::redis::Server;
-use crate::runtime::Shared;
+use crate::runtime::Runtime;
 use crate::runtime::io::Io;
 use crate::runtime::io::acknowledged::AcknowledgedRenewals;
-use crate::runtime::io::renewal_round::Paper;
+use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::subscriber::Subscriber;
 
 /// One server and its threads: one that hangs keeps nobody from the others.
-pub(crate) struct Site {
+pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
     pub(crate) io: Io,
     acknowledged: AcknowledgedRenewals,
     pub(crate) subscriber: Subscriber,
 }
 
-impl Site {
+impl Endpoint {
     fn new(server: Arc<Server>) -> Self {
         Self {
             server,
@@ -52,10 +52,10 @@ impl Site {
     }
 
     /// Asks for renewals: those that replicas must acknowledge on threads of their own.
-    pub(in crate::runtime) fn renew(self: &Arc<Self>, shared: &Shared, papers: Vec<Paper>) {
+    pub(in crate::runtime) fn renew(self: &Arc<Self>, runtime: &Runtime, papers: Vec<RenewalPart>) {
         let mut plain = Vec::new();
         for paper in papers {
-            match (paper.ballot.hold.replicas, shared.me.upgrade()) {
+            match (paper.ballot.hold.replicas, runtime.me.upgrade()) {
                 (Some(replicas), Some(me)) => {
                     if let Err((paper, error)) = self.acknowledged.renew(&me, self, replicas, paper)
                     {
@@ -84,75 +84,82 @@ impl Site {
 
 /// All servers in use.
 #[derive(Default)]
-pub(crate) struct Sites {
-    sites: RwLock<Vec<Arc<Site>>>,
+pub(crate) struct Endpoints {
+    endpoints: RwLock<Vec<Arc<Endpoint>>>,
     /// The leases with an undo open, and how many: one of them in Redis is nobody else's hold.
     undoing: Mutex<HashMap<HolderId, usize>>,
     /// Held while a subscription is confirmed.
     pub(crate) confirming: Mutex<()>,
 }
 
-impl Sites {
+impl Endpoints {
     /// The site of `server`, which is made if there is none yet.
-    pub(crate) fn of(&self, server: &Arc<Server>) -> Arc<Site> {
-        if let Some(site) = self.known(server) {
-            return site;
+    pub(crate) fn of(&self, server: &Arc<Server>) -> Arc<Endpoint> {
+        if let Some(endpoint) = self.known(server) {
+            return endpoint;
         }
-        let is = |site: &&Arc<Site>| Arc::ptr_eq(&site.server, server);
-        let mut sites = self.sites.write();
+        let is = |endpoint: &&Arc<Endpoint>| Arc::ptr_eq(&endpoint.server, server);
+        let mut endpoints = self.endpoints.write();
         // Somebody may have been first.
-        if let Some(site) = sites.iter().find(is) {
-            return Arc::clone(site);
+        if let Some(endpoint) = endpoints.iter().find(is) {
+            return Arc::clone(endpoint);
         }
-        let site = Arc::new(Site::new(Arc::clone(server)));
-        sites.push(Arc::clone(&site));
-        drop(sites);
+        let endpoint = Arc::new(Endpoint::new(Arc::clone(server)));
+        endpoints.push(Arc::clone(&endpoint));
+        drop(endpoints);
         if server.is_retired() {
             // It was replaced since it was looked up, and the sweep may have missed what was not there yet.
-            site.leave();
+            endpoint.leave();
         }
-        site
+        endpoint
     }
 
     /// The site of `server`, if there is one.
-    pub(crate) fn known(&self, server: &Arc<Server>) -> Option<Arc<Site>> {
-        let sites = self.sites.read();
-        let mut sites = sites.iter();
-        sites
-            .find(|site| Arc::ptr_eq(&site.server, server))
+    pub(crate) fn known(&self, server: &Arc<Server>) -> Option<Arc<Endpoint>> {
+        let endpoints = self.endpoints.read();
+        let mut endpoints = endpoints.iter();
+        endpoints
+            .find(|endpoint| Arc::ptr_eq(&endpoint.server, server))
             .cloned()
     }
 
     /// Begins to end the threads of the sites whose servers are of no more use, and lets go of those that have none.
     pub(crate) fn sweep(&self) {
         // Told first: one whose threads somebody is about to start counts as over, and they find it when they start.
-        for site in self.all() {
-            if site.server.is_retired() {
-                site.leave();
+        for endpoint in self.all() {
+            if endpoint.server.is_retired() {
+                endpoint.leave();
             }
         }
-        let is_over = |site: &mut Arc<Site>| site.server.is_retired() && site.is_through();
-        let over: Vec<_> = self.sites.write().extract_if(.., is_over).collect();
+        let is_over =
+            |endpoint: &mut Arc<Endpoint>| endpoint.server.is_retired() && endpoint.is_through();
+        let over: Vec<_> = self.endpoints.write().extract_if(.., is_over).collect();
         // Closes connections: not under the lock.
         drop(over);
     }
 
-    pub(crate) fn all(&self) -> Vec<Arc<Site>> {
-        self.sites.read().clone()
+    pub(crate) fn all(&self) -> Vec<Arc<Endpoint>> {
+        self.endpoints.read().clone()
     }
 
     /// On how many servers releases on `channel` are heard.
     pub(crate) fn hearing(&self, channel: &[u8]) -> usize {
-        let sites = self.sites.read();
-        let hearing = sites.iter().filter(|site| site.subscriber.hears(channel));
+        let endpoints = self.endpoints.read();
+        let hearing = endpoints
+            .iter()
+            .filter(|endpoint| endpoint.subscriber.hears(channel));
         hearing.count()
     }
 
     /// Starts the threads that every lease on these servers needs.
-    pub(crate) fn start(&self, shared: &Arc<Shared>, servers: &[Arc<Server>]) -> Result<(), Error> {
-        for server in servers {
-            let site = self.of(server);
-            site.io.start(shared, &site)?;
+    pub(crate) fn start(
+        &self,
+        runtime: &Arc<Runtime>,
+        deployment: &[Arc<Server>],
+    ) -> Result<(), Error> {
+        for server in deployment {
+            let endpoint = self.of(server);
+            endpoint.io.start(runtime, &endpoint)?;
         }
         Ok(())
     }

@@ -17,36 +17,36 @@ use parking_lot::Mutex;
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::Error;
-use crate::lease::held::Hold;
-use crate::lease::state::{Ask, Due};
-use crate::lease::undo::{Released, Told, Undo};
+use crate::lease::held::HeldLease;
+use crate::lease::state::{Due, RenewalRequest};
+use crate::lease::undo::{ReleaseReport, Released, Undo};
 use crate::logging;
 use crate::lost::Lost;
 use crate::name::Name;
-use crate::protocol::kind::{Found, Key, Keys};
+use crate::protocol::kind::{Key, KeyState, Keys};
 use crate::queue::local::Waiters;
 use crate::redis::cluster::slot_map::Moved;
-use crate::redis::{Servers, Size};
+use crate::redis::{Deployment, Majority};
 use crate::runtime::callbacks::Callbacks;
-use crate::runtime::endpoint::{Site, Sites};
-use crate::runtime::io::renewal_round::{Ballot, Paper};
-use crate::runtime::io::shared_stats::Tally;
-use crate::runtime::sentinel_watch::Switches;
+use crate::runtime::endpoint::{Endpoint, Endpoints};
+use crate::runtime::io::renewal_round::{RenewalPart, RenewalRound};
+use crate::runtime::io::shared_stats::SharedStats;
+use crate::runtime::sentinel_watch::SentinelWatch;
 use crate::runtime::subscriber::Subscription;
 use crate::runtime::timer::Timer;
 use crate::stats::{Meters, Wake};
 
 /// What the threads work on. Nothing here keeps the client alive: the last client, lock or guard to
 /// go stops the threads, and with them this goes.
-pub(crate) struct Shared {
+pub(crate) struct Runtime {
     pub(crate) config: Config,
-    pub(crate) servers: Servers,
+    pub(crate) deployment: Deployment,
     pub(crate) waiters: Waiters,
     pub(crate) meters: Meters,
-    pub(crate) tally: Tally,
+    pub(crate) tally: SharedStats,
     pub(crate) timer: Timer,
-    pub(crate) sites: Sites,
-    pub(crate) switches: Switches,
+    pub(crate) endpoints: Endpoints,
+    pub(crate) switches: SentinelWatch,
     pub(crate) callbacks: Callbacks,
     /// What was released lately; only kept where the master may be replaced.
     pub(crate) released: Mutex<Released>,
@@ -56,18 +56,22 @@ pub(crate) struct Shared {
     me: Weak<Self>,
 }
 
-impl Shared {
-    pub(crate) fn new(config: Config, servers: Servers) -> Arc<Self> {
-        let switches = Switches::new(servers.sentinels().map_or(0, |sentinels| sentinels.len()));
-        let tally = Tally::new(&config);
-        let shared = Arc::new_cyclic(|me| Self {
+impl Runtime {
+    pub(crate) fn new(config: Config, deployment: Deployment) -> Arc<Self> {
+        let switches = SentinelWatch::new(
+            deployment
+                .sentinels()
+                .map_or(0, |sentinels| sentinels.len()),
+        );
+        let tally = SharedStats::new(&config);
+        let runtime = Arc::new_cyclic(|me| Self {
             tally,
             config,
-            servers,
+            deployment,
             waiters: Waiters::default(),
             meters: Meters::default(),
             timer: Timer::default(),
-            sites: Sites::default(),
+            endpoints: Endpoints::default(),
             switches,
             callbacks: Callbacks::default(),
             released: Mutex::default(),
@@ -75,15 +79,15 @@ impl Shared {
             serial: AtomicU64::new(0),
             me: Weak::clone(me),
         });
-        if let Some(slots) = shared.servers.slot_map() {
-            let me = Weak::clone(&shared.me);
+        if let Some(slots) = runtime.deployment.slot_map() {
+            let me = Weak::clone(&runtime.me);
             slots.follow_with(Box::new(move |moved| {
-                if let Some(shared) = me.upgrade() {
-                    shared.slots_moved(moved);
+                if let Some(runtime) = me.upgrade() {
+                    runtime.slots_moved(moved);
                 }
             }));
         }
-        shared
+        runtime
     }
 
     pub(crate) fn keys(&self, name: Name) -> Keys {
@@ -92,7 +96,7 @@ impl Shared {
 
     pub(crate) fn keys_of_all(&self, names: Vec<Name>) -> Keys {
         let keys = Keys::all(names, &self.config.key_prefix, &self.config.channel_prefix);
-        match self.servers.slot_map() {
+        match self.deployment.slot_map() {
             None => keys,
             Some(_) => keys.by_slot(),
         }
@@ -124,30 +128,30 @@ impl Shared {
     /// machine that gives no more threads costs an error, not a lease without renewal.
     pub(crate) fn start(self: &Arc<Self>) -> Result<(), Error> {
         self.timer.start(self)?;
-        self.sites.start(self, self.servers.fixed())?;
+        self.endpoints.start(self, self.deployment.fixed())?;
         self.switches.start(self)
     }
 
     /// Whether `site` keeps a name now, as far as is known.
-    pub(crate) fn is_home(&self, site: &Site, key: Key<'_>) -> bool {
-        self.servers.is_home(&site.server, key)
+    pub(crate) fn owns(&self, endpoint: &Endpoint, key: Key<'_>) -> bool {
+        self.deployment.owns(&endpoint.server, key)
     }
 
     /// The sites that keep a name now, as far as is known, and how many of them a majority takes.
-    fn homes(&self, key: Key<'_>) -> (Vec<Arc<Site>>, Size) {
-        let (servers, size) = self.servers.keepers(key);
+    fn endpoints_of(&self, key: Key<'_>) -> (Vec<Arc<Endpoint>>, Majority) {
+        let (deployment, size) = self.deployment.owners_of(key);
         let me = self.me.upgrade();
-        let site = |server| {
-            let site = self.sites.of(server);
+        let endpoint = |server| {
+            let endpoint = self.endpoints.of(server);
             if let Some(me) = &me
-                && let Err(error) = site.io.start(me, &site)
+                && let Err(error) = endpoint.io.start(me, &endpoint)
             {
                 // A lease that is not renewed for that is lost by its own clock, and its holder told.
                 logging::error!("nothing is renewed or undone: {error}");
             }
-            site
+            endpoint
         };
-        (servers.iter().map(site).collect(), size)
+        (deployment.iter().map(endpoint).collect(), size)
     }
 
     /// Wants to hear the releases of a name.
@@ -156,70 +160,70 @@ impl Shared {
         key: Key<'a>,
         until: Instant,
     ) -> Result<Subscription<'a>, Error> {
-        let (sites, size) = self.homes(key);
-        let parts = sites
+        let (endpoints, size) = self.endpoints_of(key);
+        let parts = endpoints
             .into_iter()
-            .map(|site| site.subscribe(self, key, until));
+            .map(|endpoint| endpoint.subscribe(self, key, until));
         Ok(Subscription::of(parts.collect::<Result<_, _>>()?, size))
     }
 
     /// Where grants of a name are told to this client.
     pub(crate) fn inbox(&self, key: Key<'_>) -> Vec<u8> {
-        let site = self.sites.known(&self.servers.first_keeper(key));
-        site.map_or_else(Vec::new, |site| site.subscriber.inbox().to_vec())
+        let endpoint = self.endpoints.known(&self.deployment.primary_owner_of(key));
+        endpoint.map_or_else(Vec::new, |endpoint| endpoint.subscriber.inbox().to_vec())
     }
 
     /// Asks for the renewals that are due.
-    fn renew(&self, asks: Vec<(Arc<Hold>, Ask)>) {
-        let mut batches: Vec<(Arc<Site>, Vec<_>)> = Vec::new();
+    fn renew(&self, asks: Vec<(Arc<HeldLease>, RenewalRequest)>) {
+        let mut batches: Vec<(Arc<Endpoint>, Vec<_>)> = Vec::new();
         for (hold, ask) in asks {
             let keys = Arc::clone(&hold.keys);
-            let ballot = Arc::new(Ballot::new(hold, ask, self.size_of(&keys)));
+            let ballot = Arc::new(RenewalRound::new(hold, ask, self.size_of(&keys)));
             for part in keys.parts() {
-                for home in self.homes(part.key(0)).0 {
-                    let paper = Paper::new(&ballot, part);
+                for owner_of in self.endpoints_of(part.key(0)).0 {
+                    let paper = RenewalPart::new(&ballot, part);
                     match batches
                         .iter_mut()
-                        .find(|(site, _)| Arc::ptr_eq(site, &home))
+                        .find(|(endpoint, _)| Arc::ptr_eq(endpoint, &owner_of))
                     {
                         Some((_, batch)) => batch.push(paper),
-                        None => batches.push((home, vec![paper])),
+                        None => batches.push((owner_of, vec![paper])),
                     }
                 }
             }
         }
-        for (site, batch) in batches {
-            site.renew(self, batch);
+        for (endpoint, batch) in batches {
+            endpoint.renew(self, batch);
         }
     }
 
     /// Somebody waits until the keepers of these names are asked again.
     pub(crate) fn watch(&self, keys: &Arc<Keys>) {
         for part in keys.parts() {
-            for home in self.homes(part.key(0)).0 {
-                home.io.watch();
+            for owner_of in self.endpoints_of(part.key(0)).0 {
+                owner_of.io.watch();
             }
         }
     }
 
     /// How many answers there are about these keys, and how many of them it takes: a majority of the
     /// servers, or one for each part.
-    fn size_of(&self, keys: &Arc<Keys>) -> Size {
+    fn size_of(&self, keys: &Arc<Keys>) -> Majority {
         match keys.parts().len() {
-            1 => self.servers.size(),
-            parts => Size::each(parts),
+            1 => self.deployment.size(),
+            parts => Majority::each(parts),
         }
     }
 
     /// Repeats a release until it is sure.
     pub(crate) fn undo(&self, undo: Undo) {
         for part in undo.keys.parts() {
-            let (homes, _) = self.homes(part.key(0));
-            for home in homes {
-                self.sites.note_undo(&undo.id);
+            let (endpoints_of, _) = self.endpoints_of(part.key(0));
+            for owner_of in endpoints_of {
+                self.endpoints.note_undo(&undo.id);
                 let part = undo.part(part);
-                home.io.undo(match &home.server.peer {
-                    Some(peer) => part.at_server(peer.index),
+                owner_of.io.undo(match &owner_of.server.member {
+                    Some(member) => part.at_server(member.index),
                     None => part,
                 });
             }
@@ -228,21 +232,21 @@ impl Shared {
 
     /// Releases all `holds` until `until`. The receiver gets what was found for each that was
     /// answered, and is disconnected at the end.
-    pub(crate) fn release(&self, holds: Vec<Arc<Hold>>, until: Instant) -> Receiver<Found> {
+    pub(crate) fn release(&self, holds: Vec<Arc<HeldLease>>, until: Instant) -> Receiver<KeyState> {
         let (told, found) = unbounded();
         for hold in holds {
             let keys = Arc::clone(&hold.keys);
-            let told = Arc::new(Told::new(self.size_of(&keys), told.clone()));
+            let told = Arc::new(ReleaseReport::new(self.size_of(&keys), told.clone()));
             let undo = Undo::told(keys, hold.id.clone(), until, told);
-            self.undo(undo.with_receipt(hold.receipt.clone()));
+            self.undo(undo.with_receipt(hold.votes.clone()));
         }
         found
     }
 
     /// Tells a loss to the waiters and the callbacks, once. Those who listen on the guard's channel
     /// were told when it was noticed.
-    pub(crate) fn tell_loss(&self, hold: &Arc<Hold>) {
-        let Some((lost, on_lost)) = hold.untold() else {
+    pub(crate) fn announce_loss(&self, hold: &Arc<HeldLease>) {
+        let Some((lost, on_lost)) = hold.take_unannounced_loss() else {
             return;
         };
         self.meters.lost(lost);
@@ -253,7 +257,7 @@ impl Shared {
             let until = Instant::now().after(hold.lease(|lease| lease.key_may_last()));
             let (keys, id) = (Arc::clone(&hold.keys), hold.id.clone());
             let undo = Undo::of_release(keys, id, until);
-            self.undo(undo.with_receipt(hold.receipt.clone()));
+            self.undo(undo.with_receipt(hold.votes.clone()));
         }
         if let Some(on_lost) = on_lost {
             self.callbacks.run(Box::new(move || on_lost(&lost)));
@@ -270,8 +274,8 @@ impl Shared {
         let is_moved = |keys: &Keys| (0..keys.names.len()).any(|n| is_moved(keys.key(n)));
         for hold in self.timer.all() {
             if is_moved(&hold.keys) {
-                hold.lease(|lease| lease.doubt(Instant::now()));
-                self.look_after(&hold);
+                hold.lease(|lease| lease.suspect(Instant::now()));
+                self.reschedule(&hold);
             }
         }
         let released = self.released.lock().take(is_moved);
@@ -292,19 +296,19 @@ impl Shared {
                 self.waiters.look(&name, Wake::Reconnect);
             }
         }
-        self.sites.sweep();
-        logging::debug!(server = self.servers.label(); "slots of the cluster have moved");
+        self.endpoints.sweep();
+        logging::debug!(server = self.deployment.label(); "slots of the cluster have moved");
     }
 
     /// Looks after a lease from now on: sets the timer to what is due next, or tells its loss.
-    pub(crate) fn look_after(&self, hold: &Arc<Hold>) {
+    pub(crate) fn reschedule(&self, hold: &Arc<HeldLease>) {
         let now = Instant::now();
-        hold.stand(now);
+        hold.status(now);
         match hold.lease(|lease| lease.due(now)) {
             Due::At(at) => self.timer.watch(hold, at, at),
             Due::Between(at, by) => self.timer.watch(hold, at, by),
-            Due::Ask => self.timer.watch(hold, now, now),
-            Due::Nothing => self.tell_loss(hold),
+            Due::RenewalRequest => self.timer.watch(hold, now, now),
+            Due::Nothing => self.announce_loss(hold),
         }
     }
 }

@@ -8,20 +8,20 @@ use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error};
 use crate::logging;
 use crate::redis::sentinel::Sentinels;
-use crate::runtime::Shared;
+use crate::runtime::Runtime;
 use crate::runtime::worker::Worker;
 use crate::wait_policy::RECONNECT;
 
 /// How long a thread listens before it looks whether it is to end.
-const LOOK_AROUND: Duration = Duration::from_millis(250);
+const POLL_EVERY: Duration = Duration::from_millis(250);
 
 /// One thread for each sentinel, since any of them may be the one that is cut off.
-pub(crate) struct Switches {
+pub(crate) struct SentinelWatch {
     workers: Vec<Worker>,
     stopping: AtomicBool,
 }
 
-impl Switches {
+impl SentinelWatch {
     /// Listens to so many sentinels; to none where there are none.
     pub(crate) fn new(sentinels: usize) -> Self {
         let workers = (0..sentinels)
@@ -33,11 +33,11 @@ impl Switches {
         }
     }
 
-    pub(crate) fn start(&self, shared: &Arc<Shared>) -> Result<(), Error> {
+    pub(crate) fn start(&self, runtime: &Arc<Runtime>) -> Result<(), Error> {
         for (n, worker) in self.workers.iter().enumerate() {
             if !worker.is_started() {
-                let shared = Arc::clone(shared);
-                worker.start(move || run(&shared, n))?;
+                let runtime = Arc::clone(runtime);
+                worker.start(move || run(&runtime, n))?;
             }
         }
         Ok(())
@@ -61,47 +61,47 @@ impl Switches {
     }
 }
 
-fn run(shared: &Shared, n: usize) {
-    let Some(sentinels) = shared.servers.sentinels() else {
+fn run(runtime: &Runtime, n: usize) {
+    let Some(sentinels) = runtime.deployment.sentinels() else {
         return;
     };
     let mut moves = sentinels.moves();
     let mut failures = 0;
-    while let Err(cause) = listen(shared, sentinels, n, &mut moves, &mut failures) {
-        logging::debug!(server = shared.servers.label(); "sentinel {n} is not heard: {cause}");
+    while let Err(cause) = listen(runtime, sentinels, n, &mut moves, &mut failures) {
+        logging::debug!(server = runtime.deployment.label(); "sentinel {n} is not heard: {cause}");
         let end = Instant::now().after(RECONNECT.pause(failures));
         failures += 1;
-        while Instant::now() < end && !shared.switches.is_stopping() {
-            std::thread::sleep(nap(Instant::now(), end).min(LOOK_AROUND));
+        while Instant::now() < end && !runtime.switches.is_stopping() {
+            std::thread::sleep(nap(Instant::now(), end).min(POLL_EVERY));
         }
     }
 }
 
 /// Listens to one sentinel until the end, or until it cannot be heard.
 fn listen(
-    shared: &Shared,
+    runtime: &Runtime,
     sentinels: &Sentinels,
     n: usize,
     moves: &mut u64,
     failures: &mut u32,
 ) -> Result<(), Cause> {
-    if shared.switches.is_stopping() {
+    if runtime.switches.is_stopping() {
         return Ok(());
     }
-    let (mut wire, mut has_moved) = sentinels.listen(n, shared.config.connect_timeout)?;
+    let (mut connection, mut has_moved) = sentinels.listen(n, runtime.config.connect_timeout)?;
     *failures = 0;
-    while !shared.switches.is_stopping() {
+    while !runtime.switches.is_stopping() {
         if has_moved {
-            shared.servers.moved();
-            let server = shared.servers.label();
+            runtime.deployment.moved();
+            let server = runtime.deployment.label();
             logging::warn!(server = server; "the master has moved: every connection to the old one is given up");
         }
         // A dialer may have been told before us.
         let seen = std::mem::replace(moves, sentinels.moves());
         if seen != *moves {
-            shared.follow(|_| true);
+            runtime.follow(|_| true);
         }
-        has_moved = sentinels.hears_of_move(&mut wire, LOOK_AROUND)?;
+        has_moved = sentinels.hears_of_move(&mut connection, POLL_EVERY)?;
     }
     Ok(())
 }

@@ -6,10 +6,10 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::clock::{Instant, LONGEST_SLEEP, nap};
 use crate::error::Error;
-use crate::lease::held::Hold;
+use crate::lease::held::HeldLease;
 use crate::lease::schedule::Leases;
-use crate::lease::state::{Ask, TOGETHER};
-use crate::runtime::Shared;
+use crate::lease::state::{RENEWAL_WINDOW, RenewalRequest};
+use crate::runtime::Runtime;
 use crate::runtime::worker::{Worker, contain};
 
 pub(crate) struct Timer {
@@ -68,17 +68,17 @@ impl Default for Timer {
 }
 
 impl Timer {
-    pub(crate) fn start(&self, shared: &Arc<Shared>) -> Result<(), Error> {
+    pub(crate) fn start(&self, runtime: &Arc<Runtime>) -> Result<(), Error> {
         if self.worker.is_started() {
             return Ok(());
         }
-        let shared = Arc::clone(shared);
-        self.worker.start(move || run(&shared))
+        let runtime = Arc::clone(runtime);
+        self.worker.start(move || run(&runtime))
     }
 
     /// Looks at `hold` at the instant `at`, instead of when it was said before; no later than `by`, if somebody is to ring
     /// from now until `at` and does not.
-    pub(crate) fn watch(&self, hold: &Arc<Hold>, at: Instant, by: Instant) {
+    pub(crate) fn watch(&self, hold: &Arc<HeldLease>, at: Instant, by: Instant) {
         let mut state = self.state.lock();
         // Its holder may have let go since it was last looked at: then nobody would forget it again.
         if state.drained || !hold.lease(|lease| lease.is_open()) {
@@ -101,7 +101,7 @@ impl Timer {
     }
 
     /// Looks at `hold` no more.
-    pub(crate) fn forget(&self, hold: &Hold) {
+    pub(crate) fn forget(&self, hold: &HeldLease) {
         let forgotten = self.state.lock().leases.disarm(hold);
         // A last reference may own a user's closure: not dropped under the lock.
         drop(forgotten);
@@ -113,12 +113,12 @@ impl Timer {
     }
 
     /// All leases in use.
-    pub(crate) fn all(&self) -> Vec<Arc<Hold>> {
+    pub(crate) fn all(&self) -> Vec<Arc<HeldLease>> {
         self.state.lock().leases.all()
     }
 
     /// Takes all leases out.
-    pub(crate) fn drain(&self) -> Vec<Arc<Hold>> {
+    pub(crate) fn drain(&self) -> Vec<Arc<HeldLease>> {
         let mut state = self.state.lock();
         state.drained = true;
         state.leases.drain()
@@ -135,7 +135,7 @@ impl Timer {
 
     /// Sleeps until something is due, and takes all that is due by then or shortly after; `None`
     /// at the end.
-    fn next_due(&self) -> Option<Vec<Arc<Hold>>> {
+    fn next_due(&self) -> Option<Vec<Arc<HeldLease>>> {
         let mut state = self.state.lock();
         let mut idle = false;
         loop {
@@ -146,7 +146,7 @@ impl Timer {
             let next = state.leases.next();
             if next <= now {
                 let mut due = Vec::new();
-                while let Some(hold) = state.leases.take_due(now.after(TOGETHER)) {
+                while let Some(hold) = state.leases.take_due(now.after(RENEWAL_WINDOW)) {
                     due.push(hold);
                 }
                 return Some(due);
@@ -167,21 +167,21 @@ impl Timer {
     }
 }
 
-fn run(shared: &Shared) {
-    while let Some(due) = shared.timer.next_due() {
+fn run(runtime: &Runtime) {
+    while let Some(due) = runtime.timer.next_due() {
         let now = Instant::now();
-        let mut asks: Vec<(Arc<Hold>, Ask)> = Vec::new();
+        let mut asks: Vec<(Arc<HeldLease>, RenewalRequest)> = Vec::new();
         for hold in due {
             contain(|| {
                 if let Some(ask) = hold.lease(|lease| lease.ask_if_due(now)) {
                     asks.push((Arc::clone(&hold), ask));
                 }
-                shared.look_after(&hold);
+                runtime.reschedule(&hold);
                 drop(hold);
             });
         }
         if !asks.is_empty() {
-            shared.renew(asks);
+            runtime.renew(asks);
         }
     }
 }

@@ -14,11 +14,11 @@ use crate::stats::{Buckets, Stats, Totals};
 pub(crate) struct Facade {
     /// The label that distinguishes this client's gauges from those of others in the process.
     client: SharedString,
-    told: Mutex<Told>,
+    told: Mutex<Reported>,
 }
 
 #[derive(Default)]
-struct Told {
+struct Reported {
     totals: Totals,
     times: [Buckets; 3],
     has_described: bool,

@@ -13,9 +13,9 @@ use crate::error::{Cause, Error};
 use crate::protocol::script::{Call, Reply};
 use crate::protocol::slot::slot;
 use crate::redis::cluster::slot_map::SlotMap;
-use crate::redis::conn::pool::Lane;
+use crate::redis::conn::pool::Cap;
 use crate::redis::fault::{Fault, Redirect};
-use crate::redis::quorum::Stake;
+use crate::redis::quorum::Undoable;
 use crate::redis::server::Server;
 use crate::url::Nodes;
 use crate::wait_policy::Backoff;
@@ -48,8 +48,8 @@ impl Cluster {
         &self,
         call: Call<'_>,
         until: Instant,
-        lane: Lane,
-        stake: Option<&Stake<'_>>,
+        cap_rule: Cap,
+        undoable: Option<&Undoable<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
         let first = call.keys[0].first().map_or(&[][..], Vec::as_slice);
         let slot = slot(first);
@@ -57,39 +57,39 @@ impl Cluster {
         let mut asking = false;
         let (mut hops, mut tries) = (0, 0);
         loop {
-            let fault = match server.call_or_undo(call.asking(asking), until, lane, stake) {
+            let fault = match server.call_or_undo(call.asking(asking), until, cap_rule, undoable) {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };
             // Neither of these ran anything, so the same call may be sent again.
             let next = match &fault {
-                Fault::Elsewhere(Redirect::TryAgain, _) => {
+                Fault::Redirected(Redirect::TryAgain, _) => {
                     let pause = TRY_AGAIN.pause(tries);
                     thread::sleep(pause.min(Instant::now().until(until)));
                     tries += 1;
                     hops = 0;
                     asking = false;
-                    Some(self.map.home(slot))
+                    Some(self.map.owner_of(slot))
                 }
-                Fault::Elsewhere(Redirect::Moved(host, port), _) => {
+                Fault::Redirected(Redirect::Moved(host, port), _) => {
                     asking = false;
                     {
                         let place = self.map.place(&server, host, *port);
                         self.map.moved(slot, place)
                     }
                 }
-                Fault::Elsewhere(Redirect::Ask(host, port), _) => {
+                Fault::Redirected(Redirect::RenewalRequest(host, port), _) => {
                     asking = true;
                     let place = self.map.place(&server, host, *port);
                     Some(self.map.at(&place))
                 }
-                Fault::NotNow(_) | Fault::Open(_) => {
+                Fault::NotRun(_) | Fault::Open(_) => {
                     asking = false;
                     // What is known of the slots may be older than this.
                     self.map.look(until);
-                    Some(self.map.home(slot)).filter(|home| !Arc::ptr_eq(home, &server))
+                    Some(self.map.owner_of(slot)).filter(|owner_of| !Arc::ptr_eq(owner_of, &server))
                 }
-                Fault::NoAnswer(_) | Fault::Unsafe(_) | Fault::Never(_) => None,
+                Fault::Unknown(_) | Fault::NotReplicated(_) | Fault::Rejected(_) => None,
             };
             match next {
                 Some(next) if hops < MOST_HOPS && Instant::now() < until => server = next,
@@ -102,7 +102,7 @@ impl Cluster {
     /// Whether a master answers: the first that does.
     pub(in crate::redis) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
         let mut masters = self.map.masters();
-        let mut fault = Fault::NotNow(Cause::text("no master is known"));
+        let mut fault = Fault::NotRun(Cause::text("no master is known"));
         if masters.is_empty() {
             fault = self.map.look(until).unwrap_or(fault);
             masters = self.map.masters();
@@ -111,7 +111,7 @@ impl Cluster {
         for (n, master) in masters.into_iter().enumerate() {
             let now = Instant::now();
             let part = now.until(until) / (count - n) as u32;
-            match master.ping(now.after(part), Lane::Capped) {
+            match master.ping(now.after(part), Cap::Counted) {
                 Ok(reply) => return Ok(reply),
                 Err(why) => fault = why.at(master.label()),
             }
@@ -129,7 +129,7 @@ impl Cluster {
         let failure = self.map.look(until);
         let masters = self.map.masters();
         if masters.is_empty() {
-            return Err(failure.unwrap_or_else(|| Fault::NotNow(Cause::text("no master is known"))));
+            return Err(failure.unwrap_or_else(|| Fault::NotRun(Cause::text("no master is known"))));
         }
         Ok(masters)
     }
@@ -142,7 +142,7 @@ impl Cluster {
         ask: impl Fn(&Server) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
         match ask(&*self.map.keeper(slot, until)?) {
-            Err(Fault::Elsewhere(..) | Fault::NotNow(_)) if Instant::now() < until => {
+            Err(Fault::Redirected(..) | Fault::NotRun(_)) if Instant::now() < until => {
                 self.map.look(until);
                 ask(&*self.map.keeper(slot, until)?)
             }

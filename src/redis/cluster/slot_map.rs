@@ -15,8 +15,8 @@ use crate::config::Config;
 use crate::error::{Cause, Error, is_final_at_logon, library_text};
 use crate::protocol::kind::Key;
 use crate::protocol::slot::SLOTS;
-use crate::redis::cluster::slots::{Layout, Place};
-use crate::redis::conn::node::Wire;
+use crate::redis::cluster::slots::{HostPort, Layout};
+use crate::redis::conn::connector::Connection;
 use crate::redis::fault::Fault;
 use crate::redis::first_answer::{Failure, inquire};
 use crate::redis::server::Server;
@@ -60,18 +60,18 @@ pub(crate) struct SlotMap {
     /// Stands for the keeper of a slot as long as none is known: nothing is sent there.
     nobody: Arc<Server>,
     /// The nodes that are being asked: one that hangs is asked by one thread at a time.
-    asking: Mutex<HashSet<Place>>,
+    asking: Mutex<HashSet<HostPort>>,
     follower: OnceLock<Box<Follower>>,
     closed: AtomicBool,
 }
 
 struct Known {
-    keepers: Vec<Option<Arc<Server>>>,
-    servers: HashMap<Place, Arc<Server>>,
+    owners_of: Vec<Option<Arc<Server>>>,
+    servers: HashMap<HostPort, Arc<Server>>,
     /// What a node said last.
     layout: Layout,
     /// Redirects of late, by slot.
-    redirects: HashMap<u16, (Place, Instant)>,
+    redirects: HashMap<u16, (HostPort, Instant)>,
     stale: bool,
     /// When something last failed.
     doubted: Instant,
@@ -93,12 +93,12 @@ struct Known {
 /// A node that is being asked, until this is dropped.
 struct Asked {
     map: Arc<SlotMap>,
-    place: Place,
+    place: HostPort,
 }
 
 impl Asked {
     /// `None` if it is being asked already.
-    fn new(map: Arc<SlotMap>, place: Place) -> Option<Self> {
+    fn new(map: Arc<SlotMap>, place: HostPort) -> Option<Self> {
         let is_first = map.asking.lock().insert(place.clone());
         is_first.then(|| Self { map, place })
     }
@@ -121,7 +121,7 @@ impl SlotMap {
             nodes,
             config: config.clone(),
             known: Mutex::new(Known {
-                keepers: vec![None; usize::from(SLOTS)],
+                owners_of: vec![None; usize::from(SLOTS)],
                 servers: HashMap::new(),
                 layout: Layout::default(),
                 redirects: HashMap::new(),
@@ -150,7 +150,7 @@ impl SlotMap {
     }
 
     /// The server that keeps a slot, as far as is known.
-    pub(in crate::redis) fn home(&self, slot: u16) -> Arc<Server> {
+    pub(in crate::redis) fn owner_of(&self, slot: u16) -> Arc<Server> {
         let known = self.known.lock();
         Arc::clone(known.keeper(slot).unwrap_or(&self.nobody))
     }
@@ -173,10 +173,10 @@ impl SlotMap {
                 return Ok(keeper);
             }
             let failure = failure.unwrap_or_else(|| {
-                Fault::NotNow(Cause::text(format!("no node keeps the slot {slot}")))
+                Fault::NotRun(Cause::text(format!("no node keeps the slot {slot}")))
             });
             let is_not_redis = failure.cause().is_some_and(Cause::is_not_redis);
-            if is_not_redis || matches!(failure, Fault::Never(_)) {
+            if is_not_redis || matches!(failure, Fault::Rejected(_)) {
                 return Err(failure);
             }
             if Instant::now() >= until || self.is_closed() {
@@ -196,7 +196,7 @@ impl SlotMap {
             self.ensure_look(&mut known);
             let now = Instant::now();
             if now >= until || !known.looking {
-                let silence = || Fault::NotNow(Cause::silence("the slots were not told in time"));
+                let silence = || Fault::NotRun(Cause::silence("the slots were not told in time"));
                 return known.failure.clone().or_else(|| Some(silence()));
             }
             self.looked.wait_for(&mut known, nap(now, until));
@@ -213,11 +213,11 @@ impl SlotMap {
     }
 
     /// A node says that a slot is kept at `place`.
-    pub(in crate::redis) fn moved(&self, slot: u16, place: Place) -> Option<Arc<Server>> {
+    pub(in crate::redis) fn moved(&self, slot: u16, place: HostPort) -> Option<Arc<Server>> {
         let mut known = self.known.lock();
         let server = self.server_at(&mut known, &place);
         known.redirects.insert(slot, (place, Instant::now()));
-        let keeper = known.keepers.get_mut(usize::from(slot))?;
+        let keeper = known.owners_of.get_mut(usize::from(slot))?;
         let before = keeper.replace(Arc::clone(&server));
         if before.is_some_and(|before| !Arc::ptr_eq(&before, &server)) {
             // Others will have moved with it.
@@ -234,7 +234,7 @@ impl SlotMap {
     }
 
     /// Where a redirect of `server` leads to.
-    pub(in crate::redis) fn place(&self, server: &Arc<Server>, host: &str, port: u16) -> Place {
+    pub(in crate::redis) fn place(&self, server: &Arc<Server>, host: &str, port: u16) -> HostPort {
         if !host.is_empty() {
             return (host.to_owned(), port);
         }
@@ -250,11 +250,11 @@ impl SlotMap {
     }
 
     /// The server at a place, which is made if there is none yet.
-    pub(in crate::redis) fn at(&self, place: &Place) -> Arc<Server> {
+    pub(in crate::redis) fn at(&self, place: &HostPort) -> Arc<Server> {
         self.server_at(&mut self.known.lock(), place)
     }
 
-    fn server_at(&self, known: &mut Known, place: &Place) -> Arc<Server> {
+    fn server_at(&self, known: &mut Known, place: &HostPort) -> Arc<Server> {
         if let Some(server) = known.servers.get(place) {
             return Arc::clone(server);
         }
@@ -281,7 +281,7 @@ impl SlotMap {
             Ok(()) => known.looking = true,
             Err(error) => {
                 let cause = Cause::text(format!("no thread to look at the slots: {error}"));
-                known.failure = Some(Fault::NotNow(cause));
+                known.failure = Some(Fault::NotRun(cause));
             }
         }
     }
@@ -364,7 +364,7 @@ impl SlotMap {
                 // Whoever was asked has not heard of the move yet, nor of what moved with it.
                 known.stale |= !Arc::ptr_eq(server, &master);
                 // A slot that nobody keeps stays where it was: whoever is there knows better.
-                let Some(keeper) = known.keepers.get_mut(n) else {
+                let Some(keeper) = known.owners_of.get_mut(n) else {
                     continue;
                 };
                 if keeper
@@ -383,7 +383,7 @@ impl SlotMap {
             }
         }
         let mut kept: Vec<*const Server> =
-            known.keepers.iter().flatten().map(Arc::as_ptr).collect();
+            known.owners_of.iter().flatten().map(Arc::as_ptr).collect();
         kept.sort_unstable();
         kept.dedup();
         let retired = known
@@ -415,39 +415,40 @@ impl SlotMap {
     }
 
     /// What the first node says that knows the slots.
-    fn ask_all(&self, places: Vec<Place>) -> Result<Layout, Fault> {
+    fn ask_all(&self, places: Vec<HostPort>) -> Result<Layout, Fault> {
         let timeout = self.config.connect_timeout;
         let asked: Vec<Asked> = places
             .into_iter()
             .filter_map(|place| Asked::new(self.me.upgrade()?, place))
             .collect();
-        let places: Vec<Place> = asked.iter().map(|asked| asked.place.clone()).collect();
+        let places: Vec<HostPort> = asked.iter().map(|asked| asked.place.clone()).collect();
         let asks = asked
             .into_iter()
             .map(|asked| move || asked.map.ask(&asked.place, timeout));
         inquire(&self.config.dialers, asks, timeout, is_final).map_err(|failure| match failure {
-            Failure::Refused(error) => Fault::Never(refused(self.nodes.label(), &error)),
+            Failure::Refused(error) => Fault::Rejected(refused(self.nodes.label(), &error)),
             Failure::Silent(Some((n, error))) => {
                 let (host, port) = &places[n];
                 let cause = match NoFirstReply::of(&error) {
                     Some(event) => Cause::no_first_reply(event, self.tls_hint()),
                     None => error.into(),
                 };
-                Fault::NotNow(cause.at(&format!("{host}:{port}")))
+                Fault::NotRun(cause.at(&format!("{host}:{port}")))
             }
             Failure::Silent(None) => {
-                Fault::NotNow(Cause::silence("no node of the cluster answered in time"))
+                Fault::NotRun(Cause::silence("no node of the cluster answered in time"))
             }
         })
     }
 
     /// Asks one node.
-    fn ask(&self, place: &Place, timeout: Duration) -> RedisResult<Layout> {
+    fn ask(&self, place: &HostPort, timeout: Duration) -> RedisResult<Layout> {
         let until = Instant::now().after(timeout);
-        let mut wire = Wire::open(&self.nodes.at(&place.0, place.1), None, until, || ())?;
+        let mut connection =
+            Connection::open(&self.nodes.at(&place.0, place.1), None, until, || ())?;
         let mut ask = redis::cmd("CLUSTER");
         ask.arg("SLOTS");
-        let answer = wire
+        let answer = connection
             .trip(until, |buffer| ask.write_packed_command(buffer))?
             .extract_error()?;
         Layout::read(answer, place)
@@ -470,12 +471,12 @@ impl SlotMap {
 
 impl Known {
     fn keeper(&self, slot: u16) -> Option<&Arc<Server>> {
-        self.keepers.get(usize::from(slot))?.as_ref()
+        self.owners_of.get(usize::from(slot))?.as_ref()
     }
 
     /// Those who may know the slots: each in its turn where there are many.
-    fn whom_to_ask(&mut self, seeds: impl Iterator<Item = Place>) -> Vec<Place> {
-        let mut places: Vec<Place> = self.servers.keys().cloned().chain(seeds).collect();
+    fn whom_to_ask(&mut self, seeds: impl Iterator<Item = HostPort>) -> Vec<HostPort> {
+        let mut places: Vec<HostPort> = self.servers.keys().cloned().chain(seeds).collect();
         places.extend(self.layout.replicas.iter().cloned());
         places.sort();
         places.dedup();

@@ -7,20 +7,20 @@ use redis::Value;
 use crate::protocol::slot::SLOTS;
 
 /// The address of a node: host and port.
-pub(crate) type Place = (String, u16);
+pub(crate) type HostPort = (String, u16);
 
 /// What a node says of its cluster.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Layout {
-    pub(crate) masters: Vec<(RangeInclusive<u16>, Place)>,
+    pub(crate) masters: Vec<(RangeInclusive<u16>, HostPort)>,
     /// They know the slots as well.
-    pub(crate) replicas: Vec<Place>,
+    pub(crate) replicas: Vec<HostPort>,
 }
 
 impl Layout {
     /// Reads the answer to CLUSTER SLOTS of the node at `asked`; `None` if it is none, or names no
     /// slot.
-    pub(crate) fn read(answer: Value, asked: &Place) -> Option<Self> {
+    pub(crate) fn read(answer: Value, asked: &HostPort) -> Option<Self> {
         let Value::Array(ranges) = answer else {
             return None;
         };
@@ -58,7 +58,7 @@ fn number(value: &Value) -> Option<u16> {
 }
 
 /// A node that does not know how it is reached names no host: then it is where it was asked.
-fn place(node: Value, asked: &Place) -> Option<Place> {
+fn place(node: Value, asked: &HostPort) -> Option<HostPort> {
     let Value::Array(fields) = node else {
         return None;
     };
@@ -80,7 +80,7 @@ fn place(node: Value, asked: &Place) -> Option<Place> {
 mod tests {
     use super::*;
 
-    fn asked() -> Place {
+    fn asked() -> HostPort {
         ("asked".into(), 1)
     }
 

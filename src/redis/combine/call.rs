@@ -11,14 +11,14 @@ use crate::holder::HolderId;
 use crate::protocol::expected::Expected;
 use crate::protocol::kind::Keys;
 use crate::protocol::script::Reply;
-use crate::redis::conn::node::Wire;
+use crate::redis::conn::connector::Connection;
 
 /// Shared by the call's own thread and whoever sends it.
 pub(crate) struct Entry {
     pub(crate) command: Vec<u8>,
     pub(crate) expected: Expected,
     /// What it may leave behind where no answer comes.
-    pub(crate) stake: Option<(Arc<Keys>, HolderId)>,
+    pub(crate) undoable: Option<(Arc<Keys>, HolderId)>,
     told: Mutex<Told>,
     owner: Thread,
 }
@@ -47,7 +47,7 @@ enum Told {
 
 /// Commands that were sent together, and whose answers are still to be read.
 pub(crate) struct Write {
-    pub(crate) wire: Wire,
+    pub(crate) connection: Connection,
     pub(crate) sent: Instant,
     /// Before the command of the one who reads.
     pub(crate) others: Vec<Arc<Entry>>,
@@ -58,12 +58,12 @@ impl Entry {
     pub(crate) fn new(
         command: Vec<u8>,
         expected: Expected,
-        stake: Option<(Arc<Keys>, HolderId)>,
+        undoable: Option<(Arc<Keys>, HolderId)>,
     ) -> Arc<Self> {
         Arc::new(Self {
             command,
             expected,
-            stake,
+            undoable,
             told: Mutex::default(),
             owner: thread::current(),
         })

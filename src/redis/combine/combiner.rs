@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::redis::combine::call::{Entry, News};
 use crate::redis::combine::queue::{Gather, Ticket};
-use crate::redis::conn::node::Wire;
-use crate::redis::conn::pool::{Lane, Lent, Pool, State};
+use crate::redis::conn::connector::Connection;
+use crate::redis::conn::pool::{Cap, Pool, PooledConnection, State};
 
 /// This many calls at a time get a connection each. From the next one on, calls share writes, until the queue is empty.
 ///
@@ -70,7 +70,7 @@ pub(crate) struct Entered<'a> {
 /// Calls that go in one write, and the connection for it.
 #[must_use]
 pub(crate) struct Batch<'a> {
-    pub(crate) lent: Lent<'a>,
+    pub(crate) pooled: PooledConnection<'a>,
     /// The call whose thread reads the answers to all.
     pub(crate) reader: Arc<Entry>,
     pub(crate) others: Vec<Arc<Entry>>,
@@ -168,7 +168,7 @@ impl Pool {
         &self,
         now: Instant,
         until: Instant,
-        lane: Lane,
+        cap_rule: Cap,
         entry: &Arc<Entry>,
     ) -> Option<(Ticket, Option<Batch<'_>>)> {
         let mut state = self.state.lock();
@@ -176,7 +176,7 @@ impl Pool {
         let batch = if self.gathers(&state, now) {
             None
         } else {
-            self.take_batch(&mut state, lane, now)
+            self.take_batch(&mut state, cap_rule, now)
         };
         if batch.is_none() && (state.out == 0 || self.is_closed() || self.is_retired()) {
             state.sharers.gather.leave(ticket);
@@ -186,15 +186,15 @@ impl Pool {
     }
 
     /// The next step of a call that has waited for [`PATIENCE`], or until its deadline if that `is_over`.
-    pub(crate) fn look(&self, ticket: Ticket, lane: Lane, is_over: bool) -> Look<'_> {
+    pub(crate) fn look(&self, ticket: Ticket, cap_rule: Cap, is_over: bool) -> Look<'_> {
         let mut state = self.state.lock();
         if !state.sharers.gather.contains(ticket) {
             return Look::Waits;
         }
-        if !is_over && let Some(batch) = self.take_batch(&mut state, lane, Instant::now()) {
+        if !is_over && let Some(batch) = self.take_batch(&mut state, cap_rule, Instant::now()) {
             return Look::Sends(Box::new(batch));
         }
-        if is_over || lane == Lane::Free || state.has_room(self.cap) {
+        if is_over || cap_rule == Cap::Exempt || state.has_room(self.cap) {
             state.sharers.gather.leave(ticket);
             return Look::Alone;
         }
@@ -202,26 +202,26 @@ impl Pool {
     }
 
     /// Takes an idle connection for the calls in the queue.
-    fn take_batch(&self, state: &mut State, lane: Lane, now: Instant) -> Option<Batch<'_>> {
-        let wire = state.take(lane, self.cap, None)?;
+    fn take_batch(&self, state: &mut State, cap_rule: Cap, now: Instant) -> Option<Batch<'_>> {
+        let connection = state.take(cap_rule, self.cap, None)?;
         let Some(calls) = state.sharers.gather.take(now) else {
-            state.put_back(wire);
+            state.put_back(connection);
             return None;
         };
-        Some(self.batch(state, wire, calls, now))
+        Some(self.batch(state, connection, calls, now))
     }
 
     fn batch(
         &self,
         state: &mut State,
-        wire: Wire,
+        connection: Connection,
         (reader, others): (Arc<Entry>, Vec<Arc<Entry>>),
         now: Instant,
     ) -> Batch<'_> {
         state.sharers.in_flight = Some(now);
         self.sharing.is_on.store(true, Ordering::Relaxed);
         Batch {
-            lent: self.lent(wire, Some(now)),
+            pooled: self.pooled(connection, Some(now)),
             reader,
             others,
             now,
@@ -238,19 +238,19 @@ impl Pool {
     }
 }
 
-impl<'a> Lent<'a> {
+impl<'a> PooledConnection<'a> {
     /// Gives the connection back, after an exchange that left nothing unread. Returns what must be sent over it, if it
     /// goes on to those in the queue.
     pub(crate) fn give_on(mut self) -> Option<Batch<'a>> {
-        let wire = self.wire.take()?;
+        let connection = self.connection.take()?;
         let pool = self.pool;
         let mut state = pool.state.lock();
         pool.is_answered(&mut state, self.sent);
-        if !pool.has_room_for(&state, &wire) {
+        if !pool.has_room_for(&state, &connection) {
             pool.vacated(&mut state);
             // Closing takes a system call: not under the lock.
             drop(state);
-            drop(wire);
+            drop(connection);
             return None;
         }
         if !state.sharers.gather.is_empty() {
@@ -261,10 +261,10 @@ impl<'a> Lent<'a> {
                 && state.is_turn_of_queue()
                 && let Some(calls) = state.sharers.gather.take(now)
             {
-                return Some(pool.batch(&mut state, wire, calls, now));
+                return Some(pool.batch(&mut state, connection, calls, now));
             }
         }
-        pool.lay_by(&mut state, wire);
+        pool.put_back(&mut state, connection);
         None
     }
 }
@@ -276,12 +276,12 @@ impl Entered<'_> {
     }
 
     /// Whether so many others were there that it goes along with them.
-    pub(crate) fn is_one_of_many(&self, lane: Lane) -> bool {
+    pub(crate) fn is_one_of_many(&self, cap_rule: Cap) -> bool {
         let Pool { cap, sharing, .. } = self.pool;
         if sharing.is_near() {
             self.before >= OWN.min(*cap) || sharing.is_on.load(Ordering::Relaxed)
         } else {
-            lane == Lane::Capped && self.before >= *cap
+            cap_rule == Cap::Counted && self.before >= *cap
         }
     }
 }

@@ -15,8 +15,8 @@ use crate::protocol::script::Call;
 use crate::redis::combine::call::{Answer, Entry, News, Write};
 use crate::redis::combine::combiner::{Batch, Look, PATIENCE};
 use crate::redis::combine::queue::Ticket;
-use crate::redis::conn::pool::{Lane, Lent};
-use crate::redis::quorum::Stake;
+use crate::redis::conn::pool::{Cap, PooledConnection};
+use crate::redis::quorum::Undoable;
 use crate::redis::server::Server;
 
 /// A longer command, of an unusual name, goes alone: what goes in one write fits into the socket's buffer, so
@@ -39,22 +39,22 @@ impl Server {
         &self,
         call: &Call<'_>,
         until: Instant,
-        lane: Lane,
-        stake: Option<&Stake<'_>>,
+        cap_rule: Cap,
+        undoable: Option<&Undoable<'_>>,
     ) -> Option<Sent> {
         let mut command = Vec::with_capacity(256);
         call.pack_by_sha(&mut command);
         if command.len() > LONG {
             return None;
         }
-        let stake = stake.map(|stake| (Arc::clone(stake.keys), stake.id.clone()));
-        let entry = Entry::new(command, call.expected(), stake);
+        let undoable = undoable.map(|undoable| (Arc::clone(undoable.keys), undoable.id.clone()));
+        let entry = Entry::new(command, call.expected(), undoable);
         let joined = Instant::now();
-        let (ticket, batch) = self.pool.join(joined, until, lane, &entry)?;
+        let (ticket, batch) = self.pool.join(joined, until, cap_rule, &entry)?;
         if let Some(batch) = batch {
             self.send(batch);
         }
-        match self.news(&entry, ticket, lane, joined, until)? {
+        match self.news(&entry, ticket, cap_rule, joined, until)? {
             News::Alone => None,
             News::Read(write) => Some(self.read_all(*write, &entry, until)),
             News::Answer(sent, answer) => Some(Sent {
@@ -70,7 +70,7 @@ impl Server {
         &self,
         entry: &Entry,
         ticket: Ticket,
-        lane: Lane,
+        cap_rule: Cap,
         joined: Instant,
         until: Instant,
     ) -> Option<News> {
@@ -80,7 +80,7 @@ impl Server {
                 return Some(news);
             }
             let is_over = next >= until;
-            match self.pool.look(ticket, lane, is_over) {
+            match self.pool.look(ticket, cap_rule, is_over) {
                 Look::Alone => return None,
                 Look::Sends(batch) => self.send(*batch),
                 // It is on its way, and the thread that reads for it writes its undo.
@@ -95,8 +95,8 @@ impl Server {
     }
 
     /// The connection goes on to those in the queue, or back.
-    pub(in crate::redis) fn pass_on(&self, lent: Lent<'_>) {
-        if let Some(batch) = lent.give_on() {
+    pub(in crate::redis) fn pass_on(&self, pooled: PooledConnection<'_>) {
+        if let Some(batch) = pooled.give_on() {
             self.send(batch);
         }
     }
@@ -104,7 +104,7 @@ impl Server {
     /// Sends the calls of several in one write, and has one of them read the answers.
     fn send(&self, batch: Batch<'_>) {
         let Batch {
-            mut lent,
+            mut pooled,
             reader,
             others,
             now: sent,
@@ -114,17 +114,21 @@ impl Server {
             let others = others.iter().map(|other| other.command.as_slice());
             others.chain(std::iter::once(reader.command.as_slice()))
         };
-        let wire = lent.wire();
-        if let Err(error) = wire.send_all(sent.after(self.command_timeout()), commands()) {
-            return fail(lent, others.iter().chain([&reader]), sent, &error);
+        let connection = pooled.connection();
+        if let Err(error) = connection.send_all(sent.after(self.command_timeout()), commands()) {
+            return fail(pooled, others.iter().chain([&reader]), sent, &error);
         }
-        let wire = lent.hand();
-        let write = Box::new(Write { wire, sent, others });
+        let connection = pooled.hand();
+        let write = Box::new(Write {
+            connection,
+            sent,
+            others,
+        });
         // If the reader's time has run out, no thread reads, so the connection must be closed.
         if let Err(News::Read(write)) = reader.tell(News::Read(write)) {
-            let lent = self.pool.lent(write.wire, Some(sent));
+            let pooled = self.pool.pooled(write.connection, Some(sent));
             fail(
-                lent,
+                pooled,
                 write.others.iter().chain([&reader]),
                 sent,
                 &timed_out(),
@@ -134,22 +138,26 @@ impl Server {
 
     /// Reads the answers to one write, and delivers each before this thread blocks on the next.
     fn read_all(&self, write: Write, own: &Arc<Entry>, until: Instant) -> Sent {
-        let Write { wire, sent, others } = write;
-        let mut lent = self.pool.lent(wire, Some(sent));
+        let Write {
+            connection,
+            sent,
+            others,
+        } = write;
+        let mut pooled = self.pool.pooled(connection, Some(sent));
         // No other call of this write has more time.
         let until = sent.after(self.command_timeout()).min(until);
         let mut unread = others.iter();
         let mut read = Vec::with_capacity(others.len());
         let mut not_now = false;
         let answer = loop {
-            let at_hand = lent.wire().answer_at_hand(false).transpose();
+            let at_hand = pooled.connection().answer_at_hand(false).transpose();
             let value = at_hand.unwrap_or_else(|| {
                 tell_all(sent, read.drain(..));
-                lent.wire().answer(until)
+                pooled.connection().answer(until)
             });
             // The next of the others, and then its own.
             let next = unread.as_slice().first().unwrap_or(own);
-            match value.and_then(|value| lent.wire().check(value, next.expected)) {
+            match value.and_then(|value| pooled.connection().check(value, next.expected)) {
                 Ok(answer) => {
                     let is_not_now = |error| matches!(meaning(error), Meaning::NotNow);
                     not_now |= answer.as_ref().is_err_and(is_not_now);
@@ -163,14 +171,14 @@ impl Server {
         };
         if let Err(error) = &answer {
             tell_all(sent, read.drain(..));
-            fail(lent, unread.chain([own]), sent, error);
+            fail(pooled, unread.chain([own]), sent, error);
         } else if not_now {
-            let generation = lent.generation();
-            drop(lent);
+            let generation = pooled.generation();
+            drop(pooled);
             self.leave(generation);
         } else {
             // First, so that the server has work while the other threads wake up.
-            self.pass_on(lent);
+            self.pass_on(pooled);
         }
         tell_all(sent, read);
         Sent {
@@ -193,15 +201,15 @@ where
 }
 
 /// Fails calls that get no answer: writes the undo of each behind its command, and closes the connection.
-fn fail<'a, I>(lent: Lent<'_>, unread: I, sent: Instant, error: &RedisError)
+fn fail<'a, I>(pooled: PooledConnection<'_>, unread: I, sent: Instant, error: &RedisError)
 where
     I: Iterator<Item = &'a Arc<Entry>> + Clone,
 {
     let undos = unread.clone().filter_map(|entry| {
-        let (keys, id) = entry.stake.as_ref()?;
+        let (keys, id) = entry.undoable.as_ref()?;
         Some(keys.release(id.as_str().as_bytes()))
     });
-    lent.keep().undo_behind(undos);
+    pooled.keep().undo_behind(undos);
     tell_all(sent, unread.map(|entry| (entry, Err(error.clone()))));
 }
 

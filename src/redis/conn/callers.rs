@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::redis::conn::pool::Lane;
+use crate::redis::conn::pool::Cap;
 
 /// The queue, with a waker for each call.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub(in crate::redis) struct Callers<T> {
 #[derive(Debug)]
 struct Caller<T> {
     number: Number,
-    lane: Lane,
+    cap_rule: Cap,
     waker: T,
 }
 
@@ -32,12 +32,12 @@ impl<T> Default for Callers<T> {
 }
 
 impl<T> Callers<T> {
-    pub(in crate::redis) fn join(&mut self, lane: Lane, waker: T) -> Number {
+    pub(in crate::redis) fn join(&mut self, cap_rule: Cap, waker: T) -> Number {
         self.numbers += 1;
         let number = Number(self.numbers);
         self.waiting.push_back(Caller {
             number,
-            lane,
+            cap_rule,
             waker,
         });
         number
@@ -51,9 +51,9 @@ impl<T> Callers<T> {
         self.waiting.is_empty()
     }
 
-    pub(in crate::redis) fn count(&self, lane: Lane) -> usize {
+    pub(in crate::redis) fn count(&self, cap_rule: Cap) -> usize {
         let waiting = self.waiting.iter();
-        waiting.filter(|caller| caller.lane == lane).count()
+        waiting.filter(|caller| caller.cap_rule == cap_rule).count()
     }
 
     /// How many connections go to others before the call `number`, or before one that does not wait yet. `None` if it can
@@ -61,26 +61,26 @@ impl<T> Callers<T> {
     pub(in crate::redis) fn before(
         &self,
         number: Option<Number>,
-        lane: Lane,
+        cap_rule: Cap,
         room: usize,
     ) -> Option<usize> {
         let waiting = self.waiting.iter();
         let earlier = waiting.take_while(|caller| Some(caller.number) != number);
         let (mut free, mut capped) = (0, 0);
         for caller in earlier {
-            match caller.lane {
-                Lane::Free => free += 1,
-                Lane::Capped => capped += 1,
+            match caller.cap_rule {
+                Cap::Exempt => free += 1,
+                Cap::Counted => capped += 1,
             }
         }
-        let may = lane == Lane::Free || capped < room;
+        let may = cap_rule == Cap::Exempt || capped < room;
         may.then_some(free + capped.min(room))
     }
 
     /// The wakers of the calls that can use the next connections, in their order.
     pub(in crate::redis) fn next(&self, mut room: usize) -> impl Iterator<Item = &T> {
         let has_room = move |caller: &&Caller<T>| {
-            if caller.lane == Lane::Free {
+            if caller.cap_rule == Cap::Exempt {
                 return true;
             }
             let has_room = room > 0;
@@ -101,14 +101,14 @@ mod tests {
     #[test]
     fn smoke() {
         let mut callers = Callers::default();
-        let first = callers.join(Lane::Capped, 'a');
-        let second = callers.join(Lane::Free, 'b');
-        assert_eq!(callers.before(Some(first), Lane::Capped, 1), Some(0));
-        assert_eq!(callers.before(Some(second), Lane::Free, 1), Some(1));
+        let first = callers.join(Cap::Counted, 'a');
+        let second = callers.join(Cap::Exempt, 'b');
+        assert_eq!(callers.before(Some(first), Cap::Counted, 1), Some(0));
+        assert_eq!(callers.before(Some(second), Cap::Exempt, 1), Some(1));
         callers.leave(first);
-        assert_eq!(callers.before(Some(second), Lane::Free, 1), Some(0));
+        assert_eq!(callers.before(Some(second), Cap::Exempt, 1), Some(0));
         assert_eq!(
-            (callers.count(Lane::Capped), callers.count(Lane::Free)),
+            (callers.count(Cap::Counted), callers.count(Cap::Exempt)),
             (0, 1)
         );
     }
@@ -116,22 +116,22 @@ mod tests {
     #[test]
     fn newcomer_does_not_overtake_those_who_wait() {
         let mut callers = Callers::default();
-        callers.join(Lane::Capped, ());
-        callers.join(Lane::Free, ());
-        assert_eq!(callers.before(None, Lane::Capped, 5), Some(2));
-        assert_eq!(callers.before(None, Lane::Free, 5), Some(2));
+        callers.join(Cap::Counted, ());
+        callers.join(Cap::Exempt, ());
+        assert_eq!(callers.before(None, Cap::Counted, 5), Some(2));
+        assert_eq!(callers.before(None, Cap::Exempt, 5), Some(2));
     }
 
     #[test]
     fn full_cap_holds_up_the_capped_lane_alone() {
         let mut callers = Callers::default();
-        let first = callers.join(Lane::Capped, 'a');
-        let second = callers.join(Lane::Capped, 'b');
-        let release = callers.join(Lane::Free, 'c');
-        assert_eq!(callers.before(Some(first), Lane::Capped, 0), None);
-        assert_eq!(callers.before(Some(second), Lane::Capped, 1), None);
-        assert_eq!(callers.before(Some(release), Lane::Free, 0), Some(0));
-        assert_eq!(callers.before(None, Lane::Capped, 2), None);
+        let first = callers.join(Cap::Counted, 'a');
+        let second = callers.join(Cap::Counted, 'b');
+        let release = callers.join(Cap::Exempt, 'c');
+        assert_eq!(callers.before(Some(first), Cap::Counted, 0), None);
+        assert_eq!(callers.before(Some(second), Cap::Counted, 1), None);
+        assert_eq!(callers.before(Some(release), Cap::Exempt, 0), Some(0));
+        assert_eq!(callers.before(None, Cap::Counted, 2), None);
         assert!(callers.next(1).eq(&['a', 'c']));
         assert!(callers.next(0).eq(&['c']));
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::redis::conn::node::NoWire;
+use crate::redis::conn::connector::ConnectError;
 use crate::wait_policy::RECONNECT;
 
 /// A name server that says nothing holds a dialer for 10 s and more. So many may hang before a
@@ -22,7 +22,7 @@ pub(crate) struct Dialing {
     /// The end of the pause after a failure, for all who want a connection: a server that restarts
     /// is not stormed.
     not_before: Option<Instant>,
-    failure: Option<NoWire>,
+    failure: Option<ConnectError>,
     /// How often dialing has failed.
     pub(crate) failed_times: u64,
 }
@@ -79,7 +79,7 @@ impl Dialing {
         self.failure = None;
     }
 
-    pub(crate) fn failed(&mut self, now: Instant, failure: NoWire) {
+    pub(crate) fn failed(&mut self, now: Instant, failure: ConnectError) {
         self.not_before = Some(now.after(RECONNECT.pause(self.failures)));
         self.failures = self.failures.saturating_add(1);
         self.failure = Some(failure);
@@ -87,7 +87,7 @@ impl Dialing {
     }
 
     /// The last failure, unless a connection was made since.
-    pub(crate) fn failure(&self) -> Option<&NoWire> {
+    pub(crate) fn failure(&self) -> Option<&ConnectError> {
         self.failure.as_ref()
     }
 
@@ -148,7 +148,7 @@ mod tests {
         let before = dialing.start(at(0));
         dialing.failed(
             at(0),
-            NoWire {
+            ConnectError {
                 cause: Cause::text("refused"),
                 is_final: false,
                 is_the_servers: true,
@@ -165,16 +165,16 @@ mod tests {
     #[test]
     fn failures_are_followed_by_growing_pauses() {
         let mut dialing = Dialing::default();
-        let no_wire = NoWire {
+        let connect_error = ConnectError {
             cause: Cause::text("refused"),
             is_final: false,
             is_the_servers: true,
         };
-        dialing.failed(at(0), no_wire.clone());
+        dialing.failed(at(0), connect_error.clone());
         let first = dialing.pause(at(0));
         assert!(first > Duration::ZERO && first <= Duration::from_millis(50));
         for _ in 0..10 {
-            dialing.failed(at(0), no_wire.clone());
+            dialing.failed(at(0), connect_error.clone());
         }
         assert!(dialing.pause(at(0)) > first && dialing.pause(at(0)) <= Duration::from_millis(500));
         assert!(dialing.failure().is_some());

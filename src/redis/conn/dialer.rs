@@ -11,7 +11,7 @@ use crate::clock::Instant;
 use crate::dialers::DIALER;
 use crate::error::{Cause, Error, is_final_at_logon, library_text};
 use crate::logging;
-use crate::redis::conn::node::{NoWire, Wire};
+use crate::redis::conn::connector::{ConnectError, Connection};
 use crate::redis::conn::pool::{Pool, State};
 
 impl Pool {
@@ -60,13 +60,15 @@ impl Pool {
             let made = MutexGuard::unlocked(&mut state, || self.connect());
             let is_current = state.dialing.came_back(number);
             match made {
-                Ok(wire) if wire.generation == self.generation() => {
+                Ok(connection) if connection.generation == self.generation() => {
                     state.dialing.succeeded();
-                    state.idle.push(wire);
+                    state.idle.push(connection);
                 }
                 // It leads to where the master was.
-                Ok(wire) => MutexGuard::unlocked(&mut state, || drop(wire)),
-                Err(no_wire) if is_current => state.dialing.failed(Instant::now(), no_wire),
+                Ok(connection) => MutexGuard::unlocked(&mut state, || drop(connection)),
+                Err(connect_error) if is_current => {
+                    state.dialing.failed(Instant::now(), connect_error)
+                }
                 // Somebody else has been at it since.
                 Err(_) => {}
             }
@@ -79,22 +81,22 @@ impl Pool {
 
     /// One connection. A panic of the library, or of a user's logger, is a failure like others: the
     /// dialer's place must be given back.
-    fn connect(&self) -> Result<Wire, NoWire> {
+    fn connect(&self) -> Result<Connection, ConnectError> {
         let mut generation = self.generation();
         let made = catch_unwind(AssertUnwindSafe(|| {
             let moved = || {
                 self.leave(generation);
                 generation += 1;
             };
-            let made = self.node.connect(moved).map(|mut wire| {
-                wire.generation = generation;
-                wire
+            let made = self.node.connect(moved).map(|mut connection| {
+                connection.generation = generation;
+                connection
             });
             made.map_err(|error| {
                 let server = self.node.label.as_str();
                 let text = library_text(&error);
                 logging::debug!(server = server; "no connection to {server}: {text}");
-                NoWire {
+                ConnectError {
                     is_final: is_final_at_logon(&error),
                     is_the_servers: true,
                     cause: self.node.no_connection(error),
@@ -102,7 +104,7 @@ impl Pool {
             })
         }));
         made.unwrap_or_else(|_| {
-            Err(NoWire {
+            Err(ConnectError {
                 cause: Cause::text("connecting panicked"),
                 is_final: false,
                 is_the_servers: true,

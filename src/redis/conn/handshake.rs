@@ -5,7 +5,7 @@ use redis::{
     Value, cmd,
 };
 
-use super::wire::Wire;
+use super::connection::Connection;
 use crate::clock::Instant;
 use crate::error::words;
 use crate::url::Address;
@@ -22,7 +22,7 @@ enum Step {
     Optional,
 }
 
-impl Wire {
+impl Connection {
     /// Connects and logs on, by `until`: the resolver, all addresses, TLS and the log-on together. The resolver cannot be
     /// interrupted, so only a dialer calls this. The connection is named `name` where there is one. `accepted` is called when the peer
     /// has accepted the connection, and has not said anything yet.
@@ -32,12 +32,12 @@ impl Wire {
         until: Instant,
         accepted: impl FnOnce(),
     ) -> RedisResult<Self> {
-        let mut wire = Self::connect(address, until, accepted)?;
+        let mut connection = Self::connect(address, until, accepted)?;
         let redis = address.info.redis_settings();
-        if !wire.log_on(&commands(redis, name, true), until)? {
-            wire.log_on(&commands(redis, name, false), until)?;
+        if !connection.log_on(&commands(redis, name, true), until)? {
+            connection.log_on(&commands(redis, name, false), until)?;
         }
-        Ok(wire)
+        Ok(connection)
     }
 
     /// False if the server is from before there were users, and must be asked without one.

@@ -5,20 +5,20 @@
 //! the commands and reads the replies, each of which [`frame`] has found to be whole and within the limits before.
 
 pub(crate) mod callers;
+pub(crate) mod connection;
+pub(crate) mod connector;
 pub(crate) mod dial;
 pub(crate) mod dialer;
 pub(crate) mod frame;
 pub(crate) mod handshake;
 pub(crate) mod input;
-pub(crate) mod node;
 pub(crate) mod open;
 pub(crate) mod pool;
 pub(crate) mod socket;
 pub(crate) mod stream;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
-pub(crate) mod wire;
 
+pub(crate) use crate::redis::conn::connection::{Connection, wait_for_any};
 #[cfg(test)]
 pub(crate) use crate::redis::conn::input::read_frame;
-pub(crate) use crate::redis::conn::wire::{Wire, wait_for_any};

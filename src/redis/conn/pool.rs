@@ -11,20 +11,20 @@ use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error};
 use crate::redis::combine::combiner::{Sharers, Sharing};
 use crate::redis::conn::callers::{Callers, Number};
+use crate::redis::conn::connector::{ConnectError, Connection, Connector};
 use crate::redis::conn::dial::Dialing;
-use crate::redis::conn::node::{NoWire, Node, Wire};
 
 /// Whether a caller takes its turn under the cap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lane {
+pub(crate) enum Cap {
     /// Waits while `max_connections` are in use.
-    Capped,
+    Counted,
     /// Gets one more: releases, and the threads of the client.
-    Free,
+    Exempt,
 }
 
 pub(crate) struct Pool {
-    pub(crate) node: Node,
+    pub(crate) node: Connector,
     pub(in crate::redis) cap: usize,
     pub(in crate::redis) state: Mutex<State>,
     /// Notified when a connection comes back or was made, and when none can be made.
@@ -39,7 +39,7 @@ pub(crate) struct Pool {
 
 #[derive(Default)]
 pub(in crate::redis) struct State {
-    pub(in crate::redis) idle: Vec<Wire>,
+    pub(in crate::redis) idle: Vec<Connection>,
     /// Connections that callers have out.
     pub(in crate::redis) out: usize,
     callers: Callers<Thread>,
@@ -54,29 +54,33 @@ impl State {
     /// none that goes to a call before it.
     pub(in crate::redis) fn take(
         &mut self,
-        lane: Lane,
+        cap_rule: Cap,
         cap: usize,
         number: Option<Number>,
-    ) -> Option<Wire> {
+    ) -> Option<Connection> {
         let room = cap.saturating_sub(self.out);
-        let before = self.callers.before(number, lane, room)?;
-        let wishes = if lane == Lane::Capped { self.wishes } else { 0 };
+        let before = self.callers.before(number, cap_rule, room)?;
+        let wishes = if cap_rule == Cap::Counted {
+            self.wishes
+        } else {
+            0
+        };
         if self.idle.len() <= before + wishes {
             return None;
         }
-        let wire = self.idle.pop()?;
+        let connection = self.idle.pop()?;
         self.out += 1;
-        Some(wire)
+        Some(connection)
     }
 
-    pub(in crate::redis) fn put_back(&mut self, wire: Wire) {
+    pub(in crate::redis) fn put_back(&mut self, connection: Connection) {
         self.out -= 1;
-        self.idle.push(wire);
+        self.idle.push(connection);
     }
 
     /// Whether another connection may be made, beside those that are wanted already.
     pub(in crate::redis) fn has_room(&self, cap: usize) -> bool {
-        self.out + self.idle.len() + self.callers.count(Lane::Capped) < cap
+        self.out + self.idle.len() + self.callers.count(Cap::Counted) < cap
     }
 
     /// Whether anybody waits for a connection of its own.
@@ -87,22 +91,22 @@ impl State {
     /// How many more connections are wanted than there are.
     pub(in crate::redis) fn wanted(&self, cap: usize) -> usize {
         let room = cap.saturating_sub(self.out);
-        let capped = self.callers.count(Lane::Capped).min(room);
-        let free = self.callers.count(Lane::Free) + self.wishes;
+        let capped = self.callers.count(Cap::Counted).min(room);
+        let free = self.callers.count(Cap::Exempt) + self.wishes;
         (free + capped).saturating_sub(self.idle.len())
     }
 }
 
 /// A connection in use; dropping it closes it, as befits one that failed.
-pub(crate) struct Lent<'a> {
+pub(crate) struct PooledConnection<'a> {
     pub(in crate::redis) pool: &'a Pool,
-    pub(in crate::redis) wire: Option<Wire>,
+    pub(in crate::redis) connection: Option<Connection>,
     /// When the calls of several were sent over it, whose answers are not in.
     pub(in crate::redis) sent: Option<Instant>,
 }
 
 /// A connection that is wanted soon, while its caller does something else.
-pub(crate) struct Wish<'a> {
+pub(crate) struct ConnectRequest<'a> {
     pool: &'a Arc<Pool>,
     /// How often dialing had failed when it was wished for.
     failed_before: u64,
@@ -111,14 +115,14 @@ pub(crate) struct Wish<'a> {
 }
 
 /// Why no connection was lent.
-pub(crate) enum Refusal {
+pub(crate) enum GetError {
     /// Not within the time given.
-    NotYet(NoWire),
+    NotYet(ConnectError),
     Never(Error),
 }
 
 impl Pool {
-    pub(crate) fn new(node: Node, cap: usize) -> Self {
+    pub(crate) fn new(node: Connector, cap: usize) -> Self {
         Self {
             node,
             cap,
@@ -132,43 +136,47 @@ impl Pool {
     }
 
     /// Lends the connection that was used last, or a new one, by `until`.
-    pub(crate) fn lend(self: &Arc<Self>, until: Instant, lane: Lane) -> Result<Lent<'_>, Refusal> {
+    pub(crate) fn acquire_connection(
+        self: &Arc<Self>,
+        until: Instant,
+        cap_rule: Cap,
+    ) -> Result<PooledConnection<'_>, GetError> {
         let mut state = self.state.lock();
         let mut number = None;
-        let lent = self.lend_with(&mut state, until, lane, &mut number);
+        let pooled = self.lend_with(&mut state, until, cap_rule, &mut number);
         if let Some(number) = number {
             state.callers.leave(number);
         }
-        if lent.is_err() {
+        if pooled.is_err() {
             // Others may count on the connection that this call was about to get.
             state.dismiss_one();
             self.ring(&state);
         }
-        lent
+        pooled
     }
 
     fn lend_with(
         self: &Arc<Self>,
         state: &mut MutexGuard<'_, State>,
         until: Instant,
-        lane: Lane,
+        cap_rule: Cap,
         number: &mut Option<Number>,
-    ) -> Result<Lent<'_>, Refusal> {
+    ) -> Result<PooledConnection<'_>, GetError> {
         let failed_before = state.dialing.failed_times;
         let mut in_time = true;
         loop {
             if self.is_retired() {
-                return Err(Refusal::NotYet(NoWire {
+                return Err(GetError::NotYet(ConnectError {
                     cause: Cause::text("it keeps no slot of the cluster any more"),
                     is_final: false,
                     is_the_servers: false,
                 }));
             }
-            if let Some(wire) = state.take(lane, self.cap, *number) {
-                return Ok(self.lent(wire, None));
+            if let Some(connection) = state.take(cap_rule, self.cap, *number) {
+                return Ok(self.pooled(connection, None));
             }
-            if lane == Lane::Capped && self.is_closed() {
-                return Err(Refusal::Never(Error::Closed));
+            if cap_rule == Cap::Counted && self.is_closed() {
+                return Err(GetError::Never(Error::Closed));
             }
             // A failure counts for those who waited for it; who comes later waits for the next.
             let has_failed = state.dialing.failed_times != failed_before;
@@ -177,14 +185,14 @@ impl Pool {
                 .failure()
                 .filter(|failure| has_failed || !failure.is_final);
             match failure {
-                Some(failure) if failure.is_final => return Err(Refusal::NotYet(failure.clone())),
-                Some(failure) if !in_time => return Err(Refusal::NotYet(failure.clone())),
-                None if !in_time => return Err(Refusal::NotYet(self.no_reason(state, lane))),
+                Some(failure) if failure.is_final => return Err(GetError::NotYet(failure.clone())),
+                Some(failure) if !in_time => return Err(GetError::NotYet(failure.clone())),
+                None if !in_time => return Err(GetError::NotYet(self.no_reason(state, cap_rule))),
                 _ => {}
             }
             let now = Instant::now();
-            number.get_or_insert_with(|| state.callers.join(lane, thread::current()));
-            self.ensure_dialer(state, now).map_err(Refusal::Never)?;
+            number.get_or_insert_with(|| state.callers.join(cap_rule, thread::current()));
+            self.ensure_dialer(state, now).map_err(GetError::Never)?;
             // A wake-up that comes first is not missed: the thread then does not park.
             MutexGuard::unlocked(state, || thread::park_timeout(nap(now, until)));
             in_time = Instant::now() < until;
@@ -192,9 +200,9 @@ impl Pool {
     }
 
     /// Has a connection made, if none lies idle, without waiting for it.
-    pub(crate) fn wish(self: &Arc<Self>) -> Result<Wish<'_>, Error> {
+    pub(crate) fn wish(self: &Arc<Self>) -> Result<ConnectRequest<'_>, Error> {
         let mut state = self.state.lock();
-        let wish = Wish {
+        let wish = ConnectRequest {
             pool: self,
             failed_before: state.dialing.failed_times,
             is_late: state.dialing.is_at_work(),
@@ -205,23 +213,27 @@ impl Pool {
         started.map(|()| wish)
     }
 
-    pub(in crate::redis) fn lent(&self, wire: Wire, sent: Option<Instant>) -> Lent<'_> {
-        Lent {
+    pub(in crate::redis) fn pooled(
+        &self,
+        connection: Connection,
+        sent: Option<Instant>,
+    ) -> PooledConnection<'_> {
+        PooledConnection {
             pool: self,
-            wire: Some(wire),
+            connection: Some(connection),
             sent,
         }
     }
 
     /// Whether a connection that comes back may stay.
-    pub(in crate::redis) fn has_room_for(&self, state: &State, wire: &Wire) -> bool {
-        let is_current = wire.generation == self.generation() && !self.is_closed();
+    pub(in crate::redis) fn has_room_for(&self, state: &State, connection: &Connection) -> bool {
+        let is_current = connection.generation == self.generation() && !self.is_closed();
         is_current && state.out + state.idle.len() <= self.cap
     }
 
     /// A connection comes back, and stays.
-    pub(in crate::redis) fn lay_by(&self, state: &mut State, wire: Wire) {
-        state.put_back(wire);
+    pub(in crate::redis) fn put_back(&self, state: &mut State, connection: Connection) {
+        state.put_back(connection);
         self.ring(state);
     }
 
@@ -260,12 +272,12 @@ impl Pool {
         let state = self.state.lock();
         match state.dialing.failure() {
             Some(failure) => failure.cause.clone(),
-            None => self.no_reason(&state, Lane::Free).cause,
+            None => self.no_reason(&state, Cap::Exempt).cause,
         }
     }
 
-    fn no_reason(&self, state: &State, lane: Lane) -> NoWire {
-        let cause = if lane == Lane::Capped && state.out >= self.cap {
+    fn no_reason(&self, state: &State, cap_rule: Cap) -> ConnectError {
+        let cause = if cap_rule == Cap::Counted && state.out >= self.cap {
             Cause::of_client(format!(
                 "all {} connections (max_connections) were in use",
                 self.cap
@@ -273,7 +285,7 @@ impl Pool {
         } else {
             self.node.no_connection_yet()
         };
-        NoWire {
+        ConnectError {
             cause,
             is_final: false,
             is_the_servers: false,
@@ -339,12 +351,12 @@ impl Pool {
     }
 }
 
-impl Wish<'_> {
+impl ConnectRequest<'_> {
     /// The connection, for good, or why there is none; `None` while it is being made.
-    pub(crate) fn look(&self) -> Option<Result<Wire, NoWire>> {
+    pub(crate) fn look(&self) -> Option<Result<Connection, ConnectError>> {
         let mut state = self.pool.state.lock();
-        if let Some(wire) = state.idle.pop() {
-            return Some(Ok(wire));
+        if let Some(connection) = state.idle.pop() {
+            return Some(Ok(connection));
         }
         let has_failed = state.dialing.failed_times != self.failed_before;
         let failure = state.dialing.failure().filter(|_| has_failed);
@@ -360,7 +372,7 @@ impl Wish<'_> {
     }
 }
 
-impl Drop for Wish<'_> {
+impl Drop for ConnectRequest<'_> {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock();
         state.wishes -= 1;
@@ -368,35 +380,37 @@ impl Drop for Wish<'_> {
     }
 }
 
-impl Lent<'_> {
-    pub(crate) fn wire(&mut self) -> &mut Wire {
+impl PooledConnection<'_> {
+    pub(crate) fn connection(&mut self) -> &mut Connection {
         // Taken only by the methods that consume self.
-        self.wire.as_mut().expect("a connection that is lent")
+        self.connection.as_mut().expect("a connection that is lent")
     }
 
     pub(crate) fn generation(&self) -> u64 {
         // Taken only by the methods that consume self.
-        self.wire.as_ref().map_or(0, |wire| wire.generation)
+        self.connection
+            .as_ref()
+            .map_or(0, |connection| connection.generation)
     }
 
     /// Hands the connection over to another thread, still in use.
-    pub(crate) fn hand(mut self) -> Wire {
+    pub(crate) fn hand(mut self) -> Connection {
         // Taken only by the methods that consume self.
-        self.wire.take().expect("a connection that is lent")
+        self.connection.take().expect("a connection that is lent")
     }
 
     /// Takes the connection out of the pool for good, for a thread that keeps it.
-    pub(crate) fn keep(mut self) -> Wire {
+    pub(crate) fn keep(mut self) -> Connection {
         // Taken only by the methods that consume self.
-        let wire = self.wire.take().expect("a connection that is lent");
+        let connection = self.connection.take().expect("a connection that is lent");
         self.pool.is_gone(self.sent);
-        wire
+        connection
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for PooledConnection<'_> {
     fn drop(&mut self) {
-        if self.wire.take().is_some() {
+        if self.connection.take().is_some() {
             self.pool.is_gone(self.sent);
         }
     }

@@ -1,60 +1,62 @@
 //! One answer made of those of all servers of a quorum. No I/O.
 
-use crate::protocol::kind::{Acquired, Found, Refusal};
+use crate::protocol::kind::{Acquired, KeyState, Refusal};
 use crate::protocol::script::{Call, INSPECT, PROPOSE, PROPOSE_ALL, RELEASE, RELEASE_ALL, Reply};
 use crate::redis::quorum::Quorum;
-use crate::redis::quorum::votes::{Counted, Elected, Election, Sample, Size, Tally};
+use crate::redis::quorum::votes::{
+    AcquireVerdict, AcquireVotes, LeaseVotes, Majority, ReadVotes, Verdict,
+};
 
 /// How the answers to a call are counted.
-pub(in crate::redis) enum Count {
+pub(in crate::redis) enum Tally {
     /// Of an acquiring call.
-    Election(Election),
+    AcquireVotes(AcquireVotes),
     /// Of a release.
-    Release(Tally),
+    Release(LeaseVotes),
     /// Of a renewal.
-    Renewal(Tally),
+    Renewal(LeaseVotes),
     /// Of a question that changes nothing.
-    Sample(Sample),
+    ReadVotes(ReadVotes),
 }
 
-impl Count {
-    pub(in crate::redis) fn of(call: Option<&Call<'_>>, size: Size) -> Self {
+impl Tally {
+    pub(in crate::redis) fn of(call: Option<&Call<'_>>, size: Majority) -> Self {
         let is = |script| call.is_some_and(|call| std::ptr::eq(call.script, script));
         if is(&PROPOSE) || is(&PROPOSE_ALL) {
-            Self::Election(Election::new(size))
+            Self::AcquireVotes(AcquireVotes::new(size))
         } else if is(&RELEASE) || is(&RELEASE_ALL) {
-            Self::Release(Tally::new(size))
+            Self::Release(LeaseVotes::new(size))
         } else if call.is_none() || is(&INSPECT) {
-            Self::Sample(Sample::new(size))
+            Self::ReadVotes(ReadVotes::new(size))
         } else {
-            Self::Renewal(Tally::new(size))
+            Self::Renewal(LeaseVotes::new(size))
         }
     }
 
     /// Counts a server that gives no answer.
     pub(in crate::redis) fn failed(&mut self) {
         match self {
-            Self::Election(election) => election.count(None),
+            Self::AcquireVotes(election) => election.count(None),
             Self::Release(tally) | Self::Renewal(tally) => tally.count(None, &[]),
-            Self::Sample(sample) => sample.count(None),
+            Self::ReadVotes(sample) => sample.count(None),
         }
     }
 
     /// How many more answers it takes at the least.
     pub(in crate::redis) fn missing(&self) -> usize {
         match self {
-            Self::Election(election) => election.missing(),
+            Self::AcquireVotes(election) => election.missing(),
             Self::Release(tally) | Self::Renewal(tally) => tally.missing(),
-            Self::Sample(sample) => sample.missing(),
+            Self::ReadVotes(sample) => sample.missing(),
         }
     }
 
     /// Whether further answers would change nothing.
     pub(in crate::redis) fn is_decided(&self) -> bool {
         match self {
-            Self::Election(election) => election.outcome().is_some(),
+            Self::AcquireVotes(election) => election.outcome().is_some(),
             Self::Release(tally) | Self::Renewal(tally) => tally.outcome().is_some(),
-            Self::Sample(sample) => sample.outcome().is_some(),
+            Self::ReadVotes(sample) => sample.outcome().is_some(),
         }
     }
 
@@ -66,7 +68,7 @@ impl Count {
         reply: Reply,
     ) {
         match self {
-            Self::Election(election) => {
+            Self::AcquireVotes(election) => {
                 let vote = call.and_then(|call| Acquired::read(&reply, call.wanted()));
                 let vote = quorum.unless_by_ghost(vote);
                 if let Some(Acquired::TooLow(counter)) = vote {
@@ -79,18 +81,18 @@ impl Count {
                     Reply::Text(value) => value,
                     _ => &[],
                 };
-                tally.count(Found::read(&reply), value);
+                tally.count(KeyState::read(&reply), value);
             }
-            Self::Sample(sample) => sample.count(Some(reply)),
+            Self::ReadVotes(sample) => sample.count(Some(reply)),
         }
     }
 
     /// All answers as one, in the shape of the script's own; `None` where too few came.
     pub(in crate::redis) fn outcome(&self) -> Option<Reply> {
         match self {
-            Self::Election(election) => Some(match election.outcome()? {
-                Elected::Granted(token) => list([1, token.value()]),
-                Elected::Refused(Refusal {
+            Self::AcquireVotes(election) => Some(match election.outcome()? {
+                AcquireVerdict::Granted(token) => list([1, token.value()]),
+                AcquireVerdict::Refused(Refusal {
                     name,
                     holder,
                     remaining,
@@ -100,17 +102,17 @@ impl Count {
                     Reply::Int(remaining.map_or(-1, |left| left.as_millis() as i64)),
                     Reply::Int(name as i64 + 1),
                 ]),
-                Elected::TooLow(counter) => list([2, counter]),
-                Elected::Split => list([3]),
-                Elected::Unknown => return None,
+                AcquireVerdict::TooLow(counter) => list([2, counter]),
+                AcquireVerdict::Split => list([3]),
+                AcquireVerdict::Unknown => return None,
             }),
             Self::Release(tally) | Self::Renewal(tally) => Some(match tally.outcome()? {
-                Counted::Ours => Reply::Int(1),
-                Counted::Nobody => Reply::Int(0),
-                Counted::Another(value) => Reply::Text(value),
-                Counted::Unknown => return None,
+                Verdict::Ours => Reply::Int(1),
+                Verdict::Nobody => Reply::Int(0),
+                Verdict::Another(value) => Reply::Text(value),
+                Verdict::Unknown => return None,
             }),
-            Self::Sample(sample) => sample.outcome()?,
+            Self::ReadVotes(sample) => sample.outcome()?,
         }
     }
 }

@@ -9,27 +9,29 @@ use redis::ServerError;
 
 use crate::clock::Instant;
 use crate::error::{Meaning, meaning};
-use crate::protocol::kind::Found;
+use crate::protocol::kind::KeyState;
 use crate::protocol::script::Reply;
-use crate::redis::quorum::pipelined::{Line, Owed, Promise, Vote};
+use crate::redis::quorum::pipelined_connection::{
+    PendingRelease, PendingReply, PipelinedConnection, Vote,
+};
 
 /// With so many answers unread a line is read empty by the server's own io thread. They must fit
 /// into the sockets' buffers, and be few enough to cost little beside the calls they are of.
 const MOST_OWED: usize = 64;
 
 /// What a server's io thread is to do for the quorum.
-pub(crate) enum Errand {
+pub(crate) enum MemberTask {
     /// A release, until it is sure.
-    Undo(Promise),
+    Undo(PendingRelease),
     /// To read what is unread.
-    Drain(Box<Line>),
+    Drain(Box<PipelinedConnection>),
     /// To read what callers have left unread, after a while.
     Tidy,
     /// To find out when the server answers again.
     Probe,
 }
 
-pub(crate) struct Peer {
+pub(crate) struct Member {
     /// Which of the quorum's servers it is.
     pub(crate) index: usize,
     /// How long its answers took lately, in ns.
@@ -41,14 +43,14 @@ pub(crate) struct Peer {
     /// So many are kept for later calls, and more only until they are read empty.
     most_lines: usize,
     /// Those that nobody uses, the one used last at the end.
-    lines: Mutex<Vec<Line>>,
+    lines: Mutex<Vec<PipelinedConnection>>,
     closed: AtomicBool,
-    errands: Sender<Errand>,
+    errands: Sender<MemberTask>,
     /// What lies before the io thread.
-    pub(crate) desk: Receiver<Errand>,
+    pub(crate) desk: Receiver<MemberTask>,
 }
 
-impl Peer {
+impl Member {
     pub(crate) fn new(index: usize, most_lines: usize) -> Self {
         let (errands, desk) = unbounded();
         Self {
@@ -64,7 +66,7 @@ impl Peer {
         }
     }
 
-    fn send(&self, errand: Errand) {
+    fn send(&self, errand: MemberTask) {
         // The receiver is in self, so there is somebody to send to.
         let _ = self.errands.send(errand);
     }
@@ -74,10 +76,10 @@ impl Peer {
     }
 
     /// Waits for it no more until it has answered a probe.
-    pub(crate) fn set_aside(&self) {
+    pub(crate) fn mark_down(&self) {
         if !self.aside.swap(true, Ordering::SeqCst) {
             self.forget_lines();
-            self.send(Errand::Probe);
+            self.send(MemberTask::Probe);
         }
     }
 
@@ -114,7 +116,7 @@ impl Peer {
     /// A call was decided without its answer, which is left on a line that was kept.
     pub(crate) fn is_unread(&self) {
         if !self.is_untidy.swap(true, Ordering::SeqCst) {
-            self.send(Errand::Tidy);
+            self.send(MemberTask::Tidy);
         }
     }
 
@@ -125,7 +127,7 @@ impl Peer {
         let most = self.lines.lock().len();
         for _ in 0..most {
             let mut lines = self.lines.lock();
-            let Some(n) = lines.iter().position(|line| line.owes() > 0) else {
+            let Some(n) = lines.iter().position(|line| line.pending() > 0) else {
                 return true;
             };
             let line = lines.remove(n);
@@ -138,17 +140,17 @@ impl Peer {
     }
 
     /// A line that is at hand. One with too much unread is read empty first, for later calls.
-    pub(crate) fn take_line(&self) -> Option<Line> {
+    pub(crate) fn take_line(&self) -> Option<PipelinedConnection> {
         let line = self.lines.lock().pop()?;
-        if line.owes() < MOST_OWED {
+        if line.pending() < MOST_OWED {
             return Some(line);
         }
-        self.send(Errand::Drain(Box::new(line)));
-        self.lines.lock().pop_if(|line| line.owes() < MOST_OWED)
+        self.send(MemberTask::Drain(Box::new(line)));
+        self.lines.lock().pop_if(|line| line.pending() < MOST_OWED)
     }
 
     /// Keeps a line for the next call.
-    pub(crate) fn keep(&self, line: Line) {
+    pub(crate) fn keep(&self, line: PipelinedConnection) {
         if self.closed.load(Ordering::SeqCst) {
             return;
         }
@@ -156,7 +158,7 @@ impl Peer {
             return self.settle_all(line);
         }
         let mut lines = self.lines.lock();
-        if lines.len() < self.most_lines || line.owes() > 0 {
+        if lines.len() < self.most_lines || line.pending() > 0 {
             lines.push(line);
         }
     }
@@ -177,9 +179,9 @@ impl Peer {
     }
 
     /// Reads what is unread on `line`, all of it within `patience`. False if it is of no more use.
-    pub(crate) fn drain(&self, mut line: Line, patience: Duration) -> bool {
+    pub(crate) fn drain(&self, mut line: PipelinedConnection, patience: Duration) -> bool {
         let until = Instant::now().after(patience);
-        while line.owes() > 0 {
+        while line.pending() > 0 {
             let (owed, answer) = line.receive(until);
             let Ok(answer) = answer else {
                 self.settle(owed, None);
@@ -202,38 +204,38 @@ impl Peer {
     }
 
     /// Sees to what was unread on a line that is of no more use.
-    pub(crate) fn settle_all(&self, line: Line) {
+    pub(crate) fn settle_all(&self, line: PipelinedConnection) {
         for owed in line.abandon(None) {
             self.settle(owed, None);
         }
     }
 
     /// Sees to an answer that nobody waits for; `None` where it will never come.
-    pub(crate) fn settle(&self, owed: Owed, answer: Option<&Result<Reply, ServerError>>) {
+    pub(crate) fn settle(&self, owed: PendingReply, answer: Option<&Result<Reply, ServerError>>) {
         match owed {
-            Owed::Nothing => {}
-            Owed::Acquire(receipt) => match answer {
+            PendingReply::Nothing => {}
+            PendingReply::Acquire(votes) => match answer {
                 Some(Ok(reply)) => {
                     let vote = if reply.is_done() {
                         Vote::Granted
                     } else {
                         Vote::Refused
                     };
-                    receipt.note(self.index, vote);
+                    votes.note(self.index, vote);
                 }
-                Some(Err(_)) => receipt.note(self.index, Vote::Refused),
+                Some(Err(_)) => votes.note(self.index, Vote::Refused),
                 None => {}
             },
-            Owed::Release {
+            PendingReply::Release {
                 promise,
                 may_overtake,
             } => {
                 let found = match answer {
-                    Some(Ok(reply)) => Found::read(reply),
+                    Some(Ok(reply)) => KeyState::read(reply),
                     _ => None,
                 };
                 match found {
-                    Some(Found::Ours) => {}
+                    Some(KeyState::Ours) => {}
                     Some(_) if !may_overtake => {}
                     _ => self.undo(promise),
                 }
@@ -242,11 +244,11 @@ impl Peer {
     }
 
     /// Has a release repeated until it is sure, where that is not so already.
-    pub(crate) fn undo(&self, promise: Promise) {
-        let receipt = promise.receipt.as_ref();
+    pub(crate) fn undo(&self, promise: PendingRelease) {
+        let votes = promise.votes.as_ref();
         let nothing = [Vote::NotAsked, Vote::Refused];
-        if receipt.is_none_or(|receipt| !nothing.contains(&receipt.vote(self.index))) {
-            self.send(Errand::Undo(promise));
+        if votes.is_none_or(|votes| !nothing.contains(&votes.vote(self.index))) {
+            self.send(MemberTask::Undo(promise));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 pub(crate) mod count;
 pub(crate) mod member;
-pub(crate) mod pipelined;
+pub(crate) mod pipelined_connection;
 pub(crate) mod round;
 pub(crate) mod tokens;
 pub(crate) mod votes;
@@ -20,14 +20,14 @@ use crate::holder::HolderId;
 use crate::logging;
 use crate::protocol::kind::{Acquired, Keys};
 use crate::protocol::script::{Call, Reply};
-use crate::redis::conn::pool::Lane;
+use crate::redis::conn::pool::Cap;
 use crate::redis::fault::Fault;
-use crate::redis::health::Condition;
-use crate::redis::quorum::member::Peer;
-use crate::redis::quorum::pipelined::{Promise, Receipt};
-use crate::redis::quorum::round::Poll;
+use crate::redis::health::ServerHealth;
+use crate::redis::quorum::member::Member;
+use crate::redis::quorum::pipelined_connection::{PendingRelease, ServerVotes};
+use crate::redis::quorum::round::Round;
 use crate::redis::quorum::tokens::Tokens;
-use crate::redis::quorum::votes::Size;
+use crate::redis::quorum::votes::Majority;
 use crate::redis::server::Server;
 use crate::url::{Address, Target};
 
@@ -42,35 +42,35 @@ pub(crate) struct Quorum {
     servers: Vec<Arc<Server>>,
     /// All of them, for people.
     label: String,
-    pub(in crate::redis) size: Size,
+    pub(in crate::redis) size: Majority,
     tokens: Tokens,
-    turns: Turns,
+    turns: Permits,
     /// Of all of them together.
-    condition: Condition,
+    condition: ServerHealth,
     command_timeout: Duration,
     /// The attempts that failed last: a key of theirs is nobody's hold.
     ghosts: Mutex<VecDeque<HolderId>>,
 }
 
 /// A lease that a call may leave behind where it is not answered.
-pub(crate) struct Stake<'a> {
+pub(crate) struct Undoable<'a> {
     pub(crate) keys: &'a Arc<Keys>,
     pub(crate) id: &'a HolderId,
     pub(crate) ttl: Duration,
-    pub(crate) receipt: Option<&'a Arc<Receipt>>,
+    pub(crate) votes: Option<&'a Arc<ServerVotes>>,
 }
 
-impl Stake<'_> {
+impl Undoable<'_> {
     pub(crate) fn release(&self) -> Call<'_> {
         self.keys.release(self.id.as_str().as_bytes())
     }
 
-    pub(in crate::redis) fn promise(&self) -> Promise {
-        Promise {
+    pub(in crate::redis) fn promise(&self) -> PendingRelease {
+        PendingRelease {
             keys: Arc::clone(self.keys),
             id: self.id.clone(),
             until: Instant::now().after(self.ttl),
-            receipt: self.receipt.cloned(),
+            votes: self.votes.cloned(),
         }
     }
 }
@@ -82,7 +82,7 @@ impl Quorum {
         config: &Config,
     ) -> Result<Self, Error> {
         check(&addresses)?;
-        let size = Size::of(addresses.len());
+        let size = Majority::of(addresses.len());
         if size.all.is_multiple_of(2) {
             logging::warn!(
                 "a quorum of {} servers needs {} of them, as one of {} would: take an odd number",
@@ -92,16 +92,16 @@ impl Quorum {
             );
         }
         let servers = addresses.into_iter().enumerate().map(|(index, address)| {
-            let peer = Some(Peer::new(index, config.max_connections));
-            Server::new(Target::Server(address), config, peer).map(Arc::new)
+            let member = Some(Member::new(index, config.max_connections));
+            Server::new(Target::Server(address), config, member).map(Arc::new)
         });
         Ok(Self {
             servers: servers.collect::<Result<_, _>>()?,
             label,
             size,
             tokens: Tokens::default(),
-            turns: Turns::new(config.max_connections),
-            condition: Condition::new(config.breaker_after),
+            turns: Permits::new(config.max_connections),
+            condition: ServerHealth::new(config.breaker_after),
             command_timeout: config.command_timeout,
             ghosts: Mutex::default(),
         })
@@ -124,17 +124,17 @@ impl Quorum {
         &self,
         call: Call<'_>,
         until: Instant,
-        lane: Lane,
-        stake: Option<&Stake<'_>>,
+        cap_rule: Cap,
+        undoable: Option<&Undoable<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
         let asked = Instant::now();
-        if lane == Lane::Capped {
+        if cap_rule == Cap::Counted {
             self.condition.admit(&self.label)?;
         }
-        let _turn = self.turns.take(lane, until)?;
-        let answer = Poll::new(self, Some(call), until, stake).run();
+        let _turn = self.turns.take(cap_rule, until)?;
+        let answer = Round::new(self, Some(call), until, undoable).run();
         match &answer {
-            Err(Fault::NotNow(cause) | Fault::NoAnswer(cause)) => {
+            Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
                 let had_time = asked.until(until) >= self.command_timeout / 10 * 9;
                 if self.condition.failed(Some(cause), had_time) {
                     logging::warn!(
@@ -156,26 +156,26 @@ impl Quorum {
 
     /// A server that did not answer does again.
     pub(crate) fn is_back(&self) {
-        let answering = self.peers().filter(|(_, peer)| !peer.is_aside());
+        let answering = self.peers().filter(|(_, member)| !member.is_aside());
         if answering.count() >= self.size.needed {
-            self.condition.begin_anew();
+            self.condition.reset();
         }
     }
 
     /// Whether a majority answers.
     pub(crate) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
-        let _turn = self.turns.take(Lane::Capped, until)?;
-        Poll::new(self, None, until, None)
+        let _turn = self.turns.take(Cap::Counted, until)?;
+        Round::new(self, None, until, None)
             .run()
             .map(|(reply, _)| reply)
     }
 
-    pub(in crate::redis) fn peers(&self) -> impl Iterator<Item = (&Server, &Peer)> {
+    pub(in crate::redis) fn peers(&self) -> impl Iterator<Item = (&Server, &Member)> {
         let peers = self
             .servers
             .iter()
-            .map(|server| (&**server, server.peer.as_ref()));
-        peers.filter_map(|(server, peer)| Some((server, peer?)))
+            .map(|server| (&**server, server.member.as_ref()));
+        peers.filter_map(|(server, member)| Some((server, member?)))
     }
 
     /// Since when a majority has not answered.
@@ -188,7 +188,7 @@ impl Quorum {
     }
 
     /// This attempt of ours is being undone.
-    pub(in crate::redis) fn note_ghost(&self, id: &HolderId) {
+    pub(in crate::redis) fn note_abandoned(&self, id: &HolderId) {
         let mut ghosts = self.ghosts.lock();
         if ghosts.len() == GHOSTS {
             ghosts.pop_front();
@@ -213,7 +213,7 @@ impl Quorum {
         &self.servers
     }
 
-    pub(crate) fn size(&self) -> Size {
+    pub(crate) fn size(&self) -> Majority {
         self.size
     }
 
@@ -248,15 +248,15 @@ fn check(addresses: &[Address]) -> Result<(), Error> {
 }
 
 /// How many calls in the capped lane may be under way, each with a connection to every server.
-struct Turns {
+struct Permits {
     left: Mutex<usize>,
     free: Condvar,
 }
 
 /// A turn; dropping it gives it back.
-struct Turn<'a>(Option<&'a Turns>);
+struct Permit<'a>(Option<&'a Permits>);
 
-impl Turns {
+impl Permits {
     fn new(most: usize) -> Self {
         Self {
             left: Mutex::new(most),
@@ -264,26 +264,26 @@ impl Turns {
         }
     }
 
-    fn take(&self, lane: Lane, until: Instant) -> Result<Turn<'_>, Fault> {
-        if lane == Lane::Free {
-            return Ok(Turn(None));
+    fn take(&self, cap_rule: Cap, until: Instant) -> Result<Permit<'_>, Fault> {
+        if cap_rule == Cap::Exempt {
+            return Ok(Permit(None));
         }
         let mut left = self.left.lock();
         while *left == 0 {
             let now = Instant::now();
             if now >= until {
-                return Err(Fault::NotNow(Cause::of_client(
+                return Err(Fault::NotRun(Cause::of_client(
                     "all connections (max_connections) were in use",
                 )));
             }
             self.free.wait_for(&mut left, nap(now, until));
         }
         *left -= 1;
-        Ok(Turn(Some(self)))
+        Ok(Permit(Some(self)))
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
         if let Some(turns) = self.0 {
             *turns.left.lock() += 1;

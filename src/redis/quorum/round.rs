@@ -8,16 +8,16 @@ use redis::{RedisError, RedisResult};
 
 use crate::clock::Instant;
 use crate::error::Cause;
-use crate::protocol::kind::Found;
+use crate::protocol::kind::KeyState;
 use crate::protocol::script::{Call, Reply};
-use crate::redis::conn::node::is_hang_up;
-use crate::redis::conn::pool::Wish;
+use crate::redis::conn::connector::is_hang_up;
+use crate::redis::conn::pool::ConnectRequest;
 use crate::redis::conn::wait_for_any;
 use crate::redis::fault::Fault;
-use crate::redis::quorum::count::Count;
-use crate::redis::quorum::member::{Peer, is_no_script};
-use crate::redis::quorum::pipelined::{Line, Owed, Vote};
-use crate::redis::quorum::{Quorum, Stake};
+use crate::redis::quorum::count::Tally;
+use crate::redis::quorum::member::{Member, is_no_script};
+use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection, Vote};
+use crate::redis::quorum::{Quorum, Undoable};
 use crate::redis::server::Server;
 
 /// With a majority at hand, how long a connection to another server is waited for by whoever has it
@@ -27,18 +27,18 @@ const GRACE: Duration = Duration::from_millis(10);
 /// A server that is asked, and the connection it is asked over until that fails.
 struct Slot<'a> {
     server: &'a Server,
-    peer: &'a Peer,
-    line: Option<Line>,
+    member: &'a Member,
+    line: Option<PipelinedConnection>,
     /// It did not know the script, and was sent the text.
     has_taught: bool,
 }
 
-pub(in crate::redis) struct Poll<'a> {
+pub(in crate::redis) struct Round<'a> {
     quorum: &'a Quorum,
     call: Option<Call<'a>>,
     until: Instant,
-    stake: Option<&'a Stake<'a>>,
-    count: Count,
+    undoable: Option<&'a Undoable<'a>>,
+    count: Tally,
     /// In the order in which they are read.
     slots: Vec<Slot<'a>>,
     /// When the first was asked.
@@ -47,20 +47,20 @@ pub(in crate::redis) struct Poll<'a> {
     faults: Vec<(&'a Server, Fault)>,
 }
 
-impl<'a> Poll<'a> {
+impl<'a> Round<'a> {
     /// Asks by `call`, or only for a sign of life.
     pub(in crate::redis) fn new(
         quorum: &'a Quorum,
         call: Option<Call<'a>>,
         until: Instant,
-        stake: Option<&'a Stake<'a>>,
+        undoable: Option<&'a Undoable<'a>>,
     ) -> Self {
         Self {
             quorum,
             until,
-            stake,
+            undoable,
             slots: Vec::with_capacity(quorum.size.all),
-            count: Count::of(call.as_ref(), quorum.size),
+            count: Tally::of(call.as_ref(), quorum.size),
             call,
             sent: None,
             faults: Vec::new(),
@@ -71,23 +71,23 @@ impl<'a> Poll<'a> {
         self.choose();
         let connected = self.connect();
         // A release goes to whoever can be had.
-        let is_hopeless = self.count.is_decided() && !matches!(self.count, Count::Release(_));
+        let is_hopeless = self.count.is_decided() && !matches!(self.count, Tally::Release(_));
         if connected.is_ok() && !is_hopeless {
             self.write();
             self.read();
         }
         let reply = self.count.outcome();
         match &self.count {
-            Count::Election(election) if !election.is_won() => self.undo(),
-            Count::Release(_) if reply.is_some() => self.repeat(),
+            Tally::AcquireVotes(election) if !election.is_won() => self.undo(),
+            Tally::Release(_) if reply.is_some() => self.repeat(),
             _ => {}
         }
         for slot in self.slots.drain(..) {
             if let Some(line) = slot.line {
-                let is_unread = line.owes() > 0;
-                slot.peer.keep(line);
+                let is_unread = line.pending() > 0;
+                slot.member.keep(line);
                 if is_unread {
-                    slot.peer.is_unread();
+                    slot.member.is_unread();
                 }
             }
         }
@@ -99,9 +99,9 @@ impl<'a> Poll<'a> {
     }
 
     /// What the lease's acquiring command came to at a server.
-    fn vote(&self, peer: &Peer) -> Vote {
-        let receipt = self.stake.and_then(|stake| stake.receipt);
-        receipt.map_or(Vote::Asked, |receipt| receipt.vote(peer.index))
+    fn vote(&self, member: &Member) -> Vote {
+        let votes = self.undoable.and_then(|undoable| undoable.votes);
+        votes.map_or(Vote::Asked, |votes| votes.vote(member.index))
     }
 
     /// No vote, for that reason.
@@ -114,35 +114,35 @@ impl<'a> Poll<'a> {
     /// these are too few.
     fn choose(&mut self) {
         let quorum = self.quorum;
-        let present = quorum.peers().filter(|(_, peer)| !peer.is_aside());
+        let present = quorum.peers().filter(|(_, member)| !member.is_aside());
         let is_enough = present.count() >= quorum.size.needed;
-        for (server, peer) in quorum.peers() {
-            let took_nothing = matches!(self.vote(peer), Vote::NotAsked | Vote::Refused);
-            if let (Count::Release(tally), true) = (&mut self.count, took_nothing) {
-                tally.count(Some(Found::Nobody), &[]);
-            } else if is_enough && peer.is_aside() {
+        for (server, member) in quorum.peers() {
+            let took_nothing = matches!(self.vote(member), Vote::NotAsked | Vote::Refused);
+            if let (Tally::Release(tally), true) = (&mut self.count, took_nothing) {
+                tally.count(Some(KeyState::Gone), &[]);
+            } else if is_enough && member.is_aside() {
                 let cause = Cause::text("left aside until it answers again");
-                self.fault_of(server, Fault::NotNow(cause));
+                self.fault_of(server, Fault::NotRun(cause));
             } else {
                 self.slots.push(Slot {
                     server,
-                    peer,
+                    member,
                     line: None,
                     has_taught: false,
                 });
             }
         }
         self.slots
-            .sort_by_key(|slot| (slot.peer.is_aside(), slot.peer.pace()));
+            .sort_by_key(|slot| (slot.member.is_aside(), slot.member.pace()));
     }
 
     /// Gets connections: as many as a majority needs, and to the others what comes as fast.
     fn connect(&mut self) -> Result<(), Fault> {
-        let mut wanted: Vec<(usize, Wish<'_>)> = Vec::new();
+        let mut wanted: Vec<(usize, ConnectRequest<'_>)> = Vec::new();
         for (n, slot) in self.slots.iter_mut().enumerate() {
-            slot.line = slot.peer.take_line();
+            slot.line = slot.member.take_line();
             if slot.line.is_none() {
-                wanted.push((n, slot.server.wish().map_err(Fault::Never)?));
+                wanted.push((n, slot.server.wish().map_err(Fault::Rejected)?));
             }
         }
         if !wanted.is_empty() {
@@ -155,7 +155,7 @@ impl<'a> Poll<'a> {
         Ok(())
     }
 
-    fn wait_for(&mut self, mut wanted: Vec<(usize, Wish<'_>)>) {
+    fn wait_for(&mut self, mut wanted: Vec<(usize, ConnectRequest<'_>)>) {
         let start = Instant::now();
         let enough = self.quorum.size.needed.min(self.slots.len());
         let mut by = self.until;
@@ -163,13 +163,13 @@ impl<'a> Poll<'a> {
         loop {
             let mut failed = Vec::new();
             wanted.retain(|(n, wish)| match (wish.look(), self.slots.get_mut(*n)) {
-                (Some(Ok(wire)), Some(slot)) => {
-                    slot.line = Some(Line::new(wire));
+                (Some(Ok(connection)), Some(slot)) => {
+                    slot.line = Some(PipelinedConnection::new(connection));
                     false
                 }
-                (Some(Err(no_wire)), Some(slot)) => {
-                    slot.peer.set_aside();
-                    failed.push((slot.server, slot.server.no_wire(no_wire)));
+                (Some(Err(connect_error)), Some(slot)) => {
+                    slot.member.mark_down();
+                    failed.push((slot.server, slot.server.connect_error(connect_error)));
                     false
                 }
                 _ => true,
@@ -208,7 +208,7 @@ impl<'a> Poll<'a> {
                 {
                     server.failed();
                     let cause = server.pool.last_failure();
-                    self.fault_of(server, Fault::NotNow(cause));
+                    self.fault_of(server, Fault::NotRun(cause));
                 }
             }
         }
@@ -221,28 +221,27 @@ impl<'a> Poll<'a> {
         let by = now.after(self.patience(now));
         for n in 0..self.slots.len() {
             let Some(Slot {
-                peer,
+                member,
                 line: Some(line),
                 ..
             }) = self.slots.get_mut(n)
             else {
                 continue;
             };
-            let (owed, receipt) = match (&self.count, self.stake) {
+            let (owed, votes) = match (&self.count, self.undoable) {
                 (
-                    Count::Election(_),
-                    Some(Stake {
-                        receipt: Some(receipt),
-                        ..
+                    Tally::AcquireVotes(_),
+                    Some(Undoable {
+                        votes: Some(votes), ..
                     }),
-                ) => (Owed::Acquire(Arc::clone(receipt)), Some(*receipt)),
-                (Count::Release(_), Some(stake)) => {
-                    (line.owed_to_release(stake.promise(), peer.index), None)
+                ) => (PendingReply::Acquire(Arc::clone(votes)), Some(*votes)),
+                (Tally::Release(_), Some(undoable)) => {
+                    (line.owed_to_release(undoable.promise(), member.index), None)
                 }
-                _ => (Owed::Nothing, None),
+                _ => (PendingReply::Nothing, None),
             };
-            if let Some(receipt) = receipt {
-                receipt.note(peer.index, Vote::Asked);
+            if let Some(votes) = votes {
+                votes.note(member.index, Vote::Asked);
             }
             let sent = match &self.call {
                 Some(call) => line.send(call, owed, by),
@@ -285,16 +284,18 @@ impl<'a> Poll<'a> {
     }
 
     /// Those that are waited for.
-    fn unread(&self) -> impl Iterator<Item = (usize, &Line)> {
+    fn unread(&self) -> impl Iterator<Item = (usize, &PipelinedConnection)> {
         let slots = self.slots.iter().enumerate();
         let lines = slots.filter_map(|(n, slot)| Some((n, slot.line.as_ref()?)));
-        lines.filter(|(_, line)| line.owes() > 0)
+        lines.filter(|(_, line)| line.pending() > 0)
     }
 
     /// Waits until one of them may have something to read. Says which.
     fn wait(&self) -> RedisResult<Vec<bool>> {
-        let (indices, wires): (Vec<_>, Vec<_>) =
-            self.unread().map(|(n, line)| (n, line.wire())).unzip();
+        let (indices, wires): (Vec<_>, Vec<_>) = self
+            .unread()
+            .map(|(n, line)| (n, line.connection()))
+            .unzip();
         let mut ready = vec![false; self.slots.len()];
         for (n, is_ready) in indices.into_iter().zip(wait_for_any(&wires, self.until)?) {
             if let Some(slot) = ready.get_mut(n) {
@@ -328,17 +329,17 @@ impl<'a> Poll<'a> {
         loop {
             let Slot {
                 server,
-                peer,
+                member,
                 line,
                 has_taught,
             } = self.slots.get_mut(n)?;
-            let (server, peer) = (*server, *peer);
-            let line = line.as_mut().filter(|line| line.owes() > 0)?;
+            let (server, member) = (*server, *member);
+            let line = line.as_mut().filter(|line| line.pending() > 0)?;
             let (owed, answer) = line.receive_at_hand(is_ready)?;
             let answer = match answer {
                 Ok(answer) => answer,
                 Err(error) => {
-                    peer.settle(owed, None);
+                    member.settle(owed, None);
                     self.lose(n, error);
                     return None;
                 }
@@ -348,8 +349,8 @@ impl<'a> Poll<'a> {
             if is_unknown {
                 line.forget_taught();
             }
-            if line.owes() > 0 {
-                peer.settle(owed, Some(&answer));
+            if line.pending() > 0 {
+                member.settle(owed, Some(&answer));
                 continue;
             }
             if let (true, Some(call)) = (is_unknown && !*has_taught, &self.call) {
@@ -363,9 +364,9 @@ impl<'a> Poll<'a> {
             }
             server.answered(self.sent.unwrap_or(now));
             if let Some(sent) = self.sent {
-                peer.answered_after(sent.until(now), began.until(now));
+                member.answered_after(sent.until(now), began.until(now));
             }
-            peer.settle(owed, Some(&answer));
+            member.settle(owed, Some(&answer));
             let error = match answer {
                 Ok(reply) => return Some(reply),
                 Err(error) => error,
@@ -374,9 +375,9 @@ impl<'a> Poll<'a> {
                 Some(call) => server.fault(call, &error),
                 None => server.refusal("PING", &error, || "it needs +ping".into()),
             };
-            if let Fault::NotNow(_) = fault {
+            if let Fault::NotRun(_) = fault {
                 server.failed();
-                peer.set_aside();
+                member.mark_down();
             }
             self.fault_of(server, fault);
             return None;
@@ -386,53 +387,56 @@ impl<'a> Poll<'a> {
     /// The connection to the n-th has failed before its answer came.
     fn lose(&mut self, n: usize, error: RedisError) {
         let Some(Slot {
-            server, peer, line, ..
+            server,
+            member,
+            line,
+            ..
         }) = self.slots.get_mut(n)
         else {
             return;
         };
-        let (server, peer) = (*server, *peer);
+        let (server, member) = (*server, *member);
         let line = line.take();
         server.failed();
         if is_hang_up(&error) {
             server.forget_idle();
         }
-        peer.set_aside();
+        member.mark_down();
         if let Some(line) = line {
-            let undo = match (&self.count, self.stake) {
-                (Count::Election(_), Some(stake)) => Some(stake.release()),
+            let undo = match (&self.count, self.undoable) {
+                (Tally::AcquireVotes(_), Some(undoable)) => Some(undoable.release()),
                 _ => None,
             };
             for owed in line.abandon(undo.as_ref()) {
-                peer.settle(owed, None);
+                member.settle(owed, None);
             }
         }
         let now = Instant::now();
         let cause = Cause::lost_reply(error, self.sent.unwrap_or(now).until(now));
-        self.fault_of(server, Fault::NoAnswer(cause));
+        self.fault_of(server, Fault::Unknown(cause));
     }
 
     /// Undoes an acquiring call on every server that did not surely refuse it: behind it on the same
     /// connection, where that is alive.
     fn undo(&mut self) {
-        let (Some(stake), Some(_)) = (self.stake, self.sent) else {
+        let (Some(undoable), Some(_)) = (self.undoable, self.sent) else {
             return;
         };
-        self.quorum.note_ghost(stake.id);
+        self.quorum.note_abandoned(undoable.id);
         let mut answering = Vec::new();
         for n in 0..self.slots.len() {
-            let Some(Slot { peer, line, .. }) = self.slots.get_mut(n) else {
+            let Some(Slot { member, line, .. }) = self.slots.get_mut(n) else {
                 continue;
             };
-            let peer = *peer;
-            let receipt = stake.receipt;
-            let vote = receipt.map_or(Vote::Asked, |receipt| receipt.vote(peer.index));
+            let member = *member;
+            let votes = undoable.votes;
+            let vote = votes.map_or(Vote::Asked, |votes| votes.vote(member.index));
             match (vote, line) {
                 (Vote::NotAsked | Vote::Refused, _) => {}
-                (_, None) => peer.undo(stake.promise()),
+                (_, None) => member.undo(undoable.promise()),
                 (_, Some(line)) => {
-                    let owed = line.owed_to_release(stake.promise(), peer.index);
-                    match line.send(&stake.release(), owed, self.until) {
+                    let owed = line.owed_to_release(undoable.promise(), member.index);
+                    match line.send(&undoable.release(), owed, self.until) {
                         Ok(()) if vote == Vote::Granted => answering.push(n),
                         Ok(()) => {}
                         Err(error) => self.lose(n, error),
@@ -443,15 +447,15 @@ impl<'a> Poll<'a> {
         // Those that answer are waited for: then the next attempt does not meet this one.
         for n in answering {
             let has_time = Instant::now() < self.until;
-            let Some(Slot { peer, line, .. }) = self.slots.get_mut(n) else {
+            let Some(Slot { member, line, .. }) = self.slots.get_mut(n) else {
                 continue;
             };
-            let peer = *peer;
+            let member = *member;
             let Some(open) = line.as_mut().filter(|_| has_time) else {
                 continue;
             };
             let (owed, answer) = open.receive(self.until);
-            peer.settle(owed, answer.as_ref().ok());
+            member.settle(owed, answer.as_ref().ok());
             if let Err(error) = answer {
                 self.lose(n, error);
             }
@@ -460,14 +464,16 @@ impl<'a> Poll<'a> {
 
     /// Has the release repeated where it could not be sent.
     fn repeat(&self) {
-        let Some(stake) = self.stake else { return };
-        for (server, peer) in self.quorum.peers() {
+        let Some(undoable) = self.undoable else {
+            return;
+        };
+        for (server, member) in self.quorum.peers() {
             let was_sent = self
                 .slots
                 .iter()
                 .any(|slot| std::ptr::eq(slot.server, server));
             if !was_sent {
-                peer.undo(stake.promise());
+                member.undo(undoable.promise());
             }
         }
     }
@@ -476,13 +482,13 @@ impl<'a> Poll<'a> {
     fn fault(&self) -> Fault {
         let size = self.quorum.size;
         let mut nevers = self.faults.iter().filter_map(|(_, fault)| match fault {
-            Fault::Never(error) => Some(error),
+            Fault::Rejected(error) => Some(error),
             _ => None,
         });
         if nevers.clone().count() > size.all - size.needed
             && let Some(error) = nevers.next()
         {
-            return Fault::Never(error.clone());
+            return Fault::Rejected(error.clone());
         }
         let mut causes: Vec<(String, Vec<&str>)> = Vec::new();
         for (server, fault) in &self.faults {
@@ -513,9 +519,9 @@ impl<'a> Poll<'a> {
         };
         match &self.count {
             // What was sent of an acquiring call is undone.
-            Count::Election(_) => Fault::NotNow(cause),
-            _ if self.sent.is_none() => Fault::NotNow(cause),
-            _ => Fault::NoAnswer(cause),
+            Tally::AcquireVotes(_) => Fault::NotRun(cause),
+            _ if self.sent.is_none() => Fault::NotRun(cause),
+            _ => Fault::Unknown(cause),
         }
     }
 

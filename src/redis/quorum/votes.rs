@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::protocol::kind::{Acquired, Found, Refusal};
+use crate::protocol::kind::{Acquired, KeyState, Refusal};
 use crate::protocol::script::Reply;
 use crate::token::FencingToken;
 
@@ -17,12 +17,12 @@ fn most<'a>(values: impl Iterator<Item = &'a [u8]> + Clone) -> Option<(&'a [u8],
 
 /// How many servers there are, and how many are a majority of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Size {
+pub(crate) struct Majority {
     pub(crate) all: usize,
     pub(crate) needed: usize,
 }
 
-impl Size {
+impl Majority {
     pub(crate) const fn of(all: usize) -> Self {
         Self {
             all,
@@ -43,8 +43,8 @@ impl Size {
 
 /// The votes on one acquiring command.
 #[derive(Debug)]
-pub(crate) struct Election {
-    size: Size,
+pub(crate) struct AcquireVotes {
+    size: Majority,
     granted: usize,
     token: Option<FencingToken>,
     refused: Vec<Refusal>,
@@ -56,7 +56,7 @@ pub(crate) struct Election {
 
 /// What an election came to.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Elected {
+pub(crate) enum AcquireVerdict {
     Granted(FencingToken),
     /// By the holder of a majority; for so long, until enough of its keys have run out.
     Refused(Refusal),
@@ -68,8 +68,8 @@ pub(crate) enum Elected {
     Unknown,
 }
 
-impl Election {
-    pub(crate) const fn new(size: Size) -> Self {
+impl AcquireVotes {
+    pub(crate) const fn new(size: Majority) -> Self {
         Self {
             size,
             granted: 0,
@@ -113,31 +113,31 @@ impl Election {
     }
 
     /// What it has come to; `None` while further answers may tell.
-    pub(crate) fn outcome(&self) -> Option<Elected> {
+    pub(crate) fn outcome(&self) -> Option<AcquireVerdict> {
         let (needed, unread) = (self.size.needed, self.unread());
         if let Some(token) = self.token.filter(|_| self.granted >= needed) {
-            return Some(Elected::Granted(token));
+            return Some(AcquireVerdict::Granted(token));
         }
         if self.granted + unread >= needed {
             return None;
         }
         if self.failed > self.size.spare() {
-            return Some(Elected::Unknown);
+            return Some(AcquireVerdict::Unknown);
         }
         let holders = self.refused.iter().map(|refusal| &*refusal.holder);
         let (holder, most) = most(holders).unwrap_or_default();
         if most >= needed {
             let of_holder = self.refused.iter().find(|refusal| refusal.holder == holder);
-            return Some(Elected::Refused(Refusal {
+            return Some(AcquireVerdict::Refused(Refusal {
                 name: of_holder.map_or(0, |refusal| refusal.name),
                 holder: holder.to_vec(),
                 remaining: self.remaining(),
             }));
         }
         if self.too_low > 0 && self.granted + self.too_low + unread >= needed {
-            return Some(Elected::TooLow(self.highest));
+            return Some(AcquireVerdict::TooLow(self.highest));
         }
-        (most + unread < needed).then_some(Elected::Split)
+        (most + unread < needed).then_some(AcquireVerdict::Split)
     }
 
     /// How long until so many of the refusing keys have run out that a majority is free.
@@ -155,8 +155,8 @@ impl Election {
 
 /// The answers to a call about one lease: its renewal, its release.
 #[derive(Debug)]
-pub(crate) struct Tally {
-    size: Size,
+pub(crate) struct LeaseVotes {
+    size: Majority,
     ours: usize,
     nobody: usize,
     others: Vec<Vec<u8>>,
@@ -165,7 +165,7 @@ pub(crate) struct Tally {
 
 /// What a tally came to.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Counted {
+pub(crate) enum Verdict {
     Ours,
     Nobody,
     Another(Vec<u8>),
@@ -173,8 +173,8 @@ pub(crate) enum Counted {
     Unknown,
 }
 
-impl Tally {
-    pub(crate) const fn new(size: Size) -> Self {
+impl LeaseVotes {
+    pub(crate) const fn new(size: Majority) -> Self {
         Self {
             size,
             ours: 0,
@@ -186,11 +186,11 @@ impl Tally {
 
     /// Counts an answer, with the other holder's value where there is one; `None` for none that
     /// counts.
-    pub(crate) fn count(&mut self, found: Option<Found>, value: &[u8]) {
+    pub(crate) fn count(&mut self, found: Option<KeyState>, value: &[u8]) {
         match found {
-            Some(Found::Ours) => self.ours += 1,
-            Some(Found::Nobody) => self.nobody += 1,
-            Some(Found::Another) => self.others.push(value.to_vec()),
+            Some(KeyState::Ours) => self.ours += 1,
+            Some(KeyState::Gone) => self.nobody += 1,
+            Some(KeyState::Foreign) => self.others.push(value.to_vec()),
             None => self.failed += 1,
         }
     }
@@ -201,23 +201,23 @@ impl Tally {
     }
 
     /// What it has come to; `None` while further answers may tell.
-    pub(crate) fn outcome(&self) -> Option<Counted> {
-        let Size { all, needed } = self.size;
+    pub(crate) fn outcome(&self) -> Option<Verdict> {
+        let Majority { all, needed } = self.size;
         let not_ours = self.nobody + self.others.len();
         let unread = all.saturating_sub(self.ours + not_ours + self.failed);
         if self.ours >= needed {
-            Some(Counted::Ours)
+            Some(Verdict::Ours)
         } else if not_ours > self.size.spare() {
             // Whoever has a majority has taken it; otherwise the majority was only lost.
             let others = self.others.iter().map(Vec::as_slice);
             Some(match most(others) {
                 Some((value, count)) if count > self.size.spare() => {
-                    Counted::Another(value.to_vec())
+                    Verdict::Another(value.to_vec())
                 }
-                _ => Counted::Nobody,
+                _ => Verdict::Nobody,
             })
         } else if self.ours + unread < needed && not_ours + unread <= self.size.spare() {
-            Some(Counted::Unknown)
+            Some(Verdict::Unknown)
         } else {
             None
         }
@@ -226,8 +226,8 @@ impl Tally {
 
 /// The answers to a question about no lease in particular: who holds the lock, whether there is life.
 #[derive(Debug)]
-pub(crate) struct Sample {
-    size: Size,
+pub(crate) struct ReadVotes {
+    size: Majority,
     nil: usize,
     /// The holders that were seen: value, ttl in ms or -1, last fencing token.
     seen: Vec<(Vec<u8>, i64, Reply)>,
@@ -235,8 +235,8 @@ pub(crate) struct Sample {
     failed: usize,
 }
 
-impl Sample {
-    pub(crate) const fn new(size: Size) -> Self {
+impl ReadVotes {
+    pub(crate) const fn new(size: Majority) -> Self {
         Self {
             size,
             nil: 0,
@@ -269,7 +269,7 @@ impl Sample {
 
     /// The answer of a majority, `Some(None)` for none; `None` while further answers may tell.
     pub(crate) fn outcome(&self) -> Option<Option<Reply>> {
-        let Size { all, needed } = self.size;
+        let Majority { all, needed } = self.size;
         let unread = all.saturating_sub(self.nil + self.seen.len() + self.alive + self.failed);
         let (holder, count) =
             most(self.seen.iter().map(|(value, ..)| value.as_slice())).unwrap_or_default();
@@ -316,14 +316,14 @@ impl Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::one_or_many::Few;
+    use crate::protocol::one_or_many::OneOrMany;
 
     const fn ms(n: u64) -> Duration {
         Duration::from_millis(n)
     }
 
     fn granted() -> Option<Acquired> {
-        Some(Acquired::Granted(Few::One(FencingToken::new(7))))
+        Some(Acquired::Granted(OneOrMany::One(FencingToken::new(7))))
     }
 
     fn by(holder: &str, remaining: Option<Duration>) -> Refusal {
@@ -338,11 +338,11 @@ mod tests {
         Some(Acquired::Refused(by(holder, Some(ms(left)))))
     }
 
-    fn elect<const N: usize>(all: usize, votes: [Option<Acquired>; N]) -> Option<Elected> {
-        let mut election = Election::new(Size::of(all));
+    fn elect<const N: usize>(all: usize, votes: [Option<Acquired>; N]) -> Option<AcquireVerdict> {
+        let mut election = AcquireVotes::new(Majority::of(all));
         for vote in votes {
             assert!(
-                !matches!(election.outcome(), Some(Elected::Granted(_))),
+                !matches!(election.outcome(), Some(AcquireVerdict::Granted(_))),
                 "decided before"
             );
             election.count(vote);
@@ -355,19 +355,19 @@ mod tests {
         assert_eq!(elect(3, [granted()]), None);
         assert_eq!(
             elect(3, [granted(), granted()]),
-            Some(Elected::Granted(FencingToken::new(7)))
+            Some(AcquireVerdict::Granted(FencingToken::new(7)))
         );
         assert_eq!(
             elect(3, [granted(), None, granted()]),
-            Some(Elected::Granted(FencingToken::new(7)))
+            Some(AcquireVerdict::Granted(FencingToken::new(7)))
         );
         assert_eq!(
             elect(5, [granted(), refused("x", 1), granted(), granted()]),
-            Some(Elected::Granted(FencingToken::new(7)))
+            Some(AcquireVerdict::Granted(FencingToken::new(7)))
         );
         assert_eq!(
             elect(1, [granted()]),
-            Some(Elected::Granted(FencingToken::new(7)))
+            Some(AcquireVerdict::Granted(FencingToken::new(7)))
         );
         assert_eq!(elect(2, [granted()]), None, "half is no majority");
         assert_eq!(elect(4, [granted(), granted(), None]), None);
@@ -375,23 +375,23 @@ mod tests {
 
     #[test]
     fn too_few_answers_are_no_refusal() {
-        assert_eq!(elect(3, [None, None]), Some(Elected::Unknown));
+        assert_eq!(elect(3, [None, None]), Some(AcquireVerdict::Unknown));
         assert_eq!(
             elect(3, [refused("x", 1), None, None]),
-            Some(Elected::Unknown)
+            Some(AcquireVerdict::Unknown)
         );
-        assert_eq!(elect(2, [granted(), None]), Some(Elected::Unknown));
+        assert_eq!(elect(2, [granted(), None]), Some(AcquireVerdict::Unknown));
     }
 
     #[test]
     fn a_refusal_is_by_whoever_has_a_majority() {
         assert_eq!(
             elect(3, [refused("x", 9), refused("x", 5)]),
-            Some(Elected::Refused(by("x", Some(ms(9)))))
+            Some(AcquireVerdict::Refused(by("x", Some(ms(9)))))
         );
         assert_eq!(
             elect(3, [granted(), refused("x", 9), refused("x", 5)]),
-            Some(Elected::Refused(by("x", Some(ms(5))))),
+            Some(AcquireVerdict::Refused(by("x", Some(ms(5))))),
             "one of them is enough then"
         );
         assert_eq!(
@@ -401,11 +401,11 @@ mod tests {
         );
         assert_eq!(
             elect(3, [refused("x", 9), refused("y", 5), granted()]),
-            Some(Elected::Split)
+            Some(AcquireVerdict::Split)
         );
         assert_eq!(
             elect(3, [granted(), refused("x", 9), None]),
-            Some(Elected::Split)
+            Some(AcquireVerdict::Split)
         );
         assert_eq!(
             elect(5, [refused("y", 1), refused("y", 1), refused("x", 1)]),
@@ -415,7 +415,7 @@ mod tests {
         let endless = Some(Acquired::Refused(by("x", None)));
         assert_eq!(
             elect(3, [refused("x", 5), endless]),
-            Some(Elected::Refused(by("x", None)))
+            Some(AcquireVerdict::Refused(by("x", None)))
         );
     }
 
@@ -424,16 +424,19 @@ mod tests {
         let low = |last| Some(Acquired::TooLow(last));
         assert_eq!(
             elect(3, [low(9), granted(), granted()]),
-            Some(Elected::Granted(FencingToken::new(7)))
+            Some(AcquireVerdict::Granted(FencingToken::new(7)))
         );
-        assert_eq!(elect(3, [low(9), low(12)]), Some(Elected::TooLow(12)));
+        assert_eq!(
+            elect(3, [low(9), low(12)]),
+            Some(AcquireVerdict::TooLow(12))
+        );
         assert_eq!(
             elect(3, [low(9), granted(), refused("x", 1)]),
-            Some(Elected::TooLow(9))
+            Some(AcquireVerdict::TooLow(9))
         );
         assert_eq!(
             elect(3, [low(9), refused("x", 1), refused("x", 1)]),
-            Some(Elected::Refused(by("x", Some(ms(1)))))
+            Some(AcquireVerdict::Refused(by("x", Some(ms(1)))))
         );
     }
 
@@ -448,7 +451,7 @@ mod tests {
             Some(Reply::List(items.to_vec()))
         };
         let sampled = |replies: &[Option<Reply>]| {
-            let mut sample = Sample::new(Size::of(3));
+            let mut sample = ReadVotes::new(Majority::of(3));
             for reply in replies {
                 sample.count(reply.clone());
             }
@@ -471,30 +474,34 @@ mod tests {
 
     #[test]
     fn a_lease_needs_a_majority_of_all() {
-        let counted = |all, founds: &[Option<Found>]| {
-            let mut tally = Tally::new(Size::of(all));
+        let counted = |all, founds: &[Option<KeyState>]| {
+            let mut tally = LeaseVotes::new(Majority::of(all));
             for found in founds {
                 tally.count(*found, b"x");
             }
             tally.outcome()
         };
-        let (ours, gone, taken) = (Some(Found::Ours), Some(Found::Nobody), Some(Found::Another));
-        assert_eq!(counted(3, &[ours, ours]), Some(Counted::Ours));
+        let (ours, gone, taken) = (
+            Some(KeyState::Ours),
+            Some(KeyState::Gone),
+            Some(KeyState::Foreign),
+        );
+        assert_eq!(counted(3, &[ours, ours]), Some(Verdict::Ours));
         assert_eq!(counted(3, &[ours, None]), None);
-        assert_eq!(counted(3, &[ours, None, None]), Some(Counted::Unknown));
-        assert_eq!(counted(3, &[ours, gone, None]), Some(Counted::Unknown));
-        assert_eq!(counted(3, &[gone, gone]), Some(Counted::Nobody));
-        assert_eq!(counted(3, &[gone, taken]), Some(Counted::Nobody));
+        assert_eq!(counted(3, &[ours, None, None]), Some(Verdict::Unknown));
+        assert_eq!(counted(3, &[ours, gone, None]), Some(Verdict::Unknown));
+        assert_eq!(counted(3, &[gone, gone]), Some(Verdict::Nobody));
+        assert_eq!(counted(3, &[gone, taken]), Some(Verdict::Nobody));
         assert_eq!(
             counted(3, &[taken, taken]),
-            Some(Counted::Another(b"x".to_vec()))
+            Some(Verdict::Another(b"x".to_vec()))
         );
         assert_eq!(counted(5, &[gone, gone, ours]), None);
         assert_eq!(
             counted(4, &[gone, gone]),
-            Some(Counted::Nobody),
+            Some(Verdict::Nobody),
             "no majority is left"
         );
-        assert_eq!(counted(5, &[None, None, None]), Some(Counted::Unknown));
+        assert_eq!(counted(5, &[None, None, None]), Some(Verdict::Unknown));
     }
 }

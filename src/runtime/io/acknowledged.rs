@@ -9,10 +9,10 @@ use crate::clock::Instant;
 use crate::error::Error;
 use crate::lease::undos::Undos;
 use crate::replicas::Replicas;
-use crate::runtime::Shared;
-use crate::runtime::endpoint::Site;
-use crate::runtime::io::job::{Item, send_on};
-use crate::runtime::io::renewal_round::Paper;
+use crate::runtime::Runtime;
+use crate::runtime::endpoint::Endpoint;
+use crate::runtime::io::job::{IoJob, send_on};
+use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::io::{Writer, settle_renewal, take_write};
 use crate::runtime::worker::{Worker, contain};
 
@@ -34,7 +34,7 @@ struct Threads {
 struct Thread {
     replicas: Replicas,
     /// `None` ends the thread, after what came before.
-    queue: Sender<Option<Paper>>,
+    queue: Sender<Option<RenewalPart>>,
     worker: Worker,
 }
 
@@ -43,11 +43,11 @@ impl AcknowledgedRenewals {
     /// could be started.
     pub(in crate::runtime) fn renew(
         &self,
-        shared: &Arc<Shared>,
-        site: &Arc<Site>,
+        runtime: &Arc<Runtime>,
+        endpoint: &Arc<Endpoint>,
         replicas: Replicas,
-        paper: Paper,
-    ) -> Result<(), (Paper, Option<Error>)> {
+        paper: RenewalPart,
+    ) -> Result<(), (RenewalPart, Option<Error>)> {
         let mut threads = self.threads.lock();
         if threads.is_stopped {
             return Err((paper, None));
@@ -58,13 +58,15 @@ impl AcknowledgedRenewals {
             .position(|thread| thread.replicas == replicas)
         {
             Some(n) => n,
-            None if running.len() < MOST_THREADS => match Thread::start(shared, site, replicas) {
-                Ok(thread) => {
-                    running.push(thread);
-                    running.len() - 1
+            None if running.len() < MOST_THREADS => {
+                match Thread::start(runtime, endpoint, replicas) {
+                    Ok(thread) => {
+                        running.push(thread);
+                        running.len() - 1
+                    }
+                    Err(error) => return Err((paper, Some(error))),
                 }
-                Err(error) => return Err((paper, Some(error))),
-            },
+            }
             // With those that wait for about as long.
             None => {
                 let nearest = running
@@ -109,11 +111,15 @@ impl AcknowledgedRenewals {
 }
 
 impl Thread {
-    fn start(shared: &Arc<Shared>, site: &Arc<Site>, replicas: Replicas) -> Result<Self, Error> {
+    fn start(
+        runtime: &Arc<Runtime>,
+        endpoint: &Arc<Endpoint>,
+        replicas: Replicas,
+    ) -> Result<Self, Error> {
         let (queue, papers) = unbounded();
         let worker = Worker::new("leasehold-replicas");
-        let (shared, site) = (Arc::clone(shared), Arc::clone(site));
-        worker.start(move || run(&shared, &site, &papers))?;
+        let (runtime, endpoint) = (Arc::clone(runtime), Arc::clone(endpoint));
+        worker.start(move || run(&runtime, &endpoint, &papers))?;
         Ok(Self {
             replicas,
             queue,
@@ -122,24 +128,24 @@ impl Thread {
     }
 }
 
-fn run(shared: &Shared, site: &Site, papers: &Receiver<Option<Paper>>) {
+fn run(runtime: &Runtime, endpoint: &Endpoint, papers: &Receiver<Option<RenewalPart>>) {
     let mut writer = Writer::default();
     while let Ok(Some(first)) = papers.recv() {
-        let mut items = vec![Item::Renew(first)];
+        let mut items = vec![IoJob::Renew(first)];
         let mut is_over = false;
         for paper in papers.try_iter() {
             match paper {
-                Some(paper) => items.push(Item::Renew(paper)),
+                Some(paper) => items.push(IoJob::Renew(paper)),
                 None => is_over = true,
             }
         }
         contain(|| {
             // It has none to give away.
-            send_on(shared, site, &mut Undos::default(), &mut items);
+            send_on(runtime, endpoint, &mut Undos::default(), &mut items);
             while let Some(next) = take_write(&mut items) {
-                writer.write(shared, site, next, |item, sent, answer| {
-                    if let Item::Renew(paper) = item {
-                        settle_renewal(shared, site, paper, sent, answer);
+                writer.write(runtime, endpoint, next, |item, sent, answer| {
+                    if let IoJob::Renew(paper) = item {
+                        settle_renewal(runtime, endpoint, paper, sent, answer);
                     }
                 });
             }

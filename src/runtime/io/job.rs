@@ -4,22 +4,22 @@ use crate::lease::undos::{Batch, Undos};
 use crate::protocol::kind::Key;
 use crate::protocol::script::Call;
 use crate::replicas::Replicas;
-use crate::runtime::Shared;
-use crate::runtime::endpoint::Site;
-use crate::runtime::io::renewal_round::Paper;
-use crate::runtime::io::shared_stats::Parcel;
+use crate::runtime::Runtime;
+use crate::runtime::endpoint::Endpoint;
+use crate::runtime::io::renewal_round::RenewalPart;
+use crate::runtime::io::shared_stats::StatsDelta;
 
-pub(in crate::runtime) enum Item {
-    Renew(Paper),
+pub(in crate::runtime) enum IoJob {
+    Renew(RenewalPart),
     Undo(Batch),
-    Tally(Parcel),
+    LeaseVotes(StatsDelta),
 }
 
-impl Item {
+impl IoJob {
     pub(in crate::runtime) fn replicas(&self) -> Option<Replicas> {
         match self {
             Self::Renew(paper) => paper.ballot.hold.replicas,
-            Self::Undo(_) | Self::Tally(_) => None,
+            Self::Undo(_) | Self::LeaseVotes(_) => None,
         }
     }
 
@@ -28,7 +28,7 @@ impl Item {
         match self {
             Self::Renew(paper) => paper.keys.names.len(),
             Self::Undo(batch) => batch.weight(),
-            Self::Tally(_) => 1,
+            Self::LeaseVotes(_) => 1,
         }
     }
 
@@ -36,44 +36,45 @@ impl Item {
         match self {
             Self::Renew(paper) => Some(paper.keys.key(0)),
             Self::Undo(batch) => Some(batch.keys.key(0)),
-            Self::Tally(_) => None,
+            Self::LeaseVotes(_) => None,
         }
     }
 
     pub(in crate::runtime) fn call(&self) -> Call<'_> {
         match self {
-            Self::Renew(Paper { ballot, keys }) => {
+            Self::Renew(RenewalPart { ballot, keys }) => {
                 let hold = &ballot.hold;
                 keys.renew(&hold.id, ballot.ask.ttl, false)
                     .acknowledged_by(hold.replicas)
             }
             Self::Undo(batch) => batch.call(),
-            Self::Tally(parcel) => parcel.call(),
+            Self::LeaseVotes(parcel) => parcel.call(),
         }
     }
 }
 
 /// Hands on what is kept by another server now.
 pub(in crate::runtime) fn send_on(
-    shared: &Shared,
-    site: &Site,
+    runtime: &Runtime,
+    endpoint: &Endpoint,
     undos: &mut Undos,
-    items: &mut Vec<Item>,
+    items: &mut Vec<IoJob>,
 ) {
-    let is_elsewhere = |key: Key<'_>| !shared.is_home(site, key);
+    let is_elsewhere = |key: Key<'_>| !runtime.owns(endpoint, key);
     for item in items.extract_if(.., |item| item.key().is_some_and(is_elsewhere)) {
-        let homes = item.key().map(|key| shared.homes(key).0);
+        let endpoints_of = item.key().map(|key| runtime.endpoints_of(key).0);
         // Only a cluster has names that move, and there each has one home.
-        let Some(home) = homes.and_then(|homes| homes.into_iter().next()) else {
+        let Some(owner_of) = endpoints_of.and_then(|endpoints_of| endpoints_of.into_iter().next())
+        else {
             continue;
         };
         match item {
-            Item::Renew(paper) => home.renew(shared, vec![paper]),
-            Item::Undo(batch) => {
+            IoJob::Renew(paper) => owner_of.renew(runtime, vec![paper]),
+            IoJob::Undo(batch) => {
                 let undos = undos.give_away(&batch);
-                undos.into_iter().for_each(|undo| home.io.undo(undo));
+                undos.into_iter().for_each(|undo| owner_of.io.undo(undo));
             }
-            Item::Tally(_) => {}
+            IoJob::LeaseVotes(_) => {}
         }
     }
 }

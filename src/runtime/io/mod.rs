@@ -15,16 +15,16 @@ use crossbeam_channel::{Receiver, Sender, after, never, select, unbounded};
 
 use crate::clock::{Instant, nap};
 use crate::error::Error;
-use crate::lease::state::Standing;
+use crate::lease::state::LeaseStatus;
 use crate::lease::undo::Undo;
 use crate::lease::undos::Undos;
 use crate::protocol::script::{Call, Reply};
-use crate::redis::{Condition, Fault, Lane, Wire};
-use crate::runtime::Shared;
-use crate::runtime::endpoint::Site;
-use crate::runtime::io::job::{Item, send_on};
-use crate::runtime::io::recovery::Aside;
-use crate::runtime::io::renewal_round::Paper;
+use crate::redis::{Cap, Connection, Fault, ServerHealth};
+use crate::runtime::Runtime;
+use crate::runtime::endpoint::Endpoint;
+use crate::runtime::io::job::{IoJob, send_on};
+use crate::runtime::io::recovery::Recovery;
+use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::worker::{Worker, contain};
 
 /// The most names in one write: their answers must fit into the sockets' buffers meanwhile, and come in time.
@@ -39,8 +39,8 @@ const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// How long after its server was found to be of no more use the thread still sends on what comes.
 const LEAVE_AFTER: Duration = Duration::from_secs(2);
 
-enum Job {
-    Renew(Vec<Paper>),
+enum IoRequest {
+    Renew(Vec<RenewalPart>),
     Undo(Undo),
     /// Somebody waits.
     Probe,
@@ -54,12 +54,12 @@ enum Job {
 }
 
 pub(crate) struct Io {
-    queue: Sender<Job>,
-    jobs: Receiver<Job>,
+    queue: Sender<IoRequest>,
+    jobs: Receiver<IoRequest>,
     /// Somebody waits, and the thread knows it.
     probing: AtomicBool,
     /// How renewals go.
-    pub(crate) condition: Condition,
+    pub(crate) condition: ServerHealth,
     worker: Worker,
 }
 
@@ -70,57 +70,61 @@ impl Default for Io {
             queue,
             jobs,
             probing: AtomicBool::new(false),
-            condition: Condition::new(0),
+            condition: ServerHealth::new(0),
             worker: Worker::new("leasehold-io"),
         }
     }
 }
 
 impl Io {
-    pub(crate) fn start(&self, shared: &Arc<Shared>, site: &Arc<Site>) -> Result<(), Error> {
+    pub(crate) fn start(
+        &self,
+        runtime: &Arc<Runtime>,
+        endpoint: &Arc<Endpoint>,
+    ) -> Result<(), Error> {
         if self.worker.is_started() {
             return Ok(());
         }
-        let (shared, site) = (Arc::clone(shared), Arc::clone(site));
+        let (runtime, endpoint) = (Arc::clone(runtime), Arc::clone(endpoint));
         self.worker
-            .start(move || Desk::default().run(&shared, &site))
+            .start(move || IoLoop::default().run(&runtime, &endpoint))
     }
 
-    fn send(&self, job: Job) {
+    fn send(&self, job: IoRequest) {
         // The receiver is in self, so there is somebody to send to.
         let _ = self.queue.send(job);
     }
 
-    pub(crate) fn renew(&self, papers: Vec<Paper>) {
-        self.send(Job::Renew(papers));
+    pub(crate) fn renew(&self, papers: Vec<RenewalPart>) {
+        self.send(IoRequest::Renew(papers));
     }
 
     /// Repeats a release until it is sure.
     pub(crate) fn undo(&self, undo: Undo) {
-        self.send(Job::Undo(undo));
+        self.send(IoRequest::Undo(undo));
     }
 
     /// Wakes the subscriber, for a caller who has no time for this server.
     pub(crate) fn wake(&self) {
-        self.send(Job::Wake);
+        self.send(IoRequest::Wake);
     }
 
     /// Somebody waits: proves from now on that the subscriber hears.
     pub(crate) fn probe(&self) {
         // Once is enough: a thread woken for every waiter would cost more than the waiting.
         if !self.probing.swap(true, Ordering::SeqCst) {
-            self.send(Job::Probe);
+            self.send(IoRequest::Probe);
         }
     }
 
     /// The server is not asked at present, and somebody waits for that to end.
     pub(crate) fn watch(&self) {
-        self.send(Job::Watch);
+        self.send(IoRequest::Watch);
     }
 
     /// Ends the thread by and by: somebody may be about to send it something.
     pub(crate) fn leave(&self) {
-        self.send(Job::Leave);
+        self.send(IoRequest::Leave);
     }
 
     pub(crate) fn is_through(&self) -> bool {
@@ -128,7 +132,7 @@ impl Io {
     }
 
     pub(crate) fn stop(&self) {
-        self.send(Job::Stop);
+        self.send(IoRequest::Stop);
     }
 
     pub(crate) fn join(&self, until: Instant) -> bool {
@@ -139,24 +143,25 @@ impl Io {
 /// A connection that a thread keeps for what it sends.
 #[derive(Default)]
 pub(in crate::runtime) struct Writer {
-    wire: Option<Wire>,
+    connection: Option<Connection>,
 }
 
 impl Writer {
     /// Sends `items` in one write, and gives each answer to `settle`, with the instant before it was sent.
     pub(in crate::runtime) fn write(
         &mut self,
-        shared: &Shared,
-        site: &Site,
-        mut items: Vec<Item>,
-        mut settle: impl FnMut(Item, Instant, Result<Reply, Fault>),
+        runtime: &Runtime,
+        endpoint: &Endpoint,
+        mut items: Vec<IoJob>,
+        mut settle: impl FnMut(IoJob, Instant, Result<Reply, Fault>),
     ) {
         let asked = Instant::now();
-        let server = &site.server;
-        self.wire.take_if(|wire| !server.is_current(wire));
-        if self.wire.is_none() {
-            match server.wire(asked.after(server.command_timeout())) {
-                Ok(wire) => self.wire = Some(wire),
+        let server = &endpoint.server;
+        self.connection
+            .take_if(|connection| !server.is_current(connection));
+        if self.connection.is_none() {
+            match server.connection(asked.after(server.command_timeout())) {
+                Ok(connection) => self.connection = Some(connection),
                 Err(fault) => {
                     for item in items {
                         settle(item, asked, Err(fault.clone()));
@@ -165,27 +170,29 @@ impl Writer {
                 }
             }
         }
-        let Some(wire) = &mut self.wire else { return };
+        let Some(connection) = &mut self.connection else {
+            return;
+        };
         let sent = Instant::now();
         // What was lost or let go while it lay here must not be given a whole ttl more.
         items.retain(|item| match item {
-            Item::Renew(paper) => matches!(paper.ballot.hold.stand(sent), Standing::Held(_)),
-            Item::Undo(_) | Item::Tally(_) => true,
+            IoJob::Renew(paper) => matches!(paper.ballot.hold.status(sent), LeaseStatus::Held(_)),
+            IoJob::Undo(_) | IoJob::LeaseVotes(_) => true,
         });
-        let calls: Vec<Call<'_>> = items.iter().map(Item::call).collect();
-        let (answers, usable) = server.batch(wire, &calls);
+        let calls: Vec<Call<'_>> = items.iter().map(IoJob::call).collect();
+        let (answers, usable) = server.batch(connection, &calls);
         drop(calls);
         if !usable {
-            self.wire = None;
+            self.connection = None;
         }
         let until = sent.after(server.command_timeout());
         for (item, answer) in items.into_iter().zip(answers) {
             let (answer, sent) = match answer {
                 // Nothing ran, so it may be sent again to where the name is kept now.
-                Err(Fault::Elsewhere(..)) => {
-                    match shared
-                        .servers
-                        .call_or_undo(item.call(), until, Lane::Free, None)
+                Err(Fault::Redirected(..)) => {
+                    match runtime
+                        .deployment
+                        .call_or_undo(item.call(), until, Cap::Exempt, None)
                     {
                         Ok((reply, sent)) => (Ok(reply), sent),
                         Err(fault) => (Err(fault), sent),
@@ -199,7 +206,7 @@ impl Writer {
 }
 
 /// Takes out what goes into one write: alike in the replicas that must acknowledge it, those without first.
-pub(in crate::runtime) fn take_write(items: &mut Vec<Item>) -> Option<Vec<Item>> {
+pub(in crate::runtime) fn take_write(items: &mut Vec<IoJob>) -> Option<Vec<IoJob>> {
     items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
     let replicas = items.first()?.replicas();
     let mut weight = 0;
@@ -215,7 +222,7 @@ pub(in crate::runtime) fn take_write(items: &mut Vec<Item>) -> Option<Vec<Item>>
 
 /// What the thread has before it.
 #[derive(Default)]
-struct Desk {
+struct IoLoop {
     writer: Writer,
     undos: Undos,
     probe_at: Option<Instant>,
@@ -223,65 +230,69 @@ struct Desk {
     watch_at: Option<Instant>,
     /// When the thread ends, where the server is of no more use.
     leave_at: Option<Instant>,
-    aside: Aside,
+    aside: Recovery,
     /// When what was counted is told.
     tally_at: Option<Instant>,
 }
 
-impl Desk {
-    fn run(mut self, shared: &Shared, site: &Site) {
-        self.aside = Aside::begin(site.server.peer.as_ref());
+impl IoLoop {
+    fn run(mut self, runtime: &Runtime, endpoint: &Endpoint) {
+        self.aside = Recovery::begin(endpoint.server.member.as_ref());
         let mut stopping = false;
-        self.tally_at = shared.tally.first();
+        self.tally_at = runtime.tally.first();
         while !stopping {
             let mut items = Vec::new();
-            let mut job = self.wait(shared, site);
+            let mut job = self.wait(runtime, endpoint);
             while let Some(next) = job {
                 match next {
-                    Job::Renew(papers) => items.extend(papers.into_iter().map(Item::Renew)),
-                    Job::Undo(undo) => self.undos.push(undo, Instant::now()),
-                    Job::Wake => site.subscriber.wake_now(&site.server),
-                    Job::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
-                    Job::Watch => self.watch_at = self.watch_at.or(Some(Instant::START)),
-                    Job::Leave => {
+                    IoRequest::Renew(papers) => items.extend(papers.into_iter().map(IoJob::Renew)),
+                    IoRequest::Undo(undo) => self.undos.push(undo, Instant::now()),
+                    IoRequest::Wake => endpoint.subscriber.wake_now(&endpoint.server),
+                    IoRequest::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
+                    IoRequest::Watch => self.watch_at = self.watch_at.or(Some(Instant::START)),
+                    IoRequest::Leave => {
                         self.leave_at
                             .get_or_insert_with(|| Instant::now().after(LEAVE_AFTER));
                     }
-                    Job::Stop => stopping = true,
+                    IoRequest::Stop => stopping = true,
                 }
-                job = site.io.jobs.try_recv().ok();
+                job = endpoint.io.jobs.try_recv().ok();
             }
-            if let Some(peer) = &site.server.peer {
-                let left = peer.desk.try_iter();
-                let undos = left.filter_map(|errand| self.aside.take(shared, site, peer, errand));
+            if let Some(member) = &endpoint.server.member {
+                let left = member.desk.try_iter();
+                let undos =
+                    left.filter_map(|errand| self.aside.take(runtime, endpoint, member, errand));
                 undos.for_each(|undo| self.undos.push(undo, Instant::now()));
             }
             let is_leaving = self.leave_at.is_some();
-            self.take_due_undos(shared, &mut items, stopping || is_leaving);
+            self.take_due_undos(runtime, &mut items, stopping || is_leaving);
             stopping |= self.leave_at.is_some_and(|at| at <= Instant::now());
-            send_on(shared, site, &mut self.undos, &mut items);
-            let parcels = shared.tally.due(shared, site, &mut self.tally_at, stopping);
-            items.extend(parcels.into_iter().map(Item::Tally));
+            send_on(runtime, endpoint, &mut self.undos, &mut items);
+            let parcels = runtime
+                .tally
+                .due(runtime, endpoint, &mut self.tally_at, stopping);
+            items.extend(parcels.into_iter().map(IoJob::LeaseVotes));
             while let Some(next) = take_write(&mut items) {
                 let undos = &mut self.undos;
-                self.writer.write(shared, site, next, |item, sent, answer| {
-                    settle(undos, shared, site, item, sent, answer);
-                });
+                self.writer
+                    .write(runtime, endpoint, next, |item, sent, answer| {
+                        settle(undos, runtime, endpoint, item, sent, answer);
+                    });
             }
-            contain(|| self.probe(shared, site));
-            contain(|| self.watch(shared, site));
+            contain(|| self.probe(runtime, endpoint));
+            contain(|| self.watch(runtime, endpoint));
             if stopping {
                 // A connection that is closed with answers unread is reset, and what the network has
                 // lost of it is not sent again: the release of the last lease.
                 self.aside.tidy_now();
             }
-            contain(|| self.aside.see_to(shared, site));
+            contain(|| self.aside.see_to(runtime, endpoint));
         }
     }
 
     /// Waits for work; `None` when an undo or the probe is due.
-    fn wait(&mut self, shared: &Shared, site: &Site) -> Option<Job> {
-        let jobs = &site.io.jobs;
+    fn wait(&mut self, runtime: &Runtime, endpoint: &Endpoint) -> Option<IoRequest> {
+        let jobs = &endpoint.io.jobs;
         let undos = self.undos.next();
         let next = undos
             .into_iter()
@@ -292,7 +303,7 @@ impl Desk {
             .chain(self.tally_at)
             .min();
         let pause = next.map(|at| nap(Instant::now(), at));
-        let Some(peer) = &site.server.peer else {
+        let Some(member) = &endpoint.server.member else {
             return match pause {
                 None => jobs.recv().ok(),
                 Some(pause) => jobs.recv_timeout(pause).ok(),
@@ -301,8 +312,8 @@ impl Desk {
         let pause_over = pause.map_or_else(never, after);
         select! {
             recv(jobs) -> job => job.ok(),
-            recv(peer.desk) -> errand => {
-                let undo = errand.ok().and_then(|errand| self.aside.take(shared, site, peer, errand));
+            recv(member.desk) -> errand => {
+                let undo = errand.ok().and_then(|errand| self.aside.take(runtime, endpoint, member, errand));
                 if let Some(undo) = undo {
                     self.undos.push(undo, Instant::now());
                 }
@@ -312,99 +323,99 @@ impl Desk {
         }
     }
 
-    fn take_due_undos(&mut self, shared: &Shared, items: &mut Vec<Item>, all: bool) {
+    fn take_due_undos(&mut self, runtime: &Runtime, items: &mut Vec<IoJob>, all: bool) {
         let now = Instant::now();
         let over = self.undos.take_over(now);
         over.iter()
-            .for_each(|undo| shared.sites.forget_undo(&undo.id));
+            .for_each(|undo| runtime.endpoints.forget_undo(&undo.id));
         let due = self.undos.take_due(now, all);
-        items.extend(due.into_iter().map(Item::Undo));
+        items.extend(due.into_iter().map(IoJob::Undo));
     }
 
     /// Tries whether a server that has failed again and again answers: nobody is to wait for it longer
     /// than it takes.
-    fn watch(&mut self, shared: &Shared, site: &Site) {
+    fn watch(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
         let now = Instant::now();
         let is_cared_for =
-            || !self.undos.is_empty() || shared.waiters.anybody() || shared.timer.watches_any();
-        if !site.server.is_open() || shared.is_closed() || !is_cared_for() {
+            || !self.undos.is_empty() || runtime.waiters.anybody() || runtime.timer.watches_any();
+        if !endpoint.server.is_open() || runtime.is_closed() || !is_cared_for() {
             self.watch_at = None;
         } else if self.watch_at.is_none_or(|at| at <= now) {
             self.watch_at = Some(now.after(WATCH_EVERY));
-            let until = now.after(site.server.command_timeout());
-            let answer = site.server.ping(until, Lane::Free);
+            let until = now.after(endpoint.server.command_timeout());
+            let answer = endpoint.server.ping(until, Cap::Exempt);
             if answer.is_ok() {
-                shared.waiters.ring_all();
+                runtime.waiters.ring_all();
             }
         }
     }
 
     /// Publishes to the subscriber what it must hear within a second.
-    fn probe(&mut self, shared: &Shared, site: &Site) {
+    fn probe(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
         let now = Instant::now();
-        if self.probe_at.is_none_or(|at| at > now) || shared.is_closed() {
+        if self.probe_at.is_none_or(|at| at > now) || runtime.is_closed() {
             return;
         }
-        let is_used = || site.subscriber.is_used();
+        let is_used = || endpoint.subscriber.is_used();
         if !is_used() {
-            site.io.probing.store(false, Ordering::SeqCst);
+            endpoint.io.probing.store(false, Ordering::SeqCst);
             // Whoever came just before this saw the flag set, and is seen here.
             if !is_used() {
                 self.probe_at = None;
                 return;
             }
-            site.io.probing.store(true, Ordering::SeqCst);
+            endpoint.io.probing.store(true, Ordering::SeqCst);
         }
         self.probe_at = Some(now.after(PROBE_EVERY));
-        site.subscriber.probe(&site.server);
-        if shared.servers.slot_map().is_some()
-            && let Some(name) = site.subscriber.waited()
+        endpoint.subscriber.probe(&endpoint.server);
+        if runtime.deployment.slot_map().is_some()
+            && let Some(name) = endpoint.subscriber.waited()
         {
             // One that was demoted in good order still hears all: only a command about a key is sent
             // on, and tells where its slots are kept now.
-            let keys = shared.keys(name);
-            let until = now.after(site.server.command_timeout());
-            let _ = shared.servers.call(keys.inspect(), until, Lane::Free);
+            let keys = runtime.keys(name);
+            let until = now.after(endpoint.server.command_timeout());
+            let _ = runtime.deployment.call(keys.inspect(), until, Cap::Exempt);
         }
     }
 }
 
 fn settle(
     undos: &mut Undos,
-    shared: &Shared,
-    site: &Site,
-    item: Item,
+    runtime: &Runtime,
+    endpoint: &Endpoint,
+    item: IoJob,
     sent: Instant,
     answer: Result<Reply, Fault>,
 ) {
     match item {
-        Item::Renew(paper) => settle_renewal(shared, site, paper, sent, answer),
-        Item::Tally(parcel) => shared.tally.settle(parcel, answer),
-        Item::Undo(batch) => {
+        IoJob::Renew(paper) => settle_renewal(runtime, endpoint, paper, sent, answer),
+        IoJob::LeaseVotes(parcel) => runtime.tally.settle(parcel, answer),
+        IoJob::Undo(batch) => {
             let over = undos.settle(&batch, answer.ok().as_ref());
             over.iter()
-                .for_each(|undo| shared.sites.forget_undo(&undo.id));
+                .for_each(|undo| runtime.endpoints.forget_undo(&undo.id));
         }
     }
 }
 
 pub(in crate::runtime) fn settle_renewal(
-    shared: &Shared,
-    site: &Site,
-    paper: Paper,
+    runtime: &Runtime,
+    endpoint: &Endpoint,
+    paper: RenewalPart,
     sent: Instant,
     answer: Result<Reply, Fault>,
 ) {
     contain(|| {
-        note(&site.io.condition, &answer);
-        paper.ballot.cast(shared, sent, answer);
+        note(&endpoint.io.condition, &answer);
+        paper.ballot.cast(runtime, sent, answer);
         drop(paper);
     });
 }
 
-fn note(condition: &Condition, answer: &Result<Reply, Fault>) {
+fn note(condition: &ServerHealth, answer: &Result<Reply, Fault>) {
     match answer {
-        Err(Fault::NotNow(cause) | Fault::NoAnswer(cause)) => {
+        Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
             condition.failed(Some(cause), false);
         }
         _ => {

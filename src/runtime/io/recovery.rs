@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::lease::undo::Undo;
 use crate::logging;
-use crate::redis::{Errand, Lane, Peer, Promise};
-use crate::runtime::Shared;
-use crate::runtime::endpoint::Site;
+use crate::redis::{Cap, Member, MemberTask, PendingRelease};
+use crate::runtime::Runtime;
+use crate::runtime::endpoint::Endpoint;
 use crate::wait_policy::Backoff;
 
 /// How long answers that nobody waited for may lie: all that matters in them is what to undo, and
@@ -18,18 +18,18 @@ const TIDY_AFTER: Duration = Duration::from_millis(100);
 const ASIDE: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4)).jitter(0.5);
 
 #[derive(Default)]
-pub(in crate::runtime) struct Aside {
+pub(in crate::runtime) struct Recovery {
     /// When it is tried whether the server answers again, and how often it did not.
     ask_at: Option<(Instant, u32)>,
     /// When what callers have left unread is read.
     tidy_at: Option<Instant>,
 }
 
-impl Aside {
+impl Recovery {
     /// For a thread that begins: what one before it knew is gone with it, after a panic.
-    pub(in crate::runtime) fn begin(peer: Option<&Peer>) -> Self {
-        peer.map_or_else(Self::default, |peer| Self {
-            ask_at: peer.is_aside().then_some((Instant::START, 0)),
+    pub(in crate::runtime) fn begin(member: Option<&Member>) -> Self {
+        member.map_or_else(Self::default, |member| Self {
+            ask_at: member.is_aside().then_some((Instant::START, 0)),
             tidy_at: Some(Instant::START),
         })
     }
@@ -48,16 +48,16 @@ impl Aside {
     /// What a caller leaves to the thread. Returns what it is to undo.
     pub(in crate::runtime) fn take(
         &mut self,
-        shared: &Shared,
-        site: &Site,
-        peer: &Peer,
-        errand: Errand,
+        runtime: &Runtime,
+        endpoint: &Endpoint,
+        member: &Member,
+        errand: MemberTask,
     ) -> Option<Undo> {
         match errand {
-            Errand::Undo(promise) => {
-                shared.sites.note_undo(&promise.id);
-                let may_yet_run = promise.may_yet_run(peer.index);
-                let Promise {
+            MemberTask::Undo(promise) => {
+                runtime.endpoints.note_undo(&promise.id);
+                let may_yet_run = promise.may_yet_run(member.index);
+                let PendingRelease {
                     keys, id, until, ..
                 } = promise;
                 return Some(if may_yet_run {
@@ -66,13 +66,13 @@ impl Aside {
                     Undo::of_release(keys, id, until)
                 });
             }
-            Errand::Drain(line) => {
-                if !peer.drain(*line, site.server.command_timeout()) {
-                    peer.set_aside();
+            MemberTask::Drain(line) => {
+                if !member.drain(*line, endpoint.server.command_timeout()) {
+                    member.mark_down();
                 }
             }
-            Errand::Tidy => self.tidy_at = Some(Instant::now().after(TIDY_AFTER)),
-            Errand::Probe => {
+            MemberTask::Tidy => self.tidy_at = Some(Instant::now().after(TIDY_AFTER)),
+            MemberTask::Probe => {
                 self.ask_at = Some((Instant::now().after(ASIDE.pause(0)), 0));
             }
         }
@@ -80,36 +80,36 @@ impl Aside {
     }
 
     /// Reads what lies unread, and tries whether a server that was left aside answers again.
-    pub(in crate::runtime) fn see_to(&mut self, shared: &Shared, site: &Site) {
-        let Some(peer) = &site.server.peer else {
+    pub(in crate::runtime) fn see_to(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
+        let Some(member) = &endpoint.server.member else {
             return;
         };
         let now = Instant::now();
         if self.tidy_at.is_some_and(|at| at <= now) {
             self.tidy_at = None;
-            if !peer.tidy(site.server.command_timeout()) {
-                peer.set_aside();
+            if !member.tidy(endpoint.server.command_timeout()) {
+                member.mark_down();
             }
         }
         let Some((_, failures)) = self
             .ask_at
-            .filter(|(at, _)| *at <= now && !shared.is_closed())
+            .filter(|(at, _)| *at <= now && !runtime.is_closed())
         else {
             return;
         };
-        let until = now.after(site.server.command_timeout());
-        match site.server.ping(until, Lane::Free) {
+        let until = now.after(endpoint.server.command_timeout());
+        match endpoint.server.ping(until, Cap::Exempt) {
             Ok(_) => {
                 self.ask_at = None;
-                peer.is_back(now.until(Instant::now()));
-                shared.servers.peer_is_back();
-                shared.waiters.ring_all();
-                logging::debug!(server = site.server.label(); "{} answers again", site.server.label());
+                member.is_back(now.until(Instant::now()));
+                runtime.deployment.peer_is_back();
+                runtime.waiters.ring_all();
+                logging::debug!(server = endpoint.server.label(); "{} answers again", endpoint.server.label());
             }
             Err(fault) => {
                 let pause = ASIDE.pause(failures + 1);
                 self.ask_at = Some((Instant::now().after(pause), failures.saturating_add(1)));
-                logging::debug!(server = site.server.label(); "{} is left aside: {fault}", site.server.label());
+                logging::debug!(server = endpoint.server.label(); "{} is left aside: {fault}", endpoint.server.label());
             }
         }
     }

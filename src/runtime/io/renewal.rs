@@ -4,50 +4,50 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::lease::held::Hold;
-use crate::lease::state::{Ask, Standing};
+use crate::lease::held::HeldLease;
+use crate::lease::state::{LeaseStatus, RenewalRequest};
 use crate::logging;
 use crate::lost::Lost;
-use crate::protocol::kind::Found;
+use crate::protocol::kind::KeyState;
 use crate::protocol::script::Reply;
 use crate::redis::Fault;
 use crate::renewed::Renewed;
-use crate::runtime::Shared;
+use crate::runtime::Runtime;
 
 /// Sees to the answer of a renewal, and returns what it found. A failed call is no loss; a definite
 /// "not yours" is.
 pub(crate) fn renewed(
-    shared: &Shared,
-    hold: &Arc<Hold>,
-    ask: Ask,
+    runtime: &Runtime,
+    hold: &Arc<HeldLease>,
+    ask: RenewalRequest,
     sent: Instant,
     answer: &Result<Reply, Fault>,
-) -> Option<Found> {
+) -> Option<KeyState> {
     let now = Instant::now();
-    let found = answer.as_ref().ok().and_then(Found::read);
+    let found = answer.as_ref().ok().and_then(KeyState::read);
     // A lease that ran out before the answer came is lost for that.
-    hold.stand(now);
+    hold.status(now);
     let lag = hold.answered(|lease| {
         let lag = lease.lag(now);
         match found {
-            Some(Found::Ours) => lease.confirmed(sent, now, ask),
+            Some(KeyState::Ours) => lease.confirmed(sent, now, ask),
             _ => lease.unconfirmed(now),
         }
         lag
     });
     if ask.renews {
-        count(shared, found, lag);
+        count(runtime, found, lag);
     }
     match found {
-        Some(Found::Nobody) => hold.lose(Lost::Deleted),
-        Some(Found::Another) => hold.lose(Lost::Taken),
-        Some(Found::Ours) | None => {}
+        Some(KeyState::Gone) => hold.lose(Lost::Deleted),
+        Some(KeyState::Foreign) => hold.lose(Lost::Taken),
+        Some(KeyState::Ours) | None => {}
     }
-    shared.look_after(hold);
+    runtime.reschedule(hold);
     match (found, answer) {
-        (Some(Found::Ours), _) if ask.renews => {
-            if let Standing::Held(remaining) = hold.stand(now) {
-                tell_renewal(shared, hold, remaining, sent.until(now));
+        (Some(KeyState::Ours), _) if ask.renews => {
+            if let LeaseStatus::Held(remaining) = hold.status(now) {
+                tell_renewal(runtime, hold, remaining, sent.until(now));
             }
         }
         (None, Err(fault)) => logging::debug!(
@@ -61,15 +61,15 @@ pub(crate) fn renewed(
 }
 
 /// Counts a renewal that came back so long after it was due. What it found gone is a loss instead.
-pub(crate) fn count(shared: &Shared, found: Option<Found>, lag: Duration) {
+pub(crate) fn count(runtime: &Runtime, found: Option<KeyState>, lag: Duration) {
     match found {
-        Some(Found::Ours) => shared.meters.renewed(Some(lag)),
-        Some(Found::Nobody | Found::Another) => {}
-        None => shared.meters.renewed(None),
+        Some(KeyState::Ours) => runtime.meters.renewed(Some(lag)),
+        Some(KeyState::Gone | KeyState::Foreign) => {}
+        None => runtime.meters.renewed(None),
     }
 }
 
-fn tell_renewal(shared: &Shared, hold: &Arc<Hold>, remaining: Duration, took: Duration) {
+fn tell_renewal(runtime: &Runtime, hold: &Arc<HeldLease>, remaining: Duration, took: Duration) {
     if let Some(on_renew) = hold.on_renew() {
         let renewed = Renewed {
             name: hold.keys.key(0).name.clone(),
@@ -78,7 +78,7 @@ fn tell_renewal(shared: &Shared, hold: &Arc<Hold>, remaining: Duration, took: Du
             remaining,
             took,
         };
-        shared.callbacks.run(Box::new(move || on_renew(&renewed)));
+        runtime.callbacks.run(Box::new(move || on_renew(&renewed)));
     }
     logging::debug!(
         name:% = hold.keys, holder:% = hold.id.short(), outcome = "renewed", ttl_ms = hold.ttl_ms(),

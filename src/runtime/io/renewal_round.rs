@@ -5,32 +5,32 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::clock::Instant;
-use crate::lease::held::Hold;
-use crate::lease::state::Ask;
-use crate::protocol::kind::{Found, Keys};
+use crate::lease::held::HeldLease;
+use crate::lease::state::RenewalRequest;
+use crate::protocol::kind::{KeyState, Keys};
 use crate::protocol::script::Reply;
-use crate::redis::{Counted, Fault, Size, Tally};
-use crate::runtime::Shared;
+use crate::redis::{Fault, LeaseVotes, Majority, Verdict};
+use crate::runtime::Runtime;
 use crate::runtime::io::renewal::renewed;
 
 /// A renewal that is on its way to every server of a lease. It is over once the answers decide it: a
 /// server that hangs delays nobody.
-pub(crate) struct Ballot {
-    pub(crate) hold: Arc<Hold>,
-    pub(crate) ask: Ask,
+pub(crate) struct RenewalRound {
+    pub(crate) hold: Arc<HeldLease>,
+    pub(crate) ask: RenewalRequest,
     /// `None` once it is over.
     open: Mutex<Option<Open>>,
 }
 
 /// What is asked of one server about it.
-pub(crate) struct Paper {
-    pub(crate) ballot: Arc<Ballot>,
+pub(crate) struct RenewalPart {
+    pub(crate) ballot: Arc<RenewalRound>,
     /// What one script can be about.
     pub(crate) keys: Arc<Keys>,
 }
 
-impl Paper {
-    pub(crate) fn new(ballot: &Arc<Ballot>, keys: &Arc<Keys>) -> Self {
+impl RenewalPart {
+    pub(crate) fn new(ballot: &Arc<RenewalRound>, keys: &Arc<Keys>) -> Self {
         Self {
             ballot: Arc::clone(ballot),
             keys: Arc::clone(keys),
@@ -39,16 +39,16 @@ impl Paper {
 }
 
 struct Open {
-    tally: Tally,
+    tally: LeaseVotes,
     /// When the first was asked: the lease counts from then.
     sent: Instant,
     fault: Option<Fault>,
 }
 
-impl Ballot {
-    pub(crate) fn new(hold: Arc<Hold>, ask: Ask, size: Size) -> Self {
+impl RenewalRound {
+    pub(crate) fn new(hold: Arc<HeldLease>, ask: RenewalRequest, size: Majority) -> Self {
         let open = Open {
-            tally: Tally::new(size),
+            tally: LeaseVotes::new(size),
             sent: Instant::NEVER,
             fault: None,
         };
@@ -60,7 +60,7 @@ impl Ballot {
     }
 
     /// Counts what a server answered to what was sent at `sent`.
-    pub(crate) fn cast(&self, shared: &Shared, sent: Instant, answer: Result<Reply, Fault>) {
+    pub(crate) fn cast(&self, runtime: &Runtime, sent: Instant, answer: Result<Reply, Fault>) {
         let mut slot = self.open.lock();
         let Some(open) = slot.as_mut() else { return };
         open.sent = open.sent.min(sent);
@@ -70,7 +70,7 @@ impl Ballot {
                     Reply::Text(value) => value,
                     _ => &[],
                 };
-                open.tally.count(Found::read(&reply), value);
+                open.tally.count(KeyState::read(&reply), value);
             }
             Err(fault) => {
                 open.tally.count(None, &[]);
@@ -83,12 +83,12 @@ impl Ballot {
         let Some(open) = slot.take() else { return };
         drop(slot);
         let answer = match (outcome, open.fault) {
-            (Counted::Ours, _) => Ok(Reply::Int(1)),
-            (Counted::Nobody, _) => Ok(Reply::Int(0)),
-            (Counted::Another(value), _) => Ok(Reply::Text(value)),
-            (Counted::Unknown, Some(fault)) => Err(fault),
-            (Counted::Unknown, None) => Ok(Reply::Other),
+            (Verdict::Ours, _) => Ok(Reply::Int(1)),
+            (Verdict::Nobody, _) => Ok(Reply::Int(0)),
+            (Verdict::Another(value), _) => Ok(Reply::Text(value)),
+            (Verdict::Unknown, Some(fault)) => Err(fault),
+            (Verdict::Unknown, None) => Ok(Reply::Other),
         };
-        renewed(shared, &self.hold, self.ask, open.sent, &answer);
+        renewed(runtime, &self.hold, self.ask, open.sent, &answer);
     }
 }

@@ -10,12 +10,12 @@ use parking_lot::Mutex;
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::logging;
-use crate::protocol::kind::{Key, Keys, beside};
+use crate::protocol::kind::{Key, Keys, sibling_key};
 use crate::protocol::script::{Arg, Call, Reply, TALLY};
 use crate::random;
-use crate::redis::{Fault, Lane, Server};
-use crate::runtime::Shared;
-use crate::runtime::endpoint::Site;
+use crate::redis::{Cap, Fault, Server};
+use crate::runtime::Runtime;
+use crate::runtime::endpoint::Endpoint;
 #[cfg(feature = "metrics")]
 use crate::runtime::worker::contain;
 use crate::stats::{Buckets, Latency, Stats, Totals};
@@ -24,12 +24,12 @@ use crate::stats::{Buckets, Latency, Stats, Totals};
 const EVERY: Duration = Duration::from_secs(1);
 
 /// What this client adds to the shared statistics.
-pub(crate) struct Tally {
+pub(crate) struct SharedStats {
     is_shared: bool,
     /// A thread that tells is there.
     has_begun: AtomicBool,
     /// The hash, as if it were a lock's key: that is how its server is found.
-    home: Keys,
+    owner_of: Keys,
     keys: Arc<TallyKeys>,
     state: Mutex<State>,
     #[cfg(feature = "metrics")]
@@ -48,13 +48,13 @@ struct State {
     told: Totals,
     serial: u64,
     /// Sent, and perhaps added: to be sent again as it is, which is sure to add it once.
-    open: Option<Parcel>,
+    open: Option<StatsDelta>,
     has_warned: bool,
 }
 
 /// An addition to the shared statistics.
 #[derive(Clone)]
-pub(crate) struct Parcel {
+pub(crate) struct StatsDelta {
     keys: Arc<TallyKeys>,
     serial: u64,
     /// What is told when this is added.
@@ -62,7 +62,7 @@ pub(crate) struct Parcel {
     text: Vec<u8>,
 }
 
-impl Parcel {
+impl StatsDelta {
     fn new(keys: &Arc<TallyKeys>, serial: u64, before: &Totals, now: Totals) -> Option<Self> {
         let mut text = String::new();
         for (name, count) in now.since(before).fields().filter(|(_, count)| *count > 0) {
@@ -94,17 +94,17 @@ impl Parcel {
     }
 }
 
-impl Tally {
+impl SharedStats {
     pub(crate) fn new(config: &Config) -> Self {
         let hash = config.shared_stats_key.clone().into_bytes();
-        let beside = beside(&hash, "tally");
+        let sibling_key = sibling_key(&hash, "tally");
         let own = format!(":{}", random::uuid()).into_bytes();
         Self {
             is_shared: config.shared_stats,
             has_begun: AtomicBool::new(false),
-            home: Keys::new(config.shared_stats_key.as_str().into(), "", ""),
+            owner_of: Keys::new(config.shared_stats_key.as_str().into(), "", ""),
             keys: Arc::new(TallyKeys {
-                mark: [[beside, own].concat()],
+                mark: [[sibling_key, own].concat()],
                 hash: [hash],
             }),
             state: Mutex::default(),
@@ -124,10 +124,10 @@ impl Tally {
 
     /// There is something to tell. In a cluster the threads of a server begin when somebody needs them, and a lock that
     /// is let go before its first renewal needs none.
-    pub(crate) fn begin(&self, shared: &Shared, key: Key<'_>) {
+    pub(crate) fn begin(&self, runtime: &Runtime, key: Key<'_>) {
         if self.is_wanted() && !self.has_begun.swap(true, Ordering::Relaxed) {
-            shared.homes(if self.is_shared {
-                self.home.key(0)
+            runtime.endpoints_of(if self.is_shared {
+                self.owner_of.key(0)
             } else {
                 key
             });
@@ -135,18 +135,20 @@ impl Tally {
     }
 
     /// The server that keeps the hash. Where several are fixed (a quorum) it is the first of them.
-    fn server(&self, shared: &Shared) -> Arc<Server> {
-        shared.servers.first_keeper(self.home.key(0))
+    fn server(&self, runtime: &Runtime) -> Arc<Server> {
+        runtime.deployment.primary_owner_of(self.owner_of.key(0))
     }
 
     /// One site tells for all: where a hash is kept that of its server, and else any that is at work.
-    fn is_told_by(&self, shared: &Shared, site: &Site) -> bool {
+    fn is_told_by(&self, runtime: &Runtime, endpoint: &Endpoint) -> bool {
         if self.is_shared {
-            Arc::ptr_eq(&self.server(shared), &site.server)
+            Arc::ptr_eq(&self.server(runtime), &endpoint.server)
         } else {
-            let sites = shared.sites.all();
-            let at_work = sites.iter().find(|site| !site.server.is_retired());
-            at_work.is_some_and(|first| Arc::ptr_eq(&first.server, &site.server))
+            let endpoints = runtime.endpoints.all();
+            let at_work = endpoints
+                .iter()
+                .find(|endpoint| !endpoint.server.is_retired());
+            at_work.is_some_and(|first| Arc::ptr_eq(&first.server, &endpoint.server))
         }
     }
 
@@ -154,38 +156,38 @@ impl Tally {
     /// is `stopping`: then all that there is.
     pub(crate) fn due(
         &self,
-        shared: &Shared,
-        site: &Site,
+        runtime: &Runtime,
+        endpoint: &Endpoint,
         at: &mut Option<Instant>,
         stopping: bool,
-    ) -> Vec<Parcel> {
+    ) -> Vec<StatsDelta> {
         let now = Instant::now();
         if at.is_none_or(|at| at > now && !stopping) {
             return Vec::new();
         }
         *at = Some(now.after(EVERY));
-        if !self.is_told_by(shared, site) {
+        if !self.is_told_by(runtime, endpoint) {
             if self.is_shared && !stopping {
                 // It may keep no lock as yet, and then nobody has started its threads.
-                shared.homes(self.home.key(0));
+                runtime.endpoints_of(self.owner_of.key(0));
             }
             return Vec::new();
         }
         #[cfg(feature = "metrics")]
         contain(|| {
             self.facade
-                .tell(&shared.stats(), shared.histograms(), stopping);
+                .tell(&runtime.stats(), runtime.histograms(), stopping);
         });
         if !self.is_shared {
             return Vec::new();
         }
-        let totals = shared.meters.counters.totals();
+        let totals = runtime.meters.counters.totals();
         let mut state = self.state.lock();
         let open = state.open.clone();
         let mut parcels = Vec::from_iter(open);
         if parcels.is_empty() || stopping {
             let before = parcels.first().map_or(state.told, |open| open.told);
-            let next = Parcel::new(&self.keys, state.serial + 1, &before, totals);
+            let next = StatsDelta::new(&self.keys, state.serial + 1, &before, totals);
             if next.is_some() {
                 state.serial += 1;
             }
@@ -195,7 +197,7 @@ impl Tally {
     }
 
     /// Sees to the answer to `parcel`.
-    pub(crate) fn settle(&self, parcel: Parcel, answer: Result<Reply, Fault>) {
+    pub(crate) fn settle(&self, parcel: StatsDelta, answer: Result<Reply, Fault>) {
         let mut state = self.state.lock();
         let refusal = match answer {
             Ok(Reply::Int(_)) => {
@@ -205,12 +207,12 @@ impl Tally {
                 return;
             }
             // One that never arrived is counted anew the next time, with what has come since.
-            Err(Fault::NotNow(_) | Fault::Open(_) | Fault::Elsewhere(..)) => return,
-            Err(Fault::NoAnswer(_)) => {
+            Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Redirected(..)) => return,
+            Err(Fault::Unknown(_)) => {
                 state.open = Some(parcel);
                 return;
             }
-            Err(Fault::Never(error) | Fault::Unsafe(error)) => error.to_string(),
+            Err(Fault::Rejected(error) | Fault::NotReplicated(error)) => error.to_string(),
             Ok(_) => "the tally script gave an answer that is not its own".into(),
         };
         let has_warned = std::mem::replace(&mut state.has_warned, true);
@@ -223,7 +225,7 @@ impl Tally {
     }
 }
 
-impl Shared {
+impl Runtime {
     /// What this client has counted, and is doing now.
     pub(crate) fn stats(&self) -> Stats {
         let (held, waiting) = self.waiters.count();
@@ -253,20 +255,23 @@ impl Shared {
 
     /// All servers in use: those that were given, and those that were found.
     fn all_servers(&self) -> Vec<Arc<Server>> {
-        let mut servers = self.servers.fixed().to_vec();
-        for site in self.sites.all() {
-            if !servers.iter().any(|known| Arc::ptr_eq(known, &site.server)) {
-                servers.push(Arc::clone(&site.server));
+        let mut deployment = self.deployment.fixed().to_vec();
+        for endpoint in self.endpoints.all() {
+            if !deployment
+                .iter()
+                .any(|known| Arc::ptr_eq(known, &endpoint.server))
+            {
+                deployment.push(Arc::clone(&endpoint.server));
             }
         }
-        servers
+        deployment
     }
 
     /// What all clients have added to the shared statistics.
     pub(crate) fn shared_totals(&self, until: Instant) -> Result<Totals, Fault> {
         let server = self.tally.server(self);
         let [hash] = &self.tally.keys.hash;
-        server.command("HGETALL", &[hash], until, Lane::Capped, |reply| {
+        server.command("HGETALL", &[hash], until, Cap::Counted, |reply| {
             read(&reply)
         })
     }
@@ -299,8 +304,8 @@ mod tests {
     use super::*;
     use crate::error::Cause;
 
-    fn tally() -> Tally {
-        Tally::new(&Config {
+    fn tally() -> SharedStats {
+        SharedStats::new(&Config {
             shared_stats: true,
             ..Config::default()
         })
@@ -312,9 +317,9 @@ mod tests {
         totals
     }
 
-    fn next(tally: &Tally, now: Totals) -> Option<Parcel> {
+    fn next(tally: &SharedStats, now: Totals) -> Option<StatsDelta> {
         let state = tally.state.lock();
-        Parcel::new(&tally.keys, state.serial + 1, &state.told, now)
+        StatsDelta::new(&tally.keys, state.serial + 1, &state.told, now)
     }
 
     #[test]
@@ -331,11 +336,11 @@ mod tests {
     fn only_what_may_have_been_added_is_sent_again_as_it_is() {
         let tally = tally();
         let first = next(&tally, totals(3)).unwrap();
-        tally.settle(first.clone(), Err(Fault::NotNow(Cause::text("away"))));
+        tally.settle(first.clone(), Err(Fault::NotRun(Cause::text("away"))));
         assert!(tally.state.lock().open.is_none());
-        tally.settle(first.clone(), Err(Fault::NoAnswer(Cause::text("late"))));
+        tally.settle(first.clone(), Err(Fault::Unknown(Cause::text("late"))));
         // Even if a further try of it surely did not run.
-        tally.settle(first, Err(Fault::NotNow(Cause::text("away"))));
+        tally.settle(first, Err(Fault::NotRun(Cause::text("away"))));
         let open = tally.state.lock().open.clone().unwrap();
         assert_eq!((open.serial, open.told), (1, totals(3)));
         tally.settle(open, Ok(Reply::Int(0)));

@@ -17,13 +17,13 @@ use crate::name::Name;
 use crate::protocol::expected::Expected;
 use crate::protocol::kind::Key;
 use crate::random;
-use crate::redis::{Condition, Fault, Lane, Server};
-use crate::runtime::Shared;
-use crate::runtime::endpoint::Site;
+use crate::redis::{Cap, Fault, Server, ServerHealth};
+use crate::runtime::Runtime;
+use crate::runtime::endpoint::Endpoint;
 use crate::runtime::worker::Worker;
 use crate::wait_policy::RECONNECT;
 
-use crate::runtime::subscriber::pubsub::{LOOK_AROUND, Line};
+use crate::runtime::subscriber::pubsub::{POLL_EVERY, PubSub};
 use crate::runtime::subscriber::subscription::Live;
 pub(crate) use crate::runtime::subscriber::subscription::{Part, Subscription};
 
@@ -48,7 +48,7 @@ pub(crate) struct Subscriber {
     /// Rung at the end, for a thread that pauses between two attempts to connect.
     ending: Condvar,
     /// How hearing goes.
-    pub(crate) condition: Condition,
+    pub(crate) condition: ServerHealth,
     worker: Worker,
 }
 
@@ -81,25 +81,25 @@ impl Default for Subscriber {
             state: Mutex::default(),
             mute: AtomicBool::new(false),
             ending: Condvar::new(),
-            condition: Condition::new(0),
+            condition: ServerHealth::new(0),
             worker: Worker::new("leasehold-subscriber"),
         }
     }
 }
 
-impl Site {
+impl Endpoint {
     /// Wants to hear the releases of a name. Once they are heard, the name's first waiter is told to
     /// look: a release between its last look and then was not heard.
     pub(crate) fn subscribe<'a>(
         self: Arc<Self>,
-        shared: &Arc<Shared>,
+        runtime: &Arc<Runtime>,
         key: Key<'a>,
         until: Instant,
     ) -> Result<Part<'a>, Error> {
         let this = &self.subscriber;
         if !this.worker.is_started() {
-            let (shared, site) = (Arc::clone(shared), Arc::clone(&self));
-            this.worker.start(move || run(&shared, &site))?;
+            let (runtime, endpoint) = (Arc::clone(runtime), Arc::clone(&self));
+            this.worker.start(move || run(&runtime, &endpoint))?;
         }
         let mut state = this.state.lock();
         let known = state.channels.get_mut(key.channel).map(|channel| {
@@ -125,7 +125,7 @@ impl Site {
         }
         let wake = is_new && state.up;
         drop(state);
-        if wake && self.server.peer.is_some() {
+        if wake && self.server.member.is_some() {
             // One of several may hang, and the others be enough.
             self.io.wake();
         } else if wake {
@@ -133,7 +133,7 @@ impl Site {
         }
         self.io.probe();
         Ok(Part {
-            site: self,
+            endpoint: self,
             key,
             live,
         })
@@ -170,10 +170,10 @@ impl Subscriber {
     fn wake(&self, server: &Server, why: &[u8], until: Instant) -> bool {
         let args: [&[u8]; 2] = [&self.control, why];
         let read = |reply| Some(reply).filter(|reply| Expected::Count.fits(reply));
-        let published = server.command("PUBLISH", &args, until, Lane::Free, read);
+        let published = server.command("PUBLISH", &args, until, Cap::Exempt, read);
         match &published {
             Ok(_) => self.mute.store(false, Ordering::SeqCst),
-            Err(Fault::Never(error)) if !self.mute.swap(true, Ordering::SeqCst) => {
+            Err(Fault::Rejected(error)) if !self.mute.swap(true, Ordering::SeqCst) => {
                 logging::warn!(
                     "releases cannot be announced, waiters look again by themselves: {error}"
                 );
@@ -238,50 +238,51 @@ impl Subscriber {
     }
 }
 
-fn run(shared: &Shared, site: &Site) {
+fn run(runtime: &Runtime, endpoint: &Endpoint) {
     let mut failures = 0;
-    while !site.subscriber.is_stopping() && !site.server.is_retired() {
-        match listen(shared, site, &mut failures) {
+    while !endpoint.subscriber.is_stopping() && !endpoint.server.is_retired() {
+        match listen(runtime, endpoint, &mut failures) {
             Ok(()) => return,
             Err(why) => {
-                let mut state = site.subscriber.state.lock();
+                let mut state = endpoint.subscriber.state.lock();
                 state.up = false;
                 for channel in state.channels.values() {
                     channel.live.set(None);
                 }
                 drop(state);
-                if site.server.is_retired() {
+                if endpoint.server.is_retired() {
                     return;
                 }
-                site.subscriber
+                endpoint
+                    .subscriber
                     .condition
                     .failed(Some(&Cause::text(why.clone())), false);
-                shared.servers.doubt();
+                runtime.deployment.doubt();
                 // One warning for an outage, however long it lasts.
                 logging::record!(
                     if failures == 0 { log::Level::Warn } else { log::Level::Debug },
-                    server = site.server.label();
+                    server = endpoint.server.label();
                     "releases are not heard, waiters look again by themselves; reconnecting: {why}"
                 );
             }
         }
         // The first failure after a good connection is tried again at once.
         if failures > 0 {
-            site.subscriber.pause(RECONNECT.pause(failures - 1));
+            endpoint.subscriber.pause(RECONNECT.pause(failures - 1));
         }
         failures += 1;
     }
 }
 
 /// Connects, subscribes to all that is wanted, and hears until the connection fails or the end.
-fn listen(shared: &Shared, site: &Site, failures: &mut u32) -> Result<(), String> {
-    let this = &site.subscriber;
-    let timeout = site.server.command_timeout();
-    let wire = site
+fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<(), String> {
+    let this = &endpoint.subscriber;
+    let timeout = endpoint.server.command_timeout();
+    let connection = endpoint
         .server
-        .wire(Instant::now().after(timeout))
+        .connection(Instant::now().after(timeout))
         .map_err(|fault: Fault| fault.to_string())?;
-    let mut line = Line::new(shared, site, wire);
+    let mut line = PubSub::new(runtime, endpoint, connection);
     let wanted: Vec<Vec<u8>> = {
         let mut state = this.state.lock();
         state.queue.clear();
@@ -299,7 +300,7 @@ fn listen(shared: &Shared, site: &Site, failures: &mut u32) -> Result<(), String
     *failures = 0;
     let mut tidied = Instant::now();
     this.condition.answered(Instant::now());
-    logging::debug!(server = site.server.label(); "hearing releases");
+    logging::debug!(server = endpoint.server.label(); "hearing releases");
     loop {
         let now = Instant::now();
         let mut state = this.state.lock();
@@ -317,7 +318,7 @@ fn listen(shared: &Shared, site: &Site, failures: &mut u32) -> Result<(), String
         }
         // What was queued before this connection was up woke nobody.
         let wanted = std::mem::take(&mut state.queue);
-        let unused = if tidied.until(now) >= LOOK_AROUND {
+        let unused = if tidied.until(now) >= POLL_EVERY {
             tidied = now;
             take_unused(&mut state, now)
         } else {

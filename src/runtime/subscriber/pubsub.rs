@@ -6,28 +6,28 @@ use redis::{PushKind, Value};
 
 use crate::clock::Instant;
 use crate::error::{library_text, words};
-use crate::lease::state::SOON;
+use crate::lease::state::FIRST_RENEWAL_AFTER;
 use crate::logging;
 use crate::protocol::fair::read_grant;
-use crate::queue::local::Voice;
-use crate::redis::Wire;
-use crate::runtime::Shared;
-use crate::runtime::endpoint::Site;
+use crate::queue::local::Announcer;
+use crate::redis::Connection;
+use crate::runtime::Runtime;
+use crate::runtime::endpoint::Endpoint;
 use crate::runtime::subscriber::PROBE;
 use crate::stats::Wake;
 
 /// How long the thread waits for a message before it looks around: for the probe's silence, for
 /// subscriptions that nobody uses, and for those whose wake-up could not be published.
-pub(in crate::runtime) const LOOK_AROUND: Duration = Duration::from_millis(500);
+pub(in crate::runtime) const POLL_EVERY: Duration = Duration::from_millis(500);
 
 /// The most SUBSCRIBEs in one write, for the same reason as in a batch.
 const MOST_TOGETHER: usize = 256;
 
 /// The connection that hears.
-pub(in crate::runtime) struct Line<'a> {
-    shared: &'a Shared,
-    site: &'a Site,
-    wire: Wire,
+pub(in crate::runtime) struct PubSub<'a> {
+    runtime: &'a Runtime,
+    endpoint: &'a Endpoint,
+    connection: Connection,
     /// A refusal was logged as such; one is enough for a connection.
     has_warned: bool,
     /// When the timer thread is to be rung for a grant that was heard: by this thread, which is awake, and a moment later,
@@ -35,12 +35,16 @@ pub(in crate::runtime) struct Line<'a> {
     rings_at: Option<Instant>,
 }
 
-impl<'a> Line<'a> {
-    pub(in crate::runtime) fn new(shared: &'a Shared, site: &'a Site, wire: Wire) -> Self {
+impl<'a> PubSub<'a> {
+    pub(in crate::runtime) fn new(
+        runtime: &'a Runtime,
+        endpoint: &'a Endpoint,
+        connection: Connection,
+    ) -> Self {
         Self {
-            shared,
-            site,
-            wire,
+            runtime,
+            endpoint,
+            connection,
             has_warned: false,
             rings_at: None,
         }
@@ -48,7 +52,7 @@ impl<'a> Line<'a> {
 
     /// Whether it leads to the server that takes the locks now, as far as is known.
     pub(in crate::runtime) fn is_current(&self) -> bool {
-        self.site.server.is_current(&self.wire)
+        self.endpoint.server.is_current(&self.connection)
     }
 
     /// Waits for a message for a while.
@@ -56,10 +60,10 @@ impl<'a> Line<'a> {
         let now = Instant::now();
         if self.rings_at.is_some_and(|at| at <= now) {
             self.rings_at = None;
-            self.shared.timer.ring(Instant::NEVER);
+            self.runtime.timer.ring(Instant::NEVER);
         }
-        let pause = self.rings_at.map_or(LOOK_AROUND, |at| now.until(at));
-        match self.wire.message(now.after(pause.min(LOOK_AROUND))) {
+        let pause = self.rings_at.map_or(POLL_EVERY, |at| now.until(at));
+        match self.connection.message(now.after(pause.min(POLL_EVERY))) {
             Ok((channel, payload)) => self.heard(&channel, &payload),
             Err(error) if error.is_timeout() => {}
             Err(error) => return Err(library_text(&error)),
@@ -68,7 +72,7 @@ impl<'a> Line<'a> {
     }
 
     fn heard(&mut self, channel: &[u8], payload: &[u8]) {
-        let this = &self.site.subscriber;
+        let this = &self.endpoint.subscriber;
         let mut state = this.state.lock();
         if channel == this.control {
             if payload == PROBE {
@@ -77,12 +81,15 @@ impl<'a> Line<'a> {
                 drop(state);
                 let now = Instant::now();
                 // A ring that is about to come, or late, would leave the new holder without: it is put off.
-                if self.rings_at.is_none_or(|at| at <= now.after(SOON / 4)) {
-                    let at = now.after(SOON);
+                if self
+                    .rings_at
+                    .is_none_or(|at| at <= now.after(FIRST_RENEWAL_AFTER / 4))
+                {
+                    let at = now.after(FIRST_RENEWAL_AFTER);
                     self.rings_at = Some(at);
-                    self.shared.timer.ring(at);
+                    self.runtime.timer.ring(at);
                 }
-                self.shared.waiters.places.granted(&id, token);
+                self.runtime.waiters.fair_queues.granted(&id, token);
             }
             return;
         }
@@ -94,15 +101,20 @@ impl<'a> Line<'a> {
             return;
         };
         drop(state);
-        let voice = Voice {
-            server: self.site.server.peer.as_ref().map_or(0, |peer| peer.index),
-            needed: self.shared.servers.size().needed,
+        let voice = Announcer {
+            server: self
+                .endpoint
+                .server
+                .member
+                .as_ref()
+                .map_or(0, |member| member.index),
+            needed: self.runtime.deployment.size().needed,
         };
-        let doubted = self.shared.waiters.announced(&name, payload, voice);
-        if let Some(hold) = doubted.and_then(|hold| hold.upgrade()) {
+        let suspected_meanwhile = self.runtime.waiters.announced(&name, payload, voice);
+        if let Some(hold) = suspected_meanwhile.and_then(|hold| hold.upgrade()) {
             // Somebody says that a lease of ours was released: ask whether it still is ours.
-            hold.lease(|lease| lease.doubt(Instant::now()));
-            self.shared.look_after(&hold);
+            hold.lease(|lease| lease.suspect(Instant::now()));
+            self.runtime.reschedule(&hold);
         }
     }
 
@@ -122,13 +134,17 @@ impl<'a> Line<'a> {
         for some in channels.chunks(MOST_TOGETHER) {
             let command = |channel: &Vec<u8>| redis::cmd(verb).arg(channel).get_packed_command();
             let commands: Vec<u8> = some.iter().flat_map(command).collect();
-            let until = Instant::now().after(self.site.server.command_timeout());
-            self.wire.send(until, &commands).map_err(failed)?;
+            let until = Instant::now().after(self.endpoint.server.command_timeout());
+            self.connection.send(until, &commands).map_err(failed)?;
             let mut open = some.iter();
             while let Some(channel) = open.as_slice().first() {
                 // Any error here ends the connection, so no late answer is ever taken for another one.
-                let answer = read(self.wire.receive(until).map_err(failed)?, verb, channel);
-                match answer.ok_or_else(|| failed(self.wire.malformed()))? {
+                let answer = read(
+                    self.connection.receive(until).map_err(failed)?,
+                    verb,
+                    channel,
+                );
+                match answer.ok_or_else(|| failed(self.connection.malformed()))? {
                     Answer::Message(channel, payload) => self.heard(&channel, &payload),
                     Answer::Done => {
                         open.next();
@@ -165,8 +181,8 @@ impl<'a> Line<'a> {
     /// Releases on `channel` are heard from now on; those before now were not.
     fn confirmed(&self, channel: &[u8]) {
         // Of several that confirm at once, exactly one is to complete the majority.
-        let _confirming = self.shared.sites.confirming.lock();
-        let mut state = self.site.subscriber.state.lock();
+        let _confirming = self.runtime.endpoints.confirming.lock();
+        let mut state = self.endpoint.subscriber.state.lock();
         let Some(confirmed) = state.channels.get_mut(channel) else {
             return;
         };
@@ -177,17 +193,17 @@ impl<'a> Line<'a> {
             false => Wake::Turn,
         };
         drop(state);
-        let needed = self.shared.servers.size().needed;
-        if needed == 1 || self.shared.sites.hearing(channel) == needed {
-            self.shared.waiters.look(&name, why);
+        let needed = self.runtime.deployment.size().needed;
+        if needed == 1 || self.runtime.endpoints.hearing(channel) == needed {
+            self.runtime.waiters.look(&name, why);
         }
     }
 }
 
-impl Drop for Line<'_> {
+impl Drop for PubSub<'_> {
     fn drop(&mut self) {
         if self.rings_at.is_some() {
-            self.shared.timer.ring(Instant::NEVER);
+            self.runtime.timer.ring(Instant::NEVER);
         }
     }
 }

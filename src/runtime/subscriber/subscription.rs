@@ -5,25 +5,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::clock::Instant;
 use crate::protocol::kind::Key;
-use crate::redis::Size;
-use crate::runtime::Shared;
-use crate::runtime::endpoint::Site;
+use crate::redis::Majority;
+use crate::runtime::Runtime;
+use crate::runtime::endpoint::Endpoint;
 
 /// A waiter's use of a name's channel, on all servers that keep the name.
 pub(crate) struct Subscription<'a> {
     parts: Vec<Part<'a>>,
-    size: Size,
+    size: Majority,
 }
 
 /// A waiter's use of a channel on one server.
 pub(crate) struct Part<'a> {
-    pub(in crate::runtime) site: Arc<Site>,
+    pub(in crate::runtime) endpoint: Arc<Endpoint>,
     pub(in crate::runtime) key: Key<'a>,
     pub(in crate::runtime) live: Arc<Live>,
 }
 
 impl<'a> Subscription<'a> {
-    pub(crate) fn of(parts: Vec<Part<'a>>, size: Size) -> Self {
+    pub(crate) fn of(parts: Vec<Part<'a>>, size: Majority) -> Self {
         Self { parts, size }
     }
 
@@ -34,25 +34,25 @@ impl<'a> Subscription<'a> {
     }
 
     /// Whether its servers still keep the name, as far as is known.
-    pub(crate) fn is_at_home(&self, shared: &Shared) -> bool {
-        self.parts.iter().all(|part| part.is_at_home(shared))
+    pub(crate) fn is_current(&self, runtime: &Runtime) -> bool {
+        self.parts.iter().all(|part| part.is_current(runtime))
     }
 }
 
 impl Part<'_> {
     fn hears_since(&self, at: Instant) -> bool {
-        self.live.is_on_since(at) && !self.site.subscriber.mute.load(Ordering::SeqCst)
+        self.live.is_on_since(at) && !self.endpoint.subscriber.mute.load(Ordering::SeqCst)
     }
 
     /// Whether its server still keeps the name, as far as is known.
-    pub(crate) fn is_at_home(&self, shared: &Shared) -> bool {
-        shared.is_home(&self.site, self.key)
+    pub(crate) fn is_current(&self, runtime: &Runtime) -> bool {
+        runtime.owns(&self.endpoint, self.key)
     }
 }
 
 impl Drop for Part<'_> {
     fn drop(&mut self) {
-        let mut state = self.site.subscriber.state.lock();
+        let mut state = self.endpoint.subscriber.state.lock();
         if let Some(channel) = state.channels.get_mut(self.key.channel) {
             channel.users -= 1;
             if channel.users == 0 {

@@ -11,7 +11,7 @@ use crate::holder::HolderId;
 use crate::protocol::expected::Expected;
 use crate::protocol::kind::Keys;
 use crate::protocol::script::{Call, Reply};
-use crate::redis::conn::node::Wire;
+use crate::redis::conn::connector::Connection;
 
 /// What one server did about an acquiring command, as far as is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,11 +29,11 @@ pub(crate) enum Vote {
 /// What each server did about one acquiring command: its release need not go where nothing was
 /// taken, and finding nothing proves something only where the command is known to have run.
 #[derive(Debug)]
-pub(crate) struct Receipt {
+pub(crate) struct ServerVotes {
     votes: Box<[AtomicU8]>,
 }
 
-impl Receipt {
+impl ServerVotes {
     pub(crate) fn new(servers: usize) -> Self {
         let none = || AtomicU8::new(Vote::NotAsked as u8);
         Self {
@@ -60,96 +60,101 @@ impl Receipt {
 
 /// A lease whose key must be gone from a server at last.
 #[derive(Clone, Debug)]
-pub(crate) struct Promise {
+pub(crate) struct PendingRelease {
     pub(crate) keys: Arc<Keys>,
     pub(crate) id: HolderId,
     /// By then the key has run out by itself.
     pub(crate) until: Instant,
-    pub(crate) receipt: Option<Arc<Receipt>>,
+    pub(crate) votes: Option<Arc<ServerVotes>>,
 }
 
-impl Promise {
+impl PendingRelease {
     /// Whether the acquiring command may yet run at this server.
     pub(crate) fn may_yet_run(&self, server: usize) -> bool {
-        let receipt = self.receipt.as_ref();
-        receipt.is_none_or(|receipt| receipt.vote(server) == Vote::Asked)
+        let votes = self.votes.as_ref();
+        votes.is_none_or(|votes| votes.vote(server) == Vote::Asked)
     }
 }
 
 /// What an answer is about, for whoever comes to read it.
 #[derive(Debug)]
-pub(crate) enum Owed {
+pub(crate) enum PendingReply {
     /// Nothing that matters later.
     Nothing,
-    Acquire(Arc<Receipt>),
+    Acquire(Arc<ServerVotes>),
     /// Of a release. If the acquire may run after it, as judged when the release is sent, finding
     /// nothing proves nothing.
     Release {
-        promise: Promise,
+        promise: PendingRelease,
         may_overtake: bool,
     },
 }
 
-pub(crate) struct Line {
-    wire: Wire,
+pub(crate) struct PipelinedConnection {
+    connection: Connection,
     /// The scripts whose text was sent over it: from then on their digest will do.
-    taught: Vec<&'static str>,
-    owed: VecDeque<(Owed, Expected)>,
+    known_scripts: Vec<&'static str>,
+    owed: VecDeque<(PendingReply, Expected)>,
     buffer: Vec<u8>,
 }
 
-impl Line {
-    pub(crate) fn new(wire: Wire) -> Self {
+impl PipelinedConnection {
+    pub(crate) fn new(connection: Connection) -> Self {
         Self {
-            wire,
-            taught: Vec::new(),
+            connection,
+            known_scripts: Vec::new(),
             owed: VecDeque::new(),
             buffer: Vec::new(),
         }
     }
 
     /// How many answers are unread.
-    pub(crate) fn owes(&self) -> usize {
+    pub(crate) fn pending(&self) -> usize {
         self.owed.len()
     }
 
     /// The answer owed to a release that is sent over this line next. An acquire whose answer is
     /// unread on the same line runs before it.
-    pub(crate) fn owed_to_release(&self, promise: Promise, server: usize) -> Owed {
-        let acquire = promise.receipt.as_ref();
+    pub(crate) fn owed_to_release(&self, promise: PendingRelease, server: usize) -> PendingReply {
+        let acquire = promise.votes.as_ref();
         let is_behind = acquire.is_some_and(|acquire| {
-            let is_it = |owed: &Owed| matches!(owed, Owed::Acquire(of) if Arc::ptr_eq(of, acquire));
+            let is_it = |owed: &PendingReply| matches!(owed, PendingReply::Acquire(of) if Arc::ptr_eq(of, acquire));
             self.owed.iter().any(|(owed, _)| is_it(owed))
         });
-        Owed::Release {
+        PendingReply::Release {
             may_overtake: !is_behind && promise.may_yet_run(server),
             promise,
         }
     }
 
     /// Sends `call` without waiting for its answer.
-    pub(crate) fn send(&mut self, call: &Call<'_>, owed: Owed, until: Instant) -> RedisResult<()> {
+    pub(crate) fn send(
+        &mut self,
+        call: &Call<'_>,
+        owed: PendingReply,
+        until: Instant,
+    ) -> RedisResult<()> {
         self.buffer.clear();
-        if self.taught.contains(&call.script.name) {
+        if self.known_scripts.contains(&call.script.name) {
             call.pack_by_sha(&mut self.buffer);
         } else {
-            self.taught.push(call.script.name);
+            self.known_scripts.push(call.script.name);
             call.pack_by_source(&mut self.buffer);
         }
         self.owed.push_back((owed, call.expected()));
-        self.wire.send(until, &self.buffer)
+        self.connection.send(until, &self.buffer)
     }
 
     /// The server has forgotten the scripts: their texts are sent again.
     pub(crate) fn forget_taught(&mut self) {
-        self.taught.clear();
+        self.known_scripts.clear();
     }
 
     pub(crate) fn ping(&mut self, until: Instant) -> RedisResult<()> {
         self.buffer.clear();
         redis::cmd("PING").write_packed_command(&mut self.buffer);
-        self.owed.push_back((Owed::Nothing, Expected::Pong));
-        self.wire.send(until, &self.buffer)
+        self.owed.push_back((PendingReply::Nothing, Expected::Pong));
+        self.connection.send(until, &self.buffer)
     }
 
     /// Reads the next answer, and says what it is about; what it is about is returned even where no
@@ -157,39 +162,42 @@ impl Line {
     pub(crate) fn receive(
         &mut self,
         until: Instant,
-    ) -> (Owed, RedisResult<Result<Reply, ServerError>>) {
+    ) -> (PendingReply, RedisResult<Result<Reply, ServerError>>) {
         let (owed, expected) = self.next_owed();
-        (owed, self.wire.answer_to(until, expected))
+        (owed, self.connection.answer_to(until, expected))
     }
 
     /// As [`receive`](Self::receive), if the answer is there already; `is_ready` where there may be something to read.
     pub(crate) fn receive_at_hand(
         &mut self,
         is_ready: bool,
-    ) -> Option<(Owed, RedisResult<Result<Reply, ServerError>>)> {
-        let answer = self.wire.answer_at_hand(is_ready).transpose()?;
+    ) -> Option<(PendingReply, RedisResult<Result<Reply, ServerError>>)> {
+        let answer = self.connection.answer_at_hand(is_ready).transpose()?;
         let (owed, expected) = self.next_owed();
         Some((
             owed,
-            answer.and_then(|answer| self.wire.check(answer, expected)),
+            answer.and_then(|answer| self.connection.check(answer, expected)),
         ))
     }
 
-    fn next_owed(&mut self) -> (Owed, Expected) {
+    fn next_owed(&mut self) -> (PendingReply, Expected) {
         // Nothing is read that was not asked for.
         let next = self.owed.pop_front();
-        next.unwrap_or((Owed::Nothing, Expected::Pong))
+        next.unwrap_or((PendingReply::Nothing, Expected::Pong))
     }
 
     /// For [`wait_for_any`](crate::redis::conn::wait_for_any).
-    pub(crate) fn wire(&self) -> &Wire {
-        &self.wire
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
     }
 
     /// Takes out what is unread, of a line that is of no more use.
-    pub(crate) fn abandon(self, undo: Option<&Call<'_>>) -> impl Iterator<Item = Owed> + use<> {
+    pub(crate) fn abandon(
+        self,
+        undo: Option<&Call<'_>>,
+    ) -> impl Iterator<Item = PendingReply> + use<> {
         if let Some(undo) = undo {
-            self.wire.undo_behind([*undo]);
+            self.connection.undo_behind([*undo]);
         }
         self.owed.into_iter().map(|(owed, _)| owed)
     }

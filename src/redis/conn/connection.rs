@@ -11,7 +11,7 @@ use super::stream::Stream;
 use crate::clock::Instant;
 use crate::protocol::expected::Expected;
 use crate::protocol::script::{Call, Reply};
-use crate::redis::conn::node::reply;
+use crate::redis::conn::connector::reply;
 use crate::redis::conn::open::Open;
 use crate::url::Address;
 
@@ -23,7 +23,7 @@ const MESSAGE_WITHIN: Duration = Duration::from_secs(1);
 const LARGE: usize = 16 * 1024;
 
 /// A connection that is logged on. Any error ends it: an answer that comes too late would be taken for the next one.
-pub(crate) struct Wire {
+pub(crate) struct Connection {
     stream: Stream,
     input: Box<Input>,
     /// Where commands are written before they are sent, kept for the next.
@@ -36,7 +36,7 @@ pub(crate) struct Wire {
     pub(crate) open: Option<Open>,
 }
 
-impl Wire {
+impl Connection {
     /// Connects, without logging on, by `until`.
     pub(in crate::redis) fn connect(
         address: &Address,
@@ -230,8 +230,11 @@ impl Wire {
 }
 
 /// Waits until one of `wires` may have something to read, but no longer than `until`, and possibly shorter. Says which.
-pub(crate) fn wait_for_any(wires: &[&Wire], until: Instant) -> RedisResult<Vec<bool>> {
-    let sockets: Vec<_> = wires.iter().map(|wire| wire.stream.as_fd()).collect();
+pub(crate) fn wait_for_any(wires: &[&Connection], until: Instant) -> RedisResult<Vec<bool>> {
+    let sockets: Vec<_> = wires
+        .iter()
+        .map(|connection| connection.stream.as_fd())
+        .collect();
     Ok(wait_to_read(&sockets, until)?)
 }
 

@@ -17,11 +17,11 @@ use crate::redis::sentinel::Sentinels;
 use crate::url::{Address, Target};
 use crate::violation::NoFirstReply;
 
-pub(crate) use crate::redis::conn::Wire;
+pub(crate) use crate::redis::conn::Connection;
 
 /// Where a server is, and what its connections are like.
-pub(crate) struct Node {
-    origin: Origin,
+pub(crate) struct Connector {
+    origin: ConnectorKind,
     pub(crate) label: String,
     connection_name: String,
     pub(crate) connect_timeout: Duration,
@@ -35,20 +35,20 @@ pub(crate) struct Node {
     has_replied: AtomicBool,
 }
 
-enum Origin {
+enum ConnectorKind {
     Server(Box<Address>),
     Sentinels(Arc<Sentinels>),
     /// One node of a cluster.
     Member(Box<Address>, Weak<SlotMap>),
 }
 
-impl Node {
+impl Connector {
     pub(crate) fn new(target: Target, config: &Config) -> Result<Self, RedisError> {
         let label = target.label();
         let origin = match target {
-            Target::Server(address) => Origin::Server(Box::new(address)),
+            Target::Server(address) => ConnectorKind::Server(Box::new(address)),
             Target::Sentinel(sentinel) => {
-                Origin::Sentinels(Arc::new(Sentinels::new(sentinel, &config.dialers)))
+                ConnectorKind::Sentinels(Arc::new(Sentinels::new(sentinel, &config.dialers)))
             }
             Target::Cluster(_) | Target::Quorum(_) => {
                 return Err((ErrorKind::Client, "several servers are not one").into());
@@ -59,10 +59,10 @@ impl Node {
 
     pub(crate) fn member(address: Address, map: Weak<SlotMap>, config: &Config) -> Self {
         let label = address.label.clone();
-        Self::with(label, Origin::Member(Box::new(address), map), config)
+        Self::with(label, ConnectorKind::Member(Box::new(address), map), config)
     }
 
-    fn with(label: String, origin: Origin, config: &Config) -> Self {
+    fn with(label: String, origin: ConnectorKind, config: &Config) -> Self {
         Self {
             origin,
             label,
@@ -77,12 +77,12 @@ impl Node {
     }
 
     pub(crate) fn is_member(&self) -> bool {
-        matches!(self.origin, Origin::Member(..))
+        matches!(self.origin, ConnectorKind::Member(..))
     }
 
     /// A command or a connection failed: in a cluster another node may be about to take over.
     pub(crate) fn failed(&self) {
-        if let Origin::Member(_, map) = &self.origin
+        if let ConnectorKind::Member(_, map) = &self.origin
             && let Some(map) = map.upgrade()
         {
             map.doubt();
@@ -91,33 +91,33 @@ impl Node {
 
     pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
         match &self.origin {
-            Origin::Server(_) | Origin::Member(..) => None,
-            Origin::Sentinels(sentinels) => Some(sentinels),
+            ConnectorKind::Server(_) | ConnectorKind::Member(..) => None,
+            ConnectorKind::Sentinels(sentinels) => Some(sentinels),
         }
     }
 
     /// Connects and logs on, each within `connect_timeout`. The resolver cannot be interrupted, so this may hang: only a
     /// dialer calls it. `moved` is called if it turns out on the way that the master is another server than before.
-    pub(crate) fn connect(&self, moved: impl FnOnce()) -> RedisResult<Wire> {
+    pub(crate) fn connect(&self, moved: impl FnOnce()) -> RedisResult<Connection> {
         match &self.origin {
-            Origin::Server(address) => self.log_on(address, self.deadline()),
-            Origin::Member(address, _) => self
+            ConnectorKind::Server(address) => self.log_on(address, self.deadline()),
+            ConnectorKind::Member(address, _) => self
                 .log_on(address, self.deadline())
                 .inspect_err(|_| self.failed()),
-            Origin::Sentinels(sentinels) => {
+            ConnectorKind::Sentinels(sentinels) => {
                 let (master, has_moved) = sentinels.master(self.connect_timeout)?;
                 if has_moved {
                     moved();
                 }
                 let until = self.deadline();
-                let wire = self
+                let connection = self
                     .log_on(&master, until)
-                    .and_then(|wire| check_role(wire, until));
-                if wire.is_err() {
+                    .and_then(|connection| check_role(connection, until));
+                if connection.is_err() {
                     // Sentinels may know better by now.
                     sentinels.doubt();
                 }
-                wire
+                connection
             }
         }
     }
@@ -148,8 +148,10 @@ impl Node {
             return "";
         }
         match &self.origin {
-            Origin::Server(address) | Origin::Member(address, _) => address.tls_hint(),
-            Origin::Sentinels(sentinels) => sentinels.tls_hint(),
+            ConnectorKind::Server(address) | ConnectorKind::Member(address, _) => {
+                address.tls_hint()
+            }
+            ConnectorKind::Sentinels(sentinels) => sentinels.tls_hint(),
         }
     }
 
@@ -157,31 +159,31 @@ impl Node {
         self.open.load(Ordering::Relaxed)
     }
 
-    fn log_on(&self, address: &Address, until: Instant) -> RedisResult<Wire> {
+    fn log_on(&self, address: &Address, until: Instant) -> RedisResult<Connection> {
         let accepted = || self.has_accepted.store(true, Ordering::Relaxed);
-        let opened = Wire::open(address, Some(&self.connection_name), until, accepted);
+        let opened = Connection::open(address, Some(&self.connection_name), until, accepted);
         self.has_accepted.store(false, Ordering::Relaxed);
-        let mut wire = opened?;
+        let mut connection = opened?;
         self.has_replied.store(true, Ordering::Relaxed);
-        wire.open = Some(Open::new(&self.open));
-        Ok(wire)
+        connection.open = Some(Open::new(&self.open));
+        Ok(connection)
     }
 }
 
 /// Refuses a server that does not believe to be the master. One that does not let us ask is taken at
 /// the sentinels' word.
-fn check_role(mut wire: Wire, until: Instant) -> RedisResult<Wire> {
-    let role = wire.trip(until, |buffer| {
+fn check_role(mut connection: Connection, until: Instant) -> RedisResult<Connection> {
+    let role = connection.trip(until, |buffer| {
         redis::cmd("ROLE").write_packed_command(buffer);
     })?;
     match is_master(role) {
-        Some(true) => Ok(wire),
+        Some(true) => Ok(connection),
         Some(false) => Err((
             ErrorKind::Client,
             "the server that the sentinels name as the master is a replica",
         )
             .into()),
-        None => Err(wire.malformed()),
+        None => Err(connection.malformed()),
     }
 }
 
@@ -214,7 +216,7 @@ pub(crate) fn reply(value: Value) -> Result<Reply, ServerError> {
 
 /// Why there is no connection.
 #[derive(Clone, Debug)]
-pub(crate) struct NoWire {
+pub(crate) struct ConnectError {
     pub(crate) cause: Cause,
     /// It stays so until somebody changes a setting, as after a wrong password.
     pub(crate) is_final: bool,
