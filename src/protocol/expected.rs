@@ -52,7 +52,7 @@ impl Call<'_> {
             Kind::Renew => Expected::Renewed,
             Kind::Inspect => Expected::Holder,
             Kind::Refresh => Expected::FairQueues(self.rest.len()),
-            Kind::LeaseVotes => Expected::Added,
+            Kind::SharedStats => Expected::Added,
         }
     }
 

@@ -33,7 +33,7 @@ pub(crate) enum Kind {
     Renew,
     Inspect,
     Refresh,
-    LeaseVotes,
+    SharedStats,
 }
 
 macro_rules! script {
@@ -98,7 +98,7 @@ pub(crate) static FAIR_ENTER: Script = fair_script!(Enter, "fair_enter", "rpush"
 pub(crate) static FAIR_REFRESH: Script = fair_script!(Refresh, "fair_refresh", "hset");
 pub(crate) static FAIR_RELEASE: Script = fair_script!(Release, "fair_release", "lrem");
 pub(crate) static FAIR_UNDO: Script = fair_script!(Undo, "fair_undo", "lrem");
-pub(crate) static TALLY: Script = script!(LeaseVotes, "tally", "get", "hincrby", "set");
+pub(crate) static TALLY: Script = script!(SharedStats, "tally", "get", "hincrby", "set");
 
 /// One call of a script, ready to be sent.
 #[derive(Clone, Copy, Debug)]
