@@ -2,15 +2,16 @@
 
 mod support;
 
+use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use crossbeam_channel::unbounded;
+use crossbeam_channel::{bounded, unbounded};
 use leasehold::{Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, Unlocked, WaitPolicy};
 use support::{
-    Control, Counters, Fenced, Proxy, Server, Traffic, captured, counter, eventually, let_pass,
-    lines_about, ms,
+    Control, Counters, FakeServer, Fenced, Proxy, Server, Traffic, captured, counter, eventually,
+    let_pass, lines_about, ms, usual,
 };
 
 const KEY: &str = "lock:a";
@@ -617,6 +618,30 @@ fn a_server_that_replies_byte_by_byte_delays_nobody() {
         assert!(times[4] < ms(50), "{times:?}");
         proxy.all(Traffic::Pass);
         eventually(ms(10_000), || servers.count(KEY) == 0);
+    }
+}
+
+#[test]
+fn a_server_that_pushes_without_a_pause_delays_nobody() {
+    let servers = Servers::start(3);
+    let pushing = FakeServer::writing(|request, client| {
+        if !request.words[0].starts_with(b"EVAL") {
+            return client.write_all(&usual(request).unwrap_or_default());
+        }
+        let pushes = b">2\r\n+invalidate\r\n*0\r\n".repeat(1_000);
+        loop {
+            client.write_all(&pushes)?;
+        }
+    });
+    let mut urls = servers.urls();
+    urls[0] = pushing.url();
+    let client = Client::quorum(urls).unwrap();
+    for _ in 0..5 {
+        let (done, outcome) = bounded(1);
+        let mutex = client.mutex("a").ttl(LONG);
+        thread::spawn(move || done.send(mutex.try_lock()));
+        let guard = outcome.recv_timeout(ms(5_000)).expect("it is back in time");
+        drop(guard.unwrap().expect("the other two grant it"));
     }
 }
 

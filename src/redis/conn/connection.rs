@@ -19,6 +19,9 @@ use crate::url::Address;
 /// one that trickles.
 const MESSAGE_WITHIN: Duration = Duration::from_secs(1);
 
+/// How often a connection is read in a row for what is there already.
+const MOST_READS: u32 = 16;
+
 /// Of a buffer of commands, in bytes.
 const LARGE: usize = 16 * 1024;
 
@@ -106,13 +109,16 @@ impl Connection {
     /// Reads one answer if it is there already, whole. For a connection that [`wait_for_any`] has found ready, and for one
     /// whose last read may have brought several.
     pub(crate) fn answer_at_hand(&mut self, is_ready: bool) -> RedisResult<Option<Value>> {
+        // A peer that sends without a pause must not keep the caller from its deadline. What is left over is found ready
+        // again.
+        let mut reads = if is_ready { MOST_READS } else { 0 };
         loop {
             match self.input.next()? {
                 Some(Value::Push { .. }) => {}
                 Some(answer) => return Ok(Some(answer)),
-                None if !is_ready => return Ok(None),
+                None if reads == 0 => return Ok(None),
                 None => match self.stream.read(&mut self.input, Instant::START) {
-                    Ok(()) => {}
+                    Ok(()) => reads -= 1,
                     Err(error) if error.kind() == std::io::ErrorKind::TimedOut => return Ok(None),
                     Err(error) => return Err(error.into()),
                 },
