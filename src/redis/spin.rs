@@ -1,8 +1,8 @@
 //! Spinning: a call that is alone yields its processor for a while before it sleeps. Off unless asked for.
 //!
 //! A processor that goes idle between a command and its reply can need longer to come back than a server nearby needs to
-//! reply. The client library has no way to ask whether a reply has arrived, so the time to spin is learned from the
-//! replies before, up to the limit that the user gave.
+//! reply. Asking the socket whether the reply has arrived would cost a system call for each yield, so the time to spin is
+//! learned from the replies before, up to the limit that the user gave.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
