@@ -34,8 +34,9 @@ pub enum Error {
     ///
     /// - From a call that locks: you do not hold the lock. A command without a reply may still have
     ///   acquired it. It is undone in the background, and expires after its ttl at the latest.
-    /// - From [`unlock`](crate::MutexGuard::unlock): the lock may stay taken for up to its ttl. The
-    ///   release is repeated in the background.
+    /// - From [`unlock`](crate::MutexGuard::unlock): the lock may stay taken for up to its ttl, or
+    ///   the longer ttl of an [`extend`](crate::MutexGuard::extend) without a reply. The release is
+    ///   repeated in the background.
     /// - From `renew` and `extend`: you hold the lock as long as
     ///   [`is_held`](crate::MutexGuard::is_held) returns true.
     Unreachable {
@@ -72,8 +73,9 @@ pub enum Error {
     ///
     /// - From a call that locks: you do not hold the lock.
     /// - From `renew` and `extend`: you hold the lock for the rest of its lease.
-    /// - From [`unlock`](crate::MutexGuard::unlock): the lock stays taken for up to its ttl. The
-    ///   release is repeated in the background.
+    /// - From [`unlock`](crate::MutexGuard::unlock): the lock stays taken for up to its ttl, or the
+    ///   longer ttl of an [`extend`](crate::MutexGuard::extend) without a reply. The release is
+    ///   repeated in the background.
     Refused {
         /// The server, without its password.
         server: String,
