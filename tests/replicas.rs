@@ -214,6 +214,29 @@ fn times_that_cannot_work_are_refused() {
     assert!(server.keys().is_empty());
 }
 
+/// Renewals every tenth of a second leave a busy machine most of each ttl.
+#[test]
+fn a_wait_for_the_only_replica_delays_no_lease_of_a_second() {
+    let servers = Replicas::start(1);
+    let client = client(servers.master());
+    let mutex = client.mutex("acknowledged").ttl(ms(60_000));
+    let mutex = mutex.renew_every(ms(200)).min_replicas(1, ms(800));
+    let acknowledged = mutex.lock().unwrap();
+    servers.pause(0);
+    let plain = [800, 1_000].map(|ttl| {
+        let mutex = client.mutex(format!("plain-{ttl}")).ttl(ms(ttl));
+        mutex.renew_every(ms(100)).lock().unwrap()
+    });
+    let start = Instant::now();
+    eventually(ms(20_000), || start.elapsed() > ms(5_000));
+    for guard in plain.iter().chain([&acknowledged]) {
+        guard.ensure_held().unwrap();
+    }
+    for guard in plain {
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    }
+}
+
 /// Of two replicas one acknowledges nothing: each renewal of the leases that want both waits for it, for most of a second.
 #[test]
 fn a_wait_for_a_dead_replica_delays_no_other_renewal() {
