@@ -46,9 +46,10 @@ struct Queue {
     released: Option<HolderId>,
     /// Releases that not enough servers have announced yet, or just enough.
     heard: VecDeque<Heard>,
-    fair_queues: VecDeque<Waiter>,
+    waiters: VecDeque<Waiter>,
     next: u64,
-    answers: Answers,
+    /// `None` until there is something to note: most held names have no waiters, and there may be many.
+    answers: Option<Box<Answers>>,
     courtesy: Courtesy,
 }
 
@@ -148,8 +149,12 @@ impl Waiter {
 }
 
 impl Queue {
+    fn answers(&mut self) -> &mut Answers {
+        self.answers.get_or_insert_default()
+    }
+
     fn is_idle(&self) -> bool {
-        self.held.is_none() && self.fair_queues.is_empty()
+        self.held.is_none() && self.waiters.is_empty()
     }
 
     /// Whether this announcement has just become one that counts.
@@ -175,8 +180,8 @@ impl Queue {
 
     /// Where the contender stands.
     fn contender(&self) -> usize {
-        let mut fair_queues = self.fair_queues.iter();
-        fair_queues.position(|place| place.hears).unwrap_or(0)
+        let mut waiters = self.waiters.iter();
+        waiters.position(|place| place.hears).unwrap_or(0)
     }
 
     /// Where those stand who talk to Redis.
@@ -185,7 +190,7 @@ impl Queue {
     }
 
     fn ring(&mut self, n: usize, look: bool, why: Wake) {
-        if let Some(place) = self.fair_queues.get_mut(n) {
+        if let Some(place) = self.waiters.get_mut(n) {
             place.look |= look;
             place.ring(why);
         }
@@ -199,9 +204,9 @@ impl Queue {
 
     /// Takes a place out of the queue. A waiter that talks to Redis from now on is woken.
     fn remove(&mut self, n: usize) -> Option<Waiter> {
-        let id = |queue: &Self, n| Some(queue.fair_queues.get(n)?.id);
+        let id = |queue: &Self, n| Some(queue.waiters.get(n)?.id);
         let before = self.lookers().map(|n| id(self, n));
-        let place = self.fair_queues.remove(n);
+        let place = self.waiters.remove(n);
         // A wake that reached the place is not lost with it: where its waiter leaves without the name, the next one
         // looks whatever it knows.
         let left_without = self.held.is_none();
@@ -252,7 +257,7 @@ impl Waiters {
         let queue = names.entry(name.clone()).or_default();
         let id = queue.next;
         queue.next += 1;
-        queue.fair_queues.push_back(Waiter {
+        queue.waiters.push_back(Waiter {
             id,
             bell: None,
             rung: false,
@@ -294,7 +299,7 @@ impl Waiters {
         if held.is_none_or(|held| held.hold.as_ptr() != Arc::as_ptr(hold)) {
             return HandOffOutcome::Not;
         }
-        let first = queue.fair_queues.front_mut();
+        let first = queue.waiters.front_mut();
         let Some(first) = first.filter(|first| first.handed.is_none()) else {
             return HandOffOutcome::Not;
         };
@@ -326,7 +331,7 @@ impl Waiters {
         let names = self.names.lock();
         names
             .get(name)
-            .is_some_and(|queue| !queue.fair_queues.is_empty())
+            .is_some_and(|queue| !queue.waiters.is_empty())
     }
 
     /// The lease by which this client holds the name, if it does.
@@ -358,7 +363,7 @@ impl Waiters {
             hold,
         };
         queue.courtesy = Courtesy::None;
-        queue.answers = Answers::default();
+        queue.answers = None;
         queue.held.replace(held).map(|before| before.hold)
     }
 
@@ -384,9 +389,11 @@ impl Waiters {
         if queue.held.as_ref().is_some_and(|held| held.id == *id) {
             queue.held = None;
             queue.released = released.then(|| id.clone());
-            if released && !queue.fair_queues.is_empty() {
+            if released && !queue.waiters.is_empty() {
                 // Until now somebody held it, as far as those who wait here are concerned.
-                queue.answers.refused(Instant::now(), Some(Duration::ZERO));
+                queue
+                    .answers()
+                    .refused(Instant::now(), Some(Duration::ZERO));
             }
             queue.ring_lookers(Wake::Local);
         }
@@ -438,9 +445,7 @@ impl Waiters {
     pub(crate) fn waiting(&self) -> Vec<Name> {
         let mut waiting = self.fair_queues.names();
         let names = self.names.lock();
-        let plain = names
-            .iter()
-            .filter(|(_, queue)| !queue.fair_queues.is_empty());
+        let plain = names.iter().filter(|(_, queue)| !queue.waiters.is_empty());
         waiting.extend(plain.map(|(name, _)| name.clone()));
         waiting
     }
@@ -448,7 +453,7 @@ impl Waiters {
     /// Whether anybody waits.
     pub(crate) fn anybody(&self) -> bool {
         let names = self.names.lock();
-        names.values().any(|queue| !queue.fair_queues.is_empty()) || self.fair_queues.anybody()
+        names.values().any(|queue| !queue.waiters.is_empty()) || self.fair_queues.anybody()
     }
 
     /// Whether nothing is kept of any name.
@@ -461,16 +466,16 @@ impl Waiters {
     pub(crate) fn ring_all(&self) -> usize {
         let fair = self.fair_queues.ring_all();
         let mut names = self.names.lock();
-        let fair_queues = names.values_mut().flat_map(|queue| &mut queue.fair_queues);
-        fair_queues.map(|place| place.ring(Wake::Turn)).count() + fair
+        let waiters = names.values_mut().flat_map(|queue| &mut queue.waiters);
+        waiters.map(|place| place.ring(Wake::Turn)).count() + fair
     }
 
     /// How many names this client holds, and how many calls sleep until they get theirs.
     pub(crate) fn count(&self) -> (u64, u64) {
         let names = self.names.lock();
         let held = names.values().filter(|queue| queue.held.is_some());
-        let fair_queues = names.values().flat_map(|queue| &queue.fair_queues);
-        let asleep = fair_queues.filter(|place| place.bell.is_some());
+        let waiters = names.values().flat_map(|queue| &queue.waiters);
+        let asleep = waiters.filter(|place| place.bell.is_some());
         let asleep = asleep.count() + self.fair_queues.count();
         (held.count() as u64, asleep as u64)
     }
@@ -490,10 +495,7 @@ impl QueueTicket<'_> {
         self.bell.get_or_init(|| {
             let bell = Parker::new();
             self.queue(|queue| {
-                let place = queue
-                    .fair_queues
-                    .iter_mut()
-                    .find(|place| place.id == self.id);
+                let place = queue.waiters.iter_mut().find(|place| place.id == self.id);
                 if let Some(place) = place {
                     let rung = std::mem::take(&mut place.rung);
                     place.bell = Some(bell.clone());
@@ -509,8 +511,8 @@ impl QueueTicket<'_> {
     /// Why the bell has rung.
     pub(crate) fn woken(&self) -> Option<Wake> {
         self.queue(|queue| {
-            let mut fair_queues = queue.fair_queues.iter_mut();
-            fair_queues.find(|place| place.id == self.id)?.why.take()
+            let mut waiters = queue.waiters.iter_mut();
+            waiters.find(|place| place.id == self.id)?.why.take()
         })
     }
 
@@ -520,14 +522,14 @@ impl QueueTicket<'_> {
             let held = queue.held.is_some();
             let is_own = |n: &usize| {
                 queue
-                    .fair_queues
+                    .waiters
                     .get(*n)
                     .is_some_and(|place| place.id == self.id)
             };
             let Some(n) = queue.lookers().into_iter().find(is_own) else {
                 return Position::Behind;
             };
-            let Some(place) = queue.fair_queues.get_mut(n) else {
+            let Some(place) = queue.waiters.get_mut(n) else {
                 return Position::Behind;
             };
             if place.handed.is_some() {
@@ -557,7 +559,7 @@ impl QueueTicket<'_> {
         let Some(queue) = names.get_mut(self.name) else {
             return TakeOver::Nothing;
         };
-        let first = queue.fair_queues.front_mut();
+        let first = queue.waiters.front_mut();
         let Some(first) = first.filter(|first| first.id == self.id) else {
             return TakeOver::Nothing;
         };
@@ -569,7 +571,7 @@ impl QueueTicket<'_> {
         }
         // The next one sleeps on: there is nothing that it could do while this client holds the name, and whatever
         // ends that rings for it.
-        let place = queue.fair_queues.pop_front();
+        let place = queue.waiters.pop_front();
         if cfg!(debug_assertions) {
             queue.holder = Some(std::thread::current().id());
         }
@@ -586,10 +588,7 @@ impl QueueTicket<'_> {
         }
         let mut names = self.waiters.names.lock();
         let queue = names.get_mut(self.name)?;
-        let n = queue
-            .fair_queues
-            .iter()
-            .position(|place| place.id == self.id)?;
+        let n = queue.waiters.iter().position(|place| place.id == self.id)?;
         let place = queue.remove(n);
         if queue.is_idle() {
             names.remove(self.name);
@@ -601,10 +600,10 @@ impl QueueTicket<'_> {
     /// The waiter is about to ask Redis. Returns whether others wait for the name beside it.
     pub(crate) fn asks(&self) -> bool {
         self.queue(|queue| {
-            let has_company = queue.fair_queues.len() > 1;
+            let has_company = queue.waiters.len() > 1;
             if has_company {
                 // For the others: the waiter itself is busy until it is answered.
-                queue.answers.asked(Instant::now());
+                queue.answers().asked(Instant::now());
             }
             has_company
         })
@@ -612,7 +611,7 @@ impl QueueTicket<'_> {
 
     /// Notes, or tells, what Redis last said about the name to any waiter of this client.
     pub(crate) fn answers<T>(&self, act: impl FnOnce(&mut Answers) -> T) -> T {
-        self.queue(|queue| act(&mut queue.answers))
+        self.queue(|queue| act(queue.answers()))
     }
 
     /// As [`Answers::is_taken`].
