@@ -16,7 +16,8 @@ use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
 use crate::protocol::kind::{KeyState, Keys, read_holder};
-use crate::redis::{Cap, Fault, Gauge};
+use crate::redis::look::Gauge;
+use crate::redis::{Cap, Fault};
 use crate::token::FencingToken;
 
 /// A lock that has at most one holder at a time, across processes and machines.

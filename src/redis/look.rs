@@ -8,7 +8,7 @@ use crate::name::shown;
 use crate::protocol::fair::QueueKeys;
 use crate::protocol::kind::Keys;
 use crate::protocol::script::Reply;
-use crate::redis::conn::pool::Cap;
+use crate::redis::conn::callers::Cap;
 use crate::redis::fault::Fault;
 use crate::redis::server::Server;
 use crate::redis::{Deployment, DeploymentKind};

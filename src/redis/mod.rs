@@ -13,6 +13,7 @@ pub(crate) mod quorum;
 pub(crate) mod sentinel;
 pub(crate) mod server;
 pub(crate) mod spin;
+pub(crate) mod undoable;
 
 use std::sync::Arc;
 use std::thread;
@@ -28,19 +29,18 @@ use crate::protocol::kind::{Key, Keys};
 use crate::protocol::script::{Call, Reply};
 use crate::redis::cluster::Cluster;
 use crate::redis::cluster::slot_map::SlotMap;
+use crate::redis::quorum::Quorum;
 use crate::redis::sentinel::Sentinels;
 use crate::url::Target;
 
-pub(crate) use crate::redis::conn::connector::Connection;
-pub(crate) use crate::redis::conn::pool::Cap;
+pub(crate) use crate::redis::conn::callers::Cap;
+pub(crate) use crate::redis::conn::connection::Connection;
 pub(crate) use crate::redis::fault::{Fault, OpenCircuit};
 pub(crate) use crate::redis::health::ServerHealth;
-pub(crate) use crate::redis::look::Gauge;
 pub(crate) use crate::redis::quorum::member::{Member, MemberTask};
-pub(crate) use crate::redis::quorum::pipelined_connection::{PendingRelease, ServerVotes, Vote};
 pub(crate) use crate::redis::quorum::votes::{LeaseVotes, Majority, Verdict};
-pub(crate) use crate::redis::quorum::{Quorum, Undoable};
 pub(crate) use crate::redis::server::Server;
+pub(crate) use crate::redis::undoable::{PendingRelease, ServerVotes, Undoable, Vote};
 
 /// The Redis that keeps the locks: all its servers.
 pub(crate) struct Deployment {

@@ -6,7 +6,7 @@ use crate::clock::Instant;
 use crate::error::{Meaning, meaning};
 use crate::protocol::expected::Expected;
 use crate::protocol::script::{Call, Reply, pack_wait};
-use crate::redis::conn::connector::Connection;
+use crate::redis::conn::connection::Connection;
 use crate::redis::fault::Fault;
 use crate::redis::server::Server;
 

@@ -9,7 +9,7 @@ use redis::{ErrorKind, PushKind, RedisResult, Value};
 use crate::clock::Instant;
 use crate::dialers::Dialers;
 use crate::error::{Cause, is_final_at_logon};
-use crate::redis::conn::connector::Connection;
+use crate::redis::conn::connection::Connection;
 use crate::redis::first_answer::{Failure, inquire};
 use crate::url::{Address, Sentinel};
 

@@ -1,6 +1,6 @@
 //! One server: a call is sent, and comes back as an answer or a fault.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{RedisError, ServerError};
@@ -13,16 +13,18 @@ use crate::logging;
 use crate::name::shown;
 use crate::protocol::expected::Expected;
 use crate::protocol::script::{Call, Reply, pack_wait};
-use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::combine::Sent;
-use crate::redis::conn::connector::{ConnectError, Connection, Connector, is_hang_up, reply};
-use crate::redis::conn::pool::{Cap, ConnectRequest, GetError, Pool, PooledConnection};
+use crate::redis::conn::callers::Cap;
+use crate::redis::conn::connection::{Connection, is_hang_up, reply};
+use crate::redis::conn::connector::{Connector, OnFailure};
+use crate::redis::conn::dial::ConnectError;
+use crate::redis::conn::pool::{ConnectRequest, GetError, Pool, PooledConnection};
 use crate::redis::fault::Fault;
 use crate::redis::health::ServerHealth;
-use crate::redis::quorum::Undoable;
 use crate::redis::quorum::member::Member;
 use crate::redis::sentinel::Sentinels;
 use crate::redis::spin::Spin;
+use crate::redis::undoable::Undoable;
 use crate::replicas::Replicas;
 use crate::stats::Histogram;
 use crate::url::{Address, Target};
@@ -50,8 +52,13 @@ impl Server {
     }
 
     /// A node of a cluster.
-    pub(in crate::redis) fn member(address: Address, map: Weak<SlotMap>, config: &Config) -> Self {
-        Self::at(Connector::member(address, map, config), config, None)
+    pub(in crate::redis) fn member(
+        address: Address,
+        on_failure: OnFailure,
+        config: &Config,
+    ) -> Self {
+        let node = Connector::member(address, on_failure, config);
+        Self::at(node, config, None)
     }
 
     fn at(node: Connector, config: &Config, member: Option<Member>) -> Self {

@@ -13,10 +13,10 @@ use crate::error::{Cause, Error};
 use crate::protocol::script::{Call, Reply};
 use crate::protocol::slot::slot;
 use crate::redis::cluster::slot_map::SlotMap;
-use crate::redis::conn::pool::Cap;
+use crate::redis::conn::callers::Cap;
 use crate::redis::fault::{Fault, Redirect};
-use crate::redis::quorum::Undoable;
 use crate::redis::server::Server;
+use crate::redis::undoable::Undoable;
 use crate::url::Nodes;
 use crate::wait_policy::Backoff;
 

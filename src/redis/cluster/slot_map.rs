@@ -16,7 +16,7 @@ use crate::error::{Cause, Error, is_final_at_logon, library_text};
 use crate::protocol::kind::Key;
 use crate::protocol::slot::SLOTS;
 use crate::redis::cluster::slots::{HostPort, Layout};
-use crate::redis::conn::connector::Connection;
+use crate::redis::conn::connection::Connection;
 use crate::redis::fault::Fault;
 use crate::redis::first_answer::{Failure, inquire};
 use crate::redis::server::Server;
@@ -115,7 +115,7 @@ impl SlotMap {
         let Some((host, port)) = nodes.places().next() else {
             return Err(Error::Config("a cluster without a node".into()));
         };
-        let nobody = Server::member(nodes.at(&host, port), Weak::new(), config);
+        let nobody = Server::member(nodes.at(&host, port), Arc::new(|| ()), config);
         Ok(Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             nodes,
@@ -259,8 +259,13 @@ impl SlotMap {
             return Arc::clone(server);
         }
         let address = self.nodes.at(&place.0, place.1);
-        let server = Server::member(address, Weak::clone(&self.me), &self.config);
-        let server = Arc::new(server);
+        let map = Weak::clone(&self.me);
+        let doubt = move || {
+            if let Some(map) = map.upgrade() {
+                map.doubt();
+            }
+        };
+        let server = Arc::new(Server::member(address, Arc::new(doubt), &self.config));
         if self.is_closed() {
             server.close();
         }

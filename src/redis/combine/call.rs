@@ -11,7 +11,7 @@ use crate::holder::HolderId;
 use crate::protocol::expected::Expected;
 use crate::protocol::kind::Keys;
 use crate::protocol::script::Reply;
-use crate::redis::conn::connector::Connection;
+use crate::redis::conn::connection::Connection;
 
 /// Shared by the call's own thread and whoever sends it.
 pub(crate) struct Entry {

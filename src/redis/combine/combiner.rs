@@ -7,8 +7,9 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::redis::combine::call::{Entry, News};
 use crate::redis::combine::queue::{Gather, Ticket};
-use crate::redis::conn::connector::Connection;
-use crate::redis::conn::pool::{Cap, Pool, PooledConnection, State};
+use crate::redis::conn::callers::Cap;
+use crate::redis::conn::connection::Connection;
+use crate::redis::conn::pool::{Pool, PooledConnection, State};
 
 /// This many calls at a time get a connection each. From the next one on, calls share writes, until the queue is empty.
 ///

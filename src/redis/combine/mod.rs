@@ -15,9 +15,10 @@ use crate::protocol::script::Call;
 use crate::redis::combine::call::{Answer, Entry, News, Write};
 use crate::redis::combine::combiner::{Batch, Look, PATIENCE};
 use crate::redis::combine::queue::Ticket;
-use crate::redis::conn::pool::{Cap, PooledConnection};
-use crate::redis::quorum::Undoable;
+use crate::redis::conn::callers::Cap;
+use crate::redis::conn::pool::PooledConnection;
 use crate::redis::server::Server;
+use crate::redis::undoable::Undoable;
 
 /// A longer command, of an unusual name, goes alone: what goes in one write fits into the socket's buffer, so
 /// that the one who writes it for others is not held up.

@@ -2,7 +2,14 @@
 
 use std::collections::VecDeque;
 
-use crate::redis::conn::pool::Cap;
+/// Whether a caller takes its turn under the cap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cap {
+    /// Waits while `max_connections` are in use.
+    Counted,
+    /// Gets one more: releases, and the threads of the client.
+    Exempt,
+}
 
 /// The queue, with a waker for each call.
 #[derive(Debug)]

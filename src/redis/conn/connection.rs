@@ -11,7 +11,6 @@ use super::stream::Stream;
 use crate::clock::Instant;
 use crate::protocol::expected::Expected;
 use crate::protocol::script::{Call, Reply};
-use crate::redis::conn::connector::reply;
 use crate::redis::conn::open::Open;
 use crate::url::Address;
 
@@ -250,4 +249,17 @@ fn ensure_left(until: Instant) -> RedisResult<()> {
         return Err(timed_out().into());
     }
     Ok(())
+}
+
+/// Whether the other end is gone, so that other connections to it are most likely dead too.
+pub(crate) fn is_hang_up(error: &RedisError) -> bool {
+    error.is_connection_dropped()
+}
+
+/// Reads an answer that is no error.
+pub(crate) fn reply(value: Value) -> Result<Reply, ServerError> {
+    match value {
+        Value::ServerError(error) => Err(error),
+        value => Ok(Reply::from(value)),
+    }
 }

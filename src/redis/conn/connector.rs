@@ -1,23 +1,20 @@
 //! One Redis server: how a connection to it is made, and one trip over a connection.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::{ErrorKind, RedisError, RedisResult, ServerError, Value};
+use redis::{ErrorKind, RedisError, RedisResult, Value};
 
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::dialers::Dialers;
 use crate::error::Cause;
-use crate::protocol::script::Reply;
-use crate::redis::cluster::slot_map::SlotMap;
+use crate::redis::conn::connection::Connection;
 use crate::redis::conn::open::Open;
 use crate::redis::sentinel::Sentinels;
 use crate::url::{Address, Target};
 use crate::violation::NoFirstReply;
-
-pub(crate) use crate::redis::conn::Connection;
 
 /// Where a server is, and what its connections are like.
 pub(crate) struct Connector {
@@ -35,11 +32,14 @@ pub(crate) struct Connector {
     has_replied: AtomicBool,
 }
 
+/// Called when a command or a connection to a node of a cluster fails: another may be about to take over.
+pub(in crate::redis) type OnFailure = Arc<dyn Fn() + Send + Sync>;
+
 enum ConnectorKind {
     Server(Box<Address>),
     Sentinels(Arc<Sentinels>),
     /// One node of a cluster.
-    Member(Box<Address>, Weak<SlotMap>),
+    Member(Box<Address>, OnFailure),
 }
 
 impl Connector {
@@ -57,9 +57,10 @@ impl Connector {
         Ok(Self::with(label, origin, config))
     }
 
-    pub(crate) fn member(address: Address, map: Weak<SlotMap>, config: &Config) -> Self {
+    pub(crate) fn member(address: Address, on_failure: OnFailure, config: &Config) -> Self {
         let label = address.label.clone();
-        Self::with(label, ConnectorKind::Member(Box::new(address), map), config)
+        let origin = ConnectorKind::Member(Box::new(address), on_failure);
+        Self::with(label, origin, config)
     }
 
     fn with(label: String, origin: ConnectorKind, config: &Config) -> Self {
@@ -82,10 +83,8 @@ impl Connector {
 
     /// A command or a connection failed: in a cluster another node may be about to take over.
     pub(crate) fn failed(&self) {
-        if let ConnectorKind::Member(_, map) = &self.origin
-            && let Some(map) = map.upgrade()
-        {
-            map.doubt();
+        if let ConnectorKind::Member(_, on_failure) = &self.origin {
+            on_failure();
         }
     }
 
@@ -199,29 +198,6 @@ pub(crate) fn is_master(answer: Value) -> Option<bool> {
         Value::BulkString(role) if role == b"slave" || role == b"sentinel" => Some(false),
         _ => None,
     }
-}
-
-/// Whether the other end is gone, so that other connections to it are most likely dead too.
-pub(crate) fn is_hang_up(error: &RedisError) -> bool {
-    error.is_connection_dropped()
-}
-
-/// Reads an answer that is no error.
-pub(crate) fn reply(value: Value) -> Result<Reply, ServerError> {
-    match value {
-        Value::ServerError(error) => Err(error),
-        value => Ok(Reply::from(value)),
-    }
-}
-
-/// Why there is no connection.
-#[derive(Clone, Debug)]
-pub(crate) struct ConnectError {
-    pub(crate) cause: Cause,
-    /// It stays so until somebody changes a setting, as after a wrong password.
-    pub(crate) is_final: bool,
-    /// The server or the network is the reason, and not that the caller had little time.
-    pub(crate) is_the_servers: bool,
 }
 
 #[cfg(test)]

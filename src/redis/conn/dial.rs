@@ -3,12 +3,22 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::redis::conn::connector::ConnectError;
+use crate::error::Cause;
 use crate::wait_policy::RECONNECT;
 
 /// A name server that says nothing holds a dialer for 10 s and more. So many may hang before a
 /// further one waits for one of them.
 const LEFT_BEHIND: usize = 8;
+
+/// Why there is no connection.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnectError {
+    pub(crate) cause: Cause,
+    /// It stays so until somebody changes a setting, as after a wrong password.
+    pub(crate) is_final: bool,
+    /// The server or the network is the reason, and not that the caller had little time.
+    pub(crate) is_the_servers: bool,
+}
 
 /// How the dialing of one server stands. One dialer is at work at a time; one that hangs is left
 /// behind, and another takes its place.
@@ -104,7 +114,6 @@ impl Dialing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Cause;
 
     const LIMIT: Duration = Duration::from_secs(2);
 

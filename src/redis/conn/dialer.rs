@@ -11,7 +11,8 @@ use crate::clock::Instant;
 use crate::dialers::DIALER;
 use crate::error::{Cause, Error, is_final_at_logon, library_text};
 use crate::logging;
-use crate::redis::conn::connector::{ConnectError, Connection};
+use crate::redis::conn::connection::Connection;
+use crate::redis::conn::dial::ConnectError;
 use crate::redis::conn::pool::{Pool, State};
 
 impl Pool {

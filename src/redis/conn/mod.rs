@@ -19,6 +19,5 @@ pub(crate) mod stream;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 
-pub(crate) use crate::redis::conn::connection::{Connection, wait_for_any};
 #[cfg(test)]
 pub(crate) use crate::redis::conn::input::read_frame;

@@ -10,18 +10,10 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error};
 use crate::redis::combine::combiner::{Sharers, Sharing};
-use crate::redis::conn::callers::{Callers, Number};
-use crate::redis::conn::connector::{ConnectError, Connection, Connector};
-use crate::redis::conn::dial::Dialing;
-
-/// Whether a caller takes its turn under the cap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cap {
-    /// Waits while `max_connections` are in use.
-    Counted,
-    /// Gets one more: releases, and the threads of the client.
-    Exempt,
-}
+use crate::redis::conn::callers::{Callers, Cap, Number};
+use crate::redis::conn::connection::Connection;
+use crate::redis::conn::connector::Connector;
+use crate::redis::conn::dial::{ConnectError, Dialing};
 
 pub(crate) struct Pool {
     pub(crate) node: Connector,

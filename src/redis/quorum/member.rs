@@ -11,9 +11,8 @@ use crate::clock::Instant;
 use crate::error::{Meaning, meaning};
 use crate::protocol::kind::KeyState;
 use crate::protocol::script::Reply;
-use crate::redis::quorum::pipelined_connection::{
-    PendingRelease, PendingReply, PipelinedConnection, Vote,
-};
+use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection};
+use crate::redis::undoable::{PendingRelease, Vote};
 
 /// With so many answers unread a line is read empty by the server's own io thread. They must fit
 /// into the sockets' buffers, and be few enough to cost little beside the calls they are of.

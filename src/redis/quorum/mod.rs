@@ -1,5 +1,6 @@
 //! A quorum: a call goes to all of several servers, and what a majority of them says is its answer.
 
+pub(crate) mod call;
 pub(crate) mod count;
 pub(crate) mod member;
 pub(crate) mod pipelined_connection;
@@ -18,14 +19,11 @@ use crate::config::Config;
 use crate::error::{Cause, Error};
 use crate::holder::HolderId;
 use crate::logging;
-use crate::protocol::kind::{Acquired, Keys};
-use crate::protocol::script::{Call, Reply};
-use crate::redis::conn::pool::Cap;
+use crate::protocol::kind::Acquired;
+use crate::redis::conn::callers::Cap;
 use crate::redis::fault::Fault;
 use crate::redis::health::ServerHealth;
 use crate::redis::quorum::member::Member;
-use crate::redis::quorum::pipelined_connection::{PendingRelease, ServerVotes};
-use crate::redis::quorum::round::Round;
 use crate::redis::quorum::tokens::Tokens;
 use crate::redis::quorum::votes::Majority;
 use crate::redis::server::Server;
@@ -50,29 +48,6 @@ pub(crate) struct Quorum {
     command_timeout: Duration,
     /// The attempts that failed last: a key of theirs is nobody's hold.
     ghosts: Mutex<VecDeque<HolderId>>,
-}
-
-/// A lease that a call may leave behind where it is not answered.
-pub(crate) struct Undoable<'a> {
-    pub(crate) keys: &'a Arc<Keys>,
-    pub(crate) id: &'a HolderId,
-    pub(crate) ttl: Duration,
-    pub(crate) votes: Option<&'a Arc<ServerVotes>>,
-}
-
-impl Undoable<'_> {
-    pub(crate) fn release(&self) -> Call<'_> {
-        self.keys.release(self.id.as_str().as_bytes())
-    }
-
-    pub(in crate::redis) fn promise(&self) -> PendingRelease {
-        PendingRelease {
-            keys: Arc::clone(self.keys),
-            id: self.id.clone(),
-            until: Instant::now().after(self.ttl),
-            votes: self.votes.cloned(),
-        }
-    }
 }
 
 impl Quorum {
@@ -117,38 +92,6 @@ impl Quorum {
         self.tokens.learn(counter);
     }
 
-    /// Sends `call` to all servers, and waits until their answers decide it, until `until`. What may
-    /// stay behind is undone, here or by the servers' io threads: a fault of an acquiring call
-    /// leaves nothing to be done.
-    pub(crate) fn call(
-        &self,
-        call: Call<'_>,
-        until: Instant,
-        cap_rule: Cap,
-        undoable: Option<&Undoable<'_>>,
-    ) -> Result<(Reply, Instant), Fault> {
-        let asked = Instant::now();
-        if cap_rule == Cap::Counted {
-            self.condition.admit(&self.label)?;
-        }
-        let _turn = self.turns.take(cap_rule, until)?;
-        let answer = Round::new(self, Some(call), until, undoable).run();
-        match &answer {
-            Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
-                let had_time = asked.until(until) >= self.command_timeout / 10 * 9;
-                if self.condition.failed(Some(cause), had_time) {
-                    logging::warn!(
-                        "no majority has answered again and again, calls fail at once: {cause}"
-                    );
-                }
-            }
-            _ => {
-                self.condition.answered(Instant::now());
-            }
-        }
-        answer
-    }
-
     /// Why no majority answered last.
     pub(in crate::redis) fn last_failure(&self) -> Option<Cause> {
         self.condition.last_failure()
@@ -160,14 +103,6 @@ impl Quorum {
         if answering.count() >= self.size.needed {
             self.condition.reset();
         }
-    }
-
-    /// Whether a majority answers.
-    pub(crate) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
-        let _turn = self.turns.take(Cap::Counted, until)?;
-        Round::new(self, None, until, None)
-            .run()
-            .map(|(reply, _)| reply)
     }
 
     pub(in crate::redis) fn peers(&self) -> impl Iterator<Item = (&Server, &Member)> {

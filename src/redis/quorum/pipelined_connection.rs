@@ -2,79 +2,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 use redis::{RedisResult, ServerError};
 
 use crate::clock::Instant;
-use crate::holder::HolderId;
 use crate::protocol::expected::Expected;
-use crate::protocol::kind::Keys;
 use crate::protocol::script::{Call, Reply};
-use crate::redis::conn::connector::Connection;
-
-/// What one server did about an acquiring command, as far as is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Vote {
-    /// The command was not sent to it.
-    NotAsked,
-    /// It may have run, or may yet run.
-    Asked,
-    Granted,
-    /// It ran and took nothing, or will surely not run.
-    Refused,
-}
-
-/// What each server did about one acquiring command: its release need not go where nothing was
-/// taken, and finding nothing proves something only where the command is known to have run.
-#[derive(Debug)]
-pub(crate) struct ServerVotes {
-    votes: Box<[AtomicU8]>,
-}
-
-impl ServerVotes {
-    pub(crate) fn new(servers: usize) -> Self {
-        let none = || AtomicU8::new(Vote::NotAsked as u8);
-        Self {
-            votes: std::iter::repeat_with(none).take(servers).collect(),
-        }
-    }
-
-    pub(crate) fn note(&self, server: usize, vote: Vote) {
-        if let Some(slot) = self.votes.get(server) {
-            slot.store(vote as u8, Ordering::SeqCst);
-        }
-    }
-
-    pub(crate) fn vote(&self, server: usize) -> Vote {
-        let vote = self.votes.get(server);
-        match vote.map_or(0, |vote| vote.load(Ordering::SeqCst)) {
-            1 => Vote::Asked,
-            2 => Vote::Granted,
-            3 => Vote::Refused,
-            _ => Vote::NotAsked,
-        }
-    }
-}
-
-/// A lease whose key must be gone from a server at last.
-#[derive(Clone, Debug)]
-pub(crate) struct PendingRelease {
-    pub(crate) keys: Arc<Keys>,
-    pub(crate) id: HolderId,
-    /// By then the key has run out by itself.
-    pub(crate) until: Instant,
-    pub(crate) votes: Option<Arc<ServerVotes>>,
-}
-
-impl PendingRelease {
-    /// Whether the acquiring command may yet run at this server.
-    pub(crate) fn may_yet_run(&self, server: usize) -> bool {
-        let votes = self.votes.as_ref();
-        votes.is_none_or(|votes| votes.vote(server) == Vote::Asked)
-    }
-}
+use crate::redis::conn::connection::Connection;
+use crate::redis::undoable::{PendingRelease, ServerVotes};
 
 /// What an answer is about, for whoever comes to read it.
 #[derive(Debug)]
@@ -186,7 +121,7 @@ impl PipelinedConnection {
         next.unwrap_or((PendingReply::Nothing, Expected::Pong))
     }
 
-    /// For [`wait_for_any`](crate::redis::conn::wait_for_any).
+    /// For [`wait_for_any`](crate::redis::conn::connection::wait_for_any).
     pub(crate) fn connection(&self) -> &Connection {
         &self.connection
     }

@@ -10,15 +10,15 @@ use crate::clock::Instant;
 use crate::error::Cause;
 use crate::protocol::kind::KeyState;
 use crate::protocol::script::{Call, Reply};
-use crate::redis::conn::connector::is_hang_up;
+use crate::redis::conn::connection::{is_hang_up, wait_for_any};
 use crate::redis::conn::pool::ConnectRequest;
-use crate::redis::conn::wait_for_any;
 use crate::redis::fault::Fault;
+use crate::redis::quorum::Quorum;
 use crate::redis::quorum::count::Tally;
 use crate::redis::quorum::member::{Member, is_no_script};
-use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection, Vote};
-use crate::redis::quorum::{Quorum, Undoable};
+use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection};
 use crate::redis::server::Server;
+use crate::redis::undoable::{Undoable, Vote};
 
 /// With a majority at hand, how long a connection to another server is waited for by whoever has it
 /// made: a server that is only a little slower to connect to is not left out of the first lock.
@@ -235,9 +235,10 @@ impl<'a> Round<'a> {
                         votes: Some(votes), ..
                     }),
                 ) => (PendingReply::Acquire(Arc::clone(votes)), Some(*votes)),
-                (Tally::Release(_), Some(undoable)) => {
-                    (line.owed_to_release(undoable.promise(), member.index), None)
-                }
+                (Tally::Release(_), Some(undoable)) => (
+                    line.owed_to_release(undoable.pending_release(), member.index),
+                    None,
+                ),
                 _ => (PendingReply::Nothing, None),
             };
             if let Some(votes) = votes {
@@ -433,9 +434,9 @@ impl<'a> Round<'a> {
             let vote = votes.map_or(Vote::Asked, |votes| votes.vote(member.index));
             match (vote, line) {
                 (Vote::NotAsked | Vote::Refused, _) => {}
-                (_, None) => member.undo(undoable.promise()),
+                (_, None) => member.undo(undoable.pending_release()),
                 (_, Some(line)) => {
-                    let owed = line.owed_to_release(undoable.promise(), member.index);
+                    let owed = line.owed_to_release(undoable.pending_release(), member.index);
                     match line.send(&undoable.release(), owed, self.until) {
                         Ok(()) if vote == Vote::Granted => answering.push(n),
                         Ok(()) => {}
@@ -473,7 +474,7 @@ impl<'a> Round<'a> {
                 .iter()
                 .any(|slot| std::ptr::eq(slot.server, server));
             if !was_sent {
-                member.undo(undoable.promise());
+                member.undo(undoable.pending_release());
             }
         }
     }

@@ -1,0 +1,52 @@
+//! A call to a quorum: its breaker, its turn under the cap, and one round to all servers.
+
+use crate::clock::Instant;
+use crate::logging;
+use crate::protocol::script::{Call, Reply};
+use crate::redis::conn::callers::Cap;
+use crate::redis::fault::Fault;
+use crate::redis::quorum::Quorum;
+use crate::redis::quorum::round::Round;
+use crate::redis::undoable::Undoable;
+
+impl Quorum {
+    /// Sends `call` to all servers, and waits until their answers decide it, until `until`. What may
+    /// stay behind is undone, here or by the servers' io threads: a fault of an acquiring call
+    /// leaves nothing to be done.
+    pub(crate) fn call(
+        &self,
+        call: Call<'_>,
+        until: Instant,
+        cap_rule: Cap,
+        undoable: Option<&Undoable<'_>>,
+    ) -> Result<(Reply, Instant), Fault> {
+        let asked = Instant::now();
+        if cap_rule == Cap::Counted {
+            self.condition.admit(&self.label)?;
+        }
+        let _turn = self.turns.take(cap_rule, until)?;
+        let answer = Round::new(self, Some(call), until, undoable).run();
+        match &answer {
+            Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
+                let had_time = asked.until(until) >= self.command_timeout / 10 * 9;
+                if self.condition.failed(Some(cause), had_time) {
+                    logging::warn!(
+                        "no majority has answered again and again, calls fail at once: {cause}"
+                    );
+                }
+            }
+            _ => {
+                self.condition.answered(Instant::now());
+            }
+        }
+        answer
+    }
+
+    /// Whether a majority answers.
+    pub(crate) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
+        let _turn = self.turns.take(Cap::Counted, until)?;
+        Round::new(self, None, until, None)
+            .run()
+            .map(|(reply, _)| reply)
+    }
+}

@@ -1,0 +1,96 @@
+//! What an acquiring call may leave behind, and what each server is known to have done about it. No I/O.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::holder::HolderId;
+use crate::protocol::kind::Keys;
+use crate::protocol::script::Call;
+
+/// A lease that a call may leave behind where it is not answered.
+pub(crate) struct Undoable<'a> {
+    pub(crate) keys: &'a Arc<Keys>,
+    pub(crate) id: &'a HolderId,
+    pub(crate) ttl: Duration,
+    pub(crate) votes: Option<&'a Arc<ServerVotes>>,
+}
+
+impl Undoable<'_> {
+    pub(crate) fn release(&self) -> Call<'_> {
+        self.keys.release(self.id.as_str().as_bytes())
+    }
+
+    pub(in crate::redis) fn pending_release(&self) -> PendingRelease {
+        PendingRelease {
+            keys: Arc::clone(self.keys),
+            id: self.id.clone(),
+            until: Instant::now().after(self.ttl),
+            votes: self.votes.cloned(),
+        }
+    }
+}
+
+/// What one server did about an acquiring command, as far as is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Vote {
+    /// The command was not sent to it.
+    NotAsked,
+    /// It may have run, or may yet run.
+    Asked,
+    Granted,
+    /// It ran and took nothing, or will surely not run.
+    Refused,
+}
+
+/// What each server did about one acquiring command: its release need not go where nothing was
+/// taken, and finding nothing proves something only where the command is known to have run.
+#[derive(Debug)]
+pub(crate) struct ServerVotes {
+    votes: Box<[AtomicU8]>,
+}
+
+impl ServerVotes {
+    pub(crate) fn new(servers: usize) -> Self {
+        let none = || AtomicU8::new(Vote::NotAsked as u8);
+        Self {
+            votes: std::iter::repeat_with(none).take(servers).collect(),
+        }
+    }
+
+    pub(crate) fn note(&self, server: usize, vote: Vote) {
+        if let Some(slot) = self.votes.get(server) {
+            slot.store(vote as u8, Ordering::SeqCst);
+        }
+    }
+
+    pub(crate) fn vote(&self, server: usize) -> Vote {
+        let vote = self.votes.get(server);
+        match vote.map_or(0, |vote| vote.load(Ordering::SeqCst)) {
+            1 => Vote::Asked,
+            2 => Vote::Granted,
+            3 => Vote::Refused,
+            _ => Vote::NotAsked,
+        }
+    }
+}
+
+/// A lease whose key must be gone from a server at last.
+#[derive(Clone, Debug)]
+pub(crate) struct PendingRelease {
+    pub(crate) keys: Arc<Keys>,
+    pub(crate) id: HolderId,
+    /// By then the key has run out by itself.
+    pub(crate) until: Instant,
+    pub(crate) votes: Option<Arc<ServerVotes>>,
+}
+
+impl PendingRelease {
+    /// Whether the acquiring command may yet run at this server.
+    pub(crate) fn may_yet_run(&self, server: usize) -> bool {
+        let votes = self.votes.as_ref();
+        votes.is_none_or(|votes| votes.vote(server) == Vote::Asked)
+    }
+}
