@@ -63,7 +63,7 @@ pub(crate) enum Redirect {
     /// The slot is kept there now.
     Moved(String, u16),
     /// The slot is on its way there, and this key is there already or nowhere.
-    RenewalRequest(String, u16),
+    Ask(String, u16),
     /// The slot is on its way, and the keys of the call are apart.
     TryAgain,
 }
@@ -76,7 +76,7 @@ impl Redirect {
         };
         match answer.code() {
             "MOVED" => place().map(|(host, port)| Self::Moved(host, port)),
-            "ASK" => place().map(|(host, port)| Self::RenewalRequest(host, port)),
+            "ASK" => place().map(|(host, port)| Self::Ask(host, port)),
             "TRYAGAIN" => Some(Self::TryAgain),
             _ => None,
         }

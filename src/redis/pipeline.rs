@@ -59,7 +59,7 @@ impl Server {
             self.failed();
         }
         if alive && !usable {
-            self.leave(connection.generation);
+            self.pool.suspect(connection.generation);
         }
         (answers, usable)
     }

@@ -13,7 +13,7 @@ use crate::logging;
 use crate::name::shown;
 use crate::protocol::expected::Expected;
 use crate::protocol::script::{Call, Reply, pack_wait};
-use crate::redis::combine::Sent;
+use crate::redis::combine::Combined;
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::connection::{Connection, is_hang_up, reply};
 use crate::redis::conn::connector::{Connector, OnFailure};
@@ -110,12 +110,12 @@ impl Server {
             self.condition.admit(self.label())?;
         }
         // Replicas are waited for on the connection, and ASKING is about the command behind it.
-        let may_ride = call.replicas.is_none() && !call.asking;
+        let may_combine = call.replicas.is_none() && !call.asking;
         let entered = self.pool.enter();
-        if may_ride && entered.is_one_of_many(cap_rule) {
-            match self.ride(&call, until, cap_rule, undoable) {
+        if may_combine && entered.is_one_of_many(cap_rule) {
+            match self.pool.combine(&call, until, cap_rule, undoable) {
                 // Nothing ran, so the same call may be sent again.
-                Some(Sent {
+                Some(Combined {
                     answer: Ok(Err(error)),
                     ..
                 }) if matches!(meaning(&error), Meaning::NoScript) => {}
@@ -127,7 +127,7 @@ impl Server {
         let sent = Instant::now();
         if sent >= until {
             // A trip that cannot be answered in time would only leave something to be undone.
-            self.pass_on(pooled);
+            self.pool.pass_on(pooled);
             return Err(Fault::NotRun(Cause::silence("no time was left to ask")));
         }
         // Several would want the processor themselves.
@@ -159,8 +159,13 @@ impl Server {
     }
 
     /// What it means that `answer` came of a call that was sent along with others.
-    fn read(&self, call: &Call<'_>, sent: Sent, until: Instant) -> Result<(Reply, Instant), Fault> {
-        let Sent {
+    fn read(
+        &self,
+        call: &Call<'_>,
+        sent: Combined,
+        until: Instant,
+    ) -> Result<(Reply, Instant), Fault> {
+        let Combined {
             at: sent,
             answer,
             has_read,
@@ -239,11 +244,11 @@ impl Server {
         if let Err(Fault::NotRun(cause)) = &answer {
             let generation = pooled.generation();
             drop(pooled);
-            self.leave(generation);
+            self.pool.suspect(generation);
             // It answers, so nobody waits for it in vain.
             self.failed_by(Some(cause), false);
         } else {
-            self.pass_on(pooled);
+            self.pool.pass_on(pooled);
             self.answered(sent);
         }
         answer
@@ -459,18 +464,6 @@ impl Server {
         Ok(self.acquire_connection(until, Cap::Exempt)?.keep())
     }
 
-    /// The server that connections of this generation lead to says "not now": the next connection
-    /// may lead to the one that took over.
-    pub(crate) fn leave(&self, generation: u64) {
-        if generation == self.pool.generation()
-            && let Some(sentinels) = self.sentinels()
-        {
-            // First: a dialer may be about to go there.
-            sentinels.doubt();
-        }
-        self.pool.leave(generation);
-    }
-
     /// The master has moved to where its sentinels now know it.
     pub(crate) fn moved(&self) {
         self.condition.reset();
@@ -492,7 +485,7 @@ impl Server {
         let now = Instant::now();
         let trip = sent.until(now);
         self.latency.record(trip);
-        self.pool.took(trip);
+        self.pool.combiner.took(trip);
         if self.condition.answered(now) {
             logging::info!(server = self.label(); "calls go to {} again", self.label());
         }

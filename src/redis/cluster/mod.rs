@@ -78,7 +78,7 @@ impl Cluster {
                         self.map.moved(slot, place)
                     }
                 }
-                Fault::Redirected(Redirect::RenewalRequest(host, port), _) => {
+                Fault::Redirected(Redirect::Ask(host, port), _) => {
                     asking = true;
                     let place = self.map.place(&server, host, *port);
                     Some(self.map.at(&place))

@@ -1,8 +1,6 @@
 //! Many threads' calls in one write: who finds the connections in use leaves its call to whoever is done with one.
 
-pub(crate) mod call;
 pub(crate) mod combiner;
-pub(crate) mod queue;
 
 use std::io;
 use std::sync::Arc;
@@ -12,12 +10,11 @@ use redis::RedisError;
 use crate::clock::Instant;
 use crate::error::{Meaning, meaning};
 use crate::protocol::script::Call;
-use crate::redis::combine::call::{Answer, Entry, News, Write};
 use crate::redis::combine::combiner::{Batch, Look, PATIENCE};
-use crate::redis::combine::queue::Ticket;
+use crate::redis::conn::call_queue::Ticket;
 use crate::redis::conn::callers::Cap;
-use crate::redis::conn::pool::PooledConnection;
-use crate::redis::server::Server;
+use crate::redis::conn::combined_call::{Answer, CombinedCall, Delivery, Write};
+use crate::redis::conn::pool::{Pool, PooledConnection};
 use crate::redis::undoable::Undoable;
 
 /// A longer command, of an unusual name, goes alone: what goes in one write fits into the socket's buffer, so
@@ -25,7 +22,7 @@ use crate::redis::undoable::Undoable;
 const LONG: usize = 1024;
 
 /// A call that was sent along with others.
-pub(in crate::redis) struct Sent {
+pub(in crate::redis) struct Combined {
     /// Before that.
     pub(in crate::redis) at: Instant,
     /// What came of it.
@@ -34,31 +31,31 @@ pub(in crate::redis) struct Sent {
     pub(in crate::redis) has_read: bool,
 }
 
-impl Server {
+impl Pool {
     /// Sends `call` along with others and waits for its answer. `None` if it was not sent, and must go alone.
-    pub(in crate::redis) fn ride(
+    pub(in crate::redis) fn combine(
         &self,
         call: &Call<'_>,
         until: Instant,
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
-    ) -> Option<Sent> {
+    ) -> Option<Combined> {
         let mut command = Vec::with_capacity(256);
         call.pack_by_sha(&mut command);
         if command.len() > LONG {
             return None;
         }
         let undoable = undoable.map(|undoable| (Arc::clone(undoable.keys), undoable.id.clone()));
-        let entry = Entry::new(command, call.expected(), undoable);
+        let entry = CombinedCall::new(command, call.expected(), undoable);
         let joined = Instant::now();
-        let (ticket, batch) = self.pool.join(joined, until, cap_rule, &entry)?;
+        let (ticket, batch) = self.join(joined, until, cap_rule, &entry)?;
         if let Some(batch) = batch {
             self.send(batch);
         }
         match self.news(&entry, ticket, cap_rule, joined, until)? {
-            News::Alone => None,
-            News::Read(write) => Some(self.read_all(*write, &entry, until)),
-            News::Answer(sent, answer) => Some(Sent {
+            Delivery::Alone => None,
+            Delivery::Read(write) => Some(self.read_all(*write, &entry, until)),
+            Delivery::Answer(sent, answer) => Some(Combined {
                 at: sent,
                 answer,
                 has_read: false,
@@ -69,24 +66,24 @@ impl Server {
     /// Waits until a call in the queue was answered, or must read. `None` if it has left the queue.
     fn news(
         &self,
-        entry: &Entry,
+        entry: &CombinedCall,
         ticket: Ticket,
         cap_rule: Cap,
         joined: Instant,
         until: Instant,
-    ) -> Option<News> {
+    ) -> Option<Delivery> {
         let mut next = joined.after(PATIENCE).min(until);
         loop {
             if let Some(news) = entry.wait(next) {
                 return Some(news);
             }
             let is_over = next >= until;
-            match self.pool.look(ticket, cap_rule, is_over) {
+            match self.look(ticket, cap_rule, is_over) {
                 Look::Alone => return None,
                 Look::Sends(batch) => self.send(*batch),
                 // It is on its way, and the thread that reads for it writes its undo.
                 Look::Waits if is_over => {
-                    let unanswered = || News::Answer(joined, Err(timed_out()));
+                    let unanswered = || Delivery::Answer(joined, Err(timed_out()));
                     return Some(entry.give_up().unwrap_or_else(unanswered));
                 }
                 Look::Waits => {}
@@ -116,7 +113,7 @@ impl Server {
             others.chain(std::iter::once(reader.command.as_slice()))
         };
         let connection = pooled.connection();
-        if let Err(error) = connection.send_all(sent.after(self.command_timeout()), commands()) {
+        if let Err(error) = connection.send_all(sent.after(self.node.command_timeout), commands()) {
             return fail(pooled, others.iter().chain([&reader]), sent, &error);
         }
         let connection = pooled.hand();
@@ -126,8 +123,8 @@ impl Server {
             others,
         });
         // If the reader's time has run out, no thread reads, so the connection must be closed.
-        if let Err(News::Read(write)) = reader.tell(News::Read(write)) {
-            let pooled = self.pool.pooled(write.connection, Some(sent));
+        if let Err(Delivery::Read(write)) = reader.deliver(Delivery::Read(write)) {
+            let pooled = self.pooled(write.connection, Some(sent));
             fail(
                 pooled,
                 write.others.iter().chain([&reader]),
@@ -138,22 +135,22 @@ impl Server {
     }
 
     /// Reads the answers to one write, and delivers each before this thread blocks on the next.
-    fn read_all(&self, write: Write, own: &Arc<Entry>, until: Instant) -> Sent {
+    fn read_all(&self, write: Write, own: &Arc<CombinedCall>, until: Instant) -> Combined {
         let Write {
             connection,
             sent,
             others,
         } = write;
-        let mut pooled = self.pool.pooled(connection, Some(sent));
+        let mut pooled = self.pooled(connection, Some(sent));
         // No other call of this write has more time.
-        let until = sent.after(self.command_timeout()).min(until);
+        let until = sent.after(self.node.command_timeout).min(until);
         let mut unread = others.iter();
         let mut read = Vec::with_capacity(others.len());
         let mut not_now = false;
         let answer = loop {
             let at_hand = pooled.connection().answer_at_hand(false).transpose();
             let value = at_hand.unwrap_or_else(|| {
-                tell_all(sent, read.drain(..));
+                deliver_all(sent, read.drain(..));
                 pooled.connection().answer(until)
             });
             // The next of the others, and then its own.
@@ -171,18 +168,18 @@ impl Server {
             }
         };
         if let Err(error) = &answer {
-            tell_all(sent, read.drain(..));
+            deliver_all(sent, read.drain(..));
             fail(pooled, unread.chain([own]), sent, error);
         } else if not_now {
             let generation = pooled.generation();
             drop(pooled);
-            self.leave(generation);
+            self.suspect(generation);
         } else {
             // First, so that the server has work while the other threads wake up.
             self.pass_on(pooled);
         }
-        tell_all(sent, read);
-        Sent {
+        deliver_all(sent, read);
+        Combined {
             at: sent,
             answer,
             has_read: true,
@@ -192,26 +189,26 @@ impl Server {
 
 /// Delivers the answers to calls that were sent at `sent`. A call that has given up counts as unanswered, and its own
 /// thread undoes it.
-fn tell_all<'a, I>(sent: Instant, answers: I)
+fn deliver_all<'a, I>(sent: Instant, answers: I)
 where
-    I: IntoIterator<Item = (&'a Arc<Entry>, Answer)>,
+    I: IntoIterator<Item = (&'a Arc<CombinedCall>, Answer)>,
 {
     for (entry, answer) in answers {
-        let _ = entry.tell(News::Answer(sent, answer));
+        let _ = entry.deliver(Delivery::Answer(sent, answer));
     }
 }
 
 /// Fails calls that get no answer: writes the undo of each behind its command, and closes the connection.
 fn fail<'a, I>(pooled: PooledConnection<'_>, unread: I, sent: Instant, error: &RedisError)
 where
-    I: Iterator<Item = &'a Arc<Entry>> + Clone,
+    I: Iterator<Item = &'a Arc<CombinedCall>> + Clone,
 {
     let undos = unread.clone().filter_map(|entry| {
         let (keys, id) = entry.undoable.as_ref()?;
         Some(keys.release(id.as_str().as_bytes()))
     });
     pooled.keep().undo_behind(undos);
-    tell_all(sent, unread.map(|entry| (entry, Err(error.clone()))));
+    deliver_all(sent, unread.map(|entry| (entry, Err(error.clone()))));
 }
 
 fn timed_out() -> RedisError {

@@ -4,7 +4,10 @@
 //! each read. Here every call names the instant by which it must be over, whatever the peer does. The library still packs
 //! the commands and reads the replies, each of which [`frame`] has found to be whole and within the limits before.
 
+pub(crate) mod call_queue;
 pub(crate) mod callers;
+pub(crate) mod combined_call;
+pub(crate) mod combiner_state;
 pub(crate) mod connection;
 pub(crate) mod connector;
 pub(crate) mod dial;

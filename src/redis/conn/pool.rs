@@ -9,8 +9,9 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error};
-use crate::redis::combine::combiner::{Sharers, Sharing};
 use crate::redis::conn::callers::{Callers, Cap, Number};
+use crate::redis::conn::combined_call::Delivery;
+use crate::redis::conn::combiner_state::{Combiner, CombinerState};
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::connector::Connector;
 use crate::redis::conn::dial::{ConnectError, Dialing};
@@ -21,7 +22,7 @@ pub(crate) struct Pool {
     pub(in crate::redis) state: Mutex<State>,
     /// Notified when a connection comes back or was made, and when none can be made.
     wished: Condvar,
-    pub(in crate::redis) sharing: Sharing,
+    pub(in crate::redis) combiner: Combiner,
     closed: AtomicBool,
     /// The server keeps no slot of its cluster any more.
     retired: AtomicBool,
@@ -37,7 +38,7 @@ pub(in crate::redis) struct State {
     callers: Callers<Thread>,
     /// How many connections are wished for, in the free lane.
     wishes: usize,
-    pub(in crate::redis) sharers: Sharers,
+    pub(in crate::redis) combiner: CombinerState,
     pub(in crate::redis) dialing: Dialing,
 }
 
@@ -87,6 +88,28 @@ impl State {
         let free = self.callers.count(Cap::Exempt) + self.wishes;
         (free + capped).saturating_sub(self.idle.len())
     }
+
+    /// Whether the next free connection goes to the queue: it alternates with calls that go alone.
+    pub(in crate::redis) fn is_turn_of_queue(&mut self) -> bool {
+        if self.combiner.queue.is_empty() {
+            return false;
+        }
+        if self.is_awaited() {
+            self.combiner.is_turn_of_own = !self.combiner.is_turn_of_own;
+            return !self.combiner.is_turn_of_own;
+        }
+        true
+    }
+
+    /// Sends the first call of the queue away to ask for a connection, since none may come back.
+    fn dismiss_one(&mut self) {
+        if self.is_turn_of_queue()
+            && let Some(call) = self.combiner.queue.first(Instant::now())
+        {
+            // A call that waits no longer needs no connection.
+            let _ = call.deliver(Delivery::Alone);
+        }
+    }
 }
 
 /// A connection in use; dropping it closes it, as befits one that failed.
@@ -120,7 +143,7 @@ impl Pool {
             cap,
             state: Mutex::default(),
             wished: Condvar::new(),
-            sharing: Sharing::default(),
+            combiner: Combiner::default(),
             closed: AtomicBool::new(false),
             retired: AtomicBool::new(false),
             generation: AtomicU64::new(0),
@@ -238,6 +261,23 @@ impl Pool {
         self.ring(state);
     }
 
+    /// The answers to what was sent at `sent` are in, or will never be.
+    pub(in crate::redis) fn is_answered(&self, state: &mut State, sent: Option<Instant>) {
+        if sent.is_some() && state.combiner.in_flight == sent {
+            state.combiner.in_flight = None;
+            self.combiner.is_on.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Sends every call of the queue away to ask for a connection.
+    fn dismiss(&self) {
+        let all = self.state.lock().combiner.queue.dismiss();
+        for call in all {
+            // A call that waits no longer needs no connection.
+            let _ = call.deliver(Delivery::Alone);
+        }
+    }
+
     /// A connection does not come back.
     fn is_gone(&self, sent: Option<Instant>) {
         let mut state = self.state.lock();
@@ -301,9 +341,21 @@ impl Pool {
                 .compare_exchange(generation, next, Ordering::SeqCst, Ordering::SeqCst);
         // Otherwise somebody was first.
         if left.is_ok() {
-            self.sharing.forget_trips();
+            self.combiner.forget_trips();
             self.forget_idle();
         }
+    }
+
+    /// As [`leave`](Self::leave), after a server that said "not now": the next connection may lead to
+    /// the one that took over.
+    pub(crate) fn suspect(&self, generation: u64) {
+        if generation == self.generation()
+            && let Some(sentinels) = self.node.sentinels()
+        {
+            // First: a dialer may be about to go there.
+            sentinels.doubt();
+        }
+        self.leave(generation);
     }
 
     /// As [`leave`](Self::leave), where it is known that there is another server to go to: nobody

@@ -11,7 +11,7 @@ const MOST: usize = 32;
 /// The queue of calls that go along with others, in the order of their coming. A connection that is free takes as many
 /// as go in one write.
 #[derive(Debug)]
-pub(crate) struct Gather<T> {
+pub(crate) struct CallQueue<T> {
     waiting: VecDeque<Waiting<T>>,
     tickets: u64,
 }
@@ -28,7 +28,7 @@ struct Waiting<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket(u64);
 
-impl<T> Default for Gather<T> {
+impl<T> Default for CallQueue<T> {
     fn default() -> Self {
         Self {
             waiting: VecDeque::new(),
@@ -37,7 +37,7 @@ impl<T> Default for Gather<T> {
     }
 }
 
-impl<T> Gather<T> {
+impl<T> CallQueue<T> {
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -124,8 +124,8 @@ mod tests {
         Instant::START.after(Duration::from_millis(ms))
     }
 
-    fn gather(untils: &[u64]) -> (Gather<usize>, Vec<Ticket>) {
-        let mut gather = Gather::default();
+    fn gather(untils: &[u64]) -> (CallQueue<usize>, Vec<Ticket>) {
+        let mut gather = CallQueue::default();
         let tickets = untils.iter().enumerate();
         let tickets = tickets.map(|(n, until)| gather.join(at(n as u64), at(*until), n));
         let tickets = tickets.collect();

@@ -14,12 +14,12 @@ use crate::protocol::script::Reply;
 use crate::redis::conn::connection::Connection;
 
 /// Shared by the call's own thread and whoever sends it.
-pub(crate) struct Entry {
+pub(crate) struct CombinedCall {
     pub(crate) command: Vec<u8>,
     pub(crate) expected: Expected,
     /// What it may leave behind where no answer comes.
     pub(crate) undoable: Option<(Arc<Keys>, HolderId)>,
-    told: Mutex<Told>,
+    told: Mutex<Delivered>,
     owner: Thread,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Entry {
 pub(crate) type Answer = RedisResult<Result<Reply, ServerError>>;
 
 /// What became of it.
-pub(crate) enum News {
+pub(crate) enum Delivery {
     /// Nobody will send it: it is to see to a connection of its own.
     Alone,
     /// It was sent, and its thread is to read.
@@ -37,10 +37,10 @@ pub(crate) enum News {
 }
 
 #[derive(Default)]
-enum Told {
+enum Delivered {
     #[default]
     Nothing,
-    News(News),
+    Delivery(Delivery),
     /// Its thread waits no longer.
     Gone,
 }
@@ -50,10 +50,10 @@ pub(crate) struct Write {
     pub(crate) connection: Connection,
     pub(crate) sent: Instant,
     /// Before the command of the one who reads.
-    pub(crate) others: Vec<Arc<Entry>>,
+    pub(crate) others: Vec<Arc<CombinedCall>>,
 }
 
-impl Entry {
+impl CombinedCall {
     /// A call of this thread.
     pub(crate) fn new(
         command: Vec<u8>,
@@ -70,27 +70,27 @@ impl Entry {
     }
 
     /// Gives the news back where its thread waits no longer.
-    pub(crate) fn tell(&self, news: News) -> Result<(), News> {
+    pub(crate) fn deliver(&self, news: Delivery) -> Result<(), Delivery> {
         let mut told = self.told.lock();
-        if matches!(*told, Told::Gone) {
+        if matches!(*told, Delivered::Gone) {
             return Err(news);
         }
-        *told = Told::News(news);
+        *told = Delivered::Delivery(news);
         drop(told);
         self.owner.unpark();
         Ok(())
     }
 
     /// Waits no longer, unless there is news.
-    pub(crate) fn give_up(&self) -> Option<News> {
-        match std::mem::replace(&mut *self.told.lock(), Told::Gone) {
-            Told::News(news) => Some(news),
-            Told::Nothing | Told::Gone => None,
+    pub(crate) fn give_up(&self) -> Option<Delivery> {
+        match std::mem::replace(&mut *self.told.lock(), Delivered::Gone) {
+            Delivered::Delivery(news) => Some(news),
+            Delivered::Nothing | Delivered::Gone => None,
         }
     }
 
     /// Waits for news until `until`.
-    pub(crate) fn wait(&self, until: Instant) -> Option<News> {
+    pub(crate) fn wait(&self, until: Instant) -> Option<Delivery> {
         loop {
             if let Some(news) = self.news() {
                 return Some(news);
@@ -103,10 +103,10 @@ impl Entry {
         }
     }
 
-    fn news(&self) -> Option<News> {
+    fn news(&self) -> Option<Delivery> {
         let mut told = self.told.lock();
         match std::mem::take(&mut *told) {
-            Told::News(news) => Some(news),
+            Delivered::Delivery(news) => Some(news),
             nothing => {
                 *told = nothing;
                 None
@@ -121,14 +121,14 @@ mod tests {
 
     #[test]
     fn news_are_read_or_given_back() {
-        let in_time = Entry::new(Vec::new(), Expected::Renewed, None);
-        assert!(in_time.tell(News::Alone).is_ok());
-        assert!(matches!(in_time.give_up(), Some(News::Alone)));
-        let late = Entry::new(Vec::new(), Expected::Renewed, None);
+        let in_time = CombinedCall::new(Vec::new(), Expected::Renewed, None);
+        assert!(in_time.deliver(Delivery::Alone).is_ok());
+        assert!(matches!(in_time.give_up(), Some(Delivery::Alone)));
+        let late = CombinedCall::new(Vec::new(), Expected::Renewed, None);
         assert!(late.wait(Instant::START).is_none());
         assert!(late.give_up().is_none());
         assert!(
-            late.tell(News::Alone).is_err(),
+            late.deliver(Delivery::Alone).is_err(),
             "somebody else is to see to it"
         );
     }
