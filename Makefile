@@ -9,9 +9,8 @@ WITH_SERVER = REDIS_SERVER_BIN="$$(.ci/server)"
 
 # Redis 6.2 is tested as one server with nothing around it: its nodes find their ports for the cluster by chance, which
 # is why `harness` is left out too, and the binary that `.ci/server` brings has no TLS. Of `conformance` it gets the part
-# for one server.
-BEYOND_ONE_SERVER = sentinel cluster quorum tls harness conformance
-ONE_SERVER = $(filter-out $(BEYOND_ONE_SERVER),$(basename $(notdir $(wildcard tests/*.rs))))
+# for one server. The command line is tested on the other servers.
+BEYOND_ONE_SERVER = sentinel cluster quorum tls harness conformance cli program
 
 # As deny.toml names them.
 RUNTIMES = async-executor|async-io|async-std|futures|futures-executor|futures-util|mio|smol|tokio|tokio-util
@@ -19,46 +18,50 @@ RUNTIMES = async-executor|async-io|async-std|futures|futures-executor|futures-ut
 # What differs most between servers: the scripts, the wire, pub/sub. Less than a minute.
 SHORT = fencing lock loss waking wire
 
+# What a race or a deadline may hide from a slow build.
+RACES = exclusion waking deadlines ambiguity loss conformance
+
 ROUND = CARGO="$(CARGO)" .ci/round
 
-.PHONY: demo test test-features test-tls test-release test-servers test-valkey fmt lint doc examples deny bench peers pictures servers clean
+.PHONY: demo test test-without-tls test-tls test-release test-servers test-valkey fmt lint doc examples deny bench peers pictures servers clean
 
 # The two examples to begin with.
 demo: servers
 	$(WITH_SERVER) $(CARGO) run --release --example booking
 	$(WITH_SERVER) $(CARGO) run --release --example payments
 
-# Unit tests, integration tests and doctests.
+# Unit tests, integration tests and doctests, built once with all features.
 test: servers
-	$(WITH_SERVER) $(CARGO) test
-	@$(MAKE) --no-print-directory test-features
-
-# What needs a feature, built once with all of them.
-test-features: servers
-	$(WITH_SERVER) $(CARGO) test --all-features --lib --bin leasehold --test tls --test cli --test metrics
-	$(WITH_SERVER) $(CARGO) test --all-features --test conformance tls::
+	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast --tests
 	$(WITH_SERVER) $(CARGO) test --all-features --doc
+
+# What a build says that lacks a feature.
+test-without-tls:
+	$(CARGO) test --lib tls_names_its_feature
 
 # What of that needs a server with TLS.
 test-tls: servers
-	$(WITH_SERVER) $(CARGO) test --features tls --test tls
-	$(WITH_SERVER) $(CARGO) test --features tls --test conformance tls::
+	$(WITH_SERVER) $(CARGO) test --all-features --test it tls::
 
-# What a race or a deadline may hide from a slow build.
+# Some of it in a release build.
 test-release: servers
-	$(WITH_SERVER) $(CARGO) test --release --lib --test exclusion --test waking --test deadlines --test ambiguity \
-		--test loss --test conformance
+	$(WITH_SERVER) $(CARGO) test --release --all-features --lib
+	@set -e; for promise in $(RACES); do \
+		$(WITH_SERVER) $(CARGO) test --release --all-features --test it -- $$promise:: --skip conformance::tls::; \
+	done
 
 # Every test on Redis as the system packages it (7.0 on Debian) and on Valkey 9; on Redis 6.2 those for one server.
 test-servers:
 	$(ROUND) redis
 	$(ROUND) valkey
-	$(ROUND) redis-6.2 --lib $(ONE_SERVER:%=--test %)
-	$(ROUND) redis-6.2 --test conformance -- one:: unix_socket::
+	$(ROUND) redis-6.2 --lib --test lease_model --test memory --test panicking_logger
+	$(ROUND) redis-6.2 --test it --test logs -- $(BEYOND_ONE_SERVER:%=--skip %::)
+	$(ROUND) redis-6.2 --test it conformance::one::
+	$(ROUND) redis-6.2 --test it conformance::unix_socket::
 
 # A short round on Valkey: those, and what is called `smoke` in any file, sentinels too.
 test-valkey:
-	$(ROUND) valkey $(SHORT:%=--test %)
+	@set -e; for promise in $(SHORT); do $(ROUND) valkey --test it $$promise::; done
 	$(ROUND) valkey --tests smoke
 
 fmt:
@@ -74,7 +77,7 @@ doc:
 examples: servers
 	@set -e; for example in $(EXAMPLES); do \
 		echo "example $$example"; \
-		$(WITH_SERVER) $(CARGO) run --example $$example; \
+		$(WITH_SERVER) $(CARGO) run --all-features --example $$example; \
 	done
 
 # Licences, sources and what may not come in, for whoever has the tool: to install it takes minutes.

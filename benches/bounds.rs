@@ -2,8 +2,6 @@
 //! and from a peer that accepts connections and says nothing. Each call has a thread beside it that only sleeps as long.
 
 mod common;
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use std::thread;
 use std::time::Duration;

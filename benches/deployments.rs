@@ -2,8 +2,6 @@
 //! server, and on the very servers of that deployment. All servers share a processor, and the client has another.
 
 mod common;
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use common::hand::Hand;
 use common::picture::{Panel, Picture, Row};

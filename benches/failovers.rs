@@ -3,8 +3,6 @@
 
 #[path = "common/mod.rs"]
 mod common;
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use std::env;
 use std::time::{Duration, Instant};
@@ -20,7 +18,9 @@ const AFTERWARDS: Duration = ms(2_000);
 
 fn main() {
     // A process that plays a role ends with it.
-    support::role(&[("contender", contend_and_end)]);
+    if support::play(&[("contender", contend_and_end)]) {
+        return;
+    }
     let failovers = env::var("FAILOVERS").ok().and_then(|n| n.parse().ok());
     let failovers: usize = failovers.unwrap_or(4);
     let report = Report::begin(

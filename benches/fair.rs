@@ -2,8 +2,6 @@
 //! grant by hand, with its own scripts by hand, and with `Mutex`; and how many trips to Redis the woken thread makes.
 
 mod common;
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use std::time::Duration;
 
@@ -44,7 +42,9 @@ fn sides(url: &str) -> Vec<Box<dyn Side>> {
 
 fn main() {
     // A process that plays a role ends with it.
-    support::role(&[("waiter", || wait(sides))]);
+    if support::play(&[("waiter", || wait(sides))]) {
+        return;
+    }
 
     let server = Server::start().untimed();
     let report = Report::begin(

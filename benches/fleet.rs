@@ -4,8 +4,6 @@
 //! `CHAOS=60 cargo bench --bench fleet` kills and pauses them at random for a minute instead.
 
 mod common;
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use std::env;
 use std::time::Duration;
@@ -52,10 +50,12 @@ const CONTENDERS: [(&str, &str, usize, Duration); 12] = [
 
 fn main() {
     // A process that plays a role ends with it.
-    support::role(&[
+    if support::play(&[
         ("member", || contend(contenders::open)),
         ("survivor", survive_and_end),
-    ]);
+    ]) {
+        return;
+    }
     let seconds = env::var("CHAOS").ok().and_then(|n| n.parse().ok());
     match seconds {
         Some(seconds) => strike(Duration::from_secs(seconds)),

@@ -2,8 +2,6 @@
 //! the same scripts, a subscriber thread that all waiters share, a channel, and the acquire on a second connection.
 
 mod common;
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use common::Report;
 use common::between::{Ours, Side, in_turns, wait};
@@ -25,7 +23,9 @@ fn sides(url: &str) -> Vec<Box<dyn Side>> {
 
 fn main() {
     // A process that plays a role ends with it.
-    support::role(&[("waiter", || wait(sides))]);
+    if support::play(&[("waiter", || wait(sides))]) {
+        return;
+    }
 
     let server = Server::start().untimed();
     let url = server.url();

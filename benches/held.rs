@@ -1,8 +1,6 @@
 //! What ten thousand held leases cost their process: threads, memory, and processor time for renewals at a ttl of 10 s.
 
 mod common;
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use std::fs;
 use std::thread;

@@ -2,8 +2,6 @@
 //! lock. In turns with eight threads that poll every 1 ms by hand, and with the hand-off over Redis by hand.
 
 mod common;
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use common::between::{Side, Waiter, wait};
 use common::fleet::{Terms, contend, stretch};
@@ -24,10 +22,12 @@ fn sides(url: &str) -> Vec<Box<dyn Side>> {
 
 fn main() {
     // A process that plays a role ends with it.
-    support::role(&[
+    if support::play(&[
         ("waiter", || wait(sides)),
         ("member", || contend(contenders::open)),
-    ]);
+    ]) {
+        return;
+    }
 
     let server = Server::start().untimed();
     let report = Report::begin(

@@ -2,8 +2,6 @@
 //! that call the same scripts by hand, and with one connection and a thread that writes for all.
 
 mod common;
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use std::cell::RefCell;
 use std::sync::Barrier;

@@ -2,8 +2,6 @@
 //! and what each call inside the scripts costs.
 
 mod common;
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use std::cell::RefCell;
 use std::time::Duration;

@@ -2,8 +2,6 @@
 //! they cost their process.
 
 mod common;
-#[path = "../tests/support/mod.rs"]
-mod support;
 
 use std::fs;
 use std::thread;

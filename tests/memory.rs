@@ -1,13 +1,26 @@
 //! Promise: a process that has locked many different names is as small as before, and has as many threads and connections.
 
-mod support;
-
 use std::fs;
+use std::process::ExitCode;
 use std::thread;
 
 use crossbeam_channel::bounded;
 use leasehold::{Client, Unlocked};
 use support::{Child, Server, eventually, given, ms, say};
+
+fn main() -> ExitCode {
+    support::run(&[TESTS], &[], &[ROLES])
+}
+
+support::roles![many_names, many_sets, contended_names, threads];
+
+support::tests![
+    ten_thousand_names_more_add_nothing,
+    neither_do_they_in_sets,
+    names_that_were_waited_for_add_nothing,
+    a_subscription_that_nobody_uses_ends,
+    threads_start_when_needed_and_none_is_there_for_a_lock
+];
 
 /// What the second lot of names may add, in KiB.
 const ADDED: u64 = 1024;
@@ -16,17 +29,6 @@ const NAMES: usize = 10_000;
 
 /// More than may linger, so that subscriptions have to go.
 const CONTENDED: usize = 1_100;
-
-/// A measurement is of a whole process, so each has one of its own.
-#[test]
-fn child() {
-    support::role(&[
-        ("many-names", many_names),
-        ("many-sets", many_sets),
-        ("contended-names", contended_names),
-        ("threads", threads),
-    ]);
-}
 
 fn client() -> Client {
     Client::open(&given("URL")).unwrap()
@@ -112,14 +114,12 @@ fn connections(server: &Server) -> usize {
     server.client_list().len()
 }
 
-#[test]
 fn ten_thousand_names_more_add_nothing() {
-    names_add_nothing("many-names");
+    names_add_nothing("many_names");
 }
 
-#[test]
 fn neither_do_they_in_sets() {
-    names_add_nothing("many-sets");
+    names_add_nothing("many_sets");
 }
 
 fn names_add_nothing(role: &str) {
@@ -161,10 +161,9 @@ fn many_sets() {
     }
 }
 
-#[test]
 fn names_that_were_waited_for_add_nothing() {
     let server = Server::start();
-    let child = Child::spawn("contended-names", &[("URL", &server.url())]);
+    let child = Child::spawn("contended_names", &[("URL", &server.url())]);
     let first = Size::hear(&child);
     let before = connections(&server);
     go_on(&server);
@@ -178,7 +177,6 @@ fn names_that_were_waited_for_add_nothing() {
     child.wait().succeeded();
 }
 
-#[test]
 fn a_subscription_that_nobody_uses_ends() {
     let server = Server::start();
     let (holder, waiter) = (
@@ -223,7 +221,6 @@ fn wait_for(holder: &Client, waiter: &Client, name: &str, connection: &mut redis
     });
 }
 
-#[test]
 fn threads_start_when_needed_and_none_is_there_for_a_lock() {
     let server = Server::start();
     let child = Child::spawn("threads", &[("URL", &server.url())]);

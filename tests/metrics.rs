@@ -1,8 +1,6 @@
 //! Promise: with the feature `metrics`, what a client counts reaches the program's recorder, under the names documented.
 #![cfg(feature = "metrics")]
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

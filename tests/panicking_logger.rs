@@ -1,7 +1,5 @@
 //! Promise: a logger that panics costs its own records, and no lease, no guard and no thread.
 
-mod support;
-
 use std::cell::Cell;
 use std::panic;
 use std::sync::Once;

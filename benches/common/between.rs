@@ -9,7 +9,7 @@ use std::time::Duration;
 use leasehold::{MutexGuard, Unlocked};
 
 use super::{Contender, Samples, clock, take_turns};
-use crate::support::{self, Child};
+use support::{self, Child};
 
 /// Enough for a waiter to be asleep by then, on either side of a comparison.
 const FALLS_ASLEEP: Duration = Duration::from_millis(2);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::monitor::Monitor;
 use super::stretch::{Hold, Stretch};
 use super::{clock, processor, servers_processor};
-use crate::support::{self, Child, Server, TempDir};
+use support::{self, Child, Server, TempDir};
 
 /// A stretch begins with what is not counted: connections, scripts, the first subscription.
 const WARM_UP: Duration = Duration::from_millis(300);
@@ -261,7 +261,7 @@ struct Plain(TempDir);
 
 impl Plain {
     fn new() -> Self {
-        let this = Self(TempDir::new());
+        let this = Self(TempDir::create());
         fs::write(this.path(), [0; 8]).unwrap();
         this
     }

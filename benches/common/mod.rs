@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::support::Server;
+use support::Server;
 
 // Not every bench counts requests by itself.
 #[allow(unused_imports)]

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{Shutdown, TcpStream};
 use std::thread::{self, JoinHandle};
 
-use crate::support::Server;
+use support::Server;
 
 pub(crate) struct Monitor {
     wire: TcpStream,

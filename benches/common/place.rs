@@ -7,7 +7,7 @@ use rustix::process::{Pid, setpriority_process};
 #[cfg(target_os = "linux")]
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::support::Server;
+use support::Server;
 
 /// Has the servers that `start` starts run on the last processor, and this process, from then on, on the others: as if
 /// they were different machines. Left to itself the scheduler puts one server beside its client and the next one elsewhere,

@@ -3,8 +3,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod kinds;
-#[path = "../../tests/support/mod.rs"]
-mod support;
 
 use std::time::Duration;
 
@@ -48,7 +46,9 @@ fn is_ours(label: &str) -> bool {
 
 fn main() {
     // A process that plays a role ends with it.
-    support::role(&[("member", || contend(kinds::open))]);
+    if support::play(&[("member", || contend(kinds::open))]) {
+        return;
+    }
 
     let server = Server::start().untimed();
     let report = Report::begin(

@@ -11,9 +11,6 @@ use std::time::Duration;
 
 use redis::Commands;
 
-#[path = "../../tests/support/mod.rs"]
-mod tests;
-
 pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// The name and the function of a child process.
@@ -28,7 +25,7 @@ const RUN: &str = "LEASEHOLD_EXAMPLE_RUN";
 /// contains the variables that `Client::from_env` reads.
 pub(crate) fn run(story: fn() -> Outcome, roles: &[Role]) -> ExitCode {
     // A hang fails the example after 60 s.
-    let _watchdog = tests::watchdog(Duration::from_secs(60));
+    let _watchdog = ::support::watchdog(Duration::from_secs(60));
     let outcome = match env::args().nth(1) {
         Some(wanted) => match roles.iter().find(|(name, _)| *name == wanted) {
             Some((_, role)) => role(),
@@ -113,7 +110,9 @@ impl Drop for Child {
 /// Runs the story in a child process, because a process cannot safely change its own environment.
 fn stage() -> Outcome {
     let own_url = env::var("REDIS_URL").ok().filter(|url| !url.is_empty());
-    let server = own_url.is_none().then(|| tests::Server::start().untimed());
+    let server = own_url
+        .is_none()
+        .then(|| ::support::Server::start().untimed());
     let url = match (&own_url, &server) {
         (Some(url), _) => url.clone(),
         (None, Some(server)) => server.url(),

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::port;
 
 /// Accepts connections, and says nothing on them.
-pub(crate) struct BlackHole {
+pub struct BlackHole {
     port: u16,
     /// `None` once it is over.
     accepted: Arc<Mutex<Option<Vec<TcpStream>>>>,
@@ -17,7 +17,7 @@ pub(crate) struct BlackHole {
 }
 
 impl BlackHole {
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         let listener = port::bind();
         let port = port::number(&listener);
         let accepted = Arc::new(Mutex::new(Some(Vec::new())));
@@ -39,16 +39,16 @@ impl BlackHole {
         }
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
     /// How many connections it has accepted.
-    pub(crate) fn connections(&self) -> usize {
+    pub fn connections(&self) -> usize {
         self.accepted.lock().as_ref().map_or(0, Vec::len)
     }
 }
@@ -67,6 +67,6 @@ impl Drop for BlackHole {
 }
 
 /// The url of a port that refuses connections.
-pub(crate) fn nobody() -> String {
+pub fn nobody() -> String {
     format!("redis://127.0.0.1:{}", port::free())
 }

@@ -7,16 +7,16 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use parking_lot::Mutex;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Line {
-    pub(crate) level: Level,
-    pub(crate) target: String,
-    pub(crate) message: String,
-    pub(crate) pairs: Vec<(String, String)>,
+pub struct Line {
+    pub level: Level,
+    pub target: String,
+    pub message: String,
+    pub pairs: Vec<(String, String)>,
 }
 
 impl Line {
     /// The value logged under the key.
-    pub(crate) fn value(&self, key: &str) -> Option<&str> {
+    pub fn value(&self, key: &str) -> Option<&str> {
         self.pairs
             .iter()
             .find(|(k, _)| k == key)
@@ -24,18 +24,18 @@ impl Line {
     }
 
     /// Whether the text occurs anywhere in it.
-    pub(crate) fn mentions(&self, text: &str) -> bool {
+    pub fn mentions(&self, text: &str) -> bool {
         self.message.contains(text) || self.pairs.iter().any(|(_, value)| value.contains(text))
     }
 }
 
 /// Every line since the first call in this process, of every test: look for names that only one test uses.
 /// Call it once before the lines of interest are due.
-pub(crate) fn captured() -> Vec<Line> {
+pub fn captured() -> Vec<Line> {
     capture().lines.lock().clone()
 }
 
-pub(crate) fn lines_about(text: &str) -> Vec<Line> {
+pub fn lines_about(text: &str) -> Vec<Line> {
     let mut lines = captured();
     lines.retain(|line| line.mentions(text));
     lines

@@ -6,14 +6,14 @@ use std::path::Path;
 use super::server::Server;
 
 /// The path of one of them.
-pub(crate) fn certificate(file: &str) -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/certificates");
+pub fn certificate(file: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("certificates");
     let path = folder.join(file);
     path.to_str().expect("a path in UTF-8").to_owned()
 }
 
 /// What is in it.
-pub(crate) fn pem(file: &str) -> Vec<u8> {
+pub fn pem(file: &str) -> Vec<u8> {
     fs::read(certificate(file)).expect("it is checked in")
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn tls_options(port: u16, shown: &str) -> Vec<[String; 2]> {
 }
 
 /// A server with these options.
-pub(crate) fn tls_server(port: u16, shown: &str) -> Server {
+pub fn tls_server(port: u16, shown: &str) -> Server {
     let options: Vec<String> = tls_options(port, shown)
         .into_iter()
         .flat_map(|[name, value]| [format!("--{name}"), value])

@@ -41,35 +41,35 @@ return 1
 ";
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Chaos {
+pub struct Chaos {
     /// What they take: `mutex` or `fair`.
-    pub(crate) kind: &'static str,
-    pub(crate) processes: usize,
-    pub(crate) threads: usize,
-    pub(crate) lasts: Duration,
+    pub kind: &'static str,
+    pub processes: usize,
+    pub threads: usize,
+    pub lasts: Duration,
 }
 
 /// How it went.
 #[derive(Debug)]
-pub(crate) struct Aftermath {
-    pub(crate) killed: usize,
-    pub(crate) paused: usize,
-    pub(crate) accepted: usize,
+pub struct Aftermath {
+    pub killed: usize,
+    pub paused: usize,
+    pub accepted: usize,
     /// How often somebody came in while another, who had been killed or paused, was inside.
-    pub(crate) overtaken: usize,
+    pub overtaken: usize,
     /// How often somebody who had been paused came too late and was turned away.
-    pub(crate) turned_away: usize,
+    pub turned_away: usize,
     /// The longest that nobody came.
-    pub(crate) stall: Duration,
+    pub stall: Duration,
     /// The longest that is promised, with what this machine does to a plain wait.
-    pub(crate) bound: Duration,
+    pub bound: Duration,
 }
 
 impl Chaos {
     /// Lets them contend for what `server` keeps, and strikes them, while `witness` keeps what it protects. Whoever was
     /// not struck is never overtaken or turned away. The test has the role `survivor`.
     #[track_caller]
-    pub(crate) fn reign(self, server: &Server, witness: &Server) -> Aftermath {
+    pub fn reign(self, server: &Server, witness: &Server) -> Aftermath {
         let given = [
             ("URL", server.url()),
             ("WITNESS", witness.url()),
@@ -173,7 +173,7 @@ impl Chaos {
 
 impl Aftermath {
     #[track_caller]
-    pub(crate) fn is_as_promised(&self) {
+    pub fn is_as_promised(&self) {
         assert!(self.stall <= self.bound, "{self:?}");
     }
 }
@@ -193,7 +193,7 @@ fn length(witness: &Server, list: &str) -> usize {
 }
 
 /// The role of each process: takes the lock until told to stop.
-pub(crate) fn survivor() {
+pub fn survivor() {
     let client = Client::builder().url(given("URL")).ttl(TTL);
     let client = client.build().expect("a URL of ours");
     let witness = redis::Client::open(given("WITNESS")).expect("a URL");

@@ -1,4 +1,4 @@
-//! Other processes: the test's own binary once more, in one of the roles that the test file declares.
+//! Other processes: the test's own binary once more, in one of the roles that its modules list.
 
 use std::env;
 use std::fs;
@@ -16,51 +16,46 @@ use super::time::ms;
 
 const ROLE: &str = "LEASEHOLD_ROLE";
 
-/// Sets off what a child says from what the test runner prints around it.
+/// Sets off what a child says from whatever else it prints.
 const MARK: &str = "say: ";
 
-/// Plays the role that this process was started for, and nothing in a process that is not a child. Each test file with
-/// children has a test named `child` that calls it:
+/// Plays the role that this process was started for. Returns false in a process that is not a child.
 ///
-/// ```ignore
-/// #[test]
-/// fn child() {
-///     support::role(&[("holder", holder)]);
-/// }
-/// ```
-pub(crate) fn role(roles: &[(&str, fn())]) {
+/// A binary's `main` calls it first.
+pub fn play(roles: &[(&str, fn())]) -> bool {
     let Some(wanted) = env::var_os(ROLE) else {
-        return;
+        return false;
     };
-    let (_, play) = roles
+    let (_, role) = roles
         .iter()
         .find(|(name, _)| wanted == **name)
-        .expect("the role is one of this file's");
-    play();
+        .unwrap_or_else(|| panic!("no role is called {}", wanted.display()));
+    role();
+    true
 }
 
 /// In a child: what it was started with under this key.
-pub(crate) fn given(key: &str) -> String {
+pub fn given(key: &str) -> String {
     env::var(key).unwrap_or_else(|_| panic!("the child is given {key}"))
 }
 
 /// In a child: a line that its parent may wait for.
-pub(crate) fn say(line: &str) {
+pub fn say(line: &str) {
     let mut output = io::stdout().lock();
-    // The runner may be in the middle of a line.
+    // Another thread may be in the middle of a line.
     writeln!(output, "\n{MARK}{line}")
         .and_then(|()| output.flush())
         .expect("the parent listens");
 }
 
 /// How many threads of this process have this name, or so much of it as the kernel keeps: fifteen bytes.
-pub(crate) fn threads(name: &str) -> usize {
+pub fn threads(name: &str) -> usize {
     let tasks = fs::read_dir("/proc/self/task").expect("this is Linux");
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
     names.filter(|comm| comm.trim_end() == name).count()
 }
 
-pub(crate) struct Child {
+pub struct Child {
     process: Leashed,
     said: Receiver<String>,
     output: Arc<Mutex<String>>,
@@ -68,18 +63,18 @@ pub(crate) struct Child {
 
 /// A child that has ended.
 #[derive(Debug)]
-pub(crate) struct Finished {
-    pub(crate) status: ExitStatus,
+pub struct Finished {
+    pub status: ExitStatus,
     /// What it said that nobody has waited for.
-    pub(crate) said: Vec<String>,
+    pub said: Vec<String>,
     /// All it printed.
-    pub(crate) output: String,
+    pub output: String,
 }
 
 impl Child {
-    pub(crate) fn spawn(role: &str, given: &[(&str, &str)]) -> Self {
+    pub fn spawn(role: &str, given: &[(&str, &str)]) -> Self {
         let binary = env::current_exe().expect("the test runs from a file");
-        let arguments = ["--exact", "child", "--nocapture", "--test-threads=1"];
+        let arguments: [&str; 0] = [];
         let mut process = Leashed::start(&binary, arguments, None, |command| {
             command
                 .env(ROLE, role)
@@ -117,7 +112,7 @@ impl Child {
 
     /// The next line that it says.
     #[track_caller]
-    pub(crate) fn line(&self) -> String {
+    pub fn line(&self) -> String {
         match self.line_within(ms(30_000)) {
             Some(line) => line,
             None => panic!(
@@ -127,19 +122,19 @@ impl Child {
         }
     }
 
-    pub(crate) fn line_within(&self, limit: Duration) -> Option<String> {
+    pub fn line_within(&self, limit: Duration) -> Option<String> {
         self.said.recv_timeout(limit).ok()
     }
 
     /// Waits until it says just this, after whatever else.
     #[track_caller]
-    pub(crate) fn wait_for(&self, line: &str) {
+    pub fn wait_for(&self, line: &str) {
         while self.line() != line {}
     }
 
     /// Waits for its end.
     #[track_caller]
-    pub(crate) fn wait(mut self) -> Finished {
+    pub fn wait(mut self) -> Finished {
         let mut said = Vec::new();
         // Its output ends when it does.
         loop {
@@ -161,32 +156,32 @@ impl Child {
         }
     }
 
-    pub(crate) fn pause(&self) {
+    pub fn pause(&self) {
         self.process.pause();
     }
 
-    pub(crate) fn resume(&self) {
+    pub fn resume(&self) {
         self.process.resume();
     }
 
     /// Kills it where it stands, as the kernel does when memory runs out. It is gone when this returns.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.process.kill();
     }
 
     /// Asks it to end (SIGTERM).
-    pub(crate) fn terminate(&self) {
+    pub fn terminate(&self) {
         self.process.terminate();
     }
 
-    pub(crate) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.process.id()
     }
 }
 
 impl Finished {
     #[track_caller]
-    pub(crate) fn succeeded(self) -> Self {
+    pub fn succeeded(self) -> Self {
         assert!(
             self.status.success(),
             "the child ended with {}; it printed:\n{}",

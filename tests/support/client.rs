@@ -6,15 +6,15 @@ use leasehold::{Client, ClientBuilder};
 
 use super::time::ms;
 
-pub(crate) const COMMAND_TIMEOUT: Duration = ms(500);
+pub const COMMAND_TIMEOUT: Duration = ms(500);
 
-pub(crate) fn builder(url: &str) -> ClientBuilder {
+pub fn builder(url: &str) -> ClientBuilder {
     Client::builder()
         .url(url)
         .connect_timeout(COMMAND_TIMEOUT)
         .command_timeout(COMMAND_TIMEOUT)
 }
 
-pub(crate) fn client(url: &str) -> Client {
+pub fn client(url: &str) -> Client {
     builder(url).build().expect("a URL of ours")
 }

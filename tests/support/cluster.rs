@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use redis::{Connection, FromRedisValue, RedisResult, Value};
 
 use super::certificates::tls_options;
+use super::permit::{self, Permit};
 use super::port;
 use super::sentinels::encoded;
 use super::server::{Server, connect};
@@ -18,22 +19,22 @@ const SLOTS: usize = 16_384;
 
 /// How it is to be set up.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ClusterSetup {
-    pub(crate) masters: usize,
-    pub(crate) replicas_per_master: usize,
+pub struct ClusterSetup {
+    pub masters: usize,
+    pub replicas_per_master: usize,
     /// What every node asks for.
-    pub(crate) password: Option<&'static str>,
+    pub password: Option<&'static str>,
     /// With a port for TLS beside the plain one on every node, which asks for a certificate, and TLS between the nodes.
-    pub(crate) has_tls: bool,
+    pub has_tls: bool,
     /// A master that says nothing for so long is replaced, a second or two later.
-    pub(crate) node_timeout: Duration,
+    pub node_timeout: Duration,
     /// Further options of every node.
-    pub(crate) options: &'static [&'static str],
+    pub options: &'static [&'static str],
 }
 
 impl ClusterSetup {
     /// For a test in which nothing is to be replaced unasked, however late this machine is.
-    pub(crate) const fn steady(masters: usize, replicas_per_master: usize) -> Self {
+    pub const fn steady(masters: usize, replicas_per_master: usize) -> Self {
         Self {
             masters,
             replicas_per_master,
@@ -45,7 +46,7 @@ impl ClusterSetup {
     }
 
     /// For a test in which a master is to be replaced soon.
-    pub(crate) const fn alert(masters: usize, replicas_per_master: usize) -> Self {
+    pub const fn alert(masters: usize, replicas_per_master: usize) -> Self {
         Self {
             node_timeout: ms(1_500),
             ..Self::steady(masters, replicas_per_master)
@@ -54,9 +55,10 @@ impl ClusterSetup {
 }
 
 /// Nodes go by their index: first the masters of the start, then the replicas of the first, of the second, ...
-pub(crate) struct Cluster {
+pub struct Cluster {
     nodes: Vec<Node>,
     setup: ClusterSetup,
+    permit: Option<Permit>,
     /// One slot at a time gets its new owner.
     handing_over: Mutex<()>,
 }
@@ -70,12 +72,13 @@ struct Node {
 
 impl Cluster {
     /// One in which a dead master is replaced soon.
-    pub(crate) fn start(masters: usize, replicas_per_master: usize) -> Self {
+    pub fn start(masters: usize, replicas_per_master: usize) -> Self {
         Self::with(ClusterSetup::alert(masters, replicas_per_master))
     }
 
     /// Starts the nodes, and waits until each of them takes commands and knows the owner of every slot and all replicas.
-    pub(crate) fn with(setup: ClusterSetup) -> Self {
+    pub fn with(setup: ClusterSetup) -> Self {
+        let permit = Some(Permit::take(permit::CLUSTER));
         let count = setup.masters * (1 + setup.replicas_per_master);
         let servers = (0..count).map(|_| Server::with_fresh(|| options(&setup)));
         let nodes = servers.map(|server| Node {
@@ -86,6 +89,7 @@ impl Cluster {
         let mut this = Self {
             nodes: nodes.collect(),
             setup,
+            permit,
             handing_over: Mutex::new(()),
         };
         this.secure();
@@ -96,24 +100,25 @@ impl Cluster {
     }
 
     /// Lets it run for as long as it likes: several tests share it.
-    pub(crate) fn untimed(mut self) -> Self {
+    pub fn untimed(mut self) -> Self {
         let untimed = |node: Node| Node {
             server: node.server.untimed(),
             ..node
         };
         self.nodes = self.nodes.into_iter().map(untimed).collect();
+        self.permit = None;
         self
     }
 
     /// Through all nodes, with the password that is asked for.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         let password = self.setup.password;
         let login = password.map(|password| format!(":{}@", encoded(password)));
         self.url_as(&login.unwrap_or_default())
     }
 
     /// The same, for this login: `user:password@`.
-    pub(crate) fn url_as(&self, login: &str) -> String {
+    pub fn url_as(&self, login: &str) -> String {
         let scheme = if self.setup.has_tls {
             "rediss"
         } else {
@@ -126,30 +131,30 @@ impl Cluster {
     }
 
     /// How many nodes there are.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.nodes.len()
     }
 
     /// What works without the password works through this too: its counters, its log, its process.
-    pub(crate) fn node(&self, i: usize) -> &Server {
+    pub fn node(&self, i: usize) -> &Server {
         &self.nodes[i].server
     }
 
     /// Where the cluster's clients go: the port for TLS where there is one.
-    pub(crate) fn client_port(&self, i: usize) -> u16 {
+    pub fn client_port(&self, i: usize) -> u16 {
         let server = self.node(i);
         let port = server.option("--tls-port");
         port.map_or_else(|| server.port(), |port| port.parse().expect("a port"))
     }
 
     /// A plain connection to this very node, with every right. It fails rather than hangs.
-    pub(crate) fn connection(&self, i: usize) -> Connection {
+    pub fn connection(&self, i: usize) -> Connection {
         self.try_connection(i)
             .expect("the node accepts a connection")
     }
 
     /// Asks this very node, which may be about to hang up.
-    pub(crate) fn ask<T: FromRedisValue>(&self, i: usize, command: &[&str]) -> RedisResult<T> {
+    pub fn ask<T: FromRedisValue>(&self, i: usize, command: &[&str]) -> RedisResult<T> {
         redis::cmd(command[0])
             .arg(&command[1..])
             .query(&mut self.try_connection(i)?)
@@ -157,7 +162,7 @@ impl Cluster {
 
     /// Has every node do the same, as `ACL SETUSER` needs it.
     #[track_caller]
-    pub(crate) fn everywhere(&self, command: &[&str]) {
+    pub fn everywhere(&self, command: &[&str]) {
         for i in 0..self.nodes.len() {
             self.must(i, command);
         }
@@ -165,7 +170,7 @@ impl Cluster {
 
     /// The slot of a key.
     #[track_caller]
-    pub(crate) fn slot(&self, key: &str) -> u16 {
+    pub fn slot(&self, key: &str) -> u16 {
         let asked = self.living().next().expect("one node is left");
         self.ask(asked, &["CLUSTER", "KEYSLOT", key])
             .expect("CLUSTER KEYSLOT answers")
@@ -173,7 +178,7 @@ impl Cluster {
 
     /// A name that begins like this, and belongs to this master as the slots are at the start.
     #[track_caller]
-    pub(crate) fn name_on(&self, what: &str, master: usize) -> String {
+    pub fn name_on(&self, what: &str, master: usize) -> String {
         let is_there = |name: &String| {
             let slot = usize::from(self.slot(&format!("lock:{name}")));
             self.first_slots(master).contains(&slot)
@@ -184,13 +189,13 @@ impl Cluster {
 
     /// The node that a key belongs to, once a single living one says so of itself.
     #[track_caller]
-    pub(crate) fn master_of(&self, key: &str) -> usize {
+    pub fn master_of(&self, key: &str) -> usize {
         self.owner(self.slot(key))
     }
 
     /// The node that a slot belongs to, once a single living one says so of itself.
     #[track_caller]
-    pub(crate) fn owner(&self, slot: u16) -> usize {
+    pub fn owner(&self, slot: u16) -> usize {
         let mut owner = None;
         eventually(ms(60_000), || {
             let claims = |i: &usize| self.seen_owner(*i, slot) == Some(*i);
@@ -203,7 +208,7 @@ impl Cluster {
     }
 
     /// The replicas that a master had at the start.
-    pub(crate) fn replicas_of(&self, master: usize) -> impl Iterator<Item = usize> + use<> {
+    pub fn replicas_of(&self, master: usize) -> impl Iterator<Item = usize> + use<> {
         let (masters, each) = (self.setup.masters, self.setup.replicas_per_master);
         assert!(master < masters, "no master at the start");
         let first = masters + master * each;
@@ -211,13 +216,13 @@ impl Cluster {
     }
 
     /// Kills it, as a power cut would. It is gone when this returns.
-    pub(crate) fn kill(&mut self, i: usize) {
+    pub fn kill(&mut self, i: usize) {
         self.nodes[i].answers.store(false, Ordering::SeqCst);
         self.nodes[i].server.kill();
     }
 
     /// Starts a killed one again: what it knew of the cluster it knows, its keys are gone.
-    pub(crate) fn restart(&mut self, i: usize) {
+    pub fn restart(&mut self, i: usize) {
         assert!(
             self.setup.password.is_none(),
             "it would ask for no password"
@@ -227,25 +232,25 @@ impl Cluster {
     }
 
     /// Stops it where it stands: connections stay open, nothing is answered.
-    pub(crate) fn stop(&self, i: usize) {
+    pub fn stop(&self, i: usize) {
         self.nodes[i].answers.store(false, Ordering::SeqCst);
         self.node(i).pause();
     }
 
-    pub(crate) fn resume(&self, i: usize) {
+    pub fn resume(&self, i: usize) {
         self.node(i).resume();
         self.nodes[i].answers.store(true, Ordering::SeqCst);
     }
 
     /// Has a replica take over from its master, which is well. It has when `until_new_master` returns.
     #[track_caller]
-    pub(crate) fn failover(&self, replica: usize) {
+    pub fn failover(&self, replica: usize) {
         self.must(replica, &["CLUSTER", "FAILOVER"]);
     }
 
     /// Waits until another node of the same shard owns its slots and takes writes.
     #[track_caller]
-    pub(crate) fn until_new_master(&self, old: usize) -> usize {
+    pub fn until_new_master(&self, old: usize) -> usize {
         let shard = self.shard(old);
         let mut new = None;
         eventually(ms(60_000), || {
@@ -260,7 +265,7 @@ impl Cluster {
 
     /// Waits until all living nodes take commands, agree on the owner of every slot and follow it where they are replicas.
     #[track_caller]
-    pub(crate) fn until_settled(&self) {
+    pub fn until_settled(&self) {
         eventually(ms(60_000), || {
             let mut owners = self.living().map(|i| self.seen_owners(i));
             let first = owners.next().expect("one node is left");
@@ -297,7 +302,7 @@ impl Cluster {
 
     /// From now on both nodes may hold keys of the slot: the old one sends clients on with ASK for a key that is not there.
     #[track_caller]
-    pub(crate) fn begin_migration(&self, slot: u16, from: usize, to: usize) {
+    pub fn begin_migration(&self, slot: u16, from: usize, to: usize) {
         self.until_acquainted();
         let slot = slot.to_string();
         self.must(
@@ -312,7 +317,7 @@ impl Cluster {
 
     /// Moves the keys that the old node holds of the slot now; how many.
     #[track_caller]
-    pub(crate) fn move_keys(&self, slot: u16, from: usize, to: usize) -> usize {
+    pub fn move_keys(&self, slot: u16, from: usize, to: usize) -> usize {
         let keys: Vec<Vec<u8>> = redis::cmd("CLUSTER")
             .arg("GETKEYSINSLOT")
             .arg(slot)
@@ -327,7 +332,7 @@ impl Cluster {
 
     /// Moves one key of a slot that moves.
     #[track_caller]
-    pub(crate) fn move_key(&self, key: &str, from: usize, to: usize) {
+    pub fn move_key(&self, key: &str, from: usize, to: usize) {
         self.migrate(&[key.into()], from, to);
     }
 
@@ -347,7 +352,7 @@ impl Cluster {
 
     /// Gives the slot to the new node, and waits until all living nodes know. Keys that the old one still holds are lost.
     #[track_caller]
-    pub(crate) fn end_migration(&self, slot: u16, from: usize, to: usize) {
+    pub fn end_migration(&self, slot: u16, from: usize, to: usize) {
         let _one = self.handing_over.lock();
         self.until_acquainted();
         let number = slot.to_string();
@@ -364,7 +369,7 @@ impl Cluster {
 
     /// All steps of a migration.
     #[track_caller]
-    pub(crate) fn move_slot(&self, slot: u16, from: usize, to: usize) {
+    pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
         self.begin_migration(slot, from, to);
         while self.move_keys(slot, from, to) > 0 {}
         self.end_migration(slot, from, to);

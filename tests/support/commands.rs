@@ -7,7 +7,7 @@ use super::server::Server;
 impl Server {
     /// How often the commands were called so far, from within scripts too: `&["evalsha", "eval"]`.
     /// A subcommand is `client|list`.
-    pub(crate) fn calls(&self, commands: &[&str]) -> u64 {
+    pub fn calls(&self, commands: &[&str]) -> u64 {
         let calls = self.all_calls();
         commands
             .iter()
@@ -16,7 +16,7 @@ impl Server {
     }
 
     /// The calls of every command. The `info` of the asking itself is among them from the second time on.
-    pub(crate) fn all_calls(&self) -> HashMap<String, u64> {
+    pub fn all_calls(&self) -> HashMap<String, u64> {
         let mut connection = self.connection();
         let info: String = redis::cmd("INFO")
             .arg("commandstats")
@@ -34,7 +34,7 @@ impl Server {
     }
 
     /// `CLIENT LIST`, the asking connection left out.
-    pub(crate) fn client_list(&self) -> Vec<HashMap<String, String>> {
+    pub fn client_list(&self) -> Vec<HashMap<String, String>> {
         let mut connection = self.connection();
         let own: u64 = redis::cmd("CLIENT")
             .arg("ID")
@@ -56,7 +56,7 @@ impl Server {
     }
 
     /// Closes every connection but the asking one, with an error on the other side where something is under way.
-    pub(crate) fn kill_clients(&self) {
+    pub fn kill_clients(&self) {
         let mut connection = self.connection();
         for kind in ["normal", "pubsub"] {
             redis::cmd("CLIENT")

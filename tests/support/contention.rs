@@ -14,17 +14,17 @@ use super::server::Server;
 use super::time::{Control, Timed, eventually, ms};
 
 /// How many processes contend.
-pub(crate) const PROCESSES: usize = 8;
+pub const PROCESSES: usize = 8;
 
 /// What a call may be later than a plain wait of the same length.
-pub(crate) const SLACK: Duration = ms(250);
+pub const SLACK: Duration = ms(250);
 
 /// How soon after the new master takes writes somebody holds the lock there.
-pub(crate) const GO_ON_WITHIN: Duration = ms(2_000);
+pub const GO_ON_WITHIN: Duration = ms(2_000);
 
 /// What befalls a master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trouble {
+pub enum Trouble {
     Killed,
     Stopped,
     SwitchedByCommand,
@@ -47,43 +47,37 @@ return 1
 ";
 
 /// Several processes that take a lock over and over.
-pub(crate) struct Contention {
+pub struct Contention {
     witness: Server,
     children: Vec<Child>,
 }
 
 /// How it went.
 #[derive(Debug)]
-pub(crate) struct Outcome {
-    pub(crate) entered: u64,
+pub struct Outcome {
+    pub entered: u64,
     /// How often somebody came in while another was inside.
-    pub(crate) coincided: u64,
+    pub coincided: u64,
     /// How often the resource turned away somebody who was overtaken.
-    pub(crate) turned_away: u64,
+    pub turned_away: u64,
     /// How often a holder learned that it had lost the lock.
-    pub(crate) told: u64,
+    pub told: u64,
     /// How late the latest call was.
-    pub(crate) late: Duration,
+    pub late: Duration,
     /// How late a plain wait was at the same time.
-    pub(crate) overshoot: Duration,
+    pub overshoot: Duration,
     /// The resource accepted no older token after a newer one.
-    pub(crate) is_in_order: bool,
+    pub is_in_order: bool,
 }
 
 impl Contention {
     /// Starts them, and waits until each has held the lock.
-    pub(crate) fn start(url: &str, name: &str, processes: usize, replicas: usize) -> Self {
+    pub fn start(url: &str, name: &str, processes: usize, replicas: usize) -> Self {
         Self::start_as("contender", url, name, processes, replicas)
     }
 
     /// The same in a role that the test has for them, made with `contend_and_then`.
-    pub(crate) fn start_as(
-        role: &str,
-        url: &str,
-        name: &str,
-        processes: usize,
-        replicas: usize,
-    ) -> Self {
+    pub fn start_as(role: &str, url: &str, name: &str, processes: usize, replicas: usize) -> Self {
         let witness = Server::start();
         let given = [
             ("URL", url.to_owned()),
@@ -99,13 +93,13 @@ impl Contention {
         Self { witness, children }
     }
 
-    pub(crate) fn entered(&self) -> u64 {
+    pub fn entered(&self) -> u64 {
         self.number("entered")
     }
 
     /// Returns when they have held the lock so many times more.
     #[track_caller]
-    pub(crate) fn goes_on(&self, times: u64) {
+    pub fn goes_on(&self, times: u64) {
         let entered = self.entered();
         eventually(ms(60_000), || self.entered() > entered + times);
     }
@@ -117,7 +111,7 @@ impl Contention {
     }
 
     /// Has them stop.
-    pub(crate) fn finish(mut self) -> Outcome {
+    pub fn finish(mut self) -> Outcome {
         self.witness.run("SET", &["stop", "1"]);
         let mut late = Duration::ZERO;
         let mut overshoot = Duration::ZERO;
@@ -148,7 +142,7 @@ impl Outcome {
     /// No call overran its deadline by more than `slack` and what this machine does to a plain wait, and the resource
     /// accepted no older token after a newer one.
     #[track_caller]
-    pub(crate) fn is_as_promised(&self, slack: Duration) {
+    pub fn is_as_promised(&self, slack: Duration) {
         assert!(
             self.late <= slack + 3 * self.overshoot,
             "a call was {:?} late, where a plain wait overshoots by {:?}",
@@ -160,10 +154,7 @@ impl Outcome {
 }
 
 /// Waits until somebody has taken the lock where it is kept now: nothing else changes the `counter` of its tokens there.
-pub(crate) fn until_taken(
-    began: Instant,
-    counter: impl Fn() -> RedisResult<Option<u64>>,
-) -> Timed<()> {
+pub fn until_taken(began: Instant, counter: impl Fn() -> RedisResult<Option<u64>>) -> Timed<()> {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         let overshoot = scope.spawn(|| overshoot_until(&is_over));
@@ -189,12 +180,12 @@ pub(crate) fn until_taken(
 }
 
 /// The role of each process: takes the lock until told to stop, and says how late its calls were.
-pub(crate) fn contender() {
+pub fn contender() {
     contend_and_then(|_| {});
 }
 
 /// The same, with something to see to before the client ends.
-pub(crate) fn contend_and_then(see_to: impl FnOnce(&Client)) {
+pub fn contend_and_then(see_to: impl FnOnce(&Client)) {
     let client = builder(&given("URL"))
         .ttl(ms(5_000))
         .min_replicas(given("REPLICAS").parse().expect("a number"), ms(200))

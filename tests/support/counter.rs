@@ -10,23 +10,23 @@ use super::server::Server;
 
 /// How many count, and how often each.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Counters {
-    pub(crate) processes: usize,
-    pub(crate) threads: usize,
-    pub(crate) rounds: usize,
+pub struct Counters {
+    pub processes: usize,
+    pub threads: usize,
+    pub rounds: usize,
 }
 
 impl Counters {
     /// They count on `plain`, under a lock that is kept at `urls`: several of them are a quorum. All wait for it at first.
     /// The test has the role `counter`.
     #[track_caller]
-    pub(crate) fn count_exactly(self, urls: &[String], plain: &Server) {
+    pub fn count_exactly(self, urls: &[String], plain: &Server) {
         self.count_exactly_as("counter", urls, plain);
     }
 
     /// The same in a role that the test has for them, made with `counter_with`.
     #[track_caller]
-    pub(crate) fn count_exactly_as(self, role: &str, urls: &[String], plain: &Server) {
+    pub fn count_exactly_as(self, role: &str, urls: &[String], plain: &Server) {
         let urls = urls.join(" ");
         let client = client(&urls);
         let start = client.mutex("a").lock().unwrap();
@@ -70,7 +70,7 @@ fn client(urls: &str) -> Client {
 }
 
 /// A lock of either kind.
-pub(crate) trait Lock {
+pub trait Lock {
     fn lock(&self) -> Result<MutexGuard, Error>;
 }
 
@@ -87,12 +87,12 @@ impl Lock for FairMutex {
 }
 
 /// The role of each process: counts, and writes down under which token.
-pub(crate) fn counter() {
+pub fn counter() {
     counter_with(|client| Box::new(client.mutex("a")));
 }
 
 /// The same under a lock of another kind.
-pub(crate) fn counter_with(lock: fn(&Client) -> Box<dyn Lock>) {
+pub fn counter_with(lock: fn(&Client) -> Box<dyn Lock>) {
     let number = |key| given(key).parse::<usize>().expect("a number");
     let (threads, rounds) = (number("THREADS"), number("ROUNDS"));
     let client = client(&given("URLS"));

@@ -9,17 +9,17 @@ use super::proxy::Proxy;
 use super::server::Server;
 use super::time::{eventually, ms};
 
-pub(crate) const QUEUE: &str = "leasehold:queue:{lock:a}";
-pub(crate) const PLACES: &str = "leasehold:places:{lock:a}";
+pub const QUEUE: &str = "leasehold:queue:{lock:a}";
+pub const PLACES: &str = "leasehold:places:{lock:a}";
 
 /// Long enough for anything that is to come, and short enough for a test that fails.
-pub(crate) const PATIENCE: Duration = ms(30_000);
+pub const PATIENCE: Duration = ms(30_000);
 
-pub(crate) fn holder(server: &Server) -> Option<String> {
+pub fn holder(server: &Server) -> Option<String> {
     Some(String::from_utf8(server.get("lock:a")?).expect("an id of ours"))
 }
 
-pub(crate) fn queued(server: &Server) -> usize {
+pub fn queued(server: &Server) -> usize {
     redis::cmd("LLEN")
         .arg(QUEUE)
         .query(&mut server.connection())
@@ -27,41 +27,41 @@ pub(crate) fn queued(server: &Server) -> usize {
 }
 
 #[track_caller]
-pub(crate) fn queues(server: &Server, count: usize) {
+pub fn queues(server: &Server, count: usize) {
     eventually(PATIENCE, || queued(server) == count);
 }
 
 /// All that is left in Redis, of any name, is fences.
-pub(crate) fn has_only_fences(server: &Server) -> bool {
+pub fn has_only_fences(server: &Server) -> bool {
     let mut keys = server.keys().into_iter();
     keys.all(|key| key.starts_with(b"leasehold:fence:"))
 }
 
 #[track_caller]
-pub(crate) fn nothing_stays(server: &Server) {
+pub fn nothing_stays(server: &Server) {
     eventually(ms(5_000), || has_only_fences(server));
 }
 
 #[track_caller]
-pub(crate) fn released(guard: MutexGuard) {
+pub fn released(guard: MutexGuard) {
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
 /// The client, which has taken a lock by now, so that nothing but the lock itself is left to be sent.
-pub(crate) fn warm(client: Client) -> Client {
+pub fn warm(client: Client) -> Client {
     released(client.fair_mutex("warm").lock().unwrap());
     client
 }
 
 /// Waits for its turn, but not for ever if the test has failed.
 #[track_caller]
-pub(crate) fn in_turn(mutex: &FairMutex) -> MutexGuard {
+pub fn in_turn(mutex: &FairMutex) -> MutexGuard {
     let guard = mutex.try_lock_for(PATIENCE).unwrap();
     guard.expect("its turn comes")
 }
 
 /// Waits in a thread of its own, and is in the queue when this returns.
-pub(crate) fn waits<'scope>(
+pub fn waits<'scope>(
     scope: &'scope Scope<'scope, '_>,
     server: &Server,
     mutex: FairMutex,
@@ -73,7 +73,7 @@ pub(crate) fn waits<'scope>(
 }
 
 /// And hears.
-pub(crate) fn listens<'scope>(
+pub fn listens<'scope>(
     scope: &'scope Scope<'scope, '_>,
     server: &Server,
     mutex: FairMutex,
@@ -85,20 +85,20 @@ pub(crate) fn listens<'scope>(
 
 /// The connection over which the proxy's only client hears.
 #[track_caller]
-pub(crate) fn hearing(proxy: &Proxy) -> usize {
+pub fn hearing(proxy: &Proxy) -> usize {
     let hears = proxy.that_said("SUBSCRIBE");
     assert_eq!(hears.len(), 1);
     hears[0]
 }
 
 /// How often the client's waiter has asked by itself.
-pub(crate) fn refreshed(client: &Client) -> u64 {
+pub fn refreshed(client: &Client) -> u64 {
     client.stats().totals.wakes_backstop
 }
 
 /// Returns when the client's waiter has just asked by itself, and does not for a while: how often it has.
 #[track_caller]
-pub(crate) fn has_just_asked(client: &Client) -> u64 {
+pub fn has_just_asked(client: &Client) -> u64 {
     let before = refreshed(client);
     eventually(PATIENCE, || refreshed(client) > before);
     refreshed(client)

@@ -1,7 +1,7 @@
 //! A server that replies what a test says, for replies that no Redis gives.
 
 use std::collections::HashMap;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, LazyLock};
 use std::thread::{self, JoinHandle};
@@ -12,15 +12,15 @@ use super::port;
 
 /// A request as a client sent it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Request {
+pub struct Request {
     /// The number of the connection that it came over, from 0.
-    pub(crate) connection: usize,
-    pub(crate) words: Vec<Vec<u8>>,
+    pub connection: usize,
+    pub words: Vec<Vec<u8>>,
 }
 
 impl Request {
     /// The command in capitals, or the name of the script that it runs.
-    pub(crate) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         let verb = String::from_utf8_lossy(&self.words[0]).to_ascii_uppercase();
         match (verb.as_str(), self.words.get(1)) {
             ("EVALSHA", Some(sha)) => script(&String::from_utf8_lossy(sha)),
@@ -32,7 +32,7 @@ impl Request {
     }
 
     /// Of a script's call, the arguments behind the keys.
-    pub(crate) fn args(&self) -> &[Vec<u8>] {
+    pub fn args(&self) -> &[Vec<u8>] {
         let keys: usize = String::from_utf8_lossy(&self.words[2]).parse().unwrap();
         &self.words[3 + keys..]
     }
@@ -87,7 +87,7 @@ struct Seen {
     is_over: bool,
 }
 
-pub(crate) struct FakeServer {
+pub struct FakeServer {
     port: u16,
     seen: Arc<Mutex<Seen>>,
     accepting: Option<JoinHandle<()>>,
@@ -96,9 +96,7 @@ pub(crate) struct FakeServer {
 impl FakeServer {
     /// Replies to each request with these bytes, and where there are none as a Redis that holds nothing would
     /// to what every client says first.
-    pub(crate) fn start(
-        reply: impl Fn(&Request) -> Option<Vec<u8>> + Send + Sync + 'static,
-    ) -> Self {
+    pub fn start(reply: impl Fn(&Request) -> Option<Vec<u8>> + Send + Sync + 'static) -> Self {
         Self::writing(move |request, client| {
             let bytes = reply(request).or_else(|| usual(request));
             // One without a reply is left without.
@@ -107,7 +105,7 @@ impl FakeServer {
     }
 
     /// Replies to each request with what `reply` writes, for as long as that takes.
-    pub(crate) fn writing(
+    pub fn writing(
         reply: impl Fn(&Request, &mut TcpStream) -> io::Result<()> + Send + Sync + 'static,
     ) -> Self {
         let reply: Box<Reply> = Box::new(reply);
@@ -115,7 +113,7 @@ impl FakeServer {
     }
 
     /// Says this on each connection, once or without end, whatever it is asked.
-    pub(crate) fn saying(words: &'static [u8], is_endless: bool) -> Self {
+    pub fn saying(words: &'static [u8], is_endless: bool) -> Self {
         Self::serving(move |_, mut stream, _| {
             let bytes = words.repeat(if is_endless { 1_000 } else { 1 });
             while stream.write_all(&bytes).is_ok() && is_endless {}
@@ -139,23 +137,23 @@ impl FakeServer {
         }
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
     /// All requests of this name so far.
-    pub(crate) fn requests(&self, name: &str) -> Vec<Request> {
+    pub fn requests(&self, name: &str) -> Vec<Request> {
         let mut requests = self.seen.lock().requests.clone();
         requests.retain(|request| request.name() == name);
         requests
     }
 
     /// Whether the client has closed this connection.
-    pub(crate) fn is_closed(&self, connection: usize) -> bool {
+    pub fn is_closed(&self, connection: usize) -> bool {
         self.seen.lock().closed.contains(&connection)
     }
 }
@@ -231,7 +229,7 @@ fn header(from: &mut impl BufRead, mark: char) -> Option<usize> {
 }
 
 /// What a Redis that holds nothing replies to what every client says first.
-pub(crate) fn usual(request: &Request) -> Option<Vec<u8>> {
+pub fn usual(request: &Request) -> Option<Vec<u8>> {
     let reply = match request.name().as_str() {
         "CLIENT" | "SELECT" | "AUTH" => "+OK\r\n".to_owned(),
         "PING" => "+PONG\r\n".to_owned(),

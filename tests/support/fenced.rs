@@ -3,25 +3,25 @@
 use parking_lot::Mutex;
 
 /// Accepts a write only with a token that is not older than the last one it saw.
-pub(crate) struct Fenced<T> {
+pub struct Fenced<T> {
     state: Mutex<(u64, T)>,
 }
 
 /// The write came with the token of a lease that somebody newer has overtaken.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Stale {
-    pub(crate) token: u64,
-    pub(crate) newest: u64,
+pub struct Stale {
+    pub token: u64,
+    pub newest: u64,
 }
 
 impl<T: Clone> Fenced<T> {
-    pub(crate) fn new(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         Self {
             state: Mutex::new((0, value)),
         }
     }
 
-    pub(crate) fn write(&self, token: u64, value: T) -> Result<(), Stale> {
+    pub fn write(&self, token: u64, value: T) -> Result<(), Stale> {
         let mut state = self.state.lock();
         if token < state.0 {
             return Err(Stale {
@@ -33,7 +33,7 @@ impl<T: Clone> Fenced<T> {
         Ok(())
     }
 
-    pub(crate) fn read(&self) -> T {
+    pub fn read(&self) -> T {
         self.state.lock().1.clone()
     }
 }

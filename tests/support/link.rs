@@ -18,7 +18,7 @@ pub(crate) struct Link {
     traffic: Traffic,
     /// Both ends, as far as there are; empty once the connection has ended.
     ends: Vec<TcpStream>,
-    pub(crate) request_bytes: u64,
+    pub request_bytes: u64,
     first_requests: Vec<u8>,
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn bind() -> TcpListener {
 }
 
 /// A port that was free just now, for a program that binds it itself.
-pub(crate) fn free() -> u16 {
+pub fn free() -> u16 {
     number(&bind())
 }
 

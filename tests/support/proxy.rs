@@ -13,7 +13,7 @@ use super::server::Server;
 
 /// What happens to the bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Traffic {
+pub enum Traffic {
     Pass,
     /// Held back in both directions, ends of connections too, until this changes: a network that is down.
     Stall,
@@ -36,7 +36,7 @@ pub(crate) enum Traffic {
 }
 
 /// Connections are counted from 0, in the order in which they were accepted.
-pub(crate) struct Proxy {
+pub struct Proxy {
     port: u16,
     wires: Arc<Wires>,
     accepting: Option<JoinHandle<()>>,
@@ -45,30 +45,30 @@ pub(crate) struct Proxy {
 /// Shared with the threads that carry the bytes.
 pub(crate) struct Wires {
     upstream: SocketAddr,
-    pub(crate) state: Mutex<State>,
+    pub state: Mutex<State>,
     /// Wakes those who hold bytes back.
-    pub(crate) changed: Condvar,
+    pub changed: Condvar,
 }
 
 pub(crate) struct State {
-    pub(crate) links: Vec<Link>,
-    pub(crate) request_delay: Duration,
-    pub(crate) reply_delay: Duration,
+    pub links: Vec<Link>,
+    pub request_delay: Duration,
+    pub reply_delay: Duration,
     /// For connections that are still to come.
     next: Traffic,
     /// The number of scripts in one write, and the traffic from that write on for the connection that sends it.
-    pub(crate) on_batch: Option<(usize, Traffic)>,
+    pub on_batch: Option<(usize, Traffic)>,
     /// The connection that sent it, and the number of scripts in it.
-    pub(crate) batch: Option<(usize, usize)>,
+    pub batch: Option<(usize, usize)>,
     over: bool,
 }
 
 impl Proxy {
-    pub(crate) fn new(server: &Server) -> Self {
+    pub fn new(server: &Server) -> Self {
         Self::to(server.port())
     }
 
-    pub(crate) fn to(port: u16) -> Self {
+    pub fn to(port: u16) -> Self {
         let listener = port::bind();
         let own = port::number(&listener);
         let state = State {
@@ -96,16 +96,16 @@ impl Proxy {
         }
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
     /// For every connection, there and to come.
-    pub(crate) fn all(&self, traffic: Traffic) {
+    pub fn all(&self, traffic: Traffic) {
         self.change(|state| {
             state.next = traffic;
             for link in &mut state.links {
@@ -115,7 +115,7 @@ impl Proxy {
     }
 
     /// For those there are, and not for those to come.
-    pub(crate) fn present(&self, traffic: Traffic) {
+    pub fn present(&self, traffic: Traffic) {
         self.change(|state| {
             for link in &mut state.links {
                 link.set(traffic);
@@ -124,32 +124,32 @@ impl Proxy {
     }
 
     /// For those to come, and not for those there are.
-    pub(crate) fn newcomers(&self, traffic: Traffic) {
+    pub fn newcomers(&self, traffic: Traffic) {
         self.change(|state| state.next = traffic);
     }
 
     /// For the n-th connection, which must be there.
-    pub(crate) fn nth(&self, n: usize, traffic: Traffic) {
+    pub fn nth(&self, n: usize, traffic: Traffic) {
         self.change(|state| state.links[n].set(traffic));
     }
 
     /// For the first connection that sends at least `scripts` of them in one write, from that write on.
-    pub(crate) fn on_batch(&self, scripts: usize, traffic: Traffic) {
+    pub fn on_batch(&self, scripts: usize, traffic: Traffic) {
         self.change(|state| state.on_batch = Some((scripts, traffic)));
     }
 
     /// The connection that [`on_batch`](Self::on_batch) found, and how many scripts it sent in that write.
-    pub(crate) fn batch(&self) -> Option<(usize, usize)> {
+    pub fn batch(&self) -> Option<(usize, usize)> {
         self.wires.state.lock().batch
     }
 
     /// Ends all connections that there are; new ones are accepted as before.
-    pub(crate) fn cut(&self) {
+    pub fn cut(&self) {
         self.present(Traffic::Cut);
     }
 
     /// Holds every chunk back for so long, requests and replies; chunks keep their distance, as on a long line.
-    pub(crate) fn delay(&self, requests: Duration, replies: Duration) {
+    pub fn delay(&self, requests: Duration, replies: Duration) {
         self.change(|state| {
             state.request_delay = requests;
             state.reply_delay = replies;
@@ -157,12 +157,12 @@ impl Proxy {
     }
 
     /// How many connections it has accepted so far.
-    pub(crate) fn connections(&self) -> usize {
+    pub fn connections(&self) -> usize {
         self.wires.state.lock().links.len()
     }
 
     /// How many of them are still open.
-    pub(crate) fn open(&self) -> usize {
+    pub fn open(&self) -> usize {
         self.wires
             .state
             .lock()
@@ -173,7 +173,7 @@ impl Proxy {
     }
 
     /// Bytes that clients have sent, over all connections.
-    pub(crate) fn request_bytes(&self) -> u64 {
+    pub fn request_bytes(&self) -> u64 {
         self.wires
             .state
             .lock()
@@ -184,13 +184,13 @@ impl Proxy {
     }
 
     /// The same for each connection.
-    pub(crate) fn request_bytes_of_each(&self) -> Vec<u64> {
+    pub fn request_bytes_of_each(&self) -> Vec<u64> {
         let state = self.wires.state.lock();
         state.links.iter().map(|link| link.request_bytes).collect()
     }
 
     /// The open connections whose first few requests contain the text: `"SUBSCRIBE"`, `"EVALSHA"`.
-    pub(crate) fn that_said(&self, text: &str) -> Vec<usize> {
+    pub fn that_said(&self, text: &str) -> Vec<usize> {
         let state = self.wires.state.lock();
         let links = state.links.iter().enumerate();
         links

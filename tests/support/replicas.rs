@@ -3,14 +3,14 @@
 use super::server::Server;
 use super::time::{eventually, ms};
 
-pub(crate) struct Replicas {
+pub struct Replicas {
     /// The master first.
     servers: Vec<Server>,
 }
 
 impl Replicas {
     /// Starts them, and waits until each replica is linked and the master counts it as such.
-    pub(crate) fn start(replicas: usize) -> Self {
+    pub fn start(replicas: usize) -> Self {
         let mut servers = vec![Server::start()];
         for _ in 0..replicas {
             servers.push(servers[0].replica());
@@ -21,46 +21,46 @@ impl Replicas {
     }
 
     /// A master that nobody follows.
-    pub(crate) fn alone(master: Server) -> Self {
+    pub fn alone(master: Server) -> Self {
         let servers = vec![master];
         Self { servers }
     }
 
     /// As [`Server::untimed`].
-    pub(crate) fn untimed(mut self) -> Self {
+    pub fn untimed(mut self) -> Self {
         self.servers = self.servers.into_iter().map(Server::untimed).collect();
         self
     }
 
-    pub(crate) fn master(&self) -> &Server {
+    pub fn master(&self) -> &Server {
         &self.servers[0]
     }
 
-    pub(crate) fn replica(&self, n: usize) -> &Server {
+    pub fn replica(&self, n: usize) -> &Server {
         &self.servers[1 + n]
     }
 
     /// The master first.
-    pub(crate) fn all(&self) -> &[Server] {
+    pub fn all(&self) -> &[Server] {
         &self.servers
     }
 
-    pub(crate) fn kill_master(&mut self) {
+    pub fn kill_master(&mut self) {
         self.servers[0].kill();
     }
 
     /// From now on this replica acknowledges nothing.
-    pub(crate) fn pause(&self, n: usize) {
+    pub fn pause(&self, n: usize) {
         self.replica(n).pause();
     }
 
-    pub(crate) fn resume(&self, n: usize) {
+    pub fn resume(&self, n: usize) {
         self.replica(n).resume();
     }
 
     /// Returns when the master would count an acknowledgement of each replica. None of them may be paused.
     #[track_caller]
-    pub(crate) fn wait_until_linked(&self) {
+    pub fn wait_until_linked(&self) {
         for replica in &self.servers[1..] {
             eventually(ms(20_000), || {
                 replica.info("replication", "master_link_status").as_deref() == Some("up")

@@ -9,7 +9,7 @@ use super::time::{eventually, ms};
 
 impl Server {
     /// The value of a string.
-    pub(crate) fn get(&self, key: impl AsRef<[u8]>) -> Option<Vec<u8>> {
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Option<Vec<u8>> {
         redis::cmd("GET")
             .arg(key.as_ref())
             .query(&mut self.connection())
@@ -17,7 +17,7 @@ impl Server {
     }
 
     /// Milliseconds that a key has left; -1 where it has no end, -2 where there is none.
-    pub(crate) fn pttl(&self, key: impl AsRef<[u8]>) -> i64 {
+    pub fn pttl(&self, key: impl AsRef<[u8]>) -> i64 {
         redis::cmd("PTTL")
             .arg(key.as_ref())
             .query(&mut self.connection())
@@ -25,7 +25,7 @@ impl Server {
     }
 
     /// All keys, sorted.
-    pub(crate) fn keys(&self) -> Vec<Vec<u8>> {
+    pub fn keys(&self) -> Vec<Vec<u8>> {
         let mut keys: Vec<Vec<u8>> = redis::cmd("KEYS")
             .arg("*")
             .query(&mut self.connection())
@@ -35,7 +35,7 @@ impl Server {
     }
 
     /// How many connections listen to a channel.
-    pub(crate) fn listeners(&self, channel: impl AsRef<[u8]>) -> usize {
+    pub fn listeners(&self, channel: impl AsRef<[u8]>) -> usize {
         let (_, count): (Value, usize) = redis::cmd("PUBSUB")
             .arg("NUMSUB")
             .arg(channel.as_ref())
@@ -45,7 +45,7 @@ impl Server {
     }
 
     /// How many channels somebody listens to, of those that match.
-    pub(crate) fn channels(&self, pattern: &str) -> usize {
+    pub fn channels(&self, pattern: &str) -> usize {
         let channels: Vec<Value> = redis::cmd("PUBSUB")
             .arg("CHANNELS")
             .arg(pattern)
@@ -56,7 +56,7 @@ impl Server {
 
     /// Returns when somebody listens to the channel, and the looks that belong to that are over: from then on only a
     /// wake-up makes a waiter look before its time.
-    pub(crate) fn wait_for_a_waiter(&self, channel: impl AsRef<[u8]>) {
+    pub fn wait_for_a_waiter(&self, channel: impl AsRef<[u8]>) {
         eventually(ms(10_000), || self.listeners(&channel) > 0);
         let mut seen = (0, Instant::now());
         eventually(ms(10_000), || {

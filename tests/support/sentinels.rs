@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::certificates::{tls_options, tls_server};
 use super::leash::Leashed;
+use super::permit::{self, Permit};
 use super::port;
 use super::replicas::Replicas;
 use super::server::{Server, answers, binary, connect};
@@ -18,22 +19,22 @@ const SENTINELS: usize = 3;
 
 /// How they are to be set up.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Setup {
-    pub(crate) replicas: usize,
+pub struct Setup {
+    pub replicas: usize,
     /// What the data servers ask for.
-    pub(crate) password: Option<&'static str>,
+    pub password: Option<&'static str>,
     /// What the sentinels ask for.
-    pub(crate) sentinel_password: Option<&'static str>,
+    pub sentinel_password: Option<&'static str>,
     /// Everybody has a port for TLS too, shows a certificate there and asks for one; the sentinels know of no other.
     /// Only without replicas.
-    pub(crate) tls: bool,
+    pub tls: bool,
     /// A master that says nothing for so long is replaced.
-    pub(crate) down_after: Duration,
+    pub down_after: Duration,
 }
 
 impl Setup {
     /// For a test in which nothing is to be replaced, however late this machine is.
-    pub(crate) const fn steady() -> Self {
+    pub const fn steady() -> Self {
         Self {
             replicas: 1,
             password: None,
@@ -44,7 +45,7 @@ impl Setup {
     }
 
     /// For a test in which the master is to be replaced soon.
-    pub(crate) const fn alert() -> Self {
+    pub const fn alert() -> Self {
         Self {
             replicas: 2,
             down_after: ms(1_000),
@@ -53,11 +54,12 @@ impl Setup {
     }
 }
 
-pub(crate) struct Sentinels {
+pub struct Sentinels {
     /// The master of the start among them.
     data: Replicas,
     sentinels: Vec<Sentinel>,
     setup: Setup,
+    permit: Option<Permit>,
 }
 
 struct Sentinel {
@@ -69,7 +71,8 @@ struct Sentinel {
 
 impl Sentinels {
     /// Starts them, and waits until each sentinel knows the master, its replicas and the other sentinels.
-    pub(crate) fn start(setup: Setup) -> Self {
+    pub fn start(setup: Setup) -> Self {
+        let permit = Some(Permit::take(permit::SENTINELS));
         let tls_port = port::free();
         let data = match setup.tls {
             false => Replicas::start(setup.replicas),
@@ -95,6 +98,7 @@ impl Sentinels {
             data,
             sentinels,
             setup,
+            permit,
         };
         let all = || (0..SENTINELS).all(|n| this.is_ready(n));
         eventually(ms(30_000), all);
@@ -102,18 +106,19 @@ impl Sentinels {
     }
 
     /// As [`Server::untimed`].
-    pub(crate) fn untimed(mut self) -> Self {
+    pub fn untimed(mut self) -> Self {
         self.data = self.data.untimed();
+        self.permit = None;
         self
     }
 
     /// Through all sentinels, with the passwords that are asked for.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         self.url_of(MASTER, "")
     }
 
     /// The same, for a master of this name, and with a database: `/2`.
-    pub(crate) fn url_of(&self, master: &str, db: &str) -> String {
+    pub fn url_of(&self, master: &str, db: &str) -> String {
         let password = self
             .setup
             .password
@@ -132,7 +137,7 @@ impl Sentinels {
     }
 
     /// Through the ports for TLS of all sentinels.
-    pub(crate) fn tls_url(&self) -> String {
+    pub fn tls_url(&self) -> String {
         let sentinels = self.sentinels.iter();
         let hosts: Vec<String> = sentinels
             .map(|sentinel| format!("localhost:{}", sentinel.tls_port))
@@ -141,22 +146,22 @@ impl Sentinels {
     }
 
     /// The data servers; the first was the master at the start.
-    pub(crate) fn data(&self) -> &[Server] {
+    pub fn data(&self) -> &[Server] {
         self.data.all()
     }
 
     /// The server that was the master at the start.
-    pub(crate) fn first(&self) -> &Server {
+    pub fn first(&self) -> &Server {
         self.data.master()
     }
 
-    pub(crate) fn kill_first(&mut self) {
+    pub fn kill_first(&mut self) {
         self.data.kill_master();
     }
 
     /// Waits until one of the others takes writes.
     #[track_caller]
-    pub(crate) fn successor(&self) -> &Server {
+    pub fn successor(&self) -> &Server {
         let mut successor = None;
         eventually(ms(60_000), || {
             successor = self.data()[1..].iter().find(|server| {
@@ -169,7 +174,7 @@ impl Sentinels {
     }
 
     /// Asks a data server, which may be about to hang up.
-    pub(crate) fn ask_data<T: redis::FromRedisValue>(
+    pub fn ask_data<T: redis::FromRedisValue>(
         &self,
         server: &Server,
         command: &[&str],
@@ -178,7 +183,7 @@ impl Sentinels {
     }
 
     /// Has the sentinels replace a master that is well.
-    pub(crate) fn failover(&self) {
+    pub fn failover(&self) {
         // A replica must have been asked lately how it is.
         eventually(ms(30_000), || {
             self.ask_sentinel::<String>(0, &["SENTINEL", "FAILOVER", MASTER])
@@ -186,19 +191,19 @@ impl Sentinels {
         });
     }
 
-    pub(crate) fn pause_sentinel(&self, n: usize) {
+    pub fn pause_sentinel(&self, n: usize) {
         self.sentinels[n].process.pause();
     }
 
-    pub(crate) fn kill_sentinel(&mut self, n: usize) {
+    pub fn kill_sentinel(&mut self, n: usize) {
         self.sentinels[n].process.kill();
     }
 
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         SENTINELS
     }
 
-    pub(crate) fn ask_sentinel<T: redis::FromRedisValue>(
+    pub fn ask_sentinel<T: redis::FromRedisValue>(
         &self,
         n: usize,
         command: &[&str],
@@ -235,7 +240,7 @@ impl Sentinels {
 
 impl Sentinel {
     fn start(master: u16, setup: &Setup) -> Self {
-        let directory = TempDir::new();
+        let directory = TempDir::create();
         let file = directory.join("sentinel.conf");
         // Another process may take the port between our look and the sentinel's.
         for _ in 0..20 {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use redis::{Client, Connection};
 
 use super::leash::Leashed;
+use super::permit::{self, Permit};
 use super::port;
 use super::snapshot::Snapshot;
 use super::tempdir::TempDir;
@@ -19,28 +20,33 @@ use super::watchdog::{Watchdog, usual_limit, watchdog};
 
 /// A `redis-server` or `valkey-server` on a port and a unix socket of its own. It ends with its owner, and with the
 /// test's process at the latest.
-pub(crate) struct Server {
+pub struct Server {
     port: u16,
     options: Vec<String>,
     process: Leashed,
     directory: TempDir,
     watchdog: Option<Watchdog>,
+    /// `None` for one of a group, which has a permit for all of them, and for one that several tests share.
+    permit: Option<Permit>,
 }
 
 impl Server {
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::with(&[])
     }
 
     /// Starts it with further options, as on its command line: `&["--maxmemory", "3mb"]`.
-    pub(crate) fn with(options: &[&str]) -> Self {
+    pub fn with(options: &[&str]) -> Self {
+        let permit = Permit::take(permit::SERVER);
         let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
-        Self::with_fresh(|| options.clone())
+        let mut server = Self::with_fresh(|| options.clone());
+        server.permit = Some(permit);
+        server
     }
 
     /// The same, with options that are drawn anew for every attempt, as further ports are.
     pub(super) fn with_fresh(options: impl Fn() -> Vec<String>) -> Self {
-        let directory = TempDir::new();
+        let directory = TempDir::create();
         // Another process may take the port between our look and the server's.
         for _ in 0..20 {
             let (port, options) = (port::free(), options());
@@ -52,6 +58,7 @@ impl Server {
                     process,
                     directory,
                     watchdog,
+                    permit: None,
                 };
             }
         }
@@ -62,7 +69,7 @@ impl Server {
     }
 
     /// Whether the binary speaks TLS; the one from PyPI does not.
-    pub(crate) fn has_tls() -> bool {
+    pub fn has_tls() -> bool {
         // Without a certificate it ends at once; whether over that or over the option, it says.
         let output = Command::new(binary())
             .args(["--port", "0", "--tls-port", &port::free().to_string()])
@@ -74,7 +81,7 @@ impl Server {
     }
 
     /// Its major version: of Redis, or of Valkey, which counts on from Redis 7.
-    pub(crate) fn version() -> u32 {
+    pub fn version() -> u32 {
         let output = Command::new(binary())
             .arg("--version")
             .output()
@@ -87,7 +94,7 @@ impl Server {
     }
 
     /// A replica of this server, linked to it and in step.
-    pub(crate) fn replica(&self) -> Self {
+    pub fn replica(&self) -> Self {
         let replica = Self::with(&["--replicaof", "127.0.0.1", &self.port.to_string()]);
         eventually(ms(10_000), || {
             replica.info("replication", "master_link_status").as_deref() == Some("up")
@@ -95,38 +102,40 @@ impl Server {
         replica
     }
 
-    /// Lets it run for as long as it likes: a bench takes its time.
-    pub(crate) fn untimed(mut self) -> Self {
+    /// Lets it run for as long as it likes, and makes no other test wait for its end: a bench takes its time, and tests
+    /// share a server.
+    pub fn untimed(mut self) -> Self {
         self.watchdog = None;
+        self.permit = None;
         self
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
     /// What follows the option on its command line.
-    pub(crate) fn option(&self, name: &str) -> Option<&str> {
+    pub fn option(&self, name: &str) -> Option<&str> {
         let at = self.options.iter().position(|option| option == name)?;
         self.options.get(at + 1).map(String::as_str)
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    pub(crate) fn unix_url(&self) -> String {
+    pub fn unix_url(&self) -> String {
         format!("redis+unix://{}", self.directory.join(SOCKET).display())
     }
 
     /// A connection beside the ones under test. It fails rather than hangs.
-    pub(crate) fn connection(&self) -> Connection {
+    pub fn connection(&self) -> Connection {
         connect(&self.url(), ms(5_000)).expect("the server accepts a connection")
     }
 
     /// Has it run a command beside the ones under test.
     #[track_caller]
-    pub(crate) fn run(&self, command: &str, arguments: &[&str]) {
+    pub fn run(&self, command: &str, arguments: &[&str]) {
         redis::cmd(command)
             .arg(arguments)
             .exec(&mut self.connection())
@@ -134,7 +143,7 @@ impl Server {
     }
 
     /// One field of `INFO`.
-    pub(crate) fn info(&self, section: &str, field: &str) -> Option<String> {
+    pub fn info(&self, section: &str, field: &str) -> Option<String> {
         let info: String = redis::cmd("INFO")
             .arg(section)
             .query(&mut self.connection())
@@ -147,28 +156,28 @@ impl Server {
     }
 
     /// Stops it where it stands: connections stay open, new ones are accepted by the kernel, nothing is answered.
-    pub(crate) fn pause(&self) {
+    pub fn pause(&self) {
         self.process.pause();
     }
 
-    pub(crate) fn resume(&self) {
+    pub fn resume(&self) {
         self.process.resume();
     }
 
     /// Kills it, as a power cut would. It is gone when this returns.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.process.kill();
     }
 
     /// Starts it again on the same port, with nothing in it.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.kill();
         Snapshot::remove(self.directory.path());
         self.relaunch();
     }
 
     /// What is in it now.
-    pub(crate) fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> Snapshot {
         let () = redis::cmd("SAVE")
             .query(&mut self.connection())
             .expect("SAVE succeeds");
@@ -176,18 +185,18 @@ impl Server {
     }
 
     /// Starts it again on the same port, with what was in it when the snapshot was taken.
-    pub(crate) fn restart_from(&mut self, snapshot: &Snapshot) {
+    pub fn restart_from(&mut self, snapshot: &Snapshot) {
         self.kill();
         snapshot.put(self.directory.path());
         self.relaunch();
     }
 
     /// What it has logged so far.
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         read_log(&self.directory)
     }
 
-    pub(crate) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.process.id()
     }
 
@@ -301,7 +310,7 @@ pub(super) fn binary() -> PathBuf {
     let installed = ["redis-server", "valkey-server"]
         .into_iter()
         .flat_map(|name| env::split_paths(&path).map(move |directory| directory.join(name)));
-    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join(".servers/valkey-server");
+    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.servers/valkey-server");
     installed
         .chain([fetched])
         .find(|binary| binary.is_file())

@@ -6,20 +6,20 @@ use std::path::Path;
 
 const FILE: &str = "dump.rdb";
 
-pub(crate) struct Snapshot(Vec<u8>);
+pub struct Snapshot(Vec<u8>);
 
 impl Snapshot {
     /// Reads what the server in the directory has just saved.
-    pub(crate) fn take(directory: &Path) -> Self {
+    pub fn take(directory: &Path) -> Self {
         Self(fs::read(directory.join(FILE)).expect("the server has saved"))
     }
 
     /// Writes it where a server that starts in the directory loads it from.
-    pub(crate) fn put(&self, directory: &Path) {
+    pub fn put(&self, directory: &Path) {
         fs::write(directory.join(FILE), &self.0).expect("the server's directory is there");
     }
 
-    pub(crate) fn remove(directory: &Path) {
+    pub fn remove(directory: &Path) {
         match fs::remove_file(directory.join(FILE)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 panic!("the snapshot stays: {error}")

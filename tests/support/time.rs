@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::never;
 
-pub(crate) const fn ms(n: u64) -> Duration {
+pub const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
 /// Lets `time` go by, where nothing can be waited for.
-pub(crate) fn let_pass(time: Duration) {
+pub fn let_pass(time: Duration) {
     let _ = never::<()>().recv_timeout(time);
 }
 
 /// Asks again until it is so; fails the test when it is not within the given time.
 /// Only for the state of something outside of the test, which has no channel to tell it on.
 #[track_caller]
-pub(crate) fn eventually(within: Duration, mut so: impl FnMut() -> bool) {
+pub fn eventually(within: Duration, mut so: impl FnMut() -> bool) {
     let deadline = Instant::now() + within;
     let mut pause = Duration::from_micros(500);
     while !so() {
@@ -34,13 +34,12 @@ pub(crate) fn eventually(within: Duration, mut so: impl FnMut() -> bool) {
 
 /// A plain wait of the same length in a thread beside the call that is measured: what it overshoots is the machine's
 /// doing and not ours.
-pub(crate) struct Control {
-    limit: Duration,
+pub struct Control {
     waiting: JoinHandle<Duration>,
 }
 
 impl Control {
-    pub(crate) fn start(limit: Duration) -> Self {
+    pub fn start(limit: Duration) -> Self {
         let (ready, started) = crossbeam_channel::bounded(0);
         let waiting = thread::spawn(move || {
             let _ = ready.send(());
@@ -49,16 +48,16 @@ impl Control {
             began.elapsed().saturating_sub(limit)
         });
         let _ = started.recv();
-        Self { limit, waiting }
+        Self { waiting }
     }
 
     /// How much longer than asked for the plain wait took.
-    pub(crate) fn overshoot(self) -> Duration {
+    pub fn overshoot(self) -> Duration {
         self.waiting.join().expect("a plain wait does not panic")
     }
 
     /// Times a call that is to return within `limit`, with the plain wait beside it.
-    pub(crate) fn run<T>(limit: Duration, call: impl FnOnce() -> T) -> Timed<T> {
+    pub fn run<T>(limit: Duration, call: impl FnOnce() -> T) -> Timed<T> {
         let control = Self::start(limit);
         let began = Instant::now();
         let value = call();
@@ -72,22 +71,22 @@ impl Control {
     }
 }
 
-pub(crate) struct Timed<T> {
-    pub(crate) value: T,
-    pub(crate) took: Duration,
-    pub(crate) limit: Duration,
-    pub(crate) overshoot: Duration,
+pub struct Timed<T> {
+    pub value: T,
+    pub took: Duration,
+    pub limit: Duration,
+    pub overshoot: Duration,
 }
 
 impl<T> Timed<T> {
     /// How much later the call was than the plain wait, were it to take the whole limit.
-    pub(crate) fn beyond(&self) -> Duration {
+    pub fn beyond(&self) -> Duration {
         self.took.saturating_sub(self.limit + self.overshoot)
     }
 
     /// The value, if the call was back at most `slack` later than a plain wait.
     #[track_caller]
-    pub(crate) fn no_later_than(self, slack: Duration) -> T {
+    pub fn no_later_than(self, slack: Duration) -> T {
         assert!(
             self.beyond() <= slack,
             "took {:?} of {:?}, where a plain wait overshoots by {:?} and {slack:?} more are allowed",

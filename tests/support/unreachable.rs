@@ -4,7 +4,7 @@ use leasehold::Error;
 
 /// Fails the test unless the call came to this. Returns what it says.
 #[track_caller]
-pub(crate) fn is_unreachable<T>(answer: Result<T, Error>) -> String {
+pub fn is_unreachable<T>(answer: Result<T, Error>) -> String {
     match answer {
         Err(error @ Error::Unreachable { .. }) => error.to_string(),
         Err(error) => panic!("{error:?}"),

@@ -9,11 +9,11 @@ use std::time::Duration;
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 
 /// Ends the process if it is not dropped in time.
-pub(crate) struct Watchdog {
+pub struct Watchdog {
     _held: Sender<()>,
 }
 
-pub(crate) fn watchdog(limit: Duration) -> Watchdog {
+pub fn watchdog(limit: Duration) -> Watchdog {
     let (held, dropped) = bounded::<()>(0);
     let test = thread::current()
         .name()

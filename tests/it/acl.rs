@@ -1,0 +1,545 @@
+//! Promise: the user that the README tells operators to make can do everything, and without one of its rights there is
+//! an error that names what is needed, or the way round it that is written there.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::thread;
+
+use leasehold::{Client, ClientBuilder, Error, Unlocked};
+use support::{
+    Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, eventually, everything_works, ms,
+};
+
+support::tests![
+    the_documented_user_can_do_everything,
+    without_one_of_them_the_error_says_which_are_needed_or_all_works,
+    an_operator_sees_all_and_takes_nothing,
+    the_shared_statistics_need_one_line_more,
+    without_a_right_several_names_are_refused_as_one_is,
+    without_select_only_the_first_database,
+    without_wait_no_replica_can_be_waited_for,
+    in_a_cluster_too,
+    over_a_quorum_too,
+    with_sentinel_too_and_a_user_of_the_sentinels
+];
+
+/// The line of a user as printed in the README, from `SETUSER` on.
+fn documented(user: &str) -> Vec<String> {
+    let readme = include_str!("../../README.md");
+    let start = format!("ACL SETUSER {user} reset ");
+    let lines: Vec<&str> = readme
+        .lines()
+        .filter(|line| line.starts_with(&start))
+        .collect();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    lines[0].split(' ').skip(1).map(str::to_owned).collect()
+}
+
+/// The same without one of them.
+fn without(user: &str, right: &str) -> Vec<String> {
+    let mut rules = documented(user);
+    let all = rules.len();
+    rules.retain(|rule| rule != right);
+    assert_eq!(rules.len(), all - 1, "{right}");
+    rules
+}
+
+fn set_user(server: &Server, rules: &[String]) {
+    let mut connection = server.connection();
+    let mut command = redis::cmd("ACL");
+    command.arg(rules).exec(&mut connection).unwrap();
+}
+
+fn url(server: &Server) -> String {
+    format!("redis://leasehold:password@127.0.0.1:{}", server.port())
+}
+
+fn client(url: &str) -> Client {
+    Client::builder().url(url).build().unwrap()
+}
+
+fn acl_log(server: &Server) -> Vec<Entry> {
+    let mut log = redis::cmd("ACL");
+    log.arg("LOG").query(&mut server.connection()).unwrap()
+}
+
+type Entry = HashMap<String, redis::Value>;
+
+/// What was refused, but for CLIENT SETINFO, which the README says is not needed; 6.2 says `client`.
+fn refused(entries: Vec<Entry>) -> Vec<String> {
+    let objects = entries
+        .into_iter()
+        .map(|mut entry| redis::from_redis_value(entry.remove("object").unwrap()).unwrap());
+    objects
+        .filter(|object: &String| !["client", "client|setinfo"].contains(&object.as_str()))
+        .collect()
+}
+
+/// Everything works, and connections have their names.
+#[track_caller]
+fn all_is_well(builder: impl Fn() -> ClientBuilder, name: &str, keepers: &[&Server]) {
+    let _connected = everything_works(builder, name, keepers);
+    for server in keepers {
+        // One that is being made has no name yet.
+        eventually(ms(5_000), || {
+            let clients = server.client_list();
+            let mut ours = clients.iter().filter(|c| c["user"] == "leasehold");
+            ours.all(|client| client["name"].starts_with("leasehold:"))
+        });
+    }
+}
+
+#[track_caller]
+fn nothing_was_refused<'a, I: IntoIterator<Item = &'a Server>>(servers: I) {
+    for server in servers {
+        assert_eq!(refused(acl_log(server)), [""; 0]);
+    }
+}
+
+#[track_caller]
+fn is_refused<T: Debug>(answer: Result<T, Error>, words: &[&str]) {
+    let error = answer.unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(words.iter().all(|word| text.contains(word)), "{text}");
+}
+
+fn the_documented_user_can_do_everything() {
+    let server = Server::start();
+    set_user(&server, &documented("leasehold"));
+    let url = url(&server);
+    for suffix in ["", "/3", "?protocol=resp3"] {
+        let url = format!("{url}{suffix}");
+        all_is_well(|| Client::builder().url(&url), "a", &[&server]);
+    }
+    nothing_was_refused([&server]);
+}
+
+/// Does everything once, and returns what failed.
+fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
+    let mut failures = Vec::new();
+    let mut note = |step: &'static str, error: Option<Error>| {
+        failures.extend(error.map(|error| (step, error)));
+    };
+    let (ours, other) = (client(url), client(&server.url()));
+    note("ping", ours.ping().err());
+    match ours.mutex("free").lock() {
+        Err(error) => note("lock", Some(error)),
+        Ok(guard) => {
+            // A renewal within the first millisecond has nothing to set.
+            note("renew", guard.extend(ms(5_000)).err());
+            note("unlock", guard.unlock().err());
+        }
+    }
+    let guard = other.mutex("held").lock().unwrap();
+    match ours.mutex("held").try_lock() {
+        Err(error) => note("try_lock", Some(error)),
+        Ok(got) => {
+            assert!(got.is_none());
+            let waiting = thread::spawn({
+                let mutex = ours.mutex("held");
+                move || {
+                    drop(
+                        mutex
+                            .try_lock_for(ms(10_000))
+                            .unwrap()
+                            .expect("it was freed"),
+                    )
+                }
+            });
+            let calls = || server.calls(&["evalsha", "eval"]);
+            let before = calls();
+            eventually(ms(10_000), || calls() > before);
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            waiting.join().unwrap();
+        }
+    }
+    let _held = other.mutex("forced").lock().unwrap();
+    let forced = ours.mutex("forced");
+    match forced.inspect() {
+        Err(error) => note("inspect", Some(error)),
+        Ok(holder) => assert!(holder.is_some()),
+    }
+    match forced.force_unlock() {
+        Err(error) => note("force_unlock", Some(error)),
+        Ok(was_held) => assert!(was_held),
+    }
+    match ours.fair_mutex("fair").lock() {
+        Err(error) => note("fair lock", Some(error)),
+        Ok(guard) => {
+            let next = client(url).fair_mutex("fair");
+            let waiting = thread::spawn(move || next.try_lock_for(ms(5_000)));
+            let queued = || other.fair_mutex("fair").waiting().unwrap();
+            eventually(ms(10_000), || queued() == 1 || waiting.is_finished());
+            note("fair unlock", guard.unlock().err());
+            note("fair wait", waiting.join().unwrap().err());
+        }
+    }
+    failures
+}
+
+/// What fails without a right. All else works, waiting included.
+const FAILS: [(&str, &[&str]); 29] = [
+    (
+        "~lock:*",
+        &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
+    ),
+    (
+        "~leasehold:*",
+        &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
+    ),
+    ("&lock_release:*", &[]),
+    ("&leasehold:*", &[]),
+    (
+        "+evalsha",
+        &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
+    ),
+    // The server knows the acquire script by then, from somebody else.
+    ("+eval", &["lock", "inspect", "force_unlock", "fair lock"]),
+    (
+        "+get",
+        &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
+    ),
+    ("+set", &["lock", "try_lock", "fair lock"]),
+    ("+time", &["lock", "try_lock", "fair lock"]),
+    (
+        "+pttl",
+        &["renew", "try_lock", "inspect", "force_unlock", "fair wait"],
+    ),
+    (
+        "+del",
+        &["unlock", "force_unlock", "fair unlock", "fair wait"],
+    ),
+    ("+pexpire", &["renew", "fair wait"]),
+    ("+lindex", &["fair lock"]),
+    ("+rpush", &["fair wait"]),
+    ("+hset", &["fair wait"]),
+    ("+hget", &["fair wait"]),
+    ("+lpop", &["fair wait"]),
+    // Who is not passed over asks soon, and finds it free; who gives up is passed over as one that has died.
+    ("+hdel", &[]),
+    ("+lrem", &[]),
+    ("+ping", &["ping"]),
+    ("+publish", &[]),
+    ("+subscribe", &[]),
+    ("+unsubscribe", &[]),
+    ("+client|setname", &[]),
+    ("+select", &[]),
+    ("+role", &[]),
+    ("+wait", &[]),
+    // In a cluster it is otherwise.
+    ("+cluster|slots", &[]),
+    ("+asking", &[]),
+];
+
+fn without_one_of_them_the_error_says_which_are_needed_or_all_works() {
+    let of_no_right = ["leasehold", "reset", "on", ">password", "resetchannels"];
+    for rule in documented("leasehold").iter().skip(1) {
+        let is_known = FAILS.iter().any(|(right, _)| right == rule);
+        assert!(is_known || of_no_right.contains(&rule.as_str()), "{rule}");
+    }
+    thread::scope(|scope| {
+        // Those that wait for a second at a time go together.
+        for rights in FAILS.chunks(6) {
+            scope.spawn(move || rights.iter().for_each(|(right, fails)| check(right, fails)));
+        }
+    });
+}
+
+#[track_caller]
+fn check(right: &str, fails: &[&str]) {
+    let server = Server::start();
+    set_user(&server, &without("leasehold", right));
+    let failures = failures(&server, &url(&server));
+    let steps: Vec<&str> = failures.iter().map(|(step, _)| *step).collect();
+    assert_eq!(steps, fails, "{right}: {failures:?}");
+    for (step, error) in failures {
+        let text = error.to_string();
+        assert!(matches!(error, Error::Refused { .. }), "{right}: {text}");
+        let script = match step {
+            "lock" | "try_lock" => "the acquire script needs",
+            "renew" => "the renew script needs",
+            "unlock" => "the release script needs",
+            "inspect" => "the inspect script needs",
+            "force_unlock" => "script needs",
+            "fair lock" => "the fair_enter script needs",
+            "fair unlock" => "the fair_release script needs",
+            "fair wait" => "the fair_",
+            _ => "PING needs",
+        };
+        assert!(text.contains(script), "{right}: {text}");
+        let named = match right {
+            "~lock:*" => "on the keys lock:",
+            "~leasehold:*" => " and leasehold:",
+            command => command,
+        };
+        assert!(text.contains(named), "{right}: {text}");
+    }
+}
+
+/// What an operator does, and what of it failed.
+fn looks(server: &Server, user: &str) -> Vec<(&'static str, Error)> {
+    let operator = client(&url(server).replace("leasehold", user));
+    let _held = client(&server.url()).mutex("a").lock().unwrap();
+    let mutex = operator.mutex("a");
+    let steps = [
+        ("list", operator.list("").err()),
+        ("inspect", mutex.inspect().err()),
+        ("waiting", mutex.waiting().err()),
+        ("queued", operator.fair_mutex("a").waiting().err()),
+        ("token", mutex.last_fencing_token().err()),
+        ("force_unlock", mutex.force_unlock().err()),
+        ("lock", operator.mutex("b").try_lock().err()),
+    ];
+    let failed = steps.into_iter();
+    failed
+        .filter_map(|(step, error)| Some((step, error?)))
+        .collect()
+}
+
+/// What fails without a right of the operator's.
+const BLIND: [(&str, &str, &[&str]); 5] = [
+    ("+scan", "SCAN needs +scan", &["list"]),
+    (
+        "+pubsub|numsub",
+        "PUBSUB needs +pubsub|numsub",
+        &["waiting"],
+    ),
+    (
+        "+llen",
+        "LLEN needs +llen on the key leasehold:queue:{lock:a}",
+        &["queued"],
+    ),
+    (
+        "~leasehold:*",
+        "leasehold:",
+        &["list", "inspect", "queued", "token", "force_unlock"],
+    ),
+    (
+        "+get",
+        "needs +",
+        &["list", "inspect", "token", "force_unlock"],
+    ),
+];
+
+fn an_operator_sees_all_and_takes_nothing() {
+    let server = Server::start();
+    set_user(&server, &documented("operator"));
+    let failed = looks(&server, "operator");
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    assert_eq!(failed[0].0, "lock");
+    for (right, named, fails) in BLIND {
+        set_user(&server, &without("operator", right));
+        let mut failed = looks(&server, "operator");
+        assert!(matches!(failed.pop(), Some(("lock", _))), "{right}");
+        let steps: Vec<&str> = failed.iter().map(|(step, _)| *step).collect();
+        assert_eq!(steps, fails, "{right}: {failed:?}");
+        for (_, error) in failed {
+            assert!(matches!(error, Error::Refused { .. }), "{right}: {error}");
+            assert!(error.to_string().contains(named), "{right}: {error}");
+        }
+    }
+    // The lock's own user may not look at all of them, and need not.
+    set_user(&server, &documented("leasehold"));
+    let failed = looks(&server, "leasehold");
+    let steps: Vec<&str> = failed.iter().map(|(step, _)| *step).collect();
+    assert_eq!(steps, ["list", "waiting", "queued"], "{failed:?}");
+}
+
+fn the_shared_statistics_need_one_line_more() {
+    let server = Server::start();
+    set_user(&server, &documented("leasehold"));
+    let url = url(&server);
+    let sharing = Client::builder().url(&url).shared_stats(true);
+    let client = sharing.build().unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    let error = client.shared_stats().unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("+hgetall on the key lock_stats"), "{text}");
+
+    let more = "ACL SETUSER leasehold ~lock_stats +hincrby +hgetall";
+    assert!(
+        include_str!("../../README.md")
+            .lines()
+            .any(|line| line == more)
+    );
+    let rules: Vec<_> = more.split(' ').skip(1).map(str::to_owned).collect();
+    set_user(&server, &rules);
+    eventually(ms(10_000), || client.shared_stats().unwrap().released == 1);
+    // And the rest goes on as it did.
+    drop(client.mutex("a").lock().unwrap());
+    let mut connection = server.connection();
+    let () = redis::cmd("ACL")
+        .arg(&["LOG", "RESET"])
+        .query(&mut connection)
+        .unwrap();
+    eventually(ms(10_000), || client.shared_stats().unwrap().released == 2);
+    assert_eq!(refused(acl_log(&server)), [""; 0]);
+}
+
+/// Several names need no right more than one, and without one of them none of the names stays behind half-taken.
+fn without_a_right_several_names_are_refused_as_one_is() {
+    let server = Server::start();
+    for (right, fails) in [
+        ("~lock:*", "acquire_all"),
+        ("+get", "acquire_all"),
+        ("+set", "acquire_all"),
+        ("+time", "acquire_all"),
+        ("+pttl", "renew_all"),
+        ("+pexpire", "renew_all"),
+        ("+del", "release_all"),
+    ] {
+        set_user(&server, &without("leasehold", right));
+        let client = client(&url(&server));
+        let names = ["a", "b"].map(|name| format!("{right}{name}"));
+        let everything = || {
+            let guard = client.mutex_all(&names).lock()?;
+            guard.extend(ms(5_000))?;
+            guard.unlock()
+        };
+        let error = everything().expect_err(right);
+        assert!(matches!(error, Error::Refused { .. }), "{right}: {error}");
+        let text = error.to_string();
+        assert!(
+            text.contains(&format!("the {fails} script needs")),
+            "{text}"
+        );
+        let named = if right == "~lock:*" {
+            "on the keys lock:"
+        } else {
+            right
+        };
+        assert!(text.contains(named), "{right}: {text}");
+        let there = names.map(|name| server.get(format!("lock:{name}")).is_some());
+        assert_eq!(there[0], there[1], "{right}");
+    }
+}
+
+fn without_select_only_the_first_database() {
+    let server = Server::start();
+    set_user(&server, &without("leasehold", "+select"));
+    let url = url(&server);
+    assert!(client(&url).mutex("a").try_lock().unwrap().is_some());
+    is_refused(client(&(url + "/3")).mutex("a").lock(), &["+select"]);
+}
+
+fn without_wait_no_replica_can_be_waited_for() {
+    let replicas = Replicas::start(1);
+    let (server, url) = (replicas.master(), url(replicas.master()));
+    set_user(server, &documented("leasehold"));
+    let acknowledged = Client::builder().url(&url).min_replicas(1, ms(500));
+    all_is_well(|| acknowledged.clone(), "a", &[server]);
+    nothing_was_refused([server]);
+    set_user(server, &without("leasehold", "+wait"));
+    let client = acknowledged.build().unwrap();
+    is_refused(client.mutex("b").try_lock(), &["WAIT", "needs +wait"]);
+}
+
+/// Locks a name whose slot is then on its way elsewhere: what the renewal came to meanwhile.
+#[track_caller]
+fn renewal_on_the_way(cluster: &Cluster, client: &Client) -> Result<(), Error> {
+    let name = cluster.name_on("moves", 0);
+    let slot = cluster.slot(&format!("lock:{name}"));
+    let guard = client.mutex(name).ttl(ms(60_000)).lock().unwrap();
+    cluster.begin_migration(slot, 0, 1);
+    cluster.move_keys(slot, 0, 1);
+    let renewed = guard.renew();
+    cluster.end_migration(slot, 0, 1);
+    // What was refused is no loss.
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    cluster.move_slot(slot, 1, 0);
+    renewed
+}
+
+fn in_a_cluster_too() {
+    let cluster = Cluster::with(ClusterSetup::steady(3, 0));
+    let nodes = [0, 1, 2].map(|i| cluster.node(i));
+    let set_user = |rules: &[String]| nodes.iter().for_each(|node| set_user(node, rules));
+    set_user(&documented("leasehold"));
+    let url = cluster.url_as("leasehold:password@");
+    for (i, node) in nodes.iter().enumerate() {
+        let name = cluster.name_on("a", i);
+        all_is_well(|| Client::builder().url(&url), &name, &[node]);
+    }
+    renewal_on_the_way(&cluster, &client(&url)).unwrap();
+    nothing_was_refused(nodes);
+
+    set_user(&without("leasehold", "+asking"));
+    for (i, node) in nodes.iter().enumerate() {
+        let name = cluster.name_on("b", i);
+        all_is_well(|| Client::builder().url(&url), &name, &[node]);
+    }
+    let renewed = renewal_on_the_way(&cluster, &client(&url));
+    is_refused(renewed, &["the renew script needs +asking +evalsha"]);
+
+    let known = client(&url);
+    drop(known.mutex("a").lock().unwrap());
+    set_user(&without("leasehold", "+cluster|slots"));
+    let answer = client(&url).mutex("a").lock();
+    is_refused(answer, &["CLUSTER SLOTS needs +cluster|slots"]);
+    is_refused(client(&url).ping(), &["CLUSTER SLOTS needs +cluster|slots"]);
+    // Where the slots are known they are not asked for.
+    drop(known.mutex("a").lock().unwrap());
+}
+
+/// A majority decides of rights as of all else.
+fn over_a_quorum_too() {
+    let servers = [(); 3].map(|()| Server::start());
+    let set_user = |servers: &[Server], rules: &[String]| {
+        servers.iter().for_each(|server| set_user(server, rules));
+    };
+    let builder = || Client::builder().quorum(servers.iter().map(url));
+    set_user(&servers, &documented("leasehold"));
+    all_is_well(builder, "a", &servers.each_ref());
+    nothing_was_refused(&servers);
+
+    let client = builder().build().unwrap();
+    set_user(&servers[..1], &without("leasehold", "+set"));
+    let guard = client.mutex("b").lock().unwrap();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    set_user(&servers[..2], &without("leasehold", "+set"));
+    for answer in [
+        client.mutex("b").lock(),
+        builder().build().unwrap().mutex("b").lock(),
+    ] {
+        is_refused(answer, &["the propose script needs", "+set"]);
+    }
+}
+
+fn with_sentinel_too_and_a_user_of_the_sentinels() {
+    let sentinels = Sentinels::start(Setup::steady());
+    let url = sentinels.url().replace("://", "://leasehold:password@");
+    let url = format!("{url}?sentinel_user=watcher&sentinel_pass=password");
+    let set_watcher = |rules: &[String]| {
+        let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
+        for n in 0..sentinels.count() {
+            let command = [&["ACL"], &rules[..]].concat();
+            let () = sentinels.ask_sentinel(n, &command).unwrap();
+        }
+    };
+    let master = sentinels.first();
+    set_user(master, &documented("leasehold"));
+    set_watcher(&documented("watcher"));
+    all_is_well(|| Client::builder().url(&url), "a", &[master]);
+    nothing_was_refused([master]);
+    for n in 0..sentinels.count() {
+        let log = sentinels.ask_sentinel(n, &["ACL", "LOG"]).unwrap();
+        assert_eq!(refused(log), [""; 0]);
+    }
+
+    set_user(master, &without("leasehold", "+role"));
+    all_is_well(|| Client::builder().url(&url), "a", &[master]);
+    for right in ["+subscribe", "&+switch-master"] {
+        set_watcher(&without("watcher", right));
+        all_is_well(|| Client::builder().url(&url), "a", &[master]);
+    }
+    set_watcher(&without("watcher", "+sentinel|get-master-addr-by-name"));
+    let rights = ["+sentinel|get-master-addr-by-name"];
+    is_refused(client(&url).mutex("a").lock(), &rights);
+
+    let wrong = url.replace("sentinel_pass=password", "sentinel_pass=wr0ng");
+    let error = client(&wrong).mutex("a").lock().unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    assert!(!error.to_string().contains("wr0ng"), "{error}");
+}

@@ -1,0 +1,468 @@
+//! Promise: the calls of many threads that go in one write fail, and are undone, each as if it had gone alone.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error, MutexGuard, Unlocked};
+use parking_lot::Mutex;
+use support::{Proxy, Replicas, Server, Traffic, eventually, let_pass, ms};
+
+support::timed![
+    smoke,
+    calls_that_wait_go_together,
+    exclusion_and_tokens_hold_over_threads_and_names,
+    a_hung_server_keeps_nobody_longer_than_its_deadline_and_all_is_undone,
+    a_slow_reply_ends_the_connection_for_all_and_each_undo_is_written_behind,
+    who_has_little_time_breaks_nobody_elses_call,
+    scripts_are_forgotten_and_nobody_notices,
+    what_waits_for_replicas_goes_alone,
+    the_cap_holds_and_a_release_does_not_wait_for_it,
+    only_calls_written_to_a_stuck_connection_wait_for_it,
+    only_calls_written_to_a_dead_connection_fail,
+    answer_that_was_read_is_delivered_while_others_are_missing
+];
+
+const THREADS: usize = 32;
+
+const COMMAND_TIMEOUT: Duration = ms(400);
+
+/// Far longer than any test, so that no key here goes by itself.
+const TTL: Duration = ms(300_000);
+
+/// What a busy machine may add.
+const NOISE: Duration = ms(600);
+
+/// With so few connections that calls go along with others from the first that finds none.
+fn client(url: &str, connections: usize) -> Client {
+    client_with(url, connections, COMMAND_TIMEOUT)
+}
+
+fn client_with(url: &str, connections: usize, timeout: Duration) -> Client {
+    let client = Client::builder()
+        .url(url)
+        .ttl(TTL)
+        .command_timeout(timeout)
+        .max_connections(connections)
+        .build()
+        .unwrap();
+    // Scripts are known and a connection is there.
+    let guard = client.mutex("warm").lock().unwrap();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    client
+}
+
+fn locks(server: &Server) -> usize {
+    let keys = server.keys().into_iter();
+    keys.filter(|key| key.starts_with(b"lock:")).count()
+}
+
+/// What each of so many threads comes to, all beginning at once, and how long it took.
+fn at_once<T: Send>(threads: usize, run: impl Fn(usize) -> T + Sync) -> Vec<(T, Duration)> {
+    let start = Barrier::new(threads);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads)
+            .map(|n| {
+                let (start, run) = (&start, &run);
+                scope.spawn(move || {
+                    start.wait();
+                    let began = Instant::now();
+                    (run(n), began.elapsed())
+                })
+            })
+            .collect();
+        let threads = threads.into_iter();
+        threads.map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn try_lock(client: &Client, n: usize) -> Result<Option<MutexGuard>, Error> {
+    client.mutex(format!("name-{n}")).try_lock()
+}
+
+fn smoke() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client(&proxy.url(), 1);
+    // Slow enough that calls find the only connection in use.
+    proxy.delay(Duration::ZERO, ms(1));
+    for (granted, _) in at_once(THREADS, |n| try_lock(&client, n)) {
+        let guard = granted.unwrap().expect("nobody else wants it");
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    }
+    assert_eq!(locks(&server), 0);
+}
+
+fn calls_that_wait_go_together() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client(&proxy.url(), 1);
+    proxy.delay(Duration::ZERO, ms(50));
+    // One after the other they would take 32 times as long as a reply.
+    for (granted, took) in at_once(THREADS, |n| try_lock(&client, n)) {
+        drop(granted.unwrap().expect("nobody else wants it"));
+        assert!(took < COMMAND_TIMEOUT);
+    }
+}
+
+fn exclusion_and_tokens_hold_over_threads_and_names() {
+    const NAMES: usize = 8;
+    let server = Server::start();
+    let client = client(&server.url(), 2);
+    let names: Vec<_> = (0..NAMES)
+        .map(|_| (AtomicBool::new(false), Mutex::new(Vec::new())))
+        .collect();
+    at_once(THREADS, |n| {
+        for round in 0..50 {
+            let name = (n + round) % NAMES;
+            let (inside, tokens) = &names[name];
+            let guard = client.mutex(format!("name-{name}")).lock().unwrap();
+            assert!(!inside.swap(true, Ordering::SeqCst), "two are inside");
+            tokens.lock().push(guard.fencing_token());
+            thread::yield_now();
+            inside.store(false, Ordering::SeqCst);
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        }
+    });
+    for (_, tokens) in &names {
+        let tokens = tokens.lock();
+        assert_eq!(tokens.len(), THREADS * 50 / NAMES);
+        assert!(tokens.is_sorted_by(|a, b| a < b));
+    }
+}
+
+/// Has threads lock and unlock names of their own until a call of each fails; `trouble` comes when all are
+/// at it. Returns of each whether that was `try_lock`, and how long it took.
+fn until_it_fails(client: &Client, trouble: impl FnOnce()) -> Vec<(bool, Duration)> {
+    let pairs = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|n| {
+                let pairs = &pairs;
+                scope.spawn(move || {
+                    let mutex = client.mutex(format!("name-{n}"));
+                    loop {
+                        let began = Instant::now();
+                        let guard = match mutex.try_lock() {
+                            Ok(granted) => granted.expect("nobody else wants it"),
+                            Err(_) => return (true, began.elapsed()),
+                        };
+                        let began = Instant::now();
+                        if guard.unlock().is_err() {
+                            return (false, began.elapsed());
+                        }
+                        pairs.fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            })
+            .collect();
+        eventually(ms(10_000), || pairs.load(Ordering::Relaxed) > 10 * THREADS);
+        trouble();
+        let threads = threads.into_iter();
+        threads.map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[track_caller]
+fn in_time(failed: &[(bool, Duration)]) {
+    let longest = failed.iter().map(|(_, took)| took).max().unwrap();
+    assert!(*longest < COMMAND_TIMEOUT + NOISE, "{longest:?}");
+}
+
+fn a_hung_server_keeps_nobody_longer_than_its_deadline_and_all_is_undone() {
+    let server = Server::start();
+    let client = client(&server.url(), 1);
+    in_time(&until_it_fails(&client, || server.pause()));
+    server.resume();
+    eventually(ms(5_000), || locks(&server) == 0);
+    works_again(&client);
+}
+
+fn a_slow_reply_ends_the_connection_for_all_and_each_undo_is_written_behind() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client(&proxy.url(), 1);
+    let failed = until_it_fails(&client, || {
+        let carrying = || proxy.that_said("EVALSHA");
+        proxy.newcomers(Traffic::Vanish);
+        // Until one write took several locks, and nobody heard of it.
+        eventually(ms(10_000), || {
+            carrying()
+                .iter()
+                .for_each(|n| proxy.nth(*n, Traffic::StallReplies));
+            // For what was under way to get there. Where that was too little, the next may do.
+            let_pass(ms(20));
+            let has_hit = locks(&server) > 2;
+            if !has_hit {
+                carrying().iter().for_each(|n| proxy.nth(*n, Traffic::Pass));
+            }
+            has_hit
+        });
+        let carrying = carrying();
+        for n in (0..proxy.connections()).filter(|n| !carrying.contains(n)) {
+            proxy.nth(n, Traffic::Vanish);
+        }
+    });
+    in_time(&failed);
+    // Nothing that is sent elsewhere arrives, and so not every release either.
+    for (n, _) in failed
+        .iter()
+        .enumerate()
+        .filter(|(_, (to_lock, _))| *to_lock)
+    {
+        eventually(ms(2_000), || server.get(format!("lock:name-{n}")).is_none());
+    }
+    proxy.cut();
+    proxy.newcomers(Traffic::Pass);
+    works_again(&client);
+}
+
+/// Nothing late is taken for an answer to what comes after it.
+fn works_again(client: &Client) {
+    for (granted, _) in at_once(THREADS, |n| client.mutex(format!("name-{n}")).lock()) {
+        assert_eq!(granted.unwrap().unlock().unwrap(), Unlocked::Released);
+    }
+}
+
+fn who_has_little_time_breaks_nobody_elses_call() {
+    const LITTLE: Duration = ms(60);
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client(&proxy.url(), 1);
+    proxy.delay(Duration::ZERO, ms(40));
+    let (open, sent) = (proxy.connections(), proxy.request_bytes());
+    let answers = at_once(THREADS, |n| {
+        let mutex = client.mutex(format!("name-{n}"));
+        if n != 1 {
+            // All others find the only connection in use.
+            eventually(ms(10_000), || proxy.request_bytes() > sent);
+        }
+        match n % 2 {
+            // Sent when the first answer comes, and given up before its own does.
+            0 => mutex.try_lock_for(LITTLE),
+            _ => mutex.try_lock(),
+        }
+    });
+    // Those that gave up had theirs undone over one more.
+    assert!(proxy.connections() <= open + 1);
+    for (n, (answer, took)) in answers.into_iter().enumerate() {
+        match n % 2 {
+            0 => {
+                assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
+                assert!(took < LITTLE + NOISE, "{took:?}");
+            }
+            _ => drop(answer.unwrap().expect("nobody else wants it")),
+        }
+    }
+    eventually(ms(5_000), || locks(&server) == 0);
+}
+
+fn scripts_are_forgotten_and_nobody_notices() {
+    let server = Server::start();
+    // Each call that finds no script goes alone, and the others wait for it: on a busy machine for long.
+    let client = client_with(&server.url(), 1, ms(10_000));
+    at_once(THREADS, |n| {
+        if n == 0 {
+            let mut connection = server.connection();
+            for _ in 0..100 {
+                let mut flush = redis::cmd("SCRIPT");
+                flush.arg("FLUSH").exec(&mut connection).unwrap();
+                // Between two of them, some calls find their script and some do not.
+                let_pass(ms(2));
+            }
+            return;
+        }
+        for _ in 0..100 {
+            let granted = try_lock(&client, n).unwrap();
+            let guard = granted.expect("nobody else wants it");
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        }
+    });
+    // Nothing was made up for by another attempt.
+    assert_eq!(
+        client.stats().totals.attempts,
+        1 + 100 * (THREADS as u64 - 1)
+    );
+}
+
+fn what_waits_for_replicas_goes_alone() {
+    let servers = Replicas::start(1);
+    let server = servers.master();
+    let client = client(&server.url(), 1);
+    // One that does not answer holds up nobody but those who wait for it.
+    servers.pause(0);
+    let answers = at_once(8, |n| {
+        let mutex = client.mutex(format!("name-{n}"));
+        match n % 2 {
+            0 => mutex.min_replicas(1, ms(100)).try_lock().map(drop),
+            _ => mutex.lock().map(drop),
+        }
+    });
+    for (n, (answer, _)) in answers.into_iter().enumerate() {
+        match n % 2 {
+            // Or there was no time left after the others that go alone.
+            0 => assert!(answer.is_err()),
+            _ => answer.unwrap(),
+        }
+    }
+    servers.resume(0);
+    eventually(ms(5_000), || locks(server) == 0);
+}
+
+fn the_cap_holds_and_a_release_does_not_wait_for_it() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client(&proxy.url(), 1);
+    let guard = client.mutex("held").lock().unwrap();
+    proxy.present(Traffic::StallReplies);
+    let asked = || client.stats().totals.attempts;
+    let before = asked();
+    thread::scope(|scope| {
+        let answers = scope.spawn(|| at_once(THREADS, |n| try_lock(&client, n).is_ok()));
+        // The only connection has a call whose answer does not come, and the others wait.
+        eventually(ms(10_000), || asked() == before + THREADS as u64);
+        // That they open no other, only time shows.
+        let_pass(ms(100));
+        assert_eq!(proxy.that_said("EVALSHA").len(), 1);
+        let began = Instant::now();
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        assert!(began.elapsed() < COMMAND_TIMEOUT / 2);
+        answers.join().unwrap();
+    });
+}
+
+/// How many connections the threads below share.
+const CONNECTIONS: usize = 16;
+
+/// Calls that went wrong, or took long: how long each took.
+struct Bad {
+    is_bad: fn(bool, Duration) -> bool,
+    calls: Mutex<Vec<Duration>>,
+}
+
+impl Bad {
+    fn watch<T>(&self, call: impl FnOnce() -> Result<T, Error>) -> Option<T> {
+        let began = Instant::now();
+        let answer = call();
+        let took = began.elapsed();
+        if (self.is_bad)(answer.is_ok(), took) {
+            self.calls.lock().push(took);
+        }
+        answer.ok()
+    }
+}
+
+/// Has many threads lock and unlock names of their own while `traffic` befalls one write of several calls, for as long
+/// as `wait` takes. Returns how many calls were in that write, and those that went bad.
+fn beside_a_batch_in_trouble(
+    proxy: &Proxy,
+    client: &Client,
+    traffic: Traffic,
+    is_bad: fn(bool, Duration) -> bool,
+    wait: impl FnOnce(usize),
+) -> (usize, Vec<Duration>) {
+    const THREADS: usize = 128;
+    let (is_over, pairs) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let calls = Mutex::default();
+    let bad = Bad { is_bad, calls };
+    let batch = thread::scope(|scope| {
+        for n in 0..THREADS {
+            let (is_over, pairs, bad) = (&is_over, &pairs, &bad);
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    // Still its own if a release went unanswered.
+                    if let Some(Some(guard)) = bad.watch(|| try_lock(client, n)) {
+                        bad.watch(|| guard.unlock());
+                        pairs.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        let done = || pairs.load(Ordering::Relaxed);
+        eventually(ms(20_000), || done() > 4 * THREADS);
+        proxy.on_batch(8, traffic);
+        eventually(ms(20_000), || proxy.batch().is_some());
+        let (link, batch) = proxy.batch().unwrap();
+        let before = done();
+        wait(link);
+        let after = done();
+        is_over.store(true, Ordering::Relaxed);
+        assert!(after > before + THREADS, "the others go on");
+        batch
+    });
+    (batch, bad.calls.into_inner())
+}
+
+fn only_calls_written_to_a_stuck_connection_wait_for_it() {
+    const STUCK: Duration = ms(2_000);
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client_with(&proxy.url(), CONNECTIONS, ms(10_000));
+    let (batch, slow) = beside_a_batch_in_trouble(
+        &proxy,
+        &client,
+        Traffic::StallRequests,
+        |_, took| took > STUCK / 2,
+        |link| {
+            let_pass(STUCK);
+            proxy.nth(link, Traffic::Pass);
+        },
+    );
+    assert!(
+        slow.len() <= batch,
+        "{batch} calls were in the write, but {} waited: {slow:?}",
+        slow.len()
+    );
+    assert_eq!(locks(&server), 0);
+}
+
+fn only_calls_written_to_a_dead_connection_fail() {
+    const TIMEOUT: Duration = ms(2_000);
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client_with(&proxy.url(), CONNECTIONS, TIMEOUT);
+    let (batch, failed) = beside_a_batch_in_trouble(
+        &proxy,
+        &client,
+        Traffic::Vanish,
+        |works, _| !works,
+        |_| let_pass(TIMEOUT + NOISE),
+    );
+    assert!(
+        failed.len() <= batch,
+        "{batch} calls were in the write, but {} failed: {failed:?}",
+        failed.len()
+    );
+    works_again(&client);
+    eventually(ms(5_000), || locks(&server) == 0);
+}
+
+fn answer_that_was_read_is_delivered_while_others_are_missing() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client_with(&proxy.url(), 1, ms(10_000));
+    proxy.present(Traffic::StallReplies);
+    proxy.on_batch(8, Traffic::OneReply);
+    let returned = AtomicUsize::new(0);
+    let asked = || client.stats().totals.attempts;
+    let before = asked();
+    thread::scope(|scope| {
+        let answers = scope.spawn(|| {
+            at_once(THREADS, |n| {
+                let granted = try_lock(&client, n);
+                returned.fetch_add(1, Ordering::Relaxed);
+                granted.unwrap().expect("nobody else wants it")
+            })
+        });
+        eventually(ms(10_000), || asked() == before + THREADS as u64);
+        // The one call that was sent is answered, and those that gathered behind it go in one write.
+        proxy.present(Traffic::Pass);
+        eventually(ms(10_000), || proxy.batch().is_some());
+        // That one call, and the first of the write.
+        eventually(ms(5_000), || returned.load(Ordering::Relaxed) == 2);
+        proxy.present(Traffic::Pass);
+        drop(answers.join().unwrap());
+    });
+    assert_eq!(locks(&server), 0);
+}

@@ -1,0 +1,326 @@
+//! Promise: calls to a server that fails again and again fail at once, and nobody waits long for one that is back.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{BreakerState, Client, ClientBuilder, Error, HealthState, Lost, Unlocked};
+use support::{Child, Control, Sentinels, Server, Setup, eventually, free_port, given, ms, say};
+
+support::roles![without_threads];
+
+support::tests![
+    an_open_breaker_names_the_server_and_its_last_failure,
+    a_call_that_sent_an_acquire_does_not_say_that_nothing_was_sent,
+    how_many_failures_open_it_is_settable,
+    short_deadlines_do_not_open_it,
+    renewals_and_releases_go_through,
+    a_quorum_without_its_majority_too,
+    health_says_what_works,
+    health_without_threads_says_that_it_fails
+];
+
+support::timed![
+    calls_fail_at_once_and_the_first_answer_ends_that,
+    waiters_wait_for_it_to_close,
+    a_waiter_gives_up_after_the_silence_that_was_set,
+    a_new_master_closes_it,
+    health_is_in_time_and_hides_the_password
+];
+
+const COMMAND_TIMEOUT: Duration = ms(250);
+
+fn builder(server: &Server) -> ClientBuilder {
+    Client::builder()
+        .url(server.url())
+        .connect_timeout(COMMAND_TIMEOUT)
+        .command_timeout(COMMAND_TIMEOUT)
+}
+
+/// Calls until the breaker is open.
+#[track_caller]
+fn open(client: &Client) {
+    let mut calls = 0;
+    eventually(ms(10_000), || {
+        calls += 1;
+        assert!(calls < 100, "it never opens");
+        matches!(
+            client.mutex("any").try_lock(),
+            Err(Error::CircuitOpen { .. })
+        )
+    });
+}
+
+fn calls_fail_at_once_and_the_first_answer_ends_that() {
+    let server = Server::start();
+    let client = builder(&server).build().unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    server.pause();
+    open(&client);
+    // Far fewer than the timeouts that they would take.
+    let start = Instant::now();
+    for _ in 0..20 {
+        match client.mutex("a").try_lock() {
+            Err(error @ Error::CircuitOpen { retry_in, .. }) => {
+                assert!(retry_in <= ms(30_000));
+                assert!(error.is_unreachable() && !error.may_be_held());
+            }
+            // Those that went to see.
+            Err(Error::Unreachable { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(
+        start.elapsed() < 8 * COMMAND_TIMEOUT,
+        "{:?}",
+        start.elapsed()
+    );
+    server.resume();
+    // Any command: this one goes through regardless.
+    assert!(client.health().is_healthy());
+    drop(client.mutex("a").try_lock().unwrap().expect("it is free"));
+}
+
+fn an_open_breaker_names_the_server_and_its_last_failure() {
+    let server = Server::start();
+    let client = builder(&server).breaker(2).build().unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    server.pause();
+    open(&client);
+    let text = client.mutex("a").try_lock().unwrap_err().to_string();
+    let place = format!("127.0.0.1:{}", server.port());
+    let failures = format!(" failures at {place} (last: ");
+    assert!(text.contains(&failures), "{text}");
+    assert!(text.contains("try again in"), "{text}");
+}
+
+/// Acquires that were sent before the breaker opened may still run.
+fn a_call_that_sent_an_acquire_does_not_say_that_nothing_was_sent() {
+    let server = Server::start();
+    let client = builder(&server).breaker(2).build().unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    server.pause();
+    let limit = ms(1_200);
+    let error = client.mutex("a").try_lock_for(limit).unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert!(error.may_be_held());
+    assert!(error.to_string().contains(&server.port().to_string()));
+}
+
+fn how_many_failures_open_it_is_settable() {
+    let server = Server::start();
+    let never = builder(&server).breaker(0).build().unwrap();
+    let soon = builder(&server).breaker(1).build().unwrap();
+    server.pause();
+    for _ in 0..8 {
+        match never.mutex("a").try_lock() {
+            Err(Error::Unreachable { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(soon.mutex("a").try_lock().is_err());
+    match soon.mutex("a").try_lock() {
+        Err(Error::CircuitOpen { .. }) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A caller's own short deadline is no failure of the server.
+fn short_deadlines_do_not_open_it() {
+    let server = Server::start();
+    let client = Client::open(&server.url()).unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    server.pause();
+    for _ in 0..20 {
+        match client.mutex("a").try_lock_for(ms(20)) {
+            Err(Error::Unreachable { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    server.resume();
+    drop(client.mutex("a").try_lock().unwrap().expect("it is free"));
+}
+
+/// Whoever waits does so through an open breaker, and goes on soon after the server is back.
+fn waiters_wait_for_it_to_close() {
+    let server = Server::start();
+    let client = builder(&server)
+        .unreachable_for(ms(60_000))
+        .build()
+        .unwrap();
+    let other = builder(&server).build().unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    server.pause();
+    open(&client);
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            client
+                .mutex("a")
+                .lock()
+                .map(|guard| (guard, Instant::now()))
+        });
+        let in_time = scope.spawn(|| {
+            let limit = ms(700);
+            Control::run(limit, || client.mutex("b").try_lock_for(limit))
+        });
+        let outcome = in_time.join().unwrap().no_later_than(ms(250));
+        assert!(outcome.unwrap_err().is_unreachable());
+        // By now it would be left alone for several seconds more, but for those who wait.
+        open(&client);
+        server.resume();
+        let back = Instant::now();
+        let (guard, got) = waits.join().unwrap().unwrap();
+        assert!(got - back < ms(2_500), "{:?}", got - back);
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    });
+    drop(other);
+}
+
+fn a_waiter_gives_up_after_the_silence_that_was_set() {
+    let server = Server::start();
+    let client = builder(&server).unreachable_for(ms(1_500)).build().unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    server.pause();
+    open(&client);
+    let start = Instant::now();
+    assert!(client.mutex("a").lock().unwrap_err().is_unreachable());
+    assert!(start.elapsed() < ms(3_000), "{:?}", start.elapsed());
+}
+
+/// A holder keeps its lock, and lets go of it, whatever the breaker says; nobody gets it for an outage.
+fn renewals_and_releases_go_through() {
+    let server = Server::start();
+    let client = builder(&server).build().unwrap();
+    let kept = client.mutex("kept").ttl(ms(4_000)).lock().unwrap();
+    let released = client.mutex("released").ttl(ms(60_000)).lock().unwrap();
+    let lost = client
+        .mutex("lost")
+        .ttl(ms(600))
+        .auto_renew(false)
+        .lock()
+        .unwrap();
+    server.pause();
+    open(&client);
+    assert!(released.unlock().unwrap_err().is_unreachable());
+    assert_eq!(lost.lost().recv_timeout(ms(5_000)), Ok(Lost::Expired));
+    assert!(client.mutex("lost").try_lock().is_err(), "it fails closed");
+    server.resume();
+    eventually(ms(10_000), || server.get("lock:released").is_none());
+    eventually(ms(10_000), || {
+        kept.remaining().is_some_and(|left| left > ms(3_000))
+    });
+    assert_eq!(kept.unlock().unwrap(), Unlocked::Released);
+}
+
+fn a_new_master_closes_it() {
+    let mut sentinels = Sentinels::start(Setup::alert());
+    let client = Client::builder()
+        .url(sentinels.url())
+        .command_timeout(COMMAND_TIMEOUT)
+        .unreachable_for(ms(60_000))
+        .build()
+        .unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    sentinels.kill_first();
+    open(&client);
+    sentinels.successor();
+    let back = Instant::now();
+    drop(client.mutex("a").lock().unwrap());
+    assert!(back.elapsed() < ms(3_000), "{:?}", back.elapsed());
+}
+
+fn a_quorum_without_its_majority_too() {
+    let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
+    let client = Client::builder()
+        .quorum(servers.iter().map(Server::url))
+        .command_timeout(COMMAND_TIMEOUT)
+        .build()
+        .unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    servers[0].pause();
+    assert!(client.health().is_healthy(), "a majority is there");
+    servers[1].pause();
+    open(&client);
+    assert!(!client.health().is_healthy());
+    servers[0].resume();
+    eventually(ms(10_000), || client.mutex("a").try_lock().is_ok());
+}
+
+fn health_says_what_works() {
+    let mut server = Server::start();
+    let client = builder(&server).build().unwrap();
+    let health = client.health();
+    assert!(health.is_healthy());
+    assert_eq!(health.servers[0].state, HealthState::Works);
+    assert!(health.servers[0].latency.is_some());
+    assert_eq!(health.servers[0].breaker, BreakerState::Closed);
+
+    let guard = client.mutex("a").ttl(ms(600)).lock().unwrap();
+    let waiting = client.mutex("a");
+    let waits = thread::spawn(move || waiting.lock());
+    server.wait_for_a_waiter("lock_release:a");
+    let subscriber = || client.health().subscribers[0].state;
+    eventually(ms(5_000), || {
+        let renewer = client.health().renewers[0].state;
+        subscriber() == HealthState::Works && renewer == HealthState::Works
+    });
+
+    server.kill();
+    eventually(ms(10_000), || {
+        !client.health().is_healthy() && subscriber() == HealthState::Fails
+    });
+    let health = client.health();
+    assert_eq!(health.servers[0].state, HealthState::Fails);
+    assert_eq!(health.servers[0].latency, None);
+    assert!(health.servers[0].last_error.is_some());
+    let text = health.to_string();
+    assert!(
+        text.contains("failing") && text.contains("last error"),
+        "{text}"
+    );
+
+    server.restart();
+    eventually(ms(10_000), || client.health().is_healthy());
+    drop(guard);
+    drop(waits.join().unwrap().unwrap());
+}
+
+fn health_is_in_time_and_hides_the_password() {
+    let url = format!("redis://user:s3cret@127.0.0.1:{}", free_port());
+    let client = Client::builder()
+        .url(url)
+        .command_timeout(COMMAND_TIMEOUT)
+        .build()
+        .unwrap();
+    let timed = Control::run(COMMAND_TIMEOUT, || client.health());
+    let health = timed.no_later_than(ms(250));
+    assert!(!health.is_healthy());
+    assert!(!format!("{health:?}{health}").contains("s3cret"));
+}
+
+/// More than any address space has: no thread can be started.
+const HUGE_STACK: (&str, &str) = ("RUST_MIN_STACK", "1152921504606846976");
+
+fn health_without_threads_says_that_it_fails() {
+    let servers = [(); 3].map(|()| Server::start());
+    let urls = servers.each_ref().map(Server::url).join(" ");
+    let child = Child::spawn("breaker::without_threads", &[("URLS", &urls), HUGE_STACK]);
+    let finished = child.wait().succeeded();
+    assert_eq!(
+        finished.said,
+        ["3 servers, healthy: false"],
+        "{}",
+        finished.output
+    );
+}
+
+fn without_threads() {
+    assert!(thread::Builder::new().spawn(|| ()).is_err());
+    let urls = given("URLS");
+    let client = Client::quorum(urls.split(' ')).unwrap();
+    let health = client.health();
+    say(&format!(
+        "{} servers, healthy: {}",
+        health.servers.len(),
+        health.is_healthy()
+    ));
+}

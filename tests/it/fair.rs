@@ -1,0 +1,756 @@
+//! Promise: a fair lock goes to whoever has waited longest, in all processes together, and to one at a time.
+
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::{TryRecvError, bounded};
+use leasehold::{Backoff, Client, Error, FairMutex, Lost, WaitPolicy};
+use support::fair::{
+    PATIENCE, PLACES, QUEUE, has_just_asked, hearing, holder, in_turn, listens, nothing_stays,
+    queued, queues, refreshed, released, waits, warm,
+};
+use support::{
+    Child, Cluster, ClusterSetup, Control, Counters, Proxy, Replicas, Sentinels, Server, Setup,
+    Traffic, counter_with, eventually, given, let_pass, ms, say,
+};
+
+support::roles![waiter, fair_counter, mixed_counter];
+
+support::tests![
+    smoke,
+    first_come_first_served_across_processes_and_threads,
+    a_free_name_takes_one_trip_and_its_release_another,
+    it_is_passed_on_without_a_trip,
+    the_first_renewal_is_sent_without_auto_renew_too,
+    the_first_renewal_is_sent_however_long_the_wait_was,
+    without_auto_renew_the_first_renewal_is_the_last,
+    passing_on_wakes_nobody_else,
+    plain_and_fair_keep_each_other_out,
+    a_plain_release_wakes_the_first_in_the_queue,
+    where_somebody_waits_a_newcomer_gets_nothing_though_it_is_free,
+    who_gives_up_as_its_turn_comes_passes_it_on,
+    a_shutdown_sends_those_who_wait_out_of_the_queue,
+    processes_and_threads_count_exactly,
+    plain_and_fair_ones_count_exactly,
+    the_threads_of_a_client_keep_their_places_in_one_command,
+    what_is_counted,
+    a_backoff_waits_without_a_subscription,
+    those_who_may_not_subscribe_or_publish_ask,
+    replicas_have_a_lease_before_its_holder_knows_of_it,
+    a_quorum_has_no_queue,
+    a_fence_that_is_none_lets_nobody_in_and_everybody_out,
+    a_queue_that_is_none_lets_out,
+    names,
+    a_message_for_another_is_ignored,
+    with_sentinels,
+    in_a_cluster,
+    it_is_handed_on_within_the_client_to_nobody
+];
+
+support::timed![
+    a_fair_release_wakes_a_plain_waiter,
+    who_gives_up_leaves_the_queue
+];
+
+const FENCE: &str = "leasehold:fence:{lock:a}";
+
+/// How soon a waiter that is told has the lock: far sooner than it would ask by itself.
+const PROMPTLY: Duration = ms(500);
+
+fn fair_counter() {
+    counter_with(|client| Box::new(client.fair_mutex("a")));
+}
+
+fn mixed_counter() {
+    counter_with(|client| match std::process::id() % 2 {
+        0 => Box::new(client.fair_mutex("a")),
+        _ => Box::new(client.mutex("a")),
+    });
+}
+
+fn client(url: &str) -> Client {
+    Client::builder().url(url).build().unwrap()
+}
+
+fn fair(server: &Server) -> FairMutex {
+    client(&server.url()).fair_mutex("a")
+}
+
+fn smoke() {
+    let server = Server::start();
+    let (one, two) = (fair(&server), fair(&server));
+    let guard = one.lock().unwrap();
+    assert!(two.try_lock().unwrap().is_none());
+    assert!(two.try_lock_for(ms(50)).unwrap().is_none());
+    assert_eq!(holder(&server).unwrap(), guard.holder_id().as_str());
+    thread::scope(|scope| {
+        let waiting = listens(scope, &server, two.clone());
+        assert_eq!(two.waiting().unwrap(), 1);
+        let token = guard.fencing_token();
+        released(guard);
+        let guard = waiting.join().unwrap();
+        assert!(guard.is_held() && guard.fencing_token() > token);
+        assert_eq!(
+            one.last_fencing_token().unwrap(),
+            Some(guard.fencing_token())
+        );
+        assert_eq!(holder(&server).unwrap(), guard.holder_id().as_str());
+        released(guard);
+    });
+    nothing_stays(&server);
+}
+
+/// Takes the lock when its turn comes, and says which one it is.
+fn waiter() {
+    let guard = in_turn(&client(&given("URL")).fair_mutex("a"));
+    redis::cmd("RPUSH")
+        .arg("order")
+        .arg(given("NUMBER"))
+        .exec(
+            &mut redis::Client::open(given("URL"))
+                .unwrap()
+                .get_connection()
+                .unwrap(),
+        )
+        .unwrap();
+    say(&guard.fencing_token().to_string());
+    released(guard);
+}
+
+fn first_come_first_served_across_processes_and_threads() {
+    let server = Server::start();
+    let (holder, other) = (fair(&server), fair(&server));
+    let guard = holder.lock().unwrap();
+    let mut tokens = vec![guard.fencing_token().value()];
+    let mut children = Vec::new();
+    thread::scope(|scope| {
+        let mut waiting = Vec::new();
+        for n in 0..8_usize {
+            let number = n.to_string();
+            if n % 2 == 0 {
+                children.push(Child::spawn(
+                    "fair::waiter",
+                    &[("URL", &server.url()), ("NUMBER", &number)],
+                ));
+            } else {
+                let (mutex, mut order) = (other.clone(), server.connection());
+                waiting.push(scope.spawn(move || {
+                    let guard = in_turn(&mutex);
+                    redis::cmd("RPUSH")
+                        .arg("order")
+                        .arg(number)
+                        .exec(&mut order)
+                        .unwrap();
+                    guard.fencing_token().value()
+                }));
+            }
+            queues(&server, n + 1);
+        }
+        released(guard);
+        for (child, waiting) in children.iter().zip(waiting) {
+            tokens.push(child.line().parse().unwrap());
+            tokens.push(waiting.join().unwrap());
+        }
+    });
+    let mut order = redis::cmd("LRANGE");
+    let order: Vec<usize> = order
+        .arg(&["order", "0", "-1"])
+        .query(&mut server.connection())
+        .unwrap();
+    assert!(order.into_iter().eq(0..8));
+    assert!(
+        tokens.is_sorted_by(|earlier, later| earlier < later),
+        "{tokens:?}"
+    );
+    children
+        .into_iter()
+        .for_each(|child| drop(child.wait().succeeded()));
+    server.run("DEL", &["order"]);
+    nothing_stays(&server);
+}
+
+fn a_free_name_takes_one_trip_and_its_release_another() {
+    let server = Server::start();
+    let mutex = warm(client(&server.url())).fair_mutex("a");
+    let before = server.calls(&["evalsha", "eval"]);
+    let guard = mutex.lock().unwrap();
+    assert_eq!(server.calls(&["evalsha", "eval"]), before + 1);
+    let publishes = server.calls(&["publish"]);
+    released(guard);
+    assert_eq!(server.calls(&["evalsha", "eval"]), before + 2);
+    assert_eq!(
+        server.calls(&["publish"]),
+        publishes + 1,
+        "plain ones may wait"
+    );
+    assert_eq!(server.calls(&["subscribe"]), 0);
+}
+
+/// Nothing that the waiter sends gets through while the lock is passed to it; then its first renewal does.
+fn is_passed_on_without_a_trip(auto_renew: bool) {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let guard = fair(&server).lock().unwrap();
+    let waiter = client(&proxy.url()).fair_mutex("a").auto_renew(auto_renew);
+    thread::scope(|scope| {
+        let waiting = listens(scope, &server, waiter);
+        proxy.all(Traffic::StallRequests);
+        released(guard);
+        let guard = waiting.join().unwrap();
+        let left = server.pttl("lock:a");
+        assert!((1..=3_000).contains(&left), "{left}");
+        let remaining = guard.remaining().unwrap();
+        assert!(remaining <= ms(3_000), "{remaining:?}");
+        proxy.all(Traffic::Pass);
+        eventually(ms(5_000), || {
+            server.pttl("lock:a") > 3_000 && guard.remaining().unwrap() > ms(9_000)
+        });
+        assert!(guard.is_held());
+        released(guard);
+    });
+}
+
+fn it_is_passed_on_without_a_trip() {
+    is_passed_on_without_a_trip(true);
+}
+
+fn the_first_renewal_is_sent_without_auto_renew_too() {
+    is_passed_on_without_a_trip(false);
+}
+
+fn the_first_renewal_is_sent_however_long_the_wait_was() {
+    let server = Server::start();
+    let guard = fair(&server).lock().unwrap();
+    thread::scope(|scope| {
+        let waiting = listens(scope, &server, fair(&server));
+        // The length of the wait is what matters: by then no thread of its client looks around for leases any more.
+        let_pass(ms(2_500));
+        released(guard);
+        let guard = waiting.join().unwrap();
+        eventually(ms(2_000), || server.pttl("lock:a") > 3_000);
+        released(guard);
+    });
+}
+
+fn without_auto_renew_the_first_renewal_is_the_last() {
+    let server = Server::start();
+    let guard = fair(&server).lock().unwrap();
+    let waiter = fair(&server).ttl(ms(400)).auto_renew(false);
+    thread::scope(|scope| {
+        let waiting = listens(scope, &server, waiter);
+        released(guard);
+        let guard = waiting.join().unwrap();
+        let lost = guard.lost().recv_timeout(PATIENCE);
+        assert_eq!(lost, Ok(Lost::Expired));
+        eventually(ms(5_000), || server.get("lock:a").is_none());
+    });
+}
+
+/// Only where the lock becomes free is that announced.
+fn passing_on_wakes_nobody_else() {
+    let server = Server::start();
+    let (holder, plain) = (fair(&server), client(&server.url()).mutex("a"));
+    let guard = holder.lock().unwrap();
+    let mut listener = server.connection();
+    let mut announced = listener.as_pubsub();
+    announced.subscribe("lock_release:a").unwrap();
+    announced.set_read_timeout(Some(PATIENCE)).unwrap();
+    thread::scope(|scope| {
+        let waiting = listens(scope, &server, fair(&server));
+        released(guard);
+        let guard = waiting.join().unwrap();
+        assert!(plain.try_lock().unwrap().is_none());
+        let id = guard.holder_id().to_string();
+        released(guard);
+        let first: String = announced.get_message().unwrap().get_payload().unwrap();
+        assert_eq!(first, id, "the first that was heard");
+    });
+}
+
+fn plain_and_fair_keep_each_other_out() {
+    let server = Server::start();
+    let (fair, plain) = (fair(&server), client(&server.url()).mutex("a"));
+    let guard = plain.lock().unwrap();
+    assert!(fair.try_lock().unwrap().is_none());
+    let mut last = guard.fencing_token();
+    released(guard);
+    for _ in 0..3 {
+        let guard = fair.lock().unwrap();
+        assert!(plain.try_lock().unwrap().is_none() && guard.fencing_token() > last);
+        last = guard.fencing_token();
+        released(guard);
+        let guard = plain.lock().unwrap();
+        assert!(fair.try_lock().unwrap().is_none() && guard.fencing_token() > last);
+        last = guard.fencing_token();
+        released(guard);
+    }
+    nothing_stays(&server);
+}
+
+fn a_plain_release_wakes_the_first_in_the_queue() {
+    let server = Server::start();
+    let guard = client(&server.url()).mutex("a").lock().unwrap();
+    let waiter = client(&server.url());
+    thread::scope(|scope| {
+        let waiting = listens(scope, &server, waiter.fair_mutex("a"));
+        let before = has_just_asked(&waiter);
+        released(guard);
+        released(waiting.join().unwrap());
+        assert_eq!(refreshed(&waiter), before, "it was told");
+    });
+}
+
+/// A plain waiter is woken once nobody is in the queue.
+fn a_fair_release_wakes_a_plain_waiter() {
+    let server = Server::start();
+    let guard = fair(&server).ttl(ms(300_000)).lock().unwrap();
+    let plain = Client::builder()
+        .url(server.url())
+        .backstop(ms(60_000))
+        .build()
+        .unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| plain.mutex("a").try_lock_for(PATIENCE).unwrap());
+        server.wait_for_a_waiter("lock_release:a");
+        let timed = Control::run(ms(0), || {
+            released(guard);
+            waiting.join().unwrap()
+        });
+        released(timed.no_later_than(PROMPTLY).expect("it is free"));
+    });
+}
+
+fn where_somebody_waits_a_newcomer_gets_nothing_though_it_is_free() {
+    let server = Server::start();
+    let (one, two) = (
+        warm(client(&server.url())).fair_mutex("a"),
+        warm(client(&server.url())).fair_mutex("a"),
+    );
+    for waiting in [false, true] {
+        let _guard = fair(&server).lock().unwrap();
+        thread::scope(|scope| {
+            let first = listens(scope, &server, one.clone());
+            server.run("DEL", &["lock:a"]);
+            // Whoever comes, the lock goes to the first.
+            let second = waiting.then(|| scope.spawn(|| in_turn(&two)));
+            if !waiting {
+                assert!(two.try_lock().unwrap().is_none());
+            }
+            let first = first.join().unwrap();
+            let token = first.fencing_token();
+            released(first);
+            if let Some(second) = second {
+                let guard = second.join().unwrap();
+                assert!(guard.fencing_token() > token);
+                released(guard);
+            }
+        });
+    }
+    nothing_stays(&server);
+}
+
+fn who_gives_up_leaves_the_queue() {
+    let server = Server::start();
+    let guard = fair(&server).lock().unwrap();
+    let mutex = client(&server.url()).fair_mutex("a");
+    let answer = Control::run(ms(300), || mutex.try_lock_for(ms(300)));
+    assert!(answer.no_later_than(ms(100)).unwrap().is_none());
+    eventually(ms(1_000), || queued(&server) == 0);
+    assert!(!server.keys().contains(&PLACES.into()));
+    released(guard);
+    nothing_stays(&server);
+}
+
+/// The message stalls, so that the grant is its call's when that gives up.
+fn who_gives_up_as_its_turn_comes_passes_it_on() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let guard = fair(&server).lock().unwrap();
+    let gives_up = client(&proxy.url()).fair_mutex("a");
+    let next = warm(client(&server.url())).fair_mutex("a");
+    thread::scope(|scope| {
+        let first = scope.spawn(|| gives_up.try_lock_for(ms(800)).unwrap());
+        server.wait_for_a_waiter("lock_release:a");
+        proxy.nth(hearing(&proxy), Traffic::StallReplies);
+        let second = waits(scope, &server, next);
+        let mine = guard.holder_id().to_string();
+        released(guard);
+        let passed = holder(&server).unwrap();
+        assert_ne!(passed, mine);
+        assert_eq!(queued(&server), 1, "the first has it");
+        assert!(first.join().unwrap().is_none());
+        let second = second.join().unwrap();
+        assert_ne!(second.holder_id().as_str(), passed);
+        released(second);
+    });
+    nothing_stays(&server);
+}
+
+fn a_shutdown_sends_those_who_wait_out_of_the_queue() {
+    let server = Server::start();
+    let guard = fair(&server).lock().unwrap();
+    let client = client(&server.url());
+    let mutex = client.fair_mutex("a");
+    thread::scope(|scope| {
+        let waiting: Vec<_> = (0..3).map(|_| scope.spawn(|| mutex.lock())).collect();
+        queues(&server, 3);
+        server.wait_for_a_waiter("lock_release:a");
+        let report = client.shutdown(ms(0)).unwrap();
+        assert_eq!(report.woken(), 3);
+        eventually(ms(1_000), || queued(&server) == 0);
+        for waiting in waiting {
+            assert!(matches!(waiting.join().unwrap(), Err(Error::Closed)));
+        }
+    });
+    released(guard);
+    nothing_stays(&server);
+}
+
+fn processes_and_threads_count_exactly() {
+    let server = Server::start();
+    COUNTERS.count_exactly_as("fair::fair_counter", &[server.url()], &server);
+}
+
+fn plain_and_fair_ones_count_exactly() {
+    let server = Server::start();
+    let rounds = COUNTERS.rounds / 2;
+    Counters { rounds, ..COUNTERS }.count_exactly_as(
+        "fair::mixed_counter",
+        &[server.url()],
+        &server,
+    );
+}
+
+const COUNTERS: Counters = Counters {
+    processes: 8,
+    threads: 4,
+    rounds: 60,
+};
+
+/// One command for all of them, and no more often than said.
+fn the_threads_of_a_client_keep_their_places_in_one_command() {
+    let server = Server::start();
+    let guard = fair(&server).lock().unwrap();
+    let client = client(&server.url());
+    let mutex = client.fair_mutex("a");
+    thread::scope(|scope| {
+        for _ in 0..50 {
+            scope.spawn(|| released(in_turn(&mutex)));
+        }
+        queues(&server, 50);
+        eventually(ms(5_000), || client.stats().waiting == 50);
+        server.wait_for_a_waiter("lock_release:a");
+        let before = server.calls(&["evalsha", "eval"]);
+        // So long their calls are counted.
+        let_pass(ms(4_000));
+        let calls = server.calls(&["evalsha", "eval"]) - before;
+        assert!((3..=8).contains(&calls), "{calls} with the holder's own");
+        assert_eq!(queued(&server), 50);
+        released(guard);
+    });
+    nothing_stays(&server);
+}
+
+fn what_is_counted() {
+    let server = Server::start();
+    let (one, two) = (client(&server.url()), client(&server.url()));
+    let guard = one.fair_mutex("a").lock().unwrap();
+    thread::scope(|scope| {
+        let waiting = listens(scope, &server, two.fair_mutex("a"));
+        assert_eq!(two.stats().waiting, 1);
+        released(guard);
+        released(waiting.join().unwrap());
+    });
+    let (one, two) = (one.stats(), two.stats());
+    assert_eq!(
+        (
+            one.totals.attempts,
+            one.totals.acquired_at_once,
+            one.totals.released
+        ),
+        (1, 1, 1)
+    );
+    assert_eq!(
+        (
+            two.totals.attempts,
+            two.totals.acquired_after_waiting,
+            two.totals.released
+        ),
+        (1, 1, 1)
+    );
+    assert_eq!((two.totals.wakes_message, two.waiting), (1, 0));
+}
+
+fn a_backoff_waits_without_a_subscription() {
+    let server = Server::start();
+    let guard = fair(&server).lock().unwrap();
+    let backoff = Backoff::new(ms(20), ms(100));
+    let mutex = fair(&server).wait(WaitPolicy::Backoff(backoff.attempts(3)));
+    assert!(matches!(
+        mutex.lock(),
+        Err(Error::AttemptsUsedUp { attempts: 3 })
+    ));
+    assert!(mutex.try_lock_for(PATIENCE).unwrap().is_none());
+    eventually(ms(1_000), || queued(&server) == 0);
+    thread::scope(|scope| {
+        let mutex = fair(&server).wait(WaitPolicy::Backoff(backoff));
+        let waiting = waits(scope, &server, mutex);
+        released(guard);
+        released(waiting.join().unwrap());
+    });
+    assert_eq!(server.calls(&["subscribe"]), 0);
+    nothing_stays(&server);
+}
+
+/// Neither grants nor releases are heard: the refresh tells.
+fn those_who_may_not_subscribe_or_publish_ask() {
+    let server = Server::start();
+    let line = include_str!("../../README.md").lines();
+    let mut rules = line
+        .filter(|line| line.starts_with("ACL SETUSER leasehold reset"))
+        .collect::<Vec<_>>()[0]
+        .split(' ')
+        .skip(1)
+        .collect::<Vec<_>>();
+    rules.retain(|rule| !["+publish", "+subscribe"].contains(rule) && !rule.starts_with('&'));
+    server.run("ACL", &rules);
+    let url = format!("redis://leasehold:password@127.0.0.1:{}", server.port());
+    let guard = client(&url).fair_mutex("a").lock().unwrap();
+    thread::scope(|scope| {
+        let waiting: Vec<_> = (0..2)
+            .map(|_| waits(scope, &server, client(&url).fair_mutex("a")))
+            .collect();
+        released(guard);
+        for waiting in waiting {
+            released(waiting.join().unwrap());
+        }
+    });
+    nothing_stays(&server);
+}
+
+fn replicas_have_a_lease_before_its_holder_knows_of_it() {
+    let replicas = Replicas::start(1);
+    let server = replicas.master();
+    let mutex = || {
+        client(&server.url())
+            .fair_mutex("a")
+            .min_replicas(1, ms(500))
+    };
+    let guard = mutex().lock().unwrap();
+    thread::scope(|scope| {
+        let waiting = listens(scope, server, mutex());
+        released(guard);
+        let guard = waiting.join().unwrap();
+        assert!(server.pttl("lock:a") > 3_000, "it was renewed before");
+        assert!(guard.remaining().unwrap() > ms(3_000));
+        replicas.pause(0);
+        let refused = scope.spawn(|| mutex().try_lock_for(PATIENCE));
+        queues(server, 1);
+        released(guard);
+        let refused = refused.join().unwrap();
+        assert!(
+            matches!(refused, Err(Error::NotReplicated { wanted: 1, .. })),
+            "{refused:?}"
+        );
+        nothing_stays(server);
+        assert!(matches!(
+            mutex().try_lock(),
+            Err(Error::NotReplicated { .. })
+        ));
+        replicas.resume(0);
+    });
+    nothing_stays(server);
+}
+
+fn a_quorum_has_no_queue() {
+    let server = Server::start();
+    let client = Client::quorum([server.url()]).unwrap();
+    for answer in [
+        client.fair_mutex("a").lock().map(Some),
+        client.fair_mutex("a").try_lock(),
+    ] {
+        let error = answer.unwrap_err();
+        assert!(
+            matches!(&error, Error::Config(why) if why.contains("quorum")),
+            "{error:?}"
+        );
+    }
+    assert!(server.keys().is_empty());
+}
+
+fn a_fence_that_is_none_lets_nobody_in_and_everybody_out() {
+    let server = Server::start();
+    let guard = fair(&server).lock().unwrap();
+    thread::scope(|scope| {
+        let mutex = fair(&server);
+        let waiting = scope.spawn(move || mutex.try_lock_for(PATIENCE));
+        queues(&server, 1);
+        server.wait_for_a_waiter("lock_release:a");
+        for value in ["x", "9007199254740991", "-1"] {
+            server.run("SET", &[FENCE, value]);
+            assert!(
+                matches!(fair(&server).try_lock(), Err(Error::BadFence { key }) if key == FENCE)
+            );
+            assert!(matches!(
+                fair(&server).try_lock_for(ms(100)),
+                Err(Error::BadFence { .. })
+            ));
+        }
+        released(guard);
+        assert!(matches!(
+            waiting.join().unwrap(),
+            Err(Error::BadFence { .. })
+        ));
+        eventually(ms(5_000), || server.keys() == [FENCE.as_bytes()]);
+    });
+    server.run("DEL", &[FENCE]);
+    released(fair(&server).lock().unwrap());
+}
+
+fn a_queue_that_is_none_lets_out() {
+    let server = Server::start();
+    let guard = fair(&server).lock().unwrap();
+    server.run("SET", &[QUEUE, "x"]);
+    assert!(matches!(
+        fair(&server).try_lock(),
+        Err(Error::WrongType { .. })
+    ));
+    released(guard);
+    assert!(matches!(
+        fair(&server).try_lock(),
+        Err(Error::WrongType { .. })
+    ));
+    assert!(server.get("lock:a").is_none());
+}
+
+fn names() {
+    let server = Server::start();
+    let (one, two) = (client(&server.url()), client(&server.url()));
+    let huge = vec![b'x'; 64 * 1024];
+    let long = vec![b'x'; 64 * 1024 + 1];
+    let binary: Vec<u8> = (0..=255).collect();
+    for name in [&b""[..], &long] {
+        assert!(matches!(one.fair_mutex(name).lock(), Err(Error::Config(_))));
+    }
+    for name in [&b" "[..], &binary, b"grant 1 a:b\r\n", b"{x}", b"}{", &huge] {
+        let guard = one.fair_mutex(name).lock().unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| in_turn(&two.fair_mutex(name)));
+            eventually(PATIENCE, || one.fair_mutex(name).waiting().unwrap() == 1);
+            released(guard);
+            released(waiting.join().unwrap());
+        });
+    }
+    nothing_stays(&server);
+}
+
+/// What is published to an inbox by anybody else grants nothing.
+fn a_message_for_another_is_ignored() {
+    let server = Server::start();
+    let guard = fair(&server).lock().unwrap();
+    thread::scope(|scope| {
+        let (done, is_done) = bounded(1);
+        let mutex = fair(&server);
+        scope.spawn(move || {
+            released(in_turn(&mutex));
+            done.send(()).unwrap();
+        });
+        queues(&server, 1);
+        server.wait_for_a_waiter("lock_release:a");
+        let mut channels = redis::cmd("PUBSUB");
+        let inboxes: Vec<String> = channels
+            .arg(&["CHANNELS", "leasehold:*"])
+            .query(&mut server.connection())
+            .unwrap();
+        let [inbox] = &inboxes[..] else {
+            panic!("{inboxes:?}")
+        };
+        let id = guard.holder_id().to_string();
+        for payload in [
+            &*format!("grant 7 {id}"),
+            "grant 7 x",
+            "grant",
+            "grant 7 ",
+            "\u{0}",
+        ] {
+            let mut publish = redis::cmd("PUBLISH");
+            let heard: u32 = publish
+                .arg(inbox)
+                .arg(payload)
+                .query(&mut server.connection())
+                .unwrap();
+            assert_eq!(heard, 1);
+        }
+        // The probe after them was heard, so they were too.
+        let probes = server.calls(&["publish"]);
+        eventually(PATIENCE, || server.calls(&["publish"]) > probes + 1);
+        assert_eq!(is_done.try_recv(), Err(TryRecvError::Empty));
+        released(guard);
+        is_done.recv_timeout(PATIENCE).unwrap();
+    });
+}
+
+fn with_sentinels() {
+    let sentinels = Sentinels::start(Setup::steady());
+    let server = sentinels.first();
+    let mutex = || client(&sentinels.url()).fair_mutex("a");
+    let guard = mutex().lock().unwrap();
+    thread::scope(|scope| {
+        let waiting = listens(scope, server, mutex());
+        released(guard);
+        released(waiting.join().unwrap());
+    });
+    nothing_stays(server);
+}
+
+fn in_a_cluster() {
+    let cluster = Cluster::with(ClusterSetup::steady(3, 0));
+    let (one, two) = (client(&cluster.url()), client(&cluster.url()));
+    for node in 0..3 {
+        let name = cluster.name_on("fair", node);
+        let guard = one.fair_mutex(&*name).lock().unwrap();
+        assert!(two.fair_mutex(&*name).try_lock().unwrap().is_none());
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| in_turn(&two.fair_mutex(&*name)));
+            eventually(PATIENCE, || one.fair_mutex(&*name).waiting().unwrap() == 1);
+            cluster
+                .node(node)
+                .wait_for_a_waiter(format!("lock_release:{name}"));
+            let before = two.stats().totals.wakes_message;
+            released(guard);
+            released(waiting.join().unwrap());
+            assert_eq!(two.stats().totals.wakes_message, before + 1, "it was told");
+        });
+        nothing_stays(cluster.node(node));
+    }
+    assert!(matches!(
+        one.fair_mutex("a}b").lock(),
+        Err(Error::Config(_))
+    ));
+}
+
+/// Also where a thread of its own client waits for the plain lock: what that would get is not reserved.
+fn it_is_handed_on_within_the_client_to_nobody() {
+    let server = Server::start();
+    let client = client(&server.url());
+    // It looks again after half a minute, or when this client lets go.
+    let seldom = WaitPolicy::Backoff(Backoff::new(ms(60_000), ms(60_000)));
+    server.run("SET", &["lock:a", "a stranger's", "PX", "60000"]);
+    thread::scope(|scope| {
+        let plain = scope.spawn(|| client.mutex("a").wait(seldom).lock().unwrap());
+        eventually(PATIENCE, || client.stats().waiting == 1);
+        server.run("DEL", &["lock:a"]);
+        let fair = client
+            .fair_mutex("a")
+            .try_lock()
+            .unwrap()
+            .expect("it is free");
+        let before = fair.fencing_token();
+        released(fair);
+        let plain = plain.join().unwrap();
+        assert!(plain.fencing_token() > before);
+        let fence = String::from_utf8(server.get(FENCE).unwrap()).unwrap();
+        let fence: u64 = fence.parse().unwrap();
+        assert!(fence >= plain.fencing_token().value(), "Redis knows of it");
+    });
+}

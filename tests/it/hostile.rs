@@ -1,0 +1,204 @@
+//! Promise: a peer that sends without an end, or byte by byte, takes neither memory nor time beyond a call's deadline, on
+//! whichever connection it does so.
+
+use std::fs;
+use std::io::Write;
+use std::time::Duration;
+
+use leasehold::{Client, ClientBuilder};
+use support::{Child, Control, FakeServer, Server, eventually, given, ms, say, threads, usual};
+
+support::roles![caller];
+
+support::tests![endless_replies_take_neither_memory_nor_time];
+
+support::timed![
+    replies_that_trickle_do_not_outlast_a_deadline,
+    a_server_that_trickles_does_not_hold_up_the_others
+];
+
+/// The most that such a peer may add to a process, in KiB.
+const ADDED: u64 = 16 * 1024;
+
+/// For each call, while it lasts.
+const LIMIT: Duration = ms(300);
+
+/// What a call may be late on a machine that has other things to do. Before there was a deadline it was seconds.
+const SLACK: Duration = ms(700);
+
+/// What acquire replies for a lock that another holds for a minute.
+const REFUSED: &[u8] = b"*3\r\n:0\r\n$5\r\nother\r\n:60000\r\n";
+
+const GRANTED: &[u8] = b"*2\r\n:1\r\n:1700000000000000\r\n";
+
+/// The command whose reply is the hostile one, by the connection that it is sent over.
+const COMMANDS: [(&str, &str); 5] = [
+    ("log-on", "CLIENT"),
+    ("command", "acquire"),
+    ("subscriber", "SUBSCRIBE"),
+    ("sentinel", "SENTINEL"),
+    ("cluster", "CLUSTER"),
+];
+
+/// The beginning of a reply, and what follows it again and again.
+const STREAMS: [(&str, &str); 5] = [
+    ("$1000000000000\r\n", "x"),
+    ("*1000000000\r\n", ":1\r\n"),
+    ("+", "x"),
+    ("", "*1\r\n"),
+    // RESP3 lets a server send these unasked.
+    ("", ">2\r\n+message\r\n+x\r\n"),
+];
+
+fn url(connection: &str, server: &FakeServer) -> String {
+    let port = server.port();
+    match connection {
+        "sentinel" => format!("redis+sentinel://127.0.0.1:{port}/m"),
+        "cluster" => format!("redis+cluster://127.0.0.1:{port}"),
+        _ => format!("redis://127.0.0.1:{port}"),
+    }
+}
+
+fn builder(url: &str) -> ClientBuilder {
+    Client::builder()
+        .url(url)
+        .connect_timeout(LIMIT)
+        .command_timeout(ms(5_000))
+        .breaker(0)
+}
+
+/// Replies as a server whose lock is held by another, but to `command`: to that with what `hostile` writes.
+fn replying(
+    command: &'static str,
+    hostile: impl Fn(&mut std::net::TcpStream) -> std::io::Result<()> + Send + Sync + 'static,
+) -> FakeServer {
+    FakeServer::writing(move |request, client| match request.name().as_str() {
+        name if name == command => hostile(client),
+        "acquire" => client.write_all(REFUSED),
+        "release" => client.write_all(b":1\r\n"),
+        "undo" => client.write_all(b"*1\r\n:0\r\n"),
+        _ => client.write_all(&usual(request).unwrap_or_default()),
+    })
+}
+
+/// In KiB: the most that the process has ever had.
+fn peak() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    kib.unwrap().parse().unwrap()
+}
+
+/// Calls from several threads, and then says how much the process has grown and how late the last call was.
+fn caller() {
+    let client = builder(&given("URL")).build().unwrap();
+    let before = peak();
+    let beyond = std::thread::scope(|scope| {
+        let call = || {
+            let mutex = client.mutex("x");
+            let calls = (0..3).map(|_| {
+                let timed = Control::run(LIMIT, || mutex.try_lock_for(LIMIT));
+                assert!(!matches!(timed.value, Ok(Some(_))));
+                timed.beyond()
+            });
+            calls.max().unwrap()
+        };
+        let callers: Vec<_> = (0..4).map(|_| scope.spawn(call)).collect();
+        let beyond = callers.into_iter().map(|caller| caller.join().unwrap());
+        beyond.max().unwrap()
+    });
+    let report = client.shutdown(ms(5_000)).unwrap();
+    assert!(report.is_clean(), "{report:?}");
+    // The kernel lists a thread for a moment after it has ended.
+    eventually(ms(1_000), || threads("leasehold-dial") == 0);
+    say(&format!("{} {}", peak() - before, beyond.as_millis()));
+}
+
+fn endless_replies_take_neither_memory_nor_time() {
+    for (connection, command) in COMMANDS {
+        std::thread::scope(|scope| {
+            for (head, unit) in STREAMS {
+                scope.spawn(move || endless(connection, command, head, unit));
+            }
+        });
+    }
+}
+
+fn endless(connection: &str, command: &'static str, head: &'static str, unit: &'static str) {
+    let server = replying(command, move |client| {
+        client.write_all(head.as_bytes())?;
+        let much = unit.repeat(8 * 1024);
+        loop {
+            client.write_all(much.as_bytes())?;
+        }
+    });
+    let caller = Child::spawn("hostile::caller", &[("URL", &url(connection, &server))]);
+    let line = caller.line();
+    caller.wait().succeeded();
+    let shown = format!("{connection} {head:?} {unit:?}: {line}");
+    let words: Vec<&str> = line.split(' ').collect();
+    let [grown, beyond] = words[..] else {
+        panic!("{shown}")
+    };
+    assert!(grown.parse::<u64>().unwrap() < ADDED, "{shown} KiB");
+    assert!(
+        beyond.parse::<u128>().unwrap() < SLACK.as_millis(),
+        "{shown} late"
+    );
+}
+
+fn replies_that_trickle_do_not_outlast_a_deadline() {
+    std::thread::scope(|scope| {
+        for (connection, command) in COMMANDS {
+            scope.spawn(move || trickling(connection, command));
+        }
+    });
+}
+
+fn trickling(connection: &str, command: &'static str) {
+    let server = replying(command, |client| {
+        client.write_all(b"+")?;
+        loop {
+            std::thread::sleep(ms(20));
+            client.write_all(b"x")?;
+        }
+    });
+    let client = builder(&url(connection, &server)).build().unwrap();
+    let mutex = client.mutex("x");
+    for _ in 0..3 {
+        let timed = Control::run(LIMIT, || mutex.try_lock_for(LIMIT));
+        let granted = timed.no_later_than(SLACK);
+        assert!(!matches!(granted, Ok(Some(_))), "{connection}");
+    }
+    // Dialers have one deadline, too, so none is left.
+    let report = client.shutdown(ms(5_000)).unwrap();
+    assert!(report.is_clean(), "{connection}: {report:?}");
+}
+
+fn a_server_that_trickles_does_not_hold_up_the_others() {
+    let trickling = FakeServer::writing(|request, client| match request.name().as_str() {
+        "propose" => GRANTED.iter().try_for_each(|byte| {
+            std::thread::sleep(ms(50));
+            client.write_all(&[*byte])
+        }),
+        _ => client.write_all(&usual(request).unwrap_or_default()),
+    });
+    let (one, two) = (Server::start(), Server::start());
+    let urls = [trickling.url(), one.url(), two.url()];
+    let client = Client::builder()
+        .quorum(urls)
+        .command_timeout(ms(5_000))
+        .build()
+        .unwrap();
+    // All connections are there, whoever is slower to make.
+    assert!(client.ping().is_ok());
+    for n in 0..5 {
+        let limit = ms(2_000);
+        let timed = Control::run(limit, || client.mutex(format!("x{n}")).try_lock_for(limit));
+        let took = timed.took;
+        let guard = timed.no_later_than(SLACK).unwrap().unwrap();
+        // A reply takes 1.3 s to trickle in.
+        assert!(took < ms(400), "{took:?}");
+        drop(guard);
+    }
+}

@@ -1,0 +1,233 @@
+//! Promise: whoever looks from outside sees every lock that is held, and nothing that is none.
+
+use std::collections::BTreeSet;
+use std::thread;
+
+use leasehold::{Client, Error};
+use support::{Cluster, Proxy, Server, Traffic, ms};
+
+support::tests![
+    every_lock_is_listed_with_its_holder,
+    a_prefix_is_taken_byte_for_byte,
+    what_is_no_lock_is_left_out,
+    thousands_are_found_page_by_page,
+    a_connection_that_had_died_is_no_failure_and_a_dead_server_is,
+    those_who_wait_are_counted_by_client,
+    the_last_token_is_known_after_the_release_too,
+    a_cluster_is_seen_as_a_whole,
+    a_quorum_shows_what_a_majority_has
+];
+
+fn client(server: &Server) -> Client {
+    Client::open(&server.url()).unwrap()
+}
+
+fn set(server: &Server, key: &[u8]) {
+    let mut connection = server.connection();
+    redis::cmd("SET")
+        .arg(key)
+        .arg("somebody")
+        .exec(&mut connection)
+        .unwrap();
+}
+
+fn names(client: &Client, prefix: &[u8]) -> Vec<Vec<u8>> {
+    let held = client.list(prefix).unwrap();
+    let names = held.iter().map(|held| held.name().as_bytes().to_vec());
+    names.collect()
+}
+
+fn every_lock_is_listed_with_its_holder() {
+    let server = Server::start();
+    let client = client(&server);
+    assert!(client.list("").unwrap().is_empty());
+    let b = client.mutex("b").lock().unwrap();
+    let a = client.mutex("a").lock().unwrap();
+    let _bytes = client.mutex(b"b\xff*[").lock().unwrap();
+    set(&server, b"lock:foreign");
+
+    let held = client.list("").unwrap();
+    let found: Vec<&[u8]> = held.iter().map(|held| held.name().as_bytes()).collect();
+    assert_eq!(found, [&b"a"[..], b"b", b"b\xff*[", b"foreign"]);
+    let [first, second, _, foreign] = held.try_into().unwrap();
+    assert_eq!(first.holder().fencing_token(), Some(a.fencing_token()));
+    assert_eq!(second.holder().holder_id(), Some(b.holder_id()));
+    assert!(second.holder().remaining().unwrap() > ms(5_000));
+    assert_eq!(foreign.holder().owner(), None);
+    assert_eq!(foreign.holder().remaining(), None);
+
+    drop(b);
+    assert_eq!(names(&client, b"b"), [b"b\xff*["]);
+    assert_eq!(server.calls(&["keys"]), 0);
+}
+
+fn a_prefix_is_taken_byte_for_byte() {
+    let server = Server::start();
+    let all = [
+        &b"a*b"[..],
+        b"aXb",
+        b"a?",
+        b"a[b]",
+        b"ab",
+        b"a\\",
+        b"a\\\\",
+        b"\xffa",
+    ];
+    for name in all {
+        set(&server, &[b"lo?k:", name].concat());
+        set(&server, &[b"lock:", name].concat());
+    }
+    let client = Client::builder().url(server.url()).key_prefix("lo?k:");
+    let client = client.build().unwrap();
+    assert_eq!(names(&client, b"").len(), all.len());
+    for prefix in all {
+        let expected: BTreeSet<Vec<u8>> = all
+            .into_iter()
+            .filter(|name| name.starts_with(prefix))
+            .map(<[u8]>::to_vec)
+            .collect();
+        let found: BTreeSet<_> = names(&client, prefix).into_iter().collect();
+        assert_eq!(found, expected, "{}", prefix.escape_ascii());
+    }
+}
+
+fn what_is_no_lock_is_left_out() {
+    let server = Server::start();
+    let client = Client::builder().url(server.url()).key_prefix("");
+    let client = client.build().unwrap();
+    // Its fence is a string key too.
+    let _guard = client.mutex("a").lock().unwrap();
+    set(&server, b"leasehold:mine");
+    let mut connection = server.connection();
+    let mut push = redis::cmd("RPUSH");
+    push.arg("list").arg("x").exec(&mut connection).unwrap();
+    assert_eq!(names(&client, b""), [b"a"]);
+    assert_eq!(names(&client, b"leasehold:").len(), 0);
+}
+
+fn thousands_are_found_page_by_page() {
+    let server = Server::start();
+    let mut pipe = redis::pipe();
+    for n in 0..3_000 {
+        pipe.cmd("SET")
+            .arg(format!("lock:{n:05}"))
+            .arg("x")
+            .ignore();
+        pipe.cmd("SET").arg(format!("other:{n}")).arg("x").ignore();
+    }
+    let () = pipe.query(&mut server.connection()).unwrap();
+    let found = names(&client(&server), b"");
+    assert_eq!(found.len(), 3_000);
+    assert!(found.is_sorted());
+    assert!(server.calls(&["scan"]) >= 6);
+}
+
+fn a_connection_that_had_died_is_no_failure_and_a_dead_server_is() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = Client::builder().url(proxy.url()).command_timeout(ms(300));
+    let client = client.build().unwrap();
+    let _guard = client.mutex("a").lock().unwrap();
+    assert_eq!(names(&client, b""), [b"a"]);
+    let waiting = || client.mutex("a").waiting().unwrap();
+    for _ in 0..2 {
+        // Leaves its connection for the next.
+        assert_eq!(waiting(), 0);
+        proxy.present(Traffic::CutOnReply);
+        assert_eq!(names(&client, b""), [b"a"]);
+    }
+    assert_eq!(waiting(), 0);
+    proxy.present(Traffic::CutOnReply);
+    assert_eq!(waiting(), 0);
+    proxy.all(Traffic::Stall);
+    let error = client.list("").unwrap_err();
+    assert!(error.is_unreachable(), "{error}");
+    let error = client.mutex("a").waiting().unwrap_err();
+    assert!(error.is_unreachable(), "{error}");
+}
+
+fn those_who_wait_are_counted_by_client() {
+    let server = Server::start();
+    let clients = [client(&server), client(&server)];
+    let watcher = client(&server);
+    let guard = watcher.mutex("a").lock().unwrap();
+    assert_eq!(watcher.mutex("a").waiting().unwrap(), 0);
+    thread::scope(|scope| {
+        for client in &clients {
+            for _ in 0..2 {
+                scope.spawn(|| client.mutex("a").lock().unwrap().unlock().unwrap());
+            }
+        }
+        support::eventually(ms(10_000), || watcher.mutex("a").waiting().unwrap() == 2);
+        drop(guard);
+    });
+    assert_eq!(watcher.mutex("b").waiting().unwrap(), 0);
+}
+
+fn the_last_token_is_known_after_the_release_too() {
+    let server = Server::start();
+    let client = client(&server);
+    let mutex = client.mutex("a");
+    assert_eq!(mutex.last_fencing_token().unwrap(), None);
+    let guard = mutex.lock().unwrap();
+    let token = guard.fencing_token();
+    assert_eq!(mutex.last_fencing_token().unwrap(), Some(token));
+    drop(guard);
+    assert_eq!(mutex.last_fencing_token().unwrap(), Some(token));
+    set(&server, b"leasehold:fence:{lock:a}");
+    let error = mutex.last_fencing_token().unwrap_err();
+    assert!(matches!(error, Error::BadFence { .. }), "{error}");
+    client.shutdown(ms(1_000)).unwrap();
+    assert!(matches!(client.list(""), Err(Error::Closed)));
+    assert!(matches!(mutex.waiting(), Err(Error::Closed)));
+}
+
+fn a_cluster_is_seen_as_a_whole() {
+    let cluster = Cluster::start(3, 0);
+    let client = Client::open(&cluster.url()).unwrap();
+    let names: Vec<String> = (0..30).map(|n| format!("n{n:02}")).collect();
+    let guards: Vec<_> = names
+        .iter()
+        .map(|name| client.mutex(name).lock().unwrap())
+        .collect();
+    // A client that knows nothing of the slots yet.
+    let other = Client::open(&cluster.url()).unwrap();
+    let held = other.list("n").unwrap();
+    let found: Vec<String> = held.iter().map(|held| held.name().to_string()).collect();
+    assert_eq!(found, names);
+    for (held, guard) in held.iter().zip(&guards) {
+        assert_eq!(held.holder().holder_id(), Some(guard.holder_id()));
+        let mutex = other.mutex(held.name());
+        let token = mutex.last_fencing_token().unwrap();
+        assert_eq!(token, Some(guard.fencing_token()));
+    }
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.mutex("n07").try_lock_for(ms(20_000)));
+        let third = Client::open(&cluster.url()).unwrap();
+        let fourth = scope.spawn(move || third.mutex("n07").try_lock_for(ms(20_000)).is_ok());
+        support::eventually(ms(10_000), || other.mutex("n07").waiting().unwrap() == 2);
+        drop(guards);
+        assert!(waiting.join().unwrap().is_ok() && fourth.join().unwrap());
+    });
+}
+
+fn a_quorum_shows_what_a_majority_has() {
+    let mut servers = [(); 3].map(|()| Server::start());
+    let urls = || servers.each_ref().map(Server::url);
+    let quorum = || Client::builder().quorum(urls()).command_timeout(ms(500));
+    let client = quorum().build().unwrap();
+    let a = client.mutex("a").lock().unwrap();
+    let _b = client.mutex("b").lock().unwrap();
+    // A minority's word is no lock.
+    set(&servers[1], b"lock:minority");
+    let watcher = quorum().build().unwrap();
+    assert_eq!(names(&watcher, b""), [b"a", b"b"]);
+    servers[0].kill();
+    assert_eq!(names(&watcher, b""), [b"a", b"b"]);
+    let token = watcher.mutex("a").last_fencing_token().unwrap();
+    assert_eq!(token, Some(a.fencing_token()));
+    assert_eq!(watcher.mutex("a").waiting().unwrap(), 0);
+    servers[1].kill();
+    assert!(watcher.list("").unwrap_err().is_unreachable());
+    assert!(watcher.mutex("a").waiting().unwrap_err().is_unreachable());
+}

@@ -1,0 +1,444 @@
+//! Promise: the calls that take a lock, look at it and let go of it say truly how it went.
+
+use std::collections::HashSet;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::crossbeam_channel::{Receiver, bounded, unbounded};
+use leasehold::{Backoff, Client, ClientBuilder, Error, Lost, MutexGuard, Unlocked, WaitPolicy};
+use support::{Proxy, Server, Traffic, eventually, ms, nobody};
+
+support::tests![
+    another_client_is_refused_and_woken,
+    a_try_at_what_this_client_holds_asks_nobody,
+    no_server,
+    inspect_shows_a_holder_of_ours,
+    inspect_shows_what_can_be_seen_of_a_foreign_holder,
+    force_unlock_takes_the_lock_from_its_holder,
+    force_unlock_wakes_waiters_and_the_holder_that_hears_releases,
+    force_unlock_deletes_only_what_it_saw,
+    extend_lengthens_and_shortens,
+    what_is_lost_is_neither_renewed_nor_extended,
+    #[cfg(target_os = "linux")]
+    threads_of_one_client_are_served_in_the_order_they_came,
+    backing_off_gets_the_lock_in_the_end,
+    holder_ids_and_tokens_are_never_used_twice,
+    client_that_spins_gets_the_same_answers
+];
+
+support::timed![
+    smoke,
+    renew_asks_for_the_whole_ttl_anew,
+    an_extended_lease_is_renewed_for_its_new_ttl,
+    attempts_used_up_are_told
+];
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// What "at once" may take on a machine that has other things to do.
+const SOON: Duration = Duration::from_secs(5);
+
+fn builder(server: &Server) -> ClientBuilder {
+    // Whoever is back sooner than this was woken.
+    Client::builder().url(server.url()).backstop(MINUTE)
+}
+
+fn client(server: &Server) -> Client {
+    builder(server).build().unwrap()
+}
+
+/// Sets a key as a client of another make would, without an end.
+fn foreign_lock(server: &Server, key: &str, value: &str) {
+    server.run("SET", &[key, value]);
+}
+
+fn scripts(server: &Server) -> u64 {
+    server.calls(&["evalsha", "eval"])
+}
+
+/// Runs it beside the test.
+fn beside<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (done, outcome) = bounded(1);
+    thread::spawn(move || done.send(call()));
+    outcome
+}
+
+/// What a call beside the test came to, at once.
+#[track_caller]
+fn soon<T>(outcome: &Receiver<T>) -> T {
+    outcome.recv_timeout(SOON).expect("it comes to an end soon")
+}
+
+fn smoke() {
+    let server = Server::start();
+    let client = client(&server);
+    assert!(client.ping().unwrap() < SOON);
+    let mutex = client.mutex("a");
+    let guard = mutex.lock().unwrap();
+    assert!(guard.is_held());
+    assert_eq!(guard.name().as_bytes(), b"a");
+    assert!(guard.ensure_held().is_ok());
+    let remaining = guard.remaining().unwrap();
+    assert!(remaining > ms(5_000) && remaining < ms(10_000));
+    assert_eq!(
+        server.get("lock:a").unwrap(),
+        guard.holder_id().as_str().as_bytes()
+    );
+    assert!(mutex.try_lock().unwrap().is_none());
+    assert!(mutex.try_lock_for(ms(50)).unwrap().is_none());
+    assert!(
+        mutex
+            .try_lock_until(Instant::now() + ms(50))
+            .unwrap()
+            .is_none()
+    );
+    let lost = guard.lost();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    assert!(lost.recv().is_err(), "disconnected without a message");
+    drop(mutex.try_lock().unwrap().unwrap());
+    assert_eq!(server.get("lock:a"), None);
+    drop(mutex.try_lock_for(SOON).unwrap().unwrap());
+    drop(mutex.try_lock_until(Instant::now()).unwrap().unwrap());
+    assert_eq!(server.get("lock:a"), None);
+}
+
+fn another_client_is_refused_and_woken() {
+    let server = Server::start();
+    let (one, two) = (client(&server), client(&server));
+    let guard = one.mutex("a").lock().unwrap();
+    assert!(two.mutex("a").try_lock().unwrap().is_none());
+    assert!(two.mutex("a").try_lock_for(ms(300)).unwrap().is_none());
+    let waiter = beside(move || two.mutex("a").lock().unwrap().fencing_token());
+    server.wait_for_a_waiter("lock_release:a");
+    assert!(waiter.is_empty());
+    let first = guard.fencing_token();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    assert!(soon(&waiter) > first);
+}
+
+fn a_try_at_what_this_client_holds_asks_nobody() {
+    let server = Server::start();
+    let client = client(&server);
+    let mutex = client.mutex("a").auto_renew(false);
+    let guard = mutex.lock().unwrap();
+    let before = scripts(&server);
+    for _ in 0..100 {
+        assert!(mutex.try_lock().unwrap().is_none());
+        assert!(client.mutex("a").try_lock().unwrap().is_none());
+        assert!(mutex.try_lock_for(Duration::ZERO).unwrap().is_none());
+        assert!(mutex.try_with(|_| ()).unwrap().is_none());
+    }
+    assert_eq!(scripts(&server), before);
+    drop(guard);
+    assert!(mutex.try_lock().unwrap().is_some());
+}
+
+fn no_server() {
+    let url = nobody();
+    let server = url.replace("redis://", "");
+    let client = Client::builder()
+        .url(url)
+        .command_timeout(ms(200))
+        .unreachable_for(ms(400))
+        // Each call finds out by itself.
+        .breaker(0)
+        .build()
+        .unwrap();
+    let mutex = client.mutex("a");
+    for error in [
+        client.ping().unwrap_err(),
+        mutex.lock().unwrap_err(),
+        mutex.try_lock().unwrap_err(),
+        mutex.try_lock_for(ms(100)).unwrap_err(),
+        mutex.with(|_| ()).unwrap_err(),
+        mutex.try_with(|_| ()).unwrap_err(),
+        mutex.inspect().unwrap_err(),
+        mutex.force_unlock().unwrap_err(),
+    ] {
+        assert!(error.is_unreachable(), "{error}");
+        assert!(error.to_string().contains(&server), "{error}");
+    }
+}
+
+fn inspect_shows_a_holder_of_ours() {
+    let server = Server::start();
+    let mutex = client(&server).mutex("a");
+    assert!(mutex.inspect().unwrap().is_none());
+    let booking = builder(&server).owner("booking:7").build().unwrap();
+    let guard = booking.mutex("a").ttl(MINUTE).lock().unwrap();
+    let holder = mutex.inspect().unwrap().unwrap();
+    assert_eq!(holder.owner(), Some("booking:7"));
+    assert_eq!(holder.holder_id(), Some(guard.holder_id()));
+    assert_eq!(holder.value(), guard.holder_id().as_str().as_bytes());
+    assert_eq!(holder.fencing_token(), Some(guard.fencing_token()));
+    let remaining = holder.remaining().unwrap();
+    assert!(
+        remaining > MINUTE / 2 && remaining <= MINUTE,
+        "{remaining:?}"
+    );
+    drop(guard);
+    assert!(mutex.inspect().unwrap().is_none());
+}
+
+fn inspect_shows_what_can_be_seen_of_a_foreign_holder() {
+    let server = Server::start();
+    let mutex = client(&server).mutex("a");
+    foreign_lock(&server, "lock:a", "v");
+    let holder = mutex.inspect().unwrap().unwrap();
+    assert_eq!(holder.value(), b"v");
+    assert_eq!(holder.owner(), None);
+    assert_eq!(holder.holder_id(), None);
+    assert_eq!(holder.remaining(), None, "it has no end");
+    assert_eq!(holder.fencing_token(), None, "none was drawn");
+    server.run("PEXPIRE", &["lock:a", "60000"]);
+    let holder = mutex.inspect().unwrap().unwrap();
+    assert!(
+        holder
+            .remaining()
+            .is_some_and(|left| left > MINUTE / 2 && left <= MINUTE)
+    );
+}
+
+fn force_unlock_takes_the_lock_from_its_holder() {
+    let server = Server::start();
+    let (one, two) = (client(&server), client(&server));
+    assert!(!two.mutex("a").force_unlock().unwrap(), "nobody holds it");
+    let mutex = one.mutex("a").ttl(MINUTE).renew_every(ms(300));
+    let guard = mutex.lock().unwrap();
+    assert!(two.mutex("a").force_unlock().unwrap());
+    assert_eq!(server.get("lock:a"), None);
+    assert_eq!(guard.lost().recv_timeout(SOON), Ok(Lost::Deleted));
+    assert_eq!(
+        guard.unlock().unwrap(),
+        Unlocked::AlreadyLost(Lost::Deleted)
+    );
+
+    foreign_lock(&server, "lock:a", "");
+    assert!(two.mutex("a").force_unlock().unwrap());
+    assert_eq!(server.get("lock:a"), None);
+}
+
+fn force_unlock_wakes_waiters_and_the_holder_that_hears_releases() {
+    let server = Server::start();
+    let (one, two, operator) = (client(&server), client(&server), client(&server));
+    let mutex = one.mutex("a").ttl(MINUTE);
+    let guard = mutex.lock().unwrap();
+    let beside_holder = beside({
+        let mutex = mutex.clone();
+        move || mutex.lock().map(drop)
+    });
+    let elsewhere = beside(move || two.mutex("a").lock().map(drop));
+    eventually(SOON, || server.listeners("lock_release:a") == 2);
+    server.wait_for_a_waiter("lock_release:a");
+    assert!(operator.mutex("a").force_unlock().unwrap());
+    // The other waiter may be there before the holder has asked.
+    assert!(matches!(
+        guard.lost().recv_timeout(SOON),
+        Ok(Lost::Deleted | Lost::Taken)
+    ));
+    soon(&beside_holder).unwrap();
+    soon(&elsewhere).unwrap();
+}
+
+fn force_unlock_deletes_only_what_it_saw() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = Client::builder()
+        .url(proxy.url())
+        .command_timeout(MINUTE)
+        .build()
+        .unwrap();
+    foreign_lock(&server, "lock:a", "seen");
+    // So that the script is known and the connection there.
+    assert!(client.mutex("a").inspect().unwrap().is_some());
+    let before = scripts(&server);
+    proxy.all(Traffic::StallReplies);
+    let forced = beside(move || client.mutex("a").force_unlock());
+    eventually(SOON, || scripts(&server) > before);
+    foreign_lock(&server, "lock:a", "newer");
+    proxy.all(Traffic::Pass);
+    assert!(!soon(&forced).unwrap());
+    assert_eq!(server.get("lock:a").unwrap(), b"newer");
+}
+
+fn renew_asks_for_the_whole_ttl_anew() {
+    let server = Server::start();
+    let mutex = client(&server).mutex("a").ttl(MINUTE).auto_renew(false);
+    let guard = mutex.lock().unwrap();
+    server.run("PEXPIRE", &["lock:a", "20000"]);
+    let first = guard.remaining().unwrap();
+    eventually(SOON, || guard.remaining().unwrap() + ms(300) < first);
+    let before = Instant::now() + guard.remaining().unwrap();
+    guard.renew().unwrap();
+    let left = guard.remaining().unwrap();
+    assert!(Instant::now() + left >= before + ms(200));
+    assert!(server.pttl("lock:a") > 30_000);
+}
+
+fn extend_lengthens_and_shortens() {
+    let server = Server::start();
+    let mutex = client(&server).mutex("a").ttl(MINUTE).auto_renew(false);
+    let guard = mutex.lock().unwrap();
+    guard.extend(MINUTE * 10).unwrap();
+    assert!(guard.remaining().unwrap() > MINUTE * 9);
+    assert!(server.pttl("lock:a") > 540_000);
+    guard.extend(MINUTE / 2).unwrap();
+    let left = guard.remaining().unwrap();
+    assert!(left < MINUTE / 2 && left > MINUTE / 6, "{left:?}");
+    let left = server.pttl("lock:a");
+    assert!(left <= 30_000 && left > 10_000, "{left} ms");
+    guard.renew().unwrap();
+    let left = server.pttl("lock:a");
+    assert!(left <= 30_000, "renewed for the new ttl, {left} ms");
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+fn an_extended_lease_is_renewed_for_its_new_ttl() {
+    let server = Server::start();
+    let (renewed, renewals) = unbounded();
+    let mutex = client(&server)
+        .mutex("a")
+        .ttl(ms(600))
+        .renew_every(ms(100))
+        .on_renew(move |renewal| {
+            let _ = renewed.send(renewal.clone());
+        });
+    let guard = mutex.lock().unwrap();
+    let renewal = renewals.recv_timeout(SOON).unwrap();
+    assert!(renewal.remaining() < ms(600));
+    assert_eq!(renewal.holder_id(), guard.holder_id());
+    assert_eq!(renewal.fencing_token(), guard.fencing_token());
+    assert_eq!(renewal.name().as_bytes(), b"a");
+    guard.extend(MINUTE).unwrap();
+    let deadline = Instant::now() + SOON;
+    while renewals.recv_deadline(deadline).unwrap().remaining() < MINUTE / 2 {}
+    assert!(server.pttl("lock:a") > 30_000);
+}
+
+fn what_is_lost_is_neither_renewed_nor_extended() {
+    let server = Server::start();
+    let mutex = client(&server).mutex("a").ttl(MINUTE);
+    let calls: [fn(&MutexGuard) -> Option<Error>; 2] = [
+        |guard| guard.renew().err(),
+        |guard| guard.extend(MINUTE).err(),
+    ];
+    for call in calls {
+        let guard = mutex.lock().unwrap();
+        let (first, second) = (guard.lost(), guard.lost());
+        foreign_lock(&server, "lock:a", "v");
+        let error = call(&guard).expect("an error");
+        assert_eq!(error.lost(), Some(Lost::Taken), "{error}");
+        assert_eq!(server.get("lock:a").unwrap(), b"v");
+        assert_eq!(server.pttl("lock:a"), -1);
+        assert!(!guard.is_held());
+        assert_eq!(guard.remaining(), None);
+        assert_eq!(guard.ensure_held().unwrap_err().lost(), Some(Lost::Taken));
+        for lost in [first, second, guard.lost()] {
+            assert_eq!(lost.recv_timeout(SOON), Ok(Lost::Taken));
+            assert!(lost.recv().is_err(), "and then disconnected");
+        }
+        assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(Lost::Taken));
+        server.run("DEL", &["lock:a"]);
+    }
+}
+
+/// A thread says its number when it is about to wait, and it waits when it sleeps.
+#[cfg(target_os = "linux")]
+fn threads_of_one_client_are_served_in_the_order_they_came() {
+    let server = Server::start();
+    let client = client(&server);
+    let mutex = client.mutex("a").ttl(MINUTE);
+    let guard = mutex.lock().unwrap();
+    let (served, order) = unbounded();
+    for n in 0..12 {
+        let (ready, task) = bounded(1);
+        thread::spawn({
+            let (mutex, served) = (mutex.clone(), served.clone());
+            move || {
+                ready
+                    .send(std::fs::read_link("/proc/thread-self").unwrap())
+                    .unwrap();
+                let _guard = mutex.lock().unwrap();
+                served.send(n).unwrap();
+            }
+        });
+        let stat = std::path::Path::new("/proc")
+            .join(task.recv().unwrap())
+            .join("stat");
+        eventually(SOON, || {
+            let stat = std::fs::read_to_string(&stat).unwrap();
+            stat.rsplit(") ").next().unwrap().starts_with('S')
+        });
+    }
+    drop((guard, served));
+    assert!(order.iter().eq(0..12));
+}
+
+fn backoff() -> Backoff {
+    Backoff::new(ms(1), ms(5)).attempts(3)
+}
+
+fn attempts_used_up_are_told() {
+    let server = Server::start();
+    let client = client(&server);
+    let mutex = client.mutex("a").wait(WaitPolicy::Backoff(backoff()));
+    foreign_lock(&server, "lock:a", "v");
+    // From then on each attempt is one call.
+    assert!(mutex.try_lock().unwrap().is_none());
+    let before = scripts(&server);
+    assert!(mutex.try_lock_for(MINUTE).unwrap().is_none());
+    assert_eq!(scripts(&server) - before, 3);
+    assert!(
+        mutex
+            .try_lock_until(Instant::now() + MINUTE)
+            .unwrap()
+            .is_none()
+    );
+    match mutex.lock() {
+        Err(Error::AttemptsUsedUp { attempts: 3 }) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(scripts(&server) - before, 9);
+    assert!(matches!(
+        mutex.with(|_| ()),
+        Err(Error::AttemptsUsedUp { attempts: 3 })
+    ));
+    assert_eq!(server.get("lock:a").unwrap(), b"v");
+    assert_eq!(server.listeners("lock_release:a"), 0);
+}
+
+fn backing_off_gets_the_lock_in_the_end() {
+    let server = Server::start();
+    let (one, two) = (client(&server), client(&server));
+    let guard = one.mutex("a").lock().unwrap();
+    let patient = Backoff::new(ms(1), ms(20));
+    let mutex = two.mutex("a").wait(WaitPolicy::Backoff(patient));
+    let waiter = beside(move || mutex.lock().map(drop));
+    let before = scripts(&server);
+    eventually(SOON, || scripts(&server) >= before + 5);
+    drop(guard);
+    soon(&waiter).unwrap();
+}
+
+fn holder_ids_and_tokens_are_never_used_twice() {
+    let server = Server::start();
+    let client = client(&server);
+    let (mut ids, mut tokens) = (HashSet::new(), HashSet::new());
+    for _ in 0..100 {
+        let guard = client.mutex("a").lock().unwrap();
+        assert!(ids.insert(guard.holder_id().clone()));
+        assert!(tokens.insert(guard.fencing_token()));
+    }
+}
+
+fn client_that_spins_gets_the_same_answers() {
+    let server = Server::start();
+    for limit in [Duration::from_nanos(1), ms(1), Duration::MAX] {
+        let client = builder(&server).spin(limit).build().unwrap();
+        for _ in 0..100 {
+            let guard = client.mutex("a").lock().unwrap();
+            assert!(client.mutex("a").try_lock().unwrap().is_none());
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        }
+    }
+}

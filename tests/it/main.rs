@@ -1,0 +1,138 @@
+//! The promises: a module each. A test waits for what it checks, or measures time and is listed as `timed!`.
+
+mod acl;
+mod all;
+mod ambiguity;
+mod batching;
+mod breaker;
+mod chaos;
+#[cfg(all(feature = "cli", unix))]
+mod cli;
+mod cluster;
+mod conformance;
+mod deadlines;
+mod errors;
+mod exclusion;
+mod fair;
+mod fair_faults;
+mod faults;
+mod fencing;
+mod hostile;
+mod list;
+mod local_handoff;
+mod lock;
+mod loss;
+mod malformed;
+mod not_redis;
+mod outages;
+mod renewal;
+mod replicas;
+mod sentinel;
+mod shutdown;
+mod signals;
+mod stats;
+#[cfg(feature = "tls")]
+mod tls;
+mod waking;
+mod wire;
+
+use std::process::ExitCode;
+
+use support::Listed;
+
+const TESTS: &[Listed] = &[
+    acl::TESTS,
+    all::TESTS,
+    ambiguity::TESTS,
+    breaker::TESTS,
+    chaos::TESTS,
+    #[cfg(all(feature = "cli", unix))]
+    cli::TESTS,
+    cluster::TESTS,
+    conformance::cluster::TESTS,
+    conformance::one::TESTS,
+    conformance::quorum_of_3::TESTS,
+    conformance::quorum_of_5::TESTS,
+    conformance::sentinel::TESTS,
+    #[cfg(feature = "tls")]
+    conformance::tls::TESTS,
+    conformance::unix_socket::TESTS,
+    deadlines::TESTS,
+    errors::TESTS,
+    exclusion::TESTS,
+    fair::TESTS,
+    fair_faults::TESTS,
+    faults::TESTS,
+    fencing::TESTS,
+    hostile::TESTS,
+    list::TESTS,
+    local_handoff::TESTS,
+    lock::TESTS,
+    loss::TESTS,
+    malformed::TESTS,
+    not_redis::TESTS,
+    outages::TESTS,
+    renewal::TESTS,
+    replicas::TESTS,
+    sentinel::TESTS,
+    shutdown::TESTS,
+    stats::TESTS,
+    #[cfg(feature = "tls")]
+    tls::TESTS,
+    waking::TESTS,
+    wire::TESTS,
+];
+
+const TIMED: &[Listed] = &[
+    all::TIMED,
+    ambiguity::TIMED,
+    batching::TIMED,
+    breaker::TIMED,
+    #[cfg(all(feature = "cli", unix))]
+    cli::TIMED,
+    cluster::TIMED,
+    conformance::cluster::TIMED,
+    conformance::one::TIMED,
+    conformance::quorum_of_3::TIMED,
+    conformance::quorum_of_5::TIMED,
+    conformance::sentinel::TIMED,
+    #[cfg(feature = "tls")]
+    conformance::tls::TIMED,
+    conformance::unix_socket::TIMED,
+    deadlines::TIMED,
+    fair::TIMED,
+    fair_faults::TIMED,
+    faults::TIMED,
+    hostile::TIMED,
+    local_handoff::TIMED,
+    lock::TIMED,
+    loss::TIMED,
+    renewal::TIMED,
+    replicas::TIMED,
+    sentinel::TIMED,
+    shutdown::TIMED,
+    signals::TIMED,
+    stats::TIMED,
+    waking::TIMED,
+    wire::TIMED,
+];
+
+const ROLES: &[Listed] = &[
+    all::ROLES,
+    breaker::ROLES,
+    cluster::ROLES,
+    fair::ROLES,
+    fair_faults::ROLES,
+    hostile::ROLES,
+    loss::ROLES,
+    sentinel::ROLES,
+    shutdown::ROLES,
+    signals::ROLES,
+    #[cfg(feature = "tls")]
+    tls::ROLES,
+    waking::ROLES,
+];
+
+fn main() -> ExitCode {
+    support::run(TESTS, TIMED, ROLES)
+}

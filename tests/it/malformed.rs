@@ -1,0 +1,274 @@
+//! Promise: a reply that Redis cannot give grants nothing and loses nothing. It ends its connection, and the call counts as
+//! unanswered.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use leasehold::{Client, Error, MutexGuard, Unlocked};
+use support::{FakeServer, Request, builder, client, eventually, ms};
+
+support::tests![
+    smoke,
+    an_acquire_with_an_impossible_reply_is_undone,
+    a_refusal_for_a_name_that_was_not_asked_for_is_undone,
+    a_fair_lock_with_an_impossible_reply_is_undone,
+    a_place_in_the_queue_is_not_granted_by_an_impossible_reply,
+    a_quorum_counts_no_vote_that_cannot_be,
+    no_lease_is_lost_or_renewed_by_an_impossible_reply,
+    no_lease_is_lost_by_an_impossible_reply_in_the_background,
+    a_release_with_an_impossible_reply_is_repeated,
+    what_is_known_of_a_lock_is_not_read_from_an_impossible_reply,
+    only_a_server_that_says_so_is_believed_to_be_the_master,
+    calls_in_one_write_are_each_checked
+];
+
+const GRANTED: &str = "*2\r\n:1\r\n:1700000000000000\r\n";
+
+fn bytes(reply: &str) -> Option<Vec<u8>> {
+    Some(reply.as_bytes().to_vec())
+}
+
+/// Replies to `script` with `reply`, and lets every release go well.
+fn replying(script: &'static str, reply: &'static str) -> FakeServer {
+    FakeServer::start(move |request| match request.name().as_str() {
+        name if name == script => bytes(reply),
+        "release" | "release_all" | "fair_release" => bytes(":1\r\n"),
+        _ => None,
+    })
+}
+
+/// Grants, replies to `script` with `reply` the first time, and with `then` from then on.
+fn once(script: &'static str, reply: &'static str, then: &'static str) -> FakeServer {
+    let is_first = AtomicBool::new(true);
+    FakeServer::start(move |request| match request.name().as_str() {
+        "acquire" => bytes(GRANTED),
+        name if name == script && is_first.swap(false, Ordering::SeqCst) => bytes(reply),
+        name if name == script => bytes(then),
+        _ => None,
+    })
+}
+
+#[track_caller]
+fn assert_undone(server: &FakeServer, script: &str, release: &str) {
+    let acquires = server.requests(script);
+    assert!(!acquires.is_empty());
+    for acquire in acquires {
+        let id = &acquire.args()[0];
+        let is_undo = |request: &Request| request.args()[0] == *id;
+        eventually(ms(5_000), || {
+            server.requests(release).iter().any(is_undo) && server.is_closed(acquire.connection)
+        });
+    }
+}
+
+#[track_caller]
+fn assert_unanswered<T>(outcome: &Result<Option<T>, Error>, reply: &str) {
+    match outcome {
+        Err(Error::Unreachable { .. }) => {}
+        Err(error) => panic!("{reply:?}: {error}"),
+        Ok(granted) => panic!("{reply:?}: granted: {}", granted.is_some()),
+    }
+}
+
+fn smoke() {
+    let server = once("release", ":1\r\n", ":0\r\n");
+    let guard = client(&server.url()).mutex("a").lock().unwrap();
+    assert_eq!(guard.fencing_token().value(), 1_700_000_000_000_000);
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+fn an_acquire_with_an_impossible_reply_is_undone() {
+    for reply in [
+        "*2\r\n:1\r\n:0\r\n",
+        "*2\r\n:1\r\n:-1\r\n",
+        "*2\r\n:1\r\n:9007199254740992\r\n",
+        "*3\r\n:1\r\n:7\r\n:8\r\n",
+        "*1\r\n:1\r\n",
+        "*1\r\n:3\r\n",
+        ":1\r\n",
+        "$-1\r\n",
+        "+OK\r\n",
+        "*3\r\n:0\r\n:7\r\n:100\r\n",
+        "*3\r\n:0\r\n$3\r\nabc\r\n:-3\r\n",
+        "*4\r\n:0\r\n$3\r\nabc\r\n:100\r\n:2\r\n",
+        "*2\r\n:2\r\n:9007199254740992\r\n",
+    ] {
+        let server = replying("acquire", reply);
+        assert_unanswered(&client(&server.url()).mutex("a").try_lock(), reply);
+        assert_undone(&server, "acquire", "release");
+    }
+}
+
+fn a_refusal_for_a_name_that_was_not_asked_for_is_undone() {
+    for reply in [
+        "*4\r\n:0\r\n$3\r\nabc\r\n:100\r\n:99\r\n",
+        "*4\r\n:0\r\n$3\r\nabc\r\n:100\r\n:0\r\n",
+        "*4\r\n:0\r\n$3\r\nabc\r\n:100\r\n:-9223372036854775808\r\n",
+        "*3\r\n:0\r\n$3\r\nabc\r\n:100\r\n",
+        "*2\r\n:1\r\n:7\r\n",
+    ] {
+        let server = replying("acquire_all", reply);
+        let all = client(&server.url()).mutex_all(["a", "b"]);
+        assert_unanswered(&all.try_lock(), reply);
+        assert_undone(&server, "acquire_all", "release_all");
+    }
+}
+
+fn a_fair_lock_with_an_impossible_reply_is_undone() {
+    for reply in ["*2\r\n:1\r\n:0\r\n", "+OK\r\n"] {
+        let server = replying("fair_enter", reply);
+        let fair = client(&server.url()).fair_mutex("a");
+        assert_unanswered(&fair.try_lock_for(ms(400)), reply);
+        assert_undone(&server, "fair_enter", "fair_release");
+    }
+}
+
+fn a_place_in_the_queue_is_not_granted_by_an_impossible_reply() {
+    for reply in [
+        "*1\r\n:9007199254740992\r\n",
+        "*2\r\n:0\r\n:7\r\n",
+        ":7\r\n",
+    ] {
+        let server = FakeServer::start(move |request| match request.name().as_str() {
+            "fair_enter" => bytes("*3\r\n:0\r\n$1\r\nx\r\n:60000\r\n"),
+            "fair_refresh" => bytes(reply),
+            "fair_release" => bytes(":1\r\n"),
+            _ => None,
+        });
+        let fair = client(&server.url()).fair_mutex("a");
+        let granted = fair.try_lock_for(ms(2_500));
+        assert!(!matches!(granted, Ok(Some(_))), "{reply:?}");
+        assert!(!server.requests("fair_refresh").is_empty());
+    }
+}
+
+fn a_quorum_counts_no_vote_that_cannot_be() {
+    let count = 3;
+    for reply in [
+        "*2\r\n:1\r\n:7\r\n",
+        "*2\r\n:1\r\n:0\r\n",
+        "*1\r\n:3\r\n",
+        "*2\r\n:2\r\n:1\r\n",
+        "+OK\r\n",
+    ] {
+        let servers: Vec<FakeServer> = (0..count).map(|_| replying("propose", reply)).collect();
+        let client = Client::quorum(servers.iter().map(FakeServer::url)).unwrap();
+        assert_unanswered(&client.mutex("a").try_lock(), reply);
+        for server in &servers {
+            assert_undone(server, "propose", "release");
+        }
+    }
+}
+
+fn renewed(reply: &'static str) -> (FakeServer, MutexGuard) {
+    let server = once("renew", reply, ":1\r\n");
+    let guard = client(&server.url()).mutex("a").lock().unwrap();
+    (server, guard)
+}
+
+fn no_lease_is_lost_or_renewed_by_an_impossible_reply() {
+    for reply in ["+taken\r\n", "*2\r\n:1\r\n:1\r\n", ":2\r\n", "$-1\r\n"] {
+        let (server, guard) = renewed(reply);
+        let error = guard.renew().unwrap_err();
+        assert!(matches!(error, Error::Unreachable { .. }), "{reply:?}");
+        assert!(guard.is_held(), "{reply:?}");
+        let renewal = server.requests("renew").remove(0);
+        eventually(ms(5_000), || server.is_closed(renewal.connection));
+        guard.renew().unwrap();
+    }
+}
+
+fn no_lease_is_lost_by_an_impossible_reply_in_the_background() {
+    let server = once("renew", "+taken\r\n", ":1\r\n");
+    let mutex = client(&server.url()).mutex("a").ttl(ms(3_000));
+    let guard = mutex.renew_every(ms(200)).lock().unwrap();
+    eventually(ms(5_000), || server.requests("renew").len() > 2);
+    assert!(guard.is_held());
+}
+
+fn a_release_with_an_impossible_reply_is_repeated() {
+    for reply in ["+taken\r\n", "*2\r\n:1\r\n:1\r\n", ":2\r\n", "$-1\r\n"] {
+        let server = once("release", reply, ":0\r\n");
+        let guard = client(&server.url()).mutex("a").lock().unwrap();
+        let unlocked = guard.unlock().unwrap();
+        assert_eq!(unlocked, Unlocked::Released, "{reply:?}");
+        let release = server.requests("release").remove(0);
+        eventually(ms(5_000), || server.is_closed(release.connection));
+    }
+}
+
+fn what_is_known_of_a_lock_is_not_read_from_an_impossible_reply() {
+    let known = |command: &'static str, reply: &'static str| {
+        let server = replying(command, reply);
+        let mutex = client(&server.url()).mutex("a");
+        let error = match command {
+            "inspect" => mutex.inspect().map(drop),
+            "GET" => mutex.last_fencing_token().map(drop),
+            "PUBSUB" => mutex.waiting().map(drop),
+            "SCAN" => client(&server.url()).list("").map(drop),
+            _ => client(&server.url()).ping().map(drop),
+        };
+        let error = error.unwrap_err();
+        assert!(error.is_unreachable(), "{reply:?}: {error}");
+    };
+    known("inspect", "*3\r\n$1\r\nx\r\n:-9\r\n$-1\r\n");
+    known("inspect", "*3\r\n$1\r\nx\r\n:9\r\n:7\r\n");
+    known("inspect", "+OK\r\n");
+    known("GET", "+7\r\n");
+    known("PUBSUB", "*2\r\n$1\r\nx\r\n:1\r\n");
+    known("PUBSUB", "*2\r\n$14\r\nlock_release:a\r\n:-1\r\n");
+    known("SCAN", "*2\r\n$1\r\nx\r\n*0\r\n");
+    known("SCAN", "*2\r\n$1\r\n0\r\n*1\r\n:7\r\n");
+    known("PING", "+OK\r\n");
+}
+
+/// A sentinel that names the server at `port` as the master.
+fn sentinel(port: u16) -> FakeServer {
+    FakeServer::start(move |request| {
+        let port = port.to_string();
+        let length = port.len();
+        let place = format!("*2\r\n$9\r\n127.0.0.1\r\n${length}\r\n{port}\r\n");
+        (request.name() == "SENTINEL").then(|| place.into_bytes())
+    })
+}
+
+fn only_a_server_that_says_so_is_believed_to_be_the_master() {
+    for role in [":1\r\n", "$-1\r\n", "*0\r\n", "+master\r\n"] {
+        let server = FakeServer::start(move |request| match request.name().as_str() {
+            "ROLE" => bytes(role),
+            "acquire" => bytes(GRANTED),
+            "release" => bytes(":1\r\n"),
+            _ => None,
+        });
+        let sentinel = sentinel(server.port());
+        let url = format!("redis+sentinel://127.0.0.1:{}/m", sentinel.port());
+        assert_unanswered(&client(&url).mutex("a").try_lock(), role);
+        assert!(server.requests("acquire").is_empty(), "{role:?}");
+    }
+}
+
+fn calls_in_one_write_are_each_checked() {
+    let replies = Arc::new(AtomicUsize::new(0));
+    let server = FakeServer::start({
+        let replies = Arc::clone(&replies);
+        move |request| match request.name().as_str() {
+            // Slow enough for calls to gather behind those that are under way.
+            "acquire" => {
+                support::let_pass(ms(20));
+                replies.fetch_add(1, Ordering::SeqCst);
+                bytes("*2\r\n:1\r\n:0\r\n")
+            }
+            "release" => bytes(":1\r\n"),
+            _ => None,
+        }
+    });
+    let client = builder(&server.url()).max_connections(1).build().unwrap();
+    thread::scope(|scope| {
+        for n in 0..12 {
+            let mutex = client.mutex(format!("a{n}"));
+            scope.spawn(move || assert!(!matches!(mutex.try_lock(), Ok(Some(_)))));
+        }
+    });
+    assert!(replies.load(Ordering::SeqCst) > 0);
+}

@@ -1,0 +1,421 @@
+//! Promise: through sentinels a lock keeps what it promises on one server, and goes on with whichever server is the master.
+
+use std::thread;
+use std::time::Instant;
+
+use crossbeam_channel::unbounded;
+use leasehold::{Error, Lost, Unlocked};
+use support::{
+    BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, GO_ON_WITHIN, PROCESSES, SLACK,
+    Sentinels, Setup, Trouble, builder, client, eventually, free_port, given, is_unreachable, ms,
+    threads, until_taken,
+};
+
+support::roles![threads_in_child];
+
+support::tests![
+    smoke,
+    a_lease_is_renewed,
+    database_and_passwords,
+    locks_go_on_where_the_master_is_known_and_all_sentinels_are_away,
+    threads_end_with_the_client
+];
+
+support::timed![
+    a_waiter_is_woken_by_the_release,
+    one_dead_sentinel_costs_no_deadline,
+    one_stopped_sentinel_costs_no_deadline,
+    sentinels_that_refuse_connections,
+    sentinels_that_say_nothing,
+    a_name_that_no_sentinel_knows_is_said_at_once,
+    contention_when_the_master_is_killed,
+    contention_when_the_master_is_stopped,
+    contention_when_the_master_is_switched_by_command,
+    leases_when_the_master_is_killed,
+    leases_when_the_master_is_stopped,
+    leases_when_the_master_is_switched_by_command,
+    a_waiter_follows_the_master,
+    a_demoted_master_is_left
+];
+
+const FENCE: &str = "leasehold:fence:{lock:a}";
+
+fn smoke() {
+    let sentinels = Sentinels::start(Setup::steady());
+    let (one, two) = (client(&sentinels.url()), client(&sentinels.url()));
+    assert!(one.ping().is_ok());
+    let guard = one.mutex("a").lock().unwrap();
+    assert!(sentinels.first().get("lock:a").is_some());
+    assert!(two.mutex("a").try_lock().unwrap().is_none());
+    guard.renew().unwrap();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    let again = two.mutex("a").try_lock().unwrap().expect("it is free");
+    assert_eq!(again.unlock().unwrap(), Unlocked::Released);
+}
+
+/// Longer than any look around: it is the release that wakes.
+fn a_waiter_is_woken_by_the_release() {
+    let sentinels = Sentinels::start(Setup::steady());
+    let one = client(&sentinels.url());
+    let two = builder(&sentinels.url()).backstop(ms(60_000)).build();
+    let two = two.unwrap();
+    let guard = one.mutex("a").ttl(ms(60_000)).lock().unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| two.mutex("a").lock().map(|guard| (guard, Instant::now())));
+        sentinels.first().wait_for_a_waiter("lock_release:a");
+        let released = Instant::now();
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        let (_guard, got) = waiting.join().unwrap().unwrap();
+        assert!(got - released < ms(5_000), "{:?}", got - released);
+    });
+}
+
+fn a_lease_is_renewed() {
+    let sentinels = Sentinels::start(Setup::steady());
+    let (one, two) = (client(&sentinels.url()), client(&sentinels.url()));
+    let (renewed, renewals) = unbounded();
+    let mutex = one.mutex("a").ttl(ms(3_000)).renew_every(ms(200));
+    let mutex = mutex.on_renew(move |_| {
+        let _ = renewed.send(());
+    });
+    let guard = mutex.lock().unwrap();
+    for _ in 0..20 {
+        renewals.recv_timeout(ms(10_000)).expect("it is renewed");
+    }
+    assert!(guard.is_held());
+    assert!(two.mutex("a").try_lock().unwrap().is_none());
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+fn database_and_passwords() {
+    let sentinels = Sentinels::start(Setup {
+        password: Some("data@pw"),
+        sentinel_password: Some("watch@pw"),
+        ..Setup::steady()
+    });
+    let client = client(&sentinels.url_of("mymaster", "/2"));
+    let guard = client.mutex("a").lock().unwrap();
+    let keys = |db: &str| -> i64 {
+        let script = "redis.call('SELECT', ARGV[1]); return redis.call('EXISTS', KEYS[1])";
+        let command = ["EVAL", script, "1", "lock:a", db];
+        sentinels.ask_data(sentinels.first(), &command).unwrap()
+    };
+    assert_eq!((keys("2"), keys("0")), (1, 0));
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+
+    let right = sentinels.url();
+    for (wrong, with) in [("data%40pw", "wr0ng"), ("watch%40pw", "wr0ng")] {
+        let client = builder(&right.replace(wrong, with)).build().unwrap();
+        match client.mutex("a").lock() {
+            Err(error @ Error::Refused { .. }) => {
+                assert!(error.to_string().contains("password"), "{error}");
+                assert!(!error.to_string().contains(with), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// New clients that get the lock in time, although one sentinel is no help.
+#[track_caller]
+fn fresh_clients_are_in_time(url: &str) {
+    let limit = ms(500);
+    for _ in 0..10 {
+        let client = client(url);
+        let timed = Control::run(limit, || client.mutex("a").try_lock_for(limit));
+        let guard = timed.no_later_than(SLACK).unwrap();
+        let guard = guard.expect("nobody holds it");
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    }
+}
+
+fn one_dead_sentinel_costs_no_deadline() {
+    let mut sentinels = Sentinels::start(Setup::steady());
+    sentinels.kill_sentinel(0);
+    fresh_clients_are_in_time(&sentinels.url());
+}
+
+fn one_stopped_sentinel_costs_no_deadline() {
+    let sentinels = Sentinels::start(Setup::steady());
+    sentinels.pause_sentinel(0);
+    fresh_clients_are_in_time(&sentinels.url());
+}
+
+fn locks_go_on_where_the_master_is_known_and_all_sentinels_are_away() {
+    let mut sentinels = Sentinels::start(Setup::steady());
+    let (one, two) = (client(&sentinels.url()), client(&sentinels.url()));
+    for client in [&one, &two] {
+        assert!(client.mutex("a").try_lock().unwrap().is_some());
+    }
+    for n in 0..sentinels.count() {
+        sentinels.kill_sentinel(n);
+    }
+    let lock_and_wait = || {
+        let guard = one.mutex("a").lock().unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| two.mutex("a").lock());
+            sentinels.first().wait_for_a_waiter("lock_release:a");
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            let guard = waiting.join().unwrap().unwrap();
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        });
+    };
+    lock_and_wait();
+    // Nor does a broken connection need them.
+    sentinels.first().kill_clients();
+    lock_and_wait();
+}
+
+/// New clients that are told in time that they are alone.
+#[track_caller]
+fn nobody_answers(url: &str) {
+    for _ in 0..5 {
+        let fresh = client(url);
+        let limit = ms(300);
+        let timed = Control::run(limit, || fresh.mutex("a").try_lock_for(limit));
+        is_unreachable(timed.no_later_than(SLACK));
+        let fresh = client(url);
+        let timed = Control::run(COMMAND_TIMEOUT, || fresh.mutex("a").try_lock());
+        is_unreachable(timed.no_later_than(SLACK));
+    }
+    let fresh = builder(url).unreachable_for(ms(1_000)).build().unwrap();
+    // An attempt that is under way is waited for, and so is the pause between two.
+    let limit = ms(1_000) + COMMAND_TIMEOUT + ms(500);
+    let timed = Control::run(limit, || fresh.mutex("a").lock());
+    is_unreachable(timed.no_later_than(SLACK));
+}
+
+fn sentinels_that_refuse_connections() {
+    let hosts: Vec<String> = (0..3)
+        .map(|_| format!("127.0.0.1:{}", free_port()))
+        .collect();
+    nobody_answers(&format!("redis+sentinel://{}/mymaster", hosts.join(",")));
+}
+
+fn sentinels_that_say_nothing() {
+    let holes: Vec<_> = (0..3).map(|_| BlackHole::start()).collect();
+    let hosts: Vec<String> = holes
+        .iter()
+        .map(|hole| format!("127.0.0.1:{}", hole.port()))
+        .collect();
+    nobody_answers(&format!("redis+sentinel://{}/mymaster", hosts.join(",")));
+}
+
+fn a_name_that_no_sentinel_knows_is_said_at_once() {
+    let mut sentinels = Sentinels::start(Setup::steady());
+    for is_one_dead in [false, true] {
+        let client = client(&sentinels.url_of("nobody", ""));
+        let limit = COMMAND_TIMEOUT;
+        let timed = Control::run(limit, || client.mutex("a").lock());
+        match timed.no_later_than(SLACK) {
+            Err(error @ Error::Refused { .. }) => {
+                let text = error.to_string();
+                assert!(text.contains("no master of this name"), "{text}");
+                assert!(text.contains("nobody"), "{text}");
+            }
+            other => panic!("{other:?}"),
+        }
+        if !is_one_dead {
+            sentinels.kill_sentinel(2);
+        }
+    }
+}
+
+fn get_into(trouble: Trouble, sentinels: &mut Sentinels) {
+    match trouble {
+        Trouble::Killed => sentinels.kill_first(),
+        Trouble::Stopped => sentinels.first().pause(),
+        Trouble::SwitchedByCommand => sentinels.failover(),
+    }
+}
+
+/// Several processes contend while the master is replaced.
+fn contention_goes_on(trouble: Trouble) {
+    let mut sentinels = Sentinels::start(Setup::alert());
+    let contention = Contention::start(&sentinels.url(), "a", PROCESSES, 0);
+    get_into(trouble, &mut sentinels);
+    let successor = sentinels.successor();
+    let timed = until_taken(Instant::now(), || {
+        sentinels.ask_data(successor, &["GET", FENCE])
+    });
+    let took = timed.took;
+    timed.no_later_than(SLACK);
+
+    // All of them are there by then, and the old one has nothing more to say.
+    contention.goes_on(30);
+    match trouble {
+        Trouble::Killed => {}
+        Trouble::Stopped => sentinels.first().resume(),
+        Trouble::SwitchedByCommand => {}
+    }
+    if trouble != Trouble::Killed {
+        is_demoted(&sentinels);
+        contention.goes_on(30);
+    }
+    let outcome = contention.finish();
+    println!("{trouble:?}: went on after {took:?}; {outcome:?}");
+    outcome.is_as_promised(SLACK);
+}
+
+/// Returns when the first master knows that it is none any more.
+fn is_demoted(sentinels: &Sentinels) {
+    eventually(ms(60_000), || {
+        let role: Vec<redis::Value> = sentinels
+            .ask_data(sentinels.first(), &["ROLE"])
+            .unwrap_or_default();
+        role.first() == Some(&redis::Value::BulkString(b"slave".into()))
+    });
+}
+
+fn contention_when_the_master_is_killed() {
+    contention_goes_on(Trouble::Killed);
+}
+
+fn contention_when_the_master_is_stopped() {
+    contention_goes_on(Trouble::Stopped);
+}
+
+fn contention_when_the_master_is_switched_by_command() {
+    contention_goes_on(Trouble::SwitchedByCommand);
+}
+
+/// One lease is on the replicas and survives; of another they never heard.
+fn leases_survive_or_are_told(trouble: Trouble) {
+    let mut sentinels = Sentinels::start(Setup::alert());
+    let client = client(&sentinels.url());
+    let lock = |name: &str| {
+        let mutex = client.mutex(name).ttl(ms(40_000)).renew_every(ms(500));
+        mutex.lock().unwrap()
+    };
+    let (survives, dies) = (lock("survives"), lock("dies"));
+    for replica in &sentinels.data()[1..] {
+        let has = |name: &str| replica.get(name).is_some();
+        eventually(ms(10_000), || has("lock:survives") && has("lock:dies"));
+        // As if it had not come: the renewals do not bring it.
+        let set = |value: &str| {
+            let command = ["CONFIG", "SET", "replica-read-only", value];
+            sentinels.ask_data::<String>(replica, &command).unwrap();
+        };
+        set("no");
+        sentinels
+            .ask_data::<u32>(replica, &["DEL", "lock:dies"])
+            .unwrap();
+        set("yes");
+    }
+    assert!(survives.is_held() && dies.is_held());
+    let lost = dies.lost();
+    get_into(trouble, &mut sentinels);
+    let successor = sentinels.successor();
+    let timed = Control::run(GO_ON_WITHIN + ms(500), || lost.recv_timeout(ms(20_000)));
+    assert_eq!(timed.no_later_than(SLACK), Ok(Lost::Deleted));
+    assert!(!dies.is_held());
+    assert_eq!(dies.unlock().unwrap(), Unlocked::AlreadyLost(Lost::Deleted));
+    assert!(survives.is_held());
+    survives.renew().unwrap();
+    assert!(successor.get("lock:survives").is_some());
+    assert_eq!(survives.unlock().unwrap(), Unlocked::Released);
+    assert!(successor.get("lock:survives").is_none());
+}
+
+fn leases_when_the_master_is_killed() {
+    leases_survive_or_are_told(Trouble::Killed);
+}
+
+fn leases_when_the_master_is_stopped() {
+    leases_survive_or_are_told(Trouble::Stopped);
+}
+
+fn leases_when_the_master_is_switched_by_command() {
+    leases_survive_or_are_told(Trouble::SwitchedByCommand);
+}
+
+/// Woken by a release on the new master, long before it would look by itself.
+fn a_waiter_follows_the_master() {
+    let sentinels = Sentinels::start(Setup::alert());
+    let holder = client(&sentinels.url());
+    let waiter = builder(&sentinels.url()).backstop(ms(60_000)).build();
+    let waiter = waiter.unwrap();
+    let guard = holder.mutex("a").ttl(ms(60_000)).lock().unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| waiter.mutex("a").lock());
+        sentinels.first().wait_for_a_waiter("lock_release:a");
+        sentinels.failover();
+        let successor = sentinels.successor();
+        let listens = || {
+            let command = ["PUBSUB", "NUMSUB", "lock_release:a"];
+            let heard = sentinels.ask_data::<(String, u32)>(successor, &command);
+            heard.is_ok_and(|(_, listeners)| listeners > 0)
+        };
+        let timed = Control::run(GO_ON_WITHIN, || eventually(ms(30_000), listens));
+        timed.no_later_than(SLACK);
+        let timed = Control::run(ms(0), || {
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            waiting.join().unwrap().unwrap()
+        });
+        drop(timed.no_later_than(ms(5_000)));
+    });
+}
+
+fn a_demoted_master_is_left() {
+    let sentinels = Sentinels::start(Setup::alert());
+    let client = client(&sentinels.url());
+    let mutex = client.mutex("a");
+    // Some connections lie idle.
+    let guards: Vec<_> = thread::scope(|scope| {
+        let locks: Vec<_> = (0..8)
+            .map(|n| client.mutex(format!("{n}")))
+            .map(|mutex| scope.spawn(move || mutex.lock().unwrap()))
+            .collect();
+        locks.into_iter().map(|lock| lock.join().unwrap()).collect()
+    });
+    drop(guards);
+    sentinels.failover();
+    let successor = sentinels.successor();
+    let lock = || {
+        let guard = mutex.try_lock_for(ms(1_000)).unwrap();
+        guard.expect("nobody else wants it")
+    };
+    let is_there = || {
+        let _guard = lock();
+        sentinels
+            .ask_data::<bool>(successor, &["EXISTS", "lock:a"])
+            .is_ok_and(|exists| exists)
+    };
+    let timed = Control::run(GO_ON_WITHIN, || eventually(ms(30_000), is_there));
+    timed.no_later_than(SLACK);
+    let calls = || sentinels.first().calls(&["evalsha", "eval"]);
+    let before = calls();
+    for _ in 0..50 {
+        assert_eq!(lock().unlock().unwrap(), Unlocked::Released);
+    }
+    assert_eq!(calls(), before, "the old master is asked");
+    is_demoted(&sentinels);
+    for _ in 0..50 {
+        assert_eq!(lock().unlock().unwrap(), Unlocked::Released);
+    }
+}
+
+fn threads_end_with_the_client() {
+    let sentinels = Sentinels::start(Setup::steady());
+    Child::spawn("sentinel::threads_in_child", &[("URL", &sentinels.url())])
+        .wait()
+        .succeeded();
+}
+
+fn threads_in_child() {
+    let listening = || threads("leasehold-senti");
+    for _ in 0..3 {
+        let client = client(&given("URL"));
+        assert_eq!(listening(), 0);
+        let guard = client.mutex("a").lock().unwrap();
+        eventually(ms(10_000), || listening() == 3);
+        drop(client);
+        assert_eq!(listening(), 3, "the guard needs them");
+        drop(guard);
+        eventually(ms(10_000), || listening() == 0);
+    }
+    let client = client(&given("URL"));
+    drop(client.mutex("a").lock().unwrap());
+    assert!(client.shutdown(ms(5_000)).unwrap().is_clean());
+    assert_eq!(listening(), 0);
+}

@@ -1,0 +1,440 @@
+//! Promise: the keys, values and messages are those of the wire format, and a foreign client that keeps to
+//! `SET … NX PX` and compare-and-delete shares a lock with us.
+
+use std::collections::HashSet;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::crossbeam_channel::{Receiver, bounded, unbounded};
+use leasehold::{Client, ClientBuilder, HolderId, Lost, Unlocked};
+use redis::Connection;
+use support::{Control, Server, eventually, ms};
+
+support::tests![
+    smoke,
+    the_value_is_the_owner_and_a_fresh_uuid,
+    a_foreign_release_that_publishes_wakes_at_once,
+    what_a_foreign_client_released_is_lost_at_the_next_renewal,
+    what_a_foreign_client_took_over_is_lost_at_the_next_renewal,
+    a_foreign_release_of_ours_that_is_heard_is_known_at_once,
+    a_false_alarm_is_no_loss,
+    a_release_is_announced_with_the_holder_id,
+    a_name_with_a_hash_tag_keeps_its_cluster_slot,
+    prefixes_are_those_of_the_builder,
+    resp3,
+    valkey_urls,
+    unix_sockets,
+    databases_users_and_passwords,
+    every_connection_has_our_name
+];
+
+support::timed![
+    a_key_that_a_foreign_client_set_is_waited_out,
+    a_foreign_release_that_says_nothing_is_noticed_within_the_backstop
+];
+
+/// Longer than any test: whoever is back sooner was woken.
+const FOR_EVER: Duration = Duration::from_secs(600);
+
+/// What "at once" may take on a machine that has other things to do.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Runs it beside the test.
+fn beside<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (done, outcome) = bounded(1);
+    thread::spawn(move || done.send(call()));
+    outcome
+}
+
+/// What a call beside the test came to, at once.
+#[track_caller]
+fn soon<T>(outcome: &Receiver<T>) -> T {
+    outcome.recv_timeout(SOON).expect("it comes to an end soon")
+}
+
+fn builder(server: &Server) -> ClientBuilder {
+    Client::builder().url(server.url()).backstop(FOR_EVER)
+}
+
+fn client(server: &Server) -> Client {
+    builder(server).build().unwrap()
+}
+
+/// What a client of another make does to take a lock.
+fn foreign_lock(redis: &mut Connection, key: &str, value: &str, ttl: Option<u64>) -> bool {
+    let mut set = redis::cmd("SET");
+    set.arg(key).arg(value).arg("NX");
+    if let Some(ttl) = ttl {
+        set.arg("PX").arg(ttl);
+    }
+    set.query::<Option<String>>(redis).unwrap().is_some()
+}
+
+/// What a client of another make does to let go of it.
+fn foreign_release(redis: &mut Connection, key: &str, value: &[u8]) -> bool {
+    redis::cmd("EVAL")
+        .arg(
+            "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end \
+             return 0",
+        )
+        .arg(1)
+        .arg(key)
+        .arg(value)
+        .query(redis)
+        .unwrap()
+}
+
+/// As one step, so that nobody is served between the two.
+fn foreign_release_and_publish(redis: &mut Connection, key: &str, channel: &str, payload: &[u8]) {
+    redis::pipe()
+        .atomic()
+        .cmd("DEL")
+        .arg(key)
+        .ignore()
+        .cmd("PUBLISH")
+        .arg(channel)
+        .arg(payload)
+        .ignore()
+        .exec(redis)
+        .unwrap();
+}
+
+fn smoke() {
+    let server = Server::start();
+    let client = builder(&server).owner("booking:7").build().unwrap();
+    let guard = client.mutex("x").lock().unwrap();
+    assert_eq!(server.keys(), [&b"leasehold:fence:{lock:x}"[..], b"lock:x"]);
+    assert_eq!(
+        server.get("lock:x").unwrap(),
+        guard.holder_id().as_str().as_bytes()
+    );
+    let left = server.pttl("lock:x");
+    assert!((1..=10_000).contains(&left), "{left} ms");
+    assert_eq!(
+        server.get("leasehold:fence:{lock:x}").unwrap(),
+        guard.fencing_token().to_string().into_bytes()
+    );
+    drop(guard);
+    assert_eq!(server.keys(), [b"leasehold:fence:{lock:x}"]);
+}
+
+fn the_value_is_the_owner_and_a_fresh_uuid() {
+    let server = Server::start();
+    let mutex = builder(&server)
+        .owner("booking:7")
+        .build()
+        .unwrap()
+        .mutex("x");
+    let mut seen = HashSet::new();
+    for _ in 0..20 {
+        let guard = mutex.lock().unwrap();
+        let value = String::from_utf8(server.get("lock:x").unwrap()).unwrap();
+        let (owner, id) = value.rsplit_once(':').unwrap();
+        assert_eq!(owner, "booking:7");
+        let id = uuid::Uuid::parse_str(id).unwrap();
+        assert_eq!(id.get_version_num(), 4);
+        assert!(value.ends_with(&id.hyphenated().to_string()), "{value}");
+        assert!(seen.insert(id));
+        drop(guard);
+    }
+    let guard = client(&server).mutex("x").lock().unwrap();
+    let process = format!("/{}", std::process::id());
+    assert!(guard.holder_id().owner().ends_with(&process));
+}
+
+fn a_key_that_a_foreign_client_set_is_waited_out() {
+    let server = Server::start();
+    let client = client(&server);
+    let mut redis = server.connection();
+    let set = Instant::now();
+    assert!(foreign_lock(&mut redis, "lock:x", "v", Some(500)));
+    assert!(client.mutex("x").try_lock().unwrap().is_none());
+    let guard = client.mutex("x").try_lock_for(SOON).unwrap().unwrap();
+    assert!(set.elapsed() >= ms(490), "after {:?}", set.elapsed());
+    assert!(!foreign_lock(&mut redis, "lock:x", "v", Some(500)));
+    drop(guard);
+    assert!(foreign_lock(&mut redis, "lock:x", "v", Some(500)));
+}
+
+fn a_foreign_release_that_publishes_wakes_at_once() {
+    let server = Server::start();
+    let client = client(&server);
+    let mut redis = server.connection();
+    // Whatever a foreign client says on the channel: it is the saying that counts.
+    let long = vec![b'x'; 1 << 20];
+    let payloads: [&[u8]; 5] = [b"v", b"", b"\xff\x00\r\n", b"web/1:no-uuid", &long];
+    for payload in payloads {
+        assert!(foreign_lock(&mut redis, "lock:x", "v", None));
+        let waiter = beside({
+            let mutex = client.mutex("x");
+            move || mutex.lock().map(drop)
+        });
+        server.wait_for_a_waiter("lock_release:x");
+        foreign_release_and_publish(&mut redis, "lock:x", "lock_release:x", payload);
+        soon(&waiter).unwrap();
+    }
+}
+
+fn a_foreign_release_that_says_nothing_is_noticed_within_the_backstop() {
+    let server = Server::start();
+    let backstop = ms(500);
+    let client = builder(&server).backstop(backstop).build().unwrap();
+    let mut redis = server.connection();
+    assert!(foreign_lock(&mut redis, "lock:x", "v", None));
+    let waiter = beside(move || client.mutex("x").lock().map(drop));
+    server.wait_for_a_waiter("lock_release:x");
+    let noticed = Control::run(backstop, || {
+        assert!(foreign_release(&mut redis, "lock:x", b"v"));
+        waiter.recv().unwrap()
+    });
+    noticed.no_later_than(ms(250)).unwrap();
+}
+
+fn what_a_foreign_client_released_is_lost_at_the_next_renewal() {
+    let server = Server::start();
+    let mutex = client(&server).mutex("x").ttl(FOR_EVER);
+    let guard = mutex.renew_every(ms(300)).lock().unwrap();
+    let value = server.get("lock:x").unwrap();
+    let mut redis = server.connection();
+    assert!(!foreign_release(&mut redis, "lock:x", b"v"));
+    assert!(foreign_release(&mut redis, "lock:x", &value));
+    assert_eq!(guard.lost().recv_timeout(SOON), Ok(Lost::Deleted));
+    assert_eq!(
+        guard.unlock().unwrap(),
+        Unlocked::AlreadyLost(Lost::Deleted)
+    );
+}
+
+fn what_a_foreign_client_took_over_is_lost_at_the_next_renewal() {
+    let server = Server::start();
+    let mutex = client(&server).mutex("x").ttl(FOR_EVER);
+    let guard = mutex.renew_every(ms(300)).lock().unwrap();
+    let value = server.get("lock:x").unwrap();
+    let mut redis = server.connection();
+    assert!(foreign_release(&mut redis, "lock:x", &value));
+    assert!(foreign_lock(&mut redis, "lock:x", "v", None));
+    assert!(guard.lost().recv_timeout(SOON).is_ok());
+    drop(guard);
+    assert_eq!(server.get("lock:x").unwrap(), b"v");
+}
+
+fn a_foreign_release_of_ours_that_is_heard_is_known_at_once() {
+    let server = Server::start();
+    let client = client(&server);
+    let mutex = client.mutex("x").ttl(FOR_EVER).renew_every(FOR_EVER / 2);
+    let guard = mutex.lock().unwrap();
+    let waiter = beside({
+        let mutex = mutex.clone();
+        move || mutex.lock().unwrap().fencing_token()
+    });
+    server.wait_for_a_waiter("lock_release:x");
+    let value = server.get("lock:x").unwrap();
+    foreign_release_and_publish(&mut server.connection(), "lock:x", "lock_release:x", &value);
+    assert_eq!(guard.lost().recv_timeout(SOON), Ok(Lost::Deleted));
+    assert!(soon(&waiter) > guard.fencing_token());
+}
+
+fn a_false_alarm_is_no_loss() {
+    let server = Server::start();
+    let client = client(&server);
+    let mutex = client.mutex("x").ttl(FOR_EVER).renew_every(FOR_EVER / 2);
+    let guard = mutex.lock().unwrap();
+    let lost = guard.lost();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| mutex.lock().map(drop));
+        server.wait_for_a_waiter("lock_release:x");
+        let calls = server.calls(&["evalsha", "eval"]);
+        server.run("PUBLISH", &["lock_release:x", guard.holder_id().as_str()]);
+        eventually(SOON, || server.calls(&["evalsha", "eval"]) > calls);
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        waiter.join().unwrap().unwrap();
+    });
+    assert!(lost.try_recv().is_err());
+}
+
+fn a_release_is_announced_with_the_holder_id() {
+    let server = Server::start();
+    let client = client(&server);
+    let mut redis = server.connection();
+    let mut listener = redis.as_pubsub();
+    listener.subscribe("lock_release:x").unwrap();
+    let mut heard = || {
+        let message = listener.get_message().unwrap();
+        assert_eq!(message.get_channel_name(), "lock_release:x");
+        message.get_payload::<String>().unwrap()
+    };
+    let holder = |id: &HolderId| id.as_str().to_owned();
+
+    let guard = client.mutex("x").lock().unwrap();
+    let unlocked = holder(guard.holder_id());
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    assert_eq!(heard(), unlocked);
+
+    let guard = client.mutex("x").lock().unwrap();
+    let dropped = holder(guard.holder_id());
+    drop(guard);
+    assert_eq!(heard(), dropped);
+
+    let guard = client.mutex("x").lock().unwrap();
+    assert!(client.mutex("x").force_unlock().unwrap());
+    assert_eq!(heard(), holder(guard.holder_id()));
+}
+
+fn a_name_with_a_hash_tag_keeps_its_cluster_slot() {
+    let server = Server::start();
+    let client = client(&server);
+    for (name, fence) in [
+        ("{u1}:cart", "leasehold:fence:lock:{u1}:cart"),
+        ("a{b}c", "leasehold:fence:lock:a{b}c"),
+        ("{}cart", "leasehold:fence:{lock:{}cart}"),
+        ("a{b", "leasehold:fence:{lock:a{b}"),
+        ("a}b", "leasehold:fence:{lock:a}b}"),
+    ] {
+        server.run("FLUSHALL", &[]);
+        let _guard = client.mutex(name).lock().unwrap();
+        let lock = format!("lock:{name}");
+        assert_eq!(server.keys(), [fence.as_bytes(), lock.as_bytes()]);
+    }
+}
+
+fn prefixes_are_those_of_the_builder() {
+    let server = Server::start();
+    let client = builder(&server)
+        .key_prefix("app:l:")
+        .channel_prefix("app:r:")
+        .build()
+        .unwrap();
+    let mut redis = server.connection();
+    assert!(foreign_lock(&mut redis, "app:l:x", "v", None));
+    let waiter = beside({
+        let mutex = client.mutex("x");
+        move || mutex.lock().unwrap()
+    });
+    server.wait_for_a_waiter("app:r:x");
+    foreign_release_and_publish(&mut redis, "app:l:x", "app:r:x", b"v");
+    let guard = soon(&waiter);
+    assert_eq!(
+        server.get("app:l:x").unwrap(),
+        guard.holder_id().as_str().as_bytes()
+    );
+    assert_eq!(
+        server.keys(),
+        [&b"app:l:x"[..], b"leasehold:fence:{app:l:x}"]
+    );
+}
+
+/// Waits for a lock, is woken, holds it past its ttl by renewals, and lets go.
+fn round_trip(client: &Client, redis: &mut Connection, waiting: impl FnOnce()) {
+    assert!(foreign_lock(redis, "lock:x", "v", None));
+    let (renewed, renewals) = unbounded();
+    let mutex = client.mutex("x").ttl(ms(600)).on_renew(move |_| {
+        let _ = renewed.send(());
+    });
+    let waiter = beside(move || mutex.lock().unwrap());
+    waiting();
+    foreign_release_and_publish(redis, "lock:x", "lock_release:x", b"v");
+    let guard = soon(&waiter);
+    for _ in 0..4 {
+        renewals.recv_timeout(SOON).expect("it is renewed");
+    }
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+fn resp3() {
+    let server = Server::start();
+    let url = format!("{}?protocol=resp3", server.url());
+    let client = builder(&server).url(url).build().unwrap();
+    round_trip(&client, &mut server.connection(), || {
+        server.wait_for_a_waiter("lock_release:x");
+        let clients = server.client_list();
+        let ours: Vec<_> = clients.iter().filter(|c| !c["name"].is_empty()).collect();
+        assert!(ours.len() >= 2, "{clients:?}");
+        // 6.2 does not list it.
+        let is_listed = Server::version() >= 7;
+        let is_so = |resp: Option<&String>| resp.map_or(!is_listed, |resp| resp == "3");
+        assert!(ours.iter().all(|c| is_so(c.get("resp"))), "{ours:?}");
+        assert!(server.calls(&["hello"]) >= 2);
+    });
+}
+
+fn valkey_urls() {
+    let server = Server::start();
+    let url = server.url().replace("redis://", "valkey://");
+    let client = builder(&server).url(url).build().unwrap();
+    round_trip(&client, &mut server.connection(), || {
+        server.wait_for_a_waiter("lock_release:x");
+    });
+}
+
+fn unix_sockets() {
+    let server = Server::start();
+    let client = builder(&server).url(server.unix_url()).build().unwrap();
+    round_trip(&client, &mut server.connection(), || {
+        server.wait_for_a_waiter("lock_release:x");
+        let clients = server.client_list();
+        let ours: Vec<_> = clients.iter().filter(|c| !c["name"].is_empty()).collect();
+        assert!(ours.len() >= 2, "{clients:?}");
+        assert!(ours.iter().all(|c| c["flags"].contains('U')), "{ours:?}");
+    });
+}
+
+fn databases_users_and_passwords() {
+    let server = Server::start();
+    let mut redis = server.connection();
+    redis::cmd("ACL")
+        .arg(&["SETUSER", "ann", "on", ">p@ss:w/rd", "~*", "&*", "+@all"])
+        .exec(&mut redis)
+        .unwrap();
+    // Only ann gets in from now on.
+    redis::cmd("ACL")
+        .arg(&["SETUSER", "default", "resetpass", ">other"])
+        .exec(&mut redis)
+        .unwrap();
+    redis::cmd("SELECT").arg(3).exec(&mut redis).unwrap();
+    let tcp = format!("redis://ann:p%40ss%3Aw%2Frd@127.0.0.1:{}/3", server.port());
+    let unix = format!("{}?db=3&user=ann&pass=p%40ss%3Aw%2Frd", server.unix_url());
+    for url in [tcp.clone() + "?protocol=resp3", tcp, unix] {
+        let client = builder(&server).url(url).build().unwrap();
+        client.ping().unwrap();
+        let guard = client.mutex("x").lock().unwrap();
+        let value: Option<String> = redis::cmd("GET").arg("lock:x").query(&mut redis).unwrap();
+        assert_eq!(value.as_deref(), Some(guard.holder_id().as_str()));
+        drop(guard);
+        round_trip(&client, &mut redis, || ());
+    }
+}
+
+fn every_connection_has_our_name() {
+    let server = Server::start();
+    let named = builder(&server).connection_name("booking-api");
+    assert_connections_named(&server, &named.build().unwrap(), |name| {
+        name == "booking-api"
+    });
+    let process = format!("/{}", std::process::id());
+    assert_connections_named(&server, &client(&server), |name| {
+        name.starts_with("leasehold:") && name.ends_with(&process)
+    });
+}
+
+#[track_caller]
+fn assert_connections_named(server: &Server, client: &Client, is_right: impl Fn(&str) -> bool) {
+    let own: HashSet<_> = server
+        .client_list()
+        .iter()
+        .map(|c| c["id"].clone())
+        .collect();
+    let mutex = client.mutex("x").ttl(ms(600));
+    let guard = mutex.lock().unwrap();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| mutex.lock().map(drop));
+        server.wait_for_a_waiter("lock_release:x");
+        // The pool's, the subscriber's, and the one for renewals; each has no name at first.
+        eventually(SOON, || {
+            let mut clients = server.client_list();
+            clients.retain(|client| !own.contains(&client["id"]));
+            clients.len() >= 3 && clients.iter().all(|client| is_right(&client["name"]))
+        });
+        drop(guard);
+        waiter.join().unwrap().unwrap();
+    });
+}

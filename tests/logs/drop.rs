@@ -1,0 +1,451 @@
+//! Promise: dropping a guard or a client, wherever and whenever, never panics, never blocks longer than the command
+//! timeout, and leaves no lock and no thread behind.
+
+use std::cell::Cell;
+use std::fs;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use leasehold::crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use leasehold::{Backoff, Client, ClientBuilder, Lost, Mutex, MutexGuard, Unlocked, WaitPolicy};
+use support::{Child, Control, Proxy, Server, eventually, given, lines_about, ms};
+
+support::roles![
+    whoever_goes_last,
+    last_in_on_lost,
+    last_in_on_renew,
+    last_after_death,
+    last_words
+];
+
+support::tests![
+    smoke,
+    a_guard_that_a_panic_drops_releases,
+    a_panic_on_a_dead_server_stays_one_panic,
+    a_guard_dropped_after_shutdown_leaves_the_next_holder_alone,
+    a_guard_is_dropped_on_another_thread_than_it_was_taken_on,
+    a_forgotten_guard_ends_with_its_ttl,
+    a_guard_outlives_its_client,
+    no_thread_is_left_whoever_goes_last,
+    the_last_client_is_dropped_in_on_lost,
+    the_last_client_is_dropped_in_on_renew,
+    no_thread_is_left_of_a_client_whose_server_died,
+    a_destructor_of_a_thread_local_may_drop_guards_and_wait
+];
+
+support::timed![
+    a_guard_of_a_killed_server_is_dropped_in_time,
+    a_guard_of_a_silent_server_is_dropped_in_time_and_released_later,
+    the_last_guard_of_a_silent_server_is_dropped_in_time,
+    the_last_client_of_a_silent_server_is_dropped_in_time,
+    the_last_guard_of_a_slow_server_is_dropped_in_time
+];
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// What "at once" may take on a machine that has other things to do.
+const SOON: Duration = Duration::from_secs(5);
+
+const COMMAND_TIMEOUT: Duration = ms(400);
+
+/// How much later than a plain wait a call may be that promises to be back by then.
+const SLACK: Duration = ms(150);
+
+fn builder(url: impl Into<String>) -> ClientBuilder {
+    // Whoever is back sooner than this was woken.
+    Client::builder()
+        .url(url)
+        .backstop(MINUTE)
+        .command_timeout(COMMAND_TIMEOUT)
+}
+
+fn client(server: &Server) -> Client {
+    builder(server.url()).build().unwrap()
+}
+
+/// Runs the role in a process of its own, where all of leasehold's threads are those of the role.
+fn in_a_child(role: &str) {
+    let server = Server::start();
+    let child = Child::spawn(role, &[("URL", &server.url())]);
+    child.wait().succeeded();
+    assert_eq!(server.get("lock:a"), None);
+}
+
+/// The threads that clients of this process have, by the names that the kernel keeps of them.
+fn threads() -> Vec<String> {
+    // Where there is no /proc, that nothing hangs has to do.
+    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten();
+    tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("comm")).ok())
+        .filter(|name| name.starts_with("leasehold-"))
+        .collect()
+}
+
+/// Has the client start every thread that it can have.
+fn with_all_threads(mutex: &Mutex) {
+    let guard = mutex.lock().unwrap();
+    let waiter = thread::spawn({
+        let mutex = mutex.clone();
+        move || drop(mutex.lock().unwrap())
+    });
+    if cfg!(target_os = "linux") {
+        eventually(SOON, || {
+            let has = |name: &str| threads().iter().any(|thread| thread.starts_with(name));
+            ["timer", "io", "subsc", "callb"]
+                .iter()
+                .all(|name| has(&format!("leasehold-{name}")))
+        });
+    }
+    drop(guard);
+    waiter.join().unwrap();
+}
+
+fn smoke() {
+    let server = Server::start();
+    let (one, two) = (client(&server), client(&server));
+    let guard = one.mutex("a").lock().unwrap();
+    drop(guard);
+    assert!(two.mutex("a").try_lock().unwrap().is_some());
+}
+
+fn a_guard_that_a_panic_drops_releases() {
+    let server = Server::start();
+    let (one, two) = (client(&server), client(&server));
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let _guard = one.mutex("a").lock().unwrap();
+        panic!("with a guard");
+    }));
+    assert!(panicked.is_err());
+    assert!(two.mutex("a").try_lock().unwrap().is_some());
+}
+
+fn a_panic_on_a_dead_server_stays_one_panic() {
+    let mut server = Server::start();
+    let client = client(&server);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let _guard = client.mutex("a").lock().unwrap();
+        server.kill();
+        panic!("with a guard");
+    }));
+    assert!(matches!(panicked, Err(why) if why.downcast_ref() == Some(&"with a guard")));
+}
+
+fn a_guard_of_a_killed_server_is_dropped_in_time() {
+    support::captured();
+    let mut server = Server::start();
+    let client = client(&server);
+    let guard = client.mutex("of-the-killed").lock().unwrap();
+    server.kill();
+    let dropped = Control::run(COMMAND_TIMEOUT, || drop(guard));
+    dropped.no_later_than(SLACK);
+    let warned = |line: &support::Line| line.level == log::Level::Warn;
+    assert!(lines_about("of-the-killed").iter().any(warned));
+}
+
+fn a_guard_of_a_silent_server_is_dropped_in_time_and_released_later() {
+    let server = Server::start();
+    let client = client(&server);
+    let guard = client.mutex("a").ttl(MINUTE).lock().unwrap();
+    server.pause();
+    let dropped = Control::run(COMMAND_TIMEOUT, || drop(guard));
+    server.resume();
+    dropped.no_later_than(SLACK);
+    eventually(SOON, || server.get("lock:a").is_none());
+}
+
+/// The release and the end of the threads share the time.
+fn the_last_guard_of_a_silent_server_is_dropped_in_time() {
+    let server = Server::start();
+    let guard = client(&server).mutex("a").ttl(MINUTE).lock().unwrap();
+    server.pause();
+    let dropped = Control::run(COMMAND_TIMEOUT, || drop(guard));
+    server.resume();
+    dropped.no_later_than(SLACK);
+}
+
+/// While the release of a guard is repeated, in vain.
+fn the_last_client_of_a_silent_server_is_dropped_in_time() {
+    let server = Server::start();
+    let client = client(&server);
+    with_all_threads(&client.mutex("a").on_lost(|_| ()));
+    let guard = client.mutex("b").ttl(MINUTE).lock().unwrap();
+    server.pause();
+    drop(guard);
+    let dropped = Control::run(COMMAND_TIMEOUT, || drop(client));
+    server.resume();
+    dropped.no_later_than(SLACK);
+}
+
+fn the_last_guard_of_a_slow_server_is_dropped_in_time() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = builder(proxy.url()).build().unwrap();
+    with_all_threads(&client.mutex("a").on_lost(|_| ()));
+    let guard = client.mutex("b").ttl(MINUTE).lock().unwrap();
+    drop(client);
+    proxy.delay(Duration::ZERO, COMMAND_TIMEOUT * 3 / 4);
+    let dropped = Control::run(COMMAND_TIMEOUT, || drop(guard));
+    dropped.no_later_than(SLACK);
+}
+
+fn a_guard_dropped_after_shutdown_leaves_the_next_holder_alone() {
+    let server = Server::start();
+    let (one, two) = (client(&server), client(&server));
+    let (dropped, asked) = (
+        one.mutex("a").lock().unwrap(),
+        one.mutex("b").lock().unwrap(),
+    );
+    assert!(one.shutdown(SOON).unwrap().is_clean());
+    assert!(!dropped.is_held() && !asked.is_held());
+    let next = [
+        two.mutex("a").try_lock().unwrap().expect("it is free"),
+        two.mutex("b").try_lock().unwrap().expect("it is free"),
+    ];
+    drop(dropped);
+    assert_eq!(
+        asked.unlock().unwrap(),
+        Unlocked::AlreadyLost(Lost::ShutDown)
+    );
+    for guard in next {
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    }
+}
+
+fn a_guard_is_dropped_on_another_thread_than_it_was_taken_on() {
+    let server = Server::start();
+    let client = client(&server);
+    let mutex = client.mutex("a").ttl(MINUTE);
+    let guard = mutex.lock().unwrap();
+    let (served, waiter) = bounded(1);
+    thread::spawn({
+        let mutex = mutex.clone();
+        move || served.send(mutex.lock().map(drop))
+    });
+    server.wait_for_a_waiter("lock_release:a");
+    thread::spawn(move || drop(guard)).join().unwrap();
+    waiter.recv_timeout(SOON).unwrap().unwrap();
+
+    let taken_there = thread::spawn(move || mutex.lock().unwrap()).join().unwrap();
+    assert!(client.mutex("a").try_lock().unwrap().is_none());
+    drop(taken_there);
+    assert!(client.mutex("a").try_lock().unwrap().is_some());
+}
+
+fn a_forgotten_guard_ends_with_its_ttl() {
+    let server = Server::start();
+    let (one, two) = (client(&server), client(&server));
+    let mutex = one.mutex("a").ttl(ms(300)).auto_renew(false);
+    for waiting in [&one, &two] {
+        let guard = mutex.lock().unwrap();
+        let lost = guard.lost();
+        mem::forget(guard);
+        assert!(waiting.mutex("a").try_lock().unwrap().is_none());
+        let next = waiting.mutex("a").try_lock_for(SOON).unwrap();
+        assert!(next.is_some());
+        assert_eq!(lost.recv_timeout(SOON), Ok(Lost::Expired));
+    }
+}
+
+fn a_guard_outlives_its_client() {
+    let server = Server::start();
+    let (renewed, renewals) = unbounded();
+    let client = client(&server);
+    let mutex = client.mutex("a").ttl(ms(600)).on_renew(move |_| {
+        let _ = renewed.send(());
+    });
+    let guard = mutex.lock().unwrap();
+    drop((client, mutex));
+    for _ in 0..5 {
+        renewals.recv_timeout(SOON).expect("it is renewed");
+    }
+    assert!(guard.is_held());
+    assert_eq!(
+        server.get("lock:a").unwrap(),
+        guard.holder_id().as_str().as_bytes()
+    );
+    let lost = guard.lost();
+    server.run("DEL", &["lock:a"]);
+    assert_eq!(lost.recv_timeout(SOON), Ok(Lost::Deleted));
+}
+
+fn no_thread_is_left_whoever_goes_last() {
+    in_a_child("drop::whoever_goes_last");
+}
+
+fn whoever_goes_last() {
+    let open = || {
+        let client = builder(given("URL")).build().unwrap();
+        let mutex = client.mutex("a").on_lost(|_| ());
+        assert_eq!(threads(), [] as [String; 0], "none before it is needed");
+        with_all_threads(&mutex);
+        let guard = mutex.lock().unwrap();
+        (client, mutex, guard)
+    };
+    // An ended thread is listed until the kernel has cleared it away.
+    let gone = || eventually(SOON, || threads().is_empty());
+
+    let (client, mutex, guard) = open();
+    drop((client, mutex));
+    drop(guard);
+    gone();
+
+    let (client, mutex, guard) = open();
+    drop((guard, client));
+    drop(mutex);
+    gone();
+
+    let (client, mutex, guard) = open();
+    drop((mutex, guard));
+    let other = client.clone();
+    drop(client);
+    thread::spawn(move || drop(other)).join().unwrap();
+    gone();
+
+    let (client, _mutex, guard) = open();
+    assert!(client.shutdown(SOON).unwrap().is_clean());
+    gone();
+    drop(guard);
+}
+
+/// Everything that keeps a client alive.
+type Last = Arc<parking_lot::Mutex<Option<(Client, Mutex, MutexGuard)>>>;
+
+/// Lets the callback drop the last of the client, and sees to it that it comes back and no thread is left.
+fn last_in_a_callback(lock: impl FnOnce(Mutex, Box<dyn Fn() + Send + Sync>) -> Mutex) {
+    // Long enough to tell a thread that waits for its own end.
+    let client = builder(given("URL")).command_timeout(MINUTE).build();
+    let client = client.unwrap();
+    let (dropped, done): (Sender<()>, Receiver<()>) = unbounded();
+    let last = Last::default();
+    let callback = {
+        let last = Arc::clone(&last);
+        move || {
+            // Whichever call comes first has it, once it is there.
+            if let Some(last) = last.lock().take() {
+                drop(last);
+                dropped.send(()).unwrap();
+            }
+        }
+    };
+    let mutex = lock(client.mutex("a").ttl(ms(300)), Box::new(callback));
+    // Held from before the lock is taken, so that no callback comes too early.
+    let mut slot = last.lock();
+    with_all_threads(&client.mutex("b").on_lost(|_| ()));
+    let guard = mutex.lock().unwrap();
+    *slot = Some((client, mutex, guard));
+    drop(slot);
+    done.recv_timeout(SOON).expect("the callback comes back");
+    eventually(SOON, || threads().is_empty());
+}
+
+fn the_last_client_is_dropped_in_on_lost() {
+    in_a_child("drop::last_in_on_lost");
+}
+
+fn last_in_on_lost() {
+    last_in_a_callback(|mutex, callback| mutex.auto_renew(false).on_lost(move |_| callback()));
+}
+
+fn the_last_client_is_dropped_in_on_renew() {
+    in_a_child("drop::last_in_on_renew");
+}
+
+fn last_in_on_renew() {
+    last_in_a_callback(|mutex, callback| mutex.on_renew(move |_| callback()));
+}
+
+fn no_thread_is_left_of_a_client_whose_server_died() {
+    let mut server = Server::start();
+    let child = Child::spawn("drop::last_after_death", &[("URL", &server.url())]);
+    child.wait_for("holding");
+    server.kill();
+    child.wait_for("dropped");
+    child.wait().succeeded();
+}
+
+fn last_after_death() {
+    let mutex = builder(given("URL"))
+        .build()
+        .unwrap()
+        .mutex("a")
+        .ttl(ms(500))
+        .on_lost(|_| ());
+    with_all_threads(&mutex);
+    let guard = mutex.lock().unwrap();
+    support::say("holding");
+    assert_eq!(guard.lost().recv_timeout(SOON), Ok(Lost::Expired));
+    drop((guard, mutex));
+    support::say("dropped");
+    eventually(SOON, || threads().is_empty());
+}
+
+/// Runs when its thread's other thread-locals are destroyed.
+struct AtTheEnd(Cell<Option<Box<dyn FnOnce()>>>);
+
+impl Drop for AtTheEnd {
+    fn drop(&mut self) {
+        if let Some(act) = self.0.take() {
+            act();
+        }
+    }
+}
+
+thread_local! {
+    static AT_THE_END: AtTheEnd = const { AtTheEnd(Cell::new(None)) };
+}
+
+fn a_destructor_of_a_thread_local_may_drop_guards_and_wait() {
+    let finished = Child::spawn("drop::last_words", &[]).wait().succeeded();
+    assert_eq!(finished.said, ["all done"], "{}", finished.output);
+}
+
+fn last_words() {
+    let (server, mut killed) = (Server::start(), Server::start());
+    let (one, two, three) = (client(&server), client(&server), client(&killed));
+    let held = one.mutex("a").lock().unwrap();
+    let guards = [
+        two.mutex("b").lock().unwrap(),
+        three.mutex("c").lock().unwrap(),
+    ];
+    killed.kill();
+    let last_words = move || {
+        let random = catch_unwind(|| drop(rand::rng()));
+        assert!(random.is_err(), "it is too early to show anything");
+        drop(guards);
+        let limit = ms(300);
+        assert!(two.mutex("a").try_lock_for(limit).unwrap().is_none());
+        assert!(two.fair_mutex("a").try_lock_for(limit).unwrap().is_none());
+        assert!(
+            two.mutex_all(["a", "b"])
+                .try_lock_for(limit)
+                .unwrap()
+                .is_none()
+        );
+        let pauses = WaitPolicy::Backoff(Backoff::new(ms(5), ms(50)));
+        assert!(
+            two.mutex("a")
+                .wait(pauses)
+                .try_lock_for(limit)
+                .unwrap()
+                .is_none()
+        );
+        drop(held);
+        assert_eq!(
+            two.mutex("a").lock().unwrap().unlock().unwrap(),
+            Unlocked::Released
+        );
+        drop((one, two, three));
+        support::say("all done");
+    };
+    thread::spawn(move || {
+        // What is first used later is destroyed earlier.
+        AT_THE_END.with(|end| end.0.set(Some(Box::new(last_words))));
+        drop(rand::rng());
+    })
+    .join()
+    .unwrap();
+}

@@ -1,0 +1,324 @@
+//! Promise: whatever others write into Redis, and whatever a server says, nothing of it steers a terminal or reorders the
+//! text around it: not in an error, not in a `Debug`, not in a log line, and not in what the program `leasehold` prints.
+
+use leasehold::{Error, Health};
+use support::{FakeServer, Server, builder, captured, client, ms};
+
+support::tests![
+    smoke,
+    what_is_seen_of_a_foreign_holder_is_harmless,
+    an_error_about_a_key_is_harmless,
+    an_error_with_a_servers_own_text_is_harmless,
+    a_refused_subscription_is_logged_harmlessly,
+    a_host_that_a_server_names_is_shown_harmlessly,
+    #[cfg(all(feature = "cli", unix))]
+    program::what_the_program_prints_of_a_foreign_holder_is_harmless,
+    #[cfg(all(feature = "cli", unix))]
+    program::what_the_program_repeats_of_a_server_is_harmless
+];
+
+const UUID: &str = "123e4567-e89b-12d3-a456-426614174000";
+
+/// Every character that must not be printed.
+fn hostile() -> impl Iterator<Item = char> {
+    let ranges = [
+        ('\0', '\x1f'),
+        ('\x7f', '\u{9f}'),
+        ('\u{61c}', '\u{61c}'),
+        ('\u{200e}', '\u{200f}'),
+        ('\u{2028}', '\u{202e}'),
+        ('\u{2066}', '\u{2069}'),
+    ];
+    ranges.into_iter().flat_map(|(first, last)| first..=last)
+}
+
+/// All of them; fewer than the longest name that is printed whole.
+fn text() -> String {
+    hostile().collect()
+}
+
+/// All that one line of a reply can hold.
+fn line() -> String {
+    hostile().filter(|c| !"\r\n".contains(*c)).collect()
+}
+
+#[track_caller]
+fn assert_harmless(text: &str) {
+    let found = hostile().find(|c| text.contains(*c));
+    assert_eq!(found, None, "in {text:?}");
+}
+
+/// Of an error, all that a program may print of it.
+#[track_caller]
+fn assert_harmless_error(error: &Error) {
+    assert_harmless(&format!("{error:?}"));
+    let mut next: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = next {
+        assert_harmless(&error.to_string());
+        next = error.source();
+    }
+    if let Error::Refused { answer, .. } = error {
+        assert_harmless(answer);
+    }
+    if let Error::WrongType { key } | Error::BadFence { key } = error {
+        assert_harmless(key);
+    }
+}
+
+/// A line for each part.
+#[track_caller]
+fn assert_harmless_health(health: &Health) {
+    assert_harmless(&format!("{health:?}"));
+    health.to_string().lines().for_each(assert_harmless);
+}
+
+fn set(server: &Server, key: &[u8], value: &[u8]) {
+    let mut set = redis::cmd("SET");
+    set.arg(key).arg(value).arg("PX").arg(600_000);
+    set.exec(&mut server.connection()).unwrap();
+}
+
+/// A server with two locks of hostile names, held under hostile values: one as a leasehold client would, and one of bytes
+/// that are no text.
+fn held_by_a_foreigner() -> Server {
+    let server = Server::start();
+    let name = [b"lock:", text().as_bytes()].concat();
+    set(&server, &name, format!("{}:{UUID}", text()).as_bytes());
+    let name = [&name[..], b"\xff\xc3"].concat();
+    set(&server, &name, &[text().as_bytes(), b"\xff"].concat());
+    // Only the first bytes of such a value are shown.
+    for c in hostile() {
+        let name = format!("lock:{c}");
+        set(&server, name.as_bytes(), format!("{c}\u{ff}").as_bytes());
+    }
+    server
+}
+
+#[track_caller]
+fn assert_log_harmless() {
+    for line in captured() {
+        assert_harmless(&line.message);
+        for (_, value) in &line.pairs {
+            assert_harmless(value);
+        }
+    }
+}
+
+fn smoke() {
+    assert_harmless("tisch-ü \\u{202e} \\x1b");
+    let all = text();
+    assert!(all.contains('\u{1b}') && all.contains('\u{9b}') && all.contains('\u{202e}'));
+    let name = leasehold::Name::from(&all);
+    assert_harmless(&format!("{name} {name:?}"));
+}
+
+fn what_is_seen_of_a_foreign_holder_is_harmless() {
+    captured();
+    let server = held_by_a_foreigner();
+    let client = client(&server.url());
+    let held = client.list("").unwrap();
+    assert_eq!(held.len(), hostile().count() + 2);
+    assert_harmless(&format!("{held:?}"));
+    let mutex = client.mutex(text());
+    let holder = mutex.inspect().unwrap().unwrap();
+    assert_harmless(&format!("{holder:?}"));
+    let id = holder.holder_id().unwrap();
+    assert_harmless(&format!("{id} {id:?} {}", id.short()));
+    assert_eq!(id.as_str(), format!("{}:{UUID}", text()), "as it is");
+    assert_eq!(id.owner(), text(), "as it is");
+    for held in &held {
+        assert!(client.mutex(held.name()).force_unlock().unwrap());
+    }
+    let forced = captured();
+    assert!(forced.iter().any(|line| line.mentions("forced")));
+    assert_log_harmless();
+}
+
+fn an_error_about_a_key_is_harmless() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let key = [b"lock:", text().as_bytes()].concat();
+    redis::cmd("LPUSH")
+        .arg(&key)
+        .arg("x")
+        .exec(&mut server.connection())
+        .unwrap();
+    assert_harmless_error(&client.mutex(text()).try_lock().unwrap_err());
+    let fence = [b"leasehold:fence:{lock:x", text().as_bytes(), b"}"].concat();
+    set(&server, &fence, b"nonsense");
+    let error = client.mutex(format!("x{}", text())).try_lock();
+    assert_harmless_error(&error.unwrap_err());
+}
+
+/// A server that replies with this error to a command, or to every script.
+fn saying(error: &'static str, command: &'static str) -> FakeServer {
+    FakeServer::start(move |request| {
+        let name = request.name();
+        let is_script = name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+        let says = name == command || command == "script" && is_script;
+        says.then(|| format!("-{error} {}\r\n", line()).into_bytes())
+    })
+}
+
+fn an_error_with_a_servers_own_text_is_harmless() {
+    captured();
+    for (error, command) in [
+        ("ERR", "script"),
+        ("NOPERM", "script"),
+        ("OOM", "script"),
+        ("READONLY", "script"),
+        ("BUSY", "script"),
+        ("\u{1b}[2J", "script"),
+        ("ERR", "SELECT"),
+        ("ERR", "AUTH"),
+        ("WRONGPASS", "AUTH"),
+        ("WRONGPASS", "HELLO"),
+        ("ERR", "CLIENT"),
+    ] {
+        let server = saying(error, command);
+        let url = format!("redis://u:p@127.0.0.1:{}/3", server.port());
+        let client = builder(&url).breaker(2).build().unwrap();
+        for _ in 0..3 {
+            if let Err(error) = client.mutex("a").try_lock_for(ms(50)) {
+                assert_harmless_error(&error);
+            }
+        }
+        assert_harmless_health(&client.health());
+        assert_harmless_error(&client.shared_stats().map_or_else(|e| e, |_| Error::Closed));
+    }
+    assert_log_harmless();
+}
+
+fn a_refused_subscription_is_logged_harmlessly() {
+    captured();
+    for command in ["SUBSCRIBE", "PUBLISH"] {
+        let server = FakeServer::start(move |request| match request.name() {
+            name if name == command => Some(format!("-NOPERM {}\r\n", line()).into_bytes()),
+            name if name == "acquire" => Some(b"*3\r\n:0\r\n$1\r\nx\r\n:60000\r\n".to_vec()),
+            _ => None,
+        });
+        let client = client(&server.url());
+        assert!(client.mutex("a").try_lock_for(ms(700)).unwrap().is_none());
+    }
+    assert!(captured().iter().any(|line| line.mentions("NOPERM")));
+    assert_log_harmless();
+}
+
+fn bulk(text: &str) -> String {
+    format!("${}\r\n{text}\r\n", text.len())
+}
+
+fn a_host_that_a_server_names_is_shown_harmlessly() {
+    captured();
+    let host = line();
+    let slots = format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n{}:7\r\n", bulk(&host));
+    let node = FakeServer::start(move |request| {
+        (request.name() == "CLUSTER").then(|| slots.clone().into_bytes())
+    });
+    let place = format!("*2\r\n{}{}", bulk(&line()), bulk("7"));
+    let sentinel = FakeServer::start(move |request| {
+        (request.name() == "SENTINEL").then(|| place.clone().into_bytes())
+    });
+    for url in [
+        format!("redis+cluster://127.0.0.1:{}", node.port()),
+        format!("redis+sentinel://127.0.0.1:{}/m", sentinel.port()),
+    ] {
+        let client = client(&url);
+        assert_harmless_error(&client.mutex("a").try_lock().unwrap_err());
+        assert_harmless_health(&client.health());
+    }
+    assert_log_harmless();
+}
+
+#[cfg(all(feature = "cli", unix))]
+mod program {
+    use std::process::{Command, Output};
+
+    use super::*;
+
+    fn run(url: &str, args: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+        command.env("REDIS_URL", url).args(args).output().unwrap()
+    }
+
+    #[track_caller]
+    fn assert_harmless_output(output: &Output, needs_json: bool) -> String {
+        let stdout = String::from_utf8(output.stdout.clone()).unwrap();
+        for line in stdout.lines() {
+            for cell in line.split('\t') {
+                assert_harmless(cell);
+            }
+            assert!(!needs_json || line.starts_with("{\"name\":"), "{line}");
+        }
+        let stderr = String::from_utf8(output.stderr.clone()).unwrap();
+        for line in stderr.lines() {
+            assert!(line.starts_with("leasehold: "), "one line each: {line:?}");
+            assert_harmless(line);
+        }
+        stdout
+    }
+
+    /// The characters of a JSON string.
+    fn unescaped(json: &str) -> String {
+        let mut units = Vec::new();
+        let mut rest = json;
+        while let Some(c) = rest.chars().next() {
+            let escaped = rest.strip_prefix("\\u");
+            let (unit, length) = match escaped {
+                Some(digits) => (u16::from_str_radix(&digits[..4], 16).unwrap(), 6),
+                None => (c as u16, c.len_utf8()),
+            };
+            units.push(unit);
+            rest = &rest[length..];
+        }
+        String::from_utf16(&units).unwrap()
+    }
+
+    pub(super) fn what_the_program_prints_of_a_foreign_holder_is_harmless() {
+        let server = held_by_a_foreigner();
+        // An argument can hold all but this one.
+        let name: String = text().chars().filter(|c| *c != '\0').collect();
+        let owner = format!("{}:{UUID}", text());
+        set(&server, format!("lock:{name}").as_bytes(), owner.as_bytes());
+        let commands: [&[&str]; 3] = [&["list"], &["status", &name], &["top", "--count", "1"]];
+        for command in commands {
+            let plain = run(&server.url(), command);
+            assert!(plain.status.success(), "{plain:?}");
+            assert!(assert_harmless_output(&plain, false).contains("\\u{202e}"));
+            let json = run(&server.url(), &[command, &["--json"]].concat());
+            assert!(json.status.success(), "{json:?}");
+            let json = assert_harmless_output(&json, true);
+            let owners = json.split("\"owner\":\"").skip(1);
+            let owners: Vec<_> = owners.map(|rest| rest.split('"').next().unwrap()).collect();
+            assert!(!owners.is_empty());
+            for owner in owners {
+                assert_eq!(unescaped(owner), text(), "as it is");
+            }
+        }
+        let forced = run(&server.url(), &["unlock", "--force", &name]);
+        assert!(forced.status.success(), "{forced:?}");
+        assert_harmless_output(&forced, false);
+    }
+
+    pub(super) fn what_the_program_repeats_of_a_server_is_harmless() {
+        for error in ["ERR", "READONLY", "NOPERM"] {
+            let server = FakeServer::start(move |request| {
+                let is_told = !matches!(request.name().as_str(), "CLIENT" | "SELECT");
+                is_told.then(|| format!("-{error} {}\r\n", line()).into_bytes())
+            });
+            let commands: [&[&str]; 5] = [
+                &["list"],
+                &["status", "a"],
+                &["top", "--count", "1"],
+                &["unlock", "--force", "a"],
+                &["run", "a", "--", "true"],
+            ];
+            for command in commands {
+                let output = run(&server.url(), command);
+                assert!(!output.status.success(), "{output:?}");
+                assert!(!output.stderr.is_empty());
+                assert_harmless_output(&output, false);
+            }
+        }
+    }
+}

@@ -1,0 +1,484 @@
+//! The test harness itself: what the other tests rely on without looking.
+
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process;
+use std::thread;
+
+use support::{
+    BlackHole, Child, Cluster, ClusterSetup, Control, Fenced, Proxy, Replicas, Server, Stale,
+    Traffic, captured, eventually, given, lines_about, ms, nobody, say,
+};
+
+support::roles![echo, failure, keeper];
+
+support::tests![
+    smoke,
+    servers_die_with_a_killed_process,
+    child_round_trip,
+    a_failed_child_is_told_from_a_good_one,
+    a_restarted_server_is_empty,
+    a_paused_server_is_silent,
+    a_killed_server_refuses,
+    a_replica_follows,
+    calls_and_clients_are_seen,
+    a_proxy_drops_replies,
+    a_proxy_loses_what_vanishes,
+    a_stalled_request_arrives_later,
+    a_cut_connection_ends,
+    a_black_hole_accepts_and_nobody_refuses,
+    a_fenced_resource_turns_the_overtaken_away,
+    log_lines_are_captured_with_their_pairs,
+    replicas_are_linked,
+    a_cluster_replaces_its_dead_and_moves_its_slots,
+    a_cluster_with_a_password,
+    a_cluster_with_tls,
+    tests_are_listed_instead_of_marked
+];
+
+support::timed![a_delay_holds_every_chunk_back_alike];
+
+/// Says what it was given.
+fn echo() {
+    say(&given("WORD"));
+    say("done");
+}
+
+fn failure() {
+    process::exit(3);
+}
+
+/// Starts a server and a stopped one, and waits to be killed.
+fn keeper() {
+    let running = Server::start();
+    let stopped = Server::start();
+    stopped.pause();
+    for server in [&running, &stopped] {
+        say(&server.id().to_string());
+        say(&server.port().to_string());
+    }
+    loop {
+        thread::park();
+    }
+}
+
+fn get(connection: &mut redis::Connection, key: &str) -> Option<String> {
+    redis::cmd("GET").arg(key).query(connection).unwrap()
+}
+
+fn set(connection: &mut redis::Connection, key: &str, value: &str) {
+    redis::cmd("SET")
+        .arg(key)
+        .arg(value)
+        .exec(connection)
+        .unwrap();
+}
+
+fn smoke() {
+    let server = Server::start();
+    set(&mut server.connection(), "a", "1");
+    let mut unix = redis::Client::open(server.unix_url())
+        .unwrap()
+        .get_connection()
+        .unwrap();
+    assert_eq!(get(&mut unix, "a").as_deref(), Some("1"));
+    assert!(server.log().contains("Ready to accept connections"));
+}
+
+fn servers_die_with_a_killed_process() {
+    let mut keeper = Child::spawn("harness::keeper", &[]);
+    let servers: Vec<(String, u16)> = (0..2)
+        .map(|_| (keeper.line(), keeper.line().parse().unwrap()))
+        .collect();
+    for (_, port) in &servers {
+        TcpStream::connect(("127.0.0.1", *port))
+            .expect("even a stopped server's port takes connections");
+    }
+    keeper.kill();
+    for (id, port) in &servers {
+        eventually(ms(5_000), || {
+            TcpStream::connect(("127.0.0.1", *port)).is_err()
+        });
+        eventually(ms(5_000), || !lives(id));
+    }
+}
+
+/// Whether there is such a process; where there is no /proc, the port alone has to tell.
+fn lives(id: &str) -> bool {
+    fs::read_to_string(Path::new("/proc").join(id).join("stat")).is_ok_and(|stat| {
+        !stat
+            .rsplit(") ")
+            .next()
+            .is_some_and(|rest| rest.starts_with('Z'))
+    })
+}
+
+fn child_round_trip() {
+    let child = Child::spawn("harness::echo", &[("WORD", "leasehold")]);
+    assert_eq!(child.line(), "leasehold");
+    let finished = child.wait().succeeded();
+    assert_eq!(finished.said, ["done"]);
+}
+
+fn a_failed_child_is_told_from_a_good_one() {
+    let finished = Child::spawn("harness::failure", &[]).wait();
+    assert_eq!(finished.status.code(), Some(3));
+}
+
+fn a_restarted_server_is_empty() {
+    let mut server = Server::start();
+    set(&mut server.connection(), "a", "1");
+    let snapshot = server.snapshot();
+    set(&mut server.connection(), "a", "2");
+    server.restart_from(&snapshot);
+    assert_eq!(get(&mut server.connection(), "a").as_deref(), Some("1"));
+    server.restart();
+    assert_eq!(get(&mut server.connection(), "a"), None);
+}
+
+fn a_paused_server_is_silent() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    connection.set_read_timeout(Some(ms(50))).unwrap();
+    server.pause();
+    assert!(
+        redis::cmd("PING")
+            .exec(&mut connection)
+            .unwrap_err()
+            .is_timeout()
+    );
+    server.resume();
+    redis::cmd("PING").exec(&mut server.connection()).unwrap();
+}
+
+fn a_killed_server_refuses() {
+    let mut server = Server::start();
+    server.kill();
+    assert_eq!(
+        TcpStream::connect(("127.0.0.1", server.port()))
+            .unwrap_err()
+            .kind(),
+        ErrorKind::ConnectionRefused
+    );
+    server.restart();
+    redis::cmd("PING").exec(&mut server.connection()).unwrap();
+}
+
+fn a_replica_follows() {
+    let master = Server::start();
+    let replica = master.replica();
+    let mut connection = master.connection();
+    set(&mut connection, "a", "1");
+    let followed: u64 = redis::cmd("WAIT")
+        .arg(1)
+        .arg(5_000)
+        .query(&mut connection)
+        .unwrap();
+    assert_eq!(followed, 1);
+    assert_eq!(get(&mut replica.connection(), "a").as_deref(), Some("1"));
+}
+
+fn calls_and_clients_are_seen() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    redis::cmd("CLIENT")
+        .arg("SETNAME")
+        .arg("me")
+        .exec(&mut connection)
+        .unwrap();
+    let before = server.calls(&["get", "set"]);
+    set(&mut connection, "a", "1");
+    get(&mut connection, "a");
+    assert_eq!(server.calls(&["get", "set"]) - before, 2);
+    eventually(ms(1_000), || server.client_list().len() == 1);
+    assert_eq!(server.client_list()[0]["name"], "me");
+    server.kill_clients();
+    assert!(redis::cmd("PING").exec(&mut connection).is_err());
+}
+
+fn through(proxy: &Proxy) -> redis::Connection {
+    let connection = redis::Client::open(proxy.url())
+        .unwrap()
+        .get_connection()
+        .unwrap();
+    connection.set_read_timeout(Some(ms(100))).unwrap();
+    connection
+}
+
+fn a_proxy_drops_replies() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let mut connection = through(&proxy);
+    proxy.all(Traffic::DropReplies);
+    assert!(
+        redis::cmd("SET")
+            .arg("a")
+            .arg("1")
+            .exec(&mut connection)
+            .unwrap_err()
+            .is_timeout()
+    );
+    assert_eq!(get(&mut server.connection(), "a").as_deref(), Some("1"));
+
+    proxy.all(Traffic::Pass);
+    let mut connection = through(&proxy);
+    assert_eq!(get(&mut connection, "a").as_deref(), Some("1"));
+    assert_eq!(proxy.connections(), 2);
+    assert_eq!(proxy.that_said("get"), [1]);
+}
+
+fn a_proxy_loses_what_vanishes() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let mut connection = through(&proxy);
+    proxy.nth(0, Traffic::Vanish);
+    assert!(
+        redis::cmd("SET")
+            .arg("a")
+            .arg("1")
+            .exec(&mut connection)
+            .unwrap_err()
+            .is_timeout()
+    );
+    assert_eq!(get(&mut server.connection(), "a"), None);
+    redis::cmd("PING")
+        .exec(&mut through(&proxy))
+        .expect("other connections pass");
+}
+
+fn a_stalled_request_arrives_later() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let mut connection = through(&proxy);
+    proxy.present(Traffic::Stall);
+    assert!(
+        redis::cmd("SET")
+            .arg("a")
+            .arg("1")
+            .exec(&mut connection)
+            .unwrap_err()
+            .is_timeout()
+    );
+    drop(connection);
+    assert_eq!(get(&mut server.connection(), "a"), None);
+    proxy.present(Traffic::Pass);
+    eventually(ms(1_000), || get(&mut server.connection(), "a").is_some());
+    eventually(ms(1_000), || proxy.open() == 0);
+}
+
+fn a_cut_connection_ends() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let mut connection = through(&proxy);
+    proxy.cut();
+    assert!(
+        !redis::cmd("PING")
+            .exec(&mut connection)
+            .unwrap_err()
+            .is_timeout()
+    );
+
+    let mut connection = through(&proxy);
+    proxy.present(Traffic::CutOnReply);
+    assert!(
+        !redis::cmd("SET")
+            .arg("a")
+            .arg("1")
+            .exec(&mut connection)
+            .unwrap_err()
+            .is_timeout()
+    );
+    assert_eq!(get(&mut server.connection(), "a").as_deref(), Some("1"));
+}
+
+fn a_delay_holds_every_chunk_back_alike() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let mut connection = through(&proxy);
+    connection.set_read_timeout(Some(ms(5_000))).unwrap();
+    proxy.delay(ms(30), ms(20));
+    let ping = redis::cmd("PING").get_packed_command();
+    let round_trips = Control::run(ms(50), || {
+        for _ in 0..10 {
+            connection.send_packed_command(&ping).unwrap();
+        }
+        for _ in 0..10 {
+            connection.recv_response().unwrap();
+        }
+    });
+    assert!(round_trips.took >= ms(50));
+    round_trips.no_later_than(ms(100));
+}
+
+fn a_black_hole_accepts_and_nobody_refuses() {
+    let hole = BlackHole::start();
+    let mut stream = TcpStream::connect(("127.0.0.1", hole.port())).unwrap();
+    stream.set_read_timeout(Some(ms(30))).unwrap();
+    assert_eq!(
+        stream.read(&mut [0]).unwrap_err().kind(),
+        ErrorKind::WouldBlock
+    );
+    eventually(ms(1_000), || hole.connections() == 1);
+
+    let refused = redis::Client::open(nobody())
+        .unwrap()
+        .get_connection()
+        .err()
+        .unwrap();
+    assert!(refused.is_connection_refusal());
+}
+
+fn a_fenced_resource_turns_the_overtaken_away() {
+    let resource = Fenced::new("");
+    assert_eq!(resource.write(3, "new"), Ok(()));
+    assert_eq!(
+        resource.write(2, "old"),
+        Err(Stale {
+            token: 2,
+            newest: 3
+        })
+    );
+    assert_eq!(resource.write(3, "newer"), Ok(()));
+    assert_eq!(resource.read(), "newer");
+}
+
+#[expect(clippy::disallowed_macros, reason = "any program may log")]
+fn log_lines_are_captured_with_their_pairs() {
+    captured();
+    log::debug!(target: "harness", lock = "captured-lock"; "acquired");
+    let lines = lines_about("captured-lock");
+    assert_eq!(lines.len(), 1);
+    assert_eq!(lines[0].value("lock"), Some("captured-lock"));
+    assert_eq!(lines[0].message, "acquired");
+}
+
+fn replicas_are_linked() {
+    let replicas = Replicas::start(2);
+    let mut connection = replicas.master().connection();
+    let mut acknowledged = |within: u32| -> u32 {
+        set(&mut connection, "a", "1");
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(2).arg(within).query(&mut connection).unwrap()
+    };
+    assert_eq!(acknowledged(5_000), 2);
+    assert!(replicas.replica(1).get("a").is_some());
+    replicas.pause(1);
+    assert_eq!(acknowledged(200), 1);
+    replicas.resume(1);
+    assert_eq!(acknowledged(5_000), 2);
+    replicas.wait_until_linked();
+}
+
+fn a_cluster_replaces_its_dead_and_moves_its_slots() {
+    let mut cluster = Cluster::start(3, 1);
+    let ids: Vec<String> = (0..cluster.count())
+        .map(|i| cluster.node(i).id().to_string())
+        .collect();
+    let write = |cluster: &Cluster, key: &str, value: &str| {
+        let master = cluster.master_of(key);
+        set(&mut cluster.connection(master), key, value);
+        master
+    };
+    let mut masters: Vec<usize> = ["a", "b", "c"]
+        .map(|key| write(&cluster, key, "1"))
+        .to_vec();
+    masters.sort_unstable();
+    assert_eq!(masters, [0, 1, 2]);
+
+    let (slot, old) = (cluster.slot("a"), cluster.master_of("a"));
+    let new = (old + 1) % 3;
+    let get_a = |i: usize| cluster.ask::<Option<String>>(i, &["GET", "a"]);
+    let asks = |kind| Err(redis::ErrorKind::Server(kind));
+    cluster.begin_migration(slot, old, new);
+    assert_eq!(get_a(old).unwrap().as_deref(), Some("1"));
+    assert_eq!(cluster.move_keys(slot, old, new), 1);
+    let kind_of = |i| get_a(i).map_err(|error| error.kind());
+    assert_eq!(kind_of(old), asks(redis::ServerErrorKind::Ask));
+    assert_eq!(kind_of(new), asks(redis::ServerErrorKind::Moved));
+    cluster.end_migration(slot, old, new);
+    assert_eq!(kind_of(old), asks(redis::ServerErrorKind::Moved));
+    assert_eq!(get_a(new).unwrap().as_deref(), Some("1"));
+    cluster.move_slot(slot, new, old);
+    assert_eq!(get_a(old).unwrap().as_deref(), Some("1"));
+
+    let master = cluster.master_of("b");
+    let replica = cluster.replicas_of(master).next().unwrap();
+    cluster.failover(replica);
+    assert_eq!(cluster.until_new_master(master), replica);
+    assert_eq!(write(&cluster, "b", "2"), replica);
+    cluster.until_settled();
+    cluster.stop(replica);
+    assert_eq!(cluster.until_new_master(replica), master);
+    assert_eq!(write(&cluster, "b", "3"), master);
+    cluster.resume(replica);
+    cluster.until_settled();
+
+    cluster.kill(old);
+    let successor = cluster.until_new_master(old);
+    assert_eq!(Some(successor), cluster.replicas_of(old).next());
+    assert_eq!(write(&cluster, "a", "2"), successor);
+    cluster.restart(old);
+    cluster.until_settled();
+    assert_eq!(cluster.master_of("a"), successor);
+
+    let ports: Vec<u16> = (0..cluster.count())
+        .map(|i| cluster.node(i).port())
+        .collect();
+    drop(cluster);
+    for port in ports {
+        assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
+    }
+    for id in ids {
+        assert!(!lives(&id));
+    }
+}
+
+fn a_cluster_with_a_password() {
+    let cluster = Cluster::with(ClusterSetup {
+        password: Some("p@ss"),
+        ..ClusterSetup::steady(2, 1)
+    });
+    assert!(
+        cluster
+            .url()
+            .starts_with("redis+cluster://:p%40ss@127.0.0.1:")
+    );
+    let master = cluster.master_of("a");
+    set(&mut cluster.connection(master), "a", "1");
+    cluster.move_slot(cluster.slot("a"), master, 1 - master);
+    let mut connection = cluster.connection(1 - master);
+    assert_eq!(get(&mut connection, "a").as_deref(), Some("1"));
+}
+
+fn a_cluster_with_tls() {
+    if !Server::has_tls() {
+        println!("this server's binary has no TLS: nothing to start");
+        return;
+    }
+    let cluster = Cluster::with(ClusterSetup {
+        has_tls: true,
+        ..ClusterSetup::steady(2, 1)
+    });
+    let first = cluster.client_port(0);
+    let start = format!("rediss+cluster://127.0.0.1:{first},");
+    assert!(cluster.url().starts_with(&start));
+    let master = cluster.master_of("a");
+    set(&mut cluster.connection(master), "a", "1");
+    cluster.move_slot(cluster.slot("a"), master, 1 - master);
+    let mut connection = cluster.connection(1 - master);
+    assert_eq!(get(&mut connection, "a").as_deref(), Some("1"));
+}
+
+/// The compiler silently drops a function with the attribute where a binary has a `main` of its own.
+fn tests_are_listed_instead_of_marked() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    for binary in ["it", "logs"] {
+        for file in fs::read_dir(tests.join(binary)).unwrap() {
+            let path = file.unwrap().path();
+            let text = fs::read_to_string(&path).unwrap();
+            assert!(!text.contains(concat!("#[", "test]")), "{path:?}");
+        }
+    }
+}

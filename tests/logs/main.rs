@@ -1,0 +1,29 @@
+//! Promises about what is logged, and those whose tests read the log: this process has a logger that keeps all lines.
+
+mod drop;
+mod foreign_text;
+mod harness;
+mod input;
+mod logging;
+mod quorum;
+
+use std::process::ExitCode;
+
+use support::Listed;
+
+const TESTS: &[Listed] = &[
+    drop::TESTS,
+    foreign_text::TESTS,
+    harness::TESTS,
+    input::TESTS,
+    logging::TESTS,
+    quorum::TESTS,
+];
+
+const TIMED: &[Listed] = &[drop::TIMED, harness::TIMED, quorum::TIMED];
+
+const ROLES: &[Listed] = &[drop::ROLES, harness::ROLES, input::ROLES];
+
+fn main() -> ExitCode {
+    support::run(TESTS, TIMED, ROLES)
+}

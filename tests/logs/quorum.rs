@@ -1,0 +1,859 @@
+//! Promise: over a quorum of independent servers a lock keeps what it promises on one, whatever befalls a minority of them.
+
+use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use crossbeam_channel::{bounded, unbounded};
+use leasehold::{Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, Unlocked, WaitPolicy};
+use support::{
+    Control, Counters, FakeServer, Fenced, Proxy, Server, Traffic, captured, eventually, let_pass,
+    lines_about, ms, usual,
+};
+
+support::tests![
+    smoke,
+    what_cannot_be_a_quorum_is_refused,
+    processes_and_threads_count_exactly,
+    there_are_never_two_holders_while_servers_hang_in_turn,
+    a_token_that_is_too_low_is_proposed_again_above_the_counter,
+    a_server_that_pushes_without_a_pause_delays_nobody,
+    a_split_vote_is_taken_again,
+    a_lease_is_renewed_by_a_majority_and_lost_with_it,
+    a_key_that_is_gone_from_a_minority_is_no_loss,
+    a_release_that_did_not_come_to_a_server_is_repeated,
+    scripts_that_are_forgotten_are_sent_again,
+    without_wake_ups_waiters_look_by_themselves
+];
+
+support::timed![
+    a_waiter_is_woken_by_the_release,
+    a_waiter_looks_once_a_majority_has_announced_a_release,
+    a_broken_counter_counts_as_a_server_that_fails,
+    a_minority_that_is_killed_and_comes_back_empty,
+    a_minority_that_hangs_costs_one_timeout_and_keeps_nothing,
+    what_a_hung_server_runs_late_is_gone_at_last,
+    a_late_acquire_whose_release_overtook_it_does_not_stay,
+    a_late_acquire_whose_release_overtook_it_keeps_nobody_out_while_a_server_is_down,
+    a_late_acquire_of_a_lease_that_was_lost_does_not_stay,
+    without_a_majority_it_is_an_error_in_time_and_nothing_stays,
+    a_server_that_is_slow_slows_only_the_first_lock,
+    a_server_that_replies_byte_by_byte_delays_nobody,
+    a_majority_that_comes_late_is_undone,
+    a_client_that_ends_leaves_nothing_behind,
+    calls_take_turns_for_connections
+];
+
+const KEY: &str = "lock:a";
+const FENCE: &str = "leasehold:fence:{lock:a}";
+const CHANNEL: &str = "lock_release:a";
+
+/// What a call may be later than a plain wait of the same length.
+const SLACK: Duration = ms(250);
+
+/// Longer than a test takes: what is gone before then was released or undone.
+const LONG: Duration = ms(60_000);
+
+const COUNTERS: Counters = Counters {
+    processes: 3,
+    threads: 2,
+    rounds: 40,
+};
+
+struct Servers(Vec<Server>);
+
+impl Servers {
+    fn start(count: usize) -> Self {
+        let starting: Vec<_> = (0..count).map(|_| thread::spawn(Server::start)).collect();
+        Self(
+            starting
+                .into_iter()
+                .map(|one| one.join().unwrap())
+                .collect(),
+        )
+    }
+
+    fn urls(&self) -> Vec<String> {
+        self.0.iter().map(Server::url).collect()
+    }
+
+    fn builder(&self) -> ClientBuilder {
+        Client::builder().quorum(self.urls())
+    }
+
+    fn client(&self) -> Client {
+        self.builder().build().unwrap()
+    }
+
+    /// On how many of them the key is.
+    fn count(&self, key: &str) -> usize {
+        let has = |server: &&Server| server.get(key).is_some();
+        self.0.iter().filter(has).count()
+    }
+
+    /// Takes the lock on every one of them: a first lock may do without one that is late to connect.
+    fn hold(&self, mutex: &Mutex) -> MutexGuard {
+        loop {
+            let guard = mutex.lock().unwrap();
+            if self.count(&format!("lock:{}", guard.name())) == self.0.len() {
+                return guard;
+            }
+        }
+    }
+
+    /// Waits for a waiter on every one of them.
+    fn wait_for_a_waiter(&self) {
+        for server in &self.0 {
+            server.wait_for_a_waiter(CHANNEL);
+        }
+    }
+}
+
+fn lock_and_unlock(client: &Client) -> Duration {
+    let start = Instant::now();
+    let guard = client.mutex("a").ttl(LONG).lock().unwrap();
+    let took = start.elapsed();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    took
+}
+
+/// The time that most of 20 locks take.
+fn median(client: &Client) -> Duration {
+    let mut times: Vec<_> = (0..20).map(|_| lock_and_unlock(client)).collect();
+    times.sort_unstable();
+    times[10]
+}
+
+fn now_us() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.unwrap().as_micros() as u64
+}
+
+fn smoke() {
+    for count in [1, 3, 5] {
+        let servers = Servers::start(count);
+        let (one, two) = (servers.client(), servers.client());
+        assert!(one.ping().is_ok());
+        let guard = one.mutex("a").lock().unwrap();
+        assert!(servers.count(KEY) > count / 2);
+        assert!(two.mutex("a").try_lock().unwrap().is_none());
+        let holder = two.mutex("a").inspect().unwrap().expect("it is held");
+        assert_eq!(holder.holder_id(), Some(guard.holder_id()));
+        assert_eq!(holder.fencing_token(), Some(guard.fencing_token()));
+        assert!(holder.remaining().unwrap() > ms(5_000));
+        guard.renew().unwrap();
+        guard.extend(ms(20_000)).unwrap();
+        assert!(guard.remaining().unwrap() > ms(15_000));
+        let token = guard.fencing_token();
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        eventually(ms(5_000), || servers.count(KEY) == 0);
+        assert!(two.mutex("a").inspect().unwrap().is_none());
+        assert!(!two.mutex("a").force_unlock().unwrap());
+        let again = two.mutex("a").try_lock().unwrap().expect("it is free");
+        assert!(again.fencing_token() > token);
+        assert!(two.mutex("a").force_unlock().unwrap());
+        assert_eq!(
+            again.unlock().unwrap(),
+            Unlocked::AlreadyLost(Lost::Deleted)
+        );
+        let _held = two.mutex("b").lock().unwrap();
+        let report = two.shutdown(ms(5_000)).unwrap();
+        assert_eq!((report.released(), report.is_clean()), (1, true));
+        eventually(ms(5_000), || servers.count("lock:b") == 0);
+    }
+}
+
+fn what_cannot_be_a_quorum_is_refused() {
+    let wrong = |urls: &[&str]| match Client::quorum(urls.iter().copied()) {
+        Err(Error::Config(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    let none = wrong(&[]);
+    assert!(none.contains("0 servers"), "{none}");
+    let twice = wrong(&["redis://h:1", "redis://h:2", "redis://:s3cret@h:1/3"]);
+    assert!(twice.contains("h:1 is named twice"), "{twice}");
+    assert!(!twice.contains("s3cret"), "{twice}");
+    let sentinels = wrong(&["redis://h:1", "redis+sentinel://h:2/m", "redis://h:3"]);
+    assert!(sentinels.contains("sentinels"), "{sentinels}");
+    let both = Client::builder().url("redis://h").quorum(["redis://h"]);
+    assert!(matches!(both.build(), Err(Error::Config(_))));
+    captured();
+    let client = Client::quorum(["redis://u:s3cret@h:1", "redis://h:2"]).unwrap();
+    let warned = lines_about("a quorum of 2 servers");
+    assert!(warned.iter().any(|line| line.level == log::Level::Warn));
+    let debug = format!("{client:?}");
+    assert!(debug.contains("quorum of h:1, h:2"), "{debug}");
+}
+
+fn a_waiter_is_woken_by_the_release() {
+    for count in [3, 5] {
+        let servers = Servers::start(count);
+        let one = servers.client();
+        let two = servers.builder().backstop(LONG).build().unwrap();
+        let guard = one.mutex("a").ttl(LONG).lock().unwrap();
+        thread::scope(|scope| {
+            let mutex = two.mutex("a");
+            let waiting =
+                scope.spawn(move || mutex.try_lock_for(ms(20_000)).map(|_| Instant::now()));
+            servers.wait_for_a_waiter();
+            let released = Instant::now();
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            let got = waiting.join().unwrap().unwrap();
+            assert!(got - released < ms(5_000), "{:?}", got - released);
+        });
+    }
+}
+
+fn a_waiter_looks_once_a_majority_has_announced_a_release() {
+    let servers = Servers::start(3);
+    let (one, two) = (
+        servers.client(),
+        servers.builder().backstop(LONG).build().unwrap(),
+    );
+    let _guard = one.mutex("a").ttl(LONG).lock().unwrap();
+    let looks = || servers.0[0].calls(&["evalsha", "eval"]);
+    let say_on = |n: usize, who: &str| servers.0[n].run("PUBLISH", &[CHANNEL, who]);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let end = two.mutex("a").lock();
+            assert!(matches!(end, Err(Error::Closed)), "{end:?}");
+        });
+        servers.wait_for_a_waiter();
+        let before = looks();
+        say_on(0, "x");
+        say_on(0, "x");
+        say_on(1, "y");
+        servers.wait_for_a_waiter();
+        let unmoved = looks();
+        say_on(2, "x");
+        let deadline = Instant::now() + ms(10_000);
+        while looks() == unmoved && Instant::now() < deadline {
+            thread::sleep(ms(2));
+        }
+        let moved = looks();
+        // Before anything is asserted, or the waiter would wait for ever.
+        two.shutdown(ms(1_000)).unwrap();
+        assert_eq!(unmoved, before);
+        assert!(moved > unmoved);
+    });
+}
+
+fn processes_and_threads_count_exactly() {
+    for count in [3, 5] {
+        let servers = Servers::start(count);
+        COUNTERS.count_exactly(&servers.urls(), &Server::start());
+        eventually(ms(5_000), || servers.count(KEY) == 0);
+    }
+}
+
+/// Clients of their own contend while one server after the other stands still for a while.
+fn there_are_never_two_holders_while_servers_hang_in_turn() {
+    let servers = Servers::start(3);
+    let (inside, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (count, account) = (AtomicU32::new(0), Fenced::new(0));
+    thread::scope(|scope| {
+        let working: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    let client = servers.builder().command_timeout(ms(300)).build().unwrap();
+                    while !over.load(Ordering::Relaxed) {
+                        let Ok(guard) = client.mutex("a").lock() else {
+                            continue;
+                        };
+                        assert!(!inside.swap(true, Ordering::SeqCst));
+                        let n = count.fetch_add(1, Ordering::SeqCst);
+                        account.write(guard.fencing_token().value(), n).unwrap();
+                        assert!(guard.is_held());
+                        inside.store(false, Ordering::SeqCst);
+                    }
+                })
+            })
+            .collect();
+        for round in 0..4 {
+            let server = &servers.0[round % 3];
+            server.pause();
+            let before = count.load(Ordering::SeqCst);
+            eventually(ms(10_000), || count.load(Ordering::SeqCst) > before + 50);
+            server.resume();
+            let before = count.load(Ordering::SeqCst);
+            eventually(ms(10_000), || count.load(Ordering::SeqCst) > before + 50);
+        }
+        over.store(true, Ordering::Relaxed);
+        for one in working {
+            one.join().unwrap();
+        }
+    });
+}
+
+fn a_token_that_is_too_low_is_proposed_again_above_the_counter() {
+    let servers = Servers::start(3);
+    let ahead = now_us() + 3_600_000_000;
+    for server in &servers.0[1..] {
+        server.run("SET", &[FENCE, &ahead.to_string()]);
+    }
+    let client = servers.client();
+    let guard = client.mutex("a").ttl(LONG).lock().unwrap();
+    assert!(guard.fencing_token().value() > ahead);
+    // The refused id is nowhere, and no two ids make a majority.
+    eventually(ms(5_000), || servers.count(KEY) >= 2);
+    for server in &servers.0 {
+        let is_ours = |value: Vec<u8>| value == guard.holder_id().as_str().as_bytes();
+        eventually(ms(5_000), || server.get(KEY).is_none_or(is_ours));
+    }
+    let token = guard.fencing_token();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    // What it has learnt it goes by, for other names too.
+    let other = client.mutex("b").lock().unwrap();
+    assert!(other.fencing_token().value() > ahead);
+    // Somebody who has not learnt it yet.
+    let next = servers.client().mutex("a").lock().unwrap();
+    assert!(next.fencing_token() > token);
+}
+
+fn a_broken_counter_counts_as_a_server_that_fails() {
+    let servers = Servers::start(3);
+    let client = servers.client();
+    servers.0[0].run("SET", &[FENCE, "9007199254740991"]);
+    lock_and_unlock(&client);
+    servers.0[1].run("SET", &[FENCE, "x"]);
+    let refused = client.mutex("a").ttl(LONG).lock();
+    assert!(
+        matches!(refused, Err(Error::BadFence { .. })),
+        "{refused:?}"
+    );
+    eventually(ms(5_000), || servers.count(KEY) == 0);
+    // One counter far ahead must not drag the tokens of other names along.
+    let far = now_us() * 2;
+    for server in &servers.0 {
+        server.run("SET", &[FENCE, &far.to_string()]);
+    }
+    let guard = client.mutex("a").lock().unwrap();
+    assert_eq!(guard.fencing_token().value(), far + 1);
+    assert!(client.mutex("b").lock().unwrap().fencing_token().value() < far);
+}
+
+fn a_minority_that_is_killed_and_comes_back_empty() {
+    for (count, dead) in [(3, 1), (5, 2)] {
+        let mut servers = Servers::start(count);
+        let client = servers.client();
+        lock_and_unlock(&client);
+        let held = servers.hold(&client.mutex("held").ttl(LONG));
+        for server in &mut servers.0[..dead] {
+            server.kill();
+        }
+        assert!(median(&client) < ms(50));
+        held.renew().unwrap();
+        for server in &mut servers.0[..dead] {
+            server.restart();
+        }
+        held.renew().unwrap();
+        assert_eq!(held.unlock().unwrap(), Unlocked::Released);
+        // They have a vote again.
+        eventually(ms(15_000), || {
+            let guard = client.mutex("a").lock().unwrap();
+            let count = servers.0[..dead]
+                .iter()
+                .filter(|one| one.get(KEY).is_some());
+            let all = count.count() == dead;
+            drop(guard);
+            all
+        });
+    }
+}
+
+fn a_minority_that_hangs_costs_one_timeout_and_keeps_nothing() {
+    captured();
+    let servers = Servers::start(3);
+    for n in 0..3 {
+        let client = servers.client();
+        lock_and_unlock(&client);
+        servers.0[n].pause();
+        // Not all of the time is spent on one.
+        let start = Instant::now();
+        let guard = client.mutex("a").ttl(LONG).try_lock_for(ms(900));
+        assert!(start.elapsed() < ms(850));
+        drop(guard.unwrap().expect("nobody holds it"));
+        assert!(median(&client) < ms(50));
+        let label = format!("127.0.0.1:{}", servers.0[n].port());
+        let said = |what: &str| {
+            let said = lines_about(&format!("{label} {what}"));
+            said.iter().any(|line| line.level == log::Level::Debug)
+        };
+        eventually(ms(15_000), || said("is left aside"));
+        let guard = client.mutex("a").ttl(LONG).lock().unwrap();
+        guard.renew().unwrap();
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        servers.0[n].resume();
+        eventually(ms(15_000), || said("answers again"));
+        eventually(ms(15_000), || servers.count(KEY) == 0);
+    }
+}
+
+/// What was asked of it and never read runs late: it must not stay.
+fn what_a_hung_server_runs_late_is_gone_at_last() {
+    let servers = Servers::start(3);
+    let client = servers.client();
+    lock_and_unlock(&client);
+    servers.0[2].pause();
+    for _ in 0..200 {
+        lock_and_unlock(&client);
+    }
+    servers.0[2].resume();
+    // It has run all that lay before it.
+    let before = servers.0[2].calls(&["set"]);
+    eventually(ms(10_000), || {
+        lock_and_unlock(&client);
+        servers.0[2].calls(&["set"]) > before
+    });
+    eventually(ms(15_000), || servers.count(KEY) == 0);
+}
+
+/// A client that has two idle connections to each server, and the proxies before these. It asks the third server last.
+fn client_with_two_connections(servers: &Servers) -> (Client, Vec<Proxy>) {
+    let proxies: Vec<_> = servers.0.iter().map(Proxy::new).collect();
+    let builder = Client::builder().quorum(proxies.iter().map(Proxy::url));
+    let client = builder.command_timeout(ms(2_000)).build().unwrap();
+    lock_and_unlock(&client);
+    for proxy in &proxies {
+        proxy.present(Traffic::StallReplies);
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| drop(client.mutex("slow").lock().unwrap()));
+        for proxy in &proxies {
+            eventually(ms(10_000), || !proxy.that_said("lock:slow").is_empty());
+        }
+        lock_and_unlock(&client);
+        for proxy in &proxies {
+            proxy.present(Traffic::Pass);
+        }
+    });
+    proxies[2].delay(ms(0), ms(20));
+    (client, proxies)
+}
+
+/// Holds the acquire back at one server until the release has run there over another connection. Which connection each
+/// of them takes is up to the client, so a round may come to nothing.
+fn overtakes(servers: &Servers, client: &Client, proxy: &Proxy, name: &str) -> bool {
+    let key = format!("lock:{name}");
+    let scripts = || servers.0[2].calls(&["evalsha", "eval"]);
+    let (has_run, sets) = (scripts(), servers.0[2].calls(&["set"]));
+    proxy.present(Traffic::StallRequests);
+    let guard = client.mutex(name).ttl(LONG).lock().unwrap();
+    // The io thread reads what calls have left unread, and has the connection meanwhile.
+    let_pass(ms(200));
+    let [acquire] = proxy.that_said(&key)[..] else {
+        proxy.present(Traffic::Pass);
+        return false;
+    };
+    let sent = || proxy.request_bytes_of_each()[acquire];
+    let before = sent();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    eventually(ms(10_000), || {
+        proxy.that_said(&key).len() > 1 || sent() > before
+    });
+    let release = proxy.that_said(&key).into_iter().find(|n| *n != acquire);
+    if let Some(release) = release {
+        proxy.nth(release, Traffic::Pass);
+        eventually(ms(10_000), || scripts() > has_run);
+    }
+    proxy.present(Traffic::Pass);
+    eventually(ms(10_000), || servers.0[2].calls(&["set"]) > sets);
+    release.is_some()
+}
+
+fn a_late_acquire_whose_release_overtook_it_does_not_stay() {
+    let servers = Servers::start(3);
+    let (client, proxies) = client_with_two_connections(&servers);
+    let names = (0..30).map(|n| format!("late {n}"));
+    let overtaken = names.filter(|name| {
+        let overtakes = overtakes(&servers, &client, &proxies[2], name);
+        let key = format!("lock:{name}");
+        eventually(ms(10_000), || servers.count(&key) == 0);
+        overtakes
+    });
+    assert_eq!(overtaken.take(2).count(), 2);
+}
+
+/// Then both others are needed, and what stays on one of them keeps everybody out.
+fn a_late_acquire_whose_release_overtook_it_keeps_nobody_out_while_a_server_is_down() {
+    let mut servers = Servers::start(3);
+    let (client, proxies) = client_with_two_connections(&servers);
+    let names = (0..30).map(|n| format!("late {n}"));
+    let overtaken = names.filter(|name| overtakes(&servers, &client, &proxies[2], name));
+    let overtaken: Vec<_> = overtaken.take(3).collect();
+    assert_eq!(overtaken.len(), 3);
+    servers.0[0].kill();
+    let other = servers.client();
+    let start = Instant::now();
+    for name in overtaken {
+        drop(other.mutex(name).ttl(LONG).lock().unwrap());
+    }
+    assert!(start.elapsed() < ms(20_000), "{:?}", start.elapsed());
+}
+
+fn a_late_acquire_of_a_lease_that_was_lost_does_not_stay() {
+    let servers = Servers::start(3);
+    let (client, proxies) = client_with_two_connections(&servers);
+    let has_run = servers.0[2].calls(&["evalsha", "eval"]);
+    let sets = servers.0[2].calls(&["set"]);
+    proxies[2].present(Traffic::StallRequests);
+    let mutex = client.mutex("a").ttl(LONG).max_hold(ms(20));
+    let guard = mutex.lock().unwrap();
+    assert_eq!(guard.lost().recv(), Ok(Lost::MaxHold));
+    assert_eq!(
+        guard.unlock().unwrap(),
+        Unlocked::AlreadyLost(Lost::MaxHold)
+    );
+    // Over a connection that the io thread has made for it.
+    eventually(ms(20_000), || {
+        servers.0[2].calls(&["evalsha", "eval"]) > has_run
+    });
+    proxies[2].present(Traffic::Pass);
+    eventually(ms(10_000), || servers.0[2].calls(&["set"]) > sets);
+    eventually(ms(10_000), || servers.count(KEY) == 0);
+}
+
+fn without_a_majority_it_is_an_error_in_time_and_nothing_stays() {
+    for is_killed in [true, false] {
+        let mut servers = Servers::start(3);
+        let builder = || {
+            servers
+                .builder()
+                .command_timeout(ms(400))
+                .connect_timeout(ms(400))
+        };
+        let (client, fresh) = (builder().build().unwrap(), builder().build().unwrap());
+        lock_and_unlock(&client);
+        let held = client.mutex("held").ttl(ms(2_000)).lock().unwrap();
+        for server in &mut servers.0[1..] {
+            if is_killed {
+                server.kill();
+            } else {
+                server.pause();
+            }
+        }
+        for client in [&client, &fresh, &client] {
+            let mutex = client.mutex("a").ttl(LONG);
+            let tried = Control::run(ms(300), || mutex.try_lock_for(ms(300)));
+            match tried.no_later_than(SLACK) {
+                Err(error @ Error::Unreachable { .. }) => {
+                    let text = error.to_string();
+                    let label = format!("quorum of 127.0.0.1:{}", servers.0[0].port());
+                    assert!(text.contains(&label), "{text}");
+                    assert!(
+                        text.contains("of 3 servers answered, 2 are needed"),
+                        "{text}"
+                    );
+                }
+                other => panic!("{other:?}"),
+            }
+            let tried = Control::run(ms(400), || mutex.try_lock());
+            assert!(matches!(
+                tried.no_later_than(SLACK),
+                Err(Error::Unreachable { .. })
+            ));
+            let pinged = Control::run(ms(400), || client.ping());
+            assert!(matches!(
+                pinged.no_later_than(SLACK),
+                Err(Error::Unreachable { .. })
+            ));
+        }
+        eventually(ms(5_000), || servers.0[0].get(KEY).is_none());
+        // It cannot be renewed, and is known to be lost in time.
+        held.lost().recv_timeout(ms(5_000)).expect("it is lost");
+        assert!(!held.is_held());
+        let unlock = Control::run(ms(400), || held.unlock());
+        assert_eq!(
+            unlock.no_later_than(SLACK).unwrap(),
+            Unlocked::AlreadyLost(Lost::Expired)
+        );
+        for server in &mut servers.0[1..] {
+            if is_killed {
+                server.restart();
+            } else {
+                server.resume();
+            }
+        }
+        lock_and_unlock(&client);
+        eventually(ms(10_000), || servers.count(KEY) == 0);
+    }
+}
+
+fn a_server_that_is_slow_slows_only_the_first_lock() {
+    let servers = Servers::start(3);
+    for n in 0..3 {
+        let proxy = Proxy::new(&servers.0[n]);
+        let mut urls = servers.urls();
+        urls[n] = proxy.url();
+        let client = Client::quorum(urls).unwrap();
+        lock_and_unlock(&client);
+        proxy.delay(ms(50), ms(50));
+        lock_and_unlock(&client);
+        assert!(median(&client) < ms(50));
+        // From the start.
+        let slow = Client::quorum({
+            let mut urls = servers.urls();
+            urls[n] = proxy.url();
+            urls
+        });
+        let slow = slow.unwrap();
+        lock_and_unlock(&slow);
+        assert!(median(&slow) < ms(50));
+    }
+}
+
+fn a_server_that_replies_byte_by_byte_delays_nobody() {
+    let servers = Servers::start(3);
+    for n in 0..3 {
+        let proxy = Proxy::new(&servers.0[n]);
+        let mut urls = servers.urls();
+        urls[n] = proxy.url();
+        let client = Client::quorum(urls).unwrap();
+        lock_and_unlock(&client);
+        proxy.all(Traffic::TrickleReplies);
+        let mut times: Vec<_> = (0..9)
+            .map(|_| {
+                let start = Instant::now();
+                let guard = client.mutex("a").ttl(LONG).try_lock_for(ms(200));
+                let took = start.elapsed();
+                drop(guard.unwrap().expect("nobody else wants it"));
+                took
+            })
+            .collect();
+        // The client does not know yet which server is slow.
+        assert!(times[0] < ms(150), "{times:?}");
+        times.sort_unstable();
+        assert!(times[4] < ms(50), "{times:?}");
+        proxy.all(Traffic::Pass);
+        eventually(ms(10_000), || servers.count(KEY) == 0);
+    }
+}
+
+fn a_server_that_pushes_without_a_pause_delays_nobody() {
+    let servers = Servers::start(3);
+    let pushing = FakeServer::writing(|request, client| {
+        if !request.words[0].starts_with(b"EVAL") {
+            return client.write_all(&usual(request).unwrap_or_default());
+        }
+        let pushes = b">2\r\n+invalidate\r\n*0\r\n".repeat(1_000);
+        loop {
+            client.write_all(&pushes)?;
+        }
+    });
+    let mut urls = servers.urls();
+    urls[0] = pushing.url();
+    let client = Client::quorum(urls).unwrap();
+    for _ in 0..5 {
+        let (done, outcome) = bounded(1);
+        let mutex = client.mutex("a").ttl(LONG);
+        thread::spawn(move || done.send(mutex.try_lock()));
+        let guard = outcome.recv_timeout(ms(5_000)).expect("it is back in time");
+        drop(guard.unwrap().expect("the other two grant it"));
+    }
+}
+
+fn a_split_vote_is_taken_again() {
+    let servers = Servers::start(3);
+    let client = servers.builder().backstop(LONG).build().unwrap();
+    let told = ms(5_000);
+    servers.0[0].run("SET", &[KEY, "x", "PX", "700"]);
+    servers.0[1].run("SET", &[KEY, "y", "PX", "60000"]);
+    let tried = client.mutex("a").ttl(LONG).try_lock_for(ms(200)).unwrap();
+    assert!(tried.is_none(), "others were seen to hold it");
+    eventually(told, || servers.0[2].get(KEY).is_none());
+    let guard = client.mutex("a").ttl(LONG).try_lock_for(ms(10_000));
+    let guard = guard.unwrap().expect("one of the keys has run out");
+    assert_eq!(servers.0[1].get(KEY), Some(b"y".to_vec()));
+    let id = guard.holder_id().as_str().as_bytes().to_vec();
+    for n in [0, 2] {
+        eventually(told, || servers.0[n].get(KEY).as_ref() == Some(&id));
+    }
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    assert_eq!(servers.0[1].get(KEY), Some(b"y".to_vec()), "not ours");
+}
+
+fn a_majority_that_comes_late_is_undone() {
+    let servers = Servers::start(3);
+    let proxies: Vec<_> = servers.0.iter().map(Proxy::new).collect();
+    let client = Client::builder()
+        .quorum(proxies.iter().map(Proxy::url))
+        .command_timeout(ms(500))
+        .build()
+        .unwrap();
+    lock_and_unlock(&client);
+    for proxy in &proxies {
+        proxy.delay(ms(0), ms(60));
+    }
+    let mutex = client.mutex("a").ttl(ms(50)).auto_renew(false);
+    let tried = mutex.try_lock_for(ms(400));
+    assert!(matches!(tried, Err(Error::Unreachable { .. })), "{tried:?}");
+    for proxy in &proxies {
+        proxy.delay(ms(0), ms(0));
+    }
+    // Later than the caller has time for.
+    for proxy in &proxies[1..] {
+        proxy.delay(ms(0), ms(400));
+    }
+    let tried = client.mutex("a").ttl(LONG).try_lock_for(ms(200));
+    assert!(matches!(tried, Err(Error::Unreachable { .. })), "{tried:?}");
+    eventually(ms(10_000), || servers.count(KEY) == 0);
+}
+
+fn a_lease_is_renewed_by_a_majority_and_lost_with_it() {
+    for count in [3, 5] {
+        let mut servers = Servers::start(count);
+        let client = servers.client();
+        let (renewed, renewals) = unbounded();
+        let mutex = client.mutex("a").ttl(ms(3_000)).renew_every(ms(100));
+        let mutex = mutex.on_renew(move |_| {
+            let _ = renewed.send(());
+        });
+        let guard = servers.hold(&mutex);
+        let next = |many: usize| {
+            for _ in 0..many {
+                renewals.recv_timeout(ms(10_000)).expect("it is renewed");
+            }
+        };
+        let spare = count / 2;
+        next(3);
+        servers.0[0].kill();
+        for server in &servers.0[1..spare] {
+            server.pause();
+        }
+        next(10);
+        for server in &servers.0[1..spare] {
+            server.resume();
+        }
+        assert!(guard.is_held());
+        // One key less than a majority.
+        let lost = guard.lost();
+        for server in &servers.0[spare..] {
+            server.run("DEL", &[KEY]);
+        }
+        let why = lost.recv_timeout(ms(10_000)).expect("it is told");
+        assert_eq!(why, Lost::Deleted);
+        assert!(!guard.is_held());
+        assert_eq!(
+            guard.unlock().unwrap(),
+            Unlocked::AlreadyLost(Lost::Deleted)
+        );
+    }
+}
+
+fn a_key_that_is_gone_from_a_minority_is_no_loss() {
+    let servers = Servers::start(5);
+    let client = servers.client();
+    let guard = servers.hold(&client.mutex("a").ttl(LONG));
+    for server in &servers.0[..2] {
+        server.run("DEL", &[KEY]);
+    }
+    guard.renew().unwrap();
+    assert!(guard.is_held());
+    servers.0[2].run("SET", &[KEY, "x"]);
+    assert!(matches!(guard.renew(), Err(Error::Lost(Lost::Deleted))));
+    drop(guard);
+    for server in &servers.0[..3] {
+        server.run("SET", &[KEY, "x", "PX", "60000"]);
+    }
+    let holder = client.mutex("a").inspect().unwrap().expect("it is held");
+    assert_eq!(holder.value(), b"x");
+    assert!(client.mutex("a").force_unlock().unwrap());
+    eventually(ms(5_000), || servers.count(KEY) == 0);
+}
+
+fn a_release_that_did_not_come_to_a_server_is_repeated() {
+    captured();
+    let servers = Servers::start(3);
+    for is_aside_first in [false, true] {
+        let proxy = Proxy::new(&servers.0[0]);
+        let mut urls = servers.urls();
+        urls[0] = proxy.url();
+        let client = Client::quorum(urls).unwrap();
+        let guard = servers.hold(&client.mutex("a").ttl(LONG));
+        proxy.all(Traffic::Cut);
+        if is_aside_first {
+            let said = format!("127.0.0.1:{} is left aside", proxy.port());
+            eventually(ms(10_000), || {
+                drop(client.mutex("b").lock().unwrap());
+                !lines_about(&said).is_empty()
+            });
+        }
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        proxy.all(Traffic::Pass);
+        eventually(ms(10_000), || servers.count(KEY) == 0);
+    }
+}
+
+/// A release that nobody waited for is on its way when the client ends, and with it the network.
+fn a_client_that_ends_leaves_nothing_behind() {
+    let servers = Servers::start(3);
+    let proxy = Proxy::new(&servers.0[2]);
+    let urls = [servers.0[0].url(), servers.0[1].url(), proxy.url()];
+    let client = Client::quorum(urls).unwrap();
+    lock_and_unlock(&client);
+    eventually(ms(5_000), || servers.count(KEY) == 0);
+    proxy.delay(ms(100), ms(0));
+    for _ in 0..3 {
+        lock_and_unlock(&client);
+    }
+    drop(client);
+    drop(proxy);
+    eventually(ms(5_000), || servers.count(KEY) == 0);
+}
+
+fn calls_take_turns_for_connections() {
+    let servers = Servers::start(3);
+    let proxies: Vec<_> = servers.0.iter().map(Proxy::new).collect();
+    let builder = Client::builder().quorum(proxies.iter().map(Proxy::url));
+    let client = builder.max_connections(1).build().unwrap();
+    lock_and_unlock(&client);
+    for proxy in &proxies {
+        proxy.delay(ms(0), ms(400));
+    }
+    let sent = || proxies.iter().map(Proxy::request_bytes).sum::<u64>();
+    let before = sent();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| client.mutex("a").try_lock());
+        eventually(ms(5_000), || sent() > before);
+        let second = client.mutex("b").try_lock_for(ms(100));
+        let error = second.unwrap_err().to_string();
+        assert!(error.contains("max_connections"), "{error}");
+        assert!(first.join().unwrap().unwrap().is_some());
+    });
+}
+
+fn scripts_that_are_forgotten_are_sent_again() {
+    let servers = Servers::start(5);
+    let client = servers.client();
+    let flush = || {
+        for server in &servers.0 {
+            server.run("SCRIPT", &["FLUSH"]);
+        }
+    };
+    for _ in 0..5 {
+        let guard = client.mutex("a").ttl(LONG).lock().unwrap();
+        guard.renew().unwrap();
+        flush();
+        guard.renew().unwrap();
+        flush();
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        // On those too whose answers nobody waited for.
+        eventually(ms(5_000), || servers.count(KEY) == 0);
+    }
+}
+
+fn without_wake_ups_waiters_look_by_themselves() {
+    let servers = Servers::start(3);
+    let (one, two) = (servers.client(), servers.client());
+    let backoff = leasehold::Backoff::new(ms(5), ms(50));
+    let guard = one.mutex("a").lock().unwrap();
+    thread::scope(|scope| {
+        let mutex = two.mutex("a").wait(WaitPolicy::Backoff(backoff));
+        let waiting = scope.spawn(move || mutex.lock().map(drop));
+        let before = servers.0[0].calls(&["evalsha"]);
+        eventually(ms(10_000), || servers.0[0].calls(&["evalsha"]) > before + 2);
+        drop(guard);
+        waiting.join().unwrap().unwrap();
+    });
+}

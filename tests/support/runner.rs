@@ -1,0 +1,118 @@
+//! Runs the tests of a binary: many at a time where they only wait, then two at a time where they measure time.
+
+use std::any::Any;
+use std::process::ExitCode;
+use std::thread;
+
+use libtest_mimic::{Arguments, Conclusion, Failed, Trial};
+
+use super::permit;
+use super::{chaos, child, contention, counter};
+
+/// Threads for tests that mostly sleep: far more than processors.
+const THREADS: usize = 8;
+
+/// Threads for tests that measure time: more would disturb the measurements.
+const TIMED_THREADS: usize = 2;
+
+/// The functions that one module lists: see [`tests!`](crate::tests), [`timed!`](crate::timed) and
+/// [`roles!`](crate::roles).
+#[derive(Clone, Copy, Debug)]
+pub struct Listed {
+    /// The module's path, with the binary's name in front.
+    pub module: &'static str,
+    pub functions: &'static [(&'static str, fn())],
+}
+
+impl Listed {
+    /// The functions with their names, as the command line filters them: `wire::smoke`.
+    fn named(&self) -> impl Iterator<Item = (String, fn())> {
+        let module = self.module.split_once("::").map(|(_, module)| module);
+        let name = move |function: &str| match module {
+            Some(module) => format!("{module}::{function}"),
+            None => function.to_owned(),
+        };
+        self.functions
+            .iter()
+            .map(move |(function, run)| (name(function), *run))
+    }
+}
+
+/// Lists the tests of a module that only wait. A test that is not listed is dead code, which the compiler reports.
+#[macro_export]
+macro_rules! tests {
+    ($($(#[$cfg:meta])* $test:path),* $(,)?) => {
+        $crate::listed!(TESTS, $($(#[$cfg])* $test),*);
+    };
+}
+
+/// Lists the tests of a module that fail if this machine is slow: those that assert a narrow upper bound.
+#[macro_export]
+macro_rules! timed {
+    ($($(#[$cfg:meta])* $test:path),* $(,)?) => {
+        $crate::listed!(TIMED, $($(#[$cfg])* $test),*);
+    };
+}
+
+/// Lists what child processes of a module's tests do, for `Child::spawn("module::role", ...)`.
+#[macro_export]
+macro_rules! roles {
+    ($($role:path),* $(,)?) => {
+        $crate::listed!(ROLES, $($role),*);
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! listed {
+    ($list:ident, $($(#[$cfg:meta])* $function:path),*) => {
+        pub(crate) const $list: $crate::Listed = $crate::Listed {
+            module: module_path!(),
+            functions: &[$($(#[$cfg])* (stringify!($function), $function)),*],
+        };
+    };
+}
+
+/// Plays a role in a child process. Elsewhere runs the tests that the command line selects.
+pub fn run(tests: &[Listed], timed: &[Listed], roles: &[Listed]) -> ExitCode {
+    let shared: [(&str, fn()); 3] = [
+        ("counter", counter::counter),
+        ("contender", contention::contender),
+        ("survivor", chaos::survivor),
+    ];
+    let own: Vec<_> = roles.iter().flat_map(Listed::named).collect();
+    let own = own.iter().map(|(name, role)| (name.as_str(), *role));
+    let all: Vec<_> = own.chain(shared).collect();
+    if child::play(&all) {
+        return ExitCode::SUCCESS;
+    }
+    let arguments = Arguments::from_args();
+    let waiting = run_with(&arguments, THREADS, tests);
+    let measuring = run_with(&arguments, TIMED_THREADS, timed);
+    match waiting.has_failed() || measuring.has_failed() {
+        true => ExitCode::from(101),
+        false => ExitCode::SUCCESS,
+    }
+}
+
+fn run_with(arguments: &Arguments, threads: usize, listed: &[Listed]) -> Conclusion {
+    let mut arguments = arguments.clone();
+    arguments.test_threads = arguments.test_threads.or(Some(threads));
+    let trial =
+        |(name, test): (String, fn())| Trial::test(name.clone(), move || in_own_thread(name, test));
+    let trials = listed.iter().flat_map(Listed::named).map(trial).collect();
+    libtest_mimic::run(&arguments, trials)
+}
+
+/// Runs a test in a thread that has its name, which panics and the watchdog print.
+fn in_own_thread(name: String, test: fn()) -> Result<(), Failed> {
+    let thread = thread::Builder::new().name(name);
+    let running = thread.spawn(move || permit::in_test(test))?;
+    running.join().map_err(|panic| message(&*panic).into())
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("a panic without a text").to_owned()
+}
