@@ -299,7 +299,10 @@ impl Undos {
                 over.extend(self.remove(*serial));
             }
         }
-        if let Some(id) = undone.other.as_deref().and_then(HolderId::parse) {
+        if let Some(id) = undone.other.as_deref().and_then(HolderId::parse)
+            // A reply that contradicts itself must not send the same ids over and over.
+            && batch.undos.iter().all(|(_, sent)| *sent != id)
+        {
             self.hurry(batch.group, &id);
         }
         self.plan(batch.group);
@@ -555,6 +558,19 @@ mod tests {
         undos.settle(&batch, Some(&reply));
         let next = undos.take_due(at(1), false).remove(0);
         assert_eq!(next.undos[0].1, left);
+    }
+
+    #[test]
+    fn a_reply_that_contradicts_itself_hurries_nothing() {
+        let mut undos = Undos::default();
+        undos.push(undo("a", at(0)), at(0));
+        let batch = undos.take_due(at(0), false).remove(0);
+        let itself = text(&batch.undos[0].1);
+        assert!(undos.settle(&batch, Some(&itself)).is_empty());
+        assert!(
+            undos.take_due(at(1), false).is_empty(),
+            "not before its pause is over"
+        );
     }
 
     #[test]

@@ -175,10 +175,16 @@ impl Writer {
         };
         let sent = Instant::now();
         // What was lost or let go while it lay here must not be given a whole ttl more.
-        items.retain(|item| match item {
-            IoJob::Renew(paper) => matches!(paper.ballot.hold.status(sent), LeaseStatus::Held(_)),
-            IoJob::Undo(_) | IoJob::LeaseVotes(_) => true,
-        });
+        let over: Vec<IoJob> = items
+            .extract_if(.., |item| match item {
+                IoJob::Renew(part) => {
+                    !matches!(part.ballot.hold.status(sent), LeaseStatus::Held(_))
+                }
+                IoJob::Undo(_) | IoJob::LeaseVotes(_) => false,
+            })
+            .collect();
+        // A lease may own the last of a user's closures, whose destructor may panic.
+        contain(move || drop(over));
         let calls: Vec<Call<'_>> = items.iter().map(IoJob::call).collect();
         let (answers, usable) = server.batch(connection, &calls);
         drop(calls);
