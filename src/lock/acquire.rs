@@ -1,5 +1,6 @@
 //! The acquire loop: look, wait to be woken, look again.
 
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,13 +44,13 @@ pub(crate) fn acquire(
     runtime: &Arc<Runtime>,
     keys: &Arc<Keys>,
     settings: &Settings,
-    patience: WaitLimit,
+    limit: WaitLimit,
 ) -> Result<Option<Arc<HeldLease>>, Error> {
     let start = Instant::now();
     let mut has_waited = false;
-    let outcome = take(runtime, keys, settings, patience, start, &mut has_waited);
+    let outcome = take(runtime, keys, settings, limit, start, &mut has_waited);
     let counters = &runtime.meters.counters;
-    match (&outcome, patience) {
+    match (&outcome, limit) {
         (Ok(Some(hold)), _) => {
             runtime.tally.begin(runtime, hold.keys.key(0));
             let since = hold.since().unwrap_or(start);
@@ -69,7 +70,7 @@ fn take(
     runtime: &Arc<Runtime>,
     keys: &Arc<Keys>,
     settings: &Settings,
-    patience: WaitLimit,
+    limit: WaitLimit,
     start: Instant,
     has_waited: &mut bool,
 ) -> Result<Option<Arc<HeldLease>>, Error> {
@@ -83,10 +84,10 @@ fn take(
         runtime.callbacks.start()?;
     }
     let attempt = Attempt::new(runtime, keys, settings, terms, start);
-    let deadline = match patience {
+    let deadline = match limit {
         WaitLimit::None => {
             let name = keys.key(0).name;
-            attempt.has_company.set(runtime.waiters.anybody_for(name));
+            attempt.others_wait.set(runtime.waiters.anybody_for(name));
             return at_once(&attempt);
         }
         WaitLimit::Until(deadline) => deadline,
@@ -94,10 +95,10 @@ fn take(
     };
     let (hold, attempts) = match keys.line() {
         Some(line) => {
-            let mut status = FairWait::new(&attempt, line, deadline);
-            let hold = status.run()?;
-            *has_waited = status.state.has_waited;
-            (hold, status.refusals())
+            let mut wait = FairWait::new(&attempt, line, deadline);
+            let hold = wait.run()?;
+            *has_waited = wait.state.has_waited;
+            (hold, wait.refusals())
         }
         None => {
             let mut wait = LocalWait::new(&attempt, deadline);
@@ -106,7 +107,7 @@ fn take(
             (hold, wait.refusals)
         }
     };
-    match (hold, patience) {
+    match (hold, limit) {
         // Only the policy's attempts end a wait that has no deadline.
         (None, WaitLimit::Endless) => Err(Error::AttemptsUsedUp { attempts }),
         (hold, _) => Ok(hold),
@@ -131,12 +132,16 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
     Ok(None)
 }
 
+/// How a turn of the wait loop ended: with the call's outcome, or with whether a wake-up ended its
+/// sleep (a timeout otherwise).
+type Next = ControlFlow<Option<Arc<HeldLease>>, bool>;
+
 /// A call in the queue of its name. One that wants several names is in the queue of one of them at a
 /// time: the one that it was refused for. So two of them never wait for each other.
 struct LocalWait<'a> {
     attempt: &'a Attempt<'a>,
     /// Which of the names it waits for.
-    on: usize,
+    name_index: usize,
     ticket: QueueTicket<'a>,
     deadline: Instant,
     state: WaitState<'a>,
@@ -147,23 +152,23 @@ struct LocalWait<'a> {
     /// Refusals in a row that were each for another name than the one before.
     moves: u32,
     /// Why it looks again where nothing wakes it before.
-    alarm: Option<Wake>,
+    timeout_wake: Option<Wake>,
     /// It looks because it was woken, and not for the first time.
-    is_awake: bool,
+    was_woken: bool,
 }
 
 impl<'a> LocalWait<'a> {
     fn new(attempt: &'a Attempt<'a>, deadline: Instant) -> Self {
-        let on = match attempt.keys.names.len() {
+        let name_index = match attempt.keys.names.len() {
             1 => 0,
             // Redis would only say the same.
             _ => attempt.held_here().unwrap_or(0),
         };
         Self {
             attempt,
-            on,
+            name_index,
             ticket: attempt.runtime.waiters.join(
-                attempt.keys.key(on).name,
+                attempt.keys.key(name_index).name,
                 (attempt.terms.handoffs > 0).then_some(attempt.terms),
                 attempt.settings.wait == WaitPolicy::Wake,
             ),
@@ -172,13 +177,13 @@ impl<'a> LocalWait<'a> {
             refusals: 0,
             splits: 0,
             moves: 0,
-            alarm: None,
-            is_awake: false,
+            timeout_wake: None,
+            was_woken: false,
         }
     }
 
     fn run(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
-        let outcome = self.until_granted();
+        let outcome = self.wait();
         if matches!(outcome, Ok(Some(_))) || self.attempt.runtime.is_closed() {
             return outcome;
         }
@@ -186,103 +191,129 @@ impl<'a> LocalWait<'a> {
         self.take().map_or(outcome, |hold| Ok(Some(hold)))
     }
 
-    fn until_granted(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
-        // Looks at Redis even where this client holds the name.
-        let mut look = false;
+    fn wait(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
+        // Try Redis even if this client holds the name.
+        let mut must_try = false;
         loop {
             self.attempt.runtime.check_open()?;
-            let woken = match self.ticket.turn(look) {
-                Position::Behind => {
-                    self.state.log_waiting_once(self.on, None);
-                    let asked = Instant::now();
-                    match self.queue()? {
-                        Some(woken) => woken,
-                        None => match self.ask_out_of_turn()? {
-                            Some(Attempted::Acquired(hold)) => return Ok(Some(hold)),
-                            Some(Attempted::Refused(name, remaining)) => {
-                                self.move_to_queue_of(name);
-                                match self.refused(asked, remaining) {
-                                    Some(_) => false,
-                                    None => return Ok(None),
-                                }
-                            }
-                            Some(Attempted::SplitVote) | None => false,
-                        },
-                    }
-                }
+            let next = match self.ticket.position(must_try) {
+                Position::Behind => self.behind()?,
                 Position::HandedOff => match self.take() {
                     Some(hold) => return Ok(Some(hold)),
-                    // It is lost again: Redis knows more.
-                    None => true,
+                    // The lease was lost before this call took it: ask Redis.
+                    None => Continue(true),
                 },
-                Position::Yield => self.park(FLEET_YIELD),
-                Position::HeldLocally => {
-                    self.state.log_waiting_once(self.on, None);
-                    self.state.ensure_subscribed(self.on)?;
-                    // The release here wakes us; the look after this is for what is not heard.
-                    self.count_spurious_wake();
-                    self.sleep_after_refusal(true, None, Instant::NEVER)
-                }
-                Position::Contend if self.state.has_waited && self.is_too_late() => {
-                    self.park(Duration::MAX)
-                }
-                Position::Contend => {
-                    // Too early is safe, and costs no look at the clock.
-                    let asked = match self.state.has_waited {
-                        true => Instant::now(),
-                        false => self.attempt.start,
-                    };
-                    self.attempt.has_company.set(self.ticket.asks());
-                    match self.attempt.look(self.deadline) {
-                        Ok(Attempted::Acquired(hold)) => return Ok(Some(hold)),
-                        Ok(Attempted::Refused(name, remaining)) => {
-                            let has_moved = self.move_to_queue_of(name);
-                            let Some(remaining) = self.refused(asked, remaining) else {
-                                return Ok(None);
-                            };
-                            // A subscription that was live before the look hears every release
-                            // after it. One that comes to life later wakes us to look again.
-                            let heard = self
-                                .state
-                                .ensure_subscribed(self.on)?
-                                .is_some_and(|hears| hears.hears_since(asked));
-                            self.splits = 0;
-                            if has_moved && self.attempt.settings.wait == WaitPolicy::Wake {
-                                // A release before it was in this queue woke others. What is there
-                                // to look at is the same as if it had been woken.
-                                self.back_off_after_move();
-                                true
-                            } else {
-                                self.sleep_after_refusal(
-                                    heard,
-                                    remaining,
-                                    self.state.span().asks_again_by(Instant::now()),
-                                )
-                            }
-                        }
-                        Ok(Attempted::SplitVote) => {
-                            self.note_refusal(asked, Some(Duration::ZERO));
-                            self.state.log_waiting_once(self.on, None);
-                            self.splits = self.splits.saturating_add(1);
-                            self.park(SPLIT_VOTE_BACKOFF.pause(self.splits - 1))
-                        }
-                        Err(fault) => {
-                            let Some(pause) = self.failed(fault)? else {
-                                return Ok(None);
-                            };
-                            self.park(pause);
-                            // Nothing is known of the name.
-                            false
-                        }
-                    }
-                }
+                Position::Yield => Continue(self.park(FLEET_YIELD)),
+                Position::HeldLocally => self.held_locally()?,
+                Position::Contend => self.contend()?,
             };
-            look = !woken;
+            let woken = match next {
+                Continue(woken) => woken,
+                Break(outcome) => return Ok(outcome),
+            };
+            must_try = !woken;
             if Instant::now() >= self.deadline && self.is_taken() {
                 return Ok(None);
             }
-            self.woke(woken);
+            self.count_wake(woken);
         }
+    }
+
+    /// Waits behind others; shortly before the deadline, tries Redis if their answers do not suffice.
+    fn behind(&mut self) -> Result<Next, Error> {
+        self.state.log_waiting_once(self.name_index, None);
+        let asked = Instant::now();
+        if let Some(woken) = self.wait_behind()? {
+            return Ok(Continue(woken));
+        }
+        Ok(match self.try_out_of_turn()? {
+            Some(Attempted::Acquired(hold)) => Break(Some(hold)),
+            Some(Attempted::Refused(name, remaining)) => {
+                self.move_to_queue_of(name);
+                match self.handle_refusal(asked, remaining) {
+                    Some(_) => Continue(false),
+                    None => Break(None),
+                }
+            }
+            Some(Attempted::SplitVote) | None => Continue(false),
+        })
+    }
+
+    /// Sleeps while this client holds the name.
+    fn held_locally(&mut self) -> Result<Next, Error> {
+        self.state.log_waiting_once(self.name_index, None);
+        self.state.ensure_subscribed(self.name_index)?;
+        self.count_spurious_wake();
+        // The holder wakes this call. The attempt after a timeout is for a wake-up that was missed.
+        Ok(Continue(self.sleep_after_refusal(
+            true,
+            None,
+            Instant::NEVER,
+        )))
+    }
+
+    /// Asks Redis, and sleeps unless the lock was granted.
+    fn contend(&mut self) -> Result<Next, Error> {
+        if self.state.has_waited && self.is_too_late() {
+            return Ok(Continue(self.park(Duration::MAX)));
+        }
+        // An instant that is too early is safe, and the start of the call saves reading the clock.
+        let asked = match self.state.has_waited {
+            true => Instant::now(),
+            false => self.attempt.start,
+        };
+        self.attempt.others_wait.set(self.ticket.about_to_try());
+        match self.attempt.try_once(self.deadline) {
+            Ok(Attempted::Acquired(hold)) => Ok(Break(Some(hold))),
+            Ok(Attempted::Refused(name, remaining)) => self.refused(asked, name, remaining),
+            Ok(Attempted::SplitVote) => {
+                self.note_refusal(asked, Some(Duration::ZERO));
+                self.state.log_waiting_once(self.name_index, None);
+                self.splits = self.splits.saturating_add(1);
+                let pause = SPLIT_VOTE_BACKOFF.pause(self.splits - 1);
+                Ok(Continue(self.park(pause)))
+            }
+            Err(fault) => {
+                let Some(pause) = self.handle_fault(fault)? else {
+                    return Ok(Break(None));
+                };
+                self.park(pause);
+                // Without a reply the name may be free: try again even if this client holds it.
+                Ok(Continue(false))
+            }
+        }
+    }
+
+    /// Sleeps after Redis refused the name with index `name`, until a release or a timeout.
+    fn refused(
+        &mut self,
+        asked: Instant,
+        name: usize,
+        remaining: Option<Duration>,
+    ) -> Result<Next, Error> {
+        let has_moved = self.move_to_queue_of(name);
+        let Some(remaining) = self.handle_refusal(asked, remaining) else {
+            return Ok(Break(None));
+        };
+        // A subscription that was live before the attempt receives every release after it. One that
+        // becomes live later wakes this call to try again.
+        let is_subscribed = self
+            .state
+            .ensure_subscribed(self.name_index)?
+            .is_some_and(|subscription| subscription.hears_since(asked));
+        self.splits = 0;
+        if has_moved && self.attempt.settings.wait == WaitPolicy::Wake {
+            // A release before this call joined the queue woke other waiters: try at once, as if
+            // it had woken this one.
+            self.back_off_after_move();
+            return Ok(Continue(true));
+        }
+        let latest = self.state.span().asks_again_by(Instant::now());
+        Ok(Continue(self.sleep_after_refusal(
+            is_subscribed,
+            remaining,
+            latest,
+        )))
     }
 
     /// Takes what was handed to it, unless that is lost by now.
@@ -309,9 +340,9 @@ impl<'a> LocalWait<'a> {
 
     /// Of those who wait behind others, for one whose time is almost over. `None` at the deadline, where no answer
     /// came and none is needed.
-    fn ask_out_of_turn(&self) -> Result<Option<Attempted>, Error> {
-        self.ticket.asks();
-        self.attempt.has_company.set(true);
+    fn try_out_of_turn(&self) -> Result<Option<Attempted>, Error> {
+        self.ticket.about_to_try();
+        self.attempt.others_wait.set(true);
         match self.attempt.try_until_answered(self.deadline) {
             Err(error) if error.is_unreachable() => {
                 let now = Instant::now();
@@ -328,12 +359,12 @@ impl<'a> LocalWait<'a> {
 
     /// Goes to the queue of the name that it was refused for; false if it is there already.
     fn move_to_queue_of(&mut self, name: usize) -> bool {
-        if name == self.on {
+        if name == self.name_index {
             self.moves = 0;
             return false;
         }
         self.moves = self.moves.saturating_add(1);
-        self.on = name;
+        self.name_index = name;
         self.state.subscription = None;
         self.ticket.answers(Answers::answered);
         let Attempt {
@@ -343,8 +374,10 @@ impl<'a> LocalWait<'a> {
             ..
         } = self.attempt;
         // The place in the queue before goes to the next there, who then looks.
-        let hears = settings.wait == WaitPolicy::Wake;
-        self.ticket = runtime.waiters.join(keys.key(name).name, None, hears);
+        let wakes_on_release = settings.wait == WaitPolicy::Wake;
+        self.ticket = runtime
+            .waiters
+            .join(keys.key(name).name, None, wakes_on_release);
         true
     }
 
@@ -365,21 +398,21 @@ impl<'a> LocalWait<'a> {
 
     /// Sleeps behind others until woken (true), or looks around after a while (false). `None`
     /// shortly before the deadline, if what Redis said to the others is not enough.
-    fn queue(&self) -> Result<Option<bool>, Error> {
+    fn wait_behind(&self) -> Result<Option<bool>, Error> {
         let now = Instant::now();
         if self.attempt.is_unreachable(now) {
             return Err(self.attempt.unreachable_for_others(now));
         }
         let gives_up_at = self.attempt.gives_up_at(now);
-        let last_look = self.state.span().last_look();
-        if now < last_look {
-            return Ok(Some(self.sleep(now, last_look.min(gives_up_at))));
+        let last_attempt = self.state.span().last_attempt();
+        if now < last_attempt {
+            return Ok(Some(self.sleep(now, last_attempt.min(gives_up_at))));
         }
-        let needs_another = || {
+        let needs_another_reply = || {
             self.ticket
-                .answers(|answers| answers.needs_another(self.state.span()))
+                .answers(|answers| answers.needs_another_reply(self.state.span()))
         };
-        if now < self.deadline && (!needs_another() || self.attempt.held_here().is_some()) {
+        if now < self.deadline && (!needs_another_reply() || self.attempt.held_here().is_some()) {
             Ok(Some(self.sleep(now, self.deadline.min(gives_up_at))))
         } else {
             Ok(None)
@@ -391,11 +424,15 @@ impl<'a> LocalWait<'a> {
         clippy::option_option,
         reason = "a key may have no end, and a wait may be over"
     )]
-    fn refused(&mut self, asked: Instant, remaining: Option<Duration>) -> Option<Option<Duration>> {
+    fn handle_refusal(
+        &mut self,
+        asked: Instant,
+        remaining: Option<Duration>,
+    ) -> Option<Option<Duration>> {
         self.note_refusal(asked, remaining);
         self.count_spurious_wake();
         self.refusals = self.refusals.saturating_add(1);
-        self.state.log_waiting_once(self.on, remaining);
+        self.state.log_waiting_once(self.name_index, remaining);
         match &self.attempt.settings.wait {
             WaitPolicy::Backoff(backoff)
                 if backoff.limit().is_some_and(|limit| self.refusals >= limit) =>
@@ -415,15 +452,15 @@ impl<'a> LocalWait<'a> {
         let now = Instant::now();
         self.ticket
             .answers(|answers| answers.refused(now, remaining));
-        self.state.answered(asked, now);
+        self.state.note_reply(asked, now);
     }
 
     /// Notes a look without an answer: how long to pause, or nothing if a refusal in this very call
     /// is the better answer at its end.
-    fn failed(&mut self, fault: Fault) -> Result<Option<Duration>, Error> {
+    fn handle_fault(&mut self, fault: Fault) -> Result<Option<Duration>, Error> {
         let now = Instant::now();
         self.ticket.answers(|answers| answers.failed(now));
-        match self.state.failed(fault) {
+        match self.state.pause_after_fault(fault) {
             Ok(pause) => Ok(Some(pause)),
             Err(error) if self.state.is_refusal_better(&error, || self.is_taken()) => Ok(None),
             Err(error) => Err(error),
@@ -433,38 +470,46 @@ impl<'a> LocalWait<'a> {
     /// Sleeps after a refusal, until `latest` at the most, or until woken: true.
     fn sleep_after_refusal(
         &mut self,
-        heard: bool,
+        is_subscribed: bool,
         remaining: Option<Duration>,
         latest: Instant,
     ) -> bool {
-        let (pause, alarm) = self.pause(heard, remaining);
-        self.alarm = Some(alarm);
+        let (pause, timeout_wake) = self.pause_after_refusal(is_subscribed, remaining);
+        self.timeout_wake = Some(timeout_wake);
         let woken = self.park(pause.min(Instant::now().until(latest)));
-        self.attempt.woke();
+        self.attempt.restart_silence();
         woken
     }
 
     /// Counts what ended the sleep.
-    fn woke(&mut self, woken: bool) {
-        let alarm = self.alarm.take();
-        let wake = if woken { self.ticket.woken() } else { alarm };
-        self.is_awake = wake.is_some_and(|wake| self.attempt.runtime.meters.woke(wake));
+    fn count_wake(&mut self, woken: bool) {
+        let timeout_wake = self.timeout_wake.take();
+        let wake = if woken {
+            self.ticket.take_wake()
+        } else {
+            timeout_wake
+        };
+        self.was_woken = wake.is_some_and(|wake| self.attempt.runtime.meters.woke(wake));
     }
 
     /// Somebody else holds the name: what woke this call was no help.
     fn count_spurious_wake(&mut self) {
-        if std::mem::take(&mut self.is_awake) {
+        if std::mem::take(&mut self.was_woken) {
             self.attempt.runtime.meters.counters.spurious_wakes.up();
         }
     }
 
     /// How long to sleep after a refusal, if nothing wakes us, and what ends it then.
-    fn pause(&self, heard: bool, remaining: Option<Duration>) -> (Duration, Wake) {
+    fn pause_after_refusal(
+        &self,
+        is_subscribed: bool,
+        remaining: Option<Duration>,
+    ) -> (Duration, Wake) {
         let backstop = self.attempt.runtime.config.backstop;
         let refusals = self.refusals.saturating_sub(1);
         let pause = match &self.attempt.settings.wait {
             WaitPolicy::Backoff(backoff) => return (backoff.pause(refusals), Wake::Backstop),
-            WaitPolicy::Wake if heard => jittered(backstop),
+            WaitPolicy::Wake if is_subscribed => jittered(backstop),
             WaitPolicy::Wake => UNSUBSCRIBED_BACKOFF.pause(refusals).min(backstop),
         };
         // Nobody tells of a key that runs out. Redis counts whole milliseconds, rounded down.
@@ -491,7 +536,7 @@ impl<'a> LocalWait<'a> {
 
     /// Sleeps until `until`, but no longer than the clock allows, or until woken: true.
     fn sleep(&self, now: Instant, until: Instant) -> bool {
-        self.ticket.bell().sleep(nap(now, until))
+        self.ticket.parker().park_timeout(nap(now, until))
     }
 }
 

@@ -30,13 +30,13 @@ pub(crate) const SPLIT_VOTE_BACKOFF: Backoff =
 
 /// How often in a row a token is proposed. The second is above all counters that the first met, so
 /// that a third is needed only where others were faster in between.
-const PROPOSALS: usize = 8;
+const MAX_PROPOSALS: usize = 8;
 
 /// Between two looks whether a server is asked again.
 const RETRY_CHECK_EVERY: Duration = Duration::from_millis(250);
 
 /// With this many malformed replies in a row the peer is taken for no Redis.
-const MOST_MALFORMED: u32 = 3;
+const MAX_MALFORMED: u32 = 3;
 
 /// A call that takes a lock.
 pub(crate) struct Attempt<'a> {
@@ -47,17 +47,17 @@ pub(crate) struct Attempt<'a> {
     /// When the call began.
     pub(crate) start: Instant,
     /// From when on silence of Redis counts.
-    asks_since: Cell<Instant>,
+    silence_counts_from: Cell<Instant>,
     /// Others wait for the name in this client.
-    pub(crate) has_company: Cell<bool>,
+    pub(crate) others_wait: Cell<bool>,
     /// The last thing that Redis or the system said, which tells more than that time ran out.
-    said: RefCell<Option<Cause>>,
+    last_cause: RefCell<Option<Cause>>,
     /// Why this call's last command came to nothing, whatever was said of that.
     failure: RefCell<Option<Cause>>,
     /// Malformed replies in a row.
     malformed: Cell<u32>,
     /// This call sent a command, and got a reply or may yet.
-    has_asked: Cell<bool>,
+    has_sent: Cell<bool>,
 }
 
 /// What asking Redis came to.
@@ -77,7 +77,7 @@ enum PartReply {
 }
 
 enum Proposed {
-    Looked(Attempted),
+    Answered(Attempted),
     /// The token was not above this one.
     TooLow(u64),
 }
@@ -96,30 +96,30 @@ impl<'a> Attempt<'a> {
             settings,
             terms,
             start,
-            asks_since: Cell::new(start),
-            has_company: Cell::new(false),
-            said: RefCell::default(),
+            silence_counts_from: Cell::new(start),
+            others_wait: Cell::new(false),
+            last_cause: RefCell::default(),
             failure: RefCell::default(),
             malformed: Cell::new(0),
-            has_asked: Cell::new(false),
+            has_sent: Cell::new(false),
         }
     }
 
     /// Asks Redis once, under a fresh holder id. Where no answer comes, the undo is on its way when
     /// this returns.
-    pub(crate) fn look(&self, deadline: Instant) -> Result<Attempted, Fault> {
+    pub(crate) fn try_once(&self, deadline: Instant) -> Result<Attempted, Fault> {
         if let Some(cause) = &*self.failure.borrow()
             && self.is_unreachable(Instant::now())
         {
             // A command without time for an answer would only hide why there was none.
             return Err(Fault::NotRun(cause.clone()));
         }
-        let until = self.patience(deadline);
+        let until = self.reply_deadline(deadline);
         let mut above = 0;
-        for _ in 0..PROPOSALS {
+        for _ in 0..MAX_PROPOSALS {
             match self.propose(until, deadline, above)? {
                 Proposed::TooLow(counter) => above = counter,
-                Proposed::Looked(look) => return Ok(look),
+                Proposed::Answered(attempted) => return Ok(attempted),
             }
         }
         Err(Fault::NotRun(Cause::text(
@@ -128,7 +128,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Until when an answer is waited for.
-    pub(crate) fn patience(&self, deadline: Instant) -> Instant {
+    pub(crate) fn reply_deadline(&self, deadline: Instant) -> Instant {
         let now = Instant::now();
         let timeout = self.runtime.deployment.command_timeout();
         now.after(timeout).min(deadline).min(self.gives_up_at(now))
@@ -142,8 +142,8 @@ impl<'a> Attempt<'a> {
         logging::trace!(name:% = keys, holder:% = id.as_str(); "acquire {keys} as {}", id.as_str());
         let votes = runtime.deployment.votes();
         let asked = match keys.parts() {
-            [all] => self.ask(all, &id, votes.as_ref(), until, above)?,
-            parts => self.ask_each(parts, &id, deadline)?,
+            [all] => self.try_part(all, &id, votes.as_ref(), until, above)?,
+            parts => self.try_each_part(parts, &id, deadline)?,
         };
         let (tokens, sent) = match asked {
             PartReply::Granted(tokens, sent) => (tokens, sent),
@@ -153,7 +153,7 @@ impl<'a> Attempt<'a> {
         match LeaseState::granted(sent, now, &self.terms) {
             Some(lease) => {
                 let hold = self.hold(id, tokens, lease, votes, now, until)?;
-                Ok(Proposed::Looked(Attempted::Acquired(hold)))
+                Ok(Proposed::Answered(Attempted::Acquired(hold)))
             }
             None => Err(self.undo(
                 keys,
@@ -165,7 +165,7 @@ impl<'a> Attempt<'a> {
 
     /// Asks for what one script can be about. Where no answer comes, the undo is on its way when this
     /// returns.
-    fn ask(
+    fn try_part(
         &self,
         part: &Arc<Keys>,
         id: &HolderId,
@@ -176,7 +176,7 @@ impl<'a> Attempt<'a> {
         let runtime = self.runtime;
         let acquire = runtime
             .deployment
-            .acquire(part, id, self.terms.ttl, above, self.block())
+            .acquire(part, id, self.terms.ttl, above, self.tokens_to_reserve())
             .acknowledged_by(self.terms.replicas);
         let wanted = acquire.wanted();
         let undoable = Undoable {
@@ -188,7 +188,7 @@ impl<'a> Attempt<'a> {
         let answer = runtime
             .deployment
             .call_or_undo(acquire, until, Cap::Counted, Some(&undoable));
-        self.note(&answer);
+        self.note_sent(&answer);
         match answer {
             Ok((reply, sent)) => match Acquired::read(&reply, wanted) {
                 Some(Acquired::Granted(tokens)) => Ok(PartReply::Granted(tokens, sent)),
@@ -199,10 +199,12 @@ impl<'a> Attempt<'a> {
                 Some(Acquired::Refused(refusal))
                     if !runtime.endpoints.is_undoing(&refusal.holder) =>
                 {
-                    let look = Attempted::Refused(refusal.name, refusal.remaining);
-                    Ok(PartReply::Not(Proposed::Looked(look)))
+                    let attempted = Attempted::Refused(refusal.name, refusal.remaining);
+                    Ok(PartReply::Not(Proposed::Answered(attempted)))
                 }
-                Some(Acquired::Split) => Ok(PartReply::Not(Proposed::Looked(Attempted::SplitVote))),
+                Some(Acquired::Split) => {
+                    Ok(PartReply::Not(Proposed::Answered(Attempted::SplitVote)))
+                }
                 Some(Acquired::TooLow(counter)) => Ok(PartReply::Not(Proposed::TooLow(counter))),
                 // Nobody but ourselves: an earlier attempt or release without an answer.
                 Some(Acquired::Refused(_)) => Err(Fault::NotRun(Cause::text(
@@ -225,7 +227,7 @@ impl<'a> Attempt<'a> {
 
     /// Asks for one part after the other, each in a command's time, and gives back those before one that
     /// is not granted.
-    fn ask_each(
+    fn try_each_part(
         &self,
         parts: &[Arc<Keys>],
         id: &HolderId,
@@ -234,19 +236,19 @@ impl<'a> Attempt<'a> {
         let mut tokens = Vec::new();
         let mut first = None;
         for (n, part) in parts.iter().enumerate() {
-            let asked = self.ask(part, id, None, self.patience(deadline), 0);
+            let asked = self.try_part(part, id, None, self.reply_deadline(deadline), 0);
             if let Ok(PartReply::Granted(more, sent)) = asked {
                 tokens.extend_from_slice(&more);
                 first.get_or_insert(sent);
                 continue;
             }
             let before = parts.get(..n).unwrap_or_default();
-            self.give_back(before, id, self.patience(deadline));
+            self.give_back(before, id, self.reply_deadline(deadline));
             return match asked {
-                Ok(PartReply::Not(Proposed::Looked(Attempted::Refused(name, remaining)))) => {
+                Ok(PartReply::Not(Proposed::Answered(Attempted::Refused(name, remaining)))) => {
                     // There is a token for each name before those of this part.
-                    let look = Attempted::Refused(tokens.len() + name, remaining);
-                    Ok(PartReply::Not(Proposed::Looked(look)))
+                    let attempted = Attempted::Refused(tokens.len() + name, remaining);
+                    Ok(PartReply::Not(Proposed::Answered(attempted)))
                 }
                 asked => asked,
             };
@@ -289,7 +291,7 @@ impl<'a> Attempt<'a> {
             votes,
             serial: runtime.next_serial(),
             replicas: self.terms.replicas,
-            run: HandoffRun::new(token, self.block(), since),
+            run: HandoffRun::new(token, self.tokens_to_reserve(), since),
             live: Live::new(lease, self.holding(token, since)),
         });
         for before in runtime.waiters.granted(&hold) {
@@ -310,8 +312,8 @@ impl<'a> Attempt<'a> {
     }
 
     /// How many tokens are reserved: more than one where there is somebody to hand the lock on to.
-    fn block(&self) -> u64 {
-        match self.has_company.get() {
+    fn tokens_to_reserve(&self) -> u64 {
+        match self.others_wait.get() {
             true => u64::from(self.terms.handoffs) + 1,
             false => 1,
         }
@@ -341,7 +343,7 @@ impl<'a> Attempt<'a> {
     pub(crate) fn try_until_answered(&self, deadline: Instant) -> Result<Attempted, Error> {
         let (mut failures, mut splits) = (0, 0);
         loop {
-            match self.look(deadline) {
+            match self.try_once(deadline) {
                 Ok(Attempted::SplitVote) => {
                     let pause = SPLIT_VOTE_BACKOFF.pause(splits);
                     splits += 1;
@@ -351,8 +353,10 @@ impl<'a> Attempt<'a> {
                     }
                     std::thread::sleep(pause);
                 }
-                Ok(look) => return Ok(look),
-                Err(Fault::Open(open)) => return Err(self.turned_away(*open, Instant::now())),
+                Ok(attempted) => return Ok(attempted),
+                Err(Fault::Open(open)) => {
+                    return Err(self.open_circuit_error(*open, Instant::now()));
+                }
                 Err(fault) => {
                     let pause = self.pause_after(fault, failures, deadline)?;
                     failures += 1;
@@ -376,7 +380,7 @@ impl<'a> Attempt<'a> {
             Fault::Open(open) => return self.pause_while_open(*open, deadline),
         };
         self.check_is_redis(&cause)?;
-        let cause = cause.or_said_before(&mut self.said.borrow_mut());
+        let cause = cause.or_said_before(&mut self.last_cause.borrow_mut());
         self.failure.replace(Some(cause.clone()));
         let now = Instant::now();
         if now >= deadline || self.is_unreachable(now) {
@@ -397,7 +401,7 @@ impl<'a> Attempt<'a> {
         self.malformed.set(malformed);
         let cause = match cause {
             cause if cause.is_not_redis() => cause.clone(),
-            cause if malformed >= MOST_MALFORMED => cause.last_malformed(malformed),
+            cause if malformed >= MAX_MALFORMED => cause.last_malformed(malformed),
             _ => return Ok(()),
         };
         Err(self.runtime.deployment.unreachable(cause))
@@ -414,7 +418,7 @@ impl<'a> Attempt<'a> {
             return Err(self.unreachable(cause, now));
         }
         if now >= deadline {
-            return Err(self.turned_away(open, now));
+            return Err(self.open_circuit_error(open, now));
         }
         let end = deadline.min(self.gives_up_at(now));
         Ok(open.retry_in.min(RETRY_CHECK_EVERY).min(now.until(end)))
@@ -422,10 +426,10 @@ impl<'a> Attempt<'a> {
 
     /// For a call that gives up while its server's breaker is open. One that has sent a command must
     /// not say that nothing was sent: the lock may be held for it.
-    fn turned_away(&self, open: OpenCircuit, now: Instant) -> Error {
+    fn open_circuit_error(&self, open: OpenCircuit, now: Instant) -> Error {
         match self.failure.take() {
             Some(cause) => self.unreachable(cause, now),
-            None if self.has_asked.get() => {
+            None if self.has_sent.get() => {
                 let last = open.last_at(self.runtime.deployment.label());
                 self.unreachable(last, now)
             }
@@ -443,22 +447,23 @@ impl<'a> Attempt<'a> {
     pub(crate) fn unreachable_for_others(&self, now: Instant) -> Error {
         let silence = self.silence(now);
         let deployment = &self.runtime.deployment;
-        let silent_since =
-            |part: &&Arc<Keys>| deployment.silent_since(part.key(0), now, self.asks_since.get());
+        let silent_since = |part: &&Arc<Keys>| {
+            deployment.silent_since(part.key(0), now, self.silence_counts_from.get())
+        };
         let part = self.keys.parts().iter().min_by_key(silent_since);
         let cause = part.and_then(|part| deployment.last_failure(part.key(0)));
         self.unreachable(cause.unwrap_or_else(|| Cause::no_reply(silence)), now)
     }
 
     /// Notes whether the command that came to `answer` was sent.
-    pub(crate) fn note<T>(&self, answer: &Result<T, Fault>) {
+    pub(crate) fn note_sent<T>(&self, answer: &Result<T, Fault>) {
         let was_sent = match answer {
             Ok(_) | Err(Fault::Unknown(_) | Fault::NotReplicated(_)) => true,
             Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Redirected(..) | Fault::Rejected(_)) => {
                 false
             }
         };
-        self.has_asked.set(self.has_asked.get() || was_sent);
+        self.has_sent.set(self.has_sent.get() || was_sent);
         if answer.is_ok() {
             self.malformed.set(0);
         }
@@ -471,10 +476,10 @@ impl<'a> Attempt<'a> {
 
     /// Notes that this call slept because the lock was held, and asks again. Others may have met a
     /// long silence meanwhile, which ends only with an answer: this call asks Redis before it gives up.
-    pub(crate) fn woke(&self) {
+    pub(crate) fn restart_silence(&self) {
         let now = Instant::now();
         if self.is_unreachable(now) {
-            self.asks_since.set(now);
+            self.silence_counts_from.set(now);
         }
     }
 
@@ -491,8 +496,9 @@ impl<'a> Attempt<'a> {
 
     fn silent_since(&self, now: Instant) -> Instant {
         let deployment = &self.runtime.deployment;
-        let each =
-            |part: &Arc<Keys>| deployment.silent_since(part.key(0), now, self.asks_since.get());
+        let each = |part: &Arc<Keys>| {
+            deployment.silent_since(part.key(0), now, self.silence_counts_from.get())
+        };
         let first = self.keys.parts().iter().map(each).min();
         first.unwrap_or(now)
     }

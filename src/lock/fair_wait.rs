@@ -24,14 +24,18 @@ use crate::wait_policy::{Backoff, WaitPolicy};
 /// A call that waits for a fair lock.
 pub(crate) struct FairWait<'a> {
     attempt: &'a Attempt<'a>,
-    line: &'a QueueKeys,
-    spot: FairTicket<'a>,
+    queue_keys: &'a QueueKeys,
+    ticket: FairTicket<'a>,
     deadline: Instant,
     pub(crate) state: WaitState<'a>,
 }
 
 impl<'a> FairWait<'a> {
-    pub(crate) fn new(attempt: &'a Attempt<'a>, line: &'a QueueKeys, deadline: Instant) -> Self {
+    pub(crate) fn new(
+        attempt: &'a Attempt<'a>,
+        queue_keys: &'a QueueKeys,
+        deadline: Instant,
+    ) -> Self {
         let pace = RefreshPace {
             every: refresh_every(attempt.terms.ttl),
             backoff: match attempt.settings.wait {
@@ -41,8 +45,8 @@ impl<'a> FairWait<'a> {
         };
         Self {
             attempt,
-            line,
-            spot: attempt.runtime.waiters.fair_queues.join(attempt.keys, pace),
+            queue_keys,
+            ticket: attempt.runtime.waiters.fair_queues.join(attempt.keys, pace),
             deadline,
             state: WaitState::new(attempt, deadline),
         }
@@ -50,16 +54,16 @@ impl<'a> FairWait<'a> {
 
     /// How often Redis said that somebody holds the lock, or waits before this call.
     pub(crate) fn refusals(&self) -> u32 {
-        self.spot.refusals()
+        self.ticket.refusals()
     }
 
     /// Waits until the lock is passed to this call. `None` at the deadline, or after the policy's attempts.
     pub(crate) fn run(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
         let outcome = self.wait();
         if !matches!(outcome, Ok(Some(_)))
-            && let Some(id) = self.spot.leaves()
+            && let Some(id) = self.ticket.forget_id()
         {
-            self.leave(id);
+            self.leave_queue(id);
         }
         outcome
     }
@@ -69,20 +73,20 @@ impl<'a> FairWait<'a> {
             self.attempt.runtime.check_open()?;
             let now = Instant::now();
             let is_over = self.is_over(now);
-            match self.spot.step(now) {
+            match self.ticket.step(now) {
                 FairStep::Take(grant) => {
-                    if let Some(hold) = self.take(grant)? {
+                    if let Some(hold) = self.take_grant(grant)? {
                         return Ok(Some(hold));
                     }
                 }
                 FairStep::Refresh(_, why) if is_over => {
-                    self.spot.not_refreshed(why, now);
+                    self.ticket.note_not_refreshed(why, now);
                     return Ok(None);
                 }
                 _ if is_over => return Ok(None),
                 FairStep::Refresh(_, why) if self.is_too_late(now) => {
                     // For the others, who may have more time.
-                    self.spot.not_refreshed(why, now);
+                    self.ticket.note_not_refreshed(why, now);
                     self.park(self.deadline);
                 }
                 FairStep::Enter if self.is_too_late(now) => self.park(self.deadline),
@@ -116,7 +120,7 @@ impl<'a> FairWait<'a> {
 
     /// Whether this call may say at its deadline that it was not its turn.
     fn is_taken(&self) -> bool {
-        self.spot.is_taken(self.state.span()) || self.attempt.held_here().is_some()
+        self.ticket.is_taken(self.state.span()) || self.attempt.held_here().is_some()
     }
 
     fn is_too_late(&self, now: Instant) -> bool {
@@ -135,7 +139,7 @@ impl<'a> FairWait<'a> {
         logging::trace!(name:% = keys, holder:% = id.as_str(); "enter the queue of {keys} as {}", id.as_str());
         runtime.meters.counters.attempts.up();
         let inbox = self.inbox();
-        let call = self.line.enter(keys, &id, terms.ttl, Some(&inbox));
+        let call = self.queue_keys.enter(keys, &id, terms.ttl, Some(&inbox));
         let wanted = call.wanted();
         let undoable = Undoable {
             keys,
@@ -143,21 +147,21 @@ impl<'a> FairWait<'a> {
             ttl: terms.ttl,
             votes: None,
         };
-        let until = self.attempt.patience(self.deadline);
+        let until = self.attempt.reply_deadline(self.deadline);
         // Before it is sent: the lock may be passed on before the answer is here.
-        self.spot.enters(&id);
-        self.spot.answers(|answers| answers.asked(Instant::now()));
+        self.ticket.begin_entering(&id);
+        self.ticket.answers(|answers| answers.asked(Instant::now()));
         let answer = runtime.deployment.call_or_undo(
             call.acknowledged_by(terms.replicas),
             until,
             Cap::Counted,
             Some(&undoable),
         );
-        self.attempt.note(&answer);
+        self.attempt.note_sent(&answer);
         let fault = match answer {
             Ok((reply, sent)) => match Acquired::read(&reply, wanted) {
                 Some(Acquired::Granted(tokens)) => {
-                    self.spot.leaves();
+                    self.ticket.forget_id();
                     let now = Instant::now();
                     match LeaseState::granted(sent, now, terms) {
                         Some(lease) => return self.hold(id, tokens, lease, now).map(Some),
@@ -169,8 +173,8 @@ impl<'a> FairWait<'a> {
                     }
                 }
                 Some(Acquired::Refused(refusal)) => {
-                    self.spot.entered(sent, refusal.remaining);
-                    self.state.answered(sent, Instant::now());
+                    self.ticket.note_entered(sent, refusal.remaining);
+                    self.state.note_reply(sent, Instant::now());
                     self.state.log_waiting_once(0, refusal.remaining);
                     self.ensure_subscribed()?;
                     return Ok(None);
@@ -190,8 +194,8 @@ impl<'a> FairWait<'a> {
             Err(fault) => fault,
         };
         // Whatever came of it is undone, or a place that dies by itself.
-        self.spot.leaves();
-        let pause = self.failed(fault)?;
+        self.ticket.forget_id();
+        let pause = self.handle_fault(fault)?;
         self.park(Instant::now().after(pause));
         Ok(None)
     }
@@ -209,23 +213,23 @@ impl<'a> FairWait<'a> {
         let Attempt { runtime, keys, .. } = self.attempt;
         let counts = runtime.meters.woke(why);
         // One for all of them.
-        let inbox = match self.spot.anybody_hears() {
+        let inbox = match self.ticket.any_subscribed() {
             true => runtime.inbox(keys.key(0)),
             false => Vec::new(),
         };
         let values: Vec<Vec<u8>> = ids.iter().map(|id| id.as_str().into()).collect();
-        let call = self.line.refresh(keys, &inbox, &values);
-        let until = self.attempt.patience(self.deadline);
-        self.spot.answers(|answers| answers.asked(Instant::now()));
+        let call = self.queue_keys.refresh(keys, &inbox, &values);
+        let until = self.attempt.reply_deadline(self.deadline);
+        self.ticket.answers(|answers| answers.asked(Instant::now()));
         let answer = runtime
             .deployment
             .call_or_undo(call, until, Cap::Counted, None);
-        self.attempt.note(&answer);
+        self.attempt.note_sent(&answer);
         let fault = match answer {
             Ok((reply, sent)) => match Refreshed::read(&reply, ids.len()) {
                 Some(answers) => {
-                    self.spot.refreshed(ids, &answers, sent);
-                    self.state.answered(sent, Instant::now());
+                    self.ticket.note_refreshed(ids, &answers, sent);
+                    self.state.note_reply(sent, Instant::now());
                     if counts && answers.iter().all(|answer| *answer == Refreshed::Waiting) {
                         runtime.meters.counters.spurious_wakes.up();
                     }
@@ -237,10 +241,10 @@ impl<'a> FairWait<'a> {
             },
             Err(fault) => fault,
         };
-        let pause = self.failed(fault);
+        let pause = self.handle_fault(fault);
         // Another call may have more patience.
         let until = Instant::now().after(*pause.as_ref().unwrap_or(&Duration::ZERO));
-        self.spot.not_refreshed(why, until);
+        self.ticket.note_not_refreshed(why, until);
         pause.map(|_| ())
     }
 
@@ -251,24 +255,24 @@ impl<'a> FairWait<'a> {
     }
 
     /// The lock was passed to this call. `None` where the grant has lapsed, or is too old to tell.
-    fn take(&mut self, grant: Grant) -> Result<Option<Arc<HeldLease>>, Error> {
+    fn take_grant(&mut self, grant: Grant) -> Result<Option<Arc<HeldLease>>, Error> {
         let terms = &self.attempt.terms;
-        if grant.is_heard {
+        if grant.by_message {
             self.attempt.runtime.meters.woke(Wake::Message);
         }
         let tokens = OneOrMany::One(grant.token);
         let lasting = provisional(terms.ttl);
         let now = Instant::now();
         if terms.replicas.is_none()
-            && let Some(lease) = LeaseState::passed(grant.proof, now, lasting, terms)
+            && let Some(lease) = LeaseState::passed(grant.seen_waiting, now, lasting, terms)
         {
             return self.hold(grant.id, tokens, lease, now).map(Some);
         }
-        match self.make_sure(&grant.id) {
+        match self.renew_grant(&grant.id) {
             Ok(Some(lease)) => self.hold(grant.id, tokens, lease, Instant::now()).map(Some),
             Ok(None) => Ok(None),
             Err(error) => {
-                self.leave(grant.id);
+                self.leave_queue(grant.id);
                 if self.state.is_refusal_better(&error, || self.is_taken()) {
                     return Ok(None);
                 }
@@ -278,7 +282,7 @@ impl<'a> FairWait<'a> {
     }
 
     /// Renews a grant of which little may be left, or which replicas are to have. `None` where it has lapsed.
-    fn make_sure(&mut self, id: &HolderId) -> Result<Option<LeaseState>, Error> {
+    fn renew_grant(&mut self, id: &HolderId) -> Result<Option<LeaseState>, Error> {
         let Attempt {
             runtime,
             keys,
@@ -290,7 +294,7 @@ impl<'a> FairWait<'a> {
             let call = keys
                 .renew(id, terms.ttl, false)
                 .acknowledged_by(terms.replicas);
-            let until = self.attempt.patience(self.deadline);
+            let until = self.attempt.reply_deadline(self.deadline);
             let fault = match runtime
                 .deployment
                 .call_or_undo(call, until, Cap::Exempt, None)
@@ -311,8 +315,9 @@ impl<'a> FairWait<'a> {
                 },
                 Err(fault) => fault,
             };
-            self.spot.answers(|answers| answers.failed(Instant::now()));
-            let pause = self.state.failed(fault)?;
+            self.ticket
+                .answers(|answers| answers.failed(Instant::now()));
+            let pause = self.state.pause_after_fault(fault)?;
             self.park(Instant::now().after(pause));
         }
     }
@@ -325,13 +330,13 @@ impl<'a> FairWait<'a> {
         since: Instant,
     ) -> Result<Arc<HeldLease>, Error> {
         let attempt = self.attempt;
-        let until = attempt.patience(self.deadline);
+        let until = attempt.reply_deadline(self.deadline);
         let hold = attempt.hold(id, tokens, lease, None, since, until);
         hold.map_err(|fault| attempt.runtime.deployment.error(fault))
     }
 
     /// Leaves the queue, or passes on what came at this moment.
-    fn leave(&self, id: HolderId) {
+    fn leave_queue(&self, id: HolderId) {
         let Attempt {
             runtime,
             keys,
@@ -352,9 +357,10 @@ impl<'a> FairWait<'a> {
     }
 
     /// Notes that there was no answer: how long to pause, unless it was the last time.
-    fn failed(&mut self, fault: Fault) -> Result<Duration, Error> {
-        self.spot.answers(|answers| answers.failed(Instant::now()));
-        match self.state.failed(fault) {
+    fn handle_fault(&mut self, fault: Fault) -> Result<Duration, Error> {
+        self.ticket
+            .answers(|answers| answers.failed(Instant::now()));
+        match self.state.pause_after_fault(fault) {
             // The wait is over, and this is not why.
             Err(error) if self.state.is_refusal_better(&error, || self.is_taken()) => {
                 Ok(Duration::ZERO)
@@ -376,6 +382,6 @@ impl<'a> FairWait<'a> {
     /// Sleeps until `until`, or the deadline, or until woken; no longer than the clock allows.
     fn park(&self, until: Instant) {
         let pause = nap(Instant::now(), until.min(self.deadline));
-        self.spot.bell().sleep(pause);
+        self.ticket.parker().park_timeout(pause);
     }
 }

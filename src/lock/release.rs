@@ -37,7 +37,7 @@ pub(crate) fn release(
     mut now: Instant,
     deadline: Instant,
 ) -> Result<Unlocked, Error> {
-    if hold.run.goes_on(token) && hand_on(runtime, hold, token, &mut now, deadline) {
+    if hold.run.goes_on(token) && hand_off(runtime, hold, token, &mut now, deadline) {
         return Ok(Unlocked::Released);
     }
     let since = hold.since();
@@ -52,8 +52,8 @@ pub(crate) fn release(
     }
     runtime.timer.forget(hold);
     // Others have waited for the whole run: they come first now.
-    let mut gives_way = hold.run.was_handed(token);
-    let outcome = ask_until_answered(runtime, hold, &mut gives_way, deadline);
+    let mut yields_to_fleet = hold.run.was_handed(token);
+    let outcome = send_until_answered(runtime, hold, &mut yields_to_fleet, deadline);
     let in_time = !matches!(outcome, Ok(Unlocked::AlreadyLost(_)));
     count(runtime, in_time, since, now);
     match &outcome {
@@ -61,14 +61,14 @@ pub(crate) fn release(
             hold.lease(|lease| lease.was_lost(*lost));
             if hold.keys.parts().len() > 1 {
                 // Of another part no answer may have come.
-                repeat(runtime, hold);
+                repeat_in_background(runtime, hold);
             }
             runtime.announce_loss(hold);
         }
         Ok(Unlocked::Released) => {
             hold.lease(LeaseState::released);
-            if gives_way {
-                runtime.waiters.give_way(hold);
+            if yields_to_fleet {
+                runtime.waiters.yield_to_fleet(hold);
             }
             runtime.waiters.ended(hold, true);
             if runtime.deployment.may_fail_over() {
@@ -78,7 +78,7 @@ pub(crate) fn release(
         }
         Err(error) => {
             hold.lease(LeaseState::released);
-            repeat(runtime, hold);
+            repeat_in_background(runtime, hold);
             // The release that is repeated announces the end that this call did not see.
             runtime.waiters.ended(hold, false);
             log(hold, "release to be repeated", Some(error));
@@ -89,7 +89,7 @@ pub(crate) fn release(
 
 /// Hands the lease to the first waiter of this client, if there is one that wants it and nothing speaks against it.
 /// Where it must be renewed for that, this asks Redis first.
-fn hand_on(
+fn hand_off(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
     token: FencingToken,
@@ -98,7 +98,7 @@ fn hand_on(
 ) -> bool {
     let mut has_renewed = false;
     while !runtime.is_closed() {
-        match runtime.waiters.hand_on(hold, token, has_renewed, *now) {
+        match runtime.waiters.hand_off(hold, token, has_renewed, *now) {
             HandOffOutcome::Done(holding) => {
                 count(runtime, true, holding.since, *now);
                 logging::debug!(
@@ -140,10 +140,10 @@ fn count(runtime: &Runtime, in_time: bool, since: Option<Instant>, now: Instant)
 
 /// Sends the release until an answer says what it found, or the deadline has come. Whether it `gives_way` to other
 /// clients is unset where none of them hears of it.
-fn ask_until_answered(
+fn send_until_answered(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
-    gives_way: &mut bool,
+    yields_to_fleet: &mut bool,
     deadline: Instant,
 ) -> Result<Unlocked, Error> {
     if let [_, _, ..] = hold.keys.parts() {
@@ -161,11 +161,11 @@ fn ask_until_answered(
     let ours = runtime.endpoints.hearing(hold.keys.key(0).channel) as i64;
     let start = Instant::now();
     let mut failures = 0;
-    let mut said = None;
+    let mut last_cause = None;
     // A release whose answer is missing may be what removed the key.
     let mut may_have_run = false;
     loop {
-        let call = match *gives_way {
+        let call = match *yields_to_fleet {
             true => hold.keys.release_and_ask(&hold.id),
             false => hold.keys.release(hold.id.as_str().as_bytes()),
         };
@@ -176,7 +176,7 @@ fn ask_until_answered(
         let cause = match answer {
             Ok((reply, _)) => match KeyState::read(&reply) {
                 Some(KeyState::Ours) if reply.second().is_some_and(|heard| heard <= ours) => {
-                    *gives_way = false;
+                    *yields_to_fleet = false;
                     return Ok(unlocked(hold, KeyState::Ours));
                 }
                 Some(_) if may_have_run => return Ok(Unlocked::Released),
@@ -192,7 +192,7 @@ fn ask_until_answered(
                 cause
             }
         };
-        let cause = cause.or_said_before(&mut said);
+        let cause = cause.or_said_before(&mut last_cause);
         let now = Instant::now();
         if now >= deadline || runtime.is_closed() {
             let cause = cause.unserved_for(start.until(now));
@@ -219,7 +219,7 @@ fn unlocked(hold: &HeldLease, found: KeyState) -> Unlocked {
 }
 
 /// Repeats the release in the background, until it is sure or the key has run out by itself.
-fn repeat(runtime: &Runtime, hold: &HeldLease) {
+fn repeat_in_background(runtime: &Runtime, hold: &HeldLease) {
     runtime.undo(as_undo(hold));
 }
 
@@ -236,7 +236,7 @@ fn release_after_loss(runtime: &Runtime, hold: &Arc<HeldLease>, lost: Lost) {
     runtime.announce_loss(hold);
     if lost != Lost::ShutDown {
         // A shutdown releases what it takes away by itself, and counts what it finds.
-        repeat(runtime, hold);
+        repeat_in_background(runtime, hold);
     }
     logging::warn!(
         name:% = hold.keys, holder:% = hold.id.short(), outcome:% = lost,
@@ -249,10 +249,10 @@ fn release_after_loss(runtime: &Runtime, hold: &Arc<HeldLease>, lost: Lost) {
 /// Gives back at once what was granted to a client that is being shut down: nobody has seen it yet,
 /// so nobody is told.
 pub(crate) fn give_back_unseen(runtime: &Runtime, hold: &Arc<HeldLease>, until: Instant) {
-    let standing = hold.release(hold.token(), Instant::now());
+    let status = hold.release(hold.token(), Instant::now());
     runtime.timer.forget(hold);
     runtime.waiters.ended(hold, true);
-    if let Some(LeaseStatus::Lost(Lost::ShutDown)) = standing {
+    if let Some(LeaseStatus::Lost(Lost::ShutDown)) = status {
         // The shutdown has seen it, and releases it.
         return;
     }

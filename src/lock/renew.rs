@@ -23,12 +23,12 @@ pub(crate) fn renew(
     token: FencingToken,
     until: Instant,
 ) -> Result<(), Error> {
-    let Some(ask) = hold.begin(token, until, |lease, now| lease.ask_now(now)) else {
+    let Some(request) = hold.begin(token, until, |lease, now| lease.ask_now(now)) else {
         return ensure_held(hold, token).and_then(|()| Err(busy(runtime)));
     };
     let sent = Instant::now();
-    let answer = ask_all(runtime, hold, ask.ttl, false, until);
-    let found = renewed(runtime, hold, ask, sent, &answer);
+    let answer = renew_parts(runtime, hold, request.ttl, false, until);
+    let found = renewed(runtime, hold, request, sent, &answer);
     outcome(runtime, hold, token, found, answer)
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn extend(
     // An extend that shortens has brought the deadline nearer.
     runtime.reschedule(hold);
     let sent = Instant::now();
-    let answer = ask_all(runtime, hold, ttl, true, until);
+    let answer = renew_parts(runtime, hold, ttl, true, until);
     let found = answer.as_ref().ok().and_then(KeyState::read);
     let now = Instant::now();
     // A lease that ran out before the answer came is lost for that.
@@ -75,7 +75,7 @@ pub(crate) fn extend(
 }
 
 /// Renews one part after the other, until one is not renewed.
-fn ask_all(
+fn renew_parts(
     runtime: &Runtime,
     hold: &HeldLease,
     ttl: Duration,

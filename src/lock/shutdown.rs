@@ -76,7 +76,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     for (keys, id) in runtime.waiters.fair_queues.leave_all() {
         runtime.undo(Undo::of_release(keys, id, last));
     }
-    let woken = runtime.waiters.ring_all();
+    let woken = runtime.waiters.wake_all();
     // A lease that the timer thread is working on would be missing from `drain` below. The thread
     // does no I/O, so it ends at once.
     runtime.timer.stop();

@@ -18,7 +18,7 @@ pub(crate) struct WaitState<'a> {
     /// Commands without an answer in a row.
     failures: u32,
     /// How long the last answer took.
-    took: Duration,
+    last_reply_took: Duration,
     /// It waits, and that was logged, or need not be any more.
     pub(crate) has_waited: bool,
 }
@@ -30,7 +30,7 @@ impl<'a> WaitState<'a> {
             deadline,
             subscription: None,
             failures: 0,
-            took: Duration::ZERO,
+            last_reply_took: Duration::ZERO,
             has_waited: false,
         }
     }
@@ -38,7 +38,7 @@ impl<'a> WaitState<'a> {
     /// Wants to hear of the releases of its `on`-th name, where the policy says so.
     pub(crate) fn ensure_subscribed(
         &mut self,
-        on: usize,
+        name_index: usize,
     ) -> Result<Option<&Subscription<'a>>, Error> {
         let Attempt {
             runtime,
@@ -50,21 +50,21 @@ impl<'a> WaitState<'a> {
         let is_current = |subscription: &Subscription<'_>| subscription.is_current(runtime);
         if !self.subscription.as_ref().is_some_and(is_current) && settings.wait == WaitPolicy::Wake
         {
-            let until = self.attempt.patience(self.deadline);
-            self.subscription = Some(runtime.subscribe(keys.key(on), until)?);
+            let until = self.attempt.reply_deadline(self.deadline);
+            self.subscription = Some(runtime.subscribe(keys.key(name_index), until)?);
         }
         Ok(self.subscription.as_ref())
     }
 
     /// Redis answered at `now` what was asked at `sent`.
-    pub(crate) fn answered(&mut self, sent: Instant, now: Instant) {
+    pub(crate) fn note_reply(&mut self, sent: Instant, now: Instant) {
         self.failures = 0;
-        self.took = sent.until(now);
+        self.last_reply_took = sent.until(now);
     }
 
     /// Whether it is too late to ask, for a call that has an answer already: the lock `is_taken`.
     pub(crate) fn is_too_late(&self, now: Instant, is_taken: impl FnOnce() -> bool) -> bool {
-        !self.span().has_time(now, self.took) && is_taken()
+        !self.span().has_time(now, self.last_reply_took) && is_taken()
     }
 
     /// From when until when it waits.
@@ -76,7 +76,7 @@ impl<'a> WaitState<'a> {
     }
 
     /// Notes that there was no answer: how long to pause.
-    pub(crate) fn failed(&mut self, fault: Fault) -> Result<Duration, Error> {
+    pub(crate) fn pause_after_fault(&mut self, fault: Fault) -> Result<Duration, Error> {
         let failures = self.failures;
         let pause = self.attempt.pause_after(fault, failures, self.deadline)?;
         self.failures = failures.saturating_add(1);
@@ -90,12 +90,12 @@ impl<'a> WaitState<'a> {
     }
 
     /// Logs, once, that this call waits for its `on`-th name.
-    pub(crate) fn log_waiting_once(&mut self, on: usize, remaining: Option<Duration>) {
+    pub(crate) fn log_waiting_once(&mut self, name_index: usize, remaining: Option<Duration>) {
         if std::mem::replace(&mut self.has_waited, true) {
             return;
         }
         self.attempt.log_refused("waiting", remaining);
-        let name = self.attempt.keys.key(on).name;
+        let name = self.attempt.keys.key(name_index).name;
         if cfg!(debug_assertions) && self.attempt.runtime.waiters.is_held_by_us(name) {
             logging::warn!(
                 name:% = name;

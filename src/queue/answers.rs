@@ -5,10 +5,10 @@ use std::time::Duration;
 use crate::clock::Instant;
 
 /// How long before its deadline a call asks a last time: enough for an answer from most servers.
-const LAST_LOOK: Duration = Duration::from_millis(250);
+const LAST_ATTEMPT: Duration = Duration::from_millis(250);
 
 /// A call does not say `None` on a refusal older than this without asking once more.
-const FRESH: Duration = Duration::from_secs(1);
+const FRESH_FOR: Duration = Duration::from_secs(1);
 
 /// From when until when a call waits.
 #[derive(Clone, Copy, Debug)]
@@ -19,16 +19,16 @@ pub(crate) struct Span {
 
 impl Span {
     /// When the call asks for the last answer that it needs.
-    pub(crate) fn last_look(self) -> Instant {
+    pub(crate) fn last_attempt(self) -> Instant {
         let half = self.start.until(self.deadline) / 2;
-        self.deadline.before(LAST_LOOK.min(half))
+        self.deadline.before(LAST_ATTEMPT.min(half))
     }
 
     /// When a call that was refused at `now` must ask again, whatever it hears until then.
     pub(crate) fn asks_again_by(self, now: Instant) -> Instant {
-        let last_look = self.last_look();
-        if now < last_look && now.after(FRESH) < self.deadline {
-            last_look
+        let last_attempt = self.last_attempt();
+        if now < last_attempt && now.after(FRESH_FOR) < self.deadline {
+            last_attempt
         } else {
             Instant::NEVER
         }
@@ -102,25 +102,25 @@ impl Answers {
     /// refusal, and either the holder keeps the name until the deadline, or nothing that was asked since is unanswered.
     pub(crate) fn is_taken(&self, span: Span) -> bool {
         // What was asked a moment ago may be on its way, as it always is on a server that works.
-        let counts = |asked: Unanswered| asked.has_failed || asked.since <= span.last_look();
+        let counts = |asked: Unanswered| asked.has_failed || asked.since <= span.last_attempt();
         let is_unanswered = self.unanswered.is_some_and(counts);
         self.refusal_in(span)
             .is_some_and(|refusal| refusal.until >= span.deadline || !is_unanswered)
     }
 
     /// Whether a call asks once more before its deadline, rather than only wait for that.
-    pub(crate) fn needs_another(&self, span: Span) -> bool {
+    pub(crate) fn needs_another_reply(&self, span: Span) -> bool {
         let Some(refusal) = self.refusal_in(span) else {
             return true;
         };
-        if refusal.at >= span.last_look() {
+        if refusal.at >= span.last_attempt() {
             return false;
         }
         match self.unanswered {
             // It was asked in vain, and the refusal before is good for the rest of the time.
             Some(asked) if asked.has_failed => refusal.until < span.deadline,
             Some(_) => true,
-            None => refusal.at.after(FRESH) < span.deadline,
+            None => refusal.at.after(FRESH_FOR) < span.deadline,
         }
     }
 }
@@ -218,14 +218,14 @@ mod tests {
 
     #[test]
     fn who_was_never_refused_asks() {
-        assert!(Answers::default().needs_another(span()));
-        assert!(refused(999, 60_000).needs_another(span()));
+        assert!(Answers::default().needs_another_reply(span()));
+        assert!(refused(999, 60_000).needs_another_reply(span()));
     }
 
     #[test]
     fn a_refusal_older_than_a_second_is_asked_about_once_more() {
-        assert!(refused(2_999, 60_000).needs_another(span()));
-        assert!(!refused(3_000, 1).needs_another(span()));
+        assert!(refused(2_999, 60_000).needs_another_reply(span()));
+        assert!(!refused(3_000, 1).needs_another_reply(span()));
         assert_eq!(span().asks_again_by(at(2_999)), at(3_750));
         assert_eq!(span().asks_again_by(at(3_000)), Instant::NEVER);
     }
@@ -233,12 +233,12 @@ mod tests {
     #[test]
     fn one_that_is_asked_about_is_not_asked_about_again() {
         let mut answers = refused(3_750, 1);
-        assert!(!answers.needs_another(span()));
+        assert!(!answers.needs_another_reply(span()));
         answers.asked(at(3_800));
-        assert!(!answers.needs_another(span()));
+        assert!(!answers.needs_another_reply(span()));
         let mut good = refused(2_000, 60_000);
         good.failed(at(3_800));
-        assert!(!good.needs_another(span()));
+        assert!(!good.needs_another_reply(span()));
     }
 
     #[test]
@@ -249,7 +249,7 @@ mod tests {
             if has_failed {
                 answers.failed(at(3_700));
             }
-            assert!(answers.needs_another(span()));
+            assert!(answers.needs_another_reply(span()));
         }
     }
 
@@ -266,12 +266,12 @@ mod tests {
             start: at(0),
             deadline: at(100),
         };
-        assert_eq!(short.last_look(), at(50));
+        assert_eq!(short.last_attempt(), at(50));
         assert_eq!(short.asks_again_by(at(10)), Instant::NEVER);
         let endless = Span {
             start: at(0),
             deadline: Instant::NEVER,
         };
-        assert!(endless.last_look() > at(u64::MAX / 2));
+        assert!(endless.last_attempt() > at(u64::MAX / 2));
     }
 }

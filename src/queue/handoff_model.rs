@@ -98,10 +98,10 @@ impl World {
         let ticket = self
             .waiters
             .join(self.name(), Some(TERMS), thread_rng().gen_bool(0.8));
-        let mut look = false;
+        let mut must_try = false;
         let taken = loop {
             yield_now();
-            match ticket.turn(look) {
+            match ticket.position(must_try) {
                 Position::HandedOff => match ticket.take(now(), Duration::MAX, holding) {
                     TakeOver::Held(hold) => {
                         self.inside.lock().unwrap().handed += 1;
@@ -111,16 +111,16 @@ impl World {
                     TakeOver::Nothing => panic!("it was handed one"),
                 },
                 Position::Contend => {
-                    if let Some(granted) = self.ask(ticket.asks()) {
+                    if let Some(granted) = self.ask(ticket.about_to_try()) {
                         break Some(granted);
                     }
                 }
                 Position::Yield | Position::HeldLocally | Position::Behind => {}
             }
             // Until it is woken, looks around, or has had enough.
-            look = loop {
+            must_try = loop {
                 yield_now();
-                if ticket.bell().is_rung() {
+                if ticket.parker().is_unparked() {
                     break false;
                 }
                 if thread_rng().gen_bool(0.1) {
@@ -138,9 +138,9 @@ impl World {
         taken
     }
 
-    fn ask(&self, has_company: bool) -> Option<(Arc<HeldLease>, FencingToken)> {
+    fn ask(&self, others_wait: bool) -> Option<(Arc<HeldLease>, FencingToken)> {
         let id = HolderId::fresh("o");
-        let block = if has_company {
+        let block = if others_wait {
             u64::from(TERMS.handoffs) + 1
         } else {
             1
@@ -181,7 +181,7 @@ impl World {
     }
 
     fn unlock(&self, hold: &Arc<HeldLease>, token: FencingToken) {
-        if let HandOffOutcome::Done(_) = self.waiters.hand_on(hold, token, false, now()) {
+        if let HandOffOutcome::Done(_) = self.waiters.hand_off(hold, token, false, now()) {
             return;
         }
         yield_now();
@@ -192,7 +192,7 @@ impl World {
                 yield_now();
                 hold.lease(LeaseState::released);
                 if hold.run.was_handed(token) {
-                    self.waiters.give_way(hold);
+                    self.waiters.yield_to_fleet(hold);
                 }
                 self.waiters.ended(hold, true);
             }

@@ -39,23 +39,23 @@ pub(crate) struct Waiters {
 #[derive(Debug, Default)]
 struct Queue {
     /// The lease that this client holds.
-    held: Option<Held>,
+    held: Option<HeldName>,
     /// Who took it, for a warning in debug builds.
     holder: Option<std::thread::ThreadId>,
     /// The last lease released here while somebody waited: its own message is no news.
     released: Option<HolderId>,
     /// Releases that not enough servers have announced yet, or just enough.
-    heard: VecDeque<Heard>,
+    announcements: VecDeque<PartialAnnouncement>,
     waiters: VecDeque<Waiter>,
     next: u64,
     /// `None` until there is something to note: most held names have no waiters, and there may be many.
     answers: Option<Box<Answers>>,
-    courtesy: Courtesy,
+    fleet_yield: FleetYield,
 }
 
 /// After a run of hand-offs others come first: the first here waits until the release is heard, as they do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Courtesy {
+enum FleetYield {
     #[default]
     None,
     Due,
@@ -72,17 +72,17 @@ pub(crate) struct Announcer {
 
 /// An announcement, by its hash, and who has made it, by bits.
 #[derive(Debug)]
-struct Heard {
+struct PartialAnnouncement {
     payload: u64,
     by: u64,
 }
 
 /// So many announcements of a name may be incomplete at a time. What is crowded out costs a waiter
 /// the backstop.
-const MOST_HEARD: usize = 64;
+const MAX_PARTIAL_ANNOUNCEMENTS: usize = 64;
 
 #[derive(Debug)]
-struct Held {
+struct HeldName {
     id: HolderId,
     /// Weak: a hold may own a user's closure, which must not be dropped under a lock.
     hold: Weak<HeldLease>,
@@ -92,17 +92,17 @@ struct Held {
 struct Waiter {
     id: u64,
     /// Hung up when its waiter first sleeps: most never do.
-    bell: Option<Parker>,
+    parker: Option<Parker>,
     /// Rung before the bell was hung up.
-    rung: bool,
+    woken_early: bool,
     /// Why it was rung, until its waiter is awake.
     why: Option<Wake>,
     /// Look at Redis whatever this client knows.
-    look: bool,
+    must_try: bool,
     /// It waits under `WaitPolicy::Wake`.
-    hears: bool,
+    wakes_on_release: bool,
     /// On which terms a lease may be handed to it.
-    wants: Option<LeaseTerms>,
+    handoff_terms: Option<LeaseTerms>,
     /// The lease that was handed to it, until its waiter is awake.
     handed: Option<HandedOff>,
 }
@@ -134,16 +134,16 @@ pub(crate) enum TakeOver {
 }
 
 impl Waiter {
-    fn ring(&mut self, why: Wake) {
+    fn wake(&mut self, why: Wake) {
         // What was rung for nothing but a look around may since be rung for something.
         if self.why.is_none_or(|before| before == Wake::Turn) {
             self.why = Some(why);
         }
-        match &self.bell {
+        match &self.parker {
             // Under the lock that the waiter takes next. Where two processors serve all, a hand-off through Redis takes
             // a tenth longer otherwise: the waiter begins elsewhere, beside this thread, and the server waits for both.
-            Some(bell) => bell.ring(),
-            None => self.rung = true,
+            Some(parker) => parker.unpark(),
+            None => self.woken_early = true,
         }
     }
 }
@@ -158,64 +158,71 @@ impl Queue {
     }
 
     /// Whether this announcement has just become one that counts.
-    fn has_heard_enough(&mut self, payload: &[u8], voice: Announcer) -> bool {
-        if voice.needed <= 1 {
+    fn completes_announcement(&mut self, payload: &[u8], announcer: Announcer) -> bool {
+        if announcer.needed <= 1 {
             return true;
         }
         let mut hasher = DefaultHasher::new();
         hasher.write(payload);
         let payload = hasher.finish();
-        let bit = 1 << (voice.server % 64);
-        if let Some(heard) = self.heard.iter_mut().find(|heard| heard.payload == payload) {
+        let bit = 1 << (announcer.server % 64);
+        if let Some(heard) = self
+            .announcements
+            .iter_mut()
+            .find(|heard| heard.payload == payload)
+        {
             let is_new = heard.by & bit == 0;
             heard.by |= bit;
-            return is_new && heard.by.count_ones() as usize == voice.needed;
+            return is_new && heard.by.count_ones() as usize == announcer.needed;
         }
-        if self.heard.len() == MOST_HEARD {
-            self.heard.pop_front();
+        if self.announcements.len() == MAX_PARTIAL_ANNOUNCEMENTS {
+            self.announcements.pop_front();
         }
-        self.heard.push_back(Heard { payload, by: bit });
+        self.announcements
+            .push_back(PartialAnnouncement { payload, by: bit });
         false
     }
 
     /// Where the contender stands.
     fn contender(&self) -> usize {
         let mut waiters = self.waiters.iter();
-        waiters.position(|place| place.hears).unwrap_or(0)
+        waiters
+            .position(|waiter| waiter.wakes_on_release)
+            .unwrap_or(0)
     }
 
     /// Where those stand who talk to Redis.
-    fn lookers(&self) -> [usize; 2] {
+    fn active(&self) -> [usize; 2] {
         [0, self.contender()]
     }
 
-    fn ring(&mut self, n: usize, look: bool, why: Wake) {
-        if let Some(place) = self.waiters.get_mut(n) {
-            place.look |= look;
-            place.ring(why);
+    fn wake(&mut self, n: usize, must_try: bool, why: Wake) {
+        if let Some(waiter) = self.waiters.get_mut(n) {
+            waiter.must_try |= must_try;
+            waiter.wake(why);
         }
     }
 
-    fn ring_lookers(&mut self, why: Wake) {
-        for n in self.lookers() {
-            self.ring(n, false, why);
+    fn wake_active(&mut self, why: Wake) {
+        for n in self.active() {
+            self.wake(n, false, why);
         }
     }
 
     /// Takes a place out of the queue. A waiter that talks to Redis from now on is woken.
     fn remove(&mut self, n: usize) -> Option<Waiter> {
         let id = |queue: &Self, n| Some(queue.waiters.get(n)?.id);
-        let before = self.lookers().map(|n| id(self, n));
-        let place = self.waiters.remove(n);
+        let before = self.active().map(|n| id(self, n));
+        let waiter = self.waiters.remove(n);
         // A wake that reached the place is not lost with it: where its waiter leaves without the name, the next one
         // looks whatever it knows.
         let left_without = self.held.is_none();
-        for n in self.lookers() {
+        for n in self.active() {
             if !before.contains(&id(self, n)) {
-                self.ring(n, left_without, Wake::Turn);
+                self.wake(n, left_without, Wake::Turn);
             }
         }
-        place
+        waiter
     }
 }
 
@@ -240,7 +247,7 @@ pub(crate) struct QueueTicket<'a> {
     waiters: &'a Waiters,
     name: &'a Name,
     id: u64,
-    bell: OnceCell<Parker>,
+    parker: OnceCell<Parker>,
     has_left: Cell<bool>,
 }
 
@@ -250,8 +257,8 @@ impl Waiters {
     pub(crate) fn join<'a>(
         &'a self,
         name: &'a Name,
-        wants: Option<LeaseTerms>,
-        hears: bool,
+        handoff_terms: Option<LeaseTerms>,
+        wakes_on_release: bool,
     ) -> QueueTicket<'a> {
         let mut names = self.names.lock();
         let queue = names.entry(name.clone()).or_default();
@@ -259,19 +266,19 @@ impl Waiters {
         queue.next += 1;
         queue.waiters.push_back(Waiter {
             id,
-            bell: None,
-            rung: false,
+            parker: None,
+            woken_early: false,
             why: None,
-            look: false,
-            hears,
-            wants,
+            must_try: false,
+            wakes_on_release,
+            handoff_terms,
             handed: None,
         });
         QueueTicket {
             waiters: self,
             name,
             id,
-            bell: OnceCell::new(),
+            parker: OnceCell::new(),
             has_left: Cell::new(false),
         }
     }
@@ -284,7 +291,7 @@ impl Waiters {
     }
 
     /// Hands a lease on to the first who waits for its name, at `now`, for the holder that has `token`.
-    pub(crate) fn hand_on(
+    pub(crate) fn hand_off(
         &self,
         hold: &Arc<HeldLease>,
         token: FencingToken,
@@ -303,7 +310,7 @@ impl Waiters {
         let Some(first) = first.filter(|first| first.handed.is_none()) else {
             return HandOffOutcome::Not;
         };
-        let Some(terms) = &first.wants else {
+        let Some(terms) = &first.handoff_terms else {
             return HandOffOutcome::Not;
         };
         let (token, before) = match hold.hand_on(token, terms, has_renewed, now) {
@@ -315,13 +322,13 @@ impl Waiters {
             hold: Arc::clone(hold),
             token,
         });
-        match first.bell.clone() {
-            Some(bell) => {
+        match first.parker.clone() {
+            Some(parker) => {
                 // Outside the lock, since its waiter has nothing to ask anybody: it goes on at once.
                 drop(names);
-                bell.ring();
+                parker.unpark();
             }
-            None => first.rung = true,
+            None => first.woken_early = true,
         }
         HandOffOutcome::Done(before)
     }
@@ -358,19 +365,19 @@ impl Waiters {
         if cfg!(debug_assertions) {
             queue.holder = Some(std::thread::current().id());
         }
-        let held = Held {
+        let held = HeldName {
             id: id.clone(),
             hold,
         };
-        queue.courtesy = Courtesy::None;
+        queue.fleet_yield = FleetYield::None;
         queue.answers = None;
         queue.held.replace(held).map(|before| before.hold)
     }
 
     /// A lease that is about to end has been handed from one to the other here: others come before the next of them.
-    pub(crate) fn give_way(&self, hold: &HeldLease) {
+    pub(crate) fn yield_to_fleet(&self, hold: &HeldLease) {
         if let Some(queue) = self.names.lock().get_mut(hold.keys.key(0).name) {
-            queue.courtesy = Courtesy::Due;
+            queue.fleet_yield = FleetYield::Due;
         }
     }
 
@@ -395,7 +402,7 @@ impl Waiters {
                     .answers()
                     .refused(Instant::now(), Some(Duration::ZERO));
             }
-            queue.ring_lookers(Wake::Local);
+            queue.wake_active(Wake::Local);
         }
         if queue.is_idle() {
             names.remove(name);
@@ -408,10 +415,10 @@ impl Waiters {
         &self,
         name: &Name,
         payload: &[u8],
-        voice: Announcer,
+        announcer: Announcer,
     ) -> Option<Weak<HeldLease>> {
         // Whoever passes a fair lock on announces nothing, so it is free.
-        self.fair_queues.look(name, Wake::Message);
+        self.fair_queues.refresh_now(name, Wake::Message);
         let mut names = self.names.lock();
         let queue = names.get_mut(name)?;
         let is = |id: &HolderId| id.as_str().as_bytes() == payload;
@@ -419,14 +426,14 @@ impl Waiters {
             Some(held) => is(&held.id).then(|| held.hold.clone()),
             // One whose end was rung for when it came.
             None if queue.released.as_ref().is_some_and(is) => {
-                if std::mem::take(&mut queue.courtesy) == Courtesy::Begun {
-                    queue.ring_lookers(Wake::Turn);
+                if std::mem::take(&mut queue.fleet_yield) == FleetYield::Begun {
+                    queue.wake_active(Wake::Turn);
                 }
                 None
             }
             None => {
-                if queue.has_heard_enough(payload, voice) {
-                    queue.ring(queue.contender(), true, Wake::Message);
+                if queue.completes_announcement(payload, announcer) {
+                    queue.wake(queue.contender(), true, Wake::Message);
                 }
                 None
             }
@@ -434,10 +441,10 @@ impl Waiters {
     }
 
     /// The contender of the name looks, because it now hears of releases.
-    pub(crate) fn look(&self, name: &Name, why: Wake) {
-        self.fair_queues.look(name, why);
+    pub(crate) fn wake_to_retry(&self, name: &Name, why: Wake) {
+        self.fair_queues.refresh_now(name, why);
         if let Some(queue) = self.names.lock().get_mut(name) {
-            queue.ring(queue.contender(), true, why);
+            queue.wake(queue.contender(), true, why);
         }
     }
 
@@ -463,11 +470,11 @@ impl Waiters {
     }
 
     /// Wakes everybody; returns how many.
-    pub(crate) fn ring_all(&self) -> usize {
-        let fair = self.fair_queues.ring_all();
+    pub(crate) fn wake_all(&self) -> usize {
+        let fair = self.fair_queues.wake_all();
         let mut names = self.names.lock();
         let waiters = names.values_mut().flat_map(|queue| &mut queue.waiters);
-        waiters.map(|place| place.ring(Wake::Turn)).count() + fair
+        waiters.map(|waiter| waiter.wake(Wake::Turn)).count() + fair
     }
 
     /// How many names this client holds, and how many calls sleep until they get theirs.
@@ -475,7 +482,7 @@ impl Waiters {
         let names = self.names.lock();
         let held = names.values().filter(|queue| queue.held.is_some());
         let waiters = names.values().flat_map(|queue| &queue.waiters);
-        let asleep = waiters.filter(|place| place.bell.is_some());
+        let asleep = waiters.filter(|waiter| waiter.parker.is_some());
         let asleep = asleep.count() + self.fair_queues.count();
         (held.count() as u64, asleep as u64)
     }
@@ -487,60 +494,60 @@ impl QueueTicket<'_> {
         // Our place keeps the queue there until the ticket is dropped.
         act(names
             .get_mut(self.name)
-            .expect("a queue with a place in it"))
+            .expect("a queue with a waiter in it"))
     }
 
     /// What the waiter sleeps on.
-    pub(crate) fn bell(&self) -> &Parker {
-        self.bell.get_or_init(|| {
-            let bell = Parker::new();
+    pub(crate) fn parker(&self) -> &Parker {
+        self.parker.get_or_init(|| {
+            let parker = Parker::new();
             self.queue(|queue| {
-                let place = queue.waiters.iter_mut().find(|place| place.id == self.id);
-                if let Some(place) = place {
-                    let rung = std::mem::take(&mut place.rung);
-                    place.bell = Some(bell.clone());
-                    if rung {
-                        place.ring(Wake::Turn);
+                let waiter = queue.waiters.iter_mut().find(|waiter| waiter.id == self.id);
+                if let Some(waiter) = waiter {
+                    let woken_early = std::mem::take(&mut waiter.woken_early);
+                    waiter.parker = Some(parker.clone());
+                    if woken_early {
+                        waiter.wake(Wake::Turn);
                     }
                 }
             });
-            bell
+            parker
         })
     }
 
     /// Why the bell has rung.
-    pub(crate) fn woken(&self) -> Option<Wake> {
+    pub(crate) fn take_wake(&self) -> Option<Wake> {
         self.queue(|queue| {
             let mut waiters = queue.waiters.iter_mut();
-            waiters.find(|place| place.id == self.id)?.why.take()
+            waiters.find(|waiter| waiter.id == self.id)?.why.take()
         })
     }
 
     /// What to do now. `look` asks for a look at Redis even where this client holds the name.
-    pub(crate) fn turn(&self, look: bool) -> Position {
+    pub(crate) fn position(&self, must_try: bool) -> Position {
         self.queue(|queue| {
             let held = queue.held.is_some();
             let is_own = |n: &usize| {
                 queue
                     .waiters
                     .get(*n)
-                    .is_some_and(|place| place.id == self.id)
+                    .is_some_and(|waiter| waiter.id == self.id)
             };
-            let Some(n) = queue.lookers().into_iter().find(is_own) else {
+            let Some(n) = queue.active().into_iter().find(is_own) else {
                 return Position::Behind;
             };
-            let Some(place) = queue.waiters.get_mut(n) else {
+            let Some(waiter) = queue.waiters.get_mut(n) else {
                 return Position::Behind;
             };
-            if place.handed.is_some() {
+            if waiter.handed.is_some() {
                 return Position::HandedOff;
             }
-            if !held && queue.courtesy == Courtesy::Due {
-                queue.courtesy = Courtesy::Begun;
+            if !held && queue.fleet_yield == FleetYield::Due {
+                queue.fleet_yield = FleetYield::Begun;
                 return Position::Yield;
             }
-            let look = std::mem::take(&mut place.look) || look;
-            if look || !held {
+            let must_try = std::mem::take(&mut waiter.must_try) || must_try;
+            if must_try || !held {
                 Position::Contend
             } else {
                 Position::HeldLocally
@@ -571,12 +578,12 @@ impl QueueTicket<'_> {
         }
         // The next one sleeps on: there is nothing that it could do while this client holds the name, and whatever
         // ends that rings for it.
-        let place = queue.waiters.pop_front();
+        let waiter = queue.waiters.pop_front();
         if cfg!(debug_assertions) {
             queue.holder = Some(std::thread::current().id());
         }
         drop(names);
-        drop(place);
+        drop(waiter);
         self.has_left.set(true);
         TakeOver::Held(handed.hold)
     }
@@ -588,24 +595,27 @@ impl QueueTicket<'_> {
         }
         let mut names = self.waiters.names.lock();
         let queue = names.get_mut(self.name)?;
-        let n = queue.waiters.iter().position(|place| place.id == self.id)?;
-        let place = queue.remove(n);
+        let n = queue
+            .waiters
+            .iter()
+            .position(|waiter| waiter.id == self.id)?;
+        let waiter = queue.remove(n);
         if queue.is_idle() {
             names.remove(self.name);
         }
         drop(names);
-        place?.handed
+        waiter?.handed
     }
 
     /// The waiter is about to ask Redis. Returns whether others wait for the name beside it.
-    pub(crate) fn asks(&self) -> bool {
+    pub(crate) fn about_to_try(&self) -> bool {
         self.queue(|queue| {
-            let has_company = queue.waiters.len() > 1;
-            if has_company {
+            let others_wait = queue.waiters.len() > 1;
+            if others_wait {
                 // For the others: the waiter itself is busy until it is answered.
                 queue.answers().asked(Instant::now());
             }
-            has_company
+            others_wait
         })
     }
 
@@ -635,8 +645,8 @@ mod tests {
         needed: 1,
     };
 
-    fn rung(ticket: &QueueTicket<'_>) -> bool {
-        ticket.bell().is_rung()
+    fn is_woken(ticket: &QueueTicket<'_>) -> bool {
+        ticket.parker().is_unparked()
     }
 
     #[test]
@@ -644,16 +654,16 @@ mod tests {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         let first = waiters.join(&name, None, true);
         let second = waiters.join(&name, None, true);
-        assert_eq!(first.turn(false), Position::Contend);
-        assert_eq!(second.turn(true), Position::Behind);
+        assert_eq!(first.position(false), Position::Contend);
+        assert_eq!(second.position(true), Position::Behind);
         waiters.held(&name, &id, Weak::new());
         drop(first);
-        assert!(rung(&second));
-        assert_eq!(second.turn(false), Position::HeldLocally);
-        assert_eq!(second.turn(true), Position::Contend);
+        assert!(is_woken(&second));
+        assert_eq!(second.position(false), Position::HeldLocally);
+        assert_eq!(second.position(true), Position::Contend);
         waiters.ended_one(&name, &id, true);
-        assert!(rung(&second));
-        assert_eq!(second.turn(false), Position::Contend);
+        assert!(is_woken(&second));
+        assert_eq!(second.position(false), Position::Contend);
         drop(second);
         assert!(waiters.names.lock().is_empty());
     }
@@ -662,45 +672,46 @@ mod tests {
     fn queue<'a, const N: usize>(
         waiters: &'a Waiters,
         name: &'a Name,
-        hear: [bool; N],
+        wakes_on_release: [bool; N],
     ) -> [QueueTicket<'a>; N] {
-        hear.map(|hears| waiters.join(name, None, hears))
+        wakes_on_release.map(|wakes| waiters.join(name, None, wakes))
     }
 
     #[test]
     fn those_behind_one_that_does_not_hear_contend() {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
-        let [first, deaf, hears, next] = queue(&waiters, &name, [false, false, true, true]);
-        let turns = || [&first, &deaf, &hears, &next].map(|ticket| ticket.turn(false));
-        let rung = || [&first, &deaf, &hears, &next].map(rung);
+        let [first, backs_off, contender, next] =
+            queue(&waiters, &name, [false, false, true, true]);
+        let turns = || [&first, &backs_off, &contender, &next].map(|ticket| ticket.position(false));
+        let woken_now = || [&first, &backs_off, &contender, &next].map(is_woken);
         use Position::{Behind, Contend, HeldLocally};
         assert_eq!(turns(), [Contend, Behind, Contend, Behind]);
         waiters.announced(&name, b"foreign", ALONE);
-        assert_eq!(rung(), [false, false, true, false]);
-        waiters.look(&name, Wake::Reconnect);
-        assert_eq!(rung(), [false, false, true, false]);
+        assert_eq!(woken_now(), [false, false, true, false]);
+        waiters.wake_to_retry(&name, Wake::Reconnect);
+        assert_eq!(woken_now(), [false, false, true, false]);
         waiters.held(&name, &id, Weak::new());
         turns();
         assert_eq!(turns(), [HeldLocally, Behind, HeldLocally, Behind]);
         waiters.ended_one(&name, &id, true);
-        assert_eq!(rung(), [true, false, true, false]);
+        assert_eq!(woken_now(), [true, false, true, false]);
     }
 
     #[test]
     fn whoever_talks_to_redis_from_now_on_is_woken_for_it() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
-        let [first, second, hears, next] = queue(&waiters, &name, [false, false, true, true]);
-        drop(hears);
-        assert_eq!([&first, &second, &next].map(rung), [false, false, true]);
+        let [first, second, contender, next] = queue(&waiters, &name, [false, false, true, true]);
+        drop(contender);
+        assert_eq!([&first, &second, &next].map(is_woken), [false, false, true]);
         drop(first);
-        assert_eq!([&second, &next].map(rung), [true, false]);
-        assert_eq!(next.turn(false), Position::Contend);
+        assert_eq!([&second, &next].map(is_woken), [true, false]);
+        assert_eq!(next.position(false), Position::Contend);
         drop(next);
-        assert!(!rung(&second), "it goes on as it did");
+        assert!(!is_woken(&second), "it goes on as it did");
         let joins = waiters.join(&name, None, true);
-        assert_eq!(joins.turn(false), Position::Contend);
+        assert_eq!(joins.position(false), Position::Contend);
         drop(second);
-        assert!(!rung(&joins), "it goes on as it did");
+        assert!(!is_woken(&joins), "it goes on as it did");
     }
 
     #[test]
@@ -709,7 +720,7 @@ mod tests {
         waiters.held(&name, &id, Weak::new());
         let tickets: Vec<_> = (0..3).map(|_| waiters.join(&name, None, true)).collect();
         waiters.ended_one(&name, &id, true);
-        assert_eq!(tickets.iter().filter(|ticket| rung(ticket)).count(), 1);
+        assert_eq!(tickets.iter().filter(|ticket| is_woken(ticket)).count(), 1);
     }
 
     #[test]
@@ -719,10 +730,10 @@ mod tests {
         let second = waiters.join(&name, None, true);
         assert!(waiters.announced(&name, b"foreign", ALONE).is_none());
         drop(first);
-        assert!(rung(&second));
+        assert!(is_woken(&second));
         waiters.held(&name, &HolderId::fresh("o"), Weak::new());
-        assert_eq!(second.turn(false), Position::Contend, "unconditional");
-        assert_eq!(second.turn(false), Position::HeldLocally, "once");
+        assert_eq!(second.position(false), Position::Contend, "unconditional");
+        assert_eq!(second.position(false), Position::HeldLocally, "once");
     }
 
     #[test]
@@ -737,21 +748,24 @@ mod tests {
                 .is_some()
         );
         assert!(waiters.announced(&name, b"older", ALONE).is_none());
-        assert!(!rung(&first), "it ended before ours began");
+        assert!(!is_woken(&first), "it ended before ours began");
         waiters.ended_one(&name, &ours, true);
-        assert!(rung(&first));
+        assert!(is_woken(&first));
         assert!(
             waiters
                 .announced(&name, ours.as_str().as_bytes(), ALONE)
                 .is_none()
         );
-        assert!(!rung(&first), "it was woken when the release was answered");
+        assert!(
+            !is_woken(&first),
+            "it was woken when the release was answered"
+        );
         assert!(
             waiters
                 .announced(&name, next.as_str().as_bytes(), ALONE)
                 .is_none()
         );
-        assert!(rung(&first));
+        assert!(is_woken(&first));
         assert!(waiters.announced(&Name::from("b"), b"x", ALONE).is_none());
     }
 
@@ -761,18 +775,18 @@ mod tests {
         let first = waiters.join(&name, None, true);
         let by = |server, payload: &[u8]| {
             waiters.announced(&name, payload, Announcer { server, needed: 2 });
-            rung(&first)
+            is_woken(&first)
         };
         assert!(!by(0, b"x"));
         assert!(!by(0, b"x"), "the same server again");
         assert!(!by(1, b"y"), "another lease");
         assert!(by(2, b"x"));
         assert!(!by(1, b"x"), "it has counted");
-        for n in 0..MOST_HEARD {
+        for n in 0..MAX_PARTIAL_ANNOUNCEMENTS {
             by(0, &n.to_le_bytes());
         }
         let queue = &waiters.names.lock()[&name];
-        assert_eq!(queue.heard.len(), MOST_HEARD);
+        assert_eq!(queue.announcements.len(), MAX_PARTIAL_ANNOUNCEMENTS);
     }
 
     #[test]
@@ -781,26 +795,30 @@ mod tests {
         let heard = || waiters.announced(&name, id.as_str().as_bytes(), ALONE);
         let ends = || {
             waiters.held(&name, &id, Weak::new());
-            waiters.names.lock().get_mut(&name).unwrap().courtesy = Courtesy::Due;
+            waiters.names.lock().get_mut(&name).unwrap().fleet_yield = FleetYield::Due;
             waiters.ended_one(&name, &id, true);
         };
         let first = waiters.join(&name, None, true);
         ends();
-        assert!(rung(&first));
-        assert_eq!(first.turn(false), Position::Yield);
-        assert!(!rung(&first));
+        assert!(is_woken(&first));
+        assert_eq!(first.position(false), Position::Yield);
+        assert!(!is_woken(&first));
         heard();
-        assert!(rung(&first));
-        assert_eq!(first.turn(false), Position::Contend);
+        assert!(is_woken(&first));
+        assert_eq!(first.position(false), Position::Contend);
 
         ends();
         heard();
-        assert!(rung(&first));
-        assert_eq!(first.turn(false), Position::Contend, "it was heard before");
+        assert!(is_woken(&first));
+        assert_eq!(
+            first.position(false),
+            Position::Contend,
+            "it was heard before"
+        );
 
         ends();
-        assert_eq!(first.turn(false), Position::Yield);
-        assert_eq!(first.turn(false), Position::Contend, "once");
+        assert_eq!(first.position(false), Position::Yield);
+        assert_eq!(first.position(false), Position::Contend, "once");
     }
 
     #[test]
@@ -822,9 +840,9 @@ mod tests {
     fn an_answer_counts_for_all_who_waited_then() {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         let first = waiters.join(&name, None, true);
-        assert!(!first.asks());
+        assert!(!first.about_to_try());
         let second = waiters.join(&name, None, true);
-        assert!(first.asks());
+        assert!(first.about_to_try());
         let since = |start: Instant| Span {
             start,
             deadline: start.after(Duration::from_secs(60)),

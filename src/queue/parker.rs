@@ -9,29 +9,29 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 /// the other thread, which may take as long as all else that the waiter does.
 #[derive(Clone, Debug)]
 pub(crate) struct Parker {
-    rings: Sender<()>,
-    rung: Receiver<()>,
+    sender: Sender<()>,
+    receiver: Receiver<()>,
 }
 
 impl Parker {
     pub(crate) fn new() -> Self {
-        let (rings, rung) = bounded(1);
-        Self { rings, rung }
+        let (sender, receiver) = bounded(1);
+        Self { sender, receiver }
     }
 
     /// Wakes the waiter. One that is busy finds it when it would sleep next, and once, however often it was rung.
-    pub(crate) fn ring(&self) {
-        let _ = self.rings.try_send(());
+    pub(crate) fn unpark(&self) {
+        let _ = self.sender.try_send(());
     }
 
     /// Sleeps until it is rung: true. Or for so long.
-    pub(crate) fn sleep(&self, pause: Duration) -> bool {
-        self.rung.recv_timeout(pause).is_ok()
+    pub(crate) fn park_timeout(&self, pause: Duration) -> bool {
+        self.receiver.recv_timeout(pause).is_ok()
     }
 
     /// Whether it was rung since the last time.
     #[cfg(test)]
-    pub(crate) fn is_rung(&self) -> bool {
-        self.rung.try_recv().is_ok()
+    pub(crate) fn is_unparked(&self) -> bool {
+        self.receiver.try_recv().is_ok()
     }
 }

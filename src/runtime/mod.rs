@@ -293,7 +293,7 @@ impl Runtime {
         // Those who wait hear of no release any more, and may have missed one.
         for name in self.waiters.waiting() {
             if moved.has(self.keys(name.clone()).key(0)) {
-                self.waiters.look(&name, Wake::Reconnect);
+                self.waiters.wake_to_retry(&name, Wake::Reconnect);
             }
         }
         self.endpoints.sweep();

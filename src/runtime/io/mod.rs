@@ -351,7 +351,7 @@ impl IoLoop {
             let until = now.after(endpoint.server.command_timeout());
             let answer = endpoint.server.ping(until, Cap::Exempt);
             if answer.is_ok() {
-                runtime.waiters.ring_all();
+                runtime.waiters.wake_all();
             }
         }
     }

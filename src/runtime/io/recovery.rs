@@ -103,7 +103,7 @@ impl Recovery {
                 self.ask_at = None;
                 member.is_back(now.until(Instant::now()));
                 runtime.deployment.peer_is_back();
-                runtime.waiters.ring_all();
+                runtime.waiters.wake_all();
                 logging::debug!(server = endpoint.server.label(); "{} answers again", endpoint.server.label());
             }
             Err(fault) => {

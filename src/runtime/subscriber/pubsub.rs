@@ -195,7 +195,7 @@ impl<'a> PubSub<'a> {
         drop(state);
         let needed = self.runtime.deployment.size().needed;
         if needed == 1 || self.runtime.endpoints.hearing(channel) == needed {
-            self.runtime.waiters.look(&name, why);
+            self.runtime.waiters.wake_to_retry(&name, why);
         }
     }
 }
