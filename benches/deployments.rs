@@ -3,9 +3,9 @@
 
 mod common;
 
-use common::hand::Hand;
+use common::floor::pair::Hand;
 use common::picture::{Panel, Picture, Row};
-use common::{Contender, Report, place};
+use common::{Contender, Report, affinity};
 use leasehold::{Client, Mutex, Unlocked};
 use support::{Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, ms};
 
@@ -21,14 +21,14 @@ fn main() {
         ROUNDS,
         &format!("lock + unlock on one thread, {ROUNDS} rounds of {PAIRS}"),
     );
-    let one = place::apart(|| Server::start().untimed());
-    let sentinels = place::apart(|| Sentinels::start(Setup::steady()).untimed());
+    let one = affinity::apart(|| Server::start().untimed());
+    let sentinels = affinity::apart(|| Sentinels::start(Setup::steady()).untimed());
     // No lock waits for it.
-    sentinels.data()[1..].iter().for_each(place::aside);
-    let cluster = place::apart(|| Cluster::with(ClusterSetup::steady(3, 0)).untimed());
-    let replicas = place::apart(|| Replicas::start(1).untimed());
+    sentinels.data()[1..].iter().for_each(affinity::aside);
+    let cluster = affinity::apart(|| Cluster::with(ClusterSetup::steady(3, 0)).untimed());
+    let replicas = affinity::apart(|| Replicas::start(1).untimed());
     let servers = || (0..SERVERS).map(|_| Server::start().untimed()).collect();
-    let [quorum, with_one_hung] = [(); 2].map(|()| -> Vec<Server> { place::apart(servers) });
+    let [quorum, with_one_hung] = [(); 2].map(|()| -> Vec<Server> { affinity::apart(servers) });
     let urls = |servers: &[Server]| servers.iter().map(Server::url).collect::<Vec<_>>();
 
     let mut hand = Hand::new(&one.url(), "hand");

@@ -5,9 +5,9 @@ mod common;
 
 use std::time::Duration;
 
-use common::between::{Ours, Side, Waiter, in_turns, wait};
-use common::granted::Granted;
+use common::floor::fair::Granted;
 use common::picture::{Panel, Picture, Row};
+use common::ping_pong::{Ours, Side, Waiter, in_turns, wait};
 use common::{Report, Samples};
 use leasehold::Client;
 use support::{Proxy, Server, ms};

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use common::fleet::{Terms, contend, stretch};
 use common::picture::{Panel, Picture, Row};
-use common::ran::Ran;
-use common::stretch::Stretch;
+use common::series::Series;
+use common::window::Window;
 use common::{Report, Spread, contenders};
 use support::{Chaos, Server, ms, survivor};
 
@@ -72,7 +72,7 @@ fn take_turns() {
             "{PROCESSES} processes and one name, {ROUNDS} rounds of {LASTS:?} each, twice that for several threads"
         ),
     );
-    let mut ran = CONTENDERS.map(|(label, _, _, section)| Ran::new(label, section));
+    let mut ran = CONTENDERS.map(|(label, _, _, section)| Series::new(label, section));
     for round in 0..ROUNDS {
         for turn in 0..CONTENDERS.len() {
             let n = (round + turn) % CONTENDERS.len();
@@ -176,7 +176,7 @@ const MUTEX_VS_POLLER: [&str; 3] = [
     "mutex_gap_vs_poller",
 ];
 
-fn figures(ran: &[Ran]) -> Vec<(&'static str, String)> {
+fn figures(ran: &[Series]) -> Vec<(&'static str, String)> {
     let find = |label| {
         let found = ran.iter().find(|ran| ran.is(label, ms(1)));
         found.expect("it contended")
@@ -190,52 +190,49 @@ fn figures(ran: &[Ran]) -> Vec<(&'static str, String)> {
         (find(DIRECTLY), DIRECTLY_VS_POLLER),
         (find(MUTEX), MUTEX_VS_POLLER),
     ] {
-        let acquired = ours.ratio(poller, Stretch::acquisitions_per_s);
+        let acquired = ours.ratio(poller, Window::acquisitions_per_s);
         figures.push((wait, figure(ours.ratio(poller, |it| it.waits()[1]))));
         figures.push((acq, figure(acquired)));
         figures.push((gap, figure(ours.ratio(poller, |it| it.gaps()[0]))));
     }
-    let requests = Stretch::requests_per_acquisition;
+    let requests = Window::requests_per_acquisition;
     figures.extend([
         ("fair_requests_per_acq", figure(find(FAIR).spread(requests))),
         ("poller_requests_per_acq", figure(poller.spread(requests))),
         (
             "fair_jain",
-            figure(find(FAIR).spread(Stretch::jain_processes)),
+            figure(find(FAIR).spread(Window::jain_processes)),
         ),
-        (
-            "mutex_jain",
-            figure(mutex_4.spread(Stretch::jain_processes)),
-        ),
+        ("mutex_jain", figure(mutex_4.spread(Window::jain_processes))),
         (
             "mutex_jain_threads",
-            figure(mutex_4.spread(Stretch::jain_threads)),
+            figure(mutex_4.spread(Window::jain_threads)),
         ),
     ]);
     figures
 }
 
-fn table(ran: &[Ran], section: Duration) {
+fn table(ran: &[Series], section: Duration) {
     let ran = ran.iter().filter(|ran| ran.section == section);
     let rows: Vec<_> = ran
         .map(|ran| {
             let show = |value: Spread, decimals: usize| format!("{:.decimals$}", value.median);
             let points = |points: [f64; 3]| points.map(|point| format!("{point:.0}"));
-            let [gap_p50, gap_p99, gap_max] = points(ran.points(Stretch::gaps));
-            let [wait_p50, wait_p99, _] = points(ran.points(Stretch::waits));
+            let [gap_p50, gap_p99, gap_max] = points(ran.points(Window::gaps));
+            let [wait_p50, wait_p99, _] = points(ran.points(Window::waits));
             vec![
                 ran.label.to_owned(),
-                show(ran.spread(Stretch::acquisitions_per_s), 0),
+                show(ran.spread(Window::acquisitions_per_s), 0),
                 gap_p50,
                 gap_p99,
                 gap_max,
                 wait_p50,
                 wait_p99,
-                show(ran.spread(Stretch::jain_threads), 3),
-                show(ran.spread(Stretch::jain_processes), 3),
-                show(ran.spread(Stretch::requests_per_acquisition), 2),
-                show(ran.spread(Stretch::client_cpu_per_acquisition), 0),
-                show(ran.spread(Stretch::server_cpu_per_acquisition), 0),
+                show(ran.spread(Window::jain_threads), 3),
+                show(ran.spread(Window::jain_processes), 3),
+                show(ran.spread(Window::requests_per_acquisition), 2),
+                show(ran.spread(Window::client_cpu_per_acquisition), 0),
+                show(ran.spread(Window::server_cpu_per_acquisition), 0),
             ]
         })
         .collect();
@@ -258,8 +255,8 @@ fn table(ran: &[Ran], section: Duration) {
     );
 }
 
-fn picture(ran: &[Ran]) -> Picture {
-    let rows = |row: &dyn Fn(&Ran) -> Row| {
+fn picture(ran: &[Series]) -> Picture {
+    let rows = |row: &dyn Fn(&Series) -> Row| {
         let ran = ran.iter().filter(|ran| ran.section == ms(1));
         ran.map(|ran| match ran.label.contains("Mutex") {
             true => row(ran).ours(),
@@ -268,10 +265,10 @@ fn picture(ran: &[Ran]) -> Picture {
         .collect()
     };
     let range =
-        |of: fn(&Stretch) -> [f64; 3]| rows(&|ran: &Ran| Row::range(ran.label, ran.points(of)));
-    let bar = |of: fn(&Stretch) -> f64| rows(&|ran: &Ran| Row::bar(ran.label, ran.spread(of)));
-    let jain = rows(&|ran: &Ran| {
-        let row = Row::bar(ran.label, ran.spread(Stretch::jain_processes));
+        |of: fn(&Window) -> [f64; 3]| rows(&|ran: &Series| Row::range(ran.label, ran.points(of)));
+    let bar = |of: fn(&Window) -> f64| rows(&|ran: &Series| Row::bar(ran.label, ran.spread(of)));
+    let jain = rows(&|ran: &Series| {
+        let row = Row::bar(ran.label, ran.spread(Window::jain_processes));
         match ran.label {
             FAIR => row.mark("≥", 0.99),
             MUTEX_4 => row.mark("≥", 0.90),
@@ -281,20 +278,20 @@ fn picture(ran: &[Ran]) -> Picture {
     Picture {
         title: format!("{PROCESSES} processes, one name, sections of 1 ms"),
         panels: vec![
-            Panel::new("wait, µs: p50 · p99 · most", range(Stretch::waits)),
+            Panel::new("wait, µs: p50 · p99 · most", range(Window::waits)),
             Panel::new(
                 "gap between two holders, µs: p50 · p99 · most",
-                range(Stretch::gaps),
+                range(Window::gaps),
             ),
-            Panel::new("acquisitions a second", bar(Stretch::acquisitions_per_s)),
+            Panel::new("acquisitions a second", bar(Window::acquisitions_per_s)),
             Panel::new("Jain's index across processes (1: all had the same)", jain),
             Panel::new(
                 "requests for an acquisition",
-                bar(Stretch::requests_per_acquisition),
+                bar(Window::requests_per_acquisition),
             ),
             Panel::new(
                 "processor time of the clients for an acquisition, µs",
-                bar(Stretch::client_cpu_per_acquisition),
+                bar(Window::client_cpu_per_acquisition),
             ),
         ],
     }

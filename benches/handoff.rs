@@ -4,9 +4,9 @@
 mod common;
 
 use common::Report;
-use common::between::{Ours, Side, in_turns, wait};
+use common::floor::mutex::Woken;
 use common::picture::{Panel, Picture, Row};
-use common::woken::Woken;
+use common::ping_pong::{Ours, Side, in_turns, wait};
 use leasehold::Client;
 use support::Server;
 

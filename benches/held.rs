@@ -6,7 +6,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::hand::connect;
+use common::floor::pair::connect;
 use common::picture::{Panel, Picture, Row};
 use common::{Report, Spread, processor};
 use leasehold::{Client, MutexGuard};

@@ -3,12 +3,12 @@
 
 mod common;
 
-use common::between::{Side, Waiter, wait};
 use common::fleet::{Terms, contend, stretch};
+use common::floor::mutex::Woken;
 use common::picture::{Panel, Picture, Row};
-use common::ran::Ran;
-use common::stretch::Stretch;
-use common::woken::Woken;
+use common::ping_pong::{Side, Waiter, wait};
+use common::series::Series;
+use common::window::Window;
 use common::{Report, Samples, Spread, contenders};
 use support::{Server, ms};
 
@@ -40,8 +40,8 @@ fn main() {
     waiter.hand_offs(HAND_OFFS, 0, &mut side);
 
     let mut over_redis = Samples::default();
-    let mut ours = Ran::new("Mutex", ms(0));
-    let mut pollers = Ran::new("poller by hand, every 1 ms", ms(0));
+    let mut ours = Series::new("Mutex", ms(0));
+    let mut pollers = Series::new("poller by hand, every 1 ms", ms(0));
     for round in 0..ROUNDS {
         for turn in 0..3 {
             match (round + turn) % 3 {
@@ -59,22 +59,22 @@ fn main() {
             .zip(over_redis.medians())
             .map(|(ours, over_redis)| ours.gaps()[0] / over_redis),
     );
-    let acq_vs_poller = ours.ratio(&pollers, Stretch::acquisitions_per_s);
-    let requests = ours.spread(Stretch::requests_per_acquisition);
-    let jain = ours.spread(Stretch::jain_threads);
+    let acq_vs_poller = ours.ratio(&pollers, Window::acquisitions_per_s);
+    let requests = ours.spread(Window::requests_per_acquisition);
+    let jain = ours.spread(Window::jain_threads);
 
     let points = |points: [f64; 3]| points.map(|point| format!("{point:.1}"));
-    let row = |ran: &Ran| {
-        let [p50, p99, most] = points(ran.points(Stretch::gaps));
+    let row = |ran: &Series| {
+        let [p50, p99, most] = points(ran.points(Window::gaps));
         vec![
             ran.label.to_owned(),
             p50,
             p99,
             most,
-            ran.spread(Stretch::acquisitions_per_s).show(0),
-            ran.spread(Stretch::jain_threads).show(3),
-            ran.spread(Stretch::requests_per_acquisition).show(3),
-            ran.spread(Stretch::client_cpu_per_acquisition).show(1),
+            ran.spread(Window::acquisitions_per_s).show(0),
+            ran.spread(Window::jain_threads).show(3),
+            ran.spread(Window::requests_per_acquisition).show(3),
+            ran.spread(Window::client_cpu_per_acquisition).show(1),
         ]
     };
     let [p50, p99, most] = points(over_redis.range());
@@ -105,15 +105,15 @@ fn main() {
             ],
         ],
     );
-    let per_s = |ran: &Ran| ran.spread(Stretch::acquisitions_per_s);
+    let per_s = |ran: &Series| ran.spread(Window::acquisitions_per_s);
     let picture = Picture {
         title: "Eight threads of one process, one name, empty sections".to_owned(),
         panels: vec![
             Panel::new(
                 "from unlock to another's lock, µs: p50 · p99 · most",
                 vec![
-                    Row::range("Mutex, same process", ours.points(Stretch::gaps)).ours(),
-                    Row::range("pollers, same process", pollers.points(Stretch::gaps)),
+                    Row::range("Mutex, same process", ours.points(Window::gaps)).ours(),
+                    Row::range("pollers, same process", pollers.points(Window::gaps)),
                     Row::range("over Redis by hand", over_redis.range()),
                 ],
             ),
@@ -132,7 +132,7 @@ fn main() {
                 "requests for an acquisition",
                 vec![
                     Row::bar("Mutex", requests).ours().mark("≤", 0.15),
-                    Row::bar("pollers", pollers.spread(Stretch::requests_per_acquisition)),
+                    Row::bar("pollers", pollers.spread(Window::requests_per_acquisition)),
                 ],
             ),
         ],
@@ -148,7 +148,7 @@ fn main() {
     );
 }
 
-fn in_one_process(server: &Server, kind: &'static str) -> Stretch {
+fn in_one_process(server: &Server, kind: &'static str) -> Window {
     let terms = Terms {
         kind,
         processes: 1,

@@ -8,8 +8,8 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::batched::Batched;
-use common::hand::Hand;
+use common::floor::batched::Batched;
+use common::floor::pair::Hand;
 use common::picture::{Panel, Picture, Row};
 use common::{Contender, Report, Samples, Spread, processor, servers_processor};
 use leasehold::{Client, Unlocked};

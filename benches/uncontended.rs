@@ -6,7 +6,7 @@ mod common;
 use std::cell::RefCell;
 use std::time::Duration;
 
-use common::hand::{ACQUIRE, Bare, Hand, RELEASE};
+use common::floor::pair::{ACQUIRE, Bare, Hand, RELEASE};
 use common::picture::{Panel, Picture, Row};
 use common::{Contender, Report, Samples, Spread, processor};
 use leasehold::{Client, Mutex, Unlocked};

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use leasehold::{Client, MutexGuard, Unlocked};
 
-use super::between::Side;
 use super::fleet::{Lockers, Section};
-use super::granted::Granted;
-use super::hand::Bare;
+use super::floor::fair::Granted;
+use super::floor::pair::Bare;
+use super::ping_pong::Side;
 
 /// The name that all of them want.
 const NAME: &str = "contended";

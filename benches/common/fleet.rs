@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::monitor::Monitor;
-use super::stretch::{Hold, Stretch};
+use super::window::{Account, Hold, Window};
 use super::{clock, processor, servers_processor};
 use support::{self, Child, Server, TempDir};
 
@@ -161,7 +161,7 @@ fn lock_until(
 }
 
 /// Has the processes contend, and puts together what they say. The bench has the role `member`, which is `contend`.
-pub(crate) fn stretch(server: &Server, terms: Terms) -> Stretch {
+pub(crate) fn stretch(server: &Server, terms: Terms) -> Window {
     let plain = Plain::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (url, port) = (server.url(), listener.local_addr().unwrap().port());
@@ -204,13 +204,13 @@ pub(crate) fn stretch(server: &Server, terms: Terms) -> Stretch {
     let to = nanos();
 
     let deadline = Instant::now() + PATIENCE;
-    let mut stretch = Stretch {
+    let mut stretch = Window {
         processes: terms.processes,
         threads: terms.threads,
         window: [counts, monitored].map(|at| u64::try_from(at.as_nanos()).unwrap()),
         server_used,
         monitored: ([from, to], requests),
-        ..Stretch::default()
+        ..Window::default()
     };
     for (wire, process) in wires.into_iter().zip(0..) {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -223,14 +223,6 @@ pub(crate) fn stretch(server: &Server, terms: Terms) -> Stretch {
     drop(children);
     stretch.sum_up(plain.count());
     stretch
-}
-
-/// What a process says: its holds, the processor time it used, and its failures.
-pub(super) struct Account {
-    pub(super) holds: Vec<Hold>,
-    pub(super) used: Duration,
-    pub(super) failures: u64,
-    pub(super) first: String,
 }
 
 fn account(mut wire: TcpStream, within: Duration) -> Option<Account> {

@@ -3,19 +3,16 @@
 // Every bench compiles its own copy of this module and uses a part of it.
 #![allow(dead_code)]
 
-pub(crate) mod batched;
-pub(crate) mod between;
+pub(crate) mod affinity;
 pub(crate) mod contenders;
 pub(crate) mod fleet;
-pub(crate) mod granted;
-pub(crate) mod hand;
+pub(crate) mod floor;
 mod monitor;
 pub(crate) mod picture;
-pub(crate) mod place;
-pub(crate) mod ran;
+pub(crate) mod ping_pong;
 mod report;
-pub(crate) mod stretch;
-pub(crate) mod woken;
+pub(crate) mod series;
+pub(crate) mod window;
 
 use std::time::{Duration, Instant};
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use common::Report;
 use common::fleet::{Terms, contend, stretch};
 use common::picture::{Panel, Picture, Row};
-use common::ran::Ran;
-use common::stretch::Stretch;
+use common::series::Series;
+use common::window::Window;
 use support::{Server, ms};
 
 const ROUNDS: usize = 5;
@@ -56,9 +56,9 @@ fn main() {
         ROUNDS,
         &format!("{PROCESSES} processes and one name, {ROUNDS} rounds of {LASTS:?} each"),
     );
-    let mut ran: Vec<Ran> = SECTIONS
+    let mut ran: Vec<Series> = SECTIONS
         .into_iter()
-        .flat_map(|section| CONTENDERS.map(|(label, _)| Ran::new(label, section)))
+        .flat_map(|section| CONTENDERS.map(|(label, _)| Series::new(label, section)))
         .collect();
     for round in 0..ROUNDS {
         for turn in 0..ran.len() {
@@ -89,8 +89,8 @@ fn main() {
 }
 
 /// What it did beside locking.
-fn verdict(ran: &Ran) -> String {
-    let sum = |of: fn(&Stretch) -> u64| ran.rounds.iter().map(of).sum::<u64>();
+fn verdict(ran: &Series) -> String {
+    let sum = |of: fn(&Window) -> u64| ran.rounds.iter().map(of).sum::<u64>();
     let held = sum(|it| it.acquisitions() as u64);
     let overlaps = sum(|it| it.overlaps as u64).max(sum(|it| it.miscounted));
     let failures = sum(|it| it.failures);
@@ -111,14 +111,14 @@ fn verdict(ran: &Ran) -> String {
     said.join("; ")
 }
 
-fn table(ran: &[Ran], section: Duration) {
+fn table(ran: &[Series], section: Duration) {
     let ran = ran.iter().filter(|ran| ran.section == section);
     let rows: Vec<_> = ran
         .map(|ran| {
-            let [gap_p50, gap_p99, _] = ran.points(Stretch::gaps);
-            let [wait_p50, wait_p99, wait_most] = ran.points(Stretch::waits);
+            let [gap_p50, gap_p99, _] = ran.points(Window::gaps);
+            let [wait_p50, wait_p99, wait_most] = ran.points(Window::waits);
             let numbers = [
-                ran.spread(Stretch::acquisitions_per_s).median,
+                ran.spread(Window::acquisitions_per_s).median,
                 gap_p50,
                 gap_p99,
                 wait_p50,
@@ -127,12 +127,12 @@ fn table(ran: &[Ran], section: Duration) {
             ];
             let mut row = vec![ran.label.to_owned()];
             row.extend(numbers.map(|number| format!("{number:.0}")));
-            let median = |of: fn(&Stretch) -> f64| ran.spread(of).median;
-            row.push(format!("{:.3}", median(Stretch::jain_processes)));
-            row.push(format!("{:.2}", median(Stretch::requests_per_acquisition)));
+            let median = |of: fn(&Window) -> f64| ran.spread(of).median;
+            row.push(format!("{:.3}", median(Window::jain_processes)));
+            row.push(format!("{:.2}", median(Window::requests_per_acquisition)));
             row.push(format!(
                 "{:.0}",
-                median(Stretch::client_cpu_per_acquisition)
+                median(Window::client_cpu_per_acquisition)
             ));
             row.push(verdict(ran));
             row
@@ -156,14 +156,14 @@ fn table(ran: &[Ran], section: Duration) {
     );
 }
 
-fn figures(ran: &[Ran]) -> Vec<(&'static str, String)> {
+fn figures(ran: &[Series]) -> Vec<(&'static str, String)> {
     let of_1_ms = || ran.iter().filter(|ran| ran.section == ms(1));
     let find = |label: &str| of_1_ms().find(|ran| ran.label == label);
     let find = |label| find(label).expect("it contended");
     let all_peers = || of_1_ms().skip(3);
     // The best of those that did nothing but lock.
     let peers = || all_peers().filter(|ran| verdict(ran).is_empty());
-    let ratios = |label, of: fn(&Stretch) -> f64| {
+    let ratios = |label, of: fn(&Window) -> f64| {
         let ours = find(label);
         peers().map(move |peer| ours.ratio(peer, of).median)
     };
@@ -174,18 +174,18 @@ fn figures(ran: &[Ran]) -> Vec<(&'static str, String)> {
     let less = |label, of| format!("{:.3}", ratios(label, of).fold(0.0, f64::max));
     let (mutex, fair) = (CONTENDERS[0].0, CONTENDERS[1].0);
     // Not the p99 of the wait: where one process has the lock nearly always, nearly all waits are its own, and short.
-    let wait = |it: &Stretch| it.waits()[2];
-    let gap = |it: &Stretch| it.gaps()[0];
+    let wait = |it: &Window| it.waits()[2];
+    let gap = |it: &Window| it.gaps()[0];
     vec![
         (
             "mutex_acq_vs_best_peer",
-            more(mutex, Stretch::acquisitions_per_s),
+            more(mutex, Window::acquisitions_per_s),
         ),
         ("mutex_wait_most_vs_best_peer", less(mutex, wait)),
         ("mutex_gap_vs_best_peer", less(mutex, gap)),
         (
             "fair_acq_vs_best_peer",
-            more(fair, Stretch::acquisitions_per_s),
+            more(fair, Window::acquisitions_per_s),
         ),
         ("fair_wait_most_vs_best_peer", less(fair, wait)),
         ("fair_gap_vs_best_peer", less(fair, gap)),
@@ -196,8 +196,8 @@ fn figures(ran: &[Ran]) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn picture(ran: &[Ran]) -> Picture {
-    let rows = |section: Duration, row: &dyn Fn(&Ran) -> Row| {
+fn picture(ran: &[Series]) -> Picture {
+    let rows = |section: Duration, row: &dyn Fn(&Series) -> Row| {
         let ran = ran.iter().filter(|ran| ran.section == section);
         ran.map(|ran| {
             let row = match ran.rounds.iter().any(|it| it.acquisitions() > 0) {
@@ -218,13 +218,13 @@ fn picture(ran: &[Ran]) -> Picture {
         panels.push(Panel::new(
             format!("{}: wait, µs: p50 · p99 · most", sections(section)),
             rows(section, &|ran| {
-                Row::range(ran.label, ran.points(Stretch::waits))
+                Row::range(ran.label, ran.points(Window::waits))
             }),
         ));
         panels.push(Panel::new(
             format!("{}: acquisitions a second", sections(section)),
             rows(section, &|ran| {
-                Row::bar(ran.label, ran.spread(Stretch::acquisitions_per_s))
+                Row::bar(ran.label, ran.spread(Window::acquisitions_per_s))
             }),
         ));
     }

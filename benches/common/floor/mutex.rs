@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use super::between::Side;
-use super::hand::{Hand, channel, connect};
+use super::super::ping_pong::Side;
+use super::pair::{Hand, channel, connect};
 
 /// Who waits for which channel.
 type Waiting = Arc<parking_lot::Mutex<HashMap<String, Sender<Vec<u8>>>>>;

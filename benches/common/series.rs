@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use super::Spread;
-use super::stretch::Stretch;
+use super::window::Window;
 
 /// A contender's stretches, one of each round.
-pub(crate) struct Ran {
+pub(crate) struct Series {
     pub(crate) label: &'static str,
     pub(crate) section: Duration,
-    pub(crate) rounds: Vec<Stretch>,
+    pub(crate) rounds: Vec<Window>,
 }
 
-impl Ran {
+impl Series {
     pub(crate) fn new(label: &'static str, section: Duration) -> Self {
         Self {
             label,
@@ -25,16 +25,16 @@ impl Ran {
         self.label == label && self.section == section
     }
 
-    pub(crate) fn spread(&self, of: impl Fn(&Stretch) -> f64) -> Spread {
+    pub(crate) fn spread(&self, of: impl Fn(&Window) -> f64) -> Spread {
         Spread::of(self.rounds.iter().map(of))
     }
 
-    pub(crate) fn points(&self, of: impl Fn(&Stretch) -> [f64; 3]) -> [f64; 3] {
+    pub(crate) fn points(&self, of: impl Fn(&Window) -> [f64; 3]) -> [f64; 3] {
         [0, 1, 2].map(|n| self.spread(|stretch| of(stretch)[n]).median)
     }
 
     /// Round by round, since the machine's pace changes.
-    pub(crate) fn ratio(&self, floor: &Self, of: impl Fn(&Stretch) -> f64) -> Spread {
+    pub(crate) fn ratio(&self, floor: &Self, of: impl Fn(&Window) -> f64) -> Spread {
         let pairs = self.rounds.iter().zip(&floor.rounds);
         Spread::of(pairs.map(|(own, floor)| of(own) / of(floor)))
     }

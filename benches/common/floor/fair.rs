@@ -5,9 +5,9 @@
 use redis::{Connection, Script, Value, cmd};
 use uuid::Uuid;
 
-use super::between::Side;
-use super::hand::{TTL_MS, channel, connect, fresh_id};
-use super::woken::subscribe;
+use super::super::ping_pong::Side;
+use super::mutex::subscribe;
+use super::pair::{TTL_MS, channel, connect, fresh_id};
 
 /// The token is drawn as `acquire.lua` draws it, by owner and grantee alike.
 const DRAW: &str = "
@@ -41,9 +41,9 @@ redis.call('PUBLISH', inbox, id .. ' ' .. string.format('%.0f', draw()))
 return 1
 ";
 
-const GRANT: &str = include_str!("../../src/protocol/fair_grant.lua");
-const FAIR_ENTER: &str = include_str!("../../src/protocol/fair_enter.lua");
-const FAIR_RELEASE: &str = include_str!("../../src/protocol/fair_release.lua");
+const GRANT: &str = include_str!("../../../src/protocol/fair_grant.lua");
+const FAIR_ENTER: &str = include_str!("../../../src/protocol/fair_enter.lua");
+const FAIR_RELEASE: &str = include_str!("../../../src/protocol/fair_release.lua");
 
 pub(crate) struct Granted {
     connection: Connection,

@@ -7,8 +7,8 @@ use redis::io::tcp::TcpSettings;
 use redis::{Connection, IntoConnectionInfo, Script, ScriptInvocation};
 use uuid::Uuid;
 
-pub(crate) const ACQUIRE: &str = include_str!("../../src/protocol/acquire.lua");
-pub(crate) const RELEASE: &str = include_str!("../../src/protocol/release.lua");
+pub(crate) const ACQUIRE: &str = include_str!("../../../src/protocol/acquire.lua");
+pub(crate) const RELEASE: &str = include_str!("../../../src/protocol/release.lua");
 
 /// What peers send to let go.
 const COMPARE_AND_DELETE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then \

@@ -2,8 +2,15 @@
 
 use std::time::Duration;
 
-use super::fleet::Account;
 use super::percentile;
+
+/// What a process says: its holds, the processor time it used, and its failures.
+pub(super) struct Account {
+    pub(super) holds: Vec<Hold>,
+    pub(super) used: Duration,
+    pub(super) failures: u64,
+    pub(super) first: String,
+}
 
 /// Times are nanoseconds of the clock that all processes read alike.
 #[derive(Clone, Copy)]
@@ -48,7 +55,7 @@ impl Hold {
 }
 
 #[derive(Default)]
-pub(crate) struct Stretch {
+pub(crate) struct Window {
     pub(super) processes: usize,
     pub(super) threads: usize,
     /// What counts, from when to when.
@@ -71,7 +78,7 @@ pub(crate) struct Stretch {
     pub(crate) out_of_order: usize,
 }
 
-impl Stretch {
+impl Window {
     pub(super) fn add(&mut self, process: u64, account: Account) {
         let holds = account.holds.into_iter();
         self.holds

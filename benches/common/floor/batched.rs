@@ -6,7 +6,7 @@ use std::thread;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use redis::{Script, ScriptInvocation, Value};
 
-use super::hand::{ACQUIRE, Named, RELEASE, connect, fresh_id};
+use super::pair::{ACQUIRE, Named, RELEASE, connect, fresh_id};
 
 /// A command, and where its answer goes.
 type Order = (Vec<u8>, Sender<Value>);
