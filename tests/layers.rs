@@ -1,0 +1,385 @@
+//! Imports point downward only, and no files import each other in a circle.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The folders of `src` from the top down. Files directly in `src` are the lowest layer.
+const LAYERS: [&str; 8] = [
+    "api", "lock", "runtime", "queue", "lease", "redis", "protocol", "stats",
+];
+
+/// Folders whose files still import each other in a circle. Nothing may be added here.
+const CIRCULAR: [&str; 2] = ["protocol", "runtime"];
+
+/// A module, by the segments of its path below the crate's root.
+type Module = Vec<String>;
+
+/// The modules of one crate, each with its source less comments, strings and tests.
+struct Tree {
+    sources: BTreeMap<Module, String>,
+    /// What a module passes on under a name: the path that it stands for.
+    re_exports: BTreeMap<(Module, String), Vec<String>>,
+}
+
+#[test]
+fn imports_point_downward() {
+    let tree = Tree::read(&in_repository("src"));
+    let upward: Vec<String> = tree
+        .edges()
+        .into_iter()
+        .filter(|(from, to)| layer(to) < layer(from))
+        .map(|(from, to)| format!("{} imports {}", from.join("/"), to.join("/")))
+        .collect();
+    assert!(upward.is_empty(), "upward imports:\n{}", upward.join("\n"));
+}
+
+#[test]
+fn no_files_of_the_library_import_each_other_in_a_circle() {
+    assert_no_cycle(&Tree::read(&in_repository("src")));
+}
+
+#[test]
+fn no_files_of_the_benches_import_each_other_in_a_circle() {
+    assert_no_cycle(&Tree::read(&in_repository("benches/common")));
+}
+
+#[test]
+fn the_layers_are_those_of_the_design_page() {
+    let page = fs::read_to_string(in_repository("docs/design.md")).unwrap();
+    let mut rest = page.as_str();
+    for layer in LAYERS {
+        let row = format!("| `{layer}/` |");
+        let at = rest.find(&row);
+        rest = &rest[at.unwrap_or_else(|| panic!("{row} is missing or out of order"))..];
+    }
+}
+
+#[test]
+fn an_upward_import_and_a_cycle_are_found() {
+    let tree = Tree::of([
+        ("lock::wait", "use crate::queue::{Queue, local::Place};"),
+        ("queue", "pub(crate) use crate::queue::local::Queue;"),
+        ("queue::local", "fn f() { super::super::lock::wait::g(); }"),
+    ]);
+    let edges = tree.edges();
+    let path = |path: &str| path.split("::").map(str::to_owned).collect::<Module>();
+    let up = (path("queue::local"), path("lock::wait"));
+    assert!(edges.contains(&up), "{edges:?}");
+    assert!(edges.contains(&(up.1.clone(), up.0.clone())), "{edges:?}");
+    assert!(layer(&up.1) < layer(&up.0));
+    assert_eq!(tree.cycles().len(), 1);
+}
+
+fn in_repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn layer(module: &Module) -> usize {
+    let folder = module.first().map_or("", String::as_str);
+    let found = LAYERS.iter().position(|layer| *layer == folder);
+    found.unwrap_or(LAYERS.len())
+}
+
+fn assert_no_cycle(tree: &Tree) {
+    let is_known = |cycle: &&Vec<Module>| {
+        let mut folders = cycle.iter().filter_map(|module| module.first());
+        folders.all(|folder| CIRCULAR.contains(&folder.as_str()))
+    };
+    let cycles: Vec<String> = tree
+        .cycles()
+        .iter()
+        .filter(|cycle| !is_known(cycle))
+        .map(|cycle| {
+            let names: Vec<_> = cycle.iter().map(|module| module.join("/")).collect();
+            names.join(", ")
+        })
+        .collect();
+    assert!(cycles.is_empty(), "cycles:\n{}", cycles.join("\n"));
+}
+
+impl Tree {
+    fn read(root: &Path) -> Self {
+        let mut sources = BTreeMap::new();
+        read_folder(root, &mut Vec::new(), &mut sources);
+        assert!(sources.len() > 5, "{} holds no crate", root.display());
+        Self::with(sources)
+    }
+
+    fn of<const N: usize>(files: [(&str, &str); N]) -> Self {
+        let files = files.map(|(module, source)| {
+            let module = module.split("::").map(str::to_owned).collect();
+            (module, source.to_owned())
+        });
+        Self::with(BTreeMap::from(files))
+    }
+
+    fn with(sources: BTreeMap<Module, String>) -> Self {
+        let mut tree = Self {
+            sources,
+            re_exports: BTreeMap::new(),
+        };
+        let mut found = BTreeMap::new();
+        for (module, source) in &tree.sources {
+            for (is_public, path, alias) in uses(source) {
+                if is_public && let Some(path) = absolute(module, &path) {
+                    found.insert((module.clone(), alias), path);
+                }
+            }
+        }
+        tree.re_exports = found;
+        tree
+    }
+
+    /// Which file imports which.
+    fn edges(&self) -> BTreeSet<(Module, Module)> {
+        let mut edges = BTreeSet::new();
+        for (module, source) in &self.sources {
+            let used = uses(source).into_iter().map(|(_, path, _)| path);
+            for path in used.chain(inline_paths(source)) {
+                if let Some(path) = absolute(module, &path)
+                    && let Some(target) = self.defining_module(&path, 0)
+                    && target != *module
+                {
+                    edges.insert((module.clone(), target));
+                }
+            }
+        }
+        edges
+    }
+
+    /// The file that defines what `path` names, through any number of re-exports.
+    fn defining_module(&self, path: &[String], depth: usize) -> Option<Module> {
+        assert!(depth < 16, "re-exports of {path:?} form a circle");
+        for length in (1..=path.len()).rev() {
+            let (module, rest) = path.split_at(length);
+            if !self.sources.contains_key(module) {
+                continue;
+            }
+            let Some(name) = rest.first() else {
+                return Some(module.to_vec());
+            };
+            return match self.re_exports.get(&(module.to_vec(), name.clone())) {
+                Some(origin) => self.defining_module(origin, depth + 1),
+                None => Some(module.to_vec()),
+            };
+        }
+        None
+    }
+
+    /// Groups of files of which each can be reached from each other one.
+    fn cycles(&self) -> Vec<Vec<Module>> {
+        let mut reached: BTreeMap<Module, BTreeSet<Module>> = BTreeMap::new();
+        let mut next: BTreeMap<Module, BTreeSet<Module>> = BTreeMap::new();
+        for (from, to) in self.edges() {
+            next.entry(from).or_default().insert(to);
+        }
+        for start in next.keys() {
+            let mut open = vec![start.clone()];
+            let mut seen = BTreeSet::new();
+            while let Some(module) = open.pop() {
+                for to in next.get(&module).into_iter().flatten() {
+                    if seen.insert(to.clone()) {
+                        open.push(to.clone());
+                    }
+                }
+            }
+            reached.insert(start.clone(), seen);
+        }
+        let mut groups = BTreeSet::new();
+        for (module, to) in &reached {
+            let is_mutual =
+                |other: &&Module| reached.get(*other).is_some_and(|r| r.contains(module));
+            let group: Vec<Module> = to.iter().filter(is_mutual).cloned().collect();
+            if group.len() > 1 {
+                groups.insert(group);
+            }
+        }
+        groups.into_iter().collect()
+    }
+}
+
+fn read_folder(folder: &Path, module: &mut Module, sources: &mut BTreeMap<Module, String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        if path.is_dir() {
+            // The program uses the library's public names alone.
+            if name != "bin" {
+                module.push(name);
+                read_folder(&path, module, sources);
+                module.pop();
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs")
+            && !["lib", "tests"].contains(&name.as_str())
+        {
+            let mut module = module.clone();
+            if name != "mod" {
+                module.push(name);
+            }
+            let source = fs::read_to_string(&path).unwrap();
+            sources.insert(module, without_tests(&without_comments(&source)));
+        }
+    }
+}
+
+/// Blanks comments and the contents of strings: paths in them import nothing.
+fn without_comments(source: &str) -> String {
+    let mut plain = String::with_capacity(source.len());
+    for line in source.lines() {
+        let mut rest = line;
+        while let Some(at) = rest.find(['"', '/', '\'']) {
+            let (before, from) = rest.split_at(at);
+            plain.push_str(before);
+            if from.starts_with("//") {
+                rest = "";
+            } else if let Some(string) = from.strip_prefix('"') {
+                let end = closing_quote(string).unwrap_or(string.len());
+                rest = string.get(end + 1..).unwrap_or("");
+            } else {
+                // A quote in quotes begins no string.
+                let skipped = if from.starts_with("'\"'") { 3 } else { 1 };
+                rest = &from[skipped..];
+            }
+        }
+        plain.push_str(rest);
+        plain.push('\n');
+    }
+    plain
+}
+
+fn closing_quote(string: &str) -> Option<usize> {
+    let mut is_escaped = false;
+    string.find(|c| {
+        let closes = c == '"' && !is_escaped;
+        is_escaped = c == '\\' && !is_escaped;
+        closes
+    })
+}
+
+/// Tests may import anything: they stand above what they test.
+fn without_tests(source: &str) -> String {
+    match source.find("#[cfg(test)]\nmod tests") {
+        Some(at) => source[..at].to_owned(),
+        None => source.to_owned(),
+    }
+}
+
+/// Every path of every `use`: whether it is passed on, the path, and the name that it gets.
+fn uses(source: &str) -> Vec<(bool, Vec<String>, String)> {
+    let mut found = Vec::new();
+    for statement in source.split(';') {
+        let Some(at) = statement.find("use ") else {
+            continue;
+        };
+        let before = statement[..at].trim_end();
+        let is_use = before.is_empty() || before.ends_with([';', '{', '}', ')', ']', 'b', '\n']);
+        let tree: String = statement[at + 4..]
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ");
+        if is_use
+            && ["crate::", "super::", "self::"]
+                .iter()
+                .any(|root| tree.starts_with(root))
+        {
+            let is_public = before.ends_with("pub") || before.ends_with(')');
+            expand(&tree, &[], &mut |path, alias| {
+                found.push((is_public, path, alias))
+            });
+        }
+    }
+    found
+}
+
+/// Calls `each` with every path of a `use` tree.
+fn expand(tree: &str, prefix: &[String], each: &mut impl FnMut(Vec<String>, String)) {
+    let mut depth = 0;
+    let mut begin = 0;
+    let mut parts = Vec::new();
+    for (at, c) in tree.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(&tree[begin..at]);
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&tree[begin..]);
+    for part in parts
+        .iter()
+        .map(|part| part.trim())
+        .filter(|part| !part.is_empty())
+    {
+        let (head, group) = match part.split_once('{') {
+            Some((head, group)) => (head, Some(group.trim_end_matches('}'))),
+            None => (part, None),
+        };
+        let (head, alias) = head.split_once(" as ").unwrap_or((head, ""));
+        let mut path = prefix.to_vec();
+        path.extend(
+            head.split("::")
+                .filter(|s| !s.is_empty())
+                .map(|s| s.trim().to_owned()),
+        );
+        match group {
+            Some(group) => expand(group, &path, each),
+            None => {
+                let last = path.last().cloned().unwrap_or_default();
+                let alias = if alias.is_empty() {
+                    last
+                } else {
+                    alias.trim().to_owned()
+                };
+                each(path, alias);
+            }
+        }
+    }
+}
+
+/// Every path that begins with `crate::` or `super::` outside a `use`.
+fn inline_paths(source: &str) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for root in ["crate::", "super::"] {
+        for (at, _) in source.match_indices(root) {
+            let before = &source[..at];
+            // `pub(in crate::redis)` is a visibility and imports nothing.
+            let is_inside = before.ends_with("(in ")
+                || before.ends_with(|c: char| c == ':' || c == '_' || c.is_alphanumeric());
+            if is_inside {
+                continue;
+            }
+            let rest = &source[at..];
+            let end = rest.find(|c: char| !(c == ':' || c == '_' || c.is_alphanumeric()));
+            let path = &rest[..end.unwrap_or(rest.len())];
+            found.push(
+                path.split("::")
+                    .filter(|s| !s.is_empty())
+                    .map(str::to_owned)
+                    .collect(),
+            );
+        }
+    }
+    found
+}
+
+/// A path as seen from the crate's root; `None` for one of another crate.
+fn absolute(module: &Module, path: &[String]) -> Option<Vec<String>> {
+    let mut base: Vec<String> = match path.first()?.as_str() {
+        "crate" => Vec::new(),
+        "self" => module.clone(),
+        "super" => module[..module.len().saturating_sub(1)].to_vec(),
+        _ => return None,
+    };
+    for segment in &path[1..] {
+        if segment == "super" {
+            base.pop();
+        } else {
+            base.push(segment.clone());
+        }
+    }
+    Some(base)
+}
