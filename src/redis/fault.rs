@@ -1,4 +1,4 @@
-//! What a call came to, where it is no answer.
+//! Why a call has no result.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,29 +7,29 @@ use redis::ServerError;
 
 use crate::error::{Cause, Error, words};
 
-/// What a call came to, where it is no answer.
+/// Why a call has no result.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
-    /// It did not run, and may run later: no connection, or an answer that says "not now".
+    /// The call did not run and may be repeated: no connection, or a reply such as LOADING.
     NotRun(Cause),
-    /// It was not sent: the server's circuit breaker is open.
+    /// The call was not sent: the server's circuit breaker is open.
     Open(Box<OpenCircuit>),
-    /// It was sent, and no answer came: it may have run, and may yet run.
+    /// The call was sent and no reply came: it may have run, or may still run.
     Unknown(Cause),
-    /// It ran, and did not become as safe as was asked: what it did is to be undone, or not counted.
+    /// The call ran, but too few replicas acknowledged it: its effect must be undone or ignored.
     NotReplicated(Error),
-    /// It did not run: this node of a cluster does not keep its keys, or not all of them. Followed
-    /// before anybody above is told.
+    /// The call did not run: this node of a cluster does not own its keys, or not all of them. The
+    /// cluster follows the redirect before it reports a fault.
     Redirected(Redirect, Cause),
-    /// It did not run, and will not.
+    /// The call did not run and repeating it is useless.
     Rejected(Error),
 }
 
-/// Why a circuit breaker turned a call away, and for how long it does.
+/// Why an open circuit breaker rejected a call, and when it admits the next one.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenCircuit {
     pub(crate) server: String,
-    /// In a row.
+    /// How many calls in a row have failed.
     pub(crate) failures: u32,
     /// Why the last call failed.
     pub(crate) last: Cause,
@@ -37,7 +37,7 @@ pub(crate) struct OpenCircuit {
 }
 
 impl OpenCircuit {
-    /// The last failure, for an error about the server or servers that `label` stands for.
+    /// Returns the last failure, for an error about the servers that `label` names.
     pub(crate) fn last_at(self, label: &str) -> Cause {
         match self.server == label {
             true => self.last,
@@ -57,14 +57,15 @@ impl From<OpenCircuit> for Error {
     }
 }
 
-/// Where a node of a cluster sends a call that it did not run. An empty host is the node's own.
+/// Where a node of a cluster redirects a call that it did not run. An empty host means the node's
+/// own host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Redirect {
-    /// The slot is kept there now.
+    /// The node at this address owns the slot now.
     Moved(String, u16),
-    /// The slot is on its way there, and this key is there already or nowhere.
+    /// The slot is migrating to this address, and the key is already there or does not exist.
     Ask(String, u16),
-    /// The slot is on its way, and the keys of the call are apart.
+    /// The slot is migrating, and no single node has all keys of the call.
     TryAgain,
 }
 
@@ -84,7 +85,7 @@ impl Redirect {
 }
 
 impl Fault {
-    /// Why it came to nothing, where that is no error for good.
+    /// Returns the cause of a fault that may pass.
     pub(in crate::redis) fn cause(&self) -> Option<&Cause> {
         match self {
             Self::NotRun(cause) | Self::Unknown(cause) | Self::Redirected(_, cause) => Some(cause),
@@ -97,7 +98,8 @@ impl Fault {
             .map(|redirect| Self::Redirected(redirect, Cause::text(words(answer))))
     }
 
-    /// As one of several calls that belong together, where some before it have run.
+    /// Returns the fault of one of several calls that belong together, after some of the others
+    /// have run.
     pub(crate) fn after_others(self) -> Self {
         match self {
             Self::NotRun(cause) | Self::Redirected(_, cause) => Self::Unknown(cause),
@@ -106,7 +108,7 @@ impl Fault {
         }
     }
 
-    /// Says which node of a cluster it was.
+    /// Adds the address of the node to the cause.
     pub(in crate::redis) fn at(self, node: &str) -> Self {
         match self {
             Self::NotRun(cause) | Self::Redirected(_, cause) => Self::NotRun(cause.at(node)),
@@ -117,7 +119,7 @@ impl Fault {
 }
 
 impl Fault {
-    /// As text that is followed by the server's name.
+    /// Returns the text of the fault for a message that names the server itself.
     pub(in crate::redis) fn without_server(&self) -> String {
         match self {
             Self::Rejected(Error::Refused {

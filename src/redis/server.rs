@@ -1,4 +1,4 @@
-//! One server: a call is sent, and comes back as an answer or a fault.
+//! One server: sends a call and returns its reply or a fault.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,13 +29,13 @@ use crate::replicas::Replicas;
 use crate::stats::Histogram;
 use crate::url::{Address, Target};
 
-/// A server, or the master that sentinels name: one place where locks are kept.
+/// A server, or the master that sentinels name.
 pub(crate) struct Server {
     pub(in crate::redis) pool: Arc<Pool>,
     pub(crate) condition: ServerHealth,
-    /// What it is as one of a quorum.
+    /// Its state as a member of a quorum.
     pub(crate) member: Option<Member>,
-    /// From a command to its answer.
+    /// The time from a command to its reply.
     pub(crate) latency: Histogram,
     spin: Spin,
 }
@@ -64,7 +64,7 @@ impl Server {
     fn at(node: Connector, config: &Config, member: Option<Member>) -> Self {
         Self {
             pool: Arc::new(Pool::new(node, config.max_connections)),
-            // A server of a quorum is left aside instead.
+            // A quorum marks a failing member down instead of opening a breaker.
             condition: ServerHealth::new(if member.is_some() {
                 0
             } else {
@@ -76,17 +76,17 @@ impl Server {
         }
     }
 
-    /// Has a connection made, if none lies idle, without waiting for it.
-    pub(in crate::redis) fn wish(&self) -> Result<ConnectRequest<'_>, Error> {
-        self.pool.wish()
+    /// Requests a connection without waiting for it; a dialer starts if none is idle.
+    pub(in crate::redis) fn request_connection(&self) -> Result<ConnectRequest<'_>, Error> {
+        self.pool.request()
     }
 
-    /// What lies idle is most likely dead too.
+    /// Closes the idle connections, which are most likely dead too.
     pub(in crate::redis) fn forget_idle(&self) {
         self.pool.forget_idle();
     }
 
-    /// Where it is, for people.
+    /// The server's address for messages.
     pub(crate) fn label(&self) -> &str {
         &self.pool.node.label
     }
@@ -95,10 +95,10 @@ impl Server {
         self.pool.node.command_timeout
     }
 
-    /// Sends `call` and waits for its answer until `until`, and never longer than the command
-    /// timeout. Where no answer comes, its undo is written behind the call on the same connection.
-    /// With the answer comes the instant before the call was sent, once there was a connection: a
-    /// lease counts from then.
+    /// Sends `call` and waits for its reply until `until`, and at most for the command timeout. If
+    /// no reply comes, the undo is written behind the call on the same connection.
+    ///
+    /// Also returns the instant before the call was sent: a lease counts from then.
     pub(crate) fn call_or_undo(
         &self,
         call: Call<'_>,
@@ -109,7 +109,7 @@ impl Server {
         if cap_rule == Cap::Counted {
             self.condition.admit(self.label())?;
         }
-        // Replicas are waited for on the connection, and ASKING is about the command behind it.
+        // WAIT must follow on the call's own connection, and ASKING must directly precede the call.
         let may_combine = call.replicas.is_none() && !call.asking;
         let entered = self.pool.enter();
         if may_combine && entered.is_one_of_many(cap_rule) {
@@ -126,11 +126,11 @@ impl Server {
         let mut pooled = self.acquire_connection(until, cap_rule)?;
         let sent = Instant::now();
         if sent >= until {
-            // A trip that cannot be answered in time would only leave something to be undone.
+            // A reply could not come in time: the call would only leave something to undo.
             self.pool.pass_on(pooled);
             return Err(Fault::NotRun(Cause::silence("no time was left to ask")));
         }
-        // Several would want the processor themselves.
+        // Several spinning calls would compete for the processor.
         let is_alone = entered.is_alone();
         let mut answer = self.run(&mut pooled, &call, sent, until, is_alone, |buffer| {
             call.pack_by_sha(buffer)
@@ -158,7 +158,7 @@ impl Server {
         }
     }
 
-    /// What it means that `answer` came of a call that was sent along with others.
+    /// Returns what the result of a combined call means for its caller.
     fn read(
         &self,
         call: &Call<'_>,
@@ -172,7 +172,7 @@ impl Server {
         } = sent;
         let answer = answer.map_err(|error| match has_read {
             true => self.no_answer(error, sent, until),
-            // One connection that fails is one failure of the server.
+            // A connection that fails counts as one failure of the server, not one for each call.
             false => {
                 let cause = Cause::lost_reply(error, sent.until(Instant::now()));
                 self.failed_by(Some(&cause), false);
@@ -187,7 +187,8 @@ impl Server {
         answer.map(|reply| (reply, sent))
     }
 
-    /// Sends a command that is no script; `name` is what an error calls it, and `read` knows its replies.
+    /// Sends a command that is not a script. `name` appears in errors, and `read` reads its
+    /// replies.
     pub(crate) fn command<T>(
         &self,
         name: &'static str,
@@ -234,7 +235,7 @@ impl Server {
         }
     }
 
-    /// Notes how the server did, and keeps the connection if it leads to one that works.
+    /// Records how the server did, and keeps the connection if its server can serve calls.
     fn settle<T>(
         &self,
         pooled: PooledConnection<'_>,
@@ -245,7 +246,7 @@ impl Server {
             let generation = pooled.generation();
             drop(pooled);
             self.pool.suspect(generation);
-            // It answers, so nobody waits for it in vain.
+            // The server replies, so the failure does not count towards the breaker.
             self.failed_by(Some(cause), false);
         } else {
             self.pool.pass_on(pooled);
@@ -265,7 +266,7 @@ impl Server {
         Fault::Unknown(cause)
     }
 
-    /// Whether a caller with the time from `from` to `until` gave the server all that it may take.
+    /// Returns whether a call from `from` to `until` had nearly the whole command timeout.
     fn had_time(&self, from: Instant, until: Instant) -> bool {
         from.until(until) >= self.command_timeout() / 10 * 9
     }
@@ -291,8 +292,8 @@ impl Server {
             })
     }
 
-    /// Sends a script, with the command that waits for replicas behind it in the same write, and
-    /// reads the answers to all.
+    /// Sends a script, followed by WAIT in the same write if replicas must acknowledge it, and
+    /// reads all replies.
     #[expect(
         clippy::type_complexity,
         reason = "an answer or an error answer, to each of two commands; seen only here"
@@ -322,7 +323,7 @@ impl Server {
         })?;
         let mut read = || {
             let answer = match call.asking {
-                // Where ASKING itself was refused, that is what is to be said.
+                // If ASKING itself was refused, its error is the one to report.
                 true => {
                     let asked = connection.answer_to(first_until, Expected::Ok)?;
                     asked.and(connection.answer_to(first_until, call.expected())?)
@@ -335,7 +336,7 @@ impl Server {
             let until = Instant::now().after(self.command_timeout()).min(until);
             Ok((answer, Some(connection.answer_to(until, Expected::Count)?)))
         };
-        // Replicas acknowledge in their own time, which says nothing about other replies.
+        // Waiting for replicas says nothing about how fast other replies are.
         if is_alone && call.replicas.is_none() {
             self.spin.read(read)
         } else {
@@ -343,7 +344,7 @@ impl Server {
         }
     }
 
-    /// Whether enough replicas have what a script did, by the answer to the command behind it.
+    /// Returns an error if too few replicas acknowledged a script, by the reply to WAIT.
     pub(in crate::redis) fn acknowledged(
         &self,
         reply: Reply,
@@ -373,7 +374,7 @@ impl Server {
         Ok(reply)
     }
 
-    /// What it means that there is no connection.
+    /// Returns the fault for a caller that got no connection.
     pub(in crate::redis) fn connect_error(&self, connect_error: ConnectError) -> Fault {
         if connect_error.is_final {
             return Fault::Rejected(Error::Refused {
@@ -397,9 +398,9 @@ impl Server {
         Ok(reply(pooled.connection().trip(until, pack)?))
     }
 
-    /// What an error answer to `call` means for its caller.
+    /// Returns what an error reply to `call` means for its caller.
     pub(in crate::redis) fn fault(&self, call: &Call<'_>, error: &ServerError) -> Fault {
-        // Of several names a script says which one, from 1.
+        // With several names, a script's error begins with the number of the name, counted from 1.
         let which = error
             .details()
             .and_then(|text| text.split(' ').next()?.parse().ok());
@@ -428,7 +429,8 @@ impl Server {
         }
     }
 
-    /// What an error answer to `command` means, which needs these `rights`.
+    /// Returns what an error reply to `command` means. `rights` lists the permissions that it
+    /// needs.
     fn refused_or_not_now(
         &self,
         command: &'static str,
@@ -459,28 +461,29 @@ impl Server {
         }
     }
 
-    /// A connection for a thread that keeps it, apart from the pool.
+    /// Returns a connection outside of the pool, for a thread that keeps it.
     pub(crate) fn connection(&self, until: Instant) -> Result<Connection, Fault> {
         Ok(self.acquire_connection(until, Cap::Exempt)?.keep())
     }
 
-    /// The master has moved to where its sentinels now know it.
+    /// Moves on to the master that the sentinels now name.
     pub(crate) fn moved(&self) {
         self.condition.reset();
         self.pool.move_on();
     }
 
-    /// Who knows the master, if that may change.
+    /// The sentinels that name the master, if there are any.
     pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
         self.pool.node.sentinels()
     }
 
-    /// Whether `wire` leads to the server that takes the locks now, as far as is known.
+    /// Returns whether `connection` leads to the server that currently grants the locks, as far as
+    /// known.
     pub(crate) fn is_current(&self, connection: &Connection) -> bool {
         connection.generation == self.pool.generation()
     }
 
-    /// Redis answered something that was sent at `sent`.
+    /// Records a reply to something that was sent at `sent`.
     pub(crate) fn answered(&self, sent: Instant) {
         let now = Instant::now();
         let trip = sent.until(now);
@@ -491,7 +494,7 @@ impl Server {
         }
     }
 
-    /// A command did not get an answer that counts.
+    /// Records that a command got no reply that counts.
     pub(crate) fn failed(&self) {
         self.failed_by(None, false);
     }
@@ -507,34 +510,34 @@ impl Server {
         self.pool.node.failed();
     }
 
-    /// Asks it for a sign of life.
+    /// Sends a PING.
     pub(crate) fn ping(&self, until: Instant, cap_rule: Cap) -> Result<Reply, Fault> {
         let pong = |reply: Reply| Some(reply).filter(|reply| Expected::Pong.fits(reply));
         self.command("PING", &[], until, cap_rule, pong)
     }
 
-    /// Asks it for a sign of life, and says how it does.
+    /// Sends a PING and returns the server's state.
     pub(in crate::redis) fn health(&self, until: Instant) -> HealthPart {
         let asked = Instant::now();
         let latency = match self.ping(until, Cap::Exempt) {
-            // An answer, be it that the user may not ask.
+            // An error reply is a reply, too: the user may lack the permission to ping.
             Ok(_) | Err(Fault::Rejected(_)) => Some(asked.until(Instant::now())),
             Err(_) => None,
         };
         self.condition.part(self.label(), latency)
     }
 
-    /// Whether nothing has been answered since something failed.
+    /// Returns whether something has failed since the last reply.
     pub(crate) fn is_failing(&self) -> bool {
         self.condition.is_failing()
     }
 
-    /// Whether calls fail at once.
+    /// Returns whether the circuit breaker is open.
     pub(crate) fn is_open(&self) -> bool {
         self.condition.is_open()
     }
 
-    /// It keeps no slot of its cluster any more.
+    /// Retires the server: it owns no slot of its cluster any more.
     pub(in crate::redis) fn retire(&self) {
         self.pool.retire();
     }
@@ -543,18 +546,18 @@ impl Server {
         self.pool.is_retired()
     }
 
-    /// Since when Redis has not answered, for a caller that has asked since `start`; since `now` if
-    /// nothing has failed since its last answer.
+    /// Returns since when the server has not replied to a caller that began at `start`; `now` if
+    /// nothing has failed since its last reply.
     pub(crate) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
         self.condition.silent_since(now, start)
     }
 
-    /// How many connections to it are open.
+    /// Returns how many connections to it are open.
     pub(crate) fn connections(&self) -> u64 {
         self.pool.node.connections()
     }
 
-    /// The connections are closed; what is out is closed when it comes back.
+    /// Closes the connections; those in use are closed when they are returned.
     pub(crate) fn close(&self) {
         if let Some(member) = &self.member {
             member.close();

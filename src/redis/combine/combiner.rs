@@ -13,7 +13,7 @@ use crate::redis::conn::pool::{Pool, PooledConnection, State};
 
 /// This many calls at a time get a connection each. From the next one on, calls share writes, until the queue is empty.
 ///
-/// Beside a connection for each thread by hand, in turns, on two cores that other programs used too
+/// Compared with one connection for each thread, in turns, on two cores that other programs used too
 /// (`--bench threads` prints the table for this machine):
 ///
 /// | threads | pairs of lock and unlock a second | client CPU a pair |
@@ -26,15 +26,15 @@ use crate::redis::conn::pool::{Pool, PooledConnection, State};
 /// | 32 | 1.7 | 0.75 |
 ///
 /// So sharing pays at every count from here on, in time and in CPU. With a lower threshold, 6 threads gained nothing
-/// that could be told from noise: few calls gather too little to pay for waking one another.
-const OWN: usize = 8;
+/// that could be told from noise: batches of few calls are too small to pay for the wake-ups.
+const UNCOMBINED_CALLS: usize = 8;
 
-/// Calls gather behind a write for at most this long while another connection is free: most writes are answered
-/// sooner.
+/// Calls are queued behind a write for at most this long while another connection is idle. Most
+/// replies arrive sooner.
 const STUCK: Duration = Duration::from_millis(2);
 
-/// A call that has waited in the queue so long takes any free connection, whatever is in flight. Longer than
-/// [`STUCK`], so that few calls need a timer.
+/// A call that has been queued this long takes any idle connection, even if a batch is in flight.
+/// Longer than [`STUCK`], so that few calls need a timer.
 pub(in crate::redis) const PATIENCE: Duration = Duration::from_millis(5);
 
 /// A call in progress.
@@ -43,51 +43,53 @@ pub(crate) struct InFlight<'a> {
     before: usize,
 }
 
-/// Calls that go in one write, and the connection for it.
+/// A batch of calls for one write, and the connection that carries it.
 #[must_use]
 pub(crate) struct Batch<'a> {
     pub(crate) pooled: PooledConnection<'a>,
-    /// The call whose thread reads the answers to all.
+    /// The call whose thread reads the replies to all of them.
     pub(crate) reader: Arc<CombinedCall>,
     pub(crate) others: Vec<Arc<CombinedCall>>,
-    /// None of them had run out of time by then.
+    /// When the batch was taken: each call still had time.
     pub(crate) now: Instant,
 }
 
 /// The next step of a call that has waited in the queue for [`PATIENCE`].
-pub(crate) enum Look<'a> {
-    /// It waits on: for a connection, or for its answer if it was sent meanwhile.
+pub(crate) enum NextStep<'a> {
+    /// It keeps waiting: for a connection, or for its reply if it was sent meanwhile.
     Waits,
     /// It sends this batch, which most likely contains its own command.
     Sends(Box<Batch<'a>>),
-    /// It has left the queue, and asks the pool for a connection.
+    /// It has left the queue and asks the pool for a connection of its own.
     Alone,
 }
 
 impl Pool {
-    /// Counts a call in, for as long as what is returned is there.
+    /// Counts a call as in progress until the returned value is dropped.
     pub(crate) fn enter(&self) -> InFlight<'_> {
         let before = self.combiner.calls.fetch_add(1, Ordering::Relaxed);
         InFlight { pool: self, before }
     }
 
-    /// Whether calls gather behind a write that is in flight. A server farther away has no shared work to save.
-    fn gathers(&self, state: &State, now: Instant) -> bool {
+    /// Returns whether calls are queued behind a batch in flight. With a distant server there is no
+    /// shared work to save.
+    fn queues_calls(&self, state: &State, now: Instant) -> bool {
         let is_late = |sent: Instant| sent.until(now) > STUCK;
-        state.combiner.in_flight.is_some_and(|sent| !is_late(sent)) && self.combiner.is_near()
+        state.combiner.batch_sent.is_some_and(|sent| !is_late(sent)) && self.combiner.is_near()
     }
 
-    /// Puts a call into the queue; what can be sent at once comes back. `None` if nobody would come for it.
+    /// Queues a call. Returns a batch if one can be sent now, and `None` if no connection would
+    /// come back for the queue.
     pub(crate) fn join(
         &self,
         now: Instant,
         until: Instant,
         cap_rule: Cap,
-        entry: &Arc<CombinedCall>,
+        call: &Arc<CombinedCall>,
     ) -> Option<(Ticket, Option<Batch<'_>>)> {
         let mut state = self.state.lock();
-        let ticket = state.combiner.queue.join(now, until, Arc::clone(entry));
-        let batch = if self.gathers(&state, now) {
+        let ticket = state.combiner.queue.join(now, until, Arc::clone(call));
+        let batch = if self.queues_calls(&state, now) {
             None
         } else {
             self.take_batch(&mut state, cap_rule, now)
@@ -99,23 +101,24 @@ impl Pool {
         Some((ticket, batch))
     }
 
-    /// The next step of a call that has waited for [`PATIENCE`], or until its deadline if that `is_over`.
-    pub(crate) fn look(&self, ticket: Ticket, cap_rule: Cap, is_over: bool) -> Look<'_> {
+    /// Returns the next step of a call that has been queued for [`PATIENCE`], or until its deadline
+    /// if `is_over`.
+    pub(crate) fn next_step(&self, ticket: Ticket, cap_rule: Cap, is_over: bool) -> NextStep<'_> {
         let mut state = self.state.lock();
         if !state.combiner.queue.contains(ticket) {
-            return Look::Waits;
+            return NextStep::Waits;
         }
         if !is_over && let Some(batch) = self.take_batch(&mut state, cap_rule, Instant::now()) {
-            return Look::Sends(Box::new(batch));
+            return NextStep::Sends(Box::new(batch));
         }
         if is_over || cap_rule == Cap::Exempt || state.has_room(self.cap) {
             state.combiner.queue.leave(ticket);
-            return Look::Alone;
+            return NextStep::Alone;
         }
-        Look::Waits
+        NextStep::Waits
     }
 
-    /// Takes an idle connection for the calls in the queue.
+    /// Takes an idle connection for the queued calls.
     fn take_batch(&self, state: &mut State, cap_rule: Cap, now: Instant) -> Option<Batch<'_>> {
         let connection = state.take(cap_rule, self.cap, None)?;
         let Some(calls) = state.combiner.queue.take(now) else {
@@ -132,7 +135,7 @@ impl Pool {
         (reader, others): (Arc<CombinedCall>, Vec<Arc<CombinedCall>>),
         now: Instant,
     ) -> Batch<'_> {
-        state.combiner.in_flight = Some(now);
+        state.combiner.batch_sent = Some(now);
         self.combiner.is_on.store(true, Ordering::Relaxed);
         Batch {
             pooled: self.pooled(connection, Some(now)),
@@ -144,9 +147,9 @@ impl Pool {
 }
 
 impl<'a> PooledConnection<'a> {
-    /// Gives the connection back, after an exchange that left nothing unread. Returns what must be sent over it, if it
-    /// goes on to those in the queue.
-    pub(crate) fn give_on(mut self) -> Option<Batch<'a>> {
+    /// Returns the connection after an exchange that left no reply unread. Returns the batch to
+    /// send over it, if queued calls take it.
+    pub(crate) fn put_back_or_batch(mut self) -> Option<Batch<'a>> {
         let connection = self.connection.take()?;
         let pool = self.pool;
         let mut state = pool.state.lock();
@@ -162,7 +165,7 @@ impl<'a> PooledConnection<'a> {
             let now = Instant::now();
             let has_waited = |waited| waited >= PATIENCE;
             let is_due = || state.combiner.queue.waited(now).is_some_and(has_waited);
-            if (!pool.gathers(&state, now) || is_due())
+            if (!pool.queues_calls(&state, now) || is_due())
                 && state.is_turn_of_queue()
                 && let Some(calls) = state.combiner.queue.take(now)
             {
@@ -175,16 +178,16 @@ impl<'a> PooledConnection<'a> {
 }
 
 impl InFlight<'_> {
-    /// Whether no other call was in progress.
+    /// Returns whether no other call was in progress.
     pub(crate) fn is_alone(&self) -> bool {
         self.before == 0
     }
 
-    /// Whether so many others were there that it goes along with them.
+    /// Returns whether enough other calls were in progress for this one to be combined.
     pub(crate) fn is_one_of_many(&self, cap_rule: Cap) -> bool {
         let Pool { cap, combiner, .. } = self.pool;
         if combiner.is_near() {
-            self.before >= OWN.min(*cap) || combiner.is_on.load(Ordering::Relaxed)
+            self.before >= UNCOMBINED_CALLS.min(*cap) || combiner.is_on.load(Ordering::Relaxed)
         } else {
             cap_rule == Cap::Counted && self.before >= *cap
         }

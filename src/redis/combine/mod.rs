@@ -1,4 +1,4 @@
-//! Many threads' calls in one write: who finds the connections in use leaves its call to whoever is done with one.
+//! Combined calls: a call that finds the connections in use is sent by a thread that returns one.
 
 pub(crate) mod combiner;
 
@@ -10,29 +10,30 @@ use redis::RedisError;
 use crate::clock::Instant;
 use crate::error::{Meaning, meaning};
 use crate::protocol::script::Call;
-use crate::redis::combine::combiner::{Batch, Look, PATIENCE};
+use crate::redis::combine::combiner::{Batch, NextStep, PATIENCE};
 use crate::redis::conn::call_queue::Ticket;
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::combined_call::{Answer, CombinedCall, Delivery, Write};
 use crate::redis::conn::pool::{Pool, PooledConnection};
 use crate::redis::undoable::Undoable;
 
-/// A longer command, of an unusual name, goes alone: what goes in one write fits into the socket's buffer, so
-/// that the one who writes it for others is not held up.
+/// Longer commands, of unusually long names, are not combined. A batch must fit into the socket's
+/// buffer, so that its sender does not block for others.
 const LONG: usize = 1024;
 
-/// A call that was sent along with others.
+/// A call that was sent in a batch.
 pub(in crate::redis) struct Combined {
-    /// Before that.
+    /// The instant before the batch was sent.
     pub(in crate::redis) at: Instant,
-    /// What came of it.
+    /// The reply, or why there is none.
     pub(in crate::redis) answer: Answer,
-    /// It read for the others: what is wrong with the connection counts once.
+    /// Whether this call's thread read the replies: a connection that fails counts once.
     pub(in crate::redis) has_read: bool,
 }
 
 impl Pool {
-    /// Sends `call` along with others and waits for its answer. `None` if it was not sent, and must go alone.
+    /// Sends `call` in a batch and waits for its reply. Returns `None` if the call was not sent and
+    /// needs a connection of its own.
     pub(in crate::redis) fn combine(
         &self,
         call: &Call<'_>,
@@ -46,15 +47,15 @@ impl Pool {
             return None;
         }
         let undoable = undoable.map(|undoable| (Arc::clone(undoable.keys), undoable.id.clone()));
-        let entry = CombinedCall::new(command, call.expected(), undoable);
+        let combined = CombinedCall::new(command, call.expected(), undoable);
         let joined = Instant::now();
-        let (ticket, batch) = self.join(joined, until, cap_rule, &entry)?;
+        let (ticket, batch) = self.join(joined, until, cap_rule, &combined)?;
         if let Some(batch) = batch {
             self.send(batch);
         }
-        match self.news(&entry, ticket, cap_rule, joined, until)? {
+        match self.wait_for_delivery(&combined, ticket, cap_rule, joined, until)? {
             Delivery::Alone => None,
-            Delivery::Read(write) => Some(self.read_all(*write, &entry, until)),
+            Delivery::Read(write) => Some(self.read_all(*write, &combined, until)),
             Delivery::Answer(sent, answer) => Some(Combined {
                 at: sent,
                 answer,
@@ -63,10 +64,10 @@ impl Pool {
         }
     }
 
-    /// Waits until a call in the queue was answered, or must read. `None` if it has left the queue.
-    fn news(
+    /// Waits until a queued call is answered or must read. Returns `None` if it has left the queue.
+    fn wait_for_delivery(
         &self,
-        entry: &CombinedCall,
+        combined: &CombinedCall,
         ticket: Ticket,
         cap_rule: Cap,
         joined: Instant,
@@ -74,32 +75,32 @@ impl Pool {
     ) -> Option<Delivery> {
         let mut next = joined.after(PATIENCE).min(until);
         loop {
-            if let Some(news) = entry.wait(next) {
-                return Some(news);
+            if let Some(delivery) = combined.wait(next) {
+                return Some(delivery);
             }
             let is_over = next >= until;
-            match self.look(ticket, cap_rule, is_over) {
-                Look::Alone => return None,
-                Look::Sends(batch) => self.send(*batch),
-                // It is on its way, and the thread that reads for it writes its undo.
-                Look::Waits if is_over => {
+            match self.next_step(ticket, cap_rule, is_over) {
+                NextStep::Alone => return None,
+                NextStep::Sends(batch) => self.send(*batch),
+                // The call is being sent, and the thread that reads its reply writes its undo.
+                NextStep::Waits if is_over => {
                     let unanswered = || Delivery::Answer(joined, Err(timed_out()));
-                    return Some(entry.give_up().unwrap_or_else(unanswered));
+                    return Some(combined.give_up().unwrap_or_else(unanswered));
                 }
-                Look::Waits => {}
+                NextStep::Waits => {}
             }
             next = until;
         }
     }
 
-    /// The connection goes on to those in the queue, or back.
+    /// Sends the queued calls over the connection, or returns it to the pool.
     pub(in crate::redis) fn pass_on(&self, pooled: PooledConnection<'_>) {
-        if let Some(batch) = pooled.give_on() {
+        if let Some(batch) = pooled.put_back_or_batch() {
             self.send(batch);
         }
     }
 
-    /// Sends the calls of several in one write, and has one of them read the answers.
+    /// Sends a batch in one write and has one of its threads read the replies.
     fn send(&self, batch: Batch<'_>) {
         let Batch {
             mut pooled,
@@ -107,7 +108,7 @@ impl Pool {
             others,
             now: sent,
         } = batch;
-        // The reader's is the last: with that it is done.
+        // The reader's own command is last: it reads its own reply after all others.
         let commands = || {
             let others = others.iter().map(|other| other.command.as_slice());
             others.chain(std::iter::once(reader.command.as_slice()))
@@ -122,7 +123,7 @@ impl Pool {
             sent,
             others,
         });
-        // If the reader's time has run out, no thread reads, so the connection must be closed.
+        // If the reader's deadline has passed, no thread reads: the connection must be closed.
         if let Err(Delivery::Read(write)) = reader.deliver(Delivery::Read(write)) {
             let pooled = self.pooled(write.connection, Some(sent));
             fail(
@@ -134,7 +135,7 @@ impl Pool {
         }
     }
 
-    /// Reads the answers to one write, and delivers each before this thread blocks on the next.
+    /// Reads the replies to one write. It delivers those it has before it blocks for the next.
     fn read_all(&self, write: Write, own: &Arc<CombinedCall>, until: Instant) -> Combined {
         let Write {
             connection,
@@ -142,7 +143,7 @@ impl Pool {
             others,
         } = write;
         let mut pooled = self.pooled(connection, Some(sent));
-        // No other call of this write has more time.
+        // The reader has the latest deadline of the batch.
         let until = sent.after(self.node.command_timeout).min(until);
         let mut unread = others.iter();
         let mut read = Vec::with_capacity(others.len());
@@ -153,7 +154,7 @@ impl Pool {
                 deliver_all(sent, read.drain(..));
                 pooled.connection().answer(until)
             });
-            // The next of the others, and then its own.
+            // The others' replies come first, then its own.
             let next = unread.as_slice().first().unwrap_or(own);
             match value.and_then(|value| pooled.connection().check(value, next.expected)) {
                 Ok(answer) => {
@@ -175,7 +176,8 @@ impl Pool {
             drop(pooled);
             self.suspect(generation);
         } else {
-            // First, so that the server has work while the other threads wake up.
+            // Before the replies are delivered: the server has work while the other threads wake
+            // up.
             self.pass_on(pooled);
         }
         deliver_all(sent, read);
@@ -187,28 +189,29 @@ impl Pool {
     }
 }
 
-/// Delivers the answers to calls that were sent at `sent`. A call that has given up counts as unanswered, and its own
-/// thread undoes it.
+/// Delivers the replies to calls that were sent at `sent`. A call that has given up counts as
+/// unanswered, and its own thread undoes it.
 fn deliver_all<'a, I>(sent: Instant, answers: I)
 where
     I: IntoIterator<Item = (&'a Arc<CombinedCall>, Answer)>,
 {
-    for (entry, answer) in answers {
-        let _ = entry.deliver(Delivery::Answer(sent, answer));
+    for (combined, answer) in answers {
+        let _ = combined.deliver(Delivery::Answer(sent, answer));
     }
 }
 
-/// Fails calls that get no answer: writes the undo of each behind its command, and closes the connection.
+/// Fails calls that get no reply: writes the undo of each behind its command, and closes the
+/// connection.
 fn fail<'a, I>(pooled: PooledConnection<'_>, unread: I, sent: Instant, error: &RedisError)
 where
     I: Iterator<Item = &'a Arc<CombinedCall>> + Clone,
 {
-    let undos = unread.clone().filter_map(|entry| {
-        let (keys, id) = entry.undoable.as_ref()?;
+    let undos = unread.clone().filter_map(|combined| {
+        let (keys, id) = combined.undoable.as_ref()?;
         Some(keys.release(id.as_str().as_bytes()))
     });
     pooled.keep().undo_behind(undos);
-    deliver_all(sent, unread.map(|entry| (entry, Err(error.clone()))));
+    deliver_all(sent, unread.map(|combined| (combined, Err(error.clone()))));
 }
 
 fn timed_out() -> RedisError {

@@ -1,15 +1,15 @@
-//! Calls that find the connections in use, and who of them sends for whom. No I/O.
+//! The queue of combined calls, and which of them are sent together. No I/O.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::clock::Instant;
 
-/// So many calls go in one write: whoever reads their answers is kept from its own for no longer.
+/// The most calls in one write: the reader of their replies is delayed by no more.
 const MOST: usize = 32;
 
-/// The queue of calls that go along with others, in the order of their coming. A connection that is free takes as many
-/// as go in one write.
+/// The queue of calls to be combined, in order of arrival. A free connection takes as many as fit
+/// in one write.
 #[derive(Debug)]
 pub(crate) struct CallQueue<T> {
     waiting: VecDeque<Waiting<T>>,
@@ -21,10 +21,10 @@ struct Waiting<T> {
     ticket: Ticket,
     since: Instant,
     until: Instant,
-    entry: T,
+    call: T,
 }
 
-/// Names one of those who wait.
+/// Identifies a queued call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket(u64);
 
@@ -42,15 +42,15 @@ impl<T> CallQueue<T> {
         self.waiting.is_empty()
     }
 
-    /// Waits from `now` on, with time until `until`.
-    pub(crate) fn join(&mut self, now: Instant, until: Instant, entry: T) -> Ticket {
+    /// Queues a call at `now`, with the deadline `until`.
+    pub(crate) fn join(&mut self, now: Instant, until: Instant, call: T) -> Ticket {
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
         self.waiting.push_back(Waiting {
             ticket,
             since: now,
             until,
-            entry,
+            call,
         });
         ticket
     }
@@ -59,38 +59,40 @@ impl<T> CallQueue<T> {
         self.waiting.iter().any(|waiting| waiting.ticket == ticket)
     }
 
-    /// For how long at `now` the first call has waited that still has time.
+    /// Returns how long the first call whose deadline has not passed has waited at `now`.
     pub(crate) fn waited(&self, now: Instant) -> Option<Duration> {
         let mut waiting = self.waiting.iter();
         let first = waiting.find(|waiting| waiting.until > now)?;
         Some(first.since.until(now))
     }
 
-    /// Waits no longer. False if it was taken out before: it is being sent, or is to send.
+    /// Removes a call. Returns false if it was taken out before: it is being sent, or its thread
+    /// must send.
     pub(crate) fn leave(&mut self, ticket: Ticket) -> bool {
         let before = self.waiting.len();
         self.waiting.retain(|waiting| waiting.ticket != ticket);
         self.waiting.len() < before
     }
 
-    /// Takes out what goes in one write at `now`: the call that reads the answers, and the others in their order. What has
-    /// no time left stays: sent, it would only leave something to be undone.
+    /// Takes out the calls for one write at `now`: the call that reads the replies, and the others
+    /// in order. Calls whose deadline has passed stay: sent, they would only leave something to
+    /// undo.
     ///
-    /// The call with the most time reads: its deadline ends the connection for the others.
+    /// The call with the latest deadline reads: its deadline ends the connection for the others.
     pub(crate) fn take(&mut self, now: Instant) -> Option<(T, Vec<T>)> {
         let has_time = |waiting: &Waiting<T>| waiting.until > now;
         let waiting = self.waiting.iter().enumerate();
         let waiting = waiting.filter(|(_, waiting)| has_time(waiting));
-        // Of several the first.
+        // Of several, the first.
         let (reader, _) = waiting.rev().max_by_key(|(_, waiting)| waiting.until)?;
-        let reader = self.waiting.remove(reader)?.entry;
+        let reader = self.waiting.remove(reader)?.call;
         let mut others = Vec::with_capacity(self.waiting.len().min(MOST));
         let mut stay = VecDeque::new();
         while others.len() + 1 < MOST
             && let Some(waiting) = self.waiting.pop_front()
         {
             if has_time(&waiting) {
-                others.push(waiting.entry);
+                others.push(waiting.call);
             } else {
                 stay.push_back(waiting);
             }
@@ -100,19 +102,19 @@ impl<T> CallQueue<T> {
         Some((reader, others))
     }
 
-    /// Takes out one that still has time at `now`: the first.
+    /// Takes out the first call whose deadline has not passed at `now`.
     pub(crate) fn first(&mut self, now: Instant) -> Option<T> {
         let first = self
             .waiting
             .iter()
             .position(|waiting| waiting.until > now)?;
-        Some(self.waiting.remove(first)?.entry)
+        Some(self.waiting.remove(first)?.call)
     }
 
-    /// Takes out all.
+    /// Takes out all calls.
     pub(crate) fn dismiss(&mut self) -> impl Iterator<Item = T> + use<T> {
         let all = std::mem::take(&mut self.waiting);
-        all.into_iter().map(|waiting| waiting.entry)
+        all.into_iter().map(|waiting| waiting.call)
     }
 }
 
@@ -124,57 +126,54 @@ mod tests {
         Instant::START.after(Duration::from_millis(ms))
     }
 
-    fn gather(untils: &[u64]) -> (CallQueue<usize>, Vec<Ticket>) {
-        let mut gather = CallQueue::default();
+    fn queue(untils: &[u64]) -> (CallQueue<usize>, Vec<Ticket>) {
+        let mut queue = CallQueue::default();
         let tickets = untils.iter().enumerate();
-        let tickets = tickets.map(|(n, until)| gather.join(at(n as u64), at(*until), n));
+        let tickets = tickets.map(|(n, until)| queue.join(at(n as u64), at(*until), n));
         let tickets = tickets.collect();
-        (gather, tickets)
+        (queue, tickets)
     }
 
     #[test]
-    fn smoke() {
-        let (mut gather, tickets) = gather(&[1_000, 1_000, 1_000]);
-        assert!(gather.leave(tickets[2]));
-        assert!(!gather.contains(tickets[2]) && gather.contains(tickets[1]));
-        assert_eq!(gather.take(at(10)), Some((0, vec![1])));
-        assert!(!gather.leave(tickets[0]), "it reads");
-        assert!(!gather.leave(tickets[1]), "it is being sent");
-        assert!(gather.is_empty());
-        assert_eq!(gather.take(at(10)), None);
+    fn calls_are_taken_in_order_and_can_leave() {
+        let (mut queue, tickets) = queue(&[1_000, 1_000, 1_000]);
+        assert!(queue.leave(tickets[2]));
+        assert!(!queue.contains(tickets[2]) && queue.contains(tickets[1]));
+        assert_eq!(queue.take(at(10)), Some((0, vec![1])));
+        assert!(!queue.leave(tickets[0]), "its thread reads");
+        assert!(!queue.leave(tickets[1]), "it is being sent");
+        assert!(queue.is_empty());
+        assert_eq!(queue.take(at(10)), None);
     }
 
     #[test]
-    fn nobody_reads_for_one_who_has_more_time() {
-        let (mut gather, _) = gather(&[100, 1_000, 1_001, 1_001, 1_000]);
-        assert_eq!(gather.take(at(10)), Some((2, vec![0, 1, 3, 4])));
+    fn call_with_the_latest_deadline_reads() {
+        let (mut queue, _) = queue(&[100, 1_000, 1_001, 1_001, 1_000]);
+        assert_eq!(queue.take(at(10)), Some((2, vec![0, 1, 3, 4])));
     }
 
     #[test]
-    fn what_has_no_time_left_is_not_sent() {
-        let (mut gather, tickets) = gather(&[100, 50, 101]);
-        assert_eq!(gather.waited(at(100)), Some(Duration::from_millis(98)));
-        assert_eq!(gather.take(at(100)), Some((2, vec![])));
-        assert_eq!(gather.take(at(100)), None);
-        assert_eq!(
-            (gather.first(at(100)), gather.waited(at(100))),
-            (None, None)
-        );
-        assert_eq!(gather.first(at(99)), Some(0));
-        assert!(gather.leave(tickets[1]) && gather.is_empty());
+    fn call_past_its_deadline_is_not_sent() {
+        let (mut queue, tickets) = queue(&[100, 50, 101]);
+        assert_eq!(queue.waited(at(100)), Some(Duration::from_millis(98)));
+        assert_eq!(queue.take(at(100)), Some((2, vec![])));
+        assert_eq!(queue.take(at(100)), None);
+        assert_eq!((queue.first(at(100)), queue.waited(at(100))), (None, None));
+        assert_eq!(queue.first(at(99)), Some(0));
+        assert!(queue.leave(tickets[1]) && queue.is_empty());
     }
 
     #[test]
-    fn one_write_has_a_bound_and_the_rest_keeps_its_order() {
-        let (mut gather, _) = gather(&[1_000; 200]);
-        assert_eq!(gather.take(at(10)), Some((0, (1..MOST).collect())));
-        assert_eq!(gather.first(at(10)), Some(MOST));
+    fn write_is_bounded_and_the_rest_keeps_its_order() {
+        let (mut queue, _) = queue(&[1_000; 200]);
+        assert_eq!(queue.take(at(10)), Some((0, (1..MOST).collect())));
+        assert_eq!(queue.first(at(10)), Some(MOST));
     }
 
     #[test]
-    fn all_are_dismissed_at_once() {
-        let (mut gather, tickets) = gather(&[1, 2]);
-        assert_eq!(gather.dismiss().collect::<Vec<_>>(), [0, 1]);
-        assert!(!gather.leave(tickets[0]) && gather.is_empty());
+    fn all_calls_are_dismissed_at_once() {
+        let (mut queue, tickets) = queue(&[1, 2]);
+        assert_eq!(queue.dismiss().collect::<Vec<_>>(), [0, 1]);
+        assert!(!queue.leave(tickets[0]) && queue.is_empty());
     }
 }

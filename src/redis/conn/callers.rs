@@ -1,13 +1,13 @@
-//! Calls that wait for a connection of their own, first come, first served. No I/O.
+//! The queue of calls that wait for a connection of their own, first come, first served. No I/O.
 
 use std::collections::VecDeque;
 
-/// Whether a caller takes its turn under the cap.
+/// Whether a caller counts towards `max_connections`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cap {
     /// Waits while `max_connections` are in use.
     Counted,
-    /// Gets one more: releases, and the threads of the client.
+    /// Does not wait: releases, and the threads of the client.
     Exempt,
 }
 
@@ -25,7 +25,7 @@ struct Caller<T> {
     waker: T,
 }
 
-/// Names one of the calls.
+/// Identifies a queued call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::redis) struct Number(u64);
 
@@ -63,8 +63,8 @@ impl<T> Callers<T> {
         waiting.filter(|caller| caller.cap_rule == cap_rule).count()
     }
 
-    /// How many connections go to others before the call `number`, or before one that does not wait yet. `None` if it can
-    /// have none, since the capped lane may use only `room` more.
+    /// Returns how many connections go to others before the call `number`, or before one that is
+    /// not queued. Returns `None` if the cap, with `room` left, gives it none.
     pub(in crate::redis) fn before(
         &self,
         number: Option<Number>,
@@ -84,7 +84,7 @@ impl<T> Callers<T> {
         may.then_some(free + capped.min(room))
     }
 
-    /// The wakers of the calls that can use the next connections, in their order.
+    /// Returns the wakers of the calls that can use the next connections, in order.
     pub(in crate::redis) fn next(&self, mut room: usize) -> impl Iterator<Item = &T> {
         let has_room = move |caller: &&Caller<T>| {
             if caller.cap_rule == Cap::Exempt {
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn calls_get_connections_in_order() {
         let mut callers = Callers::default();
         let first = callers.join(Cap::Counted, 'a');
         let second = callers.join(Cap::Exempt, 'b');
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn newcomer_does_not_overtake_those_who_wait() {
+    fn newcomer_does_not_overtake_waiting_calls() {
         let mut callers = Callers::default();
         callers.join(Cap::Counted, ());
         callers.join(Cap::Exempt, ());
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn full_cap_holds_up_the_capped_lane_alone() {
+    fn full_cap_delays_only_counted_calls() {
         let mut callers = Callers::default();
         let first = callers.join(Cap::Counted, 'a');
         let second = callers.join(Cap::Counted, 'b');

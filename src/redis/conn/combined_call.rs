@@ -1,4 +1,15 @@
-//! A call that waits until another sends it along, or until it gets a connection itself.
+//! A call that waits for another thread to send it, or for a connection of its own.
+//!
+//! The states of a call's mailbox:
+//!
+//! ```text
+//!           deliver             received, give_up
+//!   Empty ----------> Full ------------------------> (the call's thread acts)
+//!     |
+//!     | give_up
+//!     v
+//!   Gone   deliver fails: the sender acts on the delivery itself
+//! ```
 
 use std::sync::Arc;
 use std::thread::{self, Thread};
@@ -13,48 +24,48 @@ use crate::protocol::kind::Keys;
 use crate::protocol::script::Reply;
 use crate::redis::conn::connection::Connection;
 
-/// Shared by the call's own thread and whoever sends it.
+/// A combined call, shared by its own thread and the thread that sends it.
 pub(crate) struct CombinedCall {
     pub(crate) command: Vec<u8>,
     pub(crate) expected: Expected,
-    /// What it may leave behind where no answer comes.
+    /// The lease to release if no reply comes.
     pub(crate) undoable: Option<(Arc<Keys>, HolderId)>,
-    told: Mutex<Delivered>,
+    mailbox: Mutex<Mailbox>,
     owner: Thread,
 }
 
-/// What came of a command, or why no answer came.
+/// The reply to a command, or why there is none.
 pub(crate) type Answer = RedisResult<Result<Reply, ServerError>>;
 
-/// What became of it.
+/// What another thread tells the thread of a combined call.
 pub(crate) enum Delivery {
-    /// Nobody will send it: it is to see to a connection of its own.
+    /// No thread will send the call: it must get a connection of its own.
     Alone,
-    /// It was sent, and its thread is to read.
+    /// The batch was sent, and this call's thread must read the replies.
     Read(Box<Write>),
-    /// It was sent then, and this came of it.
+    /// The call was sent at this instant, with this result.
     Answer(Instant, Answer),
 }
 
 #[derive(Default)]
-enum Delivered {
+enum Mailbox {
     #[default]
-    Nothing,
-    Delivery(Delivery),
-    /// Its thread waits no longer.
+    Empty,
+    Full(Delivery),
+    /// The call's thread has stopped waiting.
     Gone,
 }
 
-/// Commands that were sent together, and whose answers are still to be read.
+/// A batch that was sent and whose replies are still unread.
 pub(crate) struct Write {
     pub(crate) connection: Connection,
     pub(crate) sent: Instant,
-    /// Before the command of the one who reads.
+    /// The calls sent before the reader's own, in order.
     pub(crate) others: Vec<Arc<CombinedCall>>,
 }
 
 impl CombinedCall {
-    /// A call of this thread.
+    /// Creates a call that the current thread waits for.
     pub(crate) fn new(
         command: Vec<u8>,
         expected: Expected,
@@ -64,36 +75,36 @@ impl CombinedCall {
             command,
             expected,
             undoable,
-            told: Mutex::default(),
+            mailbox: Mutex::default(),
             owner: thread::current(),
         })
     }
 
-    /// Gives the news back where its thread waits no longer.
-    pub(crate) fn deliver(&self, news: Delivery) -> Result<(), Delivery> {
-        let mut told = self.told.lock();
-        if matches!(*told, Delivered::Gone) {
-            return Err(news);
+    /// Delivers to the call's thread, or returns the delivery if that thread has stopped waiting.
+    pub(crate) fn deliver(&self, delivery: Delivery) -> Result<(), Delivery> {
+        let mut mailbox = self.mailbox.lock();
+        if matches!(*mailbox, Mailbox::Gone) {
+            return Err(delivery);
         }
-        *told = Delivered::Delivery(news);
-        drop(told);
+        *mailbox = Mailbox::Full(delivery);
+        drop(mailbox);
         self.owner.unpark();
         Ok(())
     }
 
-    /// Waits no longer, unless there is news.
+    /// Stops waiting; returns a delivery that has already arrived.
     pub(crate) fn give_up(&self) -> Option<Delivery> {
-        match std::mem::replace(&mut *self.told.lock(), Delivered::Gone) {
-            Delivered::Delivery(news) => Some(news),
-            Delivered::Nothing | Delivered::Gone => None,
+        match std::mem::replace(&mut *self.mailbox.lock(), Mailbox::Gone) {
+            Mailbox::Full(delivery) => Some(delivery),
+            Mailbox::Empty | Mailbox::Gone => None,
         }
     }
 
-    /// Waits for news until `until`.
+    /// Waits for a delivery until `until`.
     pub(crate) fn wait(&self, until: Instant) -> Option<Delivery> {
         loop {
-            if let Some(news) = self.news() {
-                return Some(news);
+            if let Some(delivery) = self.received() {
+                return Some(delivery);
             }
             let now = Instant::now();
             if now >= until {
@@ -103,12 +114,12 @@ impl CombinedCall {
         }
     }
 
-    fn news(&self) -> Option<Delivery> {
-        let mut told = self.told.lock();
-        match std::mem::take(&mut *told) {
-            Delivered::Delivery(news) => Some(news),
-            nothing => {
-                *told = nothing;
+    fn received(&self) -> Option<Delivery> {
+        let mut mailbox = self.mailbox.lock();
+        match std::mem::take(&mut *mailbox) {
+            Mailbox::Full(delivery) => Some(delivery),
+            empty => {
+                *mailbox = empty;
                 None
             }
         }
@@ -120,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn news_are_read_or_given_back() {
+    fn a_delivery_is_received_or_returned() {
         let in_time = CombinedCall::new(Vec::new(), Expected::Renewed, None);
         assert!(in_time.deliver(Delivery::Alone).is_ok());
         assert!(matches!(in_time.give_up(), Some(Delivery::Alone)));
@@ -129,7 +140,7 @@ mod tests {
         assert!(late.give_up().is_none());
         assert!(
             late.deliver(Delivery::Alone).is_err(),
-            "somebody else is to see to it"
+            "the sender must act on it"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! What a pool knows of the calls that share a write. No I/O.
+//! What a pool knows of combined calls, which share a write. No I/O.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -8,28 +8,28 @@ use crate::clock::Instant;
 use crate::redis::conn::call_queue::CallQueue;
 use crate::redis::conn::combined_call::CombinedCall;
 
-/// A trip to a server that is no farther away takes about as long as the work for it. Where it takes
-/// longer, calls wait for the network, and would only wait for one another too: each gets a
-/// connection as long as there are any.
+/// Calls are combined if the shortest round trip takes no longer than this: then the network takes
+/// about as long as the work of a call. With a more distant server, combined calls would only wait
+/// for each other, so each gets a connection while there are any.
 const NEAR: Duration = Duration::from_micros(200);
 
-/// What counts for whether calls share a connection, and is known without the lock of their pool.
+/// The part of the combiner's state that is read without the pool's lock.
 pub(in crate::redis) struct Combiner {
     /// How many calls are in progress.
     pub(in crate::redis) calls: AtomicUsize,
-    /// Whether one connection carries several calls, for those who only want a hint.
+    /// Whether a batch is in flight, as a hint.
     pub(in crate::redis) is_on: AtomicBool,
-    /// The shortest trip to the server so far, in nanoseconds.
+    /// The shortest round trip to the server so far, in nanoseconds.
     shortest: AtomicU64,
 }
 
-/// Who shares a connection, and who is to.
+/// The part of the combiner's state that the pool's lock protects.
 #[derive(Default)]
 pub(in crate::redis) struct CombinerState {
-    /// When the last of the writes of several calls was sent whose answers are still missing.
-    pub(in crate::redis) in_flight: Option<Instant>,
+    /// When the last batch was sent whose replies are not all read.
+    pub(in crate::redis) batch_sent: Option<Instant>,
     pub(in crate::redis) queue: CallQueue<Arc<CombinedCall>>,
-    /// Who waits for a connection of its own goes first when the next comes back.
+    /// Whether the next returned connection goes to a call that waits for its own.
     pub(in crate::redis) is_turn_of_own: bool,
 }
 
@@ -44,7 +44,7 @@ impl Default for Combiner {
 }
 
 impl Combiner {
-    /// From now on the way leads to another server.
+    /// Forgets the round trips: connections now lead to another server.
     pub(in crate::redis) fn forget_trips(&self) {
         self.shortest.store(u64::MAX, Ordering::Relaxed);
     }
@@ -53,7 +53,7 @@ impl Combiner {
         Duration::from_nanos(self.shortest.load(Ordering::Relaxed)) <= NEAR
     }
 
-    /// A trip took so long.
+    /// Records the duration of a round trip.
     pub(in crate::redis) fn took(&self, trip: Duration) {
         let nanos = u64::try_from(trip.as_nanos()).unwrap_or(u64::MAX);
         if nanos < self.shortest.load(Ordering::Relaxed) {

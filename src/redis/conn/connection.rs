@@ -1,4 +1,4 @@
-//! A connection that commands are written to and replies are read from, each by an instant.
+//! A connection: writes commands and reads replies, each by a deadline.
 
 use std::os::fd::AsFd as _;
 use std::time::Duration;
@@ -14,32 +14,32 @@ use crate::protocol::script::{Call, Reply};
 use crate::redis::conn::open::Open;
 use crate::url::Address;
 
-/// A message that began must have ended within this: on a subscription nobody waits for an answer, so nothing else ends
-/// one that trickles.
+/// A message must end within this time after its first byte. A subscription waits for no reply, so
+/// no other deadline ends a peer that sends byte by byte.
 const MESSAGE_WITHIN: Duration = Duration::from_secs(1);
 
 /// How often a connection is read in a row for what is there already.
 const MOST_READS: u32 = 16;
 
-/// Of a buffer of commands, in bytes.
+/// A buffer of commands larger than this, in bytes, is not kept.
 const LARGE: usize = 16 * 1024;
 
-/// A connection that is logged on. Any error ends it: an answer that comes too late would be taken for the next one.
+/// A connection that is logged on. Any error ends it: a late reply would be taken for the next one.
 pub(crate) struct Connection {
     stream: Stream,
     input: Box<Input>,
-    /// Where commands are written before they are sent, kept for the next.
+    /// The buffer in which commands are packed, kept for the next one.
     buffer: Vec<u8>,
-    /// Since when a part of a message has been there.
+    /// When the first part of an unfinished message was seen.
     message_since: Option<Instant>,
-    /// Of which generation of its pool it is; set by the pool.
+    /// The generation of its pool to which it belongs; set by the pool.
     pub(crate) generation: u64,
-    /// Counts it among those of its node, for as long as it is there.
+    /// Counts the connection as open until it is dropped.
     pub(crate) open: Option<Open>,
 }
 
 impl Connection {
-    /// Connects, without logging on, by `until`.
+    /// Connects by `until`, without logging on.
     pub(in crate::redis) fn connect(
         address: &Address,
         until: Instant,
@@ -55,7 +55,7 @@ impl Connection {
         })
     }
 
-    /// Sends the command that `pack` writes, and reads its answer, by `until`.
+    /// Sends the command that `pack` writes, and reads its reply, by `until`.
     pub(crate) fn trip(
         &mut self,
         until: Instant,
@@ -65,7 +65,7 @@ impl Connection {
         self.answer(until)
     }
 
-    /// Reads one answer, by `until`, on a connection that subscribes to nothing.
+    /// Reads one reply, by `until`, on a connection without subscriptions.
     pub(crate) fn answer(&mut self, until: Instant) -> RedisResult<Value> {
         loop {
             match self.receive(until)? {
@@ -76,7 +76,7 @@ impl Connection {
         }
     }
 
-    /// Reads the answer to a command that has these replies, by `until`.
+    /// Reads the reply to a command with these expected replies, by `until`.
     pub(crate) fn answer_to(
         &mut self,
         until: Instant,
@@ -86,8 +86,8 @@ impl Connection {
         self.check(answer, expected)
     }
 
-    /// Reads `answer`, which was read last, as that to a command with these replies. Another one is an error of the
-    /// connection: nothing that is read on it after that can be believed.
+    /// Checks `answer`, the last reply read, against the expected replies. Any other reply is an
+    /// error of the connection: nothing read on it afterwards can be trusted.
     pub(crate) fn check(
         &self,
         answer: Value,
@@ -100,16 +100,15 @@ impl Connection {
         }
     }
 
-    /// The error of a connection on which something else was read last than a reply to what was sent.
+    /// Returns the error for a connection whose last reply does not fit the command.
     pub(crate) fn malformed(&self) -> RedisError {
         self.input.misfit().into()
     }
 
-    /// Reads one answer if it is there already, whole. For a connection that [`wait_for_any`] has found ready, and for one
-    /// whose last read may have brought several.
+    /// Reads one reply if all of it has arrived. For a connection that [`wait_for_any`] has
+    /// reported as ready, or whose last read may have brought several replies.
     pub(crate) fn answer_at_hand(&mut self, is_ready: bool) -> RedisResult<Option<Value>> {
-        // A peer that sends without a pause must not keep the caller from its deadline. What is left over is found ready
-        // again.
+        // A read never times out while a peer keeps sending.
         let mut reads = if is_ready { MOST_READS } else { 0 };
         loop {
             match self.input.next()? {
@@ -125,7 +124,7 @@ impl Connection {
         }
     }
 
-    /// Sends what `pack` writes, without reading the answer.
+    /// Sends what `pack` writes, without reading the reply.
     pub(crate) fn write(
         &mut self,
         until: Instant,
@@ -135,18 +134,18 @@ impl Connection {
         pack(&mut self.buffer);
         let sent = self.stream.write(&self.buffer, until);
         if self.buffer.capacity() > LARGE {
-            // For a name of unusual length; most are short, and there may be many connections.
+            // Only unusually long names need a large buffer, and there may be many connections.
             self.buffer = Vec::new();
         }
         Ok(sent?)
     }
 
-    /// Sends commands without reading their answers.
+    /// Sends commands without reading their replies.
     pub(crate) fn send(&mut self, until: Instant, commands: &[u8]) -> RedisResult<()> {
         Ok(self.stream.write(commands, until)?)
     }
 
-    /// Sends all of them in one write.
+    /// Sends all commands in one write.
     pub(crate) fn send_all<'a, I>(&mut self, until: Instant, commands: I) -> RedisResult<()>
     where
         I: Iterator<Item = &'a [u8]>,
@@ -156,8 +155,8 @@ impl Connection {
         })
     }
 
-    /// Reads one answer, or a message where there is a subscription, by `until`. What has come by then is read even when
-    /// this thread is late.
+    /// Reads one reply, or a message on a subscription, by `until`. What has arrived by then is
+    /// read even if this thread runs late.
     pub(crate) fn receive(&mut self, until: Instant) -> RedisResult<Value> {
         let mut is_last = false;
         loop {
@@ -172,13 +171,14 @@ impl Connection {
         }
     }
 
-    /// Waits for a message until `until`. Unlike [`receive`](Self::receive) this may time out and be called again.
+    /// Waits for a message until `until`. Unlike [`receive`](Self::receive), it may time out and be
+    /// called again.
     pub(crate) fn message(&mut self, until: Instant) -> RedisResult<(Vec<u8>, Vec<u8>)> {
         loop {
             match self.receive(until) {
                 Ok(value) => {
                     self.message_since = None;
-                    // RESP3 lets a server say more than it was asked for.
+                    // In RESP3 a server may push values that were not requested.
                     let is_push = matches!(value, Value::Push { .. });
                     match Msg::from_owned_value(value) {
                         Some(message) => {
@@ -211,8 +211,8 @@ impl Connection {
         }
     }
 
-    /// Writes `undos` behind commands whose answers did not come, and closes the connection: they
-    /// cannot overtake the commands, and run right after them if those run late.
+    /// Writes `undos` behind commands without replies, and closes the connection. An undo cannot
+    /// overtake its command, and runs directly after one that runs late.
     pub(crate) fn undo_behind<'a, I>(mut self, undos: I)
     where
         I: IntoIterator<Item = Call<'a>>,
@@ -220,7 +220,7 @@ impl Connection {
         self.buffer.clear();
         let mut known: Option<&'static str> = None;
         for undo in undos {
-            // The text of a script, sent once, will do for those behind it.
+            // The source of a script, sent once, serves the undos after it.
             if known.replace(undo.script.name) == Some(undo.script.name) {
                 undo.pack_by_sha(&mut self.buffer);
             } else {
@@ -228,22 +228,24 @@ impl Connection {
             }
         }
         if !self.buffer.is_empty() {
-            // It must not add to the caller's deadline. They are sent elsewhere too, so a failure here needs no answer.
+            // Without waiting: the caller's deadline may have passed. The undos are also sent
+            // elsewhere, so a failure here is ignored.
             let _ = self.stream.write(&self.buffer, Instant::START);
         }
     }
 }
 
-/// Waits until one of `wires` may have something to read, but no longer than `until`, and possibly shorter. Says which.
-pub(crate) fn wait_for_any(wires: &[&Connection], until: Instant) -> RedisResult<Vec<bool>> {
-    let sockets: Vec<_> = wires
+/// Waits until one of the connections may have something to read, at most until `until`, and
+/// possibly less. Returns which of them are ready.
+pub(crate) fn wait_for_any(connections: &[&Connection], until: Instant) -> RedisResult<Vec<bool>> {
+    let sockets: Vec<_> = connections
         .iter()
         .map(|connection| connection.stream.as_fd())
         .collect();
     Ok(wait_to_read(&sockets, until)?)
 }
 
-/// A peer that sends without a pause never lets a read time out.
+/// A read never times out while a peer keeps sending.
 fn ensure_left(until: Instant) -> RedisResult<()> {
     if Instant::now() >= until {
         return Err(timed_out().into());
@@ -251,12 +253,13 @@ fn ensure_left(until: Instant) -> RedisResult<()> {
     Ok(())
 }
 
-/// Whether the other end is gone, so that other connections to it are most likely dead too.
+/// Returns whether the server closed the connection, so that other connections to it are most
+/// likely dead too.
 pub(crate) fn is_hang_up(error: &RedisError) -> bool {
     error.is_connection_dropped()
 }
 
-/// Reads an answer that is no error.
+/// Converts a reply; an error reply becomes `Err`.
 pub(crate) fn reply(value: Value) -> Result<Reply, ServerError> {
     match value {
         Value::ServerError(error) => Err(error),

@@ -1,4 +1,4 @@
-//! One Redis server: how a connection to it is made, and one trip over a connection.
+//! Makes connections to one Redis server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use crate::redis::sentinel::Sentinels;
 use crate::url::{Address, Target};
 use crate::violation::NoFirstReply;
 
-/// Where a server is, and what its connections are like.
+/// How to connect to a server.
 pub(crate) struct Connector {
     origin: ConnectorKind,
     pub(crate) label: String,
@@ -26,13 +26,14 @@ pub(crate) struct Connector {
     pub(crate) dialers: Dialers,
     /// How many connections to it are open.
     open: Arc<AtomicU64>,
-    /// It has accepted a connection that is being made, and not replied on it yet.
+    /// The server has accepted a connection that is being made, and has not yet replied on it.
     has_accepted: AtomicBool,
-    /// It has replied on an earlier connection.
+    /// The server has replied on an earlier connection.
     has_replied: AtomicBool,
 }
 
-/// Called when a command or a connection to a node of a cluster fails: another may be about to take over.
+/// Called when a command or a connection to a node of a cluster fails: another node may be about to
+/// take over.
 pub(in crate::redis) type OnFailure = Arc<dyn Fn() + Send + Sync>;
 
 enum ConnectorKind {
@@ -81,7 +82,7 @@ impl Connector {
         matches!(self.origin, ConnectorKind::Member(..))
     }
 
-    /// A command or a connection failed: in a cluster another node may be about to take over.
+    /// Reports a failed command or connection to the cluster, if there is one.
     pub(crate) fn failed(&self) {
         if let ConnectorKind::Member(_, on_failure) = &self.origin {
             on_failure();
@@ -95,8 +96,10 @@ impl Connector {
         }
     }
 
-    /// Connects and logs on, each within `connect_timeout`. The resolver cannot be interrupted, so this may hang: only a
-    /// dialer calls it. `moved` is called if it turns out on the way that the master is another server than before.
+    /// Connects and logs on, each within `connect_timeout`. Name resolution cannot be interrupted,
+    /// so this may block for longer: only a dialer calls it.
+    ///
+    /// Calls `moved` if the sentinels name another master than before.
     pub(crate) fn connect(&self, moved: impl FnOnce()) -> RedisResult<Connection> {
         match &self.origin {
             ConnectorKind::Server(address) => self.log_on(address, self.deadline()),
@@ -113,7 +116,7 @@ impl Connector {
                     .log_on(&master, until)
                     .and_then(|connection| check_role(connection, until));
                 if connection.is_err() {
-                    // Sentinels may know better by now.
+                    // The sentinels may know another master by now.
                     sentinels.doubt();
                 }
                 connection
@@ -125,7 +128,7 @@ impl Connector {
         Instant::now().after(self.connect_timeout)
     }
 
-    /// Why no connection could be made.
+    /// Returns why no connection could be made.
     pub(crate) fn no_connection(&self, error: RedisError) -> Cause {
         match NoFirstReply::of(&error) {
             Some(event) => Cause::no_first_reply(event, self.tls_hint()),
@@ -133,7 +136,7 @@ impl Connector {
         }
     }
 
-    /// Why a connection that is being made is not there in time.
+    /// Returns why no connection was ready in time.
     pub(crate) fn no_connection_yet(&self) -> Cause {
         match self.has_accepted.load(Ordering::Relaxed) {
             true => Cause::no_first_reply(NoFirstReply::Silent, self.tls_hint()),
@@ -141,7 +144,8 @@ impl Connector {
         }
     }
 
-    /// Advice for a server that accepts connections and does not reply; empty once it has replied.
+    /// Returns advice for a server that accepts connections and does not reply; empty once it has
+    /// replied.
     fn tls_hint(&self) -> &'static str {
         if self.has_replied.load(Ordering::Relaxed) {
             return "";
@@ -169,8 +173,8 @@ impl Connector {
     }
 }
 
-/// Refuses a server that does not believe to be the master. One that does not let us ask is taken at
-/// the sentinels' word.
+/// Fails unless the server's role is master. If the user may not run ROLE, the sentinels are
+/// trusted.
 fn check_role(mut connection: Connection, until: Instant) -> RedisResult<Connection> {
     let role = connection.trip(until, |buffer| {
         redis::cmd("ROLE").write_packed_command(buffer);
@@ -186,7 +190,7 @@ fn check_role(mut connection: Connection, until: Instant) -> RedisResult<Connect
     }
 }
 
-/// Reads the answer to ROLE; `None` for one that Redis does not give.
+/// Reads the reply to ROLE; `None` for one that Redis does not send.
 pub(crate) fn is_master(answer: Value) -> Option<bool> {
     let role = match answer {
         Value::ServerError(_) => return Some(true),
@@ -205,11 +209,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_role_is_believed_to_be_one() {
+    fn reply_that_is_no_role_is_malformed() {
         let read = |text: &str| is_master(redis::parse_redis_value(text.as_bytes()).unwrap());
         assert_eq!(read("*3\r\n$6\r\nmaster\r\n:9\r\n*0\r\n"), Some(true));
         assert_eq!(read("*1\r\n$5\r\nslave\r\n"), Some(false));
-        assert_eq!(read("-NOPERM no\r\n"), Some(true), "it may not be asked");
+        assert_eq!(read("-NOPERM no\r\n"), Some(true), "ROLE is not permitted");
         for text in [":1\r\n", "$-1\r\n", "*0\r\n", "+OK\r\n", "*1\r\n:1\r\n"] {
             assert_eq!(read(text), None, "{text}");
         }

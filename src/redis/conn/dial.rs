@@ -1,4 +1,4 @@
-//! Whether to make a connection to a server now, and what to do about a dialer that hangs. No I/O.
+//! Decides when to dial a server, and what to do about a dialer that hangs. No I/O.
 
 use std::time::Duration;
 
@@ -6,31 +6,31 @@ use crate::clock::Instant;
 use crate::error::Cause;
 use crate::wait_policy::RECONNECT;
 
-/// A name server that says nothing holds a dialer for 10 s and more. So many may hang before a
-/// further one waits for one of them.
-const LEFT_BEHIND: usize = 8;
+/// A silent name server blocks a dialer for 10 s and more. With this many blocked, a further dialer
+/// waits for one of them to return.
+const MOST_ABANDONED: usize = 8;
 
-/// Why there is no connection.
+/// Why no connection could be made.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectError {
     pub(crate) cause: Cause,
-    /// It stays so until somebody changes a setting, as after a wrong password.
+    /// The failure lasts until a setting is changed, as after a wrong password.
     pub(crate) is_final: bool,
-    /// The server or the network is the reason, and not that the caller had little time.
+    /// The server or the network is the reason, not the short time of the caller.
     pub(crate) is_the_servers: bool,
 }
 
-/// How the dialing of one server stands. One dialer is at work at a time; one that hangs is left
-/// behind, and another takes its place.
+/// The state of dialing one server. One dialer works at a time; one that hangs is abandoned, and
+/// another replaces it.
 #[derive(Debug, Default)]
 pub(crate) struct Dialing {
-    /// The dialer at work: its number, and since when it has been at this connection.
+    /// The number of the working dialer, and when it began its current connection.
     current: Option<(u64, Instant)>,
     number: u64,
-    left_behind: usize,
+    abandoned: usize,
     failures: u32,
-    /// The end of the pause after a failure, for all who want a connection: a server that restarts
-    /// is not stormed.
+    /// When the pause after a failure ends. It applies to all callers, so that a restarting server
+    /// is not flooded.
     not_before: Option<Instant>,
     failure: Option<ConnectError>,
     /// How often dialing has failed.
@@ -38,11 +38,11 @@ pub(crate) struct Dialing {
 }
 
 impl Dialing {
-    /// Whether another dialer is to be started; each connection should take no longer than `limit`.
+    /// Returns whether another dialer must start; each connection should take at most `limit`.
     pub(crate) fn needs_dialer(&self, now: Instant, limit: Duration) -> bool {
         match self.current {
             None => true,
-            Some((_, since)) => since.until(now) > limit && self.left_behind < LEFT_BEHIND,
+            Some((_, since)) => since.until(now) > limit && self.abandoned < MOST_ABANDONED,
         }
     }
 
@@ -50,35 +50,35 @@ impl Dialing {
         self.current.is_some()
     }
 
-    /// A dialer takes the place of the one before; returns its number.
+    /// Starts a dialer in place of the current one, and returns its number.
     pub(crate) fn start(&mut self, now: Instant) -> u64 {
         if self.current.is_some() {
-            self.left_behind += 1;
+            self.abandoned += 1;
         }
         self.number += 1;
         self.current = Some((self.number, now));
         self.number
     }
 
-    /// There is another server to go to: the dialer at work is left behind, and no pause is made.
-    pub(crate) fn leave_behind(&mut self) {
+    /// Abandons the working dialer and ends the pause: another server has taken over.
+    pub(crate) fn abandon_current(&mut self) {
         if self.current.take().is_some() {
-            self.left_behind += 1;
+            self.abandoned += 1;
         }
         self.succeeded();
     }
 
-    /// The dialer `number` begins a connection.
+    /// Records that the dialer `number` begins a connection.
     pub(crate) fn begin(&mut self, number: u64, now: Instant) {
         self.current = Some((number, now));
     }
 
-    /// The dialer at work has nothing to do any more.
+    /// Records that the working dialer has nothing left to do.
     pub(crate) fn stop(&mut self) {
         self.current = None;
     }
 
-    /// How long the next connection has to wait, after failures.
+    /// Returns how long the next connection must wait after failures.
     pub(crate) fn pause(&self, now: Instant) -> Duration {
         self.not_before.map_or(Duration::ZERO, |at| now.until(at))
     }
@@ -96,16 +96,17 @@ impl Dialing {
         self.failed_times += 1;
     }
 
-    /// The last failure, unless a connection was made since.
+    /// Returns the last failure, unless a connection was made since.
     pub(crate) fn failure(&self) -> Option<&ConnectError> {
         self.failure.as_ref()
     }
 
-    /// The dialer `number` has come back. False if it had been left behind, and is to end.
+    /// Records that the dialer `number` has finished an attempt. Returns false if it was abandoned
+    /// and must end.
     pub(crate) fn came_back(&mut self, number: u64) -> bool {
         let is_current = self.current.is_some_and(|(current, _)| current == number);
         if !is_current {
-            self.left_behind -= 1;
+            self.abandoned -= 1;
         }
         is_current
     }
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn one_dialer_works_at_a_time() {
         let mut dialing = Dialing::default();
         assert!(dialing.needs_dialer(at(0), LIMIT));
         let number = dialing.start(at(0));
@@ -134,25 +135,25 @@ mod tests {
     }
 
     #[test]
-    fn one_that_hangs_is_left_behind_and_not_too_many() {
+    fn hanging_dialers_are_abandoned_up_to_a_limit() {
         let mut dialing = Dialing::default();
         let first = dialing.start(at(0));
         let mut now = 0;
-        for _ in 0..LEFT_BEHIND {
+        for _ in 0..MOST_ABANDONED {
             now += 3;
             assert!(dialing.needs_dialer(at(now), LIMIT));
             dialing.start(at(now));
         }
         assert!(
             !dialing.needs_dialer(at(now + 3), LIMIT),
-            "enough of them hang"
+            "the limit of abandoned dialers is reached"
         );
         assert!(!dialing.came_back(first));
         assert!(dialing.needs_dialer(at(now + 3), LIMIT));
     }
 
     #[test]
-    fn where_there_is_another_server_nobody_waits_for_the_one_before() {
+    fn nobody_waits_for_the_previous_server() {
         let mut dialing = Dialing::default();
         let before = dialing.start(at(0));
         dialing.failed(
@@ -163,7 +164,7 @@ mod tests {
                 is_the_servers: true,
             },
         );
-        dialing.leave_behind();
+        dialing.abandon_current();
         assert!(dialing.needs_dialer(at(0), LIMIT));
         assert_eq!(dialing.pause(at(0)), Duration::ZERO);
         let after = dialing.start(at(0));

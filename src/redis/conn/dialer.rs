@@ -16,14 +16,14 @@ use crate::redis::conn::dial::ConnectError;
 use crate::redis::conn::pool::{Pool, State};
 
 impl Pool {
-    /// Sees to it that somebody dials, if a connection is wanted: on a thread of its own, since name
-    /// resolution and a unix socket may hang for longer than any caller has time.
+    /// Starts a dialer if a connection is wanted and no dialer works. Dialing has its own thread:
+    /// name resolution and connecting to a unix socket may block for longer than a caller has time.
     pub(in crate::redis) fn ensure_dialer(
         self: &Arc<Self>,
         state: &mut State,
         now: Instant,
     ) -> Result<(), Error> {
-        // Each address of a name, and each answer while logging on, may take the whole timeout.
+        // Connecting and logging on may each take the whole timeout.
         let limit = self.node.connect_timeout * 2 + Duration::from_millis(100);
         if state.wanted(self.cap) == 0 || !state.dialing.needs_dialer(now, limit) {
             return Ok(());
@@ -41,7 +41,7 @@ impl Pool {
         })
     }
 
-    /// Makes connections as long as any are wanted.
+    /// Makes connections until none is wanted.
     fn dial(&self, number: u64) {
         let mut state = self.state.lock();
         loop {
@@ -65,23 +65,23 @@ impl Pool {
                     state.dialing.succeeded();
                     state.idle.push(connection);
                 }
-                // It leads to where the master was.
+                // It leads to the previous master.
                 Ok(connection) => MutexGuard::unlocked(&mut state, || drop(connection)),
                 Err(connect_error) if is_current => {
                     state.dialing.failed(Instant::now(), connect_error)
                 }
-                // Somebody else has been at it since.
+                // Another dialer has taken over; its result counts.
                 Err(_) => {}
             }
-            self.ring_all(&state);
+            self.wake_all(&state);
             if !is_current {
                 return;
             }
         }
     }
 
-    /// One connection. A panic of the library, or of a user's logger, is a failure like others: the
-    /// dialer's place must be given back.
+    /// Makes one connection. A panic of the client library or of a user's logger counts as a
+    /// failure: the dialer must free its place.
     fn connect(&self) -> Result<Connection, ConnectError> {
         let mut generation = self.generation();
         let made = catch_unwind(AssertUnwindSafe(|| {

@@ -1,4 +1,16 @@
-//! The connections to one server: last in first out, with a cap that a release never waits for.
+//! The connections to one server: a pool, last in first out, with a cap that never delays a
+//! release.
+//!
+//! The states of a connection:
+//!
+//! ```text
+//!              dialer               take
+//!   (wanted) ---------> idle <---------------> in use ------> kept by a thread
+//!                        |        put_back       |     keep
+//!             close,     |                       | drop after an error,
+//!             leave      v                       v or no room in the pool
+//!                                  closed
+//! ```
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,31 +32,31 @@ pub(crate) struct Pool {
     pub(crate) node: Connector,
     pub(in crate::redis) cap: usize,
     pub(in crate::redis) state: Mutex<State>,
-    /// Notified when a connection comes back or was made, and when none can be made.
-    wished: Condvar,
+    /// Notified when a connection is returned or made, and when making one fails.
+    requested: Condvar,
     pub(in crate::redis) combiner: Combiner,
     closed: AtomicBool,
-    /// The server keeps no slot of its cluster any more.
+    /// Set when the server no longer owns a slot of its cluster.
     retired: AtomicBool,
-    /// Rises when every connection there is has become useless.
+    /// Increased when all existing connections have become useless.
     generation: AtomicU64,
 }
 
 #[derive(Default)]
 pub(in crate::redis) struct State {
     pub(in crate::redis) idle: Vec<Connection>,
-    /// Connections that callers have out.
+    /// How many connections are in use.
     pub(in crate::redis) out: usize,
     callers: Callers<Thread>,
-    /// How many connections are wished for, in the free lane.
-    wishes: usize,
+    /// How many connections are requested, exempt from the cap.
+    requests: usize,
     pub(in crate::redis) combiner: CombinerState,
     pub(in crate::redis) dialing: Dialing,
 }
 
 impl State {
-    /// Takes an idle connection for the call that waits as `number`, or does not wait yet: if the lane may have one, and
-    /// none that goes to a call before it.
+    /// Takes an idle connection for the queued call `number`, or for one that is not queued yet.
+    /// Returns `None` if the cap leaves no room, or if earlier calls need all idle connections.
     pub(in crate::redis) fn take(
         &mut self,
         cap_rule: Cap,
@@ -53,12 +65,12 @@ impl State {
     ) -> Option<Connection> {
         let room = cap.saturating_sub(self.out);
         let before = self.callers.before(number, cap_rule, room)?;
-        let wishes = if cap_rule == Cap::Counted {
-            self.wishes
+        let requests = if cap_rule == Cap::Counted {
+            self.requests
         } else {
             0
         };
-        if self.idle.len() <= before + wishes {
+        if self.idle.len() <= before + requests {
             return None;
         }
         let connection = self.idle.pop()?;
@@ -71,25 +83,27 @@ impl State {
         self.idle.push(connection);
     }
 
-    /// Whether another connection may be made, beside those that are wanted already.
+    /// Returns whether another connection may be made in addition to those already requested.
     pub(in crate::redis) fn has_room(&self, cap: usize) -> bool {
         self.out + self.idle.len() + self.callers.count(Cap::Counted) < cap
     }
 
-    /// Whether anybody waits for a connection of its own.
+    /// Returns whether a call waits for a connection of its own.
     pub(in crate::redis) fn is_awaited(&self) -> bool {
-        !self.callers.is_empty() || self.wishes > 0
+        !self.callers.is_empty() || self.requests > 0
     }
 
-    /// How many more connections are wanted than there are.
+    /// Returns how many connections are missing: those requested, less those idle.
     pub(in crate::redis) fn wanted(&self, cap: usize) -> usize {
         let room = cap.saturating_sub(self.out);
         let capped = self.callers.count(Cap::Counted).min(room);
-        let free = self.callers.count(Cap::Exempt) + self.wishes;
+        let free = self.callers.count(Cap::Exempt) + self.requests;
         (free + capped).saturating_sub(self.idle.len())
     }
 
-    /// Whether the next free connection goes to the queue: it alternates with calls that go alone.
+    /// Returns whether the next free connection goes to the queue of combined calls.
+    ///
+    /// The queue takes turns with calls that wait for a connection of their own.
     pub(in crate::redis) fn is_turn_of_queue(&mut self) -> bool {
         if self.combiner.queue.is_empty() {
             return false;
@@ -101,37 +115,38 @@ impl State {
         true
     }
 
-    /// Sends the first call of the queue away to ask for a connection, since none may come back.
+    /// Removes the first combined call from the queue, so that it asks for a connection of its own.
+    /// Without this, no connection may come back to the queue.
     fn dismiss_one(&mut self) {
         if self.is_turn_of_queue()
             && let Some(call) = self.combiner.queue.first(Instant::now())
         {
-            // A call that waits no longer needs no connection.
+            // Fails only if the call has given up, and then it needs no connection.
             let _ = call.deliver(Delivery::Alone);
         }
     }
 }
 
-/// A connection in use; dropping it closes it, as befits one that failed.
+/// A connection in use. Dropping it closes it: only failed connections are dropped.
 pub(crate) struct PooledConnection<'a> {
     pub(in crate::redis) pool: &'a Pool,
     pub(in crate::redis) connection: Option<Connection>,
-    /// When the calls of several were sent over it, whose answers are not in.
+    /// When a batch of combined calls was sent over it whose replies are still unread.
     pub(in crate::redis) sent: Option<Instant>,
 }
 
-/// A connection that is wanted soon, while its caller does something else.
+/// A request for a connection, made while the caller does something else.
 pub(crate) struct ConnectRequest<'a> {
     pool: &'a Arc<Pool>,
-    /// How often dialing had failed when it was wished for.
+    /// How often dialing had failed when the request was made.
     failed_before: u64,
-    /// Somebody had wished for one before, in vain so far.
+    /// Whether a dialer was already at work when the request was made.
     pub(crate) is_late: bool,
 }
 
-/// Why no connection was lent.
+/// Why a caller got no connection.
 pub(crate) enum GetError {
-    /// Not within the time given.
+    /// No connection was available in time.
     NotYet(ConnectError),
     Never(Error),
 }
@@ -142,7 +157,7 @@ impl Pool {
             node,
             cap,
             state: Mutex::default(),
-            wished: Condvar::new(),
+            requested: Condvar::new(),
             combiner: Combiner::default(),
             closed: AtomicBool::new(false),
             retired: AtomicBool::new(false),
@@ -150,7 +165,7 @@ impl Pool {
         }
     }
 
-    /// Lends the connection that was used last, or a new one, by `until`.
+    /// Returns the connection used last, or a new one, by `until`.
     pub(crate) fn acquire_connection(
         self: &Arc<Self>,
         until: Instant,
@@ -158,19 +173,19 @@ impl Pool {
     ) -> Result<PooledConnection<'_>, GetError> {
         let mut state = self.state.lock();
         let mut number = None;
-        let pooled = self.lend_with(&mut state, until, cap_rule, &mut number);
+        let pooled = self.get_with(&mut state, until, cap_rule, &mut number);
         if let Some(number) = number {
             state.callers.leave(number);
         }
         if pooled.is_err() {
-            // Others may count on the connection that this call was about to get.
+            // Other calls may need the connection that this call was about to get.
             state.dismiss_one();
-            self.ring(&state);
+            self.wake_next(&state);
         }
         pooled
     }
 
-    fn lend_with(
+    fn get_with(
         self: &Arc<Self>,
         state: &mut MutexGuard<'_, State>,
         until: Instant,
@@ -193,7 +208,8 @@ impl Pool {
             if cap_rule == Cap::Counted && self.is_closed() {
                 return Err(GetError::Never(Error::Closed));
             }
-            // A failure counts for those who waited for it; who comes later waits for the next.
+            // A failure is reported to the calls that waited for it; a later call waits for the
+            // next attempt.
             let has_failed = state.dialing.failed_times != failed_before;
             let failure = state
                 .dialing
@@ -208,24 +224,25 @@ impl Pool {
             let now = Instant::now();
             number.get_or_insert_with(|| state.callers.join(cap_rule, thread::current()));
             self.ensure_dialer(state, now).map_err(GetError::Never)?;
-            // A wake-up that comes first is not missed: the thread then does not park.
+            // A wake-up that comes before `park_timeout` is not missed: the thread then does not
+            // park.
             MutexGuard::unlocked(state, || thread::park_timeout(nap(now, until)));
             in_time = Instant::now() < until;
         }
     }
 
-    /// Has a connection made, if none lies idle, without waiting for it.
-    pub(crate) fn wish(self: &Arc<Self>) -> Result<ConnectRequest<'_>, Error> {
+    /// Requests a connection without waiting for it; a dialer starts if none is idle.
+    pub(crate) fn request(self: &Arc<Self>) -> Result<ConnectRequest<'_>, Error> {
         let mut state = self.state.lock();
-        let wish = ConnectRequest {
+        let request = ConnectRequest {
             pool: self,
             failed_before: state.dialing.failed_times,
             is_late: state.dialing.is_at_work(),
         };
-        state.wishes += 1;
+        state.requests += 1;
         let started = self.ensure_dialer(&mut state, Instant::now());
         drop(state);
-        started.map(|()| wish)
+        started.map(|()| request)
     }
 
     pub(in crate::redis) fn pooled(
@@ -240,66 +257,67 @@ impl Pool {
         }
     }
 
-    /// Whether a connection that comes back may stay.
+    /// Returns whether the pool keeps a connection that is returned.
     pub(in crate::redis) fn has_room_for(&self, state: &State, connection: &Connection) -> bool {
         let is_current = connection.generation == self.generation() && !self.is_closed();
         is_current && state.out + state.idle.len() <= self.cap
     }
 
-    /// A connection comes back, and stays.
+    /// Returns a connection to the pool and wakes the next waiter.
     pub(in crate::redis) fn put_back(&self, state: &mut State, connection: Connection) {
         state.put_back(connection);
-        self.ring(state);
+        self.wake_next(state);
     }
 
-    /// There is room for a connection that somebody may wait for.
+    /// Counts a connection as closed and wakes the waiters that may now have one made.
     pub(in crate::redis) fn vacated(&self, state: &mut State) {
         state.out -= 1;
         if state.has_room(self.cap) {
             state.dismiss_one();
         }
-        self.ring(state);
+        self.wake_next(state);
     }
 
-    /// The answers to what was sent at `sent` are in, or will never be.
+    /// Records that the replies to the batch sent at `sent` are read or lost.
     pub(in crate::redis) fn is_answered(&self, state: &mut State, sent: Option<Instant>) {
-        if sent.is_some() && state.combiner.in_flight == sent {
-            state.combiner.in_flight = None;
+        if sent.is_some() && state.combiner.batch_sent == sent {
+            state.combiner.batch_sent = None;
             self.combiner.is_on.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Sends every call of the queue away to ask for a connection.
+    /// Removes all combined calls from the queue, so that each asks for a connection of its own.
     fn dismiss(&self) {
         let all = self.state.lock().combiner.queue.dismiss();
         for call in all {
-            // A call that waits no longer needs no connection.
+            // Fails only if the call has given up, and then it needs no connection.
             let _ = call.deliver(Delivery::Alone);
         }
     }
 
-    /// A connection does not come back.
+    /// Records that a connection was closed or taken out of the pool.
     fn is_gone(&self, sent: Option<Instant>) {
         let mut state = self.state.lock();
         self.is_answered(&mut state, sent);
         self.vacated(&mut state);
     }
 
-    /// Something has changed that the next waiters can use: a connection lies idle, or there is room to make one.
-    fn ring(&self, state: &State) {
-        if state.wishes > 0 {
-            self.wished.notify_all();
+    /// Wakes the next waiters: a connection is idle, or there is room to make one.
+    fn wake_next(&self, state: &State) {
+        if state.requests > 0 {
+            self.requested.notify_all();
         }
         let next = state.callers.next(self.cap.saturating_sub(state.out));
         next.take(state.idle.len().max(1)).for_each(Thread::unpark);
     }
 
-    pub(in crate::redis) fn ring_all(&self, state: &State) {
-        self.wished.notify_all();
+    pub(in crate::redis) fn wake_all(&self, state: &State) {
+        self.requested.notify_all();
         state.callers.next(usize::MAX).for_each(Thread::unpark);
     }
 
-    /// Why there is no connection yet: the last failure, if none was made since.
+    /// Returns why there is no connection yet: the last dialing failure, if no connection was made
+    /// since.
     pub(in crate::redis) fn last_failure(&self) -> Cause {
         let state = self.state.lock();
         match state.dialing.failure() {
@@ -324,50 +342,50 @@ impl Pool {
         }
     }
 
-    /// The other end hung up on somebody: what lies idle is most likely dead too, and each dead
-    /// connection would cost an acquire with an unknown outcome.
+    /// Closes the idle connections after the server closed one: the others are most likely dead
+    /// too, and each dead connection would cost an acquire with an unknown outcome.
     pub(crate) fn forget_idle(&self) {
         let idle = std::mem::take(&mut self.state.lock().idle);
-        // Closing takes a system call each: not under the lock.
+        // Each close takes a system call: not under the lock.
         drop(idle);
     }
 
-    /// The server that connections of this generation lead to is not the right one any more, or not
-    /// for now: all of them are given up, those in use as soon as they come back.
+    /// Gives up all connections of this generation, because their server is wrong or cannot serve
+    /// now. Those in use are closed when they are returned.
     pub(crate) fn leave(&self, generation: u64) {
         let next = generation + 1;
         let left =
             self.generation
                 .compare_exchange(generation, next, Ordering::SeqCst, Ordering::SeqCst);
-        // Otherwise somebody was first.
+        // Otherwise another thread was first.
         if left.is_ok() {
             self.combiner.forget_trips();
             self.forget_idle();
         }
     }
 
-    /// As [`leave`](Self::leave), after a server that said "not now": the next connection may lead to
-    /// the one that took over.
+    /// As [`leave`](Self::leave), after a server replied that it cannot serve now. The next
+    /// connection may lead to the server that took over.
     pub(crate) fn suspect(&self, generation: u64) {
         if generation == self.generation()
             && let Some(sentinels) = self.node.sentinels()
         {
-            // First: a dialer may be about to go there.
+            // Before the connections are closed: a dialer may be about to connect there.
             sentinels.doubt();
         }
         self.leave(generation);
     }
 
-    /// As [`leave`](Self::leave), where it is known that there is another server to go to: nobody
-    /// waits any longer for a connection to the one before.
+    /// As [`leave`](Self::leave), when another server has taken over. Waiting calls stop waiting
+    /// for a connection to the old one.
     pub(crate) fn move_on(&self) {
         self.leave(self.generation());
-        self.state.lock().dialing.leave_behind();
+        self.state.lock().dialing.abandon_current();
         self.dismiss();
-        self.ring_all(&self.state.lock());
+        self.wake_all(&self.state.lock());
     }
 
-    /// The server is of no more use, and nobody waits for it any longer.
+    /// Retires the pool: the server owns no slot any more, and waiting calls fail.
     pub(crate) fn retire(&self) {
         self.retired.store(true, Ordering::SeqCst);
         self.move_on();
@@ -381,13 +399,13 @@ impl Pool {
         self.generation.load(Ordering::SeqCst)
     }
 
-    /// Keeps no connection from now on; those that are out are closed when they come back. Only the
-    /// free lane may still have one made, for what was granted at the last moment.
+    /// Closes the pool: connections in use are closed when they are returned. Only calls exempt
+    /// from the cap may still have one made, to release what was granted at the last moment.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.forget_idle();
         self.dismiss();
-        self.ring_all(&self.state.lock());
+        self.wake_all(&self.state.lock());
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -396,8 +414,9 @@ impl Pool {
 }
 
 impl ConnectRequest<'_> {
-    /// The connection, for good, or why there is none; `None` while it is being made.
-    pub(crate) fn look(&self) -> Option<Result<Connection, ConnectError>> {
+    /// Takes the connection out of the pool, or returns why there is none; `None` while it is being
+    /// made.
+    pub(crate) fn poll(&self) -> Option<Result<Connection, ConnectError>> {
         let mut state = self.pool.state.lock();
         if let Some(connection) = state.idle.pop() {
             return Some(Ok(connection));
@@ -407,11 +426,11 @@ impl ConnectRequest<'_> {
         failure.cloned().map(Err)
     }
 
-    /// Waits until there may be something to look at, and no longer than `patience`.
+    /// Waits until [`poll`](Self::poll) may return something, for at most `patience`.
     pub(crate) fn wait(&self, patience: Duration) {
         let mut state = self.pool.state.lock();
         if state.idle.is_empty() && state.dialing.failed_times == self.failed_before {
-            self.pool.wished.wait_for(&mut state, patience);
+            self.pool.requested.wait_for(&mut state, patience);
         }
     }
 }
@@ -419,15 +438,15 @@ impl ConnectRequest<'_> {
 impl Drop for ConnectRequest<'_> {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock();
-        state.wishes -= 1;
-        self.pool.ring(&state);
+        state.requests -= 1;
+        self.pool.wake_next(&state);
     }
 }
 
 impl PooledConnection<'_> {
     pub(crate) fn connection(&mut self) -> &mut Connection {
         // Taken only by the methods that consume self.
-        self.connection.as_mut().expect("a connection that is lent")
+        self.connection.as_mut().expect("the connection in use")
     }
 
     pub(crate) fn generation(&self) -> u64 {
@@ -437,16 +456,16 @@ impl PooledConnection<'_> {
             .map_or(0, |connection| connection.generation)
     }
 
-    /// Hands the connection over to another thread, still in use.
+    /// Returns the connection for another thread to use; it still counts as in use.
     pub(crate) fn hand(mut self) -> Connection {
         // Taken only by the methods that consume self.
-        self.connection.take().expect("a connection that is lent")
+        self.connection.take().expect("the connection in use")
     }
 
-    /// Takes the connection out of the pool for good, for a thread that keeps it.
+    /// Takes the connection out of the pool permanently, for a thread that keeps it.
     pub(crate) fn keep(mut self) -> Connection {
         // Taken only by the methods that consume self.
-        let connection = self.connection.take().expect("a connection that is lent");
+        let connection = self.connection.take().expect("the connection in use");
         self.pool.is_gone(self.sent);
         connection
     }

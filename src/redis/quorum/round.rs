@@ -142,7 +142,10 @@ impl<'a> Round<'a> {
         for (n, slot) in self.slots.iter_mut().enumerate() {
             slot.line = slot.member.take_line();
             if slot.line.is_none() {
-                wanted.push((n, slot.server.wish().map_err(Fault::Rejected)?));
+                wanted.push((
+                    n,
+                    slot.server.request_connection().map_err(Fault::Rejected)?,
+                ));
             }
         }
         if !wanted.is_empty() {
@@ -162,7 +165,7 @@ impl<'a> Round<'a> {
         let mut had_enough = false;
         loop {
             let mut failed = Vec::new();
-            wanted.retain(|(n, wish)| match (wish.look(), self.slots.get_mut(*n)) {
+            wanted.retain(|(n, wish)| match (wish.poll(), self.slots.get_mut(*n)) {
                 (Some(Ok(connection)), Some(slot)) => {
                     slot.line = Some(PipelinedConnection::new(connection));
                     false
