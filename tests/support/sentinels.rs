@@ -100,8 +100,11 @@ impl Sentinels {
             setup,
             permit,
         };
+        // They publish every 2 s and ask for the replicas every 10 s, which the start would wait for.
+        this.set_periods(["100", "200"]);
         let all = || (0..SENTINELS).all(|n| this.is_ready(n));
         eventually(ms(30_000), all);
+        this.set_periods(["2000", "10000"]);
         this
     }
 
@@ -213,6 +216,21 @@ impl Sentinels {
             self.setup.sentinel_password,
             command,
         )
+    }
+
+    /// A sentinel older than Redis 7 refuses, and keeps its own.
+    fn set_periods(&self, [publish, info]: [&str; 2]) {
+        for n in 0..SENTINELS {
+            let words = [
+                "SENTINEL",
+                "DEBUG",
+                "publish-period",
+                publish,
+                "info-period",
+                info,
+            ];
+            let _: redis::RedisResult<()> = self.ask_sentinel(n, &words);
+        }
     }
 
     fn is_ready(&self, n: usize) -> bool {
