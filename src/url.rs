@@ -400,7 +400,8 @@ impl Address {
         Self {
             label: label(&addr),
             info: self.info.clone().set_addr(addr),
-            ..self.clone()
+            #[cfg(feature = "tls")]
+            tls: Arc::clone(&self.tls),
         }
     }
 
