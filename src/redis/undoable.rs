@@ -9,7 +9,7 @@ use crate::holder::HolderId;
 use crate::protocol::kind::Keys;
 use crate::protocol::script::Call;
 
-/// A lease that a call may leave behind where it is not answered.
+/// A lease that an unanswered call may leave behind on a server.
 pub(crate) struct Undoable<'a> {
     pub(crate) keys: &'a Arc<Keys>,
     pub(crate) id: &'a HolderId,
@@ -32,21 +32,23 @@ impl Undoable<'_> {
     }
 }
 
-/// What one server did about an acquiring command, as far as is known.
+/// What is known about an acquiring command at one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Vote {
-    /// The command was not sent to it.
+    /// The command was not sent to the server.
     NotAsked,
-    /// It may have run, or may yet run.
+    /// It was sent: it may have run, or may run later.
     Asked,
     Granted,
-    /// It ran and took nothing, or will surely not run.
+    /// It ran and acquired nothing, or it certainly will not run.
     Refused,
 }
 
-/// What each server did about one acquiring command: its release need not go where nothing was
-/// taken, and finding nothing proves something only where the command is known to have run.
+/// What is known about one acquiring command at each server.
+///
+/// A release skips the servers that acquired nothing. "Key not found" is proof only if the command
+/// is known to have run.
 #[derive(Debug)]
 pub(crate) struct ServerVotes {
     votes: Box<[AtomicU8]>,
@@ -77,18 +79,18 @@ impl ServerVotes {
     }
 }
 
-/// A lease whose key must be gone from a server at last.
+/// A release that must be repeated until the key is certainly gone from a server.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingRelease {
     pub(crate) keys: Arc<Keys>,
     pub(crate) id: HolderId,
-    /// By then the key has run out by itself.
+    /// When the key has certainly expired.
     pub(crate) until: Instant,
     pub(crate) votes: Option<Arc<ServerVotes>>,
 }
 
 impl PendingRelease {
-    /// Whether the acquiring command may yet run at this server.
+    /// Returns true if the acquiring command may still run at this server.
     pub(crate) fn may_yet_run(&self, server: usize) -> bool {
         let votes = self.votes.as_ref();
         votes.is_none_or(|votes| votes.vote(server) == Vote::Asked)

@@ -10,9 +10,10 @@ use crate::redis::quorum::round::Round;
 use crate::redis::undoable::Undoable;
 
 impl Quorum {
-    /// Sends `call` to all servers, and waits until their answers decide it, until `until`. What may
-    /// stay behind is undone, here or by the servers' io threads: a fault of an acquiring call
-    /// leaves nothing to be done.
+    /// Sends `call` to all servers and waits at most until `until` for enough replies to decide it.
+    ///
+    /// If an acquiring call fails, this round or the servers' io threads release what it may have
+    /// left behind. The caller has nothing to undo.
     pub(crate) fn call(
         &self,
         call: Call<'_>,
@@ -42,7 +43,7 @@ impl Quorum {
         answer
     }
 
-    /// Whether a majority answers.
+    /// Pings all servers; succeeds if a majority replies.
     pub(crate) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
         let _turn = self.turns.take(Cap::Counted, until)?;
         Round::new(self, None, until, None)

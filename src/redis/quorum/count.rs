@@ -1,4 +1,4 @@
-//! One answer made of those of all servers of a quorum. No I/O.
+//! Combines the replies of all servers of a quorum into one. No I/O.
 
 use crate::protocol::kind::{Acquired, KeyState, Refusal};
 use crate::protocol::script::{Call, INSPECT, PROPOSE, PROPOSE_ALL, RELEASE, RELEASE_ALL, Reply};
@@ -7,15 +7,15 @@ use crate::redis::quorum::votes::{
     AcquireVerdict, AcquireVotes, LeaseVotes, Majority, ReadVotes, Verdict,
 };
 
-/// How the answers to a call are counted.
+/// Counts the replies to one call, by the kind of the call.
 pub(in crate::redis) enum Tally {
-    /// Of an acquiring call.
+    /// An acquiring call.
     AcquireVotes(AcquireVotes),
-    /// Of a release.
+    /// A release.
     Release(LeaseVotes),
-    /// Of a renewal.
+    /// A renewal.
     Renewal(LeaseVotes),
-    /// Of a question that changes nothing.
+    /// A call that only reads, or a ping.
     ReadVotes(ReadVotes),
 }
 
@@ -33,7 +33,7 @@ impl Tally {
         }
     }
 
-    /// Counts a server that gives no answer.
+    /// Counts a server that did not answer.
     pub(in crate::redis) fn failed(&mut self) {
         match self {
             Self::AcquireVotes(election) => election.count(None),
@@ -42,7 +42,7 @@ impl Tally {
         }
     }
 
-    /// How many more answers it takes at the least.
+    /// The least number of further answers that can decide the call.
     pub(in crate::redis) fn missing(&self) -> usize {
         match self {
             Self::AcquireVotes(election) => election.missing(),
@@ -51,7 +51,7 @@ impl Tally {
         }
     }
 
-    /// Whether further answers would change nothing.
+    /// Returns true if further answers cannot change the outcome.
     pub(in crate::redis) fn is_decided(&self) -> bool {
         match self {
             Self::AcquireVotes(election) => election.outcome().is_some(),
@@ -87,7 +87,8 @@ impl Tally {
         }
     }
 
-    /// All answers as one, in the shape of the script's own; `None` where too few came.
+    /// Returns the combined reply, shaped like the script's own; `None` if too few servers
+    /// answered.
     pub(in crate::redis) fn outcome(&self) -> Option<Reply> {
         match self {
             Self::AcquireVotes(election) => Some(match election.outcome()? {

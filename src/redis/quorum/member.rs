@@ -1,4 +1,4 @@
-//! What a server is as one of a quorum: how fast it is, whether it is left aside, and its lines.
+//! One server of a quorum: its recent latency, whether it is down, and its idle connections.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,38 +14,40 @@ use crate::protocol::script::Reply;
 use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection};
 use crate::redis::undoable::{PendingRelease, Vote};
 
-/// With so many answers unread a line is read empty by the server's own io thread. They must fit
-/// into the sockets' buffers, and be few enough to cost little beside the calls they are of.
+/// From this many unread replies on, the server's io thread drains a connection before a call uses
+/// it. The replies must fit into the socket buffers, and reading them must stay cheap compared with
+/// a call.
 const MOST_OWED: usize = 64;
 
-/// What a server's io thread is to do for the quorum.
+/// A task of the quorum for a server's io thread.
 pub(crate) enum MemberTask {
-    /// A release, until it is sure.
+    /// Repeats a release until it is confirmed.
     Undo(PendingRelease),
-    /// To read what is unread.
+    /// Reads the unread replies of this connection.
     Drain(Box<PipelinedConnection>),
-    /// To read what callers have left unread, after a while.
+    /// Reads, after a delay, the replies that callers left unread.
     Tidy,
-    /// To find out when the server answers again.
+    /// Probes the server until it replies again.
     Probe,
 }
 
 pub(crate) struct Member {
-    /// Which of the quorum's servers it is.
+    /// Index of the server in the quorum.
     pub(crate) index: usize,
-    /// How long its answers took lately, in ns.
+    /// Recent reply time in ns; 0 until one has been measured.
     pace: AtomicU64,
-    /// Its io thread is about to read what callers have left unread.
+    /// True while a [`MemberTask::Tidy`] is queued.
     is_untidy: AtomicBool,
-    /// It has not answered, and is not waited for until it does.
+    /// True after a failure, until the server replies to a probe. While a majority is up, calls
+    /// skip it.
     aside: AtomicBool,
-    /// So many are kept for later calls, and more only until they are read empty.
+    /// The most idle connections kept; more are kept only while they have unread replies.
     most_lines: usize,
-    /// Those that nobody uses, the one used last at the end.
+    /// Idle connections, the most recently used last.
     lines: Mutex<Vec<PipelinedConnection>>,
     closed: AtomicBool,
     errands: Sender<MemberTask>,
-    /// What lies before the io thread.
+    /// The tasks of the io thread.
     pub(crate) desk: Receiver<MemberTask>,
 }
 
@@ -66,7 +68,7 @@ impl Member {
     }
 
     fn send(&self, errand: MemberTask) {
-        // The receiver is in self, so there is somebody to send to.
+        // Cannot fail: self owns the receiver.
         let _ = self.errands.send(errand);
     }
 
@@ -74,7 +76,7 @@ impl Member {
         self.aside.load(Ordering::SeqCst)
     }
 
-    /// Waits for it no more until it has answered a probe.
+    /// Marks the server as down until it replies to a probe.
     pub(crate) fn mark_down(&self) {
         if !self.aside.swap(true, Ordering::SeqCst) {
             self.forget_lines();
@@ -82,7 +84,7 @@ impl Member {
         }
     }
 
-    /// It has answered, in that time.
+    /// Marks the server as up again; its reply took `took`.
     pub(crate) fn is_back(&self, took: Duration) {
         self.set_pace(took);
         self.aside.store(false, Ordering::SeqCst);
@@ -97,14 +99,14 @@ impl Member {
         self.pace.store(nanos, Ordering::Relaxed);
     }
 
-    /// An answer came after `took`, of which it was waited for during `waited`.
+    /// Updates the recent latency by a reply that took `took`, for which a caller waited `waited`.
     pub(crate) fn answered_after(&self, took: Duration, waited: Duration) {
         let (pace, nanos) = (self.pace(), took.as_nanos() as u64);
-        // One that was there before it was waited for says only that the server was no slower.
+        // A reply that was there before anyone waited for it is only an upper bound of the latency.
         let was_waited_for = waited * 8 >= took;
         let pace = match nanos {
             _ if pace == 0 => nanos,
-            // One that has turned slow is asked last from now on.
+            // A server that has become slow is read last from the next call on.
             _ if was_waited_for && nanos > pace.saturating_mul(2) => nanos,
             _ if was_waited_for || nanos < pace => pace - pace / 8 + nanos / 8,
             _ => return,
@@ -112,16 +114,17 @@ impl Member {
         self.pace.store(pace, Ordering::Relaxed);
     }
 
-    /// A call was decided without its answer, which is left on a line that was kept.
+    /// Schedules reading of a reply that no caller waited for; its connection has been kept.
     pub(crate) fn is_unread(&self) {
         if !self.is_untidy.swap(true, Ordering::SeqCst) {
             self.send(MemberTask::Tidy);
         }
     }
 
-    /// Reads what callers have left, each line within `patience`. False if one did not come.
+    /// Reads what callers left unread, at most `patience` for each connection. Returns false if a
+    /// reply did not come in time.
     pub(crate) fn tidy(&self, patience: Duration) -> bool {
-        // First: what is left from here on is seen to by the next time.
+        // Cleared first: replies left unread from here on schedule the next run.
         self.is_untidy.store(false, Ordering::SeqCst);
         let most = self.lines.lock().len();
         for _ in 0..most {
@@ -138,7 +141,7 @@ impl Member {
         true
     }
 
-    /// A line that is at hand. One with too much unread is read empty first, for later calls.
+    /// Takes an idle connection. One with too many unread replies goes to the io thread first.
     pub(crate) fn take_line(&self) -> Option<PipelinedConnection> {
         let line = self.lines.lock().pop()?;
         if line.pending() < MOST_OWED {
@@ -148,7 +151,7 @@ impl Member {
         self.lines.lock().pop_if(|line| line.pending() < MOST_OWED)
     }
 
-    /// Keeps a line for the next call.
+    /// Keeps a connection for the next call.
     pub(crate) fn keep(&self, line: PipelinedConnection) {
         if self.closed.load(Ordering::SeqCst) {
             return;
@@ -162,7 +165,7 @@ impl Member {
         }
     }
 
-    /// The other end is gone, or says nothing: what else leads there is no better.
+    /// Discards all idle connections: the server is gone or silent, so none of them works.
     fn forget_lines(&self) {
         let lines = std::mem::take(&mut *self.lines.lock());
         for line in lines {
@@ -173,11 +176,12 @@ impl Member {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         let lines = std::mem::take(&mut *self.lines.lock());
-        // Closing takes a system call each: not under the lock.
+        // Closing takes a system call for each connection: not under the lock.
         drop(lines);
     }
 
-    /// Reads what is unread on `line`, all of it within `patience`. False if it is of no more use.
+    /// Reads all unread replies of `line` within `patience`, then pings. Returns false if the
+    /// connection failed.
     pub(crate) fn drain(&self, mut line: PipelinedConnection, patience: Duration) -> bool {
         let until = Instant::now().after(patience);
         while line.pending() > 0 {
@@ -202,14 +206,14 @@ impl Member {
         answered
     }
 
-    /// Sees to what was unread on a line that is of no more use.
+    /// Settles every unread reply of a connection that failed.
     pub(crate) fn settle_all(&self, line: PipelinedConnection) {
         for owed in line.abandon(None) {
             self.settle(owed, None);
         }
     }
 
-    /// Sees to an answer that nobody waits for; `None` where it will never come.
+    /// Handles a reply that no caller waits for; `None` if it will never come.
     pub(crate) fn settle(&self, owed: PendingReply, answer: Option<&Result<Reply, ServerError>>) {
         match owed {
             PendingReply::Nothing => {}
@@ -242,7 +246,7 @@ impl Member {
         }
     }
 
-    /// Has a release repeated until it is sure, where that is not so already.
+    /// Lets the io thread repeat a release until it is confirmed, unless nothing was acquired here.
     pub(crate) fn undo(&self, promise: PendingRelease) {
         let votes = promise.votes.as_ref();
         let nothing = [Vote::NotAsked, Vote::Refused];

@@ -1,4 +1,4 @@
-//! A quorum: a call goes to all of several servers, and what a majority of them says is its answer.
+//! A quorum: a call goes to several independent servers, and the majority decides its answer.
 
 pub(crate) mod call;
 pub(crate) mod count;
@@ -29,24 +29,24 @@ use crate::redis::quorum::votes::Majority;
 use crate::redis::server::Server;
 use crate::url::{Address, Target};
 
-/// The most servers: what they have said of a name is counted in the bits of a word.
+/// The most servers: local queues note which of them announced a release in the bits of one `u64`.
 const MOST_SERVERS: usize = 63;
 
-/// So many of our own attempts that failed last are known as such.
+/// How many of this client's most recently abandoned acquiring attempts are remembered.
 const GHOSTS: usize = 256;
 
 /// Several independent servers.
 pub(crate) struct Quorum {
     servers: Vec<Arc<Server>>,
-    /// All of them, for people.
+    /// The addresses of all servers, for messages.
     label: String,
     pub(in crate::redis) size: Majority,
     tokens: Tokens,
     turns: Permits,
-    /// Of all of them together.
+    /// The health of the majority, with one circuit breaker for all servers.
     condition: ServerHealth,
     command_timeout: Duration,
-    /// The attempts that failed last: a key of theirs is nobody's hold.
+    /// Holder ids of the attempts that failed last: a key with such an id is not held by anyone.
     ghosts: Mutex<VecDeque<HolderId>>,
 }
 
@@ -60,7 +60,7 @@ impl Quorum {
         let size = Majority::of(addresses.len());
         if size.all.is_multiple_of(2) {
             logging::warn!(
-                "a quorum of {} servers needs {} of them, as one of {} would: take an odd number",
+                "a quorum of {} servers needs {} of them, as many as one of {} servers: use an odd number",
                 size.all,
                 size.needed,
                 size.all + 1
@@ -82,22 +82,22 @@ impl Quorum {
         })
     }
 
-    /// A fencing token higher than `above`, and than those this client has heard of.
+    /// Returns a fencing token higher than `above` and than every token this client has seen.
     pub(crate) fn propose(&self, above: u64) -> u64 {
         self.tokens.propose(above)
     }
 
-    /// A server has this counter.
+    /// Records the token counter that a server reported.
     pub(crate) fn learn(&self, counter: u64) {
         self.tokens.learn(counter);
     }
 
-    /// Why no majority answered last.
+    /// The cause of the last call that no majority answered.
     pub(in crate::redis) fn last_failure(&self) -> Option<Cause> {
         self.condition.last_failure()
     }
 
-    /// A server that did not answer does again.
+    /// Closes the circuit breaker if, with a server that has recovered, a majority is up again.
     pub(crate) fn is_back(&self) {
         let answering = self.peers().filter(|(_, member)| !member.is_aside());
         if answering.count() >= self.size.needed {
@@ -113,16 +113,16 @@ impl Quorum {
         peers.filter_map(|(server, member)| Some((server, member?)))
     }
 
-    /// Since when a majority has not answered.
+    /// When the majority stopped replying; see [`Server::silent_since`].
     pub(crate) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
         let each = |server: &Arc<Server>| server.silent_since(now, start);
         let mut since: Vec<Instant> = self.servers.iter().map(each).collect();
-        // Those that answered last come first.
+        // The servers that replied most recently come first.
         since.sort_unstable_by(|a, b| b.cmp(a));
         since.get(self.size.needed - 1).copied().unwrap_or(now)
     }
 
-    /// This attempt of ours is being undone.
+    /// Records an attempt of this client that is being undone.
     pub(in crate::redis) fn note_abandoned(&self, id: &HolderId) {
         let mut ghosts = self.ghosts.lock();
         if ghosts.len() == GHOSTS {
@@ -131,7 +131,7 @@ impl Quorum {
         ghosts.push_back(id.clone());
     }
 
-    /// As it is, unless it is a refusal by an attempt of our own that is being undone.
+    /// Returns `vote`, unless an abandoned attempt of this client caused the refusal.
     pub(in crate::redis) fn unless_by_ghost(&self, vote: Option<Acquired>) -> Option<Acquired> {
         vote.filter(|vote| match vote {
             Acquired::Refused(refusal) => {
@@ -182,13 +182,13 @@ fn check(addresses: &[Address]) -> Result<(), Error> {
     Ok(())
 }
 
-/// How many calls in the capped lane may be under way, each with a connection to every server.
+/// Limits the concurrent [`Cap::Counted`] calls. Each uses a connection to every server.
 struct Permits {
     left: Mutex<usize>,
     free: Condvar,
 }
 
-/// A turn; dropping it gives it back.
+/// A permit for one call, returned when dropped.
 struct Permit<'a>(Option<&'a Permits>);
 
 impl Permits {

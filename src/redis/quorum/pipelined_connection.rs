@@ -1,4 +1,4 @@
-//! A connection to a server of a quorum, with the answers on it that nobody has waited for.
+//! A connection to one server of a quorum, with its queue of replies that no caller has read yet.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use crate::protocol::script::{Call, Reply};
 use crate::redis::conn::connection::Connection;
 use crate::redis::undoable::{PendingRelease, ServerVotes};
 
-/// What an answer is about, for whoever comes to read it.
+/// What an unread reply belongs to, for the thread that reads it.
 #[derive(Debug)]
 pub(crate) enum PendingReply {
-    /// Nothing that matters later.
+    /// A reply without consequences.
     Nothing,
     Acquire(Arc<ServerVotes>),
-    /// Of a release. If the acquire may run after it, as judged when the release is sent, finding
-    /// nothing proves nothing.
+    /// The reply to a release. `may_overtake` was judged when the release was sent: if the
+    /// acquiring command may run after the release, "key not found" proves nothing.
     Release {
         promise: PendingRelease,
         may_overtake: bool,
@@ -27,7 +27,7 @@ pub(crate) enum PendingReply {
 
 pub(crate) struct PipelinedConnection {
     connection: Connection,
-    /// The scripts whose text was sent over it: from then on their digest will do.
+    /// The scripts whose source was sent over this connection: from then on the digest is enough.
     known_scripts: Vec<&'static str>,
     owed: VecDeque<(PendingReply, Expected)>,
     buffer: Vec<u8>,
@@ -43,13 +43,13 @@ impl PipelinedConnection {
         }
     }
 
-    /// How many answers are unread.
+    /// The number of unread replies.
     pub(crate) fn pending(&self) -> usize {
         self.owed.len()
     }
 
-    /// The answer owed to a release that is sent over this line next. An acquire whose answer is
-    /// unread on the same line runs before it.
+    /// The entry for a release that is sent over this connection next. An acquire whose reply is
+    /// still unread on the same connection runs before the release.
     pub(crate) fn owed_to_release(&self, promise: PendingRelease, server: usize) -> PendingReply {
         let acquire = promise.votes.as_ref();
         let is_behind = acquire.is_some_and(|acquire| {
@@ -62,7 +62,7 @@ impl PipelinedConnection {
         }
     }
 
-    /// Sends `call` without waiting for its answer.
+    /// Sends `call` without waiting for its reply.
     pub(crate) fn send(
         &mut self,
         call: &Call<'_>,
@@ -80,7 +80,7 @@ impl PipelinedConnection {
         self.connection.send(until, &self.buffer)
     }
 
-    /// The server has forgotten the scripts: their texts are sent again.
+    /// Forgets which scripts the server knows, so that their source is sent again.
     pub(crate) fn forget_taught(&mut self) {
         self.known_scripts.clear();
     }
@@ -92,8 +92,8 @@ impl PipelinedConnection {
         self.connection.send(until, &self.buffer)
     }
 
-    /// Reads the next answer, and says what it is about; what it is about is returned even where no
-    /// answer comes, and then the line is of no more use.
+    /// Reads the next reply and returns it with the entry it belongs to. On an error, the
+    /// connection must not be used again; its entry is returned all the same.
     pub(crate) fn receive(
         &mut self,
         until: Instant,
@@ -102,7 +102,8 @@ impl PipelinedConnection {
         (owed, self.connection.answer_to(until, expected))
     }
 
-    /// As [`receive`](Self::receive), if the answer is there already; `is_ready` where there may be something to read.
+    /// Like [`receive`](Self::receive), but returns `None` unless the reply is already there. Pass
+    /// `is_ready` if the socket may have something to read.
     pub(crate) fn receive_at_hand(
         &mut self,
         is_ready: bool,
@@ -116,17 +117,18 @@ impl PipelinedConnection {
     }
 
     fn next_owed(&mut self) -> (PendingReply, Expected) {
-        // Nothing is read that was not asked for.
+        // A caller reads only as many replies as it has sent commands.
         let next = self.owed.pop_front();
         next.unwrap_or((PendingReply::Nothing, Expected::Pong))
     }
 
-    /// For [`wait_for_any`](crate::redis::conn::connection::wait_for_any).
+    /// The connection, for [`wait_for_any`](crate::redis::conn::wait_for_any).
     pub(crate) fn connection(&self) -> &Connection {
         &self.connection
     }
 
-    /// Takes out what is unread, of a line that is of no more use.
+    /// Closes the connection and returns what its unread replies belong to. Sends `undo` behind
+    /// them first, if given.
     pub(crate) fn abandon(
         self,
         undo: Option<&Call<'_>>,

@@ -1,4 +1,5 @@
-//! One call to all servers of a quorum: written to each, read until the answers decide it, undone where it failed.
+//! One call to all servers of a quorum: sent to each, read until the replies decide it, and undone
+//! if it failed.
 
 use std::io;
 use std::sync::Arc;
@@ -20,16 +21,16 @@ use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnecti
 use crate::redis::server::Server;
 use crate::redis::undoable::{Undoable, Vote};
 
-/// With a majority at hand, how long a connection to another server is waited for by whoever has it
-/// made: a server that is only a little slower to connect to is not left out of the first lock.
+/// Once a majority is connected, how long a call still waits for connections it started itself. A
+/// server that is only a little slower to connect then takes part in the first lock.
 const GRACE: Duration = Duration::from_millis(10);
 
-/// A server that is asked, and the connection it is asked over until that fails.
+/// A server taking part in the round, and its connection until that fails.
 struct Slot<'a> {
     server: &'a Server,
     member: &'a Member,
     line: Option<PipelinedConnection>,
-    /// It did not know the script, and was sent the text.
+    /// The server did not know the script and was sent its source.
     has_taught: bool,
 }
 
@@ -41,14 +42,14 @@ pub(in crate::redis) struct Round<'a> {
     count: Tally,
     /// In the order in which they are read.
     slots: Vec<Slot<'a>>,
-    /// When the first was asked.
+    /// When the call was sent.
     sent: Option<Instant>,
-    /// Why servers gave no vote.
+    /// The servers that gave no vote, and why.
     faults: Vec<(&'a Server, Fault)>,
 }
 
 impl<'a> Round<'a> {
-    /// Asks by `call`, or only for a sign of life.
+    /// A round that sends `call`, or PING if there is none.
     pub(in crate::redis) fn new(
         quorum: &'a Quorum,
         call: Option<Call<'a>>,
@@ -70,7 +71,7 @@ impl<'a> Round<'a> {
     pub(in crate::redis) fn run(mut self) -> Result<(Reply, Instant), Fault> {
         self.choose();
         let connected = self.connect();
-        // A release goes to whoever can be had.
+        // A release is sent to every server that can be reached.
         let is_hopeless = self.count.is_decided() && !matches!(self.count, Tally::Release(_));
         if connected.is_ok() && !is_hopeless {
             self.write();
@@ -98,20 +99,20 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// What the lease's acquiring command came to at a server.
+    /// What is known about the lease's acquiring command at a server.
     fn vote(&self, member: &Member) -> Vote {
         let votes = self.undoable.and_then(|undoable| undoable.votes);
         votes.map_or(Vote::Asked, |votes| votes.vote(member.index))
     }
 
-    /// No vote, for that reason.
+    /// Counts `server` as failed because of `fault`.
     fn fault_of(&mut self, server: &'a Server, fault: Fault) {
         self.faults.push((server, fault));
         self.count.failed();
     }
 
-    /// Whom to ask, in the order of their recent speed: those that are not left aside, or all where
-    /// these are too few.
+    /// Chooses the servers to ask, the fastest first: those that are up, or all if these are fewer
+    /// than a majority.
     fn choose(&mut self) {
         let quorum = self.quorum;
         let present = quorum.peers().filter(|(_, member)| !member.is_aside());
@@ -121,7 +122,7 @@ impl<'a> Round<'a> {
             if let (Tally::Release(tally), true) = (&mut self.count, took_nothing) {
                 tally.count(Some(KeyState::Gone), &[]);
             } else if is_enough && member.is_aside() {
-                let cause = Cause::text("left aside until it answers again");
+                let cause = Cause::text("down; skipped until it replies again");
                 self.fault_of(server, Fault::NotRun(cause));
             } else {
                 self.slots.push(Slot {
@@ -136,7 +137,7 @@ impl<'a> Round<'a> {
             .sort_by_key(|slot| (slot.member.is_aside(), slot.member.pace()));
     }
 
-    /// Gets connections: as many as a majority needs, and to the others what comes as fast.
+    /// Gets connections: as many as a majority needs, and the others that come about as fast.
     fn connect(&mut self) -> Result<(), Fault> {
         let mut wanted: Vec<(usize, ConnectRequest<'_>)> = Vec::new();
         for (n, slot) in self.slots.iter_mut().enumerate() {
@@ -152,7 +153,7 @@ impl<'a> Round<'a> {
             self.wait_for(wanted);
         }
         if Instant::now() >= self.until {
-            // A trip that cannot be answered in time would only leave something to be undone.
+            // Too late for a reply: sending would only leave something to undo.
             return Err(self.fault());
         }
         Ok(())
@@ -187,14 +188,14 @@ impl<'a> Round<'a> {
                 by = by.min(now.after(GRACE.max(start.until(now))));
             }
             if had_enough {
-                // Whoever wished first has waited for these.
+                // The call that requested them first waits for these.
                 wanted.retain(|(_, wish)| !wish.is_late);
             }
             let is_hopeless = at_hand + wanted.len() < enough;
             let patience = now.until(by);
             match wanted.first() {
                 Some((_, wish)) if !is_hopeless && !patience.is_zero() => {
-                    // The others are looked at in between.
+                    // With several pending, all are polled once a millisecond.
                     let slice = Duration::from_millis(if wanted.len() == 1 { 250 } else { 1 });
                     wish.wait(slice.min(patience));
                 }
@@ -217,7 +218,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Writes to all.
+    /// Sends the call to every server that has a connection.
     fn write(&mut self) {
         let now = Instant::now();
         self.sent = Some(now);
@@ -257,11 +258,11 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Reads until it is decided, or nothing more comes in time. Whichever has an answer is read: one that hangs or trickles
-    /// holds up nobody else.
+    /// Reads replies until they decide the call or the time is up. Reads from any server with data:
+    /// one that hangs or sends slowly delays no other.
     fn read(&mut self) {
         let began = Instant::now();
-        // Answers to earlier calls may have brought more than was read then.
+        // Earlier reads may have buffered more than one reply.
         let mut ready = vec![false; self.slots.len()];
         loop {
             for n in 0..self.slots.len() {
@@ -287,14 +288,14 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Those that are waited for.
+    /// The connections with unread replies.
     fn unread(&self) -> impl Iterator<Item = (usize, &PipelinedConnection)> {
         let slots = self.slots.iter().enumerate();
         let lines = slots.filter_map(|(n, slot)| Some((n, slot.line.as_ref()?)));
         lines.filter(|(_, line)| line.pending() > 0)
     }
 
-    /// Waits until one of them may have something to read. Says which.
+    /// Waits until a connection may have something to read; returns which.
     fn wait(&self) -> RedisResult<Vec<bool>> {
         let (indices, wires): (Vec<_>, Vec<_>) = self
             .unread()
@@ -309,7 +310,7 @@ impl<'a> Round<'a> {
         Ok(ready)
     }
 
-    /// None of the others answers in time.
+    /// Fails every connection that still has unread replies.
     fn lose_unread(&mut self, error: &RedisError) {
         let unread: Vec<usize> = self.unread().map(|(n, _)| n).collect();
         for n in unread {
@@ -317,7 +318,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// How long writing may take: not all of the time where there are more than are needed.
+    /// How long writing to one server may take: a quarter of the time if there are more servers
+    /// than needed.
     fn patience(&self, now: Instant) -> Duration {
         let left = now.until(self.until);
         let slots = self.slots.iter().filter(|slot| slot.line.is_some());
@@ -328,7 +330,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Reads the answer of the n-th if it is there, behind those of earlier calls that nobody has read yet.
+    /// Reads the reply of the n-th server if it is there, after unread replies of earlier calls.
     fn read_one(&mut self, n: usize, began: Instant, is_ready: bool) -> Option<Reply> {
         loop {
             let Slot {
@@ -358,7 +360,7 @@ impl<'a> Round<'a> {
                 continue;
             }
             if let (true, Some(call)) = (is_unknown && !*has_taught, &self.call) {
-                // Nothing ran, so the same call may be sent again.
+                // Nothing ran, so sending the call again is safe.
                 *has_taught = true;
                 if let Err(error) = line.send(call, owed, self.until) {
                     self.lose(n, error);
@@ -388,7 +390,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// The connection to the n-th has failed before its answer came.
+    /// Handles the failure of the n-th connection before its reply came.
     fn lose(&mut self, n: usize, error: RedisError) {
         let Some(Slot {
             server,
@@ -420,8 +422,8 @@ impl<'a> Round<'a> {
         self.fault_of(server, Fault::Unknown(cause));
     }
 
-    /// Undoes an acquiring call on every server that did not surely refuse it: behind it on the same
-    /// connection, where that is alive.
+    /// Undoes an acquiring call on every server that did not certainly refuse it. If the connection
+    /// works, the release follows the call on it.
     fn undo(&mut self) {
         let (Some(undoable), Some(_)) = (self.undoable, self.sent) else {
             return;
@@ -448,7 +450,8 @@ impl<'a> Round<'a> {
                 }
             }
         }
-        // Those that answer are waited for: then the next attempt does not meet this one.
+        // Waits for the servers that granted: then this client's next attempt does not meet its own
+        // key.
         for n in answering {
             let has_time = Instant::now() < self.until;
             let Some(Slot { member, line, .. }) = self.slots.get_mut(n) else {
@@ -466,7 +469,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Has the release repeated where it could not be sent.
+    /// Queues the release for servers it could not be sent to.
     fn repeat(&self) {
         let Some(undoable) = self.undoable else {
             return;
@@ -482,7 +485,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Why it came to nothing.
+    /// Why the round has no outcome.
     fn fault(&self) -> Fault {
         let size = self.quorum.size;
         let mut nevers = self.faults.iter().filter_map(|(_, fault)| match fault {
@@ -507,12 +510,12 @@ impl<'a> Round<'a> {
             .map(|(cause, servers)| format!("{cause} ({})", servers.join(", ")))
             .collect();
         let cause = Cause::text(format!(
-            "{} of {} servers answered, {} are needed: {}",
+            "{} of {} servers answered, {} needed: {}",
             size.all - self.faults.len().min(size.all),
             size.all,
             size.needed,
             if causes.is_empty() {
-                "no time was left to ask".into()
+                "no time left to ask".into()
             } else {
                 causes.join("; ")
             }
@@ -522,14 +525,14 @@ impl<'a> Round<'a> {
             None => cause,
         };
         match &self.count {
-            // What was sent of an acquiring call is undone.
+            // An acquiring call has been undone.
             Tally::AcquireVotes(_) => Fault::NotRun(cause),
             _ if self.sent.is_none() => Fault::NotRun(cause),
             _ => Fault::Unknown(cause),
         }
     }
 
-    /// The cause of one failure, if the servers that are no Redis leave no majority.
+    /// Returns a cause if so many servers are not Redis that no majority is left.
     fn no_redis(&self) -> Option<&Cause> {
         let spare = self.quorum.size.all - self.quorum.size.needed;
         let causes = || self.faults.iter().filter_map(|(_, fault)| fault.cause());

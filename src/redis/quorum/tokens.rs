@@ -1,22 +1,23 @@
-//! The fencing tokens that a client proposes to a quorum. No I/O but the look at the clock.
+//! The fencing tokens that a client proposes to a quorum. Only reads the clock, no other I/O.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-/// Who learns of a clock further ahead than this does not follow it: one broken counter must not
-/// spoil the tokens of all names. A lock with such a counter takes two trips.
+/// A lead beyond this is not followed: one broken counter must not spoil the tokens of all names.
+/// Acquiring a lock with such a counter takes two round trips.
 const FOLLOWED: u64 = Duration::from_secs(86_400).as_micros() as u64;
 
-/// Our clock, moved ahead by what was learnt of others': who is behind would be refused each time.
+/// Our clock plus the largest lead seen on any server: without the lead, a client whose clock lags
+/// would be refused on every first try.
 #[derive(Debug, Default)]
 pub(crate) struct Tokens {
-    /// In µs.
+    /// The largest lead, in µs.
     ahead: AtomicU64,
     last: AtomicU64,
 }
 
 impl Tokens {
-    /// A token higher than `above`, than all proposed before, and than our clock in µs.
+    /// Returns a token higher than `above`, than all proposed before, and at least our clock in µs.
     pub(crate) fn propose(&self, above: u64) -> u64 {
         self.propose_at(clock(), above)
     }
@@ -29,7 +30,7 @@ impl Tokens {
         next(last.unwrap_or_default()).max(above.saturating_add(1))
     }
 
-    /// A server has this counter.
+    /// Records the token counter that a server reported.
     pub(crate) fn learn(&self, counter: u64) {
         self.learn_at(clock(), counter);
     }
@@ -42,7 +43,8 @@ impl Tokens {
     }
 }
 
-/// The wall clock in µs. One before 1970 counts as 0, which is refused and learns better.
+/// The wall clock in µs. A clock before 1970 counts as 0; the servers refuse its first token and
+/// report their counter.
 fn clock() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_micros() as u64)
@@ -53,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn tokens_always_rise_and_follow_a_servers_counter() {
         let tokens = Tokens::default();
         assert_eq!(tokens.propose_at(1_000, 0), 1_000);
         assert_eq!(tokens.propose_at(1_000, 0), 1_001);
@@ -62,7 +64,7 @@ mod tests {
         assert_eq!(
             tokens.propose_at(1_000, 0),
             1_004,
-            "that was of one name only"
+            "`above` applies to one call only"
         );
         tokens.learn_at(1_000, 5_001);
         assert_eq!(tokens.propose_at(2_000, 0), 6_001);

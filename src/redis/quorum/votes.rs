@@ -1,4 +1,4 @@
-//! What the servers of a quorum have said so far, and whether that decides. No I/O.
+//! The votes of a quorum's servers, and whether they decide a call. No I/O.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::protocol::kind::{Acquired, KeyState, Refusal};
 use crate::protocol::script::Reply;
 use crate::token::FencingToken;
 
-/// The most that agree of `values`, and how many they are.
+/// The most frequent of `values`, with its count.
 fn most<'a>(values: impl Iterator<Item = &'a [u8]> + Clone) -> Option<(&'a [u8], usize)> {
     let count = |value: &[u8]| values.clone().filter(|other| *other == value).count();
     values
@@ -15,7 +15,7 @@ fn most<'a>(values: impl Iterator<Item = &'a [u8]> + Clone) -> Option<(&'a [u8],
         .max_by_key(|&(_, count)| count)
 }
 
-/// How many servers there are, and how many are a majority of them.
+/// The number of servers, and how many of them decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Majority {
     pub(crate) all: usize,
@@ -30,12 +30,12 @@ impl Majority {
         }
     }
 
-    /// All of them are needed.
+    /// A decision that needs all of them.
     pub(crate) const fn each(all: usize) -> Self {
         Self { all, needed: all }
     }
 
-    /// So many may be against it, and a majority is still possible.
+    /// How many may vote against a decision that is still possible.
     const fn spare(self) -> usize {
         self.all - self.needed
     }
@@ -48,23 +48,24 @@ pub(crate) struct AcquireVotes {
     granted: usize,
     token: Option<FencingToken>,
     refused: Vec<Refusal>,
-    /// Refusals of the proposed token alone, and the highest counter among them.
+    /// Servers that refused only because the token was too low, and the highest counter among them.
     too_low: usize,
     highest: u64,
     failed: usize,
 }
 
-/// What an election came to.
+/// The outcome of an acquiring command.
 #[derive(Debug, PartialEq)]
 pub(crate) enum AcquireVerdict {
     Granted(FencingToken),
-    /// By the holder of a majority; for so long, until enough of its keys have run out.
+    /// Refused: another holder has a majority. `remaining` is the time until enough of its keys
+    /// expire.
     Refused(Refusal),
-    /// A token above this one might be granted.
+    /// A majority may grant a token above this one.
     TooLow(u64),
-    /// Nobody has a majority of those who answered.
+    /// No holder has a majority of the servers that answered.
     Split,
-    /// Too few answered.
+    /// Too few servers answered.
     Unknown,
 }
 
@@ -81,12 +82,12 @@ impl AcquireVotes {
         }
     }
 
-    /// Counts an answer; `None` for none that counts.
+    /// Counts a vote; `None` for a server without a valid answer.
     pub(crate) fn count(&mut self, vote: Option<Acquired>) {
         match vote {
             Some(Acquired::Granted(tokens)) => {
                 self.granted += 1;
-                // Each is granted what was proposed, which is one for all names.
+                // Each server grants the proposed token, the same for all names.
                 self.token = tokens.first().copied();
             }
             Some(Acquired::Refused(refusal)) => self.refused.push(refusal),
@@ -103,7 +104,7 @@ impl AcquireVotes {
         self.size.all.saturating_sub(read)
     }
 
-    /// How many more grants it takes.
+    /// How many more grants are needed.
     pub(crate) fn missing(&self) -> usize {
         self.size.needed.saturating_sub(self.granted)
     }
@@ -112,7 +113,7 @@ impl AcquireVotes {
         self.granted >= self.size.needed
     }
 
-    /// What it has come to; `None` while further answers may tell.
+    /// Returns the outcome; `None` while further votes can change it.
     pub(crate) fn outcome(&self) -> Option<AcquireVerdict> {
         let (needed, unread) = (self.size.needed, self.unread());
         if let Some(token) = self.token.filter(|_| self.granted >= needed) {
@@ -140,7 +141,7 @@ impl AcquireVotes {
         (most + unread < needed).then_some(AcquireVerdict::Split)
     }
 
-    /// How long until so many of the refusing keys have run out that a majority is free.
+    /// The time until so many of the refusing keys have expired that a majority is free.
     fn remaining(&self) -> Option<Duration> {
         let mut ends: Vec<Duration> = self
             .refused
@@ -153,7 +154,7 @@ impl AcquireVotes {
     }
 }
 
-/// The answers to a call about one lease: its renewal, its release.
+/// The votes on one lease: of its renewal or release.
 #[derive(Debug)]
 pub(crate) struct LeaseVotes {
     size: Majority,
@@ -163,13 +164,13 @@ pub(crate) struct LeaseVotes {
     failed: usize,
 }
 
-/// What a tally came to.
+/// The outcome of a call about one lease.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Verdict {
     Ours,
     Nobody,
     Another(Vec<u8>),
-    /// Too few answered.
+    /// Too few servers answered.
     Unknown,
 }
 
@@ -184,8 +185,8 @@ impl LeaseVotes {
         }
     }
 
-    /// Counts an answer, with the other holder's value where there is one; `None` for none that
-    /// counts.
+    /// Counts a vote, with the value of the other holder if there is one. `None` for a server
+    /// without a valid answer.
     pub(crate) fn count(&mut self, found: Option<KeyState>, value: &[u8]) {
         match found {
             Some(KeyState::Ours) => self.ours += 1,
@@ -195,12 +196,12 @@ impl LeaseVotes {
         }
     }
 
-    /// How many more confirmations it takes.
+    /// How many more confirmations are needed.
     pub(crate) fn missing(&self) -> usize {
         self.size.needed.saturating_sub(self.ours)
     }
 
-    /// What it has come to; `None` while further answers may tell.
+    /// Returns the outcome; `None` while further votes can change it.
     pub(crate) fn outcome(&self) -> Option<Verdict> {
         let Majority { all, needed } = self.size;
         let not_ours = self.nobody + self.others.len();
@@ -208,7 +209,8 @@ impl LeaseVotes {
         if self.ours >= needed {
             Some(Verdict::Ours)
         } else if not_ours > self.size.spare() {
-            // Whoever has a majority has taken it; otherwise the majority was only lost.
+            // Another holder took the lease if its keys alone leave us no majority; otherwise our
+            // majority was only lost.
             let others = self.others.iter().map(Vec::as_slice);
             Some(match most(others) {
                 Some((value, count)) if count > self.size.spare() => {
@@ -224,12 +226,12 @@ impl LeaseVotes {
     }
 }
 
-/// The answers to a question about no lease in particular: who holds the lock, whether there is life.
+/// The replies to a call that only reads: who holds the lock, or a ping.
 #[derive(Debug)]
 pub(crate) struct ReadVotes {
     size: Majority,
     nil: usize,
-    /// The holders that were seen: value, ttl in ms or -1, last fencing token.
+    /// The holders seen: value, ttl in ms or -1, last fencing token.
     seen: Vec<(Vec<u8>, i64, Reply)>,
     alive: usize,
     failed: usize,
@@ -246,7 +248,7 @@ impl ReadVotes {
         }
     }
 
-    /// Counts an answer; `None` for none.
+    /// Counts a reply; `None` for a server that did not answer.
     pub(crate) fn count(&mut self, reply: Option<Reply>) {
         match reply {
             None => self.failed += 1,
@@ -261,13 +263,14 @@ impl ReadVotes {
         }
     }
 
-    /// How many more answers it takes at the least.
+    /// The least number of further replies that can decide.
     pub(crate) fn missing(&self) -> usize {
         let read = self.nil + self.seen.len() + self.alive;
         self.size.needed.saturating_sub(read)
     }
 
-    /// The answer of a majority, `Some(None)` for none; `None` while further answers may tell.
+    /// Returns the majority's reply, or `Some(None)` if there is none. `None` while further replies
+    /// can change it.
     pub(crate) fn outcome(&self) -> Option<Option<Reply>> {
         let Majority { all, needed } = self.size;
         let unread = all.saturating_sub(self.nil + self.seen.len() + self.alive + self.failed);
@@ -284,7 +287,7 @@ impl ReadVotes {
         } else if unread > 0 {
             None
         } else {
-            // Split among several, nobody holds it.
+            // Several holders, none with a majority: the lock is not held.
             Some((count + self.failed < needed).then_some(Reply::Nil))
         }
     }
@@ -295,7 +298,7 @@ impl ReadVotes {
             .clone()
             .map(|(_, ttl, _)| if *ttl < 0 { i64::MAX } else { *ttl })
             .collect();
-        // It is held for as long as a majority of its keys lasts.
+        // The lock is held while a majority of the holder's keys lasts.
         ends.sort_unstable_by(|a, b| b.cmp(a));
         let end = ends.get(self.size.needed - 1).copied().unwrap_or_default();
         let number = |token: &Reply| match token {
@@ -343,7 +346,7 @@ mod tests {
         for vote in votes {
             assert!(
                 !matches!(election.outcome(), Some(AcquireVerdict::Granted(_))),
-                "decided before"
+                "decided too early"
             );
             election.count(vote);
         }
@@ -351,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn a_majority_of_grants_acquires() {
         assert_eq!(elect(3, [granted()]), None);
         assert_eq!(
             elect(3, [granted(), granted()]),
@@ -369,7 +372,7 @@ mod tests {
             elect(1, [granted()]),
             Some(AcquireVerdict::Granted(FencingToken::new(7)))
         );
-        assert_eq!(elect(2, [granted()]), None, "half is no majority");
+        assert_eq!(elect(2, [granted()]), None, "half is not a majority");
         assert_eq!(elect(4, [granted(), granted(), None]), None);
     }
 
@@ -384,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_by_whoever_has_a_majority() {
+    fn a_refusal_names_the_holder_of_a_majority() {
         assert_eq!(
             elect(3, [refused("x", 9), refused("x", 5)]),
             Some(AcquireVerdict::Refused(by("x", Some(ms(9)))))
@@ -392,12 +395,12 @@ mod tests {
         assert_eq!(
             elect(3, [granted(), refused("x", 9), refused("x", 5)]),
             Some(AcquireVerdict::Refused(by("x", Some(ms(5))))),
-            "one of them is enough then"
+            "one expired key is enough"
         );
         assert_eq!(
             elect(3, [refused("x", 9), refused("y", 5)]),
             None,
-            "one of them may have two"
+            "one holder may have two"
         );
         assert_eq!(
             elect(3, [refused("x", 9), refused("y", 5), granted()]),
@@ -410,7 +413,7 @@ mod tests {
         assert_eq!(
             elect(5, [refused("y", 1), refused("y", 1), refused("x", 1)]),
             None,
-            "x may have three"
+            "x may still get three"
         );
         let endless = Some(Acquired::Refused(by("x", None)));
         assert_eq!(
@@ -420,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_is_too_low() {
+    fn a_token_that_is_too_low_is_reported_with_the_highest_counter() {
         let low = |last| Some(Acquired::TooLow(last));
         assert_eq!(
             elect(3, [low(9), granted(), granted()]),
@@ -441,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_it() {
+    fn a_holder_needs_a_majority_and_lasts_as_long_as_it() {
         let seen = |value: &str, ttl, token: &str| {
             let items = [
                 Reply::Text(value.into()),
@@ -500,7 +503,7 @@ mod tests {
         assert_eq!(
             counted(4, &[gone, gone]),
             Some(Verdict::Nobody),
-            "no majority is left"
+            "two of four are too few to keep"
         );
         assert_eq!(counted(5, &[None, None, None]), Some(Verdict::Unknown));
     }
