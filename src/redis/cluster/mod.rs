@@ -1,4 +1,4 @@
-//! A cluster: how a call gets to the node that keeps its name while slots move.
+//! Redis Cluster: sends a call to the node that owns its slot, also while slots move.
 
 pub(crate) mod slot_map;
 pub(crate) mod slots;
@@ -20,13 +20,14 @@ use crate::redis::undoable::Undoable;
 use crate::url::Nodes;
 use crate::wait_policy::Backoff;
 
-/// The most nodes that a call is sent on to. Two that disagree send it back and forth.
+/// The most redirects that a call follows: two nodes that disagree could send it back and forth for
+/// ever.
 const MOST_HOPS: u32 = 5;
 
-/// Between two tries of a call whose keys are apart while their slot moves.
+/// The pause before a call is retried while its slot is being moved and its keys are on two nodes.
 const TRY_AGAIN: Backoff = Backoff::new(Duration::from_millis(2), Duration::from_millis(50));
 
-/// The nodes of a cluster, as its slot map knows them.
+/// The nodes of a cluster, as the slot map knows them.
 pub(crate) struct Cluster {
     map: Arc<SlotMap>,
 }
@@ -38,12 +39,12 @@ impl Cluster {
         })
     }
 
-    /// Who knows which node keeps a slot.
+    /// The map from slots to nodes.
     pub(in crate::redis) fn map(&self) -> &SlotMap {
         &self.map
     }
 
-    /// As [`Server::call_or_undo`], on whichever node keeps the keys.
+    /// Like [`Server::call_or_undo`], on the node that owns the keys' slot.
     pub(in crate::redis) fn call_or_undo(
         &self,
         call: Call<'_>,
@@ -61,7 +62,7 @@ impl Cluster {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };
-            // Neither of these ran anything, so the same call may be sent again.
+            // A redirected or unsent call did not run, so sending it again is safe.
             let next = match &fault {
                 Fault::Redirected(Redirect::TryAgain, _) => {
                     let pause = TRY_AGAIN.pause(tries);
@@ -85,7 +86,7 @@ impl Cluster {
                 }
                 Fault::NotRun(_) | Fault::Open(_) => {
                     asking = false;
-                    // What is known of the slots may be older than this.
+                    // The slot map may be out of date.
                     self.map.look(until);
                     Some(self.map.owner_of(slot)).filter(|owner_of| !Arc::ptr_eq(owner_of, &server))
                 }
@@ -99,10 +100,10 @@ impl Cluster {
         }
     }
 
-    /// Whether a master answers: the first that does.
+    /// Pings the masters in turn; succeeds with the first that replies.
     pub(in crate::redis) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
         let mut masters = self.map.masters();
-        let mut fault = Fault::NotRun(Cause::text("no master is known"));
+        let mut fault = Fault::NotRun(Cause::text("no master of the cluster is known"));
         if masters.is_empty() {
             fault = self.map.look(until).unwrap_or(fault);
             masters = self.map.masters();
@@ -119,8 +120,8 @@ impl Cluster {
         Err(fault)
     }
 
-    /// Every master that keeps a slot; where one has failed last, as they are known after another
-    /// look.
+    /// Returns every master that owns a slot. Refreshes the slot map first if it is empty or a
+    /// master is failing.
     pub(in crate::redis) fn masters(&self, until: Instant) -> Result<Vec<Arc<Server>>, Fault> {
         let masters = self.map.masters();
         if !masters.is_empty() && !masters.iter().any(|master| master.is_failing()) {
@@ -129,12 +130,15 @@ impl Cluster {
         let failure = self.map.look(until);
         let masters = self.map.masters();
         if masters.is_empty() {
-            return Err(failure.unwrap_or_else(|| Fault::NotRun(Cause::text("no master is known"))));
+            return Err(failure.unwrap_or_else(|| {
+                Fault::NotRun(Cause::text("no master of the cluster is known"))
+            }));
         }
         Ok(masters)
     }
 
-    /// Asks the master of a slot, and the one that it has moved to.
+    /// Runs `ask` on the master that owns a slot; after a redirect or an unsent call, refreshes the
+    /// slot map and retries once.
     pub(in crate::redis) fn ask_keeper<T>(
         &self,
         slot: u16,

@@ -1,4 +1,4 @@
-//! The slot map: which node of a cluster keeps each slot, and the looking for it.
+//! The slot map: which node of a cluster owns each slot. Background threads refresh it.
 
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,21 +24,21 @@ use crate::url::Nodes;
 use crate::violation::NoFirstReply;
 use crate::wait_policy::Backoff;
 
-/// Between two looks at the slots while one leads to another.
+/// The pause between consecutive refreshes.
 const REFRESH: Backoff =
     Backoff::new(Duration::from_millis(50), Duration::from_millis(250)).jitter(0.3);
 
-/// How long after the last failure the slots are looked at again and again, by ourselves.
+/// For how long after the last failure the map is refreshed repeatedly, without a caller.
 const KEEP_LOOKING: Duration = Duration::from_secs(3);
 
-/// The nodes tell each other of a slot that has moved within about this time. What one of them says
-/// of it meanwhile may be older than the redirect that we have seen.
+/// Nodes learn of a moved slot from each other within about this time. Until then, a node's answer
+/// may be older than a redirect we have seen.
 const GOSSIP: Duration = Duration::from_secs(2);
 
-/// The most nodes that are asked for the slots at once.
+/// The most nodes asked for the slots at once.
 const MOST_ASKED: usize = 8;
 
-/// The slots that are kept elsewhere than before.
+/// The slots whose owner has changed.
 pub(crate) struct Moved(Vec<bool>);
 
 impl Moved {
@@ -49,17 +49,17 @@ impl Moved {
 
 type Follower = dyn Fn(&Moved) + Send + Sync;
 
-/// The nodes of a cluster, and what is known of their slots.
+/// The nodes of a cluster, and the known owner of each slot.
 pub(crate) struct SlotMap {
     me: Weak<Self>,
     nodes: Nodes,
     config: Config,
     known: Mutex<Known>,
-    /// Rung when a look at the slots is over, however it went.
+    /// Notified after each refresh, successful or not.
     looked: Condvar,
-    /// Stands for the keeper of a slot as long as none is known: nothing is sent there.
+    /// Stands in for the owner of a slot while none is known; nothing is sent to it.
     nobody: Arc<Server>,
-    /// The nodes that are being asked: one that hangs is asked by one thread at a time.
+    /// The nodes being asked: at most one thread at a time asks a node that hangs.
     asking: Mutex<HashSet<HostPort>>,
     follower: OnceLock<Box<Follower>>,
     closed: AtomicBool,
@@ -68,36 +68,36 @@ pub(crate) struct SlotMap {
 struct Known {
     owners_of: Vec<Option<Arc<Server>>>,
     servers: HashMap<HostPort, Arc<Server>>,
-    /// What a node said last.
+    /// The last layout that a node reported.
     layout: Layout,
-    /// Redirects of late, by slot.
+    /// Recent redirects, by slot.
     redirects: HashMap<u16, (HostPort, Instant)>,
     stale: bool,
-    /// When something last failed.
+    /// When a call last failed.
     doubted: Instant,
-    /// A thread sees to the slots.
+    /// A refresh thread is running.
     looking: bool,
-    /// It is asking the nodes.
+    /// The refresh thread is asking the nodes now.
     asking: bool,
-    /// How often it has asked them.
+    /// The number of refreshes so far.
     looks: u64,
-    /// Looks in a row, each soon after the one before.
+    /// Consecutive refreshes without a change, each soon after the one before.
     row: u32,
     not_before: Instant,
-    /// Why the last look found nothing.
+    /// Why the last refresh failed.
     failure: Option<Fault>,
-    /// Whom to ask first.
+    /// The node to ask first, if there are more than [`MOST_ASKED`].
     turn: usize,
 }
 
-/// A node that is being asked, until this is dropped.
+/// Marks a node as being asked until dropped.
 struct Asked {
     map: Arc<SlotMap>,
     place: HostPort,
 }
 
 impl Asked {
-    /// `None` if it is being asked already.
+    /// Returns `None` if the node is being asked already.
     fn new(map: Arc<SlotMap>, place: HostPort) -> Option<Self> {
         let is_first = map.asking.lock().insert(place.clone());
         is_first.then(|| Self { map, place })
@@ -113,7 +113,7 @@ impl Drop for Asked {
 impl SlotMap {
     pub(in crate::redis) fn new(nodes: Nodes, config: &Config) -> Result<Arc<Self>, Error> {
         let Some((host, port)) = nodes.places().next() else {
-            return Err(Error::Config("a cluster without a node".into()));
+            return Err(Error::Config("the cluster has no node".into()));
         };
         let nobody = Server::member(nodes.at(&host, port), Arc::new(|| ()), config);
         Ok(Arc::new_cyclic(|me| Self {
@@ -143,25 +143,25 @@ impl SlotMap {
         }))
     }
 
-    /// Tells `follower` of slots that move, from now on.
+    /// Calls `follower` for all slots that move from now on.
     pub(crate) fn follow_with(&self, follower: Box<Follower>) {
-        // Set once, where the client is made.
+        // Set once, when the client is built.
         let _ = self.follower.set(follower);
     }
 
-    /// The server that keeps a slot, as far as is known.
+    /// Returns the known owner of a slot, or a stand-in that nothing can be sent to.
     pub(in crate::redis) fn owner_of(&self, slot: u16) -> Arc<Server> {
         let known = self.known.lock();
         Arc::clone(known.keeper(slot).unwrap_or(&self.nobody))
     }
 
-    /// Every master that keeps a slot, as far as is known.
+    /// Returns every known master that owns a slot.
     pub(in crate::redis) fn masters(&self) -> Vec<Arc<Server>> {
         self.known.lock().servers.values().cloned().collect()
     }
 
-    /// The server that keeps a slot, by `until`; where that one has failed last, as it is known
-    /// after another look.
+    /// Returns the owner of a slot, at the latest by `until`. If no owner is known or it is
+    /// failing, refreshes the map first.
     pub(in crate::redis) fn keeper(&self, slot: u16, until: Instant) -> Result<Arc<Server>, Fault> {
         let keeper = self.known.lock().keeper(slot).cloned();
         if let Some(keeper) = keeper.filter(|keeper| !keeper.is_failing()) {
@@ -172,9 +172,8 @@ impl SlotMap {
             if let Some(keeper) = self.known.lock().keeper(slot).cloned() {
                 return Ok(keeper);
             }
-            let failure = failure.unwrap_or_else(|| {
-                Fault::NotRun(Cause::text(format!("no node keeps the slot {slot}")))
-            });
+            let failure = failure
+                .unwrap_or_else(|| Fault::NotRun(Cause::text(format!("no node owns slot {slot}"))));
             let is_not_redis = failure.cause().is_some_and(Cause::is_not_redis);
             if is_not_redis || matches!(failure, Fault::Rejected(_)) {
                 return Err(failure);
@@ -186,17 +185,19 @@ impl SlotMap {
         }
     }
 
-    /// Looks at the slots, by `until`; why nothing was found, if nothing was.
+    /// Refreshes the map and waits for that until `until`. Returns why the refresh failed, if it
+    /// did.
     pub(in crate::redis) fn look(&self, until: Instant) -> Option<Fault> {
         let mut known = self.known.lock();
         known.stale = true;
-        // One that is under way may have asked before.
+        // A refresh under way may have asked before this call.
         let enough = known.looks + 1 + u64::from(known.asking);
         while known.looks < enough && !self.is_closed() {
             self.ensure_look(&mut known);
             let now = Instant::now();
             if now >= until || !known.looking {
-                let silence = || Fault::NotRun(Cause::silence("the slots were not told in time"));
+                let silence =
+                    || Fault::NotRun(Cause::silence("no node reported the slots in time"));
                 return known.failure.clone().or_else(|| Some(silence()));
             }
             self.looked.wait_for(&mut known, nap(now, until));
@@ -204,7 +205,7 @@ impl SlotMap {
         known.failure.clone()
     }
 
-    /// Something failed: the slots are looked at again, in the background.
+    /// Records a failure and refreshes the map in the background.
     pub(in crate::redis) fn doubt(&self) {
         let mut known = self.known.lock();
         known.doubted = Instant::now();
@@ -212,7 +213,7 @@ impl SlotMap {
         self.ensure_look(&mut known);
     }
 
-    /// A node says that a slot is kept at `place`.
+    /// Records a redirect: `slot` is now at `place`. Refreshes the map if that is news.
     pub(in crate::redis) fn moved(&self, slot: u16, place: HostPort) -> Option<Arc<Server>> {
         let mut known = self.known.lock();
         let server = self.server_at(&mut known, &place);
@@ -220,7 +221,7 @@ impl SlotMap {
         let keeper = known.owners_of.get_mut(usize::from(slot))?;
         let before = keeper.replace(Arc::clone(&server));
         if before.is_some_and(|before| !Arc::ptr_eq(&before, &server)) {
-            // Others will have moved with it.
+            // Other slots will have moved, too.
             known.stale = true;
             self.ensure_look(&mut known);
             drop(known);
@@ -233,7 +234,7 @@ impl SlotMap {
         Some(server)
     }
 
-    /// Where a redirect of `server` leads to.
+    /// Returns where a redirect from `server` leads; an empty host means the same host.
     pub(in crate::redis) fn place(&self, server: &Arc<Server>, host: &str, port: u16) -> HostPort {
         if !host.is_empty() {
             return (host.to_owned(), port);
@@ -249,7 +250,7 @@ impl SlotMap {
         )
     }
 
-    /// The server at a place, which is made if there is none yet.
+    /// Returns the server at `place`, created if necessary.
     pub(in crate::redis) fn at(&self, place: &HostPort) -> Arc<Server> {
         self.server_at(&mut self.known.lock(), place)
     }
@@ -273,8 +274,8 @@ impl SlotMap {
         server
     }
 
-    /// Sees to it that a thread looks at the slots, since a name server may hang for longer than any
-    /// caller has time.
+    /// Starts a refresh thread unless one runs. Callers do not refresh: resolving a host name can
+    /// take longer than their time limit.
     fn ensure_look(&self, known: &mut Known) {
         if known.looking || self.is_closed() {
             return;
@@ -285,7 +286,9 @@ impl SlotMap {
         match self.config.dialers.spawn(move || this.look_while_stale()) {
             Ok(()) => known.looking = true,
             Err(error) => {
-                let cause = Cause::text(format!("no thread to look at the slots: {error}"));
+                let cause = Cause::text(format!(
+                    "cannot start a thread to refresh the slots: {error}"
+                ));
                 known.failure = Some(Fault::NotRun(cause));
             }
         }
@@ -330,7 +333,7 @@ impl SlotMap {
                     self.tell(&moved);
                 }
             });
-            // Another may be about to take over from one that does not answer.
+            // A replica may be about to take over from a node that does not answer.
             let is_recent = known.doubted.until(Instant::now()) < KEEP_LOOKING;
             known.stale |= is_recent && known.servers.values().any(|server| server.is_failing());
         }
@@ -338,8 +341,8 @@ impl SlotMap {
         self.looked.notify_all();
     }
 
-    /// Takes over what a node said when it was asked at `asked`. Returns the slots that have moved,
-    /// and the servers that keep none any more.
+    /// Applies the layout that a node reported when asked at `asked`. Returns the slots that have
+    /// moved, and the servers that own none any more.
     fn learn(
         &self,
         known: &mut Known,
@@ -354,7 +357,7 @@ impl SlotMap {
             at.until(asked) < GOSSIP && !has_failed
         });
         let redirects = redirects.clone();
-        // Mostly nothing has changed, and many ask at once.
+        // Usually nothing has changed, and many clients may refresh at once.
         if redirects.is_empty() && known.layout == layout {
             return (None, Vec::new());
         }
@@ -366,9 +369,10 @@ impl SlotMap {
                 let redirect = redirects.get(&slot);
                 let server = redirect.map(|(place, _)| self.server_at(known, place));
                 let server = server.as_ref().unwrap_or(&master);
-                // Whoever was asked has not heard of the move yet, nor of what moved with it.
+                // The node has not heard of the move yet, nor of what moved with it.
                 known.stale |= !Arc::ptr_eq(server, &master);
-                // A slot that nobody keeps stays where it was: whoever is there knows better.
+                // A slot without a reported owner stays: its last owner redirects calls if
+                // necessary.
                 let Some(keeper) = known.owners_of.get_mut(n) else {
                     continue;
                 };
@@ -396,7 +400,7 @@ impl SlotMap {
             .extract_if(|_, server| !kept.contains(&Arc::as_ptr(server)));
         let retired: Vec<_> = retired.map(|(_, server)| server).collect();
         if !retired.is_empty() {
-            // Its last slot may be known to be elsewhere for long: that it is of no more use is news.
+            // Followers must stop using a retired server even if all its slots moved earlier.
             moved.get_or_insert_with(|| vec![false; usize::from(SLOTS)]);
         }
         known.layout = layout;
@@ -407,7 +411,7 @@ impl SlotMap {
         let Some(follower) = self.follower.get() else {
             return;
         };
-        // A user's logger may panic.
+        // The user's logger may panic.
         let _ = catch_unwind(AssertUnwindSafe(|| follower(moved)));
     }
 
@@ -419,7 +423,7 @@ impl SlotMap {
         }
     }
 
-    /// What the first node says that knows the slots.
+    /// Returns the layout from the first node that knows the slots.
     fn ask_all(&self, places: Vec<HostPort>) -> Result<Layout, Fault> {
         let timeout = self.config.connect_timeout;
         let asked: Vec<Asked> = places
@@ -446,7 +450,7 @@ impl SlotMap {
         })
     }
 
-    /// Asks one node.
+    /// Asks one node for the slots, over a new connection.
     fn ask(&self, place: &HostPort, timeout: Duration) -> RedisResult<Layout> {
         let until = Instant::now().after(timeout);
         let mut connection =
@@ -464,7 +468,7 @@ impl SlotMap {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// The connections are closed; what is out is closed when it comes back.
+    /// Closes the idle connections; those in use are closed when they are returned.
     pub(in crate::redis) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         for server in self.masters() {
@@ -479,7 +483,7 @@ impl Known {
         self.owners_of.get(usize::from(slot))?.as_ref()
     }
 
-    /// Those who may know the slots: each in its turn where there are many.
+    /// Returns the nodes to ask: all, or the next [`MOST_ASKED`] in rotation.
     fn whom_to_ask(&mut self, seeds: impl Iterator<Item = HostPort>) -> Vec<HostPort> {
         let mut places: Vec<HostPort> = self.servers.keys().cloned().chain(seeds).collect();
         places.extend(self.layout.replicas.iter().cloned());
@@ -507,7 +511,7 @@ fn refused(server: String, error: &RedisError) -> Error {
     }
 }
 
-/// Whether an answer stays until somebody changes a setting.
+/// Returns true for an error that lasts until somebody changes a setting.
 fn is_final(error: &RedisError) -> bool {
     let text = error.to_string();
     is_final_at_logon(error) || text.contains("cluster support disabled")

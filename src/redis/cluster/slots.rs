@@ -9,17 +9,17 @@ use crate::protocol::slot::SLOTS;
 /// The address of a node: host and port.
 pub(crate) type HostPort = (String, u16);
 
-/// What a node says of its cluster.
+/// The cluster's layout, as one node reports it.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Layout {
     pub(crate) masters: Vec<(RangeInclusive<u16>, HostPort)>,
-    /// They know the slots as well.
+    /// Replicas can be asked for the slots, too.
     pub(crate) replicas: Vec<HostPort>,
 }
 
 impl Layout {
-    /// Reads the answer to CLUSTER SLOTS of the node at `asked`; `None` if it is none, or names no
-    /// slot.
+    /// Reads the reply to CLUSTER SLOTS from the node at `asked`; `None` if it is malformed or
+    /// names no slot.
     pub(crate) fn read(answer: Value, asked: &HostPort) -> Option<Self> {
         let Value::Array(ranges) = answer else {
             return None;
@@ -34,7 +34,7 @@ impl Layout {
             let first = number(&fields.next()?)?;
             let last = number(&fields.next()?)?;
             slots += u32::from(last.checked_sub(first)?) + 1;
-            // Each slot is kept by one master.
+            // Each slot has one master.
             if last >= SLOTS || slots > u32::from(SLOTS) {
                 return None;
             }
@@ -57,7 +57,8 @@ fn number(value: &Value) -> Option<u16> {
     }
 }
 
-/// A node that does not know how it is reached names no host: then it is where it was asked.
+/// Reads host and port of a node. A node that does not know its own address sends no host: then it
+/// is the host that was asked.
 fn place(node: Value, asked: &HostPort) -> Option<HostPort> {
     let Value::Array(fields) = node else {
         return None;
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layout() {
+    fn masters_and_replicas_are_read_from_cluster_slots() {
         let node = |host: &str, port: u16| format!("*3\r\n{host}:{port}\r\n$1\r\ni\r\n");
         let named = "$1\r\nh\r\n";
         let range = |first: u16, last: u16, nodes: &[String]| {
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_layout() {
+    fn malformed_replies_are_no_layout() {
         for text in [
             "*0\r\n",
             ":1\r\n",
