@@ -1,23 +1,22 @@
-//! Whether calls still go to a server that has failed again and again. No I/O.
+//! The circuit breaker: whether calls go to a server that keeps failing. No I/O.
 
 use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::wait_policy::Backoff;
 
-/// How long calls fail at once: twice as long each time that the call after it failed too.
+/// How long the breaker stays open. Doubles, up to 30 s, each time the probing call fails too.
 const OPEN: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30)).jitter(0.2);
 
-/// A call that was let through to see how the server does, and of which nothing is heard for so long,
-/// is followed by another.
+/// After this time without an outcome of the probing call, another call may probe.
 const PROBE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(in crate::redis) struct Breaker {
-    /// So many failures in a row open it; zero never does.
+    /// Consecutive failures that open it; zero disables it.
     after: u32,
     failures: u32,
-    /// How often it has opened since it was last closed.
+    /// How many times it has opened since it was last closed.
     opened: u32,
     state: State,
 }
@@ -25,9 +24,9 @@ pub(in crate::redis) struct Breaker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Closed,
-    /// Calls fail at once until then.
+    /// Calls fail at once until this time.
     Open(Instant),
-    /// One call was let through, which should be heard of by then.
+    /// One call may probe the server; its outcome is expected by this time.
     Probing(Instant),
 }
 
@@ -41,7 +40,7 @@ impl Breaker {
         }
     }
 
-    /// Whether a call may go to the server; if not, when to ask again.
+    /// Admits a call, or returns how long to wait before asking again.
     pub(in crate::redis) fn admit(&mut self, now: Instant) -> Result<(), Duration> {
         match self.state {
             State::Closed => Ok(()),
@@ -53,13 +52,13 @@ impl Breaker {
         }
     }
 
-    /// True if that has opened it anew.
+    /// Counts a failed call. Returns true if this opened a closed breaker.
     pub(in crate::redis) fn failed(&mut self, now: Instant) -> bool {
         self.failures = self.failures.saturating_add(1);
         let opens = match self.state {
             State::Closed => self.after > 0 && self.failures >= self.after,
             State::Probing(_) => true,
-            // What was on its way before, or goes through regardless.
+            // A call that was sent before it opened, or one that bypasses the breaker.
             State::Open(_) => false,
         };
         if opens {
@@ -69,14 +68,14 @@ impl Breaker {
         opens && self.opened == 1
     }
 
-    /// True if that has closed it.
+    /// Closes the breaker after a reply. Returns true if it was open.
     pub(in crate::redis) fn succeeded(&mut self) -> bool {
         let was_open = self.is_open();
         *self = Self::new(self.after);
         was_open
     }
 
-    /// How many calls have failed in a row.
+    /// The number of consecutive failures.
     pub(in crate::redis) fn failures(&self) -> u32 {
         self.failures
     }
@@ -85,7 +84,7 @@ impl Breaker {
         self.state != State::Closed
     }
 
-    /// How long calls will still fail at once.
+    /// The remaining time in which calls fail at once; `None` if closed.
     pub(in crate::redis) fn retry_in(&self, now: Instant) -> Option<Duration> {
         match self.state {
             State::Closed => None,
@@ -111,20 +110,20 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn five_failures_open_it_and_a_reply_closes_it() {
         let mut breaker = failed(4);
         assert!(breaker.admit(at(0)).is_ok());
         assert!(breaker.failed(at(0)), "the fifth opens it");
         let retry_in = breaker.admit(at(0)).unwrap_err();
         assert!(retry_in >= Duration::from_millis(800) && retry_in <= Duration::from_secs(1));
-        assert!(breaker.admit(at(1_000)).is_ok(), "one goes to see");
-        assert!(breaker.admit(at(1_000)).is_err(), "and no other meanwhile");
+        assert!(breaker.admit(at(1_000)).is_ok(), "one call probes");
+        assert!(breaker.admit(at(1_000)).is_err(), "no other call meanwhile");
         assert!(breaker.succeeded());
         assert!(breaker.admit(at(1_000)).is_ok() && !breaker.is_open());
     }
 
     #[test]
-    fn a_success_in_between_begins_the_count_anew() {
+    fn a_success_resets_the_count() {
         let mut breaker = failed(4);
         assert!(!breaker.succeeded(), "it was not open");
         for _ in 0..4 {
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_what_goes_through_regardless_do_not_prolong_it() {
+    fn failures_of_calls_that_bypass_it_do_not_prolong_it() {
         let mut breaker = failed(5);
         let before = breaker.retry_in(at(0));
         for _ in 0..100 {
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_went_to_see_and_is_not_heard_of_is_followed_by_another() {
+    fn a_probe_without_an_outcome_is_followed_by_another() {
         let mut breaker = failed(5);
         assert!(breaker.admit(at(1_000)).is_ok());
         assert!(breaker.admit(at(2_999)).is_err());

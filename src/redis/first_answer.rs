@@ -1,4 +1,4 @@
-//! An inquiry: several are asked the same at once, and the first good answer counts.
+//! Asks several servers the same question at once; the first good answer wins.
 
 use std::time::Duration;
 
@@ -8,18 +8,19 @@ use redis::{RedisError, RedisResult};
 use crate::clock::Instant;
 use crate::dialers::Dialers;
 
-/// What came of an inquiry without a good answer.
+/// Why there was no good answer.
 #[derive(Debug)]
 pub(in crate::redis) enum Failure {
-    /// Most of those who were asked refuse, one of them with this. A single one may have been set up
-    /// wrongly, or not yet; most of them are believed.
+    /// Most refused; this is one of the errors. A single server may be misconfigured or not set up
+    /// yet, so a minority of refusals does not count.
     Refused(RedisError),
-    /// Too few refuse. What went wrong last with another, and with which one; `None` if nothing did
+    /// Too few refused. The last other error and the index of its server; `None` if there was none
     /// in time.
     Silent(Option<(usize, RedisError)>),
 }
 
-/// Asks all at once, so that a dead one costs nothing. An error that `is_final` is a refusal.
+/// Runs all `asks` at once, each on its own thread, so that a dead server costs no time. An error
+/// for which `is_final` returns true is a refusal.
 pub(in crate::redis) fn inquire<T, A>(
     dialers: &Dialers,
     asks: impl IntoIterator<Item = A>,
@@ -36,7 +37,7 @@ where
     for (n, ask) in asks.into_iter().enumerate() {
         let answer = answer.clone();
         let ask = move || {
-            // Nobody listens any more once another has answered.
+            // Nobody receives any more once another server has answered.
             let _ = answer.send((n, ask()));
         };
         match dialers.spawn(ask) {
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
     use crate::error::is_final_at_logon;
 
-    /// How one of those who are asked behaves.
+    /// How a server behaves in the test.
     #[derive(Clone, Copy)]
     enum Asked {
         Knows,
@@ -76,7 +77,7 @@ mod tests {
         Hangs,
     }
 
-    /// For all to answer in, and for one that hangs to be overtaken in.
+    /// Longer than any answer takes; a server that hangs answers after it.
     const LONG: Duration = Duration::from_secs(20);
 
     fn inquiry(all: &'static [Asked], timeout: Duration) -> Result<usize, Failure> {
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn the_first_good_answer_wins() {
         use Asked::{Fails, Hangs, Knows, Refuses};
         assert!(matches!(inquiry(&[Knows], LONG), Ok(0)));
         assert!(matches!(inquiry(&[Fails, Hangs, Knows], LONG), Ok(2)));
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn most_refusals_are_believed() {
+    fn only_a_majority_of_refusals_is_a_refusal() {
         use Asked::{Fails, Refuses};
         for all in [&[Refuses][..], &[Refuses, Fails, Refuses]] {
             assert!(matches!(inquiry(all, LONG), Err(Failure::Refused(_))));
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_says_nothing() {
+    fn a_timeout_without_errors_is_silence() {
         for all in [&[][..], &[Asked::Hangs]] {
             let outcome = inquiry(all, Duration::from_millis(1));
             assert!(matches!(outcome, Err(Failure::Silent(None))));

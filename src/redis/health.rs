@@ -1,4 +1,5 @@
-//! How a server, or a thread that talks to it, does: since when it answers or fails, what it said last, and whether calls still go to it.
+//! The health of a server, or of a thread that talks to one: its state, last error and circuit
+//! breaker.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -11,14 +12,14 @@ use crate::health::{BreakerState, HealthPart, HealthState};
 use crate::redis::breaker::Breaker;
 use crate::redis::fault::{Fault, OpenCircuit};
 
-/// Callers note how their calls went; a success costs no lock.
+/// Callers record the outcome of their calls. Recording a success takes no lock.
 #[derive(Debug)]
 pub(crate) struct ServerHealth {
-    /// When it last answered anything, in nanoseconds of our clock.
+    /// When the server last answered anything, in ns of [`Instant`]; 0 if never.
     answered: AtomicU64,
-    /// Something has failed since.
+    /// A call has failed since the last answer.
     failing: AtomicBool,
-    /// Calls may have to be turned away.
+    /// The breaker may be open.
     open: AtomicBool,
     detail: Mutex<Detail>,
 }
@@ -26,7 +27,7 @@ pub(crate) struct ServerHealth {
 #[derive(Debug)]
 struct Detail {
     breaker: Breaker,
-    /// Since when it answers, or fails.
+    /// When it last changed between answering and failing.
     since: SystemTime,
     trouble: Option<Cause>,
 }
@@ -45,7 +46,7 @@ impl ServerHealth {
         }
     }
 
-    /// Errors while calls to `server`, which this is about, must fail at once.
+    /// Returns an error while the breaker is open; `server` is the address for its message.
     pub(in crate::redis) fn admit(&self, server: &str) -> Result<(), Fault> {
         if !self.open.load(Ordering::Relaxed) {
             return Ok(());
@@ -65,7 +66,7 @@ impl ServerHealth {
         })
     }
 
-    /// It answered something by `now`; true if calls go to it again for that.
+    /// Records an answer at `now`. Returns true if it closed the breaker.
     pub(crate) fn answered(&self, now: Instant) -> bool {
         self.answered.store(now.as_nanos(), Ordering::Relaxed);
         if !self.failing.load(Ordering::Relaxed) {
@@ -79,8 +80,10 @@ impl ServerHealth {
         detail.breaker.succeeded()
     }
 
-    /// A call got no answer that counts. It is the server's fault if it `counts`, and not the
-    /// caller's for having had too little time. True if calls fail at once from now on.
+    /// Records a call without a valid answer. Returns true if it opened the breaker.
+    ///
+    /// Pass `counts` unless the caller gave the server too little time: only then the failure is
+    /// the server's.
     pub(crate) fn failed(&self, cause: Option<&Cause>, counts: bool) -> bool {
         let mut detail = self.detail.lock();
         if !self.failing.swap(true, Ordering::Relaxed) {
@@ -94,14 +97,14 @@ impl ServerHealth {
         opens
     }
 
-    /// Another server is in its place: what is known of it is over.
+    /// Closes the breaker: another server has taken its place.
     pub(in crate::redis) fn reset(&self) {
         let mut detail = self.detail.lock();
         detail.breaker.succeeded();
         self.open.store(false, Ordering::Relaxed);
     }
 
-    /// Why it was not served last, for a caller that has been told nothing itself.
+    /// The last failure, for a caller without an error of its own.
     pub(in crate::redis) fn last_failure(&self) -> Option<Cause> {
         self.detail.lock().trouble.clone()
     }
@@ -114,8 +117,8 @@ impl ServerHealth {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Since when it has not answered, for a caller that has asked since `start`; since `now` if
-    /// nothing has failed since its last answer.
+    /// When it stopped answering, but not before `start`, when the caller first asked. Returns
+    /// `now` if nothing has failed since the last answer.
     pub(in crate::redis) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
         if !self.is_failing() {
             return now;
@@ -123,7 +126,7 @@ impl ServerHealth {
         start.max(Instant::from_nanos(self.answered.load(Ordering::Relaxed)))
     }
 
-    /// As people are told of it.
+    /// The public report.
     pub(crate) fn part(&self, server: &str, latency: Option<Duration>) -> HealthPart {
         let detail = self.detail.lock();
         let retry_in = detail.breaker.retry_in(Instant::now());

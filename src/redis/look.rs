@@ -1,4 +1,4 @@
-//! What can be seen from outside: the keys that there are, and what belongs to one name beside its lock.
+//! Reads what an operator can see: the keys on a server, and numbers stored beside a lock.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use crate::redis::server::Server;
 use crate::redis::{Deployment, DeploymentKind};
 use crate::token::FencingToken;
 
-/// How many keys the server looks at before it answers: it serves nobody else meanwhile.
+/// The keys a server examines per SCAN call: it serves nobody else meanwhile.
 const LOOKED_AT: &[u8] = b"1000";
 
 impl Deployment {
-    /// The servers that have every name among them.
+    /// Returns the servers that together hold every name.
     pub(crate) fn all(&self, until: Instant) -> Result<Vec<Arc<Server>>, Fault> {
         match &self.place {
             DeploymentKind::One(server) => Ok(vec![Arc::clone(server)]),
@@ -27,8 +27,8 @@ impl Deployment {
         }
     }
 
-    /// Asks for a number beside a name's lock; where several servers know one, the highest counts.
-    /// `None` where there is none.
+    /// Reads a number stored beside a lock, or `None` if there is none. Over a quorum, the highest
+    /// counts.
     pub(crate) fn number(
         &self,
         keys: &Keys,
@@ -46,7 +46,7 @@ impl Deployment {
                 let (mut highest, mut told) = (None, 0);
                 let mut fault = Fault::NotRun(Cause::text("no server was asked"));
                 for (n, server) in quorum.servers().iter().enumerate() {
-                    // One that hangs leaves time for those behind it.
+                    // A server that hangs must leave time for the others.
                     let now = Instant::now();
                     let part = now.until(until) / (quorum.size().all - n) as u32;
                     match server.number(keys, what, now.after(part)) {
@@ -66,20 +66,20 @@ impl Deployment {
     }
 }
 
-/// What is known of a name beside who holds it.
+/// A number stored beside a lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Gauge {
     /// The last fencing token.
     Token,
-    /// How many connections listen for its release.
+    /// The number of connections subscribed to its releases.
     Listeners,
-    /// How many places there are in the queue of the fair lock.
+    /// The length of the fair lock's queue.
     FairQueues,
 }
 
 impl Server {
-    /// One page of the string keys that match `pattern`, and where the next begins; a cursor of `0`
-    /// begins, and ends.
+    /// Returns one page of the string keys that match `pattern`, and the next cursor. Cursor `0`
+    /// starts a scan and ends it.
     pub(crate) fn scan(
         &self,
         cursor: &[u8],
@@ -98,7 +98,7 @@ impl Server {
             Gauge::Token => {
                 let digits = self.command("GET", &[keys.fence()], until, cap_rule, read_string)?;
                 match digits.as_deref() {
-                    // No token is 0, and the scripts go on from there.
+                    // A counter of 0 is valid but no token: the scripts count on from it.
                     None | Some(b"0") => Ok(None),
                     Some(digits) => match FencingToken::parse(digits) {
                         Some(token) => Ok(Some(token.value())),
@@ -125,7 +125,7 @@ impl Server {
     }
 }
 
-/// Reads a page of SCAN, and where the next begins.
+/// Reads a page of SCAN and the next cursor.
 pub(crate) fn read_page(reply: Reply) -> Option<(Vec<u8>, Vec<Vec<u8>>)> {
     let Reply::List(items) = reply else {
         return None;
@@ -133,7 +133,7 @@ pub(crate) fn read_page(reply: Reply) -> Option<(Vec<u8>, Vec<Vec<u8>>)> {
     let [Reply::Text(next), Reply::List(keys)] = <[Reply; 2]>::try_from(items).ok()? else {
         return None;
     };
-    // Up to 64 bits.
+    // A cursor has up to 64 bits.
     let is_cursor = (1..=20).contains(&next.len()) && next.iter().all(u8::is_ascii_digit);
     let keys = keys.into_iter().map(read_text).collect::<Option<_>>()?;
     is_cursor.then_some((next, keys))
@@ -146,10 +146,10 @@ fn read_text(reply: Reply) -> Option<Vec<u8>> {
     }
 }
 
-/// Reads what may be there or not.
+/// Reads a string or nil.
 #[expect(
     clippy::option_option,
-    reason = "there may be none, and a reply may be malformed"
+    reason = "outer None: malformed; inner None: no value"
 )]
 pub(crate) fn read_string(reply: Reply) -> Option<Option<Vec<u8>>> {
     match reply {
@@ -165,7 +165,7 @@ pub(crate) fn read_count(reply: &Reply) -> Option<u64> {
     }
 }
 
-/// Reads how many listen on `channel`.
+/// Reads the number of subscribers of `channel`.
 pub(crate) fn read_listeners(reply: &Reply, channel: &[u8]) -> Option<u64> {
     match reply {
         Reply::List(items) => match items.as_slice() {

@@ -1,4 +1,4 @@
-//! Redis as the rest of the crate sees it: where a name is kept, and what a call about it came to.
+//! The servers that keep the locks: one server, a cluster or a quorum, behind one interface.
 
 pub(crate) mod breaker;
 pub(crate) mod cluster;
@@ -42,7 +42,7 @@ pub(crate) use crate::redis::quorum::votes::{LeaseVotes, Majority, Verdict};
 pub(crate) use crate::redis::server::Server;
 pub(crate) use crate::redis::undoable::{PendingRelease, ServerVotes, Undoable, Vote};
 
-/// The Redis that keeps the locks: all its servers.
+/// All servers of one client, whichever way they are deployed.
 pub(crate) struct Deployment {
     place: DeploymentKind,
     label: String,
@@ -50,13 +50,13 @@ pub(crate) struct Deployment {
     dialers: Dialers,
 }
 
-/// Where names are kept.
+/// How the names are spread over servers.
 enum DeploymentKind {
-    /// All of them on one server.
+    /// One server, or a master with sentinels, has all names.
     One(Arc<Server>),
-    /// Each on the master that keeps its slot.
+    /// Each name is on the master that owns its slot.
     Cluster(Cluster),
-    /// All of them on each of several servers.
+    /// Each name is on all of several servers.
     Quorum(Box<Quorum>),
 }
 
@@ -77,7 +77,7 @@ impl Deployment {
         })
     }
 
-    /// Where it is, for people.
+    /// The address or addresses, without credentials, for messages.
     pub(crate) fn label(&self) -> &str {
         &self.label
     }
@@ -86,12 +86,12 @@ impl Deployment {
         self.command_timeout
     }
 
-    /// The threads that make its connections.
+    /// The threads that make connections.
     pub(crate) fn dialers(&self) -> &Dialers {
         &self.dialers
     }
 
-    /// The server that keeps a name now, as far as is known.
+    /// Returns the known owner of a name; not for a quorum.
     fn owner_of(&self, key: Key<'_>) -> Arc<Server> {
         match &self.place {
             DeploymentKind::One(server) => Arc::clone(server),
@@ -102,7 +102,7 @@ impl Deployment {
         }
     }
 
-    /// Whether `server` keeps a name now, as far as is known.
+    /// Returns true if `server` is a known owner of the name.
     pub(crate) fn owns(&self, server: &Arc<Server>, key: Key<'_>) -> bool {
         match &self.place {
             DeploymentKind::One(_) | DeploymentKind::Quorum(_) => true,
@@ -112,11 +112,11 @@ impl Deployment {
         }
     }
 
-    /// Errors when a name cannot be kept here.
+    /// Returns an error if this deployment cannot keep such a name.
     pub(crate) fn check(&self, keys: &Keys) -> Result<(), Error> {
         match &self.place {
             DeploymentKind::Quorum(_) if keys.line().is_some() => Err(Error::Config(
-                "a fair lock is for one server, Sentinel and Cluster: a quorum's servers have no queue in common"
+                "a fair lock needs one server, Sentinel or Cluster: the servers of a quorum share no queue"
                     .into(),
             )),
             DeploymentKind::One(_) | DeploymentKind::Quorum(_) => Ok(()),
@@ -124,18 +124,18 @@ impl Deployment {
         }
     }
 
-    /// Errors when no lease can be had here on these terms.
+    /// Returns an error if this deployment cannot grant a lease on these terms.
     pub(crate) fn check_terms(&self, terms: &LeaseTerms) -> Result<(), Error> {
         match &self.place {
             DeploymentKind::Quorum(_) if terms.replicas.is_some() => Err(Error::Config(
-                "min_replicas is for one server, Sentinel and Cluster: a quorum's servers have no replicas"
+                "min_replicas needs one server, Sentinel or Cluster: the servers of a quorum have no replicas"
                     .into(),
             )),
             _ => Ok(()),
         }
     }
 
-    /// The servers that keep a name now, as far as is known, and how many of them a majority takes.
+    /// Returns the known owners of a name, and how many of them decide.
     pub(crate) fn owners_of(&self, key: Key<'_>) -> (Vec<Arc<Server>>, Majority) {
         let servers = match &self.place {
             DeploymentKind::Quorum(quorum) => quorum.servers().to_vec(),
@@ -144,7 +144,7 @@ impl Deployment {
         (servers, self.size())
     }
 
-    /// The server that keeps what is on one server only: over a quorum the first.
+    /// Returns the server for what is stored on one server only: over a quorum, the first.
     pub(crate) fn primary_owner_of(&self, key: Key<'_>) -> Arc<Server> {
         match self.fixed().first() {
             Some(server) => Arc::clone(server),
@@ -152,7 +152,7 @@ impl Deployment {
         }
     }
 
-    /// The servers that are the same for all names and for good.
+    /// Returns the servers that are the same for all names and never change.
     pub(crate) fn fixed(&self) -> &[Arc<Server>] {
         match &self.place {
             DeploymentKind::One(server) => std::slice::from_ref(server),
@@ -161,7 +161,7 @@ impl Deployment {
         }
     }
 
-    /// How many servers keep each name, and how many of them a majority takes.
+    /// Returns how many servers have each name, and how many of them decide.
     pub(crate) fn size(&self) -> Majority {
         match &self.place {
             DeploymentKind::Quorum(quorum) => quorum.size(),
@@ -169,7 +169,8 @@ impl Deployment {
         }
     }
 
-    /// Where it is noted what each server did about an acquiring command, where there are several.
+    /// Returns a new record of what each server did about an acquiring command; `None` unless over
+    /// a quorum.
     pub(crate) fn votes(&self) -> Option<Arc<ServerVotes>> {
         match &self.place {
             DeploymentKind::Quorum(quorum) => Some(Arc::new(ServerVotes::new(quorum.size().all))),
@@ -177,8 +178,8 @@ impl Deployment {
         }
     }
 
-    /// The call that acquires what one script can, and reserves `block` tokens; where the client proposes
-    /// them, above `above`.
+    /// Returns the call that acquires `keys` and reserves `block` tokens. Over a quorum, the client
+    /// proposes the token, higher than `above`.
     pub(crate) fn acquire<'a>(
         &self,
         keys: &'a Keys,
@@ -193,8 +194,7 @@ impl Deployment {
         }
     }
 
-    /// Sends `call` and waits for its answer until `until`, and never longer than the command
-    /// timeout.
+    /// Sends `call` and waits for its reply until `until`, at most the command timeout.
     pub(crate) fn call(
         &self,
         call: Call<'_>,
@@ -205,9 +205,10 @@ impl Deployment {
             .map(|(reply, _)| reply)
     }
 
-    /// As [`call`](Self::call), for an acquiring call or a release. Where no answer to an acquiring
-    /// call comes, its undo is written behind it on the same connection. With the answer comes the
-    /// instant before the call was sent, once there was a connection: a lease counts from then.
+    /// Like [`call`](Self::call), for an acquiring call or a release. Also returns the instant
+    /// before the call was sent, after connecting: the lease counts from then.
+    ///
+    /// If an acquiring call gets no reply, its undo is sent behind it on the same connection.
     pub(crate) fn call_or_undo(
         &self,
         call: Call<'_>,
@@ -226,7 +227,7 @@ impl Deployment {
         }
     }
 
-    /// Whether Redis answers.
+    /// Pings the servers; succeeds if enough of them reply.
     pub(crate) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
         match &self.place {
             DeploymentKind::One(server) => server.ping(until, Cap::Counted),
@@ -235,8 +236,8 @@ impl Deployment {
         }
     }
 
-    /// Since when the keeper of a name has not answered, for a caller that has asked since `start`;
-    /// since `now` if nothing has failed since its last answer.
+    /// When the owner of a name stopped answering, but not before `start`, when the caller first
+    /// asked. Returns `now` if nothing has failed since the last answer.
     pub(crate) fn silent_since(&self, key: Key<'_>, now: Instant, start: Instant) -> Instant {
         match &self.place {
             DeploymentKind::Quorum(quorum) => quorum.silent_since(now, start),
@@ -245,12 +246,12 @@ impl Deployment {
         }
     }
 
-    /// Whether another server may take over, one that does not know all that the one before did.
+    /// Returns true if a replica may take over that lacks some of the master's data.
     pub(crate) fn may_fail_over(&self) -> bool {
         self.sentinels().is_some() || self.slot_map().is_some()
     }
 
-    /// Who knows the slots, where there are any.
+    /// The slot map of a cluster.
     pub(crate) fn slot_map(&self) -> Option<&SlotMap> {
         match &self.place {
             DeploymentKind::One(_) | DeploymentKind::Quorum(_) => None,
@@ -258,7 +259,7 @@ impl Deployment {
         }
     }
 
-    /// Who knows the master, if that may change.
+    /// The sentinels, if there are any.
     pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
         match &self.place {
             DeploymentKind::One(server) => server.sentinels(),
@@ -266,7 +267,7 @@ impl Deployment {
         }
     }
 
-    /// The master has moved to where its sentinels now know it.
+    /// Reconnects to the address that the sentinels now report.
     pub(crate) fn moved(&self) {
         match &self.place {
             DeploymentKind::One(server) => server.moved(),
@@ -274,22 +275,22 @@ impl Deployment {
         }
     }
 
-    /// Something failed: whoever keeps the names may be about to be replaced.
+    /// Records a failure, after which a cluster refreshes its slot map.
     pub(crate) fn doubt(&self) {
         match &self.place {
-            // Sentinels say so by themselves, and a quorum replaces none.
+            // Sentinels announce a new master, and a quorum replaces no server.
             DeploymentKind::One(_) | DeploymentKind::Quorum(_) => {}
             DeploymentKind::Cluster(cluster) => cluster.map().doubt(),
         }
     }
 
-    /// Asks every server how it does, all at once, until `until`; and how many must work.
+    /// Pings all servers at once, until `until`. Also returns how many of them must work.
     pub(crate) fn health(&self, until: Instant) -> (Vec<HealthPart>, usize) {
         let servers = match &self.place {
             DeploymentKind::One(server) => vec![Arc::clone(server)],
             DeploymentKind::Cluster(cluster) => {
                 let now = Instant::now();
-                // The other half is for their answers.
+                // The second half of the time is for the pings.
                 cluster
                     .masters(now.after(now.until(until) / 2))
                     .unwrap_or_default()
@@ -303,14 +304,14 @@ impl Deployment {
         (health_of_all(&servers, until), needed)
     }
 
-    /// A server of a quorum that did not answer does again.
+    /// Tells a quorum that one of its servers is up again.
     pub(crate) fn peer_is_back(&self) {
         if let DeploymentKind::Quorum(quorum) = &self.place {
             quorum.is_back();
         }
     }
 
-    /// The connections are closed; what is out is closed when it comes back.
+    /// Closes the idle connections; those in use are closed when they are returned.
     pub(crate) fn close(&self) {
         match &self.place {
             DeploymentKind::One(server) => server.close(),
@@ -319,7 +320,7 @@ impl Deployment {
         }
     }
 
-    /// A fault as an error for a caller that gives up.
+    /// Turns a fault into the error for a caller that gives up.
     pub(crate) fn error(&self, fault: Fault) -> Error {
         match fault {
             Fault::NotRun(cause) | Fault::Unknown(cause) | Fault::Redirected(_, cause) => {
@@ -330,7 +331,7 @@ impl Deployment {
         }
     }
 
-    /// Why the keeper of a name failed last, if it has.
+    /// The last failure of a name's owner.
     pub(crate) fn last_failure(&self, key: Key<'_>) -> Option<Cause> {
         match &self.place {
             DeploymentKind::Quorum(quorum) => quorum.last_failure(),
@@ -343,7 +344,7 @@ impl Deployment {
         }
     }
 
-    /// As an error for a caller that gives up.
+    /// Returns [`Error::Unreachable`] for this deployment.
     pub(crate) fn unreachable(&self, cause: Cause) -> Error {
         Error::Unreachable {
             server: self.label.clone(),
@@ -352,7 +353,7 @@ impl Deployment {
     }
 }
 
-/// Asks each server on a thread of its own, and on this one those for which the system has none.
+/// Pings each server on its own thread; on this thread those for which no thread can be started.
 fn health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
     thread::scope(|scope| {
         let ask = |server: &Arc<Server>| {
@@ -360,7 +361,7 @@ fn health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
             let asked = thread::Builder::new().spawn_scoped(scope, move || server.health(until));
             asked.ok()
         };
-        // One server needs no thread.
+        // This thread pings the first server.
         let asked = servers.iter().enumerate();
         let asked: Vec<_> = asked
             .map(|(n, server)| if n == 0 { None } else { ask(server) })
@@ -372,7 +373,7 @@ fn health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
             .map(|(server, asked)| {
                 asked.is_none().then(|| {
                     let now = Instant::now();
-                    // As long for each of those that are asked here.
+                    // An equal share of the time for each.
                     let share = now.until(until) / left;
                     left -= 1;
                     server.health(now.after(share))
@@ -385,7 +386,7 @@ fn health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
     })
 }
 
-/// What an acquiring call may leave behind. A release, which goes in the free lane, needs no undo.
+/// Returns what to undo if the call fails. A release, which is [`Cap::Exempt`], needs no undo.
 fn to_undo<'a>(undoable: Option<&'a Undoable<'a>>, cap_rule: Cap) -> Option<&'a Undoable<'a>> {
     undoable.filter(|_| cap_rule == Cap::Counted)
 }

@@ -1,4 +1,4 @@
-//! Many calls in one write, their answers read after it.
+//! Sends many calls in one write and reads their replies after it.
 
 use redis::ServerError;
 
@@ -11,10 +11,11 @@ use crate::redis::fault::Fault;
 use crate::redis::server::Server;
 
 impl Server {
-    /// Sends all `calls` in one write over a connection that the caller keeps, and returns their
-    /// answers in the same order. The second part is false when the connection is of no more use:
-    /// then each call without an answer may have run. All of them are to be acknowledged by the same
-    /// number of replicas.
+    /// Sends all `calls` in one write over the caller's connection and returns their replies in
+    /// order.
+    ///
+    /// The second value is false if the connection must not be used again; calls without a reply
+    /// may have run. All calls must require the same number of replicas.
     pub(crate) fn batch(
         &self,
         connection: &mut Connection,
@@ -27,7 +28,7 @@ impl Server {
             .filter(|&n| matches!(answers.get(n), Some(Ok(Err(error))) if is_no_script(error)))
             .collect();
         if alive && !unknown.is_empty() {
-            // Nothing of these ran, so the same calls may be sent again.
+            // These did not run, so sending them again is safe.
             let again: Vec<Call<'_>> = unknown
                 .iter()
                 .filter_map(|&n| calls.get(n).copied())
@@ -50,7 +51,7 @@ impl Server {
         if answers.iter().any(Result::is_ok) {
             self.answered(sent);
         }
-        // A server that says "not now" may have been replaced by another: connect again.
+        // A server that answers "not now" may have been replaced: connect again.
         let usable = alive
             && !answers
                 .iter()
@@ -66,7 +67,7 @@ impl Server {
 
     #[expect(
         clippy::type_complexity,
-        reason = "answer, or error answer, or no answer; seen only here"
+        reason = "a reply, an error reply, or no reply; used only here"
     )]
     fn write_and_read(
         &self,
@@ -88,7 +89,7 @@ impl Server {
             .iter()
             .map(|call| {
                 let error = match &broken {
-                    // One timeout is enough: after it nothing more is read.
+                    // After one timeout nothing more is read.
                     Some(error) => error.clone(),
                     None => match connection.answer_to(until, call.expected()) {
                         Ok(answer) => return Ok(answer),

@@ -1,4 +1,4 @@
-//! Where the master is, as the sentinels say.
+//! The address of the master, as the sentinels report it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::redis::conn::connection::Connection;
 use crate::redis::first_answer::{Failure, inquire};
 use crate::url::{Address, Sentinel};
 
-/// The sentinels of one master, and what is known from them.
+/// The sentinels of one master, and the master address they reported.
 pub(crate) struct Sentinels {
     sentinel: Sentinel,
     dialers: Dialers,
@@ -25,21 +25,21 @@ pub(crate) type HostPort = (String, u16);
 /// The channel on which sentinels announce a new master.
 const MOVES: &[u8] = b"+switch-master";
 
-/// What is known of the master's place.
+/// The known address of the master.
 #[derive(Default)]
 struct Known {
-    /// Where it was when last heard of.
+    /// The last reported address.
     place: Option<HostPort>,
-    /// It may not be there any more: the sentinels are to be asked before it is gone to.
+    /// The master may have moved: ask the sentinels before connecting.
     doubted: bool,
-    /// How often its place was announced: what was asked before an announcement is older.
+    /// The number of announcements: a reply to a question asked before one is out of date.
     announced: u64,
-    /// How often it was found in another place than before.
+    /// How many times a report named another address than before.
     moves: u64,
 }
 
 impl Known {
-    /// True if it is another place than before.
+    /// Records the address. Returns true if it differs from the last one.
     fn learn(&mut self, place: HostPort) -> bool {
         let has_moved = self.place.as_ref().is_some_and(|known| *known != place);
         self.place = Some(place);
@@ -62,10 +62,11 @@ impl Sentinels {
         self.sentinel.sentinels.len()
     }
 
-    /// How to reach the master: where it was last heard of unless that is doubted, else where the
-    /// first sentinel that knows it says. All are asked at once, so that a dead one costs nothing;
-    /// where all are silent, the place that is doubted is better than none. The second part is true
-    /// if the master has moved, and nobody was told before.
+    /// Returns the address of the master, and whether it has just been found to have moved.
+    ///
+    /// Uses the last known address unless it is in doubt; else asks all sentinels at once, so that
+    /// a dead one costs no time, and takes the first answer. If no sentinel answers, an address in
+    /// doubt is better than none.
     pub(crate) fn master(self: &Arc<Self>, timeout: Duration) -> RedisResult<(Address, bool)> {
         let announced = {
             let known = self.known.lock();
@@ -79,18 +80,18 @@ impl Sentinels {
         let asked = self.ask_all(timeout);
         let mut known = self.known.lock();
         let has_moved = match asked {
-            // What was announced meanwhile is newer.
+            // An announcement in the meantime is newer than the reply.
             Ok(place) => known.announced == announced && known.learn(place),
             Err(error) if is_final_at_logon(&error) || known.place.is_none() => return Err(error),
             Err(_) => false,
         };
         match &known.place {
             Some((host, port)) => Ok((self.sentinel.at(host, *port), has_moved)),
-            None => unreachable!("just learnt, or seen to be there"),
+            None => unreachable!("just learnt, or known before"),
         }
     }
 
-    /// What the first sentinel that knows the master says.
+    /// Returns the address from the first sentinel that knows the master.
     fn ask_all(self: &Arc<Self>, timeout: Duration) -> RedisResult<HostPort> {
         let ask = |n| {
             let this = Arc::clone(self);
@@ -103,7 +104,7 @@ impl Sentinels {
         })
     }
 
-    /// Asks one sentinel.
+    /// Asks one sentinel for the master, over a new connection.
     fn ask(&self, n: usize, timeout: Duration) -> RedisResult<HostPort> {
         let until = Instant::now().after(timeout);
         let mut connection = self.connect(n, until)?;
@@ -118,14 +119,14 @@ impl Sentinels {
             None => Err(connection.malformed()),
             Some(None) => Err((
                 ErrorKind::MasterNameNotFoundBySentinel,
-                "the sentinels know no master of this name",
+                "the sentinels know no master with this name",
                 self.sentinel.master.clone(),
             )
                 .into()),
         }
     }
 
-    /// A connection to one sentinel.
+    /// Connects to one sentinel.
     fn connect(&self, n: usize, until: Instant) -> RedisResult<Connection> {
         let sentinels = &self.sentinel.sentinels;
         let address = sentinels
@@ -139,25 +140,25 @@ impl Sentinels {
         self.sentinel.data.tls_hint()
     }
 
-    /// How often the master was found to have moved.
+    /// How many times the master was found to have moved.
     pub(crate) fn moves(&self) -> u64 {
         self.known.lock().moves
     }
 
-    /// The master may be no longer where it was.
+    /// Records that the master may have moved.
     pub(crate) fn doubt(&self) {
         self.known.lock().doubted = true;
     }
 
-    /// What a sentinel announced on `+switch-master`; true if it is our master that has moved, and
-    /// no other sentinel has said so before.
+    /// Handles an announcement on `+switch-master`. Returns true if our master has moved and no
+    /// other sentinel has announced that before.
     fn switched(&self, announcement: &[u8]) -> bool {
         let text = String::from_utf8_lossy(announcement);
         let mut words = text.split(' ');
         if words.next() != Some(self.sentinel.master.as_str()) {
             return false;
         }
-        // Behind the name: the old host and port, then the new ones.
+        // The name is followed by the old host and port, then the new ones.
         let (host, port) = (words.nth(2), words.next());
         let place = host
             .zip(port)
@@ -173,7 +174,8 @@ impl Sentinels {
         }
     }
 
-    /// Listens to one sentinel; also true if the master has moved while nobody did.
+    /// Subscribes to one sentinel. The second value is true if the master has moved while nobody
+    /// listened.
     pub(crate) fn listen(&self, n: usize, timeout: Duration) -> Result<(Connection, bool), Cause> {
         let until = Instant::now().after(timeout);
         let mut connection = self.connect(n, until)?;
@@ -188,13 +190,13 @@ impl Sentinels {
         let has_moved =
             known.is_some_and(|known| self.ask(n, timeout).is_ok_and(|place| place != known));
         if has_moved {
-            // This one may be the one that is behind.
+            // This sentinel may be the one that is out of date.
             self.doubt();
         }
         Ok((connection, has_moved))
     }
 
-    /// Waits for as long as `patience`; true if the master has moved.
+    /// Waits at most `patience` for an announcement. Returns true if the master has moved.
     pub(crate) fn hears_of_move(
         &self,
         connection: &mut Connection,
@@ -208,8 +210,8 @@ impl Sentinels {
     }
 }
 
-/// Reads the answer to GET-MASTER-ADDR-BY-NAME: `Some(None)` where the name is not known, `None` for
-/// one that no sentinel gives.
+/// Reads the reply to GET-MASTER-ADDR-BY-NAME: `Some(None)` if the name is unknown, `None` if the
+/// reply is malformed.
 pub(crate) fn read_place(answer: Value) -> Option<Option<HostPort>> {
     let items = match answer {
         Value::Nil => return Some(None),
@@ -254,14 +256,17 @@ mod tests {
     fn sentinels() -> Sentinels {
         match Target::parse("redis+sentinel://127.0.0.1:1,127.0.0.1:2/m") {
             Ok(Target::Sentinel(sentinel)) => Sentinels::new(sentinel, &Dialers::default()),
-            _ => panic!("not taken"),
+            _ => panic!("the URL was rejected"),
         }
     }
 
     #[test]
-    fn a_move_is_one_however_many_announce_it() {
+    fn a_move_announced_twice_counts_once() {
         let sentinels = sentinels();
-        assert!(!sentinels.switched(b"m h 1 h 2"), "nobody was at the first");
+        assert!(
+            !sentinels.switched(b"m h 1 h 2"),
+            "the first address is not a move"
+        );
         assert!(sentinels.switched(b"m h 2 h 3"));
         assert!(!sentinels.switched(b"m h 2 h 3"));
         assert!(!sentinels.switched(b"another h 3 h 4"));
@@ -271,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn no_place_is_read_from_what_no_sentinel_answers() {
+    fn malformed_replies_give_no_address() {
         let read = |text: &str| read_place(redis::parse_redis_value(text.as_bytes()).unwrap());
         let known = read("*2\r\n$2\r\nh1\r\n$4\r\n6379\r\n");
         assert_eq!(known, Some(Some(("h1".into(), 6379))));
@@ -291,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_is_doubted_is_better_than_none() {
+    fn an_address_in_doubt_is_used_if_no_sentinel_answers() {
         let sentinels = Arc::new(sentinels());
         assert!(sentinels.master(Duration::from_millis(1)).is_err());
         sentinels.switched(b"m h 1 10.0.0.7 2");
