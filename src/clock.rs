@@ -1,17 +1,18 @@
-//! The clock that leases are measured by: it goes on while the machine is suspended, where the system has such a clock.
+//! The clock for leases and deadlines. It advances during suspend where the system has such a
+//! clock.
 
 use std::time::Duration;
 
-/// No thread sleeps longer than this at a time: a sleep is measured by a clock that stands still
-/// while the machine is suspended, so a resumed machine looks at this clock again within a second.
+/// The longest single sleep. The clock behind sleeps stops during suspend, so after a resume a
+/// thread reads this clock again within a second.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// A point in time, as the time since the machine started. Sums saturate: too far is never.
+/// A point in time, as the time since the machine started. Sums saturate at [`Instant::NEVER`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Instant(Duration);
 
 impl Instant {
-    /// Later than any other instant: what has no end ends then.
+    /// Later than any other instant: a deadline that never passes.
     pub(crate) const NEVER: Self = Self(Duration::MAX);
 
     /// Before any other instant.
@@ -40,13 +41,13 @@ impl Instant {
         Self(self.0.saturating_sub(lead))
     }
 
-    /// How long it is from here until `later`; zero if that is past.
+    /// Returns the time from here until `later`; zero if that has passed.
     pub(crate) const fn until(self, later: Self) -> Duration {
         later.0.saturating_sub(self.0)
     }
 }
 
-/// How long to sleep from `now` for something due at `at`: never longer than [`LONGEST_SLEEP`].
+/// Returns how long to sleep from `now` towards `at`: at most [`LONGEST_SLEEP`].
 pub(crate) fn nap(now: Instant, at: Instant) -> Duration {
     now.until(at).min(LONGEST_SLEEP)
 }
@@ -54,7 +55,7 @@ pub(crate) fn nap(now: Instant, at: Instant) -> Duration {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn since_start() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    // Neither part is ever negative on this clock, and the nanoseconds are below a second.
+    // Neither part is negative on this clock, and the nanoseconds are below one second.
     Duration::new(
         time.tv_sec.try_into().unwrap_or(0),
         time.tv_nsec.try_into().unwrap_or(0),
@@ -65,7 +66,7 @@ fn since_start() -> Duration {
 fn since_start() -> Duration {
     use std::sync::OnceLock;
     static START: OnceLock<std::time::Instant> = OnceLock::new();
-    // A day ahead, so that `before` does not saturate in the first moments of a process.
+    // Starts at one day, so that `before` does not saturate in a new process.
     START.get_or_init(std::time::Instant::now).elapsed() + Duration::from_secs(86_400)
 }
 
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn until_is_zero_for_the_past() {
         let now = Instant::now();
         assert!(Instant::now() >= now);
         assert_eq!(
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn too_far_is_never() {
+    fn far_deadlines_saturate_at_never() {
         assert_eq!(Instant::now().after(Duration::MAX), Instant::NEVER);
         assert_eq!(nap(Instant::now(), Instant::NEVER), LONGEST_SLEEP);
     }

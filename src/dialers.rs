@@ -1,4 +1,4 @@
-//! The threads of one client that make connections, or ask where a server is: how many of them are at work.
+//! The threads of one client that make connections or look up a server's address, and their number.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::clock::{Instant, nap};
 
-/// The name of each.
+/// The name of each thread.
 pub(crate) const DIALER: &str = "leasehold-dial";
 
 #[derive(Clone, Debug, Default)]
@@ -22,10 +22,10 @@ struct Work {
     ended: Condvar,
 }
 
-/// Counts a thread until it ends, however it does.
-struct Verdict(Arc<Work>);
+/// Counts a running thread until dropped, which also happens if the thread panics.
+struct Running(Arc<Work>);
 
-impl Drop for Verdict {
+impl Drop for Running {
     fn drop(&mut self) {
         *self.0.threads.lock() -= 1;
         self.0.ended.notify_all();
@@ -33,12 +33,12 @@ impl Drop for Verdict {
 }
 
 impl Dialers {
-    /// Runs `dial` on a thread of its own, which nothing can interrupt while it resolves a name.
+    /// Runs `dial` on a new thread: nothing can interrupt it while it resolves a host name.
     pub(crate) fn spawn(&self, dial: impl FnOnce() + Send + 'static) -> io::Result<()> {
         *self.work.threads.lock() += 1;
-        let counted = Verdict(Arc::clone(&self.work));
+        let running = Running(Arc::clone(&self.work));
         let run = move || {
-            let _counted = counted;
+            let _running = running;
             dial();
         };
         thread::Builder::new()
@@ -47,7 +47,8 @@ impl Dialers {
             .map(drop)
     }
 
-    /// Waits until all have ended, but not longer than `until`. Returns how many have not.
+    /// Waits until all threads have ended, at most until `until`. Returns how many are still
+    /// running.
     pub(crate) fn wait(&self, until: Instant) -> usize {
         let mut threads = self.work.threads.lock();
         loop {
@@ -67,16 +68,16 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn those_that_have_not_ended_are_counted() {
+    fn running_threads_are_counted() {
         let dialers = Dialers::default();
         let (end, ending) = bounded::<()>(0);
         dialers
             .spawn(move || assert!(ending.recv().is_err()))
             .unwrap();
         dialers.spawn(|| {}).unwrap();
-        let soon = Instant::now().after(Duration::from_secs(60));
+        let in_a_minute = Instant::now().after(Duration::from_secs(60));
         assert!(dialers.wait(Instant::START) >= 1);
         drop(end);
-        assert_eq!(dialers.wait(soon), 0);
+        assert_eq!(dialers.wait(in_a_minute), 0);
     }
 }

@@ -1,25 +1,26 @@
-//! Text from outside, as people see it: names, keys and values that anybody may have written, and what a server says.
+//! Escapes text from outside for printing: names, keys, values and replies of a server.
 
 use std::fmt;
 
-/// The longest part of a name or a key that is printed, in characters; a log line or an error stays readable.
+/// The most characters printed of a name or key: log lines and errors stay readable.
 const SHOWN: usize = 128;
 
-/// The longest part of a server's own text that is printed, in characters.
+/// The most characters printed of a server's own text.
 const SAID: usize = 1024;
 
-/// Whether a terminal only prints `c`: no control character, and none that hides or reorders its neighbours, as
-/// U+202E does. <https://trojansource.codes>
+/// Returns true if a terminal only prints `c`: no control character, and none that hides or
+/// reorders its neighbours, such as U+202E. <https://trojansource.codes>
 pub(crate) fn is_printable(c: char) -> bool {
     match c {
         ' '..='~' => true,
         ..='\u{9f}' => false,
-        // The standard library escapes what Unicode calls a format character, a separator, or unassigned.
+        // `escape_debug` escapes format characters, separators and unassigned code points.
         c => c.escape_debug().len() == 1,
     }
 }
 
-/// Bytes that may be anything: printable text as it is, the rest escaped, a long end cut. Escaping twice changes nothing.
+/// Arbitrary bytes to print. `Display` escapes everything that is not printable and cuts a long
+/// end. Escaping twice changes nothing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Escaped<'a> {
     bytes: &'a [u8],
@@ -27,19 +28,19 @@ pub(crate) struct Escaped<'a> {
 }
 
 impl<'a> Escaped<'a> {
-    /// All of it.
+    /// Prints all bytes.
     pub(crate) fn whole(bytes: &'a [u8]) -> Self {
         let most = usize::MAX;
         Self { bytes, most }
     }
 
-    /// A name, a key, or a value.
+    /// Prints a name, key or value.
     pub(crate) fn name(bytes: &'a [u8]) -> Self {
         let most = SHOWN;
         Self { bytes, most }
     }
 
-    /// A server's own text.
+    /// Prints a server's own text.
     pub(crate) fn said(text: &'a str) -> Self {
         let (bytes, most) = (text.as_bytes(), SAID);
         Self { bytes, most }
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn text_is_kept_escaped_or_cut() {
         assert_eq!(whole("tisch-ü \\ \"{名}\""), "tisch-ü \\ \"{名}\"");
         assert_eq!(whole("\x1b[2J\n\u{9b}\u{202e}"), r"\x1b[2J\n\u{9b}\u{202e}");
         assert_eq!(Escaped::whole(b"a\xffb\xc3").to_string(), r"a\xffb\xc3");
@@ -103,7 +104,7 @@ mod tests {
         for c in ranges.into_iter().flat_map(|(first, last)| first..=last) {
             let escaped = whole(&c.to_string());
             assert!(escaped.is_ascii() && escaped.starts_with('\\'), "{c:?}");
-            assert_eq!(whole(&escaped), escaped, "once is enough");
+            assert_eq!(whole(&escaped), escaped, "escaping twice changes nothing");
         }
     }
 }

@@ -1,13 +1,13 @@
-//! Log records whose logger may panic: it is the user's code, and no lease depends on it.
+//! Log macros that contain a panic of the user's logger: no lease depends on a logger.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// As `log::log!`, but a panic of the logger ends with the record. It would leave a lease that nobody renews any more, or
-/// that nobody holds.
+/// Like `log::log!`, but a panic of the logger ends here. Unwinding further could leave a lease
+/// that nobody renews, or that has no guard.
 macro_rules! record {
     ($level:expr, $($record:tt)+) => {{
         let level: ::log::Level = $level;
-        // As `log` does, before any code of the user's runs.
+        // The same check as in `log`, before any user code runs.
         if level <= ::log::STATIC_MAX_LEVEL && level <= ::log::max_level() {
             $crate::logging::contain(|| ::log::log!(level, $($record)+));
         }
@@ -34,13 +34,13 @@ macro_rules! error_ {
     ($($record:tt)+) => { $crate::logging::record!(::log::Level::Error, $($record)+) };
 }
 
-// Under other names above, since `warn` is an attribute too.
+// Named differently above because `warn` is also an attribute.
 pub(crate) use {
     debug_ as debug, error_ as error, info_ as info, record, trace_ as trace, warn_ as warn,
 };
 
-/// Runs what calls the logger. The message of a panic is out when this returns: there is nothing more to say, and
-/// nobody to say it to.
+/// Runs `act`, which calls the logger, and contains a panic. The panic hook has already printed its
+/// message.
 pub(crate) fn contain(act: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(act));
 }

@@ -1,4 +1,4 @@
-//! Random numbers, on every thread until its very end: `rand::rng()` panics once its thread-local is gone.
+//! Random numbers that also work in destructors of thread-locals, where `rand::rng()` panics.
 
 use std::sync::LazyLock;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,19 +13,20 @@ static GENERATOR: LazyLock<Mutex<SmallRng>> = LazyLock::new(|| {
     Mutex::new(seeded.unwrap_or_else(|_| SmallRng::seed_from_u64(by_clock())))
 });
 
-/// Differs between the processes of a machine, where the system has no random numbers to give.
+/// A seed that differs between the processes of a machine, if the system has no random numbers.
 fn by_clock() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let nanos = now.map_or(0, |now| now.as_nanos() as u64);
     nanos ^ u64::from(std::process::id()) << 32
 }
 
-/// A number from 0 to 1, for jitter.
+/// Returns a number from 0 (inclusive) to 1 (exclusive), for jitter.
 pub(crate) fn chance() -> f64 {
     GENERATOR.lock().random()
 }
 
-/// Random bytes from the system: whoever knows a holder id can release its lock, so it must not be guessed.
+/// Returns a random UUID. Its bytes come from the system: anyone who knows a holder id can release
+/// the lock, so it must not be predictable.
 pub(crate) fn uuid() -> Uuid {
     let mut bytes = [0; 16];
     if SysRng.try_fill_bytes(&mut bytes).is_err() {
@@ -39,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn numbers_and_ids_vary() {
         let drawn: Vec<f64> = (0..100).map(|_| chance()).collect();
         assert!(drawn.iter().all(|chance| (0.0..1.0).contains(chance)));
         assert!(drawn.iter().any(|chance| *chance != drawn[0]));

@@ -1,4 +1,4 @@
-//! What TLS is set up with: whom to trust, and who we are. Only with the feature `tls`.
+//! TLS settings: trusted certificate authorities and the client certificate. Feature `tls` only.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use rustls::{ClientConfig, RootCertStore};
 
 use crate::error::Error;
 
-/// As PEM. `None` and empty: the system's authorities, and no certificate of our own.
+/// PEM texts. `None` means the system's authorities and no client certificate.
 #[derive(Clone, Default)]
 pub(crate) struct Tls {
     pub(crate) root: Option<Vec<u8>>,
@@ -27,8 +27,8 @@ impl Tls {
         self.root.is_some() || self.client.is_some()
     }
 
-    /// Errors name the setting. None repeats what a library says of the PEM, which may hold a part of
-    /// the key.
+    /// Checks the PEM texts. Errors name the setting; they never quote a library's message, which
+    /// may contain a part of the key.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if let Some(pem) = &self.root {
             check_root(pem)?;
@@ -36,8 +36,9 @@ impl Tls {
         self.client.as_ref().map_or(Ok(()), check_client)
     }
 
-    /// What a new connection is encrypted with. Reads the system's authorities anew each time where none were given: they
-    /// may be replaced while a client lives. The PEM was checked before.
+    /// Returns the configuration for a new connection; the PEM texts have been checked.
+    ///
+    /// Loads the system's authorities each time, because they may be replaced while a client runs.
     pub(crate) fn client_config(&self) -> RedisResult<ClientConfig> {
         let mut roots = RootCertStore::empty();
         match &self.root {
@@ -61,7 +62,7 @@ impl Tls {
             return Ok(config.with_no_client_auth());
         };
         let chain = certificates(&client.chain).unwrap_or_default();
-        // Whatever this says may hold a part of the key.
+        // The library's error may contain a part of the key.
         let key = PrivateKeyDer::from_pem_slice(&client.key).map_err(|_| {
             (
                 ErrorKind::InvalidClientConfig,
@@ -81,13 +82,13 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// With two providers in a program's tree rustls picks none and panics.
+/// Installs a crypto provider: if the program links two and chose none, rustls panics.
 pub(crate) fn install_provider() {
-    // An error means that the program has chosen one itself.
+    // An error means that the program has installed one itself.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// The certificates in a PEM text; `None` if there are none, or one is damaged.
+/// Returns the certificates in a PEM text; `None` if there are none or one is damaged.
 fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
     let all = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
     all.ok().filter(|all| !all.is_empty())
@@ -95,12 +96,12 @@ fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
 
 fn check_root(pem: &[u8]) -> Result<(), Error> {
     let Some(roots) = certificates(pem) else {
-        return wrong("tls_root holds no certificate in PEM that can be read");
+        return wrong("tls_root contains no readable PEM certificate");
     };
     let mut store = RootCertStore::empty();
     for root in roots {
         if store.add(root).is_err() {
-            return wrong("tls_root holds a certificate that is none of an authority (X.509)");
+            return wrong("tls_root contains a certificate that is not a valid X.509 authority");
         }
     }
     Ok(())
@@ -110,29 +111,29 @@ fn check_client(client: &ClientCert) -> Result<(), Error> {
     use rustls::{Error as Tls, InconsistentKeys};
     let Some(chain) = certificates(&client.chain) else {
         return wrong(
-            "tls_client_cert: the certificate (its first part) holds none in PEM that can be read",
+            "tls_client_cert: the certificate (its first part) contains no readable PEM certificate",
         );
     };
     let Ok(key) = PrivateKeyDer::from_pem_slice(&client.key) else {
         return wrong(
-            "tls_client_cert: the key (its second part) holds no private key in PEM that can be read; \
-             one that is encrypted must be decrypted first",
+            "tls_client_cert: the key (its second part) contains no readable PEM private key; \
+             decrypt an encrypted key first",
         );
     };
     install_provider();
     let Some(provider) = rustls::crypto::CryptoProvider::get_default() else {
-        unreachable!("just installed, or by somebody else before")
+        unreachable!("just installed, or installed by the program")
     };
     match rustls::sign::CertifiedKey::from_der(chain, key, provider) {
         Ok(_) => Ok(()),
         Err(Tls::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
-            wrong("tls_client_cert: the key is not that of the certificate")
+            wrong("tls_client_cert: the key does not belong to the certificate")
         }
         Err(Tls::InvalidCertificate(_)) => {
-            wrong("tls_client_cert: the certificate (its first part) is not one of X.509")
+            wrong("tls_client_cert: the certificate (its first part) is not valid X.509")
         }
         Err(_) => wrong(
-            "tls_client_cert: the key (its second part) is of no kind that can be used: RSA, ECDSA or Ed25519",
+            "tls_client_cert: the key (its second part) is not supported; expected RSA, ECDSA or Ed25519",
         ),
     }
 }
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn valid_certificates_pass() {
         root(pem!("ca.pem")).check().unwrap();
         client(pem!("client.pem"), pem!("client.key"))
             .check()
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_which_it_is_and_keep_the_key() {
+    fn errors_name_the_setting_and_keep_the_key_secret() {
         let (certificate, key) = (pem!("client.pem"), pem!("client.key"));
         let torn = &key[..key.len() / 2];
         let bad_start = [b"-----BEGIN ", &key[40..]].concat();
@@ -191,7 +192,10 @@ mod tests {
             (client(certificate, certificate), "key (its second part)"),
             (client(certificate, torn), "key (its second part)"),
             (client(certificate, &bad_start), "key (its second part)"),
-            (client(certificate, pem!("server.key")), "not that of"),
+            (
+                client(certificate, pem!("server.key")),
+                "does not belong to",
+            ),
         ] {
             let error = tls.check().unwrap_err().to_string();
             assert!(error.contains(word), "{word}: {error}");

@@ -1,4 +1,4 @@
-//! The address of a server, read from a URL.
+//! Server addresses and credentials, read from URLs.
 
 #[cfg(feature = "tls")]
 use std::sync::Arc;
@@ -12,47 +12,48 @@ use crate::escape::Escaped;
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
 
-/// A dead peer is noticed by the kernel within about half a minute even where nobody reads.
+/// Idle time before TCP keepalive: the kernel notices a dead peer within about half a minute, even
+/// if no call reads.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// What may follow the `?` of a URL.
+/// The query parameters of each kind of URL.
 const TCP_PARAMETERS: [&str; 1] = ["protocol"];
 const UNIX_PARAMETERS: [&str; 4] = ["db", "user", "pass", "protocol"];
 const SENTINEL_PARAMETERS: [&str; 3] = ["sentinel_user", "sentinel_pass", "protocol"];
 
-/// What a URL leads to.
+/// The deployment that a URL describes.
 pub(crate) enum Target {
     /// One server.
     Server(Address),
-    /// Whichever server the sentinels say is the master.
+    /// The server that the sentinels report as the master.
     Sentinel(Sentinel),
     /// The masters of a cluster.
     Cluster(Nodes),
-    /// Several independent servers, a majority of which decides.
+    /// Several independent servers; a majority decides.
     Quorum(Vec<Address>),
 }
 
-/// Some nodes of a cluster, who know the others, and how to log on to any of them.
+/// The seed nodes of a cluster, and the credentials for all nodes.
 pub(crate) struct Nodes {
     pub(crate) seeds: Vec<Address>,
     data: Address,
 }
 
-/// The sentinels of a master, and how to log on to it.
+/// The sentinels of a master, and the credentials for the master.
 pub(crate) struct Sentinel {
     pub(crate) sentinels: Vec<Address>,
     pub(crate) master: String,
-    /// How to log on to the master, wherever it is.
+    /// The credentials and TLS settings for the master, whatever its address.
     pub(crate) data: Address,
 }
 
 impl Target {
-    /// Reads a URL of any of our kinds.
+    /// Parses a URL of any supported kind.
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
         if let Some((scheme, rest)) = url.split_once("+sentinel://") {
             check_fragment(rest).map_err(|what| sentinel_config(&what))?;
             let parsed = Sentinel::parse(scheme, rest);
-            // Only a query that is valid may hold an @: the sentinels' password.
+            // Only a valid query may contain an @, in the sentinels' password.
             let has_slipped = parsed.is_err() && is_logon_cut_off(rest);
             match has_slipped || is_logon_cut_off(rest.split('?').next().unwrap_or_default()) {
                 true => Err(sentinel_config(UNESCAPED)),
@@ -69,7 +70,7 @@ impl Target {
         }
     }
 
-    /// All that it names.
+    /// All addresses, for a common change.
     #[cfg(feature = "tls")]
     fn addresses(&mut self) -> Vec<&mut Address> {
         match self {
@@ -86,8 +87,7 @@ impl Target {
         }
     }
 
-    /// The same with this TLS, which then belongs to how each server is logged on to: those whose
-    /// address is learnt later too.
+    /// Sets TLS for every server, including those whose address is learnt later.
     #[cfg(feature = "tls")]
     pub(crate) fn with_tls(mut self, tls: &Tls) -> Result<Self, Error> {
         if tls.is_set() {
@@ -100,13 +100,13 @@ impl Target {
         Ok(self)
     }
 
-    /// Several independent servers.
+    /// A quorum of independent servers.
     pub(crate) fn quorum(urls: &[String]) -> Result<Self, Error> {
         let parse = |url: &String| {
             match Self::parse(url)? {
             Self::Server(address) => Ok(address),
             _ => Err(Error::Config(
-                "a quorum is made of single servers: a URL of sentinels or of a cluster cannot be one of them"
+                "a quorum consists of single servers: it cannot contain a URL of sentinels or a cluster"
                     .into(),
             )),
         }
@@ -115,7 +115,7 @@ impl Target {
         Ok(Self::Quorum(addresses))
     }
 
-    /// A cluster, by some of its nodes.
+    /// A cluster with these seed nodes.
     pub(crate) fn cluster(nodes: &[String]) -> Result<Self, Error> {
         let parse = |node: &String| match node.contains("://") {
             true => Address::parse(node),
@@ -125,16 +125,16 @@ impl Target {
         Nodes::of(seeds).map(Self::Cluster)
     }
 
-    /// A master, by its sentinels.
+    /// A master known to these sentinels.
     pub(crate) fn sentinel(sentinels: &[String], master: &str) -> Result<Self, Error> {
         let (scheme, rest) = master.split_once("://").unwrap_or(("redis", master));
         let (user, name) = rest.rsplit_once('@').unwrap_or(("", rest));
         let (name, db) = name.split_once('/').unwrap_or((name, ""));
         if sentinels.is_empty() {
-            return Err(sentinel_config("it names no sentinel"));
+            return Err(sentinel_config("no sentinel given"));
         }
         if name.is_empty() {
-            return Err(sentinel_config("it names no master"));
+            return Err(sentinel_config("no master name given"));
         }
         let parse = |sentinel: &String| {
             let (scheme, rest) = sentinel.split_once("://").unwrap_or((scheme, sentinel));
@@ -149,7 +149,7 @@ impl Target {
         }))
     }
 
-    /// For people: no user, no password.
+    /// The address without credentials, for messages.
     pub(crate) fn label(&self) -> String {
         match self {
             Self::Server(address) => address.label.clone(),
@@ -164,7 +164,7 @@ impl Target {
 }
 
 impl Nodes {
-    /// Reads what follows the scheme: `[user:password@]host[:port],…[/][?…]`.
+    /// Parses the part after the scheme: `[user:password@]host[:port],…[/][?…]`.
     fn parse(scheme: &str, rest: &str) -> Result<Self, Error> {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, db) = place.split_once('/').unwrap_or((place, ""));
@@ -176,10 +176,10 @@ impl Nodes {
         Self::of(hosts.split(',').map(parse).collect::<Result<_, _>>()?)
     }
 
-    /// The nodes of a cluster that is asked at any of `seeds`.
+    /// Checks that all `seeds` can be nodes of one cluster.
     fn of(seeds: Vec<Address>) -> Result<Self, Error> {
         let Some(first) = seeds.first() else {
-            return Err(cluster_config("it names no node"));
+            return Err(cluster_config("no node given"));
         };
         let logon = |seed: &Address| {
             let redis = seed.info.redis_settings();
@@ -189,14 +189,16 @@ impl Nodes {
         };
         for seed in &seeds {
             if seed.info.redis_settings().db() != 0 {
-                return Err(cluster_config("a cluster has no database but 0"));
+                return Err(cluster_config("a cluster has only database 0"));
             }
             if let ConnectionAddr::Unix(_) = seed.info.addr() {
-                return Err(cluster_config("a node of a cluster has a host and a port"));
+                return Err(cluster_config(
+                    "a cluster node needs a host and a port, not a socket path",
+                ));
             }
             if logon(seed) != logon(first) {
                 return Err(cluster_config(
-                    "all nodes of a cluster have the same user, password and TLS",
+                    "all nodes of a cluster must have the same user, password and TLS setting",
                 ));
             }
         }
@@ -204,12 +206,12 @@ impl Nodes {
         Ok(Self { seeds, data })
     }
 
-    /// For people: no user, no password.
+    /// The addresses without credentials, for messages.
     pub(crate) fn label(&self) -> String {
         format!("cluster {}", labels(&self.seeds))
     }
 
-    /// Where each seed is.
+    /// The host and port of each seed.
     pub(crate) fn places(&self) -> impl Iterator<Item = (String, u16)> {
         self.seeds.iter().filter_map(|seed| match seed.info.addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
@@ -224,7 +226,7 @@ impl Nodes {
         self.data.tls_hint()
     }
 
-    /// A node, at the address that another one gave.
+    /// The address of a node that another node reported.
     pub(crate) fn at(&self, host: &str, port: u16) -> Address {
         self.data.at(host, port)
     }
@@ -232,12 +234,12 @@ impl Nodes {
 
 fn cluster_config(what: &str) -> Error {
     Error::Config(format!(
-        "the URL cannot be used: {what}; expected redis+cluster://[user:password@]host[:port],host[:port]"
+        "invalid URL: {what}; expected redis+cluster://[user:password@]host[:port],host[:port]"
     ))
 }
 
 impl Sentinel {
-    /// Reads what follows the scheme: `[user:password@]host[:port],…/name[/db][?…]`.
+    /// Parses the part after the scheme: `[user:password@]host[:port],…/name[/db][?…]`.
     fn parse(scheme: &str, rest: &str) -> Result<Self, Error> {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
@@ -247,7 +249,7 @@ impl Sentinel {
         };
         let (master, db) = path.split_once('/').unwrap_or((path, ""));
         if master.is_empty() {
-            return Err(sentinel_config("it names no master"));
+            return Err(sentinel_config("no master name given"));
         }
         check_query(query, &SENTINEL_PARAMETERS).map_err(|what| sentinel_config(&what))?;
         let value = |name: &str| {
@@ -278,7 +280,7 @@ impl Sentinel {
         format!("{} of sentinels {}", self.master, labels(&self.sentinels))
     }
 
-    /// The master, at the address that a sentinel gave.
+    /// The address of the master that a sentinel reported.
     pub(crate) fn at(&self, host: &str, port: u16) -> Address {
         self.data.at(host, port)
     }
@@ -292,7 +294,7 @@ fn labels(addresses: &[Address]) -> String {
     labels.join(",")
 }
 
-/// Adds the port that sentinels mostly have, where none is given.
+/// Adds the default sentinel port if none is given.
 fn with_sentinel_port(host: &str) -> String {
     let port = host.rsplit_once(':').map(|(_, port)| port);
     match port.is_some_and(|port| port.parse::<u16>().is_ok()) {
@@ -303,24 +305,24 @@ fn with_sentinel_port(host: &str) -> String {
 
 fn sentinel_config(what: &str) -> Error {
     Error::Config(format!(
-        "the URL cannot be used: {what}; expected redis+sentinel://[user:password@]host[:port],host[:port]/name[/db]\
+        "invalid URL: {what}; expected redis+sentinel://[user:password@]host[:port],host[:port]/name[/db]\
          [?sentinel_user=…&sentinel_pass=…]"
     ))
 }
 
-/// Where a server is and how to log on to it.
+/// The address of a server, with credentials and TLS settings.
 #[derive(Clone)]
 pub(crate) struct Address {
     pub(crate) info: ConnectionInfo,
-    /// For people: no user, no password.
+    /// The address without credentials, for messages.
     pub(crate) label: String,
     #[cfg(feature = "tls")]
     pub(crate) tls: Arc<Tls>,
 }
 
 impl Address {
-    /// Reads `redis://`, `rediss://`, `redis+unix://` and the same as `valkey`. No error holds any
-    /// part of the URL, since any part of a mistyped one may be the password.
+    /// Parses `redis://`, `rediss://`, `redis+unix://` and their `valkey` forms. No error contains
+    /// any part of the URL: any part of a mistyped one may be the password.
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
         let scheme = url.split_once("://").map(|(scheme, _)| scheme);
         let known = [
@@ -333,12 +335,12 @@ impl Address {
             "unix",
         ];
         match scheme {
-            None => return Err(config("it has no scheme".into())),
+            None => return Err(config("no scheme".into())),
             Some(scheme) if !known.contains(&scheme) => {
-                return Err(config("its scheme is not supported".into()));
+                return Err(config("unsupported scheme".into()));
             }
             Some("rediss" | "valkeys") if !cfg!(feature = "tls") => {
-                return Err(config("TLS needs leasehold's feature `tls`".into()));
+                return Err(config("TLS needs leasehold's `tls` feature".into()));
             }
             #[cfg(feature = "tls")]
             Some("rediss" | "valkeys") => crate::tls::install_provider(),
@@ -381,7 +383,7 @@ impl Address {
         }
     }
 
-    /// The same way to log on, at another address.
+    /// Another address with the same credentials and TLS settings.
     fn at(&self, host: &str, port: u16) -> Self {
         let host = host.to_owned();
         let addr = match self.info.addr() {
@@ -418,16 +420,15 @@ impl Address {
     }
 }
 
-/// What is wrong where a character of the user or the password ends the part of the URL that they
-/// are in.
+/// The error for a user or password containing a character that ends that part of the URL.
 const UNESCAPED: &str = "a character of the user or password is not escaped \
      (write / as %2F, ? as %3F, # as %23, @ as %40 and % as %25)";
 
-/// Errors for a URL that the library would misread, or reject without saying why.
+/// Returns an error for a URL that the `redis` crate would misread, or reject without a reason.
 fn check_places(url: &str) -> Result<(), String> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     check_fragment(rest)?;
-    // A path may hold an @.
+    // A path may contain an @.
     if scheme.ends_with("unix") {
         return Ok(());
     }
@@ -437,31 +438,32 @@ fn check_places(url: &str) -> Result<(), String> {
     }
 }
 
-/// Whether what follows the scheme has an `@` behind the first `/`, `?` or `#`, none of which may be in front of it.
+/// Returns true if an `@` follows the first `/`, `?` or `#`: the user or password then contains one
+/// of these unescaped.
 fn is_logon_cut_off(rest: &str) -> bool {
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     rest.get(end..).is_some_and(|behind| behind.contains('@'))
 }
 
-/// Errors for a `#`: the library takes no notice of most that follows one.
+/// Returns an error for a fragment: the `redis` crate ignores most of them.
 fn check_fragment(rest: &str) -> Result<(), String> {
     match rest.split_once('#') {
         None => Ok(()),
         Some((_, "insecure")) => Err(
-            "#insecure is not supported, the server's certificate is always checked: remove it, and give \
-             a private authority to ClientBuilder::tls_root"
+            "#insecure is not supported, the server's certificate is always checked: remove it, and pass \
+             a private certificate authority to ClientBuilder::tls_root"
                 .into(),
         ),
         Some((_, fragment)) if fragment.contains('@') => Err(UNESCAPED.into()),
-        Some(_) => Err("it has a part behind #, which means nothing: remove it, or write # as %23".into()),
+        Some(_) => Err("the part after # has no meaning: remove it, or write # as %23".into()),
     }
 }
 
-/// Errors for a port that is none, in what follows the scheme.
+/// Returns an error for an invalid port.
 fn check_port(rest: &str) -> Result<(), String> {
     let authority = rest.split(['/', '?']).next().unwrap_or_default();
     let host = authority.rsplit('@').next().unwrap_or_default();
-    // Within brackets there are colons of an address.
+    // The colons in brackets belong to an IPv6 address.
     let behind = host.rsplit(']').next().unwrap_or_default();
     match behind.split_once(':') {
         None | Some((_, "")) => Ok(()),
@@ -474,15 +476,14 @@ fn check_port(rest: &str) -> Result<(), String> {
                 Err("its port must be between 1 and 65535".into())
             }
             _ => Err(
-                "its port is not a number (in front of a host, a user and password end with @)"
-                    .into(),
+                "its port is not a number (a user and password before the host end with @)".into(),
             ),
         },
     }
 }
 
-/// Errors for a parameter that is not known, which would change nothing. It is named only where it
-/// cannot be a piece of a password whose `?` or `&` was not encoded.
+/// Returns an error for an unknown parameter, which would have no effect. The error names it only
+/// if it cannot be a piece of a password whose `?` or `&` is not escaped.
 fn check_query(query: &str, known: &[&str]) -> Result<(), String> {
     let query = query.split('#').next().unwrap_or_default();
     let mut may_be_secret = query.contains('@');
@@ -496,13 +497,13 @@ fn check_query(query: &str, known: &[&str]) -> Result<(), String> {
                 .chars()
                 .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
             let parameter = if may_be_secret || !has_value || !is_plain {
-                "a parameter (not repeated here: it may be a piece of a password, where ? is written %3F, & %26 and @ %40)"
+                "(not repeated here: it may be a piece of a password; write ? as %3F, & as %26 and @ as %40)"
                     .into()
             } else {
-                format!("the parameter `{name}`")
+                format!("`{name}`")
             };
             return Err(format!(
-                "{parameter} is not known; those of this kind of URL are: {}",
+                "unknown parameter {parameter}; this kind of URL has: {}",
                 known.join(", ")
             ));
         }
@@ -524,13 +525,13 @@ fn label(addr: &ConnectionAddr) -> String {
         ConnectionAddr::Unix(path) => path.display().to_string(),
         _ => "server".into(),
     };
-    // A sentinel or a node of a cluster may have named the host.
+    // The host may come from a sentinel or a cluster node.
     Escaped::said(&label).to_string()
 }
 
 fn config(what: String) -> Error {
     Error::Config(format!(
-        "the URL cannot be used: {what}; expected redis://[user:password@]host[:port][/db], rediss://…, \
+        "invalid URL: {what}; expected redis://[user:password@]host[:port][/db], rediss://…, \
          redis+unix:///path[?db=0&user=…&pass=…], redis+sentinel://…/name, or redis+cluster://host,host"
     ))
 }
@@ -540,7 +541,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn a_url_gives_address_and_credentials() {
         let address =
             Address::parse("redis://ann:s3cret@db.example:6380/2?protocol=resp3").unwrap();
         assert_eq!(address.label, "db.example:6380");
@@ -555,7 +556,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn unix_sockets() {
+    fn a_socket_path_gives_address_and_credentials() {
         let address = Address::parse("redis+unix:///run/redis.sock?db=3&user=u&pass=p%40").unwrap();
         assert_eq!(address.label, "/run/redis.sock");
         assert_eq!(address.info.redis_settings().password(), Some("p@"));
@@ -577,7 +578,7 @@ mod tests {
         ];
         for url in wrong {
             let Err(error) = Address::parse(url) else {
-                panic!("{url} was taken")
+                panic!("{url} was accepted")
             };
             assert!(matches!(error, Error::Config(_)));
             assert!(!error.to_string().contains("s3cret"), "{error}");
@@ -585,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_in_a_url_is_told_what_to_do() {
+    fn each_mistake_in_a_url_says_what_to_do() {
         let unescaped = "%2F";
         for (url, word) in [
             ("redis://h:70000", "between 1 and 65535"),
@@ -617,7 +618,7 @@ mod tests {
             ("rediss://h/#insecure", "tls_root"),
         ] {
             let Err(Error::Config(text)) = Target::parse(url) else {
-                panic!("{url} was taken")
+                panic!("{url} was accepted")
             };
             assert!(text.contains(word), "{url}: {text}");
             let is_told =
@@ -658,7 +659,7 @@ mod tests {
             ),
         ] {
             let Err(Error::Config(text)) = Target::parse(url) else {
-                panic!("{url} was taken")
+                panic!("{url} was accepted")
             };
             assert!(text.contains(word) && text.contains(known), "{url}: {text}");
             assert!(!text.contains("s3cret"), "{url}: {text}");
@@ -673,10 +674,10 @@ mod tests {
     }
 
     #[test]
-    fn sentinels() {
+    fn a_sentinel_url_gives_sentinels_master_and_passwords() {
         let url = "redis+sentinel://ann:s3cret@h1,h2:26380,[::1]/mymaster/2?sentinel_pass=t0p&protocol=resp3";
         let Ok(Target::Sentinel(sentinel)) = Target::parse(url) else {
-            panic!("not taken")
+            panic!("rejected")
         };
         assert_eq!(
             sentinel.label(),
@@ -702,10 +703,10 @@ mod tests {
     }
 
     #[test]
-    fn clusters() {
+    fn a_cluster_url_gives_nodes_and_credentials() {
         let url = "redis+cluster://ann:s3cret@h1,h2:7001,[::1]:7002/?protocol=resp3";
         let Ok(Target::Cluster(nodes)) = Target::parse(url) else {
-            panic!("not taken")
+            panic!("rejected")
         };
         assert_eq!(nodes.label(), "cluster h1:6379,h2:7001,[::1]:7002");
         assert_eq!(nodes.places().nth(2), Some(("::1".into(), 7002)));
@@ -722,22 +723,22 @@ mod tests {
             "http+cluster://h1",
         ] {
             let Err(error) = Target::parse(wrong) else {
-                panic!("{wrong} was taken")
+                panic!("{wrong} was accepted")
             };
             assert!(!error.to_string().contains("s3cret"), "{error}");
         }
     }
 
     #[test]
-    fn in_parts() {
+    fn nodes_and_sentinels_can_be_given_in_parts() {
         let nodes = ["h1:7000".into(), "h2".into()];
         let Ok(Target::Cluster(cluster)) = Target::cluster(&nodes) else {
-            panic!("not taken")
+            panic!("rejected")
         };
         assert_eq!(cluster.label(), "cluster h1:7000,h2:6379");
         let nodes = ["redis://ann:s3cret@h1".into(), "redis://:s3cret@h2".into()];
         let Err(error) = Target::cluster(&nodes) else {
-            panic!("taken")
+            panic!("accepted")
         };
         assert!(!error.to_string().contains("s3cret"), "{error}");
         assert!(Target::cluster(&[]).is_err());
@@ -745,7 +746,7 @@ mod tests {
         let hosts = ["h1".into(), "redis://:t0p@h2:26380".into()];
         let master = "redis://ann:s3cret@mymaster/2";
         let Ok(Target::Sentinel(sentinel)) = Target::sentinel(&hosts, master) else {
-            panic!("not taken")
+            panic!("rejected")
         };
         assert_eq!(sentinel.label(), "mymaster of sentinels h1:26379,h2:26380");
         assert_eq!(sentinel.data.info.redis_settings().username(), Some("ann"));
@@ -762,7 +763,7 @@ mod tests {
     #[test]
     fn tls_names_its_feature() {
         let Err(error) = Address::parse("rediss://h") else {
-            panic!("taken")
+            panic!("accepted")
         };
         assert!(error.to_string().contains("`tls`"), "{error}");
     }

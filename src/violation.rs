@@ -1,4 +1,4 @@
-//! What a peer did that no Redis does: told apart from an error of the network.
+//! Protocol violations: replies that no Redis server sends, as opposed to network errors.
 
 use std::fmt;
 use std::io;
@@ -7,29 +7,29 @@ use redis::RedisError;
 
 use crate::escape::Escaped;
 
-/// The most of what was read that an error repeats, in bytes.
+/// How many bytes of the reply an error repeats.
 const SHOWN: usize = 40;
 
-/// The peer broke the protocol: the connection is of no more use, and the peer may be no Redis at all.
+/// The peer violated the protocol: the connection must be closed, and the peer may not be Redis.
 ///
-/// It travels inside a [`RedisError`], as the payload of an [`io::Error`] of the kind `InvalidData`, and is found there by
-/// [`Violation::of`].
+/// A [`RedisError`] carries it as the payload of an [`io::Error`] of kind `InvalidData`;
+/// [`Violation::of`] finds it there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violation {
     pub(crate) kind: Kind,
-    /// The beginning of the reply, at most 40 bytes. Not escaped: whoever shows it must do so.
+    /// The first bytes of the reply, at most 40, not escaped: whoever prints them must escape them.
     pub(crate) read: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The first byte of the reply begins no RESP value: the peer speaks another protocol.
+    /// The first byte starts no RESP value: the peer speaks another protocol.
     NotResp,
-    /// The reply begins as RESP and goes on as none.
+    /// The reply starts as RESP, but is malformed.
     Malformed,
-    /// The reply is longer, has more elements or is nested deeper than any reply of a Redis to a command of ours.
+    /// The reply is longer, larger or deeper nested than any Redis reply to our commands.
     TooLarge,
-    /// The message on a subscription did not end in time.
+    /// A message on a subscription was not complete in time.
     Endless,
 }
 
@@ -39,12 +39,12 @@ impl Violation {
         Self { kind, read }
     }
 
-    /// The violation that `error` is about, if it is about one.
+    /// Returns the violation that `error` carries, if any.
     pub(crate) fn of(error: &RedisError) -> Option<&Self> {
         payload(error)
     }
 
-    /// Whether the peer speaks another protocol.
+    /// Returns true if the peer speaks another protocol.
     pub(crate) fn is_not_resp(&self) -> bool {
         self.kind == Kind::NotResp
     }
@@ -54,9 +54,9 @@ impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
             Kind::NotResp => "this does not look like Redis: the reply",
-            Kind::Malformed => "malformed reply, which",
-            Kind::TooLarge => "reply beyond all limits, which",
-            Kind::Endless => "message that did not end in time, which",
+            Kind::Malformed => "malformed reply: it",
+            Kind::TooLarge => "reply larger than the limits: it",
+            Kind::Endless => "message not complete in time: it",
         };
         write!(f, "{what} begins \"{}\"", Escaped::whole(&self.read))
     }
@@ -70,29 +70,30 @@ impl From<Violation> for RedisError {
     }
 }
 
-/// The peer took the connection and has never said anything on it, as a TLS port does that is spoken to without TLS.
+/// The peer accepted the connection and never sent anything, like a TLS port addressed without TLS.
 ///
-/// It travels as a [`Violation`] does. The [`io::Error`] around it has the kind of the event (`TimedOut`, `UnexpectedEof`,
-/// `ConnectionReset`, …), so [`RedisError::is_timeout`] and [`RedisError::is_connection_dropped`] say what they would say
+/// A [`RedisError`] carries it as it carries a [`Violation`]. The [`io::Error`] around it keeps the
+/// kind of the event (`TimedOut`, `UnexpectedEof`, `ConnectionReset`, …), so
+/// [`RedisError::is_timeout`] and [`RedisError::is_connection_dropped`] return what they would
 /// without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoFirstReply {
-    /// It said nothing until the deadline.
+    /// It sent nothing until the deadline.
     Silent,
     /// It closed the connection.
     Closed,
 }
 
 impl NoFirstReply {
-    /// What `error` says of the peer's first reply, if it is about that.
+    /// Returns the event that `error` carries, if any.
     pub(crate) fn of(error: &RedisError) -> Option<Self> {
         payload(error).copied()
     }
 
-    /// `error`, which came before any reply.
+    /// Marks `error`, which came before any reply, if it is a timeout or a closed connection.
     pub(crate) fn mark(error: RedisError) -> RedisError {
         let kind = match io_error(&error) {
-            // A refusal that TLS found in what the peer said, or a violation.
+            // A TLS error about the peer's data, or a violation.
             Some(error) if error.get_ref().is_some() => None,
             Some(error) => Some(error.kind()),
             None => None,
@@ -112,20 +113,20 @@ impl NoFirstReply {
 impl fmt::Display for NoFirstReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Silent => "the peer accepted the connection, and sent nothing in time",
-            Self::Closed => "the peer accepted the connection, and closed it without a reply",
+            Self::Silent => "the peer accepted the connection and sent nothing in time",
+            Self::Closed => "the peer accepted the connection and closed it without a reply",
         })
     }
 }
 
 impl std::error::Error for NoFirstReply {}
 
-/// What an error of the connection carries, if it carries a `T`.
+/// Returns the payload of type `T` that an I/O error carries, if any.
 pub(crate) fn payload<T: std::error::Error + 'static>(error: &RedisError) -> Option<&T> {
     io_error(error)?.get_ref()?.downcast_ref()
 }
 
-/// The error of the connection in one of the client library, which wraps it twice.
+/// Returns the I/O error inside an error of the `redis` crate, which wraps it twice.
 fn io_error(error: &RedisError) -> Option<&io::Error> {
     std::error::Error::source(error)?
         .downcast_ref::<std::sync::Arc<dyn std::error::Error + Send + Sync>>()?
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn a_violation_is_found_inside_the_error() {
         let violation = Violation::new(
             Kind::NotResp,
             b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\nmore",
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_and_hanging_up_stay_what_they_are() {
+    fn a_marked_error_keeps_its_kind() {
         for (kind, expected) in [
             (io::ErrorKind::TimedOut, Some(NoFirstReply::Silent)),
             (io::ErrorKind::UnexpectedEof, Some(NoFirstReply::Closed)),

@@ -214,7 +214,7 @@ fn what_cannot_work_is_said_before_any_connection() {
     wrong(trusting(1).tls_root("no PEM"), "tls_root");
     wrong(
         trusting(1).tls_client_cert(pem("client.pem"), pem("server.key")),
-        "the key is not that of the certificate",
+        "the key does not belong to the certificate",
     );
     // Otherwise it would go out in the clear.
     for plain in [
