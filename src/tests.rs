@@ -1,4 +1,6 @@
-//! Property: whatever a peer sends, no decoder panics, grants what was not replied, or returns more than it was given.
+//! Property: for any bytes from a peer, no decoder panics or reads a grant that was not replied.
+//!
+//! Nor does a decoder return more than it was given.
 
 use std::env;
 use std::thread;
@@ -21,20 +23,20 @@ use crate::redis::sentinel::{is_subscribed, read_place};
 use crate::runtime::io::shared_stats;
 use crate::runtime::subscriber::pubsub::{Answer, read as read_answer};
 
-/// How many replies are decoded, on all threads together.
+/// The number of replies to decode, over all threads.
 const CASES: u64 = 1_000_000;
 
 const THREADS: u64 = 2;
 
-/// A run with another: `LEASEHOLD_SEED=7 cargo test --lib decoders`.
+/// The default seed. To run with another: `LEASEHOLD_SEED=7 cargo test --lib decoders`.
 const SEED: u64 = 0x1ea5_e401d;
 
-/// The first number that is no token.
+/// The smallest number too large for a token.
 const NO_TOKEN: i64 = 1 << 53;
 
 /// Replies as Redis 7 sends them, at least one of each kind.
 const RECORDED: [&str; 36] = [
-    // acquire, propose, fair_enter, and those of several names
+    // acquire, propose, fair_enter, and the scripts for several names
     "*2\r\n:1\r\n:1764000000000000\r\n",
     "*3\r\n:0\r\n$42\r\nweb:7:123e4567-e89b-12d3-a456-426614174000\r\n:9876\r\n",
     "*3\r\n:0\r\n$1\r\nv\r\n:-1\r\n",
@@ -62,15 +64,18 @@ const RECORDED: [&str; 36] = [
     "*2\r\n$1\r\nc\r\n:1\r\n",
     "*4\r\n$8\r\nattempts\r\n$1\r\n7\r\n$7\r\nrefused\r\n$1\r\n1\r\n",
     "%1\r\n$8\r\nattempts\r\n$1\r\n7\r\n",
-    "*3\r\n$6\r\nmaster\r\n:3129659\r\n*1\r\n*3\r\n$9\r\n127.0.0.1\r\n$4\r\n9001\r\n$7\r\n3129242\r\n",
+    "*3\r\n$6\r\nmaster\r\n:3129659\r\n*1\r\n\
+     *3\r\n$9\r\n127.0.0.1\r\n$4\r\n9001\r\n$7\r\n3129242\r\n",
     "*5\r\n$5\r\nslave\r\n$9\r\n127.0.0.1\r\n:6379\r\n$9\r\nconnected\r\n:3129242\r\n",
     "*2\r\n$9\r\n127.0.0.1\r\n$4\r\n6379\r\n",
-    "*2\r\n*4\r\n:0\r\n:8191\r\n*3\r\n$2\r\nh1\r\n:7001\r\n$1\r\ni\r\n*3\r\n$2\r\nh2\r\n:7002\r\n$1\r\nj\r\n\
+    "*2\r\n*4\r\n:0\r\n:8191\r\n*3\r\n$2\r\nh1\r\n:7001\r\n$1\r\ni\r\n\
+     *3\r\n$2\r\nh2\r\n:7002\r\n$1\r\nj\r\n\
      *3\r\n:8192\r\n:16383\r\n*4\r\n$-1\r\n:7003\r\n$1\r\nk\r\n*0\r\n",
     // subscriptions
     "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
     ">3\r\n$9\r\nsubscribe\r\n$14\r\n+switch-master\r\n:1\r\n",
-    "*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$65\r\ngrant 1764000000000000 web:7:123e4567-e89b-12d3-a456-426614174000\r\n",
+    "*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$65\r\n\
+     grant 1764000000000000 web:7:123e4567-e89b-12d3-a456-426614174000\r\n",
     ">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$5\r\nprobe\r\n",
     // errors
     "-NOSCRIPT No matching script. Please use EVAL.\r\n",
@@ -121,7 +126,7 @@ const TEXTS: [&[u8]; 17] = [
     b"grant 9007199254740992 a:123e4567-e89b-12d3-a456-426614174000",
 ];
 
-/// Says on a panic which case it was.
+/// Prints the number of the current case on a panic.
 struct Case {
     seed: u64,
     number: u64,
@@ -140,7 +145,7 @@ fn pick<T: Copy>(random: &mut SmallRng, from: &[T]) -> T {
     from[random.random_range(0..from.len())]
 }
 
-/// Any value that is no list of others, or an empty one.
+/// Returns any value that is not a list, or an empty list.
 fn scalar(random: &mut SmallRng) -> Value {
     let text = |random: &mut SmallRng| String::from_utf8_lossy(pick(random, &TEXTS)).into_owned();
     match random.random_range(0..12) {
@@ -177,7 +182,7 @@ fn change(value: &mut Value, random: &mut SmallRng) {
     }
 }
 
-/// Changes a few bytes, or leaves some out or doubles them.
+/// Changes, removes, inserts or duplicates a few bytes.
 fn garble(bytes: &mut Vec<u8>, random: &mut SmallRng) {
     const BYTES: &[u8] = b"+-:$*%~>|_#,(!=\r\n0123456789x\xff";
     for _ in 0..random.random_range(1..4) {
@@ -193,7 +198,7 @@ fn garble(bytes: &mut Vec<u8>, random: &mut SmallRng) {
     }
 }
 
-/// No decoder may return more than this many bytes and values of `value`.
+/// Returns the most bytes and items that a decoder may return for `value`.
 fn weight(value: &Value) -> usize {
     1 + match value {
         Value::BulkString(bytes) => bytes.len(),
@@ -208,7 +213,7 @@ const fn is_token(number: u64) -> bool {
     number > 0 && number < NO_TOKEN as u64
 }
 
-/// The numbers behind the first item of a list; empty for anything else.
+/// Returns the integers of a list; empty for anything else.
 fn numbers(reply: &Reply) -> Vec<i64> {
     let Reply::List(items) = reply else {
         return Vec::new();
@@ -278,7 +283,7 @@ fn check_lease(reply: &Reply, most: usize) {
     }
 }
 
-fn check_places(reply: &Reply, places: usize) {
+fn check_refreshed(reply: &Reply, places: usize) {
     let Some(found) = Refreshed::read(reply, places) else {
         return;
     };
@@ -384,8 +389,8 @@ fn check(value: Value) {
         },
     );
     check_lease(&reply, most);
-    check_places(&reply, 1);
-    check_places(&reply, 3);
+    check_refreshed(&reply, 1);
+    check_refreshed(&reply, 3);
     check_command(&reply, most);
     if let Reply::Text(payload) = &reply {
         check_grant(payload);

@@ -1,4 +1,27 @@
-//! The acquire loop: look, wait to be woken, look again.
+//! Acquires a lock: checks the call, runs the wait loop, and counts the outcome.
+//!
+//! The wait loop with a local queue; a fair lock has its own in `fair_wait.rs`:
+//!
+//! ```text
+//! join a queue --> position? <----- woken, or timed out before the deadline -----+
+//!                     |                                                          |
+//!   Behind -----------+-- sleep; shortly before the deadline, try Redis if the --+
+//!                     |   replies to others do not suffice                       |
+//!   HeldLocally ------+-- sleep until the holder wakes this call, or backstop ---+
+//!                     |                                                          |
+//!   Yield ------------+-- sleep for 1 ms, or until the release message ----------+
+//!                     |                                                          |
+//!   HandedOff --------+-- take the lease --> Acquired                            |
+//!                     |   lost before that --------------------------------------+
+//!                     |                                                          |
+//!   Contend ----------+-- try Redis: granted --> Acquired                        |
+//!                         refused: join that name's queue, sleep until a --------+
+//!                         release, the end of the ttl or the backstop            |
+//!                         split vote, or no reply: sleep for a backoff ----------+
+//!
+//! From any of them: --> None once the deadline has passed and the name is known to be taken
+//!                   --> Err once Redis has been silent for too long, or after a shutdown
+//! ```
 
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::Arc;
@@ -20,26 +43,31 @@ use crate::runtime::Runtime;
 use crate::stats::Wake;
 use crate::wait_policy::{Backoff, WaitPolicy, jittered};
 
-/// How long a caller waits for a lock that somebody else holds.
+/// How long a call waits for a lock that is held.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WaitLimit {
-    /// Not at all.
+    /// Does not wait.
     None,
     Until(Instant),
-    /// For ever.
+    /// Waits without a deadline.
     Endless,
 }
 
-/// Pauses of waiters who cannot hear releases.
+/// Pauses between attempts of a waiter whose subscription is not live yet.
 const UNSUBSCRIBED_BACKOFF: Backoff =
     Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
 
-/// How long the first waiter lets others go first after a run of hand-offs, unless it hears the release before, as they
-/// do: longer than a message takes.
+/// How long the first waiter lets other clients go first after a run of hand-offs.
+///
+/// Longer than a pub/sub message takes. The yield ends early when this client receives the release
+/// message, since the other clients receive it at the same time.
 const FLEET_YIELD: Duration = Duration::from_millis(1);
 
-/// Takes the lock, waiting as long as `patience` says. `None` is said only by the rule of
-/// [`Answers::is_taken`](crate::queue::answers::Answers::is_taken), or while this client holds the lock.
+/// Acquires the lock, waiting within `limit`.
+///
+/// Returns `None` only by the rule of
+/// [`Answers::is_taken`](crate::queue::answers::Answers::is_taken), or while this client holds the
+/// lock.
 pub(crate) fn acquire(
     runtime: &Arc<Runtime>,
     keys: &Arc<Keys>,
@@ -65,7 +93,9 @@ pub(crate) fn acquire(
     outcome
 }
 
-/// As [`acquire`], but for the counting; notes whether it waited for anybody else.
+/// Acquires the lock without counting the outcome.
+///
+/// Sets `has_waited` if the call waited for another holder.
 fn take(
     runtime: &Arc<Runtime>,
     keys: &Arc<Keys>,
@@ -108,13 +138,13 @@ fn take(
         }
     };
     match (hold, limit) {
-        // Only the policy's attempts end a wait that has no deadline.
+        // Without a deadline, only the attempt limit of the policy ends a wait.
         (None, WaitLimit::Endless) => Err(Error::AttemptsUsedUp { attempts }),
         (hold, _) => Ok(hold),
     }
 }
 
-/// One answer, within the command timeout.
+/// Makes one attempt, within the command timeout.
 fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
     let remaining = if attempt.held_here().is_some() {
         None
@@ -136,24 +166,26 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
 /// sleep (a timeout otherwise).
 type Next = ControlFlow<Option<Arc<HeldLease>>, bool>;
 
-/// A call in the queue of its name. One that wants several names is in the queue of one of them at a
-/// time: the one that it was refused for. So two of them never wait for each other.
+/// A call waiting in this client's queue for a name.
+///
+/// A call for several names waits in the queue of one of them at a time: the name that was refused.
+/// Two such calls therefore never wait for each other.
 struct LocalWait<'a> {
     attempt: &'a Attempt<'a>,
-    /// Which of the names it waits for.
+    /// Index of the name in whose queue the call waits.
     name_index: usize,
     ticket: QueueTicket<'a>,
     deadline: Instant,
     state: WaitState<'a>,
-    /// How often Redis said that somebody else holds the name.
+    /// Refusals by Redis in this call.
     refusals: u32,
     /// Split votes in a row.
     splits: u32,
-    /// Refusals in a row that were each for another name than the one before.
+    /// Refusals in a row that each named another name than the one before.
     moves: u32,
-    /// Why it looks again where nothing wakes it before.
+    /// The reason to record if the sleep ends without a wake-up.
     timeout_wake: Option<Wake>,
-    /// It looks because it was woken, and not for the first time.
+    /// A counted wake-up led to the current attempt; a refusal makes it a spurious one.
     was_woken: bool,
 }
 
@@ -161,7 +193,7 @@ impl<'a> LocalWait<'a> {
     fn new(attempt: &'a Attempt<'a>, deadline: Instant) -> Self {
         let name_index = match attempt.keys.names.len() {
             1 => 0,
-            // Redis would only say the same.
+            // If this client holds one of the names, Redis would refuse that name.
             _ => attempt.held_here().unwrap_or(0),
         };
         Self {
@@ -187,7 +219,7 @@ impl<'a> LocalWait<'a> {
         if matches!(outcome, Ok(Some(_))) || self.attempt.runtime.is_closed() {
             return outcome;
         }
-        // What was handed to it at this very moment is better than nothing.
+        // A lease may have been handed to this call in the meantime: take it.
         self.take().map_or(outcome, |hold| Ok(Some(hold)))
     }
 
@@ -219,7 +251,9 @@ impl<'a> LocalWait<'a> {
         }
     }
 
-    /// Waits behind others; shortly before the deadline, tries Redis if their answers do not suffice.
+    /// Waits behind others.
+    ///
+    /// Shortly before the deadline, tries Redis if the replies to the others do not suffice.
     fn behind(&mut self) -> Result<Next, Error> {
         self.state.log_waiting_once(self.name_index, None);
         let asked = Instant::now();
@@ -316,7 +350,7 @@ impl<'a> LocalWait<'a> {
         )))
     }
 
-    /// Takes what was handed to it, unless that is lost by now.
+    /// Takes the lease that was handed to this call, unless it has been lost since.
     fn take(&mut self) -> Option<Arc<HeldLease>> {
         let Attempt { runtime, terms, .. } = self.attempt;
         let now = Instant::now();
@@ -338,8 +372,10 @@ impl<'a> LocalWait<'a> {
         Some(hold)
     }
 
-    /// Of those who wait behind others, for one whose time is almost over. `None` at the deadline, where no answer
-    /// came and none is needed.
+    /// Tries Redis from behind other waiters, shortly before the deadline.
+    ///
+    /// Returns `None` at the deadline if Redis did not reply and an earlier refusal is recent
+    /// enough.
     fn try_out_of_turn(&self) -> Result<Option<Attempted>, Error> {
         self.ticket.about_to_try();
         self.attempt.others_wait.set(true);
@@ -357,7 +393,7 @@ impl<'a> LocalWait<'a> {
         }
     }
 
-    /// Goes to the queue of the name that it was refused for; false if it is there already.
+    /// Joins the queue of the name that was refused; returns false if the call is in it already.
     fn move_to_queue_of(&mut self, name: usize) -> bool {
         if name == self.name_index {
             self.moves = 0;
@@ -373,7 +409,7 @@ impl<'a> LocalWait<'a> {
             settings,
             ..
         } = self.attempt;
-        // The place in the queue before goes to the next there, who then looks.
+        // Leaving the old queue wakes the next waiter there, which then tries Redis.
         let wakes_on_release = settings.wait == WaitPolicy::Wake;
         self.ticket = runtime
             .waiters
@@ -381,8 +417,10 @@ impl<'a> LocalWait<'a> {
         true
     }
 
-    /// Names that are taken and released in turns, as by those who undo a set that they have half of in
-    /// a cluster, must not send a waiter from one to the other without end.
+    /// Pauses before the next attempt if the refused name keeps changing.
+    ///
+    /// In a cluster, callers that undo a partly acquired set take and release its names in turn.
+    /// Without a pause they would send this waiter from one queue to another without end.
     fn back_off_after_move(&self) {
         let is_in_parts = self.attempt.keys.parts().len() > 1;
         let moves = self.moves - u32::from(!is_in_parts);
@@ -391,13 +429,15 @@ impl<'a> LocalWait<'a> {
         }
     }
 
-    /// Whether this call may say at its deadline that somebody else holds the name.
+    /// Returns whether this call may report at its deadline that another holder has the name.
     fn is_taken(&self) -> bool {
         self.ticket.is_taken(self.state.span()) || self.attempt.held_here().is_some()
     }
 
-    /// Sleeps behind others until woken (true), or looks around after a while (false). `None`
-    /// shortly before the deadline, if what Redis said to the others is not enough.
+    /// Sleeps behind other waiters.
+    ///
+    /// Returns true if woken and false after a timeout. Returns `None` shortly before the deadline
+    /// if this call needs a reply of its own.
     fn wait_behind(&self) -> Result<Option<bool>, Error> {
         let now = Instant::now();
         if self.attempt.is_unreachable(now) {
@@ -419,7 +459,7 @@ impl<'a> LocalWait<'a> {
         }
     }
 
-    /// Notes a refusal, and passes it on unless the policy allows no more of them.
+    /// Records a refusal and returns `remaining`, or `None` if the policy allows no more attempts.
     #[expect(
         clippy::option_option,
         reason = "a key may have no end, and a wait may be over"
@@ -455,8 +495,9 @@ impl<'a> LocalWait<'a> {
         self.state.note_reply(asked, now);
     }
 
-    /// Notes a look without an answer: how long to pause, or nothing if a refusal in this very call
-    /// is the better answer at its end.
+    /// Records an attempt without a reply, and returns how long to pause.
+    ///
+    /// Returns `None` if the deadline has passed and an earlier refusal is the better result.
     fn handle_fault(&mut self, fault: Fault) -> Result<Option<Duration>, Error> {
         let now = Instant::now();
         self.ticket.answers(|answers| answers.failed(now));
@@ -467,7 +508,7 @@ impl<'a> LocalWait<'a> {
         }
     }
 
-    /// Sleeps after a refusal, until `latest` at the most, or until woken: true.
+    /// Sleeps after a refusal until woken (returns true) or until `latest` at most.
     fn sleep_after_refusal(
         &mut self,
         is_subscribed: bool,
@@ -481,7 +522,7 @@ impl<'a> LocalWait<'a> {
         woken
     }
 
-    /// Counts what ended the sleep.
+    /// Counts the wake-up or the timeout that ended the sleep.
     fn count_wake(&mut self, woken: bool) {
         let timeout_wake = self.timeout_wake.take();
         let wake = if woken {
@@ -492,14 +533,14 @@ impl<'a> LocalWait<'a> {
         self.was_woken = wake.is_some_and(|wake| self.attempt.runtime.meters.woke(wake));
     }
 
-    /// Somebody else holds the name: what woke this call was no help.
+    /// Counts the last wake-up as spurious: another holder has the name.
     fn count_spurious_wake(&mut self) {
         if std::mem::take(&mut self.was_woken) {
             self.attempt.runtime.meters.counters.spurious_wakes.up();
         }
     }
 
-    /// How long to sleep after a refusal, if nothing wakes us, and what ends it then.
+    /// How long to sleep after a refusal without a wake-up, and the reason to record then.
     fn pause_after_refusal(
         &self,
         is_subscribed: bool,
@@ -512,7 +553,7 @@ impl<'a> LocalWait<'a> {
             WaitPolicy::Wake if is_subscribed => jittered(backstop),
             WaitPolicy::Wake => UNSUBSCRIBED_BACKOFF.pause(refusals).min(backstop),
         };
-        // Nobody tells of a key that runs out. Redis counts whole milliseconds, rounded down.
+        // The expiry of a key is not announced. Redis rounds the remaining time down to whole ms.
         let rounded = |left: Duration| left.saturating_add(Duration::from_millis(1));
         match remaining.map(rounded) {
             Some(left) if left < pause => (left, Wake::Ttl),
@@ -520,7 +561,7 @@ impl<'a> LocalWait<'a> {
         }
     }
 
-    /// Sleeps for `pause`, or until woken: true.
+    /// Sleeps for `pause`, or until woken (returns true).
     fn park(&self, pause: Duration) -> bool {
         let end = Instant::now().after(pause).min(self.deadline);
         loop {
@@ -534,13 +575,13 @@ impl<'a> LocalWait<'a> {
         }
     }
 
-    /// Sleeps until `until`, but no longer than the clock allows, or until woken: true.
+    /// Sleeps until `until` or woken (returns true), but no longer than the clock allows.
     fn sleep(&self, now: Instant, until: Instant) -> bool {
         self.ticket.parker().park_timeout(nap(now, until))
     }
 }
 
-/// Whatever ends the wait, such as another grant: what was handed to it goes on.
+/// However the wait ends, a lease that was handed to this call goes to the next waiter.
 impl Drop for LocalWait<'_> {
     fn drop(&mut self) {
         if let Some(handed) = self.ticket.leave() {

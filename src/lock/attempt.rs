@@ -1,4 +1,4 @@
-//! One attempt to take a lock, and how often it is made while Redis does not answer.
+//! One acquiring command: its verdict, its undo, and how long to retry without a reply.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -24,21 +24,24 @@ use crate::runtime::Runtime;
 use crate::token::FencingToken;
 use crate::wait_policy::{Backoff, RECONNECT};
 
-/// After a split vote: long enough for one of several to be through before the next comes.
+/// Pause after a split vote: long enough for one of several callers to finish before the next
+/// tries.
 pub(crate) const SPLIT_VOTE_BACKOFF: Backoff =
     Backoff::new(Duration::from_millis(5), Duration::from_millis(100)).jitter(0.9);
 
-/// How often in a row a token is proposed. The second is above all counters that the first met, so
-/// that a third is needed only where others were faster in between.
+/// The most tokens proposed in a row.
+///
+/// The second proposal is above all counters that the first met. A third is needed only if other
+/// clients were faster in between.
 const MAX_PROPOSALS: usize = 8;
 
-/// Between two looks whether a server is asked again.
+/// The interval at which a waiting call checks whether an open breaker has closed.
 const RETRY_CHECK_EVERY: Duration = Duration::from_millis(250);
 
-/// With this many malformed replies in a row the peer is taken for no Redis.
+/// After this many malformed replies in a row, the peer is not a Redis server.
 const MAX_MALFORMED: u32 = 3;
 
-/// A call that takes a lock.
+/// A call that acquires a lock.
 pub(crate) struct Attempt<'a> {
     pub(crate) runtime: &'a Arc<Runtime>,
     pub(crate) keys: &'a Arc<Keys>,
@@ -46,39 +49,39 @@ pub(crate) struct Attempt<'a> {
     pub(crate) terms: LeaseTerms,
     /// When the call began.
     pub(crate) start: Instant,
-    /// From when on silence of Redis counts.
+    /// When counting the silence of Redis starts.
     silence_counts_from: Cell<Instant>,
-    /// Others wait for the name in this client.
+    /// Other calls of this client wait for the name.
     pub(crate) others_wait: Cell<bool>,
-    /// The last thing that Redis or the system said, which tells more than that time ran out.
+    /// The last cause reported by Redis or the system: more telling than "timed out".
     last_cause: RefCell<Option<Cause>>,
-    /// Why this call's last command came to nothing, whatever was said of that.
+    /// Why the last command of this call failed, even if the call returned no error for it.
     failure: RefCell<Option<Cause>>,
     /// Malformed replies in a row.
     malformed: Cell<u32>,
-    /// This call sent a command, and got a reply or may yet.
+    /// This call sent a command that was answered, or may yet be.
     has_sent: Cell<bool>,
 }
 
-/// What asking Redis came to.
+/// The outcome of an attempt.
 pub(crate) enum Attempted {
     Acquired(Arc<HeldLease>),
-    /// Somebody else holds this one of the names: for so long, `None` without an end.
+    /// The name with this index is held for this much longer; `None` if without end.
     Refused(usize, Option<Duration>),
-    /// Several hold it on some servers each, and nobody on a majority of them.
+    /// Several clients hold the name on some servers each; none on a majority.
     SplitVote,
 }
 
-/// What asking for a part came to.
+/// The outcome of an attempt on one part of the names.
 enum PartReply {
-    /// Under these tokens, by what was sent then.
+    /// Granted with these tokens by a command sent at this instant.
     Granted(OneOrMany<FencingToken>, Instant),
     Not(Proposed),
 }
 
 enum Proposed {
     Answered(Attempted),
-    /// The token was not above this one.
+    /// The proposed token was not above this one.
     TooLow(u64),
 }
 
@@ -105,13 +108,14 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Asks Redis once, under a fresh holder id. Where no answer comes, the undo is on its way when
-    /// this returns.
+    /// Tries once, under a fresh holder id.
+    ///
+    /// If no reply arrives, the undo is already on its way when this returns.
     pub(crate) fn try_once(&self, deadline: Instant) -> Result<Attempted, Fault> {
         if let Some(cause) = &*self.failure.borrow()
             && self.is_unreachable(Instant::now())
         {
-            // A command without time for an answer would only hide why there was none.
+            // A further command with no time for a reply would hide why there was none.
             return Err(Fault::NotRun(cause.clone()));
         }
         let until = self.reply_deadline(deadline);
@@ -123,18 +127,18 @@ impl<'a> Attempt<'a> {
             }
         }
         Err(Fault::NotRun(Cause::text(
-            "other clients went on to higher fencing tokens each time",
+            "other clients used higher fencing tokens each time",
         )))
     }
 
-    /// Until when an answer is waited for.
+    /// Until when a reply to a command sent now is awaited.
     pub(crate) fn reply_deadline(&self, deadline: Instant) -> Instant {
         let now = Instant::now();
         let timeout = self.runtime.deployment.command_timeout();
         now.after(timeout).min(deadline).min(self.gives_up_at(now))
     }
 
-    /// Asks under a token above `above`, where it is the client that proposes it.
+    /// Tries with a token above `above`, if the client proposes tokens.
     fn propose(&self, until: Instant, deadline: Instant, above: u64) -> Result<Proposed, Fault> {
         let (runtime, keys) = (self.runtime, self.keys);
         runtime.meters.counters.attempts.up();
@@ -158,13 +162,14 @@ impl<'a> Attempt<'a> {
             None => Err(self.undo(
                 keys,
                 &id,
-                Cause::text("the answer took as long as the lease: ttl too short"),
+                Cause::text("the reply took as long as the lease: ttl too short"),
             )),
         }
     }
 
-    /// Asks for what one script can be about. Where no answer comes, the undo is on its way when this
-    /// returns.
+    /// Tries to acquire the names that one script call can cover.
+    ///
+    /// If no reply arrives, the undo is already on its way when this returns.
     fn try_part(
         &self,
         part: &Arc<Keys>,
@@ -192,7 +197,7 @@ impl<'a> Attempt<'a> {
         match answer {
             Ok((reply, sent)) => match Acquired::read(&reply, wanted) {
                 Some(Acquired::Granted(tokens)) => Ok(PartReply::Granted(tokens, sent)),
-                // Its first run was granted, and something between us and Redis ran it again.
+                // The first run of the command was granted; a proxy or the network ran it again.
                 Some(Acquired::Refused(refusal)) if refusal.holder == id.as_str().as_bytes() => {
                     Err(self.undo(part, id, Cause::text("the acquire script ran twice")))
                 }
@@ -206,14 +211,14 @@ impl<'a> Attempt<'a> {
                     Ok(PartReply::Not(Proposed::Answered(Attempted::SplitVote)))
                 }
                 Some(Acquired::TooLow(counter)) => Ok(PartReply::Not(Proposed::TooLow(counter))),
-                // Nobody but ourselves: an earlier attempt or release without an answer.
+                // This client holds it: an earlier attempt or release had no reply.
                 Some(Acquired::Refused(_)) => Err(Fault::NotRun(Cause::text(
-                    "a lease of this client, about which no answer came, is being undone",
+                    "an earlier attempt of this client, which got no reply, is being undone",
                 ))),
                 None => Err(self.undo(
                     part,
                     id,
-                    Cause::text("the acquire script gave an answer that is not its own"),
+                    Cause::text("unexpected reply to the acquire script"),
                 )),
             },
             Err(Fault::Unknown(cause)) => Err(self.undo(part, id, cause)),
@@ -225,8 +230,9 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Asks for one part after the other, each in a command's time, and gives back those before one that
-    /// is not granted.
+    /// Tries one part after the other, each within a command timeout.
+    ///
+    /// If one is not granted, gives back those before it.
     fn try_each_part(
         &self,
         parts: &[Arc<Keys>],
@@ -246,7 +252,7 @@ impl<'a> Attempt<'a> {
             self.give_back(before, id, self.reply_deadline(deadline));
             return match asked {
                 Ok(PartReply::Not(Proposed::Answered(Attempted::Refused(name, remaining)))) => {
-                    // There is a token for each name before those of this part.
+                    // `tokens` has one for each name before those of this part.
                     let attempted = Attempted::Refused(tokens.len() + name, remaining);
                     Ok(PartReply::Not(Proposed::Answered(attempted)))
                 }
@@ -257,7 +263,7 @@ impl<'a> Attempt<'a> {
         Ok(PartReply::Granted(tokens.into_iter().collect(), first))
     }
 
-    /// Undoes what was granted, before this returns if there is time.
+    /// Undoes granted parts, and waits for that until `until`.
     fn give_back(&self, parts: &[Arc<Keys>], id: &HolderId, until: Instant) {
         let (told, found) = unbounded();
         let told = Arc::new(ReleaseReport::new(Majority::each(parts.len()), told));
@@ -267,11 +273,11 @@ impl<'a> Attempt<'a> {
             self.runtime.undo(Undo::told(part, id.clone(), end, told));
         }
         drop(told);
-        // What was found changes nothing.
+        // The outcome is the same whatever the undo found.
         let _ = found.recv_timeout(Instant::now().until(until));
     }
 
-    /// The lock is held from now on, unless the client is closed.
+    /// Records that the lock is held, unless the client is closed.
     pub(crate) fn hold(
         &self,
         id: HolderId,
@@ -282,7 +288,7 @@ impl<'a> Attempt<'a> {
         until: Instant,
     ) -> Result<Arc<HeldLease>, Fault> {
         let (runtime, keys) = (self.runtime, self.keys);
-        // Whatever is granted comes with a token.
+        // Every grant has a token.
         let token = *tokens.first().expect("a token of what is held");
         let hold = Arc::new(HeldLease {
             keys: Arc::clone(keys),
@@ -303,7 +309,7 @@ impl<'a> Attempt<'a> {
         }
         runtime.reschedule(&hold);
         if runtime.is_closed() {
-            // The shutdown that runs beside us may have seen this lease, or not.
+            // A concurrent shutdown may have missed this lease.
             give_back_unseen(runtime, &hold, until);
             return Err(Fault::Rejected(Error::Closed));
         }
@@ -311,7 +317,7 @@ impl<'a> Attempt<'a> {
         Ok(hold)
     }
 
-    /// How many tokens are reserved: more than one where there is somebody to hand the lock on to.
+    /// How many tokens to reserve: more than one if the lock can be handed off.
     fn tokens_to_reserve(&self) -> u64 {
         match self.others_wait.get() {
             true => u64::from(self.terms.handoffs) + 1,
@@ -319,7 +325,7 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Of the call that this attempt is for.
+    /// Returns the share of the lease that belongs to this call.
     pub(crate) fn holding(&self, token: FencingToken, since: Instant) -> Holding {
         Holding {
             token,
@@ -331,7 +337,7 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Undoes, in the background, what may have been acquired under `id` or may yet be.
+    /// Undoes in the background what was or may yet be acquired under `id`.
     pub(crate) fn undo(&self, keys: &Arc<Keys>, id: &HolderId, cause: Cause) -> Fault {
         let until = Instant::now().after(self.terms.ttl);
         self.runtime
@@ -339,7 +345,7 @@ impl<'a> Attempt<'a> {
         Fault::Unknown(cause)
     }
 
-    /// Asks Redis until it answers, or the deadline has come.
+    /// Retries until Redis replies or the deadline passes.
     pub(crate) fn try_until_answered(&self, deadline: Instant) -> Result<Attempted, Error> {
         let (mut failures, mut splits) = (0, 0);
         loop {
@@ -348,7 +354,7 @@ impl<'a> Attempt<'a> {
                     let pause = SPLIT_VOTE_BACKOFF.pause(splits);
                     splits += 1;
                     if Instant::now().after(pause) >= deadline {
-                        // Somebody else did hold it on some servers.
+                        // Another client held it on some servers.
                         return Ok(Attempted::Refused(0, Some(pause)));
                     }
                     std::thread::sleep(pause);
@@ -366,7 +372,9 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// How long to wait after a fault before the next look, or the error to give up with.
+    /// Returns how long to pause after a fault before the next attempt.
+    ///
+    /// Fails with the error of the call if it must give up.
     pub(crate) fn pause_after(
         &self,
         fault: Fault,
@@ -386,7 +394,7 @@ impl<'a> Attempt<'a> {
         if now >= deadline || self.is_unreachable(now) {
             return Err(self.unreachable(cause, now));
         }
-        // A connection that had died unnoticed costs one attempt and no pause.
+        // A pooled connection that had died unnoticed costs one attempt and no pause.
         let pause = match failures {
             0 => Duration::ZERO,
             _ => RECONNECT.pause(failures - 1),
@@ -394,7 +402,9 @@ impl<'a> Attempt<'a> {
         Ok(pause.min(now.until(deadline.min(self.gives_up_at(now)))))
     }
 
-    /// Errors where the peer will not become a Redis: at once if it speaks another protocol, else after some malformed
+    /// Fails if the peer is not a Redis server.
+    ///
+    /// It fails at once if the peer speaks another protocol, otherwise after several malformed
     /// replies in a row.
     fn check_is_redis(&self, cause: &Cause) -> Result<(), Error> {
         let malformed = self.malformed.get() + u32::from(cause.is_malformed());
@@ -407,8 +417,9 @@ impl<'a> Attempt<'a> {
         Err(self.runtime.deployment.unreachable(cause))
     }
 
-    /// How long a waiting call pauses while its server is not asked. That another call was answered is
-    /// told to nobody, so it is looked for.
+    /// Returns how long a waiting call pauses while the breaker is open.
+    ///
+    /// A reply to another call wakes no waiter, so the waiting call checks for one.
     fn pause_while_open(&self, open: OpenCircuit, deadline: Instant) -> Result<Duration, Error> {
         self.runtime.watch(self.keys);
         let now = Instant::now();
@@ -424,8 +435,10 @@ impl<'a> Attempt<'a> {
         Ok(open.retry_in.min(RETRY_CHECK_EVERY).min(now.until(end)))
     }
 
-    /// For a call that gives up while its server's breaker is open. One that has sent a command must
-    /// not say that nothing was sent: the lock may be held for it.
+    /// Returns the error of a call that gives up while the breaker is open.
+    ///
+    /// If the call has sent a command, the error must not claim that nothing was sent: the lock may
+    /// be held for it.
     fn open_circuit_error(&self, open: OpenCircuit, now: Instant) -> Error {
         match self.failure.take() {
             Some(cause) => self.unreachable(cause, now),
@@ -437,13 +450,13 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// For a call that gives up at `now`.
+    /// Returns the error of a call that gives up at `now`.
     fn unreachable(&self, cause: Cause, now: Instant) -> Error {
         let cause = cause.unserved_for(self.silence(now));
         self.runtime.deployment.unreachable(cause)
     }
 
-    /// For a call that gives up at `now` while others wait for an answer on its behalf.
+    /// Returns the error of a call that gives up at `now` while others await a reply on its behalf.
     pub(crate) fn unreachable_for_others(&self, now: Instant) -> Error {
         let silence = self.silence(now);
         let deployment = &self.runtime.deployment;
@@ -455,7 +468,7 @@ impl<'a> Attempt<'a> {
         self.unreachable(cause.unwrap_or_else(|| Cause::no_reply(silence)), now)
     }
 
-    /// Notes whether the command that came to `answer` was sent.
+    /// Records whether the command with this outcome was sent.
     pub(crate) fn note_sent<T>(&self, answer: &Result<T, Fault>) {
         let was_sent = match answer {
             Ok(_) | Err(Fault::Unknown(_) | Fault::NotReplicated(_)) => true,
@@ -469,13 +482,15 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Whether Redis has not answered for too long to wait for it any more.
+    /// Returns whether Redis has been silent for too long to keep waiting.
     pub(crate) fn is_unreachable(&self, now: Instant) -> bool {
         self.silence(now) >= self.runtime.config.unreachable_for
     }
 
-    /// Notes that this call slept because the lock was held, and asks again. Others may have met a
-    /// long silence meanwhile, which ends only with an answer: this call asks Redis before it gives up.
+    /// Restarts the measure of silence after a sleep, if it had become too long meanwhile.
+    ///
+    /// The silence that others met while this call slept ends only with a reply: this call tries
+    /// Redis before it gives up.
     pub(crate) fn restart_silence(&self) {
         let now = Instant::now();
         if self.is_unreachable(now) {
@@ -483,13 +498,13 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// When this call gives up, if Redis stays as silent as it is at `now`.
+    /// Returns when this call gives up if Redis stays silent.
     pub(crate) fn gives_up_at(&self, now: Instant) -> Instant {
         let since = self.silent_since(now);
         since.after(self.runtime.config.unreachable_for)
     }
 
-    /// For how long at `now` this call has been without an answer.
+    /// How long this call has been without a reply at `now`.
     fn silence(&self, now: Instant) -> Duration {
         self.silent_since(now).until(now)
     }
@@ -503,7 +518,7 @@ impl<'a> Attempt<'a> {
         first.unwrap_or(now)
     }
 
-    /// Which of the names this client holds at this moment: the first that it does.
+    /// Returns the index of the first name that this client holds now.
     pub(crate) fn held_here(&self) -> Option<usize> {
         self.keys.names.iter().position(|name| {
             let holder = self.runtime.waiters.holder(name);
@@ -512,7 +527,7 @@ impl<'a> Attempt<'a> {
     }
 
     pub(crate) fn log_granted(&self, hold: &HeldLease) {
-        // The clock is not free, and this line is seldom wanted.
+        // Reading the clock costs time, and debug records are rarely enabled.
         let mut is_wanted = false;
         logging::contain(|| is_wanted = log::log_enabled!(log::Level::Debug));
         if !is_wanted {
@@ -528,13 +543,13 @@ impl<'a> Attempt<'a> {
         );
     }
 
-    /// Somebody else holds the lock, or came before: `outcome` says what follows from that.
+    /// Logs a refusal; `outcome` says what follows from it.
     pub(crate) fn log_refused(&self, outcome: &str, remaining: Option<Duration>) {
         logging::debug!(
             name:% = self.keys, outcome = outcome, ttl_ms = self.terms.ttl.as_millis() as u64,
             remaining_ms = remaining.map(|left| left.as_millis() as u64),
             trace_id = self.settings.trace_id.as_deref();
-            "{outcome} {}: somebody holds it, or waits before this call", self.keys
+            "{outcome} {}: the lock is held, or other calls are ahead in its queue", self.keys
         );
     }
 }

@@ -1,4 +1,24 @@
-//! The wait for a fair lock: a place in its queue in Redis, kept until the lock is passed on to it.
+//! The wait loop of a fair lock: keeps a place in the queue in Redis until the lock is granted.
+//!
+//! ```text
+//!              +------ no place <----- place expired, or grant lapsed -----+
+//!              |                                                           |
+//!              v                                                           |
+//!            Enter --- queue was empty ----------------------> Acquired    |
+//!              |                                                           |
+//!              v                                                           |
+//!            Sleep <--- still waiting ----- Refresh                        |
+//!              |                              ^   |                        |
+//!              +-- due, or wake-up -----------+   +-- no longer in queue --+
+//!              |                                                           |
+//!              +-- grant message, or found by a refresh --> Take           |
+//!                                                            |             |
+//!                              valid, or renewed if not -----+--> Acquired |
+//!                              no longer ours ---------------+-------------+
+//!
+//!  Leaves the queue from any state: deadline or attempts used up (None), silence of Redis or
+//!  shutdown (Err).
+//! ```
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,16 +32,18 @@ use crate::lease::undo::Undo;
 use crate::lock::attempt::Attempt;
 use crate::lock::wait_state::WaitState;
 use crate::logging;
+use crate::protocol::expected::Wanted;
 use crate::protocol::fair::{QueueKeys, Refreshed, provisional, refresh_every};
 use crate::protocol::kind::{Acquired, KeyState};
 use crate::protocol::one_or_many::OneOrMany;
+use crate::protocol::script::Reply;
 use crate::queue::fair::{FairStep, FairTicket, Grant, RefreshPace};
 use crate::redis::{Cap, Fault, Undoable};
 use crate::stats::Wake;
 use crate::token::FencingToken;
 use crate::wait_policy::{Backoff, WaitPolicy};
 
-/// A call that waits for a fair lock.
+/// A call waiting for a fair lock.
 pub(crate) struct FairWait<'a> {
     attempt: &'a Attempt<'a>,
     queue_keys: &'a QueueKeys,
@@ -52,12 +74,12 @@ impl<'a> FairWait<'a> {
         }
     }
 
-    /// How often Redis said that somebody holds the lock, or waits before this call.
+    /// How many replies said that the lock is held, or that other calls are ahead.
     pub(crate) fn refusals(&self) -> u32 {
         self.ticket.refusals()
     }
 
-    /// Waits until the lock is passed to this call. `None` at the deadline, or after the policy's attempts.
+    /// Waits for the lock; returns `None` at the deadline or when the attempts are used up.
     pub(crate) fn run(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
         let outcome = self.wait();
         if !matches!(outcome, Ok(Some(_)))
@@ -85,7 +107,7 @@ impl<'a> FairWait<'a> {
                 }
                 _ if is_over => return Ok(None),
                 FairStep::Refresh(_, why) if self.is_too_late(now) => {
-                    // For the others, who may have more time.
+                    // Leave the refresh to waiters with a later deadline.
                     self.ticket.note_not_refreshed(why, now);
                     self.park(self.deadline);
                 }
@@ -104,7 +126,9 @@ impl<'a> FairWait<'a> {
         }
     }
 
-    /// Whether the wait ends without the lock. Not before it was seen to be somebody else's.
+    /// Returns whether the wait ends without the lock.
+    ///
+    /// A deadline ends it only after a reply showed that the lock is held.
     fn is_over(&self, now: Instant) -> bool {
         let is_used_up = |backoff: Backoff| {
             backoff
@@ -118,7 +142,7 @@ impl<'a> FairWait<'a> {
         is_used_up || now >= self.deadline && self.is_taken()
     }
 
-    /// Whether this call may say at its deadline that it was not its turn.
+    /// Returns whether this call may report at its deadline that another call has the lock.
     fn is_taken(&self) -> bool {
         self.ticket.is_taken(self.state.span()) || self.attempt.held_here().is_some()
     }
@@ -127,7 +151,7 @@ impl<'a> FairWait<'a> {
         self.state.is_too_late(now, || self.is_taken())
     }
 
-    /// Takes the lock, or a place at the end of the queue.
+    /// Acquires the lock, or a place at the end of the queue (returns `None`).
     fn enter(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
         let Attempt {
             runtime,
@@ -136,7 +160,10 @@ impl<'a> FairWait<'a> {
             ..
         } = self.attempt;
         let id = HolderId::fresh(&runtime.config.owner);
-        logging::trace!(name:% = keys, holder:% = id.as_str(); "enter the queue of {keys} as {}", id.as_str());
+        logging::trace!(
+            name:% = keys, holder:% = id.as_str();
+            "enter the queue of {keys} as {}", id.as_str()
+        );
         runtime.meters.counters.attempts.up();
         let inbox = self.inbox();
         let call = self.queue_keys.enter(keys, &id, terms.ttl, Some(&inbox));
@@ -148,7 +175,7 @@ impl<'a> FairWait<'a> {
             votes: None,
         };
         let until = self.attempt.reply_deadline(self.deadline);
-        // Before it is sent: the lock may be passed on before the answer is here.
+        // Before sending: the lock may be granted before the reply arrives.
         self.ticket.begin_entering(&id);
         self.ticket.answers(|answers| answers.asked(Instant::now()));
         let answer = runtime.deployment.call_or_undo(
@@ -158,18 +185,28 @@ impl<'a> FairWait<'a> {
             Some(&undoable),
         );
         self.attempt.note_sent(&answer);
+        self.read_entry(&id, answer, wanted)
+    }
+
+    /// Handles the reply to entering the queue under `id`: a grant, a place, or a failure.
+    fn read_entry(
+        &mut self,
+        id: &HolderId,
+        answer: Result<(Reply, Instant), Fault>,
+        wanted: Wanted,
+    ) -> Result<Option<Arc<HeldLease>>, Error> {
+        let (attempt, keys, terms) = (self.attempt, self.attempt.keys, self.attempt.terms);
+        let undo = |cause| attempt.undo(keys, id, cause);
         let fault = match answer {
             Ok((reply, sent)) => match Acquired::read(&reply, wanted) {
                 Some(Acquired::Granted(tokens)) => {
                     self.ticket.forget_id();
                     let now = Instant::now();
-                    match LeaseState::granted(sent, now, terms) {
-                        Some(lease) => return self.hold(id, tokens, lease, now).map(Some),
-                        None => self.attempt.undo(
-                            keys,
-                            &id,
-                            Cause::text("the answer took as long as the lease: ttl too short"),
-                        ),
+                    match LeaseState::granted(sent, now, &terms) {
+                        Some(lease) => return self.hold(id.clone(), tokens, lease, now).map(Some),
+                        None => undo(Cause::text(
+                            "the reply took as long as the lease: ttl too short",
+                        )),
                     }
                 }
                 Some(Acquired::Refused(refusal)) => {
@@ -179,28 +216,23 @@ impl<'a> FairWait<'a> {
                     self.ensure_subscribed()?;
                     return Ok(None);
                 }
-                _ => self.attempt.undo(
-                    keys,
-                    &id,
-                    Cause::text("the fair_enter script gave an answer that is not its own"),
-                ),
+                _ => undo(Cause::text("unexpected reply to the fair_enter script")),
             },
-            Err(Fault::Unknown(cause)) => self.attempt.undo(keys, &id, cause),
+            Err(Fault::Unknown(cause)) => undo(cause),
             Err(Fault::NotReplicated(error)) => {
-                self.attempt
-                    .undo(keys, &id, Cause::text("not acknowledged"));
+                undo(Cause::text("not acknowledged"));
                 Fault::Rejected(error)
             }
             Err(fault) => fault,
         };
-        // Whatever came of it is undone, or a place that dies by itself.
+        // What the command may have done is undone, or the place expires.
         self.ticket.forget_id();
         let pause = self.handle_fault(fault)?;
         self.park(Instant::now().after(pause));
         Ok(None)
     }
 
-    /// Where this client hears of grants; empty where it does not.
+    /// The channel on which this client receives grants; empty if the policy is not `Wake`.
     fn inbox(&self) -> Vec<u8> {
         match self.attempt.settings.wait {
             WaitPolicy::Wake => self.attempt.runtime.inbox(self.attempt.keys.key(0)),
@@ -208,11 +240,11 @@ impl<'a> FairWait<'a> {
         }
     }
 
-    /// Refreshes the places of all who wait for the name in this client.
+    /// Refreshes the places of all calls of this client that wait for the name.
     fn refresh(&mut self, ids: &[HolderId], why: Wake) -> Result<(), Error> {
         let Attempt { runtime, keys, .. } = self.attempt;
         let counts = runtime.meters.woke(why);
-        // One for all of them.
+        // All places of this client share one channel.
         let inbox = match self.ticket.any_subscribed() {
             true => runtime.inbox(keys.key(0)),
             false => Vec::new(),
@@ -235,26 +267,25 @@ impl<'a> FairWait<'a> {
                     }
                     return self.ensure_subscribed();
                 }
-                None => Fault::Unknown(Cause::text(
-                    "the fair_refresh script gave an answer that is not its own",
-                )),
+                None => Fault::Unknown(Cause::text("unexpected reply to the fair_refresh script")),
             },
             Err(fault) => fault,
         };
         let pause = self.handle_fault(fault);
-        // Another call may have more patience.
+        // Another call may have a later deadline.
         let until = Instant::now().after(*pause.as_ref().unwrap_or(&Duration::ZERO));
         self.ticket.note_not_refreshed(why, until);
         pause.map(|_| ())
     }
 
-    /// Wants to hear of plain releases, and with them of grants, where the policy says so. Once they are heard the
-    /// places are refreshed: what was told before then was not.
+    /// Subscribes to releases and grants, if the policy is `Wake`.
+    ///
+    /// Once the subscription is live the places are refreshed: earlier messages did not arrive.
     fn ensure_subscribed(&mut self) -> Result<(), Error> {
         self.state.ensure_subscribed(0).map(drop)
     }
 
-    /// The lock was passed to this call. `None` where the grant has lapsed, or is too old to tell.
+    /// Takes a grant; returns `None` if it has lapsed, or may have and Redis confirms it.
     fn take_grant(&mut self, grant: Grant) -> Result<Option<Arc<HeldLease>>, Error> {
         let terms = &self.attempt.terms;
         if grant.by_message {
@@ -281,7 +312,9 @@ impl<'a> FairWait<'a> {
         }
     }
 
-    /// Renews a grant of which little may be left, or which replicas are to have. `None` where it has lapsed.
+    /// Renews a grant that may be about to lapse, or that replicas must acknowledge.
+    ///
+    /// Returns `None` if the grant has lapsed.
     fn renew_grant(&mut self, id: &HolderId) -> Result<Option<LeaseState>, Error> {
         let Attempt {
             runtime,
@@ -304,14 +337,12 @@ impl<'a> FairWait<'a> {
                         match LeaseState::granted(sent, Instant::now(), terms) {
                             Some(lease) => return Ok(Some(lease)),
                             None => Fault::Unknown(Cause::text(
-                                "the answer took as long as the lease: ttl too short",
+                                "the reply took as long as the lease: ttl too short",
                             )),
                         }
                     }
                     Some(KeyState::Gone | KeyState::Foreign) => return Ok(None),
-                    None => Fault::Unknown(Cause::text(
-                        "the renew script gave an answer that is not its own",
-                    )),
+                    None => Fault::Unknown(Cause::text("unexpected reply to the renew script")),
                 },
                 Err(fault) => fault,
             };
@@ -335,7 +366,7 @@ impl<'a> FairWait<'a> {
         hold.map_err(|fault| attempt.runtime.deployment.error(fault))
     }
 
-    /// Leaves the queue, or passes on what came at this moment.
+    /// Leaves the queue, and passes on a grant that arrived in the meantime.
     fn leave_queue(&self, id: HolderId) {
         let Attempt {
             runtime,
@@ -344,7 +375,8 @@ impl<'a> FairWait<'a> {
             ..
         } = self.attempt;
         if runtime.is_closed() {
-            // Nobody does so in the background any more. Where this fails the place dies by itself.
+            // After a shutdown no thread does this in the background. If it fails, the place
+            // expires.
             let until = Instant::now().after(runtime.deployment.command_timeout());
             let _ =
                 runtime
@@ -356,12 +388,14 @@ impl<'a> FairWait<'a> {
         runtime.undo(Undo::of_release(Arc::clone(keys), id, until));
     }
 
-    /// Notes that there was no answer: how long to pause, unless it was the last time.
+    /// Records a command without a reply, and returns how long to pause.
+    ///
+    /// Fails if the call must give up and no earlier refusal is the better result.
     fn handle_fault(&mut self, fault: Fault) -> Result<Duration, Error> {
         self.ticket
             .answers(|answers| answers.failed(Instant::now()));
         match self.state.pause_after_fault(fault) {
-            // The wait is over, and this is not why.
+            // The deadline ends the wait, not this error.
             Err(error) if self.state.is_refusal_better(&error, || self.is_taken()) => {
                 Ok(Duration::ZERO)
             }
@@ -369,7 +403,7 @@ impl<'a> FairWait<'a> {
         }
     }
 
-    /// Sleeps in the queue.
+    /// Sleeps while the place is in the queue; fails if Redis has been silent for too long.
     fn sleep(&self, until: Instant) -> Result<(), Error> {
         let now = Instant::now();
         if self.attempt.is_unreachable(now) {
@@ -379,7 +413,7 @@ impl<'a> FairWait<'a> {
         Ok(())
     }
 
-    /// Sleeps until `until`, or the deadline, or until woken; no longer than the clock allows.
+    /// Sleeps until `until`, the deadline or a wake-up; no longer than the clock allows.
     fn park(&self, until: Instant) {
         let pause = nap(Instant::now(), until.min(self.deadline));
         self.ticket.parker().park_timeout(pause);

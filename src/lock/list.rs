@@ -140,7 +140,7 @@ fn twice<T>(
 
 /// Returns the holders of `names`, asking the server that has their keys in one write.
 ///
-/// Keeps the connection in `wire` for the next call.
+/// Keeps the connection in `connection` for the next call.
 fn holders(
     runtime: &Runtime,
     server: &Server,

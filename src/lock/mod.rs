@@ -1,4 +1,4 @@
-//! What a call on a lock does, written once for every kind.
+//! What calls on a lock do, written once for every kind of lock.
 
 pub(crate) mod acquire;
 pub(crate) mod attempt;

@@ -1,4 +1,4 @@
-//! Letting go: the release, its repetition where no answer came, and the loss it may find.
+//! Releases a lease or hands it off; repeats the release if no reply arrives.
 
 use std::sync::Arc;
 
@@ -17,19 +17,22 @@ use crate::runtime::Runtime;
 use crate::token::FencingToken;
 use crate::wait_policy::RECONNECT;
 
-/// How an [`unlock`](crate::MutexGuard::unlock) went.
+/// The outcome of an [`unlock`](crate::MutexGuard::unlock).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a lock that was lost may have had two holders"]
+#[must_use = "if the lease was lost, two holders may have overlapped"]
 pub enum Unlocked {
-    /// The lock was held until now, and is free.
+    /// The lock was held until now, and is released.
     Released,
-    /// The lease had ended before: what was done under it may have met another holder. Whoever holds
-    /// the lock now still does.
+    /// The lease had ended earlier, so work done under it may have overlapped with another holder.
+    ///
+    /// A new holder keeps the lock.
     AlreadyLost(Lost),
 }
 
-/// Lets go of a lease at `now`, by `deadline`, for the holder that has `token`: hands it on to the next waiter of this
-/// client, or releases it. Where no answer comes in that time the release is repeated in the background.
+/// Ends the holding with `token` at `now`: hands the lease off, or releases it by `deadline`.
+///
+/// The first waiter of this client gets a hand-off. If no reply arrives in time, the release is
+/// repeated in the background.
 pub(crate) fn release(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
@@ -51,7 +54,7 @@ pub(crate) fn release(
         Some(LeaseStatus::Released) | None => return Ok(Unlocked::Released),
     }
     runtime.timer.forget(hold);
-    // Others have waited for the whole run: they come first now.
+    // Other clients have waited for the whole run of hand-offs: they go first now.
     let mut yields_to_fleet = hold.run.was_handed(token);
     let outcome = send_until_answered(runtime, hold, &mut yields_to_fleet, deadline);
     let in_time = !matches!(outcome, Ok(Unlocked::AlreadyLost(_)));
@@ -60,7 +63,7 @@ pub(crate) fn release(
         Ok(Unlocked::AlreadyLost(lost)) => {
             hold.lease(|lease| lease.was_lost(*lost));
             if hold.keys.parts().len() > 1 {
-                // Of another part no answer may have come.
+                // Another part may have had no reply.
                 repeat_in_background(runtime, hold);
             }
             runtime.announce_loss(hold);
@@ -79,7 +82,7 @@ pub(crate) fn release(
         Err(error) => {
             hold.lease(LeaseState::released);
             repeat_in_background(runtime, hold);
-            // The release that is repeated announces the end that this call did not see.
+            // The repeated release publishes the message for the end that this call did not see.
             runtime.waiters.ended(hold, false);
             log(hold, "release to be repeated", Some(error));
         }
@@ -87,8 +90,9 @@ pub(crate) fn release(
     outcome
 }
 
-/// Hands the lease to the first waiter of this client, if there is one that wants it and nothing speaks against it.
-/// Where it must be renewed for that, this asks Redis first.
+/// Hands the lease off to the first waiter of this client; returns false if that is not possible.
+///
+/// Renews the lease first if it must be renewed for that.
 fn hand_off(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
@@ -109,7 +113,7 @@ fn hand_off(
                 return true;
             }
             HandOffOutcome::Renew => {
-                // The other half is for the release.
+                // The other half of the time is for the release.
                 let until = now.after(now.until(deadline) / 2);
                 has_renewed = renew(runtime, hold, token, until).is_ok();
                 *now = Instant::now();
@@ -123,23 +127,24 @@ fn hand_off(
     false
 }
 
-/// Passes on what was handed to a waiter that does not take it.
+/// Passes on a lease that was handed to a waiter that did not take it.
 pub(crate) fn pass_on_unclaimed(runtime: &Runtime, handed: &HandedOff) {
     let now = Instant::now();
     let deadline = now.after(runtime.deployment.command_timeout());
-    // It logs what goes wrong by itself, and nobody has held it.
+    // `release` logs a failure itself, and no holder is there to be told.
     let _ = release(runtime, &handed.hold, handed.token, now, deadline);
 }
 
-/// Counts that a holder has let go, if it ever held the lease.
+/// Counts the end of a holding, if there was a holder.
 fn count(runtime: &Runtime, in_time: bool, since: Option<Instant>, now: Instant) {
     if let Some(since) = since {
         runtime.meters.let_go(in_time, since.until(now));
     }
 }
 
-/// Sends the release until an answer says what it found, or the deadline has come. Whether it `gives_way` to other
-/// clients is unset where none of them hears of it.
+/// Sends the release until a reply shows what it found, or until the deadline.
+///
+/// Sets `yields_to_fleet` to false if no other client received the release message.
 fn send_until_answered(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
@@ -147,22 +152,22 @@ fn send_until_answered(
     deadline: Instant,
 ) -> Result<Unlocked, Error> {
     if let [_, _, ..] = hold.keys.parts() {
-        // In one write to each server.
+        // All parts go out in one write to each server.
         let found = runtime.release(vec![Arc::clone(hold)], deadline);
         let found = found.recv_timeout(Instant::now().until(deadline));
         return match found {
             Ok(found) => Ok(unlocked(hold, found)),
             Err(_) => Err(runtime
                 .deployment
-                .unreachable(Cause::silence("no answer to a part of the release in time"))),
+                .unreachable(Cause::silence("no reply to a part of the release in time"))),
         };
     }
-    // Whether this client is among those who hear it.
+    // How many of the receivers of the message are subscribers of this client.
     let ours = runtime.endpoints.hearing(hold.keys.key(0).channel) as i64;
     let start = Instant::now();
     let mut failures = 0;
     let mut last_cause = None;
-    // A release whose answer is missing may be what removed the key.
+    // A release without a reply may be what removed the key.
     let mut may_have_run = false;
     loop {
         let call = match *yields_to_fleet {
@@ -181,11 +186,11 @@ fn send_until_answered(
                 }
                 Some(_) if may_have_run => return Ok(Unlocked::Released),
                 Some(found) => return Ok(unlocked(hold, found)),
-                None => Cause::text("the release script gave an answer that is not its own"),
+                None => Cause::text("unexpected reply to the release script"),
             },
             Err(Fault::NotReplicated(error) | Fault::Rejected(error)) => return Err(error),
             Err(Fault::NotRun(cause) | Fault::Redirected(_, cause)) => cause,
-            // No breaker stops a release.
+            // The breaker never stops a release.
             Err(Fault::Open(open)) => open.last_at(runtime.deployment.label()),
             Err(Fault::Unknown(cause)) => {
                 may_have_run = true;
@@ -198,7 +203,7 @@ fn send_until_answered(
             let cause = cause.unserved_for(start.until(now));
             return Err(runtime.deployment.unreachable(cause));
         }
-        // A connection that had died unnoticed costs one attempt and no pause.
+        // A pooled connection that had died unnoticed costs one attempt and no pause.
         if failures > 0 {
             std::thread::sleep(RECONNECT.pause(failures - 1).min(now.until(deadline)));
         }
@@ -206,7 +211,7 @@ fn send_until_answered(
     }
 }
 
-/// What it means that the release found this.
+/// Returns the outcome for what the release found.
 fn unlocked(hold: &HeldLease, found: KeyState) -> Unlocked {
     match found {
         KeyState::Ours => Unlocked::Released,
@@ -218,7 +223,7 @@ fn unlocked(hold: &HeldLease, found: KeyState) -> Unlocked {
     }
 }
 
-/// Repeats the release in the background, until it is sure or the key has run out by itself.
+/// Repeats the release in the background, until it is certain or the key has expired.
 fn repeat_in_background(runtime: &Runtime, hold: &HeldLease) {
     runtime.undo(as_undo(hold));
 }
@@ -229,13 +234,18 @@ fn as_undo(hold: &HeldLease) -> Undo {
         .with_receipt(hold.votes.clone())
 }
 
-/// The holder lets go of what it had lost. Its key may still be there, for the time that two clocks
-/// may differ by, after `max_hold`, on a minority of servers, or where what took it from us came before us
-/// in Redis: nobody needs it any more.
+/// Handles the release of a lease that was already lost.
+///
+/// The key can still exist, so it is released in any case:
+///
+/// * until it expires, since two clocks may differ,
+/// * after `max_hold`,
+/// * on a minority of servers,
+/// * if the command that took the lock away reached Redis before this client's.
 fn release_after_loss(runtime: &Runtime, hold: &Arc<HeldLease>, lost: Lost) {
     runtime.announce_loss(hold);
     if lost != Lost::ShutDown {
-        // A shutdown releases what it takes away by itself, and counts what it finds.
+        // A shutdown releases the leases it ends, and counts the outcomes.
         repeat_in_background(runtime, hold);
     }
     logging::warn!(
@@ -246,18 +256,19 @@ fn release_after_loss(runtime: &Runtime, hold: &Arc<HeldLease>, lost: Lost) {
     );
 }
 
-/// Gives back at once what was granted to a client that is being shut down: nobody has seen it yet,
-/// so nobody is told.
+/// Releases a lease that was granted during a shutdown.
+///
+/// No caller has received it, so no loss is announced.
 pub(crate) fn give_back_unseen(runtime: &Runtime, hold: &Arc<HeldLease>, until: Instant) {
     let status = hold.release(hold.token(), Instant::now());
     runtime.timer.forget(hold);
     runtime.waiters.ended(hold, true);
     if let Some(LeaseStatus::Lost(Lost::ShutDown)) = status {
-        // The shutdown has seen it, and releases it.
+        // The shutdown has this lease and releases it.
         return;
     }
     for part in hold.keys.parts() {
-        // Where this fails the ttl ends it.
+        // If this fails, the key expires.
         let _ = runtime.deployment.call_or_undo(
             part.release(hold.id.as_str().as_bytes()),
             until,
@@ -283,8 +294,8 @@ fn log(hold: &HeldLease, outcome: &str, error: Option<&Error>) {
     });
     logging::record!(
         if error.is_some() { log::Level::Warn } else { log::Level::Debug },
-        name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(), outcome = outcome,
-        ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();
+        name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(),
+        outcome = outcome, ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();
         "{outcome} {} (holder {}){why}", hold.keys, hold.id.short()
     );
 }

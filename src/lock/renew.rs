@@ -1,4 +1,4 @@
-//! Renewing and extending at the holder's request.
+//! Renews and extends a lease at the request of its holder.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::runtime::Runtime;
 use crate::runtime::io::renewal::{count, renewed};
 use crate::token::FencingToken;
 
-/// Asks Redis for the ttl anew, until `until`.
+/// Renews the lease for its full ttl; waits for the reply until `until`.
 pub(crate) fn renew(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
@@ -32,7 +32,7 @@ pub(crate) fn renew(
     outcome(runtime, hold, token, found, answer)
 }
 
-/// Sets another ttl, which may be a shorter one.
+/// Sets another ttl, which can be shorter.
 pub(crate) fn extend(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
@@ -44,13 +44,13 @@ pub(crate) fn extend(
     let Some(before) = hold.begin(token, until, |lease, now| lease.extend(now, ttl)) else {
         return ensure_held(hold, token).and_then(|()| Err(busy(runtime)));
     };
-    // An extend that shortens has brought the deadline nearer.
+    // A shorter ttl brings the deadline nearer.
     runtime.reschedule(hold);
     let sent = Instant::now();
     let answer = renew_parts(runtime, hold, ttl, true, until);
     let found = answer.as_ref().ok().and_then(KeyState::read);
     let now = Instant::now();
-    // A lease that ran out before the answer came is lost for that.
+    // If the lease expired before the reply arrived, it is lost as expired.
     hold.status(now);
     let lag = hold.answered(|lease| {
         let lag = lease.lag(now);
@@ -74,7 +74,7 @@ pub(crate) fn extend(
     outcome(runtime, hold, token, found, answer)
 }
 
-/// Renews one part after the other, until one is not renewed.
+/// Renews one part after the other, until one fails.
 fn renew_parts(
     runtime: &Runtime,
     hold: &HeldLease,
@@ -96,7 +96,7 @@ fn renew_parts(
     Ok(Reply::Int(1))
 }
 
-/// Errors unless the lease is surely held at this moment, by the holder that has `token`.
+/// Returns an error unless the lease is certainly held now by the holder with `token`.
 pub(crate) fn ensure_held(hold: &HeldLease, token: FencingToken) -> Result<(), Error> {
     match hold.status_for(token, Instant::now()) {
         LeaseStatus::Held(_) => Ok(()),
@@ -116,9 +116,9 @@ fn outcome(
     ensure_held(hold, token)?;
     match (found, answer) {
         (Some(_), _) => Ok(()),
-        (None, Ok(_)) => Err(runtime.deployment.unreachable(Cause::text(
-            "the renew script gave an answer that is not its own",
-        ))),
+        (None, Ok(_)) => Err(runtime
+            .deployment
+            .unreachable(Cause::text("unexpected reply to the renew script"))),
         (None, Err(Fault::NotReplicated(error) | Fault::Rejected(error))) => Err(error),
         (None, Err(fault @ Fault::Open(_))) => Err(runtime.deployment.error(fault)),
         (None, Err(Fault::NotRun(cause) | Fault::Unknown(cause) | Fault::Redirected(_, cause))) => {
@@ -129,6 +129,6 @@ fn outcome(
 
 fn busy(runtime: &Runtime) -> Error {
     runtime.deployment.unreachable(Cause::text(
-        "another renewal of this lease got no answer in that time",
+        "another renewal of this lease is still without a reply",
     ))
 }

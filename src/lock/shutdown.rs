@@ -48,8 +48,9 @@ impl ShutdownReport {
 
     /// Returns the number of threads that were still making a connection.
     ///
-    /// Each ends by itself within [`connect_timeout`](crate::ClientBuilder::connect_timeout), unless the system's name
-    /// resolution takes longer: that cannot be interrupted.
+    /// Each ends by itself within [`connect_timeout`](crate::ClientBuilder::connect_timeout),
+    /// unless the
+    /// system's name resolution takes longer: that cannot be interrupted.
     pub fn dialers(&self) -> usize {
         self.dialers
     }

@@ -1,4 +1,4 @@
-//! What a call keeps while it waits, for whichever lock: what it hears, how often it got no answer, and whether it said so.
+//! State common to both wait loops: subscription, failures in a row, and the last reply time.
 
 use std::time::Duration;
 
@@ -11,15 +11,16 @@ use crate::redis::Fault;
 use crate::runtime::subscriber::Subscription;
 use crate::wait_policy::WaitPolicy;
 
+/// The part of a wait that does not depend on the kind of queue.
 pub(crate) struct WaitState<'a> {
     attempt: &'a Attempt<'a>,
     deadline: Instant,
     pub(crate) subscription: Option<Subscription<'a>>,
-    /// Commands without an answer in a row.
+    /// Commands without a reply, in a row.
     failures: u32,
-    /// How long the last answer took.
+    /// The time that the last reply took.
     last_reply_took: Duration,
-    /// It waits, and that was logged, or need not be any more.
+    /// The call has waited; this was logged, or need not be.
     pub(crate) has_waited: bool,
 }
 
@@ -35,7 +36,9 @@ impl<'a> WaitState<'a> {
         }
     }
 
-    /// Wants to hear of the releases of its `on`-th name, where the policy says so.
+    /// Subscribes to releases of the name with index `name_index`, if the policy is `Wake`.
+    ///
+    /// Returns the subscription, or `None` under `Backoff`.
     pub(crate) fn ensure_subscribed(
         &mut self,
         name_index: usize,
@@ -46,7 +49,7 @@ impl<'a> WaitState<'a> {
             settings,
             ..
         } = self.attempt;
-        // One that hears what the server before announces is of no more use.
+        // After a failover, the subscription to the previous server is useless.
         let is_current = |subscription: &Subscription<'_>| subscription.is_current(runtime);
         if !self.subscription.as_ref().is_some_and(is_current) && settings.wait == WaitPolicy::Wake
         {
@@ -56,18 +59,20 @@ impl<'a> WaitState<'a> {
         Ok(self.subscription.as_ref())
     }
 
-    /// Redis answered at `now` what was asked at `sent`.
+    /// Records the reply that arrived at `now` to a command sent at `sent`.
     pub(crate) fn note_reply(&mut self, sent: Instant, now: Instant) {
         self.failures = 0;
         self.last_reply_took = sent.until(now);
     }
 
-    /// Whether it is too late to ask, for a call that has an answer already: the lock `is_taken`.
+    /// Returns whether a further command could not be answered in time and none is needed.
+    ///
+    /// None is needed if the lock `is_taken`.
     pub(crate) fn is_too_late(&self, now: Instant, is_taken: impl FnOnce() -> bool) -> bool {
         !self.span().has_time(now, self.last_reply_took) && is_taken()
     }
 
-    /// From when until when it waits.
+    /// The time from the start of the call to its deadline.
     pub(crate) fn span(&self) -> Span {
         Span {
             start: self.attempt.start,
@@ -75,7 +80,7 @@ impl<'a> WaitState<'a> {
         }
     }
 
-    /// Notes that there was no answer: how long to pause.
+    /// Records that a command got no reply, and returns how long to pause.
     pub(crate) fn pause_after_fault(&mut self, fault: Fault) -> Result<Duration, Error> {
         let failures = self.failures;
         let pause = self.attempt.pause_after(fault, failures, self.deadline)?;
@@ -83,13 +88,14 @@ impl<'a> WaitState<'a> {
         Ok(pause)
     }
 
-    /// Whether a refusal in this very call is a better answer than `error`: its deadline has come, and the lock
-    /// `is_taken`.
+    /// Returns whether the call should report a refusal instead of `error`.
+    ///
+    /// This is so once its deadline has passed and the lock `is_taken`.
     pub(crate) fn is_refusal_better(&self, error: &Error, is_taken: impl FnOnce() -> bool) -> bool {
         error.is_unreachable() && Instant::now() >= self.deadline && is_taken()
     }
 
-    /// Logs, once, that this call waits for its `on`-th name.
+    /// Logs, once, that this call waits for the name with index `name_index`.
     pub(crate) fn log_waiting_once(&mut self, name_index: usize, remaining: Option<Duration>) {
         if std::mem::replace(&mut self.has_waited, true) {
             return;
@@ -99,7 +105,7 @@ impl<'a> WaitState<'a> {
         if cfg!(debug_assertions) && self.attempt.runtime.waiters.is_held_by_us(name) {
             logging::warn!(
                 name:% = name;
-                "this thread waits for {name}, which it took itself: locks are not reentrant"
+                "this thread waits for {name}, which it locked itself: locks are not reentrant"
             );
         }
     }

@@ -1,16 +1,19 @@
-//! What a call may say of a name when its time is over: that it is taken, or that Redis could not be asked. No I/O, no clock.
+//! The replies about a name, and what a waiting call may report at its deadline. No I/O, no clock.
+//!
+//! At its deadline a call reports either that the name is taken (`None`) or that Redis is
+//! unreachable (`Err`).
 
 use std::time::Duration;
 
 use crate::clock::Instant;
 
-/// How long before its deadline a call asks a last time: enough for an answer from most servers.
+/// How long before its deadline a call makes its last attempt; most servers reply in this time.
 const LAST_ATTEMPT: Duration = Duration::from_millis(250);
 
-/// A call does not say `None` on a refusal older than this without asking once more.
+/// A call does not return `None` on a refusal older than this without trying once more.
 const FRESH_FOR: Duration = Duration::from_secs(1);
 
-/// From when until when a call waits.
+/// The time during which a call waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) start: Instant,
@@ -18,13 +21,13 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// When the call asks for the last answer that it needs.
+    /// When the call makes its last attempt.
     pub(crate) fn last_attempt(self) -> Instant {
         let half = self.start.until(self.deadline) / 2;
         self.deadline.before(LAST_ATTEMPT.min(half))
     }
 
-    /// When a call that was refused at `now` must ask again, whatever it hears until then.
+    /// When a call that was refused at `now` must try again, even without a wake-up.
     pub(crate) fn asks_again_by(self, now: Instant) -> Instant {
         let last_attempt = self.last_attempt();
         if now < last_attempt && now.after(FRESH_FOR) < self.deadline {
@@ -34,8 +37,10 @@ impl Span {
         }
     }
 
-    /// Whether an answer can come in time to what is asked at `now`, if the last one `took` so long. On a server that
-    /// works, a question that is cut off would turn a refusal into an error.
+    /// Returns whether a command sent at `now` can be answered before the deadline.
+    ///
+    /// `took` is the time that the last reply took. On a working server, a command cut off by the
+    /// deadline would turn a refusal into an error.
     pub(crate) fn has_time(self, now: Instant, took: Duration) -> bool {
         now.after(took.saturating_mul(2)) < self.deadline
     }
@@ -51,20 +56,20 @@ pub(crate) struct Answers {
 #[derive(Clone, Copy, Debug)]
 struct Refusal {
     at: Instant,
-    /// Until then, as Redis said, its holder keeps the name.
+    /// When the key expires, by the reply.
     until: Instant,
 }
 
-/// A command sent since the last answer.
+/// A command sent since the last reply.
 #[derive(Clone, Copy, Debug)]
 struct Unanswered {
     since: Instant,
-    /// No answer will come; until then it may.
+    /// No reply will come. While false, one may still arrive.
     has_failed: bool,
 }
 
 impl Answers {
-    /// Somebody asks Redis at `now`.
+    /// Records that a waiter sends a command at `now`.
     pub(crate) fn asked(&mut self, now: Instant) {
         self.unanswered.get_or_insert(Unanswered {
             since: now,
@@ -72,7 +77,7 @@ impl Answers {
         });
     }
 
-    /// No answer came to what was asked.
+    /// Records that a command got no reply.
     pub(crate) fn failed(&mut self, now: Instant) {
         self.asked(now);
         if let Some(asked) = &mut self.unanswered {
@@ -80,12 +85,12 @@ impl Answers {
         }
     }
 
-    /// Redis answered, and said nothing about this name.
+    /// Records a reply that says nothing about this name.
     pub(crate) fn answered(&mut self) {
         self.unanswered = None;
     }
 
-    /// At `now` somebody held the name, for `remaining` more; `None` for ever.
+    /// Records that the name was held at `now`, for `remaining` more; `None` if without end.
     pub(crate) fn refused(&mut self, now: Instant, remaining: Option<Duration>) {
         self.unanswered = None;
         self.refused = Some(Refusal {
@@ -98,17 +103,22 @@ impl Answers {
         self.refused.filter(|refusal| refusal.at >= span.start)
     }
 
-    /// Whether a call whose time is over may say that somebody else holds the name. Its last definite answer was a
-    /// refusal, and either the holder keeps the name until the deadline, or nothing that was asked since is unanswered.
+    /// Returns whether a call may report at its deadline that the name is taken.
+    ///
+    /// Its last definite reply was a refusal, and one of these holds:
+    ///
+    /// * the key lasts until the deadline,
+    /// * no command sent since is unanswered.
     pub(crate) fn is_taken(&self, span: Span) -> bool {
-        // What was asked a moment ago may be on its way, as it always is on a server that works.
+        // A command sent a moment ago does not count: its reply may be on the way, as is usual on a
+        // working server.
         let counts = |asked: Unanswered| asked.has_failed || asked.since <= span.last_attempt();
         let is_unanswered = self.unanswered.is_some_and(counts);
         self.refusal_in(span)
             .is_some_and(|refusal| refusal.until >= span.deadline || !is_unanswered)
     }
 
-    /// Whether a call asks once more before its deadline, rather than only wait for that.
+    /// Returns whether a call must try once more before its deadline, not only wait for it.
     pub(crate) fn needs_another_reply(&self, span: Span) -> bool {
         let Some(refusal) = self.refusal_in(span) else {
             return true;
@@ -117,7 +127,7 @@ impl Answers {
             return false;
         }
         match self.unanswered {
-            // It was asked in vain, and the refusal before is good for the rest of the time.
+            // The attempt failed; an earlier refusal suffices if the key lasts until the deadline.
             Some(asked) if asked.has_failed => refusal.until < span.deadline,
             Some(_) => true,
             None => refusal.at.after(FRESH_FOR) < span.deadline,
@@ -137,7 +147,7 @@ mod tests {
         Instant::START.after(ms(n))
     }
 
-    /// From 1 s to 4 s; its last look is at 3.75 s.
+    /// From 1 s to 4 s; its last attempt is at 3.75 s.
     fn span() -> Span {
         Span {
             start: at(1_000),
@@ -152,19 +162,19 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
-        assert!(!Answers::default().is_taken(span()), "nobody said so");
+    fn a_recent_refusal_counts_and_no_reply_does_not() {
+        assert!(!Answers::default().is_taken(span()), "no refusal yet");
         assert!(refused(3_500, 10).is_taken(span()));
     }
 
     #[test]
-    fn a_refusal_before_the_call_says_nothing() {
+    fn a_refusal_before_the_call_does_not_count() {
         assert!(!refused(999, 60_000).is_taken(span()));
         assert!(refused(1_000, 60_000).is_taken(span()));
     }
 
     #[test]
-    fn what_was_asked_since_in_vain_outweighs_a_refusal() {
+    fn a_later_command_without_a_reply_outweighs_a_refusal() {
         let mut answers = refused(3_000, 500);
         answers.asked(at(3_600));
         answers.failed(at(3_900));
@@ -179,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_for_the_rest_of_the_time_is_good_whatever_was_asked_since() {
+    fn a_refusal_that_lasts_until_the_deadline_counts_despite_later_failures() {
         let unanswered = |mut answers: Answers| {
             answers.failed(at(3_900));
             answers
@@ -192,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_asked_a_moment_ago_may_be_on_its_way() {
+    fn a_command_sent_a_moment_ago_does_not_count_as_unanswered() {
         let asked = |now| {
             let mut answers = refused(3_000, 500);
             answers.asked(at(now));
@@ -206,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_about_another_name_ends_the_silence_and_is_no_refusal() {
+    fn a_reply_about_another_name_ends_the_silence_but_is_no_refusal() {
         let mut answers = refused(3_000, 500);
         answers.failed(at(3_500));
         answers.answered();
@@ -217,13 +227,13 @@ mod tests {
     }
 
     #[test]
-    fn who_was_never_refused_asks() {
+    fn a_call_that_was_never_refused_tries_again() {
         assert!(Answers::default().needs_another_reply(span()));
         assert!(refused(999, 60_000).needs_another_reply(span()));
     }
 
     #[test]
-    fn a_refusal_older_than_a_second_is_asked_about_once_more() {
+    fn a_refusal_older_than_a_second_needs_another_reply() {
         assert!(refused(2_999, 60_000).needs_another_reply(span()));
         assert!(!refused(3_000, 1).needs_another_reply(span()));
         assert_eq!(span().asks_again_by(at(2_999)), at(3_750));
@@ -231,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_asked_about_is_not_asked_about_again() {
+    fn a_fresh_or_lasting_refusal_needs_no_other_reply() {
         let mut answers = refused(3_750, 1);
         assert!(!answers.needs_another_reply(span()));
         answers.asked(at(3_800));
@@ -242,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_another_without_an_answer_asks_itself() {
+    fn a_call_tries_itself_if_the_command_of_another_is_unanswered() {
         for has_failed in [false, true] {
             let mut answers = refused(3_500, 100);
             answers.asked(at(3_600));
@@ -254,14 +264,14 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_answered_in_time_is_not_asked() {
+    fn a_command_that_cannot_be_answered_in_time_is_not_sent() {
         assert!(span().has_time(at(3_979), ms(10)));
         assert!(!span().has_time(at(3_980), ms(10)));
         assert!(!span().has_time(at(4_000), ms(0)));
     }
 
     #[test]
-    fn a_short_call_asks_at_half_its_time() {
+    fn a_short_call_makes_its_last_attempt_at_half_its_time() {
         let short = Span {
             start: at(0),
             deadline: at(100),

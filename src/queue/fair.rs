@@ -1,4 +1,19 @@
-//! The calls of this client that wait for fair locks, each with its place in the queue in Redis. No I/O, no clock.
+//! The calls of this client that wait for fair locks, with their places in Redis. No I/O, no clock.
+//!
+//! The states of a waiter:
+//!
+//! ```text
+//! join --> no place --- begin_entering --> entering --- note_entered --> waiting <--+
+//!            ^  ^                             |                          |  |  |    |
+//!            |  +--- forget_id (no reply) ----+                          |  |  +----+
+//!            |                                                           |  | refreshed:
+//!            +--- refreshed: no longer in the queue ---------------------+  | still waiting
+//!            |                                                              |
+//!            +--- step: Take --- granted <--- message, or refreshed --------+
+//!
+//! A grant message can arrive while entering: it counts once the reply has confirmed the place.
+//! One refresh at a time covers all waiters of a name.
+//! ```
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,13 +32,13 @@ use crate::stats::Wake;
 use crate::token::FencingToken;
 use crate::wait_policy::Backoff;
 
-/// How long nobody looks at a refresh that is on its way.
-const REFRESH_AT_LEAST: Duration = Duration::from_secs(1);
+/// How long the other calls sleep while a refresh is in flight, at most.
+const MAX_REFRESH_WAIT: Duration = Duration::from_secs(1);
 
-/// Where the calls of this client stand in the queues of fair locks, as far as is known.
+/// The places of this client's calls in the queues of fair locks, as far as known.
 ///
-/// A holder id is granted at most once, and counts only for as long as it is the one that its call waits under: one
-/// whose place is gone waits under another.
+/// A holder id is granted at most once. A grant counts only while its call waits under that id: a
+/// call whose place is gone enters again under another.
 #[derive(Debug, Default)]
 pub(crate) struct FairQueues {
     state: Mutex<State>,
@@ -32,44 +47,45 @@ pub(crate) struct FairQueues {
 #[derive(Debug, Default)]
 struct State {
     queues: NameTable<NameQueue>,
-    /// Whose holder id it is: a grant names no lock.
+    /// The name that each holder id waits for: a grant message names no lock.
     owners: HashMap<HolderId, Name>,
     next_serial: u64,
 }
 
-/// Those who wait for one name, in the order in which they came.
+/// The calls that wait for one name, in order of arrival.
 #[derive(Debug)]
 struct NameQueue {
     keys: Arc<Keys>,
     waiters: Vec<FairWaiter>,
-    /// One of them is refreshing the places of all.
+    /// The serial of the waiter that is refreshing the places of all.
     refreshing: Option<u64>,
-    /// The last refresh went unanswered: none before then.
+    /// No refresh before this instant: the last one got no reply.
     no_refresh_before: Instant,
-    /// A refresh is due at once, since the lock may be free or a grant unheard.
+    /// A refresh is due at once: the lock may be free, or a grant message may have been missed.
     refresh_now: Option<Wake>,
     answers: Answers,
 }
 
 #[derive(Debug)]
 struct FairWaiter {
-    /// Of a call, which may have one holder id after the other.
+    /// Identifies the call, which may use several holder ids in succession.
     serial: u64,
     id: Option<HolderId>,
     parker: Parker,
-    /// When the last command was sent whose answer said that it waits: no grant is older. `None` until the first
-    /// answer.
+    /// When the last command was sent whose reply said that the call waits: no grant is older.
+    ///
+    /// `None` until the first reply.
     seen_waiting: Option<Instant>,
-    /// When it is refreshed.
+    /// When the next refresh is due.
     due: Instant,
     pace: RefreshPace,
     granted: Option<FencingToken>,
-    /// By a message.
+    /// The grant came by message, not by a refresh.
     by_message: bool,
     refusals: u32,
 }
 
-/// A call's place; dropping it forgets the place here, not in Redis.
+/// A call's waiter; dropping it removes it here, not in Redis.
 #[derive(Debug)]
 pub(crate) struct FairTicket<'a> {
     fair_queues: &'a FairQueues,
@@ -78,32 +94,32 @@ pub(crate) struct FairTicket<'a> {
     parker: Parker,
 }
 
-/// How long after one refresh the next is due.
+/// The interval between refreshes of a waiter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RefreshPace {
     pub(crate) every: Duration,
-    /// Where its call hears of no grant.
+    /// `Some` if the call receives no grant messages.
     pub(crate) backoff: Option<Backoff>,
 }
 
-/// A lock that was passed to a call.
+/// A lock that was granted to a waiting call.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Grant {
     pub(crate) id: HolderId,
     pub(crate) token: FencingToken,
-    /// Before it was granted: it lasts its provisional time from then.
+    /// An instant before the grant: the provisional lease is counted from then.
     pub(crate) seen_waiting: Instant,
-    /// Its client was told, and did not have to ask.
+    /// The client received a message and did not have to ask.
     pub(crate) by_message: bool,
 }
 
-/// What a call is to do next.
+/// What a call must do next.
 #[derive(Debug, PartialEq)]
 pub(crate) enum FairStep {
-    /// It has no place.
+    /// Enter the queue: the call has no place.
     Enter,
     Take(Grant),
-    /// Refresh these, which are all of its client's; it looks around for this reason.
+    /// Refresh these places, all those of this client, for this reason.
     Refresh(Vec<HolderId>, Wake),
     Sleep(Instant),
 }
@@ -118,21 +134,21 @@ impl RefreshPace {
 }
 
 impl FairWaiter {
-    /// A command sent at `sent` was answered: it waits.
+    /// Records a reply, to a command sent at `sent`, that the call waits.
     fn refused(&mut self, sent: Instant) {
         self.seen_waiting = self.seen_waiting.max(Some(sent));
         self.refusals = self.refusals.saturating_add(1);
         self.due = self.pace.next(sent, self.refusals);
     }
 
-    /// Whether it has a place in Redis, and no grant yet.
+    /// Returns whether the call has a place in Redis and no grant yet.
     fn waits(&self) -> bool {
         self.id.is_some() && self.seen_waiting.is_some() && self.granted.is_none()
     }
 }
 
 impl NameQueue {
-    /// Wakes one to see to a look that nobody sees to.
+    /// Wakes one waiter to run a refresh that is due.
     fn wake_one_to_refresh(&self) {
         if self.refresh_now.is_some()
             && self.refreshing.is_none()
@@ -146,7 +162,7 @@ impl NameQueue {
 impl State {
     fn refresh_now(&mut self, name: &Name, why: Wake) {
         if let Some(queue) = self.queues.get_mut(name) {
-            // What is to be looked at for nothing may since be looked at for something.
+            // A later, more specific reason replaces `Turn`.
             if queue.refresh_now.is_none_or(|before| before == Wake::Turn) {
                 queue.refresh_now = Some(why);
             }
@@ -154,7 +170,7 @@ impl State {
         }
     }
 
-    /// Returns what wakes its call.
+    /// Records a grant; returns the parker of its call.
     fn grant(&mut self, id: &HolderId, token: FencingToken) -> Option<Parker> {
         let name = self.owners.get(id)?;
         let mut waiters = self.queues.get_mut(name)?.waiters.iter_mut();
@@ -169,7 +185,7 @@ impl State {
 }
 
 impl FairQueues {
-    /// A call begins to wait.
+    /// Adds a waiter for the fair lock of `keys`.
     pub(crate) fn join<'a>(&'a self, keys: &'a Arc<Keys>, pace: RefreshPace) -> FairTicket<'a> {
         let name = keys.key(0).name;
         let parker = Parker::new();
@@ -206,16 +222,16 @@ impl FairQueues {
         }
     }
 
-    /// Redis has made `id` the holder. Ignored unless a call waits under it.
+    /// Records that Redis has granted the lock to `id`; ignored if no call waits under it.
     pub(crate) fn granted(&self, id: &HolderId, token: FencingToken) {
         let parker = self.state.lock().grant(id, token);
-        // Outside the lock, since its waiter has nothing to ask anybody: it goes on at once.
+        // Outside the lock: the waiter needs no reply from Redis and continues at once.
         if let Some(parker) = parker {
             parker.unpark();
         }
     }
 
-    /// The places of `name` are to be refreshed at once.
+    /// Makes a refresh of the places of `name` due at once.
     pub(crate) fn refresh_now(&self, name: &Name, why: Wake) {
         self.state.lock().refresh_now(name, why);
     }
@@ -224,7 +240,7 @@ impl FairQueues {
         self.state.lock().queues.keys().cloned().collect()
     }
 
-    /// How many calls wait.
+    /// Returns how many calls have a place in Redis.
     pub(crate) fn count(&self) -> usize {
         let state = self.state.lock();
         let waiters = state.queues.values().flat_map(|queue| &queue.waiters);
@@ -237,7 +253,7 @@ impl FairQueues {
         !self.state.lock().queues.is_empty()
     }
 
-    /// Wakes everybody; returns how many.
+    /// Wakes all waiters; returns how many.
     pub(crate) fn wake_all(&self) -> usize {
         let mut state = self.state.lock();
         let mut count = 0;
@@ -252,13 +268,15 @@ impl FairQueues {
         count
     }
 
-    /// Takes everybody out of line. Returns what is to be left in Redis: places, and grants that nobody has seen.
+    /// Removes all holder ids, and returns those that must leave the queue in Redis.
+    ///
+    /// These are places, and grants that no call has taken.
     pub(crate) fn leave_all(&self) -> Vec<(Arc<Keys>, HolderId)> {
         let mut state = self.state.lock();
         state.owners.clear();
         let mut left = Vec::new();
         for queue in state.queues.values_mut() {
-            // Whoever's first answer is still on its way leaves by itself.
+            // A call whose first reply is outstanding leaves by itself.
             let there = queue
                 .waiters
                 .iter_mut()
@@ -274,7 +292,7 @@ impl FairQueues {
 impl FairTicket<'_> {
     fn with_queue<T>(&self, act: impl FnOnce(&mut NameQueue) -> T) -> T {
         let mut state = self.fair_queues.state.lock();
-        // Our place keeps the line there until the spot is dropped.
+        // The waiter keeps the queue in the table until the ticket is dropped.
         act(state
             .queues
             .get_mut(self.name)
@@ -287,18 +305,18 @@ impl FairTicket<'_> {
 
     fn own_waiter<'p>(&self, waiters: &'p mut [FairWaiter]) -> &'p mut FairWaiter {
         let mut waiters = waiters.iter_mut();
-        // Taken out only when the spot is dropped.
+        // Only dropping the ticket removes its waiter.
         waiters
             .find(|waiter| waiter.serial == self.serial)
             .expect("the waiter of a ticket")
     }
 
-    /// What the call sleeps on.
+    /// The parker on which the call sleeps.
     pub(crate) fn parker(&self) -> &Parker {
         &self.parker
     }
 
-    /// The call is about to ask for a place under `id`. From now on a grant to it counts.
+    /// Records that the call is about to enter under `id`. From now on a grant to it counts.
     pub(crate) fn begin_entering(&self, id: &HolderId) {
         let mut state = self.fair_queues.state.lock();
         state.owners.insert(id.clone(), self.name.clone());
@@ -310,7 +328,9 @@ impl FairTicket<'_> {
         });
     }
 
-    /// What was sent at `sent` has made a place, while somebody holds the lock for `remaining` more.
+    /// Records that the command sent at `sent` made a place.
+    ///
+    /// The lock is held for `remaining` more.
     pub(crate) fn note_entered(&self, sent: Instant, remaining: Option<Duration>) {
         self.with_queue(|queue| {
             queue.answers.refused(sent, remaining);
@@ -318,8 +338,9 @@ impl FairTicket<'_> {
         });
     }
 
-    /// The call does not wait under its id any more: a grant to that does not count from now on. Returns the id, unless
-    /// it was taken from the call.
+    /// Ends the wait under the current id: a grant to it no longer counts.
+    ///
+    /// Returns the id, unless the call has none.
     pub(crate) fn forget_id(&self) -> Option<HolderId> {
         let id = self.with_waiter(|waiter| {
             waiter.seen_waiting = None;
@@ -330,7 +351,7 @@ impl FairTicket<'_> {
         Some(id)
     }
 
-    /// Whether any of its client's calls for the name hears of a grant.
+    /// Returns whether any call of this client for the name can receive a grant message.
     pub(crate) fn any_subscribed(&self) -> bool {
         self.with_queue(|queue| {
             queue
@@ -340,22 +361,26 @@ impl FairTicket<'_> {
         })
     }
 
-    /// Notes, or tells, what Redis last said to any call of this client that waits for the name.
+    /// Reads or updates what Redis last said about the name to any waiter of this client.
     pub(crate) fn answers<T>(&self, act: impl FnOnce(&mut Answers) -> T) -> T {
         self.with_queue(|queue| act(&mut queue.answers))
     }
 
-    /// As [`Answers::is_taken`].
+    /// Returns [`Answers::is_taken`] for the name.
     pub(crate) fn is_taken(&self, span: Span) -> bool {
         self.answers(|answers| answers.is_taken(span))
     }
 
-    /// How often Redis said that it waits.
+    /// How many replies said that the call waits.
     pub(crate) fn refusals(&self) -> u32 {
         self.with_waiter(|waiter| waiter.refusals)
     }
 
-    /// What to do at `now`. A refresh that this asks for is told of by [`refreshed`](Self::refreshed) in any case.
+    /// Returns what to do at `now`.
+    ///
+    /// The caller must report the outcome of a refresh with
+    /// [`note_refreshed`](Self::note_refreshed) or
+    /// [`note_not_refreshed`](Self::note_not_refreshed).
     pub(crate) fn step(&self, now: Instant) -> FairStep {
         let step = self.with_queue(|queue| {
             let waiter = self.own_waiter(&mut queue.waiters);
@@ -382,8 +407,8 @@ impl FairTicket<'_> {
                 return FairStep::Sleep(due);
             }
             if queue.refreshing.is_some() {
-                // Its end rings for whoever has something to do then.
-                return FairStep::Sleep(now.after(REFRESH_AT_LEAST.min(every)));
+                // Its end wakes a waiter if another refresh is due.
+                return FairStep::Sleep(now.after(MAX_REFRESH_WAIT.min(every)));
             }
             queue.refreshing = Some(self.serial);
             let why = queue.refresh_now.take().unwrap_or(Wake::Backstop);
@@ -399,20 +424,20 @@ impl FairTicket<'_> {
         step
     }
 
-    /// The refresh of `ids` that was sent at `sent` got these answers.
+    /// Records the replies to a refresh of `ids` that was sent at `sent`.
     pub(crate) fn note_refreshed(&self, ids: &[HolderId], answers: &[Refreshed], sent: Instant) {
         let is_taken = answers.contains(&Refreshed::Waiting);
         let answers: HashMap<_, _> = ids.iter().zip(answers).collect();
         let mut gone = Vec::new();
         self.with_queue(|queue| {
             match is_taken {
-                // For how long, it does not say.
+                // The reply does not say for how long.
                 true => queue.answers.refused(sent, Some(Duration::ZERO)),
                 false => queue.answers.answered(),
             }
             queue.refreshing = None;
             queue.no_refresh_before = Instant::START;
-            // Others have got their grant, or have given up, meanwhile.
+            // Other waiters may have been granted the lock, or have given up, in the meantime.
             for waiter in queue.waiters.iter_mut().filter(|waiter| waiter.waits()) {
                 match waiter.id.as_ref().and_then(|id| answers.get(id)) {
                     Some(Refreshed::Waiting) => waiter.refused(sent),
@@ -437,7 +462,7 @@ impl FairTicket<'_> {
         }
     }
 
-    /// Nothing came of a refresh for that reason, and none is to be tried before `not_before`.
+    /// Records that a refresh failed; none is due again before `no_refresh_before`.
     pub(crate) fn note_not_refreshed(&self, why: Wake, no_refresh_before: Instant) {
         self.with_queue(|queue| {
             queue.refreshing = None;
@@ -455,7 +480,7 @@ impl Drop for FairTicket<'_> {
             return;
         };
         queue.waiters.retain(|waiter| waiter.serial != self.serial);
-        // After a panic in the midst of it.
+        // If the call panicked during its refresh.
         queue.refreshing = queue.refreshing.filter(|serial| *serial != self.serial);
         queue.wake_one_to_refresh();
         if queue.waiters.is_empty() {
@@ -489,7 +514,7 @@ mod tests {
         ticket.parker().is_unparked()
     }
 
-    /// Asks at that instant and gets a place.
+    /// Enters with a command sent at `sent`, and gets a place.
     fn enter(ticket: &FairTicket<'_>, sent: u64) -> HolderId {
         let id = HolderId::fresh("o");
         ticket.begin_entering(&id);
@@ -507,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn a_waiter_enters_refreshes_and_takes_its_grant() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
         let ticket = fair_queues.join(&keys, PACE);
         assert_eq!(ticket.step(at(0)), FairStep::Enter);
@@ -525,16 +550,16 @@ mod tests {
         assert_eq!(
             ticket.step(at(913)),
             grant(&id, 7, 911),
-            "it may be as old as the last answer"
+            "it may be as old as the last reply"
         );
-        assert_eq!(ticket.forget_id(), None, "the grant is the call's");
+        assert_eq!(ticket.forget_id(), None, "the call has taken the grant");
         drop(ticket);
         let state = fair_queues.state.lock();
         assert!(state.queues.is_empty() && state.owners.is_empty());
     }
 
     #[test]
-    fn a_grant_may_come_before_the_answer_that_it_waits() {
+    fn a_grant_can_arrive_before_the_reply_to_entering() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
         let ticket = fair_queues.join(&keys, PACE);
         let id = HolderId::fresh("o");
@@ -562,13 +587,17 @@ mod tests {
         assert_eq!(ticket.step(at(21)), FairStep::Sleep(at(920)));
         fair_queues.granted(&id, token(9));
         fair_queues.granted(&id, token(10));
-        assert_eq!(ticket.step(at(22)), grant(&id, 9, 20), "once");
+        assert_eq!(
+            ticket.step(at(22)),
+            grant(&id, 9, 20),
+            "the first grant counts"
+        );
         fair_queues.granted(&id, token(11));
-        assert_eq!(ticket.step(at(23)), FairStep::Enter, "for good");
+        assert_eq!(ticket.step(at(23)), FairStep::Enter, "the id is used up");
     }
 
     #[test]
-    fn one_refreshes_for_all_and_an_answer_counts_for_its_own_id() {
+    fn one_waiter_refreshes_for_all_and_a_reply_counts_for_its_id_only() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
         let tickets: Vec<_> = (0..4).map(|_| fair_queues.join(&keys, PACE)).collect();
         let ids: Vec<_> = tickets.iter().map(|ticket| enter(ticket, 0)).collect();
@@ -595,14 +624,14 @@ mod tests {
         assert_eq!(
             tickets[3].step(at(903)),
             FairStep::Sleep(at(1802)),
-            "it waits as another by now"
+            "it waits under another id by now"
         );
         fair_queues.granted(&late, token(9));
         assert_eq!(tickets[3].step(at(904)), grant(&late, 9, 902));
     }
 
     #[test]
-    fn a_look_is_seen_to_whoever_leaves() {
+    fn a_due_refresh_is_run_by_another_waiter_if_one_leaves() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
         let (first, second) = (fair_queues.join(&keys, PACE), fair_queues.join(&keys, PACE));
         let name = keys.key(0).name;
@@ -615,12 +644,12 @@ mod tests {
         );
         enter(&second, 2);
         fair_queues.refresh_now(name, Wake::Message);
-        assert!(!is_woken(&second), "one is on its way");
+        assert!(!is_woken(&second), "a refresh is in flight");
         first.note_refreshed(&[id], &[Refreshed::Granted(token(7))], at(1));
-        assert!(is_woken(&second), "that one may have been too early");
+        assert!(is_woken(&second), "that refresh may have been too early");
         first.step(at(3));
         drop(first);
-        assert!(is_woken(&second), "nobody has seen to it yet");
+        assert!(is_woken(&second), "no waiter has run it yet");
         assert!(matches!(
             second.step(at(4)),
             FairStep::Refresh(_, Wake::Message)
@@ -634,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_counts_for_all_who_waited_then() {
+    fn a_refusal_counts_for_every_waiter_that_had_joined_by_then() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
         let (asks, waits) = (fair_queues.join(&keys, PACE), fair_queues.join(&keys, PACE));
         let id = enter(&asks, 10);
@@ -659,7 +688,7 @@ mod tests {
     }
 
     #[test]
-    fn at_the_end_everybody_leaves_once() {
+    fn at_shutdown_every_waiter_leaves_once() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
         let (waits, enters) = (fair_queues.join(&keys, PACE), fair_queues.join(&keys, PACE));
         let id = enter(&waits, 0);
@@ -671,8 +700,12 @@ mod tests {
             .into_iter()
             .map(|(_, id)| id)
             .collect();
-        assert_eq!(left, [id], "a grant that nobody has seen is passed on");
+        assert_eq!(left, [id], "a grant that no call has taken is passed on");
         assert_eq!(waits.forget_id(), None);
-        assert_eq!(enters.forget_id(), Some(asking), "by itself, once it knows");
+        assert_eq!(
+            enters.forget_id(),
+            Some(asking),
+            "by itself, after its reply"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The waiters' queue and the hand-off in thousands of schedules, over a Redis that is one key.
+//! Model test: the local queue and hand-offs in thousands of schedules, over a Redis of one key.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -30,7 +30,7 @@ const TERMS: LeaseTerms = LeaseTerms {
     handoffs: 2,
 };
 
-/// Nothing here takes time.
+/// The clock stands still: nothing in the model takes time.
 fn now() -> Instant {
     Instant::START.after(Duration::from_secs(1))
 }
@@ -39,9 +39,9 @@ struct World {
     waiters: Waiters,
     keys: Arc<Keys>,
     redis: Mutex<Redis>,
-    /// What the lock protects.
+    /// The state that the lock protects.
     inside: Mutex<Inside>,
-    /// Somebody deletes the key at any time.
+    /// A third party deletes the key at any time.
     has_thief: bool,
 }
 
@@ -93,7 +93,7 @@ impl World {
         self.keys.key(0).name
     }
 
-    /// As the acquire loop: a hold, or none where it gave up.
+    /// Acquires as the wait loop does; returns `None` if the call gave up.
     fn lock(&self) -> Option<(Arc<HeldLease>, FencingToken)> {
         let ticket = self
             .waiters
@@ -117,7 +117,7 @@ impl World {
                 }
                 Position::Yield | Position::HeldLocally | Position::Behind => {}
             }
-            // Until it is woken, looks around, or has had enough.
+            // Sleeps until woken or timed out; the call may then give up.
             must_try = loop {
                 yield_now();
                 if ticket.parker().is_unparked() {
@@ -149,7 +149,7 @@ impl World {
         let token = self.redis.lock().unwrap().acquire(&id, block)?;
         assert!(
             token > self.inside.lock().unwrap().newest,
-            "a token that was used"
+            "the token was used before"
         );
         yield_now();
         let token = FencingToken::new(token);
@@ -199,10 +199,11 @@ impl World {
             Some(LeaseStatus::Lost(_)) => {
                 self.waiters.ended(hold, false);
                 yield_now();
-                // Two of this client may have asked at once, and learnt of their grants in the other order.
+                // Two calls of this client may have tried at once, and received their grants in
+                // reverse order.
                 self.redis.lock().unwrap().release(&hold.id);
             }
-            Some(LeaseStatus::Released) | None => panic!("{token} was let go of before"),
+            Some(LeaseStatus::Released) | None => panic!("{token} was released before"),
         }
     }
 
@@ -211,9 +212,9 @@ impl World {
             let mut inside = self.inside.lock().unwrap();
             inside.now += 1;
             inside.entered += 1;
-            assert!(inside.now == 1 || self.has_thief, "two are inside");
+            assert!(inside.now == 1 || self.has_thief, "two holders at once");
             if !self.has_thief {
-                assert!(token.value() > inside.newest, "an older token");
+                assert!(token.value() > inside.newest, "the token did not rise");
             }
             inside.newest = inside.newest.max(token.value());
         }
@@ -222,7 +223,7 @@ impl World {
     }
 }
 
-/// Returns how many sections were entered, and how many of them by a hand-off.
+/// Returns how many critical sections were entered, and how many of them after a hand-off.
 fn run(threads: usize, has_thief: bool) -> (usize, usize) {
     let world = Arc::new(World {
         waiters: Waiters::default(),
@@ -256,14 +257,14 @@ fn run(threads: usize, has_thief: bool) -> (usize, usize) {
     for one in all {
         one.join().unwrap();
     }
-    assert_eq!(world.redis.lock().unwrap().key, None, "nobody holds it");
-    assert!(world.waiters.is_idle(), "nor waits for it");
+    assert_eq!(world.redis.lock().unwrap().key, None, "the key is gone");
+    assert!(world.waiters.is_idle(), "no waiter is left");
     let inside = world.inside.lock().unwrap();
     (inside.entered, inside.handed)
 }
 
 #[test]
-fn one_at_a_time_under_rising_tokens_and_nothing_is_left() {
+fn holders_exclude_each_other_with_rising_tokens_and_nothing_is_left() {
     let total = Arc::new(Mutex::new((0, 0)));
     let counted = Arc::clone(&total);
     shuttle::check_random(
@@ -277,7 +278,7 @@ fn one_at_a_time_under_rising_tokens_and_nothing_is_left() {
     let (entered, handed) = *total.lock().unwrap();
     assert!(
         handed > entered / 10,
-        "{handed} of {entered}: or it shows nothing"
+        "{handed} of {entered}: too few hand-offs to show anything"
     );
 }
 

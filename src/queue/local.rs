@@ -1,4 +1,26 @@
-//! Who waits for a name in this client, first come first served, and whether the client holds it. No I/O.
+//! The local queue of each name: the waiting calls of this client in FIFO order. No I/O.
+//!
+//! The positions of a waiter (see [`Position`]):
+//!
+//! ```text
+//!         join
+//!           |
+//!           v
+//!         Behind --- becomes the first, or the contender ---+
+//!                                                           v
+//!    HeldLocally <--- this client acquires the name --- Contend --- granted ---> leaves, holds it
+//!       |   |                                             ^  ^
+//!       |   +--- the lease ends, or a retry is due -------+  |
+//!       |                                                 |  |
+//!       +--- ends after a run of hand-offs ---> Yield ----+  |
+//!       |                    (1 ms, or the release message)  |
+//!       |                                                    |
+//!       +--- handed off to the first ---> HandedOff          |
+//!                                           |  |             |
+//!         leaves, holds it <--- taken ------+  +-- lost -----+
+//!
+//!  A waiter may leave from any position. A lease handed to it then goes to the next one.
+//! ```
 
 use std::cell::{Cell, OnceCell};
 use std::collections::VecDeque;
@@ -20,128 +42,135 @@ use crate::queue::parker::Parker;
 use crate::stats::Wake;
 use crate::token::FencingToken;
 
-/// What this client knows of the names that somebody holds or waits for here.
+/// The names that this client holds or waits for.
 ///
-/// Two waiters of a name talk to Redis, and are mostly one: the first in the queue, and the contender. The
-/// contender is the first that releases wake, or the first in the queue if they wake none. A waiter under
-/// [`WaitPolicy::Backoff`](crate::WaitPolicy) sleeps through its pauses, and those behind it must not. The
-/// others sleep until they become one of the two.
+/// At most two waiters of a name send commands to Redis; often one waiter is both:
 ///
-/// A bell that is rung while its waiter is busy stays rung, so a wake is never lost between a look and the
-/// sleep after it.
+/// * the first in the queue,
+/// * the contender: the first waiter that a release wakes, or the first in the queue if there is
+///   none.
+///
+/// A waiter under [`WaitPolicy::Backoff`](crate::WaitPolicy) sleeps through its pauses, and must
+/// not delay those behind it. All others sleep until they become one of the two.
+///
+/// Waking a busy waiter takes effect at its next sleep, so no wake-up is lost between an attempt
+/// and the sleep after it.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     names: Mutex<NameTable<Queue>>,
-    /// Those who wait for fair locks, each of whom has a place of its own in Redis.
+    /// The waiters for fair locks; each has its own place in the queue in Redis.
     pub(crate) fair_queues: FairQueues,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// The lease that this client holds.
+    /// The lease under which this client holds the name.
     held: Option<HeldName>,
-    /// Who took it, for a warning in debug builds.
+    /// The thread that acquired it, for a warning in debug builds.
     holder: Option<std::thread::ThreadId>,
-    /// The last lease released here while somebody waited: its own message is no news.
+    /// The last lease released here while a call waited. Its own release message must not wake the
+    /// contender again.
     released: Option<HolderId>,
-    /// Releases that not enough servers have announced yet, or just enough.
+    /// Release messages that fewer than the needed number of servers have sent, or just enough.
     announcements: VecDeque<PartialAnnouncement>,
     waiters: VecDeque<Waiter>,
     next: u64,
-    /// `None` until there is something to note: most held names have no waiters, and there may be many.
+    /// `None` until the first note: most held names have no waiters, and there may be many names.
     answers: Option<Box<Answers>>,
     fleet_yield: FleetYield,
 }
 
-/// After a run of hand-offs others come first: the first here waits until the release is heard, as they do.
+/// Whether the first waiter must let other clients go first after a run of hand-offs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum FleetYield {
     #[default]
     None,
     Due,
-    /// The first in the queue does so now.
+    /// The first waiter is yielding now.
     Begun,
 }
 
-/// Which server says something, and how many must say the same before it counts.
+/// The server that sent a message, and how many servers must send it before it counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Announcer {
     pub(crate) server: usize,
     pub(crate) needed: usize,
 }
 
-/// An announcement, by its hash, and who has made it, by bits.
+/// A message, by its hash, and the servers that have sent it, one bit each.
 #[derive(Debug)]
 struct PartialAnnouncement {
     payload: u64,
     by: u64,
 }
 
-/// So many announcements of a name may be incomplete at a time. What is crowded out costs a waiter
-/// the backstop.
+/// The most incomplete messages kept for a name.
+///
+/// If a message is evicted, a waiter may sleep until the backstop.
 const MAX_PARTIAL_ANNOUNCEMENTS: usize = 64;
 
 #[derive(Debug)]
 struct HeldName {
     id: HolderId,
-    /// Weak: a hold may own a user's closure, which must not be dropped under a lock.
+    /// Weak: the lease may own a user's closure, which must not be dropped under a lock.
     hold: Weak<HeldLease>,
 }
 
 #[derive(Debug)]
 struct Waiter {
     id: u64,
-    /// Hung up when its waiter first sleeps: most never do.
+    /// Created when the waiter first sleeps; most never do.
     parker: Option<Parker>,
-    /// Rung before the bell was hung up.
+    /// Woken before `parker` was created.
     woken_early: bool,
-    /// Why it was rung, until its waiter is awake.
+    /// Why it was woken, until the waiter reads it.
     why: Option<Wake>,
-    /// Look at Redis whatever this client knows.
+    /// Try Redis even if this client holds the name.
     must_try: bool,
-    /// It waits under `WaitPolicy::Wake`.
+    /// The waiter uses `WaitPolicy::Wake`.
     wakes_on_release: bool,
-    /// On which terms a lease may be handed to it.
+    /// The terms under which a lease may be handed to it; `None` if it takes no hand-off.
     handoff_terms: Option<LeaseTerms>,
-    /// The lease that was handed to it, until its waiter is awake.
+    /// The lease that was handed to it, until the waiter takes it.
     handed: Option<HandedOff>,
 }
 
-/// A lease that was handed on, and the token of its new holder.
+/// A lease that was handed off, and the token of its new holder.
 #[derive(Debug)]
 pub(crate) struct HandedOff {
     pub(crate) hold: Arc<HeldLease>,
     pub(crate) token: FencingToken,
 }
 
-/// What came of an attempt to hand a lease on.
+/// The outcome of an attempt to hand a lease off.
 pub(crate) enum HandOffOutcome {
-    /// It has a new holder. This was the tenure of the one before.
+    /// The lease has a new holder. Contains the share of the previous holder.
     Done(Holding),
-    /// Renew it first.
+    /// The lease must be renewed first.
     Renew,
-    /// Nobody is there for it, or it must not be.
+    /// No waiter can take it, or it must not be handed off.
     Not,
 }
 
-/// What has become of a lease that was handed on.
+/// The outcome of taking a lease that was handed off.
 pub(crate) enum TakeOver {
-    /// There was none.
+    /// No lease was handed to this waiter.
     Nothing,
     Held(Arc<HeldLease>),
-    /// Lost before its waiter woke.
+    /// The lease was lost before its waiter woke.
     Lost(HandedOff),
 }
 
 impl Waiter {
     fn wake(&mut self, why: Wake) {
-        // What was rung for nothing but a look around may since be rung for something.
+        // A later, more specific reason replaces `Turn`.
         if self.why.is_none_or(|before| before == Wake::Turn) {
             self.why = Some(why);
         }
         match &self.parker {
-            // Under the lock that the waiter takes next. Where two processors serve all, a hand-off through Redis takes
-            // a tenth longer otherwise: the waiter begins elsewhere, beside this thread, and the server waits for both.
+            // Called under the lock that the waiter takes next. On two processors, a wake-up
+            // outside of it makes a hand-off through Redis a tenth slower: the waiter starts on the
+            // other processor beside this thread, and the server has to wait for both.
             Some(parker) => parker.unpark(),
             None => self.woken_early = true,
         }
@@ -157,7 +186,7 @@ impl Queue {
         self.held.is_none() && self.waiters.is_empty()
     }
 
-    /// Whether this announcement has just become one that counts.
+    /// Records a message; returns whether enough servers have now sent it.
     fn completes_announcement(&mut self, payload: &[u8], announcer: Announcer) -> bool {
         if announcer.needed <= 1 {
             return true;
@@ -183,7 +212,7 @@ impl Queue {
         false
     }
 
-    /// Where the contender stands.
+    /// The index of the contender.
     fn contender(&self) -> usize {
         let mut waiters = self.waiters.iter();
         waiters
@@ -191,7 +220,7 @@ impl Queue {
             .unwrap_or(0)
     }
 
-    /// Where those stand who talk to Redis.
+    /// The indices of the waiters that send commands to Redis.
     fn active(&self) -> [usize; 2] {
         [0, self.contender()]
     }
@@ -209,13 +238,13 @@ impl Queue {
         }
     }
 
-    /// Takes a place out of the queue. A waiter that talks to Redis from now on is woken.
+    /// Removes a waiter, and wakes those that must send commands to Redis from now on.
     fn remove(&mut self, n: usize) -> Option<Waiter> {
         let id = |queue: &Self, n| Some(queue.waiters.get(n)?.id);
         let before = self.active().map(|n| id(self, n));
         let waiter = self.waiters.remove(n);
-        // A wake that reached the place is not lost with it: where its waiter leaves without the name, the next one
-        // looks whatever it knows.
+        // The waiter may have been woken and leaves without the name: pass the wake-up on, so that
+        // the next one tries Redis even if this client holds the name by then.
         let left_without = self.held.is_none();
         for n in self.active() {
             if !before.contains(&id(self, n)) {
@@ -226,22 +255,22 @@ impl Queue {
     }
 }
 
-/// What a waiter is to do next.
+/// What a waiter must do next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Position {
-    /// Others came before.
+    /// Sleep: other waiters are ahead.
     Behind,
-    /// A lease was handed to it: take that.
+    /// Take the lease that was handed to it.
     HandedOff,
-    /// It may ask Redis, but others in the fleet come before: wait a moment.
+    /// Wait a moment: other clients go first.
     Yield,
-    /// Ask Redis.
+    /// Try Redis.
     Contend,
-    /// It may ask Redis, but this client holds the name: Redis would refuse.
+    /// Sleep: this client holds the name, so Redis would refuse.
     HeldLocally,
 }
 
-/// A waiter's place in the queue of a name; dropping it leaves.
+/// A waiter's place in the queue of a name; dropping it leaves the queue.
 #[derive(Debug)]
 pub(crate) struct QueueTicket<'a> {
     waiters: &'a Waiters,
@@ -252,8 +281,10 @@ pub(crate) struct QueueTicket<'a> {
 }
 
 impl Waiters {
-    /// Goes to the end of the queue, where a lease may be handed to it on the terms that it `wants`. Whether it
-    /// `hears`: releases wake it.
+    /// Joins the end of the queue of `name`.
+    ///
+    /// A lease may be handed to the waiter under `handoff_terms`. Releases wake it if
+    /// `wakes_on_release` is true.
     pub(crate) fn join<'a>(
         &'a self,
         name: &'a Name,
@@ -283,14 +314,18 @@ impl Waiters {
         }
     }
 
-    /// Whether the calling thread took the lease by which this client holds the name, if that is kept.
+    /// Returns whether the calling thread acquired the lease that holds `name`.
+    ///
+    /// Always false in release builds, which do not record the thread.
     pub(crate) fn is_held_by_us(&self, name: &Name) -> bool {
         let names = self.names.lock();
         let queue = names.get(name).filter(|queue| queue.held.is_some());
         queue.is_some_and(|queue| queue.holder == Some(std::thread::current().id()))
     }
 
-    /// Hands a lease on to the first who waits for its name, at `now`, for the holder that has `token`.
+    /// Hands a lease off at `now` to the first waiter for its name.
+    ///
+    /// Only the holder with `token` can do so.
     pub(crate) fn hand_off(
         &self,
         hold: &Arc<HeldLease>,
@@ -324,7 +359,7 @@ impl Waiters {
         });
         match first.parker.clone() {
             Some(parker) => {
-                // Outside the lock, since its waiter has nothing to ask anybody: it goes on at once.
+                // Outside the lock: the waiter needs no reply from Redis and continues at once.
                 drop(names);
                 parker.unpark();
             }
@@ -333,7 +368,7 @@ impl Waiters {
         HandOffOutcome::Done(before)
     }
 
-    /// Whether anybody waits for the name.
+    /// Returns whether any call waits for the name.
     pub(crate) fn anybody_for(&self, name: &Name) -> bool {
         let names = self.names.lock();
         names
@@ -341,15 +376,17 @@ impl Waiters {
             .is_some_and(|queue| !queue.waiters.is_empty())
     }
 
-    /// The lease by which this client holds the name, if it does.
+    /// Returns the lease under which this client holds the name, if it does.
     pub(crate) fn holder(&self, name: &Name) -> Option<Arc<HeldLease>> {
         let hold = self.names.lock().get(name)?.held.as_ref()?.hold.clone();
-        // Upgraded, and dropped, outside the lock: a hold may own a user's closure.
+        // Upgraded and dropped outside the lock: the lease may own a user's closure.
         hold.upgrade()
     }
 
-    /// This client holds the names of `hold` now. Returns the leases by which it held some of them
-    /// until now, if it knew of no end: Redis grants no name that is held, so those are lost.
+    /// Records that this client now holds the names of `hold`.
+    ///
+    /// Returns the leases that held some of them and had no recorded end. Redis never grants a name
+    /// that is held, so those leases are lost.
     pub(crate) fn granted(&self, hold: &Arc<HeldLease>) -> Vec<Weak<HeldLease>> {
         let names = hold.keys.names.iter();
         let before = names.filter_map(|name| self.held(name, &hold.id, Arc::downgrade(hold)));
@@ -374,14 +411,14 @@ impl Waiters {
         queue.held.replace(held).map(|before| before.hold)
     }
 
-    /// A lease that is about to end has been handed from one to the other here: others come before the next of them.
+    /// Makes other clients go first when `hold` ends, after a run of hand-offs.
     pub(crate) fn yield_to_fleet(&self, hold: &HeldLease) {
         if let Some(queue) = self.names.lock().get_mut(hold.keys.key(0).name) {
             queue.fleet_yield = FleetYield::Due;
         }
     }
 
-    /// A lease of this client has ended: one waiter of each of its names looks.
+    /// Records that a lease has ended, and wakes waiters of each of its names to try Redis.
     pub(crate) fn ended(&self, hold: &HeldLease, released: bool) {
         for name in hold.keys.names.iter() {
             self.ended_one(name, &hold.id, released);
@@ -397,7 +434,7 @@ impl Waiters {
             queue.held = None;
             queue.released = released.then(|| id.clone());
             if released && !queue.waiters.is_empty() {
-                // Until now somebody held it, as far as those who wait here are concerned.
+                // For the waiters here, the name counts as held by another call until now.
                 queue
                     .answers()
                     .refused(Instant::now(), Some(Duration::ZERO));
@@ -409,22 +446,25 @@ impl Waiters {
         }
     }
 
-    /// A release was announced. Returns the lease if it is one that this client still holds, which
-    /// is then to be asked about.
+    /// Handles a release message.
+    ///
+    /// Returns the lease if the message names one that this client still holds: the lease may be
+    /// lost, so Redis must be asked about it.
     pub(crate) fn announced(
         &self,
         name: &Name,
         payload: &[u8],
         announcer: Announcer,
     ) -> Option<Weak<HeldLease>> {
-        // Whoever passes a fair lock on announces nothing, so it is free.
+        // The release of a fair lock is announced only if no call was granted it, so the lock is
+        // free.
         self.fair_queues.refresh_now(name, Wake::Message);
         let mut names = self.names.lock();
         let queue = names.get_mut(name)?;
         let is = |id: &HolderId| id.as_str().as_bytes() == payload;
         match &queue.held {
             Some(held) => is(&held.id).then(|| held.hold.clone()),
-            // One whose end was rung for when it came.
+            // Its waiters were woken when this client recorded the end.
             None if queue.released.as_ref().is_some_and(is) => {
                 if std::mem::take(&mut queue.fleet_yield) == FleetYield::Begun {
                     queue.wake_active(Wake::Turn);
@@ -440,7 +480,7 @@ impl Waiters {
         }
     }
 
-    /// The contender of the name looks, because it now hears of releases.
+    /// Wakes the contender of the name to try Redis, since its subscription is now live.
     pub(crate) fn wake_to_retry(&self, name: &Name, why: Wake) {
         self.fair_queues.refresh_now(name, why);
         if let Some(queue) = self.names.lock().get_mut(name) {
@@ -448,7 +488,7 @@ impl Waiters {
         }
     }
 
-    /// The names that somebody waits for.
+    /// Returns the names that any call waits for.
     pub(crate) fn waiting(&self) -> Vec<Name> {
         let mut waiting = self.fair_queues.names();
         let names = self.names.lock();
@@ -457,19 +497,19 @@ impl Waiters {
         waiting
     }
 
-    /// Whether anybody waits.
+    /// Returns whether any call waits.
     pub(crate) fn anybody(&self) -> bool {
         let names = self.names.lock();
         names.values().any(|queue| !queue.waiters.is_empty()) || self.fair_queues.anybody()
     }
 
-    /// Whether nothing is kept of any name.
+    /// Returns whether no name has an entry.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
         self.names.lock().is_empty()
     }
 
-    /// Wakes everybody; returns how many.
+    /// Wakes all waiters; returns how many.
     pub(crate) fn wake_all(&self) -> usize {
         let fair = self.fair_queues.wake_all();
         let mut names = self.names.lock();
@@ -477,7 +517,7 @@ impl Waiters {
         waiters.map(|waiter| waiter.wake(Wake::Turn)).count() + fair
     }
 
-    /// How many names this client holds, and how many calls sleep until they get theirs.
+    /// Returns how many names this client holds, and how many of its calls sleep for a name.
     pub(crate) fn count(&self) -> (u64, u64) {
         let names = self.names.lock();
         let held = names.values().filter(|queue| queue.held.is_some());
@@ -491,13 +531,13 @@ impl Waiters {
 impl QueueTicket<'_> {
     fn queue<T>(&self, act: impl FnOnce(&mut Queue) -> T) -> T {
         let mut names = self.waiters.names.lock();
-        // Our place keeps the queue there until the ticket is dropped.
+        // The waiter keeps the queue in the table until the ticket is dropped.
         act(names
             .get_mut(self.name)
             .expect("a queue with a waiter in it"))
     }
 
-    /// What the waiter sleeps on.
+    /// The parker on which the waiter sleeps.
     pub(crate) fn parker(&self) -> &Parker {
         self.parker.get_or_init(|| {
             let parker = Parker::new();
@@ -515,7 +555,7 @@ impl QueueTicket<'_> {
         })
     }
 
-    /// Why the bell has rung.
+    /// Takes the reason for the last wake-up.
     pub(crate) fn take_wake(&self) -> Option<Wake> {
         self.queue(|queue| {
             let mut waiters = queue.waiters.iter_mut();
@@ -523,7 +563,9 @@ impl QueueTicket<'_> {
         })
     }
 
-    /// What to do now. `look` asks for a look at Redis even where this client holds the name.
+    /// Returns what to do now.
+    ///
+    /// `must_try` asks for an attempt even if this client holds the name.
     pub(crate) fn position(&self, must_try: bool) -> Position {
         self.queue(|queue| {
             let held = queue.held.is_some();
@@ -555,7 +597,7 @@ impl QueueTicket<'_> {
         })
     }
 
-    /// Takes, at `now`, the lease that was handed to it, and leaves with it.
+    /// Takes the lease that was handed to the waiter, and leaves the queue with it.
     pub(crate) fn take(
         &self,
         now: Instant,
@@ -576,8 +618,8 @@ impl QueueTicket<'_> {
         if !handed.hold.take(holding(handed.token), now, max_hold) {
             return TakeOver::Lost(handed);
         }
-        // The next one sleeps on: there is nothing that it could do while this client holds the name, and whatever
-        // ends that rings for it.
+        // The next waiter sleeps on: it can do nothing while this client holds the name, and the
+        // end of that wakes it.
         let waiter = queue.waiters.pop_front();
         if cfg!(debug_assertions) {
             queue.holder = Some(std::thread::current().id());
@@ -588,7 +630,9 @@ impl QueueTicket<'_> {
         TakeOver::Held(handed.hold)
     }
 
-    /// Leaves the queue. What was handed to its place is then for the caller to hand on.
+    /// Leaves the queue.
+    ///
+    /// Returns a lease that was handed to the waiter; the caller must pass it on.
     pub(crate) fn leave(&self) -> Option<HandedOff> {
         if self.has_left.replace(true) {
             return None;
@@ -607,24 +651,24 @@ impl QueueTicket<'_> {
         waiter?.handed
     }
 
-    /// The waiter is about to ask Redis. Returns whether others wait for the name beside it.
+    /// Records that the waiter is about to try Redis; returns whether others wait as well.
     pub(crate) fn about_to_try(&self) -> bool {
         self.queue(|queue| {
             let others_wait = queue.waiters.len() > 1;
             if others_wait {
-                // For the others: the waiter itself is busy until it is answered.
+                // For the others: this waiter is busy until its reply arrives.
                 queue.answers().asked(Instant::now());
             }
             others_wait
         })
     }
 
-    /// Notes, or tells, what Redis last said about the name to any waiter of this client.
+    /// Reads or updates what Redis last said about the name to any waiter of this client.
     pub(crate) fn answers<T>(&self, act: impl FnOnce(&mut Answers) -> T) -> T {
         self.queue(|queue| act(queue.answers()))
     }
 
-    /// As [`Answers::is_taken`].
+    /// Returns [`Answers::is_taken`] for the name.
     pub(crate) fn is_taken(&self, span: Span) -> bool {
         self.answers(|answers| answers.is_taken(span))
     }
@@ -650,7 +694,7 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn the_next_waiter_contends_after_the_first_leaves_and_the_lease_ends() {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         let first = waiters.join(&name, None, true);
         let second = waiters.join(&name, None, true);
@@ -668,7 +712,7 @@ mod tests {
         assert!(waiters.names.lock().is_empty());
     }
 
-    /// A queue of one waiter for each, in which only those that hear are under `Wake`.
+    /// Returns a queue with one waiter for each item, under `Wake` if true and `Backoff` if false.
     fn queue<'a, const N: usize>(
         waiters: &'a Waiters,
         name: &'a Name,
@@ -678,7 +722,7 @@ mod tests {
     }
 
     #[test]
-    fn those_behind_one_that_does_not_hear_contend() {
+    fn the_first_waiter_under_wake_contends_behind_waiters_under_backoff() {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         let [first, backs_off, contender, next] =
             queue(&waiters, &name, [false, false, true, true]);
@@ -698,7 +742,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_talks_to_redis_from_now_on_is_woken_for_it() {
+    fn a_waiter_that_becomes_first_or_contender_is_woken() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
         let [first, second, contender, next] = queue(&waiters, &name, [false, false, true, true]);
         drop(contender);
@@ -707,15 +751,15 @@ mod tests {
         assert_eq!([&second, &next].map(is_woken), [true, false]);
         assert_eq!(next.position(false), Position::Contend);
         drop(next);
-        assert!(!is_woken(&second), "it goes on as it did");
+        assert!(!is_woken(&second), "it was active before");
         let joins = waiters.join(&name, None, true);
         assert_eq!(joins.position(false), Position::Contend);
         drop(second);
-        assert!(!is_woken(&joins), "it goes on as it did");
+        assert!(!is_woken(&joins), "it was active before");
     }
 
     #[test]
-    fn a_release_wakes_one() {
+    fn a_release_wakes_one_waiter() {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         waiters.held(&name, &id, Weak::new());
         let tickets: Vec<_> = (0..3).map(|_| waiters.join(&name, None, true)).collect();
@@ -724,7 +768,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contender_that_leaves_passes_the_look_on() {
+    fn a_contender_that_leaves_passes_its_wake_up_on() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
         let first = waiters.join(&name, None, true);
         let second = waiters.join(&name, None, true);
@@ -732,12 +776,16 @@ mod tests {
         drop(first);
         assert!(is_woken(&second));
         waiters.held(&name, &HolderId::fresh("o"), Weak::new());
-        assert_eq!(second.position(false), Position::Contend, "unconditional");
+        assert_eq!(
+            second.position(false),
+            Position::Contend,
+            "even though the name is held"
+        );
         assert_eq!(second.position(false), Position::HeldLocally, "once");
     }
 
     #[test]
-    fn announcements() {
+    fn a_release_message_wakes_the_contender_once_and_unless_the_name_is_held() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
         let (ours, next) = (HolderId::fresh("o"), HolderId::fresh("o"));
         let first = waiters.join(&name, None, true);
@@ -748,7 +796,7 @@ mod tests {
                 .is_some()
         );
         assert!(waiters.announced(&name, b"older", ALONE).is_none());
-        assert!(!is_woken(&first), "it ended before ours began");
+        assert!(!is_woken(&first), "an older lease, ended before ours began");
         waiters.ended_one(&name, &ours, true);
         assert!(is_woken(&first));
         assert!(
@@ -758,7 +806,7 @@ mod tests {
         );
         assert!(
             !is_woken(&first),
-            "it was woken when the release was answered"
+            "it was woken when the release was confirmed"
         );
         assert!(
             waiters
@@ -781,7 +829,7 @@ mod tests {
         assert!(!by(0, b"x"), "the same server again");
         assert!(!by(1, b"y"), "another lease");
         assert!(by(2, b"x"));
-        assert!(!by(1, b"x"), "it has counted");
+        assert!(!by(1, b"x"), "it has counted already");
         for n in 0..MAX_PARTIAL_ANNOUNCEMENTS {
             by(0, &n.to_le_bytes());
         }
@@ -790,7 +838,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_run_the_first_waits_until_the_release_is_heard() {
+    fn after_a_run_of_hand_offs_the_first_waiter_yields_until_the_release_message() {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         let heard = || waiters.announced(&name, id.as_str().as_bytes(), ALONE);
         let ends = || {
@@ -813,7 +861,7 @@ mod tests {
         assert_eq!(
             first.position(false),
             Position::Contend,
-            "it was heard before"
+            "the message came before the yield"
         );
 
         ends();
@@ -837,7 +885,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_counts_for_all_who_waited_then() {
+    fn a_refusal_counts_for_every_waiter_that_had_joined_by_then() {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         let first = waiters.join(&name, None, true);
         assert!(!first.about_to_try());
@@ -854,7 +902,7 @@ mod tests {
         waiters.held(&name, &id, Weak::new());
         assert!(!second.is_taken(since(at)));
         waiters.ended_one(&name, &id, false);
-        assert!(!second.is_taken(since(at)), "its end is not sure");
+        assert!(!second.is_taken(since(at)), "its end is not certain");
         waiters.held(&name, &id, Weak::new());
         waiters.ended_one(&name, &id, true);
         assert!(second.is_taken(since(at)));

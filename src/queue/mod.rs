@@ -1,4 +1,4 @@
-//! Who waits for a lock in this client. No I/O.
+//! The waiting calls of this client. No I/O.
 
 pub(crate) mod answers;
 pub(crate) mod fair;

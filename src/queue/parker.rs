@@ -1,12 +1,15 @@
-//! What a waiting call sleeps on, and what wakes it.
+//! Parker: the channel on which a waiting thread sleeps until another thread wakes it.
 
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-/// Both ends of a channel, for the waiter and for whoever rings: so it is never disconnected, and is not done away with by
-/// the waiter while somebody rings. The last end that goes takes the lock that the ringer has until the kernel has woken
-/// the other thread, which may take as long as all else that the waiter does.
+/// Blocks one waiting thread until another thread calls [`unpark`](Self::unpark).
+///
+/// Every clone has both ends of the channel, so the channel is never disconnected. The waiter also
+/// does not free it while another thread calls `unpark`: the last end to be dropped takes the lock
+/// that the waking thread holds until the kernel has woken the waiter. That can take as long as
+/// everything else the waiter does.
 #[derive(Clone, Debug)]
 pub(crate) struct Parker {
     sender: Sender<()>,
@@ -19,17 +22,19 @@ impl Parker {
         Self { sender, receiver }
     }
 
-    /// Wakes the waiter. One that is busy finds it when it would sleep next, and once, however often it was rung.
+    /// Wakes the waiter. If it is not asleep, its next `park_timeout` returns at once.
+    ///
+    /// Several calls before that wake it only once.
     pub(crate) fn unpark(&self) {
         let _ = self.sender.try_send(());
     }
 
-    /// Sleeps until it is rung: true. Or for so long.
+    /// Sleeps until `unpark` (returns true) or for `pause` (returns false).
     pub(crate) fn park_timeout(&self, pause: Duration) -> bool {
         self.receiver.recv_timeout(pause).is_ok()
     }
 
-    /// Whether it was rung since the last time.
+    /// Returns whether `unpark` was called since the last park, and resets that.
     #[cfg(test)]
     pub(crate) fn is_unparked(&self) -> bool {
         self.receiver.try_recv().is_ok()
