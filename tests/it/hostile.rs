@@ -10,7 +10,10 @@ use support::{Child, Control, FakeServer, Server, eventually, given, ms, say, th
 
 support::roles![caller];
 
-support::tests![endless_replies_take_neither_memory_nor_time];
+support::tests![
+    endless_replies_take_neither_memory_nor_time,
+    subscriber_leaves_a_connection_that_streams_instead_of_confirming
+];
 
 support::timed![
     replies_that_trickle_do_not_outlast_a_deadline,
@@ -41,13 +44,15 @@ const COMMANDS: [(&str, &str); 5] = [
 ];
 
 /// The beginning of a reply, and what follows it again and again.
-const STREAMS: [(&str, &str); 5] = [
+const STREAMS: [(&str, &str); 7] = [
     ("$1000000000000\r\n", "x"),
     ("*1000000000\r\n", ":1\r\n"),
     ("+", "x"),
     ("", "*1\r\n"),
     // RESP3 lets a server send these unasked.
     ("", ">2\r\n+message\r\n+x\r\n"),
+    ("", ">2\r\n$10\r\ninvalidate\r\n*0\r\n"),
+    ("", "*3\r\n$7\r\nmessage\r\n$1\r\nd\r\n$1\r\np\r\n"),
 ];
 
 fn url(connection: &str, server: &FakeServer) -> String {
@@ -145,6 +150,28 @@ fn endless(connection: &str, command: &'static str, head: &'static str, unit: &'
         beyond.parse::<u128>().unwrap() < SLACK.as_millis(),
         "{shown} late"
     );
+}
+
+fn subscriber_leaves_a_connection_that_streams_instead_of_confirming() {
+    for unit in [
+        ">2\r\n$10\r\ninvalidate\r\n*0\r\n",
+        "*3\r\n$7\r\nmessage\r\n$1\r\nd\r\n$1\r\np\r\n",
+    ] {
+        let server = replying("SUBSCRIBE", move |client| {
+            let much = unit.repeat(1024);
+            loop {
+                client.write_all(much.as_bytes())?;
+            }
+        });
+        let client = builder(&server.url()).command_timeout(LIMIT);
+        let client = client.build().unwrap();
+        let granted = client.mutex("x").try_lock_for(LIMIT);
+        assert!(!matches!(granted, Ok(Some(_))));
+        // The second one goes over another connection.
+        eventually(ms(30_000), || server.requests("SUBSCRIBE").len() >= 2);
+        let report = client.shutdown(ms(5_000)).unwrap();
+        assert!(report.is_clean(), "{unit:?}: {report:?}");
+    }
 }
 
 fn replies_that_trickle_do_not_outlast_a_deadline() {

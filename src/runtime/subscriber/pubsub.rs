@@ -128,16 +128,27 @@ impl<'a> PubSub<'a> {
     }
 
     /// Sends a command for each channel, and reads every answer: a refusal too is only an answer.
+    ///
+    /// The server may send pushes and messages before an answer, without an end: they extend no
+    /// deadline, and do not keep the thread from stopping.
     fn exchange(&mut self, verb: &'static str, channels: &[Vec<u8>]) -> Result<bool, String> {
         let failed = |error| library_text(&error);
         let mut confirmed = 0;
         for some in channels.chunks(MOST_TOGETHER) {
             let command = |channel: &Vec<u8>| redis::cmd(verb).arg(channel).get_packed_command();
             let commands: Vec<u8> = some.iter().flat_map(command).collect();
-            let until = Instant::now().after(self.endpoint.server.command_timeout());
+            let timeout = self.endpoint.server.command_timeout();
+            let until = Instant::now().after(timeout);
             self.connection.send(until, &commands).map_err(failed)?;
             let mut open = some.iter();
+            let mut is_late = false;
             while let Some(channel) = open.as_slice().first() {
+                if self.endpoint.subscriber.is_stopping() {
+                    return Ok(false);
+                }
+                if is_late {
+                    return Err(format!("no confirmation of {verb} in {timeout:?}"));
+                }
                 // Any error here ends the connection, so no late answer is ever taken for another one.
                 let answer = read(
                     self.connection.receive(until).map_err(failed)?,
@@ -145,7 +156,10 @@ impl<'a> PubSub<'a> {
                     channel,
                 );
                 match answer.ok_or_else(|| failed(self.connection.malformed()))? {
-                    Answer::Message(channel, payload) => self.heard(&channel, &payload),
+                    Answer::Message(channel, payload) => {
+                        self.heard(&channel, &payload);
+                        is_late = Instant::now() >= until;
+                    }
                     Answer::Done => {
                         open.next();
                         confirmed += 1;
@@ -157,7 +171,7 @@ impl<'a> PubSub<'a> {
                         open.next();
                         self.refused(verb, &why);
                     }
-                    Answer::Other => {}
+                    Answer::Other => is_late = Instant::now() >= until,
                 }
             }
         }
