@@ -9,6 +9,7 @@ use support::{FakeServer, Request, builder, ms};
 support::tests![
     smoke,
     another_protocol_is_named_at_once,
+    another_protocol_is_dialed_once_for_a_call,
     a_tls_peer_is_recognised,
     sentinels_and_nodes_of_a_cluster_that_are_none_are_named_too,
     a_quorum_of_others_is_named,
@@ -83,6 +84,21 @@ fn another_protocol_is_named_at_once() {
             assert_says(&client.mutex_all(["d", "e"]).lock().unwrap_err(), shown);
             assert!(began.elapsed() < SOON, "{peer}: {:?}", began.elapsed());
         }
+    }
+}
+
+fn another_protocol_is_dialed_once_for_a_call() {
+    let command_timeout = Duration::from_secs(10);
+    for (peer, words, shown) in PEERS {
+        let server = asked(words);
+        let client = patient(&server.url()).command_timeout(command_timeout);
+        let client = client.build().unwrap();
+        let began = Instant::now();
+        assert_says(&client.mutex("a").try_lock().unwrap_err(), shown);
+        assert!(began.elapsed() < command_timeout / 2, "{peer}");
+        let log_ons = server.requests("CLIENT");
+        let is_first = |request: &Request| request.connection == 0;
+        assert!(log_ons.iter().all(is_first), "{peer}: {log_ons:?}");
     }
 }
 

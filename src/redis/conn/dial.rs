@@ -20,6 +20,14 @@ pub(crate) struct ConnectError {
     pub(crate) is_the_servers: bool,
 }
 
+impl ConnectError {
+    /// Whether the calls that wait for a connection fail with this now. A peer that speaks another
+    /// protocol does not become a Redis while they wait.
+    pub(crate) fn ends_waits(&self) -> bool {
+        self.is_final || self.cause.is_not_redis()
+    }
+}
+
 /// The state of dialing one server. One dialer works at a time; one that hangs is abandoned, and
 /// another replaces it.
 #[derive(Debug, Default)]

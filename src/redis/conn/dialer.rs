@@ -60,6 +60,7 @@ impl Pool {
             }
             let made = MutexGuard::unlocked(&mut state, || self.connect());
             let is_current = state.dialing.came_back(number);
+            let ends_waits = made.as_ref().is_err_and(ConnectError::ends_waits);
             match made {
                 Ok(connection) if connection.generation == self.generation() => {
                     state.dialing.succeeded();
@@ -76,6 +77,10 @@ impl Pool {
             self.wake_all(&state);
             if !is_current {
                 return;
+            }
+            if ends_waits {
+                // All who waited fail with it. The next call starts a dialer, which pauses first.
+                return state.dialing.stop();
             }
         }
     }

@@ -216,7 +216,9 @@ impl Pool {
                 .failure()
                 .filter(|failure| has_failed || !failure.is_final);
             match failure {
-                Some(failure) if failure.is_final => return Err(GetError::NotYet(failure.clone())),
+                Some(failure) if has_failed && failure.ends_waits() => {
+                    return Err(GetError::NotYet(failure.clone()));
+                }
                 Some(failure) if !in_time => return Err(GetError::NotYet(failure.clone())),
                 None if !in_time => return Err(GetError::NotYet(self.no_reason(state, cap_rule))),
                 _ => {}
