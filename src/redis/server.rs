@@ -490,7 +490,10 @@ impl Server {
         self.latency.record(trip);
         self.pool.combiner.took(trip);
         if self.condition.answered(now) {
-            logging::info!(server = self.label(); "calls go to {} again", self.label());
+            logging::info!(
+                server = self.label();
+                "{} answers again: its circuit breaker is closed", self.label()
+            );
         }
     }
 
@@ -504,7 +507,8 @@ impl Server {
             let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
             logging::warn!(
                 server = self.label();
-                "{} has failed again and again, calls fail at once until it answers{cause}", self.label()
+                "circuit breaker open for {}: calls fail immediately until it answers{cause}",
+                self.label()
             );
         }
         self.pool.node.failed();

@@ -1,8 +1,10 @@
-//! Spinning: a call that is alone yields its processor for a while before it sleeps. Off unless asked for.
+//! Spinning: a call that is alone yields its processor for a while before it sleeps. Off by
+//! default.
 //!
-//! A processor that goes idle between a command and its reply can need longer to come back than a server nearby needs to
-//! reply. Asking the socket whether the reply has arrived would cost a system call for each yield, so the time to spin is
-//! learned from the replies before, up to the limit that the user gave.
+//! A processor that goes idle between a command and its reply can need longer to wake up than a
+//! nearby server needs to reply. Asking the socket whether the reply has arrived would cost a
+//! system call for each yield. So the time to spin is learned from earlier replies, up to the limit
+//! that the user set.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -10,32 +12,35 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 
-/// A reply that was read in this time, or in a third of the time spun, had arrived before: spinning longer gains nothing.
+/// A reply that was read within this time, or within a third of the time spun, had already arrived:
+/// spinning longer gains nothing.
 const ARRIVED: Duration = Duration::from_micros(15);
 
-/// A reply that had not arrived adds this to the time to spin, and one that had arrived subtracts this, in nanoseconds. So
-/// four of five have arrived: a short sleep costs more than a read that is a moment late.
+/// A reply that had not arrived adds [`LONGER`] to the time to spin, and one that had arrived
+/// subtracts [`SHORTER`], in nanoseconds. So four of five have arrived: a short sleep costs more
+/// than a read that is a moment late.
 const LONGER: u64 = 1_000;
 const SHORTER: u64 = 250;
 
 /// A reply that came after the limit subtracts this, in nanoseconds.
 const LATE: u64 = 2_000;
 
-/// A `sched_yield` that took longer let another thread run.
+/// A `sched_yield` that took longer than this let another thread run.
 const YIELD: Duration = Duration::from_micros(5);
 
 /// How long a call spins before it reads the reply to what it sent.
 #[derive(Debug)]
 pub(in crate::redis) struct Spin {
-    /// Zero: never.
+    /// The longest time to spin; zero turns spinning off.
     limit: Duration,
     /// The time to spin, as learned so far, in nanoseconds.
     length: AtomicU64,
-    /// How many of the next calls do not spin. A processor that was yielded comes back after a slice of the scheduler, a
-    /// few milliseconds, where a thread that sleeps is woken in time.
+    /// How many of the next calls do not spin. After a yield to another thread, the processor comes
+    /// back only after a slice of the scheduler, a few milliseconds. A sleeping thread is woken in
+    /// time.
     skip: AtomicU32,
-    /// How many will not after the next yield that let another thread run: twice as many each time, half as many after a
-    /// call that kept its processor.
+    /// How many calls the next interruption will skip: twice as many after each interruption, half
+    /// as many after a call that kept its processor.
     next_skip: AtomicU32,
 }
 
@@ -74,7 +79,7 @@ impl Spin {
         reply
     }
 
-    /// A call spun and slept this long for its reply.
+    /// Adjusts the time to spin after a call that spun and slept this long for its reply.
     fn learn(&self, spun: Duration, slept: Duration) {
         let length = self.length.load(Relaxed);
         let length = if slept <= ARRIVED.max(spun / 3) {
@@ -120,8 +125,8 @@ mod tests {
         Duration::from_nanos(spin.length.load(Relaxed))
     }
 
-    /// The time learned from many replies that take 40 µs. `slept` says how long the read takes of one that is due after
-    /// this time.
+    /// Returns the time learned from many replies that take 40 µs. `slept` returns how long a read
+    /// takes if the reply is due after the given time.
     fn length_for_40_micros(slept: impl Fn(Duration) -> Duration) -> Duration {
         let spin = Spin::new(LIMIT);
         for _ in 0..1_000 {
@@ -134,7 +139,7 @@ mod tests {
     #[test]
     fn a_call_spins_as_long_as_a_reply_takes() {
         let length = length_for_40_micros(|due| {
-            // A thread that sleeps at all needs a while to wake up.
+            // A thread that sleeps at all takes a while to wake up.
             if due.is_zero() {
                 micros(3)
             } else {
@@ -145,13 +150,13 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_takes_long_does_not_make_calls_spin_longer() {
+    fn slow_reads_do_not_make_calls_spin_longer() {
         let length = length_for_40_micros(|due| due + micros(20));
         assert!(length <= micros(62), "{length:?}");
     }
 
     #[test]
-    fn replies_that_come_after_the_limit_are_not_spun_for() {
+    fn calls_do_not_spin_for_replies_after_the_limit() {
         let spin = Spin::new(LIMIT);
         spin.learn(Duration::ZERO, micros(151));
         assert_eq!(length(&spin), Duration::ZERO);
@@ -165,14 +170,14 @@ mod tests {
     #[test]
     fn without_a_limit_calls_read_at_once() {
         let spin = Spin::new(Duration::ZERO);
-        // A century, if it counted.
+        // 584 years, if it counted.
         spin.length.store(u64::MAX, Relaxed);
         assert_eq!(spin.read(|| 7), 7);
         assert_eq!(spin.length.load(Relaxed), u64::MAX);
     }
 
     #[test]
-    fn the_more_often_another_thread_runs_the_more_calls_do_not_spin() {
+    fn calls_spin_less_the_more_often_they_are_interrupted() {
         let spin = Spin::new(LIMIT);
         let interrupted = || {
             spin.was_interrupted();

@@ -11,10 +11,11 @@ use crate::redis::conn::combined_call::CombinedCall;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::pool::{Pool, PooledConnection, State};
 
-/// This many calls at a time get a connection each. From the next one on, calls share writes, until the queue is empty.
+/// This many calls at a time get a connection each. From the next one on, calls are combined until
+/// the queue is empty.
 ///
-/// Compared with one connection for each thread, in turns, on two cores that other programs used too
-/// (`--bench threads` prints the table for this machine):
+/// Compared with one connection for each thread, in turns, on two cores that other programs also
+/// used (`--bench threads` prints the table for this machine):
 ///
 /// | threads | pairs of lock and unlock a second | client CPU a pair |
 /// |---|---|---|
@@ -25,8 +26,8 @@ use crate::redis::conn::pool::{Pool, PooledConnection, State};
 /// | 24 | 1.5 | 0.75 |
 /// | 32 | 1.7 | 0.75 |
 ///
-/// So sharing pays at every count from here on, in time and in CPU. With a lower threshold, 6 threads gained nothing
-/// that could be told from noise: batches of few calls are too small to pay for the wake-ups.
+/// So combining pays at every count from here on, in time and in CPU. With a lower threshold,
+/// 6 threads gained nothing beyond noise: batches of few calls do not pay for the wake-ups.
 const UNCOMBINED_CALLS: usize = 8;
 
 /// Calls are queued behind a write for at most this long while another connection is idle. Most

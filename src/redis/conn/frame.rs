@@ -1,10 +1,12 @@
-//! Finds the end of a reply, in RESP2 and RESP3, as its bytes come in. No I/O.
+//! Finds the end of a reply, in RESP2 and RESP3, as its bytes arrive. No I/O.
 //!
-//! No memory grows with what a peer announces: a length beyond the limits is refused before any of it is waited for.
+//! A peer cannot make memory grow by announcing a length: one beyond the limits is rejected before
+//! any of its bytes are read.
 
 use crate::violation::Kind;
 
-/// The most bytes of a reply. Scripts return at most 1 KiB of a value that others wrote, and lists come in pages.
+/// The most bytes of a reply. Scripts return at most 1 KiB of a value that others wrote, and lists
+/// are read in pages.
 pub(in crate::redis) const MOST_BYTES: usize = 1024 * 1024;
 
 /// The most bytes of a line of text: a status or an error.
@@ -13,41 +15,42 @@ const LONGEST_TEXT: usize = 64 * 1024;
 /// The most bytes of a line that is a number or a length.
 const LONGEST_NUMBER: usize = 64;
 
-/// The most values in a reply: once read, each takes more memory than it has bytes.
+/// The most values in a reply: a parsed value takes more memory than its bytes.
 const MOST_VALUES: usize = 64 * 1024;
 
-/// The deepest replies known are those of HELLO where modules are loaded, and of CLUSTER SLOTS: five levels.
+/// The deepest nesting of a reply. The deepest replies known, of HELLO with modules and of CLUSTER
+/// SLOTS, have five levels.
 const DEEPEST: usize = 16;
 
 const LINE_END: &[u8; 2] = b"\r\n";
 
-/// How far a reply was read whose end is still missing.
+/// The progress through a reply whose end is still missing.
 #[derive(Debug, Default)]
 pub(in crate::redis) struct Scan {
-    /// Where the value begins that is read next.
+    /// Where the next value begins.
     at: usize,
-    /// Its first line does not end before here.
+    /// The first line of that value does not end before this position.
     sought: usize,
-    /// How many values are missing on each level that is open.
+    /// How many values are missing on each open level.
     missing: [usize; DEEPEST],
     depth: usize,
-    /// In the whole reply, as far as it was announced.
+    /// How many values the reply has announced so far.
     values: usize,
 }
 
-/// What follows the type of a value.
+/// What follows the first line of a value.
 enum Body {
     /// Nothing behind the line.
     Line,
-    /// So many bytes, and the end of a line.
+    /// This many bytes, and a line end.
     Bytes(usize),
-    /// So many values.
+    /// This many values.
     Values(usize),
 }
 
 impl Scan {
-    /// The length of the reply that `bytes` begin with; `None` while a part is missing. Then it must be called again with
-    /// the same bytes and more behind them.
+    /// Returns the length of the reply at the start of `bytes`; `None` while a part is missing.
+    /// Then it must be called again with the same bytes and more after them.
     pub(in crate::redis) fn end(&mut self, bytes: &[u8]) -> Result<Option<usize>, Kind> {
         while let Some(&kind) = bytes.get(self.at) {
             let Some(next) = self.value(kind, bytes)? else {
@@ -61,21 +64,21 @@ impl Scan {
                 return Ok(Some(next));
             }
         }
-        // All that is there belongs to this reply.
+        // All these bytes belong to this reply.
         if bytes.len() > MOST_BYTES {
             return Err(Kind::TooLarge);
         }
         Ok(None)
     }
 
-    /// Where the next value begins; `None` while a part of this one is missing.
+    /// Returns where the next value begins; `None` while a part of this one is missing.
     fn value(&mut self, kind: u8, bytes: &[u8]) -> Result<Option<usize>, Kind> {
         let (is_text, factor, more) = match kind {
             b'+' | b'-' | b'(' => (true, 0, 0),
             b':' | b',' | b'#' | b'_' | b'$' | b'!' | b'=' => (false, 0, 0),
             b'*' | b'~' | b'>' => (false, 1, 0),
             b'%' => (false, 2, 0),
-            // The value that the attributes are about follows them.
+            // The value that the attributes describe follows them.
             b'|' => (false, 2, 1),
             _ if self.at == 0 => return Err(Kind::NotResp),
             _ => return Err(Kind::Malformed),
@@ -106,7 +109,7 @@ impl Scan {
         Ok(Some(next))
     }
 
-    /// Where the first line of the value ends; `None` while its end is missing.
+    /// Returns where the first line of the value ends; `None` while its end is missing.
     fn line_end(&mut self, bytes: &[u8], is_text: bool) -> Result<Option<usize>, Kind> {
         let from = self.sought.max(self.at + 1);
         let rest = bytes.get(from..).unwrap_or_default();
@@ -119,13 +122,13 @@ impl Scan {
             return Err(Kind::Malformed);
         }
         if found.is_none() {
-            // The last byte may be the first half of the line's end.
+            // The last byte may be the first half of the line end.
             self.sought = end - 1;
         }
         Ok(found.map(|_| end))
     }
 
-    /// A value of several begins.
+    /// Opens a level for an aggregate of `count` values.
     fn open(&mut self, count: usize) -> Result<(), Kind> {
         self.values = self.values.saturating_add(count);
         if self.values > MOST_VALUES {
@@ -141,7 +144,7 @@ impl Scan {
         Ok(())
     }
 
-    /// A value ends, and with it those whose last value it is.
+    /// Ends a value, and the aggregates whose last value it is.
     fn close(&mut self) {
         while let Some(above) = self.depth.checked_sub(1)
             && let Some(missing) = self.missing.get_mut(above)
@@ -155,7 +158,7 @@ impl Scan {
     }
 }
 
-/// What follows a value's first line, which is `line` without the type.
+/// Returns what follows the first line of a value; `line` is without the type byte.
 fn body(kind: u8, line: &[u8]) -> Result<Body, Kind> {
     match (kind, line) {
         (b'$' | b'*', b"-1") => Ok(Body::Line),

@@ -1,4 +1,4 @@
-//! How a new connection is logged on: HELLO or AUTH, SELECT, and who we are, all in one write.
+//! Logs on a new connection: HELLO or AUTH, SELECT, and the client's name, in one write.
 
 use redis::{
     Cmd, ErrorKind, RedisConnectionInfo, RedisError, RedisResult, ServerError, ServerErrorKind,
@@ -11,21 +11,22 @@ use crate::error::words;
 use crate::url::Address;
 use crate::violation::NoFirstReply;
 
-/// A command of the log-on, and so what a refusal means.
+/// A command of the log-on. It decides what an error reply means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Hello,
     AuthWithUser,
     Auth,
     Select,
-    /// The server may not know it, or not allow it: this connection locks without it.
+    /// The server may not know or not permit the command: the connection works without it.
     Optional,
 }
 
 impl Connection {
-    /// Connects and logs on, by `until`: the resolver, all addresses, TLS and the log-on together. The resolver cannot be
-    /// interrupted, so only a dialer calls this. The connection is named `name` where there is one. `accepted` is called when the peer
-    /// has accepted the connection, and has not said anything yet.
+    /// Connects and logs on by `until`: name resolution, all addresses, TLS and the log-on
+    /// together. Name resolution cannot be interrupted, so only a dialer calls this. `name` becomes
+    /// the name of the connection. `accepted` is called when the peer has accepted the connection
+    /// and has not sent anything yet.
     pub(crate) fn open(
         address: &Address,
         name: Option<&str>,
@@ -40,9 +41,9 @@ impl Connection {
         Ok(connection)
     }
 
-    /// False if the server is from before there were users, and must be asked without one.
+    /// Returns false if the server is older than ACL users, and needs the log-on without a user.
     fn log_on(&mut self, commands: &[(Step, Cmd)], until: Instant) -> RedisResult<bool> {
-        // Where this fails, the server may have said why before it hung up.
+        // If writing fails, the server may have sent the reason before it closed the connection.
         let sent = self.write(until, |buffer| {
             for (_, command) in commands {
                 command.write_packed_command(buffer);
@@ -77,7 +78,7 @@ impl Connection {
     }
 }
 
-/// What a new connection says first.
+/// Returns the commands that a new connection sends first.
 fn commands(redis: &RedisConnectionInfo, name: Option<&str>, with_user: bool) -> Vec<(Step, Cmd)> {
     let user = redis.username().filter(|_| with_user);
     let mut commands = Vec::with_capacity(5);
@@ -122,10 +123,10 @@ fn commands(redis: &RedisConnectionInfo, name: Option<&str>, with_user: bool) ->
 }
 
 impl Step {
-    /// Why there can be no connection, after this answer; `None` if there can.
+    /// Returns why this error reply prevents the connection; `None` if the log-on continues.
     fn refusal(self, error: &ServerError) -> Option<RedisError> {
         let text = error.details().unwrap_or_default();
-        // Said to whoever connects, before any command is read.
+        // Sent to every new connection, before the server reads a command.
         if text.contains("max number of clients") || error.code() == "DENIED" {
             return Some(error.clone().into());
         }
@@ -166,7 +167,7 @@ impl Step {
 mod tests {
     use super::*;
 
-    fn said(url: &str, name: Option<&str>, with_user: bool) -> Vec<String> {
+    fn commands_of(url: &str, name: Option<&str>, with_user: bool) -> Vec<String> {
         let address = Address::parse(url).unwrap();
         let commands = commands(address.info.redis_settings(), name, with_user);
         let words = |(_, command): &(Step, Cmd)| {
@@ -190,9 +191,9 @@ mod tests {
     fn smoke() {
         let version = concat!("CLIENT SETINFO LIB-VER ", env!("CARGO_PKG_VERSION"));
         let info = ["CLIENT SETINFO LIB-NAME leasehold", version];
-        assert_eq!(said("redis://h", None, true), info);
+        assert_eq!(commands_of("redis://h", None, true), info);
         assert_eq!(
-            said("redis://ann:s3cret@h/2", Some("me"), true),
+            commands_of("redis://ann:s3cret@h/2", Some("me"), true),
             [
                 "AUTH ann s3cret",
                 "SELECT 2",
@@ -201,16 +202,22 @@ mod tests {
                 "CLIENT SETNAME me"
             ]
         );
-        assert_eq!(said("redis://ann:s3cret@h", None, false)[0], "AUTH s3cret");
         assert_eq!(
-            said("redis://:s3cret@h?protocol=3", None, true)[0],
+            commands_of("redis://ann:s3cret@h", None, false)[0],
+            "AUTH s3cret"
+        );
+        assert_eq!(
+            commands_of("redis://:s3cret@h?protocol=3", None, true)[0],
             "HELLO 3 AUTH default s3cret"
         );
-        assert_eq!(said("redis://h?protocol=resp3", None, true)[0], "HELLO 3");
+        assert_eq!(
+            commands_of("redis://h?protocol=resp3", None, true)[0],
+            "HELLO 3"
+        );
     }
 
     #[test]
-    fn what_a_refusal_means() {
+    fn refusal_depends_on_the_step() {
         let wrong = error("WRONGPASS invalid username-password pair or user is disabled.");
         let refusal = Step::Auth.refusal(&wrong).unwrap();
         assert_eq!(refusal.kind(), ErrorKind::AuthenticationFailed);

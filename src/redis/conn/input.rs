@@ -1,4 +1,5 @@
-//! What was read from a server and not yet understood: a buffer that never holds much more than the longest reply.
+//! The bytes read from a server and not yet parsed, in a buffer little longer than the longest
+//! reply.
 
 use std::ops::Range;
 
@@ -7,20 +8,21 @@ use redis::{RedisError, Value};
 use super::frame::{MOST_BYTES, Scan};
 use crate::violation::{Kind, Violation};
 
-/// What is read at once, in bytes, and what an idle connection keeps: most replies are far shorter.
+/// How many bytes one read asks for, and how many an idle connection keeps. Most replies are far
+/// shorter.
 const CHUNK: usize = 2 * 1024;
 
-/// The room that is left in the buffer before it is moved or grown.
+/// The free bytes below which the buffer is compacted or grown.
 const LEAST_ROOM: usize = 512;
 
 pub(in crate::redis) struct Input {
-    /// All of it is written to before it is read from: only from `start` to `end` is it what the peer sent.
+    /// The peer's bytes are those from `start` to `end`. The rest is initialised, but not data.
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
-    /// The last reply that was taken out: its bytes stay until more is read.
+    /// The last reply taken out; its bytes stay until more are read.
     last: Range<usize>,
-    /// Of the reply that begins at `start`.
+    /// The progress through the reply that begins at `start`.
     scan: Scan,
     /// Keeps its own buffer from one reply to the next.
     parser: redis::Parser,
@@ -58,7 +60,7 @@ impl Input {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
             if self.bytes.len() > CHUNK {
-                // A long reply is rare, and there may be many connections.
+                // A long reply is rare, and there may be many connections: free the buffer.
                 let beginning = Violation::new(Kind::Malformed, reply).read;
                 self.last = 0..beginning.len();
                 self.bytes = beginning.into();
@@ -68,24 +70,24 @@ impl Input {
         Ok(Some(value))
     }
 
-    /// Whether a part of a reply is there.
+    /// Returns whether a part of a reply has arrived.
     pub(in crate::redis) fn is_within_reply(&self) -> bool {
         self.start < self.end
     }
 
-    /// The last reply, as one that Redis does not give to what was asked.
+    /// Returns the violation by the last reply, which does not fit the command.
     pub(in crate::redis) fn misfit(&self) -> Violation {
         let reply = self.bytes.get(self.last.clone()).unwrap_or_default();
         Violation::new(Kind::Malformed, reply)
     }
 
-    /// What is there of a reply that ends too late.
+    /// Returns the violation by a reply that does not end in time.
     pub(in crate::redis) fn endless(&self) -> Violation {
         let bytes = self.bytes.get(self.start..self.end).unwrap_or_default();
         Violation::new(Kind::Endless, bytes)
     }
 
-    /// Where the next bytes go. Never empty.
+    /// Returns where to put the next bytes; never empty.
     pub(in crate::redis) fn room(&mut self) -> &mut [u8] {
         if self.bytes.len() - self.end < LEAST_ROOM {
             self.make_room();
@@ -93,14 +95,14 @@ impl Input {
         self.bytes.get_mut(self.end..).unwrap_or_default()
     }
 
-    /// So many bytes were put where [`room`](Self::room) said.
+    /// Records that `count` bytes were written to [`room`](Self::room).
     pub(in crate::redis) fn filled(&mut self, count: usize) {
         self.end = (self.end + count).min(self.bytes.len());
     }
 
     fn make_room(&mut self) {
         let held = self.end - self.start;
-        // A reply beyond the limit is refused by then, so this ends.
+        // A reply beyond the limit is rejected before, so this ends.
         let wanted = (held * 2).clamp(CHUNK, MOST_BYTES + CHUNK);
         if wanted.saturating_sub(held) >= LEAST_ROOM && wanted > self.bytes.len() {
             let mut bytes = vec![0; wanted].into_boxed_slice();

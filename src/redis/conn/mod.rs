@@ -1,8 +1,9 @@
-//! A connection of our own to a server: its socket, its bounded buffer, and deadlines that are absolute.
+//! leasehold's own connection to a server: its socket, its bounded buffer, and absolute deadlines.
 //!
-//! The client library's connection hides its socket and its buffer, its parser has no limits, and its timeouts count for
-//! each read. Here every call names the instant by which it must be over, whatever the peer does. The library still packs
-//! the commands and reads the replies, each of which [`frame`] has found to be whole and within the limits before.
+//! The client library's connection hides its socket and its buffer, its parser has no limits, and
+//! its timeouts count for each read. Here every call names the instant by which it must end,
+//! whatever the peer does. The library still packs the commands and parses the replies, after
+//! [`frame`] has found each reply to be complete and within the limits.
 
 pub(crate) mod call_queue;
 pub(crate) mod callers;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts a connection for as long as it is there.
+/// Counts a connection as open until it is dropped.
 pub(crate) struct Open(Arc<AtomicU64>);
 
 impl Open {

@@ -4,12 +4,13 @@
 //! The states of a connection:
 //!
 //! ```text
-//!              dialer               take
-//!   (wanted) ---------> idle <---------------> in use ------> kept by a thread
-//!                        |        put_back       |     keep
-//!             close,     |                       | drop after an error,
-//!             leave      v                       v or no room in the pool
-//!                                  closed
+//!             made          take
+//!   (wanted) -----> idle -----------> in use -----> kept by a thread
+//!                    | ^                |  |   keep
+//!                    | +----------------+  |
+//!      leave, close  |      put_back       |  dropped after an error, or no room
+//!                    v                     v
+//!                  closed                closed
 //! ```
 
 use std::sync::Arc;

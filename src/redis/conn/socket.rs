@@ -1,4 +1,5 @@
-//! A socket whose reads and writes end by an instant: to the millisecond, interrupted or not, however few bytes come.
+//! A socket whose reads and writes end by a deadline: to the millisecond, even if signals interrupt
+//! them or bytes trickle in.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -14,22 +15,24 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::clock::{Instant, nap};
 
-/// How long a read blocks before it goes on with `poll`: the kernel rounds a socket's own timeout up by as much as an
-/// eighth, and counts it anew after each byte. Longer than almost every answer takes, so that nearly every read is one
-/// system call.
-const NET: Duration = Duration::from_millis(20);
+/// How long a read blocks before it continues with `poll`: the kernel rounds a socket's own timeout
+/// up by as much as an eighth, and restarts it after each byte. Longer than almost every reply
+/// takes, so that nearly every read is one system call.
+const SOCKET_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// With less time than this a read does not block: the kernel may round [`NET`] up by one tick of its clock, of at most 10 ms.
-const TOO_SHORT_FOR_NET: Duration = Duration::from_millis(40);
+/// With less time left than this, a read does not block: the kernel may round [`SOCKET_TIMEOUT`] up
+/// by one tick of its clock, at most 10 ms.
+const TOO_SHORT_TO_BLOCK: Duration = Duration::from_millis(40);
 
-/// Connecting to a unix socket blocks while its queue is full. In steps, since the kernel rounds longer times more.
+/// The longest step of connecting to a unix socket, which blocks while the server's queue is full.
+/// Short, because the kernel rounds longer timeouts up by more.
 const UNIX_STEP: Duration = Duration::from_millis(50);
 
 pub(in crate::redis) struct Socket(OwnedFd);
 
 impl Socket {
-    /// Connects to one of the addresses of `host`, all of them together by `until`. The resolver knows no deadline: only a
-    /// dialer calls this.
+    /// Connects to one of the addresses of `host`, by `until`. Name resolution has no deadline:
+    /// only a dialer calls this.
     pub(in crate::redis) fn connect_tcp(
         host: &str,
         port: u16,
@@ -43,7 +46,7 @@ impl Socket {
             if left.is_zero() {
                 return Err(timed_out());
             }
-            // One address that says nothing must not take the time of the others.
+            // An address that does not answer must leave time for the others.
             let others = u32::try_from(addresses.len() - n).unwrap_or(u32::MAX);
             match TcpStream::connect_timeout(address, left / others) {
                 Ok(stream) => return Self::of_tcp(stream, settings),
@@ -55,7 +58,7 @@ impl Socket {
 
     fn of_tcp(stream: TcpStream, settings: &TcpSettings) -> io::Result<Self> {
         stream.set_nodelay(settings.nodelay())?;
-        stream.set_read_timeout(Some(NET))?;
+        stream.set_read_timeout(Some(SOCKET_TIMEOUT))?;
         let socket = RawSocket::from(stream);
         if let Some(keepalive) = settings.keepalive() {
             socket.set_tcp_keepalive(keepalive)?;
@@ -65,7 +68,7 @@ impl Socket {
 
     pub(in crate::redis) fn connect_unix(path: &Path, until: Instant) -> io::Result<Self> {
         let socket = RawSocket::new(Domain::UNIX, Type::STREAM, None)?;
-        socket.set_read_timeout(Some(NET))?;
+        socket.set_read_timeout(Some(SOCKET_TIMEOUT))?;
         let address = SockAddr::unix(path)?;
         loop {
             let left = Instant::now().until(until);
@@ -85,10 +88,11 @@ impl Socket {
         }
     }
 
-    /// Reads what there is, and waits for it until `until`. What is there already is read even when that is past.
+    /// Reads what has arrived, and waits for it until `until`. Bytes already there are read even
+    /// after `until`.
     pub(in crate::redis) fn read(&self, bytes: &mut [u8], until: Instant) -> io::Result<usize> {
         let mut left = Instant::now().until(until);
-        let mut blocks = left >= TOO_SHORT_FOR_NET;
+        let mut blocks = left >= TOO_SHORT_TO_BLOCK;
         loop {
             if !blocks && !left.is_zero() {
                 wait(&self.0, PollFlags::IN, left)?;
@@ -105,7 +109,7 @@ impl Socket {
                 Err(error) => return Err(error.into()),
             }
             left = Instant::now().until(until);
-            blocks &= left >= TOO_SHORT_FOR_NET;
+            blocks &= left >= TOO_SHORT_TO_BLOCK;
         }
     }
 
@@ -142,7 +146,8 @@ impl AsFd for Socket {
     }
 }
 
-/// A peer that is gone must be an error and not a signal. Where there is no such flag, the socket was made so.
+/// A closed peer must be an error and not a signal. On systems without this flag, the socket was
+/// created with an equivalent option.
 fn flags_of_send() -> SendFlags {
     #[cfg(not(target_vendor = "apple"))]
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -151,12 +156,13 @@ fn flags_of_send() -> SendFlags {
     flags
 }
 
-/// Waits until the socket is ready for `what`, but no longer than `left`, and possibly shorter.
+/// Waits until the socket is ready for `what`, for at most `left`, and possibly less.
 fn wait(socket: &OwnedFd, what: PollFlags, left: Duration) -> io::Result<()> {
     wait_for(&mut [PollFd::new(socket, what)], left)
 }
 
-/// Waits until one of the sockets can be read from, but no longer than `until`, and possibly shorter.
+/// Waits until one of the sockets can be read, at most until `until`, and possibly less. Returns
+/// which of them are ready.
 pub(in crate::redis) fn wait_to_read(
     sockets: &[BorrowedFd<'_>],
     until: Instant,

@@ -19,7 +19,7 @@ pub(in crate::redis) enum Stream {
 }
 
 impl Stream {
-    /// Connects, and shakes hands where there is TLS, by `until`. `accepted` is called in between.
+    /// Connects by `until`, with the handshake if TLS is used. `accepted` is called in between.
     pub(in crate::redis) fn connect(
         address: &Address,
         until: Instant,
@@ -55,8 +55,8 @@ impl Stream {
         }
     }
 
-    /// Reads something, by `until`; what is there already even when that is past. Afterwards nothing that has been read is
-    /// held back outside of `input`. The end of the connection is an error.
+    /// Reads some bytes by `until`; bytes already there are read even after it. Afterwards no byte
+    /// that was read is held outside of `input`. A closed connection is an error.
     pub(in crate::redis) fn read(&mut self, input: &mut Input, until: Instant) -> io::Result<()> {
         match self {
             Self::Plain(socket) => match socket.read(input.room(), until)? {
@@ -90,7 +90,8 @@ impl AsFd for Stream {
     }
 }
 
-/// A node may announce the address that it listens on, which leads to ourselves.
+/// Rejects a wildcard address: a node may announce the address on which it listens, and connecting
+/// to that one leads to this machine.
 fn check_host(host: &str) -> RedisResult<()> {
     match host {
         "0.0.0.0" | "::" => Err((

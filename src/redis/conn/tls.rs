@@ -1,4 +1,5 @@
-//! TLS over a socket: rustls does no I/O itself, so each of its reads and writes gets the deadline of the call.
+//! TLS over a socket. rustls does no I/O itself, so each read and write gets the deadline of the
+//! call.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,7 +19,7 @@ pub(in crate::redis) struct TlsStream {
     tls: ClientConnection,
 }
 
-/// The socket as rustls reads and writes it.
+/// The socket with a deadline, as rustls reads and writes it.
 struct Timed<'a> {
     socket: &'a Socket,
     until: Instant,
@@ -41,7 +42,7 @@ impl Write for Timed<'_> {
 }
 
 impl TlsStream {
-    /// Shakes hands, by `until`.
+    /// Performs the handshake by `until`.
     pub(in crate::redis) fn open(
         socket: Socket,
         host: &str,
@@ -53,7 +54,7 @@ impl TlsStream {
         let mut stream = Self { socket, tls };
         let mut is_first = true;
         while stream.tls.is_handshaking() {
-            // A peer that hung up has said why before, and that is read next.
+            // A peer that closed the connection has sent the reason before; it is read next.
             let sent = stream.send(until);
             if stream.tls.is_handshaking() || sent.is_err() {
                 let received = stream.receive(until).map_err(RedisError::from);
@@ -64,12 +65,12 @@ impl TlsStream {
                 is_first = false;
             }
         }
-        // What ends the handshake on our side.
+        // The last message of the handshake.
         stream.send(until)?;
         Ok(stream)
     }
 
-    /// Reads from the socket once.
+    /// Reads from the socket once. Returns how many bytes of plaintext are available.
     fn receive(&mut self, until: Instant) -> io::Result<usize> {
         let mut socket = Timed {
             socket: &self.socket,
@@ -81,14 +82,14 @@ impl TlsStream {
         match self.tls.process_new_packets() {
             Ok(state) => Ok(state.plaintext_bytes_to_read()),
             Err(error) => {
-                // The alert that tells the server why; it is the end in any case.
+                // The alert tells the server the reason; the connection ends in any case.
                 let _ = self.send(until);
                 Err(io::Error::new(io::ErrorKind::InvalidData, error))
             }
         }
     }
 
-    /// Writes to the socket what rustls has ready for it.
+    /// Writes what rustls has ready to the socket.
     fn send(&mut self, until: Instant) -> io::Result<()> {
         while self.tls.wants_write() {
             let mut socket = Timed {
@@ -102,12 +103,12 @@ impl TlsStream {
 
     pub(in crate::redis) fn read(&mut self, input: &mut Input, until: Instant) -> io::Result<()> {
         while self.receive(until)? == 0 {
-            // A part of a record, or what TLS has to say itself.
+            // Only a part of a record came, or a message of TLS itself.
             if Instant::now() >= until {
                 return Err(super::socket::timed_out());
             }
         }
-        // All of it, since nobody can poll for what rustls holds.
+        // All of it: `poll` does not see the bytes that rustls holds.
         loop {
             match self.tls.reader().read(input.room()) {
                 Ok(0) => return Ok(()),
@@ -124,7 +125,7 @@ impl TlsStream {
         until: Instant,
     ) -> io::Result<()> {
         while !bytes.is_empty() {
-            // As much as fits into its buffer.
+            // As much as fits into the buffer of rustls.
             let count = self.tls.writer().write(bytes)?;
             bytes = bytes.get(count..).unwrap_or_default();
             self.send(until)?;
