@@ -1,4 +1,18 @@
-//! Whether a lease goes to the next waiter of the same client, without a trip to Redis. No I/O, no clock.
+//! Decides whether a lease passes to the next waiter of the same client without Redis. No I/O.
+//!
+//! ```text
+//!                      a holder releases
+//!                             |
+//!                             v   suspected, short, or not renewed by the client
+//!            +------------- step ------------> Renew
+//!            |                |  ^               |
+//!            | all conditions |  +---------------+
+//!            v                |    once, then no second renewal
+//!  Hand-off to the          | tokens, hand-offs or time used up, other terms,
+//!  token; its holder          | lost, or still suspected or short after Renew
+//!  releases later             v
+//!                          Release
+//! ```
 
 use std::time::Duration;
 
@@ -7,31 +21,32 @@ use crate::config::LeaseTerms;
 use crate::lease::state::LeaseState;
 use crate::token::FencingToken;
 
-/// How long after its grant a lease is handed on. Others in the fleet wait that long and one section more.
+/// How long after its grant a lease can still be handed off. Other clients wait for at most this
+/// long plus one critical section.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// The holders of one lease, one after the other, from its grant to its release.
+/// The successive holders of one lease, from its grant to its release.
 #[derive(Debug)]
 pub(crate) struct HandoffRun {
     first: FencingToken,
-    /// The last that Redis knows of: beyond it, tokens may be another holder's.
+    /// The last token reserved in Redis: higher tokens may belong to other holders.
     last: FencingToken,
     granted: Instant,
 }
 
-/// What a holder that lets go is to do.
+/// What a holder that releases the lease must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandoffDecision {
-    /// The next holder has this token.
+    /// Hand the lease to the next waiter, under this token.
     HandOffOutcome(FencingToken),
-    /// First ask Redis whether the lease is still there, and for its whole ttl.
+    /// Renew the lease first: it may be gone, or may expire soon.
     Renew,
-    /// Whoever asks Redis first is the next.
+    /// Release the lock in Redis, where any client can acquire it.
     Release,
 }
 
 impl HandoffRun {
-    /// Of a lease that was granted with `block` tokens, the first of which is `first`.
+    /// Begins with a lease that was granted with `block` tokens, the first of them `first`.
     pub(crate) fn new(first: FencingToken, block: u64, granted: Instant) -> Self {
         Self {
             first,
@@ -40,18 +55,20 @@ impl HandoffRun {
         }
     }
 
-    /// Whether there is a holder after the one that has `token`, as far as the tokens go.
+    /// Returns whether a token is left for a holder after the one that has `token`.
     pub(crate) fn goes_on(&self, token: FencingToken) -> bool {
         token < self.last
     }
 
-    /// Whether the holder that has `token` was handed it.
+    /// Returns whether the holder of `token` received the lease by a hand-off.
     pub(crate) fn was_handed(&self, token: FencingToken) -> bool {
         token > self.first
     }
 
-    /// What the holder that has `token` is to do at `now`, where the first waiter wants the lock on `terms` and
-    /// both allow `handoffs` in a row. A lease that is not held goes nowhere.
+    /// Decides what the holder of `token` must do at `now`.
+    ///
+    /// The first waiter wants the lock on `terms`, and both allow `handoffs` in a row. A lease that
+    /// is not held is never handed off.
     pub(crate) fn step(
         &self,
         lease: &LeaseState,
@@ -65,7 +82,7 @@ impl HandoffRun {
         let is_spent = !self.goes_on(token)
             || handed >= handoffs.into()
             || self.granted.until(now) >= LONGEST.min(lease.ttl());
-        // The next holder must not be under a key that outlasts what it asked for.
+        // The key must not outlast the ttl that the next holder requested.
         let fits = lease.ttl() == terms.ttl
             && lease.longest_expiry() <= terms.ttl
             && lease.renew_every() == terms.renew_every;
@@ -74,14 +91,14 @@ impl HandoffRun {
         }
         let is_short = lease.validity(now) < lease.ttl() / 3 * 2;
         if lease.is_unsure() || is_short {
-            // What a renewal has not helped, another would not.
+            // One renewal did not help, and a second would not either.
             return if has_renewed {
                 HandoffDecision::Release
             } else {
                 HandoffDecision::Renew
             };
         }
-        // Nobody has asked for a while whether it is there.
+        // Without automatic renewal, no recent reply shows that the key exists.
         if lease.renew_every().is_none() && !has_renewed {
             return HandoffDecision::Renew;
         }

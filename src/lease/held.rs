@@ -1,4 +1,4 @@
-//! A lease in use: what its guards, the timer and the renewals share.
+//! A lease in use, shared by its guards, the timer and the renewals.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::lease::handoff::{HandoffDecision, HandoffRun};
 use crate::lease::state::{LeaseState, LeaseStatus};
 use crate::lost::Lost;
 use crate::name::Name;
-use crate::protocol::kind::Keys;
+use crate::protocol::keys::Keys;
 use crate::protocol::one_or_many::OneOrMany;
 use crate::redis::ServerVotes;
 use crate::replicas::Replicas;
@@ -22,38 +22,38 @@ use crate::token::FencingToken;
 pub(crate) struct HeldLease {
     pub(crate) keys: Arc<Keys>,
     pub(crate) id: HolderId,
-    /// As they were granted: one for each name, or one for all of them.
+    /// The granted tokens: one for each name, or one for all names.
     pub(crate) tokens: OneOrMany<FencingToken>,
-    /// Which servers took it, where there are several.
+    /// The votes of the servers of a quorum; `None` for one server.
     pub(crate) votes: Option<Arc<ServerVotes>>,
-    /// Names this hold in the timer's order; two may be due at the same instant.
+    /// Distinguishes leases that are due at the same instant in the timer's order.
     pub(crate) serial: u64,
-    /// Who must acknowledge its renewals.
+    /// The replicas that must acknowledge its renewals.
     pub(crate) replicas: Option<Replicas>,
-    /// Whom it may be handed on to, and for how long.
+    /// Decides whether the lease can be handed off.
     pub(crate) run: HandoffRun,
     pub(crate) live: Live,
 }
 
-/// One holder's time with a lease.
+/// One holder's share of a lease.
 pub(crate) struct Holding {
-    /// What tells this holder from others of the same lease: the first of its tokens.
+    /// The first of its tokens: identifies this holder among those of the same lease.
     pub(crate) token: FencingToken,
-    /// `None` until a holder that the lease was handed to has taken it.
+    /// When this holder began; `None` while a hand-off waits to be taken.
     pub(crate) since: Option<Instant>,
-    /// How often in a row the lease may go to another holder, for this one's part.
+    /// The most hand-offs in a row that this holder allows.
     pub(crate) handoffs: u32,
     pub(crate) trace_id: Option<Arc<str>>,
     pub(crate) on_lost: Option<Arc<OnLost>>,
     pub(crate) on_renew: Option<Arc<OnRenew>>,
 }
 
-/// What changes about a hold, for its own methods alone.
+/// The mutable part of a lease, for its own methods alone.
 pub(crate) struct Live {
     state: Mutex<State>,
-    /// Rung when a renewal or extend has come back.
+    /// Notified when a renewal or extend has ended.
     answered: Condvar,
-    /// When the timer looks next; kept in step with its order under the timer's lock.
+    /// When the lease is due in the timer's order; changes under the timer's lock.
     armed: Mutex<Option<Instant>>,
 }
 
@@ -61,10 +61,10 @@ struct State {
     lease: LeaseState,
     holding: Holding,
     listeners: Vec<Sender<Lost>>,
-    /// The loss was told to the callbacks and the waiters.
-    told: bool,
-    /// The holder has let go, of what was held or of what was lost.
-    let_go: bool,
+    /// The loss was announced to the callback and the waiters.
+    announced: bool,
+    /// The holder has released the lease, whether it was held or lost.
+    released_by_holder: bool,
 }
 
 impl State {
@@ -83,8 +83,8 @@ impl Live {
             lease,
             holding,
             listeners: Vec::new(),
-            told: false,
-            let_go: false,
+            announced: false,
+            released_by_holder: false,
         };
         Self {
             state: Mutex::new(state),
@@ -95,22 +95,23 @@ impl Live {
 }
 
 impl HeldLease {
-    /// That of who holds it now.
+    /// Returns the token of the current holder.
     pub(crate) fn token(&self) -> FencingToken {
         self.live.state.lock().holding.token
     }
 
-    /// That of a name, if it is one of those that are held, for the holder that has `token`.
+    /// Returns the token of `name` for the holder of `token`; `None` if the lease does not include
+    /// it.
     pub(crate) fn token_of(&self, name: &Name, token: FencingToken) -> Option<FencingToken> {
         let n = self.keys.names.iter().position(|held| held == name)?;
-        // What is handed on has one name.
+        // Only a lease of one name is handed off.
         Some(match &*self.tokens {
             [_] => token,
             each => each.get(n).copied().unwrap_or(token),
         })
     }
 
-    /// Since when who holds it now does so.
+    /// Returns when the current holder began; `None` while a hand-off waits to be taken.
     pub(crate) fn since(&self) -> Option<Instant> {
         self.live.state.lock().holding.since
     }
@@ -123,38 +124,44 @@ impl HeldLease {
         self.live.state.lock().holding.on_renew.clone()
     }
 
-    /// How the lease stands at `now`, whoever holds it. Whoever finds it ended latches that for all.
+    /// Returns the status at `now`. A lease found to have ended stays lost for all callers.
     pub(crate) fn status(&self, now: Instant) -> LeaseStatus {
         self.latching_state(|state| state.lease.status(now))
     }
 
-    /// How the lease stands at `now` for the holder that has `token`: released, for an earlier one.
+    /// Returns the status at `now` for the holder of `token`; an earlier holder has released it.
     pub(crate) fn status_for(&self, token: FencingToken, now: Instant) -> LeaseStatus {
         self.latching_state(|state| state.status_for(token, now))
     }
 
-    /// Ends the lease, unless it has ended or is being released.
+    /// Ends the lease as lost, unless it has ended or is being released.
     pub(crate) fn lose(&self, lost: Lost) {
         self.latching_state(|state| state.lease.lose(lost));
     }
 
-    /// The holder that has `token` lets go: how the lease stood until then. `None` if it has let go before.
+    /// Begins the release by the holder of `token`, and returns the status before it.
+    ///
+    /// `None` if this holder has released the lease before.
     pub(crate) fn release(&self, token: FencingToken, now: Instant) -> Option<LeaseStatus> {
         self.latching_state(|state| {
-            if state.holding.token != token || std::mem::replace(&mut state.let_go, true) {
+            if state.holding.token != token
+                || std::mem::replace(&mut state.released_by_holder, true)
+            {
                 return None;
             }
-            let standing = state.lease.release(now);
-            if let LeaseStatus::Held(_) = standing {
-                // Disconnects those who listen.
+            let status = state.lease.release(now);
+            if let LeaseStatus::Held(_) = status {
+                // Disconnects the listeners' channels.
                 state.listeners.clear();
             }
-            Some(standing)
+            Some(status)
         })
     }
 
-    /// Hands the lease on at `now`, for the holder that has `token`, to a waiter that wants it on `terms`. The
-    /// tenure that has ended is for the caller to drop, outside any lock: it may own a user's closure.
+    /// Hands the lease off at `now`, from the holder of `token` to a waiter that wants it on
+    /// `terms`.
+    ///
+    /// The caller must drop the returned holding outside any lock: it may own a user's closure.
     pub(crate) fn hand_on(
         &self,
         token: FencingToken,
@@ -164,9 +171,9 @@ impl HeldLease {
     ) -> (HandoffDecision, Option<Holding>) {
         self.latching_state(|state| {
             let State { lease, holding, .. } = state;
-            // In step with `release`, for one that calls twice.
+            // As in `release`: a holder may call twice.
             if holding.token != token
-                || state.let_go
+                || state.released_by_holder
                 || !matches!(lease.status(now), LeaseStatus::Held(_))
             {
                 return (HandoffDecision::Release, None);
@@ -184,7 +191,7 @@ impl HeldLease {
                 return (step, None);
             };
             lease.hand_on(now, Duration::MAX);
-            // Disconnects those who listen.
+            // Disconnects the listeners' channels.
             state.listeners.clear();
             let next = Holding {
                 token: next,
@@ -198,7 +205,7 @@ impl HeldLease {
         })
     }
 
-    /// The waiter to whom the lease was handed under the token of `tenure` takes it; false if it is lost.
+    /// Takes the lease that was handed off under the token of `holding`; false if it is lost.
     pub(crate) fn take(&self, holding: Holding, now: Instant, max_hold: Duration) -> bool {
         self.latching_state(|state| {
             if !matches!(state.status_for(holding.token, now), LeaseStatus::Held(_)) {
@@ -210,7 +217,7 @@ impl HeldLease {
         })
     }
 
-    /// A receiver of its own: one message on loss, then, or on release, disconnected.
+    /// Returns a channel that receives one message on loss, and is disconnected on loss or release.
     pub(crate) fn listen(&self, token: FencingToken, now: Instant) -> Receiver<Lost> {
         let (sender, receiver) = bounded(1);
         self.latching_state(|state| match state.status_for(token, now) {
@@ -220,47 +227,49 @@ impl HeldLease {
         receiver
     }
 
-    /// What renewals ask for, in ms, for log lines.
+    /// Returns the ttl that renewals set, in ms, for log records.
     pub(crate) fn ttl_ms(&self) -> u64 {
         self.lease(|lease| lease.ttl()).as_millis() as u64
     }
 
-    /// The loss, and the holder's callback, for the one call that then tells it to that and to the waiters.
+    /// Returns the loss and the holder's callback to the one caller that must announce it.
+    ///
+    /// `None` if the lease is not lost, or another caller announces it.
     pub(crate) fn take_unannounced_loss(&self) -> Option<(Lost, Option<Arc<OnLost>>)> {
         let mut state = self.live.state.lock();
-        let lost = state.lease.lost().filter(|_| !state.told)?;
-        state.told = true;
+        let lost = state.lease.lost().filter(|_| !state.announced)?;
+        state.announced = true;
         Some((lost, state.holding.on_lost.clone()))
     }
 
-    /// Acts on the state, and tells a loss to those who listen: they hear of it at once, whoever
-    /// noticed it.
+    /// Runs `act` on the state, then sends a loss to the listeners, whichever thread noticed it.
     fn latching_state<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.live.state.lock();
         let result = act(&mut state);
         if let Some(lost) = state.lease.lost() {
             for listener in state.listeners.drain(..) {
-                // Each has room for its one message, and whoever dropped the other end wants none.
+                // Each channel has room for its one message; a dropped receiver wants none.
                 let _ = listener.try_send(lost);
             }
         }
         result
     }
 
-    /// Looks at, or changes, the lease under its lock.
+    /// Reads or changes the lease under its lock.
     pub(crate) fn lease<T>(&self, act: impl FnOnce(&mut LeaseState) -> T) -> T {
         act(&mut self.live.state.lock().lease)
     }
 
-    /// As [`lease`](Self::lease), for the answer to a renewal or extend.
+    /// Records the end of a renewal or extend, and wakes the threads that wait for it.
     pub(crate) fn answered<T>(&self, act: impl FnOnce(&mut LeaseState) -> T) -> T {
         let result = self.lease(act);
         self.live.answered.notify_all();
         result
     }
 
-    /// Begins a renewal or extend by `ask`, for the holder that has `token`, as soon as none is on its
-    /// way; `None` past `until`, or once the lease has ended.
+    /// Begins a renewal or extend by `ask`, for the holder of `token`, once none is in flight.
+    ///
+    /// `None` after `until`, or if the lease has ended.
     pub(crate) fn begin<T>(
         &self,
         token: FencingToken,

@@ -1,4 +1,4 @@
-//! The life of one lease. No I/O.
+//! Leases: their states, hand-offs, releases and deadlines. No I/O.
 
 pub(crate) mod handoff;
 pub(crate) mod held;

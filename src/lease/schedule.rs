@@ -1,4 +1,4 @@
-//! What is due when: the leases in use, in the order of their next instants.
+//! The leases in use, ordered by when the timer must handle each next.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,15 +6,17 @@ use std::sync::Arc;
 use crate::clock::Instant;
 use crate::lease::held::HeldLease;
 
-/// The leases in use. An entry goes as soon as its lease ends, so that a process that locks and
-/// unlocks all day keeps nothing behind; that is what a binary heap cannot do.
+/// The leases in use, ordered by their due time.
+///
+/// An entry is removed as soon as its lease ends, so that a process that locks and unlocks all day
+/// does not accumulate entries. A binary heap cannot remove one.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
     due: BTreeMap<(Instant, u64), Arc<HeldLease>>,
 }
 
 impl Leases {
-    /// Notes when `hold` is to be looked at next.
+    /// Schedules `hold` for `at`, replacing its earlier entry.
     pub(crate) fn arm(&mut self, hold: &Arc<HeldLease>, at: Instant) {
         let entry = hold
             .disarm()
@@ -24,20 +26,22 @@ impl Leases {
         hold.arm(at);
     }
 
-    /// Forgets `hold`. What is returned must be dropped outside any lock: it may own a user's closure.
+    /// Removes `hold`. The caller must drop the result outside any lock: it may own a user's
+    /// closure.
     #[must_use]
     pub(crate) fn disarm(&mut self, hold: &HeldLease) -> Option<Arc<HeldLease>> {
         hold.disarm()
             .and_then(|at| self.due.remove(&(at, hold.serial)))
     }
 
+    /// Returns when the first lease is due; `Instant::NEVER` if there is none.
     pub(crate) fn next(&self) -> Instant {
         self.due
             .first_key_value()
             .map_or(Instant::NEVER, |((at, _), _)| *at)
     }
 
-    /// Takes out the first, if it is due by `until`.
+    /// Removes and returns the first lease if it is due by `until`.
     pub(crate) fn take_due(&mut self, until: Instant) -> Option<Arc<HeldLease>> {
         let first = self
             .due
@@ -52,7 +56,7 @@ impl Leases {
         self.due.values().cloned().collect()
     }
 
-    /// Takes out all.
+    /// Removes and returns all leases.
     pub(crate) fn drain(&mut self) -> Vec<Arc<HeldLease>> {
         std::mem::take(&mut self.due)
             .into_values()

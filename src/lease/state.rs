@@ -1,4 +1,18 @@
-//! One lease's state: how long it is surely held, when it is renewed, how it ended. No I/O, no clock.
+//! The state of one lease: how long it is certainly held, when it is renewed, how it ended. No I/O.
+//!
+//! ```text
+//!  granted, passed
+//!         |
+//!         v   release                released
+//!       Held ---------> Releasing ------------> Released
+//!         |                 |
+//!         | expired,        | was_lost: the release
+//!         | max_hold, lose  | found the key gone
+//!         |                 v
+//!         +--------------> Lost
+//! ```
+//!
+//! While the lease is held, at most one renewal or extend is in flight (`renewing`).
 
 use std::time::Duration;
 
@@ -7,40 +21,42 @@ use crate::config::{LeaseTerms, validity};
 use crate::lost::Lost;
 use crate::wait_policy::RECONNECT;
 
-/// Renewals due within this time of each other go out together.
+/// Renewals due within this time of each other are sent together.
 pub(crate) const RENEWAL_WINDOW: Duration = Duration::from_millis(100);
 
-/// How soon the first renewal of a lease that was passed on is sent: not before its holder is under way, whom the
-/// threads and the server that see to it would take the time from. Most are released before.
+/// The delay of the first renewal of a lease that a fair queue passed on.
+///
+/// An earlier renewal would compete with the new holder for the CPU and the server. Most such
+/// leases are released before the renewal is due.
 pub(crate) const FIRST_RENEWAL_AFTER: Duration = Duration::from_millis(3);
 
 #[derive(Debug)]
 pub(crate) struct LeaseState {
-    /// What renewals ask for.
+    /// The ttl that renewals set.
     ttl: Duration,
-    /// `None`: not renewed by us.
+    /// The renewal interval; `None` if the client does not renew the lease.
     renew_every: Option<Duration>,
-    /// An extend that went unanswered may still run, after any later renewal or extend: none of them
-    /// counts for longer than it.
+    /// The ttl of the shortest extend without a reply. Such an extend may still run after any later
+    /// renewal or extend, so none of them counts for longer.
     at_most: Duration,
-    /// The longest expiry that any command has asked of Redis. The key may last that long: a command without
-    /// an answer may have run, or may run later.
+    /// The longest ttl that any command has requested. The key may last that long: a command
+    /// without a reply may have run, or may run later.
     longest: Duration,
     valid_until: Instant,
-    /// `max_hold` after the grant.
+    /// The end of `max_hold`.
     ends_at: Instant,
     renew_at: Instant,
-    /// When the next renewal was due at first, before any of its tries failed.
+    /// When the next renewal was first due, before any of its tries failed.
     planned: Instant,
-    /// A renewal or extend is on its way: there is never a second one.
+    /// A renewal or extend is in flight: there is never a second one.
     renewing: bool,
-    /// Renewals that failed in a row.
+    /// The number of renewals that failed in a row.
     failures: u32,
-    /// Redis keeps it for less than the ttl until the first renewal, which is sent in any case.
+    /// Redis keeps the key for less than the ttl until the first renewal, which is always sent.
     provisional: bool,
-    /// While something was on its way, somebody said that the key was released.
+    /// A release of the key was announced while a request was in flight.
     suspected_meanwhile: bool,
-    /// Somebody said so, and Redis has not said otherwise since.
+    /// A release of the key was announced, and Redis has not confirmed the lease since.
     suspected: bool,
     phase: Phase,
 }
@@ -48,16 +64,16 @@ pub(crate) struct LeaseState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Held,
-    /// A release was sent: what a renewal finds now says nothing.
+    /// A release was sent: what a renewal finds now does not count.
     Releasing,
     Released,
     Lost(Lost),
 }
 
-/// How a lease stands.
+/// The status of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeaseStatus {
-    /// Held, surely, for so long.
+    /// Certainly held for this long.
     Held(Duration),
     Lost(Lost),
     /// Released, or being released, by its holder.
@@ -67,24 +83,26 @@ pub(crate) enum LeaseStatus {
 /// What to do about a lease now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
+    /// Send a renewal.
     RenewalRequest,
-    /// Nothing before then.
+    /// Nothing before this instant.
     At(Instant),
-    /// The same, and nothing is lost yet where it is looked at by the second instant.
+    /// Nothing before the first instant; the second is early enough for a late timer.
     Between(Instant, Instant),
-    /// It has ended.
+    /// Nothing: the lease has ended.
     Nothing,
 }
 
-/// What a renewal asks of Redis.
+/// What a renewal requests from Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RenewalRequest {
     pub(crate) ttl: Duration,
-    /// False: only asks whether the lease is still ours, and changes nothing.
+    /// If false, the command only checks that the client still holds the lease, and changes
+    /// nothing.
     pub(crate) renews: bool,
 }
 
-/// What an extend changes about a lease before it is sent.
+/// The values that an extend changes before it is sent, to restore them if it does not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BeforeExtend {
     valid_until: Instant,
@@ -92,7 +110,7 @@ pub(crate) struct BeforeExtend {
 }
 
 impl LeaseState {
-    /// A lease granted to a command sent at `sent`; `None` if the answer took as long as the lease.
+    /// Returns the lease that a command sent at `sent` was granted; `None` if it has already ended.
     pub(crate) fn granted(sent: Instant, now: Instant, terms: &LeaseTerms) -> Option<Self> {
         let valid_until = sent.after(validity(terms.ttl));
         let ends_at = sent.after(terms.max_hold);
@@ -119,8 +137,9 @@ impl LeaseState {
         Some(lease)
     }
 
-    /// A lease that was passed on, for `lasting`, some time after `proof`: its first renewal is due
-    /// soon. `None` if little of it is left.
+    /// Returns a lease that a fair queue granted for `lasting`, at some time after `proof`.
+    ///
+    /// Its first renewal is due soon. `None` if less than half of the time is left.
     pub(crate) fn passed(
         proof: Instant,
         now: Instant,
@@ -149,39 +168,39 @@ impl LeaseState {
         })
     }
 
-    /// What renewals ask for.
+    /// Returns the ttl that renewals set.
     pub(crate) fn ttl(&self) -> Duration {
         self.ttl
     }
 
-    /// The longest expiry that Redis may have, or may get, for the key.
+    /// Returns the longest ttl that Redis may have, or may yet set, for the key.
     pub(crate) fn longest_expiry(&self) -> Duration {
         self.longest
     }
 
-    /// How long from now the key may still be in Redis if no release gets there.
+    /// Returns how long the key may still exist in Redis if no release arrives.
     pub(crate) fn key_may_last(&self) -> Duration {
-        // A command that was delayed may run in the last moment of the key, which then lasts as long again
+        // A delayed command may run just before the key expires, and set its longest ttl once more
         // (tests/lease_model.rs).
         self.longest.saturating_mul(2)
     }
 
-    /// `None`: not renewed by us.
+    /// Returns the renewal interval; `None` if the client does not renew the lease.
     pub(crate) fn renew_every(&self) -> Option<Duration> {
         self.renew_every
     }
 
-    /// Whether somebody said that it was released, and Redis has not said otherwise since.
+    /// Returns whether a release was announced that Redis has not contradicted since.
     pub(crate) fn is_unsure(&self) -> bool {
         self.suspected
     }
 
-    /// How much of it is left at `now`, however long its holder wants it.
+    /// Returns how long the lease is valid at `now`, without regard to `max_hold`.
     pub(crate) fn validity(&self, now: Instant) -> Duration {
         now.until(self.valid_until)
     }
 
-    /// From `now` on it is held by another, for `max_hold` at the most.
+    /// Passes the lease to another holder at `now`, for at most `max_hold`.
     pub(crate) fn hand_on(&mut self, now: Instant, max_hold: Duration) {
         self.ends_at = now.after(max_hold);
     }
@@ -193,7 +212,7 @@ impl LeaseState {
     fn plan_renewal(&mut self, from: Instant) {
         let third = self.ttl.min(self.at_most) / 3;
         self.renew_at = match self.renew_every {
-            // An extend may have made the ttl shorter than the interval that was set for a longer one.
+            // An extend may have made the ttl shorter than an interval set for a longer one.
             Some(every) if every < self.ttl.min(self.at_most) / 10 * 9 => from.after(every),
             Some(_) => from.after(third),
             None => Instant::NEVER,
@@ -201,12 +220,12 @@ impl LeaseState {
         self.planned = self.renew_at;
     }
 
-    /// How long ago at `now` the next renewal was due; zero before that.
+    /// Returns how overdue the next renewal is at `now`; zero before it is due.
     pub(crate) fn lag(&self, now: Instant) -> Duration {
         self.planned.until(now)
     }
 
-    /// How the lease stands at `now`; one that has run out is lost from then on.
+    /// Returns the status at `now`. A lease that has run out becomes lost.
     pub(crate) fn status(&mut self, now: Instant) -> LeaseStatus {
         match self.phase {
             Phase::Held if now < self.end() => LeaseStatus::Held(now.until(self.end())),
@@ -224,14 +243,14 @@ impl LeaseState {
         }
     }
 
-    /// Ends the lease, unless it has ended or is being released.
+    /// Ends the lease as lost, unless it has ended or is being released.
     pub(crate) fn lose(&mut self, lost: Lost) {
         if self.phase == Phase::Held {
             self.phase = Phase::Lost(lost);
         }
     }
 
-    /// Why the lease ended, if it is lost.
+    /// Returns why the lease was lost; `None` if it was not.
     pub(crate) fn lost(&self) -> Option<Lost> {
         match self.phase {
             Phase::Lost(lost) => Some(lost),
@@ -239,7 +258,7 @@ impl LeaseState {
         }
     }
 
-    /// What is due at `now`.
+    /// Returns what must be done at `now`.
     pub(crate) fn due(&self, now: Instant) -> Due {
         if self.phase != Phase::Held {
             Due::Nothing
@@ -250,7 +269,7 @@ impl LeaseState {
         } else {
             let at = self.end().min(self.renew_at);
             match self.provisional && self.failures == 0 {
-                // Whoever heard of the grant rings for it.
+                // The thread that received the grant wakes the timer.
                 true => Due::Between(at, now.after(now.until(self.end()) / 2)),
                 false => Due::At(at),
             }
@@ -262,7 +281,7 @@ impl LeaseState {
         !self.renewing && self.renew_at <= by && self.renew_at < self.end()
     }
 
-    /// Begins a renewal; `None` while another is on its way, or when the lease has ended.
+    /// Begins a renewal; `None` if a request is in flight or the lease has ended.
     pub(crate) fn ask(&mut self, now: Instant) -> Option<RenewalRequest> {
         if self.renewing || self.phase != Phase::Held || now >= self.end() {
             return None;
@@ -277,7 +296,7 @@ impl LeaseState {
                 ttl: self.ttl,
                 renews: true,
             },
-            // Redis never shortens a ttl for a renewal, so asking for the least changes nothing.
+            // A renewal never shortens a ttl, so requesting 1 ms changes nothing.
             None => RenewalRequest {
                 ttl: Duration::from_millis(1),
                 renews: false,
@@ -285,10 +304,10 @@ impl LeaseState {
         })
     }
 
-    /// Begins a renewal, if one is due now or so soon that it may as well go with those that are.
+    /// Begins a renewal if one is due now, or soon enough to be sent with those that are.
     pub(crate) fn ask_if_due(&mut self, now: Instant) -> Option<RenewalRequest> {
         let soon = match self.provisional {
-            // Most are released before.
+            // Most are released before this renewal is due.
             true => now,
             false => now.after(RENEWAL_WINDOW.min(self.ttl / 20)),
         };
@@ -299,12 +318,12 @@ impl LeaseState {
         }
     }
 
-    /// Whether a renewal or extend is on its way.
+    /// Returns whether a renewal or extend is in flight.
     pub(crate) fn is_asking(&self) -> bool {
         self.renewing
     }
 
-    /// Asks for the ttl now, whether or not the lease is renewed by itself.
+    /// Begins a renewal that sets the ttl, even if the client does not renew the lease.
     pub(crate) fn ask_now(&mut self, now: Instant) -> Option<RenewalRequest> {
         self.ask(now)?;
         Some(RenewalRequest {
@@ -313,7 +332,9 @@ impl LeaseState {
         })
     }
 
-    /// Begins an extend. One that shortens counts from now on, before it is sent. Returns what the extend
+    /// Begins an extend; `None` if a request is in flight or the lease has ended.
+    ///
+    /// A shorter ttl counts from now on, before it is sent. Returns the values that the extend
     /// changes, in case it does not run.
     pub(crate) fn extend(&mut self, now: Instant, ttl: Duration) -> Option<BeforeExtend> {
         self.ask(now)?;
@@ -326,12 +347,13 @@ impl LeaseState {
         Some(before)
     }
 
-    /// Redis confirmed, by `now`, what was asked at `sent`. A lease that ran out before is not
-    /// revived: somebody may have been told.
+    /// Records that Redis confirmed, by `now`, the request sent at `sent`.
+    ///
+    /// A lease that ran out before is not revived: its holder may already know of the loss.
     pub(crate) fn confirmed(&mut self, sent: Instant, now: Instant, ask: RenewalRequest) {
         self.failures = 0;
         self.provisional &= !ask.renews;
-        // A doubt that arose since it was asked is not answered by it.
+        // The reply says nothing about a release announced after the request was sent.
         self.suspected = self.suspected_meanwhile;
         if ask.renews && matches!(self.status(now), LeaseStatus::Held(_)) {
             self.valid_until = self
@@ -339,25 +361,25 @@ impl LeaseState {
                 .max(sent.after(validity(ask.ttl.min(self.at_most))));
         }
         self.plan_renewal(sent);
-        self.came_back(now);
+        self.finish_request(now);
     }
 
-    /// What was asked is over. A doubt that arose meanwhile is asked about now: the answer may be
-    /// older than it.
-    fn came_back(&mut self, now: Instant) {
+    /// Ends the request in flight. A release announced meanwhile is checked at once: the reply may
+    /// be older than the announcement.
+    fn finish_request(&mut self, now: Instant) {
         self.renewing = false;
         if std::mem::take(&mut self.suspected_meanwhile) {
             self.renew_at = now;
         }
     }
 
-    /// Redis confirmed the extend sent at `sent`: later renewals ask for its ttl.
+    /// Records that Redis confirmed the extend sent at `sent`: later renewals set its ttl.
     pub(crate) fn extended(&mut self, sent: Instant, now: Instant, ttl: Duration) {
         self.ttl = ttl;
         self.confirmed(sent, now, RenewalRequest { ttl, renews: true });
     }
 
-    /// The extend did not run, as its answer says: the lease is held as long as it was `before`.
+    /// Records that the extend did not run, as its reply says: restores what it changed.
     pub(crate) fn not_extended(&mut self, now: Instant, before: BeforeExtend) {
         self.longest = before.longest;
         if matches!(self.status(now), LeaseStatus::Held(_)) {
@@ -366,25 +388,25 @@ impl LeaseState {
         self.unconfirmed(now);
     }
 
-    /// No answer came to the extend: it may run at any time from now on.
+    /// Records that the extend got no reply: it may run at any time from now on.
     pub(crate) fn unanswered(&mut self, now: Instant, ttl: Duration) {
         self.at_most = self.at_most.min(ttl);
         self.unconfirmed(now);
     }
 
-    /// Whatever was asked failed, which is no loss: it is asked again while the lease lasts.
+    /// Records that a request failed. This is no loss: renewals are retried while the lease lasts.
     pub(crate) fn unconfirmed(&mut self, now: Instant) {
-        // A holder without renewal who asked for one itself will see to it itself.
+        // Without automatic renewal, the holder repeats its own request.
         if self.renew_at != Instant::NEVER {
-            // At least four more tries fit into what is left.
+            // At least four more tries fit into the remaining time.
             let left = now.until(self.end());
             self.renew_at = now.after(RECONNECT.pause(self.failures).min(left / 4));
         }
         self.failures = self.failures.saturating_add(1);
-        self.came_back(now);
+        self.finish_request(now);
     }
 
-    /// Somebody said that the lease was released: it is to be asked about at once.
+    /// Records that a release of the lease was announced: a renewal checks it at once.
     pub(crate) fn suspect(&mut self, now: Instant) {
         self.suspected = true;
         if self.renewing {
@@ -394,31 +416,31 @@ impl LeaseState {
         }
     }
 
-    /// Whether the key is surely there at `now` by our doing: held, or being released.
+    /// Returns whether the key certainly belongs to this lease at `now`: held, or being released.
     pub(crate) fn covers(&self, now: Instant) -> bool {
         matches!(self.phase, Phase::Held | Phase::Releasing) && now < self.end()
     }
 
-    /// Whether the holder has neither let go nor lost it.
+    /// Returns whether the lease was neither released nor lost.
     pub(crate) fn is_open(&self) -> bool {
         self.phase == Phase::Held
     }
 
-    /// The holder lets go. The answer is how the lease stood until then.
+    /// Begins the release, and returns the status before it.
     pub(crate) fn release(&mut self, now: Instant) -> LeaseStatus {
-        let standing = self.status(now);
-        if let LeaseStatus::Held(_) = standing {
+        let status = self.status(now);
+        if let LeaseStatus::Held(_) = status {
             self.phase = Phase::Releasing;
         }
-        standing
+        status
     }
 
-    /// The release was answered, or is repeated by another: nothing more is to be done here.
+    /// Ends the release: it was answered, or an undo repeats it.
     pub(crate) fn released(&mut self) {
         self.phase = Phase::Released;
     }
 
-    /// The release found that the lease had ended before.
+    /// Records that the release found the lease lost.
     pub(crate) fn was_lost(&mut self, lost: Lost) {
         self.phase = Phase::Lost(lost);
     }

@@ -1,4 +1,4 @@
-//! A release that is repeated until it is sure, and who is told how it ended. No I/O.
+//! A release that is repeated until it has certainly run, and the report of its outcome. No I/O.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,19 +8,20 @@ use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
-use crate::protocol::kind::{KeyState, Keys};
+use crate::protocol::answer::KeyState;
+use crate::protocol::keys::Keys;
 use crate::redis::{LeaseVotes, Majority, ServerVotes, Verdict, Vote};
 
-/// A release that is not yet sure.
+/// A release that may not have run yet.
 #[derive(Clone, Debug)]
 pub(crate) struct Undo {
     pub(crate) keys: Arc<Keys>,
     pub(crate) id: HolderId,
-    /// By then the key is gone by itself, or nobody asks any more.
+    /// When the undo ends: the key has expired, or the caller no longer waits.
     pub(crate) until: Instant,
-    /// When an io thread first had it; `None` before.
+    /// When an io thread first received it; `None` before.
     pub(crate) began: Option<Instant>,
-    /// The acquire may run after this release, so that finding nothing proves nothing.
+    /// The acquire may run after this release: a missing key then proves nothing.
     pub(crate) may_overtake: bool,
     /// How each server of a quorum answered the acquire.
     votes: Option<Arc<ServerVotes>>,
@@ -28,11 +29,10 @@ pub(crate) struct Undo {
     pub(crate) told: Option<Arc<ReleaseReport>>,
 }
 
-/// Where the servers' findings about a release are counted, for somebody who wants to know how it
-/// ended.
+/// Counts what the servers found at a release, and sends the outcome to the caller.
 #[derive(Debug)]
 pub(crate) struct ReleaseReport {
-    /// `None` once it was told.
+    /// `None` after the outcome was sent.
     open: Mutex<Option<(LeaseVotes, Sender<KeyState>)>>,
 }
 
@@ -43,7 +43,7 @@ impl ReleaseReport {
         }
     }
 
-    /// A server has found this.
+    /// Records what one server found. Sends the outcome once it is decided.
     pub(crate) fn found(&self, found: KeyState) {
         let mut slot = self.open.lock();
         let Some((tally, _)) = slot.as_mut() else {
@@ -57,14 +57,14 @@ impl ReleaseReport {
             Some(Verdict::Unknown) | None => return,
         };
         if let Some((_, told)) = slot.take() {
-            // Whoever asked may have run out of time.
+            // The caller may have timed out.
             let _ = told.send(found);
         }
     }
 }
 
 impl Undo {
-    /// Undoes an acquire that may yet run.
+    /// Returns the undo of an acquire that may still run.
     pub(crate) fn of_acquire(keys: Arc<Keys>, id: HolderId, until: Instant) -> Self {
         Self {
             may_overtake: true,
@@ -72,7 +72,7 @@ impl Undo {
         }
     }
 
-    /// Repeats the release of a lease whose acquire has run, of which any answer is the end.
+    /// Returns the repetition of a release whose acquire has run. Any reply ends it.
     pub(crate) fn of_release(keys: Arc<Keys>, id: HolderId, until: Instant) -> Self {
         Self {
             keys,
@@ -85,7 +85,7 @@ impl Undo {
         }
     }
 
-    /// What was found is sent to `told`; nothing, if it never was sure.
+    /// Returns a release whose outcome is sent to `told`; nothing is sent if it stays undecided.
     pub(crate) fn told(
         keys: Arc<Keys>,
         id: HolderId,
@@ -98,13 +98,13 @@ impl Undo {
         }
     }
 
-    /// Notes how the servers of a quorum answered the acquire: one that has not answered yet may run
-    /// it after the release.
+    /// Adds how the servers of a quorum replied to the acquire: one that has not replied yet may
+    /// run the acquire after the release.
     pub(crate) fn with_receipt(self, votes: Option<Arc<ServerVotes>>) -> Self {
         Self { votes, ..self }
     }
 
-    /// The same about a part of the keys.
+    /// Returns the same undo for a part of the keys.
     pub(crate) fn part(&self, keys: &Arc<Keys>) -> Self {
         Self {
             keys: Arc::clone(keys),
@@ -112,8 +112,10 @@ impl Undo {
         }
     }
 
-    /// Returns the same undo for one server of a quorum. Must be called before the undo is sent: an
-    /// acquire whose answer comes later may have run after it.
+    /// Returns the same undo for one server of a quorum.
+    ///
+    /// Must be called before the undo is sent: an acquire whose reply comes later may have run
+    /// after it.
     pub(crate) fn at_server(mut self, index: usize) -> Self {
         let votes = self.votes.take();
         self.may_overtake |= votes.is_some_and(|votes| votes.vote(index) == Vote::Asked);
@@ -121,18 +123,19 @@ impl Undo {
     }
 }
 
-/// The releases of the last while, to be repeated where another server becomes the master: it may
-/// know these leases, and not that they were released.
+/// The recent releases, to be repeated if another server becomes the master.
+///
+/// A new master may have replicated these leases without their releases.
 #[derive(Debug, Default)]
 pub(crate) struct Released {
     last: VecDeque<Undo>,
-    /// In all of them.
+    /// The number of names in all of them.
     names: usize,
 }
 
 impl Released {
-    /// As many names as come in the seconds in which two servers are masters. What is older has come
-    /// to the new one, or its ttl ends it.
+    /// The most names kept: enough for the seconds in which two servers are masters. Older releases
+    /// were replicated, or their keys have expired.
     const MOST: usize = 4096;
 
     pub(crate) fn note(&mut self, undo: Undo) {

@@ -1,4 +1,4 @@
-//! The undos that one server's io thread has before it: which go out together, and when. No I/O, no clock.
+//! The pending undos of one server: which are sent together, and when. No I/O.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{Hash, Hasher};
@@ -8,26 +8,28 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::lease::undo::Undo;
-use crate::protocol::kind::{KeyState, Keys, Undone};
+use crate::protocol::answer::{KeyState, Undone};
+use crate::protocol::keys::Keys;
 use crate::protocol::script::{Call, Reply};
 
 /// The most holder ids in one command: about 16 KiB of them.
 const MOST_IDS: usize = 256;
 
-/// Between the first tries of an undo, while its age is below that.
+/// The pause between the first tries of an undo.
 const SHORTEST: Duration = Duration::from_millis(50);
 
-/// Between tries of an undo that is a few seconds old. With a sixteenth more it stays below a second.
+/// The pause between tries of an undo that is a few seconds old: below 1 s with a sixteenth added.
 const YOUNG: Duration = Duration::from_millis(800);
 
-/// The longest pause after a try that got no answer: the next must not miss that Redis answers again.
+/// The longest pause after a try without a reply, so that the recovery of Redis is noticed soon.
 const UNANSWERED: Duration = Duration::from_secs(1);
 
-/// How long after a try that found nothing an undo of this age is tried again.
+/// Returns the pause after a try that found nothing, for an undo of this age.
 ///
-/// An undo goes along with others once fifteen sixteenths of its pause are over, and waits for one sixteenth more
-/// at most. So a late acquire is removed within 17/16 of this: within a second, or an eighth of the age. After ten
-/// seconds no two commands for a name are closer than a second: 15/16 of 2/17 of them.
+/// An undo joins a command with others once 15/16 of its pause have passed, and waits for at most
+/// 1/16 more. So a late acquire is removed within 17/16 of the pause: within a second, or 1/8 of
+/// its age. After ten seconds, two commands for a name are at least a second apart: 15/16 of 2/17
+/// of 10 s.
 fn pause(age: Duration) -> Duration {
     age.clamp(SHORTEST, YOUNG).max(age * 2 / 17)
 }
@@ -36,7 +38,7 @@ fn goes_along_after(pause: Duration) -> Duration {
     pause * 15 / 16
 }
 
-/// Undos in groups, one for each lock. Adding, taking and ending one costs the logarithm of how many there are.
+/// The pending undos, in groups of one lock each. Adding, taking and ending one costs O(log n).
 #[derive(Debug, Default)]
 pub(crate) struct Undos {
     pending: HashMap<u64, Pending>,
@@ -44,7 +46,7 @@ pub(crate) struct Undos {
     by_lock: HashMap<SameLock, u64>,
     /// When each group is due.
     due: BTreeSet<(Instant, u64)>,
-    /// When each undo is of no more use.
+    /// When each undo expires.
     ends: BTreeSet<(Instant, u64)>,
     serial: u64,
 }
@@ -56,7 +58,7 @@ struct Pending {
     began: Instant,
     tried: Instant,
     due: Instant,
-    /// A try of it got no answer.
+    /// A try got no reply.
     was_unanswered: bool,
 }
 
@@ -64,17 +66,17 @@ struct Pending {
 #[derive(Debug)]
 struct Group {
     keys: Arc<Keys>,
-    /// In the order in which they are due.
+    /// The undos by due time.
     order: BTreeSet<(Instant, u64)>,
     ids: HashMap<HolderId, u64>,
-    /// When the last of them came.
+    /// When the newest undo was added.
     newest: Instant,
     /// When the last command was sent.
     last: Option<Instant>,
     next: Instant,
 }
 
-/// Keys that are equal where they are of the same names and kind.
+/// Keys that are equal if their names and kind are.
 #[derive(Debug)]
 struct SameLock(Arc<Keys>);
 
@@ -92,13 +94,13 @@ impl Hash for SameLock {
     }
 }
 
-/// The undos that one command is about.
+/// The undos that one command carries.
 #[derive(Debug)]
 pub(crate) struct Batch {
     pub(crate) keys: Arc<Keys>,
     group: u64,
     undos: Vec<(u64, HolderId)>,
-    /// The arguments of the script for several.
+    /// The arguments of the script for several ids; empty for one id.
     arguments: Vec<Vec<u8>>,
 }
 
@@ -110,7 +112,7 @@ impl Batch {
         }
     }
 
-    /// What it costs in a write, where a renewal of one name costs one.
+    /// The cost of the command in a write; a renewal of one name costs 1.
     pub(crate) fn weight(&self) -> usize {
         self.keys.names.len().max(self.undos.len() / 16)
     }
@@ -121,12 +123,12 @@ impl Undos {
         self.pending.is_empty()
     }
 
-    /// When there is something to do.
+    /// Returns when the next command is due.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Adds one, which is due at once but for the pause after the last command for its lock.
+    /// Adds an undo. It is due at once, or after the pause since the last command for its lock.
     pub(crate) fn push(&mut self, mut undo: Undo, now: Instant) {
         let lock = SameLock(Arc::clone(&undo.keys));
         let serial = self.next_serial();
@@ -164,7 +166,7 @@ impl Undos {
         self.serial
     }
 
-    /// Takes out those that are of no more use at `now`.
+    /// Removes and returns the undos that have expired at `now`.
     pub(crate) fn take_over(&mut self, now: Instant) -> Vec<Undo> {
         let mut over = Vec::new();
         while let Some((until, serial)) = self.ends.first().copied()
@@ -176,8 +178,9 @@ impl Undos {
         over
     }
 
-    /// What is to be sent at `now`: what is due then, or `all` of them. Each counts as tried without an answer until
-    /// [`settle`](Self::settle) knows more.
+    /// Returns the commands to send at `now`: those that are due, or `all`.
+    ///
+    /// Each undo counts as tried without a reply until [`settle`](Self::settle) is called.
     pub(crate) fn take_due(&mut self, now: Instant, all: bool) -> Vec<Batch> {
         if all {
             let groups: Vec<u64> = self.groups.keys().copied().collect();
@@ -203,7 +206,7 @@ impl Undos {
             .collect()
     }
 
-    /// Of a group that is due: what is due, and what may as well go along.
+    /// Returns the undos of a due group that are due, or close enough to be sent with them.
     fn due_together(&self, group: u64, now: Instant) -> Vec<u64> {
         let order = self.groups.get(&group).map(|group| &group.order);
         let goes_along = |due: Instant, serial: &u64| {
@@ -256,7 +259,7 @@ impl Undos {
         }
     }
 
-    /// Sets when the group's next command is sent.
+    /// Plans the next command of a group; removes a group without undos.
     fn plan(&mut self, serial: u64) {
         let Some(group) = self.groups.get_mut(&serial) else {
             return;
@@ -275,7 +278,7 @@ impl Undos {
         self.due.insert((group.next, serial));
     }
 
-    /// Notes what was answered to a batch, `None` for no answer that counts. Returns those that are over.
+    /// Records the reply to a batch, `None` if none counts. Returns the undos that have ended.
     pub(crate) fn settle(&mut self, batch: &Batch, answer: Option<&Reply>) -> Vec<Undo> {
         let Some(undone) = answer.and_then(|reply| Undone::read(reply, batch.undos.len())) else {
             for (serial, _) in &batch.undos {
@@ -309,12 +312,12 @@ impl Undos {
         over
     }
 
-    /// Notes what a try has found; true if that is the end of the undo.
+    /// Records what a try found; returns whether the undo has ended.
     fn is_over(&mut self, serial: u64, found: KeyState) -> bool {
         let Some(pending) = self.pending.get_mut(&serial) else {
             return false;
         };
-        // An earlier try without an answer may be what removed the key.
+        // An earlier try without a reply may have removed the key.
         let was_ours = found == KeyState::Ours || pending.was_unanswered;
         if let Some(told) = pending.undo.told.take() {
             told.found(if was_ours { KeyState::Ours } else { found });
@@ -328,7 +331,7 @@ impl Undos {
         false
     }
 
-    /// The lock was found to be held under `id`: if that is to be undone, it is sent next.
+    /// Sends the undo of `id` next, if there is one: `id` was found to hold the lock.
     fn hurry(&mut self, group: u64, id: &HolderId) {
         let Some(of_lock) = self.groups.get_mut(&group) else {
             return;
@@ -339,7 +342,7 @@ impl Undos {
         }
     }
 
-    /// Takes out all of a batch, for another server.
+    /// Removes and returns the undos of a batch, to be sent to another server.
     pub(crate) fn give_away(&mut self, batch: &Batch) -> Vec<Undo> {
         let undos = batch.undos.iter();
         undos
@@ -358,7 +361,7 @@ impl Undos {
         }
         self.plan(pending.group);
         if self.pending.is_empty() {
-            // What held thousands of them is given back.
+            // Frees the memory that thousands of undos took.
             *self = Self {
                 serial: self.serial,
                 ..Self::default()
@@ -417,7 +420,7 @@ mod tests {
         }
     }
 
-    /// What is sent from `from` to `to`, where nothing is ever found. Each with its instant.
+    /// Returns what is sent from `from` to `to`, and when, if no try finds anything.
     fn sent(undos: &mut Undos, from: Instant, to: Instant) -> Vec<(Instant, Batch)> {
         let mut all = Vec::new();
         let mut now = from;
@@ -435,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn undos_of_one_lock_share_a_command() {
         let mut undos = Undos::default();
         for name in ["a", "b", "a"] {
             undos.push(undo(name, at(0)), at(0));
@@ -454,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_deleted_is_over_and_what_was_gone_is_not() {
+    fn an_undo_ends_when_it_deleted_the_key_but_not_when_the_key_was_gone() {
         let mut undos = Undos::default();
         for _ in 0..3 {
             undos.push(undo("a", at(0)), at(0));
@@ -497,9 +500,10 @@ mod tests {
         assert!(undos.is_empty());
     }
 
-    /// Of undos that came within 20 s, at all times: the bounds of what a name costs, and of how long a late acquire stays.
+    /// Undos are added for 20 s: checks how many commands a name costs, and how long a late acquire
+    /// can stay.
     #[test]
-    fn a_late_acquire_goes_soon_and_a_name_costs_little() {
+    fn a_late_acquire_is_removed_soon_and_a_name_costs_few_commands() {
         let mut undos = Undos::default();
         let mut all = Vec::new();
         for n in 0..200 {
@@ -528,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_go_into_a_command_still_cost_one_a_second() {
+    fn more_undos_than_fit_a_command_cost_one_command_a_second() {
         let mut undos = Undos::default();
         for n in 0..5_000 {
             undos.push(undo("a", at(n)), at(n));
@@ -545,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_did_not_go_along_and_is_found_to_be_the_holder_goes_at_once() {
+    fn an_undo_whose_id_is_found_to_hold_the_lock_is_sent_at_once() {
         let mut undos = Undos::default();
         for _ in 0..=MOST_IDS {
             undos.push(undo("a", at(0)), at(0));
@@ -574,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn redis_that_answers_again_is_asked_within_a_second() {
+    fn a_server_that_recovers_is_tried_within_a_second() {
         let mut undos = Undos::default();
         undos.push(undo("a", at(0)), at(0));
         let mut now = at(0);

@@ -1,7 +1,8 @@
--- Takes the lock and draws its fencing token in one step.
--- KEYS[1] lock, KEYS[2] fence; ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] how many tokens it reserves, 1 unless given
--- Granted: {1, the first of the tokens}. Refused: {0, the holder's value, its ttl in ms or -1}.
--- Errors: BADFENCE where the fence holds no integer below 2^53. On any error nothing is held.
+-- Acquires the lock and draws its fencing token, in one step.
+-- KEYS[1] lock, KEYS[2] fence
+-- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] number of tokens to reserve (default 1)
+-- Granted: {1, first token}. Refused: {0, value of the lock key, its ttl in ms or -1}.
+-- Errors: BADFENCE if the fence holds no integer below 2^53. After any error the lock is not held.
 local fence = redis.pcall('GET', KEYS[2])
 if type(fence) == 'table' then
   if string.find(fence.err, 'WRONGTYPE', 1, true) then
@@ -14,7 +15,7 @@ local token = time[1] * 1000000 + time[2]
 local more = (ARGV[3] or 1) - 1
 if fence then
   local last = tonumber(fence)
-  -- 2^53: from there on a Lua number skips integers, and two holders could share a token.
+  -- From 2^53 on, a Lua number skips integers, and two holders could share a token.
   if not string.find(fence, '^%d+$') or last + more >= 9007199254740991 then
     return redis.error_reply('BADFENCE the fence is no integer below 2^53')
   end
@@ -29,5 +30,5 @@ if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
   return {1, token}
 end
 local holder = redis.call('GET', KEYS[1])
--- Others may have written megabytes. No holder id of ours is longer than this.
+-- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
 return {0, holder and string.sub(holder, 1, 1088), redis.call('PTTL', KEYS[1])}

@@ -1,8 +1,10 @@
--- Takes several locks, all of them or none, and draws a fencing token for each, in one step.
--- KEYS: the locks, then their fences in the same order; ARGV[1] holder id, ARGV[2] ttl in ms
--- Granted: {1, the token of each}. Refused: {0, the holder's value, its ttl in ms or -1, which lock, from 1}.
--- Errors: BADFENCE n where the n-th fence holds no integer below 2^53, WRONGTYPE n where the n-th lock is
--- no string. On any error nothing is held.
+-- Acquires several locks, all or none, and draws a fencing token for each, in one step.
+-- KEYS the locks, then their fences in the same order
+-- ARGV[1] holder id, ARGV[2] ttl in ms
+-- Granted: {1, token of each lock}.
+-- Refused: {0, value of the lock key, its ttl in ms or -1, index of the lock from 1}.
+-- Errors: BADFENCE n if the n-th fence holds no integer below 2^53, WRONGTYPE n if the n-th lock is
+-- no string. After any error no lock is held.
 local count = #KEYS / 2
 for n = 1, count do
   local holder = redis.pcall('GET', KEYS[n])
@@ -14,10 +16,10 @@ for n = 1, count do
   end
   if holder then
     local left = redis.call('PTTL', KEYS[n])
-    -- A server that has become a replica must answer READONLY here, not "refused": so a write, of a key
-    -- that is there.
+    -- A write that fails, since the key exists: a server that has become a replica then replies
+    -- READONLY, not "refused".
     if redis.call('SET', KEYS[n], ARGV[1], 'NX', 'PX', ARGV[2]) then redis.call('DEL', KEYS[n]) end
-    -- Others may have written megabytes. No holder id of ours is longer than this.
+    -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
     return {0, string.sub(holder, 1, 1088), left, n}
   end
 end
@@ -35,7 +37,7 @@ for n = 1, count do
   end
   if fence then
     local last = tonumber(fence)
-    -- 2^53: from there on a Lua number skips integers, and two holders could share a token.
+    -- From 2^53 on, a Lua number skips integers, and two holders could share a token.
     if not string.find(fence, '^%d+$') or last >= 9007199254740991 then
       return redis.error_reply('BADFENCE ' .. n .. ' the fence is no integer below 2^53')
     end
@@ -43,7 +45,7 @@ for n = 1, count do
   end
   reply[n + 1] = token
 end
--- The fences first: a token that nobody was given does no harm.
+-- Fences first: a token that no client receives does no harm.
 for n = 1, count do
   local kept = redis.pcall('SET', KEYS[count + n], reply[n + 1], 'EX', 86400)
   if kept.err then return kept end

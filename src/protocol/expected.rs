@@ -1,14 +1,14 @@
-//! Which replies a call can have. One that Redis cannot give shows that its connection leads to something else.
+//! Which replies a call can have. Any other reply shows that the peer is not Redis.
 
-use crate::protocol::fair::Refreshed;
-use crate::protocol::kind::{Acquired, KeyState, Undone, read_holder};
+pub(crate) use crate::protocol::answer::Wanted;
+use crate::protocol::answer::{Acquired, KeyState, Refreshed, Undone, read_holder};
 use crate::protocol::script::{Arg, Call, Kind, Reply};
 
-/// The replies that a call can have, for whoever reads them.
+/// The replies that a call can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expected {
     Acquired(Wanted),
-    /// With the number of clients that were told, where the release `asks` for it.
+    /// With the number of subscribers, if the release `asks` for it.
     Released {
         asks: bool,
     },
@@ -18,24 +18,12 @@ pub(crate) enum Expected {
     Holder,
     /// A state for each place in a queue; the number of places.
     FairQueues(usize),
-    /// 1, or 0 for an addition to the shared statistics that was made before.
+    /// 1, or 0 if the addition to the shared statistics was made before.
     Added,
     /// A number of replicas.
     Count,
     Ok,
     Pong,
-}
-
-/// What distinguishes the replies to one acquiring call from those to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    pub(crate) names: usize,
-    /// The number of tokens in a grant.
-    pub(crate) tokens: usize,
-    /// The number of tokens reserved behind the first.
-    pub(crate) reserved: u64,
-    /// The first, where the client proposes it.
-    pub(crate) proposed: Option<u64>,
 }
 
 impl Call<'_> {
@@ -95,7 +83,7 @@ impl Call<'_> {
 impl Expected {
     pub(crate) fn fits(self, reply: &Reply) -> bool {
         match self {
-            // A split is found among the replies of several servers; no server replies it.
+            // A split vote is found among the replies of several servers; no server replies it.
             Self::Acquired(wanted) => {
                 let acquired = Acquired::read(reply, wanted);
                 acquired.is_some_and(|acquired| acquired != Acquired::Split)

@@ -1,12 +1,14 @@
--- Takes the lock where it is free and nobody waits; otherwise goes behind those who do.
+-- Acquires the lock if it is free and no client waits; otherwise joins the end of the queue.
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
--- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] 1 to wait and 0 not to, ARGV[4] the client's inbox
--- Granted: {1, token}. Refused, and queued if it is to wait: {0, the holder's value, its ttl in ms or -1}.
--- Errors: BADFENCE where the fence holds no integer below 2^53. On any error nothing is held.
+-- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] 1 to join the queue or 0 not to, ARGV[4] inbox
+-- Granted: {1, token}. Refused, and queued if ARGV[3] is 1: {0, value of the lock key, its ttl in
+-- ms or -1}.
+-- Errors: BADFENCE if the fence holds no integer below 2^53. After any error the lock is not held.
 local token, bad = draw()
 if bad then return bad end
 local living = waited_for()
--- Also where somebody waits: a server that has become a replica must answer READONLY, not "refused".
+-- A write even if a client waits: a server that has become a replica then replies READONLY, not
+-- "refused".
 local free = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
 if free then
   if not living then
@@ -21,7 +23,7 @@ if free then
 end
 if ARGV[3] == '1' then
   if redis.call('RPUSH', KEYS[3], ARGV[1]) == 1 then
-    -- Places of a queue that somebody has deleted would wait for ever.
+    -- The queue was empty, or someone deleted it: places without a queue would never be granted.
     redis.call('DEL', KEYS[4])
   end
   local provisional = math.min(3000, tonumber(ARGV[2]))
@@ -33,5 +35,5 @@ if free then
   if type(failed) == 'table' then return failed end
 end
 local holder = redis.call('GET', KEYS[1])
--- Others may have written megabytes. No holder id of ours is longer than this.
+-- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
 return {0, holder and string.sub(holder, 1, 1088), redis.call('PTTL', KEYS[1])}

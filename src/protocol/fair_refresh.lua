@@ -1,10 +1,13 @@
--- Says for those of a client who wait that they still do; grants the lock to the first in the queue if it is free.
--- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places; ARGV[1] the client's inbox, then the holder ids
--- A list, for each of them: 0 it waits; its fencing token, it holds the lock; -1 it does neither, and never will.
--- Errors: BADFENCE where the fence holds no integer below 2^53. Then nobody is granted anything.
+-- Refreshes the places of a client's waiters; grants the lock to the first in line if it is free.
+-- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
+-- ARGV[1] the client's inbox, ARGV[2..] holder ids
+-- Replies with a list of one item for each holder id: 0 if it waits, its fencing token if it holds
+-- the lock, -1 if it does neither: then it is not granted the lock later.
+-- Errors: BADFENCE if the fence holds no integer below 2^53. After an error no waiter is granted
+-- the lock.
 keep()
 if not redis.call('LINDEX', KEYS[3], 0) then
-  -- Without their order places are none.
+  -- Places without a queue have no order.
   redis.call('DEL', KEYS[4])
 end
 local reply = {}
@@ -24,7 +27,7 @@ end
 for n = 2, #ARGV do
   if ARGV[n] == holder then
     if not token then
-      -- The last that was drawn is the holder's; where somebody has deleted it, the next will do.
+      -- The last token drawn is the holder's. If someone deleted the fence, a new token serves.
       local next, bad = draw()
       if bad then return bad end
       token = tonumber(redis.call('GET', KEYS[2]) or next)

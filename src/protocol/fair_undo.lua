@@ -1,17 +1,18 @@
--- Lets go of the lock, or of a place in the queue, for each of several holder ids, and passes the lock on.
--- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places; ARGV[1] wake channel, then the holder ids
--- A list: the value of a holder that is none of the ids, 0 where there is none; then, counted from 1, each id that held
--- the lock or had a place until now.
+-- Releases the lock or removes the place of each of several holder ids, and passes the lock on.
+-- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
+-- ARGV[1] wake channel, ARGV[2..] holder ids
+-- Replies with a list: the value of a holder that is none of the ids, or 0; then the index, from 1,
+-- of each id that held the lock or had a place.
 local holder = redis.call('GET', KEYS[1])
 local reply = {holder or 0}
 local is_ours = false
--- The places first: none of them is granted what is passed on below.
+-- Places first: the grant below must not go to one of these ids.
 for n = 2, #ARGV do
   local was_there = ARGV[n] == holder
   if was_there then
     is_ours = true
     reply[1] = 0
-  -- A write in any case: a server that has become a replica must answer READONLY here, not "not yours".
+  -- Always a write: a server that has become a replica then replies READONLY, not "not yours".
   elseif redis.call('HDEL', KEYS[4], ARGV[n]) == 1 then
     redis.call('LREM', KEYS[3], 1, ARGV[n])
     was_there = true
@@ -19,11 +20,11 @@ for n = 2, #ARGV do
   if was_there then reply[#reply + 1] = n - 1 end
 end
 if is_ours then
-  -- Whatever is wrong with the queue, what is released is released.
+  -- A damaged queue must not keep the lock from being released.
   local ran, next = pcall(grant)
   if not ran or not next then
     redis.call('DEL', KEYS[1])
-    -- A user without the right to publish still releases.
+    -- A user without the PUBLISH permission can still release.
     redis.pcall('PUBLISH', ARGV[1], holder)
   end
 end

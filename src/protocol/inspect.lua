@@ -1,4 +1,4 @@
--- Says who holds the lock.
+-- Reads the holder of the lock.
 -- KEYS[1] lock, KEYS[2] fence
 -- Held: {value, ttl in ms or -1, last fencing token or nil}. Free: nil.
 local holder = redis.call('GET', KEYS[1])

@@ -1,10 +1,10 @@
-//! One of a thing, mostly; or several.
+//! A list that usually has one item.
 
 use std::fmt;
 use std::ops::Deref;
 use std::slice;
 
-/// As a boxed slice, but that one alone takes no allocation.
+/// A boxed slice that needs no allocation for a single item.
 #[derive(Clone, PartialEq)]
 pub(crate) enum OneOrMany<T> {
     One(T),
@@ -49,11 +49,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn a_single_item_is_not_boxed() {
         for length in 0..4 {
-            let few: OneOrMany<i32> = (0..length).collect();
-            assert!(few.iter().copied().eq(0..length));
-            assert_eq!(matches!(few, OneOrMany::One(_)), length == 1);
+            let items: OneOrMany<i32> = (0..length).collect();
+            assert!(items.iter().copied().eq(0..length));
+            assert_eq!(matches!(items, OneOrMany::One(_)), length == 1);
         }
     }
 }

@@ -1,10 +1,12 @@
--- Takes several locks, all of them or none, on one server of a quorum, under a fencing token that the client
--- proposes for all of them.
--- KEYS: the locks, then their fences in the same order; ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] proposed token
--- Granted: {1, token}. Refused: {0, the holder's value, its ttl in ms or -1, which lock, from 1}.
--- Too low: {2, the highest counter}.
--- Errors: BADFENCE n where the n-th fence holds no integer below 2^53, WRONGTYPE n where the n-th lock is
--- no string. On any error nothing is held.
+-- Acquires several locks, all or none, on one server of a quorum, under one fencing token that the
+-- client proposes.
+-- KEYS the locks, then their fences in the same order
+-- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] proposed token
+-- Granted: {1, token}.
+-- Refused: {0, value of the lock key, its ttl in ms or -1, index of the lock from 1}.
+-- Too low: {2, the highest token of all fences}.
+-- Errors: BADFENCE n if the n-th fence holds no integer below 2^53, WRONGTYPE n if the n-th lock is
+-- no string. After any error no lock is held.
 local count = #KEYS / 2
 for n = 1, count do
   local holder = redis.pcall('GET', KEYS[n])
@@ -14,7 +16,7 @@ for n = 1, count do
     end
     return holder
   end
-  -- Others may have written megabytes. No holder id of ours is longer than this.
+  -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
   if holder then return {0, string.sub(holder, 1, 1088), redis.call('PTTL', KEYS[n]), n} end
 end
 local token = tonumber(ARGV[3])
@@ -29,7 +31,7 @@ for n = 1, count do
   end
   if fence then
     local last = tonumber(fence)
-    -- 2^53: from there on a Lua number skips integers, and two holders could share a token.
+    -- From 2^53 on, a Lua number skips integers, and two holders could share a token.
     if not string.find(fence, '^%d+$') or last >= 9007199254740991 then
       return redis.error_reply('BADFENCE ' .. n .. ' the fence is no integer below 2^53')
     end
@@ -37,8 +39,8 @@ for n = 1, count do
   end
 end
 if token <= highest then return {2, highest} end
--- The fences first: a token that nobody was given does no harm. The text as it came: what Lua makes of a
--- large number may have an exponent.
+-- Fences first: a token that no client receives does no harm. The argument as text: Lua may format
+-- a large number with an exponent.
 for n = 1, count do
   local kept = redis.pcall('SET', KEYS[count + n], ARGV[3], 'EX', 86400)
   if kept.err then return kept end

@@ -1,17 +1,20 @@
--- Lets go of the lock, if it is still the caller's, and tells the waiters.
--- KEYS[1] lock; ARGV[1] holder id, ARGV[2] wake channel, ARGV[3] 1 to be told how many hear of it
--- Released: 1, or {1, so many}. Not the caller's: 0 where nobody holds it, the other holder's value where somebody does.
--- One key: a cluster that moves a slot refuses calls with two keys of which one is not there.
+-- Releases the lock if the caller holds it, and wakes its waiters.
+-- KEYS[1] lock
+-- ARGV[1] holder id, ARGV[2] wake channel, ARGV[3] 1 to count the subscribers
+-- Released: 1, or {1, number of subscribers that received the message}. Otherwise 0 if the lock is
+-- free, or the other holder's value.
+-- Only one key: a cluster that migrates a slot rejects calls with two keys if one of them does not
+-- exist.
 local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] then
   redis.call('DEL', KEYS[1])
-  -- A user without the right to publish still releases.
+  -- A user without the PUBLISH permission can still release.
   local heard = redis.pcall('PUBLISH', ARGV[2], ARGV[1])
   if ARGV[3] then return {1, tonumber(heard) or 0} end
   return 1
 end
--- A server that has become a replica must answer READONLY here, not "not yours": so a write that
--- changes nothing. Zero would delete.
+-- A write that changes nothing: a server that has become a replica then replies READONLY, not
+-- "not yours". At least 1 ms: PEXPIRE with 0 deletes the key.
 local left = redis.call('PTTL', KEYS[1])
 if left >= 0 then
   redis.call('PEXPIRE', KEYS[1], math.max(left, 1))

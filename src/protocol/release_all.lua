@@ -1,13 +1,14 @@
--- Lets go of those of several locks that are still the caller's, and tells the waiters of each.
--- KEYS: the locks; ARGV[1] holder id, then the wake channels in the same order
--- Released, all of them: 1. Otherwise what is to be said of the first that was not the caller's: 0 where nobody
--- holds it, the other holder's value where somebody does.
+-- Releases those of several locks that the caller holds, and wakes the waiters of each.
+-- KEYS the locks
+-- ARGV[1] holder id, ARGV[2..] wake channels in the same order
+-- All released: 1. Otherwise, for the first lock that the caller did not hold: 0 if it is free, or
+-- the other holder's value.
 local mine, other = 0, nil
 for n = 1, #KEYS do
   local holder = redis.call('GET', KEYS[n])
   if holder == ARGV[1] then
     redis.call('DEL', KEYS[n])
-    -- A user without the right to publish still releases.
+    -- A user without the PUBLISH permission can still release.
     redis.pcall('PUBLISH', ARGV[n + 1], ARGV[1])
     mine = mine + 1
   elseif other == nil then
@@ -16,8 +17,8 @@ for n = 1, #KEYS do
 end
 if mine == #KEYS then return 1 end
 if mine == 0 then
-  -- A server that has become a replica must answer READONLY here, not "not yours": so a write that
-  -- changes nothing. Zero would delete.
+  -- A write that changes nothing: a server that has become a replica then replies READONLY, not
+  -- "not yours". At least 1 ms: PEXPIRE with 0 deletes the key.
   local left = redis.call('PTTL', KEYS[1])
   local holder = redis.call('GET', KEYS[1])
   if left >= 0 then

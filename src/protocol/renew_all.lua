@@ -1,7 +1,8 @@
--- Gives several locks their ttl anew, if all of them are still the caller's.
--- KEYS: the locks; ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] 1 if it may shorten
--- Renewed, all of them: 1. Otherwise none is, and what is to be said of the first that is not the caller's:
--- 0 where nobody holds it, the other holder's value where somebody does.
+-- Sets the ttl of several locks if the caller holds all of them.
+-- KEYS the locks
+-- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] 1 if this may shorten a ttl
+-- All renewed: 1. Otherwise none is; the reply is about the first lock that the caller does not
+-- hold: 0 if it is free, or the other holder's value.
 local suspect, other = 1, nil
 for n = 1, #KEYS do
   local holder = redis.call('GET', KEYS[n])
@@ -21,8 +22,8 @@ if other == nil then
   end
 end
 if written then return 1 end
--- A server that has become a replica must answer READONLY here, not "not yours" and not "renewed": so
--- a write that changes nothing. Zero would delete.
+-- A write that changes nothing: a server that has become a replica then replies READONLY, not
+-- "not yours" or "renewed". At least 1 ms: PEXPIRE with 0 deletes the key.
 local left = redis.call('PTTL', KEYS[suspect])
 local holder = redis.call('GET', KEYS[suspect])
 if left >= 0 then

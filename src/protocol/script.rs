@@ -1,25 +1,27 @@
-//! The Lua scripts, as calls that can be sent, and what comes back.
+//! The Lua scripts, their calls as bytes to send, and their raw replies.
 
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use redis::Value;
 
+use crate::holder::HolderId;
 use crate::name::shown;
 use crate::replicas::Replicas;
 
-/// A script that Redis runs as one step.
+/// A script, which Redis runs as one atomic step.
 #[derive(Debug)]
 pub(crate) struct Script {
-    /// What errors and logs call it.
+    /// Its name in errors and log records.
     pub(crate) name: &'static str,
     source: &'static str,
-    /// The commands in it that it cannot do without.
+    /// The commands that the user must be permitted to run; PUBLISH is optional.
     commands: &'static [&'static str],
     pub(crate) kind: Kind,
     sha: LazyLock<String>,
 }
 
-/// The kind of a script: it decides which replies the script has.
+/// The kind of a script: it decides which replies the script can give.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     Acquire,
@@ -52,7 +54,7 @@ macro_rules! script {
     }};
 }
 
-/// A script of the fair lock: what they have in common, and then what is its own.
+/// A script of the fair lock: the shared functions, then its own text.
 macro_rules! fair_script {
     ($kind:ident, $name:literal, $($command:literal),*) => {
         script!(
@@ -104,19 +106,18 @@ pub(crate) static TALLY: Script = script!(SharedStats, "tally", "get", "hincrby"
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call<'a> {
     pub(crate) script: &'static Script,
-    /// One of each kind for every name; of the second kind there may be none.
+    /// The lock keys, then further keys; the script of the call defines both.
     pub(crate) keys: [&'a [Vec<u8>]; 2],
     pub(crate) args: [Arg<'a>; 4],
-    /// Further arguments, one for every name.
+    /// Further arguments: wake channels, holder ids or an inbox.
     pub(crate) rest: &'a [Vec<u8>],
-    /// Who must have acknowledged it, by a command behind it in the same write.
+    /// The replicas that must acknowledge it, by a WAIT command in the same write.
     pub(crate) replicas: Option<Replicas>,
-    /// ASKING goes before it, and is answered before it: for a node of a cluster that is only about
-    /// to get the slot.
+    /// Sends ASKING first, which has its own reply: for a cluster node that is importing the slot.
     pub(crate) asking: bool,
 }
 
-/// An argument of a call; the absent ones are the last.
+/// An argument of a call; only the last ones can be absent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Arg<'a> {
     Bytes(&'a [u8]),
@@ -125,8 +126,36 @@ pub(crate) enum Arg<'a> {
     Absent,
 }
 
-impl Call<'_> {
-    /// The same call, which counts when so many replicas have acknowledged it.
+impl<'a> Arg<'a> {
+    pub(crate) fn id(id: &'a HolderId) -> Self {
+        Self::Bytes(id.as_str().as_bytes())
+    }
+
+    /// Returns whole milliseconds, rounded up: validity is counted from the ttl requested, so Redis
+    /// may keep the key longer but never shorter.
+    pub(crate) fn millis(ttl: Duration) -> Self {
+        // A checked ttl always fits.
+        Self::Number(u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
+    }
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn new(
+        script: &'static Script,
+        keys: [&'a [Vec<u8>]; 2],
+        args: [Arg<'a>; 4],
+    ) -> Self {
+        Self {
+            script,
+            keys,
+            args,
+            rest: &[],
+            replicas: None,
+            asking: false,
+        }
+    }
+
+    /// Returns the same call, which counts only if `replicas` acknowledge it.
     pub(crate) fn acknowledged_by(self, replicas: Option<Replicas>) -> Self {
         Self { replicas, ..self }
     }
@@ -135,7 +164,7 @@ impl Call<'_> {
         Self { asking, ..self }
     }
 
-    /// Appends the call by the script's digest: what is sent first.
+    /// Appends the call by the script's digest, which is always tried first.
     pub(crate) fn pack_by_sha(&self, buffer: &mut Vec<u8>) {
         self.pack("EVALSHA", &self.script.sha, buffer);
     }
@@ -145,7 +174,8 @@ impl Call<'_> {
         self.pack("EVAL", self.script.source, buffer);
     }
 
-    /// The rights that a user needs for it, since a server may not say which one is missing.
+    /// Returns the permissions that the call needs: the server's error may not name the missing
+    /// one.
     pub(crate) fn rights(&self) -> String {
         let firsts = self.keys.iter().filter_map(|keys| keys.first());
         let firsts: Vec<String> = firsts.map(|key| shown(key)).collect();
@@ -170,8 +200,8 @@ impl Call<'_> {
         let keys = first.len() + second.len();
         let is_there = |arg: &&Arg<'_>| !matches!(arg, Arg::Absent);
         let args = self.args.iter().take_while(is_there);
-        // Straight into the buffer: `redis::Cmd` first gathers the arguments, which costs a third of what
-        // the client spends on a call.
+        // Written directly into the buffer: `redis::Cmd` first collects the arguments, which takes
+        // a third of the client's time for a call.
         header(
             b'*',
             3 + keys + args.clone().count() + self.rest.len(),
@@ -196,7 +226,8 @@ impl Call<'_> {
     }
 }
 
-/// What opens an array (`*`) or a string (`$`) of a request: <https://redis.io/docs/latest/develop/reference/protocol-spec/>.
+/// Appends the header of an array (`*`) or a string (`$`) of a request:
+/// <https://redis.io/docs/latest/develop/reference/protocol-spec/>.
 fn header(mark: u8, len: usize, buffer: &mut Vec<u8>) {
     buffer.push(mark);
     buffer.extend_from_slice(itoa::Buffer::new().format(len).as_bytes());
@@ -213,31 +244,31 @@ fn number(n: u64, buffer: &mut Vec<u8>) {
     bulk(itoa::Buffer::new().format(n).as_bytes(), buffer);
 }
 
-/// Appends the command that waits until `replicas` have what this connection wrote before.
+/// Appends the command that waits until `replicas` have received the earlier writes of this
+/// connection.
 pub(crate) fn pack_wait(replicas: &Replicas, buffer: &mut Vec<u8>) {
     let mut command = redis::cmd("WAIT");
     command
         .arg(replicas.wanted)
-        // Less than 1 would wait for ever; a time that was checked is neither that nor too long.
+        // 0 would wait forever; a checked time is at least 1 ms, and fits.
         .arg(u64::try_from(replicas.within.as_millis()).unwrap_or(u64::MAX));
     command.write_packed_command(buffer);
 }
 
-/// An answer, without the client library's types.
+/// A reply, without the types of the redis crate.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Reply {
     Nil,
     Int(i64),
     Text(Vec<u8>),
-    /// One line, as `OK`; no script of ours answers with one.
+    /// A simple string such as `OK`; no script of leasehold replies with one.
     Status(String),
     List(Vec<Self>),
     Other,
 }
 
 impl Reply {
-    /// Whether a script of ours did what it is for: each of them then answers 1, or a list that
-    /// begins with it.
+    /// Returns whether a script succeeded: each then replies 1, or a list that begins with 1.
     pub(crate) fn is_done(&self) -> bool {
         match self {
             Self::Int(1) => true,
@@ -246,7 +277,7 @@ impl Reply {
         }
     }
 
-    /// The number behind the first item, where there is one.
+    /// Returns the second item of a list, if it is a number.
     pub(crate) fn second(&self) -> Option<i64> {
         match self {
             Self::List(items) => match items.get(1) {
@@ -267,7 +298,7 @@ impl From<Value> for Reply {
             Value::SimpleString(text) => Self::Status(text),
             Value::Okay => Self::Status("OK".into()),
             Value::Array(items) => Self::List(items.into_iter().map(Self::from).collect()),
-            // What is a list of pairs in the older protocol.
+            // RESP2 sends a flat list instead.
             Value::Map(pairs) => {
                 let items = pairs.into_iter().flat_map(|(key, value)| [key, value]);
                 Self::List(items.map(Self::from).collect())
@@ -282,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoke() {
+    fn a_call_is_packed_as_evalsha_or_eval_with_keys_then_arguments() {
         let args = [
             Arg::Bytes(b"\xff"),
             Arg::Number(7),
@@ -317,6 +348,19 @@ mod tests {
         assert!(sent.starts_with(b"*1\r\n$6\r\nASKING\r\n*6\r\n$7\r\nEVALSHA\r\n"));
     }
 
+    #[test]
+    fn a_ttl_is_never_rounded_down() {
+        for (ttl, sent) in [
+            (Duration::from_micros(10_001), 11),
+            (Duration::from_millis(10), 10),
+        ] {
+            assert!(
+                matches!(Arg::millis(ttl), Arg::Number(n) if n == sent),
+                "{ttl:?}"
+            );
+        }
+    }
+
     fn called(source: &str) -> Vec<String> {
         let calls = source.split("call('").skip(1);
         let mut called: Vec<_> = calls
@@ -327,7 +371,7 @@ mod tests {
         called
     }
 
-    /// The user that README and the crate's documentation tell operators to make.
+    /// Checks the ACL user that README and the crate's documentation recommend.
     #[test]
     fn the_documented_user_may_do_what_the_scripts_call() {
         let line = include_str!("../../README.md")
@@ -351,7 +395,7 @@ mod tests {
                 "{}: {called:?}",
                 script.name
             );
-            // Without it a release is not announced, which waiters make up for.
+            // Optional: waiters also notice a release without its message.
             called.retain(|command| command != "publish");
             let mut needed = script.commands.to_vec();
             needed.sort();

@@ -1,14 +1,15 @@
-//! The cluster slot of a key.
+//! Cluster slots and hash tags of keys.
 
 /// The number of slots in a cluster.
 pub(crate) const SLOTS: u16 = 16_384;
 
-/// The slot of a key.
+/// Returns the cluster slot of a key.
 pub(crate) fn slot(key: &[u8]) -> u16 {
     crc16::State::<crc16::XMODEM>::calculate(hashed(key)) % SLOTS
 }
 
-/// The hash tag of a key: the text between its first opening brace and the next closing one.
+/// Returns the hash tag of a key: the text between its first opening brace and the next closing
+/// one.
 ///
 /// `None` if there is no such text.
 pub(crate) fn hash_tag(key: &[u8]) -> Option<&[u8]> {

@@ -1,7 +1,9 @@
--- Adds what a client has counted to the shared statistics, once.
--- KEYS: the hash; a mark beside it that is this client's own.
--- ARGV: the number of this addition, which rises; the fields and what to add, as in "attempts 3 released 2".
--- Replies: 1 added; 0 it was added before, by a try whose answer got lost; an error: nothing was added.
+-- Adds a client's counts to the shared statistics, exactly once.
+-- KEYS[1] hash of the statistics, KEYS[2] number of the client's last addition
+-- ARGV[1] number of this addition, which rises
+-- ARGV[2] fields and counts, as "attempts 3 released 2"
+-- Added: 1. Added before, by a try whose reply was lost: 0.
+-- Errors: an error of HINCRBY if it failed for every field. After an error nothing was added.
 if tonumber(redis.call('GET', KEYS[2]) or 0) >= tonumber(ARGV[1]) then
   return 0
 end
@@ -14,7 +16,7 @@ for field, count in string.gmatch(ARGV[2], '(%S+) (%d+)') do
     added = added + 1
   end
 end
--- A field that somebody else has filled with something else keeps none of the others back.
+-- A field that holds no integer must not keep the others from being added.
 if added == 0 then
   return refused
 end

@@ -1,7 +1,8 @@
--- Releases the locks where one of several holder ids holds them, and tells the waiters.
--- KEYS: the locks; ARGV: their wake channels in the same order, then the holder ids
--- A list: the holder's value of the first lock that is held by none of the ids, 0 where there is no such holder;
--- then, counted from 1, each id that held all of the locks until now.
+-- Releases those of several locks that one of several holder ids holds, and wakes their waiters.
+-- KEYS the locks
+-- ARGV their wake channels in the same order, then the holder ids
+-- Replies with a list: the value of the first lock whose holder is none of the ids, or 0 if there
+-- is none; then the index, from 1, of each id that held all of the locks.
 local count = #KEYS
 local asked, released = {}, {}
 for n = count + 1, #ARGV do asked[ARGV[n]] = true end
@@ -10,18 +11,18 @@ for n = 1, count do
   local holder = redis.call('GET', KEYS[n])
   if holder and asked[holder] then
     redis.call('DEL', KEYS[n])
-    -- A user without the right to publish still releases.
+    -- A user without the PUBLISH permission can still release.
     redis.pcall('PUBLISH', ARGV[n], holder)
     released[holder] = (released[holder] or 0) + 1
     any = true
   elseif holder and other == 0 then
-    -- Others may have written megabytes. No holder id of ours is longer than this.
+    -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
     other = string.sub(holder, 1, 1088)
   end
 end
 if not any then
-  -- A server that has become a replica must answer READONLY here, not "not yours": so a write that
-  -- changes nothing. Zero would delete.
+  -- A write that changes nothing: a server that has become a replica then replies READONLY, not
+  -- "not yours". At least 1 ms: PEXPIRE with 0 deletes the key.
   local left = redis.call('PTTL', KEYS[1])
   local holder = redis.call('GET', KEYS[1])
   if left >= 0 then

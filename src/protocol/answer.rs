@@ -1,0 +1,400 @@
+//! What the replies of scripts mean.
+
+use std::time::Duration;
+
+use crate::holder::{Holder, HolderId};
+use crate::protocol::one_or_many::OneOrMany;
+use crate::protocol::script::Reply;
+use crate::token::FencingToken;
+
+/// What the valid replies to one acquiring call depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// The number of names.
+    pub(crate) names: usize,
+    /// The number of tokens in a grant.
+    pub(crate) tokens: usize,
+    /// The number of tokens reserved after the first.
+    pub(crate) reserved: u64,
+    /// The first token, if the client proposes it.
+    pub(crate) proposed: Option<u64>,
+}
+
+/// The outcome of an acquiring call.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Acquired {
+    /// With a token for each name, or one for all names.
+    Granted(OneOrMany<FencingToken>),
+    Refused(Refusal),
+    /// The proposed fencing token is not above this one.
+    TooLow(u64),
+    /// Some servers of a quorum granted it and some did not, and no client has a majority.
+    Split,
+}
+
+/// Another client holds a name.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Refusal {
+    /// The index of the name, from 0.
+    pub(crate) name: usize,
+    /// The value of its key.
+    pub(crate) holder: Vec<u8>,
+    /// The remaining ttl; `None` if the key does not expire.
+    pub(crate) remaining: Option<Duration>,
+}
+
+/// What a call found at the lock key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyState {
+    /// The caller holds it, or held it until this release.
+    Ours,
+    /// The lock is free.
+    Gone,
+    /// Another holder's value.
+    Foreign,
+}
+
+impl Acquired {
+    /// Reads the reply to an acquiring call; `None` if no such script can give it.
+    pub(crate) fn read(reply: &Reply, wanted: Wanted) -> Option<Self> {
+        let Reply::List(items) = reply else {
+            return None;
+        };
+        match items.as_slice() {
+            [Reply::Int(1), tokens @ ..] if tokens.len() == wanted.tokens => {
+                let tokens = tokens.iter().map(|token| read_token(token, wanted));
+                Some(Self::Granted(tokens.collect::<Option<_>>()?))
+            }
+            [Reply::Int(0), holder, Reply::Int(ttl), which @ ..] => Some(Self::Refused(Refusal {
+                name: match which {
+                    [] if wanted.names == 1 => 0,
+                    [Reply::Int(n)] => {
+                        let name = usize::try_from(n.checked_sub(1)?).ok()?;
+                        Some(name).filter(|name| *name < wanted.names)?
+                    }
+                    _ => return None,
+                },
+                holder: match holder {
+                    Reply::Text(holder) => holder.clone(),
+                    // The key expired while the script ran.
+                    Reply::Nil => Vec::new(),
+                    _ => return None,
+                },
+                remaining: remaining(*ttl)?,
+            })),
+            [Reply::Int(2), Reply::Int(last)] => {
+                let last = FencingToken::read(*last)?.value();
+                (last >= wanted.proposed?).then_some(Self::TooLow(last))
+            }
+            [Reply::Int(3)] => Some(Self::Split),
+            _ => None,
+        }
+    }
+}
+
+fn read_token(token: &Reply, wanted: Wanted) -> Option<FencingToken> {
+    let Reply::Int(token) = token else {
+        return None;
+    };
+    let first = FencingToken::read(*token)?;
+    // Hand-offs use the tokens up to this one.
+    FencingToken::read(token.checked_add_unsigned(wanted.reserved)?)?;
+    let is_ours = wanted.proposed.is_none_or(|token| token == first.value());
+    is_ours.then_some(first)
+}
+
+impl KeyState {
+    /// Reads the reply to a release or renewal; `None` if no such script can give it.
+    pub(crate) fn read(reply: &Reply) -> Option<Self> {
+        match reply {
+            Reply::Int(1) => Some(Self::Ours),
+            Reply::List(items) => match items.as_slice() {
+                // With the number of subscribers that received the wake-up.
+                [Reply::Int(1), Reply::Int(0..)] => Some(Self::Ours),
+                _ => None,
+            },
+            Reply::Int(0) => Some(Self::Gone),
+            Reply::Text(_) => Some(Self::Foreign),
+            _ => None,
+        }
+    }
+}
+
+/// What the undo of several holder ids found.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Undone {
+    /// The indices, from 0, of the ids that held the lock or had a place in its queue.
+    pub(crate) removed: Vec<usize>,
+    /// The value of the lock key, if another client holds it.
+    pub(crate) other: Option<Vec<u8>>,
+}
+
+impl Undone {
+    /// Reads the reply about this number of `ids`; a single one was sent as a release.
+    pub(crate) fn read(reply: &Reply, ids: usize) -> Option<Self> {
+        let other = |first: &Reply| match first {
+            Reply::Int(0) => Some(None),
+            Reply::Text(value) => Some(Some(value.clone())),
+            _ => None,
+        };
+        if ids == 1 {
+            let is_ours = KeyState::read(reply)? == KeyState::Ours;
+            return Some(Self {
+                removed: if is_ours { vec![0] } else { Vec::new() },
+                other: if is_ours { None } else { other(reply)? },
+            });
+        }
+        let Reply::List(items) = reply else {
+            return None;
+        };
+        let (first, numbers) = items.split_first()?;
+        let index = |number: &Reply| match number {
+            Reply::Int(n) => usize::try_from(*n).ok()?.checked_sub(1),
+            _ => None,
+        };
+        let removed = numbers.iter().map(|n| index(n).filter(|n| *n < ids));
+        Some(Self {
+            removed: removed.collect::<Option<_>>()?,
+            other: other(first)?,
+        })
+    }
+}
+
+/// Reads the reply to an inspection: `Some(None)` if the lock is free, `None` if the script cannot
+/// give this reply.
+pub(crate) fn read_holder(reply: &Reply) -> Option<Option<Holder>> {
+    let items = match reply {
+        Reply::Nil => return Some(None),
+        Reply::List(items) => items,
+        _ => return None,
+    };
+    let [Reply::Text(value), Reply::Int(ttl), token] = items.as_slice() else {
+        return None;
+    };
+    let token = match token {
+        Reply::Nil => None,
+        // A foreign client may have written anything.
+        Reply::Text(digits) => FencingToken::parse(digits),
+        _ => return None,
+    };
+    Some(Some(Holder::new(value.clone(), remaining(*ttl)?, token)))
+}
+
+/// Reads the reply of PTTL: -1 is a key without expiry, -2 a key that has just expired.
+#[expect(
+    clippy::option_option,
+    reason = "a key may not expire, and a number may be no valid reply"
+)]
+fn remaining(pttl: i64) -> Option<Option<Duration>> {
+    match pttl {
+        -1 => Some(None),
+        -2 => Some(Some(Duration::ZERO)),
+        left => Some(Some(Duration::from_millis(left.try_into().ok()?))),
+    }
+}
+
+/// The state of a place that a refresh found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refreshed {
+    Waiting,
+    Granted(FencingToken),
+    /// The place was removed, or its grant has expired.
+    Gone,
+}
+
+impl Refreshed {
+    /// Reads the reply to a refresh of this number of places; `None` if the script cannot give it.
+    pub(crate) fn read(reply: &Reply, places: usize) -> Option<Vec<Self>> {
+        let Reply::List(items) = reply else {
+            return None;
+        };
+        if items.len() != places {
+            return None;
+        }
+        let read = |item: &Reply| match item {
+            Reply::Int(0) => Some(Self::Waiting),
+            Reply::Int(-1) => Some(Self::Gone),
+            Reply::Int(token) => FencingToken::read(*token).map(Self::Granted),
+            _ => None,
+        };
+        let places: Vec<Self> = items.iter().map(read).collect::<Option<_>>()?;
+        let granted = places
+            .iter()
+            .filter(|place| matches!(place, Self::Granted(_)));
+        // A lock has at most one holder.
+        (granted.count() < 2).then_some(places)
+    }
+}
+
+/// Reads a message published to an inbox; `None` if it is no grant.
+pub(crate) fn read_grant(payload: &[u8]) -> Option<(HolderId, FencingToken)> {
+    let rest = payload.strip_prefix(b"grant ")?;
+    let space = rest.iter().position(|byte| *byte == b' ')?;
+    let (token, id) = rest.split_at(space);
+    let token = FencingToken::parse(token)?;
+    Some((HolderId::parse(id.get(1..)?)?, token))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(items: &[Reply]) -> Reply {
+        Reply::List(items.to_vec())
+    }
+
+    fn text() -> Reply {
+        Reply::Text(b"v".to_vec())
+    }
+
+    /// Reads the reply to an acquire of this number of names.
+    fn read(items: &[Reply], names: usize) -> Option<Acquired> {
+        let wanted = Wanted {
+            names,
+            tokens: names,
+            reserved: 63,
+            proposed: None,
+        };
+        Acquired::read(&list(items), wanted)
+    }
+
+    #[test]
+    fn grants_refusals_and_holders_are_read() {
+        let refused = |name, holder: &[u8], remaining| {
+            Some(Acquired::Refused(Refusal {
+                name,
+                holder: holder.to_vec(),
+                remaining,
+            }))
+        };
+        assert_eq!(
+            read(&[Reply::Int(1), Reply::Int(7)], 1),
+            Some(Acquired::Granted(OneOrMany::One(FencingToken::new(7))))
+        );
+        assert_eq!(
+            read(&[Reply::Int(0), text(), Reply::Int(-1)], 1),
+            refused(0, b"v", None)
+        );
+        assert_eq!(
+            read(&[Reply::Int(0), Reply::Nil, Reply::Int(-2)], 1),
+            refused(0, b"", Some(Duration::ZERO))
+        );
+        let of_third = [Reply::Int(0), text(), Reply::Int(9), Reply::Int(3)];
+        assert_eq!(
+            read(&of_third, 3),
+            refused(2, b"v", Some(Duration::from_millis(9)))
+        );
+        let tokens = read(&[Reply::Int(1), Reply::Int(7), Reply::Int(9)], 2);
+        let Some(Acquired::Granted(tokens)) = tokens else {
+            panic!("{tokens:?}")
+        };
+        assert_eq!(*tokens, [7, 9].map(FencingToken::new));
+        assert_eq!(KeyState::read(&text()), Some(KeyState::Foreign));
+        let held = [text(), Reply::Int(5), Reply::Text(b"9".to_vec())];
+        let held = read_holder(&list(&held)).unwrap().unwrap();
+        assert_eq!(held.fencing_token(), Some(FencingToken::new(9)));
+        assert!(read_holder(&Reply::Nil).unwrap().is_none());
+    }
+
+    #[test]
+    fn no_grant_is_read_from_what_no_script_replies() {
+        let int = Reply::Int;
+        for token in [0, -1, (1 << 53) - 63, 1 << 53, i64::MAX, i64::MIN] {
+            assert_eq!(read(&[int(1), int(token)], 1), None, "{token}");
+        }
+        assert_eq!(read(&[int(1)], 1), None);
+        assert_eq!(read(&[int(1), int(7)], 2), None, "a token is missing");
+        assert_eq!(read(&[int(1), int(7), int(9)], 1), None, "one too many");
+        assert_eq!(read(&[int(1), text()], 1), None);
+        assert_eq!(read(&[int(4), int(7)], 1), None);
+        let wanted = Wanted {
+            names: 1,
+            tokens: 1,
+            reserved: 0,
+            proposed: Some(7),
+        };
+        let proposed = |items: &[Reply]| Acquired::read(&list(items), wanted);
+        assert!(proposed(&[int(1), int(7)]).is_some());
+        assert_eq!(proposed(&[int(1), int(8)]), None, "nobody proposed it");
+        assert_eq!(proposed(&[int(2), int(7)]), Some(Acquired::TooLow(7)));
+        assert_eq!(proposed(&[int(2), int(6)]), None, "7 is above it");
+        assert_eq!(Acquired::read(&int(1), wanted), None);
+    }
+
+    #[test]
+    fn no_refusal_is_read_from_what_no_script_replies() {
+        let int = Reply::Int;
+        for which in [0, 4, 99, -1, i64::MIN, i64::MAX] {
+            let refusal = [int(0), text(), int(100), int(which)];
+            assert_eq!(read(&refusal, 3), None, "{which}");
+        }
+        assert_eq!(read(&[int(0), text(), int(9)], 3), None, "of which name");
+        assert_eq!(read(&[int(0), text(), int(-3)], 1), None);
+        assert_eq!(read(&[int(0), int(7), int(9)], 1), None);
+        assert_eq!(read(&[int(0), Reply::Other, int(9)], 1), None);
+    }
+
+    #[test]
+    fn no_finding_is_read_from_what_no_script_replies() {
+        let int = Reply::Int;
+        let status = Reply::Status("OK".into());
+        for reply in [Reply::Nil, int(2), int(-1), status, Reply::Other] {
+            assert_eq!(KeyState::read(&reply), None, "{reply:?}");
+        }
+        for items in [&[int(1)][..], &[int(1), int(-1)], &[int(0), int(1)], &[]] {
+            assert_eq!(KeyState::read(&list(items)), None, "{items:?}");
+        }
+        for items in [
+            &[text(), int(-3), Reply::Nil][..],
+            &[text(), int(5), int(7)],
+            &[text(), int(5)],
+            &[],
+        ] {
+            assert!(read_holder(&list(items)).is_none(), "{items:?}");
+        }
+        let foreign = [text(), int(5), Reply::Text(b"9007199254740992".to_vec())];
+        let held = read_holder(&list(&foreign)).unwrap().unwrap();
+        assert_eq!(held.fencing_token(), None, "no token is that high");
+    }
+
+    #[test]
+    fn only_a_grant_is_read_from_an_inbox() {
+        let id = HolderId::fresh("host/7 of ours");
+        let payload = format!("grant 1700000000000000 {id}");
+        let token = FencingToken::new(1_700_000_000_000_000);
+        assert_eq!(read_grant(payload.as_bytes()), Some((id, token)));
+        for payload in [
+            &b"probe"[..],
+            b"grant ",
+            b"grant 7",
+            b"grant x y:z",
+            b"grant 0 o:123e4567-e89b-12d3-a456-426614174000",
+            b"grant 9007199254740992 o:123e4567-e89b-12d3-a456-426614174000",
+            b"\xff",
+            b"",
+        ] {
+            assert_eq!(read_grant(payload), None);
+        }
+    }
+
+    #[test]
+    fn each_place_has_its_state_and_one_lock_one_holder() {
+        let read = |items: &[i64]| {
+            let reply = Reply::List(items.iter().map(|n| Reply::Int(*n)).collect());
+            Refreshed::read(&reply, 3)
+        };
+        assert_eq!(
+            read(&[0, 7, -1]),
+            Some(vec![
+                Refreshed::Waiting,
+                Refreshed::Granted(FencingToken::new(7)),
+                Refreshed::Gone
+            ])
+        );
+        assert_eq!(read(&[0, 0, -2]), None);
+        assert_eq!(read(&[0, 0, 1 << 53]), None);
+        assert_eq!(read(&[0, 0]), None, "one is missing");
+        assert_eq!(read(&[7, 7, 0]), None, "one lock has one holder");
+        assert_eq!(Refreshed::read(&Reply::Int(1), 3), None);
+    }
+}

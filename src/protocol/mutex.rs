@@ -1,0 +1,77 @@
+//! The calls of a lock of one name that is not fair.
+
+use std::time::Duration;
+
+use crate::holder::HolderId;
+use crate::protocol::keys::Keys;
+use crate::protocol::script::{ACQUIRE, Arg, Call, INSPECT, PROPOSE, RELEASE, RENEW, UNDO};
+
+/// Acquires the lock and reserves `block` fencing tokens.
+pub(super) fn acquire<'a>(keys: &'a Keys, id: &'a HolderId, ttl: Duration, block: u64) -> Call<'a> {
+    let reserved = match block {
+        // One token is the script's default: most acquires need no further argument.
+        0 | 1 => Arg::Absent,
+        several => Arg::Number(several),
+    };
+    let args = [Arg::id(id), Arg::millis(ttl), reserved, Arg::Absent];
+    Call::new(&ACQUIRE, [&keys.locks, &keys.fences], args)
+}
+
+/// Acquires the lock on one server of a quorum, under a token that the client proposes.
+/// Reserves `block` tokens.
+pub(super) fn propose<'a>(
+    keys: &'a Keys,
+    id: &'a HolderId,
+    ttl: Duration,
+    token: u64,
+    block: u64,
+) -> Call<'a> {
+    let last = match block {
+        0 | 1 => Arg::Absent,
+        several => Arg::Number(token.saturating_add(several - 1)),
+    };
+    let args = [Arg::id(id), Arg::millis(ttl), Arg::Number(token), last];
+    Call::new(&PROPOSE, [&keys.locks, &keys.fences], args)
+}
+
+pub(super) fn release<'a>(keys: &'a Keys, value: &'a [u8]) -> Call<'a> {
+    let args = [Arg::Bytes(value), Arg::Absent, Arg::Absent, Arg::Absent];
+    Call {
+        rest: &keys.channels,
+        ..Call::new(&RELEASE, [&keys.locks, &[]], args)
+    }
+}
+
+/// Releases the lock; the reply includes the number of subscribers that received the wake-up.
+pub(super) fn release_and_ask<'a>(keys: &'a Keys, id: &'a HolderId) -> Call<'a> {
+    let channel = Arg::Bytes(&keys.channels[0]);
+    let args = [Arg::id(id), channel, Arg::Number(1), Arg::Absent];
+    Call::new(&RELEASE, [&keys.locks, &[]], args)
+}
+
+/// Releases the lock if one of several holder ids holds it; its script also takes several names.
+pub(super) fn undo<'a>(keys: &'a Keys, arguments: &'a [Vec<u8>]) -> Call<'a> {
+    Call {
+        rest: arguments,
+        ..Call::new(&UNDO, [&keys.locks, &[]], Default::default())
+    }
+}
+
+pub(super) fn renew<'a>(
+    keys: &'a Keys,
+    id: &'a HolderId,
+    ttl: Duration,
+    may_shorten: bool,
+) -> Call<'a> {
+    let args = [
+        Arg::id(id),
+        Arg::millis(ttl),
+        Arg::Number(may_shorten.into()),
+        Arg::Absent,
+    ];
+    Call::new(&RENEW, [&keys.locks, &[]], args)
+}
+
+pub(super) fn inspect(keys: &Keys) -> Call<'_> {
+    Call::new(&INSPECT, [&keys.locks, &keys.fences], Default::default())
+}
