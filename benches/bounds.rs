@@ -1,5 +1,6 @@
-//! How late calls return when nothing answers: on a connection that is warm and hangs, from `lock` with `unreachable_for`,
-//! and from a peer that accepts connections and says nothing. Each call has a thread beside it that only sleeps as long.
+//! How late calls return when nothing answers: on an open connection that hangs, from `lock` with
+//! `unreachable_for`, and from a peer that accepts connections and sends nothing. Next to each
+//! call, a thread only sleeps for the same time.
 
 mod common;
 
@@ -11,7 +12,7 @@ use common::{Report, Spread};
 use leasehold::{Client, ClientBuilder};
 use support::{BlackHole, Control, Proxy, Server, Traffic, let_pass, ms};
 
-/// Of each call, all of them side by side.
+/// Calls of each kind, all concurrent.
 const REPEATS: usize = 20;
 
 const LIMITS: [(&str, Duration); 3] = [
@@ -20,7 +21,7 @@ const LIMITS: [(&str, Duration); 3] = [
     ("15 s", ms(15_000)),
 ];
 
-/// Between the starts of two calls: those that end at one instant wait for each other's processor.
+/// The interval between two starts: calls that end together would compete for a processor.
 const APART: Duration = ms(23);
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -37,7 +38,7 @@ fn main() {
         "bounds",
         REPEATS,
         &format!(
-            "{REPEATS} calls of each kind, side by side, and how much later than a sleep they return"
+            "{REPEATS} concurrent calls of each kind, and how much later than a sleep they return"
         ),
     );
     let mut calls: Vec<(usize, usize, Call)> = Vec::new();
@@ -100,9 +101,9 @@ fn builder(url: &str) -> ClientBuilder {
     Client::builder().url(url).breaker(0).unreachable_for(HOUR)
 }
 
-/// A client whose connection is open.
+/// A client with an open connection.
 fn warm(builder: ClientBuilder) -> Client {
-    let client = builder.build().expect("the settings can work");
+    let client = builder.build().expect("the settings are valid");
     client.ping().expect("the server answers");
     client
 }
@@ -121,17 +122,17 @@ fn on_silent_peer(hole: &BlackHole, limit: Duration) -> Call {
     let client = builder(&hole.url())
         .command_timeout(limit)
         .connect_timeout(limit);
-    let client = client.build().expect("the settings can work");
+    let client = client.build().expect("the settings are valid");
     Box::new(move || assert!(client.mutex("x").try_lock().is_err()))
 }
 
-/// Runs all of them side by side. Returns how late each was.
+/// Runs all calls concurrently. Returns how late each was.
 fn run(calls: Vec<(usize, usize, Call)>) -> Vec<(usize, usize, Duration)> {
     let started = calls.into_iter().map(|(kind, limit, call)| {
         let_pass(APART);
         let timed = move || {
             let timed = Control::run(LIMITS[limit].1, call);
-            // The call ends the same way whether or not its thread is late.
+            // The call succeeds or fails the same way whether or not its thread is late.
             (kind, limit, timed.beyond())
         };
         thread::spawn(timed)
@@ -139,6 +140,6 @@ fn run(calls: Vec<(usize, usize, Call)>) -> Vec<(usize, usize, Duration)> {
     let started: Vec<_> = started.collect();
     let ended = started.into_iter().map(|thread| thread.join());
     ended
-        .map(|late| late.expect("the call fails as it must"))
+        .map(|late| late.expect("the call fails as expected"))
         .collect()
 }

@@ -1,5 +1,6 @@
-//! Lock and unlock on one thread, on every kind of deployment, in turns with the same scripts called by hand on one
-//! server, and on the very servers of that deployment. All servers share a processor, and the client has another.
+//! Lock and unlock on one thread, on every kind of deployment. Alternates with the same scripts
+//! called by hand on one server, and on the deployment's own servers. All servers share one
+//! processor; the client has another.
 
 mod common;
 
@@ -12,7 +13,7 @@ use support::{Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, ms};
 const ROUNDS: usize = 300;
 const PAIRS: usize = 25;
 
-/// Of the quorums.
+/// The number of servers in each quorum.
 const SERVERS: usize = 5;
 
 fn main() {
@@ -23,7 +24,7 @@ fn main() {
     );
     let one = affinity::apart(|| Server::start().untimed());
     let sentinels = affinity::apart(|| Sentinels::start(Setup::steady()).untimed());
-    // No lock waits for it.
+    // No lock waits for the hung server.
     sentinels.data()[1..].iter().for_each(affinity::aside);
     let cluster = affinity::apart(|| Cluster::with(ClusterSetup::steady(3, 0)).untimed());
     let replicas = affinity::apart(|| Replicas::start(1).untimed());
@@ -60,7 +61,7 @@ fn main() {
         pair(lock);
     }
     with_one_hung[0].pause();
-    // Its first timeout is not what is measured.
+    // The first timeout is not measured.
     for _ in 0..20 {
         pair(&locks[locks.len() - 1].1);
     }
@@ -69,7 +70,7 @@ fn main() {
     let owner = cluster.master_of("lock:hand");
     let mut in_slot = Hand::new(&cluster.node(owner).url(), "hand");
     let mut acknowledged = Hand::new(&replicas.master().url(), "hand");
-    // What is not in Redis by the first pair is loaded by it.
+    // Loads the scripts and warms up all contenders.
     acknowledged.pair();
 
     let mut contenders: Vec<Contender<'_>> =
@@ -85,7 +86,8 @@ fn main() {
     let samples = common::take_turns(ROUNDS, &mut contenders);
     drop(contenders);
     let by_hand = &samples[0];
-    // By hand on one server, then each lock, then by hand where the second, third and fourth of them are kept.
+    // First by hand on one server, then each lock, then by hand on the servers of the second, third
+    // and fourth lock.
     let there = |n: usize| (2..5).contains(&n).then(|| &samples[locks.len() + n - 1]);
     let rows: Vec<_> = ["the scripts by hand"]
         .into_iter()
@@ -108,14 +110,14 @@ fn main() {
             "pair",
             "p50 µs",
             "p99 µs",
-            "vs by hand on one server (quartiles)",
-            "by hand there vs on one server",
-            "vs by hand there",
+            "vs by hand, one server (quartiles)",
+            "by hand, same servers, vs one server",
+            "vs by hand, same servers",
         ],
         &rows,
     );
     let [_, _, sentinel, cluster, wait, quorum, hung, ..] = &samples[..] else {
-        unreachable!("as many as contended");
+        unreachable!("one result per contender");
     };
     let vs_hand = |samples: &common::Samples| format!("{:.3}", samples.ratio(by_hand).median);
     let vs_there = |n: usize| format!("{:.3}", samples[n].ratio(there(n).unwrap()).median);
@@ -137,14 +139,17 @@ fn main() {
         .map(|((name, _), samples)| Row::bar(*name, samples.ratio(by_hand)).ours())
         .collect();
     for (n, name) in [(2, "sentinel"), (3, "cluster"), (4, "min_replicas(1)")] {
-        bars.extend(
-            there(n).map(|there| Row::bar(format!("{name}, by hand there"), there.ratio(by_hand))),
-        );
+        bars.extend(there(n).map(|there| {
+            Row::bar(
+                format!("{name}, by hand on the same servers"),
+                there.ratio(by_hand),
+            )
+        }));
     }
     let picture = Picture {
         title: "Lock + unlock on one thread, on every kind of deployment".to_owned(),
         panels: vec![Panel::new(
-            "times as long as the same scripts by hand on one server",
+            "time relative to the same scripts by hand on one server",
             bars,
         )],
     };

@@ -1,5 +1,6 @@
-//! How often two hold a lock at once when the master is replaced: by how it is replaced, and how many replicas must
-//! acknowledge. `FAILOVERS=8 cargo bench --bench failovers` replaces eight in each row.
+//! How often two clients hold a lock at once when the master is replaced, by the way it is replaced
+//! and by the number of replicas that must acknowledge. `FAILOVERS=8 cargo bench --bench failovers`
+//! runs eight failovers per row.
 
 #[path = "common/mod.rs"]
 mod common;
@@ -13,11 +14,11 @@ use support::{Contention, Outcome, Sentinels, Setup, Trouble, contender, ms};
 
 const PROCESSES: usize = 8;
 
-/// After the old master, where it lives, was told of the new one.
+/// The wait after the old master, if alive, has learnt of the new one.
 const AFTERWARDS: Duration = ms(2_000);
 
 fn main() {
-    // A process that plays a role ends with it.
+    // In a child process, runs its role and exits.
     if support::play(&[("contender", contend_and_end)]) {
         return;
     }
@@ -44,7 +45,7 @@ fn main() {
                 (0..failovers).map(|_| replace(trouble, replicas)).collect();
             let sum = |count: fn(&Outcome) -> u64| outcomes.iter().map(count).sum::<u64>();
             let many = |is: fn(&Outcome) -> bool| outcomes.iter().filter(|it| is(it)).count();
-            // Whoever is turned away held the lock when somebody else already had.
+            // A process whose write is rejected held the lock while another one did.
             let coincided = many(|outcome| outcome.coincided + outcome.turned_away > 0);
             coincided_in_all += coincided;
             rows.push(vec![
@@ -65,10 +66,10 @@ fn main() {
         &[
             "min_replicas",
             "master",
-            "entered",
+            "acquired",
             "failovers with two holders",
-            "turned away",
-            "told",
+            "rejected",
+            "losses reported",
             "out of order",
         ],
         &rows,
@@ -91,7 +92,7 @@ fn contend_and_end() {
     std::process::exit(0);
 }
 
-/// One failover under contention.
+/// Runs one failover under contention.
 fn replace(trouble: Trouble, replicas: usize) -> Outcome {
     let mut sentinels = Sentinels::start(Setup::alert()).untimed();
     let contention = Contention::start(&sentinels.url(), "a", PROCESSES, replicas);
@@ -104,7 +105,7 @@ fn replace(trouble: Trouble, replicas: usize) -> Outcome {
     if let Trouble::Stopped = trouble {
         sentinels.first().resume();
     }
-    // Where all replicas must acknowledge and one of the servers is dead, nobody goes on.
+    // If all replicas must acknowledge and one server is dead, nobody can acquire.
     let end = Instant::now() + AFTERWARDS;
     support::eventually(AFTERWARDS * 2, || Instant::now() > end);
     contention.finish()

@@ -1,5 +1,6 @@
-//! From the start of one process's unlock to the return of another process's `lock`: `FairMutex` in turns with queue and
-//! grant by hand, with its own scripts by hand, and with `Mutex`; and how many trips to Redis the woken thread makes.
+//! The time from the start of `unlock` in one process to the return of `lock` in another.
+//! Alternates `FairMutex` with a hand-written queue and grant, with its own scripts by hand, and
+//! with `Mutex`. Also counts the round trips that the woken thread makes.
 
 mod common;
 
@@ -15,11 +16,11 @@ use support::{Proxy, Server, ms};
 const ROUNDS: usize = 250;
 const HAND_OFFS: usize = 12;
 
-/// By how much a trip is made longer, and for how many hand-offs.
+/// The delay added to each round trip, and the hand-offs measured with it.
 const LONGER: Duration = ms(20);
 const LONGER_HAND_OFFS: usize = 15;
 
-/// Enough for a waiter to be asleep by then who has asked, subscribed and asked again.
+/// By then a waiter has asked, subscribed, asked again and fallen asleep.
 const FALLS_ASLEEP: Duration = ms(300);
 
 const NAMES: [&str; 4] = [
@@ -41,7 +42,7 @@ fn sides(url: &str) -> Vec<Box<dyn Side>> {
 }
 
 fn main() {
-    // A process that plays a role ends with it.
+    // In a child process, runs its role and exits.
     if support::play(&[("waiter", || wait(sides))]) {
         return;
     }
@@ -50,7 +51,7 @@ fn main() {
     let report = Report::begin(
         "fair",
         ROUNDS,
-        &format!("unlock here to lock there, {ROUNDS} rounds of {HAND_OFFS}"),
+        &format!("unlock in one process to lock in another, {ROUNDS} rounds of {HAND_OFFS}"),
     );
     let mut sides = sides(&server.url());
     let trips = trips_after_wake(&server, &mut sides);
@@ -58,7 +59,7 @@ fn main() {
     let samples = in_turns(&server.url(), ROUNDS, HAND_OFFS, &mut sides);
 
     let [fair, mutex, by_hand, its_scripts] = &samples[..] else {
-        unreachable!("as many as contended");
+        unreachable!("one result per contender");
     };
     let (vs_hand, vs_mutex) = (fair.ratio(by_hand), fair.ratio(mutex));
     let vs_scripts = fair.ratio(its_scripts);
@@ -84,7 +85,7 @@ fn main() {
             "p99 µs",
             "vs by hand (quartiles)",
             "vs Mutex (quartiles)",
-            "trips after the wake",
+            "round trips after the wake-up",
         ],
         &rows,
     );
@@ -103,10 +104,10 @@ fn main() {
         Row::bar("FairMutex vs its scripts by hand", vs_scripts).ours(),
     ];
     let picture = Picture {
-        title: "From unlock here to lock in another process, first come, first served".to_owned(),
+        title: "From unlock in one process to lock in another, first come, first served".to_owned(),
         panels: vec![
-            Panel::new("µs: p50 · p99 · most", times.collect()),
-            Panel::new("times as long", ratios),
+            Panel::new("µs: p50 · p99 · max", times.collect()),
+            Panel::new("relative time", ratios),
         ],
     };
     report.end(
@@ -121,8 +122,9 @@ fn main() {
     );
 }
 
-/// Of each side. The waiter's way to Redis, and not the way back, is made longer: each trip that it makes between its
-/// wake and the return of `lock` delays it by so much, and what it does in the background does not.
+/// Counts the round trips of each side. Only the waiter's direction to Redis is delayed: each round
+/// trip between its wake-up and the return of `lock` adds the delay once; background calls add
+/// nothing.
 fn trips_after_wake(server: &Server, sides: &mut [Box<dyn Side>]) -> Vec<f64> {
     let proxy = Proxy::new(server);
     let waiter = Waiter::start(&proxy.url());
@@ -134,7 +136,7 @@ fn trips_after_wake(server: &Server, sides: &mut [Box<dyn Side>]) -> Vec<f64> {
             samples.push(waiter.slow_hand_offs(FALLS_ASLEEP, times, n, side.as_mut()));
             samples.median().median
         };
-        // The first of all subscribes.
+        // The first hand-off includes the subscription.
         took(ms(0));
         (took(LONGER) - took(ms(0))) / common::micros(LONGER)
     });

@@ -1,7 +1,9 @@
-//! Processes and threads that contend for one name, with empty sections and such of 1 ms, in turns with processes that
-//! poll every 1 ms by hand, and with such as queue by hand: what first come, first served costs, whoever sees to it, and
-//! what the thread costs that hears for all waiters of a client.
-//! `CHAOS=60 cargo bench --bench fleet` kills and pauses them at random for a minute instead.
+//! Processes and threads contending for one name, with empty critical sections and with sections of
+//! 1 ms. Alternates with hand-written pollers (every 1 ms) and a hand-written queue.
+//!
+//! Shows the cost of first come, first served, and the cost of the subscriber thread that serves
+//! all waiters of a client. `CHAOS=60 cargo bench --bench fleet` kills and pauses processes at
+//! random for a minute instead.
 
 mod common;
 
@@ -18,21 +20,21 @@ use support::{Chaos, Server, ms, survivor};
 const ROUNDS: usize = 5;
 const PROCESSES: usize = 8;
 
-/// Long enough for every process to have its turn many times. Where it has several threads its turn is a run of theirs, so
-/// that takes twice as long.
+/// Long enough for every process to hold the lock many times. Twice as long with several threads,
+/// since a process then hands the lock between its own threads.
 const LASTS: Duration = ms(6_000);
 
 const POLLER: &str = "poller, every 1 ms";
 const GRANTED: &str = "queue and grant by hand";
-const DIRECTLY: &str = "by hand, no thread between";
+const DIRECTLY: &str = "by hand, no subscriber thread";
 const FAIR: &str = "FairMutex";
 const MUTEX: &str = "Mutex";
 const MUTEX_4: &str = "Mutex, 4 threads each";
 
-/// Of those that are struck, and the figure that says how long they stood still.
+/// The kinds of lock in the chaos run, and the figure for the longest time without a holder.
 const KINDS: [(&str, &str); 2] = [("mutex", "mutex_stall_s"), ("fair", "fair_stall_s")];
 
-/// What it is called in the table, what it is, threads, and the length of its section.
+/// Label, kind, threads per process, and the length of the section.
 const CONTENDERS: [(&str, &str, usize, Duration); 12] = [
     (FAIR, "fair", 1, ms(1)),
     (MUTEX, "mutex", 1, ms(1)),
@@ -49,7 +51,7 @@ const CONTENDERS: [(&str, &str, usize, Duration); 12] = [
 ];
 
 fn main() {
-    // A process that plays a role ends with it.
+    // In a child process, runs its role and exits.
     if support::play(&[
         ("member", || contend(contenders::open)),
         ("survivor", survive_and_end),
@@ -101,12 +103,12 @@ fn survive_and_end() {
     std::process::exit(0);
 }
 
-/// Kills and pauses the processes at random. What their lock protects is the judge.
+/// Kills and pauses the processes at random. The protected resource decides whether exclusion held.
 fn strike(lasts: Duration) {
     let report = Report::begin(
         "chaos",
         1,
-        &format!("{PROCESSES} processes are killed and paused at random for {lasts:?} each"),
+        &format!("{PROCESSES} processes, killed and paused at random for {lasts:?} each"),
     );
     let (mut rows, mut bars, mut figures) = (Vec::new(), Vec::new(), Vec::new());
     for (kind, figure) in KINDS {
@@ -141,20 +143,21 @@ fn strike(lasts: Duration) {
             "paused",
             "accepted",
             "overtaken",
-            "turned away",
+            "rejected",
             "longest stall s",
-            "promised",
+            "bound s",
         ],
         &rows,
     );
     let picture = Picture {
         title: format!("{PROCESSES} processes, killed and paused at random"),
-        panels: vec![Panel::new("the longest that nobody came, s", bars)],
+        panels: vec![Panel::new("longest time without an acquisition, s", bars)],
     };
     report.end(&figures, &picture);
 }
 
-/// The p99 of the wait, acquisitions a second, and the p50 of the gap between two holders.
+/// The figures for the p99 of the wait, the acquisitions per second, and the p50 of the gap between
+/// two holders.
 const FAIR_VS_POLLER: [&str; 3] = [
     "fair_wait_p99_vs_poller",
     "fair_acq_vs_poller",
@@ -179,7 +182,7 @@ const MUTEX_VS_POLLER: [&str; 3] = [
 fn figures(ran: &[Series]) -> Vec<(&'static str, String)> {
     let find = |label| {
         let found = ran.iter().find(|ran| ran.is(label, ms(1)));
-        found.expect("it contended")
+        found.expect("every kind has a result")
     };
     let (poller, mutex_4) = (find(POLLER), find(MUTEX_4));
     let figure = |value: Spread| format!("{:.3}", value.median);
@@ -239,10 +242,10 @@ fn table(ran: &[Series], section: Duration) {
     common::print_table(
         &[
             "contender",
-            "acquired/s",
+            "acquisitions/s",
             "gap p50 µs",
             "p99",
-            "most",
+            "max",
             "wait p50 µs",
             "p99",
             "Jain threads",
@@ -278,19 +281,19 @@ fn picture(ran: &[Series]) -> Picture {
     Picture {
         title: format!("{PROCESSES} processes, one name, sections of 1 ms"),
         panels: vec![
-            Panel::new("wait, µs: p50 · p99 · most", range(Window::waits)),
+            Panel::new("wait, µs: p50 · p99 · max", range(Window::waits)),
             Panel::new(
-                "gap between two holders, µs: p50 · p99 · most",
+                "gap between two holders, µs: p50 · p99 · max",
                 range(Window::gaps),
             ),
-            Panel::new("acquisitions a second", bar(Window::acquisitions_per_s)),
-            Panel::new("Jain's index across processes (1: all had the same)", jain),
+            Panel::new("acquisitions per second", bar(Window::acquisitions_per_s)),
+            Panel::new("Jain's index across processes (1: equal shares)", jain),
             Panel::new(
-                "requests for an acquisition",
+                "requests per acquisition",
                 bar(Window::requests_per_acquisition),
             ),
             Panel::new(
-                "processor time of the clients for an acquisition, µs",
+                "client CPU time per acquisition, µs",
                 bar(Window::client_cpu_per_acquisition),
             ),
         ],

@@ -1,5 +1,6 @@
-//! From the start of one process's unlock to the return of another process's `lock`, in turns with the same done by hand:
-//! the same scripts, a subscriber thread that all waiters share, a channel, and the acquire on a second connection.
+//! The time from the start of `unlock` in one process to the return of `lock` in another.
+//! Alternates with the same by hand: the same scripts, a subscriber thread shared by all waiters, a
+//! channel, and the acquire on a second connection.
 
 mod common;
 
@@ -22,7 +23,7 @@ fn sides(url: &str) -> Vec<Box<dyn Side>> {
 }
 
 fn main() {
-    // A process that plays a role ends with it.
+    // In a child process, runs its role and exits.
     if support::play(&[("waiter", || wait(sides))]) {
         return;
     }
@@ -32,7 +33,7 @@ fn main() {
     let report = Report::begin(
         "handoff",
         ROUNDS,
-        &format!("unlock here to lock there, {ROUNDS} rounds of {HAND_OFFS}"),
+        &format!("unlock in one process to lock in another, {ROUNDS} rounds of {HAND_OFFS}"),
     );
     let samples = in_turns(&url, ROUNDS, HAND_OFFS, &mut sides(&url));
 
@@ -52,17 +53,17 @@ fn main() {
     let heads = ["hand-off", "p50 µs", "p99 µs", "vs by hand (quartiles)"];
     common::print_table(&heads, &rows);
     let picture = Picture {
-        title: "From unlock here to lock in another process".to_owned(),
+        title: "From unlock in one process to lock in another".to_owned(),
         panels: vec![
             Panel::new(
-                "µs: p50 · p99 · most",
+                "µs: p50 · p99 · max",
                 vec![
                     Row::range("leasehold", ours.range()).ours(),
                     Row::range("by hand", by_hand.range()),
                 ],
             ),
             Panel::new(
-                "times as long as by hand",
+                "time relative to by hand",
                 vec![Row::bar("leasehold", vs_hand).ours().mark("≤", 1.10)],
             ),
         ],

@@ -1,4 +1,5 @@
-//! What ten thousand held leases cost their process: threads, memory, and processor time for renewals at a ttl of 10 s.
+//! The cost of ten thousand held leases: threads, memory, and processor time for renewals at a ttl
+//! of 10 s.
 
 mod common;
 
@@ -15,10 +16,10 @@ use support::Server;
 const LEASES: usize = 10_000;
 const TTL: Duration = Duration::from_secs(10);
 
-/// Each lease is renewed every third of its ttl: six times in this time.
+/// Each lease is renewed every third of its ttl: six times while watched.
 const WATCHED: Duration = Duration::from_secs(20);
 
-/// What the machine is looked at for, and over how many parts the processor's share is taken.
+/// The time watched, and the parts over which the processor share is taken.
 const PARTS: u32 = 10;
 
 const RENEW: &str = include_str!("../src/protocol/renew.lua");
@@ -33,7 +34,7 @@ fn main() {
     );
 
     let client = Client::builder().url(&url).ttl(TTL).build().unwrap();
-    // Connections and threads are there before the first look.
+    // Opens connections and starts threads before the first measurement.
     drop(client.mutex("first").lock().unwrap());
     let mut guards: Vec<MutexGuard> = Vec::with_capacity(LEASES);
     let before = resident_mib();
@@ -44,7 +45,7 @@ fn main() {
             .map(|n| {
                 let mutex = client.mutex(format!("account:{n}"));
                 let began = Instant::now();
-                guards.push(mutex.try_lock().unwrap().expect("nobody else wants it"));
+                guards.push(mutex.try_lock().unwrap().expect("the name is free"));
                 began.elapsed()
             })
             .collect(),
@@ -77,12 +78,12 @@ fn main() {
         title: "10 000 held leases in one process, ttl 10 s".to_owned(),
         panels: vec![
             Panel::new(
-                "% of a core for their renewals",
+                "% of a core for renewals",
                 vec![
                     bar("leasehold", Spread::of(shares.iter().copied()))
                         .ours()
                         .mark("≤", 3.0),
-                    bar("as many by hand", once(by_hand)),
+                    bar("the same by hand", once(by_hand)),
                 ],
             ),
             Panel::new(
@@ -107,35 +108,35 @@ fn main() {
         row("threads", threads.join(" "), "2"),
         row("memory added, MiB", format!("{highest:.1}"), "below 16"),
         row(
-            "bytes a lease",
+            "bytes per lease",
             format!("{:.0}", highest * 1_048_576.0 / LEASES as f64),
             "",
         ),
         row("renewals", renewals.to_string(), ""),
-        row("of a core, mean %", format!("{share:.2}"), "below 3"),
+        row("core share, mean %", format!("{share:.2}"), "below 3"),
         row(
-            "of a core, p50 %",
+            "core share, p50 %",
             format!("{:.2}", common::percentile(shares.clone(), 50.0)),
             "",
         ),
         row(
-            "of a core, p99 %",
+            "core share, p99 %",
             format!("{:.2}", common::percentile(shares, 99.0)),
             "",
         ),
-        row("as many renewals by hand, %", format!("{by_hand:.2}"), ""),
+        row("the same renewals by hand, %", format!("{by_hand:.2}"), ""),
         row(
             "remaining, p50 s",
             format!("{:.2}", common::percentile(remaining.clone(), 50.0)),
             "",
         ),
         row(
-            "remaining, least s",
+            "remaining, min s",
             format!("{:.2}", common::percentile(remaining, 0.0)),
             "",
         ),
     ];
-    common::print_table(&["held", "measured", "asked"], &rows);
+    common::print_table(&["held", "measured", "target"], &rows);
     let figures = [
         ("held_mib", format!("{highest:.2}")),
         ("held_core_pct", format!("{share:.2}")),
@@ -143,11 +144,11 @@ fn main() {
     ];
     report.end(&figures, &picture);
     drop(client);
-    // Ten thousand single releases would be most of the run.
+    // Exits without dropping the guards: ten thousand single releases would dominate the run.
     std::process::exit(0);
 }
 
-/// The processor time of the same renewals, written by hand: 256 in a pipeline, one after the other.
+/// Measures the processor time of the same renewals by hand, in pipelines of 256.
 fn renewals_by_hand(url: &str, guards: &[MutexGuard], renewals: u64) -> Duration {
     let mut connection = connect(url);
     let script = redis::Script::new(RENEW);
@@ -193,7 +194,7 @@ fn resident_mib() -> f64 {
     kib.unwrap().parse::<f64>().unwrap() / 1024.0
 }
 
-/// The client's threads, as the kernel names them: by fifteen bytes at the most.
+/// The client's threads, as the kernel names them: at most 15 bytes.
 fn own_threads() -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir("/proc/self/task")
         .unwrap()

@@ -1,5 +1,6 @@
-//! Eight threads of one client that want one name, with nothing to do under it: from one thread's unlock to another's
-//! lock. In turns with eight threads that poll every 1 ms by hand, and with the hand-off over Redis by hand.
+//! Eight threads of one client contend for one name with empty critical sections: the time from one
+//! thread's unlock to another's lock. Alternates with eight hand-written pollers (every 1 ms), and
+//! with a hand-written hand-off through Redis.
 
 mod common;
 
@@ -21,7 +22,7 @@ fn sides(url: &str) -> Vec<Box<dyn Side>> {
 }
 
 fn main() {
-    // A process that plays a role ends with it.
+    // In a child process, runs its role and exits.
     if support::play(&[
         ("waiter", || wait(sides)),
         ("member", || contend(contenders::open)),
@@ -84,8 +85,8 @@ fn main() {
             "8 threads",
             "gap p50 µs",
             "p99",
-            "most",
-            "acquired/s (quartiles)",
+            "max",
+            "acquisitions/s (quartiles)",
             "Jain",
             "requests",
             "client CPU µs",
@@ -94,7 +95,7 @@ fn main() {
             row(&ours),
             row(&pollers),
             vec![
-                "over Redis by hand, two processes".to_owned(),
+                "through Redis by hand, two processes".to_owned(),
                 p50,
                 p99,
                 most,
@@ -110,26 +111,26 @@ fn main() {
         title: "Eight threads of one process, one name, empty sections".to_owned(),
         panels: vec![
             Panel::new(
-                "from unlock to another's lock, µs: p50 · p99 · most",
+                "from unlock to another thread's lock, µs: p50 · p99 · max",
                 vec![
                     Row::range("Mutex, same process", ours.points(Window::gaps)).ours(),
                     Row::range("pollers, same process", pollers.points(Window::gaps)),
-                    Row::range("over Redis by hand", over_redis.range()),
+                    Row::range("through Redis by hand", over_redis.range()),
                 ],
             ),
             Panel::new(
-                "p50 of that against the hand-off over Redis by hand",
+                "that p50 relative to the hand-off through Redis by hand",
                 vec![Row::bar("Mutex", gap_vs_redis).ours().mark("≤", 0.15)],
             ),
             Panel::new(
-                "acquisitions a second",
+                "acquisitions per second",
                 vec![
                     Row::bar("Mutex", per_s(&ours)).ours(),
                     Row::bar("pollers", per_s(&pollers)),
                 ],
             ),
             Panel::new(
-                "requests for an acquisition",
+                "requests per acquisition",
                 vec![
                     Row::bar("Mutex", requests).ours().mark("≤", 0.15),
                     Row::bar("pollers", pollers.spread(Window::requests_per_acquisition)),

@@ -1,5 +1,6 @@
-//! Many threads of one client, each locking and unlocking a name of its own, in turns with as many plain connections
-//! that call the same scripts by hand, and with one connection and a thread that writes for all.
+//! Many threads of one client, each locking and unlocking its own name. Alternates with the same
+//! scripts by hand, over one plain connection per thread, and over one connection with a thread
+//! that combines the writes.
 
 mod common;
 
@@ -18,7 +19,7 @@ use support::Server;
 const THREADS: [usize; 7] = [1, 2, 8, 12, 16, 24, 32];
 const ROUNDS: usize = 25;
 
-/// How long each contender runs in a round.
+/// How long each contender runs per round.
 const ROUND: Duration = Duration::from_millis(100);
 
 fn main() {
@@ -26,7 +27,7 @@ fn main() {
     let report = Report::begin(
         "threads",
         ROUNDS,
-        &format!("lock + unlock on as many names as threads, {ROUNDS} rounds of {ROUND:?}"),
+        &format!("lock + unlock, one name per thread, {ROUNDS} rounds of {ROUND:?}"),
     );
     let mut figures = Vec::new();
     let (mut gains, mut speeds) = (Vec::new(), Vec::new());
@@ -50,11 +51,11 @@ fn main() {
             Row::bar(format!("{threads} threads, {label}"), Spread::of(pairs))
         };
         speeds.push(speed("leasehold", &ours).ours());
-        speeds.push(speed("a connection each", &own));
+        speeds.push(speed("one connection per thread", &own));
         for (name, run) in [
             ("leasehold", &ours),
-            ("a connection each, by hand", &own),
-            ("one that writes for all, by hand", &batched),
+            ("one connection per thread, by hand", &own),
+            ("one shared connection, by hand", &batched),
         ] {
             rows.push(vec![
                 format!("{threads:>2} threads, {name}"),
@@ -74,7 +75,7 @@ fn main() {
         "pairs/s",
         "p50 µs",
         "p99 µs",
-        "pairs/s vs a connection each (quartiles)",
+        "pairs/s vs one connection per thread (quartiles)",
         "client CPU/pair vs the same",
         "server CPU/pair vs the same",
         "client CPU µs/pair",
@@ -86,30 +87,31 @@ fn main() {
         .map(|(name, gain)| (name.as_str(), format!("{gain:.3}")))
         .collect();
     let picture = Picture {
-        title: "Threads of one process, each with a name of its own".to_owned(),
+        title: "Threads of one process, each with its own name".to_owned(),
         panels: vec![
             Panel::new(
-                "times as many pairs a second as with a connection each",
+                "pairs per second relative to one connection per thread",
                 gains,
             ),
-            Panel::new("lock + unlock, pairs a second", speeds),
+            Panel::new("lock + unlock, pairs per second", speeds),
         ],
     };
     report.end(&figures, &picture);
 }
 
-/// What one contender did, round by round.
+/// The results of one contender, by round.
 #[derive(Default)]
 struct Run {
-    /// The time of a round over its pairs.
+    /// The time of a round divided by its pairs.
     per_pair: Samples,
-    /// How long each pair took its thread.
+    /// The duration of each pair.
     pairs: Samples,
     clients_cpu: Samples,
     servers_cpu: Samples,
 }
 
-/// The client, the connections by hand, and the one connection by hand, each with so many threads.
+/// Runs the client, one connection per thread by hand, and one shared connection by hand, each with
+/// this many threads.
 fn measure(server: &Server, threads: usize) -> [Run; 3] {
     let url = server.url();
     let client = Client::open(&url).unwrap();
@@ -149,7 +151,8 @@ fn measure(server: &Server, threads: usize) -> [Run; 3] {
     })
 }
 
-/// Has each of `pairs` run again and again on a thread of its own; returns the time over the number of pairs.
+/// Runs each of `pairs` repeatedly on its own thread; returns the time divided by the number of
+/// pairs.
 fn round<P: FnMut() + Send>(
     server: &Server,
     run: &RefCell<Run>,

@@ -1,5 +1,6 @@
-//! Lock and unlock on one thread, in turns with the same scripts called by hand and with the bare pair that peers send;
-//! and what each call inside the scripts costs.
+//! Lock and unlock on one thread. Alternates with the same scripts called by hand, and with the
+//! plain SET NX and compare-and-delete that other crates send. Also measures each call inside the
+//! scripts.
 
 mod common;
 
@@ -15,7 +16,7 @@ use support::Server;
 const ROUNDS: usize = 500;
 const PAIRS: usize = 25;
 
-/// Longer than a server on this machine takes to reply.
+/// Longer than a local server takes to reply.
 const SPIN: Duration = Duration::from_micros(150);
 
 fn main() {
@@ -42,8 +43,8 @@ fn main() {
     let picture = Picture {
         title: "Lock + unlock on one thread".to_owned(),
         panels: vec![
-            Panel::new("µs: p50 · p99 · most", times),
-            Panel::new("times as long", ratios),
+            Panel::new("µs: p50 · p99 · max", times),
+            Panel::new("relative time", ratios),
             Panel::new("µs that each call inside the scripts costs", costs),
         ],
     };
@@ -67,7 +68,7 @@ struct Pairs {
     times: Vec<Row>,
 }
 
-/// The client, and the same client with `spin`, beside the two ways to do without it.
+/// Runs the client with and without `spin`, its scripts by hand, and the bare pair.
 fn pairs(server: &Server) -> Pairs {
     let url = server.url();
     let client = Client::open(&url).unwrap();
@@ -89,7 +90,7 @@ fn pairs(server: &Server) -> Pairs {
         "leasehold",
         "leasehold, spin(150 µs)",
         "its scripts by hand",
-        "bare pair of peers",
+        "bare pair of other crates",
     ];
     let rows: Vec<_> = names
         .iter()
@@ -132,7 +133,7 @@ fn lock_and_unlock(mutex: &Mutex) {
     assert_eq!(mutex.lock().unwrap().unlock().unwrap(), Unlocked::Released);
 }
 
-/// Times pairs one by one, and notes the processor time of each.
+/// Times each pair and records its processor time.
 fn round(used: &RefCell<Samples>, pair: impl FnMut()) -> Vec<Duration> {
     let before = processor();
     let times = common::timed(PAIRS, pair);
@@ -141,11 +142,11 @@ fn round(used: &RefCell<Samples>, pair: impl FnMut()) -> Vec<Duration> {
     times
 }
 
-/// A script with one call taken out, as it would be written without it.
+/// The scripts with one call left out, written as they would be without it.
 struct Variant {
     without: &'static str,
     serves: &'static str,
-    /// What stands in the script, and what stands there without the call.
+    /// The text in the script, and its replacement without the call.
     acquire: &'static [(&'static str, &'static str)],
     release: &'static [(&'static str, &'static str)],
 }
@@ -161,37 +162,37 @@ const WITHOUT_PUBLISH: (&str, &str) = ("redis.pcall('PUBLISH', ARGV[2], ARGV[1])
 const VARIANTS: [Variant; 8] = [
     Variant {
         without: "TIME",
-        serves: "tokens rise over FLUSHALL, restart, failover",
+        serves: "tokens rise across FLUSHALL, restart, failover",
         acquire: &[WITHOUT_TIME],
         release: &[],
     },
     Variant {
         without: "GET of the fence",
-        serves: "tokens rise; junk found before anything is written",
+        serves: "tokens rise; invalid data is found before any write",
         acquire: &[WITHOUT_GET],
         release: &[],
     },
     Variant {
         without: "SET of the fence",
-        serves: "tokens rise when the clock stands or goes back",
+        serves: "tokens rise when the clock stops or is set back",
         acquire: &[WITHOUT_SET],
         release: &[],
     },
     Variant {
         without: "EX of that SET",
-        serves: "a million names leave nothing behind",
+        serves: "unused fences expire",
         acquire: &[(", 'EX', 86400)", ")")],
         release: &[],
     },
     Variant {
         without: "PUBLISH",
-        serves: "the release itself wakes a waiter",
+        serves: "the release wakes a waiter",
         acquire: &[],
         release: &[WITHOUT_PUBLISH],
     },
     Variant {
         without: "GET of the lock",
-        serves: "a late release leaves the next holder alone",
+        serves: "a late release does not affect the next holder",
         acquire: &[],
         release: &[("redis.call('GET', KEYS[1])", "ARGV[1]")],
     },
@@ -218,7 +219,7 @@ fn without(script: &str, calls: &[(&str, &str)]) -> String {
         })
 }
 
-/// What is saved by leaving a call out of the scripts, all of them called by hand.
+/// Measures what each call inside the scripts costs, all of them called by hand.
 fn calls(server: &Server) -> Vec<Row> {
     let url = server.url();
     let mut hands = vec![Hand::new(&url, "whole")];

@@ -1,5 +1,5 @@
-//! A thousand threads of one client that wait for a name which somebody else holds: what they ask of Redis, and what
-//! they cost their process.
+//! The cost of a thousand threads of one client waiting for a name that another client holds:
+//! requests to Redis, processor time and memory.
 
 mod common;
 
@@ -15,13 +15,13 @@ use support::{Server, eventually, ms};
 const ROUNDS: usize = 5;
 const WAITERS: usize = 1_000;
 
-/// Of each round: many times the backstop and the probe, which come every second.
+/// The length of a round: many times the backstop and the refresh, which run every second.
 const WATCHED: Duration = Duration::from_secs(20);
 
-/// Longer than the bench: the holder renews nothing in it.
+/// Longer than the bench: the holder does not renew during it.
 const HELD_FOR: Duration = Duration::from_secs(3_600);
 
-/// What a thread that only waits needs of its stack.
+/// The stack that a waiting thread needs.
 const STACK: usize = 64 * 1024;
 
 fn main() {
@@ -43,10 +43,10 @@ fn main() {
     });
     common::print_table(
         &[
-            "1 000 waiters",
+            "1000 waiters",
             "requests/s (quartiles)",
             "% of a core",
-            "KiB a waiter, its thread included",
+            "KiB per waiter, including its thread",
         ],
         &rows,
     );
@@ -55,7 +55,7 @@ fn main() {
         title: format!("{WAITERS} threads of one client wait for a name"),
         panels: vec![
             Panel::new(
-                "requests a second, of all of them together",
+                "requests per second, all waiters together",
                 vec![
                     bar("Mutex", plain.requests).mark("≤", 3.0),
                     bar("FairMutex", fair.requests),
@@ -91,7 +91,7 @@ struct Watched {
     kib: f64,
 }
 
-/// A client waits for what another one holds.
+/// Measures a client whose threads wait for a lock that another client holds.
 fn watch(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Watched {
     let holder = Client::builder().url(server.url()).ttl(HELD_FOR);
     let held = lock(&holder.build().unwrap()).unwrap();
@@ -106,7 +106,7 @@ fn watch(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Wat
     }
     let all = WAITERS as u64;
     eventually(ms(30_000), || client.stats().waiting == all);
-    // The first wait's subscription is over.
+    // By now the first waiter has subscribed.
     thread::sleep(ms(2_000));
     let kib = (resident_kib() - before) / WAITERS as f64;
 
@@ -122,7 +122,7 @@ fn watch(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Wat
     assert_eq!(client.stats().waiting, all, "all still wait");
     assert!(held.is_held());
     drop(held);
-    // They take turns, and none is left.
+    // They acquire in turn until none is left.
     eventually(ms(60_000), || client.stats().waiting == 0);
     Watched {
         requests: Spread::of(requests.into_iter()),

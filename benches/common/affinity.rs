@@ -1,4 +1,4 @@
-//! Which processors servers and clients run on, where what is compared are different servers.
+//! Sets the processors of servers and clients, for comparisons of different servers.
 
 #[cfg(target_os = "linux")]
 use std::sync::OnceLock;
@@ -9,9 +9,10 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use support::Server;
 
-/// Has the servers that `start` starts run on the last processor, and this process, from then on, on the others: as if
-/// they were different machines. Left to itself the scheduler puts one server beside its client and the next one elsewhere,
-/// and a trip takes 30 or 80 µs with that, whatever the server does.
+/// Runs the servers that `start` starts on the last processor, and this process on the others from
+/// then on, as if they were on different machines. Otherwise the scheduler puts one server on its
+/// client's processor and the next one elsewhere, and a round trip takes 30 or 80 µs for that
+/// reason alone.
 pub(crate) fn apart<T>(start: impl FnOnce() -> T) -> T {
     run_on(Side::Servers);
     let started = start();
@@ -19,11 +20,11 @@ pub(crate) fn apart<T>(start: impl FnOnce() -> T) -> T {
     started
 }
 
-/// Has a server run only when its processor has nothing else to do: one that nobody waits for, and that would be on a
-/// machine of its own.
+/// Runs a server only when its processor is otherwise idle: no call waits for it, and in production
+/// it would be on another machine.
 pub(crate) fn aside(server: &Server) {
     let id = i32::try_from(server.id()).ok().and_then(Pid::from_raw);
-    setpriority_process(id, 19).expect("a priority can be lowered");
+    setpriority_process(id, 19).expect("lowering a priority is permitted");
 }
 
 enum Side {
@@ -31,11 +32,11 @@ enum Side {
     Clients,
 }
 
-/// This thread, and what it starts from now on.
+/// Restricts this thread, and what it starts from now on.
 #[cfg(target_os = "linux")]
 fn run_on(side: Side) {
     static ALL: OnceLock<CpuSet> = OnceLock::new();
-    let mut set = *ALL.get_or_init(|| sched_getaffinity(None).expect("it can be asked"));
+    let mut set = *ALL.get_or_init(|| sched_getaffinity(None).expect("the affinity can be read"));
     let Some(last) = (0..CpuSet::MAX_CPU).rev().find(|n| set.is_set(*n)) else {
         return;
     };
@@ -47,10 +48,10 @@ fn run_on(side: Side) {
         Side::Clients => set.unset(last),
     }
     if set.count() > 0 {
-        sched_setaffinity(None, &set).expect("a part of what it had");
+        sched_setaffinity(None, &set).expect("a subset of the former affinity");
     }
 }
 
-/// Elsewhere a process cannot choose.
+/// Other systems offer no such call.
 #[cfg(not(target_os = "linux"))]
 fn run_on(_: Side) {}

@@ -1,4 +1,4 @@
-//! Those who contend: the locks of this crate, and by hand a poller, and a queue.
+//! The contenders: the locks of this crate, a hand-written poller, and a hand-written queue.
 
 use std::thread;
 use std::time::Duration;
@@ -10,13 +10,14 @@ use super::floor::fair::Granted;
 use super::floor::pair::Bare;
 use super::ping_pong::Side;
 
-/// The name that all of them want.
+/// The name that all of them lock.
 const NAME: &str = "contended";
 
-/// How long a poller pauses after a refusal.
+/// The poller's pause after a refusal.
 const POLLS_EVERY: Duration = Duration::from_millis(1);
 
-/// All threads of a process share a client, and each poller has a connection of its own.
+/// Opens a contender. The threads of a process share one client; each poller has its own
+/// connection.
 pub(crate) fn open(kind: &str, url: &str) -> Lockers {
     match kind {
         "mutex" => {
@@ -52,7 +53,7 @@ pub(crate) fn open(kind: &str, url: &str) -> Lockers {
         }
         "granted" => granted(url, Granted::new),
         "granted-directly" => granted(url, Granted::with_no_thread_between),
-        _ => unreachable!("there is no {kind}"),
+        _ => unreachable!("unknown kind {kind}"),
     }
 }
 

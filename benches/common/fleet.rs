@@ -1,4 +1,5 @@
-//! Processes that contend for one name, each with several threads, by one clock: who held it from when to when.
+//! Processes contending for one name, each with several threads. All use one clock to record when
+//! they held it.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -14,16 +15,17 @@ use super::window::{Account, Hold, Window};
 use super::{clock, processor, servers_processor};
 use support::{self, Child, Server, TempDir};
 
-/// A stretch begins with what is not counted: connections, scripts, the first subscription.
+/// The start of a run that is not counted: connections, scripts, the first subscription.
 const WARM_UP: Duration = Duration::from_millis(300);
 
-/// And it ends with what is counted under MONITOR, which slows the server down: only the requests of that part are used.
+/// The end of a run, counted under MONITOR. MONITOR slows the server down, so only the number of
+/// requests is taken from this part.
 const MONITORED: Duration = Duration::from_millis(500);
 
-/// How long after its end a process may take to say how it went.
+/// How long after the end a process may take to report.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Who contends, and for how long.
+/// The contenders, and how long they run.
 #[derive(Clone, Copy)]
 pub(crate) struct Terms {
     pub(crate) kind: &'static str,
@@ -33,17 +35,17 @@ pub(crate) struct Terms {
     pub(crate) lasts: Duration,
 }
 
-/// What is done under the lock: the work, and what tells afterwards whether somebody else was there.
+/// The critical section: some work, and a check whether another process was inside.
 #[derive(Clone)]
 pub(crate) struct Section {
-    /// A number that is read and written in two steps.
+    /// A counter that is read and written in two steps.
     plain: Arc<File>,
     lasts: Duration,
     held: Arc<Mutex<Option<(u64, u64, u64)>>>,
 }
 
 impl Section {
-    /// `token` is 0 where the lock has none.
+    /// `token` is 0 if the lock has none.
     pub(crate) fn run(&self, token: u64) {
         let from = nanos();
         let mut count = [0; 8];
@@ -58,20 +60,20 @@ impl Section {
     }
 }
 
-/// Locks, runs the section, unlocks: for one thread, over and over.
+/// Locks, runs the section and unlocks; one thread calls it repeatedly.
 pub(crate) type Locker = Box<dyn FnMut(&Section) -> Result<(), String> + Send>;
 
-/// What a process has, of which each of its threads gets a locker.
+/// Creates a locker for each thread of a process.
 pub(crate) type Lockers = Box<dyn Fn() -> Locker>;
 
-/// By its kind and the server's URL.
+/// Opens a contender by its kind and the server's URL.
 pub(crate) type Open = fn(kind: &str, url: &str) -> Lockers;
 
 fn nanos() -> u64 {
-    u64::try_from(clock().as_nanos()).expect("the machine has not been up for centuries")
+    u64::try_from(clock().as_nanos()).expect("an uptime below 584 years")
 }
 
-/// The role of each process, `member`: contends from the given moment to the given moment, and ends.
+/// The role `member` of each process: contends for the given period and exits.
 pub(crate) fn contend(open: Open) {
     let number = |key: &str| support::given(key).parse::<u64>().expect("a number");
     let port = u16::try_from(number("PORT")).expect("a port");
@@ -127,7 +129,7 @@ pub(crate) fn contend(open: Open) {
     let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
     starter.write_all(&bytes).unwrap();
     starter.write_all(first.as_bytes()).unwrap();
-    // Whatever a lock left running ends here.
+    // Exiting ends whatever a lock left running.
     process::exit(0);
 }
 
@@ -160,7 +162,8 @@ fn lock_until(
     }
 }
 
-/// Has the processes contend, and puts together what they say. The bench has the role `member`, which is `contend`.
+/// Runs the processes and combines their reports. The bench must have the role `member`, which
+/// calls `contend`.
 pub(crate) fn stretch(server: &Server, terms: Terms) -> Window {
     let plain = Plain::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -219,7 +222,7 @@ pub(crate) fn stretch(server: &Server, terms: Terms) -> Window {
             None => stretch.hung += 1,
         }
     }
-    // Those that hang are killed here.
+    // Kills processes that hang.
     drop(children);
     stretch.sum_up(plain.count());
     stretch
@@ -248,7 +251,7 @@ fn sleep_until(at: Duration) {
     thread::sleep(at.saturating_sub(clock()));
 }
 
-/// The number that is counted in, gone when this is dropped.
+/// The counter's file, removed on drop.
 struct Plain(TempDir);
 
 impl Plain {

@@ -1,6 +1,6 @@
-//! What the benches share: turns, percentiles, tables, the hand-written floor, and what is left behind of a run.
+//! Shared by the benches: turns, percentiles, tables, the hand-written floor, and reports.
 
-// Every bench compiles its own copy of this module and uses a part of it.
+// Every bench compiles its own copy of this module and uses only a part.
 #![allow(dead_code)]
 
 pub(crate) mod affinity;
@@ -20,12 +20,12 @@ use rustix::time::{ClockId, clock_gettime};
 
 use support::Server;
 
-// Not every bench counts requests by itself.
+// Not every bench counts requests.
 #[allow(unused_imports)]
 pub(crate) use monitor::Monitor;
 pub(crate) use report::Report;
 
-/// What one contender took, round by round.
+/// The times of one contender, by round.
 #[derive(Default)]
 pub(crate) struct Samples {
     rounds: Vec<Vec<Duration>>,
@@ -36,13 +36,13 @@ impl Samples {
         self.rounds.push(round);
     }
 
-    /// Over all rounds, in µs.
+    /// A percentile over all rounds, in µs.
     pub(crate) fn percentile(&self, percent: f64) -> f64 {
         let micros = self.rounds.iter().flatten().copied().map(micros);
         percentile(micros.collect(), percent)
     }
 
-    /// p50, p99 and the most, in µs.
+    /// p50, p99 and maximum, in µs.
     pub(crate) fn range(&self) -> [f64; 3] {
         [50.0, 99.0, 100.0].map(|percent| self.percentile(percent))
     }
@@ -54,24 +54,24 @@ impl Samples {
             .map(|round| percentile(round.iter().copied().map(micros).collect(), 50.0))
     }
 
-    /// The p50 of a round, over the rounds, in µs.
+    /// The p50 per round, over all rounds, in µs.
     pub(crate) fn median(&self) -> Spread {
         Spread::of(self.medians())
     }
 
-    /// How many times as long as `floor` it takes. Each round is compared with itself, since this machine's pace
-    /// changes from one moment to the next.
+    /// The time relative to `floor`. Compares within each round, since this machine's speed changes
+    /// from one moment to the next.
     pub(crate) fn ratio(&self, floor: &Self) -> Spread {
         Spread::of(self.medians().zip(floor.medians()).map(|(a, b)| a / b))
     }
 
-    /// How many µs more than `floor` it takes, compared in the same way.
+    /// The difference to `floor` in µs, compared the same way.
     pub(crate) fn surplus(&self, floor: &Self) -> Spread {
         Spread::of(self.medians().zip(floor.medians()).map(|(a, b)| a - b))
     }
 }
 
-/// A median over rounds, and the quartiles that say how far to trust it.
+/// The median over rounds, and the quartiles that show its reliability.
 #[derive(Clone, Copy)]
 pub(crate) struct Spread {
     pub(crate) low: f64,
@@ -97,11 +97,11 @@ impl Spread {
     }
 }
 
-/// One of those who take turns: runs a round, and says how long each of its operations took.
+/// A contender: runs a round and returns how long each operation took.
 pub(crate) type Contender<'a> = Box<dyn FnMut() -> Vec<Duration> + 'a>;
 
-/// Has each contender run in every round, each round beginning with the next one: whoever comes first after another
-/// finds colder caches. Rounds before the first that counts warm everything up.
+/// Runs every contender in every round. Each round starts with the next contender: the first one
+/// after another finds colder caches. Rounds before the first counted one warm everything up.
 pub(crate) fn take_turns(rounds: usize, contenders: &mut [Contender<'_>]) -> Vec<Samples> {
     const WARM_UP: usize = 2;
     let mut samples: Vec<Samples> = contenders.iter().map(|_| Samples::default()).collect();
@@ -117,7 +117,7 @@ pub(crate) fn take_turns(rounds: usize, contenders: &mut [Contender<'_>]) -> Vec
     samples
 }
 
-/// Times `times` runs, one by one.
+/// Times each of `times` runs.
 pub(crate) fn timed(times: usize, mut run: impl FnMut()) -> Vec<Duration> {
     (0..times)
         .map(|_| {
@@ -135,17 +135,17 @@ pub(crate) fn percentile(mut values: Vec<f64>, percent: f64) -> f64 {
     values[rank.round() as usize]
 }
 
-/// A clock that all processes read alike.
+/// A clock shared by all processes.
 pub(crate) fn clock() -> Duration {
     time_of(ClockId::Monotonic)
 }
 
-/// Processor time that this process has used, in all its threads.
+/// The processor time used by all threads of this process.
 pub(crate) fn processor() -> Duration {
     time_of(ClockId::ProcessCPUTime)
 }
 
-/// Processor time that a server has used.
+/// The processor time used by a server.
 pub(crate) fn servers_processor(server: &Server) -> Duration {
     let seconds = |field| {
         let seconds = server.info("cpu", field);
@@ -167,7 +167,7 @@ pub(crate) fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// Prints rows below their heads, the first column flush left.
+/// Prints a table, the first column aligned left.
 pub(crate) fn print_table(heads: &[&str], rows: &[Vec<String>]) {
     let heads: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
     let widths: Vec<usize> = (0..heads.len())

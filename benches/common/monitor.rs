@@ -1,4 +1,5 @@
-//! What clients send, as the server sees it: MONITOR tells it from the calls inside scripts, which INFO counts too.
+//! Counts the requests of clients with MONITOR, which, unlike INFO, tells them from calls inside
+//! scripts.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Shutdown, TcpStream};
@@ -12,7 +13,7 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
-    /// Counts from now on. It slows the server down.
+    /// Starts counting. MONITOR slows the server down.
     pub(crate) fn start(server: &Server) -> Self {
         let mut wire = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
         wire.write_all(b"MONITOR\r\n").unwrap();
@@ -35,12 +36,14 @@ impl Monitor {
 
     pub(crate) fn stop(self) -> u64 {
         let _ = self.wire.shutdown(Shutdown::Both);
-        self.counting.join().expect("it only counts")
+        self.counting
+            .join()
+            .expect("the counting thread does not panic")
     }
 }
 
-/// `+1700000000.000000 [0 127.0.0.1:50000] "GET" "a"`; where the address is `lua`, a script called it. Of a request that
-/// has line ends in it, MONITOR shows none: each line is one command.
+/// Reads lines such as `+1700000000.000000 [0 127.0.0.1:50000] "GET" "a"`; the address is `lua` if
+/// a script made the call. MONITOR escapes line ends in arguments, so each line is one command.
 fn is_request(line: &[u8]) -> bool {
     let mut words = line.split(|byte| *byte == b' ');
     words.nth(2).is_some_and(|from| from != b"lua]")

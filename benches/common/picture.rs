@@ -1,4 +1,4 @@
-//! Bars and ranges as SVG, with the mark that each should reach.
+//! Bars and ranges as SVG, with the target that each should reach.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::Spread;
 
 const WIDTH: i32 = 900;
 const LEFT: i32 = 250;
-/// Where the plot ends; the values are written behind it.
+/// The right end of the plot; values are written after it.
 const RIGHT: i32 = 730;
 const ROW: i32 = 26;
 
@@ -21,7 +21,7 @@ const OURS: RGBColor = RGBColor(14, 116, 144);
 const OTHERS: RGBColor = RGBColor(156, 163, 175);
 const MARK: RGBColor = RGBColor(190, 18, 60);
 
-/// Panels, one below the other, each with a scale of its own.
+/// Panels, one below the other, each with its own scale.
 pub(crate) struct Picture {
     pub(crate) title: String,
     pub(crate) panels: Vec<Panel>,
@@ -39,13 +39,13 @@ pub(crate) struct Row {
     mark: Option<(Option<f64>, String)>,
 }
 
-/// A panel's rows are all of one shape.
+/// All rows of a panel have the same shape.
 enum Shape {
-    /// From 0, with the quartiles over its end.
+    /// A bar from 0, with the quartiles over its end.
     Bar(Spread),
-    /// p50, p99 and the most, on a scale of powers of ten: these are far from each other.
+    /// p50, p99 and maximum on a logarithmic scale, since they differ widely.
     Range([f64; 3]),
-    /// What could not be measured, and why.
+    /// A row without a measurement, and why.
     Nothing(String),
 }
 
@@ -54,7 +54,7 @@ impl Row {
         Self::new(label, Shape::Bar(value))
     }
 
-    /// p50, p99, most.
+    /// p50, p99, maximum.
     pub(crate) fn range(label: impl Into<String>, points: [f64; 3]) -> Self {
         Self::new(label, Shape::Range(points))
     }
@@ -72,7 +72,7 @@ impl Row {
         }
     }
 
-    /// Sets it off from what it is compared with.
+    /// Highlights the row against what it is compared with.
     pub(crate) fn ours(self) -> Self {
         Self {
             is_ours: true,
@@ -80,7 +80,7 @@ impl Row {
         }
     }
 
-    /// What it should reach: `"≤"` or `"≥"`, and how much.
+    /// The target: `"≤"` or `"≥"`, and a value.
     pub(crate) fn mark(self, side: &str, at: f64) -> Self {
         Self {
             mark: Some((Some(at), format!("{side} {at}"))),
@@ -88,7 +88,7 @@ impl Row {
         }
     }
 
-    /// What is to be said of it, in place of a mark.
+    /// A note in place of a target.
     pub(crate) fn note(self, what: &str) -> Self {
         Self {
             mark: Some((None, what.to_owned())),
@@ -126,14 +126,14 @@ impl Panel {
                 let least = above_zero.fold(most, f64::min);
                 Scale::Powers(least.log10().floor(), most.log10().ceil())
             }
-            // A bar that reaches the end would look cut off.
+            // Leaves room: a bar that reaches the end would look cut off.
             false => Scale::Even(most * 1.04),
         }
     }
 }
 
 enum Scale {
-    /// From 0 to this.
+    /// From 0 to this value.
     Even(f64),
     /// Between these powers of ten.
     Powers(f64, f64),
@@ -153,7 +153,7 @@ impl Scale {
     fn ticks(&self) -> Vec<f64> {
         match self {
             Self::Even(most) => {
-                // Of 1, 2 and 5 times a power of ten the one that gives at most six.
+                // The step of 1, 2 or 5 times a power of ten that gives at most six ticks.
                 let power = 10f64.powf((most / 6.0).log10().floor());
                 let step = [1.0, 2.0, 5.0, 10.0].map(|n| n * power);
                 let step = step.into_iter().find(|step| most / step <= 6.0);
@@ -249,7 +249,7 @@ impl Row {
     }
 }
 
-/// Three digits are more than a run is good for.
+/// Formats with at most three digits; a run is no more precise.
 fn short(value: f64) -> String {
     match value {
         v if v.is_nan() => "none".to_owned(),

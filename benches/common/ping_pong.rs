@@ -11,21 +11,21 @@ use leasehold::{MutexGuard, Unlocked};
 use super::{Contender, Samples, clock, take_turns};
 use support::{self, Child};
 
-/// Enough for a waiter to be asleep by then, on either side of a comparison.
+/// By then a waiter is asleep, on either side of a comparison.
 const FALLS_ASLEEP: Duration = Duration::from_millis(2);
 
 const NOTHING: u8 = u8::MAX;
 
-/// One way to do it.
+/// One of the ways to lock that are compared.
 pub(crate) trait Side {
     fn take(&mut self);
     fn let_go(&mut self);
 }
 
-/// Makes all that are compared, in the same order in both processes.
+/// Creates all sides, in the same order in both processes.
 pub(crate) type Sides = fn(url: &str) -> Vec<Box<dyn Side>>;
 
-/// Through this crate, whichever lock it is.
+/// A lock of this crate.
 pub(crate) struct Ours<L> {
     lock: L,
     guard: Option<MutexGuard>,
@@ -43,12 +43,12 @@ impl<L: Fn() -> MutexGuard> Side for Ours<L> {
     }
 
     fn let_go(&mut self) {
-        let guard = self.guard.take().expect("it was taken");
+        let guard = self.guard.take().expect("the lock is held");
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     }
 }
 
-/// The process that waits. The bench has the role `waiter`, which is `wait`.
+/// The waiting process. The bench must have the role `waiter`, which calls `wait`.
 pub(crate) struct Waiter {
     child: Child,
     wire: TcpStream,
@@ -64,12 +64,13 @@ impl Waiter {
         Self { child, wire }
     }
 
-    /// Lets it wait for what this process holds, lets go, and hears when the other one had it. `side` is the n-th.
+    /// Lets the process wait for the n-th `side`, held by this process; releases it and returns
+    /// when the other process acquired it.
     pub(crate) fn hand_offs(&self, times: usize, n: usize, side: &mut dyn Side) -> Vec<Duration> {
         self.slow_hand_offs(FALLS_ASLEEP, times, n, side)
     }
 
-    /// The same for one that takes so long to fall asleep.
+    /// The same for a side that takes `falls_asleep` until it sleeps.
     pub(crate) fn slow_hand_offs(
         &self,
         falls_asleep: Duration,
@@ -87,7 +88,7 @@ impl Waiter {
                 side.let_go();
                 let mut taken = [0; 8];
                 wire.read_exact(&mut taken).unwrap();
-                // It says so again when it has let go.
+                // It sends another message after its release.
                 wire.read_exact(&mut [0]).unwrap();
                 Duration::from_nanos(u64::from_ne_bytes(taken)).saturating_sub(began)
             })
@@ -100,7 +101,7 @@ impl Waiter {
     }
 }
 
-/// Has the sides take turns. In its turn, each hands on so many times to a process that waits.
+/// Measures the sides in turn; each hands the lock to the waiting process `times` times per round.
 pub(crate) fn in_turns(
     url: &str,
     rounds: usize,
@@ -121,7 +122,8 @@ pub(crate) fn in_turns(
     samples
 }
 
-/// The other process: takes what it is told to, says when it had it, and lets go. The process ends with it.
+/// The waiting process: acquires the side it is told to, reports when, and releases. Exits with the
+/// starter.
 pub(crate) fn wait(sides: Sides) {
     let port: u16 = support::given("PORT").parse().unwrap();
     let mut starter = TcpStream::connect(("127.0.0.1", port)).unwrap();

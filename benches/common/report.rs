@@ -1,4 +1,4 @@
-//! What a bench leaves behind: its last line, a line of JSON, a picture.
+//! The report of a bench: its last line, a line of JSON, and a picture.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -8,17 +8,18 @@ use std::{env, thread};
 
 use super::picture::Picture;
 
-/// A run of a bench, from its first line to its last.
+/// A run of a bench, from the first line to the last.
 pub(crate) struct Report {
     bench: &'static str,
     rounds: usize,
-    /// Of the machine: a bench may choose among them for itself.
+    /// The machine's processors; read first, since a bench may restrict its own.
     cores: usize,
     load: String,
 }
 
 impl Report {
-    /// Says what is measured, and how busy the machine is: figures of a busy machine are worth less.
+    /// Prints what is measured and the load of the machine: figures of a busy machine are less
+    /// reliable.
     pub(crate) fn begin(bench: &'static str, rounds: usize, what: &str) -> Self {
         let load = load();
         println!("{what}");
@@ -32,8 +33,9 @@ impl Report {
         }
     }
 
-    /// Ends with the line `figures: {…}`, for programs that read it. The same goes to `target/bench/`, with the picture,
-    /// which goes to `docs/` too where it is asked for: a run in passing leaves the tree as it was.
+    /// Prints the line `figures: {…}` for programs. Writes the same and the picture to
+    /// `target/bench/`; the picture goes to `docs/`, too, if `LEASEHOLD_PICTURES` is set, so that
+    /// an ordinary run does not change the tree.
     pub(crate) fn end(self, figures: &[(&str, String)], picture: &Picture) {
         let after = load();
         println!("load average after: {after} on {} cores", self.cores);
@@ -71,7 +73,7 @@ impl Report {
     }
 }
 
-/// Of one, five and fifteen minutes.
+/// The load over 1, 5 and 15 minutes.
 fn load() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').take(3).collect::<Vec<_>>().join(" ")
@@ -88,7 +90,7 @@ fn target() -> &'static Path {
     own.parent().expect("it lies in the target directory")
 }
 
-/// Of the repository, whichever of its packages this is.
+/// The `docs` directory of the repository, whichever package this is.
 fn docs() -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = package

@@ -1,11 +1,11 @@
-//! What a contender came to, round by round.
+//! The results of one contender, by round.
 
 use std::time::Duration;
 
 use super::Spread;
 use super::window::Window;
 
-/// A contender's stretches, one of each round.
+/// A contender's runs, one per round.
 pub(crate) struct Series {
     pub(crate) label: &'static str,
     pub(crate) section: Duration,
@@ -33,7 +33,7 @@ impl Series {
         [0, 1, 2].map(|n| self.spread(|stretch| of(stretch)[n]).median)
     }
 
-    /// Round by round, since the machine's pace changes.
+    /// Compares within each round, since the machine's speed changes.
     pub(crate) fn ratio(&self, floor: &Self, of: impl Fn(&Window) -> f64) -> Spread {
         let pairs = self.rounds.iter().zip(&floor.rounds);
         Spread::of(pairs.map(|(own, floor)| of(own) / of(floor)))

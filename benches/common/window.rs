@@ -1,4 +1,4 @@
-//! Who held a lock from when to when in a stretch of contention, and what that comes to.
+//! Which thread held a lock when, during one run, and the statistics of that.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ pub(super) struct Account {
     pub(super) first: String,
 }
 
-/// Times are nanoseconds of the clock that all processes read alike.
+/// Times are ns of the clock shared by all processes.
 #[derive(Clone, Copy)]
 pub(crate) struct Hold {
     pub(crate) process: u64,
     pub(crate) thread: u64,
-    /// When it was asked for.
+    /// When the thread asked for the lock.
     pub(crate) asked: u64,
     pub(crate) from: u64,
     pub(crate) to: u64,
-    /// 0 where the lock has none.
+    /// 0 if the lock has none.
     pub(crate) token: u64,
 }
 
@@ -58,23 +58,23 @@ impl Hold {
 pub(crate) struct Window {
     pub(super) processes: usize,
     pub(super) threads: usize,
-    /// What counts, from when to when.
+    /// Start and end of the measured window.
     pub(super) window: [u64; 2],
     pub(super) server_used: Duration,
-    /// From when to when requests were counted, and how many came.
+    /// Start and end of the counting of requests, and their number.
     pub(super) monitored: ([u64; 2], u64),
-    /// In the order in which they began.
+    /// Ordered by start.
     pub(super) holds: Vec<Hold>,
     pub(super) clients_used: Duration,
     pub(crate) failures: u64,
     pub(crate) first_failure: String,
-    /// Processes that did not come back.
+    /// Processes that did not report in time.
     pub(crate) hung: usize,
-    /// How often somebody came in while another was inside.
+    /// How many holds began before the previous one had ended.
     pub(crate) overlaps: usize,
-    /// How many counts were overwritten.
+    /// How many increments of the counter were lost.
     pub(crate) miscounted: u64,
-    /// How often a later holder's token was not higher.
+    /// How many holders had a token not higher than the previous one.
     pub(crate) out_of_order: usize,
 }
 
@@ -92,7 +92,7 @@ impl Window {
 
     pub(super) fn sum_up(&mut self, counted: u64) {
         self.holds.sort_by_key(|hold| hold.from);
-        // What a process that hangs has counted is not known.
+        // The increments of a process that hangs are unknown.
         if self.hung == 0 {
             self.miscounted = (self.holds.len() as u64).saturating_sub(counted);
         }
@@ -103,12 +103,13 @@ impl Window {
             .count();
     }
 
-    /// All came back, and one at a time held it, each with a higher token than the one before.
+    /// Asserts that every process reported, and that one holder at a time held the lock, each with
+    /// a higher token than the one before.
     pub(crate) fn holds_what_it_promises(&self) {
-        assert_eq!(self.hung, 0, "processes that did not come back");
+        assert_eq!(self.hung, 0, "processes that did not report");
         assert_eq!(self.failures, 0, "{}", self.first_failure);
-        assert_eq!(self.overlaps, 0, "two at a time");
-        assert_eq!(self.miscounted, 0, "two at a time");
+        assert_eq!(self.overlaps, 0, "two holders at a time");
+        assert_eq!(self.miscounted, 0, "two holders at a time");
         assert_eq!(self.out_of_order, 0, "tokens that did not rise");
     }
 
@@ -118,7 +119,7 @@ impl Window {
         holds.filter(move |hold| (begins..ends).contains(&hold.from))
     }
 
-    /// All of them, before and after what counts too.
+    /// All holds, including those outside the window.
     pub(crate) fn acquisitions(&self) -> usize {
         self.holds.len()
     }
@@ -128,7 +129,8 @@ impl Window {
         self.counted().count() as f64 / Duration::from_nanos(ends - begins).as_secs_f64()
     }
 
-    /// From the end of one's section to the beginning of another's, in µs: p50, p99, most.
+    /// Gaps between the end of one thread's section and the start of another's, in µs: p50, p99,
+    /// max.
     pub(crate) fn gaps(&self) -> [f64; 3] {
         let pairs = self.counted().zip(self.counted().skip(1));
         let gaps = pairs
@@ -137,8 +139,8 @@ impl Window {
         points(gaps.collect())
     }
 
-    /// From asking to having, in µs: p50, p99, most. Whoever waited at some time in the window counts, also who had it
-    /// only when the others had ended.
+    /// Waits from asking to acquiring, in µs: p50, p99, max. Includes each wait that overlaps the
+    /// window, also if it ended after the others had stopped.
     pub(crate) fn waits(&self) -> [f64; 3] {
         let [begins, ends] = self.window;
         let waited = self.holds.iter();
@@ -173,7 +175,7 @@ impl Window {
         requests as f64 / held.max(1) as f64
     }
 
-    /// Of all client processes, in µs.
+    /// Processor time of all client processes per acquisition, in µs.
     pub(crate) fn client_cpu_per_acquisition(&self) -> f64 {
         self.clients_used.as_secs_f64() * 1e6 / self.holds.len().max(1) as f64
     }
@@ -184,7 +186,7 @@ impl Window {
     }
 }
 
-/// Not a number where there are none: nobody held it, or always the same one.
+/// NaN if there are none: no thread held the lock, or always the same one.
 fn points(values: Vec<f64>) -> [f64; 3] {
     match values.is_empty() {
         true => [f64::NAN; 3],
@@ -192,7 +194,7 @@ fn points(values: Vec<f64>) -> [f64; 3] {
     }
 }
 
-/// Jain's index: 1 where all had the same, 1/n where one had everything.
+/// Jain's index: 1 for equal shares, 1/n if one had everything.
 fn jain(counts: &[f64]) -> f64 {
     let sum: f64 = counts.iter().sum();
     let squares: f64 = counts.iter().map(|count| count * count).sum();

@@ -1,4 +1,5 @@
-//! The peers, each as its documentation shows it, and once more with the settings that serve this contention best.
+//! The other crates, each as its documentation shows it, and with the settings that suit this
+//! contention best.
 
 use std::sync::Arc;
 use std::thread;
@@ -18,15 +19,15 @@ use crate::common::fleet::{Locker, Lockers};
 const NAME: &str = "contended";
 const TTL: Duration = Duration::from_secs(10);
 
-/// As often as the poller by hand looks.
+/// The pause of the hand-written poller.
 const TUNED: Duration = Duration::from_millis(1);
 
-/// Each process has one thread that contends; an async peer gets a runtime on it.
+/// Each process has one contending thread; an async crate gets a runtime on it.
 pub(crate) fn open(kind: &str, url: &str) -> Lockers {
     let url = url.to_owned();
     match kind {
         "rslock" => Box::new(move || rslock(&url, None)),
-        // The pause is drawn from 0 to this.
+        // The pause is random between 0 and this.
         "rslock-tuned" => Box::new(move || rslock(&url, Some(2 * TUNED))),
         "redlock" => Box::new(move || redlock(&url, None)),
         "redlock-tuned" => Box::new(move || redlock(&url, Some(2))),
@@ -97,8 +98,8 @@ fn redis_lock(url: &str, options: fn() -> LockAcrossOptions) -> Locker {
     })
 }
 
-/// Its `acquire` tries once, whatever the timeout. By default that is taken at its word, which is a failure each time that
-/// somebody else has the lock; tuned, the caller tries again.
+/// Its `acquire` tries once, whatever the timeout. The default settings count a refusal as a
+/// failure; the tuned ones retry.
 fn distributed_lock(url: &str, is_tuned: bool) -> Locker {
     let runtime = runtime();
     let mut builder = RedisLockProvider::builder().url(url);
@@ -108,7 +109,7 @@ fn distributed_lock(url: &str, is_tuned: bool) -> Locker {
     }
     let provider = runtime.block_on(builder.build()).unwrap();
     Box::new(move |section| {
-        // A holder id is that of its lock object: each acquisition gets one.
+        // The holder id belongs to the lock object: each acquisition gets a new one.
         let lock = provider.create_lock(NAME);
         runtime.block_on(async {
             let handle = loop {
@@ -120,7 +121,7 @@ fn distributed_lock(url: &str, is_tuned: bool) -> Locker {
                     Ok(Some(handle)) => break handle,
                     Ok(None) => thread::sleep(TUNED),
                     Err(error) => {
-                        // Whoever calls has something else to do, rather than to ask at once again.
+                        // The caller pauses rather than retrying at once.
                         thread::sleep(TUNED);
                         return Err(error.to_string());
                     }

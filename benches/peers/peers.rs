@@ -1,4 +1,5 @@
-//! Eight processes and one name, through leasehold, through its peers, and through a poller by hand, in turns.
+//! Eight processes contending for one name: through leasehold, through other crates, and through a
+//! hand-written poller, in turn.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -18,7 +19,7 @@ const PROCESSES: usize = 8;
 const LASTS: Duration = ms(3_000);
 const SECTIONS: [Duration; 2] = [ms(1), ms(0)];
 
-/// What it is called, and its kind. Those of this crate come first.
+/// Label and kind. Those of this crate come first.
 const CONTENDERS: [(&str, &str); 11] = [
     ("leasehold Mutex", "mutex"),
     ("leasehold FairMutex", "fair"),
@@ -45,7 +46,7 @@ fn is_ours(label: &str) -> bool {
 }
 
 fn main() {
-    // A process that plays a role ends with it.
+    // In a child process, runs its role and exits.
     if support::play(&[("member", || contend(kinds::open))]) {
         return;
     }
@@ -70,7 +71,7 @@ fn main() {
                 section: ran[n].section,
                 lasts: LASTS,
             };
-            // What one of them leaves behind is not the next one's trouble.
+            // Keys left behind by one contender must not affect the next.
             redis::cmd("FLUSHALL")
                 .exec(&mut server.connection())
                 .unwrap();
@@ -88,7 +89,7 @@ fn main() {
     report.end(&figures(&ran), &picture(&ran));
 }
 
-/// What it did beside locking.
+/// Violations and failures, for the last column.
 fn verdict(ran: &Series) -> String {
     let sum = |of: fn(&Window) -> u64| ran.rounds.iter().map(of).sum::<u64>();
     let held = sum(|it| it.acquisitions() as u64);
@@ -96,7 +97,7 @@ fn verdict(ran: &Series) -> String {
     let failures = sum(|it| it.failures);
     let mut said = Vec::new();
     if overlaps > 0 {
-        said.push(format!("two at once: {overlaps} of {held}"));
+        said.push(format!("two holders at once: {overlaps} of {held}"));
     }
     if failures > 0 {
         let first = ran.rounds.iter().find(|it| it.failures > 0);
@@ -141,16 +142,16 @@ fn table(ran: &[Series], section: Duration) {
     common::print_table(
         &[
             "lock",
-            "acquired/s",
+            "acquisitions/s",
             "gap p50 µs",
             "p99",
             "wait p50 µs",
             "p99",
-            "most",
+            "max",
             "Jain",
             "requests",
             "client CPU µs",
-            "and",
+            "problems",
         ],
         &rows,
     );
@@ -159,9 +160,9 @@ fn table(ran: &[Series], section: Duration) {
 fn figures(ran: &[Series]) -> Vec<(&'static str, String)> {
     let of_1_ms = || ran.iter().filter(|ran| ran.section == ms(1));
     let find = |label: &str| of_1_ms().find(|ran| ran.label == label);
-    let find = |label| find(label).expect("it contended");
+    let find = |label| find(label).expect("every kind has a result");
     let all_peers = || of_1_ms().skip(3);
-    // The best of those that did nothing but lock.
+    // The best crate without violations or failures.
     let peers = || all_peers().filter(|ran| verdict(ran).is_empty());
     let ratios = |label, of: fn(&Window) -> f64| {
         let ours = find(label);
@@ -173,7 +174,8 @@ fn figures(ran: &[Series]) -> Vec<(&'static str, String)> {
     };
     let less = |label, of| format!("{:.3}", ratios(label, of).fold(0.0, f64::max));
     let (mutex, fair) = (CONTENDERS[0].0, CONTENDERS[1].0);
-    // Not the p99 of the wait: where one process has the lock nearly always, nearly all waits are its own, and short.
+    // Compares the maximum, not the p99: if one process nearly always has the lock, nearly all
+    // waits are its own, and short.
     let wait = |it: &Window| it.waits()[2];
     let gap = |it: &Window| it.gaps()[0];
     vec![
@@ -216,13 +218,13 @@ fn picture(ran: &[Series]) -> Picture {
     let mut panels = Vec::new();
     for section in SECTIONS {
         panels.push(Panel::new(
-            format!("{}: wait, µs: p50 · p99 · most", sections(section)),
+            format!("{}: wait, µs: p50 · p99 · max", sections(section)),
             rows(section, &|ran| {
                 Row::range(ran.label, ran.points(Window::waits))
             }),
         ));
         panels.push(Panel::new(
-            format!("{}: acquisitions a second", sections(section)),
+            format!("{}: acquisitions per second", sections(section)),
             rows(section, &|ran| {
                 Row::bar(ran.label, ran.spread(Window::acquisitions_per_s))
             }),

@@ -1,5 +1,5 @@
-//! Many threads over one connection, as a careful user of `redis` would write it by hand: a thread that sends what has
-//! gathered in one write.
+//! Many threads over one connection, as a careful user of `redis` would write it by hand: one
+//! thread sends all gathered commands in one write.
 
 use std::thread;
 
@@ -8,10 +8,10 @@ use redis::{Script, ScriptInvocation, Value};
 
 use super::pair::{ACQUIRE, Named, RELEASE, connect, fresh_id};
 
-/// A command, and where its answer goes.
+/// A command, and the channel for its reply.
 type Order = (Vec<u8>, Sender<Value>);
 
-/// One name of many that share a connection.
+/// One of several names that share a connection.
 pub(crate) struct Batched {
     writer: Sender<Order>,
     answer: Sender<Value>,
@@ -20,7 +20,7 @@ pub(crate) struct Batched {
 }
 
 impl Batched {
-    /// So many names over one connection. Its thread ends with the last of them.
+    /// Creates `names` names over one connection. Its thread ends when the last of them is dropped.
     pub(crate) fn several(url: &str, names: usize) -> Vec<Self> {
         let (writer, orders) = unbounded();
         let mut connection = connect(url);
@@ -52,7 +52,7 @@ impl Batched {
         let granted = self.call(&self.named.acquire(&id));
         assert!(matches!(&granted, Value::Array(items) if items.len() == 2));
         let released = self.call(&self.named.release(&id));
-        assert!(matches!(released, Value::Int(1)), "it was ours");
+        assert!(matches!(released, Value::Int(1)), "the lock was held");
     }
 }
 

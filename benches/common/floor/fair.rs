@@ -1,6 +1,9 @@
-//! Queue and grant by hand: whoever finds the lock taken gets a place in a list, and the release makes the first of
-//! them the owner and tells it, through a subscriber thread and a channel, or with no thread between. With
-//! scripts that see to nobody who died, or with those of the client under test, which do.
+//! A hand-written queue and grant: a process that finds the lock held joins a list, and the release
+//! makes the first entry the owner and tells it, either through a subscriber thread and a channel,
+//! or directly.
+//!
+//! Runs with minimal scripts that do not detect dead waiters, or with the scripts of the client
+//! under test, which do.
 
 use redis::{Connection, Script, Value, cmd};
 use uuid::Uuid;
@@ -9,7 +12,7 @@ use super::super::ping_pong::Side;
 use super::mutex::subscribe;
 use super::pair::{TTL_MS, channel, connect, fresh_id};
 
-/// The token is drawn as `acquire.lua` draws it, by owner and grantee alike.
+/// Draws the token like `acquire.lua`, for the first owner and for a granted one.
 const DRAW: &str = "
 local function draw()
   local last = redis.call('GET', KEYS[3])
@@ -50,21 +53,22 @@ pub(crate) struct Granted {
     enter: Script,
     leave: Script,
     keys: Vec<String>,
-    /// Behind the id and the ttl where it enters, and behind the id where it leaves.
+    /// Arguments after the id and ttl when it enters, and after the id when it leaves.
     arguments: [Vec<String>; 2],
     hear: Hear,
     id: Option<String>,
 }
 
-/// Sleeps until a message comes.
+/// Sleeps until a message arrives.
 type Hear = Box<dyn FnMut() -> Vec<u8> + Send>;
 
 fn through_a_thread(url: &str, inbox: &str) -> Hear {
     let messages = subscribe(url, inbox.to_owned());
-    Box::new(move || messages.recv().expect("the subscriber lives on"))
+    Box::new(move || messages.recv().expect("the subscriber runs until the end"))
 }
 
-/// The waiter listens itself: fewer threads cannot be woken. It hears of nothing but its own grants.
+/// The waiter reads the subscription itself, so a grant wakes the fewest threads. It receives only
+/// its own grants.
 fn with_no_thread_between(url: &str, inbox: &str) -> Hear {
     let mut connection = connect(url);
     connection.set_read_timeout(None).unwrap();
@@ -103,7 +107,7 @@ impl Granted {
         }
     }
 
-    /// With the scripts that the client under test sends.
+    /// Uses the scripts that the client under test sends.
     pub(crate) fn with_its_scripts(url: &str) -> Self {
         let lock = "lock:granted-by-its-scripts";
         let [fence, queue, places] =
@@ -133,17 +137,17 @@ impl Side for Granted {
         };
         if is_queued {
             let grant = String::from_utf8((self.hear)()).expect("ids are text");
-            assert!(grant.contains(&id), "nobody else's");
+            assert!(grant.contains(&id), "a grant for this waiter");
         }
         self.id = Some(id);
     }
 
     fn let_go(&mut self) {
-        let id = self.id.take().expect("it was taken");
+        let id = self.id.take().expect("the lock is held");
         let mut call = self.leave.prepare_invoke();
         let [_, arguments] = &self.arguments;
         call.key(&self.keys).arg(&id).arg(arguments);
         let left: i64 = call.invoke(&mut self.connection).unwrap();
-        assert_eq!(left, 1, "it was ours");
+        assert_eq!(left, 1, "the lock was held");
     }
 }

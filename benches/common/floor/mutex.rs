@@ -1,5 +1,5 @@
-//! A hand-off by hand: the same scripts, a subscriber thread that all waiters share, a channel, and the acquire on a
-//! second connection.
+//! A hand-written hand-off: the same scripts, a subscriber thread shared by all waiters, a channel,
+//! and the acquire on a second connection.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use super::super::ping_pong::Side;
 use super::pair::{Hand, channel, connect};
 
-/// Who waits for which channel.
+/// The waiters by channel.
 type Waiting = Arc<parking_lot::Mutex<HashMap<String, Sender<Vec<u8>>>>>;
 
 pub(crate) struct Woken {
     hand: Hand,
     url: String,
-    /// Rung by the subscriber thread, which the first wait starts.
+    /// Fed by the subscriber thread, which the first wait starts.
     released: Option<Receiver<Vec<u8>>>,
     id: Option<String>,
 }
@@ -37,7 +37,7 @@ impl Woken {
 
 impl Side for Woken {
     fn take(&mut self) {
-        // Only a release after the look is news.
+        // Only a release after the attempt counts.
         while self.released.as_ref().is_some_and(|r| r.try_recv().is_ok()) {}
         loop {
             self.id = self.hand.acquire();
@@ -45,7 +45,7 @@ impl Side for Woken {
                 return;
             }
             match &self.released {
-                // Lost only where it came before the subscription.
+                // A release is missed only before the subscription.
                 Some(released) => drop(released.recv_timeout(Duration::from_secs(1))),
                 None => self.released = Some(subscribe(&self.url, channel(Self::NAME))),
             }
@@ -53,12 +53,12 @@ impl Side for Woken {
     }
 
     fn let_go(&mut self) {
-        let id = self.id.take().expect("it was taken");
+        let id = self.id.take().expect("the lock is held");
         self.hand.release(&id);
     }
 }
 
-/// Starts the thread that hears for all who wait. It ends with the process.
+/// Starts the subscriber thread for all waiters. It ends with the process.
 pub(super) fn subscribe(url: &str, channel: String) -> Receiver<Vec<u8>> {
     let mut connection = connect(url);
     connection.set_read_timeout(None).unwrap();

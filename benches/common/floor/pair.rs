@@ -1,4 +1,4 @@
-//! The floor: the same lock as a careful user of `redis` would write it by hand.
+//! The hand-written floor: the same lock as a careful user of `redis` would write it.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use uuid::Uuid;
 pub(crate) const ACQUIRE: &str = include_str!("../../../src/protocol/acquire.lua");
 pub(crate) const RELEASE: &str = include_str!("../../../src/protocol/release.lua");
 
-/// What peers send to let go.
+/// The release script of other crates.
 const COMPARE_AND_DELETE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then \
                                   return redis.call('DEL', KEYS[1]) else return 0 end";
 
 pub(super) const TTL_MS: u64 = 10_000;
 
-/// A connection like those of the client under test.
+/// Opens a connection with the same settings as the client under test.
 pub(crate) fn connect(url: &str) -> Connection {
     let timeout = Duration::from_secs(1);
     let info = url.into_connection_info().unwrap();
@@ -64,7 +64,7 @@ impl Named {
     }
 }
 
-/// An id of its own for each lock.
+/// Returns a new id for each acquisition.
 pub(super) fn fresh_id() -> String {
     static OWNER: LazyLock<String> = LazyLock::new(|| format!("bench/{}", std::process::id()));
     format!("{}:{}", *OWNER, Uuid::new_v4())
@@ -77,7 +77,7 @@ pub(crate) struct Hand {
 }
 
 impl Hand {
-    /// With the scripts that the client under test sends.
+    /// Uses the scripts that the client under test sends.
     pub(crate) fn new(url: &str, name: &str) -> Self {
         Self::with(url, name, ACQUIRE, RELEASE)
     }
@@ -89,7 +89,7 @@ impl Hand {
         }
     }
 
-    /// Takes the lock under an id of its own; `None` if somebody holds it.
+    /// Acquires the lock under a new id; `None` if it is held.
     pub(crate) fn acquire(&mut self) -> Option<String> {
         let id = fresh_id();
         let answer = self.named.acquire(&id).invoke(&mut self.connection);
@@ -99,15 +99,15 @@ impl Hand {
 
     pub(crate) fn release(&mut self, id: &str) {
         let answer = self.named.release(id).invoke(&mut self.connection);
-        assert_eq!(answer, Ok(1), "it was ours");
+        assert_eq!(answer, Ok(1), "the lock was held");
     }
 
     pub(crate) fn pair(&mut self) {
-        let id = self.acquire().expect("nobody else wants it");
+        let id = self.acquire().expect("the name is free");
         self.release(&id);
     }
 
-    /// The same, which waits in the same write until a replica has the lock.
+    /// The same, followed in one write by WAIT for a replica.
     pub(crate) fn acknowledged_pair(&mut self) {
         let id = fresh_id();
         let (granted, acknowledged): (redis::Value, usize) = redis::pipe()
@@ -128,7 +128,7 @@ fn first_two(answer: Vec<redis::Value>) -> (i64, redis::Value) {
     let mut items = answer.into_iter();
     match (items.next(), items.next()) {
         (Some(redis::Value::Int(first)), Some(second)) => (first, second),
-        other => panic!("the script answers with a list, not {other:?}"),
+        other => panic!("the script returns a list, not {other:?}"),
     }
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn channel(name: &str) -> String {
     format!("lock_release:{name}")
 }
 
-/// The pair that peers send: no fence, no wake-up.
+/// The pair that other crates send: no fence, no wake-up.
 pub(crate) struct Bare {
     connection: Connection,
     release: Script,
@@ -152,7 +152,7 @@ impl Bare {
         }
     }
 
-    /// Takes the lock under an id of its own; `None` if somebody holds it.
+    /// Acquires the lock under a new id; `None` if it is held.
     pub(crate) fn acquire(&mut self) -> Option<String> {
         let id = Uuid::new_v4().to_string();
         let set: Option<String> = redis::cmd("SET")
@@ -173,11 +173,11 @@ impl Bare {
             .arg(id)
             .invoke(&mut self.connection)
             .unwrap();
-        assert_eq!(deleted, 1, "it was ours");
+        assert_eq!(deleted, 1, "the lock was held");
     }
 
     pub(crate) fn pair(&mut self) {
-        let id = self.acquire().expect("nobody else wants it");
+        let id = self.acquire().expect("the name is free");
         self.release(&id);
     }
 }
