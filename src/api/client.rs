@@ -16,7 +16,7 @@ use crate::lock::list::{Held, list};
 use crate::lock::shutdown::{Core, ShutdownReport, shutdown};
 use crate::name::Name;
 use crate::redis::{Deployment, Fault};
-use crate::runtime::Runtime;
+use crate::runtime::{self, Runtime};
 use crate::stats::{Stats, Totals};
 
 /// A handle to the Redis servers that keep the locks; makes locks and renews those that are held.
@@ -342,7 +342,7 @@ impl ClientBuilder {
         // Clones of a builder make clients of their own.
         config.dialers = Dialers::default();
         let deployment = Deployment::new(deployment, &config)?;
-        let runtime = Runtime::new(config, deployment);
+        let runtime = runtime::new(config, deployment);
         Ok(Client {
             core: Arc::new(Core { runtime }),
         })

@@ -80,7 +80,7 @@ pub(crate) fn acquire(
     let counters = &runtime.meters.counters;
     match (&outcome, limit) {
         (Ok(Some(hold)), _) => {
-            runtime.tally.begin(runtime, hold.keys.key(0));
+            runtime.begin_stats(hold.keys.key(0));
             let since = hold.since().unwrap_or(start);
             runtime.meters.acquired(has_waited, start.until(since));
         }

@@ -8,7 +8,7 @@ use crate::lock::attempt::Attempt;
 use crate::logging;
 use crate::queue::answers::Span;
 use crate::redis::Fault;
-use crate::runtime::subscriber::Subscription;
+use crate::runtime::subscriber::subscription::Subscription;
 use crate::wait_policy::WaitPolicy;
 
 /// The part of a wait that does not depend on the kind of queue.
@@ -50,7 +50,8 @@ impl<'a> WaitState<'a> {
             ..
         } = self.attempt;
         // After a failover, the subscription to the previous server is useless.
-        let is_current = |subscription: &Subscription<'_>| subscription.is_current(runtime);
+        let is_current =
+            |subscription: &Subscription<'_>| subscription.is_current(&runtime.deployment);
         if !self.subscription.as_ref().is_some_and(is_current) && settings.wait == WaitPolicy::Wake
         {
             let until = self.attempt.reply_deadline(self.deadline);

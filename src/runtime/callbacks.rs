@@ -35,11 +35,10 @@ impl Default for Callbacks {
 impl Callbacks {
     /// Starts the thread, if it was not before.
     pub(crate) fn start(&self) -> Result<(), Error> {
-        if self.worker.is_started() {
-            return Ok(());
-        }
-        let jobs = self.jobs.clone();
-        self.worker.start(move || run(&jobs))
+        self.worker.start(|| {
+            let jobs = self.jobs.clone();
+            move || run(&jobs)
+        })
     }
 
     /// Runs `job` on the thread, behind those before it.

@@ -6,21 +6,17 @@ use std::sync::Arc;
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Instant;
-use crate::error::Error;
 use crate::holder::HolderId;
-use crate::logging;
 use crate::redis::Server;
-use crate::runtime::Runtime;
 use crate::runtime::io::Io;
 use crate::runtime::io::acknowledged::AcknowledgedRenewals;
-use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::subscriber::Subscriber;
 
 /// One server and its threads: one that hangs keeps nobody from the others.
 pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
     pub(crate) io: Io,
-    acknowledged: AcknowledgedRenewals,
+    pub(in crate::runtime) acknowledged: AcknowledgedRenewals,
     pub(crate) subscriber: Subscriber,
 }
 
@@ -49,31 +45,6 @@ impl Endpoint {
     fn leave(&self) {
         self.acknowledged.stop();
         self.io.leave();
-    }
-
-    /// Asks for renewals: those that replicas must acknowledge on threads of their own.
-    pub(in crate::runtime) fn renew(self: &Arc<Self>, runtime: &Runtime, papers: Vec<RenewalPart>) {
-        let mut plain = Vec::new();
-        for paper in papers {
-            match (paper.ballot.hold.replicas, runtime.me.upgrade()) {
-                (Some(replicas), Some(me)) => {
-                    if let Err((paper, error)) = self.acknowledged.renew(&me, self, replicas, paper)
-                    {
-                        plain.push(paper);
-                        if let Some(error) = error {
-                            logging::error!(
-                                server = self.server.label();
-                                "renewals that wait for replicas delay others: {error}"
-                            );
-                        }
-                    }
-                }
-                _ => plain.push(paper),
-            }
-        }
-        if !plain.is_empty() {
-            self.io.renew(plain);
-        }
     }
 
     /// Waits for its threads; false if one did not end in time.
@@ -149,19 +120,6 @@ impl Endpoints {
             .iter()
             .filter(|endpoint| endpoint.subscriber.hears(channel));
         hearing.count()
-    }
-
-    /// Starts the threads that every lease on these servers needs.
-    pub(crate) fn start(
-        &self,
-        runtime: &Arc<Runtime>,
-        deployment: &[Arc<Server>],
-    ) -> Result<(), Error> {
-        for server in deployment {
-            let endpoint = self.of(server);
-            endpoint.io.start(runtime, &endpoint)?;
-        }
-        Ok(())
     }
 
     pub(crate) fn note_undo(&self, id: &HolderId) {

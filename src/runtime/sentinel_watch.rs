@@ -1,14 +1,13 @@
 //! The threads that listen to the sentinels: one of them says when the master has moved.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error};
 use crate::logging;
+use crate::redis::Deployment;
 use crate::redis::sentinel::Sentinels;
-use crate::runtime::Runtime;
 use crate::runtime::worker::Worker;
 use crate::wait_policy::RECONNECT;
 
@@ -33,14 +32,15 @@ impl SentinelWatch {
         }
     }
 
-    pub(crate) fn start(&self, runtime: &Arc<Runtime>) -> Result<(), Error> {
-        for (n, worker) in self.workers.iter().enumerate() {
-            if !worker.is_started() {
-                let runtime = Arc::clone(runtime);
-                worker.start(move || run(&runtime, n))?;
-            }
-        }
-        Ok(())
+    /// Starts a thread with `body(n)` for each sentinel `n`.
+    pub(in crate::runtime) fn start<B: Fn() + Send + 'static>(
+        &self,
+        body: impl Fn(usize) -> B,
+    ) -> Result<(), Error> {
+        self.workers
+            .iter()
+            .enumerate()
+            .try_for_each(|(n, worker)| worker.start(|| body(n)))
     }
 
     pub(crate) fn stop(&self) {
@@ -59,49 +59,69 @@ impl SentinelWatch {
     fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
     }
-}
 
-fn run(runtime: &Runtime, n: usize) {
-    let Some(sentinels) = runtime.deployment.sentinels() else {
-        return;
-    };
-    let mut moves = sentinels.moves();
-    let mut failures = 0;
-    while let Err(cause) = listen(runtime, sentinels, n, &mut moves, &mut failures) {
-        logging::debug!(server = runtime.deployment.label(); "sentinel {n} is not heard: {cause}");
-        let end = Instant::now().after(RECONNECT.pause(failures));
-        failures += 1;
-        while Instant::now() < end && !runtime.switches.is_stopping() {
-            std::thread::sleep(nap(Instant::now(), end).min(POLL_EVERY));
+    /// Listens to sentinel `n` until the end, and calls `follow` when the master has moved.
+    pub(in crate::runtime) fn run(
+        &self,
+        n: usize,
+        deployment: &Deployment,
+        connect_timeout: Duration,
+        follow: impl Fn(),
+    ) {
+        let Some(sentinels) = deployment.sentinels() else {
+            return;
+        };
+        let mut listener = Listener {
+            watch: self,
+            deployment,
+            sentinels,
+            n,
+            moves: sentinels.moves(),
+            failures: 0,
+        };
+        while let Err(cause) = listener.listen(connect_timeout, &follow) {
+            logging::debug!(server = deployment.label(); "sentinel {n} is not heard: {cause}");
+            let end = Instant::now().after(RECONNECT.pause(listener.failures));
+            listener.failures += 1;
+            while Instant::now() < end && !self.is_stopping() {
+                std::thread::sleep(nap(Instant::now(), end).min(POLL_EVERY));
+            }
         }
     }
 }
 
-/// Listens to one sentinel until the end, or until it cannot be heard.
-fn listen(
-    runtime: &Runtime,
-    sentinels: &Sentinels,
+struct Listener<'a> {
+    watch: &'a SentinelWatch,
+    deployment: &'a Deployment,
+    sentinels: &'a Sentinels,
     n: usize,
-    moves: &mut u64,
-    failures: &mut u32,
-) -> Result<(), Cause> {
-    if runtime.switches.is_stopping() {
-        return Ok(());
-    }
-    let (mut connection, mut has_moved) = sentinels.listen(n, runtime.config.connect_timeout)?;
-    *failures = 0;
-    while !runtime.switches.is_stopping() {
-        if has_moved {
-            runtime.deployment.moved();
-            let server = runtime.deployment.label();
-            logging::warn!(server = server; "the master has moved: every connection to the old one is given up");
+    /// How often the master had moved when `follow` was called last.
+    moves: u64,
+    /// Attempts to listen that failed since the last that did not.
+    failures: u32,
+}
+
+impl Listener<'_> {
+    /// Listens until the end, or until the sentinel cannot be heard.
+    fn listen(&mut self, connect_timeout: Duration, follow: impl Fn()) -> Result<(), Cause> {
+        if self.watch.is_stopping() {
+            return Ok(());
         }
-        // A dialer may have been told before us.
-        let seen = std::mem::replace(moves, sentinels.moves());
-        if seen != *moves {
-            runtime.follow(|_| true);
+        let (mut connection, mut has_moved) = self.sentinels.listen(self.n, connect_timeout)?;
+        self.failures = 0;
+        while !self.watch.is_stopping() {
+            if has_moved {
+                self.deployment.moved();
+                let server = self.deployment.label();
+                logging::warn!(server = server; "the master has moved: every connection to the old one is given up");
+            }
+            // A dialer may have been told before us.
+            let seen = std::mem::replace(&mut self.moves, self.sentinels.moves());
+            if seen != self.moves {
+                follow();
+            }
+            has_moved = self.sentinels.hears_of_move(&mut connection, POLL_EVERY)?;
         }
-        has_moved = sentinels.hears_of_move(&mut connection, POLL_EVERY)?;
+        Ok(())
     }
-    Ok(())
 }

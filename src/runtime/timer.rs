@@ -8,9 +8,8 @@ use crate::clock::{Instant, LONGEST_SLEEP, nap};
 use crate::error::Error;
 use crate::lease::held::HeldLease;
 use crate::lease::schedule::Leases;
-use crate::lease::state::{RENEWAL_WINDOW, RenewalRequest};
-use crate::runtime::Runtime;
-use crate::runtime::worker::{Worker, contain};
+use crate::lease::state::RENEWAL_WINDOW;
+use crate::runtime::worker::Worker;
 
 pub(crate) struct Timer {
     state: Mutex<State>,
@@ -68,12 +67,11 @@ impl Default for Timer {
 }
 
 impl Timer {
-    pub(crate) fn start(&self, runtime: &Arc<Runtime>) -> Result<(), Error> {
-        if self.worker.is_started() {
-            return Ok(());
-        }
-        let runtime = Arc::clone(runtime);
-        self.worker.start(move || run(&runtime))
+    pub(in crate::runtime) fn start<B: Fn() + Send + 'static>(
+        &self,
+        body: impl FnOnce() -> B,
+    ) -> Result<(), Error> {
+        self.worker.start(body)
     }
 
     /// Looks at `hold` at the instant `at`, instead of when it was said before; no later than `by`, if somebody is to ring
@@ -135,7 +133,7 @@ impl Timer {
 
     /// Sleeps until something is due, and takes all that is due by then or shortly after; `None`
     /// at the end.
-    fn next_due(&self) -> Option<Vec<Arc<HeldLease>>> {
+    pub(in crate::runtime) fn next_due(&self) -> Option<Vec<Arc<HeldLease>>> {
         let mut state = self.state.lock();
         let mut idle = false;
         loop {
@@ -163,25 +161,6 @@ impl Timer {
                 self.changed.wait_for(&mut state, nap(now, next));
             }
             state.rest.until = Instant::START;
-        }
-    }
-}
-
-fn run(runtime: &Runtime) {
-    while let Some(due) = runtime.timer.next_due() {
-        let now = Instant::now();
-        let mut asks: Vec<(Arc<HeldLease>, RenewalRequest)> = Vec::new();
-        for hold in due {
-            contain(|| {
-                if let Some(ask) = hold.lease(|lease| lease.ask_if_due(now)) {
-                    asks.push((Arc::clone(&hold), ask));
-                }
-                runtime.reschedule(&hold);
-                drop(hold);
-            });
-        }
-        if !asks.is_empty() {
-            runtime.renew(asks);
         }
     }
 }

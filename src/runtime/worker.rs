@@ -44,12 +44,19 @@ impl Worker {
 
     /// Starts the thread, unless it was started before. A `body` that panics is begun anew: only a
     /// user's logger can make it, and leases depend on these threads.
-    pub(crate) fn start(&self, body: impl Fn() + Send + 'static) -> Result<(), Error> {
+    pub(crate) fn start<B: Fn() + Send + 'static>(
+        &self,
+        body: impl FnOnce() -> B,
+    ) -> Result<(), Error> {
+        if self.is_started() {
+            return Ok(());
+        }
         let mut running = self.running.lock();
         if self.is_started() {
             return Ok(());
         }
         let (alive, through) = bounded(0);
+        let body = body();
         let name = self.name;
         let handle = thread::Builder::new()
             .name(name.into())

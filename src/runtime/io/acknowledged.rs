@@ -1,20 +1,13 @@
 //! Renewals that replicas must acknowledge, on threads of their own: `WAIT` blocks its connection, and delays no other renewal.
 
-use std::sync::Arc;
-
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::error::Error;
-use crate::lease::undos::Undos;
 use crate::replicas::Replicas;
-use crate::runtime::Runtime;
-use crate::runtime::endpoint::Endpoint;
-use crate::runtime::io::job::{IoJob, send_on};
 use crate::runtime::io::renewal_round::RenewalPart;
-use crate::runtime::io::{Writer, settle_renewal, take_write};
-use crate::runtime::worker::{Worker, contain};
+use crate::runtime::worker::Worker;
 
 /// The most threads for one server. Locks with more different settings of `min_replicas` share them.
 const MOST_THREADS: usize = 8;
@@ -43,10 +36,9 @@ impl AcknowledgedRenewals {
     /// could be started.
     pub(in crate::runtime) fn renew(
         &self,
-        runtime: &Arc<Runtime>,
-        endpoint: &Arc<Endpoint>,
         replicas: Replicas,
         paper: RenewalPart,
+        body: impl Fn(&Receiver<Option<RenewalPart>>) + Send + 'static,
     ) -> Result<(), (RenewalPart, Option<Error>)> {
         let mut threads = self.threads.lock();
         if threads.is_stopped {
@@ -58,15 +50,13 @@ impl AcknowledgedRenewals {
             .position(|thread| thread.replicas == replicas)
         {
             Some(n) => n,
-            None if running.len() < MOST_THREADS => {
-                match Thread::start(runtime, endpoint, replicas) {
-                    Ok(thread) => {
-                        running.push(thread);
-                        running.len() - 1
-                    }
-                    Err(error) => return Err((paper, Some(error))),
+            None if running.len() < MOST_THREADS => match Thread::start(replicas, body) {
+                Ok(thread) => {
+                    running.push(thread);
+                    running.len() - 1
                 }
-            }
+                Err(error) => return Err((paper, Some(error))),
+            },
             // With those that wait for about as long.
             None => {
                 let nearest = running
@@ -112,46 +102,16 @@ impl AcknowledgedRenewals {
 
 impl Thread {
     fn start(
-        runtime: &Arc<Runtime>,
-        endpoint: &Arc<Endpoint>,
         replicas: Replicas,
+        body: impl Fn(&Receiver<Option<RenewalPart>>) + Send + 'static,
     ) -> Result<Self, Error> {
         let (queue, papers) = unbounded();
         let worker = Worker::new("leasehold-replicas");
-        let (runtime, endpoint) = (Arc::clone(runtime), Arc::clone(endpoint));
-        worker.start(move || run(&runtime, &endpoint, &papers))?;
+        worker.start(|| move || body(&papers))?;
         Ok(Self {
             replicas,
             queue,
             worker,
         })
-    }
-}
-
-fn run(runtime: &Runtime, endpoint: &Endpoint, papers: &Receiver<Option<RenewalPart>>) {
-    let mut writer = Writer::default();
-    while let Ok(Some(first)) = papers.recv() {
-        let mut items = vec![IoJob::Renew(first)];
-        let mut is_over = false;
-        for paper in papers.try_iter() {
-            match paper {
-                Some(paper) => items.push(IoJob::Renew(paper)),
-                None => is_over = true,
-            }
-        }
-        contain(|| {
-            // It has none to give away.
-            send_on(runtime, endpoint, &mut Undos::default(), &mut items);
-            while let Some(next) = take_write(&mut items) {
-                writer.write(runtime, endpoint, next, |item, sent, answer| {
-                    if let IoJob::Renew(paper) = item {
-                        settle_renewal(runtime, endpoint, paper, sent, answer);
-                    }
-                });
-            }
-        });
-        if is_over {
-            break;
-        }
     }
 }

@@ -4,10 +4,10 @@ use crate::lease::undos::{Batch, Undos};
 use crate::protocol::kind::Key;
 use crate::protocol::script::Call;
 use crate::replicas::Replicas;
-use crate::runtime::Runtime;
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::io::shared_stats::StatsDelta;
+use crate::runtime::state::Runtime;
 
 pub(in crate::runtime) enum IoJob {
     Renew(RenewalPart),
@@ -69,7 +69,7 @@ pub(in crate::runtime) fn send_on(
             continue;
         };
         match item {
-            IoJob::Renew(paper) => owner_of.renew(runtime, vec![paper]),
+            IoJob::Renew(paper) => runtime.renew_at(&owner_of, vec![paper]),
             IoJob::Undo(batch) => {
                 let undos = undos.give_away(&batch);
                 undos.into_iter().for_each(|undo| owner_of.io.undo(undo));

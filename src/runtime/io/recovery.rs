@@ -6,8 +6,8 @@ use crate::clock::Instant;
 use crate::lease::undo::Undo;
 use crate::logging;
 use crate::redis::{Cap, Member, MemberTask, PendingRelease};
-use crate::runtime::Runtime;
 use crate::runtime::endpoint::Endpoint;
+use crate::runtime::state::Runtime;
 use crate::wait_policy::Backoff;
 
 /// How long answers that nobody waited for may lie: all that matters in them is what to undo, and

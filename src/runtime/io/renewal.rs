@@ -10,9 +10,12 @@ use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::kind::KeyState;
 use crate::protocol::script::Reply;
-use crate::redis::Fault;
+use crate::redis::{Fault, ServerHealth};
 use crate::renewed::Renewed;
-use crate::runtime::Runtime;
+use crate::runtime::endpoint::Endpoint;
+use crate::runtime::io::renewal_round::RenewalPart;
+use crate::runtime::state::Runtime;
+use crate::runtime::worker::contain;
 
 /// Sees to the answer of a renewal, and returns what it found. A failed call is no loss; a definite
 /// "not yours" is.
@@ -85,4 +88,32 @@ fn tell_renewal(runtime: &Runtime, hold: &Arc<HeldLease>, remaining: Duration, t
         remaining_ms = remaining.as_millis() as u64, trace_id = hold.trace_id().as_deref();
         "renewed {} for {remaining:?}", hold.keys
     );
+}
+
+pub(in crate::runtime) fn settle_renewal(
+    runtime: &Runtime,
+    endpoint: &Endpoint,
+    paper: RenewalPart,
+    sent: Instant,
+    answer: Result<Reply, Fault>,
+) {
+    contain(|| {
+        note(&endpoint.io.condition, &answer);
+        let round = &paper.ballot;
+        if let Some((sent, answer)) = round.cast(sent, answer) {
+            renewed(runtime, &round.hold, round.ask, sent, &answer);
+        }
+        drop(paper);
+    });
+}
+
+fn note(condition: &ServerHealth, answer: &Result<Reply, Fault>) {
+    match answer {
+        Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
+            condition.failed(Some(cause), false);
+        }
+        _ => {
+            condition.answered(Instant::now());
+        }
+    }
 }

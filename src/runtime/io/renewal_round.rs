@@ -10,8 +10,6 @@ use crate::lease::state::RenewalRequest;
 use crate::protocol::kind::{KeyState, Keys};
 use crate::protocol::script::Reply;
 use crate::redis::{Fault, LeaseVotes, Majority, Verdict};
-use crate::runtime::Runtime;
-use crate::runtime::io::renewal::renewed;
 
 /// A renewal that is on its way to every server of a lease. It is over once the answers decide it: a
 /// server that hangs delays nobody.
@@ -60,9 +58,13 @@ impl RenewalRound {
     }
 
     /// Counts what a server answered to what was sent at `sent`.
-    pub(crate) fn cast(&self, runtime: &Runtime, sent: Instant, answer: Result<Reply, Fault>) {
+    pub(crate) fn cast(
+        &self,
+        sent: Instant,
+        answer: Result<Reply, Fault>,
+    ) -> Option<(Instant, Result<Reply, Fault>)> {
         let mut slot = self.open.lock();
-        let Some(open) = slot.as_mut() else { return };
+        let open = slot.as_mut()?;
         open.sent = open.sent.min(sent);
         match answer {
             Ok(reply) => {
@@ -77,10 +79,8 @@ impl RenewalRound {
                 open.fault = Some(fault);
             }
         }
-        let Some(outcome) = open.tally.outcome() else {
-            return;
-        };
-        let Some(open) = slot.take() else { return };
+        let outcome = open.tally.outcome()?;
+        let open = slot.take()?;
         drop(slot);
         let answer = match (outcome, open.fault) {
             (Verdict::Ours, _) => Ok(Reply::Int(1)),
@@ -89,6 +89,6 @@ impl RenewalRound {
             (Verdict::Unknown, Some(fault)) => Err(fault),
             (Verdict::Unknown, None) => Ok(Reply::Other),
         };
-        renewed(runtime, &self.hold, self.ask, open.sent, &answer);
+        Some((open.sent, answer))
     }
 }

@@ -10,34 +10,30 @@ use parking_lot::Mutex;
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::logging;
-use crate::protocol::kind::{Key, Keys, sibling_key};
+use crate::protocol::kind::{Keys, sibling_key};
 use crate::protocol::script::{Arg, Call, Reply, TALLY};
 use crate::random;
-use crate::redis::{Cap, Fault, Server};
-use crate::runtime::Runtime;
-use crate::runtime::endpoint::Endpoint;
-#[cfg(feature = "metrics")]
-use crate::runtime::worker::contain;
-use crate::stats::{Buckets, Latency, Stats, Totals};
+use crate::redis::Fault;
+use crate::stats::Totals;
 
 /// How often what was counted is told.
-const EVERY: Duration = Duration::from_secs(1);
+pub(in crate::runtime) const EVERY: Duration = Duration::from_secs(1);
 
 /// What this client adds to the shared statistics.
 pub(crate) struct SharedStats {
-    is_shared: bool,
+    pub(in crate::runtime) is_shared: bool,
     /// A thread that tells is there.
     has_begun: AtomicBool,
     /// The hash, as if it were a lock's key: that is how its server is found.
-    owner_of: Keys,
-    keys: Arc<TallyKeys>,
+    pub(in crate::runtime) owner_of: Keys,
+    pub(in crate::runtime) keys: Arc<TallyKeys>,
     state: Mutex<State>,
     #[cfg(feature = "metrics")]
-    facade: crate::stats::facade::Facade,
+    pub(in crate::runtime) facade: crate::stats::facade::Facade,
 }
 
-struct TallyKeys {
-    hash: [Vec<u8>; 1],
+pub(in crate::runtime) struct TallyKeys {
+    pub(in crate::runtime) hash: [Vec<u8>; 1],
     /// Where Redis notes which of our additions it has seen.
     mark: [Vec<u8>; 1],
 }
@@ -122,70 +118,18 @@ impl SharedStats {
         self.is_wanted().then(|| Instant::now().after(EVERY))
     }
 
-    /// There is something to tell. In a cluster the threads of a server begin when somebody needs them, and a lock that
-    /// is let go before its first renewal needs none.
-    pub(crate) fn begin(&self, runtime: &Runtime, key: Key<'_>) {
-        if self.is_wanted() && !self.has_begun.swap(true, Ordering::Relaxed) {
-            runtime.endpoints_of(if self.is_shared {
-                self.owner_of.key(0)
-            } else {
-                key
-            });
-        }
+    /// Whether a thread that tells must be started now.
+    pub(in crate::runtime) fn begins(&self) -> bool {
+        self.is_wanted() && !self.has_begun.swap(true, Ordering::Relaxed)
     }
 
-    /// The server that keeps the hash. Where several are fixed (a quorum) it is the first of them.
-    fn server(&self, runtime: &Runtime) -> Arc<Server> {
-        runtime.deployment.primary_owner_of(self.owner_of.key(0))
-    }
-
-    /// One site tells for all: where a hash is kept that of its server, and else any that is at work.
-    fn is_told_by(&self, runtime: &Runtime, endpoint: &Endpoint) -> bool {
-        if self.is_shared {
-            Arc::ptr_eq(&self.server(runtime), &endpoint.server)
-        } else {
-            let endpoints = runtime.endpoints.all();
-            let at_work = endpoints
-                .iter()
-                .find(|endpoint| !endpoint.server.is_retired());
-            at_work.is_some_and(|first| Arc::ptr_eq(&first.server, &endpoint.server))
-        }
-    }
-
-    /// What `site`, if it is the one that tells, is to write now. The last time is when it
-    /// is `stopping`: then all that there is.
-    pub(crate) fn due(
-        &self,
-        runtime: &Runtime,
-        endpoint: &Endpoint,
-        at: &mut Option<Instant>,
-        stopping: bool,
-    ) -> Vec<StatsDelta> {
-        let now = Instant::now();
-        if at.is_none_or(|at| at > now && !stopping) {
-            return Vec::new();
-        }
-        *at = Some(now.after(EVERY));
-        if !self.is_told_by(runtime, endpoint) {
-            if self.is_shared && !stopping {
-                // It may keep no lock as yet, and then nobody has started its threads.
-                runtime.endpoints_of(self.owner_of.key(0));
-            }
-            return Vec::new();
-        }
-        #[cfg(feature = "metrics")]
-        contain(|| {
-            self.facade
-                .tell(&runtime.stats(), runtime.histograms(), stopping);
-        });
-        if !self.is_shared {
-            return Vec::new();
-        }
-        let totals = runtime.meters.counters.totals();
+    /// What is sent now: an addition that may have run, or else what has come since. With `all`,
+    /// both.
+    pub(in crate::runtime) fn parcels(&self, totals: Totals, all: bool) -> Vec<StatsDelta> {
         let mut state = self.state.lock();
         let open = state.open.clone();
         let mut parcels = Vec::from_iter(open);
-        if parcels.is_empty() || stopping {
+        if parcels.is_empty() || all {
             let before = parcels.first().map_or(state.told, |open| open.told);
             let next = StatsDelta::new(&self.keys, state.serial + 1, &before, totals);
             if next.is_some() {
@@ -222,58 +166,6 @@ impl SharedStats {
                 "what this client counts is not added to the shared statistics: {refusal}"
             );
         }
-    }
-}
-
-impl Runtime {
-    /// What this client has counted, and is doing now.
-    pub(crate) fn stats(&self) -> Stats {
-        let (held, waiting) = self.waiters.count();
-        let [wait, hold, command] = self.histograms();
-        Stats {
-            totals: self.meters.counters.totals(),
-            held,
-            waiting,
-            connections: self.all_servers().iter().map(|s| s.connections()).sum(),
-            renewal_lag: self.meters.lag(),
-            wait: Latency::of(&wait),
-            hold: Latency::of(&hold),
-            command: Latency::of(&command),
-        }
-    }
-
-    /// The times of waiting, holding, and commands, those of all servers together.
-    pub(crate) fn histograms(&self) -> [Buckets; 3] {
-        let [mut wait, mut hold, mut command]: [Buckets; 3] = Default::default();
-        self.meters.wait.add_to(&mut wait);
-        self.meters.hold.add_to(&mut hold);
-        for server in self.all_servers() {
-            server.latency.add_to(&mut command);
-        }
-        [wait, hold, command]
-    }
-
-    /// All servers in use: those that were given, and those that were found.
-    fn all_servers(&self) -> Vec<Arc<Server>> {
-        let mut deployment = self.deployment.fixed().to_vec();
-        for endpoint in self.endpoints.all() {
-            if !deployment
-                .iter()
-                .any(|known| Arc::ptr_eq(known, &endpoint.server))
-            {
-                deployment.push(Arc::clone(&endpoint.server));
-            }
-        }
-        deployment
-    }
-
-    /// What all clients have added to the shared statistics.
-    pub(crate) fn shared_totals(&self, until: Instant) -> Result<Totals, Fault> {
-        let server = self.tally.server(self);
-        let [hash] = &self.tally.keys.hash;
-        server.command("HGETALL", &[hash], until, Cap::Counted, |reply| {
-            read(&reply)
-        })
     }
 }
 

@@ -1,40 +1,25 @@
 //! The subscriber thread: hears releases on one connection and wakes the waiters they are for.
 
+pub(crate) mod listen;
 pub(crate) mod pubsub;
 pub(crate) mod subscription;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::clock::{Instant, LONGEST_SLEEP};
-use crate::error::{Cause, Error};
+use crate::error::Error;
 use crate::logging;
 use crate::name::Name;
 use crate::protocol::expected::Expected;
 use crate::protocol::kind::Key;
 use crate::random;
 use crate::redis::{Cap, Fault, Server, ServerHealth};
-use crate::runtime::Runtime;
-use crate::runtime::endpoint::Endpoint;
 use crate::runtime::worker::Worker;
-use crate::wait_policy::RECONNECT;
-
-use crate::runtime::subscriber::pubsub::{POLL_EVERY, PubSub};
-use crate::runtime::subscriber::subscription::Live;
-pub(crate) use crate::runtime::subscriber::subscription::{Part, Subscription};
-
-/// What was published to the control channel must be heard within this.
-const HEARD_WITHIN: Duration = Duration::from_secs(1);
-
-/// How long a subscription that nobody uses is kept for the next waiter.
-const LINGER: Duration = Duration::from_secs(10);
-
-/// With more than this many lingering, all of them go at the next look around.
-const MOST_LINGERING: usize = 1024;
 
 const PROBE: &[u8] = b"probe";
 
@@ -87,60 +72,50 @@ impl Default for Subscriber {
     }
 }
 
-impl Endpoint {
-    /// Wants to hear the releases of a name. Once they are heard, the name's first waiter is told to
-    /// look: a release between its last look and then was not heard.
-    pub(crate) fn subscribe<'a>(
-        self: Arc<Self>,
-        runtime: &Arc<Runtime>,
-        key: Key<'a>,
-        until: Instant,
-    ) -> Result<Part<'a>, Error> {
-        let this = &self.subscriber;
-        if !this.worker.is_started() {
-            let (runtime, endpoint) = (Arc::clone(runtime), Arc::clone(&self));
-            this.worker.start(move || run(&runtime, &endpoint))?;
-        }
-        let mut state = this.state.lock();
-        let known = state.channels.get_mut(key.channel).map(|channel| {
+impl Subscriber {
+    pub(in crate::runtime) fn start<B: Fn() + Send + 'static>(
+        &self,
+        body: impl FnOnce() -> B,
+    ) -> Result<(), Error> {
+        self.worker.start(body)
+    }
+
+    /// Counts a user of a name's channel. Returns whether the thread must be woken to subscribe.
+    fn add_user(&self, key: Key<'_>) -> (Arc<Live>, bool) {
+        let mut state = self.state.lock();
+        if let Some(channel) = state.channels.get_mut(key.channel) {
             channel.users += 1;
             channel.idle = None;
-            Arc::clone(&channel.live)
-        });
-        let is_new = known.is_none();
-        let live = known.unwrap_or_else(|| {
-            let channel = Channel {
-                name: key.name.clone(),
-                live: Arc::default(),
-                users: 1,
-                idle: None,
-                was_live: false,
-            };
-            let live = Arc::clone(&channel.live);
-            state.channels.insert(key.channel.to_vec(), channel);
-            live
-        });
-        if is_new {
-            state.queue.push(key.channel.to_vec());
+            return (Arc::clone(&channel.live), false);
         }
-        let wake = is_new && state.up;
-        drop(state);
-        if wake && self.server.member.is_some() {
-            // One of several may hang, and the others be enough.
-            self.io.wake();
-        } else if wake {
-            this.wake(&self.server, b"subscribe", until);
-        }
-        self.io.probe();
-        Ok(Part {
-            endpoint: self,
-            key,
-            live,
-        })
+        let channel = Channel {
+            name: key.name.clone(),
+            live: Arc::default(),
+            users: 1,
+            idle: None,
+            was_live: false,
+        };
+        let live = Arc::clone(&channel.live);
+        state.channels.insert(key.channel.to_vec(), channel);
+        state.queue.push(key.channel.to_vec());
+        (live, state.up)
     }
-}
 
-impl Subscriber {
+    fn remove_user(&self, channel: &[u8]) {
+        let mut state = self.state.lock();
+        if let Some(channel) = state.channels.get_mut(channel) {
+            channel.users -= 1;
+            if channel.users == 0 {
+                channel.idle = Some(Instant::now());
+            }
+        }
+    }
+
+    /// Whether publishing is refused.
+    fn is_mute(&self) -> bool {
+        self.mute.load(Ordering::SeqCst)
+    }
+
     /// Where grants are told, too.
     pub(crate) fn inbox(&self) -> &[u8] {
         &self.control
@@ -238,118 +213,29 @@ impl Subscriber {
     }
 }
 
-fn run(runtime: &Runtime, endpoint: &Endpoint) {
-    let mut failures = 0;
-    while !endpoint.subscriber.is_stopping() && !endpoint.server.is_retired() {
-        match listen(runtime, endpoint, &mut failures) {
-            Ok(()) => return,
-            Err(why) => {
-                let mut state = endpoint.subscriber.state.lock();
-                state.up = false;
-                for channel in state.channels.values() {
-                    channel.live.set(None);
-                }
-                drop(state);
-                if endpoint.server.is_retired() {
-                    return;
-                }
-                endpoint
-                    .subscriber
-                    .condition
-                    .failed(Some(&Cause::text(why.clone())), false);
-                runtime.deployment.doubt();
-                // One warning for an outage, however long it lasts.
-                logging::record!(
-                    if failures == 0 { log::Level::Warn } else { log::Level::Debug },
-                    server = endpoint.server.label();
-                    "releases are not heard, waiters look again by themselves; reconnecting: {why}"
-                );
-            }
-        }
-        // The first failure after a good connection is tried again at once.
-        if failures > 0 {
-            endpoint.subscriber.pause(RECONNECT.pause(failures - 1));
-        }
-        failures += 1;
+/// Since when releases on a channel are heard, in nanoseconds of our clock.
+#[derive(Debug)]
+pub(in crate::runtime) struct Live(AtomicU64);
+
+impl Live {
+    const NOT: u64 = u64::MAX;
+
+    pub(in crate::runtime) fn set(&self, since: Option<Instant>) {
+        self.0
+            .store(since.map_or(Self::NOT, Instant::as_nanos), Ordering::SeqCst);
+    }
+
+    pub(in crate::runtime) fn is_on(&self) -> bool {
+        self.0.load(Ordering::SeqCst) != Self::NOT
+    }
+
+    fn is_on_since(&self, at: Instant) -> bool {
+        self.0.load(Ordering::SeqCst) <= at.as_nanos()
     }
 }
 
-/// Connects, subscribes to all that is wanted, and hears until the connection fails or the end.
-fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<(), String> {
-    let this = &endpoint.subscriber;
-    let timeout = endpoint.server.command_timeout();
-    let connection = endpoint
-        .server
-        .connection(Instant::now().after(timeout))
-        .map_err(|fault: Fault| fault.to_string())?;
-    let mut line = PubSub::new(runtime, endpoint, connection);
-    let wanted: Vec<Vec<u8>> = {
-        let mut state = this.state.lock();
-        state.queue.clear();
-        state.channels.retain(|_, channel| channel.users > 0);
-        state.channels.keys().cloned().collect()
-    };
-    // Where the control channel is refused nothing wakes the thread, and no probe is heard.
-    let up = line.subscribe(std::slice::from_ref(&this.control))?;
-    {
-        let mut state = this.state.lock();
-        state.up = up;
-        state.unheard = None;
+impl Default for Live {
+    fn default() -> Self {
+        Self(AtomicU64::new(Self::NOT))
     }
-    line.subscribe(&wanted)?;
-    *failures = 0;
-    let mut tidied = Instant::now();
-    this.condition.answered(Instant::now());
-    logging::debug!(server = endpoint.server.label(); "hearing releases");
-    loop {
-        let now = Instant::now();
-        let mut state = this.state.lock();
-        if state.stopping {
-            return Ok(());
-        }
-        if state
-            .unheard
-            .is_some_and(|sent| sent.until(now) > HEARD_WITHIN)
-        {
-            return Err("the probe was not heard".into());
-        }
-        if !line.is_current() {
-            return Err("the master has moved".into());
-        }
-        // What was queued before this connection was up woke nobody.
-        let wanted = std::mem::take(&mut state.queue);
-        let unused = if tidied.until(now) >= POLL_EVERY {
-            tidied = now;
-            take_unused(&mut state, now)
-        } else {
-            Vec::new()
-        };
-        drop(state);
-        line.unsubscribe(&unused)?;
-        line.subscribe(&wanted)?;
-        line.hear()?;
-    }
-}
-
-/// Takes out the channels that nobody has used for long.
-fn take_unused(state: &mut State, now: Instant) -> Vec<Vec<u8>> {
-    let idle = state
-        .channels
-        .values()
-        .filter(|channel| channel.users == 0)
-        .count();
-    let linger = if idle > MOST_LINGERING {
-        Duration::ZERO
-    } else {
-        LINGER
-    };
-    let unused = state.channels.extract_if(|_, channel| {
-        let over =
-            channel.users == 0 && channel.idle.is_some_and(|since| since.until(now) >= linger);
-        if over {
-            channel.live.set(None);
-        }
-        over
-    });
-    unused.map(|(channel, _)| channel).collect()
 }

@@ -11,8 +11,8 @@ use crate::logging;
 use crate::protocol::fair::read_grant;
 use crate::queue::local::Announcer;
 use crate::redis::Connection;
-use crate::runtime::Runtime;
 use crate::runtime::endpoint::Endpoint;
+use crate::runtime::state::Runtime;
 use crate::runtime::subscriber::PROBE;
 use crate::stats::Wake;
 

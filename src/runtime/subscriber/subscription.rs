@@ -1,13 +1,12 @@
 //! A waiter's use of a name's channel, and since when that is heard.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::clock::Instant;
 use crate::protocol::kind::Key;
-use crate::redis::Majority;
-use crate::runtime::Runtime;
+use crate::redis::{Deployment, Majority};
 use crate::runtime::endpoint::Endpoint;
+use crate::runtime::subscriber::Live;
 
 /// A waiter's use of a name's channel, on all servers that keep the name.
 pub(crate) struct Subscription<'a> {
@@ -34,57 +33,47 @@ impl<'a> Subscription<'a> {
     }
 
     /// Whether its servers still keep the name, as far as is known.
-    pub(crate) fn is_current(&self, runtime: &Runtime) -> bool {
-        self.parts.iter().all(|part| part.is_current(runtime))
+    pub(crate) fn is_current(&self, deployment: &Deployment) -> bool {
+        self.parts.iter().all(|part| part.is_current(deployment))
     }
 }
 
-impl Part<'_> {
+impl<'a> Part<'a> {
+    /// Wants to hear the releases of a name. Once they are heard, the name's first waiter is told to
+    /// look: a release between its last look and then was not heard.
+    pub(in crate::runtime) fn subscribe(
+        endpoint: Arc<Endpoint>,
+        key: Key<'a>,
+        until: Instant,
+    ) -> Self {
+        let subscriber = &endpoint.subscriber;
+        let (live, wake) = subscriber.add_user(key);
+        if wake && endpoint.server.member.is_some() {
+            // One of several may hang, and the others be enough.
+            endpoint.io.wake();
+        } else if wake {
+            subscriber.wake(&endpoint.server, b"subscribe", until);
+        }
+        endpoint.io.probe();
+        Self {
+            endpoint,
+            key,
+            live,
+        }
+    }
+
     fn hears_since(&self, at: Instant) -> bool {
-        self.live.is_on_since(at) && !self.endpoint.subscriber.mute.load(Ordering::SeqCst)
+        self.live.is_on_since(at) && !self.endpoint.subscriber.is_mute()
     }
 
     /// Whether its server still keeps the name, as far as is known.
-    pub(crate) fn is_current(&self, runtime: &Runtime) -> bool {
-        runtime.owns(&self.endpoint, self.key)
+    pub(crate) fn is_current(&self, deployment: &Deployment) -> bool {
+        deployment.owns(&self.endpoint.server, self.key)
     }
 }
 
 impl Drop for Part<'_> {
     fn drop(&mut self) {
-        let mut state = self.endpoint.subscriber.state.lock();
-        if let Some(channel) = state.channels.get_mut(self.key.channel) {
-            channel.users -= 1;
-            if channel.users == 0 {
-                channel.idle = Some(Instant::now());
-            }
-        }
-    }
-}
-
-/// Since when releases on a channel are heard, in nanoseconds of our clock.
-#[derive(Debug)]
-pub(in crate::runtime) struct Live(AtomicU64);
-
-impl Live {
-    const NOT: u64 = u64::MAX;
-
-    pub(in crate::runtime) fn set(&self, since: Option<Instant>) {
-        self.0
-            .store(since.map_or(Self::NOT, Instant::as_nanos), Ordering::SeqCst);
-    }
-
-    pub(in crate::runtime) fn is_on(&self) -> bool {
-        self.0.load(Ordering::SeqCst) != Self::NOT
-    }
-
-    fn is_on_since(&self, at: Instant) -> bool {
-        self.0.load(Ordering::SeqCst) <= at.as_nanos()
-    }
-}
-
-impl Default for Live {
-    fn default() -> Self {
-        Self(AtomicU64::new(Self::NOT))
+        self.endpoint.subscriber.remove_user(self.key.channel);
     }
 }

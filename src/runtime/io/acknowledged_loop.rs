@@ -1,0 +1,44 @@
+//! A thread for renewals that replicas must acknowledge.
+
+use crossbeam_channel::Receiver;
+
+use crate::lease::undos::Undos;
+use crate::runtime::endpoint::Endpoint;
+use crate::runtime::io::job::{IoJob, send_on};
+use crate::runtime::io::renewal::settle_renewal;
+use crate::runtime::io::renewal_round::RenewalPart;
+use crate::runtime::io::writer::{Writer, take_write};
+use crate::runtime::state::Runtime;
+use crate::runtime::worker::contain;
+
+pub(in crate::runtime) fn run(
+    runtime: &Runtime,
+    endpoint: &Endpoint,
+    papers: &Receiver<Option<RenewalPart>>,
+) {
+    let mut writer = Writer::default();
+    while let Ok(Some(first)) = papers.recv() {
+        let mut items = vec![IoJob::Renew(first)];
+        let mut is_over = false;
+        for paper in papers.try_iter() {
+            match paper {
+                Some(paper) => items.push(IoJob::Renew(paper)),
+                None => is_over = true,
+            }
+        }
+        contain(|| {
+            // It has none to give away.
+            send_on(runtime, endpoint, &mut Undos::default(), &mut items);
+            while let Some(next) = take_write(&mut items) {
+                writer.write(runtime, endpoint, next, |item, sent, answer| {
+                    if let IoJob::Renew(paper) = item {
+                        settle_renewal(runtime, endpoint, paper, sent, answer);
+                    }
+                });
+            }
+        });
+        if is_over {
+            break;
+        }
+    }
+}
