@@ -421,7 +421,7 @@ impl<'a> Attempt<'a> {
     ///
     /// A reply to another call wakes no waiter, so the waiting call checks for one.
     fn pause_while_open(&self, open: OpenCircuit, deadline: Instant) -> Result<Duration, Error> {
-        self.runtime.watch(self.keys);
+        self.runtime.probe_breaker(self.keys);
         let now = Instant::now();
         if self.is_unreachable(now) {
             let last = open.last_at(self.runtime.deployment.label());

@@ -163,7 +163,7 @@ fn send_until_answered(
         };
     }
     // How many of the receivers of the message are subscribers of this client.
-    let ours = runtime.endpoints.hearing(hold.keys.key(0).channel) as i64;
+    let ours = runtime.endpoints.subscribed(hold.keys.key(0).channel) as i64;
     let start = Instant::now();
     let mut failures = 0;
     let mut last_cause = None;

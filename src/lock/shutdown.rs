@@ -119,7 +119,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
 pub(crate) fn stop(runtime: &Runtime, until: Instant) -> bool {
     runtime.close();
     runtime.timer.stop();
-    runtime.switches.stop();
+    runtime.sentinel_watch.stop();
     runtime.callbacks.stop();
     // Stopping a subscriber publishes to its server: a server that does not reply must leave time
     // for the others.
@@ -130,7 +130,7 @@ pub(crate) fn stop(runtime: &Runtime, until: Instant) -> bool {
     }
     let mut joined = vec![
         runtime.timer.join(until),
-        runtime.switches.join(until),
+        runtime.sentinel_watch.join(until),
         runtime.callbacks.join(until),
     ];
     joined.extend(endpoints.iter().map(|endpoint| endpoint.join(until)));

@@ -1,4 +1,4 @@
-//! The thread that runs users' callbacks, so that a slow or a panicking one harms no lease.
+//! The thread that runs users' callbacks, so that a slow or panicking callback affects no lease.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use crate::runtime::worker::Worker;
 type Job = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct Callbacks {
-    /// `None` ends the thread, after the callbacks before it.
+    /// `None` ends the thread once it has run the callbacks queued before it.
     queue: Sender<Option<Job>>,
     jobs: Receiver<Option<Job>>,
     stopped: AtomicBool,
@@ -33,7 +33,7 @@ impl Default for Callbacks {
 }
 
 impl Callbacks {
-    /// Starts the thread, if it was not before.
+    /// Starts the thread, unless it was started before.
     pub(crate) fn start(&self) -> Result<(), Error> {
         self.worker.start(|| {
             let jobs = self.jobs.clone();
@@ -41,11 +41,11 @@ impl Callbacks {
         })
     }
 
-    /// Runs `job` on the thread, behind those before it.
+    /// Runs `job` on the thread, after the jobs queued before it.
     pub(crate) fn run(&self, job: Job) {
-        // A job that nobody will run must not stay: it may own the client that owns this queue.
+        // A job that will never run must be dropped: it may own the client that owns this queue.
         if !self.stopped.load(Ordering::SeqCst) {
-            // The receiver is in self, so there is somebody to send to.
+            // Sending cannot fail: `self` owns a receiver.
             let _ = self.queue.send(Some(job));
         }
     }
@@ -63,7 +63,7 @@ impl Callbacks {
 fn run(jobs: &Receiver<Option<Job>>) {
     while let Ok(Some(job)) = jobs.recv() {
         if catch_unwind(AssertUnwindSafe(job)).is_err() {
-            logging::error!("a callback panicked; the leases go on");
+            logging::error!("a callback panicked; leases are not affected");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A server in use, with the threads that write to it and listen to it.
+//! Servers in use, each with the threads that write to it and listen to it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::runtime::io::Io;
 use crate::runtime::io::acknowledged::AcknowledgedRenewals;
 use crate::runtime::subscriber::Subscriber;
 
-/// One server and its threads: one that hangs keeps nobody from the others.
+/// One server and its threads. Each server has its own, so that one that hangs delays no other.
 pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
     pub(crate) io: Io,
@@ -30,24 +30,24 @@ impl Endpoint {
         }
     }
 
-    /// Begins to end its threads. Telling the subscriber takes until `until` at the most.
+    /// Tells the threads to end. Waking the subscriber takes until `until` at most.
     pub(crate) fn stop(&self, until: Instant) {
         self.acknowledged.stop();
         self.io.stop();
         self.subscriber.stop(&self.server, until);
     }
 
-    fn is_through(&self) -> bool {
-        self.subscriber.is_through() && self.io.is_through() && self.acknowledged.is_through()
+    fn is_finished(&self) -> bool {
+        self.subscriber.is_finished() && self.io.is_finished() && self.acknowledged.is_finished()
     }
 
-    /// Ends the threads by and by: somebody may be about to send them something.
-    fn leave(&self) {
+    /// Ends the threads after a delay: a caller may be about to send them a job.
+    fn retire(&self) {
         self.acknowledged.stop();
-        self.io.leave();
+        self.io.retire();
     }
 
-    /// Waits for its threads; false if one did not end in time.
+    /// Waits for the threads; returns false if one still runs at `until`.
     pub(crate) fn join(&self, until: Instant) -> bool {
         self.subscriber.join(until) & self.acknowledged.join(until) & self.io.join(until)
     }
@@ -57,21 +57,21 @@ impl Endpoint {
 #[derive(Default)]
 pub(crate) struct Endpoints {
     endpoints: RwLock<Vec<Arc<Endpoint>>>,
-    /// The leases with an undo open, and how many: one of them in Redis is nobody else's hold.
+    /// The number of pending undos of each lease: such a lease in Redis has no holder.
     undoing: Mutex<HashMap<HolderId, usize>>,
-    /// Held while a subscription is confirmed.
+    /// Locked while a subscription is confirmed, so that confirmations are counted one by one.
     pub(crate) confirming: Mutex<()>,
 }
 
 impl Endpoints {
-    /// The site of `server`, which is made if there is none yet.
+    /// Returns the endpoint of `server`, and creates it if there is none.
     pub(crate) fn of(&self, server: &Arc<Server>) -> Arc<Endpoint> {
         if let Some(endpoint) = self.known(server) {
             return endpoint;
         }
         let is = |endpoint: &&Arc<Endpoint>| Arc::ptr_eq(&endpoint.server, server);
         let mut endpoints = self.endpoints.write();
-        // Somebody may have been first.
+        // Another thread may have created it between the two locks.
         if let Some(endpoint) = endpoints.iter().find(is) {
             return Arc::clone(endpoint);
         }
@@ -79,13 +79,14 @@ impl Endpoints {
         endpoints.push(Arc::clone(&endpoint));
         drop(endpoints);
         if server.is_retired() {
-            // It was replaced since it was looked up, and the sweep may have missed what was not there yet.
-            endpoint.leave();
+            // The server was replaced since the caller looked it up, and `sweep` may have run
+            // before this endpoint existed.
+            endpoint.retire();
         }
         endpoint
     }
 
-    /// The site of `server`, if there is one.
+    /// Returns the endpoint of `server`, if there is one.
     pub(crate) fn known(&self, server: &Arc<Server>) -> Option<Arc<Endpoint>> {
         let endpoints = self.endpoints.read();
         let mut endpoints = endpoints.iter();
@@ -94,18 +95,19 @@ impl Endpoints {
             .cloned()
     }
 
-    /// Begins to end the threads of the sites whose servers are of no more use, and lets go of those that have none.
+    /// Tells the threads of replaced servers to end, and removes the endpoints whose threads have.
     pub(crate) fn sweep(&self) {
-        // Told first: one whose threads somebody is about to start counts as over, and they find it when they start.
+        // Before the removal: an endpoint whose threads a caller is about to start counts as
+        // finished. Such a thread finds this request when it starts.
         for endpoint in self.all() {
             if endpoint.server.is_retired() {
-                endpoint.leave();
+                endpoint.retire();
             }
         }
         let is_over =
-            |endpoint: &mut Arc<Endpoint>| endpoint.server.is_retired() && endpoint.is_through();
+            |endpoint: &mut Arc<Endpoint>| endpoint.server.is_retired() && endpoint.is_finished();
         let over: Vec<_> = self.endpoints.write().extract_if(.., is_over).collect();
-        // Closes connections: not under the lock.
+        // Closes connections, so not under the lock.
         drop(over);
     }
 
@@ -113,13 +115,13 @@ impl Endpoints {
         self.endpoints.read().clone()
     }
 
-    /// On how many servers releases on `channel` are heard.
-    pub(crate) fn hearing(&self, channel: &[u8]) -> usize {
+    /// Returns the number of servers with a confirmed subscription to `channel`.
+    pub(crate) fn subscribed(&self, channel: &[u8]) -> usize {
         let endpoints = self.endpoints.read();
-        let hearing = endpoints
+        let subscribed = endpoints
             .iter()
-            .filter(|endpoint| endpoint.subscriber.hears(channel));
-        hearing.count()
+            .filter(|endpoint| endpoint.subscriber.is_subscribed(channel));
+        subscribed.count()
     }
 
     pub(crate) fn note_undo(&self, id: &HolderId) {
@@ -136,10 +138,10 @@ impl Endpoints {
         }
     }
 
-    /// Whether a lock key's value is a lease that is being undone.
+    /// Returns true if the value of a lock key is a lease that has a pending undo.
     pub(crate) fn is_undoing(&self, value: &[u8]) -> bool {
         let undoing = self.undoing.lock();
-        // Nearly always empty, and then the value need not be read.
+        // Nearly always empty; the value is then not parsed.
         !undoing.is_empty() && HolderId::parse(value).is_some_and(|id| undoing.contains_key(&id))
     }
 }

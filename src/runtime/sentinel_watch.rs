@@ -1,4 +1,4 @@
-//! The threads that listen to the sentinels: one of them says when the master has moved.
+//! The threads that listen to the sentinels, one of which announces that the master has moved.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,17 +11,17 @@ use crate::redis::sentinel::Sentinels;
 use crate::runtime::worker::Worker;
 use crate::wait_policy::RECONNECT;
 
-/// How long a thread listens before it looks whether it is to end.
+/// How long a thread listens or sleeps before it checks whether it must end.
 const POLL_EVERY: Duration = Duration::from_millis(250);
 
-/// One thread for each sentinel, since any of them may be the one that is cut off.
+/// One thread for each sentinel: any of the sentinels may be cut off from the master.
 pub(crate) struct SentinelWatch {
     workers: Vec<Worker>,
     stopping: AtomicBool,
 }
 
 impl SentinelWatch {
-    /// Listens to so many sentinels; to none where there are none.
+    /// Creates one worker for each of `sentinels`; zero without Sentinel.
     pub(crate) fn new(sentinels: usize) -> Self {
         let workers = (0..sentinels)
             .map(|_| Worker::new("leasehold-sentinel"))
@@ -48,7 +48,7 @@ impl SentinelWatch {
     }
 
     pub(crate) fn join(&self, until: Instant) -> bool {
-        // Each is joined, even where one before it was not through in time.
+        // Joins every worker, also if one before it has not ended in time.
         self.workers
             .iter()
             .filter(|worker| !worker.join(until))
@@ -60,7 +60,7 @@ impl SentinelWatch {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// Listens to sentinel `n` until the end, and calls `follow` when the master has moved.
+    /// Listens to sentinel `n` until `stop`, and calls `follow` when the master has moved.
     pub(in crate::runtime) fn run(
         &self,
         n: usize,
@@ -80,7 +80,7 @@ impl SentinelWatch {
             failures: 0,
         };
         while let Err(cause) = listener.listen(connect_timeout, &follow) {
-            logging::debug!(server = deployment.label(); "sentinel {n} is not heard: {cause}");
+            logging::debug!(server = deployment.label(); "cannot listen to sentinel {n}: {cause}");
             let end = Instant::now().after(RECONNECT.pause(listener.failures));
             listener.failures += 1;
             while Instant::now() < end && !self.is_stopping() {
@@ -95,14 +95,14 @@ struct Listener<'a> {
     deployment: &'a Deployment,
     sentinels: &'a Sentinels,
     n: usize,
-    /// How often the master had moved when `follow` was called last.
+    /// The number of moves of the master that `follow` was called for.
     moves: u64,
-    /// Attempts to listen that failed since the last that did not.
+    /// Failed attempts in a row.
     failures: u32,
 }
 
 impl Listener<'_> {
-    /// Listens until the end, or until the sentinel cannot be heard.
+    /// Listens until `stop`, or until the connection to the sentinel fails.
     fn listen(&mut self, connect_timeout: Duration, follow: impl Fn()) -> Result<(), Cause> {
         if self.watch.is_stopping() {
             return Ok(());
@@ -113,9 +113,12 @@ impl Listener<'_> {
             if has_moved {
                 self.deployment.moved();
                 let server = self.deployment.label();
-                logging::warn!(server = server; "the master has moved: every connection to the old one is given up");
+                logging::warn!(
+                    server = server;
+                    "the master has moved: every connection to the old one is closed"
+                );
             }
-            // A dialer may have been told before us.
+            // A thread that connects may have noticed the move first.
             let seen = std::mem::replace(&mut self.moves, self.sentinels.moves());
             if seen != self.moves {
                 follow();

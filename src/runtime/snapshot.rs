@@ -1,4 +1,4 @@
-//! The client's counters as others see them: the snapshot, and what goes to the shared statistics.
+//! Snapshots of the client's counters, for callers and for the shared statistics.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use crate::clock::Instant;
 use crate::protocol::kind::Key;
 use crate::redis::{Cap, Fault, Server};
 use crate::runtime::endpoint::Endpoint;
-use crate::runtime::io::shared_stats::{self, EVERY, StatsDelta};
+use crate::runtime::io::shared_stats::{self, SEND_EVERY, StatsDelta};
 use crate::runtime::state::Runtime;
 #[cfg(feature = "metrics")]
 use crate::runtime::worker::contain;
 use crate::stats::{Buckets, Latency, Stats, Totals};
 
 impl Runtime {
-    /// What this client has counted, and is doing now.
+    /// Returns this client's counters and current state.
     pub(crate) fn stats(&self) -> Stats {
         let (held, waiting) = self.waiters.count();
         let [wait, hold, command] = self.histograms();
@@ -29,7 +29,7 @@ impl Runtime {
         }
     }
 
-    /// The times of waiting, holding, and commands, those of all servers together.
+    /// Returns the histograms of waiting, holding and commands; commands of all servers together.
     pub(crate) fn histograms(&self) -> [Buckets; 3] {
         let [mut wait, mut hold, mut command]: [Buckets; 3] = Default::default();
         self.meters.wait.add_to(&mut wait);
@@ -40,7 +40,7 @@ impl Runtime {
         [wait, hold, command]
     }
 
-    /// All servers in use: those that were given, and those that were found.
+    /// Returns all servers in use: the configured ones, and those discovered later.
     fn all_servers(&self) -> Vec<Arc<Server>> {
         let mut deployment = self.deployment.fixed().to_vec();
         for endpoint in self.endpoints.all() {
@@ -54,48 +54,49 @@ impl Runtime {
         deployment
     }
 
-    /// What all clients have added to the shared statistics.
+    /// Reads the sums of all clients from the shared statistics.
     pub(crate) fn shared_totals(&self, until: Instant) -> Result<Totals, Fault> {
         let server = self.stats_server();
-        let [hash] = &self.tally.keys.hash;
+        let [hash] = &self.shared_stats.keys.hash;
         server.command("HGETALL", &[hash], until, Cap::Counted, |reply| {
             shared_stats::read(&reply)
         })
     }
 
-    /// There is something to tell. In a cluster the threads of a server begin when somebody needs
-    /// them, and a lock that is let go before its first renewal needs none.
+    /// Starts a thread that sends counters, if they are sent at all. In a cluster a server's
+    /// threads start on demand, and a lock that is released before its first renewal needs none.
     pub(crate) fn begin_stats(&self, key: Key<'_>) {
-        if self.tally.begins() {
-            self.endpoints_of(if self.tally.is_shared {
-                self.tally.owner_of.key(0)
+        if self.shared_stats.must_start() {
+            self.endpoints_of(if self.shared_stats.is_shared {
+                self.shared_stats.lock_keys.key(0)
             } else {
                 key
             });
         }
     }
 
-    /// The server that keeps the hash. Where several are fixed (a quorum) it is the first of them.
+    /// Returns the server of the hash; with a quorum, the first server.
     fn stats_server(&self) -> Arc<Server> {
-        self.deployment.primary_owner_of(self.tally.owner_of.key(0))
+        self.deployment
+            .primary_owner_of(self.shared_stats.lock_keys.key(0))
     }
 
-    /// One site tells for all: where a hash is kept that of its server, and else any that is at
-    /// work.
-    fn are_stats_told_by(&self, endpoint: &Endpoint) -> bool {
-        if self.tally.is_shared {
+    /// Returns true if `endpoint` sends the counters for all. With shared statistics that is the
+    /// endpoint of the hash's server, and else the first one in use.
+    fn sends_stats(&self, endpoint: &Endpoint) -> bool {
+        if self.shared_stats.is_shared {
             Arc::ptr_eq(&self.stats_server(), &endpoint.server)
         } else {
             let endpoints = self.endpoints.all();
-            let at_work = endpoints
+            let in_use = endpoints
                 .iter()
                 .find(|endpoint| !endpoint.server.is_retired());
-            at_work.is_some_and(|first| Arc::ptr_eq(&first.server, &endpoint.server))
+            in_use.is_some_and(|first| Arc::ptr_eq(&first.server, &endpoint.server))
         }
     }
 
-    /// What `endpoint`, if it is the one that tells, is to write now. The last time is when it
-    /// is `stopping`: then all that there is.
+    /// Returns the additions that `endpoint` must write now, if it is the one that sends them.
+    /// When `stopping`, that is everything left.
     pub(in crate::runtime) fn stats_due(
         &self,
         endpoint: &Endpoint,
@@ -106,23 +107,24 @@ impl Runtime {
         if at.is_none_or(|at| at > now && !stopping) {
             return Vec::new();
         }
-        *at = Some(now.after(EVERY));
-        if !self.are_stats_told_by(endpoint) {
-            if self.tally.is_shared && !stopping {
-                // It may keep no lock as yet, and then nobody has started its threads.
-                self.endpoints_of(self.tally.owner_of.key(0));
+        *at = Some(now.after(SEND_EVERY));
+        if !self.sends_stats(endpoint) {
+            if self.shared_stats.is_shared && !stopping {
+                // The hash's server may have no lock yet, and so no threads.
+                self.endpoints_of(self.shared_stats.lock_keys.key(0));
             }
             return Vec::new();
         }
         #[cfg(feature = "metrics")]
         contain(|| {
-            self.tally
+            self.shared_stats
                 .facade
                 .tell(&self.stats(), self.histograms(), stopping);
         });
-        if !self.tally.is_shared {
+        if !self.shared_stats.is_shared {
             return Vec::new();
         }
-        self.tally.parcels(self.meters.counters.totals(), stopping)
+        self.shared_stats
+            .next_deltas(self.meters.counters.totals(), stopping)
     }
 }

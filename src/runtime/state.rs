@@ -29,29 +29,29 @@ use crate::runtime::timer::Timer;
 use crate::runtime::worker::contain;
 use crate::stats::{Meters, Wake};
 
-/// What the threads work on. Nothing here keeps the client alive: the last client, lock or guard to
-/// go stops the threads, and with them this goes.
+/// The shared state of one client. It does not keep the client alive: dropping the last client,
+/// lock or guard stops the threads, and the last thread drops this.
 pub(crate) struct Runtime {
     pub(crate) config: Config,
     pub(crate) deployment: Deployment,
     pub(crate) waiters: Waiters,
     pub(crate) meters: Meters,
-    pub(crate) tally: SharedStats,
+    pub(crate) shared_stats: SharedStats,
     pub(crate) timer: Timer,
     pub(crate) endpoints: Endpoints,
-    pub(crate) switches: SentinelWatch,
+    pub(crate) sentinel_watch: SentinelWatch,
     pub(crate) callbacks: Callbacks,
-    /// What was released lately; only kept where the master may be replaced.
+    /// Recent releases, which a new master may have lost; kept only if the master can change.
     pub(crate) released: Mutex<Released>,
     closed: AtomicBool,
     serial: AtomicU64,
-    /// For threads that are started from others of ours.
+    /// For threads that a background thread starts.
     me: Weak<Self>,
     bodies: ThreadBodies,
 }
 
-/// What the threads run that use the whole runtime. The runtime starts these threads, so it gets
-/// their code as values: an import would be a cycle.
+/// The code of the threads that use the whole runtime. The runtime starts them but cannot import
+/// their modules, which import it; so it gets their code as values.
 pub(in crate::runtime) struct ThreadBodies {
     pub(in crate::runtime) io: fn(&Runtime, &Endpoint),
     pub(in crate::runtime) acknowledged: fn(&Runtime, &Endpoint, &Receiver<Option<RenewalPart>>),
@@ -64,21 +64,21 @@ impl Runtime {
         deployment: Deployment,
         bodies: ThreadBodies,
     ) -> Arc<Self> {
-        let switches = SentinelWatch::new(
+        let sentinel_watch = SentinelWatch::new(
             deployment
                 .sentinels()
                 .map_or(0, |sentinels| sentinels.len()),
         );
-        let tally = SharedStats::new(&config);
+        let shared_stats = SharedStats::new(&config);
         let runtime = Arc::new_cyclic(|me| Self {
-            tally,
+            shared_stats,
             config,
             deployment,
             waiters: Waiters::default(),
             meters: Meters::default(),
             timer: Timer::default(),
             endpoints: Endpoints::default(),
-            switches,
+            sentinel_watch,
             callbacks: Callbacks::default(),
             released: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -109,7 +109,7 @@ impl Runtime {
         }
     }
 
-    /// Errors once the client is shut down.
+    /// Returns [`Error::Closed`] once the client is shut down.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
         if self.is_closed() {
             Err(Error::Closed)
@@ -122,7 +122,7 @@ impl Runtime {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Refuses new work from now on; true for the first call.
+    /// Refuses new work from now on; returns true to the first caller.
     pub(crate) fn close(&self) -> bool {
         !self.closed.swap(true, Ordering::SeqCst)
     }
@@ -131,8 +131,8 @@ impl Runtime {
         self.serial.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Starts the threads that every lease needs. Before the first lease is asked for: then a
-    /// machine that gives no more threads costs an error, not a lease without renewal.
+    /// Starts the threads that every lease needs. Called before the first lease is acquired: if the
+    /// system has no threads left, the caller gets an error and not a lease without renewal.
     pub(crate) fn start(self: &Arc<Self>) -> Result<(), Error> {
         self.timer.start(|| {
             let me = Arc::clone(self);
@@ -141,11 +141,11 @@ impl Runtime {
         for server in self.deployment.fixed() {
             self.start_io(&self.endpoints.of(server))?;
         }
-        self.switches.start(|n| {
+        self.sentinel_watch.start(|n| {
             let me = Arc::clone(self);
             move || {
                 let follow = || me.follow(|_| true);
-                me.switches
+                me.sentinel_watch
                     .run(n, &me.deployment, me.config.connect_timeout, follow);
             }
         })
@@ -161,28 +161,29 @@ impl Runtime {
     fn run_timer(&self) {
         while let Some(due) = self.timer.next_due() {
             let now = Instant::now();
-            let mut asks: Vec<(Arc<HeldLease>, RenewalRequest)> = Vec::new();
+            let mut due_renewals: Vec<(Arc<HeldLease>, RenewalRequest)> = Vec::new();
             for hold in due {
                 contain(|| {
-                    if let Some(ask) = hold.lease(|lease| lease.ask_if_due(now)) {
-                        asks.push((Arc::clone(&hold), ask));
+                    if let Some(request) = hold.lease(|lease| lease.ask_if_due(now)) {
+                        due_renewals.push((Arc::clone(&hold), request));
                     }
                     self.reschedule(&hold);
                     drop(hold);
                 });
             }
-            if !asks.is_empty() {
-                self.renew(asks);
+            if !due_renewals.is_empty() {
+                self.renew(due_renewals);
             }
         }
     }
 
-    /// Whether `site` keeps a name now, as far as is known.
+    /// Returns true if, as far as is known, `endpoint` owns a key now.
     pub(crate) fn owns(&self, endpoint: &Endpoint, key: Key<'_>) -> bool {
         self.deployment.owns(&endpoint.server, key)
     }
 
-    /// The sites that keep a name now, as far as is known, and how many of them a majority takes.
+    /// Returns the endpoints that, as far as is known, own a key now, and the majority of them.
+    /// Starts their io threads.
     pub(in crate::runtime) fn endpoints_of(&self, key: Key<'_>) -> (Vec<Arc<Endpoint>>, Majority) {
         let (deployment, size) = self.deployment.owners_of(key);
         let me = self.me.upgrade();
@@ -191,15 +192,15 @@ impl Runtime {
             if let Some(me) = &me
                 && let Err(error) = me.start_io(&endpoint)
             {
-                // A lease that is not renewed for that is lost by its own clock, and its holder told.
-                logging::error!("nothing is renewed or undone: {error}");
+                // A lease that is not renewed expires by its own clock, and its holder is told.
+                logging::error!("cannot renew or undo leases: {error}");
             }
             endpoint
         };
         (deployment.iter().map(endpoint).collect(), size)
     }
 
-    /// Wants to hear the releases of a name.
+    /// Subscribes to the releases of a name.
     pub(crate) fn subscribe<'a>(
         self: &Arc<Self>,
         key: Key<'a>,
@@ -217,27 +218,27 @@ impl Runtime {
         Ok(Subscription::of(parts?, size))
     }
 
-    /// Where grants of a name are told to this client.
+    /// Returns the channel on which this client receives grants of a name.
     pub(crate) fn inbox(&self, key: Key<'_>) -> Vec<u8> {
         let endpoint = self.endpoints.known(&self.deployment.primary_owner_of(key));
         endpoint.map_or_else(Vec::new, |endpoint| endpoint.subscriber.inbox().to_vec())
     }
 
-    /// Asks for the renewals that are due.
-    fn renew(&self, asks: Vec<(Arc<HeldLease>, RenewalRequest)>) {
+    /// Queues the renewals that are due, in one batch for each server.
+    fn renew(&self, due: Vec<(Arc<HeldLease>, RenewalRequest)>) {
         let mut batches: Vec<(Arc<Endpoint>, Vec<_>)> = Vec::new();
-        for (hold, ask) in asks {
+        for (hold, request) in due {
             let keys = Arc::clone(&hold.keys);
-            let ballot = Arc::new(RenewalRound::new(hold, ask, self.size_of(&keys)));
-            for part in keys.parts() {
-                for owner_of in self.endpoints_of(part.key(0)).0 {
-                    let paper = RenewalPart::new(&ballot, part);
+            let round = Arc::new(RenewalRound::new(hold, request, self.size_of(&keys)));
+            for keys in keys.parts() {
+                for owner in self.endpoints_of(keys.key(0)).0 {
+                    let part = RenewalPart::new(&round, keys);
                     match batches
                         .iter_mut()
-                        .find(|(endpoint, _)| Arc::ptr_eq(endpoint, &owner_of))
+                        .find(|(endpoint, _)| Arc::ptr_eq(endpoint, &owner))
                     {
-                        Some((_, batch)) => batch.push(paper),
-                        None => batches.push((owner_of, vec![paper])),
+                        Some((_, batch)) => batch.push(part),
+                        None => batches.push((owner, vec![part])),
                     }
                 }
             }
@@ -247,27 +248,25 @@ impl Runtime {
         }
     }
 
-    /// Asks for renewals: those that replicas must acknowledge on threads of their own.
-    pub(in crate::runtime) fn renew_at(&self, endpoint: &Arc<Endpoint>, papers: Vec<RenewalPart>) {
+    /// Queues renewals at one server. Those that replicas must acknowledge get separate threads.
+    pub(in crate::runtime) fn renew_at(&self, endpoint: &Arc<Endpoint>, parts: Vec<RenewalPart>) {
         let mut plain = Vec::new();
-        for paper in papers {
-            match (paper.ballot.hold.replicas, self.me.upgrade()) {
+        for part in parts {
+            match (part.round.hold.replicas, self.me.upgrade()) {
                 (Some(replicas), Some(me)) => {
                     let it = Arc::clone(endpoint);
-                    let body =
-                        move |papers: &Receiver<_>| (me.bodies.acknowledged)(&me, &it, papers);
-                    if let Err((paper, error)) = endpoint.acknowledged.renew(replicas, paper, body)
-                    {
-                        plain.push(paper);
+                    let body = move |parts: &Receiver<_>| (me.bodies.acknowledged)(&me, &it, parts);
+                    if let Err((part, error)) = endpoint.acknowledged.renew(replicas, part, body) {
+                        plain.push(part);
                         if let Some(error) = error {
                             logging::error!(
                                 server = endpoint.server.label();
-                                "renewals that wait for replicas delay others: {error}"
+                                "renewals that wait for replicas delay other renewals: {error}"
                             );
                         }
                     }
                 }
-                _ => plain.push(paper),
+                _ => plain.push(part),
             }
         }
         if !plain.is_empty() {
@@ -275,17 +274,17 @@ impl Runtime {
         }
     }
 
-    /// Somebody waits until the keepers of these names are asked again.
-    pub(crate) fn watch(&self, keys: &Arc<Keys>) {
+    /// Probes the owners of these keys while their circuit breakers are open: a caller waits.
+    pub(crate) fn probe_breaker(&self, keys: &Arc<Keys>) {
         for part in keys.parts() {
-            for owner_of in self.endpoints_of(part.key(0)).0 {
-                owner_of.io.watch();
+            for owner in self.endpoints_of(part.key(0)).0 {
+                owner.io.probe_breaker();
             }
         }
     }
 
-    /// How many answers there are about these keys, and how many of them it takes: a majority of the
-    /// servers, or one for each part.
+    /// Returns how many replies a call for these keys gets and needs: of a majority of the servers,
+    /// or one for each part.
     fn size_of(&self, keys: &Arc<Keys>) -> Majority {
         match keys.parts().len() {
             1 => self.deployment.size(),
@@ -293,14 +292,13 @@ impl Runtime {
         }
     }
 
-    /// Repeats a release until it is sure.
+    /// Repeats a release until its effect is certain.
     pub(crate) fn undo(&self, undo: Undo) {
         for part in undo.keys.parts() {
-            let (endpoints_of, _) = self.endpoints_of(part.key(0));
-            for owner_of in endpoints_of {
+            for owner in self.endpoints_of(part.key(0)).0 {
                 self.endpoints.note_undo(&undo.id);
                 let part = undo.part(part);
-                owner_of.io.undo(match &owner_of.server.member {
+                owner.io.undo(match &owner.server.member {
                     Some(member) => part.at_server(member.index),
                     None => part,
                 });
@@ -308,8 +306,8 @@ impl Runtime {
         }
     }
 
-    /// Releases all `holds` until `until`. The receiver gets what was found for each that was
-    /// answered, and is disconnected at the end.
+    /// Releases all `holds`, trying until `until`. The receiver gets the result for each lease that
+    /// got a reply, and is disconnected at the end.
     pub(crate) fn release(&self, holds: Vec<Arc<HeldLease>>, until: Instant) -> Receiver<KeyState> {
         let (told, found) = unbounded();
         for hold in holds {
@@ -321,8 +319,8 @@ impl Runtime {
         found
     }
 
-    /// Tells a loss to the waiters and the callbacks, once. Those who listen on the guard's channel
-    /// were told when it was noticed.
+    /// Announces a loss to waiters and callbacks, once. The guard's channel announced it earlier,
+    /// when the loss was detected.
     pub(crate) fn announce_loss(&self, hold: &Arc<HeldLease>) {
         let Some((lost, on_lost)) = hold.take_unannounced_loss() else {
             return;
@@ -331,7 +329,7 @@ impl Runtime {
         self.timer.forget(hold);
         self.waiters.ended(hold, false);
         if hold.keys.names.len() > 1 && matches!(lost, Lost::Deleted | Lost::Taken) {
-            // The others are of no more use to anybody.
+            // The remaining names protect nothing alone: release them.
             let until = Instant::now().after(hold.lease(|lease| lease.key_may_last()));
             let (keys, id) = (Arc::clone(&hold.keys), hold.id.clone());
             let undo = Undo::of_release(keys, id, until);
@@ -347,7 +345,8 @@ impl Runtime {
         );
     }
 
-    /// Other servers keep these names now: what those before did last may not have come to them.
+    /// Checks leases and repeats recent releases of keys that moved to other servers: the last
+    /// writes of the old servers may be missing there.
     fn follow(&self, is_moved: impl Fn(Key<'_>) -> bool) {
         let is_moved = |keys: &Keys| (0..keys.names.len()).any(|n| is_moved(keys.key(n)));
         for hold in self.timer.all() {
@@ -362,13 +361,13 @@ impl Runtime {
         }
     }
 
-    /// Other nodes of the cluster keep these slots now.
+    /// Handles the move of cluster slots to other nodes.
     fn slots_moved(&self, moved: &Moved) {
         if self.is_closed() {
             return;
         }
         self.follow(|key| moved.has(key));
-        // Those who wait hear of no release any more, and may have missed one.
+        // These waiters receive no more releases, and may have missed one.
         for name in self.waiters.waiting() {
             if moved.has(self.keys(name.clone()).key(0)) {
                 self.waiters.wake_to_retry(&name, Wake::Reconnect);
@@ -378,14 +377,14 @@ impl Runtime {
         logging::debug!(server = self.deployment.label(); "slots of the cluster have moved");
     }
 
-    /// Looks after a lease from now on: sets the timer to what is due next, or tells its loss.
+    /// Schedules what is due next for a lease, or announces its loss.
     pub(crate) fn reschedule(&self, hold: &Arc<HeldLease>) {
         let now = Instant::now();
         hold.status(now);
         match hold.lease(|lease| lease.due(now)) {
-            Due::At(at) => self.timer.watch(hold, at, at),
-            Due::Between(at, by) => self.timer.watch(hold, at, by),
-            Due::RenewalRequest => self.timer.watch(hold, now, now),
+            Due::At(at) => self.timer.schedule(hold, at, at),
+            Due::Between(at, by) => self.timer.schedule(hold, at, by),
+            Due::RenewalRequest => self.timer.schedule(hold, now, now),
             Due::Nothing => self.announce_loss(hold),
         }
     }

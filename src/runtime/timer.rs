@@ -1,4 +1,15 @@
-//! The timer thread: keeps every lease's deadline whatever the sockets do, and says what to renew. No I/O.
+//! The timer thread: tracks the deadlines of all leases and decides what to renew. It does no I/O,
+//! so that no server can delay the detection of a lost lease.
+//!
+//! ```text
+//!            a lease is scheduled earlier, or `until` is reached
+//!   +--------+ ------------------------------------------------> +-------+
+//!   | asleep |                                                   | awake |
+//!   +--------+ <------------------------------------------------ +-------+
+//!      |       nothing is due                                        |
+//!      +--------------------------> ended <--------------------------+
+//!                                   stop
+//! ```
 
 use std::sync::Arc;
 
@@ -19,30 +30,31 @@ pub(crate) struct Timer {
 
 struct State {
     leases: Leases,
-    rest: Rest,
+    sleep: Sleep,
     stopping: bool,
-    /// Nobody takes out what is armed from now on.
+    /// Leases are no longer accepted: the thread has ended or is about to.
     drained: bool,
 }
 
-/// When the thread looks at the leases by itself.
-struct Rest {
-    /// Until when it sleeps; the start of time while it is awake and will look anyway.
+/// When the thread checks the leases without being woken.
+struct Sleep {
+    /// When the thread's sleep ends; `Instant::START` while it is awake.
     until: Instant,
-    /// When the last who [rang](Timer::ring) will do so again. Others may, too.
-    rung_at: Instant,
+    /// When the last caller of [`wake_if_due`](Timer::wake_if_due) has promised to call it again.
+    promised_at: Instant,
 }
 
-impl Rest {
-    /// Whether it misses what is due at `at`; that may wait until `by` if somebody is to ring at `at` or before.
+impl Sleep {
+    /// Returns true if the thread must be woken for a lease due at `at`. The lease may wait until
+    /// `by` if a wake-up is promised for `at` or earlier.
     fn misses(&self, at: Instant, by: Instant) -> bool {
-        at < self.until && (at < self.rung_at || by < self.until)
+        at < self.until && (at < self.promised_at || by < self.until)
     }
 
-    /// Notes that somebody rings, and will do so `again`. Returns whether it misses what is due `next`, where that is
-    /// before then.
-    fn ring(&mut self, next: Instant, again: Instant) -> bool {
-        self.rung_at = again;
+    /// Records that the next wake-up is promised for `again`; returns true if `next` is due before
+    /// that and before the end of the sleep.
+    fn promise(&mut self, next: Instant, again: Instant) -> bool {
+        self.promised_at = again;
         next < self.until.min(again)
     }
 }
@@ -51,9 +63,9 @@ impl Default for Timer {
     fn default() -> Self {
         let state = State {
             leases: Leases::default(),
-            rest: Rest {
+            sleep: Sleep {
                 until: Instant::START,
-                rung_at: Instant::NEVER,
+                promised_at: Instant::NEVER,
             },
             stopping: false,
             drained: false,
@@ -74,48 +86,48 @@ impl Timer {
         self.worker.start(body)
     }
 
-    /// Looks at `hold` at the instant `at`, instead of when it was said before; no later than `by`, if somebody is to ring
-    /// from now until `at` and does not.
-    pub(crate) fn watch(&self, hold: &Arc<HeldLease>, at: Instant, by: Instant) {
+    /// Schedules the lease for `at`, in place of an earlier schedule. The thread may rely on a
+    /// promised wake-up until `at`; without one it checks the lease by `by`.
+    pub(crate) fn schedule(&self, hold: &Arc<HeldLease>, at: Instant, by: Instant) {
         let mut state = self.state.lock();
-        // Its holder may have let go since it was last looked at: then nobody would forget it again.
+        // The holder may have released it meanwhile: nothing would remove it from the schedule.
         if state.drained || !hold.lease(|lease| lease.is_open()) {
             return;
         }
         state.leases.arm(hold, at);
-        if state.rest.misses(at, by) {
+        if state.sleep.misses(at, by) {
             self.changed.notify_one();
         }
     }
 
-    /// Has the thread look at what is due before it would wake by itself, but for what the caller will ring for `again`, at
-    /// that instant or shortly after.
-    pub(crate) fn ring(&self, again: Instant) {
+    /// Wakes the thread if a lease is due before `again`. The caller promises to call this again
+    /// at that instant or shortly after.
+    pub(crate) fn wake_if_due(&self, again: Instant) {
         let mut state = self.state.lock();
         let next = state.leases.next();
-        if state.rest.ring(next, again) {
+        if state.sleep.promise(next, again) {
             self.changed.notify_one();
         }
     }
 
-    /// Looks at `hold` no more.
+    /// Removes a lease from the schedule.
     pub(crate) fn forget(&self, hold: &HeldLease) {
         let forgotten = self.state.lock().leases.disarm(hold);
-        // A last reference may own a user's closure: not dropped under the lock.
+        // The last reference may own a user's closure, which must not be dropped under the lock.
         drop(forgotten);
     }
 
-    /// Whether any lease is in use.
+    /// Returns true if any lease is in use.
     pub(crate) fn watches_any(&self) -> bool {
         self.state.lock().leases.next() != Instant::NEVER
     }
 
-    /// All leases in use.
+    /// Returns all leases in use.
     pub(crate) fn all(&self) -> Vec<Arc<HeldLease>> {
         self.state.lock().leases.all()
     }
 
-    /// Takes all leases out.
+    /// Removes and returns all leases, and accepts no more.
     pub(crate) fn drain(&self) -> Vec<Arc<HeldLease>> {
         let mut state = self.state.lock();
         state.drained = true;
@@ -131,8 +143,8 @@ impl Timer {
         self.worker.join(until)
     }
 
-    /// Sleeps until something is due, and takes all that is due by then or shortly after; `None`
-    /// at the end.
+    /// Sleeps until a lease is due, then returns all leases due within `RENEWAL_WINDOW`. Returns
+    /// `None` once the timer is stopped.
     pub(in crate::runtime) fn next_due(&self) -> Option<Vec<Arc<HeldLease>>> {
         let mut state = self.state.lock();
         let mut idle = false;
@@ -150,17 +162,17 @@ impl Timer {
                 return Some(due);
             }
             if next == Instant::NEVER && idle {
-                state.rest.until = Instant::NEVER;
+                state.sleep.until = Instant::NEVER;
                 self.changed.wait(&mut state);
                 idle = false;
             } else {
-                // A first second without leases is still slept through as such, so that a caller
-                // who locks and unlocks all day does not wake this thread each time.
+                // The first sleep without leases is bounded, so that its end is known. A caller
+                // that locks and unlocks repeatedly then need not wake this thread each time.
                 idle = next == Instant::NEVER;
-                state.rest.until = next.min(now.after(LONGEST_SLEEP));
+                state.sleep.until = next.min(now.after(LONGEST_SLEEP));
                 self.changed.wait_for(&mut state, nap(now, next));
             }
-            state.rest.until = Instant::START;
+            state.sleep.until = Instant::START;
         }
     }
 }
@@ -175,31 +187,31 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_is_promised_spares_a_wake() {
-        let mut rest = Rest {
+    fn promised_wake_up_spares_another() {
+        let mut sleep = Sleep {
             until: at(1_000),
-            rung_at: Instant::NEVER,
+            promised_at: Instant::NEVER,
         };
-        assert!(rest.misses(at(3), at(2_000)));
-        assert!(!rest.misses(at(1_000), at(1_000)));
-        assert!(!rest.ring(Instant::NEVER, at(3)));
-        assert!(!rest.misses(at(4), at(2_000)));
-        // The ring comes too late for one, and the other must not wait if it never comes.
-        assert!(rest.misses(at(2), at(2_000)));
-        assert!(rest.misses(at(4), at(500)));
-        assert!(rest.ring(at(4), Instant::NEVER));
+        assert!(sleep.misses(at(3), at(2_000)));
+        assert!(!sleep.misses(at(1_000), at(1_000)));
+        assert!(!sleep.promise(Instant::NEVER, at(3)));
+        assert!(!sleep.misses(at(4), at(2_000)));
+        // The promised wake-up is too late for the first lease; the second cannot wait until 1 s.
+        assert!(sleep.misses(at(2), at(2_000)));
+        assert!(sleep.misses(at(4), at(500)));
+        assert!(sleep.promise(at(4), Instant::NEVER));
     }
 
     #[test]
-    fn one_promise_follows_the_other() {
-        let mut rest = Rest {
+    fn later_promise_replaces_the_earlier() {
+        let mut sleep = Sleep {
             until: at(1_000),
-            rung_at: at(3),
+            promised_at: at(3),
         };
-        // It is late, and by now somebody is to ring for another.
-        assert!(!rest.ring(Instant::NEVER, at(7)));
-        assert!(!rest.misses(at(8), at(2_000)));
-        assert!(rest.ring(at(8), at(11)));
-        assert!(!rest.ring(at(12), at(11)));
+        // The first wake-up comes late, when another is already promised.
+        assert!(!sleep.promise(Instant::NEVER, at(7)));
+        assert!(!sleep.misses(at(8), at(2_000)));
+        assert!(sleep.promise(at(8), at(11)));
+        assert!(!sleep.promise(at(12), at(11)));
     }
 }

@@ -1,4 +1,4 @@
-//! A thread of the client: started when first needed, joined for a bounded time.
+//! A background thread of the client: started when first needed, joined with a time limit.
 
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +17,7 @@ use crate::error::Error;
 #[derive(Debug)]
 pub(crate) struct Worker {
     name: &'static str,
-    /// So that asking again costs no lock.
+    /// Lets later calls of `start` return without taking the lock.
     started: AtomicBool,
     running: Mutex<Option<Running>>,
 }
@@ -25,8 +25,8 @@ pub(crate) struct Worker {
 #[derive(Debug)]
 struct Running {
     handle: JoinHandle<()>,
-    /// Disconnected when the thread is through.
-    through: Receiver<Infallible>,
+    /// Disconnected when the thread has ended.
+    ended: Receiver<Infallible>,
 }
 
 impl Worker {
@@ -42,8 +42,12 @@ impl Worker {
         self.started.load(Ordering::Acquire)
     }
 
-    /// Starts the thread, unless it was started before. A `body` that panics is begun anew: only a
-    /// user's logger can make it, and leases depend on these threads.
+    /// Starts the thread, unless it was started before. A `body` that panics is run again: only a
+    /// user's logger can make it panic, and leases depend on these threads.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Thread`] if the system cannot create a thread.
     pub(crate) fn start<B: Fn() + Send + 'static>(
         &self,
         body: impl FnOnce() -> B,
@@ -55,7 +59,7 @@ impl Worker {
         if self.is_started() {
             return Ok(());
         }
-        let (alive, through) = bounded(0);
+        let (alive, ended) = bounded(0);
         let body = body();
         let name = self.name;
         let handle = thread::Builder::new()
@@ -63,7 +67,7 @@ impl Worker {
             .spawn(move || {
                 let _alive = alive;
                 while catch_unwind(AssertUnwindSafe(&body)).is_err() {
-                    // A panic that comes at once again must not take the machine with it.
+                    // A body that panics immediately each time must not use a whole core.
                     thread::sleep(Duration::from_millis(100));
                 }
             })
@@ -71,40 +75,40 @@ impl Worker {
                 name,
                 cause: Arc::new(error),
             })?;
-        *running = Some(Running { handle, through });
+        *running = Some(Running { handle, ended });
         self.started.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Whether no thread runs, or will run on what was started.
-    pub(crate) fn is_through(&self) -> bool {
+    /// Returns true if the thread has ended or was never started.
+    pub(crate) fn is_finished(&self) -> bool {
         let running = self.running.lock();
         running.as_ref().is_none_or(|running| {
-            running.through.try_recv() == Err(crossbeam_channel::TryRecvError::Disconnected)
+            running.ended.try_recv() == Err(crossbeam_channel::TryRecvError::Disconnected)
         })
     }
 
-    /// Waits until the thread is through; false if it is not by `until`, and is left to end by
-    /// itself. So is the caller itself, which cannot wait for its own end.
+    /// Waits until the thread has ended; returns false if it still runs at `until`. It then ends
+    /// without being joined. A thread that joins itself returns true immediately.
     pub(crate) fn join(&self, until: Instant) -> bool {
-        // Whoever comes second waits for nothing.
-        let Some(Running { handle, through }) = self.running.lock().take() else {
+        // Only the first caller waits.
+        let Some(Running { handle, ended }) = self.running.lock().take() else {
             return true;
         };
         if handle.thread().id() == thread::current().id() {
             return true;
         }
-        let _ = through.recv_timeout(Instant::now().until(until));
-        match through.try_recv() {
+        let _ = ended.recv_timeout(Instant::now().until(until));
+        match ended.try_recv() {
             Err(crossbeam_channel::TryRecvError::Disconnected) => handle.join().is_ok(),
             _ => false,
         }
     }
 }
 
-/// Runs a part of a thread's work that calls a user's code on the way: a logger, or the drop of a
-/// closure. A panic there costs no more than this part.
+/// Runs a part of a thread's work that may call a user's code: a logger, or the drop of a closure.
+/// If that code panics, only this part of the work is lost.
 pub(crate) fn contain(act: impl FnOnce()) {
-    // Nothing to be said: the panic's own message is out, and a logger may be what panics.
+    // Not logged: the panic hook has printed it, and the logger may be what panics.
     let _ = catch_unwind(AssertUnwindSafe(act));
 }

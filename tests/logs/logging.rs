@@ -244,7 +244,7 @@ fn a_connection_that_is_made_again() {
         lines.retain(|line| line.value("server") == Some(&label) && line.message.contains(text));
         lines
     };
-    let heard = about("hearing releases").len();
+    let heard = about("subscribed to releases").len();
     assert!(heard >= 1);
 
     server.kill();
@@ -258,7 +258,7 @@ fn a_connection_that_is_made_again() {
 
     server.restart();
     drop(waiting.join().unwrap());
-    eventually(SOON, || about("hearing releases").len() > heard);
+    eventually(SOON, || about("subscribed to releases").len() > heard);
     drop(guard);
 }
 

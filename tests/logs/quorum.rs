@@ -380,7 +380,7 @@ fn a_minority_that_hangs_costs_one_timeout_and_keeps_nothing() {
             let said = lines_about(&format!("{label} {what}"));
             said.iter().any(|line| line.level == log::Level::Debug)
         };
-        eventually(ms(15_000), || said("is left aside"));
+        eventually(ms(15_000), || said("is marked down"));
         let guard = client.mutex("a").ttl(LONG).lock().unwrap();
         guard.renew().unwrap();
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
@@ -773,7 +773,7 @@ fn a_release_that_did_not_come_to_a_server_is_repeated() {
         let guard = servers.hold(&client.mutex("a").ttl(LONG));
         proxy.all(Traffic::Cut);
         if is_aside_first {
-            let said = format!("127.0.0.1:{} is left aside", proxy.port());
+            let said = format!("127.0.0.1:{} is marked down", proxy.port());
             eventually(ms(10_000), || {
                 drop(client.mutex("b").lock().unwrap());
                 !lines_about(&said).is_empty()

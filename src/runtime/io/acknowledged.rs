@@ -1,4 +1,5 @@
-//! Renewals that replicas must acknowledge, on threads of their own: `WAIT` blocks its connection, and delays no other renewal.
+//! Threads for renewals that replicas must acknowledge: `WAIT` blocks its connection, and must not
+//! delay other renewals.
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
@@ -9,8 +10,9 @@ use crate::replicas::Replicas;
 use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::worker::Worker;
 
-/// The most threads for one server. Locks with more different settings of `min_replicas` share them.
-const MOST_THREADS: usize = 8;
+/// The most threads for one server. If there are more settings of `min_replicas`, some share a
+/// thread.
+const MAX_THREADS: usize = 8;
 
 /// One thread for each setting of `min_replicas`, started when the first such lease is renewed.
 #[derive(Default)]
@@ -26,23 +28,23 @@ struct Threads {
 
 struct Thread {
     replicas: Replicas,
-    /// `None` ends the thread, after what came before.
+    /// `None` ends the thread once it has sent the renewals queued before it.
     queue: Sender<Option<RenewalPart>>,
     worker: Worker,
 }
 
 impl AcknowledgedRenewals {
-    /// Renews a lease that `replicas` must acknowledge. Returns the paper where there is no thread for it, and why none
-    /// could be started.
+    /// Renews a lease that `replicas` must acknowledge, on a thread that runs `body`. Returns the
+    /// renewal if there is no thread for it, with the error if none could be started.
     pub(in crate::runtime) fn renew(
         &self,
         replicas: Replicas,
-        paper: RenewalPart,
+        part: RenewalPart,
         body: impl Fn(&Receiver<Option<RenewalPart>>) + Send + 'static,
     ) -> Result<(), (RenewalPart, Option<Error>)> {
         let mut threads = self.threads.lock();
         if threads.is_stopped {
-            return Err((paper, None));
+            return Err((part, None));
         }
         let running = &mut threads.running;
         let n = match running
@@ -50,14 +52,14 @@ impl AcknowledgedRenewals {
             .position(|thread| thread.replicas == replicas)
         {
             Some(n) => n,
-            None if running.len() < MOST_THREADS => match Thread::start(replicas, body) {
+            None if running.len() < MAX_THREADS => match Thread::start(replicas, body) {
                 Ok(thread) => {
                     running.push(thread);
                     running.len() - 1
                 }
-                Err(error) => return Err((paper, Some(error))),
+                Err(error) => return Err((part, Some(error))),
             },
-            // With those that wait for about as long.
+            // Shares the thread whose waiting time is nearest.
             None => {
                 let nearest = running
                     .iter()
@@ -67,13 +69,13 @@ impl AcknowledgedRenewals {
             }
         };
         if let Some(thread) = running.get(n) {
-            // Its worker keeps the receiver.
-            let _ = thread.queue.send(Some(paper));
+            // Sending cannot fail: the worker keeps the receiver until it is told to stop.
+            let _ = thread.queue.send(Some(part));
         }
         Ok(())
     }
 
-    /// Begins to end the threads. What comes from now on is for the io thread.
+    /// Tells the threads to end. The io thread sends the renewals that come later.
     pub(in crate::runtime) fn stop(&self) {
         let mut threads = self.threads.lock();
         if std::mem::replace(&mut threads.is_stopped, true) {
@@ -84,15 +86,15 @@ impl AcknowledgedRenewals {
         }
     }
 
-    pub(in crate::runtime) fn is_through(&self) -> bool {
+    pub(in crate::runtime) fn is_finished(&self) -> bool {
         let threads = self.threads.lock();
         threads
             .running
             .iter()
-            .all(|thread| thread.worker.is_through())
+            .all(|thread| thread.worker.is_finished())
     }
 
-    /// Waits for the threads; false if one did not end by `until`.
+    /// Waits for the threads; returns false if one still runs at `until`.
     pub(in crate::runtime) fn join(&self, until: Instant) -> bool {
         let running = std::mem::take(&mut self.threads.lock().running);
         let late = running.iter().filter(|thread| !thread.worker.join(until));
@@ -105,9 +107,9 @@ impl Thread {
         replicas: Replicas,
         body: impl Fn(&Receiver<Option<RenewalPart>>) + Send + 'static,
     ) -> Result<Self, Error> {
-        let (queue, papers) = unbounded();
+        let (queue, parts) = unbounded();
         let worker = Worker::new("leasehold-replicas");
-        worker.start(|| move || body(&papers))?;
+        worker.start(|| move || body(&parts))?;
         Ok(Self {
             replicas,
             queue,

@@ -1,4 +1,4 @@
-//! A thread for renewals that replicas must acknowledge.
+//! The loop of a thread for renewals that replicas must acknowledge.
 
 use crossbeam_channel::Receiver;
 
@@ -14,25 +14,25 @@ use crate::runtime::worker::contain;
 pub(in crate::runtime) fn run(
     runtime: &Runtime,
     endpoint: &Endpoint,
-    papers: &Receiver<Option<RenewalPart>>,
+    parts: &Receiver<Option<RenewalPart>>,
 ) {
     let mut writer = Writer::default();
-    while let Ok(Some(first)) = papers.recv() {
+    while let Ok(Some(first)) = parts.recv() {
         let mut items = vec![IoJob::Renew(first)];
         let mut is_over = false;
-        for paper in papers.try_iter() {
-            match paper {
-                Some(paper) => items.push(IoJob::Renew(paper)),
+        for part in parts.try_iter() {
+            match part {
+                Some(part) => items.push(IoJob::Renew(part)),
                 None => is_over = true,
             }
         }
         contain(|| {
-            // It has none to give away.
+            // This thread has no undos to pass on.
             send_on(runtime, endpoint, &mut Undos::default(), &mut items);
             while let Some(next) = take_write(&mut items) {
                 writer.write(runtime, endpoint, next, |item, sent, answer| {
-                    if let IoJob::Renew(paper) = item {
-                        settle_renewal(runtime, endpoint, paper, sent, answer);
+                    if let IoJob::Renew(part) = item {
+                        settle_renewal(runtime, endpoint, part, sent, answer);
                     }
                 });
             }

@@ -1,4 +1,17 @@
-//! The io thread: renewals in one write, undos until they are sure, and the probe of the subscriber.
+//! The io thread: renews leases in batches, repeats undos until certain, and probes the subscriber.
+//!
+//! ```text
+//!              a request, or something is due
+//!   +---------+ ----------------------------> +---------+
+//!   | waiting |                               | writing |
+//!   +---------+ <---------------------------- +---------+
+//!        |                all is written           |
+//!        | Retire                                  | Stop: after a last write of all that is left
+//!        v                                         v
+//!   +----------+          LEAVE_AFTER          +-------+
+//!   | retiring | ----------------------------> | ended |
+//!   +----------+  (it still writes meanwhile)  +-------+
+//! ```
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -18,28 +31,29 @@ use crate::runtime::io::writer::{Writer, take_write};
 use crate::runtime::state::Runtime;
 use crate::runtime::worker::contain;
 
-/// How often it is tried whether a server that is not asked answers again, while anybody cares.
-const WATCH_EVERY: Duration = Duration::from_millis(500);
+/// How often a server with an open circuit breaker is probed, while a lease, waiter or undo needs
+/// it.
+const PROBE_BREAKER_EVERY: Duration = Duration::from_millis(500);
 
-/// How often the subscriber is proved to hear, while anybody waits.
+/// How often the subscriber is probed, while any caller waits.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 
-/// How long after its server was found to be of no more use the thread still sends on what comes.
+/// How long after its server was replaced the thread still passes jobs on to the new server.
 const LEAVE_AFTER: Duration = Duration::from_secs(2);
 
-/// What the thread has before it.
+/// The work of the thread.
 #[derive(Default)]
 struct IoLoop {
     writer: Writer,
     undos: Undos,
     probe_at: Option<Instant>,
-    /// When it is tried whether a server that is not asked answers again.
-    watch_at: Option<Instant>,
-    /// When the thread ends, where the server is of no more use.
-    leave_at: Option<Instant>,
-    aside: Recovery,
-    /// When what was counted is told.
-    tally_at: Option<Instant>,
+    /// When a server with an open circuit breaker is probed next.
+    probe_breaker_at: Option<Instant>,
+    /// When the thread ends, if its server was replaced.
+    end_at: Option<Instant>,
+    recovery: Recovery,
+    /// When counters are sent next.
+    stats_at: Option<Instant>,
 }
 
 pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
@@ -48,21 +62,23 @@ pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
 
 impl IoLoop {
     fn run(mut self, runtime: &Runtime, endpoint: &Endpoint) {
-        self.aside = Recovery::begin(endpoint.server.member.as_ref());
+        self.recovery = Recovery::begin(endpoint.server.member.as_ref());
         let mut stopping = false;
-        self.tally_at = runtime.tally.first();
+        self.stats_at = runtime.shared_stats.first();
         while !stopping {
             let mut items = Vec::new();
             let mut job = self.wait(runtime, endpoint);
             while let Some(next) = job {
                 match next {
-                    IoRequest::Renew(papers) => items.extend(papers.into_iter().map(IoJob::Renew)),
+                    IoRequest::Renew(parts) => items.extend(parts.into_iter().map(IoJob::Renew)),
                     IoRequest::Undo(undo) => self.undos.push(undo, Instant::now()),
-                    IoRequest::Wake => endpoint.subscriber.wake_now(&endpoint.server),
+                    IoRequest::WakeSubscriber => endpoint.subscriber.wake_now(&endpoint.server),
                     IoRequest::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
-                    IoRequest::Watch => self.watch_at = self.watch_at.or(Some(Instant::START)),
-                    IoRequest::Leave => {
-                        self.leave_at
+                    IoRequest::ProbeBreaker => {
+                        self.probe_breaker_at = self.probe_breaker_at.or(Some(Instant::START))
+                    }
+                    IoRequest::Retire => {
+                        self.end_at
                             .get_or_insert_with(|| Instant::now().after(LEAVE_AFTER));
                     }
                     IoRequest::Stop => stopping = true,
@@ -72,15 +88,15 @@ impl IoLoop {
             if let Some(member) = &endpoint.server.member {
                 let left = member.desk.try_iter();
                 let undos =
-                    left.filter_map(|errand| self.aside.take(runtime, endpoint, member, errand));
+                    left.filter_map(|task| self.recovery.take(runtime, endpoint, member, task));
                 undos.for_each(|undo| self.undos.push(undo, Instant::now()));
             }
-            let is_leaving = self.leave_at.is_some();
-            self.take_due_undos(runtime, &mut items, stopping || is_leaving);
-            stopping |= self.leave_at.is_some_and(|at| at <= Instant::now());
+            let is_retiring = self.end_at.is_some();
+            self.take_due_undos(runtime, &mut items, stopping || is_retiring);
+            stopping |= self.end_at.is_some_and(|at| at <= Instant::now());
             send_on(runtime, endpoint, &mut self.undos, &mut items);
-            let parcels = runtime.stats_due(endpoint, &mut self.tally_at, stopping);
-            items.extend(parcels.into_iter().map(IoJob::LeaseVotes));
+            let deltas = runtime.stats_due(endpoint, &mut self.stats_at, stopping);
+            items.extend(deltas.into_iter().map(IoJob::AddStats));
             while let Some(next) = take_write(&mut items) {
                 let undos = &mut self.undos;
                 self.writer
@@ -89,27 +105,28 @@ impl IoLoop {
                     });
             }
             contain(|| self.probe(runtime, endpoint));
-            contain(|| self.watch(runtime, endpoint));
+            contain(|| self.probe_breaker(runtime, endpoint));
             if stopping {
-                // A connection that is closed with answers unread is reset, and what the network has
-                // lost of it is not sent again: the release of the last lease.
-                self.aside.tidy_now();
+                // Closing a connection with unread replies resets it. Packets that the network has
+                // lost are then not sent again, and the release of the last lease may be among
+                // them.
+                self.recovery.tidy_now();
             }
-            contain(|| self.aside.see_to(runtime, endpoint));
+            contain(|| self.recovery.run_due(runtime, endpoint));
         }
     }
 
-    /// Waits for work; `None` when an undo or the probe is due.
+    /// Waits for a request; returns `None` when something else is due.
     fn wait(&mut self, runtime: &Runtime, endpoint: &Endpoint) -> Option<IoRequest> {
         let jobs = &endpoint.io.jobs;
         let undos = self.undos.next();
         let next = undos
             .into_iter()
             .chain(self.probe_at)
-            .chain(self.watch_at)
-            .chain(self.leave_at)
-            .chain(self.aside.due())
-            .chain(self.tally_at)
+            .chain(self.probe_breaker_at)
+            .chain(self.end_at)
+            .chain(self.recovery.due())
+            .chain(self.stats_at)
             .min();
         let pause = next.map(|at| nap(Instant::now(), at));
         let Some(member) = &endpoint.server.member else {
@@ -121,8 +138,8 @@ impl IoLoop {
         let pause_over = pause.map_or_else(never, after);
         select! {
             recv(jobs) -> job => job.ok(),
-            recv(member.desk) -> errand => {
-                let undo = errand.ok().and_then(|errand| self.aside.take(runtime, endpoint, member, errand));
+            recv(member.desk) -> task => {
+                let undo = task.ok().and_then(|task| self.recovery.take(runtime, endpoint, member, task));
                 if let Some(undo) = undo {
                     self.undos.push(undo, Instant::now());
                 }
@@ -141,16 +158,16 @@ impl IoLoop {
         items.extend(due.into_iter().map(IoJob::Undo));
     }
 
-    /// Tries whether a server that has failed again and again answers: nobody is to wait for it longer
-    /// than it takes.
-    fn watch(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
+    /// Probes a server with an open circuit breaker, so that waiters continue as soon as it
+    /// replies.
+    fn probe_breaker(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
         let now = Instant::now();
-        let is_cared_for =
+        let is_needed =
             || !self.undos.is_empty() || runtime.waiters.anybody() || runtime.timer.watches_any();
-        if !endpoint.server.is_open() || runtime.is_closed() || !is_cared_for() {
-            self.watch_at = None;
-        } else if self.watch_at.is_none_or(|at| at <= now) {
-            self.watch_at = Some(now.after(WATCH_EVERY));
+        if !endpoint.server.is_open() || runtime.is_closed() || !is_needed() {
+            self.probe_breaker_at = None;
+        } else if self.probe_breaker_at.is_none_or(|at| at <= now) {
+            self.probe_breaker_at = Some(now.after(PROBE_BREAKER_EVERY));
             let until = now.after(endpoint.server.command_timeout());
             let answer = endpoint.server.ping(until, Cap::Exempt);
             if answer.is_ok() {
@@ -159,7 +176,7 @@ impl IoLoop {
         }
     }
 
-    /// Publishes to the subscriber what it must hear within a second.
+    /// Publishes a message that the subscriber must receive within a second.
     fn probe(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
         let now = Instant::now();
         if self.probe_at.is_none_or(|at| at > now) || runtime.is_closed() {
@@ -168,7 +185,7 @@ impl IoLoop {
         let is_used = || endpoint.subscriber.is_used();
         if !is_used() {
             endpoint.io.probing.store(false, Ordering::SeqCst);
-            // Whoever came just before this saw the flag set, and is seen here.
+            // A caller that still saw the flag set has registered as a user before: check again.
             if !is_used() {
                 self.probe_at = None;
                 return;
@@ -178,10 +195,10 @@ impl IoLoop {
         self.probe_at = Some(now.after(PROBE_EVERY));
         endpoint.subscriber.probe(&endpoint.server);
         if runtime.deployment.slot_map().is_some()
-            && let Some(name) = endpoint.subscriber.waited()
+            && let Some(name) = endpoint.subscriber.used_name()
         {
-            // One that was demoted in good order still hears all: only a command about a key is sent
-            // on, and tells where its slots are kept now.
+            // A master that was demoted by a planned failover still delivers all messages. Only a
+            // command on a key is redirected, and so reports the slot's new owner.
             let keys = runtime.keys(name);
             let until = now.after(endpoint.server.command_timeout());
             let _ = runtime.deployment.call(keys.inspect(), until, Cap::Exempt);
@@ -198,8 +215,8 @@ fn settle(
     answer: Result<Reply, Fault>,
 ) {
     match item {
-        IoJob::Renew(paper) => settle_renewal(runtime, endpoint, paper, sent, answer),
-        IoJob::LeaseVotes(parcel) => runtime.tally.settle(parcel, answer),
+        IoJob::Renew(part) => settle_renewal(runtime, endpoint, part, sent, answer),
+        IoJob::AddStats(delta) => runtime.shared_stats.settle(delta, answer),
         IoJob::Undo(batch) => {
             let over = undos.settle(&batch, answer.ok().as_ref());
             over.iter()

@@ -1,4 +1,4 @@
-//! What one write of the io thread holds a part of.
+//! One command of the io thread, of which a write carries several.
 
 use crate::lease::undos::{Batch, Undos};
 use crate::protocol::kind::Key;
@@ -12,48 +12,48 @@ use crate::runtime::state::Runtime;
 pub(in crate::runtime) enum IoJob {
     Renew(RenewalPart),
     Undo(Batch),
-    LeaseVotes(StatsDelta),
+    AddStats(StatsDelta),
 }
 
 impl IoJob {
     pub(in crate::runtime) fn replicas(&self) -> Option<Replicas> {
         match self {
-            Self::Renew(paper) => paper.ballot.hold.replicas,
-            Self::Undo(_) | Self::LeaseVotes(_) => None,
+            Self::Renew(part) => part.round.hold.replicas,
+            Self::Undo(_) | Self::AddStats(_) => None,
         }
     }
 
-    /// What it costs in a write, where a renewal of one name costs one.
+    /// Returns its size in a write, in names.
     pub(in crate::runtime) fn weight(&self) -> usize {
         match self {
-            Self::Renew(paper) => paper.keys.names.len(),
+            Self::Renew(part) => part.keys.names.len(),
             Self::Undo(batch) => batch.weight(),
-            Self::LeaseVotes(_) => 1,
+            Self::AddStats(_) => 1,
         }
     }
 
     fn key(&self) -> Option<Key<'_>> {
         match self {
-            Self::Renew(paper) => Some(paper.keys.key(0)),
+            Self::Renew(part) => Some(part.keys.key(0)),
             Self::Undo(batch) => Some(batch.keys.key(0)),
-            Self::LeaseVotes(_) => None,
+            Self::AddStats(_) => None,
         }
     }
 
     pub(in crate::runtime) fn call(&self) -> Call<'_> {
         match self {
-            Self::Renew(RenewalPart { ballot, keys }) => {
-                let hold = &ballot.hold;
-                keys.renew(&hold.id, ballot.ask.ttl, false)
+            Self::Renew(RenewalPart { round, keys }) => {
+                let hold = &round.hold;
+                keys.renew(&hold.id, round.request.ttl, false)
                     .acknowledged_by(hold.replicas)
             }
             Self::Undo(batch) => batch.call(),
-            Self::LeaseVotes(parcel) => parcel.call(),
+            Self::AddStats(delta) => delta.call(),
         }
     }
 }
 
-/// Hands on what is kept by another server now.
+/// Passes on the jobs whose keys another server owns now.
 pub(in crate::runtime) fn send_on(
     runtime: &Runtime,
     endpoint: &Endpoint,
@@ -62,19 +62,18 @@ pub(in crate::runtime) fn send_on(
 ) {
     let is_elsewhere = |key: Key<'_>| !runtime.owns(endpoint, key);
     for item in items.extract_if(.., |item| item.key().is_some_and(is_elsewhere)) {
-        let endpoints_of = item.key().map(|key| runtime.endpoints_of(key).0);
-        // Only a cluster has names that move, and there each has one home.
-        let Some(owner_of) = endpoints_of.and_then(|endpoints_of| endpoints_of.into_iter().next())
-        else {
+        let owners = item.key().map(|key| runtime.endpoints_of(key).0);
+        // Names move only in a cluster, where each has one owner.
+        let Some(owner) = owners.and_then(|owners| owners.into_iter().next()) else {
             continue;
         };
         match item {
-            IoJob::Renew(paper) => runtime.renew_at(&owner_of, vec![paper]),
+            IoJob::Renew(part) => runtime.renew_at(&owner, vec![part]),
             IoJob::Undo(batch) => {
                 let undos = undos.give_away(&batch);
-                undos.into_iter().for_each(|undo| owner_of.io.undo(undo));
+                undos.into_iter().for_each(|undo| owner.io.undo(undo));
             }
-            IoJob::LeaseVotes(_) => {}
+            IoJob::AddStats(_) => {}
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The io thread: renewals in one write, undos until they are sure, and the probe of the subscriber.
+//! Jobs for a server's io thread, and the queue on which it takes them.
 
 pub(crate) mod acknowledged;
 pub(crate) mod acknowledged_loop;
@@ -24,23 +24,24 @@ use crate::runtime::worker::Worker;
 enum IoRequest {
     Renew(Vec<RenewalPart>),
     Undo(Undo),
-    /// Somebody waits.
+    /// A caller waits for a release: keep testing that the subscriber receives messages.
     Probe,
-    /// Somebody waits until the server is asked again.
-    Watch,
-    /// The server is of no more use.
-    Leave,
-    /// The subscriber is to look what it was asked for.
-    Wake,
+    /// A caller waits for the circuit breaker to close.
+    ProbeBreaker,
+    /// The server was replaced: end after a delay.
+    Retire,
+    /// Wake the subscriber thread: a channel was added to its queue.
+    WakeSubscriber,
     Stop,
 }
 
+/// The handle of a server's io thread.
 pub(crate) struct Io {
     queue: Sender<IoRequest>,
     jobs: Receiver<IoRequest>,
-    /// Somebody waits, and the thread knows it.
+    /// A `Probe` was sent, and the thread has not yet found that no caller waits.
     probing: AtomicBool,
-    /// How renewals go.
+    /// The health of this server as renewals find it.
     pub(crate) condition: ServerHealth,
     worker: Worker,
 }
@@ -67,44 +68,44 @@ impl Io {
     }
 
     fn send(&self, job: IoRequest) {
-        // The receiver is in self, so there is somebody to send to.
+        // Sending cannot fail: `self` owns a receiver.
         let _ = self.queue.send(job);
     }
 
-    pub(crate) fn renew(&self, papers: Vec<RenewalPart>) {
-        self.send(IoRequest::Renew(papers));
+    pub(crate) fn renew(&self, parts: Vec<RenewalPart>) {
+        self.send(IoRequest::Renew(parts));
     }
 
-    /// Repeats a release until it is sure.
+    /// Repeats a release until its effect is certain.
     pub(crate) fn undo(&self, undo: Undo) {
         self.send(IoRequest::Undo(undo));
     }
 
-    /// Wakes the subscriber, for a caller who has no time for this server.
-    pub(crate) fn wake(&self) {
-        self.send(IoRequest::Wake);
+    /// Wakes the subscriber thread, without the caller having to wait for this server.
+    pub(crate) fn wake_subscriber(&self) {
+        self.send(IoRequest::WakeSubscriber);
     }
 
-    /// Somebody waits: proves from now on that the subscriber hears.
+    /// Tests from now on, while a caller waits, that the subscriber receives messages.
     pub(crate) fn probe(&self) {
-        // Once is enough: a thread woken for every waiter would cost more than the waiting.
+        // Sent once: waking the thread for every waiter would cost more than the wait itself.
         if !self.probing.swap(true, Ordering::SeqCst) {
             self.send(IoRequest::Probe);
         }
     }
 
-    /// The server is not asked at present, and somebody waits for that to end.
-    pub(crate) fn watch(&self) {
-        self.send(IoRequest::Watch);
+    /// Probes the server while its circuit breaker is open: a caller waits for it to close.
+    pub(crate) fn probe_breaker(&self) {
+        self.send(IoRequest::ProbeBreaker);
     }
 
-    /// Ends the thread by and by: somebody may be about to send it something.
-    pub(crate) fn leave(&self) {
-        self.send(IoRequest::Leave);
+    /// Ends the thread after a delay: a caller may be about to send it a job.
+    pub(crate) fn retire(&self) {
+        self.send(IoRequest::Retire);
     }
 
-    pub(crate) fn is_through(&self) -> bool {
-        self.worker.is_through()
+    pub(crate) fn is_finished(&self) -> bool {
+        self.worker.is_finished()
     }
 
     pub(crate) fn stop(&self) {

@@ -1,4 +1,5 @@
-//! What the io thread does for one server of a quorum: reads what its callers left unread, and asks again one that is left aside.
+//! Work of the io thread for one server of a quorum: reading replies that callers left unread, and
+//! probing a server that is marked down.
 
 use std::time::Duration;
 
@@ -10,50 +11,51 @@ use crate::runtime::endpoint::Endpoint;
 use crate::runtime::state::Runtime;
 use crate::wait_policy::Backoff;
 
-/// How long answers that nobody waited for may lie: all that matters in them is what to undo, and
-/// how fast the server is.
+/// How long replies that no caller waited for may stay unread. They tell only what to undo, and how
+/// fast the server is.
 const TIDY_AFTER: Duration = Duration::from_millis(100);
 
-/// Between probes of a server that is left aside.
-const ASIDE: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4)).jitter(0.5);
+/// The pause between probes of a server that is marked down.
+const PROBE_BACKOFF: Backoff =
+    Backoff::new(Duration::from_millis(100), Duration::from_secs(4)).jitter(0.5);
 
 #[derive(Default)]
 pub(in crate::runtime) struct Recovery {
-    /// When it is tried whether the server answers again, and how often it did not.
-    ask_at: Option<(Instant, u32)>,
-    /// When what callers have left unread is read.
+    /// When the server is probed next, and the number of failed probes before.
+    probe_at: Option<(Instant, u32)>,
+    /// When the replies that callers left unread are read.
     tidy_at: Option<Instant>,
 }
 
 impl Recovery {
-    /// For a thread that begins: what one before it knew is gone with it, after a panic.
+    /// Returns the state for a thread that starts: after a panic, the state before is lost.
     pub(in crate::runtime) fn begin(member: Option<&Member>) -> Self {
         member.map_or_else(Self::default, |member| Self {
-            ask_at: member.is_aside().then_some((Instant::START, 0)),
+            probe_at: member.is_aside().then_some((Instant::START, 0)),
             tidy_at: Some(Instant::START),
         })
     }
 
-    /// When there is something to do.
+    /// Returns the instants at which work is due.
     pub(in crate::runtime) fn due(&self) -> impl Iterator<Item = Instant> {
-        let ask_at = self.ask_at.map(|(at, _)| at);
-        ask_at.into_iter().chain(self.tidy_at)
+        let probe_at = self.probe_at.map(|(at, _)| at);
+        probe_at.into_iter().chain(self.tidy_at)
     }
 
-    /// Has what lies unread read by the next [`see_to`](Self::see_to).
+    /// Makes the next [`run_due`](Self::run_due) read all unread replies.
     pub(in crate::runtime) fn tidy_now(&mut self) {
         self.tidy_at = Some(Instant::START);
     }
 
-    /// What a caller leaves to the thread. Returns what it is to undo.
+    /// Takes a task that a caller left to the thread. Returns a release to repeat, if it is one.
     pub(in crate::runtime) fn take(
         &mut self,
         runtime: &Runtime,
         endpoint: &Endpoint,
         member: &Member,
-        errand: MemberTask,
+        task: MemberTask,
     ) -> Option<Undo> {
-        match errand {
+        match task {
             MemberTask::Undo(promise) => {
                 runtime.endpoints.note_undo(&promise.id);
                 let may_yet_run = promise.may_yet_run(member.index);
@@ -73,14 +75,14 @@ impl Recovery {
             }
             MemberTask::Tidy => self.tidy_at = Some(Instant::now().after(TIDY_AFTER)),
             MemberTask::Probe => {
-                self.ask_at = Some((Instant::now().after(ASIDE.pause(0)), 0));
+                self.probe_at = Some((Instant::now().after(PROBE_BACKOFF.pause(0)), 0));
             }
         }
         None
     }
 
-    /// Reads what lies unread, and tries whether a server that was left aside answers again.
-    pub(in crate::runtime) fn see_to(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
+    /// Reads unread replies and probes a server that is marked down, as far as either is due.
+    pub(in crate::runtime) fn run_due(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
         let Some(member) = &endpoint.server.member else {
             return;
         };
@@ -92,7 +94,7 @@ impl Recovery {
             }
         }
         let Some((_, failures)) = self
-            .ask_at
+            .probe_at
             .filter(|(at, _)| *at <= now && !runtime.is_closed())
         else {
             return;
@@ -100,16 +102,18 @@ impl Recovery {
         let until = now.after(endpoint.server.command_timeout());
         match endpoint.server.ping(until, Cap::Exempt) {
             Ok(_) => {
-                self.ask_at = None;
+                self.probe_at = None;
                 member.is_back(now.until(Instant::now()));
                 runtime.deployment.peer_is_back();
                 runtime.waiters.wake_all();
-                logging::debug!(server = endpoint.server.label(); "{} answers again", endpoint.server.label());
+                let server = endpoint.server.label();
+                logging::debug!(server = server; "{server} answers again");
             }
             Err(fault) => {
-                let pause = ASIDE.pause(failures + 1);
-                self.ask_at = Some((Instant::now().after(pause), failures.saturating_add(1)));
-                logging::debug!(server = endpoint.server.label(); "{} is left aside: {fault}", endpoint.server.label());
+                let pause = PROBE_BACKOFF.pause(failures + 1);
+                self.probe_at = Some((Instant::now().after(pause), failures.saturating_add(1)));
+                let server = endpoint.server.label();
+                logging::debug!(server = server; "{server} is marked down: {fault}");
             }
         }
     }

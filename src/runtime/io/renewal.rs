@@ -1,4 +1,4 @@
-//! The answer to a renewal: what it changes, and who is told.
+//! The result of a renewal: the change of the lease, the counters, and the user's callback.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +17,8 @@ use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::state::Runtime;
 use crate::runtime::worker::contain;
 
-/// Sees to the answer of a renewal, and returns what it found. A failed call is no loss; a definite
-/// "not yours" is.
+/// Applies the reply to a renewal, and returns the state of the key, if known. A failed call is not
+/// a loss; a reply that the key is gone or has another holder is.
 pub(crate) fn renewed(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
@@ -28,7 +28,7 @@ pub(crate) fn renewed(
 ) -> Option<KeyState> {
     let now = Instant::now();
     let found = answer.as_ref().ok().and_then(KeyState::read);
-    // A lease that ran out before the answer came is lost for that.
+    // First records the loss of a lease that expired before the reply arrived.
     hold.status(now);
     let lag = hold.answered(|lease| {
         let lag = lease.lag(now);
@@ -50,20 +50,20 @@ pub(crate) fn renewed(
     match (found, answer) {
         (Some(KeyState::Ours), _) if ask.renews => {
             if let LeaseStatus::Held(remaining) = hold.status(now) {
-                tell_renewal(runtime, hold, remaining, sent.until(now));
+                report_renewal(runtime, hold, remaining, sent.until(now));
             }
         }
         (None, Err(fault)) => logging::debug!(
             name:% = hold.keys, holder:% = hold.id.short(), outcome = "not renewed",
             ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();
-            "not renewed {}, to be tried again: {fault}", hold.keys
+            "not renewed {}, will retry: {fault}", hold.keys
         ),
         _ => {}
     }
     found
 }
 
-/// Counts a renewal that came back so long after it was due. What it found gone is a loss instead.
+/// Counts a renewal and its lag behind the due time. A lease found gone counts as a loss instead.
 pub(crate) fn count(runtime: &Runtime, found: Option<KeyState>, lag: Duration) {
     match found {
         Some(KeyState::Ours) => runtime.meters.renewed(Some(lag)),
@@ -72,7 +72,7 @@ pub(crate) fn count(runtime: &Runtime, found: Option<KeyState>, lag: Duration) {
     }
 }
 
-fn tell_renewal(runtime: &Runtime, hold: &Arc<HeldLease>, remaining: Duration, took: Duration) {
+fn report_renewal(runtime: &Runtime, hold: &Arc<HeldLease>, remaining: Duration, took: Duration) {
     if let Some(on_renew) = hold.on_renew() {
         let renewed = Renewed {
             name: hold.keys.key(0).name.clone(),
@@ -93,17 +93,17 @@ fn tell_renewal(runtime: &Runtime, hold: &Arc<HeldLease>, remaining: Duration, t
 pub(in crate::runtime) fn settle_renewal(
     runtime: &Runtime,
     endpoint: &Endpoint,
-    paper: RenewalPart,
+    part: RenewalPart,
     sent: Instant,
     answer: Result<Reply, Fault>,
 ) {
     contain(|| {
         note(&endpoint.io.condition, &answer);
-        let round = &paper.ballot;
+        let round = &part.round;
         if let Some((sent, answer)) = round.cast(sent, answer) {
-            renewed(runtime, &round.hold, round.ask, sent, &answer);
+            renewed(runtime, &round.hold, round.request, sent, &answer);
         }
-        drop(paper);
+        drop(part);
     });
 }
 

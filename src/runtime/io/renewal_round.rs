@@ -1,4 +1,4 @@
-//! One question about a lease, put to each of the servers that keep it by that server's own thread.
+//! One renewal of a lease, sent to each of its servers by that server's own thread.
 
 use std::sync::Arc;
 
@@ -11,53 +11,54 @@ use crate::protocol::kind::{KeyState, Keys};
 use crate::protocol::script::Reply;
 use crate::redis::{Fault, LeaseVotes, Majority, Verdict};
 
-/// A renewal that is on its way to every server of a lease. It is over once the answers decide it: a
-/// server that hangs delays nobody.
+/// A renewal that is under way on every server of a lease. It is over once the replies decide it,
+/// so that a server that hangs delays nothing.
 pub(crate) struct RenewalRound {
     pub(crate) hold: Arc<HeldLease>,
-    pub(crate) ask: RenewalRequest,
-    /// `None` once it is over.
+    pub(crate) request: RenewalRequest,
+    /// `None` once the round is over.
     open: Mutex<Option<Open>>,
 }
 
-/// What is asked of one server about it.
+/// The part of a renewal that one server gets.
 pub(crate) struct RenewalPart {
-    pub(crate) ballot: Arc<RenewalRound>,
-    /// What one script can be about.
+    pub(crate) round: Arc<RenewalRound>,
+    /// The keys that one script call covers.
     pub(crate) keys: Arc<Keys>,
 }
 
 impl RenewalPart {
-    pub(crate) fn new(ballot: &Arc<RenewalRound>, keys: &Arc<Keys>) -> Self {
+    pub(crate) fn new(round: &Arc<RenewalRound>, keys: &Arc<Keys>) -> Self {
         Self {
-            ballot: Arc::clone(ballot),
+            round: Arc::clone(round),
             keys: Arc::clone(keys),
         }
     }
 }
 
 struct Open {
-    tally: LeaseVotes,
-    /// When the first was asked: the lease counts from then.
+    votes: LeaseVotes,
+    /// When the first part was sent: the lease lasts from then.
     sent: Instant,
     fault: Option<Fault>,
 }
 
 impl RenewalRound {
-    pub(crate) fn new(hold: Arc<HeldLease>, ask: RenewalRequest, size: Majority) -> Self {
+    pub(crate) fn new(hold: Arc<HeldLease>, request: RenewalRequest, size: Majority) -> Self {
         let open = Open {
-            tally: LeaseVotes::new(size),
+            votes: LeaseVotes::new(size),
             sent: Instant::NEVER,
             fault: None,
         };
         Self {
             hold,
-            ask,
+            request,
             open: Mutex::new(Some(open)),
         }
     }
 
-    /// Counts what a server answered to what was sent at `sent`.
+    /// Counts a server's reply to the part sent at `sent`. Returns the result of the whole round,
+    /// and when it was first sent, if this reply decides it.
     pub(crate) fn cast(
         &self,
         sent: Instant,
@@ -72,14 +73,14 @@ impl RenewalRound {
                     Reply::Text(value) => value,
                     _ => &[],
                 };
-                open.tally.count(KeyState::read(&reply), value);
+                open.votes.count(KeyState::read(&reply), value);
             }
             Err(fault) => {
-                open.tally.count(None, &[]);
+                open.votes.count(None, &[]);
                 open.fault = Some(fault);
             }
         }
-        let outcome = open.tally.outcome()?;
+        let outcome = open.votes.outcome()?;
         let open = slot.take()?;
         drop(slot);
         let answer = match (outcome, open.fault) {

@@ -1,4 +1,4 @@
-//! The client's numbers as others see them: the snapshot, and what `io` adds to the hash that a fleet shares.
+//! What this client adds to the shared statistics: a hash of counters for all clients of a fleet.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -16,59 +16,60 @@ use crate::random;
 use crate::redis::Fault;
 use crate::stats::Totals;
 
-/// How often what was counted is told.
-pub(in crate::runtime) const EVERY: Duration = Duration::from_secs(1);
+/// How often counters are sent.
+pub(in crate::runtime) const SEND_EVERY: Duration = Duration::from_secs(1);
 
 /// What this client adds to the shared statistics.
 pub(crate) struct SharedStats {
     pub(in crate::runtime) is_shared: bool,
-    /// A thread that tells is there.
-    has_begun: AtomicBool,
-    /// The hash, as if it were a lock's key: that is how its server is found.
-    pub(in crate::runtime) owner_of: Keys,
-    pub(in crate::runtime) keys: Arc<TallyKeys>,
+    /// A thread that sends counters was started.
+    is_started: AtomicBool,
+    /// The hash as the key of a lock, from which its server is found.
+    pub(in crate::runtime) lock_keys: Keys,
+    pub(in crate::runtime) keys: Arc<StatsKeys>,
     state: Mutex<State>,
     #[cfg(feature = "metrics")]
     pub(in crate::runtime) facade: crate::stats::facade::Facade,
 }
 
-pub(in crate::runtime) struct TallyKeys {
+pub(in crate::runtime) struct StatsKeys {
     pub(in crate::runtime) hash: [Vec<u8>; 1],
-    /// Where Redis notes which of our additions it has seen.
+    /// Where the script records the serial number of this client's last addition.
     mark: [Vec<u8>; 1],
 }
 
 #[derive(Default)]
 struct State {
-    /// What was added, as far as Redis has said so.
-    told: Totals,
+    /// The totals whose addition Redis has confirmed.
+    confirmed: Totals,
     serial: u64,
-    /// Sent, and perhaps added: to be sent again as it is, which is sure to add it once.
-    open: Option<StatsDelta>,
+    /// An addition without a reply: sent again unchanged, because the script then adds it only
+    /// once.
+    pending: Option<StatsDelta>,
     has_warned: bool,
 }
 
 /// An addition to the shared statistics.
 #[derive(Clone)]
 pub(crate) struct StatsDelta {
-    keys: Arc<TallyKeys>,
+    keys: Arc<StatsKeys>,
     serial: u64,
-    /// What is told when this is added.
-    told: Totals,
+    /// The totals that are confirmed once this is added.
+    totals: Totals,
     text: Vec<u8>,
 }
 
 impl StatsDelta {
-    fn new(keys: &Arc<TallyKeys>, serial: u64, before: &Totals, now: Totals) -> Option<Self> {
+    fn new(keys: &Arc<StatsKeys>, serial: u64, before: &Totals, now: Totals) -> Option<Self> {
         let mut text = String::new();
         for (name, count) in now.since(before).fields().filter(|(_, count)| *count > 0) {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = write!(text, "{name} {count} ");
         }
         (!text.is_empty()).then(|| Self {
             keys: Arc::clone(keys),
             serial,
-            told: now,
+            totals: now,
             text: text.into_bytes(),
         })
     }
@@ -97,9 +98,9 @@ impl SharedStats {
         let own = format!(":{}", random::uuid()).into_bytes();
         Self {
             is_shared: config.shared_stats,
-            has_begun: AtomicBool::new(false),
-            owner_of: Keys::new(config.shared_stats_key.as_str().into(), "", ""),
-            keys: Arc::new(TallyKeys {
+            is_started: AtomicBool::new(false),
+            lock_keys: Keys::new(config.shared_stats_key.as_str().into(), "", ""),
+            keys: Arc::new(StatsKeys {
                 mark: [[sibling_key, own].concat()],
                 hash: [hash],
             }),
@@ -113,63 +114,64 @@ impl SharedStats {
         self.is_shared || cfg!(feature = "metrics")
     }
 
-    /// When to tell for the first time, if at all.
+    /// Returns when counters are sent for the first time; `None` if they never are.
     pub(crate) fn first(&self) -> Option<Instant> {
-        self.is_wanted().then(|| Instant::now().after(EVERY))
+        self.is_wanted().then(|| Instant::now().after(SEND_EVERY))
     }
 
-    /// Whether a thread that tells must be started now.
-    pub(in crate::runtime) fn begins(&self) -> bool {
-        self.is_wanted() && !self.has_begun.swap(true, Ordering::Relaxed)
+    /// Returns true to the first caller, which must start a thread that sends counters.
+    pub(in crate::runtime) fn must_start(&self) -> bool {
+        self.is_wanted() && !self.is_started.swap(true, Ordering::Relaxed)
     }
 
-    /// What is sent now: an addition that may have run, or else what has come since. With `all`,
-    /// both.
-    pub(in crate::runtime) fn parcels(&self, totals: Totals, all: bool) -> Vec<StatsDelta> {
+    /// Returns the additions to send now: the pending one, or else what was counted since the last.
+    /// With `all`, returns both.
+    pub(in crate::runtime) fn next_deltas(&self, totals: Totals, all: bool) -> Vec<StatsDelta> {
         let mut state = self.state.lock();
-        let open = state.open.clone();
-        let mut parcels = Vec::from_iter(open);
-        if parcels.is_empty() || all {
-            let before = parcels.first().map_or(state.told, |open| open.told);
+        let pending = state.pending.clone();
+        let mut deltas = Vec::from_iter(pending);
+        if deltas.is_empty() || all {
+            let before = deltas
+                .first()
+                .map_or(state.confirmed, |pending| pending.totals);
             let next = StatsDelta::new(&self.keys, state.serial + 1, &before, totals);
             if next.is_some() {
                 state.serial += 1;
             }
-            parcels.extend(next);
+            deltas.extend(next);
         }
-        parcels
+        deltas
     }
 
-    /// Sees to the answer to `parcel`.
-    pub(crate) fn settle(&self, parcel: StatsDelta, answer: Result<Reply, Fault>) {
+    /// Applies the reply to `delta`.
+    pub(crate) fn settle(&self, delta: StatsDelta, answer: Result<Reply, Fault>) {
         let mut state = self.state.lock();
         let refusal = match answer {
             Ok(Reply::Int(_)) => {
-                state.told = parcel.told;
-                state.open = None;
+                state.confirmed = delta.totals;
+                state.pending = None;
                 state.has_warned = false;
                 return;
             }
-            // One that never arrived is counted anew the next time, with what has come since.
+            // An addition that did not run is part of the next one.
             Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Redirected(..)) => return,
             Err(Fault::Unknown(_)) => {
-                state.open = Some(parcel);
+                state.pending = Some(delta);
                 return;
             }
             Err(Fault::Rejected(error) | Fault::NotReplicated(error)) => error.to_string(),
-            Ok(_) => "the tally script gave an answer that is not its own".into(),
+            Ok(_) => "unexpected reply of the tally script".into(),
         };
         let has_warned = std::mem::replace(&mut state.has_warned, true);
         drop(state);
         if !has_warned {
-            logging::warn!(
-                "what this client counts is not added to the shared statistics: {refusal}"
-            );
+            logging::warn!("cannot add to the shared statistics: {refusal}");
         }
     }
 }
 
-/// Reads the hash. What is not ours in it, or no number, is left out. `None` for what is no hash.
+/// Reads the totals from the hash. Unknown fields and values that are not numbers are skipped.
+/// Returns `None` if the reply is not a hash.
 pub(crate) fn read(reply: &Reply) -> Option<Totals> {
     let Reply::List(items) = reply else {
         return None;
@@ -196,7 +198,7 @@ mod tests {
     use super::*;
     use crate::error::Cause;
 
-    fn tally() -> SharedStats {
+    fn stats() -> SharedStats {
         SharedStats::new(&Config {
             shared_stats: true,
             ..Config::default()
@@ -209,39 +211,39 @@ mod tests {
         totals
     }
 
-    fn next(tally: &SharedStats, now: Totals) -> Option<StatsDelta> {
-        let state = tally.state.lock();
-        StatsDelta::new(&tally.keys, state.serial + 1, &state.told, now)
+    fn next(stats: &SharedStats, now: Totals) -> Option<StatsDelta> {
+        let state = stats.state.lock();
+        StatsDelta::new(&stats.keys, state.serial + 1, &state.confirmed, now)
     }
 
     #[test]
-    fn smoke() {
-        let tally = tally();
-        let parcel = next(&tally, totals(3)).unwrap();
-        assert_eq!(parcel.text, b"attempts 3 ");
-        tally.settle(parcel, Ok(Reply::Int(1)));
-        assert!(next(&tally, totals(3)).is_none(), "nothing has come since");
-        assert_eq!(next(&tally, totals(5)).unwrap().text, b"attempts 2 ");
+    fn only_new_counts_are_sent() {
+        let stats = stats();
+        let delta = next(&stats, totals(3)).unwrap();
+        assert_eq!(delta.text, b"attempts 3 ");
+        stats.settle(delta, Ok(Reply::Int(1)));
+        assert!(next(&stats, totals(3)).is_none(), "no count has changed");
+        assert_eq!(next(&stats, totals(5)).unwrap().text, b"attempts 2 ");
     }
 
     #[test]
-    fn only_what_may_have_been_added_is_sent_again_as_it_is() {
-        let tally = tally();
-        let first = next(&tally, totals(3)).unwrap();
-        tally.settle(first.clone(), Err(Fault::NotRun(Cause::text("away"))));
-        assert!(tally.state.lock().open.is_none());
-        tally.settle(first.clone(), Err(Fault::Unknown(Cause::text("late"))));
-        // Even if a further try of it surely did not run.
-        tally.settle(first, Err(Fault::NotRun(Cause::text("away"))));
-        let open = tally.state.lock().open.clone().unwrap();
-        assert_eq!((open.serial, open.told), (1, totals(3)));
-        tally.settle(open, Ok(Reply::Int(0)));
-        assert!(tally.state.lock().open.is_none());
-        assert_eq!(tally.state.lock().told, totals(3));
+    fn addition_without_reply_is_sent_again_unchanged() {
+        let stats = stats();
+        let first = next(&stats, totals(3)).unwrap();
+        stats.settle(first.clone(), Err(Fault::NotRun(Cause::text("away"))));
+        assert!(stats.state.lock().pending.is_none());
+        stats.settle(first.clone(), Err(Fault::Unknown(Cause::text("late"))));
+        // Even if a later attempt certainly did not run.
+        stats.settle(first, Err(Fault::NotRun(Cause::text("away"))));
+        let pending = stats.state.lock().pending.clone().unwrap();
+        assert_eq!((pending.serial, pending.totals), (1, totals(3)));
+        stats.settle(pending, Ok(Reply::Int(0)));
+        assert!(stats.state.lock().pending.is_none());
+        assert_eq!(stats.state.lock().confirmed, totals(3));
     }
 
     #[test]
-    fn what_is_not_ours_in_the_hash_is_left_out() {
+    fn unknown_fields_of_the_hash_are_skipped() {
         let text = |text: &str| Reply::Text(text.as_bytes().to_vec());
         let items = ["attempts", "7", "of others", "1", "refused", "many"].map(text);
         let hash = |items: &[Reply]| read(&Reply::List(items.to_vec()));
@@ -251,9 +253,9 @@ mod tests {
     }
 
     #[test]
-    fn the_mark_lies_beside_the_hash() {
-        let tally = tally();
-        assert_eq!(tally.keys.hash, [b"lock_stats"]);
-        assert!(tally.keys.mark[0].starts_with(b"leasehold:tally:{lock_stats}:"));
+    fn mark_is_in_the_slot_of_the_hash() {
+        let stats = stats();
+        assert_eq!(stats.keys.hash, [b"lock_stats"]);
+        assert!(stats.keys.mark[0].starts_with(b"leasehold:tally:{lock_stats}:"));
     }
 }

@@ -9,17 +9,17 @@ use crate::runtime::io::job::IoJob;
 use crate::runtime::state::Runtime;
 use crate::runtime::worker::contain;
 
-/// The most names in one write: their answers must fit into the sockets' buffers meanwhile, and come in time.
-const MOST_TOGETHER: usize = 256;
+/// The most names in one write: their replies must fit into the socket buffers and arrive in time.
+const MAX_BATCH: usize = 256;
 
-/// A connection that a thread keeps for what it sends.
+/// The connection that a thread keeps for its writes; opened again when it fails.
 #[derive(Default)]
 pub(in crate::runtime) struct Writer {
     connection: Option<Connection>,
 }
 
 impl Writer {
-    /// Sends `items` in one write, and gives each answer to `settle`, with the instant before it was sent.
+    /// Sends `items` in one write, and passes each reply to `settle`, with the instant of sending.
     pub(in crate::runtime) fn write(
         &mut self,
         runtime: &Runtime,
@@ -46,13 +46,11 @@ impl Writer {
             return;
         };
         let sent = Instant::now();
-        // What was lost or let go while it lay here must not be given a whole ttl more.
+        // A lease that was lost or released while queued here must not be extended by another ttl.
         let over: Vec<IoJob> = items
             .extract_if(.., |item| match item {
-                IoJob::Renew(part) => {
-                    !matches!(part.ballot.hold.status(sent), LeaseStatus::Held(_))
-                }
-                IoJob::Undo(_) | IoJob::LeaseVotes(_) => false,
+                IoJob::Renew(part) => !matches!(part.round.hold.status(sent), LeaseStatus::Held(_)),
+                IoJob::Undo(_) | IoJob::AddStats(_) => false,
             })
             .collect();
         // A lease may own the last of a user's closures, whose destructor may panic.
@@ -66,7 +64,7 @@ impl Writer {
         let until = sent.after(server.command_timeout());
         for (item, answer) in items.into_iter().zip(answers) {
             let (answer, sent) = match answer {
-                // Nothing ran, so it may be sent again to where the name is kept now.
+                // The command did not run, so it can be sent to the slot's new owner.
                 Err(Fault::Redirected(..)) => {
                     match runtime
                         .deployment
@@ -83,7 +81,8 @@ impl Writer {
     }
 }
 
-/// Takes out what goes into one write: alike in the replicas that must acknowledge it, those without first.
+/// Removes and returns the jobs of the next write, or `None` if there are none. All wait for the
+/// same replicas; jobs that wait for none come first.
 pub(in crate::runtime) fn take_write(items: &mut Vec<IoJob>) -> Option<Vec<IoJob>> {
     items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
     let replicas = items.first()?.replicas();
@@ -91,7 +90,7 @@ pub(in crate::runtime) fn take_write(items: &mut Vec<IoJob>) -> Option<Vec<IoJob
     let alike = items.iter().take_while(|item| {
         let is_first = weight == 0;
         weight += item.weight();
-        item.replicas() == replicas && (is_first || weight <= MOST_TOGETHER)
+        item.replicas() == replicas && (is_first || weight <= MAX_BATCH)
     });
     let alike = alike.count();
     let rest = items.split_off(alike);

@@ -1,4 +1,15 @@
-//! The subscriber thread: hears releases on one connection and wakes the waiters they are for.
+//! The subscriber thread: receives releases on one connection and wakes the waiters they concern.
+//!
+//! ```text
+//!                  subscribed            message
+//!   +------------+ ----------> +-----------+ --+
+//!   | connecting |             | listening |   |
+//!   +------------+ <---------- +-----------+ <-+
+//!      |   a failure, a lost probe, or the master has moved: with a pause
+//!      |                             |
+//!      +----------> ended <----------+
+//!           stop, or the server was replaced
+//! ```
 
 use std::time::Duration;
 
@@ -12,14 +23,14 @@ use crate::runtime::subscriber::State;
 use crate::runtime::subscriber::pubsub::{POLL_EVERY, PubSub};
 use crate::wait_policy::RECONNECT;
 
-/// What was published to the control channel must be heard within this.
-const HEARD_WITHIN: Duration = Duration::from_secs(1);
+/// How long a probe on the control channel may take to arrive.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a subscription that nobody uses is kept for the next waiter.
+/// How long an unused subscription is kept for the next waiter.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// With more than this many lingering, all of them go at the next look around.
-const MOST_LINGERING: usize = 1024;
+/// If more than this many subscriptions are unused, all of them are cancelled.
+const MAX_LINGERING: usize = 1024;
 
 pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
     let mut failures = 0;
@@ -41,15 +52,15 @@ pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
                     .condition
                     .failed(Some(&Cause::text(why.clone())), false);
                 runtime.deployment.doubt();
-                // One warning for an outage, however long it lasts.
+                // One warning for each outage, however long it lasts.
                 logging::record!(
                     if failures == 0 { log::Level::Warn } else { log::Level::Debug },
                     server = endpoint.server.label();
-                    "releases are not heard, waiters look again by themselves; reconnecting: {why}"
+                    "no subscription to releases, waiters retry on a timer; reconnecting: {why}"
                 );
             }
         }
-        // The first failure after a good connection is tried again at once.
+        // After the first failure of a working connection, reconnects without a pause.
         if failures > 0 {
             endpoint.subscriber.pause(RECONNECT.pause(failures - 1));
         }
@@ -57,7 +68,7 @@ pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
     }
 }
 
-/// Connects, subscribes to all that is wanted, and hears until the connection fails or the end.
+/// Connects, subscribes to all wanted channels, and receives until a failure or `stop`.
 fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<(), String> {
     let this = &endpoint.subscriber;
     let timeout = endpoint.server.command_timeout();
@@ -65,25 +76,25 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<
         .server
         .connection(Instant::now().after(timeout))
         .map_err(|fault: Fault| fault.to_string())?;
-    let mut line = PubSub::new(runtime, endpoint, connection);
+    let mut pubsub = PubSub::new(runtime, endpoint, connection);
     let wanted: Vec<Vec<u8>> = {
         let mut state = this.state.lock();
         state.queue.clear();
         state.channels.retain(|_, channel| channel.users > 0);
         state.channels.keys().cloned().collect()
     };
-    // Where the control channel is refused nothing wakes the thread, and no probe is heard.
-    let up = line.subscribe(std::slice::from_ref(&this.control))?;
+    // Without the control channel nothing can wake the thread, and no probe arrives.
+    let up = pubsub.subscribe(std::slice::from_ref(&this.control))?;
     {
         let mut state = this.state.lock();
         state.up = up;
-        state.unheard = None;
+        state.probe_sent = None;
     }
-    line.subscribe(&wanted)?;
+    pubsub.subscribe(&wanted)?;
     *failures = 0;
     let mut tidied = Instant::now();
     this.condition.answered(Instant::now());
-    logging::debug!(server = endpoint.server.label(); "hearing releases");
+    logging::debug!(server = endpoint.server.label(); "subscribed to releases");
     loop {
         let now = Instant::now();
         let mut state = this.state.lock();
@@ -91,15 +102,15 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<
             return Ok(());
         }
         if state
-            .unheard
-            .is_some_and(|sent| sent.until(now) > HEARD_WITHIN)
+            .probe_sent
+            .is_some_and(|sent| sent.until(now) > PROBE_TIMEOUT)
         {
-            return Err("the probe was not heard".into());
+            return Err(format!("no probe arrived within {PROBE_TIMEOUT:?}"));
         }
-        if !line.is_current() {
+        if !pubsub.is_current() {
             return Err("the master has moved".into());
         }
-        // What was queued before this connection was up woke nobody.
+        // Includes channels that were queued before this connection was up, without a wake-up.
         let wanted = std::mem::take(&mut state.queue);
         let unused = if tidied.until(now) >= POLL_EVERY {
             tidied = now;
@@ -108,20 +119,20 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<
             Vec::new()
         };
         drop(state);
-        line.unsubscribe(&unused)?;
-        line.subscribe(&wanted)?;
-        line.hear()?;
+        pubsub.unsubscribe(&unused)?;
+        pubsub.subscribe(&wanted)?;
+        pubsub.receive()?;
     }
 }
 
-/// Takes out the channels that nobody has used for long.
+/// Removes and returns the channels that have been unused for `LINGER`.
 fn take_unused(state: &mut State, now: Instant) -> Vec<Vec<u8>> {
     let idle = state
         .channels
         .values()
         .filter(|channel| channel.users == 0)
         .count();
-    let linger = if idle > MOST_LINGERING {
+    let linger = if idle > MAX_LINGERING {
         Duration::ZERO
     } else {
         LINGER

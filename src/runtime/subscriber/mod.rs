@@ -1,4 +1,4 @@
-//! The subscriber thread: hears releases on one connection and wakes the waiters they are for.
+//! The handle of a server's subscriber thread, and the channels that it is subscribed to.
 
 pub(crate) mod listen;
 pub(crate) mod pubsub;
@@ -24,15 +24,15 @@ use crate::runtime::worker::Worker;
 const PROBE: &[u8] = b"probe";
 
 pub(crate) struct Subscriber {
-    /// The channel that wakes the thread: nothing else interrupts a read.
+    /// The channel on which the thread is woken: nothing else interrupts its read.
     control: Vec<u8>,
     state: Mutex<State>,
-    /// Publishing is refused: then nobody of this user's can announce a release, and waiters look
-    /// again by themselves.
+    /// The server refuses PUBLISH. No client of this Redis user can then announce a release, so
+    /// waiters retry on a timer.
     mute: AtomicBool,
-    /// Rung at the end, for a thread that pauses between two attempts to connect.
+    /// Notified by `stop`, for a thread that pauses between two attempts to connect.
     ending: Condvar,
-    /// How hearing goes.
+    /// The health of the subscriber connection.
     pub(crate) condition: ServerHealth,
     worker: Worker,
 }
@@ -40,11 +40,11 @@ pub(crate) struct Subscriber {
 #[derive(Default)]
 struct State {
     channels: HashMap<Vec<u8>, Channel>,
-    /// Wanted, and not yet asked for on this connection.
+    /// Channels for which no SUBSCRIBE was sent on this connection yet.
     queue: Vec<Vec<u8>>,
     up: bool,
-    /// When the first probe was published that has not been heard since.
-    unheard: Option<Instant>,
+    /// When the oldest probe was published that has not been received.
+    probe_sent: Option<Instant>,
     stopping: bool,
 }
 
@@ -53,9 +53,9 @@ struct Channel {
     name: Name,
     live: Arc<Live>,
     users: usize,
-    /// Since when nobody has used it.
+    /// When its last user left; `None` while it has users.
     idle: Option<Instant>,
-    /// It was heard on, on this connection or one before.
+    /// Its subscription was confirmed before, on this connection or an earlier one.
     was_live: bool,
 }
 
@@ -111,37 +111,38 @@ impl Subscriber {
         }
     }
 
-    /// Whether publishing is refused.
+    /// Returns true if the server refuses PUBLISH.
     fn is_mute(&self) -> bool {
         self.mute.load(Ordering::SeqCst)
     }
 
-    /// Where grants are told, too.
+    /// Returns the channel on which this client also receives grants.
     pub(crate) fn inbox(&self) -> &[u8] {
         &self.control
     }
 
-    /// Whether anybody waits to hear a release.
+    /// Returns true if any channel has a user.
     pub(crate) fn is_used(&self) -> bool {
         let state = self.state.lock();
         state.channels.values().any(|channel| channel.users > 0)
     }
 
-    /// One of the names whose releases somebody waits to hear.
-    pub(crate) fn waited(&self) -> Option<Name> {
+    /// Returns a name whose channel has a user, if there is one.
+    pub(crate) fn used_name(&self) -> Option<Name> {
         let state = self.state.lock();
-        let waited = state.channels.values().find(|channel| channel.users > 0);
-        waited.map(|channel| channel.name.clone())
+        let used = state.channels.values().find(|channel| channel.users > 0);
+        used.map(|channel| channel.name.clone())
     }
 
-    /// Whether releases on `channel` are heard.
-    pub(crate) fn hears(&self, channel: &[u8]) -> bool {
+    /// Returns true if the subscription to `channel` is confirmed.
+    pub(crate) fn is_subscribed(&self, channel: &[u8]) -> bool {
         let state = self.state.lock();
-        let heard = state.channels.get(channel);
-        heard.is_some_and(|heard| heard.live.is_on())
+        let channel = state.channels.get(channel);
+        channel.is_some_and(|channel| channel.live.is_on())
     }
 
-    /// Interrupts the thread's read. Where that fails it looks around soon by itself.
+    /// Interrupts the thread's read. If that fails, the thread checks its work by itself within
+    /// `POLL_EVERY`.
     fn wake(&self, server: &Server, why: &[u8], until: Instant) -> bool {
         let args: [&[u8]; 2] = [&self.control, why];
         let read = |reply| Some(reply).filter(|reply| Expected::Count.fits(reply));
@@ -149,35 +150,33 @@ impl Subscriber {
         match &published {
             Ok(_) => self.mute.store(false, Ordering::SeqCst),
             Err(Fault::Rejected(error)) if !self.mute.swap(true, Ordering::SeqCst) => {
-                logging::warn!(
-                    "releases cannot be announced, waiters look again by themselves: {error}"
-                );
+                logging::warn!("cannot publish releases, waiters retry on a timer: {error}");
             }
-            Err(fault) => logging::debug!("the subscriber could not be woken: {fault}"),
+            Err(fault) => logging::debug!("could not wake the subscriber: {fault}"),
         }
         published.is_ok()
     }
 
-    /// As a waiter does to have its subscription made.
+    /// Wakes the thread, so that it subscribes to the channels that were added.
     pub(crate) fn wake_now(&self, server: &Server) {
         let until = Instant::now().after(server.command_timeout());
         self.wake(server, b"subscribe", until);
     }
 
-    /// Publishes what the thread must hear within a second, if its connection is alive and leads to
-    /// the server that takes the locks.
+    /// Publishes a message that the thread receives within a second, if its connection is alive and
+    /// leads to the server that grants the locks.
     pub(crate) fn probe(&self, server: &Server) {
         let sent = Instant::now();
         let mut state = self.state.lock();
         if !state.up {
             return;
         }
-        // Before it is sent: it may be heard before the answer to the sending is.
-        state.unheard.get_or_insert(sent);
+        // Set before it is sent: the message may arrive before the reply to PUBLISH.
+        state.probe_sent.get_or_insert(sent);
         drop(state);
         if !self.wake(server, PROBE, sent.after(server.command_timeout())) {
             let mut state = self.state.lock();
-            state.unheard = state.unheard.filter(|first| *first != sent);
+            state.probe_sent = state.probe_sent.filter(|first| *first != sent);
         }
     }
 
@@ -196,15 +195,15 @@ impl Subscriber {
         self.worker.join(until)
     }
 
-    pub(crate) fn is_through(&self) -> bool {
-        self.worker.is_through()
+    pub(crate) fn is_finished(&self) -> bool {
+        self.worker.is_finished()
     }
 
     fn is_stopping(&self) -> bool {
         self.state.lock().stopping
     }
 
-    /// Sleeps for `pause`, or until the end.
+    /// Sleeps for `pause`, or until `stop`.
     fn pause(&self, pause: Duration) {
         let mut state = self.state.lock();
         if !state.stopping {
@@ -213,7 +212,7 @@ impl Subscriber {
     }
 }
 
-/// Since when releases on a channel are heard, in nanoseconds of our clock.
+/// When the subscription to a channel was confirmed, in nanoseconds of our clock.
 #[derive(Debug)]
 pub(in crate::runtime) struct Live(AtomicU64);
 

@@ -1,4 +1,4 @@
-//! The connection that hears: SUBSCRIBE, its confirmations, and the messages.
+//! A subscribed connection: SUBSCRIBE, its confirmations, and the messages.
 
 use std::time::Duration;
 
@@ -16,23 +16,23 @@ use crate::runtime::state::Runtime;
 use crate::runtime::subscriber::PROBE;
 use crate::stats::Wake;
 
-/// How long the thread waits for a message before it looks around: for the probe's silence, for
-/// subscriptions that nobody uses, and for those whose wake-up could not be published.
+/// How long the thread waits for a message before it checks for a lost probe, for unused
+/// subscriptions, and for new channels whose wake-up could not be published.
 pub(in crate::runtime) const POLL_EVERY: Duration = Duration::from_millis(500);
 
-/// The most SUBSCRIBEs in one write, for the same reason as in a batch.
-const MOST_TOGETHER: usize = 256;
+/// The most SUBSCRIBEs in one write: their replies must fit into the socket buffers.
+const MAX_BATCH: usize = 256;
 
-/// The connection that hears.
+/// The connection on which the subscriber thread receives messages.
 pub(in crate::runtime) struct PubSub<'a> {
     runtime: &'a Runtime,
     endpoint: &'a Endpoint,
     connection: Connection,
-    /// A refusal was logged as such; one is enough for a connection.
+    /// A refusal was logged as a warning: once for each connection.
     has_warned: bool,
-    /// When the timer thread is to be rung for a grant that was heard: by this thread, which is awake, and a moment later,
-    /// so that none runs beside the new holder.
-    rings_at: Option<Instant>,
+    /// When this thread wakes the timer thread for a received grant, if it does. A short delay, so
+    /// that the timer thread does not compete with the new holder for a core.
+    wakes_timer_at: Option<Instant>,
 }
 
 impl<'a> PubSub<'a> {
@@ -46,48 +46,49 @@ impl<'a> PubSub<'a> {
             endpoint,
             connection,
             has_warned: false,
-            rings_at: None,
+            wakes_timer_at: None,
         }
     }
 
-    /// Whether it leads to the server that takes the locks now, as far as is known.
+    /// Returns true if, as far as is known, it leads to the server that grants the locks now.
     pub(in crate::runtime) fn is_current(&self) -> bool {
         self.endpoint.server.is_current(&self.connection)
     }
 
-    /// Waits for a message for a while.
-    pub(in crate::runtime) fn hear(&mut self) -> Result<(), String> {
+    /// Waits up to `POLL_EVERY` for a message, and handles it.
+    pub(in crate::runtime) fn receive(&mut self) -> Result<(), String> {
         let now = Instant::now();
-        if self.rings_at.is_some_and(|at| at <= now) {
-            self.rings_at = None;
-            self.runtime.timer.ring(Instant::NEVER);
+        if self.wakes_timer_at.is_some_and(|at| at <= now) {
+            self.wakes_timer_at = None;
+            self.runtime.timer.wake_if_due(Instant::NEVER);
         }
-        let pause = self.rings_at.map_or(POLL_EVERY, |at| now.until(at));
+        let pause = self.wakes_timer_at.map_or(POLL_EVERY, |at| now.until(at));
         match self.connection.message(now.after(pause.min(POLL_EVERY))) {
-            Ok((channel, payload)) => self.heard(&channel, &payload),
+            Ok((channel, payload)) => self.handle(&channel, &payload),
             Err(error) if error.is_timeout() => {}
             Err(error) => return Err(library_text(&error)),
         }
         Ok(())
     }
 
-    fn heard(&mut self, channel: &[u8], payload: &[u8]) {
+    fn handle(&mut self, channel: &[u8], payload: &[u8]) {
         let this = &self.endpoint.subscriber;
         let mut state = this.state.lock();
         if channel == this.control {
             if payload == PROBE {
-                state.unheard = None;
+                state.probe_sent = None;
             } else if let Some((id, token)) = read_grant(payload) {
                 drop(state);
                 let now = Instant::now();
-                // A ring that is about to come, or late, would leave the new holder without: it is put off.
+                // A wake-up that is almost due, or late, would come before the new lease is
+                // scheduled: postpone it.
                 if self
-                    .rings_at
+                    .wakes_timer_at
                     .is_none_or(|at| at <= now.after(FIRST_RENEWAL_AFTER / 4))
                 {
                     let at = now.after(FIRST_RENEWAL_AFTER);
-                    self.rings_at = Some(at);
-                    self.runtime.timer.ring(at);
+                    self.wakes_timer_at = Some(at);
+                    self.runtime.timer.wake_if_due(at);
                 }
                 self.runtime.waiters.fair_queues.granted(&id, token);
             }
@@ -101,7 +102,7 @@ impl<'a> PubSub<'a> {
             return;
         };
         drop(state);
-        let voice = Announcer {
+        let announcer = Announcer {
             server: self
                 .endpoint
                 .server
@@ -110,15 +111,16 @@ impl<'a> PubSub<'a> {
                 .map_or(0, |member| member.index),
             needed: self.runtime.deployment.size().needed,
         };
-        let suspected_meanwhile = self.runtime.waiters.announced(&name, payload, voice);
+        let suspected_meanwhile = self.runtime.waiters.announced(&name, payload, announcer);
         if let Some(hold) = suspected_meanwhile.and_then(|hold| hold.upgrade()) {
-            // Somebody says that a lease of ours was released: ask whether it still is ours.
+            // A message says that a lease of this client was released: check whether it still
+            // holds.
             hold.lease(|lease| lease.suspect(Instant::now()));
             self.runtime.reschedule(&hold);
         }
     }
 
-    /// True if every channel was confirmed.
+    /// Subscribes to `channels`; returns true if the server confirmed all of them.
     pub(in crate::runtime) fn subscribe(&mut self, channels: &[Vec<u8>]) -> Result<bool, String> {
         self.exchange("SUBSCRIBE", channels)
     }
@@ -127,14 +129,14 @@ impl<'a> PubSub<'a> {
         self.exchange("UNSUBSCRIBE", channels).map(|_| ())
     }
 
-    /// Sends a command for each channel, and reads every answer: a refusal too is only an answer.
+    /// Sends a command for each channel and reads every reply. A refusal is a reply, not an error.
     ///
-    /// The server may send pushes and messages before an answer, without an end: they extend no
-    /// deadline, and do not keep the thread from stopping.
+    /// A server may send pushes and messages before a reply, without end. They extend no deadline
+    /// and do not keep the thread from stopping.
     fn exchange(&mut self, verb: &'static str, channels: &[Vec<u8>]) -> Result<bool, String> {
         let failed = |error| library_text(&error);
         let mut confirmed = 0;
-        for some in channels.chunks(MOST_TOGETHER) {
+        for some in channels.chunks(MAX_BATCH) {
             let command = |channel: &Vec<u8>| redis::cmd(verb).arg(channel).get_packed_command();
             let commands: Vec<u8> = some.iter().flat_map(command).collect();
             let timeout = self.endpoint.server.command_timeout();
@@ -149,7 +151,8 @@ impl<'a> PubSub<'a> {
                 if is_late {
                     return Err(format!("no confirmation of {verb} in {timeout:?}"));
                 }
-                // Any error here ends the connection, so no late answer is ever taken for another one.
+                // Any error ends the connection, so no late reply is ever matched to another
+                // command.
                 let answer = read(
                     self.connection.receive(until).map_err(failed)?,
                     verb,
@@ -157,7 +160,7 @@ impl<'a> PubSub<'a> {
                 );
                 match answer.ok_or_else(|| failed(self.connection.malformed()))? {
                     Answer::Message(channel, payload) => {
-                        self.heard(&channel, &payload);
+                        self.handle(&channel, &payload);
                         is_late = Instant::now() >= until;
                     }
                     Answer::Done => {
@@ -187,14 +190,14 @@ impl<'a> PubSub<'a> {
         self.has_warned = true;
         logging::record!(
             level,
-            "{verb} was refused, waiters look again by themselves: {why} (it needs +{} on their channels)",
+            "{verb} was refused, waiters retry on a timer: {why} (grant +{} on the channels)",
             verb.to_ascii_lowercase()
         );
     }
 
-    /// Releases on `channel` are heard from now on; those before now were not.
+    /// Records that releases on `channel` arrive from now on; earlier ones may have been missed.
     fn confirmed(&self, channel: &[u8]) {
-        // Of several that confirm at once, exactly one is to complete the majority.
+        // If several servers confirm at once, exactly one must complete the majority.
         let _confirming = self.runtime.endpoints.confirming.lock();
         let mut state = self.endpoint.subscriber.state.lock();
         let Some(confirmed) = state.channels.get_mut(channel) else {
@@ -208,7 +211,7 @@ impl<'a> PubSub<'a> {
         };
         drop(state);
         let needed = self.runtime.deployment.size().needed;
-        if needed == 1 || self.runtime.endpoints.hearing(channel) == needed {
+        if needed == 1 || self.runtime.endpoints.subscribed(channel) == needed {
             self.runtime.waiters.wake_to_retry(&name, why);
         }
     }
@@ -216,8 +219,8 @@ impl<'a> PubSub<'a> {
 
 impl Drop for PubSub<'_> {
     fn drop(&mut self) {
-        if self.rings_at.is_some() {
-            self.runtime.timer.ring(Instant::NEVER);
+        if self.wakes_timer_at.is_some() {
+            self.runtime.timer.wake_if_due(Instant::NEVER);
         }
     }
 }
@@ -229,8 +232,8 @@ pub(crate) enum Answer {
     Other,
 }
 
-/// Reads what may be the answer to `verb` of a channel, or a message that came before it. `None` for
-/// what Redis does not send then.
+/// Reads the reply to `verb` for a channel, or a message that came before it. Returns `None` for
+/// anything that Redis does not send at this point.
 pub(crate) fn read(value: Value, verb: &str, channel: &[u8]) -> Option<Answer> {
     let (kind, data) = match value {
         Value::ServerError(error) => return Some(Answer::Refused(words(&error))),
@@ -243,7 +246,7 @@ pub(crate) fn read(value: Value, verb: &str, channel: &[u8]) -> Option<Answer> {
                 PushKind::Message => "message",
                 PushKind::Subscribe => "subscribe",
                 PushKind::Unsubscribe => "unsubscribe",
-                // RESP3 lets a server say more than it was asked for.
+                // With RESP3 a server may push other messages.
                 _ => return Some(Answer::Other),
             };
             (kind.to_owned(), data)
@@ -265,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_redis_sends_then_is_an_answer_to_a_subscription() {
+    fn malformed_reply_to_subscribe_is_rejected() {
         let read = |text: &str| {
             let value = redis::parse_redis_value(text.as_bytes()).unwrap();
             read(value, "SUBSCRIBE", b"c")

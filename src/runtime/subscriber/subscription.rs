@@ -1,4 +1,4 @@
-//! A waiter's use of a name's channel, and since when that is heard.
+//! A waiter's use of a name's channel, on one server or on all servers of the name.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::redis::{Deployment, Majority};
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::subscriber::Live;
 
-/// A waiter's use of a name's channel, on all servers that keep the name.
+/// A waiter's use of a name's channel, on all servers that own the name.
 pub(crate) struct Subscription<'a> {
     parts: Vec<Part<'a>>,
     size: Majority,
@@ -26,21 +26,22 @@ impl<'a> Subscription<'a> {
         Self { parts, size }
     }
 
-    /// Whether every release since `at` was heard from a majority, and is at this moment.
+    /// Returns true if a majority of servers has delivered every release since `at`, and still
+    /// does.
     pub(crate) fn hears_since(&self, at: Instant) -> bool {
         let heard = self.parts.iter().filter(|part| part.hears_since(at));
         heard.count() >= self.size.needed
     }
 
-    /// Whether its servers still keep the name, as far as is known.
+    /// Returns true if, as far as is known, its servers still own the name.
     pub(crate) fn is_current(&self, deployment: &Deployment) -> bool {
         self.parts.iter().all(|part| part.is_current(deployment))
     }
 }
 
 impl<'a> Part<'a> {
-    /// Wants to hear the releases of a name. Once they are heard, the name's first waiter is told to
-    /// look: a release between its last look and then was not heard.
+    /// Registers a user of a name's channel. When the server confirms the subscription, the name's
+    /// first waiter retries: a release between its last attempt and then was not delivered.
     pub(in crate::runtime) fn subscribe(
         endpoint: Arc<Endpoint>,
         key: Key<'a>,
@@ -49,8 +50,8 @@ impl<'a> Part<'a> {
         let subscriber = &endpoint.subscriber;
         let (live, wake) = subscriber.add_user(key);
         if wake && endpoint.server.member.is_some() {
-            // One of several may hang, and the others be enough.
-            endpoint.io.wake();
+            // This server of a quorum may hang, and the others may suffice: do not wait for it.
+            endpoint.io.wake_subscriber();
         } else if wake {
             subscriber.wake(&endpoint.server, b"subscribe", until);
         }
@@ -66,7 +67,7 @@ impl<'a> Part<'a> {
         self.live.is_on_since(at) && !self.endpoint.subscriber.is_mute()
     }
 
-    /// Whether its server still keeps the name, as far as is known.
+    /// Returns true if, as far as is known, its server still owns the name.
     pub(crate) fn is_current(&self, deployment: &Deployment) -> bool {
         deployment.owns(&self.endpoint.server, self.key)
     }
