@@ -8,7 +8,7 @@
 //!        |                all is written           |
 //!        | Retire                                  | Stop: after a last write of all that is left
 //!        v                                         v
-//!   +----------+          LEAVE_AFTER          +-------+
+//!   +----------+          RETIRE_AFTER         +-------+
 //!   | retiring | ----------------------------> | ended |
 //!   +----------+  (it still writes meanwhile)  +-------+
 //! ```
@@ -39,7 +39,7 @@ const PROBE_BREAKER_EVERY: Duration = Duration::from_millis(500);
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 
 /// How long after its server was replaced the thread still passes jobs on to the new server.
-const LEAVE_AFTER: Duration = Duration::from_secs(2);
+const RETIRE_AFTER: Duration = Duration::from_secs(2);
 
 /// The work of the thread.
 #[derive(Default)]
@@ -79,7 +79,7 @@ impl IoLoop {
                     }
                     IoRequest::Retire => {
                         self.end_at
-                            .get_or_insert_with(|| Instant::now().after(LEAVE_AFTER));
+                            .get_or_insert_with(|| Instant::now().after(RETIRE_AFTER));
                     }
                     IoRequest::Stop => stopping = true,
                 }

@@ -80,8 +80,8 @@ impl<'a> PubSub<'a> {
             } else if let Some((id, token)) = read_grant(payload) {
                 drop(state);
                 let now = Instant::now();
-                // A wake-up that is almost due, or late, would come before the new lease is
-                // scheduled: postpone it.
+                // A wake-up that is almost due, or late, would come before the new lease is due
+                // and leave it without one: postpone it.
                 if self
                     .wakes_timer_at
                     .is_none_or(|at| at <= now.after(FIRST_RENEWAL_AFTER / 4))
