@@ -91,26 +91,32 @@ impl AsRef<str> for HolderId {
     }
 }
 
+/// The longest value that the scripts return whole, in bytes.
+const LONGEST_VALUE: usize = 1088;
+
 /// The holder of a lock, as [`Mutex::inspect`](crate::Mutex::inspect) found it.
 ///
 /// If the holder is not a leasehold client, its owner and id are unknown.
 #[derive(Clone)]
 pub struct Holder {
-    value: Vec<u8>,
+    seen: Vec<u8>,
     id: Option<HolderId>,
     remaining: Option<Duration>,
     fencing_token: Option<FencingToken>,
 }
 
 impl Holder {
+    /// `seen` is the value as the inspect script returned it: one longer than [`LONGEST_VALUE`] is
+    /// cut there, and its digest follows.
     pub(crate) fn new(
-        value: Vec<u8>,
+        seen: Vec<u8>,
         remaining: Option<Duration>,
         fencing_token: Option<FencingToken>,
     ) -> Self {
         Self {
-            id: HolderId::parse(&value),
-            value,
+            // The start of a longer value may look like an id.
+            id: HolderId::parse(&seen).filter(|_| seen.len() <= LONGEST_VALUE),
+            seen,
             remaining,
             fencing_token,
         }
@@ -126,9 +132,16 @@ impl Holder {
         self.id.as_ref()
     }
 
-    /// Returns the value of the lock's key.
+    /// Returns the value of the lock's key, cut after 1088 bytes.
+    ///
+    /// Every holder id of a leasehold client is shorter.
     pub fn value(&self) -> &[u8] {
-        &self.value
+        self.seen.get(..LONGEST_VALUE).unwrap_or(&self.seen)
+    }
+
+    /// Returns what names the value in a release.
+    pub(crate) fn seen(&self) -> &[u8] {
+        &self.seen
     }
 
     /// Returns how long the key lives without a renewal; `None` if it does not expire.
@@ -151,10 +164,7 @@ impl Holder {
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Another program's value may be a secret that lets anyone release its lock.
-        let start = self
-            .value
-            .get(..self.value.len().min(8))
-            .unwrap_or_default();
+        let start = self.seen.get(..self.seen.len().min(8)).unwrap_or_default();
         let mut holder = f.debug_struct("Holder");
         match &self.id {
             Some(id) => holder.field("holder_id", id),
@@ -186,6 +196,26 @@ mod tests {
         assert!(!format!("{id:?}").contains(id.as_str()));
         let holder = Holder::new(id.as_str().into(), None, None);
         assert!(!format!("{holder:?}").contains(id.as_str()));
+    }
+
+    #[test]
+    fn the_start_of_a_longer_value_is_no_id() {
+        let id = HolderId::fresh(&"o".repeat(LONGEST_VALUE - 37));
+        let holder = Holder::new(id.as_str().into(), None, None);
+        assert_eq!(holder.value().len(), LONGEST_VALUE);
+        assert_eq!(holder.holder_id(), Some(&id));
+        let seen = format!("{}0", id.as_str()).into_bytes();
+        let holder = Holder::new(seen.clone(), None, None);
+        assert_eq!(holder.value(), id.as_str().as_bytes());
+        assert_eq!(holder.holder_id(), None);
+        assert_eq!(holder.seen(), seen);
+        // A digest that ends like an id.
+        let seen = format!(
+            "{}:{}",
+            "o".repeat(LONGEST_VALUE),
+            &id.as_str()[id.owner().len() + 1..]
+        );
+        assert_eq!(Holder::new(seen.into(), None, None).holder_id(), None);
     }
 
     #[test]

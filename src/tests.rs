@@ -320,6 +320,7 @@ fn check_command(reply: &Reply, most: usize) {
     );
     for expected in [
         Expected::Holder,
+        Expected::Fence,
         Expected::Added,
         Expected::Count,
         Expected::Ok,

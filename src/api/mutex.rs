@@ -327,8 +327,9 @@ impl Mutex {
 
     /// Releases the lock on behalf of its holder; returns true if it was released.
     ///
-    /// The call reads the holder and then deletes the key only if that holder still has it. It
-    /// wakes waiters, and returns within twice the command timeout.
+    /// The call reads the holder and then deletes the key only if that holder still has it: if the
+    /// key has the same value, or, for a foreign value of more than 1088 bytes, the same first 1088
+    /// bytes and the same SHA-1. It wakes waiters, and returns within twice the command timeout.
     ///
     /// Use it only if you know that the holder is dead: a live holder may be inside its critical
     /// section. It finds out at its next renewal, or at once if it receives the release.
@@ -343,7 +344,7 @@ impl Mutex {
         };
         let runtime = &self.core.runtime;
         let until = Instant::now().after(runtime.deployment.command_timeout());
-        let call = self.keys.release(holder.value());
+        let call = self.keys.release(holder.seen());
         let reply = runtime
             .deployment
             .call(call, until, Cap::Counted)

@@ -82,4 +82,9 @@ impl Keys {
     pub(crate) fn inspect(&self) -> Call<'_> {
         mutex::inspect(self)
     }
+
+    /// Reads the last fencing token of a lock of one name.
+    pub(crate) fn last_token(&self) -> Call<'_> {
+        mutex::last_token(self)
+    }
 }

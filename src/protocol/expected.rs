@@ -16,6 +16,8 @@ pub(crate) enum Expected {
     Undone(usize),
     Renewed,
     Holder,
+    /// The text of a fence, or nil.
+    Fence,
     /// A state for each place in a queue; the number of places.
     FairQueues(usize),
     /// 1, or 0 if the addition to the shared statistics was made before.
@@ -39,6 +41,7 @@ impl Call<'_> {
             Kind::Undo => Expected::Undone(self.rest.len().saturating_sub(self.keys[0].len())),
             Kind::Renew => Expected::Renewed,
             Kind::Inspect => Expected::Holder,
+            Kind::Fence => Expected::Fence,
             Kind::Refresh => Expected::FairQueues(self.rest.len()),
             Kind::SharedStats => Expected::Added,
         }
@@ -96,6 +99,7 @@ impl Expected {
             Self::Undone(ids) => Undone::read(reply, ids).is_some(),
             Self::Renewed => KeyState::read(reply).is_some() && !matches!(reply, Reply::List(_)),
             Self::Holder => read_holder(reply).is_some(),
+            Self::Fence => matches!(reply, Reply::Nil | Reply::Text(_)),
             Self::FairQueues(places) => Refreshed::read(reply, places).is_some(),
             Self::Added => matches!(reply, Reply::Int(0 | 1)),
             Self::Count => matches!(reply, Reply::Int(0..)),

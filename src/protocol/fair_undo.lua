@@ -4,7 +4,8 @@
 -- Replies with a list: the value of a holder that is none of the ids, or 0; then the index, from 1,
 -- of each id that held the lock or had a place.
 local holder = redis.call('GET', KEYS[1])
-local reply = {holder or 0}
+-- A foreign value can be megabytes long. No holder id is longer than this.
+local reply = {holder and string.sub(holder, 1, 1088) or 0}
 local is_ours = false
 -- Places first: the grant below must not go to one of these ids.
 for n = 2, #ARGV do

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::holder::HolderId;
 use crate::protocol::keys::Keys;
-use crate::protocol::script::{ACQUIRE, Arg, Call, INSPECT, PROPOSE, RELEASE, RENEW, UNDO};
+use crate::protocol::script::{ACQUIRE, Arg, Call, FENCE, INSPECT, PROPOSE, RELEASE, RENEW, UNDO};
 
 /// Acquires the lock and reserves `block` fencing tokens.
 pub(super) fn acquire<'a>(keys: &'a Keys, id: &'a HolderId, ttl: Duration, block: u64) -> Call<'a> {
@@ -74,4 +74,8 @@ pub(super) fn renew<'a>(
 
 pub(super) fn inspect(keys: &Keys) -> Call<'_> {
     Call::new(&INSPECT, [&keys.locks, &keys.fences], Default::default())
+}
+
+pub(super) fn last_token(keys: &Keys) -> Call<'_> {
+    Call::new(&FENCE, [&keys.fences, &[]], Default::default())
 }

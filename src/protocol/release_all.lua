@@ -12,7 +12,8 @@ for n = 1, #KEYS do
     redis.pcall('PUBLISH', ARGV[n + 1], ARGV[1])
     mine = mine + 1
   elseif other == nil then
-    other = holder or 0
+    -- A foreign value can be megabytes long. No holder id is longer than this.
+    other = holder and string.sub(holder, 1, 1088) or 0
   end
 end
 if mine == #KEYS then return 1 end

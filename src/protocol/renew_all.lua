@@ -7,7 +7,8 @@ local suspect, other = 1, nil
 for n = 1, #KEYS do
   local holder = redis.call('GET', KEYS[n])
   if holder ~= ARGV[1] then
-    suspect, other = n, holder or 0
+    -- A foreign value can be megabytes long. No holder id is longer than this.
+    suspect, other = n, holder and string.sub(holder, 1, 1088) or 0
     break
   end
 end

@@ -34,6 +34,7 @@ pub(crate) enum Kind {
     Undo,
     Renew,
     Inspect,
+    Fence,
     Refresh,
     SharedStats,
 }
@@ -96,6 +97,7 @@ pub(crate) static RENEW_ALL: Script =
     script!(Renew, "renew_all", "get", "pttl", "pexpire", "set", "del");
 pub(crate) static UNDO: Script = script!(Undo, "undo", "get", "del", "pttl", "pexpire", "set");
 pub(crate) static INSPECT: Script = script!(Inspect, "inspect", "get", "pttl");
+pub(crate) static FENCE: Script = script!(Fence, "fence", "get");
 pub(crate) static FAIR_ENTER: Script = fair_script!(Enter, "fair_enter", "rpush", "hset", "pttl");
 pub(crate) static FAIR_REFRESH: Script = fair_script!(Refresh, "fair_refresh", "hset");
 pub(crate) static FAIR_RELEASE: Script = fair_script!(Release, "fair_release", "lrem");
@@ -383,7 +385,7 @@ mod tests {
             .split(' ')
             .filter_map(|rule| rule.strip_prefix('+'))
             .collect();
-        let plain = [&ACQUIRE, &PROPOSE, &RELEASE, &RENEW, &INSPECT];
+        let plain = [&ACQUIRE, &PROPOSE, &RELEASE, &RENEW, &INSPECT, &FENCE];
         let several = [&ACQUIRE_ALL, &PROPOSE_ALL, &RELEASE_ALL, &RENEW_ALL, &UNDO];
         let fair = [&FAIR_ENTER, &FAIR_REFRESH, &FAIR_RELEASE, &FAIR_UNDO];
         for script in plain.into_iter().chain(several).chain(fair) {

@@ -96,15 +96,22 @@ impl Server {
         let cap_rule = Cap::Counted;
         match what {
             Gauge::Token => {
-                let digits = self.command("GET", &[keys.fence()], until, cap_rule, read_string)?;
-                match digits.as_deref() {
+                let bad = || {
+                    Fault::Rejected(Error::BadFence {
+                        key: shown(keys.fence()),
+                    })
+                };
+                let reply = match self.call_or_undo(keys.last_token(), until, cap_rule, None) {
+                    Ok((reply, _)) => reply,
+                    Err(Fault::Rejected(Error::WrongType { .. })) => return Err(bad()),
+                    Err(fault) => return Err(fault),
+                };
+                match read_string(reply).flatten().as_deref() {
                     // A counter of 0 is valid but no token: the scripts count on from it.
                     None | Some(b"0") => Ok(None),
                     Some(digits) => match FencingToken::parse(digits) {
                         Some(token) => Ok(Some(token.value())),
-                        None => Err(Fault::Rejected(Error::BadFence {
-                            key: shown(keys.fence()),
-                        })),
+                        None => Err(bad()),
                     },
                 }
             }

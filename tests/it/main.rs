@@ -18,6 +18,7 @@ mod fair_faults;
 mod faults;
 mod fencing;
 mod hostile;
+mod large_values;
 mod list;
 mod local_handoff;
 mod lock;
@@ -65,6 +66,7 @@ const TESTS: &[Listed] = &[
     faults::TESTS,
     fencing::TESTS,
     hostile::TESTS,
+    large_values::TESTS,
     list::TESTS,
     local_handoff::TESTS,
     lock::TESTS,

@@ -204,7 +204,7 @@ fn what_is_known_of_a_lock_is_not_read_from_an_impossible_reply() {
         let mutex = client(&server.url()).mutex("a");
         let error = match command {
             "inspect" => mutex.inspect().map(drop),
-            "GET" => mutex.last_fencing_token().map(drop),
+            "fence" => mutex.last_fencing_token().map(drop),
             "PUBSUB" => mutex.waiting().map(drop),
             "SCAN" => client(&server.url()).list("").map(drop),
             _ => client(&server.url()).ping().map(drop),
@@ -215,7 +215,7 @@ fn what_is_known_of_a_lock_is_not_read_from_an_impossible_reply() {
     known("inspect", "*3\r\n$1\r\nx\r\n:-9\r\n$-1\r\n");
     known("inspect", "*3\r\n$1\r\nx\r\n:9\r\n:7\r\n");
     known("inspect", "+OK\r\n");
-    known("GET", "+7\r\n");
+    known("fence", "+7\r\n");
     known("PUBSUB", "*2\r\n$1\r\nx\r\n:1\r\n");
     known("PUBSUB", "*2\r\n$14\r\nlock_release:a\r\n:-1\r\n");
     known("SCAN", "*2\r\n$1\r\nx\r\n*0\r\n");

@@ -56,6 +56,7 @@ fn script(sha: &str) -> String {
             (source!("renew"), "renew"),
             (source!("renew_all"), "renew_all"),
             (source!("inspect"), "inspect"),
+            (source!("fence"), "fence"),
             (source!("tally"), "tally"),
             (source!("undo"), "undo"),
         ];

@@ -1,0 +1,273 @@
+//! Promise: a foreign value of megabytes in one key disturbs no other lock, and every call about the key reports the truth.
+
+use std::ops::RangeInclusive;
+
+use leasehold::{Client, Error, Lost, Unlocked};
+use redis::Value;
+use support::{Server, client, eventually, ms};
+
+support::tests![
+    no_script_returns_more_than_the_start_of_a_foreign_value,
+    renewals_tell_that_a_large_value_took_the_lock_and_renew_the_others,
+    an_unlock_after_a_large_value_took_the_lock_says_so,
+    a_wait_for_a_large_value_ends_in_time,
+    inspect_and_list_show_the_start_of_a_large_value,
+    a_large_fence_is_a_bad_fence_and_hides_no_holder,
+    force_unlock_deletes_values_of_all_lengths,
+    a_release_deletes_no_other_value_with_the_same_start,
+];
+
+/// More than the client reads of one reply.
+const LARGE: usize = 2 << 20;
+
+/// The longest part of a foreign value that a script returns, and with a digest behind it.
+const CUT: usize = 1088;
+const DIGEST: usize = 40;
+
+/// With the start of a fence.
+const SMALL: usize = CUT + DIGEST + 17;
+
+const FENCE: &str = "leasehold:fence:{lock:a}";
+
+fn set(server: &Server, key: &str, value: &[u8]) {
+    redis::cmd("SET")
+        .arg(key)
+        .arg(value)
+        .exec(&mut server.connection())
+        .unwrap();
+}
+
+fn set_large(server: &Server, key: &str) {
+    set(server, key, &vec![b'7'; LARGE]);
+}
+
+macro_rules! source {
+    ($($name:literal),+) => {
+        concat!($(include_str!(concat!("../../src/protocol/", $name, ".lua"))),+)
+    };
+}
+
+fn eval(server: &Server, source: &str, keys: &[&str], args: &[&[u8]]) -> Value {
+    redis::cmd("EVAL")
+        .arg(source)
+        .arg(keys.len())
+        .arg(keys)
+        .arg(args)
+        .query(&mut server.connection())
+        .unwrap()
+}
+
+/// The text in a reply, in bytes.
+fn size(reply: &Value) -> usize {
+    match reply {
+        Value::BulkString(text) => text.len(),
+        Value::Array(items) => items.iter().map(size).sum(),
+        _ => 0,
+    }
+}
+
+fn no_script_returns_more_than_the_start_of_a_foreign_value() {
+    let server = Server::start();
+    let fair_keys = ["lock:a", "fence", "queue", "places"];
+    let args: [&[u8]; 4] = [b"id", b"1000", b"1", b"1"];
+    for (name, source, keys) in [
+        ("acquire", source!("acquire"), &["lock:a", "fence"][..]),
+        (
+            "acquire_all",
+            source!("acquire_all"),
+            &["lock:a", "lock:b", "fence", "f"],
+        ),
+        ("propose", source!("propose"), &["lock:a", "fence"]),
+        (
+            "propose_all",
+            source!("propose_all"),
+            &["lock:a", "lock:b", "fence", "f"],
+        ),
+        ("release", source!("release"), &["lock:a"]),
+        ("release_all", source!("release_all"), &["lock:a", "lock:b"]),
+        ("renew", source!("renew"), &["lock:a"]),
+        ("renew_all", source!("renew_all"), &["lock:a", "lock:b"]),
+        ("undo", source!("undo"), &["lock:a", "lock:b"]),
+        ("inspect", source!("inspect"), &["lock:a", "large"]),
+        (
+            "fair_enter",
+            source!("fair_grant", "fair_enter"),
+            &fair_keys,
+        ),
+        (
+            "fair_release",
+            source!("fair_grant", "fair_release"),
+            &fair_keys,
+        ),
+        ("fair_undo", source!("fair_grant", "fair_undo"), &fair_keys),
+    ] {
+        server.run("FLUSHALL", &[]);
+        set_large(&server, "lock:a");
+        set_large(&server, "large");
+        let reply = eval(&server, source, keys, &args);
+        let returned: RangeInclusive<usize> = CUT..=SMALL;
+        assert!(returned.contains(&size(&reply)), "{name}: {}", size(&reply));
+        assert_eq!(server.get("lock:a").unwrap().len(), LARGE, "{name}");
+    }
+}
+
+fn renewals_tell_that_a_large_value_took_the_lock_and_renew_the_others() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let often = |name: &str| client.mutex(name).ttl(ms(60_000)).renew_every(ms(100));
+    let taken = often("a").lock().unwrap();
+    let fair = client
+        .fair_mutex("fair")
+        .ttl(ms(60_000))
+        .renew_every(ms(100));
+    let fair = fair.lock().unwrap();
+    let several = client.mutex_all(["b", "c"]);
+    let several = several.ttl(ms(60_000)).renew_every(ms(100)).lock().unwrap();
+    let others: Vec<_> = ["x", "y", "z"]
+        .map(|name| often(name).lock().unwrap())
+        .into();
+    for key in ["lock:a", "lock:fair", "lock:c"] {
+        set_large(&server, key);
+    }
+    for lost in [taken.lost(), fair.lost(), several.lost()] {
+        assert_eq!(lost.recv_timeout(ms(10_000)), Ok(Lost::Taken));
+    }
+    let renewals = || client.stats().totals.renewals_ok;
+    let before = renewals();
+    eventually(ms(10_000), || renewals() > before + 3);
+    assert_eq!(client.stats().totals.renewals_failed, 0);
+    for other in others {
+        other.renew().unwrap();
+        assert_eq!(other.unlock().unwrap(), Unlocked::Released);
+    }
+}
+
+fn an_unlock_after_a_large_value_took_the_lock_says_so() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let one = client.mutex("a").auto_renew(false).lock().unwrap();
+    let fair = client.fair_mutex("fair").auto_renew(false).lock().unwrap();
+    let several = client.mutex_all(["b", "c"]).auto_renew(false);
+    let several = several.lock().unwrap();
+    for key in ["lock:a", "lock:fair", "lock:c"] {
+        set_large(&server, key);
+    }
+    let lost = Unlocked::AlreadyLost(Lost::Taken);
+    assert_eq!(one.unlock().unwrap(), lost);
+    assert_eq!(fair.unlock().unwrap(), lost);
+    assert_eq!(several.unlock().unwrap(), lost);
+}
+
+fn a_wait_for_a_large_value_ends_in_time() {
+    let server = Server::start();
+    let client = client(&server.url());
+    set_large(&server, "lock:a");
+    assert!(client.mutex("a").try_lock().unwrap().is_none());
+    assert!(client.mutex("a").try_lock_for(ms(300)).unwrap().is_none());
+    let fair = client.fair_mutex("a");
+    assert!(fair.try_lock_for(ms(300)).unwrap().is_none());
+    let several = client.mutex_all(["a", "b"]);
+    assert!(several.try_lock_for(ms(300)).unwrap().is_none());
+}
+
+/// Looks at the lock `a` beside a lock of our own.
+#[track_caller]
+fn seen(client: &Client) -> Vec<u8> {
+    let ours = client.mutex("b").lock().unwrap();
+    let holder = client.mutex("a").inspect().unwrap().unwrap();
+    assert_eq!(holder.holder_id(), None);
+    let list = client.list("").unwrap();
+    let [listed, own] = &list[..] else {
+        panic!("{list:?}")
+    };
+    assert_eq!(listed.holder().value(), holder.value());
+    assert_eq!(own.holder().holder_id(), Some(ours.holder_id()));
+    holder.value().to_vec()
+}
+
+fn inspect_and_list_show_the_start_of_a_large_value() {
+    let server = Server::start();
+    let client = client(&server.url());
+    // The start alone looks like a holder id.
+    let id = ":123e4567-e89b-12d3-a456-426614174000";
+    let mut value = "o".repeat(CUT - id.len());
+    value.push_str(id);
+    value.push_str(&"x".repeat(LARGE));
+    for length in [CUT + 1, CUT + DIGEST, LARGE] {
+        set(&server, "lock:a", &value.as_bytes()[..length]);
+        assert_eq!(seen(&client), value.as_bytes()[..CUT], "{length}");
+    }
+    for length in [0, 1, CUT - 1] {
+        set(&server, "lock:a", &value.as_bytes()[..length]);
+        assert_eq!(seen(&client), value.as_bytes()[..length], "{length}");
+    }
+}
+
+fn a_large_fence_is_a_bad_fence_and_hides_no_holder() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let mutex = client.mutex("a");
+    let guard = mutex.lock().unwrap();
+    for fence in [LARGE, 17] {
+        set(&server, FENCE, &vec![b'1'; fence]);
+        let error = mutex.last_fencing_token().unwrap_err();
+        assert!(
+            matches!(&error, Error::BadFence { key } if key == FENCE),
+            "{error}"
+        );
+        let holder = mutex.inspect().unwrap().unwrap();
+        assert_eq!(holder.holder_id(), Some(guard.holder_id()));
+        assert_eq!(holder.fencing_token(), None);
+        assert_eq!(client.list("").unwrap().len(), 1);
+    }
+    server.run("DEL", &[FENCE]);
+    server.run("LPUSH", &[FENCE, "x"]);
+    let error = mutex.last_fencing_token().unwrap_err();
+    assert!(matches!(error, Error::BadFence { .. }), "{error}");
+}
+
+fn force_unlock_deletes_values_of_all_lengths() {
+    let server = Server::start();
+    let client = client(&server.url());
+    for length in [0, 1, CUT - 1, CUT, CUT + 1, CUT + DIGEST, LARGE] {
+        set(&server, "lock:a", &vec![b'v'; length]);
+        assert!(client.mutex("a").force_unlock().unwrap(), "{length}");
+        assert_eq!(server.get("lock:a"), None, "{length}");
+        set(&server, "lock:a", &vec![b'v'; length]);
+        assert!(client.fair_mutex("a").force_unlock().unwrap(), "{length}");
+        assert_eq!(server.get("lock:a"), None, "{length}");
+    }
+}
+
+fn a_release_deletes_no_other_value_with_the_same_start() {
+    let server = Server::start();
+    let value = vec![b'v'; LARGE];
+    set(&server, "lock:a", &value);
+    let inspected = eval(&server, source!("inspect"), &["lock:a", "fence"], &[]);
+    let Value::Array(items) = inspected else {
+        panic!("{inspected:?}")
+    };
+    let Value::BulkString(seen) = &items[0] else {
+        panic!("{items:?}")
+    };
+    let mut same_length = value.clone();
+    same_length[LARGE - 1] = b'w';
+    // The last is what the reply says of the value itself.
+    for other in [&value[..CUT], &value[1..], &same_length, seen] {
+        set(&server, "lock:a", other);
+        let args: [&[u8]; 2] = [seen, b"lock_release:a"];
+        eval(&server, source!("release"), &["lock:a"], &args);
+        assert_eq!(server.get("lock:a").as_deref(), Some(other));
+        let keys = ["lock:a", "fence", "queue", "places"];
+        let fair = source!("fair_grant", "fair_release");
+        eval(&server, fair, &keys, &args);
+        assert_eq!(server.get("lock:a").as_deref(), Some(other));
+        // An ordinary release with the start alone.
+        let args: [&[u8]; 2] = [&value[..CUT], b"lock_release:a"];
+        eval(&server, source!("release"), &["lock:a"], &args);
+        assert_eq!(server.get("lock:a").is_some(), other.len() != CUT);
+    }
+    set(&server, "lock:a", &value);
+    eval(&server, source!("release"), &["lock:a"], &[seen, b"c"]);
+    assert_eq!(server.get("lock:a"), None);
+}
