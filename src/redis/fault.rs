@@ -57,8 +57,8 @@ impl From<OpenCircuit> for Error {
     }
 }
 
-/// Where a node of a cluster redirects a call that it did not run. An empty host means the node's
-/// own host.
+/// The target to which a node of a cluster redirects a call that it did not run. An empty host
+/// means the node's own host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Redirect {
     /// The node at this address owns the slot now.

@@ -1,4 +1,5 @@
-//! What an acquiring call may leave behind, and what each server is known to have done about it. No I/O.
+//! The release of a lease that an acquiring call may leave behind, and what is known of it on each
+//! server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};

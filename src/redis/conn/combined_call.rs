@@ -37,7 +37,7 @@ pub(crate) struct CombinedCall {
 /// The reply to a command, or why there is none.
 pub(crate) type Answer = RedisResult<Result<Reply, ServerError>>;
 
-/// What another thread tells the thread of a combined call.
+/// A message from another thread to the thread of a combined call.
 pub(crate) enum Delivery {
     /// No thread will send the call: it must get a connection of its own.
     Alone,

@@ -1,4 +1,4 @@
-//! What a pool knows of combined calls, which share a write. No I/O.
+//! The part of a pool that concerns combined calls, which share a write. No I/O.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

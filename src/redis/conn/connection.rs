@@ -14,11 +14,11 @@ use crate::protocol::script::{Call, Reply};
 use crate::redis::conn::open::Open;
 use crate::url::Address;
 
-/// A message must end within this time after its first byte. A subscription waits for no reply, so
-/// no other deadline ends a peer that sends byte by byte.
+/// A message must end within this time after it was first found unfinished. A subscription waits
+/// for no reply, so no other deadline ends a peer that sends byte by byte.
 const MESSAGE_WITHIN: Duration = Duration::from_secs(1);
 
-/// How often a connection is read in a row for what is there already.
+/// The most reads in a row of bytes that have already arrived.
 const MOST_READS: u32 = 16;
 
 /// A buffer of commands larger than this, in bytes, is not kept.
@@ -69,7 +69,8 @@ impl Connection {
     pub(crate) fn answer(&mut self, until: Instant) -> RedisResult<Value> {
         loop {
             match self.receive(until)? {
-                // What RESP3 lets a server say unasked must not be taken for an answer.
+                // In RESP3 a server may push values that were not requested: they must not be taken
+                // for a reply.
                 Value::Push { .. } => ensure_left(until)?,
                 answer => return Ok(answer),
             }
@@ -155,8 +156,8 @@ impl Connection {
         })
     }
 
-    /// Reads one reply, or a message on a subscription, by `until`. What has arrived by then is
-    /// read even if this thread runs late.
+    /// Reads one reply, or a message on a subscription, by `until`. Bytes that have arrived by then
+    /// are read even if this thread runs late.
     pub(crate) fn receive(&mut self, until: Instant) -> RedisResult<Value> {
         let mut is_last = false;
         loop {

@@ -1,4 +1,17 @@
 //! Decides when to dial a server, and what to do about a dialer that hangs. No I/O.
+//!
+//! The states of a dialer:
+//!
+//! ```text
+//!           start              begin: the next connection
+//!   (none) -------> working <-----------------------------+
+//!                    |  |                                 |
+//!                    |  +-- came_back: true --------------+--- stop: none is wanted ---> ended
+//!                    |
+//!                    | start: it hangs; abandon_current: another server has taken over
+//!                    v
+//!                 abandoned -- came_back: false ---> ended
+//! ```
 
 use std::time::Duration;
 

@@ -27,7 +27,7 @@ const LINE_END: &[u8; 2] = b"\r\n";
 /// The progress through a reply whose end is still missing.
 #[derive(Debug, Default)]
 pub(in crate::redis) struct Scan {
-    /// Where the next value begins.
+    /// The position of the next value.
     at: usize,
     /// The first line of that value does not end before this position.
     sought: usize,
@@ -38,7 +38,7 @@ pub(in crate::redis) struct Scan {
     values: usize,
 }
 
-/// What follows the first line of a value.
+/// The content of a value after its first line.
 enum Body {
     /// Nothing behind the line.
     Line,
