@@ -9,7 +9,7 @@ use leasehold::{Client, Unlocked};
 use support::{Child, Server, eventually, given, ms, say};
 
 fn main() -> ExitCode {
-    support::run(&[TESTS], &[], &[ROLES])
+    support::run(&[TESTS], &[], &[], &[ROLES])
 }
 
 support::roles![many_names, many_sets, contended_names, threads];

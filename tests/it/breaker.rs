@@ -19,7 +19,7 @@ support::tests![
     health_without_threads_says_that_it_fails
 ];
 
-support::timed![
+support::roughly_timed![
     calls_fail_at_once_and_the_first_answer_ends_that,
     waiters_wait_for_it_to_close,
     a_waiter_gives_up_after_the_silence_that_was_set,

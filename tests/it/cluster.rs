@@ -23,7 +23,7 @@ support::tests![
     passwords
 ];
 
-support::timed![
+support::roughly_timed![
     smoke,
     a_slot_that_moves_while_held,
     keys_that_are_apart_are_waited_for,

@@ -32,7 +32,7 @@ support::tests![
     a_fleet_goes_on_in_order_whatever_befalls_its_members
 ];
 
-support::timed![
+support::roughly_timed![
     smoke,
     one_that_is_killed_while_it_waits_costs_its_provisional_time,
     the_long_dead_cost_nothing,

@@ -21,7 +21,7 @@ support::tests![
     threads_end_with_the_client
 ];
 
-support::timed![
+support::roughly_timed![
     a_waiter_is_woken_by_the_release,
     one_dead_sentinel_costs_no_deadline,
     one_stopped_sentinel_costs_no_deadline,

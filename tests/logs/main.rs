@@ -25,5 +25,5 @@ const TIMED: &[Listed] = &[drop::TIMED, harness::TIMED, quorum::TIMED];
 const ROLES: &[Listed] = &[drop::ROLES, harness::ROLES, input::ROLES];
 
 fn main() -> ExitCode {
-    support::run(TESTS, TIMED, ROLES)
+    support::run(TESTS, &[], TIMED, ROLES)
 }

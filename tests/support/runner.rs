@@ -1,4 +1,4 @@
-//! Runs the tests of a binary: many at a time where they only wait, then two at a time where they measure time.
+//! Runs the tests of a binary: many at a time where they only wait, then fewer at a time where they measure time.
 
 use std::any::Any;
 use std::process::ExitCode;
@@ -12,11 +12,14 @@ use super::{chaos, child, contention, counter};
 /// Threads for tests that mostly sleep: far more than processors.
 const THREADS: usize = 8;
 
-/// Threads for tests that measure time: more would disturb the measurements.
+/// Threads for tests that measure time, with bounds of 250 ms and more.
+const ROUGHLY_TIMED_THREADS: usize = 4;
+
+/// Threads for tests with narrower bounds: more would disturb the measurements.
 const TIMED_THREADS: usize = 2;
 
-/// The functions that one module lists: see [`tests!`](crate::tests), [`timed!`](crate::timed) and
-/// [`roles!`](crate::roles).
+/// The functions that one module lists: see [`tests!`](crate::tests), [`roughly_timed!`](crate::roughly_timed),
+/// [`timed!`](crate::timed) and [`roles!`](crate::roles).
 #[derive(Clone, Copy, Debug)]
 pub struct Listed {
     /// The module's path, with the binary's name in front.
@@ -46,7 +49,15 @@ macro_rules! tests {
     };
 }
 
-/// Lists the tests of a module that fail if this machine is slow: those that assert a narrow upper bound.
+/// Lists the tests of a module that assert upper bounds of 250 ms and more, each beside a plain wait.
+#[macro_export]
+macro_rules! roughly_timed {
+    ($($(#[$cfg:meta])* $test:path),* $(,)?) => {
+        $crate::listed!(ROUGHLY_TIMED, $($(#[$cfg])* $test),*);
+    };
+}
+
+/// Lists the tests of a module that fail if this machine is slow: those that assert narrower bounds.
 #[macro_export]
 macro_rules! timed {
     ($($(#[$cfg:meta])* $test:path),* $(,)?) => {
@@ -74,7 +85,12 @@ macro_rules! listed {
 }
 
 /// Plays a role in a child process. Elsewhere runs the tests that the command line selects.
-pub fn run(tests: &[Listed], timed: &[Listed], roles: &[Listed]) -> ExitCode {
+pub fn run(
+    tests: &[Listed],
+    roughly_timed: &[Listed],
+    timed: &[Listed],
+    roles: &[Listed],
+) -> ExitCode {
     let shared: [(&str, fn()); 3] = [
         ("counter", counter::counter),
         ("contender", contention::contender),
@@ -87,11 +103,20 @@ pub fn run(tests: &[Listed], timed: &[Listed], roles: &[Listed]) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let arguments = Arguments::from_args();
-    let waiting = run_with(&arguments, THREADS, tests);
-    let measuring = run_with(&arguments, TIMED_THREADS, timed);
-    match waiting.has_failed() || measuring.has_failed() {
-        true => ExitCode::from(101),
-        false => ExitCode::SUCCESS,
+    let phases = [
+        (THREADS, tests),
+        (ROUGHLY_TIMED_THREADS, roughly_timed),
+        (TIMED_THREADS, timed),
+    ];
+    // Every phase runs, whatever failed before it.
+    let failed = phases
+        .into_iter()
+        .filter(|(_, listed)| !listed.is_empty())
+        .filter(|(threads, listed)| run_with(&arguments, *threads, listed).has_failed())
+        .count();
+    match failed {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::from(101),
     }
 }
 
