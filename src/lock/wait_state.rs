@@ -70,7 +70,7 @@ impl<'a> WaitState<'a> {
     ///
     /// None is needed if the lock `is_taken`.
     pub(crate) fn is_too_late(&self, now: Instant, is_taken: impl FnOnce() -> bool) -> bool {
-        !self.span().has_time(now, self.last_reply_took) && is_taken()
+        !self.span().has_time(now) && is_taken()
     }
 
     /// The time from the start of the call to its deadline.
@@ -78,6 +78,7 @@ impl<'a> WaitState<'a> {
         Span {
             start: self.attempt.start,
             deadline: self.deadline,
+            last_reply_took: self.last_reply_took,
         }
     }
 

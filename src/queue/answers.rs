@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 
-/// How long before its deadline a call makes its last attempt; most servers reply in this time.
+/// The shortest time before its deadline at which a call makes its last attempt; most servers reply
+/// in this time.
 const LAST_ATTEMPT: Duration = Duration::from_millis(250);
 
 /// A call does not return `None` on a refusal older than this without trying once more.
@@ -18,13 +19,19 @@ const FRESH_FOR: Duration = Duration::from_secs(1);
 pub(crate) struct Span {
     pub(crate) start: Instant,
     pub(crate) deadline: Instant,
+    /// How long the last reply to this call took; zero before the first.
+    pub(crate) last_reply_took: Duration,
 }
 
 impl Span {
     /// When the call makes its last attempt.
+    ///
+    /// Earlier than [`has_time`](Self::has_time) requires: a call to a distant server would wake up
+    /// too late otherwise.
     pub(crate) fn last_attempt(self) -> Instant {
         let half = self.start.until(self.deadline) / 2;
-        self.deadline.before(LAST_ATTEMPT.min(half))
+        let before = LAST_ATTEMPT.max(self.last_reply_took.saturating_mul(3));
+        self.deadline.before(before.min(half))
     }
 
     /// When a call that was refused at `now` must try again, even without a wake-up.
@@ -37,12 +44,12 @@ impl Span {
         }
     }
 
-    /// Returns whether a command sent at `now` can be answered before the deadline.
+    /// Returns whether a command sent at `now` can be answered before the deadline, judging by the
+    /// last reply.
     ///
-    /// `took` is the time that the last reply took. On a working server, a command cut off by the
-    /// deadline would turn a refusal into an error.
-    pub(crate) fn has_time(self, now: Instant, took: Duration) -> bool {
-        now.after(took.saturating_mul(2)) < self.deadline
+    /// On a working server, a command cut off by the deadline would turn a refusal into an error.
+    pub(crate) fn has_time(self, now: Instant) -> bool {
+        now.after(self.last_reply_took.saturating_mul(2)) < self.deadline
     }
 }
 
@@ -152,6 +159,7 @@ mod tests {
         Span {
             start: at(1_000),
             deadline: at(4_000),
+            last_reply_took: ms(10),
         }
     }
 
@@ -265,9 +273,31 @@ mod tests {
 
     #[test]
     fn a_command_that_cannot_be_answered_in_time_is_not_sent() {
-        assert!(span().has_time(at(3_979), ms(10)));
-        assert!(!span().has_time(at(3_980), ms(10)));
-        assert!(!span().has_time(at(4_000), ms(0)));
+        assert!(span().has_time(at(3_979)));
+        assert!(!span().has_time(at(3_980)));
+        let unanswered = Span {
+            last_reply_took: ms(0),
+            ..span()
+        };
+        assert!(!unanswered.has_time(at(4_000)));
+    }
+
+    #[test]
+    fn a_call_to_a_distant_server_asks_while_there_is_time() {
+        for (took, last_attempt) in [(10, 3_750), (83, 3_750), (150, 3_550), (900, 2_500)] {
+            let distant = Span {
+                last_reply_took: ms(took),
+                ..span()
+            };
+            assert_eq!(distant.last_attempt(), at(last_attempt), "{took} ms");
+        }
+        for took in [125, 150, 300, 499] {
+            let distant = Span {
+                last_reply_took: ms(took),
+                ..span()
+            };
+            assert!(distant.has_time(distant.last_attempt().after(ms(took / 2))));
+        }
     }
 
     #[test]
@@ -275,12 +305,14 @@ mod tests {
         let short = Span {
             start: at(0),
             deadline: at(100),
+            last_reply_took: ms(10),
         };
         assert_eq!(short.last_attempt(), at(50));
         assert_eq!(short.asks_again_by(at(10)), Instant::NEVER);
         let endless = Span {
             start: at(0),
             deadline: Instant::NEVER,
+            last_reply_took: ms(10),
         };
         assert!(endless.last_attempt() > at(u64::MAX / 2));
     }

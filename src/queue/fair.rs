@@ -670,6 +670,7 @@ mod tests {
         let since = |start| Span {
             start: at(start),
             deadline: at(5_000),
+            last_reply_took: Duration::ZERO,
         };
         assert!(waits.is_taken(since(10)) && !waits.is_taken(since(11)));
         let refresh = |answer, sent| {

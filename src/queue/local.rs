@@ -894,6 +894,7 @@ mod tests {
         let since = |start: Instant| Span {
             start,
             deadline: start.after(Duration::from_secs(60)),
+            last_reply_took: Duration::ZERO,
         };
         let at = Instant::now();
         first.answers(|answers| answers.refused(at, Some(Duration::ZERO)));

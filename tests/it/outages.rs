@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::{Client, ClientBuilder, Error};
-use support::{Server, eventually, ms};
+use support::{Proxy, Server, eventually, ms};
 
 support::tests![
     a_key_that_expires_while_redis_is_stopped_is_not_said_to_be_held,
@@ -13,7 +13,8 @@ support::tests![
     nor_is_that_of_a_quorum,
     a_key_that_outlasts_the_deadline_is_said_to_be_held,
     a_name_that_this_client_holds_is_said_to_be_held,
-    an_old_refusal_is_asked_about_once_more_before_the_deadline
+    an_old_refusal_is_asked_about_once_more_before_the_deadline,
+    an_old_refusal_by_a_distant_server_is_asked_about_once_more
 ];
 
 /// Long enough for anything that is to come.
@@ -147,5 +148,24 @@ fn an_old_refusal_is_asked_about_once_more_before_the_deadline() {
             3,
             "one after the other"
         );
+    });
+}
+
+fn an_old_refusal_by_a_distant_server_is_asked_about_once_more() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = builder().url(proxy.url()).backstop(NO_BACKSTOP);
+    let client = client.command_timeout(ms(2_000)).build().unwrap();
+    client.ping().unwrap();
+    proxy.delay(ms(0), ms(150));
+    take(std::slice::from_ref(&server), "60000");
+    thread::scope(|scope| {
+        let call = scope.spawn(|| client.mutex("a").try_lock_for(ms(5_000)).unwrap().is_some());
+        server.wait_for_a_waiter("lock_release:a");
+        // One attempt before the call waits, one when it waits, and one when it is subscribed.
+        eventually(PATIENCE, || client.stats().totals.attempts == 3);
+        // Nobody is told of it.
+        server.run("DEL", &["lock:a"]);
+        assert!(call.join().unwrap());
     });
 }
