@@ -38,7 +38,7 @@ pub(crate) struct HandoffRun {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandoffDecision {
     /// Hand the lease to the next waiter, under this token.
-    HandOffOutcome(FencingToken),
+    HandOff(FencingToken),
     /// Renew the lease first: it may be gone, or may expire soon.
     Renew,
     /// Release the lock in Redis, where any client can acquire it.
@@ -102,7 +102,7 @@ impl HandoffRun {
         if lease.renew_every().is_none() && !has_renewed {
             return HandoffDecision::Renew;
         }
-        HandoffDecision::HandOffOutcome(FencingToken::new(token.value() + 1))
+        HandoffDecision::HandOff(FencingToken::new(token.value() + 1))
     }
 }
 
@@ -146,7 +146,7 @@ mod tests {
     }
 
     fn on(token: u64) -> HandoffDecision {
-        HandoffDecision::HandOffOutcome(FencingToken::new(token))
+        HandoffDecision::HandOff(FencingToken::new(token))
     }
 
     #[test]

@@ -187,7 +187,7 @@ impl HeldLease {
                 step if fits => step,
                 _ => HandoffDecision::Release,
             };
-            let HandoffDecision::HandOffOutcome(next) = step else {
+            let HandoffDecision::HandOff(next) = step else {
                 return (step, None);
             };
             lease.hand_on(now, Duration::MAX);
@@ -362,7 +362,7 @@ mod tests {
         let (hold, first) = hold();
         let lost = hold.listen(first, now());
         let (step, before) = hold.hand_on(first, &TERMS, false, now());
-        let HandoffDecision::HandOffOutcome(second) = step else {
+        let HandoffDecision::HandOff(second) = step else {
             panic!("{step:?}")
         };
         assert!(second > first && before.is_some_and(|before| before.token == first));
@@ -397,8 +397,7 @@ mod tests {
     #[test]
     fn what_was_lost_before_it_was_taken_is_not_taken() {
         let (hold, first) = hold();
-        let (HandoffDecision::HandOffOutcome(second), _) =
-            hold.hand_on(first, &TERMS, false, now())
+        let (HandoffDecision::HandOff(second), _) = hold.hand_on(first, &TERMS, false, now())
         else {
             panic!("nothing speaks against it")
         };
@@ -414,8 +413,7 @@ mod tests {
     fn who_held_it_for_max_hold_hands_nothing_on() {
         let (hold, first) = hold();
         let limit = Duration::from_millis(5);
-        let (HandoffDecision::HandOffOutcome(second), _) =
-            hold.hand_on(first, &TERMS, false, now())
+        let (HandoffDecision::HandOff(second), _) = hold.hand_on(first, &TERMS, false, now())
         else {
             panic!("nothing speaks against it")
         };

@@ -84,7 +84,7 @@ pub(crate) enum LeaseStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     /// Send a renewal.
-    RenewalRequest,
+    Renewal,
     /// Nothing before this instant.
     At(Instant),
     /// Nothing before the first instant; the second is early enough for a late timer.
@@ -263,7 +263,7 @@ impl LeaseState {
         if self.phase != Phase::Held {
             Due::Nothing
         } else if self.is_due_by(now) {
-            Due::RenewalRequest
+            Due::Renewal
         } else if self.renewing {
             Due::At(self.end())
         } else {
@@ -549,7 +549,7 @@ mod tests {
             lease.unconfirmed(now);
             match lease.due(now) {
                 Due::At(next) | Due::Between(next, _) => now = next.max(now.after(ms(1))),
-                Due::RenewalRequest => now = now.after(ms(1)),
+                Due::Renewal => now = now.after(ms(1)),
                 Due::Nothing => break,
             }
         }
@@ -624,7 +624,7 @@ mod tests {
         .unwrap();
         assert_eq!(lease.due(at(1)), Due::At(at(9898)));
         lease.suspect(at(2));
-        assert_eq!(lease.due(at(2)), Due::RenewalRequest);
+        assert_eq!(lease.due(at(2)), Due::Renewal);
         let ask = lease.ask(at(5000)).unwrap();
         assert_eq!(
             ask,
@@ -657,7 +657,7 @@ mod tests {
         lease.confirmed(at(80), at(82), ask);
         assert_eq!(
             lease.due(at(82)),
-            Due::RenewalRequest,
+            Due::Renewal,
             "that answer may be older than the doubt"
         );
     }

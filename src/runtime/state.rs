@@ -384,7 +384,7 @@ impl Runtime {
         match hold.lease(|lease| lease.due(now)) {
             Due::At(at) => self.timer.schedule(hold, at, at),
             Due::Between(at, by) => self.timer.schedule(hold, at, by),
-            Due::RenewalRequest => self.timer.schedule(hold, now, now),
+            Due::Renewal => self.timer.schedule(hold, now, now),
             Due::Nothing => self.announce_loss(hold),
         }
     }

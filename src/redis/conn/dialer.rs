@@ -65,6 +65,11 @@ impl Pool {
                 Ok(connection) if connection.generation == self.generation() => {
                     state.dialing.succeeded();
                     state.idle.push(connection);
+                    if !state.is_awaited() {
+                        // The caller that it was made for has another one by now, and a combined
+                        // call may wait for one that does not come back.
+                        state.dismiss_one();
+                    }
                 }
                 // It leads to the previous master.
                 Ok(connection) => MutexGuard::unlocked(&mut state, || drop(connection)),

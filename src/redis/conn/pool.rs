@@ -118,7 +118,7 @@ impl State {
 
     /// Removes the first combined call from the queue, so that it asks for a connection of its own.
     /// Without this, no connection may come back to the queue.
-    fn dismiss_one(&mut self) {
+    pub(in crate::redis) fn dismiss_one(&mut self) {
         if self.is_turn_of_queue()
             && let Some(call) = self.combiner.queue.first(Instant::now())
         {
