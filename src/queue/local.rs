@@ -349,7 +349,7 @@ impl Waiters {
             return HandOffOutcome::Not;
         };
         let (token, before) = match hold.hand_on(token, terms, has_renewed, now) {
-            (HandoffDecision::HandOffOutcome(token), Some(before)) => (token, before),
+            (HandoffDecision::HandOff(token), Some(before)) => (token, before),
             (HandoffDecision::Renew, _) => return HandOffOutcome::Renew,
             _ => return HandOffOutcome::Not,
         };

@@ -122,7 +122,7 @@ impl PipelinedConnection {
         next.unwrap_or((PendingReply::Nothing, Expected::Pong))
     }
 
-    /// The connection, for [`wait_for_any`](crate::redis::conn::wait_for_any).
+    /// The connection, for [`wait_for_any`](crate::redis::conn::connection::wait_for_any).
     pub(crate) fn connection(&self) -> &Connection {
         &self.connection
     }
