@@ -9,9 +9,8 @@ use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use redis::Value;
 
-use crate::protocol::expected::{Expected, Wanted};
-use crate::protocol::fair::{Refreshed, read_grant};
-use crate::protocol::kind::{Acquired, KeyState, read_holder};
+use crate::protocol::answer::{Acquired, KeyState, Refreshed, Wanted, read_grant, read_holder};
+use crate::protocol::expected::Expected;
 use crate::protocol::script::Reply;
 use crate::protocol::slot::SLOTS;
 use crate::redis::cluster::slots::Layout;

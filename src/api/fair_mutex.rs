@@ -11,7 +11,7 @@ use crate::config::Settings;
 use crate::error::Error;
 use crate::holder::Holder;
 use crate::lock::shutdown::Core;
-use crate::protocol::kind::Keys;
+use crate::protocol::keys::Keys;
 use crate::token::FencingToken;
 
 /// A lock that is granted to the call that has waited longest, across all processes.

@@ -11,7 +11,7 @@ use crate::config::Settings;
 use crate::error::Error;
 use crate::lock::shutdown::Core;
 use crate::name::Name;
-use crate::protocol::kind::Keys;
+use crate::protocol::keys::Keys;
 
 /// A lock of several names, which acquires all of them or none.
 ///

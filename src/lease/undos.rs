@@ -82,7 +82,7 @@ struct SameLock(Arc<Keys>);
 
 impl PartialEq for SameLock {
     fn eq(&self, other: &Self) -> bool {
-        *self.0.names == *other.0.names && self.0.line().is_some() == other.0.line().is_some()
+        *self.0.names == *other.0.names && self.0.queue().is_some() == other.0.queue().is_some()
     }
 }
 

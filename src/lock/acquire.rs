@@ -35,7 +35,7 @@ use crate::lock::attempt::{Attempt, Attempted, SPLIT_VOTE_BACKOFF};
 use crate::lock::fair_wait::FairWait;
 use crate::lock::release::pass_on_unclaimed;
 use crate::lock::wait_state::WaitState;
-use crate::protocol::kind::Keys;
+use crate::protocol::keys::Keys;
 use crate::queue::answers::Answers;
 use crate::queue::local::{Position, QueueTicket, TakeOver};
 use crate::redis::Fault;
@@ -123,7 +123,7 @@ fn take(
         WaitLimit::Until(deadline) => deadline,
         WaitLimit::Endless => Instant::NEVER,
     };
-    let (hold, attempts) = match keys.line() {
+    let (hold, attempts) = match keys.queue() {
         Some(line) => {
             let mut wait = FairWait::new(&attempt, line, deadline);
             let hold = wait.run()?;

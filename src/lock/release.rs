@@ -10,7 +10,8 @@ use crate::lease::undo::Undo;
 use crate::lock::renew::renew;
 use crate::logging;
 use crate::lost::Lost;
-use crate::protocol::kind::{KeyState, Keys};
+use crate::protocol::answer::KeyState;
+use crate::protocol::keys::Keys;
 use crate::queue::local::{HandOffOutcome, HandedOff};
 use crate::redis::{Cap, Fault, Undoable};
 use crate::runtime::Runtime;
@@ -171,7 +172,7 @@ fn send_until_answered(
     let mut may_have_run = false;
     loop {
         let call = match *yields_to_fleet {
-            true => hold.keys.release_and_ask(&hold.id),
+            true => hold.keys.release_and_count(&hold.id),
             false => hold.keys.release(hold.id.as_str().as_bytes()),
         };
         let undoable = undoable(hold, &hold.keys);

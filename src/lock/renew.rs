@@ -9,7 +9,7 @@ use crate::error::{Cause, Error};
 use crate::lease::held::HeldLease;
 use crate::lease::state::LeaseStatus;
 use crate::lost::Lost;
-use crate::protocol::kind::KeyState;
+use crate::protocol::answer::KeyState;
 use crate::protocol::script::Reply;
 use crate::redis::{Cap, Fault};
 use crate::runtime::Runtime;

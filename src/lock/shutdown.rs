@@ -8,7 +8,7 @@ use crate::lease::state::LeaseStatus;
 use crate::lease::undo::Undo;
 use crate::logging;
 use crate::lost::Lost;
-use crate::protocol::kind::KeyState;
+use crate::protocol::answer::KeyState;
 use crate::runtime::Runtime;
 
 /// The result of [`Client::shutdown`](crate::Client::shutdown).

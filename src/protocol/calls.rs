@@ -45,8 +45,8 @@ impl Keys {
 
     /// Releases a plain lock; the reply includes the number of subscribers that received the
     /// wake-up.
-    pub(crate) fn release_and_ask<'a>(&'a self, id: &'a HolderId) -> Call<'a> {
-        mutex::release_and_ask(self, id)
+    pub(crate) fn release_and_count<'a>(&'a self, id: &'a HolderId) -> Call<'a> {
+        mutex::release_and_count(self, id)
     }
 
     /// Releases the lock if one of several holder ids holds it, and removes all of them from the

@@ -1,7 +1,6 @@
 //! Which replies a call can have. Any other reply shows that the peer is not Redis.
 
-pub(crate) use crate::protocol::answer::Wanted;
-use crate::protocol::answer::{Acquired, KeyState, Refreshed, Undone, read_holder};
+use crate::protocol::answer::{Acquired, KeyState, Refreshed, Undone, Wanted, read_holder};
 use crate::protocol::script::{Arg, Call, Kind, Reply};
 
 /// The replies that a call can have.

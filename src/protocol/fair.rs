@@ -4,10 +4,8 @@ use std::slice;
 use std::time::Duration;
 
 use crate::holder::HolderId;
-use crate::protocol::keys::Keys;
+use crate::protocol::keys::{Keys, QueueKeys};
 
-pub(crate) use crate::protocol::answer::{Refreshed, read_grant};
-pub(crate) use crate::protocol::keys::QueueKeys;
 use crate::protocol::script::{
     Arg, Call, FAIR_ENTER, FAIR_REFRESH, FAIR_RELEASE, FAIR_UNDO, Script,
 };

@@ -72,7 +72,7 @@ impl Keys {
     }
 
     /// The queue of a fair lock; `None` for other locks.
-    pub(crate) fn line(&self) -> Option<&QueueKeys> {
+    pub(crate) fn queue(&self) -> Option<&QueueKeys> {
         self.queue.as_deref()
     }
 
@@ -355,13 +355,13 @@ mod tests {
     fn all_keys_of_a_fair_lock_are_in_one_slot() {
         for name in ["a", "{u1}:a", "a{b"] {
             let keys = Keys::new(name.into(), "lock:", "lock_release:").fair();
-            let slots = keys.line().unwrap().keys().iter().map(|key| slot(key));
+            let slots = keys.queue().unwrap().keys().iter().map(|key| slot(key));
             assert!(
                 slots.into_iter().all(|slot| slot == keys.key(0).slot()),
                 "{name}"
             );
         }
         let keys = Keys::new("a".into(), "lock:", "r:").fair();
-        assert_eq!(keys.line().unwrap().queue(), b"leasehold:queue:{lock:a}");
+        assert_eq!(keys.queue().unwrap().queue(), b"leasehold:queue:{lock:a}");
     }
 }

@@ -43,7 +43,7 @@ pub(super) fn release<'a>(keys: &'a Keys, value: &'a [u8]) -> Call<'a> {
 }
 
 /// Releases the lock; the reply includes the number of subscribers that received the wake-up.
-pub(super) fn release_and_ask<'a>(keys: &'a Keys, id: &'a HolderId) -> Call<'a> {
+pub(super) fn release_and_count<'a>(keys: &'a Keys, id: &'a HolderId) -> Call<'a> {
     let channel = Arg::Bytes(&keys.channels[0]);
     let args = [Arg::id(id), channel, Arg::Number(1), Arg::Absent];
     Call::new(&RELEASE, [&keys.locks, &[]], args)

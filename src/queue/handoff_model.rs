@@ -15,7 +15,7 @@ use crate::lease::held::{HeldLease, Holding, Live};
 use crate::lease::state::{LeaseState, LeaseStatus};
 use crate::lost::Lost;
 use crate::name::Name;
-use crate::protocol::kind::Keys;
+use crate::protocol::keys::Keys;
 use crate::protocol::one_or_many::OneOrMany;
 use crate::queue::local::{HandOffOutcome, HandedOff, Position, TakeOver, Waiters};
 use crate::token::FencingToken;

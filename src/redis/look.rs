@@ -5,8 +5,7 @@ use std::sync::Arc;
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::name::shown;
-use crate::protocol::fair::QueueKeys;
-use crate::protocol::kind::Keys;
+use crate::protocol::keys::{Keys, QueueKeys};
 use crate::protocol::script::Reply;
 use crate::redis::conn::callers::Cap;
 use crate::redis::fault::Fault;
@@ -116,7 +115,7 @@ impl Server {
                 }
             }
             Gauge::FairQueues => {
-                let queue = keys.line().map_or(&[][..], QueueKeys::queue);
+                let queue = keys.queue().map_or(&[][..], QueueKeys::queue);
                 let read = |reply: Reply| read_count(&reply);
                 self.command("LLEN", &[queue], until, cap_rule, read)
                     .map(Some)

@@ -25,7 +25,7 @@ use crate::dialers::Dialers;
 use crate::error::{Cause, Error};
 use crate::health::HealthPart;
 use crate::holder::HolderId;
-use crate::protocol::kind::{Key, Keys};
+use crate::protocol::keys::{Key, Keys};
 use crate::protocol::script::{Call, Reply};
 use crate::redis::cluster::Cluster;
 use crate::redis::cluster::slot_map::SlotMap;
@@ -115,7 +115,7 @@ impl Deployment {
     /// Returns an error if this deployment cannot keep such a name.
     pub(crate) fn check(&self, keys: &Keys) -> Result<(), Error> {
         match &self.place {
-            DeploymentKind::Quorum(_) if keys.line().is_some() => Err(Error::Config(
+            DeploymentKind::Quorum(_) if keys.queue().is_some() => Err(Error::Config(
                 "a fair lock needs one server, Sentinel or Cluster: the servers of a quorum share no queue"
                     .into(),
             )),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
-use crate::protocol::kind::Keys;
+use crate::protocol::keys::Keys;
 use crate::protocol::script::Call;
 
 /// A lease that an unanswered call may leave behind on a server.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::clock::Instant;
-use crate::protocol::kind::Key;
+use crate::protocol::keys::Key;
 use crate::redis::{Cap, Fault, Server};
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::io::shared_stats::{self, SEND_EVERY, StatsDelta};

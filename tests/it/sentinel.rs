@@ -210,7 +210,7 @@ fn a_name_that_no_sentinel_knows_is_said_at_once() {
         match timed.no_later_than(SLACK) {
             Err(error @ Error::Refused { .. }) => {
                 let text = error.to_string();
-                assert!(text.contains("no master of this name"), "{text}");
+                assert!(text.contains("no master with this name"), "{text}");
                 assert!(text.contains("nobody"), "{text}");
             }
             other => panic!("{other:?}"),

@@ -20,7 +20,7 @@ use redis::{RedisResult, ServerError};
 use crate::clock::{Instant, nap};
 use crate::holder::HolderId;
 use crate::protocol::expected::Expected;
-use crate::protocol::kind::Keys;
+use crate::protocol::keys::Keys;
 use crate::protocol::script::Reply;
 use crate::redis::conn::connection::Connection;
 

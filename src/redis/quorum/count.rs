@@ -1,6 +1,6 @@
 //! Combines the replies of all servers of a quorum into one. No I/O.
 
-use crate::protocol::kind::{Acquired, KeyState, Refusal};
+use crate::protocol::answer::{Acquired, KeyState, Refusal};
 use crate::protocol::script::{Call, INSPECT, PROPOSE, PROPOSE_ALL, RELEASE, RELEASE_ALL, Reply};
 use crate::redis::quorum::Quorum;
 use crate::redis::quorum::votes::{

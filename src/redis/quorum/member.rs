@@ -9,7 +9,7 @@ use redis::ServerError;
 
 use crate::clock::Instant;
 use crate::error::{Meaning, meaning};
-use crate::protocol::kind::KeyState;
+use crate::protocol::answer::KeyState;
 use crate::protocol::script::Reply;
 use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection};
 use crate::redis::undoable::{PendingRelease, Vote};

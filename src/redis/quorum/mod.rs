@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::error::{Cause, Error};
 use crate::holder::HolderId;
 use crate::logging;
-use crate::protocol::kind::Acquired;
+use crate::protocol::answer::Acquired;
 use crate::redis::conn::callers::Cap;
 use crate::redis::fault::Fault;
 use crate::redis::health::ServerHealth;

@@ -9,7 +9,7 @@ use redis::{RedisError, RedisResult};
 
 use crate::clock::Instant;
 use crate::error::Cause;
-use crate::protocol::kind::KeyState;
+use crate::protocol::answer::KeyState;
 use crate::protocol::script::{Call, Reply};
 use crate::redis::conn::connection::{is_hang_up, wait_for_any};
 use crate::redis::conn::pool::ConnectRequest;

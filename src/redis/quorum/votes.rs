@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::protocol::kind::{Acquired, KeyState, Refusal};
+use crate::protocol::answer::{Acquired, KeyState, Refusal};
 use crate::protocol::script::Reply;
 use crate::token::FencingToken;
 

@@ -1,7 +1,7 @@
 //! One command of the io thread, of which a write carries several.
 
 use crate::lease::undos::{Batch, Undos};
-use crate::protocol::kind::Key;
+use crate::protocol::keys::Key;
 use crate::protocol::script::Call;
 use crate::replicas::Replicas;
 use crate::runtime::endpoint::Endpoint;

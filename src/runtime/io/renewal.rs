@@ -8,7 +8,7 @@ use crate::lease::held::HeldLease;
 use crate::lease::state::{LeaseStatus, RenewalRequest};
 use crate::logging;
 use crate::lost::Lost;
-use crate::protocol::kind::KeyState;
+use crate::protocol::answer::KeyState;
 use crate::protocol::script::Reply;
 use crate::redis::{Fault, ServerHealth};
 use crate::renewed::Renewed;

@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 use crate::clock::Instant;
 use crate::lease::held::HeldLease;
 use crate::lease::state::RenewalRequest;
-use crate::protocol::kind::{KeyState, Keys};
+use crate::protocol::answer::KeyState;
+use crate::protocol::keys::Keys;
 use crate::protocol::script::Reply;
 use crate::redis::{Fault, LeaseVotes, Majority, Verdict};
 

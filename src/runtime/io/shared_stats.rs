@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::logging;
-use crate::protocol::kind::{Keys, sibling_key};
+use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::script::{Arg, Call, Reply, TALLY};
 use crate::random;
 use crate::redis::Fault;

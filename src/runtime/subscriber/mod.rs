@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::logging;
 use crate::name::Name;
 use crate::protocol::expected::Expected;
-use crate::protocol::kind::Key;
+use crate::protocol::keys::Key;
 use crate::random;
 use crate::redis::{Cap, Fault, Server, ServerHealth};
 use crate::runtime::worker::Worker;

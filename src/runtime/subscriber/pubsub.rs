@@ -8,7 +8,7 @@ use crate::clock::Instant;
 use crate::error::{library_text, words};
 use crate::lease::state::FIRST_RENEWAL_AFTER;
 use crate::logging;
-use crate::protocol::fair::read_grant;
+use crate::protocol::answer::read_grant;
 use crate::queue::local::Announcer;
 use crate::redis::Connection;
 use crate::runtime::endpoint::Endpoint;

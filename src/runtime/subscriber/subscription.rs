@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::clock::Instant;
-use crate::protocol::kind::Key;
+use crate::protocol::keys::Key;
 use crate::redis::{Deployment, Majority};
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::subscriber::Live;
