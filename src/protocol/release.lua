@@ -1,7 +1,7 @@
 -- Releases the lock if the caller holds it, and wakes its waiters.
 -- KEYS[1] lock
--- ARGV[1] holder id, ARGV[2] wake channel, ARGV[3] 1 to count the subscribers
--- Released: 1, or {1, number of subscribers that received the message}. Otherwise 0 if the lock is
+-- ARGV[1] holder id, ARGV[2] wake channel, ARGV[3] 1 to count the receivers
+-- Released: 1, or {1, number of clients that received the message}. Otherwise 0 if the lock is
 -- free, or the other holder's value.
 -- Only one key: a cluster that migrates a slot rejects calls with two keys if one of them does not
 -- exist.
