@@ -541,10 +541,7 @@ fn without_a_majority_it_is_an_error_in_time_and_nothing_stays() {
                     let text = error.to_string();
                     let label = format!("quorum of 127.0.0.1:{}", servers.0[0].port());
                     assert!(text.contains(&label), "{text}");
-                    assert!(
-                        text.contains("of 3 servers answered, 2 needed"),
-                        "{text}"
-                    );
+                    assert!(text.contains("of 3 servers answered, 2 needed"), "{text}");
                 }
                 other => panic!("{other:?}"),
             }
