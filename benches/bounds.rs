@@ -49,7 +49,7 @@ fn main() {
             calls.push((2, n, on_silent_peer(&hole, limit)));
         }
     }
-    proxy.all(Traffic::Stall);
+    proxy.set_all(Traffic::Stall);
     let lates = run(calls);
     let mut rows = Vec::new();
     let mut figures = Vec::new();
@@ -133,7 +133,7 @@ fn run(calls: Vec<(usize, usize, Call)>) -> Vec<(usize, usize, Duration)> {
         let timed = move || {
             let timed = Control::run(LIMITS[limit].1, call);
             // The call succeeds or fails the same way whether or not its thread is late.
-            (kind, limit, timed.beyond())
+            (kind, limit, timed.overrun())
         };
         thread::spawn(timed)
     });

@@ -22,13 +22,13 @@ fn main() {
         ROUNDS,
         &format!("lock + unlock on one thread, {ROUNDS} rounds of {PAIRS}"),
     );
-    let one = affinity::apart(|| Server::start().untimed());
-    let sentinels = affinity::apart(|| Sentinels::start(Setup::steady()).untimed());
+    let one = affinity::apart(|| Server::start().long_lived());
+    let sentinels = affinity::apart(|| Sentinels::start(Setup::steady()).long_lived());
     // No lock waits for the hung server.
     sentinels.data()[1..].iter().for_each(affinity::aside);
-    let cluster = affinity::apart(|| Cluster::with(ClusterSetup::steady(3, 0)).untimed());
-    let replicas = affinity::apart(|| Replicas::start(1).untimed());
-    let servers = || (0..SERVERS).map(|_| Server::start().untimed()).collect();
+    let cluster = affinity::apart(|| Cluster::with(ClusterSetup::steady(3, 0)).long_lived());
+    let replicas = affinity::apart(|| Replicas::start(1).long_lived());
+    let servers = || (0..SERVERS).map(|_| Server::start().long_lived()).collect();
     let [quorum, with_one_hung] = [(); 2].map(|()| -> Vec<Server> { affinity::apart(servers) });
     let urls = |servers: &[Server]| servers.iter().map(Server::url).collect::<Vec<_>>();
 
@@ -66,7 +66,7 @@ fn main() {
         pair(&locks[locks.len() - 1].1);
     }
 
-    let mut there = Hand::new(&sentinels.first().url(), "hand");
+    let mut there = Hand::new(&sentinels.first_master().url(), "hand");
     let owner = cluster.master_of("lock:hand");
     let mut in_slot = Hand::new(&cluster.node(owner).url(), "hand");
     let mut acknowledged = Hand::new(&replicas.master().url(), "hand");

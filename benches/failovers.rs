@@ -94,16 +94,16 @@ fn contend_and_end() {
 
 /// Runs one failover under contention.
 fn replace(trouble: Trouble, replicas: usize) -> Outcome {
-    let mut sentinels = Sentinels::start(Setup::alert()).untimed();
+    let mut sentinels = Sentinels::start(Setup::fast_failover()).long_lived();
     let contention = Contention::start(&sentinels.url(), "a", PROCESSES, replicas);
     match trouble {
-        Trouble::Killed => sentinels.kill_first(),
-        Trouble::Stopped => sentinels.first().pause(),
+        Trouble::Killed => sentinels.kill_first_master(),
+        Trouble::Stopped => sentinels.first_master().pause(),
         Trouble::SwitchedByCommand => sentinels.failover(),
     }
     sentinels.successor();
     if let Trouble::Stopped = trouble {
-        sentinels.first().resume();
+        sentinels.first_master().resume();
     }
     // If all replicas must acknowledge and one server is dead, nobody can acquire.
     let end = Instant::now() + AFTERWARDS;

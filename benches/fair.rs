@@ -47,7 +47,7 @@ fn main() {
         return;
     }
 
-    let server = Server::start().untimed();
+    let server = Server::start().long_lived();
     let report = Report::begin(
         "fair",
         ROUNDS,

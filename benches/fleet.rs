@@ -66,7 +66,7 @@ fn main() {
 }
 
 fn take_turns() {
-    let server = Server::start().untimed();
+    let server = Server::start().long_lived();
     let report = Report::begin(
         "fleet",
         ROUNDS,
@@ -118,7 +118,7 @@ fn strike(lasts: Duration) {
             threads: 4,
             lasts,
         };
-        let (server, witness) = (Server::start().untimed(), Server::start().untimed());
+        let (server, witness) = (Server::start().long_lived(), Server::start().long_lived());
         let went = chaos.reign(&server, &witness);
         let [stall, bound] = [went.stall, went.bound].map(|it| it.as_secs_f64());
         rows.push(vec![

@@ -28,7 +28,7 @@ fn main() {
         return;
     }
 
-    let server = Server::start().untimed();
+    let server = Server::start().long_lived();
     let url = server.url();
     let report = Report::begin(
         "handoff",

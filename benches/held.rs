@@ -25,7 +25,7 @@ const PARTS: u32 = 10;
 const RENEW: &str = include_str!("../src/protocol/renew.lua");
 
 fn main() {
-    let server = Server::start().untimed();
+    let server = Server::start().long_lived();
     let url = server.url();
     let report = Report::begin(
         "held",

@@ -30,7 +30,7 @@ fn main() {
         return;
     }
 
-    let server = Server::start().untimed();
+    let server = Server::start().long_lived();
     let report = Report::begin(
         "local_handoff",
         ROUNDS,

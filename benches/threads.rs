@@ -23,7 +23,7 @@ const ROUNDS: usize = 25;
 const ROUND: Duration = Duration::from_millis(100);
 
 fn main() {
-    let server = Server::start().untimed();
+    let server = Server::start().long_lived();
     let report = Report::begin(
         "threads",
         ROUNDS,

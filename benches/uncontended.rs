@@ -20,7 +20,7 @@ const PAIRS: usize = 25;
 const SPIN: Duration = Duration::from_micros(150);
 
 fn main() {
-    let server = Server::start().untimed();
+    let server = Server::start().long_lived();
     let report = Report::begin(
         "uncontended",
         ROUNDS,

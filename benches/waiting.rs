@@ -25,7 +25,7 @@ const HELD_FOR: Duration = Duration::from_secs(3_600);
 const STACK: usize = 64 * 1024;
 
 fn main() {
-    let server = Server::start().untimed();
+    let server = Server::start().long_lived();
     let report = Report::begin(
         "waiting",
         ROUNDS,

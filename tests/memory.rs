@@ -172,7 +172,9 @@ fn names_that_were_waited_for_add_nothing() {
     // Those there are may need one more at a time by chance.
     assert!(connections(&server) <= before + 3);
     // A subscription may linger for a while, but not many may.
-    eventually(ms(5_000), || server.channels("lock_release:*") < CONTENDED);
+    eventually(ms(5_000), || {
+        server.subscribed_channels("lock_release:*") < CONTENDED
+    });
     go_on(&server);
     child.wait().succeeded();
 }
@@ -185,7 +187,9 @@ fn a_subscription_that_nobody_uses_ends() {
     );
     let mut connection = server.connection();
     wait_for(&holder, &waiter, "a", &mut connection);
-    eventually(ms(20_000), || server.channels("lock_release:*") == 0);
+    eventually(ms(20_000), || {
+        server.subscribed_channels("lock_release:*") == 0
+    });
     // The next waiter is heard for as the first one was.
     wait_for(&holder, &waiter, "a", &mut connection);
 }

@@ -23,7 +23,9 @@ pub(crate) fn apart<T>(start: impl FnOnce() -> T) -> T {
 /// Runs a server only when its processor is otherwise idle: no call waits for it, and in production
 /// it would be on another machine.
 pub(crate) fn aside(server: &Server) {
-    let id = i32::try_from(server.id()).ok().and_then(Pid::from_raw);
+    let id = i32::try_from(server.process_id())
+        .ok()
+        .and_then(Pid::from_raw);
     setpriority_process(id, 19).expect("lowering a priority is permitted");
 }
 

@@ -112,7 +112,7 @@ fn stage() -> Outcome {
     let own_url = env::var("REDIS_URL").ok().filter(|url| !url.is_empty());
     let server = own_url
         .is_none()
-        .then(|| ::support::Server::start().untimed());
+        .then(|| ::support::Server::start().long_lived());
     let url = match (&own_url, &server) {
         (Some(url), _) => url.clone(),
         (None, Some(server)) => server.url(),

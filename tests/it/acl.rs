@@ -518,7 +518,7 @@ fn with_sentinel_too_and_a_user_of_the_sentinels() {
             let () = sentinels.ask_sentinel(n, &command).unwrap();
         }
     };
-    let master = sentinels.first();
+    let master = sentinels.first_master();
     set_user(master, &documented("leasehold"));
     set_watcher(&documented("watcher"));
     all_is_well(|| Client::builder().url(&url), "a", &[master]);

@@ -312,7 +312,7 @@ fn a_waiter_is_woken_by_the_name_that_it_waits_for() {
         };
         thread::scope(|scope| {
             let waiting = scope.spawn(|| two.mutex_all(["c", "b", "a"]).try_lock_for(ms(20_000)));
-            server.wait_for_a_waiter("lock_release:b");
+            server.wait_until_waiter_sleeps("lock_release:b");
             // It looks once more when it hears of releases, and then sleeps.
             let calls = || server.calls(&["evalsha", "eval"]);
             let mut before = calls();
@@ -338,7 +338,7 @@ fn a_waiter_is_woken_by_the_name_that_it_waits_for() {
             // A plain waiter for any of them is woken by the release of all.
             let plain = patient(&server.url());
             let waiting = scope.spawn(move || plain.mutex("c").try_lock_for(ms(20_000)));
-            server.wait_for_a_waiter("lock_release:c");
+            server.wait_until_waiter_sleeps("lock_release:c");
             released(guard);
             assert!(waiting.join().unwrap().unwrap().is_some(), "it is woken");
         });
@@ -359,20 +359,20 @@ fn a_release_that_overtakes_the_refusal_is_not_missed() {
     thread::scope(|scope| {
         // From now on it hears of `b`, for a while.
         let waiting = scope.spawn(|| two.mutex("b").try_lock_for(ms(20_000)));
-        server.wait_for_a_waiter("lock_release:b");
+        server.wait_until_waiter_sleeps("lock_release:b");
         assert_eq!(b.unlock().unwrap(), Unlocked::Released);
         drop(waiting.join().unwrap().unwrap().expect("it is woken"));
         let b = one.mutex("b").lock().unwrap();
         let last = scope.spawn(|| two.mutex("z").try_lock_for(ms(20_000)));
-        server.wait_for_a_waiter("lock_release:z");
+        server.wait_until_waiter_sleeps("lock_release:z");
         let mut before = calls();
         eventually(ms(10_000), || {
             std::mem::replace(&mut before, calls()) == before
         });
 
-        let hearing = proxy.that_said("SUBSCRIBE");
+        let hearing = proxy.connections_that_sent("SUBSCRIBE");
         let asking = (0..proxy.connections()).filter(|link| !hearing.contains(link));
-        asking.for_each(|link| proxy.nth(link, Traffic::StallReplies));
+        asking.for_each(|link| proxy.set_nth(link, Traffic::StallReplies));
         let waiting = scope.spawn(|| two.mutex_all(["B", "b"]).try_lock_for(ms(20_000)));
         eventually(ms(10_000), || calls() > before);
         let before = calls();
@@ -380,7 +380,7 @@ fn a_release_that_overtakes_the_refusal_is_not_missed() {
         assert_eq!(z.unlock().unwrap(), Unlocked::Released);
         // Whoever waits for `z` asks: so the message about `b` has been heard.
         eventually(ms(10_000), || calls() > before + 2);
-        proxy.all(Traffic::Pass);
+        proxy.set_all(Traffic::Pass);
         assert!(waiting.join().unwrap().unwrap().is_some(), "it looks again");
         assert!(last.join().unwrap().unwrap().is_some());
     });
@@ -452,7 +452,7 @@ fn losing_one_is_losing_all() {
         let lost = guard.lost();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| two.mutex("c").try_lock_for(ms(20_000)));
-            server.wait_for_a_waiter("lock_release:c");
+            server.wait_until_waiter_sleeps("lock_release:c");
             breaks();
             assert_eq!(lost.recv_timeout(ms(10_000)), Ok(why));
             assert!(!guard.is_held() && guard.remaining().is_none());
@@ -579,7 +579,7 @@ fn what_gets_no_answer_is_undone() {
         .build()
         .unwrap();
     released(client.mutex_all(["a", "b"]).lock().unwrap());
-    proxy.present(Traffic::DropReplies);
+    proxy.set_open(Traffic::DropReplies);
     let answer = client.mutex_all(["a", "b"]).try_lock_for(ms(100));
     assert!(
         matches!(answer, Err(Error::Unreachable { .. })),
@@ -588,13 +588,13 @@ fn what_gets_no_answer_is_undone() {
     eventually(ms(10_000), || lock_keys(&server).is_empty());
 
     // A release that got none is repeated, and was none too late.
-    proxy.all(Traffic::Pass);
+    proxy.set_all(Traffic::Pass);
     let guard = client.mutex_all(["a", "b"]).try_lock_for(ms(10_000));
     let guard = guard.unwrap().unwrap();
-    proxy.all(Traffic::Cut);
+    proxy.set_all(Traffic::Cut);
     assert!(guard.unlock().is_err());
     assert_eq!(lock_keys(&server), ["lock:a", "lock:b"]);
-    proxy.all(Traffic::Pass);
+    proxy.set_all(Traffic::Pass);
     eventually(ms(10_000), || lock_keys(&server).is_empty());
 }
 
@@ -677,9 +677,9 @@ fn deadlines_are_kept() {
     // Refused for one name first, and for another then.
     thread::scope(|scope| {
         let waiting = scope.spawn(|| Control::run(ms(1_000), || all.try_lock_for(ms(1_000))));
-        server.wait_for_a_waiter("lock_release:b");
+        server.wait_until_waiter_sleeps("lock_release:b");
         drop(held.next());
-        server.wait_for_a_waiter("lock_release:d");
+        server.wait_until_waiter_sleeps("lock_release:d");
         assert!(
             waiting
                 .join()
@@ -767,7 +767,7 @@ fn a_cluster_takes_slot_by_slot_and_gives_back() {
             let home = cluster.master_of(&format!("lock:{held}"));
             cluster
                 .node(home)
-                .wait_for_a_waiter(format!("lock_release:{held}"));
+                .wait_until_waiter_sleeps(format!("lock_release:{held}"));
             assert_eq!(plain.unlock().unwrap(), Unlocked::Released);
             let guard = waiting.join().unwrap().unwrap().expect("it is woken");
             for (name, before) in names.iter().zip(&before) {
@@ -851,7 +851,7 @@ fn a_quorum_votes_for_the_set() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| two.mutex_all(["B", "b"]).try_lock_for(ms(20_000)));
         for server in &servers {
-            server.wait_for_a_waiter("lock_release:b");
+            server.wait_until_waiter_sleeps("lock_release:b");
         }
         released(guard);
         let guard = waiting.join().unwrap().unwrap().expect("it is woken");
@@ -888,19 +888,19 @@ fn a_quorum_votes_for_the_set() {
 
 /// What enough replicas have is held on at the next master, where its waiters hear of the release.
 fn a_set_outlives_its_master() {
-    let mut sentinels = Sentinels::start(Setup::alert());
+    let mut sentinels = Sentinels::start(Setup::fast_failover());
     let (one, two) = (client(&sentinels.url()), patient(&sentinels.url()));
     // One of the two is promoted, the one that is further; the other acknowledges from then on.
     let all = one.mutex_all(["b", "a"]).min_replicas(1, ms(800));
     let guard = all.lock().unwrap();
     let before = token(&guard, "b");
-    sentinels.kill_first();
+    sentinels.kill_first_master();
     let successor = sentinels.successor();
     eventually(ms(20_000), || guard.extend(LONG).is_ok());
     assert_eq!(lock_keys(successor), ["lock:a", "lock:b"]);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| two.mutex_all(["c", "b"]).try_lock_for(ms(20_000)));
-        successor.wait_for_a_waiter("lock_release:b");
+        successor.wait_until_waiter_sleeps("lock_release:b");
         released(guard);
         let guard = waiting.join().unwrap().unwrap().expect("it is woken");
         assert!(token(&guard, "b") > before);

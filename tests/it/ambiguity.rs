@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, TryRecvError, unbounded};
 use leasehold::{Client, Error, MutexGuard, Unlocked};
-use support::{Proxy, Server, Traffic, eventually, is_unreachable, let_pass, ms};
+use support::{Proxy, Server, Traffic, eventually, expect_unreachable, let_pass, ms};
 
 support::tests![
     acquires_whose_replies_vanish_leave_nothing_behind,
@@ -157,7 +157,7 @@ fn attempts_in_vain(proxy: &Proxy, change: impl FnOnce()) -> Vec<Client> {
     change();
     thread::scope(|scope| {
         for (n, client) in clients.iter().enumerate() {
-            scope.spawn(move || is_unreachable(client.mutex(format!("{n}")).try_lock()));
+            scope.spawn(move || expect_unreachable(client.mutex(format!("{n}")).try_lock()));
         }
     });
     clients
@@ -166,10 +166,10 @@ fn attempts_in_vain(proxy: &Proxy, change: impl FnOnce()) -> Vec<Client> {
 fn leave_nothing_behind(traffic: Traffic) {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let _clients = attempts_in_vain(&proxy, || proxy.all(traffic));
+    let _clients = attempts_in_vain(&proxy, || proxy.set_all(traffic));
     // Each of them, and one before for every client.
     assert!(server.calls(&["set"]) >= 2 * 2 * ATTEMPTS, "they all ran");
-    proxy.all(Traffic::Pass);
+    proxy.set_all(Traffic::Pass);
     eventually(SOON, || keys(&server).is_empty());
 }
 
@@ -209,7 +209,7 @@ fn acquires_at_a_stopped_server_leave_nothing_behind() {
 /// Lets the late acquire on the stalled connection run, and the undo behind it. Only that one is sent whole.
 fn let_run_late(proxy: &Proxy, server: &Server) {
     let before = server.calls(&["eval"]);
-    proxy.present(Traffic::Pass);
+    proxy.set_open(Traffic::Pass);
     eventually(ms(5_000), || server.calls(&["eval"]) > before);
 }
 
@@ -217,8 +217,8 @@ fn a_late_acquire_is_undone_at_once() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = warm(&proxy);
-    proxy.present(Traffic::Stall);
-    is_unreachable(client.mutex("a").try_lock());
+    proxy.set_open(Traffic::Stall);
+    expect_unreachable(client.mutex("a").try_lock());
     let mut monitor = Monitor::start(&server);
     let_run_late(&proxy, &server);
     assert_eq!(server.get("lock:a"), None);
@@ -238,8 +238,8 @@ fn a_late_acquire_and_its_undo_leave_another_holder_alone() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = warm(&proxy);
-    proxy.present(Traffic::Stall);
-    is_unreachable(client.mutex("a").try_lock());
+    proxy.set_open(Traffic::Stall);
+    expect_unreachable(client.mutex("a").try_lock());
     let other = self::client(&server.url());
     let guard = other.mutex("a").try_lock().unwrap().unwrap();
     let_run_late(&proxy, &server);
@@ -250,7 +250,7 @@ fn a_late_acquire_and_its_undo_leave_the_retry_alone() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = warm(&proxy);
-    proxy.present(Traffic::Stall);
+    proxy.set_open(Traffic::Stall);
     let guard = client.mutex("a").try_lock_for(ms(5_000)).unwrap().unwrap();
     let_run_late(&proxy, &server);
     is_untouched(guard, &server);
@@ -262,9 +262,9 @@ fn an_acquire_that_lost_its_undo_is_undone_elsewhere() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = warm(&proxy);
-    proxy.present(Traffic::Stall);
+    proxy.set_open(Traffic::Stall);
     let mut monitor = Monitor::start(&server);
-    is_unreachable(client.mutex("a").try_lock());
+    expect_unreachable(client.mutex("a").try_lock());
     let id = monitor.call("a").id;
     proxy.cut();
     for _ in 0..3 {
@@ -283,7 +283,7 @@ fn every_acquiring_command_has_a_holder_id_of_its_own() {
     let mut monitor = Monitor::start(&server);
     let mut ids = HashSet::new();
     for _ in 0..5 {
-        proxy.present(Traffic::DropReplies);
+        proxy.set_open(Traffic::DropReplies);
         let guard = client.mutex("a").try_lock_for(ms(20_000)).unwrap().unwrap();
         let mut attempts = 0;
         loop {
@@ -319,14 +319,14 @@ fn our_own_orphan_is_not_another_holder() {
     renewals.recv().unwrap();
     let _ = client.mutex("warm").lock().unwrap().unlock().unwrap();
     assert_eq!(proxy.connections(), 2);
-    proxy.nth(0, Traffic::Stall);
-    proxy.nth(1, Traffic::CutOnReply);
+    proxy.set_nth(0, Traffic::Stall);
+    proxy.set_nth(1, Traffic::CutOnReply);
     match client.mutex("a").try_lock() {
         Ok(Some(guard)) => is_untouched(guard, &server),
         Ok(None) => panic!("nobody holds it but we ourselves"),
         Err(error) => assert!(error.is_unreachable(), "{error:?}"),
     }
-    proxy.nth(0, Traffic::Pass);
+    proxy.set_nth(0, Traffic::Pass);
     eventually(SOON, || server.get("lock:a").is_none());
 }
 
@@ -340,7 +340,7 @@ fn a_release_on_a_connection_that_ends_is_a_release() {
         .on_lost(move |lost| told.send(*lost).unwrap());
     let guard = mutex.lock().unwrap();
     let lost = guard.lost();
-    proxy.present(Traffic::CutOnReply);
+    proxy.set_open(Traffic::CutOnReply);
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     assert_eq!(server.get("lock:a"), None);
     assert_eq!(lost.recv(), Err(crossbeam_channel::RecvError));
@@ -348,10 +348,10 @@ fn a_release_on_a_connection_that_ends_is_a_release() {
     // It finds the next holder already there, and that is no loss either.
     let guard = mutex.lock().unwrap();
     let other = self::client(&server.url());
-    proxy.present(Traffic::CutOnReply);
+    proxy.set_open(Traffic::CutOnReply);
     let next = thread::scope(|scope| {
         let waiting = scope.spawn(|| other.mutex("a").lock().unwrap());
-        eventually(ms(5_000), || server.listeners("lock_release:a") > 0);
+        eventually(ms(5_000), || server.subscribers("lock_release:a") > 0);
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         waiting.join().unwrap()
     });
@@ -370,10 +370,10 @@ fn a_release_without_a_reply_is_no_loss() {
         .on_lost(move |lost| told.send(*lost).unwrap());
     let guard = mutex.lock().unwrap();
     let lost = guard.lost();
-    proxy.all(Traffic::DropReplies);
-    is_unreachable(guard.unlock());
+    proxy.set_all(Traffic::DropReplies);
+    expect_unreachable(guard.unlock());
     assert_eq!(lost.recv(), Err(crossbeam_channel::RecvError));
-    proxy.all(Traffic::Pass);
+    proxy.set_all(Traffic::Pass);
     let other = self::client(&server.url());
     is_untouched(other.mutex("a").lock().unwrap(), &server);
     drop((client, mutex));
@@ -386,11 +386,11 @@ fn a_release_that_vanished_is_repeated() {
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
     let [one, two] = ["a", "b"].map(|name| client.mutex(name).lock().unwrap());
-    proxy.all(Traffic::Vanish);
-    is_unreachable(one.unlock());
+    proxy.set_all(Traffic::DropBoth);
+    expect_unreachable(one.unlock());
     drop(two);
     assert_eq!(keys(&server).len(), 2);
-    proxy.all(Traffic::Pass);
+    proxy.set_all(Traffic::Pass);
     proxy.cut();
     eventually(SOON, || keys(&server).is_empty());
 }
@@ -400,12 +400,12 @@ fn a_late_release_leaves_the_next_holder_alone() {
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
     let guard = client.mutex("a").lock().unwrap();
-    proxy.present(Traffic::Stall);
-    is_unreachable(guard.unlock());
+    proxy.set_open(Traffic::Stall);
+    expect_unreachable(guard.unlock());
     let other = self::client(&server.url());
     let next = other.mutex("a").lock().unwrap();
     let before = server.calls(&["evalsha"]);
-    proxy.present(Traffic::Pass);
+    proxy.set_open(Traffic::Pass);
     eventually(ms(5_000), || server.calls(&["evalsha"]) > before);
     is_untouched(next, &server);
 }
@@ -428,13 +428,13 @@ fn a_late_renewal_brings_nothing_back() {
         // The thread that renews has taken the only connection there is.
         renewals.recv().unwrap();
         assert_eq!(proxy.connections(), 1);
-        proxy.present(Traffic::Stall);
+        proxy.set_open(Traffic::Stall);
         let before = proxy.request_bytes();
         eventually(ms(5_000), || proxy.request_bytes() > before);
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         let next = is_taken_again.then(|| other.mutex("a").lock().unwrap());
         let before = server.calls(&["evalsha"]);
-        proxy.present(Traffic::Pass);
+        proxy.set_open(Traffic::Pass);
         eventually(ms(5_000), || server.calls(&["evalsha"]) > before);
         match next {
             Some(next) => is_untouched(next, &server),
@@ -454,7 +454,7 @@ fn a_renewal_without_a_reply_is_no_loss() {
     for traffic in [
         Traffic::DropReplies,
         Traffic::CutOnReply,
-        Traffic::Vanish,
+        Traffic::DropBoth,
         Traffic::Cut,
     ] {
         let proxy = Proxy::new(&server);
@@ -470,7 +470,7 @@ fn a_renewal_without_a_reply_is_no_loss() {
         let lost = guard.lost();
         for _ in 0..3 {
             renewals.recv().unwrap();
-            proxy.present(traffic);
+            proxy.set_open(traffic);
             while renewals.try_recv().is_ok() {}
         }
         renewals.recv().unwrap();
@@ -521,13 +521,13 @@ fn nothing_is_lost_doubled_or_left_in_a_storm() {
             Traffic::DropReplies,
             Traffic::Cut,
             Traffic::StallRequests,
-            Traffic::Vanish,
+            Traffic::DropBoth,
             Traffic::StallReplies,
         ];
         for traffic in storm.into_iter().cycle().take(5 * storm.len()) {
-            proxy.present(traffic);
+            proxy.set_open(traffic);
             let_pass(ms(50));
-            proxy.present(Traffic::Pass);
+            proxy.set_open(Traffic::Pass);
             let_pass(ms(20));
         }
         over.store(true, Ordering::Relaxed);
@@ -544,19 +544,19 @@ fn an_unanswered_extend_leaves_no_key_behind_although_the_release_is_late() {
     let guard = client.mutex("a").ttl(ttl).lock().unwrap();
     // From now on the server knows the script.
     guard.renew().unwrap();
-    proxy.all(Traffic::DropReplies);
-    is_unreachable(guard.extend(ms(3_600_000)));
+    proxy.set_all(Traffic::DropReplies);
+    expect_unreachable(guard.extend(ms(3_600_000)));
     let left: i64 = redis::cmd("PTTL")
         .arg("lock:a")
         .query(&mut server.connection())
         .unwrap();
     assert!(left > 3_000_000, "the extend ran: {left} ms");
-    proxy.all(Traffic::Vanish);
-    is_unreachable(guard.unlock());
+    proxy.set_all(Traffic::DropBoth);
+    expect_unreachable(guard.unlock());
     // Longer than the ttl, and than twice the ttl.
     let_pass(3 * ttl);
     assert_eq!(keys(&server), ["lock:a"], "no release came through");
-    proxy.all(Traffic::Pass);
+    proxy.set_all(Traffic::Pass);
     eventually(ms(10_000), || keys(&server).is_empty());
 }
 
@@ -584,14 +584,14 @@ fn many_in_vain(
         }
     });
     proxy.delay(ms(0), ms(0));
-    proxy.all(Traffic::Stall);
+    proxy.set_all(Traffic::Stall);
     thread::scope(|scope| {
         for _ in 0..CALLS {
-            scope.spawn(|| is_unreachable(call()));
+            scope.spawn(|| expect_unreachable(call()));
         }
     });
     let mut monitor = Monitor::start(server);
-    proxy.newcomers(Traffic::Pass);
+    proxy.set_future(Traffic::Pass);
     proxy.cut();
     loop {
         let line = monitor.line();

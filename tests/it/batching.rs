@@ -184,24 +184,26 @@ fn a_slow_reply_ends_the_connection_for_all_and_each_undo_is_written_behind() {
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url(), 1);
     let failed = until_it_fails(&client, || {
-        let carrying = || proxy.that_said("EVALSHA");
-        proxy.newcomers(Traffic::Vanish);
+        let carrying = || proxy.connections_that_sent("EVALSHA");
+        proxy.set_future(Traffic::DropBoth);
         // Until one write took several locks, and nobody heard of it.
         eventually(ms(10_000), || {
             carrying()
                 .iter()
-                .for_each(|n| proxy.nth(*n, Traffic::StallReplies));
+                .for_each(|n| proxy.set_nth(*n, Traffic::StallReplies));
             // For what was under way to get there. Where that was too little, the next may do.
             let_pass(ms(20));
             let has_hit = locks(&server) > 2;
             if !has_hit {
-                carrying().iter().for_each(|n| proxy.nth(*n, Traffic::Pass));
+                carrying()
+                    .iter()
+                    .for_each(|n| proxy.set_nth(*n, Traffic::Pass));
             }
             has_hit
         });
         let carrying = carrying();
         for n in (0..proxy.connections()).filter(|n| !carrying.contains(n)) {
-            proxy.nth(n, Traffic::Vanish);
+            proxy.set_nth(n, Traffic::DropBoth);
         }
     });
     in_time(&failed);
@@ -214,7 +216,7 @@ fn a_slow_reply_ends_the_connection_for_all_and_each_undo_is_written_behind() {
         eventually(ms(2_000), || server.get(format!("lock:name-{n}")).is_none());
     }
     proxy.cut();
-    proxy.newcomers(Traffic::Pass);
+    proxy.set_future(Traffic::Pass);
     works_again(&client);
 }
 
@@ -315,7 +317,7 @@ fn the_cap_holds_and_a_release_does_not_wait_for_it() {
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url(), 1);
     let guard = client.mutex("held").lock().unwrap();
-    proxy.present(Traffic::StallReplies);
+    proxy.set_open(Traffic::StallReplies);
     let asked = || client.stats().totals.attempts;
     let before = asked();
     thread::scope(|scope| {
@@ -324,7 +326,7 @@ fn the_cap_holds_and_a_release_does_not_wait_for_it() {
         eventually(ms(10_000), || asked() == before + THREADS as u64);
         // That they open no other, only time shows.
         let_pass(ms(100));
-        assert_eq!(proxy.that_said("EVALSHA").len(), 1);
+        assert_eq!(proxy.connections_that_sent("EVALSHA").len(), 1);
         let began = Instant::now();
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         assert!(began.elapsed() < COMMAND_TIMEOUT / 2);
@@ -381,9 +383,9 @@ fn beside_a_batch_in_trouble(
         }
         let done = || pairs.load(Ordering::Relaxed);
         eventually(ms(20_000), || done() > 4 * THREADS);
-        proxy.on_batch(8, traffic);
-        eventually(ms(20_000), || proxy.batch().is_some());
-        let (link, batch) = proxy.batch().unwrap();
+        proxy.set_on_batch(8, traffic);
+        eventually(ms(20_000), || proxy.found_batch().is_some());
+        let (link, batch) = proxy.found_batch().unwrap();
         let before = done();
         wait(link);
         let after = done();
@@ -406,7 +408,7 @@ fn only_calls_written_to_a_stuck_connection_wait_for_it() {
         |_, took| took > STUCK / 2,
         |link| {
             let_pass(STUCK);
-            proxy.nth(link, Traffic::Pass);
+            proxy.set_nth(link, Traffic::Pass);
         },
     );
     assert!(
@@ -425,7 +427,7 @@ fn only_calls_written_to_a_dead_connection_fail() {
     let (batch, failed) = beside_a_batch_in_trouble(
         &proxy,
         &client,
-        Traffic::Vanish,
+        Traffic::DropBoth,
         |works, _| !works,
         |_| let_pass(TIMEOUT + NOISE),
     );
@@ -442,8 +444,8 @@ fn answer_that_was_read_is_delivered_while_others_are_missing() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client_with(&proxy.url(), 1, ms(10_000));
-    proxy.present(Traffic::StallReplies);
-    proxy.on_batch(8, Traffic::OneReply);
+    proxy.set_open(Traffic::StallReplies);
+    proxy.set_on_batch(8, Traffic::StallAfterOneReply);
     let returned = AtomicUsize::new(0);
     let asked = || client.stats().totals.attempts;
     let before = asked();
@@ -457,11 +459,11 @@ fn answer_that_was_read_is_delivered_while_others_are_missing() {
         });
         eventually(ms(10_000), || asked() == before + THREADS as u64);
         // The one call that was sent is answered, and those that gathered behind it go in one write.
-        proxy.present(Traffic::Pass);
-        eventually(ms(10_000), || proxy.batch().is_some());
+        proxy.set_open(Traffic::Pass);
+        eventually(ms(10_000), || proxy.found_batch().is_some());
         // That one call, and the first of the write.
         eventually(ms(5_000), || returned.load(Ordering::Relaxed) == 2);
-        proxy.present(Traffic::Pass);
+        proxy.set_open(Traffic::Pass);
         drop(answers.join().unwrap());
     });
     assert_eq!(locks(&server), 0);

@@ -212,7 +212,7 @@ fn renewals_and_releases_go_through() {
 }
 
 fn a_new_master_closes_it() {
-    let mut sentinels = Sentinels::start(Setup::alert());
+    let mut sentinels = Sentinels::start(Setup::fast_failover());
     let client = Client::builder()
         .url(sentinels.url())
         .command_timeout(COMMAND_TIMEOUT)
@@ -220,7 +220,7 @@ fn a_new_master_closes_it() {
         .build()
         .unwrap();
     drop(client.mutex("a").lock().unwrap());
-    sentinels.kill_first();
+    sentinels.kill_first_master();
     open(&client);
     sentinels.successor();
     let back = Instant::now();
@@ -257,7 +257,7 @@ fn health_says_what_works() {
     let guard = client.mutex("a").ttl(ms(600)).lock().unwrap();
     let waiting = client.mutex("a");
     let waits = thread::spawn(move || waiting.lock());
-    server.wait_for_a_waiter("lock_release:a");
+    server.wait_until_waiter_sleeps("lock_release:a");
     let subscriber = || client.health().subscribers[0].state;
     eventually(ms(5_000), || {
         let renewer = client.health().renewers[0].state;

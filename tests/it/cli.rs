@@ -433,7 +433,7 @@ fn a_lock_is_lost_without_redis_too() {
     let proxy = Proxy::new(&server);
     let mut program = Program::run(&proxy.url(), &["--ttl", "900ms"], "echo $$; exec sleep 300");
     let pid = program.pid();
-    proxy.all(Traffic::Stall);
+    proxy.set_all(Traffic::Stall);
     assert_eq!(program.code(), Some(79));
     assert!(!lives(pid));
     assert!(program.errors().contains("expired"));
@@ -632,7 +632,7 @@ fn min_hold_is_kept_here_while_redis_is_away() {
     let script = "echo ready; sleep 0.3";
     let mut program = Program::run(&proxy.url(), &["--ttl", "60s", "--min-hold", "50s"], script);
     assert_eq!(program.line(), "ready");
-    proxy.all(Traffic::Stall);
+    proxy.set_all(Traffic::Stall);
     // It asks again and again, until it is told to end.
     let mut said = String::new();
     let mut errors = BufReader::new(program.process.stderr.take().unwrap());
@@ -855,12 +855,12 @@ fn top_outlasts_an_outage() {
     let _still = hold(&server);
     let mut top = Program::start(&proxy.url(), &["top", "--json", "--interval", "20ms"]);
     assert_eq!(json(&top.line())["name"], "a");
-    proxy.all(Traffic::Cut);
+    proxy.set_all(Traffic::Cut);
     let mut errors = BufReader::new(top.process.stderr.take().unwrap());
     let mut said = String::new();
     errors.read_line(&mut said).unwrap();
     assert!(said.contains("the call to 127.0.0.1:"), "{said}");
-    proxy.all(Traffic::Pass);
+    proxy.set_all(Traffic::Pass);
     let at = |line: String| json(&line)["at_ms"].parse::<u128>().unwrap();
     let now = std::time::SystemTime::now();
     let now = now

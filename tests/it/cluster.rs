@@ -9,8 +9,8 @@ use leasehold::{Client, Error, Lost, MutexGuard, Unlocked};
 use redis::RedisResult;
 use support::{
     BlackHole, COMMAND_TIMEOUT, Cluster, ClusterSetup, Contention, Control, GO_ON_WITHIN, Outcome,
-    PROCESSES, SLACK, Server, Trouble, builder, client, contend_and_then, eventually, free_port,
-    given, is_unreachable, ms, threads, until_taken,
+    PROCESSES, SLACK, Server, Trouble, builder, client, contend_and_then, eventually,
+    expect_unreachable, free_port, given, ms, threads, until_taken,
 };
 
 support::roles![tidy_contender];
@@ -43,7 +43,7 @@ fn steady() -> Cluster {
 /// One for the tests that leave all nodes alone, each with names of its own.
 fn shared() -> &'static Cluster {
     static SHARED: OnceLock<Cluster> = OnceLock::new();
-    SHARED.get_or_init(|| support::shared(|| steady().untimed()))
+    SHARED.get_or_init(|| support::start_shared(|| steady().long_lived()))
 }
 
 fn lock(name: &str) -> String {
@@ -89,7 +89,7 @@ fn smoke() {
                 (guard, Instant::now())
             });
             let channel = format!("lock_release:{name}");
-            cluster.node(node).wait_for_a_waiter(&channel);
+            cluster.node(node).wait_until_waiter_sleeps(&channel);
             let at = Instant::now();
             released(guard);
             let (guard, got) = waiting.join().unwrap();
@@ -196,7 +196,7 @@ fn a_slot_that_moves_while_held() {
         thread::scope(|scope| {
             let waiting = scope.spawn(|| in_time(&two, &name));
             let channel = format!("lock_release:{name}");
-            cluster.node(0).wait_for_a_waiter(&channel);
+            cluster.node(0).wait_until_waiter_sleeps(&channel);
             cluster.begin_migration(slot, 0, 1);
             is_renewed();
             assert!(two.mutex(&*name).inspect().unwrap().is_some());
@@ -271,22 +271,22 @@ fn nobody_answers(url: &str) {
             let limit = ms(300);
             let fresh = client(url);
             let timed = Control::run(limit, || fresh.mutex("a").try_lock_for(limit));
-            let text = is_unreachable(timed.no_later_than(SLACK));
+            let text = expect_unreachable(timed.no_later_than(SLACK));
             assert!(text.contains("cluster 127.0.0.1:"), "{text}");
         });
         scope.spawn(|| {
             let fresh = client(url);
             let timed = Control::run(COMMAND_TIMEOUT, || fresh.mutex("a").try_lock());
-            is_unreachable(timed.no_later_than(SLACK));
+            expect_unreachable(timed.no_later_than(SLACK));
             let timed = Control::run(COMMAND_TIMEOUT, || fresh.ping());
-            is_unreachable(timed.no_later_than(SLACK));
+            expect_unreachable(timed.no_later_than(SLACK));
         });
         scope.spawn(|| {
             let fresh = builder(url).unreachable_for(ms(1_000)).build().unwrap();
             // An attempt that is under way is waited for, and so is the pause between two.
             let limit = ms(1_000) + COMMAND_TIMEOUT + ms(500);
             let timed = Control::run(limit, || fresh.mutex("a").lock());
-            is_unreachable(timed.no_later_than(SLACK));
+            expect_unreachable(timed.no_later_than(SLACK));
         });
     });
 }
@@ -327,7 +327,7 @@ fn a_cluster_that_is_away() {
             for name in &names {
                 scope.spawn(|| {
                     let timed = Control::run(COMMAND_TIMEOUT, || known.mutex(&**name).try_lock());
-                    is_unreachable(timed.no_later_than(SLACK));
+                    expect_unreachable(timed.no_later_than(SLACK));
                 });
             }
             nobody_answers(&cluster.url());
@@ -344,7 +344,7 @@ fn an_acquire_without_an_answer_is_undone() {
     cluster.stop(1);
     let error = one.mutex(&*name).ttl(ms(60_000)).try_lock().unwrap_err();
     let port = cluster.client_port(1);
-    let text = is_unreachable::<()>(Err(error));
+    let text = expect_unreachable::<()>(Err(error));
     assert!(text.contains(&format!("127.0.0.1:{port}: ")), "{text}");
     // The others have nothing to do with it.
     for node in [0, 2] {
@@ -459,7 +459,7 @@ fn contention_goes_on(trouble: Trouble) {
         }
     });
     let channel = format!("lock_release:{}", beside(&name, "dies"));
-    eventually(ms(10_000), || cluster.node(0).listeners(&channel) > 0);
+    eventually(ms(10_000), || cluster.node(0).subscribers(&channel) > 0);
     let contention = Contention::start_as(
         "cluster::tidy_contender",
         &cluster.url(),

@@ -36,7 +36,7 @@ struct One(Server);
 
 impl Deployment for One {
     fn start() -> Self {
-        Self(Server::start().untimed())
+        Self(Server::start().long_lived())
     }
 
     fn builder(&self) -> ClientBuilder {
@@ -52,7 +52,7 @@ struct UnixSocket(Server);
 
 impl Deployment for UnixSocket {
     fn start() -> Self {
-        Self(Server::start().untimed())
+        Self(Server::start().long_lived())
     }
 
     fn builder(&self) -> ClientBuilder {
@@ -68,7 +68,7 @@ struct Sentinel(Sentinels);
 
 impl Deployment for Sentinel {
     fn start() -> Self {
-        Self(Sentinels::start(Setup::steady()).untimed())
+        Self(Sentinels::start(Setup::steady()).long_lived())
     }
 
     fn builder(&self) -> ClientBuilder {
@@ -76,7 +76,7 @@ impl Deployment for Sentinel {
     }
 
     fn keepers(&self, _: &str) -> Vec<&Server> {
-        vec![self.0.first()]
+        vec![self.0.first_master()]
     }
 }
 
@@ -95,7 +95,7 @@ impl Deployment for Tls {
             "this suite is for a server's binary with TLS"
         );
         let port = free_port();
-        let server = tls_server(port, "server").untimed();
+        let server = tls_server(port, "server").long_lived();
         Self { server, port }
     }
 
@@ -115,7 +115,7 @@ struct InCluster(Cluster);
 
 impl Deployment for InCluster {
     fn start() -> Self {
-        Self(Cluster::with(ClusterSetup::steady(3, 0)).untimed())
+        Self(Cluster::with(ClusterSetup::steady(3, 0)).long_lived())
     }
 
     fn builder(&self) -> ClientBuilder {
@@ -132,7 +132,7 @@ struct Quorum<const N: usize>(Vec<Server>);
 
 impl<const N: usize> Deployment for Quorum<N> {
     fn start() -> Self {
-        Self((0..N).map(|_| Server::start().untimed()).collect())
+        Self((0..N).map(|_| Server::start().long_lived()).collect())
     }
 
     fn builder(&self) -> ClientBuilder {
@@ -162,7 +162,7 @@ struct Place<'a, D> {
 impl<D: Deployment> Shared<D> {
     const fn new() -> Self {
         Self {
-            deployment: LazyLock::new(|| support::shared(D::start)),
+            deployment: LazyLock::new(|| support::start_shared(D::start)),
             calm: RwLock::new(()),
         }
     }
@@ -222,9 +222,9 @@ impl<D: Deployment> Place<'_, D> {
     }
 
     /// Returns when somebody waits for the name on every server that keeps it.
-    fn wait_for_a_waiter(&self) {
+    fn wait_until_waiter_sleeps(&self) {
         for server in self.keepers() {
-            server.wait_for_a_waiter(format!("lock_release:{}", self.name));
+            server.wait_until_waiter_sleeps(format!("lock_release:{}", self.name));
         }
     }
 
@@ -314,7 +314,7 @@ fn a_release_wakes<D: Deployment>(place: &Place<'_, D>) {
                     .lock()
                     .map(|guard| (guard, Instant::now()))
             });
-            place.wait_for_a_waiter();
+            place.wait_until_waiter_sleeps();
             let released = Instant::now();
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
             let (_guard, got) = waiting.join().unwrap().unwrap();

@@ -14,7 +14,7 @@ use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Lost, MutexGuard};
 use support::{
     BlackHole, Cluster, ClusterSetup, Control, Proxy, Sentinels, Server, Setup, Timed, Traffic,
-    eventually, is_unreachable, let_pass, ms, nobody,
+    eventually, expect_unreachable, let_pass, ms, nobody,
 };
 
 support::tests![
@@ -105,7 +105,7 @@ impl Redis {
         match trouble {
             Trouble::Stopped => self.server.pause(),
             Trouble::Killed => self.server.kill(),
-            Trouble::BlackHoled => self.proxy.all(Traffic::Vanish),
+            Trouble::BlackHoled => self.proxy.set_all(Traffic::DropBoth),
             Trouble::Busy => {
                 let mut script = TcpStream::connect(("127.0.0.1", self.server.port())).unwrap();
                 script
@@ -194,12 +194,12 @@ fn attempts_are_back_in_time(trouble: Trouble) {
                 let mutex = waiting[n].mutex("a");
                 mutex.try_lock_for(ms(200)).map(drop)
             }) {
-                is_unreachable(answer);
+                expect_unreachable(answer);
             }
             for answer in in_time(COMMAND_TIMEOUT, |n| {
                 at_once[n].mutex("a").try_lock().map(drop)
             }) {
-                is_unreachable(answer);
+                expect_unreachable(answer);
             }
         });
         scope.spawn(|| fresh_clients_are_back_in_time(&redis.url(trouble)));
@@ -219,7 +219,7 @@ fn drop_together(clients: impl IntoIterator<Item = Client>) {
 
 fn lock_gives_up_in_time(client: &Client) {
     let began = Instant::now();
-    is_unreachable(client.mutex("a").lock().map(drop));
+    expect_unreachable(client.mutex("a").lock().map(drop));
     let took = began.elapsed();
     assert!(took >= UNREACHABLE_FOR, "already after {took:?}");
     assert!(took <= UNREACHABLE_FOR + GENEROUS, "only after {took:?}");
@@ -229,12 +229,12 @@ fn fresh_clients_are_back_in_time(url: &str) {
     for answer in fresh_in_time(url, ms(200), |client| {
         client.mutex("a").try_lock_for(ms(200)).map(drop)
     }) {
-        is_unreachable(answer);
+        expect_unreachable(answer);
     }
     for answer in fresh_in_time(url, COMMAND_TIMEOUT, |client| {
         client.mutex("a").try_lock().map(drop)
     }) {
-        is_unreachable(answer);
+        expect_unreachable(answer);
     }
 }
 
@@ -348,7 +348,7 @@ fn calls_that_wait_behind_each_other_are_back_in_time() {
     are_in_time(&timed);
     for timed in timed {
         // Nobody has seen another holder, so nobody may say that there is one.
-        is_unreachable(timed.value);
+        expect_unreachable(timed.value);
     }
 }
 
@@ -363,7 +363,7 @@ fn calls_that_wait_when_the_server_stops_are_back_in_time() {
         let calls: Vec<_> = (0..REPEATS)
             .map(|_| scope.spawn(|| Control::run(limit, || mutex.try_lock_for(limit))))
             .collect();
-        eventually(ms(900), || redis.server.listeners("lock_release:a") == 1);
+        eventually(ms(900), || redis.server.subscribers("lock_release:a") == 1);
         redis.get_into(Trouble::Stopped);
         calls.into_iter().map(|call| call.join().unwrap()).collect()
     });
@@ -394,7 +394,7 @@ fn held_leases_end_in_time(trouble: Trouble) {
     thread::scope(|scope| {
         scope.spawn(|| losses_are_told_in_time(&short));
         for answer in in_time(COMMAND_TIMEOUT, |n| take(n).unlock()) {
-            is_unreachable(answer);
+            expect_unreachable(answer);
         }
         in_time(COMMAND_TIMEOUT, |n| drop(take(REPEATS + n)));
     });
@@ -487,7 +487,7 @@ fn impatient() -> ClientBuilder {
 /// `lock` gives up, well before a command may time out.
 fn gives_up_before_a_command(lock: impl FnOnce() -> Result<(), leasehold::Error>) {
     let began = Instant::now();
-    is_unreachable(lock());
+    expect_unreachable(lock());
     let took = began.elapsed();
     assert!(took >= ms(300), "already after {took:?}");
     assert!(took <= ms(2_500), "only after {took:?}");
@@ -546,7 +546,7 @@ fn lock_gives_up_without_waiting_for_the_commands_to_a_quorum_to_time_out() {
     let urls = redises.iter().map(|redis| redis.proxy.url());
     let client = warm(impatient().quorum(urls).build().unwrap());
     for redis in &redises {
-        redis.proxy.all(Traffic::Vanish);
+        redis.proxy.set_all(Traffic::DropBoth);
     }
     gives_up_before_a_command(|| client.mutex("a").lock().map(drop));
 }
@@ -554,9 +554,9 @@ fn lock_gives_up_without_waiting_for_the_commands_to_a_quorum_to_time_out() {
 fn lock_gives_up_on_a_hung_master_without_waiting_for_a_command_to_time_out() {
     let sentinels = Sentinels::start(Setup::steady());
     let client = warm(impatient().url(sentinels.url()).build().unwrap());
-    sentinels.first().pause();
+    sentinels.first_master().pause();
     gives_up_before_a_command(|| client.mutex("a").lock().map(drop));
-    sentinels.first().resume();
+    sentinels.first_master().resume();
 }
 
 fn lock_gives_up_on_a_hung_cluster_without_waiting_for_a_command_to_time_out() {
@@ -576,7 +576,7 @@ fn those_who_wait_for_the_same_name_give_up_together() {
         for _ in 0..10 {
             scope.spawn(|| {
                 let began = Instant::now();
-                is_unreachable(mutex.lock().map(drop));
+                expect_unreachable(mutex.lock().map(drop));
                 let took = began.elapsed();
                 assert!(took >= UNREACHABLE_FOR, "already after {took:?}");
                 assert!(took <= UNREACHABLE_FOR + GENEROUS, "only after {took:?}");
@@ -602,7 +602,7 @@ fn those_who_wait_outlast_a_shorter_outage() {
             .map(|_| scope.spawn(|| client.mutex("held").lock().map(drop)))
             .collect();
         eventually(ms(10_000), || {
-            redis.server.listeners("lock_release:held") == 1
+            redis.server.subscribers("lock_release:held") == 1
         });
         redis.get_into(Trouble::Stopped);
         let calling: Vec<_> = (0..4)
@@ -647,7 +647,9 @@ fn waiting_for_another_holder_is_no_outage() {
         let waiting: Vec<_> = (0..3)
             .map(|_| scope.spawn(|| client.mutex("a").lock().map(drop)))
             .collect();
-        eventually(ms(10_000), || redis.server.listeners("lock_release:a") == 1);
+        eventually(ms(10_000), || {
+            redis.server.subscribers("lock_release:a") == 1
+        });
         let_pass(ms(1_200));
         let _ = held.unlock();
         for call in waiting {

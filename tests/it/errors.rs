@@ -121,7 +121,7 @@ fn a_lock_that_gives_up_says_for_how_long_there_was_no_reply() {
     let waiting = client.mutex("a");
     let held = waiting.lock().unwrap();
     let unlock = {
-        proxy.all(Traffic::Vanish);
+        proxy.set_all(Traffic::DropBoth);
         held.unlock().unwrap_err()
     };
     let lock = waiting.lock().unwrap_err();
@@ -178,7 +178,7 @@ fn a_peer_that_accepts_and_says_nothing_may_expect_tls() {
 fn a_peer_that_closes_instead_of_a_reply_may_expect_tls() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    proxy.all(Traffic::CutOnReply);
+    proxy.set_all(Traffic::CutOnReply);
     let text = says_each_thing_once(&try_lock(&client(proxy.url())));
     assert!(
         text.contains("closed") && text.contains("use rediss://"),

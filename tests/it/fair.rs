@@ -196,14 +196,14 @@ fn is_passed_on_without_a_trip(auto_renew: bool) {
     let waiter = client(&proxy.url()).fair_mutex("a").auto_renew(auto_renew);
     thread::scope(|scope| {
         let waiting = listens(scope, &server, waiter);
-        proxy.all(Traffic::StallRequests);
+        proxy.set_all(Traffic::StallRequests);
         released(guard);
         let guard = waiting.join().unwrap();
         let left = server.pttl("lock:a");
         assert!((1..=3_000).contains(&left), "{left}");
         let remaining = guard.remaining().unwrap();
         assert!(remaining <= ms(3_000), "{remaining:?}");
-        proxy.all(Traffic::Pass);
+        proxy.set_all(Traffic::Pass);
         eventually(ms(5_000), || {
             server.pttl("lock:a") > 3_000 && guard.remaining().unwrap() > ms(9_000)
         });
@@ -313,7 +313,7 @@ fn a_fair_release_wakes_a_plain_waiter() {
         .unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| plain.mutex("a").try_lock_for(PATIENCE).unwrap());
-        server.wait_for_a_waiter("lock_release:a");
+        server.wait_until_waiter_sleeps("lock_release:a");
         let timed = Control::run(ms(0), || {
             released(guard);
             waiting.join().unwrap()
@@ -372,8 +372,8 @@ fn who_gives_up_as_its_turn_comes_passes_it_on() {
     let next = warm(client(&server.url())).fair_mutex("a");
     thread::scope(|scope| {
         let first = scope.spawn(|| gives_up.try_lock_for(ms(800)).unwrap());
-        server.wait_for_a_waiter("lock_release:a");
-        proxy.nth(hearing(&proxy), Traffic::StallReplies);
+        server.wait_until_waiter_sleeps("lock_release:a");
+        proxy.set_nth(hearing(&proxy), Traffic::StallReplies);
         let second = waits(scope, &server, next);
         let mine = guard.holder_id().to_string();
         released(guard);
@@ -396,7 +396,7 @@ fn a_shutdown_sends_those_who_wait_out_of_the_queue() {
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..3).map(|_| scope.spawn(|| mutex.lock())).collect();
         queues(&server, 3);
-        server.wait_for_a_waiter("lock_release:a");
+        server.wait_until_waiter_sleeps("lock_release:a");
         let report = client.shutdown(ms(0)).unwrap();
         assert_eq!(report.woken(), 3);
         eventually(ms(1_000), || queued(&server) == 0);
@@ -441,7 +441,7 @@ fn the_threads_of_a_client_keep_their_places_in_one_command() {
         }
         queues(&server, 50);
         eventually(ms(5_000), || client.stats().waiting == 50);
-        server.wait_for_a_waiter("lock_release:a");
+        server.wait_until_waiter_sleeps("lock_release:a");
         let before = server.calls(&["evalsha", "eval"]);
         // So long their calls are counted.
         let_pass(ms(4_000));
@@ -587,7 +587,7 @@ fn a_fence_that_is_none_lets_nobody_in_and_everybody_out() {
         let mutex = fair(&server);
         let waiting = scope.spawn(move || mutex.try_lock_for(PATIENCE));
         queues(&server, 1);
-        server.wait_for_a_waiter("lock_release:a");
+        server.wait_until_waiter_sleeps("lock_release:a");
         for value in ["x", "9007199254740991", "-1"] {
             server.run("SET", &[FENCE, value]);
             assert!(
@@ -658,7 +658,7 @@ fn a_message_for_another_is_ignored() {
             done.send(()).unwrap();
         });
         queues(&server, 1);
-        server.wait_for_a_waiter("lock_release:a");
+        server.wait_until_waiter_sleeps("lock_release:a");
         let mut channels = redis::cmd("PUBSUB");
         let inboxes: Vec<String> = channels
             .arg(&["CHANNELS", "leasehold:*"])
@@ -694,7 +694,7 @@ fn a_message_for_another_is_ignored() {
 
 fn with_sentinels() {
     let sentinels = Sentinels::start(Setup::steady());
-    let server = sentinels.first();
+    let server = sentinels.first_master();
     let mutex = || client(&sentinels.url()).fair_mutex("a");
     let guard = mutex().lock().unwrap();
     thread::scope(|scope| {
@@ -717,7 +717,7 @@ fn in_a_cluster() {
             eventually(PATIENCE, || one.fair_mutex(&*name).waiting().unwrap() == 1);
             cluster
                 .node(node)
-                .wait_for_a_waiter(format!("lock_release:{name}"));
+                .wait_until_waiter_sleeps(format!("lock_release:{name}"));
             let before = two.stats().totals.wakes_message;
             released(guard);
             released(waiting.join().unwrap());

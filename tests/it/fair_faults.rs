@@ -9,8 +9,8 @@ use support::fair::{
     nothing_stays, queued, queues, refreshed, released, warm,
 };
 use support::{
-    COMMAND_TIMEOUT, Child, Control, Proxy, Server, Traffic, client, eventually, given,
-    is_unreachable, let_pass, ms, say,
+    COMMAND_TIMEOUT, Child, Control, Proxy, Server, Traffic, client, eventually,
+    expect_unreachable, given, let_pass, ms, say,
 };
 
 support::roles![waiter, member];
@@ -171,7 +171,7 @@ fn a_message_that_is_lost_costs_a_refresh() {
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
         let waiting = listens(scope, &server, client(&proxy.url()).fair_mutex("a"));
-        proxy.nth(hearing(&proxy), Traffic::DropReplies);
+        proxy.set_nth(hearing(&proxy), Traffic::DropReplies);
         released(has_it_within(REFRESH, waiting, || released(guard)));
     });
     nothing_stays(&server);
@@ -186,10 +186,10 @@ fn a_subscription_that_comes_back_is_a_reason_to_ask() {
     thread::scope(|scope| {
         let waiting = listens(scope, &server, waiter.fair_mutex("a"));
         let hearing = hearing(&proxy);
-        proxy.nth(hearing, Traffic::DropReplies);
+        proxy.set_nth(hearing, Traffic::DropReplies);
         let before = has_just_asked(&waiter);
         released(guard);
-        proxy.nth(hearing, Traffic::Cut);
+        proxy.set_nth(hearing, Traffic::Cut);
         released(waiting.join().unwrap());
         assert_eq!(refreshed(&waiter), before);
         assert_eq!(waiter.stats().totals.wakes_reconnect, 1);
@@ -205,18 +205,18 @@ fn a_message_that_comes_late_makes_no_second_holder() {
     thread::scope(|scope| {
         let waiting = listens(scope, &server, client(&proxy.url()).fair_mutex("a"));
         let hearing = hearing(&proxy);
-        proxy.all(Traffic::StallReplies);
+        proxy.set_all(Traffic::StallReplies);
         let mine = holder(&server);
         released(guard);
         let granted = holder(&server);
         assert!(granted.is_some() && granted != mine);
         let other = fair(&server).try_lock_for(PATIENCE).unwrap();
         let other = other.expect("it lapses");
-        proxy.nth(hearing, Traffic::Pass);
+        proxy.set_nth(hearing, Traffic::Pass);
         // That nothing comes of it, only time shows.
         let_pass(ms(400));
         assert!(other.is_held() && !waiting.is_finished());
-        proxy.all(Traffic::Pass);
+        proxy.set_all(Traffic::Pass);
         queues(&server, 1);
         released(other);
         let guard = waiting.join().unwrap();
@@ -325,7 +325,7 @@ fn enters_in_vain(traffic: Traffic, is_held: bool) {
     let guard = is_held.then(|| fair(&server).lock().unwrap());
     let clients: Vec<_> = (0..5).map(|_| warm(client(&proxy.url()))).collect();
     let scripts = server.calls(&["rpush", "lindex"]);
-    proxy.all(traffic);
+    proxy.set_all(traffic);
     thread::scope(|scope| {
         for client in &clients {
             scope.spawn(|| {
@@ -338,7 +338,7 @@ fn enters_in_vain(traffic: Traffic, is_held: bool) {
         }
     });
     assert!(server.calls(&["rpush", "lindex"]) > scripts, "they ran");
-    proxy.all(Traffic::Pass);
+    proxy.set_all(Traffic::Pass);
     eventually(ms(1_500), || {
         queued(&server) == 0 && holder(&server).is_some() == is_held
     });
@@ -372,7 +372,7 @@ fn an_enter_without_an_answer_is_tried_again() {
     let proxy = Proxy::new(&server);
     let guard = fair(&server).lock().unwrap();
     let client = warm(client(&proxy.url()));
-    proxy.present(Traffic::DropReplies);
+    proxy.set_open(Traffic::DropReplies);
     thread::scope(|scope| {
         let mutex = client.fair_mutex("a");
         let waiting = scope.spawn(move || in_turn(&mutex));
@@ -397,11 +397,11 @@ fn a_first_renewal_without_an_answer_is_sent_again() {
         let mutex = client.fair_mutex("a").auto_renew(auto_renew);
         thread::scope(|scope| {
             let waiting = listens(scope, &server, mutex);
-            let hears = proxy.that_said("SUBSCRIBE");
+            let hears = proxy.connections_that_sent("SUBSCRIBE");
             // First: one may come while the others are gone through.
-            proxy.newcomers(traffic);
+            proxy.set_future(traffic);
             let others = (0..proxy.connections()).filter(|n| !hears.contains(n));
-            others.for_each(|n| proxy.nth(n, traffic));
+            others.for_each(|n| proxy.set_nth(n, traffic));
             released(guard);
             let granted = waiting.join().unwrap();
             eventually(PATIENCE, || client.stats().totals.renewals_failed > 0);
@@ -409,7 +409,7 @@ fn a_first_renewal_without_an_answer_is_sent_again() {
                 granted.remaining().unwrap() <= ms(2_500),
                 "a renewal that fails is no loss"
             );
-            proxy.all(Traffic::Pass);
+            proxy.set_all(Traffic::Pass);
             eventually(ms(3_000), || {
                 granted.remaining().is_some_and(|left| left > ms(8_000))
             });
@@ -426,14 +426,14 @@ fn a_grant_that_is_never_renewed_is_known_to_be_lost() {
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
         let waiting = listens(scope, &server, client(&proxy.url()).fair_mutex("a"));
-        proxy.all(Traffic::StallRequests);
+        proxy.set_all(Traffic::StallRequests);
         released(guard);
         let granted = waiting.join().unwrap();
         assert!(granted.is_held());
         let lost = granted.lost();
         assert!(lost.recv_timeout(ms(3_500)).is_ok());
         assert!(!granted.is_held());
-        proxy.all(Traffic::Pass);
+        proxy.set_all(Traffic::Pass);
     });
     nothing_stays(&server);
 }
@@ -452,10 +452,10 @@ fn leaving_without_an_answer_is_repeated() {
             let mutex = client.fair_mutex("a");
             let gives_up = scope.spawn(move || mutex.try_lock_for(ms(600)).unwrap());
             queues(&server, 1);
-            server.wait_for_a_waiter("lock_release:a");
-            proxy.all(traffic);
+            server.wait_until_waiter_sleeps("lock_release:a");
+            proxy.set_all(traffic);
             assert!(gives_up.join().unwrap().is_none(), "it was seen to be held");
-            proxy.all(Traffic::Pass);
+            proxy.set_all(Traffic::Pass);
             eventually(ms(1_500), || queued(&server) == 0);
         });
         released(guard);
@@ -487,7 +487,7 @@ fn a_server_that_hangs_delays_nobody_who_gives_up() {
             held.unwrap().is_none(),
             "it was held when the server last said so"
         );
-        is_unreachable(unknown);
+        expect_unreachable(unknown);
         server.resume();
     });
     drop(guard);

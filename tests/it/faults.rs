@@ -78,7 +78,7 @@ fn beside<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> impl 
 /// A thread in which the client waits for what another one holds, asleep by now.
 fn waiter(server: &Server, client: Client) -> impl FnOnce() -> MutexGuard + use<> {
     let waiting = beside(move || client.mutex(NAME).lock().unwrap());
-    server.wait_for_a_waiter(format!("lock_release:{NAME}"));
+    server.wait_until_waiter_sleeps(format!("lock_release:{NAME}"));
     waiting
 }
 
@@ -134,7 +134,7 @@ fn connections_that_died_in_a_restart_fail_no_call() {
             let mutex = client.mutex(format!("{n}"));
             let proxy = &proxy;
             scope.spawn(move || {
-                while proxy.open() < CONNECTIONS {
+                while proxy.open_connections() < CONNECTIONS {
                     drop(mutex.lock().unwrap());
                 }
             });

@@ -141,7 +141,7 @@ fn rises_over_the_promotion_of_a_replica_that_lagged() {
     eventually(ms(10_000), || {
         replica.get(FENCE).is_some() && replica.get("lock:a").is_none()
     });
-    link.all(Traffic::Stall);
+    link.set_all(Traffic::Stall);
     let newest = (0..20).map(|_| draw(&client(&master))).max().unwrap();
     replica.run("REPLICAOF", &["NO", "ONE"]);
     assert_eq!(stored(&replica), known);

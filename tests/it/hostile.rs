@@ -104,7 +104,7 @@ fn caller() {
             let calls = (0..3).map(|_| {
                 let timed = Control::run(LIMIT, || mutex.try_lock_for(LIMIT));
                 assert!(!matches!(timed.value, Ok(Some(_))));
-                timed.beyond()
+                timed.overrun()
             });
             calls.max().unwrap()
         };

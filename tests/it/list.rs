@@ -133,13 +133,13 @@ fn a_connection_that_had_died_is_no_failure_and_a_dead_server_is() {
     for _ in 0..2 {
         // Leaves its connection for the next.
         assert_eq!(waiting(), 0);
-        proxy.present(Traffic::CutOnReply);
+        proxy.set_open(Traffic::CutOnReply);
         assert_eq!(names(&client, b""), [b"a"]);
     }
     assert_eq!(waiting(), 0);
-    proxy.present(Traffic::CutOnReply);
+    proxy.set_open(Traffic::CutOnReply);
     assert_eq!(waiting(), 0);
-    proxy.all(Traffic::Stall);
+    proxy.set_all(Traffic::Stall);
     let error = client.list("").unwrap_err();
     assert!(error.is_unreachable(), "{error}");
     let error = client.mutex("a").waiting().unwrap_err();

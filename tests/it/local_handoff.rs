@@ -112,7 +112,7 @@ fn until_none_looks(server: &Server, client: &Client, before: (u64, u64)) {
     let mut is_quiet = false;
     eventually(PATIENCE, || {
         let sent = client.stats().totals.attempts - before.0;
-        let hears = server.listeners("lock_release:a") > 0;
+        let hears = server.subscribers("lock_release:a") > 0;
         let now = hears && requests(server) - before.1 >= sent;
         std::mem::replace(&mut is_quiet, now) && now
     });
@@ -206,16 +206,16 @@ fn a_doubt_is_cleared_before_the_next_hand_off() {
         let id = one.holder_id().clone();
         server.run("DEL", &["lock:a"]);
         // The client hears it and asks about the lease; the answer is long under way.
-        let hearing = proxy.that_said("SUBSCRIBE");
+        let hearing = proxy.connections_that_sent("SUBSCRIBE");
         for link in (0..proxy.connections()).filter(|link| !hearing.contains(link)) {
-            proxy.nth(link, Traffic::StallReplies);
+            proxy.set_nth(link, Traffic::StallReplies);
         }
         let before = requests(&server);
         announce(&server, &id);
         eventually(PATIENCE, || requests(&server) > before);
         let unlock = scope.spawn(move || one.unlock());
         assert!(!two.is_finished());
-        proxy.all(Traffic::Pass);
+        proxy.set_all(Traffic::Pass);
         assert_eq!(
             unlock.join().unwrap().unwrap(),
             Unlocked::AlreadyLost(Lost::Deleted)
@@ -388,9 +388,9 @@ fn tokens_rise_over_clients_and_hand_offs() {
 
 /// The connection that a look in flight is on.
 fn stall_all_that_ask(proxy: &Proxy) {
-    let hearing = proxy.that_said("SUBSCRIBE");
+    let hearing = proxy.connections_that_sent("SUBSCRIBE");
     for link in (0..proxy.connections()).filter(|link| !hearing.contains(link)) {
-        proxy.nth(link, Traffic::StallRequests);
+        proxy.set_nth(link, Traffic::StallRequests);
     }
 }
 
@@ -432,7 +432,7 @@ fn who_is_refused_meanwhile_takes_what_was_handed_to_it() {
         until_it_looks(&client, &proxy);
         let_go(one);
         assert!(!two.is_finished(), "its look is under way");
-        proxy.all(Traffic::Pass);
+        proxy.set_all(Traffic::Pass);
         let two = got(two);
         assert_eq!(*two.holder_id(), id);
         assert_eq!(two.fencing_token().value(), token + 1);
@@ -454,7 +454,7 @@ fn who_is_granted_meanwhile_has_found_the_lease_lost() {
         until_it_looks(&client, &proxy);
         let_go(one);
         server.run("DEL", &["lock:a"]);
-        proxy.all(Traffic::Pass);
+        proxy.set_all(Traffic::Pass);
         let two = got(two);
         assert_ne!(*two.holder_id(), id);
         assert!(two.fencing_token().value() >= token.value() + BLOCK);
@@ -492,7 +492,7 @@ fn at_its_deadline_a_call_takes_what_it_was_handed() {
         let two = two.join().unwrap().expect("what was handed to it");
         assert_eq!(*two.holder_id(), id);
         assert!(two.is_held());
-        proxy.all(Traffic::Pass);
+        proxy.set_all(Traffic::Pass);
         let_go(two);
     });
     eventually(PATIENCE, || server.get("lock:a").is_none());
@@ -588,7 +588,7 @@ fn a_shutdown_releases_what_nobody_has_taken() {
         let_go(one);
         let ending = scope.spawn(|| client.shutdown(PATIENCE).unwrap());
         eventually(PATIENCE, || client.stats().totals.lost_shut_down == 1);
-        proxy.all(Traffic::Pass);
+        proxy.set_all(Traffic::Pass);
         let report = ending.join().unwrap();
         assert_eq!(report.released(), 1, "{report:?}");
         assert!(two.join().unwrap().is_err());
@@ -763,10 +763,10 @@ fn a_key_that_may_outlast_its_ttl_is_released_and_not_handed_on() {
         let one = got(one);
         // From now on the server knows the script.
         one.renew().unwrap();
-        proxy.all(Traffic::DropReplies);
+        proxy.set_all(Traffic::DropReplies);
         one.extend(2 * LONG).expect_err("the reply is dropped");
         assert!(left(&server) > LONG, "it ran");
-        proxy.all(Traffic::Pass);
+        proxy.set_all(Traffic::Pass);
         let before = one.holder_id().clone();
         let_go(one);
         let two = got(two);

@@ -109,7 +109,7 @@ fn another_client_is_refused_and_woken() {
     assert!(two.mutex("a").try_lock().unwrap().is_none());
     assert!(two.mutex("a").try_lock_for(ms(300)).unwrap().is_none());
     let waiter = beside(move || two.mutex("a").lock().unwrap().fencing_token());
-    server.wait_for_a_waiter("lock_release:a");
+    server.wait_until_waiter_sleeps("lock_release:a");
     assert!(waiter.is_empty());
     let first = guard.fencing_token();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
@@ -228,8 +228,8 @@ fn force_unlock_wakes_waiters_and_the_holder_that_hears_releases() {
         move || mutex.lock().map(drop)
     });
     let elsewhere = beside(move || two.mutex("a").lock().map(drop));
-    eventually(SOON, || server.listeners("lock_release:a") == 2);
-    server.wait_for_a_waiter("lock_release:a");
+    eventually(SOON, || server.subscribers("lock_release:a") == 2);
+    server.wait_until_waiter_sleeps("lock_release:a");
     assert!(operator.mutex("a").force_unlock().unwrap());
     // The other waiter may be there before the holder has asked.
     assert!(matches!(
@@ -252,11 +252,11 @@ fn force_unlock_deletes_only_what_it_saw() {
     // So that the script is known and the connection there.
     assert!(client.mutex("a").inspect().unwrap().is_some());
     let before = scripts(&server);
-    proxy.all(Traffic::StallReplies);
+    proxy.set_all(Traffic::StallReplies);
     let forced = beside(move || client.mutex("a").force_unlock());
     eventually(SOON, || scripts(&server) > before);
     foreign_lock(&server, "lock:a", "newer");
-    proxy.all(Traffic::Pass);
+    proxy.set_all(Traffic::Pass);
     assert!(!soon(&forced).unwrap());
     assert_eq!(server.get("lock:a").unwrap(), b"newer");
 }
@@ -404,7 +404,7 @@ fn attempts_used_up_are_told() {
         Err(Error::AttemptsUsedUp { attempts: 3 })
     ));
     assert_eq!(server.get("lock:a").unwrap(), b"v");
-    assert_eq!(server.listeners("lock_release:a"), 0);
+    assert_eq!(server.subscribers("lock_release:a"), 0);
 }
 
 fn backing_off_gets_the_lock_in_the_end() {

@@ -341,7 +341,7 @@ fn with_a_waiter(auto_renew: bool, act: impl FnOnce(&Server, &MutexGuard)) {
         let waiting = scope.spawn(|| mutex.lock().map(drop));
         // It looks once it is subscribed, and then sleeps.
         eventually(PATIENCE, || server.calls(&["evalsha", "eval"]) > calls);
-        assert!(server.listeners("lock_release:a") > 0);
+        assert!(server.subscribers("lock_release:a") > 0);
         act(&server, &guard);
         // Whoever keeps it from the waiter does so without an end.
         server.run("DEL", &["lock:a"]);

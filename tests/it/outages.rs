@@ -46,7 +46,7 @@ fn stopped_while_they_wait<G>(
         let call = || call().map(|guard| guard.is_some());
         let calls: Vec<_> = (0..callers).map(|_| scope.spawn(call)).collect();
         for server in servers {
-            server.wait_for_a_waiter("lock_release:a");
+            server.wait_until_waiter_sleeps("lock_release:a");
         }
         eventually(PATIENCE, || client.stats().waiting == callers);
         servers.iter().for_each(Server::pause);
@@ -138,7 +138,7 @@ fn an_old_refusal_is_asked_about_once_more_before_the_deadline() {
     thread::scope(|scope| {
         let call = || client.mutex("a").try_lock_for(ms(3_000)).unwrap().is_some();
         let calls = [(); 3].map(|()| scope.spawn(call));
-        servers[0].wait_for_a_waiter("lock_release:a");
+        servers[0].wait_until_waiter_sleeps("lock_release:a");
         eventually(PATIENCE, || client.stats().waiting == 3);
         // Nobody is told of it.
         servers[0].run("DEL", &["lock:a"]);
@@ -161,7 +161,7 @@ fn an_old_refusal_by_a_distant_server_is_asked_about_once_more() {
     take(std::slice::from_ref(&server), "60000");
     thread::scope(|scope| {
         let call = scope.spawn(|| client.mutex("a").try_lock_for(ms(5_000)).unwrap().is_some());
-        server.wait_for_a_waiter("lock_release:a");
+        server.wait_until_waiter_sleeps("lock_release:a");
         // One attempt before the call waits, one when it waits, and one when it is subscribed.
         eventually(PATIENCE, || client.stats().totals.attempts == 3);
         // Nobody is told of it.

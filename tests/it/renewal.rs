@@ -346,7 +346,7 @@ fn an_unanswered_shortening_caps_all_that_comes_after() {
     let client = client(&proxy.url());
     let (guard, renewals) = renewed_beside_an_idle_connection(&client, ms(20_000));
     let short = ms(900);
-    proxy.present(Traffic::Stall);
+    proxy.set_open(Traffic::Stall);
     // The first one may have waited for a renewal that was stalled too.
     eventually(PATIENCE, || match guard.extend(short) {
         Err(Error::Unreachable { .. }) => guard.remaining().unwrap() <= short,
@@ -364,7 +364,7 @@ fn an_unanswered_shortening_caps_all_that_comes_after() {
     assert!(server.pttl("lock:a") > 10_000);
 
     // Now it runs.
-    proxy.present(Traffic::Pass);
+    proxy.set_open(Traffic::Pass);
     let began = Instant::now();
     while began.elapsed() < short + ms(300) {
         next(&renewals);
@@ -378,7 +378,7 @@ fn an_unanswered_lengthening_changes_nothing() {
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
     let (guard, renewals) = renewed_beside_an_idle_connection(&client, ms(2_000));
-    proxy.present(Traffic::Vanish);
+    proxy.set_open(Traffic::DropBoth);
     assert!(matches!(
         guard.extend(ms(60_000)),
         Err(Error::Unreachable { .. })
@@ -428,20 +428,20 @@ fn a_renewal_that_fails_is_tried_again() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
-    for traffic in [Traffic::Cut, Traffic::Vanish] {
+    for traffic in [Traffic::Cut, Traffic::DropBoth] {
         let (mutex, renewals) = telling(client.mutex("a").ttl(ms(6_000)).renew_every(ms(200)));
         let guard = mutex.lock().unwrap();
         let lost = guard.lost();
         next(&renewals);
         let connections = proxy.connections();
-        proxy.all(traffic);
+        proxy.set_all(traffic);
         assert_eq!(lost.recv_timeout(ms(1_500)), Err(RecvTimeoutError::Timeout));
         assert!(
             guard.remaining().unwrap() < ms(5_000),
             "nothing got through"
         );
         assert!(proxy.connections() >= connections + 2, "it was tried");
-        proxy.all(Traffic::Pass);
+        proxy.set_all(Traffic::Pass);
         proxy.cut();
         next(&renewals);
         assert!(guard.remaining().unwrap() > ms(5_000));
@@ -458,12 +458,12 @@ fn a_renewal_succeeds_shortly_before_the_end() {
     let (mutex, renewals) = telling(client.mutex("a").ttl(ms(2_000)).renew_every(ms(200)));
     let guard = mutex.lock().unwrap();
     next(&renewals);
-    proxy.all(Traffic::Cut);
+    proxy.set_all(Traffic::Cut);
     eventually(PATIENCE, || guard.remaining().unwrap() < ms(900));
-    proxy.all(Traffic::Pass);
+    proxy.set_all(Traffic::Pass);
     next(&renewals);
     is_held(&guard, &server);
-    proxy.all(Traffic::Cut);
+    proxy.set_all(Traffic::Cut);
     assert_eq!(guard.lost().recv_timeout(PATIENCE), Ok(Lost::Expired));
 }
 

@@ -52,7 +52,7 @@ fn a_lease_that_all_acknowledge_is_granted_renewed_and_on_all_of_them() {
     let servers = Replicas::start(2);
     let client = client(servers.master());
     let guard = mutex(&client, 2).ttl(ms(1_500)).lock().unwrap();
-    for server in servers.all() {
+    for server in servers.servers() {
         assert_eq!(
             server.get("lock:a").unwrap(),
             guard.holder_id().as_str().as_bytes()

@@ -7,8 +7,8 @@ use crossbeam_channel::unbounded;
 use leasehold::{Error, Lost, Unlocked};
 use support::{
     BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, GO_ON_WITHIN, PROCESSES, SLACK,
-    Sentinels, Setup, Trouble, builder, client, eventually, free_port, given, is_unreachable, ms,
-    threads, until_taken,
+    Sentinels, Setup, Trouble, builder, client, eventually, expect_unreachable, free_port, given,
+    ms, threads, until_taken,
 };
 
 support::roles![threads_in_child];
@@ -45,7 +45,7 @@ fn smoke() {
     let (one, two) = (client(&sentinels.url()), client(&sentinels.url()));
     assert!(one.ping().is_ok());
     let guard = one.mutex("a").lock().unwrap();
-    assert!(sentinels.first().get("lock:a").is_some());
+    assert!(sentinels.first_master().get("lock:a").is_some());
     assert!(two.mutex("a").try_lock().unwrap().is_none());
     guard.renew().unwrap();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
@@ -62,7 +62,9 @@ fn a_waiter_is_woken_by_the_release() {
     let guard = one.mutex("a").ttl(ms(60_000)).lock().unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| two.mutex("a").lock().map(|guard| (guard, Instant::now())));
-        sentinels.first().wait_for_a_waiter("lock_release:a");
+        sentinels
+            .first_master()
+            .wait_until_waiter_sleeps("lock_release:a");
         let released = Instant::now();
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         let (_guard, got) = waiting.join().unwrap().unwrap();
@@ -98,7 +100,9 @@ fn database_and_passwords() {
     let keys = |db: &str| -> i64 {
         let script = "redis.call('SELECT', ARGV[1]); return redis.call('EXISTS', KEYS[1])";
         let command = ["EVAL", script, "1", "lock:a", db];
-        sentinels.ask_data(sentinels.first(), &command).unwrap()
+        sentinels
+            .ask_data(sentinels.first_master(), &command)
+            .unwrap()
     };
     assert_eq!((keys("2"), keys("0")), (1, 0));
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
@@ -154,7 +158,9 @@ fn locks_go_on_where_the_master_is_known_and_all_sentinels_are_away() {
         let guard = one.mutex("a").lock().unwrap();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| two.mutex("a").lock());
-            sentinels.first().wait_for_a_waiter("lock_release:a");
+            sentinels
+                .first_master()
+                .wait_until_waiter_sleeps("lock_release:a");
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
             let guard = waiting.join().unwrap().unwrap();
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
@@ -162,7 +168,7 @@ fn locks_go_on_where_the_master_is_known_and_all_sentinels_are_away() {
     };
     lock_and_wait();
     // Nor does a broken connection need them.
-    sentinels.first().kill_clients();
+    sentinels.first_master().kill_clients();
     lock_and_wait();
 }
 
@@ -173,16 +179,16 @@ fn nobody_answers(url: &str) {
         let fresh = client(url);
         let limit = ms(300);
         let timed = Control::run(limit, || fresh.mutex("a").try_lock_for(limit));
-        is_unreachable(timed.no_later_than(SLACK));
+        expect_unreachable(timed.no_later_than(SLACK));
         let fresh = client(url);
         let timed = Control::run(COMMAND_TIMEOUT, || fresh.mutex("a").try_lock());
-        is_unreachable(timed.no_later_than(SLACK));
+        expect_unreachable(timed.no_later_than(SLACK));
     }
     let fresh = builder(url).unreachable_for(ms(1_000)).build().unwrap();
     // An attempt that is under way is waited for, and so is the pause between two.
     let limit = ms(1_000) + COMMAND_TIMEOUT + ms(500);
     let timed = Control::run(limit, || fresh.mutex("a").lock());
-    is_unreachable(timed.no_later_than(SLACK));
+    expect_unreachable(timed.no_later_than(SLACK));
 }
 
 fn sentinels_that_refuse_connections() {
@@ -223,15 +229,15 @@ fn a_name_that_no_sentinel_knows_is_said_at_once() {
 
 fn get_into(trouble: Trouble, sentinels: &mut Sentinels) {
     match trouble {
-        Trouble::Killed => sentinels.kill_first(),
-        Trouble::Stopped => sentinels.first().pause(),
+        Trouble::Killed => sentinels.kill_first_master(),
+        Trouble::Stopped => sentinels.first_master().pause(),
         Trouble::SwitchedByCommand => sentinels.failover(),
     }
 }
 
 /// Several processes contend while the master is replaced.
 fn contention_goes_on(trouble: Trouble) {
-    let mut sentinels = Sentinels::start(Setup::alert());
+    let mut sentinels = Sentinels::start(Setup::fast_failover());
     let contention = Contention::start(&sentinels.url(), "a", PROCESSES, 0);
     get_into(trouble, &mut sentinels);
     let successor = sentinels.successor();
@@ -245,7 +251,7 @@ fn contention_goes_on(trouble: Trouble) {
     contention.goes_on(30);
     match trouble {
         Trouble::Killed => {}
-        Trouble::Stopped => sentinels.first().resume(),
+        Trouble::Stopped => sentinels.first_master().resume(),
         Trouble::SwitchedByCommand => {}
     }
     if trouble != Trouble::Killed {
@@ -261,7 +267,7 @@ fn contention_goes_on(trouble: Trouble) {
 fn is_demoted(sentinels: &Sentinels) {
     eventually(ms(60_000), || {
         let role: Vec<redis::Value> = sentinels
-            .ask_data(sentinels.first(), &["ROLE"])
+            .ask_data(sentinels.first_master(), &["ROLE"])
             .unwrap_or_default();
         role.first() == Some(&redis::Value::BulkString(b"slave".into()))
     });
@@ -281,7 +287,7 @@ fn contention_when_the_master_is_switched_by_command() {
 
 /// One lease is on the replicas and survives; of another they never heard.
 fn leases_survive_or_are_told(trouble: Trouble) {
-    let mut sentinels = Sentinels::start(Setup::alert());
+    let mut sentinels = Sentinels::start(Setup::fast_failover());
     let client = client(&sentinels.url());
     let lock = |name: &str| {
         let mutex = client.mutex(name).ttl(ms(40_000)).renew_every(ms(500));
@@ -331,14 +337,16 @@ fn leases_when_the_master_is_switched_by_command() {
 
 /// Woken by a release on the new master, long before it would look by itself.
 fn a_waiter_follows_the_master() {
-    let sentinels = Sentinels::start(Setup::alert());
+    let sentinels = Sentinels::start(Setup::fast_failover());
     let holder = client(&sentinels.url());
     let waiter = builder(&sentinels.url()).backstop(ms(60_000)).build();
     let waiter = waiter.unwrap();
     let guard = holder.mutex("a").ttl(ms(60_000)).lock().unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| waiter.mutex("a").lock());
-        sentinels.first().wait_for_a_waiter("lock_release:a");
+        sentinels
+            .first_master()
+            .wait_until_waiter_sleeps("lock_release:a");
         sentinels.failover();
         let successor = sentinels.successor();
         let listens = || {
@@ -357,7 +365,7 @@ fn a_waiter_follows_the_master() {
 }
 
 fn a_demoted_master_is_left() {
-    let sentinels = Sentinels::start(Setup::alert());
+    let sentinels = Sentinels::start(Setup::fast_failover());
     let client = client(&sentinels.url());
     let mutex = client.mutex("a");
     // Some connections lie idle.
@@ -383,7 +391,7 @@ fn a_demoted_master_is_left() {
     };
     let timed = Control::run(GO_ON_WITHIN, || eventually(ms(30_000), is_there));
     timed.no_later_than(SLACK);
-    let calls = || sentinels.first().calls(&["evalsha", "eval"]);
+    let calls = || sentinels.first_master().calls(&["evalsha", "eval"]);
     let before = calls();
     for _ in 0..50 {
         assert_eq!(lock().unlock().unwrap(), Unlocked::Released);

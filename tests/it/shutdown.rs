@@ -222,10 +222,10 @@ fn waiters_are_sent_away_at_once() {
     let ours = client.mutex("ours").lock().unwrap();
     // First in the queue of a name, behind another, and behind this client itself.
     let first = waiting(&client, "theirs");
-    server.wait_for_a_waiter("lock_release:theirs");
+    server.wait_until_waiter_sleeps("lock_release:theirs");
     let second = waiting(&client, "theirs");
     let third = waiting(&client, "ours");
-    server.wait_for_a_waiter("lock_release:ours");
+    server.wait_until_waiter_sleeps("lock_release:ours");
     let attempts = server.calls(&["evalsha"]);
 
     let began = Instant::now();
@@ -274,12 +274,12 @@ fn a_redis_that_is_away_delays_the_end_by_no_more_than_was_given() {
             .unwrap();
         let guards = hold(&client, HELD);
         let first = waiting(&client, "0");
-        server.wait_for_a_waiter("lock_release:0");
+        server.wait_until_waiter_sleeps("lock_release:0");
         match away {
             "stopped" => server.pause(),
             "killed" => server.kill(),
-            "stalled" => proxy.all(Traffic::Stall),
-            _ => proxy.all(Traffic::Vanish),
+            "stalled" => proxy.set_all(Traffic::Stall),
+            _ => proxy.set_all(Traffic::DropBoth),
         }
 
         let began = Instant::now();

@@ -528,7 +528,7 @@ fn what_redis_missed_is_added_later_and_once() {
 
     // The next addition runs and nobody hears of it. It is sent again before anything else is.
     let before = server.calls(&["hincrby"]);
-    proxy.present(Traffic::DropReplies);
+    proxy.set_open(Traffic::DropReplies);
     lock(&client, 2);
     eventually(PATIENCE, || server.calls(&["hincrby"]) > before);
     lock(&client, 1);
@@ -536,10 +536,10 @@ fn what_redis_missed_is_added_later_and_once() {
         reader.shared_stats().unwrap() == client.stats().totals
     });
 
-    proxy.all(Traffic::Cut);
+    proxy.set_all(Traffic::Cut);
     assert!(client.mutex("a").try_lock().is_err());
     assert_eq!(client.stats().totals.failed, 1);
-    proxy.all(Traffic::Pass);
+    proxy.set_all(Traffic::Pass);
     lock(&client, 2);
     eventually(PATIENCE, || {
         reader.shared_stats().unwrap() == client.stats().totals
@@ -552,11 +552,11 @@ fn what_could_not_be_sent_is_added_when_it_can() {
     let (client, reader) = (sharing(&proxy.url()), client(&server.url()));
     lock(&client, 2);
     // Before its first addition, which then finds no connection.
-    proxy.all(Traffic::Cut);
+    proxy.set_all(Traffic::Cut);
     // What was idle is known to be dead by then.
     assert!(client.mutex("a").try_lock().is_err());
     let_pass(ms(1_500));
-    proxy.all(Traffic::Pass);
+    proxy.set_all(Traffic::Pass);
     eventually(PATIENCE, || {
         reader.shared_stats().unwrap() == client.stats().totals
     });

@@ -85,7 +85,7 @@ fn sentinels_and_the_master_that_they_name() {
         ..Setup::steady()
     });
     let url = sentinels.tls_url();
-    everything_works(|| known(1).url(&url), "a", &[sentinels.first()]);
+    everything_works(|| known(1).url(&url), "a", &[sentinels.first_master()]);
     is_refused(
         &trusting(1).url(&url).build().unwrap(),
         ["CertificateRequired", "ClientBuilder::tls_client_cert"],

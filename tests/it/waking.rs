@@ -66,7 +66,7 @@ fn scripts(server: &Server) -> u64 {
 /// Waits until a waiter sleeps: it has looked `before` and once more since it hears.
 fn sleeps(server: &Server, name: &str, scripts_before: u64) {
     eventually(PATIENCE, || {
-        server.listeners(format!("lock_release:{name}")) > 0
+        server.subscribers(format!("lock_release:{name}")) > 0
             && scripts(server) >= scripts_before + 2
     });
 }
@@ -85,7 +85,7 @@ fn a_release_wakes_a_waiter_of_another_client() {
             sleeps(
                 &server,
                 "a",
-                before - u64::from(server.listeners("lock_release:a") > 0),
+                before - u64::from(server.subscribers("lock_release:a") > 0),
             );
             let released = Instant::now();
             let _ = guard.unlock().unwrap();
@@ -127,7 +127,7 @@ fn any_message_on_the_channel_wakes() {
             sleeps(
                 &server,
                 "a",
-                before - u64::from(server.listeners("lock_release:a") > 0),
+                before - u64::from(server.subscribers("lock_release:a") > 0),
             );
             server.run("DEL", &["lock:a"]);
             server.run("PUBLISH", &["lock_release:a", payload]);
@@ -328,7 +328,7 @@ fn idle_waiting_sends_the_probe_and_nothing_else() {
                 lined_up(scope, move || mutex.lock().map(drop).unwrap());
             }
             eventually(PATIENCE, || {
-                server.listeners(format!("lock_release:{name}")) > 0
+                server.subscribers(format!("lock_release:{name}")) > 0
             });
         }
         let calls = |command| move |server: &Server| server.calls(&[command]);
@@ -502,9 +502,9 @@ fn a_subscriber_that_hangs_is_found_out() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     waiter_gets_it_within(ms(6_000), &server, &client(&proxy.url()), || {
-        let hung = proxy.that_said("SUBSCRIBE");
+        let hung = proxy.connections_that_sent("SUBSCRIBE");
         assert_eq!(hung.len(), 1);
-        proxy.nth(hung[0], Traffic::Stall);
+        proxy.set_nth(hung[0], Traffic::Stall);
         server.run("DEL", &["lock:a"]);
         server.run("PUBLISH", &["lock_release:a", ""]);
         Instant::now()
@@ -545,7 +545,7 @@ fn those_who_may_not_subscribe_look_by_themselves() {
                 (guard, Instant::now())
             });
             eventually(PATIENCE, || scripts(&server) >= before + 3);
-            assert_eq!(server.listeners("lock_release:a"), 0);
+            assert_eq!(server.subscribers("lock_release:a"), 0);
             let free = Instant::now();
             let _ = guard.unlock().unwrap();
             let (guard, taken) = waiter.join().unwrap();
@@ -600,7 +600,7 @@ fn those_who_may_not_publish_hear_and_release_all_the_same() {
         .unwrap();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| waiting.mutex("b").lock().map(drop).unwrap());
-        eventually(PATIENCE, || server.listeners("lock_release:b") > 0);
+        eventually(PATIENCE, || server.subscribers("lock_release:b") > 0);
         let _ = guard.unlock().unwrap();
         Control::run(backstop, || waiter.join().unwrap()).no_later_than(ms(400));
     });
@@ -613,11 +613,13 @@ fn a_subscription_lingers_for_the_next_waiter_and_goes() {
     for _ in 0..3 {
         assert!(client.mutex("a").try_lock_for(ms(50)).unwrap().is_none());
         let_pass(ms(1_200));
-        assert_eq!(server.channels("lock_release:*"), 1);
+        assert_eq!(server.subscribed_channels("lock_release:*"), 1);
     }
     // One for the control channel and one for the name.
     assert_eq!(server.calls(&["subscribe"]), 2);
-    eventually(ms(14_000), || server.channels("lock_release:*") == 0);
+    eventually(ms(14_000), || {
+        server.subscribed_channels("lock_release:*") == 0
+    });
     drop(guard);
 }
 
@@ -648,6 +650,8 @@ fn more_subscriptions_than_can_linger_go_sooner() {
         }
     });
     // Unlike the few that came after those went.
-    eventually(ms(3_000), || server.channels("lock_release:*") <= 1_024);
+    eventually(ms(3_000), || {
+        server.subscribed_channels("lock_release:*") <= 1_024
+    });
     assert!(server.calls(&["subscribe"]) > 1_024);
 }

@@ -169,7 +169,7 @@ fn a_foreign_release_that_publishes_wakes_at_once() {
             let mutex = client.mutex("x");
             move || mutex.lock().map(drop)
         });
-        server.wait_for_a_waiter("lock_release:x");
+        server.wait_until_waiter_sleeps("lock_release:x");
         foreign_release_and_publish(&mut redis, "lock:x", "lock_release:x", payload);
         soon(&waiter).unwrap();
     }
@@ -182,7 +182,7 @@ fn a_foreign_release_that_says_nothing_is_noticed_within_the_backstop() {
     let mut redis = server.connection();
     assert!(foreign_lock(&mut redis, "lock:x", "v", None));
     let waiter = beside(move || client.mutex("x").lock().map(drop));
-    server.wait_for_a_waiter("lock_release:x");
+    server.wait_until_waiter_sleeps("lock_release:x");
     let noticed = Control::run(backstop, || {
         assert!(foreign_release(&mut redis, "lock:x", b"v"));
         waiter.recv().unwrap()
@@ -227,7 +227,7 @@ fn a_foreign_release_of_ours_that_is_heard_is_known_at_once() {
         let mutex = mutex.clone();
         move || mutex.lock().unwrap().fencing_token()
     });
-    server.wait_for_a_waiter("lock_release:x");
+    server.wait_until_waiter_sleeps("lock_release:x");
     let value = server.get("lock:x").unwrap();
     foreign_release_and_publish(&mut server.connection(), "lock:x", "lock_release:x", &value);
     assert_eq!(guard.lost().recv_timeout(SOON), Ok(Lost::Deleted));
@@ -242,7 +242,7 @@ fn a_false_alarm_is_no_loss() {
     let lost = guard.lost();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| mutex.lock().map(drop));
-        server.wait_for_a_waiter("lock_release:x");
+        server.wait_until_waiter_sleeps("lock_release:x");
         let calls = server.calls(&["evalsha", "eval"]);
         server.run("PUBLISH", &["lock_release:x", guard.holder_id().as_str()]);
         eventually(SOON, || server.calls(&["evalsha", "eval"]) > calls);
@@ -310,7 +310,7 @@ fn prefixes_are_those_of_the_builder() {
         let mutex = client.mutex("x");
         move || mutex.lock().unwrap()
     });
-    server.wait_for_a_waiter("app:r:x");
+    server.wait_until_waiter_sleeps("app:r:x");
     foreign_release_and_publish(&mut redis, "app:l:x", "app:r:x", b"v");
     let guard = soon(&waiter);
     assert_eq!(
@@ -345,7 +345,7 @@ fn resp3() {
     let url = format!("{}?protocol=resp3", server.url());
     let client = builder(&server).url(url).build().unwrap();
     round_trip(&client, &mut server.connection(), || {
-        server.wait_for_a_waiter("lock_release:x");
+        server.wait_until_waiter_sleeps("lock_release:x");
         let clients = server.client_list();
         let ours: Vec<_> = clients.iter().filter(|c| !c["name"].is_empty()).collect();
         assert!(ours.len() >= 2, "{clients:?}");
@@ -362,7 +362,7 @@ fn valkey_urls() {
     let url = server.url().replace("redis://", "valkey://");
     let client = builder(&server).url(url).build().unwrap();
     round_trip(&client, &mut server.connection(), || {
-        server.wait_for_a_waiter("lock_release:x");
+        server.wait_until_waiter_sleeps("lock_release:x");
     });
 }
 
@@ -370,7 +370,7 @@ fn unix_sockets() {
     let server = Server::start();
     let client = builder(&server).url(server.unix_url()).build().unwrap();
     round_trip(&client, &mut server.connection(), || {
-        server.wait_for_a_waiter("lock_release:x");
+        server.wait_until_waiter_sleeps("lock_release:x");
         let clients = server.client_list();
         let ours: Vec<_> = clients.iter().filter(|c| !c["name"].is_empty()).collect();
         assert!(ours.len() >= 2, "{clients:?}");
@@ -427,7 +427,7 @@ fn assert_connections_named(server: &Server, client: &Client, is_right: impl Fn(
     let guard = mutex.lock().unwrap();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| mutex.lock().map(drop));
-        server.wait_for_a_waiter("lock_release:x");
+        server.wait_until_waiter_sleeps("lock_release:x");
         // The pool's, the subscriber's, and the one for renewals; each has no name at first.
         eventually(SOON, || {
             let mut clients = server.client_list();

@@ -225,7 +225,7 @@ fn a_guard_is_dropped_on_another_thread_than_it_was_taken_on() {
         let mutex = mutex.clone();
         move || served.send(mutex.lock().map(drop))
     });
-    server.wait_for_a_waiter("lock_release:a");
+    server.wait_until_waiter_sleeps("lock_release:a");
     thread::spawn(move || drop(guard)).join().unwrap();
     waiter.recv_timeout(SOON).unwrap().unwrap();
 

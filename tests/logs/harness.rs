@@ -56,7 +56,7 @@ fn keeper() {
     let stopped = Server::start();
     stopped.pause();
     for server in [&running, &stopped] {
-        say(&server.id().to_string());
+        say(&server.process_id().to_string());
         say(&server.port().to_string());
     }
     loop {
@@ -211,7 +211,7 @@ fn a_proxy_drops_replies() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let mut connection = through(&proxy);
-    proxy.all(Traffic::DropReplies);
+    proxy.set_all(Traffic::DropReplies);
     assert!(
         redis::cmd("SET")
             .arg("a")
@@ -222,18 +222,18 @@ fn a_proxy_drops_replies() {
     );
     assert_eq!(get(&mut server.connection(), "a").as_deref(), Some("1"));
 
-    proxy.all(Traffic::Pass);
+    proxy.set_all(Traffic::Pass);
     let mut connection = through(&proxy);
     assert_eq!(get(&mut connection, "a").as_deref(), Some("1"));
     assert_eq!(proxy.connections(), 2);
-    assert_eq!(proxy.that_said("get"), [1]);
+    assert_eq!(proxy.connections_that_sent("get"), [1]);
 }
 
 fn a_proxy_loses_what_vanishes() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let mut connection = through(&proxy);
-    proxy.nth(0, Traffic::Vanish);
+    proxy.set_nth(0, Traffic::DropBoth);
     assert!(
         redis::cmd("SET")
             .arg("a")
@@ -252,7 +252,7 @@ fn a_stalled_request_arrives_later() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let mut connection = through(&proxy);
-    proxy.present(Traffic::Stall);
+    proxy.set_open(Traffic::Stall);
     assert!(
         redis::cmd("SET")
             .arg("a")
@@ -263,9 +263,9 @@ fn a_stalled_request_arrives_later() {
     );
     drop(connection);
     assert_eq!(get(&mut server.connection(), "a"), None);
-    proxy.present(Traffic::Pass);
+    proxy.set_open(Traffic::Pass);
     eventually(ms(1_000), || get(&mut server.connection(), "a").is_some());
-    eventually(ms(1_000), || proxy.open() == 0);
+    eventually(ms(1_000), || proxy.open_connections() == 0);
 }
 
 fn a_cut_connection_ends() {
@@ -281,7 +281,7 @@ fn a_cut_connection_ends() {
     );
 
     let mut connection = through(&proxy);
-    proxy.present(Traffic::CutOnReply);
+    proxy.set_open(Traffic::CutOnReply);
     assert!(
         !redis::cmd("SET")
             .arg("a")
@@ -374,7 +374,7 @@ fn replicas_are_linked() {
 fn a_cluster_replaces_its_dead_and_moves_its_slots() {
     let mut cluster = Cluster::start(3, 1);
     let ids: Vec<String> = (0..cluster.count())
-        .map(|i| cluster.node(i).id().to_string())
+        .map(|i| cluster.node(i).process_id().to_string())
         .collect();
     let write = |cluster: &Cluster, key: &str, value: &str| {
         let master = cluster.master_of(key);

@@ -146,7 +146,7 @@ fn names_are_any_bytes() {
         let other = two.mutex(name);
         assert!(other.try_lock().unwrap().is_none());
         let waiter = beside(move || other.lock().map(drop));
-        server.wait_for_a_waiter([b"lock_release:", name].concat());
+        server.wait_until_waiter_sleeps([b"lock_release:", name].concat());
         drop(guard);
         let woken = waiter.recv_timeout(SOON).expect("the release wakes it");
         woken.unwrap();

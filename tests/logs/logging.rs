@@ -137,7 +137,7 @@ fn a_lock_that_somebody_else_holds() {
     assert_eq!(waits.value("trace_id"), Some(trace));
     assert_eq!(waits.value("ttl_ms"), Some(TTL_MS));
 
-    server.wait_for_a_waiter(format!("lock_release:{name}"));
+    server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     drop(waiting.join().unwrap());
     assert_eq!(lines(name, "acquired").len(), 2);
@@ -237,7 +237,7 @@ fn a_connection_that_is_made_again() {
     let guard = one.mutex(name).lock().unwrap();
     let mutex = two.mutex(name);
     let waiting = thread::spawn(move || mutex.lock().unwrap());
-    server.wait_for_a_waiter(format!("lock_release:{name}"));
+    server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
     let label = format!("127.0.0.1:{}", server.port());
     let about = |text: &str| {
         let mut lines = captured();

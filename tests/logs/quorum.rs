@@ -103,9 +103,9 @@ impl Servers {
     }
 
     /// Waits for a waiter on every one of them.
-    fn wait_for_a_waiter(&self) {
+    fn wait_until_waiter_sleeps(&self) {
         for server in &self.0 {
-            server.wait_for_a_waiter(CHANNEL);
+            server.wait_until_waiter_sleeps(CHANNEL);
         }
     }
 }
@@ -196,7 +196,7 @@ fn a_waiter_is_woken_by_the_release() {
             let mutex = two.mutex("a");
             let waiting =
                 scope.spawn(move || mutex.try_lock_for(ms(20_000)).map(|_| Instant::now()));
-            servers.wait_for_a_waiter();
+            servers.wait_until_waiter_sleeps();
             let released = Instant::now();
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
             let got = waiting.join().unwrap().unwrap();
@@ -219,12 +219,12 @@ fn a_waiter_looks_once_a_majority_has_announced_a_release() {
             let end = two.mutex("a").lock();
             assert!(matches!(end, Err(Error::Closed)), "{end:?}");
         });
-        servers.wait_for_a_waiter();
+        servers.wait_until_waiter_sleeps();
         let before = looks();
         say_on(0, "x");
         say_on(0, "x");
         say_on(1, "y");
-        servers.wait_for_a_waiter();
+        servers.wait_until_waiter_sleeps();
         let unmoved = looks();
         say_on(2, "x");
         let deadline = Instant::now() + ms(10_000);
@@ -416,16 +416,18 @@ fn client_with_two_connections(servers: &Servers) -> (Client, Vec<Proxy>) {
     let client = builder.command_timeout(ms(2_000)).build().unwrap();
     lock_and_unlock(&client);
     for proxy in &proxies {
-        proxy.present(Traffic::StallReplies);
+        proxy.set_open(Traffic::StallReplies);
     }
     thread::scope(|scope| {
         scope.spawn(|| drop(client.mutex("slow").lock().unwrap()));
         for proxy in &proxies {
-            eventually(ms(10_000), || !proxy.that_said("lock:slow").is_empty());
+            eventually(ms(10_000), || {
+                !proxy.connections_that_sent("lock:slow").is_empty()
+            });
         }
         lock_and_unlock(&client);
         for proxy in &proxies {
-            proxy.present(Traffic::Pass);
+            proxy.set_open(Traffic::Pass);
         }
     });
     proxies[2].delay(ms(0), ms(20));
@@ -438,26 +440,29 @@ fn overtakes(servers: &Servers, client: &Client, proxy: &Proxy, name: &str) -> b
     let key = format!("lock:{name}");
     let scripts = || servers.0[2].calls(&["evalsha", "eval"]);
     let (has_run, sets) = (scripts(), servers.0[2].calls(&["set"]));
-    proxy.present(Traffic::StallRequests);
+    proxy.set_open(Traffic::StallRequests);
     let guard = client.mutex(name).ttl(LONG).lock().unwrap();
     // The io thread reads what calls have left unread, and has the connection meanwhile.
     let_pass(ms(200));
-    let [acquire] = proxy.that_said(&key)[..] else {
-        proxy.present(Traffic::Pass);
+    let [acquire] = proxy.connections_that_sent(&key)[..] else {
+        proxy.set_open(Traffic::Pass);
         return false;
     };
-    let sent = || proxy.request_bytes_of_each()[acquire];
+    let sent = || proxy.request_bytes_by_connection()[acquire];
     let before = sent();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     eventually(ms(10_000), || {
-        proxy.that_said(&key).len() > 1 || sent() > before
+        proxy.connections_that_sent(&key).len() > 1 || sent() > before
     });
-    let release = proxy.that_said(&key).into_iter().find(|n| *n != acquire);
+    let release = proxy
+        .connections_that_sent(&key)
+        .into_iter()
+        .find(|n| *n != acquire);
     if let Some(release) = release {
-        proxy.nth(release, Traffic::Pass);
+        proxy.set_nth(release, Traffic::Pass);
         eventually(ms(10_000), || scripts() > has_run);
     }
-    proxy.present(Traffic::Pass);
+    proxy.set_open(Traffic::Pass);
     eventually(ms(10_000), || servers.0[2].calls(&["set"]) > sets);
     release.is_some()
 }
@@ -497,7 +502,7 @@ fn a_late_acquire_of_a_lease_that_was_lost_does_not_stay() {
     let (client, proxies) = client_with_two_connections(&servers);
     let has_run = servers.0[2].calls(&["evalsha", "eval"]);
     let sets = servers.0[2].calls(&["set"]);
-    proxies[2].present(Traffic::StallRequests);
+    proxies[2].set_open(Traffic::StallRequests);
     let mutex = client.mutex("a").ttl(LONG).max_hold(ms(20));
     let guard = mutex.lock().unwrap();
     assert_eq!(guard.lost().recv(), Ok(Lost::MaxHold));
@@ -509,7 +514,7 @@ fn a_late_acquire_of_a_lease_that_was_lost_does_not_stay() {
     eventually(ms(20_000), || {
         servers.0[2].calls(&["evalsha", "eval"]) > has_run
     });
-    proxies[2].present(Traffic::Pass);
+    proxies[2].set_open(Traffic::Pass);
     eventually(ms(10_000), || servers.0[2].calls(&["set"]) > sets);
     eventually(ms(10_000), || servers.count(KEY) == 0);
 }
@@ -608,7 +613,7 @@ fn a_server_that_replies_byte_by_byte_delays_nobody() {
         urls[n] = proxy.url();
         let client = Client::quorum(urls).unwrap();
         lock_and_unlock(&client);
-        proxy.all(Traffic::TrickleReplies);
+        proxy.set_all(Traffic::TrickleReplies);
         let mut times: Vec<_> = (0..9)
             .map(|_| {
                 let start = Instant::now();
@@ -622,7 +627,7 @@ fn a_server_that_replies_byte_by_byte_delays_nobody() {
         assert!(times[0] < ms(150), "{times:?}");
         times.sort_unstable();
         assert!(times[4] < ms(50), "{times:?}");
-        proxy.all(Traffic::Pass);
+        proxy.set_all(Traffic::Pass);
         eventually(ms(10_000), || servers.count(KEY) == 0);
     }
 }
@@ -768,7 +773,7 @@ fn a_release_that_did_not_come_to_a_server_is_repeated() {
         urls[0] = proxy.url();
         let client = Client::quorum(urls).unwrap();
         let guard = servers.hold(&client.mutex("a").ttl(LONG));
-        proxy.all(Traffic::Cut);
+        proxy.set_all(Traffic::Cut);
         if is_aside_first {
             let said = format!("127.0.0.1:{} is marked down", proxy.port());
             eventually(ms(10_000), || {
@@ -777,7 +782,7 @@ fn a_release_that_did_not_come_to_a_server_is_repeated() {
             });
         }
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-        proxy.all(Traffic::Pass);
+        proxy.set_all(Traffic::Pass);
         eventually(ms(10_000), || servers.count(KEY) == 0);
     }
 }

@@ -100,9 +100,9 @@ impl Cluster {
     }
 
     /// Lets it run for as long as it likes: several tests share it.
-    pub fn untimed(mut self) -> Self {
+    pub fn long_lived(mut self) -> Self {
         let untimed = |node: Node| Node {
-            server: node.server.untimed(),
+            server: node.server.long_lived(),
             ..node
         };
         self.nodes = self.nodes.into_iter().map(untimed).collect();

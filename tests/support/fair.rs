@@ -79,14 +79,14 @@ pub fn listens<'scope>(
     mutex: FairMutex,
 ) -> ScopedJoinHandle<'scope, MutexGuard> {
     let waiting = waits(scope, server, mutex);
-    server.wait_for_a_waiter("lock_release:a");
+    server.wait_until_waiter_sleeps("lock_release:a");
     waiting
 }
 
 /// The connection over which the proxy's only client hears.
 #[track_caller]
 pub fn hearing(proxy: &Proxy) -> usize {
-    let hears = proxy.that_said("SUBSCRIBE");
+    let hears = proxy.connections_that_sent("SUBSCRIBE");
     assert_eq!(hears.len(), 1);
     hears[0]
 }

@@ -40,7 +40,7 @@ pub fn everything_works(
             (guard.expect("it is released"), Instant::now())
         });
         for server in keepers {
-            server.wait_for_a_waiter(format!("lock_release:{name}"));
+            server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
         }
         let released = Instant::now();
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);

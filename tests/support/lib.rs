@@ -1,4 +1,5 @@
-//! What the tests and benches share: real servers, a proxy that misbehaves on demand, child processes, clocks.
+//! Helpers of the tests and benches: real servers, a proxy with faults on demand, child processes,
+//! clocks.
 
 mod blackhole;
 mod capture;
@@ -9,6 +10,7 @@ mod client;
 mod cluster;
 mod commands;
 mod contention;
+mod contents;
 mod counter;
 pub mod fair;
 mod fake_server;
@@ -21,7 +23,6 @@ mod port;
 mod proxy;
 mod replicas;
 mod runner;
-mod seen;
 mod sentinels;
 mod server;
 mod snapshot;
@@ -45,7 +46,7 @@ pub use counter::{Counters, counter, counter_with};
 pub use fake_server::{FakeServer, Request, usual};
 pub use features::everything_works;
 pub use fenced::{Fenced, Stale};
-pub use permit::shared;
+pub use permit::start_shared;
 pub use port::free as free_port;
 pub use proxy::{Proxy, Traffic};
 pub use replicas::Replicas;
@@ -55,5 +56,5 @@ pub use server::Server;
 pub use snapshot::Snapshot;
 pub use tempdir::TempDir;
 pub use time::{Control, Timed, eventually, let_pass, ms};
-pub use unreachable::is_unreachable;
+pub use unreachable::expect_unreachable;
 pub use watchdog::{Watchdog, watchdog};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
 
-use super::proxy::{State, Traffic, Wires};
+use super::proxy::{Shared, State, Traffic};
 use super::time::{let_pass, ms};
 
 /// Enough to tell what a connection is for, and which locks the first dozens of calls are about.
@@ -46,7 +46,7 @@ impl Link {
         !self.ends.is_empty()
     }
 
-    pub(crate) fn has_said(&self, text: &str) -> bool {
+    pub(crate) fn has_sent(&self, text: &str) -> bool {
         self.first_requests
             .windows(text.len())
             .any(|window| window.eq_ignore_ascii_case(text.as_bytes()))
@@ -83,8 +83,8 @@ enum Fate {
 }
 
 /// Carries the n-th connection until it ends.
-pub(crate) fn serve(wires: &Arc<Wires>, n: usize, client: TcpStream, upstream: SocketAddr) {
-    let end = || wires.state.lock().links[n].end();
+pub(crate) fn serve(shared: &Arc<Shared>, n: usize, client: TcpStream, upstream: SocketAddr) {
+    let end = || shared.state.lock().links[n].end();
     let Ok(server) = TcpStream::connect_timeout(&upstream, ms(5_000)) else {
         return end();
     };
@@ -94,7 +94,7 @@ pub(crate) fn serve(wires: &Arc<Wires>, n: usize, client: TcpStream, upstream: S
         return end();
     };
     {
-        let link = &mut wires.state.lock().links[n];
+        let link = &mut shared.state.lock().links[n];
         if !link.is_open() {
             return;
         }
@@ -105,16 +105,16 @@ pub(crate) fn serve(wires: &Arc<Wires>, n: usize, client: TcpStream, upstream: S
         let _ = end.set_nodelay(true);
     }
     let replies = thread::spawn({
-        let wires = Arc::clone(wires);
-        move || carry(&wires, n, Direction::Reply, from_server, to_client)
+        let shared = Arc::clone(shared);
+        move || carry(&shared, n, Direction::Reply, from_server, to_client)
     });
-    carry(wires, n, Direction::Request, client, to_server);
+    carry(shared, n, Direction::Request, client, to_server);
     let _ = replies.join();
 }
 
 /// Reads on this thread and writes on another, so that a delay holds every chunk back by the same time.
 fn carry(
-    wires: &Arc<Wires>,
+    shared: &Arc<Shared>,
     n: usize,
     direction: Direction,
     mut from: TcpStream,
@@ -122,12 +122,12 @@ fn carry(
 ) {
     let (sender, chunks) = unbounded::<(Instant, Vec<u8>)>();
     let writing = thread::spawn({
-        let wires = Arc::clone(wires);
+        let shared = Arc::clone(shared);
         move || {
             'chunks: for (due, chunk) in chunks {
                 let mut rest = &chunk[..];
                 while !rest.is_empty() {
-                    let passes = match wires.decide(n, direction, Some(due)) {
+                    let passes = match shared.decide(n, direction, Some(due)) {
                         Fate::Forward => rest.len(),
                         Fate::ForwardOne => first_reply(rest),
                         Fate::Trickle => {
@@ -144,15 +144,15 @@ fn carry(
                 }
             }
             // That one side has closed is news which a network that is down holds back, too.
-            wires.decide(n, direction, None);
-            wires.state.lock().links[n].end();
+            shared.decide(n, direction, None);
+            shared.state.lock().links[n].end();
         }
     });
     let mut buffer = [0; 16 * 1024];
     while let Ok(read @ 1..) = from.read(&mut buffer) {
         let chunk = &buffer[..read];
         let delay = {
-            let mut state = wires.state.lock();
+            let mut state = shared.state.lock();
             if direction == Direction::Request {
                 state.links[n].note(chunk);
                 state.note_batch(n, chunk);
@@ -206,7 +206,7 @@ fn due(delay: Duration) -> Instant {
     Instant::now() + delay
 }
 
-impl Wires {
+impl Shared {
     /// Waits until the chunk is due and nothing holds it back. Without a due time it is the connection's end.
     fn decide(&self, n: usize, direction: Direction, due: Option<Instant>) -> Fate {
         let mut state = self.state.lock();
@@ -231,10 +231,10 @@ impl Wires {
                 continue;
             }
             return match (link.traffic, direction) {
-                (Traffic::Vanish, _) | (Traffic::DropReplies, Direction::Reply) => Fate::Drop,
+                (Traffic::DropBoth, _) | (Traffic::DropReplies, Direction::Reply) => Fate::Drop,
                 (Traffic::CutOnReply, Direction::Reply) => Fate::End,
                 (Traffic::TrickleReplies, Direction::Reply) if due.is_some() => Fate::Trickle,
-                (Traffic::OneReply, Direction::Reply) => {
+                (Traffic::StallAfterOneReply, Direction::Reply) => {
                     state.links[n].traffic = Traffic::StallReplies;
                     Fate::ForwardOne
                 }

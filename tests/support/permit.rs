@@ -4,36 +4,38 @@ use std::cell::Cell;
 
 use parking_lot::{Condvar, Mutex};
 
-/// What one server counts for.
+/// The weight of one server.
 pub(crate) const SERVER: usize = 1;
 
-/// What three sentinels count for, with a master and its replicas.
+/// The weight of a Sentinel group: three sentinels, a master and its replicas.
 pub(crate) const SENTINELS: usize = 5;
 
-/// What the nodes of a cluster count for.
+/// The weight of a cluster.
 pub(crate) const CLUSTER: usize = 6;
 
+/// A test waits for its first permit while the sum of weights would exceed this.
 const LIMIT: usize = 10;
 
-/// The sum of all permits.
+/// The sum of the weights of all permits.
 static USED: Mutex<usize> = Mutex::new(0);
 static FREED: Condvar = Condvar::new();
 
 thread_local! {
-    /// Whether this thread runs a test that has no permit yet.
-    static WAITS: Cell<bool> = const { Cell::new(false) };
+    /// True while this thread runs a test that has no permit yet.
+    static NEEDS_PERMIT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Counts until it is dropped.
+/// Counts towards the limit until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Permit(usize);
 
 impl Permit {
-    /// The first permit of a test waits until there is room. Any further one only counts: two tests that each held a
-    /// server while they waited for another would wait for ever.
+    /// Takes a permit. A test's first permit waits for room; later ones only count.
+    ///
+    /// Two tests that each held a server while they needs_permit for another would deadlock.
     pub(crate) fn take(weight: usize) -> Self {
         let mut used = USED.lock();
-        if WAITS.replace(false) {
+        if NEEDS_PERMIT.replace(false) {
             FREED.wait_while(&mut used, |used| *used > 0 && *used + weight > LIMIT);
         }
         *used += weight;
@@ -48,16 +50,19 @@ impl Drop for Permit {
     }
 }
 
-/// Runs a test: its first permit waits for room.
+/// Runs a test, whose first permit waits for room.
 pub(crate) fn in_test<T>(test: impl FnOnce() -> T) -> T {
-    WAITS.set(true);
+    NEEDS_PERMIT.set(true);
     test()
 }
 
-/// Starts what several tests share. None of its permits waits: a test that held one might wait for the start.
-pub fn shared<T>(start: impl FnOnce() -> T) -> T {
-    let waited = WAITS.replace(false);
+/// Starts something that several tests share, without waiting for a permit.
+///
+/// If its permits needs_permit, a test that holds a permit could wait for this start, and this start for
+/// that test.
+pub fn start_shared<T>(start: impl FnOnce() -> T) -> T {
+    let needs_permit = NEEDS_PERMIT.replace(false);
     let started = start();
-    WAITS.set(waited);
+    NEEDS_PERMIT.set(needs_permit);
     started
 }

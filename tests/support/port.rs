@@ -1,22 +1,24 @@
-//! Free ports below the ephemeral range, where no outgoing connection of a parallel test can sit.
+//! Free ports below the ephemeral range, which outgoing connections of parallel tests never use.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Where the search begins: above the registered ports that a machine is likely to use.
+/// The first port tried: above the registered ports that a machine is likely to use.
 const FIRST: u16 = 10_240;
 
-/// Binds a port that nobody else has. Each call goes on behind the last one's port, each process from a place of its
-/// own, so that a port is not asked for again soon after it was given up.
+/// Binds a free port.
+///
+/// Each call continues after the previous call's port, and each process starts at a different
+/// port, so that a port is not reused soon after it was closed.
 pub(crate) fn bind() -> TcpListener {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let span = u32::from(ephemeral_start() - FIRST);
     let start = process::id().wrapping_mul(97);
     for _ in 0..span {
         let offset = start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % span;
-        let port = FIRST + u16::try_from(offset).expect("the span is that of ports");
+        let port = FIRST + u16::try_from(offset).expect("every offset in the span is a valid port");
         if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
             return listener;
         }
@@ -24,7 +26,7 @@ pub(crate) fn bind() -> TcpListener {
     panic!("every port from {FIRST} on is taken");
 }
 
-/// A port that was free just now, for a program that binds it itself.
+/// Returns a port that was free a moment ago, for a program that binds it itself.
 pub fn free() -> u16 {
     number(&bind())
 }

@@ -1,4 +1,4 @@
-//! A network between client and server that misbehaves on demand.
+//! A TCP proxy between client and server that delays, drops or cuts traffic on demand.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -15,38 +15,39 @@ use super::server::Server;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     Pass,
-    /// Held back in both directions, ends of connections too, until this changes: a network that is down.
+    /// Bytes and closes are held back in both directions until the traffic changes: a network that
+    /// is down.
     Stall,
-    /// Requests are held back until this changes; replies pass.
+    /// Requests are held back until the traffic changes; replies pass.
     StallRequests,
-    /// Replies are held back until this changes; requests pass.
+    /// Replies are held back until the traffic changes; requests pass.
     StallReplies,
-    /// Requests pass, and the first of the replies; those behind it are held back until this changes.
-    OneReply,
-    /// Requests pass, replies vanish: the command runs and nobody hears of it.
+    /// Requests and the first reply pass; later replies are held back until the traffic changes.
+    StallAfterOneReply,
+    /// Requests pass, replies are dropped: the command runs and the client never learns of it.
     DropReplies,
-    /// Whatever is sent vanishes, in both directions.
-    Vanish,
-    /// Requests pass; replies come byte by byte, 20 ms apart.
+    /// All bytes are dropped, in both directions.
+    DropBoth,
+    /// Requests pass; replies arrive byte by byte, 20 ms apart.
     TrickleReplies,
-    /// Requests pass, the first reply ends the connection in its place.
+    /// Requests pass; instead of the first reply, the connection is closed.
     CutOnReply,
-    /// The connection is ended at once.
+    /// The connection is closed at once.
     Cut,
 }
 
-/// Connections are counted from 0, in the order in which they were accepted.
+/// A proxy to one server. Connections are numbered from 0 in the order of their acceptance.
 pub struct Proxy {
     port: u16,
-    wires: Arc<Wires>,
+    shared: Arc<Shared>,
     accepting: Option<JoinHandle<()>>,
 }
 
-/// Shared with the threads that carry the bytes.
-pub(crate) struct Wires {
+/// The state shared with the threads that copy bytes.
+pub(crate) struct Shared {
     upstream: SocketAddr,
     pub state: Mutex<State>,
-    /// Wakes those who hold bytes back.
+    /// Wakes the threads that hold bytes back.
     pub changed: Condvar,
 }
 
@@ -54,11 +55,12 @@ pub(crate) struct State {
     pub links: Vec<Link>,
     pub request_delay: Duration,
     pub reply_delay: Duration,
-    /// For connections that are still to come.
+    /// The traffic of future connections.
     next: Traffic,
-    /// The number of scripts in one write, and the traffic from that write on for the connection that sends it.
+    /// If a connection sends at least this many scripts in one write, it gets this traffic from that
+    /// write on.
     pub on_batch: Option<(usize, Traffic)>,
-    /// The connection that sent it, and the number of scripts in it.
+    /// The connection that sent such a write, and the number of scripts in the write.
     pub batch: Option<(usize, usize)>,
     over: bool,
 }
@@ -80,18 +82,18 @@ impl Proxy {
             batch: None,
             over: false,
         };
-        let wires = Arc::new(Wires {
+        let shared = Arc::new(Shared {
             upstream: SocketAddr::from(([127, 0, 0, 1], port)),
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
         let accepting = thread::spawn({
-            let wires = Arc::clone(&wires);
-            move || accept(&listener, &wires)
+            let shared = Arc::clone(&shared);
+            move || accept(&listener, &shared)
         });
         Self {
             port: own,
-            wires,
+            shared,
             accepting: Some(accepting),
         }
     }
@@ -104,8 +106,8 @@ impl Proxy {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// For every connection, there and to come.
-    pub fn all(&self, traffic: Traffic) {
+    /// Sets the traffic of every open and future connection.
+    pub fn set_all(&self, traffic: Traffic) {
         self.change(|state| {
             state.next = traffic;
             for link in &mut state.links {
@@ -114,8 +116,8 @@ impl Proxy {
         });
     }
 
-    /// For those there are, and not for those to come.
-    pub fn present(&self, traffic: Traffic) {
+    /// Sets the traffic of the open connections only.
+    pub fn set_open(&self, traffic: Traffic) {
         self.change(|state| {
             for link in &mut state.links {
                 link.set(traffic);
@@ -123,32 +125,35 @@ impl Proxy {
         });
     }
 
-    /// For those to come, and not for those there are.
-    pub fn newcomers(&self, traffic: Traffic) {
+    /// Sets the traffic of future connections only.
+    pub fn set_future(&self, traffic: Traffic) {
         self.change(|state| state.next = traffic);
     }
 
-    /// For the n-th connection, which must be there.
-    pub fn nth(&self, n: usize, traffic: Traffic) {
+    /// Sets the traffic of connection `n`, which must already have been accepted.
+    pub fn set_nth(&self, n: usize, traffic: Traffic) {
         self.change(|state| state.links[n].set(traffic));
     }
 
-    /// For the first connection that sends at least `scripts` of them in one write, from that write on.
-    pub fn on_batch(&self, scripts: usize, traffic: Traffic) {
+    /// Sets the traffic of the first connection that sends at least `scripts` scripts in one write,
+    /// from that write on.
+    pub fn set_on_batch(&self, scripts: usize, traffic: Traffic) {
         self.change(|state| state.on_batch = Some((scripts, traffic)));
     }
 
-    /// The connection that [`on_batch`](Self::on_batch) found, and how many scripts it sent in that write.
-    pub fn batch(&self) -> Option<(usize, usize)> {
-        self.wires.state.lock().batch
+    /// Returns the connection that [`set_on_batch`](Self::set_on_batch) found, and the number of
+    /// scripts in its write.
+    pub fn found_batch(&self) -> Option<(usize, usize)> {
+        self.shared.state.lock().batch
     }
 
-    /// Ends all connections that there are; new ones are accepted as before.
+    /// Closes all open connections; new ones are accepted as before.
     pub fn cut(&self) {
-        self.present(Traffic::Cut);
+        self.set_open(Traffic::Cut);
     }
 
-    /// Holds every chunk back for so long, requests and replies; chunks keep their distance, as on a long line.
+    /// Delays every chunk of requests and replies. Chunks keep their spacing, as on a link with a
+    /// long delay.
     pub fn delay(&self, requests: Duration, replies: Duration) {
         self.change(|state| {
             state.request_delay = requests;
@@ -156,14 +161,14 @@ impl Proxy {
         });
     }
 
-    /// How many connections it has accepted so far.
+    /// Returns the number of connections accepted so far.
     pub fn connections(&self) -> usize {
-        self.wires.state.lock().links.len()
+        self.shared.state.lock().links.len()
     }
 
-    /// How many of them are still open.
-    pub fn open(&self) -> usize {
-        self.wires
+    /// Returns the number of accepted connections that are still open.
+    pub fn open_connections(&self) -> usize {
+        self.shared
             .state
             .lock()
             .links
@@ -172,9 +177,9 @@ impl Proxy {
             .count()
     }
 
-    /// Bytes that clients have sent, over all connections.
+    /// Returns the bytes that clients have sent, over all connections.
     pub fn request_bytes(&self) -> u64 {
-        self.wires
+        self.shared
             .state
             .lock()
             .links
@@ -183,33 +188,33 @@ impl Proxy {
             .sum()
     }
 
-    /// The same for each connection.
-    pub fn request_bytes_of_each(&self) -> Vec<u64> {
-        let state = self.wires.state.lock();
+    /// Returns the bytes that clients have sent, by connection.
+    pub fn request_bytes_by_connection(&self) -> Vec<u64> {
+        let state = self.shared.state.lock();
         state.links.iter().map(|link| link.request_bytes).collect()
     }
 
-    /// The open connections whose first few requests contain the text: `"SUBSCRIBE"`, `"EVALSHA"`.
-    pub fn that_said(&self, text: &str) -> Vec<usize> {
-        let state = self.wires.state.lock();
+    /// Returns the open connections whose first requests contain the text: `"SUBSCRIBE"`, `"EVALSHA"`.
+    pub fn connections_that_sent(&self, text: &str) -> Vec<usize> {
+        let state = self.shared.state.lock();
         let links = state.links.iter().enumerate();
         links
-            .filter(|(_, link)| link.is_open() && link.has_said(text))
+            .filter(|(_, link)| link.is_open() && link.has_sent(text))
             .map(|(n, _)| n)
             .collect()
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.wires.state.lock());
-        self.wires.changed.notify_all();
+        change(&mut self.shared.state.lock());
+        self.shared.changed.notify_all();
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.change(|state| state.over = true);
-        self.all(Traffic::Cut);
-        // Gets the thread out of `accept`, to see that it is over.
+        self.set_all(Traffic::Cut);
+        // Unblocks the accepting thread, which then checks `over`.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
         if let Some(accepting) = self.accepting.take() {
             let _ = accepting.join();
@@ -217,10 +222,10 @@ impl Drop for Proxy {
     }
 }
 
-fn accept(listener: &TcpListener, wires: &Arc<Wires>) {
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     for client in listener.incoming().flatten() {
         let n = {
-            let mut state = wires.state.lock();
+            let mut state = shared.state.lock();
             if state.over {
                 return;
             }
@@ -230,8 +235,8 @@ fn accept(listener: &TcpListener, wires: &Arc<Wires>) {
             state.links.push(link);
             state.links.len() - 1
         };
-        let wires = Arc::clone(wires);
-        // On a thread of its own, since the server may be slow to accept.
-        thread::spawn(move || serve(&wires, n, client, wires.upstream));
+        let shared = Arc::clone(shared);
+        // On its own thread, since the server may be slow to accept.
+        thread::spawn(move || serve(&shared, n, client, shared.upstream));
     }
 }

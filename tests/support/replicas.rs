@@ -1,15 +1,15 @@
-//! A master and the replicas that follow it.
+//! A master and its replicas.
 
 use super::server::Server;
 use super::time::{eventually, ms};
 
 pub struct Replicas {
-    /// The master first.
+    /// All servers, the master first.
     servers: Vec<Server>,
 }
 
 impl Replicas {
-    /// Starts them, and waits until each replica is linked and the master counts it as such.
+    /// Starts them and waits until the master counts an acknowledgement of each replica.
     pub fn start(replicas: usize) -> Self {
         let mut servers = vec![Server::start()];
         for _ in 0..replicas {
@@ -20,15 +20,15 @@ impl Replicas {
         this
     }
 
-    /// A master that nobody follows.
-    pub fn alone(master: Server) -> Self {
+    /// A master without replicas.
+    pub fn master_only(master: Server) -> Self {
         let servers = vec![master];
         Self { servers }
     }
 
-    /// As [`Server::untimed`].
-    pub fn untimed(mut self) -> Self {
-        self.servers = self.servers.into_iter().map(Server::untimed).collect();
+    /// Removes the time limits and permits, as [`Server::long_lived`] does.
+    pub fn long_lived(mut self) -> Self {
+        self.servers = self.servers.into_iter().map(Server::long_lived).collect();
         self
     }
 
@@ -40,8 +40,8 @@ impl Replicas {
         &self.servers[1 + n]
     }
 
-    /// The master first.
-    pub fn all(&self) -> &[Server] {
+    /// Returns all servers, the master first.
+    pub fn servers(&self) -> &[Server] {
         &self.servers
     }
 
@@ -49,7 +49,7 @@ impl Replicas {
         self.servers[0].kill();
     }
 
-    /// From now on this replica acknowledges nothing.
+    /// Pauses a replica, which then acknowledges nothing.
     pub fn pause(&self, n: usize) {
         self.replica(n).pause();
     }
@@ -58,7 +58,7 @@ impl Replicas {
         self.replica(n).resume();
     }
 
-    /// Returns when the master would count an acknowledgement of each replica. None of them may be paused.
+    /// Waits until the master counts an acknowledgement of each replica. None may be paused.
     #[track_caller]
     pub fn wait_until_linked(&self) {
         for replica in &self.servers[1..] {
@@ -66,8 +66,8 @@ impl Replicas {
                 replica.info("replication", "master_link_status").as_deref() == Some("up")
             });
         }
-        // "online" in the master's eyes may still wait for the first acknowledgement, which comes once
-        // a second, before anything is sent on.
+        // A replica that the master reports as online may not have acknowledged anything yet:
+        // acknowledgements come once a second.
         let replicas = self.servers.len() - 1;
         let mut master = self.master().connection();
         eventually(ms(20_000), || {

@@ -1,4 +1,5 @@
-//! Runs the tests of a binary: many at a time where they only wait, then fewer at a time where they measure time.
+//! Runs the tests of a binary: those that only wait eight at a time, then those that measure time
+//! four and two at a time.
 
 use std::any::Any;
 use std::process::ExitCode;
@@ -9,7 +10,7 @@ use libtest_mimic::{Arguments, Conclusion, Failed, Trial};
 use super::permit;
 use super::{chaos, child, contention, counter};
 
-/// Threads for tests that mostly sleep: far more than processors.
+/// Threads for tests that mostly sleep: more than there are processors.
 const THREADS: usize = 8;
 
 /// Threads for tests that measure time, with bounds of 250 ms and more.
@@ -18,17 +19,17 @@ const ROUGHLY_TIMED_THREADS: usize = 4;
 /// Threads for tests with narrower bounds: more would disturb the measurements.
 const TIMED_THREADS: usize = 2;
 
-/// The functions that one module lists: see [`tests!`](crate::tests), [`roughly_timed!`](crate::roughly_timed),
-/// [`timed!`](crate::timed) and [`roles!`](crate::roles).
+/// The functions that one module lists with [`tests!`](crate::tests),
+/// [`roughly_timed!`](crate::roughly_timed), [`timed!`](crate::timed) or [`roles!`](crate::roles).
 #[derive(Clone, Copy, Debug)]
 pub struct Listed {
-    /// The module's path, with the binary's name in front.
+    /// The module's path, which starts with the binary's name.
     pub module: &'static str,
     pub functions: &'static [(&'static str, fn())],
 }
 
 impl Listed {
-    /// The functions with their names, as the command line filters them: `wire::smoke`.
+    /// Returns the functions with the names that the command line filters: `list::thousands_of_locks_are_listed_page_by_page`.
     fn named(&self) -> impl Iterator<Item = (String, fn())> {
         let module = self.module.split_once("::").map(|(_, module)| module);
         let name = move |function: &str| match module {
@@ -41,7 +42,8 @@ impl Listed {
     }
 }
 
-/// Lists the tests of a module that only wait. A test that is not listed is dead code, which the compiler reports.
+/// Lists the tests of a module that only wait. The compiler reports a test that is not listed as
+/// dead code.
 #[macro_export]
 macro_rules! tests {
     ($($(#[$cfg:meta])* $test:path),* $(,)?) => {
@@ -49,7 +51,8 @@ macro_rules! tests {
     };
 }
 
-/// Lists the tests of a module that assert upper bounds of 250 ms and more, each beside a plain wait.
+/// Lists the tests of a module that assert upper bounds of 250 ms and more, compared with a plain
+/// wait.
 #[macro_export]
 macro_rules! roughly_timed {
     ($($(#[$cfg:meta])* $test:path),* $(,)?) => {
@@ -57,7 +60,7 @@ macro_rules! roughly_timed {
     };
 }
 
-/// Lists the tests of a module that fail if this machine is slow: those that assert narrower bounds.
+/// Lists the tests of a module that assert narrower bounds, and fail on a machine that is busy.
 #[macro_export]
 macro_rules! timed {
     ($($(#[$cfg:meta])* $test:path),* $(,)?) => {
@@ -65,7 +68,7 @@ macro_rules! timed {
     };
 }
 
-/// Lists what child processes of a module's tests do, for `Child::spawn("module::role", ...)`.
+/// Lists the functions that child processes run, for `Child::spawn("module::role", ...)`.
 #[macro_export]
 macro_rules! roles {
     ($($role:path),* $(,)?) => {
@@ -84,7 +87,7 @@ macro_rules! listed {
     };
 }
 
-/// Plays a role in a child process. Elsewhere runs the tests that the command line selects.
+/// Runs a role if this is a child process, else the tests that the command line selects.
 pub fn run(
     tests: &[Listed],
     roughly_timed: &[Listed],
@@ -108,7 +111,7 @@ pub fn run(
         (ROUGHLY_TIMED_THREADS, roughly_timed),
         (TIMED_THREADS, timed),
     ];
-    // Every phase runs, whatever failed before it.
+    // A failure does not stop the later phases.
     let failed = phases
         .into_iter()
         .filter(|(_, listed)| !listed.is_empty())
@@ -129,7 +132,7 @@ fn run_with(arguments: &Arguments, threads: usize, listed: &[Listed]) -> Conclus
     libtest_mimic::run(&arguments, trials)
 }
 
-/// Runs a test in a thread that has its name, which panics and the watchdog print.
+/// Runs a test in a thread with the test's name, which panics and the watchdog print.
 fn in_own_thread(name: String, test: fn()) -> Result<(), Failed> {
     let thread = thread::Builder::new().name(name);
     let running = thread.spawn(move || permit::in_test(test))?;
@@ -139,5 +142,5 @@ fn in_own_thread(name: String, test: fn()) -> Result<(), Failed> {
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("a panic without a text").to_owned()
+    text.unwrap_or("a panic without a message").to_owned()
 }

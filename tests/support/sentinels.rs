@@ -1,4 +1,4 @@
-//! A master, its replicas, and the sentinels that watch over them.
+//! A Sentinel group: a master, its replicas and three sentinels.
 
 use std::fs::{self, File};
 use std::time::Duration;
@@ -14,26 +14,26 @@ use super::time::{eventually, ms};
 
 pub(crate) const MASTER: &str = "mymaster";
 
-/// How many there are; two of them must agree.
+/// The number of sentinels; two of them must agree.
 const SENTINELS: usize = 3;
 
-/// How they are to be set up.
+/// The configuration of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub replicas: usize,
-    /// What the data servers ask for.
+    /// The password of the data servers.
     pub password: Option<&'static str>,
-    /// What the sentinels ask for.
+    /// The password of the sentinels.
     pub sentinel_password: Option<&'static str>,
-    /// Everybody has a port for TLS too, shows a certificate there and asks for one; the sentinels know of no other.
-    /// Only without replicas.
+    /// If true, every server also has a TLS port with mutual authentication, and the sentinels know
+    /// only the TLS ports. Requires `replicas` to be 0.
     pub tls: bool,
-    /// A master that says nothing for so long is replaced.
+    /// The sentinels replace a master that has not replied for this long.
     pub down_after: Duration,
 }
 
 impl Setup {
-    /// For a test in which nothing is to be replaced, however late this machine is.
+    /// Returns a setup that never fails over, even on a very slow machine.
     pub const fn steady() -> Self {
         Self {
             replicas: 1,
@@ -44,8 +44,8 @@ impl Setup {
         }
     }
 
-    /// For a test in which the master is to be replaced soon.
-    pub const fn alert() -> Self {
+    /// Returns a setup that replaces a master that has been silent for one second.
+    pub const fn fast_failover() -> Self {
         Self {
             replicas: 2,
             down_after: ms(1_000),
@@ -55,7 +55,7 @@ impl Setup {
 }
 
 pub struct Sentinels {
-    /// The master of the start among them.
+    /// The data servers, first the one that was the master at the start.
     data: Replicas,
     sentinels: Vec<Sentinel>,
     setup: Setup,
@@ -70,20 +70,21 @@ struct Sentinel {
 }
 
 impl Sentinels {
-    /// Starts them, and waits until each sentinel knows the master, its replicas and the other sentinels.
+    /// Starts a group and waits until each sentinel knows the master, its replicas and the other
+    /// sentinels.
     pub fn start(setup: Setup) -> Self {
         let permit = Some(Permit::take(permit::SENTINELS));
         let tls_port = port::free();
         let data = match setup.tls {
             false => Replicas::start(setup.replicas),
-            true => Replicas::alone(tls_server(tls_port, "server")),
+            true => Replicas::master_only(tls_server(tls_port, "server")),
         };
-        for server in data.all() {
-            // For itself last.
+        for server in data.servers() {
+            // `requirepass` comes last: it locks this helper out.
             for what in ["masterauth", "requirepass"] {
                 if let Some(password) = setup.password {
                     ask::<String>(server.port(), None, &["CONFIG", "SET", what, password])
-                        .expect("it takes a password");
+                        .expect("the server accepts a password");
                 }
             }
         }
@@ -100,7 +101,8 @@ impl Sentinels {
             setup,
             permit,
         };
-        // They publish every 2 s and ask for the replicas every 10 s, which the start would wait for.
+        // By default sentinels publish every 2 s and query replicas every 10 s. Shorter periods make
+        // the start faster.
         this.set_periods(["100", "200"]);
         let all = || (0..SENTINELS).all(|n| this.is_ready(n));
         eventually(ms(30_000), all);
@@ -108,19 +110,19 @@ impl Sentinels {
         this
     }
 
-    /// As [`Server::untimed`].
-    pub fn untimed(mut self) -> Self {
-        self.data = self.data.untimed();
+    /// Removes the time limit and the permit, as [`Server::long_lived`] does.
+    pub fn long_lived(mut self) -> Self {
+        self.data = self.data.long_lived();
         self.permit = None;
         self
     }
 
-    /// Through all sentinels, with the passwords that are asked for.
+    /// Returns the URL with all sentinels and the required passwords.
     pub fn url(&self) -> String {
         self.url_of(MASTER, "")
     }
 
-    /// The same, for a master of this name, and with a database: `/2`.
+    /// Returns the URL for a master's name and a database, such as `/2`.
     pub fn url_of(&self, master: &str, db: &str) -> String {
         let password = self
             .setup
@@ -139,7 +141,7 @@ impl Sentinels {
         )
     }
 
-    /// Through the ports for TLS of all sentinels.
+    /// Returns the URL with the TLS ports of all sentinels.
     pub fn tls_url(&self) -> String {
         let sentinels = self.sentinels.iter();
         let hosts: Vec<String> = sentinels
@@ -148,21 +150,21 @@ impl Sentinels {
         format!("rediss+sentinel://{}/{MASTER}", hosts.join(","))
     }
 
-    /// The data servers; the first was the master at the start.
+    /// Returns the data servers. The first was the master at the start.
     pub fn data(&self) -> &[Server] {
-        self.data.all()
+        self.data.servers()
     }
 
-    /// The server that was the master at the start.
-    pub fn first(&self) -> &Server {
+    /// Returns the server that was the master at the start.
+    pub fn first_master(&self) -> &Server {
         self.data.master()
     }
 
-    pub fn kill_first(&mut self) {
+    pub fn kill_first_master(&mut self) {
         self.data.kill_master();
     }
 
-    /// Waits until one of the others takes writes.
+    /// Waits until a replica accepts writes, and returns it.
     #[track_caller]
     pub fn successor(&self) -> &Server {
         let mut successor = None;
@@ -173,10 +175,10 @@ impl Sentinels {
             });
             successor.is_some()
         });
-        successor.expect("just seen to be there")
+        successor.expect("the loop above ends when there is one")
     }
 
-    /// Asks a data server, which may be about to hang up.
+    /// Sends a command to a data server, which may be about to close the connection.
     pub fn ask_data<T: redis::FromRedisValue>(
         &self,
         server: &Server,
@@ -185,9 +187,9 @@ impl Sentinels {
         ask(server.port(), self.setup.password, command)
     }
 
-    /// Has the sentinels replace a master that is well.
+    /// Starts a manual failover of a healthy master.
     pub fn failover(&self) {
-        // A replica must have been asked lately how it is.
+        // A sentinel refuses while its information about the replicas is old.
         eventually(ms(30_000), || {
             self.ask_sentinel::<String>(0, &["SENTINEL", "FAILOVER", MASTER])
                 .is_ok()
@@ -218,7 +220,8 @@ impl Sentinels {
         )
     }
 
-    /// A sentinel older than Redis 7 refuses, and keeps its own.
+    /// Sets how often sentinels publish and query `INFO`, in ms. Sentinels older than Redis 7 refuse
+    /// this and keep their defaults.
     fn set_periods(&self, [publish, info]: [&str; 2]) {
         for n in 0..SENTINELS {
             let words = [
@@ -260,7 +263,7 @@ impl Sentinel {
     fn start(master: u16, setup: &Setup) -> Self {
         let directory = TempDir::create();
         let file = directory.join("sentinel.conf");
-        // Another process may take the port between our look and the sentinel's.
+        // Another process may take the port before the sentinel binds it.
         for _ in 0..20 {
             let (port, tls_port) = (port::free(), port::free());
             let mut lines = configuration(port, master, setup);
@@ -270,7 +273,7 @@ impl Sentinel {
                     lines += &format!("{name} {value}\n");
                 }
             }
-            fs::write(&file, lines).expect("it can be written");
+            fs::write(&file, lines).expect("the configuration can be written");
             let log = File::create(directory.join("log")).expect("the log can be written");
             let arguments = [file.as_os_str(), "--sentinel".as_ref()];
             let mut process =
@@ -337,7 +340,7 @@ pub(super) fn ask<T: redis::FromRedisValue>(
         .query(&mut connection)
 }
 
-/// As a URL takes it.
+/// Percent-encodes the `@` in a password, for a URL.
 pub(super) fn encoded(password: &str) -> String {
     password.replace('@', "%40")
 }

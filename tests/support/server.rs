@@ -1,4 +1,4 @@
-//! A real server of its own for every test.
+//! A real Redis or Valkey server for a test.
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
@@ -16,17 +16,19 @@ use super::port;
 use super::snapshot::Snapshot;
 use super::tempdir::TempDir;
 use super::time::{eventually, ms};
-use super::watchdog::{Watchdog, usual_limit, watchdog};
+use super::watchdog::{Watchdog, default_limit, watchdog};
 
-/// A `redis-server` or `valkey-server` on a port and a unix socket of its own. It ends with its owner, and with the
-/// test's process at the latest.
+/// A private `redis-server` or `valkey-server` on a free port and a unix socket.
+///
+/// It ends when it is dropped, and at the latest with the test's process.
 pub struct Server {
     port: u16,
     options: Vec<String>,
     process: Leashed,
     directory: TempDir,
     watchdog: Option<Watchdog>,
-    /// `None` for one of a group, which has a permit for all of them, and for one that several tests share.
+    /// `None` for a member of a group, which has one permit for all members, and for a server that
+    /// several tests share.
     permit: Option<Permit>,
 }
 
@@ -35,7 +37,7 @@ impl Server {
         Self::with(&[])
     }
 
-    /// Starts it with further options, as on its command line: `&["--maxmemory", "3mb"]`.
+    /// Starts a server with command-line options: `&["--maxmemory", "3mb"]`.
     pub fn with(options: &[&str]) -> Self {
         let permit = Permit::take(permit::SERVER);
         let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
@@ -44,14 +46,14 @@ impl Server {
         server
     }
 
-    /// The same, with options that are drawn anew for every attempt, as further ports are.
+    /// Starts a server; `options` is called for every attempt, because it may draw further ports.
     pub(super) fn with_fresh(options: impl Fn() -> Vec<String>) -> Self {
         let directory = TempDir::create();
-        // Another process may take the port between our look and the server's.
+        // Another process may take the port before the server binds it.
         for _ in 0..20 {
             let (port, options) = (port::free(), options());
             if let Some(process) = launch(port, &options, &directory) {
-                let watchdog = Some(watchdog(usual_limit()));
+                let watchdog = Some(watchdog(default_limit()));
                 return Self {
                     port,
                     options,
@@ -63,14 +65,15 @@ impl Server {
             }
         }
         panic!(
-            "no server would start; the last one said:\n{}",
+            "no server started; log of the last attempt:\n{}",
             read_log(&directory)
         );
     }
 
-    /// Whether the binary speaks TLS; the one from PyPI does not.
+    /// Returns whether the binary supports TLS; the one from PyPI does not.
     pub fn has_tls() -> bool {
-        // Without a certificate it ends at once; whether over that or over the option, it says.
+        // Without a certificate the server exits at once. Its message tells a missing certificate
+        // from an unknown option.
         let output = Command::new(binary())
             .args(["--port", "0", "--tls-port", &port::free().to_string()])
             .output()
@@ -80,7 +83,7 @@ impl Server {
         !said.contains("Bad directive") && !said.contains("Failed finding TLS support")
     }
 
-    /// Its major version: of Redis, or of Valkey, which counts on from Redis 7.
+    /// Returns the major version. Valkey continues the numbering of Redis 7.
     pub fn version() -> u32 {
         let output = Command::new(binary())
             .arg("--version")
@@ -93,7 +96,7 @@ impl Server {
             .unwrap_or_else(|| panic!("no version in {line:?}"))
     }
 
-    /// A replica of this server, linked to it and in step.
+    /// Starts a replica of this server and waits until it is linked.
     pub fn replica(&self) -> Self {
         let replica = Self::with(&["--replicaof", "127.0.0.1", &self.port.to_string()]);
         eventually(ms(10_000), || {
@@ -102,9 +105,8 @@ impl Server {
         replica
     }
 
-    /// Lets it run for as long as it likes, and makes no other test wait for its end: a bench takes its time, and tests
-    /// share a server.
-    pub fn untimed(mut self) -> Self {
+    /// Removes the time limit and the permit, for benches and for servers that several tests share.
+    pub fn long_lived(mut self) -> Self {
         self.watchdog = None;
         self.permit = None;
         self
@@ -114,7 +116,7 @@ impl Server {
         self.port
     }
 
-    /// What follows the option on its command line.
+    /// Returns the value of an option on the server's command line.
     pub fn option(&self, name: &str) -> Option<&str> {
         let at = self.options.iter().position(|option| option == name)?;
         self.options.get(at + 1).map(String::as_str)
@@ -128,12 +130,12 @@ impl Server {
         format!("redis+unix://{}", self.directory.join(SOCKET).display())
     }
 
-    /// A connection beside the ones under test. It fails rather than hangs.
+    /// Opens a connection that is independent of the client under test. Its timeouts are 5 s.
     pub fn connection(&self) -> Connection {
         connect(&self.url(), ms(5_000)).expect("the server accepts a connection")
     }
 
-    /// Has it run a command beside the ones under test.
+    /// Runs a command on a connection of its own.
     #[track_caller]
     pub fn run(&self, command: &str, arguments: &[&str]) {
         redis::cmd(command)
@@ -142,7 +144,7 @@ impl Server {
             .unwrap_or_else(|error| panic!("{command} {arguments:?}: {error}"));
     }
 
-    /// One field of `INFO`.
+    /// Returns one field of `INFO`.
     pub fn info(&self, section: &str, field: &str) -> Option<String> {
         let info: String = redis::cmd("INFO")
             .arg(section)
@@ -155,7 +157,8 @@ impl Server {
         })
     }
 
-    /// Stops it where it stands: connections stay open, new ones are accepted by the kernel, nothing is answered.
+    /// Stops the process with a signal: connections stay open, the kernel accepts new ones, and the
+    /// server replies to nothing.
     pub fn pause(&self) {
         self.process.pause();
     }
@@ -164,19 +167,19 @@ impl Server {
         self.process.resume();
     }
 
-    /// Kills it, as a power cut would. It is gone when this returns.
+    /// Kills the process, as a power cut would, and waits for its end.
     pub fn kill(&mut self) {
         self.process.kill();
     }
 
-    /// Starts it again on the same port, with nothing in it.
+    /// Restarts the server on the same port, without data.
     pub fn restart(&mut self) {
         self.kill();
         Snapshot::remove(self.directory.path());
         self.relaunch();
     }
 
-    /// What is in it now.
+    /// Saves and returns the current data.
     pub fn snapshot(&self) -> Snapshot {
         let () = redis::cmd("SAVE")
             .query(&mut self.connection())
@@ -184,25 +187,25 @@ impl Server {
         Snapshot::take(self.directory.path())
     }
 
-    /// Starts it again on the same port, with what was in it when the snapshot was taken.
+    /// Restarts the server on the same port with the data of the snapshot.
     pub fn restart_from(&mut self, snapshot: &Snapshot) {
         self.kill();
         snapshot.put(self.directory.path());
         self.relaunch();
     }
 
-    /// What it has logged so far.
+    /// Returns the server's log.
     pub fn log(&self) -> String {
         read_log(&self.directory)
     }
 
-    pub fn id(&self) -> u32 {
+    pub fn process_id(&self) -> u32 {
         self.process.id()
     }
 
     fn relaunch(&mut self) {
         self.process = launch(self.port, &self.options, &self.directory)
-            .unwrap_or_else(|| panic!("the server does not come back:\n{}", self.log()));
+            .unwrap_or_else(|| panic!("the server does not start again:\n{}", self.log()));
     }
 }
 
@@ -221,7 +224,7 @@ impl Drop for Server {
 const SOCKET: &str = "socket";
 const LOG: &str = "log";
 
-/// `None` if it could not start, which is most likely for its port being taken.
+/// Starts a server; `None` if it could not start, most likely because its port was taken.
 fn launch(port: u16, options: &[String], directory: &TempDir) -> Option<Leashed> {
     let log = open_log(directory).expect("the log can be written");
     let port = port.to_string();
@@ -243,9 +246,7 @@ fn launch(port: u16, options: &[String], directory: &TempDir) -> Option<Leashed>
     ];
     let arguments = own.into_iter().chain(options.iter().map(String::as_str));
     let mut process = Leashed::start(&binary(), arguments, Some(directory.path()), |command| {
-        let errors = log
-            .try_clone()
-            .expect("the log's descriptor can be doubled");
+        let errors = log.try_clone().expect("the log's descriptor can be cloned");
         command
             .current_dir(directory.path())
             .stdout(log)
@@ -253,7 +254,7 @@ fn launch(port: u16, options: &[String], directory: &TempDir) -> Option<Leashed>
     })
     .expect("/bin/sh can be started");
 
-    // Asked through the socket in its own directory: on the port, somebody else's server might answer.
+    // Through the socket in its private directory: on the port, another server might reply.
     let socket = format!("redis+unix://{}", directory.join(SOCKET).display());
     let deadline = Instant::now() + ms(20_000);
     loop {
@@ -270,7 +271,7 @@ fn launch(port: u16, options: &[String], directory: &TempDir) -> Option<Leashed>
         }
         assert!(
             Instant::now() < deadline,
-            "the server does not answer:\n{}",
+            "the server does not reply:\n{}",
             read_log(directory)
         );
         thread::sleep(ms(2));
@@ -301,7 +302,7 @@ fn read_log(directory: &TempDir) -> String {
     fs::read_to_string(directory.join(LOG)).unwrap_or_default()
 }
 
-/// Where `.ci/server` finds it or puts it.
+/// Returns the binary from `REDIS_SERVER_BIN`, `PATH` or the directory that `.ci/server` fills.
 pub(super) fn binary() -> PathBuf {
     if let Some(named) = env::var_os("REDIS_SERVER_BIN").filter(|named| !named.is_empty()) {
         return named.into();
@@ -314,5 +315,5 @@ pub(super) fn binary() -> PathBuf {
     installed
         .chain([fetched])
         .find(|binary| binary.is_file())
-        .expect("no redis-server or valkey-server here: `make servers` brings one (examples also take REDIS_URL)")
+        .expect("no redis-server or valkey-server found: `make servers` installs one (examples also read REDIS_URL)")
 }

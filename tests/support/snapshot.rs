@@ -1,4 +1,4 @@
-//! What was in a server at some moment, to start it from later.
+//! A copy of a server's data, from which the server can be restarted.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -9,20 +9,20 @@ const FILE: &str = "dump.rdb";
 pub struct Snapshot(Vec<u8>);
 
 impl Snapshot {
-    /// Reads what the server in the directory has just saved.
+    /// Reads the file that the server in this directory has just saved.
     pub fn take(directory: &Path) -> Self {
-        Self(fs::read(directory.join(FILE)).expect("the server has saved"))
+        Self(fs::read(directory.join(FILE)).expect("the server has saved its data"))
     }
 
-    /// Writes it where a server that starts in the directory loads it from.
+    /// Writes the data to the file that a server in this directory loads at its start.
     pub fn put(&self, directory: &Path) {
-        fs::write(directory.join(FILE), &self.0).expect("the server's directory is there");
+        fs::write(directory.join(FILE), &self.0).expect("the server's directory exists");
     }
 
     pub fn remove(directory: &Path) {
         match fs::remove_file(directory.join(FILE)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                panic!("the snapshot stays: {error}")
+                panic!("cannot remove the snapshot: {error}")
             }
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! A directory that is removed with its owner.
+//! A temporary directory, removed when it is dropped.
 
 use std::env;
 use std::fs;
@@ -13,7 +13,7 @@ impl TempDir {
     pub fn create() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         loop {
-            // Short, since the path of a unix socket has room for a hundred bytes.
+            // Short, since the path of a unix socket is limited to about 100 bytes.
             let name = format!(
                 "leasehold-{}-{}",
                 process::id(),
@@ -22,9 +22,9 @@ impl TempDir {
             let path = env::temp_dir().join(name);
             match fs::create_dir(&path) {
                 Ok(()) => return Self(path),
-                // Left behind by an earlier process of the same id.
+                // Left behind by an earlier process with the same id.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => panic!("cannot make {}: {error}", path.display()),
+                Err(error) => panic!("cannot create {}: {error}", path.display()),
             }
         }
     }

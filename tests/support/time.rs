@@ -1,4 +1,4 @@
-//! Durations, waiting for what another process does, and how late this machine is at the moment.
+//! Waiting for other processes, and measuring how late this machine is.
 
 use std::panic::Location;
 use std::thread::{self, JoinHandle};
@@ -10,21 +10,22 @@ pub const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// Lets `time` go by, where nothing can be waited for.
+/// Sleeps for `time`, for tests that assert that nothing happens meanwhile.
 pub fn let_pass(time: Duration) {
     let _ = never::<()>().recv_timeout(time);
 }
 
-/// Asks again until it is so; fails the test when it is not within the given time.
-/// Only for the state of something outside of the test, which has no channel to tell it on.
+/// Polls a condition until it holds; fails the test if it does not hold within `within`.
+///
+/// Only for state outside of the test, which cannot be awaited on a channel.
 #[track_caller]
-pub fn eventually(within: Duration, mut so: impl FnMut() -> bool) {
+pub fn eventually(within: Duration, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + within;
     let mut pause = Duration::from_micros(500);
-    while !so() {
+    while !holds() {
         assert!(
             Instant::now() < deadline,
-            "not so within {within:?}, asked at {}",
+            "the condition at {} did not hold within {within:?}",
             Location::caller()
         );
         thread::sleep(pause);
@@ -32,8 +33,9 @@ pub fn eventually(within: Duration, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// A plain wait of the same length in a thread beside the call that is measured: what it overshoots is the machine's
-/// doing and not ours.
+/// A plain wait in another thread, as long as the measured call's limit.
+///
+/// How much it overshoots is due to the machine and not to the crate.
 pub struct Control {
     waiting: JoinHandle<Duration>,
 }
@@ -51,12 +53,12 @@ impl Control {
         Self { waiting }
     }
 
-    /// How much longer than asked for the plain wait took.
+    /// Returns by how much the plain wait exceeded its limit.
     pub fn overshoot(self) -> Duration {
         self.waiting.join().expect("a plain wait does not panic")
     }
 
-    /// Times a call that is to return within `limit`, with the plain wait beside it.
+    /// Times a call that must return within `limit`, in parallel with a plain wait.
     pub fn run<T>(limit: Duration, call: impl FnOnce() -> T) -> Timed<T> {
         let control = Self::start(limit);
         let began = Instant::now();
@@ -79,17 +81,17 @@ pub struct Timed<T> {
 }
 
 impl<T> Timed<T> {
-    /// How much later the call was than the plain wait, were it to take the whole limit.
-    pub fn beyond(&self) -> Duration {
+    /// Returns by how much the call exceeded the limit and the plain wait's overshoot.
+    pub fn overrun(&self) -> Duration {
         self.took.saturating_sub(self.limit + self.overshoot)
     }
 
-    /// The value, if the call was back at most `slack` later than a plain wait.
+    /// Returns the value; fails the test if the call returned more than `slack` after a plain wait.
     #[track_caller]
     pub fn no_later_than(self, slack: Duration) -> T {
         assert!(
-            self.beyond() <= slack,
-            "took {:?} of {:?}, where a plain wait overshoots by {:?} and {slack:?} more are allowed",
+            self.overrun() <= slack,
+            "took {:?} with a limit of {:?}; a plain wait overshot by {:?}, and {slack:?} more are allowed",
             self.took,
             self.limit,
             self.overshoot,

@@ -1,13 +1,13 @@
-//! What a call says whose servers give no answer.
+//! Assertion for calls whose servers do not reply.
 
 use leasehold::Error;
 
-/// Fails the test unless the call came to this. Returns what it says.
+/// Returns the message of an `Unreachable` error; fails the test on any other outcome.
 #[track_caller]
-pub fn is_unreachable<T>(answer: Result<T, Error>) -> String {
+pub fn expect_unreachable<T>(answer: Result<T, Error>) -> String {
     match answer {
         Err(error @ Error::Unreachable { .. }) => error.to_string(),
         Err(error) => panic!("{error:?}"),
-        Ok(_) => panic!("an answer, where none can come"),
+        Ok(_) => panic!("the call succeeded, but no server can reply"),
     }
 }

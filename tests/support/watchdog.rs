@@ -1,4 +1,4 @@
-//! A hang becomes a failure that says where.
+//! Turns a test that hangs into a failure that names the test.
 
 use std::env;
 use std::io::{self, Write};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 
-/// Ends the process if it is not dropped in time.
+/// Aborts the process unless it is dropped in time.
 pub struct Watchdog {
     _held: Sender<()>,
 }
@@ -23,11 +23,11 @@ pub fn watchdog(limit: Duration) -> Watchdog {
         .name("watchdog".to_owned())
         .spawn(move || {
             if dropped.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-                // Past the test runner's capture, which would be lost. And no panic: the test hangs in another
-                // thread, which no unwinding here would end.
+                // Written directly, because output that the test runner captures would be lost.
+                // Aborts, because a panic in this thread would not end the hanging one.
                 let _ = writeln!(
                     io::stderr(),
-                    "watchdog: `{test}` is not done after {limit:?}"
+                    "watchdog: `{test}` is still running after {limit:?}"
                 );
                 process::abort();
             }
@@ -36,8 +36,8 @@ pub fn watchdog(limit: Duration) -> Watchdog {
     Watchdog { _held: held }
 }
 
-/// What a test gets that starts a server: two minutes, or `LEASEHOLD_TEST_LIMIT` seconds.
-pub(crate) fn usual_limit() -> Duration {
+/// Returns the limit for tests that start a server: `LEASEHOLD_TEST_LIMIT` seconds, else 120 s.
+pub(crate) fn default_limit() -> Duration {
     let seconds = env::var("LEASEHOLD_TEST_LIMIT")
         .ok()
         .and_then(|limit| limit.parse().ok());

@@ -1,4 +1,4 @@
-//! What is in a server, and who listens to it.
+//! The keys and subscriptions of a server.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use super::server::Server;
 use super::time::{eventually, ms};
 
 impl Server {
-    /// The value of a string.
+    /// Returns the value of a string key, or `None` if it does not exist.
     pub fn get(&self, key: impl AsRef<[u8]>) -> Option<Vec<u8>> {
         redis::cmd("GET")
             .arg(key.as_ref())
@@ -16,7 +16,7 @@ impl Server {
             .expect("GET answers")
     }
 
-    /// Milliseconds that a key has left; -1 where it has no end, -2 where there is none.
+    /// Returns a key's remaining time in ms: -1 without an expiry, -2 if it does not exist.
     pub fn pttl(&self, key: impl AsRef<[u8]>) -> i64 {
         redis::cmd("PTTL")
             .arg(key.as_ref())
@@ -24,7 +24,7 @@ impl Server {
             .expect("PTTL answers")
     }
 
-    /// All keys, sorted.
+    /// Returns all keys, sorted.
     pub fn keys(&self) -> Vec<Vec<u8>> {
         let mut keys: Vec<Vec<u8>> = redis::cmd("KEYS")
             .arg("*")
@@ -34,8 +34,8 @@ impl Server {
         keys
     }
 
-    /// How many connections listen to a channel.
-    pub fn listeners(&self, channel: impl AsRef<[u8]>) -> usize {
+    /// Returns the number of connections that subscribe to a channel.
+    pub fn subscribers(&self, channel: impl AsRef<[u8]>) -> usize {
         let (_, count): (Value, usize) = redis::cmd("PUBSUB")
             .arg("NUMSUB")
             .arg(channel.as_ref())
@@ -44,8 +44,8 @@ impl Server {
         count
     }
 
-    /// How many channels somebody listens to, of those that match.
-    pub fn channels(&self, pattern: &str) -> usize {
+    /// Returns the number of subscribed channels that match the pattern.
+    pub fn subscribed_channels(&self, pattern: &str) -> usize {
         let channels: Vec<Value> = redis::cmd("PUBSUB")
             .arg("CHANNELS")
             .arg(pattern)
@@ -54,17 +54,19 @@ impl Server {
         channels.len()
     }
 
-    /// Returns when somebody listens to the channel, and the looks that belong to that are over: from then on only a
-    /// wake-up makes a waiter look before its time.
-    pub fn wait_for_a_waiter(&self, channel: impl AsRef<[u8]>) {
-        eventually(ms(10_000), || self.listeners(&channel) > 0);
-        let mut seen = (0, Instant::now());
+    /// Waits until a waiter has subscribed to the channel and sent the attempts that follow a
+    /// subscription: no script has run for 50 ms.
+    ///
+    /// From then on only a wake-up makes the waiter try again before its backstop.
+    pub fn wait_until_waiter_sleeps(&self, channel: impl AsRef<[u8]>) {
+        eventually(ms(10_000), || self.subscribers(&channel) > 0);
+        let mut last = (0, Instant::now());
         eventually(ms(10_000), || {
             let calls = self.calls(&["evalsha", "eval"]);
-            if calls != seen.0 {
-                seen = (calls, Instant::now());
+            if calls != last.0 {
+                last = (calls, Instant::now());
             }
-            seen.1.elapsed() >= ms(50)
+            last.1.elapsed() >= ms(50)
         });
     }
 }
