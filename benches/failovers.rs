@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::picture::{Panel, Picture, Row};
 use common::{Report, Spread};
-use support::{Contention, Outcome, Sentinels, Setup, Trouble, contender, ms};
+use support::{Contention, MasterFailure, Outcome, Sentinels, Setup, contender, ms};
 
 const PROCESSES: usize = 8;
 
@@ -19,7 +19,7 @@ const AFTERWARDS: Duration = ms(2_000);
 
 fn main() {
     // In a child process, runs its role and exits.
-    if support::play(&[("contender", contend_and_end)]) {
+    if support::run_role(&[("contender", contend_and_end)]) {
         return;
     }
     let failovers = env::var("FAILOVERS").ok().and_then(|n| n.parse().ok());
@@ -37,9 +37,9 @@ fn main() {
     for (replicas, figure) in [(0, "coincided_0"), (1, "coincided_1"), (2, "coincided_all")] {
         let mut coincided_in_all = 0;
         for trouble in [
-            Trouble::Killed,
-            Trouble::Stopped,
-            Trouble::SwitchedByCommand,
+            MasterFailure::Killed,
+            MasterFailure::Stopped,
+            MasterFailure::SwitchedByCommand,
         ] {
             let outcomes: Vec<Outcome> =
                 (0..failovers).map(|_| replace(trouble, replicas)).collect();
@@ -93,16 +93,16 @@ fn contend_and_end() {
 }
 
 /// Runs one failover under contention.
-fn replace(trouble: Trouble, replicas: usize) -> Outcome {
+fn replace(trouble: MasterFailure, replicas: usize) -> Outcome {
     let mut sentinels = Sentinels::start(Setup::fast_failover()).long_lived();
     let contention = Contention::start(&sentinels.url(), "a", PROCESSES, replicas);
     match trouble {
-        Trouble::Killed => sentinels.kill_first_master(),
-        Trouble::Stopped => sentinels.first_master().pause(),
-        Trouble::SwitchedByCommand => sentinels.failover(),
+        MasterFailure::Killed => sentinels.kill_first_master(),
+        MasterFailure::Stopped => sentinels.first_master().pause(),
+        MasterFailure::SwitchedByCommand => sentinels.failover(),
     }
     sentinels.successor();
-    if let Trouble::Stopped = trouble {
+    if let MasterFailure::Stopped = trouble {
         sentinels.first_master().resume();
     }
     // If all replicas must acknowledge and one server is dead, nobody can acquire.

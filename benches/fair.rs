@@ -43,7 +43,7 @@ fn sides(url: &str) -> Vec<Box<dyn Side>> {
 
 fn main() {
     // In a child process, runs its role and exits.
-    if support::play(&[("waiter", || wait(sides))]) {
+    if support::run_role(&[("waiter", || wait(sides))]) {
         return;
     }
 

@@ -52,7 +52,7 @@ const CONTENDERS: [(&str, &str, usize, Duration); 12] = [
 
 fn main() {
     // In a child process, runs its role and exits.
-    if support::play(&[
+    if support::run_role(&[
         ("member", || contend(contenders::open)),
         ("survivor", survive_and_end),
     ]) {
@@ -119,7 +119,7 @@ fn strike(lasts: Duration) {
             lasts,
         };
         let (server, witness) = (Server::start().long_lived(), Server::start().long_lived());
-        let went = chaos.reign(&server, &witness);
+        let went = chaos.run(&server, &witness);
         let [stall, bound] = [went.stall, went.bound].map(|it| it.as_secs_f64());
         rows.push(vec![
             kind.to_owned(),
@@ -134,7 +134,7 @@ fn strike(lasts: Duration) {
         let bar = Row::bar(kind, Spread::of([stall].into_iter()));
         bars.push(bar.ours().mark("≤", (bound * 100.0).round() / 100.0));
         figures.push((figure, format!("{stall:.3}")));
-        went.is_as_promised();
+        went.assert_promises();
     }
     common::print_table(
         &[

@@ -23,7 +23,7 @@ fn sides(url: &str) -> Vec<Box<dyn Side>> {
 
 fn main() {
     // In a child process, runs its role and exits.
-    if support::play(&[
+    if support::run_role(&[
         ("waiter", || wait(sides)),
         ("member", || contend(contenders::open)),
     ]) {

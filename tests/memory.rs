@@ -6,7 +6,7 @@ use std::thread;
 
 use crossbeam_channel::bounded;
 use leasehold::{Client, Unlocked};
-use support::{Child, Server, eventually, given, ms, say};
+use support::{Child, Server, eventually, ms, parameter, tell_parent};
 
 fn main() -> ExitCode {
     support::run(&[TESTS], &[], &[], &[ROLES])
@@ -31,7 +31,7 @@ const NAMES: usize = 10_000;
 const CONTENDED: usize = 1_100;
 
 fn client() -> Client {
-    Client::open(&given("URL")).unwrap()
+    Client::open(&parameter("URL")).unwrap()
 }
 
 /// What a process has, as it says itself.
@@ -43,12 +43,12 @@ struct Size {
 
 impl Size {
     /// In a child: says how large it is.
-    fn say() {
-        say(&format!("{} {}", resident(), own_threads().join(" ")));
+    fn report() {
+        tell_parent(&format!("{} {}", resident(), own_threads().join(" ")));
     }
 
-    fn hear(child: &Child) -> Self {
-        let line = child.line();
+    fn receive(child: &Child) -> Self {
+        let line = child.next_line();
         let mut words = line.split(' ').map(str::to_owned);
         Self {
             kib: words.next().unwrap().parse().unwrap(),
@@ -98,7 +98,7 @@ fn pause(go: &mut redis::Connection) {
 
 /// In a child: a connection to pause on, which is there from the start.
 fn connection() -> redis::Connection {
-    let client = redis::Client::open(given("URL")).unwrap();
+    let client = redis::Client::open(parameter("URL")).unwrap();
     client.get_connection().unwrap()
 }
 
@@ -125,10 +125,10 @@ fn neither_do_they_in_sets() {
 fn names_add_nothing(role: &str) {
     let server = Server::start();
     let child = Child::spawn(role, &[("URL", &server.url())]);
-    let first = Size::hear(&child);
+    let first = Size::receive(&child);
     let before = connections(&server);
     go_on(&server);
-    let second = Size::hear(&child);
+    let second = Size::receive(&child);
     second.grew_no_further_than(&first);
     assert_eq!(second.threads, ["leasehold-io", "leasehold-timer"]);
     assert_eq!(connections(&server), before);
@@ -143,7 +143,7 @@ fn many_names() {
             let mutex = client.mutex(format!("account:{lot}:{n}"));
             assert_eq!(mutex.lock().unwrap().unlock().unwrap(), Unlocked::Released);
         }
-        Size::say();
+        Size::report();
         pause(&mut go);
     }
 }
@@ -156,7 +156,7 @@ fn many_sets() {
             let guard = client.mutex_all(names).lock().unwrap();
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         }
-        Size::say();
+        Size::report();
         pause(&mut go);
     }
 }
@@ -164,10 +164,10 @@ fn many_sets() {
 fn names_that_were_waited_for_add_nothing() {
     let server = Server::start();
     let child = Child::spawn("contended_names", &[("URL", &server.url())]);
-    let first = Size::hear(&child);
+    let first = Size::receive(&child);
     let before = connections(&server);
     go_on(&server);
-    let second = Size::hear(&child);
+    let second = Size::receive(&child);
     second.grew_no_further_than(&first);
     // Those there are may need one more at a time by chance.
     assert!(connections(&server) <= before + 3);
@@ -200,7 +200,7 @@ fn contended_names() {
         for n in 0..CONTENDED {
             wait_for(&holder, &waiter, &format!("account:{lot}:{n}"), &mut go);
         }
-        Size::say();
+        Size::report();
         pause(&mut go);
     }
 }

@@ -10,7 +10,7 @@ use metrics::{
     Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
 use parking_lot::Mutex;
-use support::{Cluster, ClusterSetup, Server, eventually, ms, threads};
+use support::{Cluster, ClusterSetup, Server, eventually, ms, thread_count};
 
 /// Keeps all it is told, by name and label.
 #[derive(Clone, Default)]
@@ -95,7 +95,7 @@ impl Kept {
 
 // The recorder is one for the process: so is the test.
 #[test]
-fn smoke() {
+fn basic_metrics_reach_the_recorder() {
     let kept = Kept::default();
     metrics::set_global_recorder(kept.clone()).unwrap_or_else(|_| panic!("the first"));
     let server = Server::start();
@@ -155,12 +155,12 @@ fn smoke() {
     for (node, number) in [(0, 3), (1, 4), (2, 5)] {
         let client = Client::open(&cluster.url()).unwrap();
         // The first renewal starts the thread that tells.
-        let mutex = client.mutex(cluster.name_on("a", node));
+        let mutex = client.mutex(cluster.name_owned_by("a", node));
         let guard = mutex.renew_every(ms(100)).lock().unwrap();
         let held = format!("leasehold_held{{client={number}}}");
         eventually(ms(20_000), || kept.gauge(&held) == Some(1.0));
         // Nothing is started for that where no lock is kept.
-        assert_eq!(threads("leasehold-io"), 1);
+        assert_eq!(thread_count("leasehold-io"), 1);
         drop(guard);
         assert!(client.shutdown(ms(10_000)).unwrap().is_clean());
         assert_eq!(kept.gauge(&held), Some(0.0));

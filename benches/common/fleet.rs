@@ -75,12 +75,12 @@ fn nanos() -> u64 {
 
 /// The role `member` of each process: contends for the given period and exits.
 pub(crate) fn contend(open: Open) {
-    let number = |key: &str| support::given(key).parse::<u64>().expect("a number");
+    let number = |key: &str| support::parameter(key).parse::<u64>().expect("a number");
     let port = u16::try_from(number("PORT")).expect("a port");
-    let plain = support::given("PLAIN");
+    let plain = support::parameter("PLAIN");
     let plain = File::options().read(true).write(true).open(plain);
     let plain = Arc::new(plain.unwrap());
-    let lockers = open(&support::given("KIND"), &support::given("URL"));
+    let lockers = open(&support::parameter("KIND"), &support::parameter("URL"));
     let lockers: Vec<_> = (0..number("THREADS")).map(|_| lockers()).collect();
     let barrier = Barrier::new(lockers.len() + 1);
 

@@ -125,10 +125,10 @@ pub(crate) fn in_turns(
 /// The waiting process: acquires the side it is told to, reports when, and releases. Exits with the
 /// starter.
 pub(crate) fn wait(sides: Sides) {
-    let port: u16 = support::given("PORT").parse().unwrap();
+    let port: u16 = support::parameter("PORT").parse().unwrap();
     let mut starter = TcpStream::connect(("127.0.0.1", port)).unwrap();
     starter.set_nodelay(true).unwrap();
-    let mut sides = sides(&support::given("URL"));
+    let mut sides = sides(&support::parameter("URL"));
     loop {
         let mut n = [0];
         starter.read_exact(&mut n).unwrap();

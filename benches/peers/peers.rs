@@ -47,7 +47,7 @@ fn is_ours(label: &str) -> bool {
 
 fn main() {
     // In a child process, runs its role and exits.
-    if support::play(&[("member", || contend(kinds::open))]) {
+    if support::run_role(&[("member", || contend(kinds::open))]) {
         return;
     }
 

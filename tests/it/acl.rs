@@ -7,7 +7,7 @@ use std::thread;
 
 use leasehold::{Client, ClientBuilder, Error, Unlocked};
 use support::{
-    Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, eventually, everything_works, ms,
+    Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, eventually, exercise_every_call, ms,
 };
 
 support::tests![
@@ -78,7 +78,7 @@ fn refused(entries: Vec<Entry>) -> Vec<String> {
 /// Everything works, and connections have their names.
 #[track_caller]
 fn all_is_well(builder: impl Fn() -> ClientBuilder, name: &str, keepers: &[&Server]) {
-    let _connected = everything_works(builder, name, keepers);
+    let _connected = exercise_every_call(builder, name, keepers);
     for server in keepers {
         // One that is being made has no name yet.
         eventually(ms(5_000), || {
@@ -439,7 +439,7 @@ fn without_wait_no_replica_can_be_waited_for() {
 /// Locks a name whose slot is then on its way elsewhere: what the renewal came to meanwhile.
 #[track_caller]
 fn renewal_on_the_way(cluster: &Cluster, client: &Client) -> Result<(), Error> {
-    let name = cluster.name_on("moves", 0);
+    let name = cluster.name_owned_by("moves", 0);
     let slot = cluster.slot(&format!("lock:{name}"));
     let guard = client.mutex(name).ttl(ms(60_000)).lock().unwrap();
     cluster.begin_migration(slot, 0, 1);
@@ -459,7 +459,7 @@ fn in_a_cluster_too() {
     set_user(&documented("leasehold"));
     let url = cluster.url_as("leasehold:password@");
     for (i, node) in nodes.iter().enumerate() {
-        let name = cluster.name_on("a", i);
+        let name = cluster.name_owned_by("a", i);
         all_is_well(|| Client::builder().url(&url), &name, &[node]);
     }
     renewal_on_the_way(&cluster, &client(&url)).unwrap();
@@ -467,7 +467,7 @@ fn in_a_cluster_too() {
 
     set_user(&without("leasehold", "+asking"));
     for (i, node) in nodes.iter().enumerate() {
-        let name = cluster.name_on("b", i);
+        let name = cluster.name_owned_by("b", i);
         all_is_well(|| Client::builder().url(&url), &name, &[node]);
     }
     let renewed = renewal_on_the_way(&cluster, &client(&url));

@@ -13,13 +13,13 @@ use leasehold::{
 };
 use support::{
     Child, Cluster, ClusterSetup, Control, Proxy, Sentinels, Server, Setup, Traffic, eventually,
-    given, ms, say,
+    ms, parameter, tell_parent,
 };
 
 support::roles![mover];
 
 support::tests![
-    smoke,
+    basic_calls_work_on_a_set,
     no_name_is_an_error_and_one_is_a_plain_lock,
     sets_in_opposite_orders_get_through,
     half_a_set_is_never_seen,
@@ -98,10 +98,10 @@ const SETS: [&[&str]; 6] = [
 /// Takes sets and single names in turns, and writes down for each name under which token it was there. The key that
 /// counts a name's holders is read and written back, so that two of them would be seen.
 fn mover() {
-    let client = Client::open(&given("URL")).unwrap();
-    let plain = redis::Client::open(given("URL")).unwrap();
+    let client = Client::open(&parameter("URL")).unwrap();
+    let plain = redis::Client::open(parameter("URL")).unwrap();
     let ready = Barrier::new(THREADS + 1);
-    let first: usize = given("FIRST").parse().unwrap();
+    let first: usize = parameter("FIRST").parse().unwrap();
     thread::scope(|scope| {
         for thread in 0..THREADS {
             let (client, plain, ready) = (&client, &plain, &ready);
@@ -125,7 +125,7 @@ fn mover() {
             });
         }
         ready.wait();
-        say("ready");
+        tell_parent("ready");
     });
 }
 
@@ -162,7 +162,7 @@ fn watch(server: &Server, is_over: &AtomicBool) -> usize {
     looks
 }
 
-fn smoke() {
+fn basic_calls_work_on_a_set() {
     let server = Server::start();
     let (one, two) = (client(&server.url()), client(&server.url()));
     let both = one.mutex_all(["b", "a", "b"]);
@@ -251,7 +251,7 @@ fn sets_in_opposite_orders_get_through() {
         })
         .collect();
     for child in &children {
-        child.wait_for("ready");
+        child.wait_for_line("ready");
     }
     let firsts = ["a", "b", "c"].map(|name| token(&start, name).value());
     released(start);
@@ -712,13 +712,15 @@ fn a_shutdown_releases_all() {
 
 /// Names in slots of all three masters, in the order of the slots.
 fn apart(cluster: &Cluster, what: &str) -> Vec<String> {
-    let mut names: Vec<String> = (0..3).map(|node| name_on(cluster, what, node)).collect();
+    let mut names: Vec<String> = (0..3)
+        .map(|node| name_owned_by(cluster, what, node))
+        .collect();
     names.sort_by_key(|name| cluster.slot(&format!("lock:{name}")));
     names
 }
 
 /// A name that begins like this, on this node.
-fn name_on(cluster: &Cluster, what: &str, node: usize) -> String {
+fn name_owned_by(cluster: &Cluster, what: &str, node: usize) -> String {
     (0..)
         .map(|n| format!("{what}{n}"))
         .find(|name| cluster.master_of(&format!("lock:{name}")) == node)

@@ -97,11 +97,11 @@ impl Monitor {
         let mut monitor = Self {
             lines: BufReader::new(stream),
         };
-        assert_eq!(monitor.line(), "+OK");
+        assert_eq!(monitor.next_line(), "+OK");
         monitor
     }
 
-    fn line(&mut self) -> String {
+    fn next_line(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
@@ -110,7 +110,7 @@ impl Monitor {
     /// The next script call on the lock's key.
     fn call(&mut self, name: &str) -> Sent {
         loop {
-            let line = self.line();
+            let line = self.next_line();
             // `1700000000.123456 [0 127.0.0.1:1234] "EVALSHA" "…" "2" "lock:a" "leasehold:fence:…" "…" …`
             let parts = |keys: u8| line.split_once(&format!(" \"{keys}\" \"lock:{name}\" "));
             let (is_acquire, Some((head, tail))) =
@@ -594,7 +594,7 @@ fn many_in_vain(
     proxy.set_future(Traffic::Pass);
     proxy.cut();
     loop {
-        let line = monitor.line();
+        let line = monitor.next_line();
         // The calls above, too, may have timed out: those have locks of their own.
         if !line.contains("\"lock:a\"") {
             continue;

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use support::{Proxy, Replicas, Server, Traffic, eventually, let_pass, ms};
 
 support::timed![
-    smoke,
+    basic_calls_work_over_one_shared_connection,
     calls_that_wait_go_together,
     exclusion_and_tokens_hold_over_threads_and_names,
     a_hung_server_keeps_nobody_longer_than_its_deadline_and_all_is_undone,
@@ -81,7 +81,7 @@ fn try_lock(client: &Client, n: usize) -> Result<Option<MutexGuard>, Error> {
     client.mutex(format!("name-{n}")).try_lock()
 }
 
-fn smoke() {
+fn basic_calls_work_over_one_shared_connection() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url(), 1);

@@ -4,7 +4,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::{BreakerState, Client, ClientBuilder, Error, HealthState, Lost, Unlocked};
-use support::{Child, Control, Sentinels, Server, Setup, eventually, free_port, given, ms, say};
+use support::{
+    Child, Control, Sentinels, Server, Setup, eventually, free_port, ms, parameter, tell_parent,
+};
 
 support::roles![without_threads];
 
@@ -306,7 +308,7 @@ fn health_without_threads_says_that_it_fails() {
     let child = Child::spawn("breaker::without_threads", &[("URLS", &urls), HUGE_STACK]);
     let finished = child.wait().succeeded();
     assert_eq!(
-        finished.said,
+        finished.lines,
         ["3 servers, healthy: false"],
         "{}",
         finished.output
@@ -315,10 +317,10 @@ fn health_without_threads_says_that_it_fails() {
 
 fn without_threads() {
     assert!(thread::Builder::new().spawn(|| ()).is_err());
-    let urls = given("URLS");
+    let urls = parameter("URLS");
     let client = Client::quorum(urls.split(' ')).unwrap();
     let health = client.health();
-    say(&format!(
+    tell_parent(&format!(
         "{} servers, healthy: {}",
         health.servers.len(),
         health.is_healthy()

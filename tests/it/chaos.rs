@@ -16,7 +16,7 @@ fn reigns_over(kind: &'static str) {
         lasts: ms(10_000),
     };
     let (server, witness) = (Server::start(), Server::start());
-    chaos.reign(&server, &witness).is_as_promised();
+    chaos.run(&server, &witness).assert_promises();
 }
 
 fn survivors_go_on_with_a_mutex() {

@@ -97,7 +97,7 @@ impl Program {
     }
 
     #[track_caller]
-    fn line(&mut self) -> String {
+    fn next_line(&mut self) -> String {
         let mut line = String::new();
         let read = self.lines.read_line(&mut line).unwrap();
         assert!(read > 0, "it says no more; {}", self.errors());
@@ -105,7 +105,7 @@ impl Program {
     }
 
     fn pid(&mut self) -> Pid {
-        Pid::from_raw(self.line().parse().unwrap()).unwrap()
+        Pid::from_raw(self.next_line().parse().unwrap()).unwrap()
     }
 
     fn send(&self, signal: Signal) {
@@ -364,9 +364,9 @@ fn a_signal_reaches_all_of_the_group() {
             continue;
         }
         let mut program = Program::run(&server.url(), &[], LISTENER);
-        assert_eq!(program.line(), "ready");
+        assert_eq!(program.next_line(), "ready");
         program.send(signal);
-        assert_eq!(program.line(), name);
+        assert_eq!(program.next_line(), name);
         assert_eq!(program.code(), Some(5), "{name}");
         assert!(is_free(&server, "a"));
     }
@@ -384,11 +384,11 @@ fn what_our_starter_ignores_stays_ignored() {
     let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(process.stdout.take().unwrap());
     let mut program = Program { process, lines };
-    assert_eq!(program.line(), "ready");
+    assert_eq!(program.next_line(), "ready");
     program.send(Signal::HUP);
     // Passed on behind the other, if that were.
     program.send(Signal::USR1);
-    assert_eq!(program.line(), "on");
+    assert_eq!(program.next_line(), "on");
     assert_eq!(program.code(), Some(6));
 }
 
@@ -409,7 +409,7 @@ fn a_lost_lock_ends_the_command() {
         &options,
         "trap 'exit 0' TERM; echo ready; while :; do sleep 0.02; done",
     );
-    assert_eq!(polite.line(), "ready");
+    assert_eq!(polite.next_line(), "ready");
     delete(&server);
     assert_eq!(polite.code(), Some(79));
     assert!(polite.errors().contains("no longer exists in Redis"));
@@ -421,7 +421,7 @@ fn a_lost_lock_kills_the_command_that_does_not_end() {
     let mut program = Program::run(&server.url(), &options, STUBBORN);
     let pids = [program.pid(), program.pid()];
     delete(&server);
-    assert_eq!(program.line(), "term");
+    assert_eq!(program.next_line(), "term");
     let told = Instant::now();
     assert_eq!(program.code(), Some(79));
     assert!(told.elapsed() >= ms(200), "{:?}", told.elapsed());
@@ -459,7 +459,7 @@ fn when_we_are_killed_the_whole_group_is() {
     for signal in [Signal::HUP, Signal::USR1, Signal::TERM] {
         program.send(signal);
     }
-    assert_eq!(program.line(), "term");
+    assert_eq!(program.next_line(), "term");
     assert!(pids.into_iter().all(lives));
     program.send(Signal::KILL);
     end_soon(&pids);
@@ -608,7 +608,7 @@ fn min_hold_outlasts_a_signal_and_counts_from_the_grant() {
         &["--min-hold", "60s"],
         "echo ready; exec sleep 300",
     );
-    assert_eq!(program.line(), "ready");
+    assert_eq!(program.next_line(), "ready");
     program.send(Signal::TERM);
     assert_eq!(program.code(), Some(143));
     let holder = client(&server)
@@ -631,7 +631,7 @@ fn min_hold_is_kept_here_while_redis_is_away() {
     let proxy = Proxy::new(&server);
     let script = "echo ready; sleep 0.3";
     let mut program = Program::run(&proxy.url(), &["--ttl", "60s", "--min-hold", "50s"], script);
-    assert_eq!(program.line(), "ready");
+    assert_eq!(program.next_line(), "ready");
     proxy.set_all(Traffic::Stall);
     // It asks again and again, until it is told to end.
     let mut said = String::new();
@@ -816,7 +816,7 @@ fn top_counts_changes_of_holder() {
     let object = loop {
         let _busy = busy.lock().unwrap();
         let object = loop {
-            let object = json(&top.line());
+            let object = json(&top.next_line());
             if object["name"] == "busy" {
                 break object;
             }
@@ -854,7 +854,7 @@ fn top_outlasts_an_outage() {
     let proxy = Proxy::new(&server);
     let _still = hold(&server);
     let mut top = Program::start(&proxy.url(), &["top", "--json", "--interval", "20ms"]);
-    assert_eq!(json(&top.line())["name"], "a");
+    assert_eq!(json(&top.next_line())["name"], "a");
     proxy.set_all(Traffic::Cut);
     let mut errors = BufReader::new(top.process.stderr.take().unwrap());
     let mut said = String::new();
@@ -867,7 +867,7 @@ fn top_outlasts_an_outage() {
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap()
         .as_millis();
-    while at(top.line()) <= now {}
+    while at(top.next_line()) <= now {}
 }
 
 fn top_refreshes_a_terminal_in_place() {

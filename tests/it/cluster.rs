@@ -8,9 +8,9 @@ use crossbeam_channel::unbounded;
 use leasehold::{Client, Error, Lost, MutexGuard, Unlocked};
 use redis::RedisResult;
 use support::{
-    BlackHole, COMMAND_TIMEOUT, Cluster, ClusterSetup, Contention, Control, GO_ON_WITHIN, Outcome,
-    PROCESSES, SLACK, Server, Trouble, builder, client, contend_and_then, eventually,
-    expect_unreachable, free_port, given, ms, threads, until_taken,
+    BlackHole, COMMAND_TIMEOUT, Cluster, ClusterSetup, Contention, Control, MasterFailure, Outcome,
+    PROCESSES, RESUME_WITHIN, SLACK, Server, builder, client, contend_and_then, eventually,
+    expect_unreachable, free_port, ms, parameter, thread_count, time_until_taken,
 };
 
 support::roles![tidy_contender];
@@ -24,7 +24,7 @@ support::tests![
 ];
 
 support::roughly_timed![
-    smoke,
+    basic_calls_work_on_every_master,
     a_slot_that_moves_while_held,
     keys_that_are_apart_are_waited_for,
     seeds_that_are_away,
@@ -67,14 +67,14 @@ fn scripts(cluster: &Cluster, node: usize) -> u64 {
 }
 
 /// All that one server promises, on each master, and with one connection that hears on each.
-fn smoke() {
+fn basic_calls_work_on_every_master() {
     let cluster = shared();
     let one = client(&cluster.url());
     let two = builder(&cluster.url()).backstop(ms(60_000));
     let two = two.connection_name("two").build().unwrap();
     assert!(one.ping().is_ok());
     for node in 0..3 {
-        let name = cluster.name_on("smoke", node);
+        let name = cluster.name_owned_by("every-master", node);
         let guard = one.mutex(&*name).ttl(ms(60_000)).lock().unwrap();
         assert!(cluster.node(node).get(lock(&name)).is_some());
         assert!(two.mutex(&*name).try_lock().unwrap().is_none());
@@ -114,7 +114,7 @@ fn leases_are_renewed_on_every_master() {
     let (renewed, renewals) = unbounded();
     let hold = |node| {
         let renewed = renewed.clone();
-        let mutex = client.mutex(cluster.name_on("renewed", node));
+        let mutex = client.mutex(cluster.name_owned_by("renewed", node));
         let mutex = mutex.ttl(ms(3_000));
         let mutex = mutex.renew_every(ms(200)).on_renew(move |_| {
             let _ = renewed.send(node);
@@ -157,7 +157,7 @@ fn names_with_braces() {
 fn a_slot_that_has_moved_is_followed() {
     let cluster = steady();
     let client = client(&cluster.url());
-    let name = cluster.name_on("a", 0);
+    let name = cluster.name_owned_by("a", 0);
     let slot = cluster.slot(&lock(&name));
     let mutex = client.mutex(&*name);
     released(mutex.lock().unwrap());
@@ -178,7 +178,7 @@ fn a_slot_that_moves_while_held() {
     let cluster = shared();
     let (one, two) = (client(&cluster.url()), client(&cluster.url()));
     for is_released_on_the_way in [true, false] {
-        let name = cluster.name_on("moves", 0);
+        let name = cluster.name_owned_by("moves", 0);
         let slot = cluster.slot(&lock(&name));
         let (renewed, renewals) = unbounded();
         let mutex = one.mutex(&*name).ttl(ms(4_000)).renew_every(ms(100));
@@ -219,7 +219,7 @@ fn a_slot_that_moves_while_held() {
             }
             let at = Instant::now();
             let guard = waiting.join().unwrap();
-            assert!(at.elapsed() < GO_ON_WITHIN, "{:?}", at.elapsed());
+            assert!(at.elapsed() < RESUME_WITHIN, "{:?}", at.elapsed());
             assert!(guard.fencing_token() > token);
             released(guard);
         });
@@ -231,7 +231,7 @@ fn a_slot_that_moves_while_held() {
 fn keys_that_are_apart_are_waited_for() {
     let cluster = shared();
     let client = client(&cluster.url());
-    let name = cluster.name_on("apart", 0);
+    let name = cluster.name_owned_by("apart", 0);
     let slot = cluster.slot(&lock(&name));
     let mutex = client.mutex(&*name);
     let guard = mutex.ttl(ms(60_000)).lock().unwrap();
@@ -311,7 +311,9 @@ fn seeds_that_are_away() {
 fn a_cluster_that_is_away() {
     let mut cluster = steady();
     let known = client(&cluster.url());
-    let names: Vec<_> = (0..3).map(|node| cluster.name_on("a", node)).collect();
+    let names: Vec<_> = (0..3)
+        .map(|node| cluster.name_owned_by("a", node))
+        .collect();
     for name in &names {
         released(known.mutex(&**name).lock().unwrap());
     }
@@ -339,7 +341,7 @@ fn a_cluster_that_is_away() {
 fn an_acquire_without_an_answer_is_undone() {
     let cluster = steady();
     let (one, two) = (client(&cluster.url()), client(&cluster.url()));
-    let name = cluster.name_on("a", 1);
+    let name = cluster.name_owned_by("a", 1);
     released(one.mutex(&*name).lock().unwrap());
     cluster.stop(1);
     let error = one.mutex(&*name).ttl(ms(60_000)).try_lock().unwrap_err();
@@ -348,7 +350,7 @@ fn an_acquire_without_an_answer_is_undone() {
     assert!(text.contains(&format!("127.0.0.1:{port}: ")), "{text}");
     // The others have nothing to do with it.
     for node in [0, 2] {
-        released(one.mutex(cluster.name_on("a", node)).lock().unwrap());
+        released(one.mutex(cluster.name_owned_by("a", node)).lock().unwrap());
     }
     cluster.resume(1);
     let guard = two.mutex(&*name).try_lock_for(ms(10_000)).unwrap();
@@ -368,7 +370,7 @@ fn what_is_no_cluster_says_so() {
     let port = cluster.client_port(0);
     let client = Client::open(&format!("redis://127.0.0.1:{port}")).unwrap();
     let error = client
-        .mutex(cluster.name_on("plain", 1))
+        .mutex(cluster.name_owned_by("plain", 1))
         .lock()
         .unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
@@ -394,11 +396,11 @@ fn passwords() {
     }
 }
 
-fn get_into(trouble: Trouble, cluster: &mut Cluster, master: usize) {
+fn get_into(trouble: MasterFailure, cluster: &mut Cluster, master: usize) {
     match trouble {
-        Trouble::Killed => cluster.kill(master),
-        Trouble::Stopped => cluster.stop(master),
-        Trouble::SwitchedByCommand => {
+        MasterFailure::Killed => cluster.kill(master),
+        MasterFailure::Stopped => cluster.stop(master),
+        MasterFailure::SwitchedByCommand => {
             let replica = cluster.replicas_of(master).next();
             cluster.failover(replica.expect("it has one"));
         }
@@ -409,14 +411,14 @@ fn get_into(trouble: Trouble, cluster: &mut Cluster, master: usize) {
 fn tidy_contender() {
     contend_and_then(|client| {
         // Whoever was late may never have waited at the new one.
-        let mutex = client.mutex(given("NAME"));
+        let mutex = client.mutex(parameter("NAME"));
         let guard = mutex.lock().expect("the new master is there");
         assert!(mutex.try_lock_for(ms(200)).unwrap().is_none(), "it waits");
         released(guard);
         for thread in ["leasehold-io", "leasehold-subsc"] {
             let mut before = None;
             eventually(ms(20_000), || {
-                let now = threads(thread);
+                let now = thread_count(thread);
                 if before.replace(now) != Some(now) {
                     // Shown where the test fails.
                     println!("{thread}: {now}");
@@ -434,9 +436,9 @@ fn fence_on(cluster: &Cluster, node: usize, name: &str) -> RedisResult<Option<u6
 
 /// Several processes contend while the master of the name is replaced. Besides, a client that only waits for another
 /// name there, and one that holds two more: of one the new master has never heard.
-fn contention_goes_on(trouble: Trouble) {
+fn contention_goes_on(trouble: MasterFailure) {
     let mut cluster = Cluster::start(3, 1);
-    let name = cluster.name_on("a", 0);
+    let name = cluster.name_owned_by("a", 0);
     let client = client(&cluster.url());
     // Who looks around so seldom must be told, by whatever thread of ours, that the master is another.
     let parked = builder(&cluster.url()).backstop(ms(60_000)).build();
@@ -470,9 +472,9 @@ fn contention_goes_on(trouble: Trouble) {
 
     let (lost, sleeper_lost) = (dies.lost(), sleeps.lost());
     get_into(trouble, &mut cluster, 0);
-    assert_eq!(cluster.until_new_master(0), replica);
+    assert_eq!(cluster.wait_for_new_master(0), replica);
     let began = Instant::now();
-    let timed = until_taken(began, || fence_on(&cluster, replica, &name));
+    let timed = time_until_taken(began, || fence_on(&cluster, replica, &name));
     let (took, overshoot) = (timed.took, timed.overshoot);
     timed.no_later_than(SLACK);
     let lost = lost.recv_timeout(ms(5_000)).expect("it is told");
@@ -481,23 +483,23 @@ fn contention_goes_on(trouble: Trouble) {
     let told = began.elapsed();
     let at = parked_got.recv_timeout(ms(60_000)).unwrap();
     let got = at.saturating_duration_since(began);
-    assert!(got <= GO_ON_WITHIN + SLACK + overshoot, "{got:?}");
+    assert!(got <= RESUME_WITHIN + SLACK + overshoot, "{got:?}");
     parked.join().unwrap();
 
     // All of them are there by then, and the old one has nothing more to say.
-    contention.goes_on(30);
-    if trouble == Trouble::Stopped {
+    contention.wait_for_progress(30);
+    if trouble == MasterFailure::Stopped {
         cluster.resume(0);
     }
-    if trouble != Trouble::Killed {
-        cluster.until_settled();
-        contention.goes_on(30);
+    if trouble != MasterFailure::Killed {
+        cluster.wait_until_settled();
+        contention.wait_for_progress(30);
     }
     let outcome = contention.finish();
     println!(
         "{trouble:?}: went on after {took:?}, told of the loss after {told:?}, the parked one got it after {got:?}; {outcome:?}"
     );
-    outcome.is_as_promised(SLACK);
+    outcome.assert_promises(SLACK);
     assert_eq!(survives.unlock().unwrap(), Unlocked::Released);
     assert_eq!(dies.unlock().unwrap(), Unlocked::AlreadyLost(lost));
 }
@@ -524,7 +526,7 @@ fn forget_all(cluster: &Cluster, replica: usize, key: &str) {
 fn contention_when_the_slot_moves() {
     let cluster = steady();
     let client = client(&cluster.url());
-    let name = cluster.name_on("a", 0);
+    let name = cluster.name_owned_by("a", 0);
     let slot = cluster.slot(&lock(&name));
     let contention = Contention::start(&cluster.url(), &name, PROCESSES, 0);
     for (from, to, is_ours) in [(0, 1, true), (1, 2, false), (2, 0, true)] {
@@ -541,14 +543,14 @@ fn contention_when_the_slot_moves() {
             began = Instant::now();
             released(guard);
         }
-        let timed = until_taken(began, || fence_on(&cluster, to, &name));
+        let timed = time_until_taken(began, || fence_on(&cluster, to, &name));
         println!("from {from} to {to}: went on after {:?}", timed.took);
         timed.no_later_than(SLACK);
-        contention.goes_on(30);
+        contention.wait_for_progress(30);
     }
     let outcome = contention.finish();
     println!("{outcome:?}");
-    outcome.is_as_promised(SLACK);
+    outcome.assert_promises(SLACK);
     // No lease ends by this.
     let Outcome {
         coincided,
@@ -560,13 +562,13 @@ fn contention_when_the_slot_moves() {
 }
 
 fn contention_when_the_master_is_killed() {
-    contention_goes_on(Trouble::Killed);
+    contention_goes_on(MasterFailure::Killed);
 }
 
 fn contention_when_the_master_is_stopped() {
-    contention_goes_on(Trouble::Stopped);
+    contention_goes_on(MasterFailure::Stopped);
 }
 
 fn contention_when_the_master_is_switched_by_command() {
-    contention_goes_on(Trouble::SwitchedByCommand);
+    contention_goes_on(MasterFailure::SwitchedByCommand);
 }

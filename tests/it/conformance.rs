@@ -11,7 +11,7 @@ use support::{
     Cluster, ClusterSetup, Control, Sentinels, Server, Setup, Watchdog, eventually, ms, watchdog,
 };
 #[cfg(feature = "tls")]
-use support::{free_port, pem, tls_server};
+use support::{free_port, read_pem, tls_server};
 
 /// What a call may be later than a plain wait of the same length.
 const SLACK: Duration = ms(250);
@@ -102,8 +102,8 @@ impl Deployment for Tls {
     fn builder(&self) -> ClientBuilder {
         Client::builder()
             .url(format!("rediss://localhost:{}", self.port))
-            .tls_root(pem("ca.pem"))
-            .tls_client_cert(pem("client.pem"), pem("client.key"))
+            .tls_root(read_pem("ca.pem"))
+            .tls_client_cert(read_pem("client.pem"), read_pem("client.key"))
     }
 
     fn keepers(&self, _: &str) -> Vec<&Server> {

@@ -14,7 +14,7 @@ use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Lost, MutexGuard};
 use support::{
     BlackHole, Cluster, ClusterSetup, Control, Proxy, Sentinels, Server, Setup, Timed, Traffic,
-    eventually, expect_unreachable, let_pass, ms, nobody,
+    eventually, expect_unreachable, let_pass, ms, refusing_url,
 };
 
 support::tests![
@@ -66,7 +66,7 @@ const GENEROUS: Duration = ms(750);
 
 /// What may become of a Redis.
 #[derive(Clone, Copy, Debug)]
-enum Trouble {
+enum MasterFailure {
     Stopped,
     Killed,
     /// Connections are accepted, and nothing is said on them.
@@ -90,23 +90,25 @@ impl Redis {
         Self { server, proxy }
     }
 
-    fn url(&self, trouble: Trouble) -> String {
+    fn url(&self, trouble: MasterFailure) -> String {
         match trouble {
-            Trouble::BlackHoled | Trouble::Slow => self.proxy.url(),
-            Trouble::Stopped | Trouble::Killed | Trouble::Busy => self.server.url(),
+            MasterFailure::BlackHoled | MasterFailure::Slow => self.proxy.url(),
+            MasterFailure::Stopped | MasterFailure::Killed | MasterFailure::Busy => {
+                self.server.url()
+            }
         }
     }
 
-    fn client(&self, trouble: Trouble) -> Client {
+    fn client(&self, trouble: MasterFailure) -> Client {
         builder().url(self.url(trouble)).build().unwrap()
     }
 
-    fn get_into(&mut self, trouble: Trouble) {
+    fn get_into(&mut self, trouble: MasterFailure) {
         match trouble {
-            Trouble::Stopped => self.server.pause(),
-            Trouble::Killed => self.server.kill(),
-            Trouble::BlackHoled => self.proxy.set_all(Traffic::DropBoth),
-            Trouble::Busy => {
+            MasterFailure::Stopped => self.server.pause(),
+            MasterFailure::Killed => self.server.kill(),
+            MasterFailure::BlackHoled => self.proxy.set_all(Traffic::DropBoth),
+            MasterFailure::Busy => {
                 let mut script = TcpStream::connect(("127.0.0.1", self.server.port())).unwrap();
                 script
                     .write_all(b"*3\r\n$4\r\nEVAL\r\n$17\r\nwhile true do end\r\n$1\r\n0\r\n")
@@ -118,7 +120,7 @@ impl Redis {
                         .is_err_and(|error| error.code() == Some("BUSY"))
                 });
             }
-            Trouble::Slow => self.proxy.delay(COMMAND_TIMEOUT, COMMAND_TIMEOUT),
+            MasterFailure::Slow => self.proxy.delay(COMMAND_TIMEOUT, COMMAND_TIMEOUT),
         }
     }
 }
@@ -182,7 +184,7 @@ fn are_in_time<T>(timed: &[Timed<T>]) {
 }
 
 /// Calls of clients that knew better days, and of clients made just now.
-fn attempts_are_back_in_time(trouble: Trouble) {
+fn attempts_are_back_in_time(trouble: MasterFailure) {
     let mut redis = Redis::start();
     let used = || -> Vec<_> { (0..REPEATS).map(|_| warm(redis.client(trouble))).collect() };
     // Each has one connection that has seen better days, so each is good for one attempt.
@@ -257,27 +259,27 @@ fn fresh_in_time<T: Send>(
 }
 
 fn attempts_at_a_stopped_server() {
-    attempts_are_back_in_time(Trouble::Stopped);
+    attempts_are_back_in_time(MasterFailure::Stopped);
 }
 
 fn attempts_at_a_killed_server() {
-    attempts_are_back_in_time(Trouble::Killed);
+    attempts_are_back_in_time(MasterFailure::Killed);
 }
 
 fn attempts_at_a_server_that_has_become_a_black_hole() {
-    attempts_are_back_in_time(Trouble::BlackHoled);
+    attempts_are_back_in_time(MasterFailure::BlackHoled);
 }
 
 fn attempts_at_a_busy_server() {
-    attempts_are_back_in_time(Trouble::Busy);
+    attempts_are_back_in_time(MasterFailure::Busy);
 }
 
 fn attempts_at_a_slow_server() {
-    attempts_are_back_in_time(Trouble::Slow);
+    attempts_are_back_in_time(MasterFailure::Slow);
 }
 
 fn attempts_where_nobody_listens() {
-    fresh_clients_are_back_in_time(&nobody());
+    fresh_clients_are_back_in_time(&refusing_url());
 }
 
 fn attempts_at_what_was_never_a_redis() {
@@ -330,8 +332,8 @@ fn a_slow_server_makes_nobody_late_at_any_step() {
 
 fn calls_that_wait_behind_each_other_are_back_in_time() {
     let mut redis = Redis::start();
-    let client = warm(redis.client(Trouble::Stopped));
-    redis.get_into(Trouble::Stopped);
+    let client = warm(redis.client(MasterFailure::Stopped));
+    redis.get_into(MasterFailure::Stopped);
     let mutex = client.mutex("a");
     let barrier = Barrier::new(REPEATS);
     let timed: Vec<_> = thread::scope(|scope| {
@@ -356,7 +358,7 @@ fn calls_that_wait_when_the_server_stops_are_back_in_time() {
     let mut redis = Redis::start();
     let holder = Client::open(&redis.server.url()).unwrap();
     let _held = holder.mutex("a").ttl(ms(60_000)).lock().unwrap();
-    let client = warm(redis.client(Trouble::Stopped));
+    let client = warm(redis.client(MasterFailure::Stopped));
     let mutex = client.mutex("a");
     let limit = ms(1_000);
     let timed: Vec<_> = thread::scope(|scope| {
@@ -364,7 +366,7 @@ fn calls_that_wait_when_the_server_stops_are_back_in_time() {
             .map(|_| scope.spawn(|| Control::run(limit, || mutex.try_lock_for(limit))))
             .collect();
         eventually(ms(900), || redis.server.subscribers("lock_release:a") == 1);
-        redis.get_into(Trouble::Stopped);
+        redis.get_into(MasterFailure::Stopped);
         calls.into_iter().map(|call| call.join().unwrap()).collect()
     });
     redis.server.resume();
@@ -377,7 +379,7 @@ fn calls_that_wait_when_the_server_stops_are_back_in_time() {
     }
 }
 
-fn held_leases_end_in_time(trouble: Trouble) {
+fn held_leases_end_in_time(trouble: MasterFailure) {
     let mut redis = Redis::start();
     let client = redis.client(trouble);
     let guards: Vec<Mutex<Option<MutexGuard>>> = (0..2 * REPEATS)
@@ -431,28 +433,28 @@ fn losses_are_told_in_time(guards: &[MutexGuard]) {
 }
 
 fn leases_on_a_stopped_server() {
-    held_leases_end_in_time(Trouble::Stopped);
+    held_leases_end_in_time(MasterFailure::Stopped);
 }
 
 fn leases_on_a_killed_server() {
-    held_leases_end_in_time(Trouble::Killed);
+    held_leases_end_in_time(MasterFailure::Killed);
 }
 
 fn leases_on_a_black_hole() {
-    held_leases_end_in_time(Trouble::BlackHoled);
+    held_leases_end_in_time(MasterFailure::BlackHoled);
 }
 
 fn leases_on_a_busy_server() {
-    held_leases_end_in_time(Trouble::Busy);
+    held_leases_end_in_time(MasterFailure::Busy);
 }
 
 fn leases_on_a_slow_server() {
-    held_leases_end_in_time(Trouble::Slow);
+    held_leases_end_in_time(MasterFailure::Slow);
 }
 
 fn a_lease_is_over_at_its_instant_and_not_before() {
     let mut redis = Redis::start();
-    let client = redis.client(Trouble::Stopped);
+    let client = redis.client(MasterFailure::Stopped);
     let guards: Vec<_> = (0..REPEATS)
         .map(|n| {
             let mutex = client.mutex(format!("{n}"));
@@ -463,7 +465,7 @@ fn a_lease_is_over_at_its_instant_and_not_before() {
                 .unwrap()
         })
         .collect();
-    redis.get_into(Trouble::Stopped);
+    redis.get_into(MasterFailure::Stopped);
     for guard in guards {
         while let Some(left) = guard.remaining() {
             let seen = Instant::now();
@@ -499,7 +501,7 @@ fn lock_gives_up_without_waiting_for_a_command_to_time_out() {
     let (plain, fair, all) = (client(), client(), client());
     let waiting = client();
     let _ = fair.fair_mutex("b").lock().unwrap().unlock().unwrap();
-    redis.get_into(Trouble::Stopped);
+    redis.get_into(MasterFailure::Stopped);
     thread::scope(|scope| {
         scope.spawn(|| gives_up_before_a_command(|| plain.mutex("a").lock().map(drop)));
         scope.spawn(|| gives_up_before_a_command(|| fair.fair_mutex("b").lock().map(drop)));
@@ -569,8 +571,8 @@ fn lock_gives_up_on_a_hung_cluster_without_waiting_for_a_command_to_time_out() {
 
 fn those_who_wait_for_the_same_name_give_up_together() {
     let mut redis = Redis::start();
-    let client = warm(redis.client(Trouble::Killed));
-    redis.get_into(Trouble::Killed);
+    let client = warm(redis.client(MasterFailure::Killed));
+    redis.get_into(MasterFailure::Killed);
     let mutex = client.mutex("a");
     thread::scope(|scope| {
         for _ in 0..10 {
@@ -604,7 +606,7 @@ fn those_who_wait_outlast_a_shorter_outage() {
         eventually(ms(10_000), || {
             redis.server.subscribers("lock_release:held") == 1
         });
-        redis.get_into(Trouble::Stopped);
+        redis.get_into(MasterFailure::Stopped);
         let calling: Vec<_> = (0..4)
             .map(|n| client.mutex(format!("free {n}")))
             .map(|mutex| scope.spawn(move || mutex.lock().map(drop)))
@@ -618,7 +620,7 @@ fn those_who_wait_outlast_a_shorter_outage() {
     });
 
     // From a server that is killed and comes back empty, too.
-    redis.get_into(Trouble::Killed);
+    redis.get_into(MasterFailure::Killed);
     thread::scope(|scope| {
         let calls: Vec<_> = (0..4)
             .map(|n| client.mutex(format!("free {n}")))

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use leasehold::{Client, ClientBuilder, Error};
-use support::{BlackHole, Proxy, Server, Traffic, free_port, ms, nobody};
+use support::{BlackHole, Proxy, Server, Traffic, free_port, ms, refusing_url};
 
 support::tests![
-    smoke,
+    unreachable_server_is_named_with_its_last_error,
     every_call_names_a_server_that_is_not_there,
     a_lock_that_gives_up_says_for_how_long_there_was_no_reply,
     a_lock_behind_an_open_breaker_says_what_the_server_last_said,
@@ -85,8 +85,8 @@ fn place(url: &str) -> &str {
     url.rsplit(['/', '@']).next().unwrap()
 }
 
-fn smoke() {
-    let url = nobody();
+fn unreachable_server_is_named_with_its_last_error() {
+    let url = refusing_url();
     let text = says_each_thing_once(&try_lock(&client(&url)));
     let start = format!("no reply from {} for ", place(&url));
     assert!(text.starts_with(&start), "{text}");
@@ -94,7 +94,7 @@ fn smoke() {
 }
 
 fn every_call_names_a_server_that_is_not_there() {
-    let url = nobody();
+    let url = refusing_url();
     let client = builder(&url).unreachable_for(ms(600)).build().unwrap();
     for error in [
         client.mutex("a").lock().unwrap_err(),
@@ -137,7 +137,7 @@ fn a_lock_that_gives_up_says_for_how_long_there_was_no_reply() {
 
 /// Every call of its own is turned away, so it reports the failure of another call.
 fn a_lock_behind_an_open_breaker_says_what_the_server_last_said() {
-    let url = nobody();
+    let url = refusing_url();
     let client = builder(&url)
         .breaker(1)
         .unreachable_for(ms(600))

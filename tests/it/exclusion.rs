@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use support::{Counters, Fenced, Server, Stale, eventually, ms};
 
 support::tests![
-    smoke,
+    basic_exclusion_holds_between_two_clients,
     processes_and_threads_count_exactly,
     threads_of_one_client_take_turns,
     who_was_overtaken_can_neither_write_nor_release,
@@ -30,7 +30,7 @@ fn client(server: &Server) -> Client {
     Client::open(&server.url()).unwrap()
 }
 
-fn smoke() {
+fn basic_exclusion_holds_between_two_clients() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
     let guard = one.mutex("a").lock().unwrap();

@@ -6,18 +6,19 @@ use std::time::Duration;
 use crossbeam_channel::{TryRecvError, bounded};
 use leasehold::{Backoff, Client, Error, FairMutex, Lost, WaitPolicy};
 use support::fair::{
-    PATIENCE, PLACES, QUEUE, has_just_asked, hearing, holder, in_turn, listens, nothing_stays,
-    queued, queues, refreshed, released, waits, warm,
+    PATIENCE, PLACES, QUEUE, holder, lock_in_turn, queue_length, refresh_count,
+    spawn_subscribed_waiter, spawn_waiter, subscription_connection, unlock, wait_for_queue_length,
+    wait_for_refresh, wait_until_only_fences_remain, warmed_up,
 };
 use support::{
     Child, Cluster, ClusterSetup, Control, Counters, Proxy, Replicas, Sentinels, Server, Setup,
-    Traffic, counter_with, eventually, given, let_pass, ms, say,
+    Traffic, counter_with, eventually, let_pass, ms, parameter, tell_parent,
 };
 
 support::roles![waiter, fair_counter, mixed_counter];
 
 support::tests![
-    smoke,
+    basic_calls_work_on_a_fair_lock,
     first_come_first_served_across_processes_and_threads,
     a_free_name_takes_one_trip_and_its_release_another,
     it_is_passed_on_without_a_trip,
@@ -76,20 +77,20 @@ fn fair(server: &Server) -> FairMutex {
     client(&server.url()).fair_mutex("a")
 }
 
-fn smoke() {
+fn basic_calls_work_on_a_fair_lock() {
     let server = Server::start();
     let (one, two) = (fair(&server), fair(&server));
     let guard = one.lock().unwrap();
     assert!(two.try_lock().unwrap().is_none());
     assert!(two.try_lock_for(ms(50)).unwrap().is_none());
     // The call that gave up leaves the queue in the background.
-    queues(&server, 0);
+    wait_for_queue_length(&server, 0);
     assert_eq!(holder(&server).unwrap(), guard.holder_id().as_str());
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, two.clone());
+        let waiting = spawn_subscribed_waiter(scope, &server, two.clone());
         assert_eq!(two.waiting().unwrap(), 1);
         let token = guard.fencing_token();
-        released(guard);
+        unlock(guard);
         let guard = waiting.join().unwrap();
         assert!(guard.is_held() && guard.fencing_token() > token);
         assert_eq!(
@@ -97,26 +98,26 @@ fn smoke() {
             Some(guard.fencing_token())
         );
         assert_eq!(holder(&server).unwrap(), guard.holder_id().as_str());
-        released(guard);
+        unlock(guard);
     });
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 /// Takes the lock when its turn comes, and says which one it is.
 fn waiter() {
-    let guard = in_turn(&client(&given("URL")).fair_mutex("a"));
+    let guard = lock_in_turn(&client(&parameter("URL")).fair_mutex("a"));
     redis::cmd("RPUSH")
         .arg("order")
-        .arg(given("NUMBER"))
+        .arg(parameter("NUMBER"))
         .exec(
-            &mut redis::Client::open(given("URL"))
+            &mut redis::Client::open(parameter("URL"))
                 .unwrap()
                 .get_connection()
                 .unwrap(),
         )
         .unwrap();
-    say(&guard.fencing_token().to_string());
-    released(guard);
+    tell_parent(&guard.fencing_token().to_string());
+    unlock(guard);
 }
 
 fn first_come_first_served_across_processes_and_threads() {
@@ -137,7 +138,7 @@ fn first_come_first_served_across_processes_and_threads() {
             } else {
                 let (mutex, mut order) = (other.clone(), server.connection());
                 waiting.push(scope.spawn(move || {
-                    let guard = in_turn(&mutex);
+                    let guard = lock_in_turn(&mutex);
                     redis::cmd("RPUSH")
                         .arg("order")
                         .arg(number)
@@ -146,11 +147,11 @@ fn first_come_first_served_across_processes_and_threads() {
                     guard.fencing_token().value()
                 }));
             }
-            queues(&server, n + 1);
+            wait_for_queue_length(&server, n + 1);
         }
-        released(guard);
+        unlock(guard);
         for (child, waiting) in children.iter().zip(waiting) {
-            tokens.push(child.line().parse().unwrap());
+            tokens.push(child.next_line().parse().unwrap());
             tokens.push(waiting.join().unwrap());
         }
     });
@@ -168,17 +169,17 @@ fn first_come_first_served_across_processes_and_threads() {
         .into_iter()
         .for_each(|child| drop(child.wait().succeeded()));
     server.run("DEL", &["order"]);
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn a_free_name_takes_one_trip_and_its_release_another() {
     let server = Server::start();
-    let mutex = warm(client(&server.url())).fair_mutex("a");
+    let mutex = warmed_up(client(&server.url())).fair_mutex("a");
     let before = server.calls(&["evalsha", "eval"]);
     let guard = mutex.lock().unwrap();
     assert_eq!(server.calls(&["evalsha", "eval"]), before + 1);
     let publishes = server.calls(&["publish"]);
-    released(guard);
+    unlock(guard);
     assert_eq!(server.calls(&["evalsha", "eval"]), before + 2);
     assert_eq!(
         server.calls(&["publish"]),
@@ -195,9 +196,9 @@ fn is_passed_on_without_a_trip(auto_renew: bool) {
     let guard = fair(&server).lock().unwrap();
     let waiter = client(&proxy.url()).fair_mutex("a").auto_renew(auto_renew);
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, waiter);
+        let waiting = spawn_subscribed_waiter(scope, &server, waiter);
         proxy.set_all(Traffic::StallRequests);
-        released(guard);
+        unlock(guard);
         let guard = waiting.join().unwrap();
         let left = server.pttl("lock:a");
         assert!((1..=3_000).contains(&left), "{left}");
@@ -208,7 +209,7 @@ fn is_passed_on_without_a_trip(auto_renew: bool) {
             server.pttl("lock:a") > 3_000 && guard.remaining().unwrap() > ms(9_000)
         });
         assert!(guard.is_held());
-        released(guard);
+        unlock(guard);
     });
 }
 
@@ -224,13 +225,13 @@ fn the_first_renewal_is_sent_however_long_the_wait_was() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, fair(&server));
+        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
         // The length of the wait is what matters: by then no thread of its client looks around for leases any more.
         let_pass(ms(2_500));
-        released(guard);
+        unlock(guard);
         let guard = waiting.join().unwrap();
         eventually(ms(2_000), || server.pttl("lock:a") > 3_000);
-        released(guard);
+        unlock(guard);
     });
 }
 
@@ -239,8 +240,8 @@ fn without_auto_renew_the_first_renewal_is_the_last() {
     let guard = fair(&server).lock().unwrap();
     let waiter = fair(&server).ttl(ms(400)).auto_renew(false);
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, waiter);
-        released(guard);
+        let waiting = spawn_subscribed_waiter(scope, &server, waiter);
+        unlock(guard);
         let guard = waiting.join().unwrap();
         let lost = guard.lost().recv_timeout(PATIENCE);
         assert_eq!(lost, Ok(Lost::Expired));
@@ -258,12 +259,12 @@ fn passing_on_wakes_nobody_else() {
     announced.subscribe("lock_release:a").unwrap();
     announced.set_read_timeout(Some(PATIENCE)).unwrap();
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, fair(&server));
-        released(guard);
+        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
+        unlock(guard);
         let guard = waiting.join().unwrap();
         assert!(plain.try_lock().unwrap().is_none());
         let id = guard.holder_id().to_string();
-        released(guard);
+        unlock(guard);
         let first: String = announced.get_message().unwrap().get_payload().unwrap();
         assert_eq!(first, id, "the first that was heard");
     });
@@ -275,18 +276,18 @@ fn plain_and_fair_keep_each_other_out() {
     let guard = plain.lock().unwrap();
     assert!(fair.try_lock().unwrap().is_none());
     let mut last = guard.fencing_token();
-    released(guard);
+    unlock(guard);
     for _ in 0..3 {
         let guard = fair.lock().unwrap();
         assert!(plain.try_lock().unwrap().is_none() && guard.fencing_token() > last);
         last = guard.fencing_token();
-        released(guard);
+        unlock(guard);
         let guard = plain.lock().unwrap();
         assert!(fair.try_lock().unwrap().is_none() && guard.fencing_token() > last);
         last = guard.fencing_token();
-        released(guard);
+        unlock(guard);
     }
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn a_plain_release_wakes_the_first_in_the_queue() {
@@ -294,11 +295,11 @@ fn a_plain_release_wakes_the_first_in_the_queue() {
     let guard = client(&server.url()).mutex("a").lock().unwrap();
     let waiter = client(&server.url());
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, waiter.fair_mutex("a"));
-        let before = has_just_asked(&waiter);
-        released(guard);
-        released(waiting.join().unwrap());
-        assert_eq!(refreshed(&waiter), before, "it was told");
+        let waiting = spawn_subscribed_waiter(scope, &server, waiter.fair_mutex("a"));
+        let before = wait_for_refresh(&waiter);
+        unlock(guard);
+        unlock(waiting.join().unwrap());
+        assert_eq!(refresh_count(&waiter), before, "it was told");
     });
 }
 
@@ -315,40 +316,40 @@ fn a_fair_release_wakes_a_plain_waiter() {
         let waiting = scope.spawn(|| plain.mutex("a").try_lock_for(PATIENCE).unwrap());
         server.wait_until_waiter_sleeps("lock_release:a");
         let timed = Control::run(ms(0), || {
-            released(guard);
+            unlock(guard);
             waiting.join().unwrap()
         });
-        released(timed.no_later_than(PROMPTLY).expect("it is free"));
+        unlock(timed.no_later_than(PROMPTLY).expect("it is free"));
     });
 }
 
 fn where_somebody_waits_a_newcomer_gets_nothing_though_it_is_free() {
     let server = Server::start();
     let (one, two) = (
-        warm(client(&server.url())).fair_mutex("a"),
-        warm(client(&server.url())).fair_mutex("a"),
+        warmed_up(client(&server.url())).fair_mutex("a"),
+        warmed_up(client(&server.url())).fair_mutex("a"),
     );
     for waiting in [false, true] {
         let _guard = fair(&server).lock().unwrap();
         thread::scope(|scope| {
-            let first = listens(scope, &server, one.clone());
+            let first = spawn_subscribed_waiter(scope, &server, one.clone());
             server.run("DEL", &["lock:a"]);
             // Whoever comes, the lock goes to the first.
-            let second = waiting.then(|| scope.spawn(|| in_turn(&two)));
+            let second = waiting.then(|| scope.spawn(|| lock_in_turn(&two)));
             if !waiting {
                 assert!(two.try_lock().unwrap().is_none());
             }
             let first = first.join().unwrap();
             let token = first.fencing_token();
-            released(first);
+            unlock(first);
             if let Some(second) = second {
                 let guard = second.join().unwrap();
                 assert!(guard.fencing_token() > token);
-                released(guard);
+                unlock(guard);
             }
         });
     }
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn who_gives_up_leaves_the_queue() {
@@ -357,10 +358,10 @@ fn who_gives_up_leaves_the_queue() {
     let mutex = client(&server.url()).fair_mutex("a");
     let answer = Control::run(ms(300), || mutex.try_lock_for(ms(300)));
     assert!(answer.no_later_than(ms(100)).unwrap().is_none());
-    eventually(ms(1_000), || queued(&server) == 0);
+    eventually(ms(1_000), || queue_length(&server) == 0);
     assert!(!server.keys().contains(&PLACES.into()));
-    released(guard);
-    nothing_stays(&server);
+    unlock(guard);
+    wait_until_only_fences_remain(&server);
 }
 
 /// The message stalls, so that the grant is its call's when that gives up.
@@ -369,23 +370,23 @@ fn who_gives_up_as_its_turn_comes_passes_it_on() {
     let proxy = Proxy::new(&server);
     let guard = fair(&server).lock().unwrap();
     let gives_up = client(&proxy.url()).fair_mutex("a");
-    let next = warm(client(&server.url())).fair_mutex("a");
+    let next = warmed_up(client(&server.url())).fair_mutex("a");
     thread::scope(|scope| {
         let first = scope.spawn(|| gives_up.try_lock_for(ms(800)).unwrap());
         server.wait_until_waiter_sleeps("lock_release:a");
-        proxy.set_nth(hearing(&proxy), Traffic::StallReplies);
-        let second = waits(scope, &server, next);
+        proxy.set_nth(subscription_connection(&proxy), Traffic::StallReplies);
+        let second = spawn_waiter(scope, &server, next);
         let mine = guard.holder_id().to_string();
-        released(guard);
+        unlock(guard);
         let passed = holder(&server).unwrap();
         assert_ne!(passed, mine);
-        assert_eq!(queued(&server), 1, "the first has it");
+        assert_eq!(queue_length(&server), 1, "the first has it");
         assert!(first.join().unwrap().is_none());
         let second = second.join().unwrap();
         assert_ne!(second.holder_id().as_str(), passed);
-        released(second);
+        unlock(second);
     });
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn a_shutdown_sends_those_who_wait_out_of_the_queue() {
@@ -395,17 +396,17 @@ fn a_shutdown_sends_those_who_wait_out_of_the_queue() {
     let mutex = client.fair_mutex("a");
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..3).map(|_| scope.spawn(|| mutex.lock())).collect();
-        queues(&server, 3);
+        wait_for_queue_length(&server, 3);
         server.wait_until_waiter_sleeps("lock_release:a");
         let report = client.shutdown(ms(0)).unwrap();
         assert_eq!(report.woken(), 3);
-        eventually(ms(1_000), || queued(&server) == 0);
+        eventually(ms(1_000), || queue_length(&server) == 0);
         for waiting in waiting {
             assert!(matches!(waiting.join().unwrap(), Err(Error::Closed)));
         }
     });
-    released(guard);
-    nothing_stays(&server);
+    unlock(guard);
+    wait_until_only_fences_remain(&server);
 }
 
 fn processes_and_threads_count_exactly() {
@@ -437,9 +438,9 @@ fn the_threads_of_a_client_keep_their_places_in_one_command() {
     let mutex = client.fair_mutex("a");
     thread::scope(|scope| {
         for _ in 0..50 {
-            scope.spawn(|| released(in_turn(&mutex)));
+            scope.spawn(|| unlock(lock_in_turn(&mutex)));
         }
-        queues(&server, 50);
+        wait_for_queue_length(&server, 50);
         eventually(ms(5_000), || client.stats().waiting == 50);
         server.wait_until_waiter_sleeps("lock_release:a");
         let before = server.calls(&["evalsha", "eval"]);
@@ -447,10 +448,10 @@ fn the_threads_of_a_client_keep_their_places_in_one_command() {
         let_pass(ms(4_000));
         let calls = server.calls(&["evalsha", "eval"]) - before;
         assert!((3..=8).contains(&calls), "{calls} with the holder's own");
-        assert_eq!(queued(&server), 50);
-        released(guard);
+        assert_eq!(queue_length(&server), 50);
+        unlock(guard);
     });
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn what_is_counted() {
@@ -458,10 +459,10 @@ fn what_is_counted() {
     let (one, two) = (client(&server.url()), client(&server.url()));
     let guard = one.fair_mutex("a").lock().unwrap();
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, two.fair_mutex("a"));
+        let waiting = spawn_subscribed_waiter(scope, &server, two.fair_mutex("a"));
         assert_eq!(two.stats().waiting, 1);
-        released(guard);
-        released(waiting.join().unwrap());
+        unlock(guard);
+        unlock(waiting.join().unwrap());
     });
     let (one, two) = (one.stats(), two.stats());
     assert_eq!(
@@ -493,15 +494,15 @@ fn a_backoff_waits_without_a_subscription() {
         Err(Error::AttemptsUsedUp { attempts: 3 })
     ));
     assert!(mutex.try_lock_for(PATIENCE).unwrap().is_none());
-    eventually(ms(1_000), || queued(&server) == 0);
+    eventually(ms(1_000), || queue_length(&server) == 0);
     thread::scope(|scope| {
         let mutex = fair(&server).wait(WaitPolicy::Backoff(backoff));
-        let waiting = waits(scope, &server, mutex);
-        released(guard);
-        released(waiting.join().unwrap());
+        let waiting = spawn_waiter(scope, &server, mutex);
+        unlock(guard);
+        unlock(waiting.join().unwrap());
     });
     assert_eq!(server.calls(&["subscribe"]), 0);
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 /// Neither grants nor releases are heard: the refresh tells.
@@ -520,14 +521,14 @@ fn those_who_may_not_subscribe_or_publish_ask() {
     let guard = client(&url).fair_mutex("a").lock().unwrap();
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..2)
-            .map(|_| waits(scope, &server, client(&url).fair_mutex("a")))
+            .map(|_| spawn_waiter(scope, &server, client(&url).fair_mutex("a")))
             .collect();
-        released(guard);
+        unlock(guard);
         for waiting in waiting {
-            released(waiting.join().unwrap());
+            unlock(waiting.join().unwrap());
         }
     });
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn replicas_have_a_lease_before_its_holder_knows_of_it() {
@@ -540,28 +541,28 @@ fn replicas_have_a_lease_before_its_holder_knows_of_it() {
     };
     let guard = mutex().lock().unwrap();
     thread::scope(|scope| {
-        let waiting = listens(scope, server, mutex());
-        released(guard);
+        let waiting = spawn_subscribed_waiter(scope, server, mutex());
+        unlock(guard);
         let guard = waiting.join().unwrap();
         assert!(server.pttl("lock:a") > 3_000, "it was renewed before");
         assert!(guard.remaining().unwrap() > ms(3_000));
         replicas.pause(0);
         let refused = scope.spawn(|| mutex().try_lock_for(PATIENCE));
-        queues(server, 1);
-        released(guard);
+        wait_for_queue_length(server, 1);
+        unlock(guard);
         let refused = refused.join().unwrap();
         assert!(
             matches!(refused, Err(Error::NotReplicated { wanted: 1, .. })),
             "{refused:?}"
         );
-        nothing_stays(server);
+        wait_until_only_fences_remain(server);
         assert!(matches!(
             mutex().try_lock(),
             Err(Error::NotReplicated { .. })
         ));
         replicas.resume(0);
     });
-    nothing_stays(server);
+    wait_until_only_fences_remain(server);
 }
 
 fn a_quorum_has_no_queue() {
@@ -586,7 +587,7 @@ fn a_fence_that_is_none_lets_nobody_in_and_everybody_out() {
     thread::scope(|scope| {
         let mutex = fair(&server);
         let waiting = scope.spawn(move || mutex.try_lock_for(PATIENCE));
-        queues(&server, 1);
+        wait_for_queue_length(&server, 1);
         server.wait_until_waiter_sleeps("lock_release:a");
         for value in ["x", "9007199254740991", "-1"] {
             server.run("SET", &[FENCE, value]);
@@ -598,7 +599,7 @@ fn a_fence_that_is_none_lets_nobody_in_and_everybody_out() {
                 Err(Error::BadFence { .. })
             ));
         }
-        released(guard);
+        unlock(guard);
         assert!(matches!(
             waiting.join().unwrap(),
             Err(Error::BadFence { .. })
@@ -606,7 +607,7 @@ fn a_fence_that_is_none_lets_nobody_in_and_everybody_out() {
         eventually(ms(5_000), || server.keys() == [FENCE.as_bytes()]);
     });
     server.run("DEL", &[FENCE]);
-    released(fair(&server).lock().unwrap());
+    unlock(fair(&server).lock().unwrap());
 }
 
 fn a_queue_that_is_none_lets_out() {
@@ -617,7 +618,7 @@ fn a_queue_that_is_none_lets_out() {
         fair(&server).try_lock(),
         Err(Error::WrongType { .. })
     ));
-    released(guard);
+    unlock(guard);
     assert!(matches!(
         fair(&server).try_lock(),
         Err(Error::WrongType { .. })
@@ -637,13 +638,13 @@ fn names() {
     for name in [&b" "[..], &binary, b"grant 1 a:b\r\n", b"{x}", b"}{", &huge] {
         let guard = one.fair_mutex(name).lock().unwrap();
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| in_turn(&two.fair_mutex(name)));
+            let waiting = scope.spawn(|| lock_in_turn(&two.fair_mutex(name)));
             eventually(PATIENCE, || one.fair_mutex(name).waiting().unwrap() == 1);
-            released(guard);
-            released(waiting.join().unwrap());
+            unlock(guard);
+            unlock(waiting.join().unwrap());
         });
     }
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 /// What is published to an inbox by anybody else grants nothing.
@@ -654,10 +655,10 @@ fn a_message_for_another_is_ignored() {
         let (done, is_done) = bounded(1);
         let mutex = fair(&server);
         scope.spawn(move || {
-            released(in_turn(&mutex));
+            unlock(lock_in_turn(&mutex));
             done.send(()).unwrap();
         });
-        queues(&server, 1);
+        wait_for_queue_length(&server, 1);
         server.wait_until_waiter_sleeps("lock_release:a");
         let mut channels = redis::cmd("PUBSUB");
         let inboxes: Vec<String> = channels
@@ -687,7 +688,7 @@ fn a_message_for_another_is_ignored() {
         let probes = server.calls(&["publish"]);
         eventually(PATIENCE, || server.calls(&["publish"]) > probes + 1);
         assert_eq!(is_done.try_recv(), Err(TryRecvError::Empty));
-        released(guard);
+        unlock(guard);
         is_done.recv_timeout(PATIENCE).unwrap();
     });
 }
@@ -698,32 +699,32 @@ fn with_sentinels() {
     let mutex = || client(&sentinels.url()).fair_mutex("a");
     let guard = mutex().lock().unwrap();
     thread::scope(|scope| {
-        let waiting = listens(scope, server, mutex());
-        released(guard);
-        released(waiting.join().unwrap());
+        let waiting = spawn_subscribed_waiter(scope, server, mutex());
+        unlock(guard);
+        unlock(waiting.join().unwrap());
     });
-    nothing_stays(server);
+    wait_until_only_fences_remain(server);
 }
 
 fn in_a_cluster() {
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
     let (one, two) = (client(&cluster.url()), client(&cluster.url()));
     for node in 0..3 {
-        let name = cluster.name_on("fair", node);
+        let name = cluster.name_owned_by("fair", node);
         let guard = one.fair_mutex(&*name).lock().unwrap();
         assert!(two.fair_mutex(&*name).try_lock().unwrap().is_none());
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| in_turn(&two.fair_mutex(&*name)));
+            let waiting = scope.spawn(|| lock_in_turn(&two.fair_mutex(&*name)));
             eventually(PATIENCE, || one.fair_mutex(&*name).waiting().unwrap() == 1);
             cluster
                 .node(node)
                 .wait_until_waiter_sleeps(format!("lock_release:{name}"));
             let before = two.stats().totals.wakes_message;
-            released(guard);
-            released(waiting.join().unwrap());
+            unlock(guard);
+            unlock(waiting.join().unwrap());
             assert_eq!(two.stats().totals.wakes_message, before + 1, "it was told");
         });
-        nothing_stays(cluster.node(node));
+        wait_until_only_fences_remain(cluster.node(node));
     }
     assert!(matches!(
         one.fair_mutex("a}b").lock(),
@@ -748,7 +749,7 @@ fn it_is_handed_on_within_the_client_to_nobody() {
             .unwrap()
             .expect("it is free");
         let before = fair.fencing_token();
-        released(fair);
+        unlock(fair);
         let plain = plain.join().unwrap();
         assert!(plain.fencing_token() > before);
         let fence = String::from_utf8(server.get(FENCE).unwrap()).unwrap();

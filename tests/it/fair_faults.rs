@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use leasehold::{Client, Error, FairMutex, MutexGuard};
 use support::fair::{
-    PATIENCE, PLACES, QUEUE, has_just_asked, has_only_fences, hearing, holder, in_turn, listens,
-    nothing_stays, queued, queues, refreshed, released, warm,
+    PATIENCE, PLACES, QUEUE, holder, lock_in_turn, only_fences_remain, queue_length, refresh_count,
+    spawn_subscribed_waiter, subscription_connection, unlock, wait_for_queue_length,
+    wait_for_refresh, wait_until_only_fences_remain, warmed_up,
 };
 use support::{
     COMMAND_TIMEOUT, Child, Control, Proxy, Server, Traffic, client, eventually,
-    expect_unreachable, given, let_pass, ms, say,
+    expect_unreachable, let_pass, ms, parameter, tell_parent,
 };
 
 support::roles![waiter, member];
@@ -33,7 +34,7 @@ support::tests![
 ];
 
 support::roughly_timed![
-    smoke,
+    basic_fair_release_wakes_the_next_waiter_promptly,
     one_that_is_killed_while_it_waits_costs_its_provisional_time,
     the_long_dead_cost_nothing,
     one_that_is_stopped_is_passed_over_and_granted_nothing_twice,
@@ -55,12 +56,12 @@ const SLACK: Duration = ms(300);
 
 /// Takes the lock when its turn comes, and gives it back when told to by its key.
 fn waiter() {
-    let mutex = Client::open(&given("URL")).unwrap().fair_mutex("a");
-    say("asks");
-    let guard = in_turn(&mutex);
+    let mutex = Client::open(&parameter("URL")).unwrap().fair_mutex("a");
+    tell_parent("asks");
+    let guard = lock_in_turn(&mutex);
     assert!(guard.is_held());
-    say(guard.holder_id().as_str());
-    released(guard);
+    tell_parent(guard.holder_id().as_str());
+    unlock(guard);
 }
 
 fn fair(server: &Server) -> FairMutex {
@@ -68,9 +69,9 @@ fn fair(server: &Server) -> FairMutex {
 }
 
 fn child_waits(server: &Server) -> Child {
-    let before = queued(server);
+    let before = queue_length(server);
     let child = Child::spawn("fair_faults::waiter", &[("URL", &server.url())]);
-    queues(server, before + 1);
+    wait_for_queue_length(server, before + 1);
     child
 }
 
@@ -88,14 +89,14 @@ fn has_it_within(
     timed.no_later_than(SLACK)
 }
 
-fn smoke() {
+fn basic_fair_release_wakes_the_next_waiter_promptly() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, fair(&server));
-        released(has_it_within(ms(0), waiting, || released(guard)));
+        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
+        unlock(has_it_within(ms(0), waiting, || unlock(guard)));
     });
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn one_that_is_killed_while_it_waits_costs_its_provisional_time() {
@@ -103,15 +104,15 @@ fn one_that_is_killed_while_it_waits_costs_its_provisional_time() {
     let guard = fair(&server).lock().unwrap();
     let mut child = child_waits(&server);
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, fair(&server));
+        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
         child.kill();
         let guard = has_it_within(DEATH, waiting, || {
-            released(guard);
-            assert_eq!(queued(&server), 1, "it was its turn");
+            unlock(guard);
+            assert_eq!(queue_length(&server), 1, "it was its turn");
         });
-        released(guard);
+        unlock(guard);
     });
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn the_long_dead_cost_nothing() {
@@ -119,14 +120,14 @@ fn the_long_dead_cost_nothing() {
     let guard = fair(&server).lock().unwrap();
     let mut children: Vec<_> = (0..3).map(|_| child_waits(&server)).collect();
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, fair(&server));
+        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
         children.iter_mut().for_each(Child::kill);
         // They have been dead for longer than a grant to them would last.
         let_pass(ms(3_200));
-        assert_eq!(queued(&server), 4);
-        released(has_it_within(ms(0), waiting, || released(guard)));
+        assert_eq!(queue_length(&server), 4);
+        unlock(has_it_within(ms(0), waiting, || unlock(guard)));
     });
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn a_queue_of_the_dead_is_no_queue_and_goes() {
@@ -134,9 +135,9 @@ fn a_queue_of_the_dead_is_no_queue_and_goes() {
     let guard = fair(&server).lock().unwrap();
     let mut child = child_waits(&server);
     child.kill();
-    eventually(ms(10_000), || queued(&server) == 0);
-    released(guard);
-    nothing_stays(&server);
+    eventually(ms(10_000), || queue_length(&server) == 0);
+    unlock(guard);
+    wait_until_only_fences_remain(&server);
 }
 
 /// Its turn comes while it stands still, and goes: it waits again under another id, at the end.
@@ -145,24 +146,28 @@ fn one_that_is_stopped_is_passed_over_and_granted_nothing_twice() {
     let guard = fair(&server).lock().unwrap();
     let child = child_waits(&server);
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, fair(&server));
+        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
         child.pause();
         let mut granted = None;
         let guard = has_it_within(DEATH, waiting, || {
-            released(guard);
+            unlock(guard);
             granted = holder(&server);
         });
         assert_ne!(granted, holder(&server));
         child.resume();
-        queues(&server, 1);
-        assert_eq!(child.line(), "asks");
-        assert_eq!(child.line_within(ms(300)), None, "the grant has lapsed");
+        wait_for_queue_length(&server, 1);
+        assert_eq!(child.next_line(), "asks");
+        assert_eq!(
+            child.next_line_within(ms(300)),
+            None,
+            "the grant has lapsed"
+        );
         assert!(guard.is_held());
-        released(guard);
-        assert_ne!(Some(child.line()), granted);
+        unlock(guard);
+        assert_ne!(Some(child.next_line()), granted);
     });
     child.wait().succeeded();
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn a_message_that_is_lost_costs_a_refresh() {
@@ -170,11 +175,11 @@ fn a_message_that_is_lost_costs_a_refresh() {
     let proxy = Proxy::new(&server);
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, client(&proxy.url()).fair_mutex("a"));
-        proxy.set_nth(hearing(&proxy), Traffic::DropReplies);
-        released(has_it_within(REFRESH, waiting, || released(guard)));
+        let waiting = spawn_subscribed_waiter(scope, &server, client(&proxy.url()).fair_mutex("a"));
+        proxy.set_nth(subscription_connection(&proxy), Traffic::DropReplies);
+        unlock(has_it_within(REFRESH, waiting, || unlock(guard)));
     });
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 /// What was not heard is asked about as soon as messages are heard again, and not by the next refresh.
@@ -184,17 +189,17 @@ fn a_subscription_that_comes_back_is_a_reason_to_ask() {
     let guard = fair(&server).lock().unwrap();
     let waiter = client(&proxy.url());
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, waiter.fair_mutex("a"));
-        let hearing = hearing(&proxy);
-        proxy.set_nth(hearing, Traffic::DropReplies);
-        let before = has_just_asked(&waiter);
-        released(guard);
-        proxy.set_nth(hearing, Traffic::Cut);
-        released(waiting.join().unwrap());
-        assert_eq!(refreshed(&waiter), before);
+        let waiting = spawn_subscribed_waiter(scope, &server, waiter.fair_mutex("a"));
+        let subscription = subscription_connection(&proxy);
+        proxy.set_nth(subscription, Traffic::DropReplies);
+        let before = wait_for_refresh(&waiter);
+        unlock(guard);
+        proxy.set_nth(subscription, Traffic::Cut);
+        unlock(waiting.join().unwrap());
+        assert_eq!(refresh_count(&waiter), before);
         assert_eq!(waiter.stats().totals.wakes_reconnect, 1);
     });
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 /// The message comes when the grant has lapsed, and there is nobody to ask: it is not believed.
@@ -203,70 +208,70 @@ fn a_message_that_comes_late_makes_no_second_holder() {
     let proxy = Proxy::new(&server);
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, client(&proxy.url()).fair_mutex("a"));
-        let hearing = hearing(&proxy);
+        let waiting = spawn_subscribed_waiter(scope, &server, client(&proxy.url()).fair_mutex("a"));
+        let subscription = subscription_connection(&proxy);
         proxy.set_all(Traffic::StallReplies);
         let mine = holder(&server);
-        released(guard);
+        unlock(guard);
         let granted = holder(&server);
         assert!(granted.is_some() && granted != mine);
         let other = fair(&server).try_lock_for(PATIENCE).unwrap();
         let other = other.expect("it lapses");
-        proxy.set_nth(hearing, Traffic::Pass);
+        proxy.set_nth(subscription, Traffic::Pass);
         // That nothing comes of it, only time shows.
         let_pass(ms(400));
         assert!(other.is_held() && !waiting.is_finished());
         proxy.set_all(Traffic::Pass);
-        queues(&server, 1);
-        released(other);
+        wait_for_queue_length(&server, 1);
+        unlock(other);
         let guard = waiting.join().unwrap();
         assert_ne!(
             Some(guard.holder_id().to_string()),
             granted,
             "an id is granted once"
         );
-        released(guard);
+        unlock(guard);
     });
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn a_subscriber_that_is_killed_costs_no_more() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, fair(&server));
+        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
         let guard = has_it_within(REFRESH, waiting, || {
             server.run("CLIENT", &["KILL", "TYPE", "pubsub"]);
-            released(guard);
+            unlock(guard);
         });
-        released(guard);
+        unlock(guard);
     });
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn a_foreign_deletion_is_found_by_the_refresh() {
     let server = Server::start();
     let _guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, fair(&server));
+        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
         let guard = has_it_within(REFRESH, waiting, || server.run("DEL", &["lock:a"]));
         assert!(guard.is_held());
-        released(guard);
+        unlock(guard);
     });
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn an_expiry_is_found_by_the_refresh() {
     let server = Server::start();
     server.run("SET", &["lock:a", "somebody", "PX", "60000"]);
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, fair(&server));
+        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
         let guard = has_it_within(REFRESH + ms(200), waiting, || {
             server.run("PEXPIRE", &["lock:a", "200"])
         });
-        released(guard);
+        unlock(guard);
     });
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 /// Whoever waited keeps waiting, if not the place.
@@ -276,7 +281,7 @@ fn a_queue_that_is_deleted_is_entered_again() {
         let guard = fair(&server).lock().unwrap();
         thread::scope(|scope| {
             let waiting: Vec<_> = (0..2)
-                .map(|_| listens(scope, &server, fair(&server)))
+                .map(|_| spawn_subscribed_waiter(scope, &server, fair(&server)))
                 .collect();
             server.run("DEL", keys);
             // Not both at once: one of them finds what the other has made of it.
@@ -285,15 +290,15 @@ fn a_queue_that_is_deleted_is_entered_again() {
                     .arg(PLACES)
                     .query(&mut server.connection())
                     .unwrap();
-                queued(&server) >= 2 && places == 2
+                queue_length(&server) >= 2 && places == 2
             };
             eventually(PATIENCE, all);
-            released(guard);
+            unlock(guard);
             for waiting in waiting {
-                released(waiting.join().unwrap());
+                unlock(waiting.join().unwrap());
             }
         });
-        nothing_stays(&server);
+        wait_until_only_fences_remain(&server);
     }
 }
 
@@ -301,20 +306,20 @@ fn a_server_that_forgets_is_entered_again() {
     let mut server = Server::start();
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, fair(&server));
+        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
         drop(guard);
-        released(waiting.join().unwrap());
+        unlock(waiting.join().unwrap());
     });
     let guard = fair(&server).lock().unwrap();
     let mutex = fair(&server);
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| in_turn(&mutex));
-        queues(&server, 1);
+        let waiting = scope.spawn(|| lock_in_turn(&mutex));
+        wait_for_queue_length(&server, 1);
         server.restart();
-        released(waiting.join().unwrap());
+        unlock(waiting.join().unwrap());
     });
     drop(guard);
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 /// An enter without an answer is undone, be it a lock or a place that it made.
@@ -323,7 +328,7 @@ fn enters_in_vain(traffic: Traffic, is_held: bool) {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let guard = is_held.then(|| fair(&server).lock().unwrap());
-    let clients: Vec<_> = (0..5).map(|_| warm(client(&proxy.url()))).collect();
+    let clients: Vec<_> = (0..5).map(|_| warmed_up(client(&proxy.url()))).collect();
     let scripts = server.calls(&["rpush", "lindex"]);
     proxy.set_all(traffic);
     thread::scope(|scope| {
@@ -340,12 +345,12 @@ fn enters_in_vain(traffic: Traffic, is_held: bool) {
     assert!(server.calls(&["rpush", "lindex"]) > scripts, "they ran");
     proxy.set_all(Traffic::Pass);
     eventually(ms(1_500), || {
-        queued(&server) == 0 && holder(&server).is_some() == is_held
+        queue_length(&server) == 0 && holder(&server).is_some() == is_held
     });
     if let Some(guard) = guard {
-        released(guard);
+        unlock(guard);
     }
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn enters_whose_replies_vanish_leave_nothing_behind() {
@@ -371,17 +376,17 @@ fn an_enter_without_an_answer_is_tried_again() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let guard = fair(&server).lock().unwrap();
-    let client = warm(client(&proxy.url()));
+    let client = warmed_up(client(&proxy.url()));
     proxy.set_open(Traffic::DropReplies);
     thread::scope(|scope| {
         let mutex = client.fair_mutex("a");
-        let waiting = scope.spawn(move || in_turn(&mutex));
+        let waiting = scope.spawn(move || lock_in_turn(&mutex));
         eventually(PATIENCE, || server.calls(&["rpush"]) >= 2);
-        queues(&server, 1);
-        released(guard);
-        released(waiting.join().unwrap());
+        wait_for_queue_length(&server, 1);
+        unlock(guard);
+        unlock(waiting.join().unwrap());
     });
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 /// No answer to the first renewal comes: the lease is held as long as its provisional time, and renewed again.
@@ -396,13 +401,13 @@ fn a_first_renewal_without_an_answer_is_sent_again() {
         let client = client(&proxy.url());
         let mutex = client.fair_mutex("a").auto_renew(auto_renew);
         thread::scope(|scope| {
-            let waiting = listens(scope, &server, mutex);
+            let waiting = spawn_subscribed_waiter(scope, &server, mutex);
             let hears = proxy.connections_that_sent("SUBSCRIBE");
             // First: one may come while the others are gone through.
             proxy.set_future(traffic);
             let others = (0..proxy.connections()).filter(|n| !hears.contains(n));
             others.for_each(|n| proxy.set_nth(n, traffic));
-            released(guard);
+            unlock(guard);
             let granted = waiting.join().unwrap();
             eventually(PATIENCE, || client.stats().totals.renewals_failed > 0);
             assert!(
@@ -413,10 +418,10 @@ fn a_first_renewal_without_an_answer_is_sent_again() {
             eventually(ms(3_000), || {
                 granted.remaining().is_some_and(|left| left > ms(8_000))
             });
-            released(granted);
+            unlock(granted);
         });
     }
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 /// Its first renewal never gets through: the lock is lost when its provisional time is over, and said to be.
@@ -425,9 +430,9 @@ fn a_grant_that_is_never_renewed_is_known_to_be_lost() {
     let proxy = Proxy::new(&server);
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = listens(scope, &server, client(&proxy.url()).fair_mutex("a"));
+        let waiting = spawn_subscribed_waiter(scope, &server, client(&proxy.url()).fair_mutex("a"));
         proxy.set_all(Traffic::StallRequests);
-        released(guard);
+        unlock(guard);
         let granted = waiting.join().unwrap();
         assert!(granted.is_held());
         let lost = granted.lost();
@@ -435,7 +440,7 @@ fn a_grant_that_is_never_renewed_is_known_to_be_lost() {
         assert!(!granted.is_held());
         proxy.set_all(Traffic::Pass);
     });
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn leaving_without_an_answer_is_repeated() {
@@ -447,19 +452,19 @@ fn leaving_without_an_answer_is_repeated() {
         let server = Server::start();
         let proxy = Proxy::new(&server);
         let guard = fair(&server).lock().unwrap();
-        let client = warm(client(&proxy.url()));
+        let client = warmed_up(client(&proxy.url()));
         thread::scope(|scope| {
             let mutex = client.fair_mutex("a");
             let gives_up = scope.spawn(move || mutex.try_lock_for(ms(600)).unwrap());
-            queues(&server, 1);
+            wait_for_queue_length(&server, 1);
             server.wait_until_waiter_sleeps("lock_release:a");
             proxy.set_all(traffic);
             assert!(gives_up.join().unwrap().is_none(), "it was seen to be held");
             proxy.set_all(Traffic::Pass);
-            eventually(ms(1_500), || queued(&server) == 0);
+            eventually(ms(1_500), || queue_length(&server) == 0);
         });
-        released(guard);
-        nothing_stays(&server);
+        unlock(guard);
+        wait_until_only_fences_remain(&server);
     }
 }
 
@@ -470,16 +475,16 @@ fn a_server_that_hangs_delays_nobody_who_gives_up() {
     let guard = fair(&server).lock().unwrap();
     let [patient, hasty] = [(), ()].map(|()| client(&server.url()));
     thread::scope(|scope| {
-        let waits = |client: &Client, limit| {
+        let spawn_waiter = |client: &Client, limit| {
             let mutex = client.fair_mutex("a");
             scope.spawn(move || Control::run(limit, || mutex.try_lock_for(limit)))
         };
-        let unknown = waits(&patient, ms(3_000));
+        let unknown = spawn_waiter(&patient, ms(3_000));
         // A refresh was answered, and the next is due within a second.
         eventually(ms(2_500), || patient.stats().totals.spurious_wakes > 0);
         // This call is over before its first refresh is due.
-        let held = waits(&hasty, ms(700));
-        queues(&server, 2);
+        let held = spawn_waiter(&hasty, ms(700));
+        wait_for_queue_length(&server, 2);
         server.pause();
         let [held, unknown] =
             [held, unknown].map(|waits| waits.join().unwrap().no_later_than(ms(100)));
@@ -491,7 +496,7 @@ fn a_server_that_hangs_delays_nobody_who_gives_up() {
         server.resume();
     });
     drop(guard);
-    nothing_stays(&server);
+    wait_until_only_fences_remain(&server);
 }
 
 fn a_server_that_is_away_for_too_long_ends_the_wait() {
@@ -511,7 +516,7 @@ fn a_server_that_is_away_for_too_long_ends_the_wait() {
                 scope.spawn(move || mutex.lock())
             })
             .collect();
-        queues(&server, 2);
+        wait_for_queue_length(&server, 2);
         server.pause();
         for waiting in waiting {
             let answer = waiting.join().unwrap();
@@ -522,7 +527,7 @@ fn a_server_that_is_away_for_too_long_ends_the_wait() {
         }
         server.resume();
     });
-    eventually(ms(5_000), || queued(&server) == 0);
+    eventually(ms(5_000), || queue_length(&server) == 0);
 }
 
 /// What the lock protects: turns away whoever was overtaken.
@@ -535,16 +540,16 @@ return redis.call('INCR', 'writes')
 /// Writes under the lock over and over. One that surely holds it is never turned away.
 fn member() {
     let client = Client::builder()
-        .url(given("URL"))
+        .url(parameter("URL"))
         .ttl(TTL)
         .build()
         .unwrap();
     let mutex = client.fair_mutex("a");
-    let mut resource = redis::Client::open(given("URL"))
+    let mut resource = redis::Client::open(parameter("URL"))
         .unwrap()
         .get_connection()
         .unwrap();
-    say("asks");
+    tell_parent("asks");
     loop {
         let guard = mutex.lock().unwrap();
         let token = guard.fencing_token().value();
@@ -601,5 +606,5 @@ fn a_fleet_goes_on_in_order_whatever_befalls_its_members() {
     for key in ["newest", "writes", "overtaken"] {
         server.run("DEL", &[key]);
     }
-    eventually(ms(20_000), || has_only_fences(&server));
+    eventually(ms(20_000), || only_fences_remain(&server));
 }

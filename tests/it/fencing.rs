@@ -4,11 +4,11 @@ use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leasehold::{Client, Error, Lost};
-use support::fair::{in_turn, queues};
+use support::fair::{lock_in_turn, wait_for_queue_length};
 use support::{Proxy, Server, Traffic, eventually, ms};
 
 support::tests![
-    smoke,
+    tokens_rise_and_start_at_the_servers_time,
     rises_from_client_to_client,
     rises_over_an_expiry,
     rises_over_flushall,
@@ -42,8 +42,8 @@ fn draw_fairly(server: &Server, client: &Client) -> [u64; 2] {
     let mutex = client.fair_mutex("a");
     let guard = mutex.lock().unwrap();
     thread::scope(|scope| {
-        let next = scope.spawn(|| in_turn(&mutex).fencing_token().value());
-        queues(server, 1);
+        let next = scope.spawn(|| lock_in_turn(&mutex).fencing_token().value());
+        wait_for_queue_length(server, 1);
         let found_free = guard.fencing_token().value();
         drop(guard);
         [found_free, next.join().unwrap()]
@@ -64,7 +64,7 @@ fn micros_since_1970() -> u64 {
     since.as_micros().try_into().unwrap()
 }
 
-fn smoke() {
+fn tokens_rise_and_start_at_the_servers_time() {
     let server = Server::start();
     let client = client(&server);
     let before = micros_since_1970();

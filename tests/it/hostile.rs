@@ -6,7 +6,10 @@ use std::io::Write;
 use std::time::Duration;
 
 use leasehold::{Client, ClientBuilder};
-use support::{Child, Control, FakeServer, Server, eventually, given, ms, say, threads, usual};
+use support::{
+    Child, Control, FakeServer, Server, default_reply, eventually, ms, parameter, tell_parent,
+    thread_count,
+};
 
 support::roles![caller];
 
@@ -77,12 +80,12 @@ fn replying(
     command: &'static str,
     hostile: impl Fn(&mut std::net::TcpStream) -> std::io::Result<()> + Send + Sync + 'static,
 ) -> FakeServer {
-    FakeServer::writing(move |request, client| match request.name().as_str() {
+    FakeServer::with_writer(move |request, client| match request.name().as_str() {
         name if name == command => hostile(client),
         "acquire" => client.write_all(REFUSED),
         "release" => client.write_all(b":1\r\n"),
         "undo" => client.write_all(b"*1\r\n:0\r\n"),
-        _ => client.write_all(&usual(request).unwrap_or_default()),
+        _ => client.write_all(&default_reply(request).unwrap_or_default()),
     })
 }
 
@@ -96,7 +99,7 @@ fn peak() -> u64 {
 
 /// Calls from several threads, and then says how much the process has grown and how late the last call was.
 fn caller() {
-    let client = builder(&given("URL")).build().unwrap();
+    let client = builder(&parameter("URL")).build().unwrap();
     let before = peak();
     let beyond = std::thread::scope(|scope| {
         let call = || {
@@ -115,8 +118,8 @@ fn caller() {
     let report = client.shutdown(ms(5_000)).unwrap();
     assert!(report.is_clean(), "{report:?}");
     // The kernel lists a thread for a moment after it has ended.
-    eventually(ms(1_000), || threads("leasehold-dial") == 0);
-    say(&format!("{} {}", peak() - before, beyond.as_millis()));
+    eventually(ms(1_000), || thread_count("leasehold-dial") == 0);
+    tell_parent(&format!("{} {}", peak() - before, beyond.as_millis()));
 }
 
 fn endless_replies_take_neither_memory_nor_time() {
@@ -138,7 +141,7 @@ fn endless(connection: &str, command: &'static str, head: &'static str, unit: &'
         }
     });
     let caller = Child::spawn("hostile::caller", &[("URL", &url(connection, &server))]);
-    let line = caller.line();
+    let line = caller.next_line();
     caller.wait().succeeded();
     let shown = format!("{connection} {head:?} {unit:?}: {line}");
     let words: Vec<&str> = line.split(' ').collect();
@@ -203,12 +206,12 @@ fn trickling(connection: &str, command: &'static str) {
 }
 
 fn a_server_that_trickles_does_not_hold_up_the_others() {
-    let trickling = FakeServer::writing(|request, client| match request.name().as_str() {
+    let trickling = FakeServer::with_writer(|request, client| match request.name().as_str() {
         "propose" => GRANTED.iter().try_for_each(|byte| {
             std::thread::sleep(ms(50));
             client.write_all(&[*byte])
         }),
-        _ => client.write_all(&usual(request).unwrap_or_default()),
+        _ => client.write_all(&default_reply(request).unwrap_or_default()),
     });
     let (one, two) = (Server::start(), Server::start());
     let urls = [trickling.url(), one.url(), two.url()];

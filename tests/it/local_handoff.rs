@@ -12,7 +12,7 @@ use parking_lot::Mutex as Local;
 use support::{Counters, Fenced, Proxy, Server, Traffic, eventually, ms};
 
 support::tests![
-    smoke,
+    basic_handoff_sends_no_command,
     nobody_else_waits_so_no_tokens_are_reserved,
     each_holder_hears_of_its_own_end_only,
     a_doubt_is_cleared_before_the_next_hand_off,
@@ -118,7 +118,7 @@ fn until_none_looks(server: &Server, client: &Client, before: (u64, u64)) {
     });
 }
 
-fn smoke() {
+fn basic_handoff_sends_no_command() {
     let server = Server::start();
     let client = client(&server);
     let a = || client.mutex("a");

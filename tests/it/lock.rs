@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::crossbeam_channel::{Receiver, bounded, unbounded};
 use leasehold::{Backoff, Client, ClientBuilder, Error, Lost, MutexGuard, Unlocked, WaitPolicy};
-use support::{Proxy, Server, Traffic, eventually, ms, nobody};
+use support::{Proxy, Server, Traffic, eventually, ms, refusing_url};
 
 support::tests![
     another_client_is_refused_and_woken,
@@ -27,7 +27,7 @@ support::tests![
 ];
 
 support::timed![
-    smoke,
+    basic_calls_work_on_a_mutex,
     renew_asks_for_the_whole_ttl_anew,
     an_extended_lease_is_renewed_for_its_new_ttl,
     attempts_used_up_are_told
@@ -69,7 +69,7 @@ fn soon<T>(outcome: &Receiver<T>) -> T {
     outcome.recv_timeout(SOON).expect("it comes to an end soon")
 }
 
-fn smoke() {
+fn basic_calls_work_on_a_mutex() {
     let server = Server::start();
     let client = client(&server);
     assert!(client.ping().unwrap() < SOON);
@@ -134,7 +134,7 @@ fn a_try_at_what_this_client_holds_asks_nobody() {
 }
 
 fn no_server() {
-    let url = nobody();
+    let url = refusing_url();
     let server = url.replace("redis://", "");
     let client = Client::builder()
         .url(url)

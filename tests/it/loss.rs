@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError, TryRecvError, unbounded};
 use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Unlocked};
-use support::{Child, Server, eventually, given, ms, say};
+use support::{Child, Server, eventually, ms, parameter, tell_parent};
 
 support::roles![holder];
 
@@ -266,19 +266,19 @@ fn past_max_hold_the_key_runs_out_by_itself() {
 /// In a child: is stopped with the lock in its hands, round after round. What it is woken by has been there for long
 /// when it goes on, so the first thing that it does then is to ask.
 fn holder() {
-    let client = Client::open(&given("URL")).unwrap();
-    let mut bell = redis::Client::open(given("URL"))
+    let client = Client::open(&parameter("URL")).unwrap();
+    let mut bell = redis::Client::open(parameter("URL"))
         .unwrap()
         .get_connection()
         .unwrap();
-    for _ in 0..given("ROUNDS").parse().unwrap() {
+    for _ in 0..parameter("ROUNDS").parse().unwrap() {
         // They run out before it does, and keep everybody busy who might tell.
         let others: Vec<_> = (0..300)
             .map(|n| lock(&client, &format!("other {n}")))
             .collect();
         let guard = lock(&client, "a");
         let lost = guard.lost();
-        say("held");
+        tell_parent("held");
         redis::cmd("BLPOP")
             .arg("bell")
             .arg(0)
@@ -293,7 +293,7 @@ fn holder() {
             Unlocked::AlreadyLost(Lost::Expired)
         );
         drop(others);
-        say("lost");
+        tell_parent("lost");
     }
 }
 
@@ -310,12 +310,12 @@ fn a_holder_paused_past_its_ttl_knows_before_it_does_anything() {
         &[("URL", &server.url()), ("ROUNDS", &rounds.to_string())],
     );
     for _ in 0..rounds {
-        child.wait_for("held");
+        child.wait_for_line("held");
         child.pause();
         let guard = client.mutex("a").lock().unwrap();
         server.run("RPUSH", &["bell", "wake up"]);
         child.resume();
-        child.wait_for("lost");
+        child.wait_for_line("lost");
         assert_eq!(
             server.get("lock:a").as_deref(),
             Some(guard.holder_id().as_str().as_bytes())

@@ -9,7 +9,7 @@ use leasehold::{Client, Error, MutexGuard, Unlocked};
 use support::{FakeServer, Request, builder, client, eventually, ms};
 
 support::tests![
-    smoke,
+    well_formed_replies_are_accepted,
     an_acquire_with_an_impossible_reply_is_undone,
     a_refusal_for_a_name_that_was_not_asked_for_is_undone,
     a_fair_lock_with_an_impossible_reply_is_undone,
@@ -71,7 +71,7 @@ fn assert_unanswered<T>(outcome: &Result<Option<T>, Error>, reply: &str) {
     }
 }
 
-fn smoke() {
+fn well_formed_replies_are_accepted() {
     let server = once("release", ":1\r\n", ":0\r\n");
     let guard = client(&server.url()).mutex("a").lock().unwrap();
     assert_eq!(guard.fencing_token().value(), 1_700_000_000_000_000);

@@ -7,7 +7,7 @@ use leasehold::{Client, ClientBuilder, Error};
 use support::{FakeServer, Request, builder, ms};
 
 support::tests![
-    smoke,
+    http_reply_is_quoted_in_the_error,
     another_protocol_is_named_at_once,
     another_protocol_is_dialed_once_for_a_call,
     a_tls_peer_is_recognised,
@@ -66,7 +66,7 @@ fn assert_says(error: &Error, shown: &str) {
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
 }
 
-fn smoke() {
+fn http_reply_is_quoted_in_the_error() {
     let server = asked(b"HTTP/1.1 400 Bad Request\r\n\r\n");
     let client = patient(&server.url()).build().unwrap();
     let error = client.mutex("a").lock().unwrap_err();
@@ -75,7 +75,7 @@ fn smoke() {
 
 fn another_protocol_is_named_at_once() {
     for (peer, words, shown) in PEERS {
-        for server in [asked(words), FakeServer::saying(words, false)] {
+        for server in [asked(words), FakeServer::sending(words, false)] {
             let client = patient(&server.url()).build().unwrap();
             let began = Instant::now();
             assert_says(&client.mutex("a").lock().unwrap_err(), shown);
@@ -144,7 +144,7 @@ fn nonsense_in_good_form_is_believed_three_times() {
 }
 
 fn endless_nonsense_in_good_form_is_no_redis_either() {
-    let server = FakeServer::saying(b"+OK\r\n", true);
+    let server = FakeServer::sending(b"+OK\r\n", true);
     let client = patient(&server.url()).build().unwrap();
     let began = Instant::now();
     assert_says(&client.mutex("a").lock().unwrap_err(), "\"+OK\\r\\n\"");

@@ -6,15 +6,15 @@ use std::time::Instant;
 use crossbeam_channel::unbounded;
 use leasehold::{Error, Lost, Unlocked};
 use support::{
-    BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, GO_ON_WITHIN, PROCESSES, SLACK,
-    Sentinels, Setup, Trouble, builder, client, eventually, expect_unreachable, free_port, given,
-    ms, threads, until_taken,
+    BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, MasterFailure, PROCESSES,
+    RESUME_WITHIN, SLACK, Sentinels, Setup, builder, client, eventually, expect_unreachable,
+    free_port, ms, parameter, thread_count, time_until_taken,
 };
 
 support::roles![threads_in_child];
 
 support::tests![
-    smoke,
+    basic_calls_work_through_sentinel,
     a_lease_is_renewed,
     database_and_passwords,
     locks_go_on_where_the_master_is_known_and_all_sentinels_are_away,
@@ -40,7 +40,7 @@ support::roughly_timed![
 
 const FENCE: &str = "leasehold:fence:{lock:a}";
 
-fn smoke() {
+fn basic_calls_work_through_sentinel() {
     let sentinels = Sentinels::start(Setup::steady());
     let (one, two) = (client(&sentinels.url()), client(&sentinels.url()));
     assert!(one.ping().is_ok());
@@ -227,40 +227,40 @@ fn a_name_that_no_sentinel_knows_is_said_at_once() {
     }
 }
 
-fn get_into(trouble: Trouble, sentinels: &mut Sentinels) {
+fn get_into(trouble: MasterFailure, sentinels: &mut Sentinels) {
     match trouble {
-        Trouble::Killed => sentinels.kill_first_master(),
-        Trouble::Stopped => sentinels.first_master().pause(),
-        Trouble::SwitchedByCommand => sentinels.failover(),
+        MasterFailure::Killed => sentinels.kill_first_master(),
+        MasterFailure::Stopped => sentinels.first_master().pause(),
+        MasterFailure::SwitchedByCommand => sentinels.failover(),
     }
 }
 
 /// Several processes contend while the master is replaced.
-fn contention_goes_on(trouble: Trouble) {
+fn contention_goes_on(trouble: MasterFailure) {
     let mut sentinels = Sentinels::start(Setup::fast_failover());
     let contention = Contention::start(&sentinels.url(), "a", PROCESSES, 0);
     get_into(trouble, &mut sentinels);
     let successor = sentinels.successor();
-    let timed = until_taken(Instant::now(), || {
+    let timed = time_until_taken(Instant::now(), || {
         sentinels.ask_data(successor, &["GET", FENCE])
     });
     let took = timed.took;
     timed.no_later_than(SLACK);
 
     // All of them are there by then, and the old one has nothing more to say.
-    contention.goes_on(30);
+    contention.wait_for_progress(30);
     match trouble {
-        Trouble::Killed => {}
-        Trouble::Stopped => sentinels.first_master().resume(),
-        Trouble::SwitchedByCommand => {}
+        MasterFailure::Killed => {}
+        MasterFailure::Stopped => sentinels.first_master().resume(),
+        MasterFailure::SwitchedByCommand => {}
     }
-    if trouble != Trouble::Killed {
+    if trouble != MasterFailure::Killed {
         is_demoted(&sentinels);
-        contention.goes_on(30);
+        contention.wait_for_progress(30);
     }
     let outcome = contention.finish();
     println!("{trouble:?}: went on after {took:?}; {outcome:?}");
-    outcome.is_as_promised(SLACK);
+    outcome.assert_promises(SLACK);
 }
 
 /// Returns when the first master knows that it is none any more.
@@ -274,19 +274,19 @@ fn is_demoted(sentinels: &Sentinels) {
 }
 
 fn contention_when_the_master_is_killed() {
-    contention_goes_on(Trouble::Killed);
+    contention_goes_on(MasterFailure::Killed);
 }
 
 fn contention_when_the_master_is_stopped() {
-    contention_goes_on(Trouble::Stopped);
+    contention_goes_on(MasterFailure::Stopped);
 }
 
 fn contention_when_the_master_is_switched_by_command() {
-    contention_goes_on(Trouble::SwitchedByCommand);
+    contention_goes_on(MasterFailure::SwitchedByCommand);
 }
 
 /// One lease is on the replicas and survives; of another they never heard.
-fn leases_survive_or_are_told(trouble: Trouble) {
+fn leases_survive_or_are_told(trouble: MasterFailure) {
     let mut sentinels = Sentinels::start(Setup::fast_failover());
     let client = client(&sentinels.url());
     let lock = |name: &str| {
@@ -312,7 +312,7 @@ fn leases_survive_or_are_told(trouble: Trouble) {
     let lost = dies.lost();
     get_into(trouble, &mut sentinels);
     let successor = sentinels.successor();
-    let timed = Control::run(GO_ON_WITHIN + ms(500), || lost.recv_timeout(ms(20_000)));
+    let timed = Control::run(RESUME_WITHIN + ms(500), || lost.recv_timeout(ms(20_000)));
     assert_eq!(timed.no_later_than(SLACK), Ok(Lost::Deleted));
     assert!(!dies.is_held());
     assert_eq!(dies.unlock().unwrap(), Unlocked::AlreadyLost(Lost::Deleted));
@@ -324,15 +324,15 @@ fn leases_survive_or_are_told(trouble: Trouble) {
 }
 
 fn leases_when_the_master_is_killed() {
-    leases_survive_or_are_told(Trouble::Killed);
+    leases_survive_or_are_told(MasterFailure::Killed);
 }
 
 fn leases_when_the_master_is_stopped() {
-    leases_survive_or_are_told(Trouble::Stopped);
+    leases_survive_or_are_told(MasterFailure::Stopped);
 }
 
 fn leases_when_the_master_is_switched_by_command() {
-    leases_survive_or_are_told(Trouble::SwitchedByCommand);
+    leases_survive_or_are_told(MasterFailure::SwitchedByCommand);
 }
 
 /// Woken by a release on the new master, long before it would look by itself.
@@ -354,7 +354,7 @@ fn a_waiter_follows_the_master() {
             let heard = sentinels.ask_data::<(String, u32)>(successor, &command);
             heard.is_ok_and(|(_, listeners)| listeners > 0)
         };
-        let timed = Control::run(GO_ON_WITHIN, || eventually(ms(30_000), listens));
+        let timed = Control::run(RESUME_WITHIN, || eventually(ms(30_000), listens));
         timed.no_later_than(SLACK);
         let timed = Control::run(ms(0), || {
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
@@ -389,7 +389,7 @@ fn a_demoted_master_is_left() {
             .ask_data::<bool>(successor, &["EXISTS", "lock:a"])
             .is_ok_and(|exists| exists)
     };
-    let timed = Control::run(GO_ON_WITHIN, || eventually(ms(30_000), is_there));
+    let timed = Control::run(RESUME_WITHIN, || eventually(ms(30_000), is_there));
     timed.no_later_than(SLACK);
     let calls = || sentinels.first_master().calls(&["evalsha", "eval"]);
     let before = calls();
@@ -411,9 +411,9 @@ fn threads_end_with_the_client() {
 }
 
 fn threads_in_child() {
-    let listening = || threads("leasehold-senti");
+    let listening = || thread_count("leasehold-senti");
     for _ in 0..3 {
-        let client = client(&given("URL"));
+        let client = client(&parameter("URL"));
         assert_eq!(listening(), 0);
         let guard = client.mutex("a").lock().unwrap();
         eventually(ms(10_000), || listening() == 3);
@@ -422,7 +422,7 @@ fn threads_in_child() {
         drop(guard);
         eventually(ms(10_000), || listening() == 0);
     }
-    let client = client(&given("URL"));
+    let client = client(&parameter("URL"));
     drop(client.mutex("a").lock().unwrap());
     assert!(client.shutdown(ms(5_000)).unwrap().is_clean());
     assert_eq!(listening(), 0);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded, unbounded};
 use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard, ShutdownReport, Unlocked};
-use support::{BlackHole, Child, Proxy, Server, Traffic, eventually, given, ms};
+use support::{BlackHole, Child, Proxy, Server, Traffic, eventually, ms, parameter};
 
 support::roles![shut_down_in_child, last_drop_in_child];
 
@@ -311,7 +311,7 @@ fn a_redis_that_is_away_delays_the_end_by_no_more_than_was_given() {
 
 fn a_waiter_that_cannot_reach_redis_is_sent_away() {
     let hole = BlackHole::start();
-    for url in [support::nobody(), hole.url()] {
+    for url in [support::refusing_url(), hole.url()] {
         let client = builder(&url).unreachable_for(ms(60_000)).build().unwrap();
         let lock = waiting(&client, "a");
         let (sender, trying) = bounded(1);
@@ -453,7 +453,7 @@ fn no_thread_is_left_of_a_client_that_was_shut_down() {
 }
 
 fn shut_down_in_child() {
-    let (client, guards) = with_all_threads(&given("URL"));
+    let (client, guards) = with_all_threads(&parameter("URL"));
     assert!(client.shutdown(WITHIN).unwrap().is_clean());
     no_thread_is_left();
     drop((client, guards));
@@ -469,7 +469,7 @@ fn no_thread_is_left_of_a_client_that_nobody_has_any_more() {
 }
 
 fn last_drop_in_child() {
-    let url = given("URL");
+    let url = parameter("URL");
 
     // By the thread that made it.
     let (client, guards) = with_all_threads(&url);

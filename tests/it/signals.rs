@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use leasehold::Client;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
-use support::{Child, Proxy, Server, given, ms};
+use support::{Child, Proxy, Server, ms, parameter};
 
 support::roles![signalled];
 
@@ -43,7 +43,7 @@ fn signalled() {
         let is_over = Arc::clone(&is_over);
         move || signal(own, &is_over)
     });
-    let client = Client::open(&given("URL")).expect("the url is one");
+    let client = Client::open(&parameter("URL")).expect("the url is one");
     let mutex = client.mutex("x");
     let began = Instant::now();
     let mut pairs = 0;

@@ -3,8 +3,8 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Client, ClientBuilder, Error, Unlocked};
 use support::{
-    Child, Cluster, ClusterSetup, Sentinels, Server, Setup, certificate, everything_works,
-    free_port, given, ms, pem, say, tls_server,
+    Child, Cluster, ClusterSetup, Sentinels, Server, Setup, certificate_path, exercise_every_call,
+    free_port, ms, parameter, read_pem, tell_parent, tls_server,
 };
 
 support::roles![locker];
@@ -23,7 +23,7 @@ const PATIENCE: Duration = ms(5_000);
 
 /// Locks and waits over TLS; what it trusts is set in the environment that it is started with.
 fn locker() {
-    let client = Client::open(&given("URL")).unwrap();
+    let client = Client::open(&parameter("URL")).unwrap();
     match client.mutex("a").try_lock() {
         Ok(guard) => {
             let guard = guard.unwrap();
@@ -31,9 +31,9 @@ fn locker() {
             let waiting = std::thread::spawn(move || waiter.lock().unwrap().unlock().unwrap());
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
             assert_eq!(waiting.join().unwrap(), Unlocked::Released);
-            say("locked");
+            tell_parent("locked");
         }
-        Err(error @ Error::Refused { .. }) => say(&format!("refused: {error}")),
+        Err(error @ Error::Refused { .. }) => tell_parent(&format!("refused: {error}")),
         Err(error) => panic!("{error:?}"),
     }
 }
@@ -51,27 +51,27 @@ fn strict_server(shown: &str) -> Option<(Server, u16)> {
 /// A builder that still wants to know where Redis is.
 fn with_certificates() -> ClientBuilder {
     Client::builder()
-        .tls_root(pem("ca.pem"))
-        .tls_client_cert(pem("client.pem"), pem("client.key"))
+        .tls_root(read_pem("ca.pem"))
+        .tls_client_cert(read_pem("client.pem"), read_pem("client.key"))
 }
 
 fn trusting(port: u16) -> ClientBuilder {
     Client::builder()
         .url(format!("rediss://localhost:{port}"))
-        .tls_root(pem("ca.pem"))
+        .tls_root(read_pem("ca.pem"))
 }
 
 fn known(port: u16) -> ClientBuilder {
-    trusting(port).tls_client_cert(pem("client.pem"), pem("client.key"))
+    trusting(port).tls_client_cert(read_pem("client.pem"), read_pem("client.key"))
 }
 
 fn a_private_authority_and_a_client_certificate() {
     let Some((server, port)) = strict_server("server") else {
         return;
     };
-    everything_works(|| known(port), "a", &[&server]);
+    exercise_every_call(|| known(port), "a", &[&server]);
     let by_address = format!("rediss://127.0.0.1:{port}?protocol=resp3");
-    everything_works(|| known(port).url(&by_address), "a", &[&server]);
+    exercise_every_call(|| known(port).url(&by_address), "a", &[&server]);
 }
 
 /// The sentinels too ask for a certificate; of the master only its port for TLS is known to them.
@@ -85,7 +85,7 @@ fn sentinels_and_the_master_that_they_name() {
         ..Setup::steady()
     });
     let url = sentinels.tls_url();
-    everything_works(|| known(1).url(&url), "a", &[sentinels.first_master()]);
+    exercise_every_call(|| known(1).url(&url), "a", &[sentinels.first_master()]);
     is_refused(
         &trusting(1).url(&url).build().unwrap(),
         ["CertificateRequired", "ClientBuilder::tls_client_cert"],
@@ -112,13 +112,13 @@ fn the_nodes_of_a_cluster() {
     let by_node = || with_certificates().cluster([&node]);
     for node in 0..3 {
         let keeper = [cluster.node(node)];
-        everything_works(by_url, &cluster.name_on("url", node), &keeper);
-        everything_works(by_node, &cluster.name_on("node", node), &keeper);
+        exercise_every_call(by_url, &cluster.name_owned_by("url", node), &keeper);
+        exercise_every_call(by_node, &cluster.name_owned_by("node", node), &keeper);
     }
 
     // Who is sent on goes there with the same.
     let client = by_url().build().unwrap();
-    let name = cluster.name_on("moves", 1);
+    let name = cluster.name_owned_by("moves", 1);
     let slot = cluster.slot(&format!("lock:{name}"));
     let guard = client.mutex(&*name).lock().unwrap();
     cluster.begin_migration(slot, 1, 2);
@@ -162,10 +162,11 @@ fn who_is_not_trusted_is_an_error_at_once_that_says_what_to_do() {
     let Some((server, port)) = strict_server("server") else {
         return;
     };
-    let trusting_strangers = known(port).tls_root(pem("stranger-ca.pem"));
+    let trusting_strangers = known(port).tls_root(read_pem("stranger-ca.pem"));
     let refused = trusting_strangers.build().unwrap();
     is_refused(&refused, ["UnknownIssuer", "ClientBuilder::tls_root"]);
-    let stranger = trusting(port).tls_client_cert(pem("stranger.pem"), pem("stranger.key"));
+    let stranger =
+        trusting(port).tls_client_cert(read_pem("stranger.pem"), read_pem("stranger.key"));
     is_refused(
         &stranger.build().unwrap(),
         ["UnknownCA", "authority that the server trusts"],
@@ -213,7 +214,7 @@ fn what_cannot_work_is_said_before_any_connection() {
     };
     wrong(trusting(1).tls_root("no PEM"), "tls_root");
     wrong(
-        trusting(1).tls_client_cert(pem("client.pem"), pem("server.key")),
+        trusting(1).tls_client_cert(read_pem("client.pem"), read_pem("server.key")),
         "the key does not belong to the certificate",
     );
     // Otherwise it would go out in the clear.
@@ -227,7 +228,7 @@ fn what_cannot_work_is_said_before_any_connection() {
     }
     let shown = format!("{:?}", known(1));
     assert!(shown.contains("client_cert: true"), "{shown}");
-    let key = String::from_utf8(pem("client.key")).unwrap();
+    let key = String::from_utf8(read_pem("client.key")).unwrap();
     assert!(key.lines().all(|line| !shown.contains(line)), "{shown}");
 }
 
@@ -238,9 +239,9 @@ fn only_a_server_that_can_be_checked() {
     }
     let port = support::free_port().to_string();
     let (key, chain, authority) = (
-        certificate("server.key"),
-        certificate("server.pem"),
-        certificate("ca.pem"),
+        certificate_path("server.key"),
+        certificate_path("server.pem"),
+        certificate_path("ca.pem"),
     );
     let _server = Server::with(&[
         "--tls-port",
@@ -259,11 +260,11 @@ fn only_a_server_that_can_be_checked() {
         "tls::locker",
         &[("URL", &url), ("SSL_CERT_FILE", &authority)],
     );
-    assert_eq!(trusting.line(), "locked");
+    assert_eq!(trusting.next_line(), "locked");
     trusting.wait().succeeded();
     // Trusts only that certificate authority that the server's certificate does not come from.
     let wary = Child::spawn("tls::locker", &[("URL", &url), ("SSL_CERT_FILE", &chain)]);
-    let line = wary.line();
+    let line = wary.next_line();
     assert!(
         line.starts_with("refused") && line.to_lowercase().contains("certificate"),
         "{line}"

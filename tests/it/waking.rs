@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::unbounded;
 use leasehold::{Backoff, Client, FencingToken, WaitPolicy};
 use parking_lot::{Condvar, Mutex};
-use support::{Child, Control, Proxy, Server, Traffic, eventually, given, let_pass, ms, say};
+use support::{
+    Child, Control, Proxy, Server, Traffic, eventually, let_pass, ms, parameter, tell_parent,
+};
 
 support::roles![waiter];
 
@@ -99,8 +101,8 @@ fn a_release_wakes_a_waiter_of_another_client() {
 
 /// In a child: waits for the lock and says that it has it.
 fn waiter() {
-    let guard = client(&given("URL")).mutex("a").lock().unwrap();
-    say("woken");
+    let guard = client(&parameter("URL")).mutex("a").lock().unwrap();
+    tell_parent("woken");
     let _ = guard.unlock().unwrap();
 }
 
@@ -112,7 +114,7 @@ fn a_release_wakes_a_waiter_of_another_process() {
     let child = Child::spawn("waking::waiter", &[("URL", &server.url())]);
     sleeps(&server, "a", before);
     let _ = guard.unlock().unwrap();
-    assert_eq!(child.line_within(PROMPTLY).as_deref(), Some("woken"));
+    assert_eq!(child.next_line_within(PROMPTLY).as_deref(), Some("woken"));
     child.wait().succeeded();
 }
 

@@ -11,7 +11,7 @@ use redis::Connection;
 use support::{Control, Server, eventually, ms};
 
 support::tests![
-    smoke,
+    lock_writes_only_its_key_and_its_fence,
     the_value_is_the_owner_and_a_fresh_uuid,
     a_foreign_release_that_publishes_wakes_at_once,
     what_a_foreign_client_released_is_lost_at_the_next_renewal,
@@ -99,7 +99,7 @@ fn foreign_release_and_publish(redis: &mut Connection, key: &str, channel: &str,
         .unwrap();
 }
 
-fn smoke() {
+fn lock_writes_only_its_key_and_its_fence() {
     let server = Server::start();
     let client = builder(&server).owner("booking:7").build().unwrap();
     let guard = client.mutex("x").lock().unwrap();

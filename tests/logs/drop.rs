@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use leasehold::crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use leasehold::{Backoff, Client, ClientBuilder, Lost, Mutex, MutexGuard, Unlocked, WaitPolicy};
-use support::{Child, Control, Proxy, Server, eventually, given, lines_about, ms};
+use support::{Child, Control, Proxy, Server, eventually, log_records_about, ms, parameter};
 
 support::roles![
     whoever_goes_last,
@@ -22,7 +22,7 @@ support::roles![
 ];
 
 support::tests![
-    smoke,
+    basic_drop_releases_the_lock,
     a_guard_that_a_panic_drops_releases,
     a_panic_on_a_dead_server_stays_one_panic,
     a_guard_dropped_after_shutdown_leaves_the_next_holder_alone,
@@ -104,7 +104,7 @@ fn with_all_threads(mutex: &Mutex) {
     waiter.join().unwrap();
 }
 
-fn smoke() {
+fn basic_drop_releases_the_lock() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
     let guard = one.mutex("a").lock().unwrap();
@@ -135,15 +135,15 @@ fn a_panic_on_a_dead_server_stays_one_panic() {
 }
 
 fn a_guard_of_a_killed_server_is_dropped_in_time() {
-    support::captured();
+    support::log_records();
     let mut server = Server::start();
     let client = client(&server);
     let guard = client.mutex("of-the-killed").lock().unwrap();
     server.kill();
     let dropped = Control::run(COMMAND_TIMEOUT, || drop(guard));
     dropped.no_later_than(SLACK);
-    let warned = |line: &support::Line| line.level == log::Level::Warn;
-    assert!(lines_about("of-the-killed").iter().any(warned));
+    let warned = |line: &support::LogRecord| line.level == log::Level::Warn;
+    assert!(log_records_about("of-the-killed").iter().any(warned));
 }
 
 fn a_guard_of_a_silent_server_is_dropped_in_time_and_released_later() {
@@ -278,7 +278,7 @@ fn no_thread_is_left_whoever_goes_last() {
 
 fn whoever_goes_last() {
     let open = || {
-        let client = builder(given("URL")).build().unwrap();
+        let client = builder(parameter("URL")).build().unwrap();
         let mutex = client.mutex("a").on_lost(|_| ());
         assert_eq!(threads(), [] as [String; 0], "none before it is needed");
         with_all_threads(&mutex);
@@ -317,7 +317,7 @@ type Last = Arc<parking_lot::Mutex<Option<(Client, Mutex, MutexGuard)>>>;
 /// Lets the callback drop the last of the client, and sees to it that it comes back and no thread is left.
 fn last_in_a_callback(lock: impl FnOnce(Mutex, Box<dyn Fn() + Send + Sync>) -> Mutex) {
     // Long enough to tell a thread that waits for its own end.
-    let client = builder(given("URL")).command_timeout(MINUTE).build();
+    let client = builder(parameter("URL")).command_timeout(MINUTE).build();
     let client = client.unwrap();
     let (dropped, done): (Sender<()>, Receiver<()>) = unbounded();
     let last = Last::default();
@@ -361,14 +361,14 @@ fn last_in_on_renew() {
 fn no_thread_is_left_of_a_client_whose_server_died() {
     let mut server = Server::start();
     let child = Child::spawn("drop::last_after_death", &[("URL", &server.url())]);
-    child.wait_for("holding");
+    child.wait_for_line("holding");
     server.kill();
-    child.wait_for("dropped");
+    child.wait_for_line("dropped");
     child.wait().succeeded();
 }
 
 fn last_after_death() {
-    let mutex = builder(given("URL"))
+    let mutex = builder(parameter("URL"))
         .build()
         .unwrap()
         .mutex("a")
@@ -376,10 +376,10 @@ fn last_after_death() {
         .on_lost(|_| ());
     with_all_threads(&mutex);
     let guard = mutex.lock().unwrap();
-    support::say("holding");
+    support::tell_parent("holding");
     assert_eq!(guard.lost().recv_timeout(SOON), Ok(Lost::Expired));
     drop((guard, mutex));
-    support::say("dropped");
+    support::tell_parent("dropped");
     eventually(SOON, || threads().is_empty());
 }
 
@@ -400,7 +400,7 @@ thread_local! {
 
 fn a_destructor_of_a_thread_local_may_drop_guards_and_wait() {
     let finished = Child::spawn("drop::last_words", &[]).wait().succeeded();
-    assert_eq!(finished.said, ["all done"], "{}", finished.output);
+    assert_eq!(finished.lines, ["all done"], "{}", finished.output);
 }
 
 fn last_words() {
@@ -439,7 +439,7 @@ fn last_words() {
             Unlocked::Released
         );
         drop((one, two, three));
-        support::say("all done");
+        support::tell_parent("all done");
     };
     thread::spawn(move || {
         // What is first used later is destroyed earlier.

@@ -2,10 +2,10 @@
 //! text around it: not in an error, not in a `Debug`, not in a log line, and not in what the program `leasehold` prints.
 
 use leasehold::{Error, Health};
-use support::{FakeServer, Server, builder, captured, client, ms};
+use support::{FakeServer, Server, builder, client, log_records, ms};
 
 support::tests![
-    smoke,
+    names_are_escaped_in_display_and_debug,
     what_is_seen_of_a_foreign_holder_is_harmless,
     an_error_about_a_key_is_harmless,
     an_error_with_a_servers_own_text_is_harmless,
@@ -96,7 +96,7 @@ fn held_by_a_foreigner() -> Server {
 
 #[track_caller]
 fn assert_log_harmless() {
-    for line in captured() {
+    for line in log_records() {
         assert_harmless(&line.message);
         for (_, value) in &line.pairs {
             assert_harmless(value);
@@ -104,7 +104,7 @@ fn assert_log_harmless() {
     }
 }
 
-fn smoke() {
+fn names_are_escaped_in_display_and_debug() {
     assert_harmless("tisch-ü \\u{202e} \\x1b");
     let all = text();
     assert!(all.contains('\u{1b}') && all.contains('\u{9b}') && all.contains('\u{202e}'));
@@ -113,7 +113,7 @@ fn smoke() {
 }
 
 fn what_is_seen_of_a_foreign_holder_is_harmless() {
-    captured();
+    log_records();
     let server = held_by_a_foreigner();
     let client = client(&server.url());
     let held = client.list("").unwrap();
@@ -129,7 +129,7 @@ fn what_is_seen_of_a_foreign_holder_is_harmless() {
     for held in &held {
         assert!(client.mutex(held.name()).force_unlock().unwrap());
     }
-    let forced = captured();
+    let forced = log_records();
     assert!(forced.iter().any(|line| line.mentions("forced")));
     assert_log_harmless();
 }
@@ -161,7 +161,7 @@ fn saying(error: &'static str, command: &'static str) -> FakeServer {
 }
 
 fn an_error_with_a_servers_own_text_is_harmless() {
-    captured();
+    log_records();
     for (error, command) in [
         ("ERR", "script"),
         ("NOPERM", "script"),
@@ -190,7 +190,7 @@ fn an_error_with_a_servers_own_text_is_harmless() {
 }
 
 fn a_refused_subscription_is_logged_harmlessly() {
-    captured();
+    log_records();
     for command in ["SUBSCRIBE", "PUBLISH"] {
         let server = FakeServer::start(move |request| match request.name() {
             name if name == command => Some(format!("-NOPERM {}\r\n", line()).into_bytes()),
@@ -200,7 +200,7 @@ fn a_refused_subscription_is_logged_harmlessly() {
         let client = client(&server.url());
         assert!(client.mutex("a").try_lock_for(ms(700)).unwrap().is_none());
     }
-    assert!(captured().iter().any(|line| line.mentions("NOPERM")));
+    assert!(log_records().iter().any(|line| line.mentions("NOPERM")));
     assert_log_harmless();
 }
 
@@ -209,7 +209,7 @@ fn bulk(text: &str) -> String {
 }
 
 fn a_host_that_a_server_names_is_shown_harmlessly() {
-    captured();
+    log_records();
     let host = line();
     let slots = format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n{}:7\r\n", bulk(&host));
     let node = FakeServer::start(move |request| {

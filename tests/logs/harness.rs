@@ -9,13 +9,13 @@ use std::thread;
 
 use support::{
     BlackHole, Child, Cluster, ClusterSetup, Control, Fenced, Proxy, Replicas, Server, Stale,
-    Traffic, captured, eventually, given, lines_about, ms, nobody, say,
+    Traffic, eventually, log_records, log_records_about, ms, parameter, refusing_url, tell_parent,
 };
 
 support::roles![echo, failure, keeper];
 
 support::tests![
-    smoke,
+    basic_server_answers_on_its_socket_and_logs,
     servers_die_with_a_killed_process,
     child_round_trip,
     a_failed_child_is_told_from_a_good_one,
@@ -42,8 +42,8 @@ support::timed![a_delay_holds_every_chunk_back_alike];
 
 /// Says what it was given.
 fn echo() {
-    say(&given("WORD"));
-    say("done");
+    tell_parent(&parameter("WORD"));
+    tell_parent("done");
 }
 
 fn failure() {
@@ -56,8 +56,8 @@ fn keeper() {
     let stopped = Server::start();
     stopped.pause();
     for server in [&running, &stopped] {
-        say(&server.process_id().to_string());
-        say(&server.port().to_string());
+        tell_parent(&server.process_id().to_string());
+        tell_parent(&server.port().to_string());
     }
     loop {
         thread::park();
@@ -76,7 +76,7 @@ fn set(connection: &mut redis::Connection, key: &str, value: &str) {
         .unwrap();
 }
 
-fn smoke() {
+fn basic_server_answers_on_its_socket_and_logs() {
     let server = Server::start();
     set(&mut server.connection(), "a", "1");
     let mut unix = redis::Client::open(server.unix_url())
@@ -90,7 +90,7 @@ fn smoke() {
 fn servers_die_with_a_killed_process() {
     let mut keeper = Child::spawn("harness::keeper", &[]);
     let servers: Vec<(String, u16)> = (0..2)
-        .map(|_| (keeper.line(), keeper.line().parse().unwrap()))
+        .map(|_| (keeper.next_line(), keeper.next_line().parse().unwrap()))
         .collect();
     for (_, port) in &servers {
         TcpStream::connect(("127.0.0.1", *port))
@@ -117,9 +117,9 @@ fn lives(id: &str) -> bool {
 
 fn child_round_trip() {
     let child = Child::spawn("harness::echo", &[("WORD", "leasehold")]);
-    assert_eq!(child.line(), "leasehold");
+    assert_eq!(child.next_line(), "leasehold");
     let finished = child.wait().succeeded();
-    assert_eq!(finished.said, ["done"]);
+    assert_eq!(finished.lines, ["done"]);
 }
 
 fn a_failed_child_is_told_from_a_good_one() {
@@ -322,7 +322,7 @@ fn a_black_hole_accepts_and_nobody_refuses() {
     );
     eventually(ms(1_000), || hole.connections() == 1);
 
-    let refused = redis::Client::open(nobody())
+    let refused = redis::Client::open(refusing_url())
         .unwrap()
         .get_connection()
         .err()
@@ -346,9 +346,9 @@ fn a_fenced_resource_turns_the_overtaken_away() {
 
 #[expect(clippy::disallowed_macros, reason = "any program may log")]
 fn log_lines_are_captured_with_their_pairs() {
-    captured();
+    log_records();
     log::debug!(target: "harness", lock = "captured-lock"; "acquired");
-    let lines = lines_about("captured-lock");
+    let lines = log_records_about("captured-lock");
     assert_eq!(lines.len(), 1);
     assert_eq!(lines[0].value("lock"), Some("captured-lock"));
     assert_eq!(lines[0].message, "acquired");
@@ -406,21 +406,21 @@ fn a_cluster_replaces_its_dead_and_moves_its_slots() {
     let master = cluster.master_of("b");
     let replica = cluster.replicas_of(master).next().unwrap();
     cluster.failover(replica);
-    assert_eq!(cluster.until_new_master(master), replica);
+    assert_eq!(cluster.wait_for_new_master(master), replica);
     assert_eq!(write(&cluster, "b", "2"), replica);
-    cluster.until_settled();
+    cluster.wait_until_settled();
     cluster.stop(replica);
-    assert_eq!(cluster.until_new_master(replica), master);
+    assert_eq!(cluster.wait_for_new_master(replica), master);
     assert_eq!(write(&cluster, "b", "3"), master);
     cluster.resume(replica);
-    cluster.until_settled();
+    cluster.wait_until_settled();
 
     cluster.kill(old);
-    let successor = cluster.until_new_master(old);
+    let successor = cluster.wait_for_new_master(old);
     assert_eq!(Some(successor), cluster.replicas_of(old).next());
     assert_eq!(write(&cluster, "a", "2"), successor);
     cluster.restart(old);
-    cluster.until_settled();
+    cluster.wait_until_settled();
     assert_eq!(cluster.master_of("a"), successor);
 
     let ports: Vec<u16> = (0..cluster.count())

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use leasehold::crossbeam_channel::{Receiver, bounded};
 use leasehold::{Backoff, Client, ClientBuilder, Error, Mutex, Name, WaitPolicy};
-use support::{Child, Server, eventually, lines_about, ms, nobody, say};
+use support::{Child, Server, eventually, log_records_about, ms, refusing_url, tell_parent};
 
 support::roles![shown, from_env];
 
 support::tests![
-    smoke,
+    basic_names_have_a_fence_each,
     names_are_any_bytes,
     names_come_in_many_types,
     impossible_names_are_errors_and_nothing_is_sent,
@@ -104,7 +104,7 @@ fn assert_config(error: &Error, about: &str) {
     }
 }
 
-fn smoke() {
+fn basic_names_have_a_fence_each() {
     let server = Server::start();
     let client = client(&server);
     for name in ["a", "b"] {
@@ -509,17 +509,17 @@ fn with_environment(role: &str, set: &[(&str, &str)]) -> Child {
 /// Says what the environment makes, and talks to no server: it may be somebody's own.
 fn shown() {
     match Client::from_env() {
-        Ok(client) => say(&format!("{client:?}")),
-        Err(error) => say(&format!("{error:?} {error}")),
+        Ok(client) => tell_parent(&format!("{client:?}")),
+        Err(error) => tell_parent(&format!("{error:?} {error}")),
     }
 }
 
 /// Holds a lock, and says when it is renewed.
 fn from_env() {
     let client = Client::from_env().unwrap();
-    let mutex = client.mutex("x").on_renew(|_| say("renewed"));
+    let mutex = client.mutex("x").on_renew(|_| tell_parent("renewed"));
     let guard = mutex.lock().unwrap();
-    say(guard.holder_id().as_str());
+    tell_parent(guard.holder_id().as_str());
     loop {
         thread::park();
     }
@@ -559,12 +559,12 @@ fn the_environment_sets_up_a_client() {
     ];
     for server_part in [&by_parts[..], &by_url] {
         let mut child = with_environment("input::from_env", &[server_part, &lock].concat());
-        let holder = child.line();
+        let holder = child.next_line();
         let value: String = redis::cmd("GET").arg("app:x").query(&mut redis).unwrap();
         assert_eq!(value, holder);
         let left: u64 = redis::cmd("PTTL").arg("app:x").query(&mut redis).unwrap();
         assert!(left > 600_000 && left <= 3_600_000, "{left} ms");
-        child.wait_for("renewed");
+        child.wait_for_line("renewed");
         let names: Vec<_> = server
             .client_list()
             .into_iter()
@@ -578,7 +578,7 @@ fn the_environment_sets_up_a_client() {
 }
 
 fn an_environment_of_nothing_is_the_defaults() {
-    let shown = with_environment("input::shown", &[]).line();
+    let shown = with_environment("input::shown", &[]).next_line();
     assert!(shown.contains("127.0.0.1:6379"), "{shown}");
 }
 
@@ -596,7 +596,7 @@ fn an_unreadable_variable_is_named() {
         ("LOCK_RENEW_INTERVAL_MS", "1.5"),
     ] {
         let child = with_environment("input::shown", &[(name, value)]);
-        let said = child.line();
+        let said = child.next_line();
         assert!(said.starts_with("Config("), "{name}={value}: {said}");
         assert!(said.contains(name), "{name}={value}: {said}");
         assert!(said.contains("expect"), "{name}={value}: {said}");
@@ -612,7 +612,7 @@ fn a_variable_that_cannot_work_is_named() {
         ("LOCK_RENEW_INTERVAL_MS", "10000"),
         ("LOCK_CONNECTION_NAME", "a b"),
     ] {
-        let said = with_environment("input::shown", &[(name, value)]).line();
+        let said = with_environment("input::shown", &[(name, value)]).next_line();
         assert!(said.starts_with("Config("), "{name}={value}: {said}");
         assert!(said.contains(name), "{name}={value}: {said}");
     }
@@ -639,7 +639,7 @@ fn assert_error_keeps_secret(error: &Error) {
 }
 
 fn no_password_is_told() {
-    support::captured();
+    support::log_records();
     let server = Server::start();
     server.run(
         "ACL",
@@ -666,7 +666,7 @@ fn no_password_is_told() {
     drop(guard);
 
     let short = |url: &str| Client::builder().url(url).command_timeout(ms(200));
-    let away = nobody().replace("redis://", &format!("redis://ann:{SECRET}@"));
+    let away = refusing_url().replace("redis://", &format!("redis://ann:{SECRET}@"));
     let refused = url.replace("ann", "bob");
     let impossible = url.clone() + "/99";
     let resp3 = refused.clone() + "?protocol=resp3";
@@ -687,11 +687,11 @@ fn no_password_is_told() {
         assert_secret_kept(&builder);
         assert_error_keeps_secret(&builder.build().unwrap_err());
     }
-    assert!(lines_about(SECRET).is_empty());
+    assert!(log_records_about(SECRET).is_empty());
 }
 
 fn no_whole_holder_id_is_told_above_trace() {
-    support::captured();
+    support::log_records();
     let server = Server::start();
     let client = builder(server.url()).owner("told").build().unwrap();
     let guard = client.mutex("told").lock().unwrap();
@@ -701,10 +701,10 @@ fn no_whole_holder_id_is_told_above_trace() {
     assert!(client.mutex("told").force_unlock().unwrap());
     shown += &format!("{:?}", guard.renew().unwrap_err());
     drop(guard);
-    let lines = lines_about("told");
+    let lines = log_records_about("told");
     assert!(lines.iter().any(|line| line.level == log::Level::Warn));
     assert!(!shown.contains(id.as_str()), "{shown}");
-    for line in lines_about(id.as_str()) {
+    for line in log_records_about(id.as_str()) {
         assert_eq!(line.level, log::Level::Trace, "{line:?}");
     }
 }

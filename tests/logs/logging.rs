@@ -6,7 +6,7 @@ use std::time::Duration;
 use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, Unlocked};
 use log::Level;
-use support::{Line, Server, captured, eventually, free_port, lines_about, ms};
+use support::{LogRecord, Server, eventually, free_port, log_records, log_records_about, ms};
 
 support::tests![
     a_lock_taken_renewed_and_released,
@@ -26,7 +26,7 @@ const TTL_MS: &str = "20000";
 
 /// A client in whose process every line is kept.
 fn builder(url: &str) -> ClientBuilder {
-    captured();
+    log_records();
     Client::builder()
         .url(url)
         .ttl(ms(20_000))
@@ -38,23 +38,23 @@ fn client(server: &Server) -> Client {
 }
 
 /// The lines about a name, which only one test uses, with this outcome.
-fn lines(name: &str, outcome: &str) -> Vec<Line> {
-    let mut lines = lines_about(name);
+fn lines(name: &str, outcome: &str) -> Vec<LogRecord> {
+    let mut lines = log_records_about(name);
     lines.retain(|line| line.value("name") == Some(name) && line.value("outcome") == Some(outcome));
     lines
 }
 
 /// The one line about the name with this outcome.
 #[track_caller]
-fn line(name: &str, outcome: &str) -> Line {
+fn line(name: &str, outcome: &str) -> LogRecord {
     let mut found = lines(name, outcome);
-    assert_eq!(found.len(), 1, "{outcome}: {:#?}", lines_about(name));
+    assert_eq!(found.len(), 1, "{outcome}: {:#?}", log_records_about(name));
     found.remove(0)
 }
 
 /// What stands in every line about a lease.
 #[track_caller]
-fn is_about(line: &Line, guard_id: &str, trace_id: &str, ttl_ms: &str) {
+fn is_about(line: &LogRecord, guard_id: &str, trace_id: &str, ttl_ms: &str) {
     let short = short(guard_id);
     assert_eq!(line.value("holder"), Some(short.as_str()), "{line:?}");
     assert_eq!(line.value("ttl_ms"), Some(ttl_ms), "{line:?}");
@@ -97,7 +97,7 @@ fn a_lock_taken_renewed_and_released() {
         assert_eq!(line.level, Level::Debug, "{line:?}");
         assert!(line.target.starts_with("leasehold"), "{line:?}");
     }
-    let order: Vec<_> = lines_about(name)
+    let order: Vec<_> = log_records_about(name)
         .iter()
         .filter_map(|line| line.value("outcome").map(str::to_owned))
         .collect();
@@ -189,14 +189,14 @@ fn a_lease_that_had_ended_before_its_release() {
     let id = id(&guard);
     assert_eq!(guard.lost().recv(), Ok(Lost::Expired));
     drop(guard);
-    let late: Vec<_> = lines_about(name)
+    let late: Vec<_> = log_records_about(name)
         .into_iter()
         .filter(|line| {
             line.message
                 .contains("had ended before the release: ttl too short")
         })
         .collect();
-    assert_eq!(late.len(), 1, "{:#?}", lines_about(name));
+    assert_eq!(late.len(), 1, "{:#?}", log_records_about(name));
     is_about(&late[0], &id, trace, "60");
     assert_eq!(late[0].level, Level::Warn);
     assert_eq!(
@@ -240,7 +240,7 @@ fn a_connection_that_is_made_again() {
     server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
     let label = format!("127.0.0.1:{}", server.port());
     let about = |text: &str| {
-        let mut lines = captured();
+        let mut lines = log_records();
         lines.retain(|line| line.value("server") == Some(&label) && line.message.contains(text));
         lines
     };
@@ -287,16 +287,16 @@ fn nothing_is_said_at_info_and_no_whole_id_above_trace() {
 
     for id in [first, second, third, fourth] {
         let (_, uuid) = id.rsplit_once(':').unwrap();
-        let whole = lines_about(uuid);
+        let whole = log_records_about(uuid);
         assert!(whole.iter().any(|line| line.level == Level::Trace), "{id}");
         let aloud: Vec<_> = whole
             .iter()
             .filter(|line| line.level < Level::Trace)
             .collect();
         assert!(aloud.is_empty(), "{aloud:?}");
-        assert!(!lines_about(&uuid[..8]).is_empty());
+        assert!(!log_records_about(&uuid[..8]).is_empty());
     }
-    let mut info = captured();
+    let mut info = log_records();
     info.retain(|line| line.level == Level::Info && line.target.starts_with("leasehold"));
     assert!(info.is_empty(), "{info:?}");
 }
@@ -372,11 +372,11 @@ fn no_password_is_said_anywhere() {
             texts.iter().all(|text| !text.contains(secret)),
             "{texts:#?}"
         );
-        let lines = lines_about(secret);
+        let lines = log_records_about(secret);
         assert!(lines.is_empty(), "{lines:#?}");
     }
     assert!(
-        !lines_about("no connection to").is_empty(),
+        !log_records_about("no connection to").is_empty(),
         "something was said"
     );
 }

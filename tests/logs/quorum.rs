@@ -8,12 +8,12 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::{bounded, unbounded};
 use leasehold::{Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, Unlocked, WaitPolicy};
 use support::{
-    Control, Counters, FakeServer, Fenced, Proxy, Server, Traffic, captured, eventually, let_pass,
-    lines_about, ms, usual,
+    Control, Counters, FakeServer, Fenced, Proxy, Server, Traffic, default_reply, eventually,
+    let_pass, log_records, log_records_about, ms,
 };
 
 support::tests![
-    smoke,
+    basic_calls_work_on_a_quorum,
     what_cannot_be_a_quorum_is_refused,
     processes_and_threads_count_exactly,
     there_are_never_two_holders_while_servers_hang_in_turn,
@@ -130,7 +130,7 @@ fn now_us() -> u64 {
     now.unwrap().as_micros() as u64
 }
 
-fn smoke() {
+fn basic_calls_work_on_a_quorum() {
     for count in [1, 3, 5] {
         let servers = Servers::start(count);
         let (one, two) = (servers.client(), servers.client());
@@ -178,9 +178,9 @@ fn what_cannot_be_a_quorum_is_refused() {
     assert!(sentinels.contains("sentinels"), "{sentinels}");
     let both = Client::builder().url("redis://h").quorum(["redis://h"]);
     assert!(matches!(both.build(), Err(Error::Config(_))));
-    captured();
+    log_records();
     let client = Client::quorum(["redis://u:s3cret@h:1", "redis://h:2"]).unwrap();
-    let warned = lines_about("a quorum of 2 servers");
+    let warned = log_records_about("a quorum of 2 servers");
     assert!(warned.iter().any(|line| line.level == log::Level::Warn));
     let debug = format!("{client:?}");
     assert!(debug.contains("quorum of h:1, h:2"), "{debug}");
@@ -363,7 +363,7 @@ fn a_minority_that_is_killed_and_comes_back_empty() {
 }
 
 fn a_minority_that_hangs_costs_one_timeout_and_keeps_nothing() {
-    captured();
+    log_records();
     let servers = Servers::start(3);
     for n in 0..3 {
         let client = servers.client();
@@ -377,7 +377,7 @@ fn a_minority_that_hangs_costs_one_timeout_and_keeps_nothing() {
         assert!(median(&client) < ms(50));
         let label = format!("127.0.0.1:{}", servers.0[n].port());
         let said = |what: &str| {
-            let said = lines_about(&format!("{label} {what}"));
+            let said = log_records_about(&format!("{label} {what}"));
             said.iter().any(|line| line.level == log::Level::Debug)
         };
         eventually(ms(15_000), || said("is marked down"));
@@ -634,9 +634,9 @@ fn a_server_that_replies_byte_by_byte_delays_nobody() {
 
 fn a_server_that_pushes_without_a_pause_delays_nobody() {
     let servers = Servers::start(3);
-    let pushing = FakeServer::writing(|request, client| {
+    let pushing = FakeServer::with_writer(|request, client| {
         if !request.words[0].starts_with(b"EVAL") {
-            return client.write_all(&usual(request).unwrap_or_default());
+            return client.write_all(&default_reply(request).unwrap_or_default());
         }
         let pushes = b">2\r\n+invalidate\r\n*0\r\n".repeat(1_000);
         loop {
@@ -765,7 +765,7 @@ fn a_key_that_is_gone_from_a_minority_is_no_loss() {
 }
 
 fn a_release_that_did_not_come_to_a_server_is_repeated() {
-    captured();
+    log_records();
     let servers = Servers::start(3);
     for is_aside_first in [false, true] {
         let proxy = Proxy::new(&servers.0[0]);
@@ -778,7 +778,7 @@ fn a_release_that_did_not_come_to_a_server_is_repeated() {
             let said = format!("127.0.0.1:{} is marked down", proxy.port());
             eventually(ms(10_000), || {
                 drop(client.mutex("b").lock().unwrap());
-                !lines_about(&said).is_empty()
+                !log_records_about(&said).is_empty()
             });
         }
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);

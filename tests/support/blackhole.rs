@@ -67,6 +67,6 @@ impl Drop for BlackHole {
 }
 
 /// The url of a port that refuses connections.
-pub fn nobody() -> String {
+pub fn refusing_url() -> String {
     format!("redis://127.0.0.1:{}", port::free())
 }

@@ -7,14 +7,14 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use parking_lot::Mutex;
 
 #[derive(Clone, Debug)]
-pub struct Line {
+pub struct LogRecord {
     pub level: Level,
     pub target: String,
     pub message: String,
     pub pairs: Vec<(String, String)>,
 }
 
-impl Line {
+impl LogRecord {
     /// The value logged under the key.
     pub fn value(&self, key: &str) -> Option<&str> {
         self.pairs
@@ -31,18 +31,18 @@ impl Line {
 
 /// Every line since the first call in this process, of every test: look for names that only one test uses.
 /// Call it once before the lines of interest are due.
-pub fn captured() -> Vec<Line> {
+pub fn log_records() -> Vec<LogRecord> {
     capture().lines.lock().clone()
 }
 
-pub fn lines_about(text: &str) -> Vec<Line> {
-    let mut lines = captured();
+pub fn log_records_about(text: &str) -> Vec<LogRecord> {
+    let mut lines = log_records();
     lines.retain(|line| line.mentions(text));
     lines
 }
 
 struct Capture {
-    lines: Mutex<Vec<Line>>,
+    lines: Mutex<Vec<LogRecord>>,
 }
 
 fn capture() -> &'static Capture {
@@ -65,7 +65,7 @@ impl Log for Capture {
     fn log(&self, record: &Record<'_>) {
         let mut pairs = Pairs(Vec::new());
         let _ = record.key_values().visit(&mut pairs);
-        self.lines.lock().push(Line {
+        self.lines.lock().push(LogRecord {
             level: record.level(),
             target: record.target().to_owned(),
             message: record.args().to_string(),

@@ -6,15 +6,15 @@ use std::path::Path;
 use super::server::Server;
 
 /// The path of one of them.
-pub fn certificate(file: &str) -> String {
+pub fn certificate_path(file: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("certificates");
     let path = folder.join(file);
     path.to_str().expect("a path in UTF-8").to_owned()
 }
 
 /// What is in it.
-pub fn pem(file: &str) -> Vec<u8> {
-    fs::read(certificate(file)).expect("it is checked in")
+pub fn read_pem(file: &str) -> Vec<u8> {
+    fs::read(certificate_path(file)).expect("it is checked in")
 }
 
 /// The options, without their dashes, of a server that shows the certificate `shown` on `port`, and asks every client
@@ -22,9 +22,9 @@ pub fn pem(file: &str) -> Vec<u8> {
 pub(crate) fn tls_options(port: u16, shown: &str) -> Vec<[String; 2]> {
     let options = [
         ("tls-port", port.to_string()),
-        ("tls-key-file", certificate(&format!("{shown}.key"))),
-        ("tls-cert-file", certificate(&format!("{shown}.pem"))),
-        ("tls-ca-cert-file", certificate("ca.pem")),
+        ("tls-key-file", certificate_path(&format!("{shown}.key"))),
+        ("tls-cert-file", certificate_path(&format!("{shown}.pem"))),
+        ("tls-ca-cert-file", certificate_path("ca.pem")),
         ("tls-auth-clients", "yes".to_owned()),
     ];
     options

@@ -10,7 +10,7 @@ use leasehold::{Client, Error, MutexGuard, Unlocked};
 use rand::RngExt;
 use redis::Connection;
 
-use super::child::{Child, given, say};
+use super::child::{Child, parameter, tell_parent};
 use super::server::Server;
 use super::time::{Control, eventually, let_pass, ms};
 
@@ -51,7 +51,7 @@ pub struct Chaos {
 
 /// How it went.
 #[derive(Debug)]
-pub struct Aftermath {
+pub struct ChaosReport {
     pub killed: usize,
     pub paused: usize,
     pub accepted: usize,
@@ -69,7 +69,7 @@ impl Chaos {
     /// Lets them contend for what `server` keeps, and strikes them, while `witness` keeps what it protects. Whoever was
     /// not struck is never overtaken or turned away. The test has the role `survivor`.
     #[track_caller]
-    pub fn reign(self, server: &Server, witness: &Server) -> Aftermath {
+    pub fn run(self, server: &Server, witness: &Server) -> ChaosReport {
         let given = [
             ("URL", server.url()),
             ("WITNESS", witness.url()),
@@ -80,7 +80,7 @@ impl Chaos {
         let start = || Child::spawn("survivor", &given);
         let mut children: Vec<Child> = (0..self.processes).map(|_| start()).collect();
         for child in &children {
-            child.wait_for("ready");
+            child.wait_for_line("ready");
         }
 
         let mut struck = HashSet::new();
@@ -90,7 +90,7 @@ impl Chaos {
         let ends = Instant::now() + self.lasts;
         // A run in which nobody was overtaken has shown little.
         while Instant::now() < ends || length(witness, "overtaken") == 0 {
-            goes_on(witness);
+            wait_for_progress(witness);
             // Several at once are likelier to hit the holder, and they cost no more than one: what is known of them is
             // equally old.
             let victims = random.random_range(1..self.processes);
@@ -123,7 +123,7 @@ impl Chaos {
             overshoot = overshoot.max(waits.overshoot());
             children.splice(0..0, stopped.into_iter().chain(fresh));
         }
-        goes_on(witness);
+        wait_for_progress(witness);
         witness.run("SET", &["stop", "1"]);
         for child in children {
             child.wait().succeeded();
@@ -150,7 +150,7 @@ impl Chaos {
         assert!(accepted.is_sorted_by(|earlier, later| earlier < later));
         let at = numbers("at");
         let stalls = at.windows(2).map(|both| both[1] - both[0]);
-        Aftermath {
+        ChaosReport {
             killed,
             paused,
             accepted: accepted.len(),
@@ -171,16 +171,16 @@ impl Chaos {
     }
 }
 
-impl Aftermath {
+impl ChaosReport {
     #[track_caller]
-    pub fn is_as_promised(&self) {
+    pub fn assert_promises(&self) {
         assert!(self.stall <= self.bound, "{self:?}");
     }
 }
 
 /// Returns when somebody has come in some times more.
 #[track_caller]
-fn goes_on(witness: &Server) {
+fn wait_for_progress(witness: &Server) {
     let before = length(witness, "accepted");
     eventually(ms(60_000), || length(witness, "accepted") >= before + 20);
 }
@@ -194,12 +194,12 @@ fn length(witness: &Server, list: &str) -> usize {
 
 /// The role of each process: takes the lock until told to stop.
 pub fn survivor() {
-    let client = Client::builder().url(given("URL")).ttl(TTL);
+    let client = Client::builder().url(parameter("URL")).ttl(TTL);
     let client = client.build().expect("a URL of ours");
-    let witness = redis::Client::open(given("WITNESS")).expect("a URL");
-    let kind = given("KIND");
+    let witness = redis::Client::open(parameter("WITNESS")).expect("a URL");
+    let kind = parameter("KIND");
     thread::scope(|scope| {
-        for _ in 0..given("THREADS").parse().expect("a number") {
+        for _ in 0..parameter("THREADS").parse().expect("a number") {
             scope.spawn(|| {
                 let witness = witness.get_connection().expect("the witness is well");
                 survive(witness, || match kind.as_str() {
@@ -209,7 +209,7 @@ pub fn survivor() {
                 });
             });
         }
-        say("ready");
+        tell_parent("ready");
     });
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use parking_lot::Mutex;
 
-use super::leash::Leashed;
+use super::supervised_process::SupervisedProcess;
 use super::time::ms;
 
 const ROLE: &str = "LEASEHOLD_ROLE";
@@ -22,7 +22,7 @@ const MARK: &str = "say: ";
 /// Plays the role that this process was started for. Returns false in a process that is not a child.
 ///
 /// A binary's `main` calls it first.
-pub fn play(roles: &[(&str, fn())]) -> bool {
+pub fn run_role(roles: &[(&str, fn())]) -> bool {
     let Some(wanted) = env::var_os(ROLE) else {
         return false;
     };
@@ -35,12 +35,12 @@ pub fn play(roles: &[(&str, fn())]) -> bool {
 }
 
 /// In a child: what it was started with under this key.
-pub fn given(key: &str) -> String {
+pub fn parameter(key: &str) -> String {
     env::var(key).unwrap_or_else(|_| panic!("the child is given {key}"))
 }
 
 /// In a child: a line that its parent may wait for.
-pub fn say(line: &str) {
+pub fn tell_parent(line: &str) {
     let mut output = io::stdout().lock();
     // Another thread may be in the middle of a line.
     writeln!(output, "\n{MARK}{line}")
@@ -49,15 +49,15 @@ pub fn say(line: &str) {
 }
 
 /// How many threads of this process have this name, or so much of it as the kernel keeps: fifteen bytes.
-pub fn threads(name: &str) -> usize {
+pub fn thread_count(name: &str) -> usize {
     let tasks = fs::read_dir("/proc/self/task").expect("this is Linux");
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
     names.filter(|comm| comm.trim_end() == name).count()
 }
 
 pub struct Child {
-    process: Leashed,
-    said: Receiver<String>,
+    process: SupervisedProcess,
+    lines: Receiver<String>,
     output: Arc<Mutex<String>>,
 }
 
@@ -65,8 +65,8 @@ pub struct Child {
 #[derive(Debug)]
 pub struct Finished {
     pub status: ExitStatus,
-    /// What it said that nobody has waited for.
-    pub said: Vec<String>,
+    /// The lines it sent that no caller has read.
+    pub lines: Vec<String>,
     /// All it printed.
     pub output: String,
 }
@@ -75,7 +75,7 @@ impl Child {
     pub fn spawn(role: &str, given: &[(&str, &str)]) -> Self {
         let binary = env::current_exe().expect("the test runs from a file");
         let arguments: [&str; 0] = [];
-        let mut process = Leashed::start(&binary, arguments, None, |command| {
+        let mut process = SupervisedProcess::start(&binary, arguments, None, |command| {
             command
                 .env(ROLE, role)
                 .envs(given.iter().copied())
@@ -89,13 +89,13 @@ impl Child {
             .take()
             .expect("its output is a pipe");
         let output = Arc::new(Mutex::new(String::new()));
-        let (sayer, said) = unbounded();
+        let (sender, lines) = unbounded();
         thread::spawn({
             let output = Arc::clone(&output);
             move || {
                 for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                     if let Some(line) = line.strip_prefix(MARK) {
-                        let _ = sayer.send(line.to_owned());
+                        let _ = sender.send(line.to_owned());
                     }
                     let mut output = output.lock();
                     output.push_str(&line);
@@ -105,15 +105,15 @@ impl Child {
         });
         Self {
             process,
-            said,
+            lines,
             output,
         }
     }
 
     /// The next line that it says.
     #[track_caller]
-    pub fn line(&self) -> String {
-        match self.line_within(ms(30_000)) {
+    pub fn next_line(&self) -> String {
+        match self.next_line_within(ms(30_000)) {
             Some(line) => line,
             None => panic!(
                 "the child says nothing more; it printed:\n{}",
@@ -122,24 +122,24 @@ impl Child {
         }
     }
 
-    pub fn line_within(&self, limit: Duration) -> Option<String> {
-        self.said.recv_timeout(limit).ok()
+    pub fn next_line_within(&self, limit: Duration) -> Option<String> {
+        self.lines.recv_timeout(limit).ok()
     }
 
     /// Waits until it says just this, after whatever else.
     #[track_caller]
-    pub fn wait_for(&self, line: &str) {
-        while self.line() != line {}
+    pub fn wait_for_line(&self, line: &str) {
+        while self.next_line() != line {}
     }
 
     /// Waits for its end.
     #[track_caller]
     pub fn wait(mut self) -> Finished {
-        let mut said = Vec::new();
-        // Its output ends when it does.
+        let mut lines = Vec::new();
+        // The pipe closes when the child ends.
         loop {
-            match self.said.recv_timeout(ms(60_000)) {
-                Ok(line) => said.push(line),
+            match self.lines.recv_timeout(ms(60_000)) {
+                Ok(line) => lines.push(line),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => panic!(
                     "the child does not end; it printed:\n{}",
@@ -151,7 +151,7 @@ impl Child {
         let output = self.output.lock().clone();
         Finished {
             status,
-            said,
+            lines,
             output,
         }
     }

@@ -46,7 +46,7 @@ impl ClusterSetup {
     }
 
     /// For a test in which a master is to be replaced soon.
-    pub const fn alert(masters: usize, replicas_per_master: usize) -> Self {
+    pub const fn fast_failover(masters: usize, replicas_per_master: usize) -> Self {
         Self {
             node_timeout: ms(1_500),
             ..Self::steady(masters, replicas_per_master)
@@ -73,7 +73,7 @@ struct Node {
 impl Cluster {
     /// One in which a dead master is replaced soon.
     pub fn start(masters: usize, replicas_per_master: usize) -> Self {
-        Self::with(ClusterSetup::alert(masters, replicas_per_master))
+        Self::with(ClusterSetup::fast_failover(masters, replicas_per_master))
     }
 
     /// Starts the nodes, and waits until each of them takes commands and knows the owner of every slot and all replicas.
@@ -178,7 +178,7 @@ impl Cluster {
 
     /// A name that begins like this, and belongs to this master as the slots are at the start.
     #[track_caller]
-    pub fn name_on(&self, what: &str, master: usize) -> String {
+    pub fn name_owned_by(&self, what: &str, master: usize) -> String {
         let is_there = |name: &String| {
             let slot = usize::from(self.slot(&format!("lock:{name}")));
             self.first_slots(master).contains(&slot)
@@ -242,7 +242,7 @@ impl Cluster {
         self.nodes[i].answers.store(true, Ordering::SeqCst);
     }
 
-    /// Has a replica take over from its master, which is well. It has when `until_new_master` returns.
+    /// Has a replica take over from its master, which is well. It has when `wait_for_new_master` returns.
     #[track_caller]
     pub fn failover(&self, replica: usize) {
         self.must(replica, &["CLUSTER", "FAILOVER"]);
@@ -250,7 +250,7 @@ impl Cluster {
 
     /// Waits until another node of the same shard owns its slots and takes writes.
     #[track_caller]
-    pub fn until_new_master(&self, old: usize) -> usize {
+    pub fn wait_for_new_master(&self, old: usize) -> usize {
         let shard = self.shard(old);
         let mut new = None;
         eventually(ms(60_000), || {
@@ -265,7 +265,7 @@ impl Cluster {
 
     /// Waits until all living nodes take commands, agree on the owner of every slot and follow it where they are replicas.
     #[track_caller]
-    pub fn until_settled(&self) {
+    pub fn wait_until_settled(&self) {
         eventually(ms(60_000), || {
             let mut owners = self.living().map(|i| self.seen_owners(i));
             let first = owners.next().expect("one node is left");
@@ -278,7 +278,7 @@ impl Cluster {
     /// Waits until all masters have heard of each other's last gain. Otherwise who gains a slot now may number that no
     /// higher than the one before, and two that have gained from each other go on to contradict each other.
     #[track_caller]
-    fn until_acquainted(&self) {
+    fn wait_until_epochs_agree(&self) {
         eventually(ms(60_000), || {
             let mut known = self.living().map(|i| self.epochs(i));
             let first = known.next().expect("one node is left");
@@ -303,7 +303,7 @@ impl Cluster {
     /// From now on both nodes may hold keys of the slot: the old one sends clients on with ASK for a key that is not there.
     #[track_caller]
     pub fn begin_migration(&self, slot: u16, from: usize, to: usize) {
-        self.until_acquainted();
+        self.wait_until_epochs_agree();
         let slot = slot.to_string();
         self.must(
             to,
@@ -354,7 +354,7 @@ impl Cluster {
     #[track_caller]
     pub fn end_migration(&self, slot: u16, from: usize, to: usize) {
         let _one = self.handing_over.lock();
-        self.until_acquainted();
+        self.wait_until_epochs_agree();
         let number = slot.to_string();
         let masters = self.living().filter(|i| self.is_master(*i));
         let others = masters.filter(|i| ![from, to].contains(i));
@@ -425,7 +425,7 @@ impl Cluster {
                 eventually(ms(30_000), || self.ask::<()>(replica, &command).is_ok());
             }
         }
-        self.until_settled();
+        self.wait_until_settled();
         let knows_replicas = |i: usize| {
             let entries = self.slots(i);
             entries.len() == masters

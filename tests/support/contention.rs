@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Error, Unlocked};
 use redis::RedisResult;
 
-use super::child::{Child, given, say};
+use super::child::{Child, parameter, tell_parent};
 use super::client::{COMMAND_TIMEOUT, builder};
 use super::server::Server;
 use super::time::{Control, Timed, eventually, ms};
@@ -20,11 +20,11 @@ pub const PROCESSES: usize = 8;
 pub const SLACK: Duration = ms(250);
 
 /// How soon after the new master takes writes somebody holds the lock there.
-pub const GO_ON_WITHIN: Duration = ms(2_000);
+pub const RESUME_WITHIN: Duration = ms(2_000);
 
 /// What befalls a master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum MasterFailure {
     Killed,
     Stopped,
     SwitchedByCommand,
@@ -88,7 +88,7 @@ impl Contention {
         let given = given.each_ref().map(|(key, value)| (*key, value.as_str()));
         let children: Vec<_> = (0..processes).map(|_| Child::spawn(role, &given)).collect();
         for child in &children {
-            child.wait_for("ready");
+            child.wait_for_line("ready");
         }
         Self { witness, children }
     }
@@ -99,7 +99,7 @@ impl Contention {
 
     /// Returns when they have held the lock so many times more.
     #[track_caller]
-    pub fn goes_on(&self, times: u64) {
+    pub fn wait_for_progress(&self, times: u64) {
         let entered = self.entered();
         eventually(ms(60_000), || self.entered() > entered + times);
     }
@@ -116,7 +116,7 @@ impl Contention {
         let mut late = Duration::ZERO;
         let mut overshoot = Duration::ZERO;
         for child in self.children.drain(..) {
-            let said = child.wait().succeeded().said;
+            let said = child.wait().succeeded().lines;
             let numbers = said.last().expect("it says how it went").split(' ');
             let mut numbers = numbers.map(|n| ms(n.parse().expect("milliseconds")));
             late = late.max(numbers.next().expect("how late a call was"));
@@ -142,7 +142,7 @@ impl Outcome {
     /// No call overran its deadline by more than `slack` and what this machine does to a plain wait, and the resource
     /// accepted no older token after a newer one.
     #[track_caller]
-    pub fn is_as_promised(&self, slack: Duration) {
+    pub fn assert_promises(&self, slack: Duration) {
         assert!(
             self.late <= slack + 3 * self.overshoot,
             "a call was {:?} late, where a plain wait overshoots by {:?}",
@@ -154,7 +154,10 @@ impl Outcome {
 }
 
 /// Waits until somebody has taken the lock where it is kept now: nothing else changes the `counter` of its tokens there.
-pub fn until_taken(began: Instant, counter: impl Fn() -> RedisResult<Option<u64>>) -> Timed<()> {
+pub fn time_until_taken(
+    began: Instant,
+    counter: impl Fn() -> RedisResult<Option<u64>>,
+) -> Timed<()> {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         let overshoot = scope.spawn(|| overshoot_until(&is_over));
@@ -172,7 +175,7 @@ pub fn until_taken(began: Instant, counter: impl Fn() -> RedisResult<Option<u64>
         Timed {
             value: (),
             took,
-            limit: GO_ON_WITHIN,
+            limit: RESUME_WITHIN,
             // Several things in a row were as late as a single plain wait.
             overshoot: 3 * overshoot.join().expect("no panic"),
         }
@@ -186,25 +189,25 @@ pub fn contender() {
 
 /// The same, with something to see to before the client ends.
 pub fn contend_and_then(see_to: impl FnOnce(&Client)) {
-    let client = builder(&given("URL"))
+    let client = builder(&parameter("URL"))
         .ttl(ms(5_000))
-        .min_replicas(given("REPLICAS").parse().expect("a number"), ms(200))
+        .min_replicas(parameter("REPLICAS").parse().expect("a number"), ms(200))
         .build()
         .expect("a URL of ours");
-    let witness = redis::Client::open(given("WITNESS")).expect("a URL");
+    let witness = redis::Client::open(parameter("WITNESS")).expect("a URL");
     let ready = Barrier::new(2);
     let is_over = AtomicBool::new(false);
     let (late, overshoot) = thread::scope(|scope| {
         let overshoot = scope.spawn(|| overshoot_until(&is_over));
         let contending = scope.spawn(|| contend(&client, &witness, &ready));
         ready.wait();
-        say("ready");
+        tell_parent("ready");
         let late = contending.join().expect("no panic");
         is_over.store(true, Ordering::SeqCst);
         (late, overshoot.join().expect("no panic"))
     });
     see_to(&client);
-    say(&format!("{} {}", late.as_millis(), overshoot.as_millis()));
+    tell_parent(&format!("{} {}", late.as_millis(), overshoot.as_millis()));
 }
 
 /// The most that a plain wait was late.
@@ -218,7 +221,7 @@ fn overshoot_until(is_over: &AtomicBool) -> Duration {
 
 /// Returns how late the latest call was.
 fn contend(client: &Client, witness: &redis::Client, ready: &Barrier) -> Duration {
-    let mutex = client.mutex(given("NAME"));
+    let mutex = client.mutex(parameter("NAME"));
     let mut witness = witness.get_connection().expect("the witness is well");
     let limit = ms(700);
     let mut late = Duration::ZERO;

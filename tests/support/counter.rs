@@ -5,7 +5,7 @@ use std::thread;
 
 use leasehold::{Client, Error, FairMutex, Mutex, MutexGuard, Unlocked};
 
-use super::child::{Child, given, say};
+use super::child::{Child, parameter, tell_parent};
 use super::server::Server;
 
 /// How many count, and how often each.
@@ -41,7 +41,7 @@ impl Counters {
             .map(|_| Child::spawn(role, &given))
             .collect();
         for child in &children {
-            child.wait_for("ready");
+            child.wait_for_line("ready");
         }
         let first = start.fencing_token().value();
         assert_eq!(start.unlock().unwrap(), Unlocked::Released);
@@ -93,10 +93,10 @@ pub fn counter() {
 
 /// The same under a lock of another kind.
 pub fn counter_with(lock: fn(&Client) -> Box<dyn Lock>) {
-    let number = |key| given(key).parse::<usize>().expect("a number");
+    let number = |key| parameter(key).parse::<usize>().expect("a number");
     let (threads, rounds) = (number("THREADS"), number("ROUNDS"));
-    let client = client(&given("URLS"));
-    let plain = redis::Client::open(given("PLAIN")).unwrap();
+    let client = client(&parameter("URLS"));
+    let plain = redis::Client::open(parameter("PLAIN")).unwrap();
     let ready = Barrier::new(threads + 1);
     thread::scope(|scope| {
         for _ in 0..threads {
@@ -123,6 +123,6 @@ pub fn counter_with(lock: fn(&Client) -> Box<dyn Lock>) {
             });
         }
         ready.wait();
-        say("ready");
+        tell_parent("ready");
     });
 }

@@ -98,15 +98,15 @@ impl FakeServer {
     /// Replies to each request with these bytes, and where there are none as a Redis that holds nothing would
     /// to what every client says first.
     pub fn start(reply: impl Fn(&Request) -> Option<Vec<u8>> + Send + Sync + 'static) -> Self {
-        Self::writing(move |request, client| {
-            let bytes = reply(request).or_else(|| usual(request));
+        Self::with_writer(move |request, client| {
+            let bytes = reply(request).or_else(|| default_reply(request));
             // One without a reply is left without.
             client.write_all(&bytes.unwrap_or_default())
         })
     }
 
     /// Replies to each request with what `reply` writes, for as long as that takes.
-    pub fn writing(
+    pub fn with_writer(
         reply: impl Fn(&Request, &mut TcpStream) -> io::Result<()> + Send + Sync + 'static,
     ) -> Self {
         let reply: Box<Reply> = Box::new(reply);
@@ -114,7 +114,7 @@ impl FakeServer {
     }
 
     /// Says this on each connection, once or without end, whatever it is asked.
-    pub fn saying(words: &'static [u8], is_endless: bool) -> Self {
+    pub fn sending(words: &'static [u8], is_endless: bool) -> Self {
         Self::serving(move |_, mut stream, _| {
             let bytes = words.repeat(if is_endless { 1_000 } else { 1 });
             while stream.write_all(&bytes).is_ok() && is_endless {}
@@ -230,7 +230,7 @@ fn header(from: &mut impl BufRead, mark: char) -> Option<usize> {
 }
 
 /// What a Redis that holds nothing replies to what every client says first.
-pub fn usual(request: &Request) -> Option<Vec<u8>> {
+pub fn default_reply(request: &Request) -> Option<Vec<u8>> {
     let reply = match request.name().as_str() {
         "CLIENT" | "SELECT" | "AUTH" => "+OK\r\n".to_owned(),
         "PING" => "+PONG\r\n".to_owned(),

@@ -12,7 +12,7 @@ use super::time::{eventually, ms};
 /// Calls, renewals, the subscription: all that goes over a connection of its own. `keepers` are the servers that keep the
 /// name. Returns the clients, still connected.
 #[track_caller]
-pub fn everything_works(
+pub fn exercise_every_call(
     builder: impl Fn() -> ClientBuilder,
     name: &str,
     keepers: &[&Server],

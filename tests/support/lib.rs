@@ -16,7 +16,6 @@ pub mod fair;
 mod fake_server;
 mod features;
 mod fenced;
-mod leash;
 mod link;
 mod permit;
 mod port;
@@ -26,25 +25,26 @@ mod runner;
 mod sentinels;
 mod server;
 mod snapshot;
+mod supervised_process;
 mod tempdir;
 mod time;
 mod unreachable;
 mod watchdog;
 
-pub use blackhole::{BlackHole, nobody};
-pub use capture::{Line, captured, lines_about};
-pub use certificates::{certificate, pem, tls_server};
-pub use chaos::{Aftermath, Chaos, survivor};
-pub use child::{Child, Finished, given, play, say, threads};
+pub use blackhole::{BlackHole, refusing_url};
+pub use capture::{LogRecord, log_records, log_records_about};
+pub use certificates::{certificate_path, read_pem, tls_server};
+pub use chaos::{Chaos, ChaosReport, survivor};
+pub use child::{Child, Finished, parameter, run_role, tell_parent, thread_count};
 pub use client::{COMMAND_TIMEOUT, builder, client};
 pub use cluster::{Cluster, ClusterSetup};
 pub use contention::{
-    Contention, GO_ON_WITHIN, Outcome, PROCESSES, SLACK, Trouble, contend_and_then, contender,
-    until_taken,
+    Contention, MasterFailure, Outcome, PROCESSES, RESUME_WITHIN, SLACK, contend_and_then,
+    contender, time_until_taken,
 };
 pub use counter::{Counters, counter, counter_with};
-pub use fake_server::{FakeServer, Request, usual};
-pub use features::everything_works;
+pub use fake_server::{FakeServer, Request, default_reply};
+pub use features::exercise_every_call;
 pub use fenced::{Fenced, Stale};
 pub use permit::start_shared;
 pub use port::free as free_port;

@@ -102,7 +102,7 @@ pub fn run(
     let own: Vec<_> = roles.iter().flat_map(Listed::named).collect();
     let own = own.iter().map(|(name, role)| (name.as_str(), *role));
     let all: Vec<_> = own.chain(shared).collect();
-    if child::play(&all) {
+    if child::run_role(&all) {
         return ExitCode::SUCCESS;
     }
     let arguments = Arguments::from_args();

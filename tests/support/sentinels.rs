@@ -4,11 +4,11 @@ use std::fs::{self, File};
 use std::time::Duration;
 
 use super::certificates::{tls_options, tls_server};
-use super::leash::Leashed;
 use super::permit::{self, Permit};
 use super::port;
 use super::replicas::Replicas;
 use super::server::{Server, answers, binary, connect};
+use super::supervised_process::SupervisedProcess;
 use super::tempdir::TempDir;
 use super::time::{eventually, ms};
 
@@ -65,7 +65,7 @@ pub struct Sentinels {
 struct Sentinel {
     port: u16,
     tls_port: u16,
-    process: Leashed,
+    process: SupervisedProcess,
     _directory: TempDir,
 }
 
@@ -277,7 +277,7 @@ impl Sentinel {
             let log = File::create(directory.join("log")).expect("the log can be written");
             let arguments = [file.as_os_str(), "--sentinel".as_ref()];
             let mut process =
-                Leashed::start(&binary(), arguments, Some(directory.path()), |command| {
+                SupervisedProcess::start(&binary(), arguments, Some(directory.path()), |command| {
                     command.current_dir(directory.path()).stdout(log);
                 })
                 .expect("/bin/sh can be started");

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use redis::{Client, Connection};
 
-use super::leash::Leashed;
 use super::permit::{self, Permit};
 use super::port;
 use super::snapshot::Snapshot;
+use super::supervised_process::SupervisedProcess;
 use super::tempdir::TempDir;
 use super::time::{eventually, ms};
 use super::watchdog::{Watchdog, default_limit, watchdog};
@@ -24,7 +24,7 @@ use super::watchdog::{Watchdog, default_limit, watchdog};
 pub struct Server {
     port: u16,
     options: Vec<String>,
-    process: Leashed,
+    process: SupervisedProcess,
     directory: TempDir,
     watchdog: Option<Watchdog>,
     /// `None` for a member of a group, which has one permit for all members, and for a server that
@@ -225,7 +225,7 @@ const SOCKET: &str = "socket";
 const LOG: &str = "log";
 
 /// Starts a server; `None` if it could not start, most likely because its port was taken.
-fn launch(port: u16, options: &[String], directory: &TempDir) -> Option<Leashed> {
+fn launch(port: u16, options: &[String], directory: &TempDir) -> Option<SupervisedProcess> {
     let log = open_log(directory).expect("the log can be written");
     let port = port.to_string();
     let own = [
@@ -245,14 +245,15 @@ fn launch(port: u16, options: &[String], directory: &TempDir) -> Option<Leashed>
         "0",
     ];
     let arguments = own.into_iter().chain(options.iter().map(String::as_str));
-    let mut process = Leashed::start(&binary(), arguments, Some(directory.path()), |command| {
-        let errors = log.try_clone().expect("the log's descriptor can be cloned");
-        command
-            .current_dir(directory.path())
-            .stdout(log)
-            .stderr(errors);
-    })
-    .expect("/bin/sh can be started");
+    let mut process =
+        SupervisedProcess::start(&binary(), arguments, Some(directory.path()), |command| {
+            let errors = log.try_clone().expect("the log's descriptor can be cloned");
+            command
+                .current_dir(directory.path())
+                .stdout(log)
+                .stderr(errors);
+        })
+        .expect("/bin/sh can be started");
 
     // Through the socket in its private directory: on the port, another server might reply.
     let socket = format!("redis+unix://{}", directory.join(SOCKET).display());

@@ -28,13 +28,13 @@ exec "$@" 3<&-
 "#;
 
 /// A program on a leash: it does not outlive this process.
-pub(crate) struct Leashed {
+pub(crate) struct SupervisedProcess {
     process: Child,
     /// Held open for as long as the program may run; the kernel closes it when this process dies.
     pipe: Option<ChildStdin>,
 }
 
-impl Leashed {
+impl SupervisedProcess {
     /// Starts `program`; `prepare` sets its environment and its output. Its input is empty.
     /// The directory, if any, is removed when the leash is let go by the death of this process.
     pub(crate) fn start<A: AsRef<OsStr>>(
@@ -111,7 +111,7 @@ impl Leashed {
     }
 }
 
-impl Drop for Leashed {
+impl Drop for SupervisedProcess {
     fn drop(&mut self) {
         self.kill();
     }
