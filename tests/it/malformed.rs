@@ -4,9 +4,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use leasehold::{Client, Error, MutexGuard, Unlocked};
-use support::{FakeServer, Request, builder, client, eventually, ms};
+use support::{FakeServer, builder, client, eventually, ms};
 
 support::tests![
     well_formed_replies_are_accepted,
@@ -29,11 +30,15 @@ fn bytes(reply: &str) -> Option<Vec<u8>> {
     Some(reply.as_bytes().to_vec())
 }
 
+/// Longer than any pause between tries of an undo, on a machine that is busy.
+const PATIENCE: Duration = ms(30_000);
+
 /// Replies to `script` with `reply`, and lets every release go well.
 fn replying(script: &'static str, reply: &'static str) -> FakeServer {
     FakeServer::start(move |request| match request.name().as_str() {
         name if name == script => bytes(reply),
         "release" | "release_all" | "fair_release" => bytes(":1\r\n"),
+        "undo" | "fair_undo" => bytes("*1\r\n:0\r\n"),
         _ => None,
     })
 }
@@ -49,17 +54,21 @@ fn once(script: &'static str, reply: &'static str, then: &'static str) -> FakeSe
     })
 }
 
+/// Waits until every acquire that the server received is undone. Returns how many there were.
 #[track_caller]
-fn assert_undone(server: &FakeServer, script: &str, release: &str) {
+fn undone(server: &FakeServer, script: &str) -> usize {
     let acquires = server.requests(script);
-    assert!(!acquires.is_empty());
-    for acquire in acquires {
-        let id = &acquire.args()[0];
-        let is_undo = |request: &Request| request.args()[0] == *id;
-        eventually(ms(5_000), || {
-            server.requests(release).iter().any(is_undo) && server.is_closed(acquire.connection)
+    for acquire in &acquires {
+        eventually(PATIENCE, || {
+            server.has_undo_of(&acquire.args()[0]) && server.is_closed(acquire.connection)
         });
     }
+    acquires.len()
+}
+
+#[track_caller]
+fn assert_undone(server: &FakeServer, script: &str) {
+    assert_ne!(undone(server, script), 0, "nothing was sent");
 }
 
 #[track_caller]
@@ -96,7 +105,7 @@ fn an_acquire_with_an_impossible_reply_is_undone() {
     ] {
         let server = replying("acquire", reply);
         assert_unanswered(&client(&server.url()).mutex("a").try_lock(), reply);
-        assert_undone(&server, "acquire", "release");
+        assert_undone(&server, "acquire");
     }
 }
 
@@ -111,7 +120,7 @@ fn a_refusal_for_a_name_that_was_not_asked_for_is_undone() {
         let server = replying("acquire_all", reply);
         let all = client(&server.url()).mutex_all(["a", "b"]);
         assert_unanswered(&all.try_lock(), reply);
-        assert_undone(&server, "acquire_all", "release_all");
+        assert_undone(&server, "acquire_all");
     }
 }
 
@@ -119,8 +128,8 @@ fn a_fair_lock_with_an_impossible_reply_is_undone() {
     for reply in ["*2\r\n:1\r\n:0\r\n", "+OK\r\n"] {
         let server = replying("fair_enter", reply);
         let fair = client(&server.url()).fair_mutex("a");
-        assert_unanswered(&fair.try_lock_for(ms(400)), reply);
-        assert_undone(&server, "fair_enter", "fair_release");
+        assert_unanswered(&fair.try_lock_for(ms(5_000)), reply);
+        assert_undone(&server, "fair_enter");
     }
 }
 
@@ -155,9 +164,11 @@ fn a_quorum_counts_no_vote_that_cannot_be() {
         let servers: Vec<FakeServer> = (0..count).map(|_| replying("propose", reply)).collect();
         let client = Client::quorum(servers.iter().map(FakeServer::url)).unwrap();
         assert_unanswered(&client.mutex("a").try_lock(), reply);
-        for server in &servers {
-            assert_undone(server, "propose", "release");
-        }
+        let asked = servers
+            .iter()
+            .filter(|server| undone(server, "propose") > 0);
+        // A call does not wait for a third connection that is slow to come about.
+        assert!(asked.count() >= 2, "{reply:?}: no majority was asked");
     }
 }
 
@@ -174,16 +185,16 @@ fn no_lease_is_lost_or_renewed_by_an_impossible_reply() {
         assert!(matches!(error, Error::Unreachable { .. }), "{reply:?}");
         assert!(guard.is_held(), "{reply:?}");
         let renewal = server.requests("renew").remove(0);
-        eventually(ms(5_000), || server.is_closed(renewal.connection));
+        eventually(PATIENCE, || server.is_closed(renewal.connection));
         guard.renew().unwrap();
     }
 }
 
 fn no_lease_is_lost_by_an_impossible_reply_in_the_background() {
     let server = once("renew", "+taken\r\n", ":1\r\n");
-    let mutex = client(&server.url()).mutex("a").ttl(ms(3_000));
+    let mutex = client(&server.url()).mutex("a").ttl(ms(30_000));
     let guard = mutex.renew_every(ms(200)).lock().unwrap();
-    eventually(ms(5_000), || server.requests("renew").len() > 2);
+    eventually(PATIENCE, || server.requests("renew").len() > 2);
     assert!(guard.is_held());
 }
 
@@ -194,7 +205,7 @@ fn a_release_with_an_impossible_reply_is_repeated() {
         let unlocked = guard.unlock().unwrap();
         assert_eq!(unlocked, Unlocked::Released, "{reply:?}");
         let release = server.requests("release").remove(0);
-        eventually(ms(5_000), || server.is_closed(release.connection));
+        eventually(PATIENCE, || server.is_closed(release.connection));
     }
 }
 

@@ -64,6 +64,7 @@ fn script(sha: &str) -> String {
             (source!("fair_enter"), "fair_enter"),
             (source!("fair_refresh"), "fair_refresh"),
             (source!("fair_release"), "fair_release"),
+            (source!("fair_undo"), "fair_undo"),
         ];
         let fair = fair.map(|(source, name)| ([source!("fair_grant"), source].concat(), name));
         let plain = plain.map(|(source, name)| (source.to_owned(), name));
@@ -151,6 +152,22 @@ impl FakeServer {
         let mut requests = self.seen.lock().requests.clone();
         requests.retain(|request| request.name() == name);
         requests
+    }
+
+    /// Whether a release of this holder id was sent, of it alone or together with others.
+    pub fn has_undo_of(&self, id: &[u8]) -> bool {
+        const UNDOING: [&str; 5] = [
+            "release",
+            "release_all",
+            "fair_release",
+            "undo",
+            "fair_undo",
+        ];
+        let requests = &self.seen.lock().requests;
+        let mut undos = requests
+            .iter()
+            .filter(|request| UNDOING.contains(&request.name().as_str()));
+        undos.any(|undo| undo.args().iter().any(|arg| arg == id))
     }
 
     /// Whether the client has closed this connection.
