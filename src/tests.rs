@@ -17,7 +17,7 @@ use crate::redis::cluster::slots::Layout;
 use crate::redis::conn::connector::is_master;
 use crate::redis::conn::read_frame;
 use crate::redis::fault::Redirect;
-use crate::redis::look::{read_count, read_listeners, read_page, read_string};
+use crate::redis::inspect::{read_count, read_listeners, read_page, read_string};
 use crate::redis::sentinel::{is_subscribed, read_place};
 use crate::runtime::io::shared_stats;
 use crate::runtime::subscriber::pubsub::{Answer, read as read_answer};

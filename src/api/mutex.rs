@@ -17,7 +17,7 @@ use crate::logging;
 use crate::name::Name;
 use crate::protocol::answer::{KeyState, read_holder};
 use crate::protocol::keys::Keys;
-use crate::redis::look::Gauge;
+use crate::redis::inspect::Gauge;
 use crate::redis::{Cap, Fault};
 use crate::token::FencingToken;
 

@@ -385,7 +385,7 @@ impl<'a> Attempt<'a> {
         self.runtime.check_open()?;
         let cause = match fault {
             Fault::NotReplicated(error) | Fault::Rejected(error) => return Err(error),
-            Fault::NotRun(cause) | Fault::Unknown(cause) | Fault::Redirected(_, cause) => cause,
+            Fault::NotRun(cause) | Fault::Unknown(cause) => cause,
             Fault::Open(open) => return self.pause_while_open(*open, deadline),
         };
         self.check_is_redis(&cause)?;
@@ -473,9 +473,7 @@ impl<'a> Attempt<'a> {
     pub(crate) fn note_sent<T>(&self, answer: &Result<T, Fault>) {
         let was_sent = match answer {
             Ok(_) | Err(Fault::Unknown(_) | Fault::NotReplicated(_)) => true,
-            Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Redirected(..) | Fault::Rejected(_)) => {
-                false
-            }
+            Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Rejected(_)) => false,
         };
         self.has_sent.set(self.has_sent.get() || was_sent);
         if answer.is_ok() {

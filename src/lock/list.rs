@@ -153,18 +153,20 @@ fn holders(
         Some(connection) => connection,
         None => server.connection(until)?,
     };
-    let calls: Vec<Call<'_>> = names.iter().map(Keys::inspect).collect();
-    let (answers, usable) = server.batch(&mut used, &calls);
+    let follow = |call: Call<'_>| {
+        let deployment = &runtime.deployment;
+        deployment.call_or_undo(call, until, Cap::Counted, None)
+    };
+    let mut holders = Vec::with_capacity(names.len());
+    let usable = server.batch(
+        &mut used,
+        names.iter().collect(),
+        |keys| keys.inspect(),
+        follow,
+        |_, _, answer| holders.push(known(answer)),
+    );
     *connection = Some(used).filter(|_| usable);
-    let holders = answers
-        .into_iter()
-        .zip(names)
-        .map(|(answer, keys)| match answer {
-            // The key's slot is migrating to another node.
-            Err(Fault::Redirected(..)) => holder(runtime, keys, until),
-            answer => known(answer),
-        });
-    holders.collect()
+    holders.into_iter().collect()
 }
 
 /// Returns the lock with this key, or `None` if no lock can have it.

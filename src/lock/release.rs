@@ -190,7 +190,7 @@ fn send_until_answered(
                 None => Cause::text("unexpected reply to the release script"),
             },
             Err(Fault::NotReplicated(error) | Fault::Rejected(error)) => return Err(error),
-            Err(Fault::NotRun(cause) | Fault::Redirected(_, cause)) => cause,
+            Err(Fault::NotRun(cause)) => cause,
             // The breaker never stops a release.
             Err(Fault::Open(open)) => open.last_at(runtime.deployment.label()),
             Err(Fault::Unknown(cause)) => {

@@ -56,10 +56,9 @@ pub(crate) fn extend(
         let lag = lease.lag(now);
         match (found, &answer) {
             (Some(KeyState::Ours), _) => lease.extended(sent, now, ttl),
-            (
-                _,
-                Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Redirected(..) | Fault::Rejected(_)),
-            ) => lease.not_extended(now, before),
+            (_, Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Rejected(_))) => {
+                lease.not_extended(now, before);
+            }
             _ => lease.unanswered(now, ttl),
         }
         lag
@@ -119,11 +118,7 @@ fn outcome(
         (None, Ok(_)) => Err(runtime
             .deployment
             .unreachable(Cause::text("unexpected reply to the renew script"))),
-        (None, Err(Fault::NotReplicated(error) | Fault::Rejected(error))) => Err(error),
-        (None, Err(fault @ Fault::Open(_))) => Err(runtime.deployment.error(fault)),
-        (None, Err(Fault::NotRun(cause) | Fault::Unknown(cause) | Fault::Redirected(_, cause))) => {
-            Err(runtime.deployment.unreachable(cause))
-        }
+        (None, Err(fault)) => Err(runtime.deployment.error(fault)),
     }
 }
 

@@ -110,7 +110,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
         report.unreleased -= 1;
     }
     report.is_joined = timer_is_joined & stop(runtime, last);
-    report.dialers = runtime.deployment.dialers().wait(last);
+    report.dialers = runtime.config.dialers.wait(last);
     logging::debug!("shut down: {report:?}");
     report
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::ServerError;
 
-use crate::error::{Cause, Error, words};
+use crate::error::{Cause, Error};
 
 /// Why a call has no result.
 #[derive(Clone, Debug)]
@@ -18,9 +18,6 @@ pub(crate) enum Fault {
     Unknown(Cause),
     /// The call ran, but too few replicas acknowledged it: its effect must be undone or ignored.
     NotReplicated(Error),
-    /// The call did not run: this node of a cluster does not own its keys, or not all of them. The
-    /// cluster follows the redirect before it reports a fault.
-    Redirected(Redirect, Cause),
     /// The call did not run and repeating it is useless.
     Rejected(Error),
 }
@@ -57,6 +54,38 @@ impl From<OpenCircuit> for Error {
     }
 }
 
+/// Why one server has no result for a call, before a cluster follows the redirect.
+pub(in crate::redis) enum NodeFault {
+    /// The call did not run: this node of a cluster does not own its keys, or not all of them.
+    Redirected(Redirect, Cause),
+    Fault(Fault),
+}
+
+impl NodeFault {
+    /// Returns why the server did not run the call, if it cannot serve calls now.
+    pub(in crate::redis) fn not_run_in<T>(answer: &Result<T, Self>) -> Option<&Cause> {
+        match answer {
+            Err(Self::Fault(Fault::NotRun(cause))) => Some(cause),
+            _ => None,
+        }
+    }
+}
+
+impl From<Fault> for NodeFault {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl From<NodeFault> for Fault {
+    fn from(fault: NodeFault) -> Self {
+        match fault {
+            NodeFault::Redirected(_, cause) => Self::NotRun(cause),
+            NodeFault::Fault(fault) => fault,
+        }
+    }
+}
+
 /// The target to which a node of a cluster redirects a call that it did not run. An empty host
 /// means the node's own host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,21 +117,16 @@ impl Fault {
     /// Returns the cause of a fault that may pass.
     pub(in crate::redis) fn cause(&self) -> Option<&Cause> {
         match self {
-            Self::NotRun(cause) | Self::Unknown(cause) | Self::Redirected(_, cause) => Some(cause),
+            Self::NotRun(cause) | Self::Unknown(cause) => Some(cause),
             Self::Open(_) | Self::NotReplicated(_) | Self::Rejected(_) => None,
         }
-    }
-
-    pub(in crate::redis) fn elsewhere(answer: &ServerError) -> Option<Self> {
-        Redirect::read(answer)
-            .map(|redirect| Self::Redirected(redirect, Cause::text(words(answer))))
     }
 
     /// Returns the fault of one of several calls that belong together, after some of the others
     /// have run.
     pub(crate) fn after_others(self) -> Self {
         match self {
-            Self::NotRun(cause) | Self::Redirected(_, cause) => Self::Unknown(cause),
+            Self::NotRun(cause) => Self::Unknown(cause),
             Self::Rejected(error) => Self::NotReplicated(error),
             said => said,
         }
@@ -111,14 +135,12 @@ impl Fault {
     /// Adds the address of the node to the cause.
     pub(in crate::redis) fn at(self, node: &str) -> Self {
         match self {
-            Self::NotRun(cause) | Self::Redirected(_, cause) => Self::NotRun(cause.at(node)),
+            Self::NotRun(cause) => Self::NotRun(cause.at(node)),
             Self::Unknown(cause) => Self::Unknown(cause.at(node)),
             said => said,
         }
     }
-}
 
-impl Fault {
     /// Returns the text of the fault for a message that names the server itself.
     pub(in crate::redis) fn without_server(&self) -> String {
         match self {
@@ -133,7 +155,7 @@ impl Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotRun(cause) | Self::Unknown(cause) | Self::Redirected(_, cause) => cause.fmt(f),
+            Self::NotRun(cause) | Self::Unknown(cause) => cause.fmt(f),
             Self::Open(open) => Error::from(OpenCircuit::clone(open)).fmt(f),
             Self::NotReplicated(error) | Self::Rejected(error) => error.fmt(f),
         }

@@ -7,7 +7,7 @@ pub(crate) mod conn;
 pub(crate) mod fault;
 pub(crate) mod first_answer;
 pub(crate) mod health;
-pub(crate) mod look;
+pub(crate) mod inspect;
 pub(crate) mod pipeline;
 pub(crate) mod quorum;
 pub(crate) mod sentinel;
@@ -16,14 +16,11 @@ pub(crate) mod spin;
 pub(crate) mod undoable;
 
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::{Config, LeaseTerms};
-use crate::dialers::Dialers;
 use crate::error::{Cause, Error};
-use crate::health::HealthPart;
 use crate::holder::HolderId;
 use crate::protocol::keys::{Key, Keys};
 use crate::protocol::script::{Call, Reply};
@@ -43,15 +40,7 @@ pub(crate) use crate::redis::server::Server;
 pub(crate) use crate::redis::undoable::{PendingRelease, ServerVotes, Undoable, Vote};
 
 /// All servers of one client, whichever way they are deployed.
-pub(crate) struct Deployment {
-    place: DeploymentKind,
-    label: String,
-    command_timeout: Duration,
-    dialers: Dialers,
-}
-
-/// How the names are spread over servers.
-enum DeploymentKind {
+pub(crate) enum Deployment {
     /// One server, or a master with sentinels, has all names.
     One(Arc<Server>),
     /// Each name is on the master that owns its slot.
@@ -63,72 +52,59 @@ enum DeploymentKind {
 impl Deployment {
     pub(crate) fn new(target: Target, config: &Config) -> Result<Self, Error> {
         let label = target.label();
-        Ok(Self {
-            label: label.clone(),
-            command_timeout: config.command_timeout,
-            dialers: config.dialers.clone(),
-            place: match target {
-                Target::Cluster(nodes) => DeploymentKind::Cluster(Cluster::new(nodes, config)?),
-                Target::Quorum(addresses) => {
-                    DeploymentKind::Quorum(Box::new(Quorum::new(addresses, label, config)?))
-                }
-                target => DeploymentKind::One(Arc::new(Server::new(target, config, None)?)),
-            },
+        Ok(match target {
+            Target::Cluster(nodes) => Self::Cluster(Cluster::new(nodes, config)?),
+            Target::Quorum(addresses) => {
+                Self::Quorum(Box::new(Quorum::new(addresses, label, config)?))
+            }
+            target => Self::One(Arc::new(Server::new(target, config, None)?)),
         })
     }
 
     /// The address or addresses, without credentials, for messages.
     pub(crate) fn label(&self) -> &str {
-        &self.label
+        match self {
+            Self::One(server) => server.label(),
+            Self::Cluster(cluster) => cluster.label(),
+            Self::Quorum(quorum) => quorum.label(),
+        }
     }
 
     pub(crate) fn command_timeout(&self) -> Duration {
-        self.command_timeout
-    }
-
-    /// The threads that make connections.
-    pub(crate) fn dialers(&self) -> &Dialers {
-        &self.dialers
-    }
-
-    /// Returns the known owner of a name; not for a quorum.
-    fn owner_of(&self, key: Key<'_>) -> Arc<Server> {
-        match &self.place {
-            DeploymentKind::One(server) => Arc::clone(server),
-            DeploymentKind::Cluster(cluster) => cluster.map().owner_of(key.slot()),
-            DeploymentKind::Quorum(_) => {
-                unreachable!("a quorum keeps each name on all its servers")
-            }
+        match self {
+            Self::One(server) => server.command_timeout(),
+            Self::Cluster(cluster) => cluster.command_timeout(),
+            Self::Quorum(quorum) => quorum.command_timeout(),
         }
     }
 
     /// Returns true if `server` is a known owner of the name.
     pub(crate) fn owns(&self, server: &Arc<Server>, key: Key<'_>) -> bool {
-        match &self.place {
-            DeploymentKind::One(_) | DeploymentKind::Quorum(_) => true,
-            DeploymentKind::Cluster(cluster) => {
-                Arc::ptr_eq(&cluster.map().owner_of(key.slot()), server)
-            }
+        match self {
+            Self::One(_) | Self::Quorum(_) => true,
+            Self::Cluster(cluster) => Arc::ptr_eq(&cluster.owner_of(key), server),
         }
     }
 
     /// Returns an error if this deployment cannot keep such a name.
     pub(crate) fn check(&self, keys: &Keys) -> Result<(), Error> {
-        match &self.place {
-            DeploymentKind::Quorum(_) if keys.queue().is_some() => Err(Error::Config(
-                "a fair lock needs one server, Sentinel or Cluster: the servers of a quorum share no queue"
+        match self {
+            Self::Quorum(_) if keys.queue().is_some() => Err(Error::Config(
+                "a fair lock needs one server, Sentinel or Cluster: \
+                 the servers of a quorum share no queue"
                     .into(),
             )),
-            DeploymentKind::One(_) | DeploymentKind::Quorum(_) => Ok(()),
-            DeploymentKind::Cluster(_) => keys.check_slots(),
+            Self::One(_) | Self::Quorum(_) => Ok(()),
+            Self::Cluster(_) => keys.check_slots(),
         }
     }
 
     /// Returns an error if this deployment cannot grant a lease on these terms.
     pub(crate) fn check_terms(&self, terms: &LeaseTerms) -> Result<(), Error> {
-        match &self.place {
-            DeploymentKind::Quorum(_) if terms.replicas.is_some() => Err(Error::Config(
-                "min_replicas needs one server, Sentinel or Cluster: the servers of a quorum have no replicas"
+        match self {
+            Self::Quorum(_) if terms.replicas.is_some() => Err(Error::Config(
+                "min_replicas needs one server, Sentinel or Cluster: \
+                 the servers of a quorum have no replicas"
                     .into(),
             )),
             _ => Ok(()),
@@ -137,44 +113,45 @@ impl Deployment {
 
     /// Returns the known owners of a name, and how many of them decide.
     pub(crate) fn owners_of(&self, key: Key<'_>) -> (Vec<Arc<Server>>, Majority) {
-        let servers = match &self.place {
-            DeploymentKind::Quorum(quorum) => quorum.servers().to_vec(),
-            DeploymentKind::One(_) | DeploymentKind::Cluster(_) => vec![self.owner_of(key)],
+        let servers = match self {
+            Self::Quorum(quorum) => quorum.servers().to_vec(),
+            Self::One(_) | Self::Cluster(_) => vec![self.primary_owner_of(key)],
         };
         (servers, self.size())
     }
 
     /// Returns the server for what is stored on one server only: over a quorum, the first.
     pub(crate) fn primary_owner_of(&self, key: Key<'_>) -> Arc<Server> {
-        match self.fixed().first() {
-            Some(server) => Arc::clone(server),
-            None => self.owner_of(key),
+        match self {
+            Self::One(server) => Arc::clone(server),
+            Self::Cluster(cluster) => cluster.owner_of(key),
+            Self::Quorum(quorum) => Arc::clone(quorum.first()),
         }
     }
 
     /// Returns the servers that are the same for all names and never change.
     pub(crate) fn fixed(&self) -> &[Arc<Server>] {
-        match &self.place {
-            DeploymentKind::One(server) => std::slice::from_ref(server),
-            DeploymentKind::Cluster(_) => &[],
-            DeploymentKind::Quorum(quorum) => quorum.servers(),
+        match self {
+            Self::One(server) => std::slice::from_ref(server),
+            Self::Cluster(_) => &[],
+            Self::Quorum(quorum) => quorum.servers(),
         }
     }
 
     /// Returns how many servers have each name, and how many of them decide.
     pub(crate) fn size(&self) -> Majority {
-        match &self.place {
-            DeploymentKind::Quorum(quorum) => quorum.size(),
-            DeploymentKind::One(_) | DeploymentKind::Cluster(_) => Majority::of(1),
+        match self {
+            Self::Quorum(quorum) => quorum.size(),
+            Self::One(_) | Self::Cluster(_) => Majority::of(1),
         }
     }
 
     /// Returns a new record of what each server did about an acquiring command; `None` unless over
     /// a quorum.
     pub(crate) fn votes(&self) -> Option<Arc<ServerVotes>> {
-        match &self.place {
-            DeploymentKind::Quorum(quorum) => Some(Arc::new(ServerVotes::new(quorum.size().all))),
-            DeploymentKind::One(_) | DeploymentKind::Cluster(_) => None,
+        match self {
+            Self::Quorum(quorum) => Some(Arc::new(ServerVotes::new(quorum.size().all))),
+            Self::One(_) | Self::Cluster(_) => None,
         }
     }
 
@@ -188,9 +165,9 @@ impl Deployment {
         above: u64,
         block: u64,
     ) -> Call<'a> {
-        match &self.place {
-            DeploymentKind::Quorum(quorum) => keys.propose(id, ttl, quorum.propose(above), block),
-            DeploymentKind::One(_) | DeploymentKind::Cluster(_) => keys.acquire(id, ttl, block),
+        match self {
+            Self::Quorum(quorum) => keys.propose(id, ttl, quorum.propose(above), block),
+            Self::One(_) | Self::Cluster(_) => keys.acquire(id, ttl, block),
         }
     }
 
@@ -216,33 +193,31 @@ impl Deployment {
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Reply, Instant), Fault> {
-        match &self.place {
-            DeploymentKind::One(server) => {
-                server.call_or_undo(call, until, cap_rule, to_undo(undoable, cap_rule))
-            }
-            DeploymentKind::Cluster(cluster) => {
-                cluster.call_or_undo(call, until, cap_rule, to_undo(undoable, cap_rule))
-            }
-            DeploymentKind::Quorum(quorum) => quorum.call(call, until, cap_rule, undoable),
+        // A release, which is exempt, needs no undo.
+        let to_undo = undoable.filter(|_| cap_rule == Cap::Counted);
+        match self {
+            Self::One(server) => Ok(server.call_or_undo(call, until, cap_rule, to_undo)?),
+            Self::Cluster(cluster) => cluster.call_or_undo(call, until, cap_rule, to_undo),
+            Self::Quorum(quorum) => quorum.call(call, until, cap_rule, undoable),
         }
     }
 
     /// Pings the servers; succeeds if enough of them reply.
     pub(crate) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
-        match &self.place {
-            DeploymentKind::One(server) => server.ping(until, Cap::Counted),
-            DeploymentKind::Cluster(cluster) => cluster.ping(until),
-            DeploymentKind::Quorum(quorum) => quorum.ping(until),
+        match self {
+            Self::One(server) => server.ping(until, Cap::Counted),
+            Self::Cluster(cluster) => cluster.ping(until),
+            Self::Quorum(quorum) => quorum.ping(until),
         }
     }
 
     /// When the owner of a name stopped answering, but not before `start`, when the caller first
     /// asked. Returns `now` if nothing has failed since the last answer.
     pub(crate) fn silent_since(&self, key: Key<'_>, now: Instant, start: Instant) -> Instant {
-        match &self.place {
-            DeploymentKind::Quorum(quorum) => quorum.silent_since(now, start),
-            DeploymentKind::One(server) => server.silent_since(now, start),
-            DeploymentKind::Cluster(_) => self.owner_of(key).silent_since(now, start),
+        match self {
+            Self::Quorum(quorum) => quorum.silent_since(now, start),
+            Self::One(server) => server.silent_since(now, start),
+            Self::Cluster(cluster) => cluster.owner_of(key).silent_since(now, start),
         }
     }
 
@@ -253,79 +228,55 @@ impl Deployment {
 
     /// The slot map of a cluster.
     pub(crate) fn slot_map(&self) -> Option<&SlotMap> {
-        match &self.place {
-            DeploymentKind::One(_) | DeploymentKind::Quorum(_) => None,
-            DeploymentKind::Cluster(cluster) => Some(cluster.map()),
+        match self {
+            Self::One(_) | Self::Quorum(_) => None,
+            Self::Cluster(cluster) => Some(cluster.map()),
         }
     }
 
     /// The sentinels, if there are any.
     pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
-        match &self.place {
-            DeploymentKind::One(server) => server.sentinels(),
-            DeploymentKind::Cluster(_) | DeploymentKind::Quorum(_) => None,
+        match self {
+            Self::One(server) => server.sentinels(),
+            Self::Cluster(_) | Self::Quorum(_) => None,
         }
     }
 
     /// Reconnects to the address that the sentinels now report.
     pub(crate) fn moved(&self) {
-        match &self.place {
-            DeploymentKind::One(server) => server.moved(),
-            DeploymentKind::Cluster(_) | DeploymentKind::Quorum(_) => {}
+        if let Self::One(server) = self {
+            server.moved();
         }
     }
 
-    /// Records a failure, after which a cluster refreshes its slot map.
+    /// Records a failure, after which a cluster refreshes its slot map. Sentinels announce a new
+    /// master, and a quorum replaces no server.
     pub(crate) fn doubt(&self) {
-        match &self.place {
-            // Sentinels announce a new master, and a quorum replaces no server.
-            DeploymentKind::One(_) | DeploymentKind::Quorum(_) => {}
-            DeploymentKind::Cluster(cluster) => cluster.map().doubt(),
+        if let Self::Cluster(cluster) = self {
+            cluster.map().doubt();
         }
-    }
-
-    /// Pings all servers at once, until `until`. Also returns how many of them must work.
-    pub(crate) fn health(&self, until: Instant) -> (Vec<HealthPart>, usize) {
-        let servers = match &self.place {
-            DeploymentKind::One(server) => vec![Arc::clone(server)],
-            DeploymentKind::Cluster(cluster) => {
-                let now = Instant::now();
-                // The second half of the time is for the pings.
-                cluster
-                    .masters(now.after(now.until(until) / 2))
-                    .unwrap_or_default()
-            }
-            DeploymentKind::Quorum(quorum) => quorum.servers().to_vec(),
-        };
-        let needed = match &self.place {
-            DeploymentKind::One(_) | DeploymentKind::Cluster(_) => servers.len().max(1),
-            DeploymentKind::Quorum(quorum) => quorum.size().needed,
-        };
-        (health_of_all(&servers, until), needed)
     }
 
     /// Tells a quorum that one of its servers is up again.
     pub(crate) fn peer_is_back(&self) {
-        if let DeploymentKind::Quorum(quorum) = &self.place {
+        if let Self::Quorum(quorum) = self {
             quorum.is_back();
         }
     }
 
     /// Closes the idle connections; those in use are closed when they are returned.
     pub(crate) fn close(&self) {
-        match &self.place {
-            DeploymentKind::One(server) => server.close(),
-            DeploymentKind::Cluster(cluster) => cluster.map().close(),
-            DeploymentKind::Quorum(quorum) => quorum.close(),
+        match self {
+            Self::One(server) => server.close(),
+            Self::Cluster(cluster) => cluster.map().close(),
+            Self::Quorum(quorum) => quorum.close(),
         }
     }
 
     /// Turns a fault into the error for a caller that gives up.
     pub(crate) fn error(&self, fault: Fault) -> Error {
         match fault {
-            Fault::NotRun(cause) | Fault::Unknown(cause) | Fault::Redirected(_, cause) => {
-                self.unreachable(cause)
-            }
+            Fault::NotRun(cause) | Fault::Unknown(cause) => self.unreachable(cause),
             Fault::Open(open) => (*open).into(),
             Fault::NotReplicated(error) | Fault::Rejected(error) => error,
         }
@@ -333,13 +284,13 @@ impl Deployment {
 
     /// The last failure of a name's owner.
     pub(crate) fn last_failure(&self, key: Key<'_>) -> Option<Cause> {
-        match &self.place {
-            DeploymentKind::Quorum(quorum) => quorum.last_failure(),
-            DeploymentKind::One(server) => server.condition.last_failure(),
-            DeploymentKind::Cluster(_) => {
-                let owner_of = self.owner_of(key);
-                let last = owner_of.condition.last_failure();
-                last.map(|cause| cause.at(owner_of.label()))
+        match self {
+            Self::Quorum(quorum) => quorum.last_failure(),
+            Self::One(server) => server.condition.last_failure(),
+            Self::Cluster(cluster) => {
+                let owner = cluster.owner_of(key);
+                let last = owner.condition.last_failure();
+                last.map(|cause| cause.at(owner.label()))
             }
         }
     }
@@ -347,46 +298,8 @@ impl Deployment {
     /// Returns [`Error::Unreachable`] for this deployment.
     pub(crate) fn unreachable(&self, cause: Cause) -> Error {
         Error::Unreachable {
-            server: self.label.clone(),
+            server: self.label().to_owned(),
             cause,
         }
     }
-}
-
-/// Pings each server on its own thread; on this thread those for which no thread can be started.
-fn health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
-    thread::scope(|scope| {
-        let ask = |server: &Arc<Server>| {
-            let server = Arc::clone(server);
-            let asked = thread::Builder::new().spawn_scoped(scope, move || server.health(until));
-            asked.ok()
-        };
-        // This thread pings the first server.
-        let asked = servers.iter().enumerate();
-        let asked: Vec<_> = asked
-            .map(|(n, server)| if n == 0 { None } else { ask(server) })
-            .collect();
-        let mut left = asked.iter().filter(|asked| asked.is_none()).count() as u32;
-        let own: Vec<_> = servers
-            .iter()
-            .zip(&asked)
-            .map(|(server, asked)| {
-                asked.is_none().then(|| {
-                    let now = Instant::now();
-                    // An equal share of the time for each.
-                    let share = now.until(until) / left;
-                    left -= 1;
-                    server.health(now.after(share))
-                })
-            })
-            .collect();
-        let parts = own.into_iter().zip(asked);
-        let parts = parts.filter_map(|(own, asked)| own.or_else(|| asked?.join().ok()));
-        parts.collect()
-    })
-}
-
-/// Returns what to undo if the call fails. A release, which is [`Cap::Exempt`], needs no undo.
-fn to_undo<'a>(undoable: Option<&'a Undoable<'a>>, cap_rule: Cap) -> Option<&'a Undoable<'a>> {
-    undoable.filter(|_| cap_rule == Cap::Counted)
 }

@@ -7,21 +7,49 @@ use crate::error::{Meaning, meaning};
 use crate::protocol::expected::Expected;
 use crate::protocol::script::{Call, Reply, pack_wait};
 use crate::redis::conn::connection::Connection;
-use crate::redis::fault::Fault;
+use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::server::Server;
 
 impl Server {
-    /// Sends all `calls` in one write over the caller's connection and returns their replies in
-    /// order.
+    /// Sends the calls of all `jobs` in one write over the caller's connection. Passes each reply to
+    /// `settle`, in order, with the instant before the call was sent.
     ///
-    /// The second value is false if the connection must not be used again; calls without a reply
-    /// may have run. All calls must require the same number of replicas.
-    pub(crate) fn batch(
+    /// `follow` sends a call again that this server redirects to another node. A call without a
+    /// reply may have run. All calls must require the same number of replicas. Returns false if the
+    /// connection must not be used again.
+    pub(crate) fn batch<J>(
+        &self,
+        connection: &mut Connection,
+        jobs: Vec<J>,
+        call: impl Fn(&J) -> Call<'_>,
+        follow: impl Fn(Call<'_>) -> Result<(Reply, Instant), Fault>,
+        mut settle: impl FnMut(J, Instant, Result<Reply, Fault>),
+    ) -> bool {
+        let sent = Instant::now();
+        let calls: Vec<Call<'_>> = jobs.iter().map(&call).collect();
+        let (answers, usable) = self.send_all(connection, &calls, sent);
+        drop(calls);
+        for (job, answer) in jobs.into_iter().zip(answers) {
+            match answer {
+                Ok(reply) => settle(job, sent, Ok(reply)),
+                Err(NodeFault::Fault(fault)) => settle(job, sent, Err(fault)),
+                Err(NodeFault::Redirected(..)) => match follow(call(&job)) {
+                    Ok((reply, sent)) => settle(job, sent, Ok(reply)),
+                    Err(fault) => settle(job, sent, Err(fault)),
+                },
+            }
+        }
+        usable
+    }
+
+    /// Sends all `calls` and returns their replies in order. The second value is false if the
+    /// connection must not be used again.
+    fn send_all(
         &self,
         connection: &mut Connection,
         calls: &[Call<'_>],
-    ) -> (Vec<Result<Reply, Fault>>, bool) {
-        let sent = Instant::now();
+        sent: Instant,
+    ) -> (Vec<Result<Reply, NodeFault>>, bool) {
         let (mut answers, mut alive) =
             self.write_and_read(connection, calls, |call, buffer| call.pack_by_sha(buffer));
         let unknown: Vec<usize> = (0..answers.len())
@@ -46,7 +74,7 @@ impl Server {
         let answers: Vec<_> = answers
             .into_iter()
             .zip(calls)
-            .map(|(answer, call)| answer?.map_err(|error| self.fault(call, &error)))
+            .map(|(answer, call)| answer?.map_err(|error| self.node_fault(call, &error)))
             .collect();
         if answers.iter().any(Result::is_ok) {
             self.answered(sent);
@@ -55,7 +83,7 @@ impl Server {
         let usable = alive
             && !answers
                 .iter()
-                .any(|answer| matches!(answer, Err(Fault::NotRun(_))));
+                .any(|answer| NodeFault::not_run_in(answer).is_some());
         if !usable {
             self.failed();
         }

@@ -19,7 +19,7 @@ use crate::redis::conn::connection::{Connection, is_hang_up, reply};
 use crate::redis::conn::connector::{Connector, OnFailure};
 use crate::redis::conn::dial::ConnectError;
 use crate::redis::conn::pool::{ConnectRequest, GetError, Pool, PooledConnection};
-use crate::redis::fault::Fault;
+use crate::redis::fault::{Fault, NodeFault, Redirect};
 use crate::redis::health::ServerHealth;
 use crate::redis::quorum::member::Member;
 use crate::redis::sentinel::Sentinels;
@@ -99,13 +99,13 @@ impl Server {
     /// no reply comes, the undo is written behind the call on the same connection.
     ///
     /// Also returns the instant before the call was sent: a lease counts from then.
-    pub(crate) fn call_or_undo(
+    pub(in crate::redis) fn call_or_undo(
         &self,
         call: Call<'_>,
         until: Instant,
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
-    ) -> Result<(Reply, Instant), Fault> {
+    ) -> Result<(Reply, Instant), NodeFault> {
         if cap_rule == Cap::Counted {
             self.condition.admit(self.label())?;
         }
@@ -128,7 +128,7 @@ impl Server {
         if sent >= until {
             // A reply could not come in time: the call would only leave something to undo.
             self.pool.pass_on(pooled);
-            return Err(Fault::NotRun(Cause::silence("no time was left to ask")));
+            return Err(Fault::NotRun(Cause::silence("no time was left to ask")).into());
         }
         // Several spinning calls would compete for the processor.
         let is_alone = entered.is_alone();
@@ -143,17 +143,18 @@ impl Server {
         }
         match answer {
             Ok((answer, waited)) => {
-                let answer = answer
-                    .map_err(|error| self.fault(&call, &error))
-                    .and_then(|reply| self.acknowledged(reply, waited, call.replicas));
-                self.settle(pooled, sent, answer).map(|reply| (reply, sent))
+                let reply = answer
+                    .map_err(|error| self.node_fault(&call, &error))
+                    .and_then(|reply| Ok(self.acknowledged(reply, waited, call.replicas)?));
+                self.settle(pooled, sent, NodeFault::not_run_in(&reply));
+                Ok((reply?, sent))
             }
             Err(error) => {
                 if let Some(undoable) = undoable {
                     let undo = undoable.release().asking(call.asking);
                     pooled.keep().undo_behind([undo]);
                 }
-                Err(self.no_answer(error, sent, until))
+                Err(self.no_answer(error, sent, until).into())
             }
         }
     }
@@ -164,7 +165,7 @@ impl Server {
         call: &Call<'_>,
         sent: Combined,
         until: Instant,
-    ) -> Result<(Reply, Instant), Fault> {
+    ) -> Result<(Reply, Instant), NodeFault> {
         let Combined {
             at: sent,
             answer,
@@ -179,12 +180,12 @@ impl Server {
                 Fault::Unknown(cause)
             }
         })?;
-        let answer = answer.map_err(|error| self.fault(call, &error));
-        match &answer {
-            Err(Fault::NotRun(cause)) => self.failed_by(Some(cause), false),
-            _ => self.answered(sent),
+        let reply = answer.map_err(|error| self.node_fault(call, &error));
+        match NodeFault::not_run_in(&reply) {
+            Some(cause) => self.failed_by(Some(cause), false),
+            None => self.answered(sent),
         }
-        answer.map(|reply| (reply, sent))
+        Ok((reply?, sent))
     }
 
     /// Sends a command that is not a script. `name` appears in errors, and `read` reads its
@@ -228,21 +229,22 @@ impl Server {
                         _ => format!("{name} needs +{right}"),
                     }
                 };
-                let answer = answer.map_err(|error| self.refused_or_not_now(name, &error, rights));
-                self.settle(pooled, sent, answer)
+                let answer = answer.map_err(|error| self.refusal(name, &error, rights));
+                let not_run = match &answer {
+                    Err(Fault::NotRun(cause)) => Some(cause),
+                    _ => None,
+                };
+                self.settle(pooled, sent, not_run);
+                answer
             }
             Err(error) => Err(self.no_answer(error, sent, until)),
         }
     }
 
-    /// Records how the server did, and keeps the connection if its server can serve calls.
-    fn settle<T>(
-        &self,
-        pooled: PooledConnection<'_>,
-        sent: Instant,
-        answer: Result<T, Fault>,
-    ) -> Result<T, Fault> {
-        if let Err(Fault::NotRun(cause)) = &answer {
+    /// Records a reply, and keeps the connection unless the server cannot serve calls: then
+    /// `not_run` says why.
+    fn settle(&self, pooled: PooledConnection<'_>, sent: Instant, not_run: Option<&Cause>) {
+        if let Some(cause) = not_run {
             let generation = pooled.generation();
             drop(pooled);
             self.pool.suspect(generation);
@@ -252,7 +254,6 @@ impl Server {
             self.pool.pass_on(pooled);
             self.answered(sent);
         }
-        answer
     }
 
     fn no_answer(&self, error: RedisError, sent: Instant, until: Instant) -> Fault {
@@ -416,22 +417,18 @@ impl Server {
         }
     }
 
-    pub(in crate::redis) fn refusal(
-        &self,
-        command: &'static str,
-        error: &ServerError,
-        rights: impl FnOnce() -> String,
-    ) -> Fault {
-        let elsewhere = Fault::elsewhere(error).filter(|_| self.pool.node.is_member());
-        match elsewhere {
-            Some(elsewhere) => elsewhere,
-            None => self.refused_or_not_now(command, error, rights),
+    /// Like [`fault`](Self::fault), for a server that may be a node of a cluster.
+    pub(in crate::redis) fn node_fault(&self, call: &Call<'_>, error: &ServerError) -> NodeFault {
+        let redirect = Redirect::read(error).filter(|_| self.pool.node.is_member());
+        match redirect {
+            Some(redirect) => NodeFault::Redirected(redirect, Cause::text(words(error))),
+            None => self.fault(call, error).into(),
         }
     }
 
     /// Returns what an error reply to `command` means. `rights` lists the permissions that it
     /// needs.
-    fn refused_or_not_now(
+    pub(in crate::redis) fn refusal(
         &self,
         command: &'static str,
         error: &ServerError,

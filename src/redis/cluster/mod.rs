@@ -10,11 +10,12 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::{Cause, Error};
+use crate::protocol::keys::Key;
 use crate::protocol::script::{Call, Reply};
 use crate::protocol::slot::slot;
 use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::conn::callers::Cap;
-use crate::redis::fault::{Fault, Redirect};
+use crate::redis::fault::{Fault, NodeFault, Redirect};
 use crate::redis::server::Server;
 use crate::redis::undoable::Undoable;
 use crate::url::Nodes;
@@ -30,13 +31,31 @@ const TRY_AGAIN: Backoff = Backoff::new(Duration::from_millis(2), Duration::from
 /// The nodes of a cluster, as the slot map knows them.
 pub(crate) struct Cluster {
     map: Arc<SlotMap>,
+    /// The addresses given for the cluster, for messages.
+    label: String,
+    command_timeout: Duration,
 }
 
 impl Cluster {
     pub(in crate::redis) fn new(nodes: Nodes, config: &Config) -> Result<Self, Error> {
         Ok(Self {
+            label: nodes.label(),
             map: SlotMap::new(nodes, config)?,
+            command_timeout: config.command_timeout,
         })
+    }
+
+    pub(in crate::redis) fn label(&self) -> &str {
+        &self.label
+    }
+
+    pub(in crate::redis) fn command_timeout(&self) -> Duration {
+        self.command_timeout
+    }
+
+    /// Returns the known owner of a name, or a stand-in that nothing can be sent to.
+    pub(in crate::redis) fn owner_of(&self, key: Key<'_>) -> Arc<Server> {
+        self.map.owner_of(key.slot())
     }
 
     /// The map from slots to nodes.
@@ -64,7 +83,7 @@ impl Cluster {
             };
             // A redirected or unsent call did not run, so sending it again is safe.
             let next = match &fault {
-                Fault::Redirected(Redirect::TryAgain, _) => {
+                NodeFault::Redirected(Redirect::TryAgain, _) => {
                     let pause = TRY_AGAIN.pause(tries);
                     thread::sleep(pause.min(Instant::now().until(until)));
                     tries += 1;
@@ -72,29 +91,27 @@ impl Cluster {
                     asking = false;
                     Some(self.map.owner_of(slot))
                 }
-                Fault::Redirected(Redirect::Moved(host, port), _) => {
+                NodeFault::Redirected(Redirect::Moved(host, port), _) => {
                     asking = false;
-                    {
-                        let place = self.map.place(&server, host, *port);
-                        self.map.moved(slot, place)
-                    }
+                    let place = self.map.place(&server, host, *port);
+                    self.map.moved(slot, place)
                 }
-                Fault::Redirected(Redirect::Ask(host, port), _) => {
+                NodeFault::Redirected(Redirect::Ask(host, port), _) => {
                     asking = true;
                     let place = self.map.place(&server, host, *port);
                     Some(self.map.at(&place))
                 }
-                Fault::NotRun(_) | Fault::Open(_) => {
+                NodeFault::Fault(Fault::NotRun(_) | Fault::Open(_)) => {
                     asking = false;
                     // The slot map may be out of date.
                     self.map.look(until);
                     Some(self.map.owner_of(slot)).filter(|owner_of| !Arc::ptr_eq(owner_of, &server))
                 }
-                Fault::Unknown(_) | Fault::NotReplicated(_) | Fault::Rejected(_) => None,
+                NodeFault::Fault(_) => None,
             };
             match next {
                 Some(next) if hops < MOST_HOPS && Instant::now() < until => server = next,
-                _ => return Err(fault.at(server.label())),
+                _ => return Err(Fault::from(fault).at(server.label())),
             }
             hops += 1;
         }
@@ -139,14 +156,14 @@ impl Cluster {
 
     /// Runs `ask` on the master that owns a slot; after a redirect or an unsent call, refreshes the
     /// slot map and retries once.
-    pub(in crate::redis) fn ask_keeper<T>(
+    pub(in crate::redis) fn ask_owner<T>(
         &self,
         slot: u16,
         until: Instant,
         ask: impl Fn(&Server) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
         match ask(&*self.map.keeper(slot, until)?) {
-            Err(Fault::Redirected(..) | Fault::NotRun(_)) if Instant::now() < until => {
+            Err(Fault::NotRun(_)) if Instant::now() < until => {
                 self.map.look(until);
                 ask(&*self.map.keeper(slot, until)?)
             }

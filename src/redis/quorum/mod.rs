@@ -144,6 +144,20 @@ impl Quorum {
         })
     }
 
+    pub(in crate::redis) fn label(&self) -> &str {
+        &self.label
+    }
+
+    pub(in crate::redis) fn command_timeout(&self) -> Duration {
+        self.command_timeout
+    }
+
+    /// Returns the server for what is stored on one server only.
+    pub(in crate::redis) fn first(&self) -> &Arc<Server> {
+        // `check` admits no quorum without servers.
+        &self.servers[0]
+    }
+
     pub(crate) fn servers(&self) -> &[Arc<Server>] {
         &self.servers
     }

@@ -154,7 +154,7 @@ impl SharedStats {
                 return;
             }
             // An addition that did not run is part of the next one.
-            Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Redirected(..)) => return,
+            Err(Fault::NotRun(_) | Fault::Open(_)) => return,
             Err(Fault::Unknown(_)) => {
                 state.pending = Some(delta);
                 return;

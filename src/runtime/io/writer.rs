@@ -55,28 +55,13 @@ impl Writer {
             .collect();
         // A lease may own the last of a user's closures, whose destructor may panic.
         contain(move || drop(over));
-        let calls: Vec<Call<'_>> = items.iter().map(IoJob::call).collect();
-        let (answers, usable) = server.batch(connection, &calls);
-        drop(calls);
-        if !usable {
-            self.connection = None;
-        }
         let until = sent.after(server.command_timeout());
-        for (item, answer) in items.into_iter().zip(answers) {
-            let (answer, sent) = match answer {
-                // The command did not run, so it can be sent to the slot's new owner.
-                Err(Fault::Redirected(..)) => {
-                    match runtime
-                        .deployment
-                        .call_or_undo(item.call(), until, Cap::Exempt, None)
-                    {
-                        Ok((reply, sent)) => (Ok(reply), sent),
-                        Err(fault) => (Err(fault), sent),
-                    }
-                }
-                answer => (answer, sent),
-            };
-            settle(item, sent, answer);
+        let follow = |call: Call<'_>| {
+            let deployment = &runtime.deployment;
+            deployment.call_or_undo(call, until, Cap::Exempt, None)
+        };
+        if !server.batch(connection, items, IoJob::call, follow, settle) {
+            self.connection = None;
         }
     }
 }

@@ -1,29 +1,43 @@
 //! Reads what an operator can see: the keys on a server, and numbers stored beside a lock.
 
 use std::sync::Arc;
+use std::thread;
 
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
+use crate::health::HealthPart;
 use crate::name::shown;
 use crate::protocol::keys::{Keys, QueueKeys};
 use crate::protocol::script::Reply;
+use crate::redis::Deployment;
 use crate::redis::conn::callers::Cap;
-use crate::redis::fault::Fault;
+use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::server::Server;
-use crate::redis::{Deployment, DeploymentKind};
 use crate::token::FencingToken;
 
-/// The keys a server examines per SCAN call: it serves nobody else meanwhile.
-const LOOKED_AT: &[u8] = b"1000";
+/// The keys that a server examines per SCAN call: it serves no other client meanwhile.
+const KEYS_PER_PAGE: &[u8] = b"1000";
 
 impl Deployment {
     /// Returns the servers that together hold every name.
     pub(crate) fn all(&self, until: Instant) -> Result<Vec<Arc<Server>>, Fault> {
-        match &self.place {
-            DeploymentKind::One(server) => Ok(vec![Arc::clone(server)]),
-            DeploymentKind::Cluster(cluster) => cluster.masters(until),
-            DeploymentKind::Quorum(quorum) => Ok(quorum.servers().to_vec()),
+        match self {
+            Self::Cluster(cluster) => cluster.masters(until),
+            Self::One(_) | Self::Quorum(_) => Ok(self.fixed().to_vec()),
         }
+    }
+
+    /// Pings all servers at once, until `until`. Also returns how many of them must work.
+    pub(crate) fn health(&self, until: Instant) -> (Vec<HealthPart>, usize) {
+        let now = Instant::now();
+        // The second half of the time is for the pings.
+        let servers = self.all(now.after(now.until(until) / 2));
+        let servers = servers.unwrap_or_default();
+        let needed = match self {
+            Self::One(_) | Self::Cluster(_) => servers.len().max(1),
+            Self::Quorum(quorum) => quorum.size().needed,
+        };
+        (health_of_all(&servers, until), needed)
     }
 
     /// Reads a number stored beside a lock, or `None` if there is none. Over a quorum, the highest
@@ -34,15 +48,13 @@ impl Deployment {
         what: Gauge,
         until: Instant,
     ) -> Result<Option<u64>, Fault> {
-        match &self.place {
-            DeploymentKind::One(server) => server.number(keys, what, until),
-            DeploymentKind::Cluster(cluster) => {
-                cluster.ask_keeper(keys.key(0).slot(), until, |server| {
-                    server.number(keys, what, until)
-                })
-            }
-            DeploymentKind::Quorum(quorum) => {
-                let (mut highest, mut told) = (None, 0);
+        match self {
+            Self::One(server) => server.number(keys, what, until),
+            Self::Cluster(cluster) => cluster.ask_owner(keys.key(0).slot(), until, |server| {
+                server.number(keys, what, until)
+            }),
+            Self::Quorum(quorum) => {
+                let (mut highest, mut answered) = (None, 0);
                 let mut fault = Fault::NotRun(Cause::text("no server was asked"));
                 for (n, server) in quorum.servers().iter().enumerate() {
                     // A server that hangs must leave time for the others.
@@ -51,18 +63,51 @@ impl Deployment {
                     match server.number(keys, what, now.after(part)) {
                         Ok(number) => {
                             highest = highest.max(number);
-                            told += 1;
+                            answered += 1;
                         }
                         Err(why) => fault = why.at(server.label()),
                     }
                 }
-                if told < quorum.size().needed {
+                if answered < quorum.size().needed {
                     return Err(fault);
                 }
                 Ok(highest)
             }
         }
     }
+}
+
+/// Pings each server on its own thread; on this thread those for which no thread can be started.
+fn health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
+    thread::scope(|scope| {
+        let ask = |server: &Arc<Server>| {
+            let server = Arc::clone(server);
+            let asked = thread::Builder::new().spawn_scoped(scope, move || server.health(until));
+            asked.ok()
+        };
+        // This thread pings the first server.
+        let asked = servers.iter().enumerate();
+        let asked: Vec<_> = asked
+            .map(|(n, server)| if n == 0 { None } else { ask(server) })
+            .collect();
+        let mut left = asked.iter().filter(|asked| asked.is_none()).count() as u32;
+        let own: Vec<_> = servers
+            .iter()
+            .zip(&asked)
+            .map(|(server, asked)| {
+                asked.is_none().then(|| {
+                    let now = Instant::now();
+                    // An equal share of the time for each.
+                    let share = now.until(until) / left;
+                    left -= 1;
+                    server.health(now.after(share))
+                })
+            })
+            .collect();
+        let parts = own.into_iter().zip(asked);
+        let parts = parts.filter_map(|(own, asked)| own.or_else(|| asked?.join().ok()));
+        parts.collect()
+    })
 }
 
 /// A number stored beside a lock.
@@ -86,7 +131,13 @@ impl Server {
         until: Instant,
     ) -> Result<(Vec<u8>, Vec<Vec<u8>>), Fault> {
         let args: [&[u8]; 7] = [
-            cursor, b"MATCH", pattern, b"COUNT", LOOKED_AT, b"TYPE", b"string",
+            cursor,
+            b"MATCH",
+            pattern,
+            b"COUNT",
+            KEYS_PER_PAGE,
+            b"TYPE",
+            b"string",
         ];
         self.command("SCAN", &args, until, Cap::Counted, read_page)
     }
@@ -102,8 +153,10 @@ impl Server {
                 };
                 let reply = match self.call_or_undo(keys.last_token(), until, cap_rule, None) {
                     Ok((reply, _)) => reply,
-                    Err(Fault::Rejected(Error::WrongType { .. })) => return Err(bad()),
-                    Err(fault) => return Err(fault),
+                    Err(NodeFault::Fault(Fault::Rejected(Error::WrongType { .. }))) => {
+                        return Err(bad());
+                    }
+                    Err(fault) => return Err(fault.into()),
                 };
                 match read_string(reply).flatten().as_deref() {
                     // A counter of 0 is valid but no token: the scripts count on from it.
