@@ -35,7 +35,7 @@ fn main() {
     let mut rows = Vec::new();
     let mut figures = vec![("failovers", (3 * failovers).to_string())];
     for (replicas, figure) in [(0, "coincided_0"), (1, "coincided_1"), (2, "coincided_all")] {
-        let mut coincided_in_all = 0;
+        let mut overlaps_in_all = 0;
         for trouble in [
             MasterFailure::Killed,
             MasterFailure::Stopped,
@@ -46,20 +46,20 @@ fn main() {
             let sum = |count: fn(&Outcome) -> u64| outcomes.iter().map(count).sum::<u64>();
             let many = |is: fn(&Outcome) -> bool| outcomes.iter().filter(|it| is(it)).count();
             // A process whose write is rejected held the lock while another one did.
-            let coincided = many(|outcome| outcome.coincided + outcome.turned_away > 0);
-            coincided_in_all += coincided;
+            let overlaps = many(|outcome| outcome.overlaps + outcome.rejected > 0);
+            overlaps_in_all += overlaps;
             rows.push(vec![
                 replicas.to_string(),
                 format!("{trouble:?}"),
                 sum(|outcome| outcome.entered).to_string(),
-                coincided.to_string(),
-                sum(|outcome| outcome.turned_away).to_string(),
-                sum(|outcome| outcome.told).to_string(),
+                overlaps.to_string(),
+                sum(|outcome| outcome.rejected).to_string(),
+                sum(|outcome| outcome.known_losses).to_string(),
                 many(|outcome| !outcome.is_in_order).to_string(),
             ]);
         }
-        figures.push((figure, coincided_in_all.to_string()));
-        let value = Spread::of([coincided_in_all as f64].into_iter());
+        figures.push((figure, overlaps_in_all.to_string()));
+        let value = Spread::of([overlaps_in_all as f64].into_iter());
         bars.push(Row::bar(format!("min_replicas({replicas})"), value).ours());
     }
     common::print_table(

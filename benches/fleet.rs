@@ -116,7 +116,7 @@ fn strike(lasts: Duration) {
             kind,
             processes: PROCESSES,
             threads: 4,
-            lasts,
+            duration: lasts,
         };
         let (server, witness) = (Server::start().long_lived(), Server::start().long_lived());
         let went = chaos.run(&server, &witness);
@@ -127,7 +127,7 @@ fn strike(lasts: Duration) {
             went.paused.to_string(),
             went.accepted.to_string(),
             went.overtaken.to_string(),
-            went.turned_away.to_string(),
+            went.rejected.to_string(),
             format!("{stall:.2}"),
             format!("{bound:.2}"),
         ]);

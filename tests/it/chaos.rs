@@ -1,28 +1,30 @@
-//! Promise: processes that are killed and paused at random cost the others no more than a ttl at a time, and whoever was
-//! overtaken meanwhile is the only one who learns of it, or is turned away by what the lock protects.
+//! Promise: processes killed or paused at random delay the others by a bounded time.
+//!
+//! Only a killed or paused holder is overtaken. It learns of the loss, or the protected resource
+//! rejects it.
 
 use support::{Chaos, Server, ms};
 
 support::tests![
-    survivors_go_on_with_a_mutex,
-    survivors_go_on_with_a_fair_mutex
+    survivors_of_kills_and_pauses_get_a_mutex_in_bounded_time,
+    survivors_of_kills_and_pauses_get_a_fair_mutex_in_bounded_time
 ];
 
-fn reigns_over(kind: &'static str) {
+fn assert_bounded_stalls(kind: &'static str) {
     let chaos = Chaos {
         kind,
         processes: 8,
         threads: 2,
-        lasts: ms(10_000),
+        duration: ms(10_000),
     };
     let (server, witness) = (Server::start(), Server::start());
     chaos.run(&server, &witness).assert_promises();
 }
 
-fn survivors_go_on_with_a_mutex() {
-    reigns_over("mutex");
+fn survivors_of_kills_and_pauses_get_a_mutex_in_bounded_time() {
+    assert_bounded_stalls("mutex");
 }
 
-fn survivors_go_on_with_a_fair_mutex() {
-    reigns_over("fair");
+fn survivors_of_kills_and_pauses_get_a_fair_mutex_in_bounded_time() {
+    assert_bounded_stalls("fair");
 }

@@ -553,12 +553,12 @@ fn contention_when_the_slot_moves() {
     outcome.assert_promises(SLACK);
     // No lease ends by this.
     let Outcome {
-        coincided,
-        turned_away,
-        told,
+        overlaps,
+        rejected,
+        known_losses,
         ..
     } = outcome;
-    assert_eq!((coincided, turned_away, told), (0, 0, 0));
+    assert_eq!((overlaps, rejected, known_losses), (0, 0, 0));
 }
 
 fn contention_when_the_master_is_killed() {

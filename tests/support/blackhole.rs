@@ -1,4 +1,4 @@
-//! Addresses where nothing answers.
+//! Addresses at which no server replies.
 
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 
 use super::port;
 
-/// Accepts connections, and says nothing on them.
+/// Accepts connections and never replies on them.
 pub struct BlackHole {
     port: u16,
-    /// `None` once it is over.
+    /// `None` once this is dropped.
     accepted: Arc<Mutex<Option<Vec<TcpStream>>>>,
     accepting: Option<JoinHandle<()>>,
 }
@@ -47,7 +47,7 @@ impl BlackHole {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// How many connections it has accepted.
+    /// The number of connections accepted so far.
     pub fn connections(&self) -> usize {
         self.accepted.lock().as_ref().map_or(0, Vec::len)
     }
@@ -58,7 +58,7 @@ impl Drop for BlackHole {
         for stream in self.accepted.lock().take().into_iter().flatten() {
             let _ = stream.shutdown(Shutdown::Both);
         }
-        // Gets the thread out of `accept`, to see that it is over.
+        // This connection ends the thread's wait in `accept`.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
         if let Some(accepting) = self.accepting.take() {
             let _ = accepting.join();
@@ -66,7 +66,7 @@ impl Drop for BlackHole {
     }
 }
 
-/// The url of a port that refuses connections.
+/// Returns the URL of a port that refuses connections.
 pub fn refusing_url() -> String {
     format!("redis://127.0.0.1:{}", port::free())
 }

@@ -1,4 +1,4 @@
-//! The log lines of this process, kept for tests to look at.
+//! A logger that keeps every record of this process for assertions.
 
 use std::sync::OnceLock;
 
@@ -23,18 +23,21 @@ impl LogRecord {
             .map(|(_, value)| value.as_str())
     }
 
-    /// Whether the text occurs anywhere in it.
+    /// Returns whether the message or a value contains the text.
     pub fn mentions(&self, text: &str) -> bool {
         self.message.contains(text) || self.pairs.iter().any(|(_, value)| value.contains(text))
     }
 }
 
-/// Every line since the first call in this process, of every test: look for names that only one test uses.
-/// Call it once before the lines of interest are due.
+/// Returns every record since the first call in this process.
+///
+/// The first call installs the logger, so a test calls this once before the records it expects.
+/// All tests of the process share the records: a test looks for names that no other test uses.
 pub fn log_records() -> Vec<LogRecord> {
     capture().lines.lock().clone()
 }
 
+/// Returns the records that mention the text, as [`log_records`] does.
 pub fn log_records_about(text: &str) -> Vec<LogRecord> {
     let mut lines = log_records();
     lines.retain(|line| line.mentions(text));

@@ -1,24 +1,25 @@
-//! Certificates and keys that are checked in, and a server's options for them. `certificates/make.sh` has made them.
+//! The checked-in certificates and keys, and server options for them. See `certificates/make.sh`.
 
 use std::fs;
 use std::path::Path;
 
 use super::server::Server;
 
-/// The path of one of them.
+/// Returns the path of a checked-in certificate or key.
 pub fn certificate_path(file: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("certificates");
     let path = folder.join(file);
     path.to_str().expect("a path in UTF-8").to_owned()
 }
 
-/// What is in it.
+/// Returns the contents of a checked-in certificate or key.
 pub fn read_pem(file: &str) -> Vec<u8> {
     fs::read(certificate_path(file)).expect("it is checked in")
 }
 
-/// The options, without their dashes, of a server that shows the certificate `shown` on `port`, and asks every client
-/// for one.
+/// Returns the options, without dashes, of a server with TLS on `port`.
+///
+/// The server presents the certificate `shown` and requires one from every client.
 pub(crate) fn tls_options(port: u16, shown: &str) -> Vec<[String; 2]> {
     let options = [
         ("tls-port", port.to_string()),
@@ -32,7 +33,7 @@ pub(crate) fn tls_options(port: u16, shown: &str) -> Vec<[String; 2]> {
         .to_vec()
 }
 
-/// A server with these options.
+/// Starts a server with the options of [`tls_options`].
 pub fn tls_server(port: u16, shown: &str) -> Server {
     let options: Vec<String> = tls_options(port, shown)
         .into_iter()

@@ -1,5 +1,7 @@
-//! Processes that take a lock over and over while they are killed and paused at random, and the resource that it
-//! protects: who came in while another was inside, who was turned away, and how long nobody came.
+//! Processes that contend for a lock while some are killed or paused at random.
+//!
+//! The resource that the lock protects records overtaken entries, rejected entries and the longest
+//! time without an entry.
 
 use std::collections::HashSet;
 use std::process;
@@ -14,23 +16,27 @@ use super::child::{Child, parameter, tell_parent};
 use super::server::Server;
 use super::time::{Control, eventually, let_pass, ms};
 
-/// How long the lease of a holder that was killed outlives it.
+/// The lease of a killed holder expires after at most this.
 const TTL: Duration = ms(2_000);
 
-/// Of waiters, in a queue: a quarter of the ttl, and at most a second.
+/// How often waiters refresh their places in the queue: a quarter of the ttl, at most 1 s.
 const REFRESH: Duration = ms(500);
 
-/// Of one who has died and whose place does not tell it yet: 3 s, or the ttl if that is less.
+/// The first lease of a lock granted to a dead waiter that still has a place: 3 s, at most the ttl.
 const GRANT: Duration = TTL;
 
-/// What the lock protects turns away whoever comes with a token that is not newer than the last one it saw. It keeps who
-/// was inside when another came, who was turned away, and when somebody came.
+/// Enters the protected resource, which rejects a token that is not newer than the newest one.
+///
+/// It records the ids of processes that were inside when another entered, the rejected ones, and
+/// the time of each entry.
 const ENTER: &str = "
 if tonumber(ARGV[1]) <= tonumber(redis.call('GET', 'newest') or 0) then
-  redis.call('RPUSH', 'turned away', ARGV[2])
+  redis.call('RPUSH', 'rejected', ARGV[2])
   return 0
 end
-for _, who in ipairs(redis.call('HVALS', 'inside')) do redis.call('RPUSH', 'overtaken', who) end
+for _, process in ipairs(redis.call('HVALS', 'inside')) do
+  redis.call('RPUSH', 'overtaken', process)
+end
 redis.call('DEL', 'inside')
 redis.call('HSET', 'inside', ARGV[1], ARGV[2])
 redis.call('SET', 'newest', ARGV[1])
@@ -40,34 +46,37 @@ redis.call('RPUSH', 'at', time[1] * 1000000 + time[2])
 return 1
 ";
 
+/// A run of processes that are killed and paused.
 #[derive(Clone, Copy, Debug)]
 pub struct Chaos {
-    /// What they take: `mutex` or `fair`.
+    /// The kind of lock: `mutex` or `fair`.
     pub kind: &'static str,
     pub processes: usize,
+    /// In each process.
     pub threads: usize,
-    pub lasts: Duration,
+    pub duration: Duration,
 }
 
-/// How it went.
+/// The counts and delays of a run.
 #[derive(Debug)]
 pub struct ChaosReport {
     pub killed: usize,
     pub paused: usize,
     pub accepted: usize,
-    /// How often somebody came in while another, who had been killed or paused, was inside.
+    /// How often a holder entered while another, which had been killed or paused, was inside.
     pub overtaken: usize,
-    /// How often somebody who had been paused came too late and was turned away.
-    pub turned_away: usize,
-    /// The longest that nobody came.
+    /// How often a paused holder entered too late and was rejected.
+    pub rejected: usize,
+    /// The longest time without an entry.
     pub stall: Duration,
-    /// The longest that is promised, with what this machine does to a plain wait.
+    /// The longest stall that the crate promises, plus a margin for this machine's scheduling.
     pub bound: Duration,
 }
 
 impl Chaos {
-    /// Lets them contend for what `server` keeps, and strikes them, while `witness` keeps what it protects. Whoever was
-    /// not struck is never overtaken or turned away. The test has the role `survivor`.
+    /// Contends for a lock on `server` and asserts that only killed or paused processes lost it.
+    ///
+    /// The protected resource is on `witness`. The processes have the role `survivor`.
     #[track_caller]
     pub fn run(self, server: &Server, witness: &Server) -> ChaosReport {
         let given = [
@@ -83,23 +92,23 @@ impl Chaos {
             child.wait_for_line("ready");
         }
 
-        let mut struck = HashSet::new();
+        let mut harmed = HashSet::new();
         let (mut killed, mut paused) = (0, 0);
         let mut overshoot = Duration::ZERO;
         let mut random = rand::rng();
-        let ends = Instant::now() + self.lasts;
-        // A run in which nobody was overtaken has shown little.
+        let ends = Instant::now() + self.duration;
+        // A run without an overtaken holder proves little.
         while Instant::now() < ends || length(witness, "overtaken") == 0 {
             wait_for_progress(witness);
-            // Several at once are likelier to hit the holder, and they cost no more than one: what is known of them is
-            // equally old.
+            // Several victims at once are likelier to include the holder. They delay the others no
+            // longer than one, since their leases and places expire at the same time.
             let victims = random.random_range(1..self.processes);
             let pause = TTL.mul_f64(random.random_range(0.1..1.5));
-            let waits = Control::start(pause);
+            let control = Control::start(pause);
             let mut stopped = Vec::new();
             let mut dead = Vec::new();
             for child in children.split_off(children.len() - victims) {
-                struck.insert(child.id().to_string());
+                harmed.insert(child.id().to_string());
                 match random.random() {
                     true => dead.push(child),
                     false => stopped.push(child),
@@ -113,14 +122,14 @@ impl Chaos {
             }
             killed += dead.len();
             paused += stopped.len();
-            // Those that are struck next have been there for longest.
+            // The next victims are at the end: the processes that have run for longest.
             let fresh: Vec<Child> = dead.iter().map(|_| start()).collect();
-            // So long they stand still: it is what the others have to get over.
+            // The others must make progress meanwhile.
             let_pass(pause);
             for child in &stopped {
                 child.resume();
             }
-            overshoot = overshoot.max(waits.overshoot());
+            overshoot = overshoot.max(control.overshoot());
             children.splice(0..0, stopped.into_iter().chain(fresh));
         }
         wait_for_progress(witness);
@@ -133,17 +142,18 @@ impl Chaos {
             redis::cmd("LRANGE")
                 .arg(&[key, "0", "-1"])
                 .query(&mut witness.connection())
-                .expect("the witness is well")
+                .expect("the witness replies")
         };
         let numbers = |key: &str| -> Vec<u64> {
             let list = list(key).into_iter();
             list.map(|n| n.parse().expect("a number")).collect()
         };
-        let (overtaken, turned_away) = (list("overtaken"), list("turned away"));
-        for who in overtaken.iter().chain(&turned_away).chain(&list("told")) {
+        let (overtaken, rejected) = (list("overtaken"), list("rejected"));
+        let known_losses = list("known losses");
+        for process in overtaken.iter().chain(&rejected).chain(&known_losses) {
             assert!(
-                struck.contains(who),
-                "{who} lost the lock unharmed: {self:?}"
+                harmed.contains(process),
+                "process {process} lost the lock, but was neither killed nor paused: {self:?}"
             );
         }
         let accepted = numbers("accepted");
@@ -155,17 +165,19 @@ impl Chaos {
             paused,
             accepted: accepted.len(),
             overtaken: overtaken.len(),
-            turned_away: turned_away.len(),
-            stall: Duration::from_micros(stalls.max().expect("somebody came")),
+            rejected: rejected.len(),
+            stall: Duration::from_micros(stalls.max().expect("there were several entries")),
             bound: self.bound() + 3 * overshoot + ms(300),
         }
     }
 
-    /// What those who were struck together may cost: the lease that one of them held.
+    /// Returns the longest stall that processes killed or paused at the same time may cause.
     fn bound(self) -> Duration {
         match self.kind {
+            // The lease of the harmed holder expires.
             "mutex" => TTL,
-            // Or it goes on before that, and passes the lock on to one who was killed with it. Then the next refresh grants.
+            // A paused holder may also resume just before that and grant the lock to a waiter that
+            // was killed at the same time. The refresh after that grant's expiry ends the stall.
             _ => TTL + GRANT + REFRESH,
         }
     }
@@ -178,7 +190,7 @@ impl ChaosReport {
     }
 }
 
-/// Returns when somebody has come in some times more.
+/// Waits for another 20 entries.
 #[track_caller]
 fn wait_for_progress(witness: &Server) {
     let before = length(witness, "accepted");
@@ -189,23 +201,23 @@ fn length(witness: &Server, list: &str) -> usize {
     redis::cmd("LLEN")
         .arg(list)
         .query(&mut witness.connection())
-        .expect("the witness is well")
+        .expect("the witness replies")
 }
 
-/// The role of each process: takes the lock until told to stop.
+/// The role of each process: acquires and releases the lock until told to stop.
 pub fn survivor() {
     let client = Client::builder().url(parameter("URL")).ttl(TTL);
-    let client = client.build().expect("a URL of ours");
-    let witness = redis::Client::open(parameter("WITNESS")).expect("a URL");
+    let client = client.build().expect("the URL is valid");
+    let witness = redis::Client::open(parameter("WITNESS")).expect("the URL is valid");
     let kind = parameter("KIND");
     thread::scope(|scope| {
         for _ in 0..parameter("THREADS").parse().expect("a number") {
             scope.spawn(|| {
-                let witness = witness.get_connection().expect("the witness is well");
+                let witness = witness.get_connection().expect("the witness replies");
                 survive(witness, || match kind.as_str() {
                     "mutex" => client.mutex("a").lock(),
                     "fair" => client.fair_mutex("a").lock(),
-                    _ => unreachable!("there is no {kind}"),
+                    _ => unreachable!("no kind of lock is called {kind}"),
                 });
             });
         }
@@ -216,7 +228,7 @@ pub fn survivor() {
 fn survive(mut witness: Connection, lock: impl Fn() -> Result<MutexGuard, Error>) {
     let own = process::id();
     loop {
-        let guard = lock().expect("its server is well");
+        let guard = lock().expect("the lock's server replies");
         let token = guard.fencing_token().value();
         let _: i32 = redis::cmd("EVAL")
             .arg(ENTER)
@@ -224,28 +236,28 @@ fn survive(mut witness: Connection, lock: impl Fn() -> Result<MutexGuard, Error>
             .arg(token)
             .arg(own)
             .query(&mut witness)
-            .expect("the witness is well");
-        // A section that takes a moment, in which one who should not come can.
+            .expect("the witness replies");
+        // Long enough that a second holder could enter.
         let_pass(ms(1));
         redis::cmd("HDEL")
             .arg("inside")
             .arg(token)
             .exec(&mut witness)
-            .expect("the witness is well");
+            .expect("the witness replies");
         match guard.unlock() {
             Ok(Unlocked::Released) => {}
-            // The command timeout has passed for who was paused in the middle of the call.
+            // The call of a paused process exceeds its command timeout.
             Ok(Unlocked::AlreadyLost(_)) | Err(Error::Unreachable { .. }) => redis::cmd("RPUSH")
-                .arg("told")
+                .arg("known losses")
                 .arg(own)
                 .exec(&mut witness)
-                .expect("the witness is well"),
+                .expect("the witness replies"),
             Err(error) => panic!("{error:?}"),
         }
         let stop: bool = redis::cmd("EXISTS")
             .arg("stop")
             .query(&mut witness)
-            .expect("the witness is well");
+            .expect("the witness replies");
         if stop {
             return;
         }

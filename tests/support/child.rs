@@ -1,4 +1,4 @@
-//! Other processes: the test's own binary once more, in one of the roles that its modules list.
+//! Child processes: the test's own binary, started in one of the roles that its modules list.
 
 use std::env;
 use std::fs;
@@ -16,10 +16,10 @@ use super::time::ms;
 
 const ROLE: &str = "LEASEHOLD_ROLE";
 
-/// Sets off what a child says from whatever else it prints.
-const MARK: &str = "say: ";
+/// Marks the lines meant for the parent among everything else a child prints.
+const MARK: &str = "to parent: ";
 
-/// Plays the role that this process was started for. Returns false in a process that is not a child.
+/// Runs the role that this process was started for; returns false if it is not a child.
 ///
 /// A binary's `main` calls it first.
 pub fn run_role(roles: &[(&str, fn())]) -> bool {
@@ -34,21 +34,23 @@ pub fn run_role(roles: &[(&str, fn())]) -> bool {
     true
 }
 
-/// In a child: what it was started with under this key.
+/// In a child: returns the parameter that its parent passed under this key.
 pub fn parameter(key: &str) -> String {
-    env::var(key).unwrap_or_else(|_| panic!("the child is given {key}"))
+    env::var(key).unwrap_or_else(|_| panic!("the child has no parameter {key}"))
 }
 
-/// In a child: a line that its parent may wait for.
+/// In a child: sends a line that its parent may wait for.
 pub fn tell_parent(line: &str) {
     let mut output = io::stdout().lock();
-    // Another thread may be in the middle of a line.
+    // The line break first: another thread may have printed half a line.
     writeln!(output, "\n{MARK}{line}")
         .and_then(|()| output.flush())
-        .expect("the parent listens");
+        .expect("the parent reads its pipe");
 }
 
-/// How many threads of this process have this name, or so much of it as the kernel keeps: fifteen bytes.
+/// Returns how many threads of this process have this name.
+///
+/// The kernel keeps the first 15 bytes of a name.
 pub fn thread_count(name: &str) -> usize {
     let tasks = fs::read_dir("/proc/self/task").expect("this is Linux");
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
@@ -61,13 +63,13 @@ pub struct Child {
     output: Arc<Mutex<String>>,
 }
 
-/// A child that has ended.
+/// A child process that has exited.
 #[derive(Debug)]
 pub struct Finished {
     pub status: ExitStatus,
-    /// The lines it sent that no caller has read.
+    /// The lines for the parent that no caller has read.
     pub lines: Vec<String>,
-    /// All it printed.
+    /// Everything the child printed.
     pub output: String,
 }
 
@@ -110,13 +112,13 @@ impl Child {
         }
     }
 
-    /// The next line that it says.
+    /// Returns the next line for the parent; fails the test after 30 s without one.
     #[track_caller]
     pub fn next_line(&self) -> String {
         match self.next_line_within(ms(30_000)) {
             Some(line) => line,
             None => panic!(
-                "the child says nothing more; it printed:\n{}",
+                "no further line from the child; it printed:\n{}",
                 self.output.lock()
             ),
         }
@@ -126,13 +128,13 @@ impl Child {
         self.lines.recv_timeout(limit).ok()
     }
 
-    /// Waits until it says just this, after whatever else.
+    /// Reads lines until one equals `line`.
     #[track_caller]
     pub fn wait_for_line(&self, line: &str) {
         while self.next_line() != line {}
     }
 
-    /// Waits for its end.
+    /// Waits until the child exits; fails the test if it takes more than 60 s since its last line.
     #[track_caller]
     pub fn wait(mut self) -> Finished {
         let mut lines = Vec::new();
@@ -142,12 +144,12 @@ impl Child {
                 Ok(line) => lines.push(line),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => panic!(
-                    "the child does not end; it printed:\n{}",
+                    "the child does not exit; it printed:\n{}",
                     self.output.lock()
                 ),
             }
         }
-        let status = self.process.wait().expect("the child is ours");
+        let status = self.process.wait().expect("the child can be waited for");
         let output = self.output.lock().clone();
         Finished {
             status,
@@ -164,12 +166,12 @@ impl Child {
         self.process.resume();
     }
 
-    /// Kills it where it stands, as the kernel does when memory runs out. It is gone when this returns.
+    /// Kills the child (SIGKILL), as the kernel does when memory runs out, and waits for its exit.
     pub fn kill(&mut self) {
         self.process.kill();
     }
 
-    /// Asks it to end (SIGTERM).
+    /// Asks the child to exit (SIGTERM).
     pub fn terminate(&self) {
         self.process.terminate();
     }

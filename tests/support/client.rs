@@ -1,4 +1,4 @@
-//! A client of servers that fail: it soon gives one up.
+//! A client for tests with failing servers: its timeouts are short.
 
 use std::time::Duration;
 

@@ -17,23 +17,24 @@ use super::time::{eventually, ms};
 
 const SLOTS: usize = 16_384;
 
-/// How it is to be set up.
+/// The setup of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct ClusterSetup {
     pub masters: usize,
     pub replicas_per_master: usize,
-    /// What every node asks for.
+    /// The password that every node requires.
     pub password: Option<&'static str>,
-    /// With a port for TLS beside the plain one on every node, which asks for a certificate, and TLS between the nodes.
+    /// Whether the nodes use TLS among each other, and have a TLS port besides the plain one.
+    /// The TLS port requires a client certificate.
     pub has_tls: bool,
-    /// A master that says nothing for so long is replaced, a second or two later.
+    /// A master that is silent for this long is replaced one or two seconds later.
     pub node_timeout: Duration,
-    /// Further options of every node.
+    /// Additional options of every node.
     pub options: &'static [&'static str],
 }
 
 impl ClusterSetup {
-    /// For a test in which nothing is to be replaced unasked, however late this machine is.
+    /// A cluster that replaces no master unless told to, however slow this machine is.
     pub const fn steady(masters: usize, replicas_per_master: usize) -> Self {
         Self {
             masters,
@@ -45,7 +46,7 @@ impl ClusterSetup {
         }
     }
 
-    /// For a test in which a master is to be replaced soon.
+    /// A cluster that replaces a dead master within seconds.
     pub const fn fast_failover(masters: usize, replicas_per_master: usize) -> Self {
         Self {
             node_timeout: ms(1_500),
@@ -54,29 +55,30 @@ impl ClusterSetup {
     }
 }
 
-/// Nodes go by their index: first the masters of the start, then the replicas of the first, of the second, ...
+/// A running cluster. Nodes are numbered: the initial masters first, then the replicas of master 0,
+/// of master 1, and so on.
 pub struct Cluster {
     nodes: Vec<Node>,
     setup: ClusterSetup,
     permit: Option<Permit>,
-    /// One slot at a time gets its new owner.
-    handing_over: Mutex<()>,
+    /// Held while a slot gets its new owner: one at a time.
+    slot_assignment: Mutex<()>,
 }
 
 struct Node {
     server: Server,
     id: String,
-    /// Neither killed nor stopped.
+    /// False while the node is killed or paused.
     answers: AtomicBool,
 }
 
 impl Cluster {
-    /// One in which a dead master is replaced soon.
+    /// Starts a cluster that replaces a dead master within seconds.
     pub fn start(masters: usize, replicas_per_master: usize) -> Self {
         Self::with(ClusterSetup::fast_failover(masters, replicas_per_master))
     }
 
-    /// Starts the nodes, and waits until each of them takes commands and knows the owner of every slot and all replicas.
+    /// Starts the nodes and waits until each accepts commands and knows all owners and replicas.
     pub fn with(setup: ClusterSetup) -> Self {
         let permit = Some(Permit::take(permit::CLUSTER));
         let count = setup.masters * (1 + setup.replicas_per_master);
@@ -90,34 +92,34 @@ impl Cluster {
             nodes: nodes.collect(),
             setup,
             permit,
-            handing_over: Mutex::new(()),
+            slot_assignment: Mutex::new(()),
         };
-        this.secure();
+        this.set_password();
         this.join();
         let node_timeout = setup.node_timeout.as_millis().to_string();
-        this.everywhere(&["CONFIG", "SET", "cluster-node-timeout", &node_timeout]);
+        this.run_on_every_node(&["CONFIG", "SET", "cluster-node-timeout", &node_timeout]);
         this
     }
 
-    /// Lets it run for as long as it likes: several tests share it.
+    /// Runs without a time limit, for a cluster that several tests share.
     pub fn long_lived(mut self) -> Self {
-        let untimed = |node: Node| Node {
+        let without_limit = |node: Node| Node {
             server: node.server.long_lived(),
             ..node
         };
-        self.nodes = self.nodes.into_iter().map(untimed).collect();
+        self.nodes = self.nodes.into_iter().map(without_limit).collect();
         self.permit = None;
         self
     }
 
-    /// Through all nodes, with the password that is asked for.
+    /// Returns the URL of a client: all nodes, and the password if one is required.
     pub fn url(&self) -> String {
         let password = self.setup.password;
         let login = password.map(|password| format!(":{}@", encoded(password)));
         self.url_as(&login.unwrap_or_default())
     }
 
-    /// The same, for this login: `user:password@`.
+    /// Returns the URL of a client with this login: `user:password@`.
     pub fn url_as(&self, login: &str) -> String {
         let scheme = if self.setup.has_tls {
             "rediss"
@@ -130,53 +132,53 @@ impl Cluster {
         format!("{scheme}+cluster://{login}{}", hosts.join(","))
     }
 
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     pub fn count(&self) -> usize {
         self.nodes.len()
     }
 
-    /// What works without the password works through this too: its counters, its log, its process.
+    /// Returns the server of a node, for calls that need no password: its port, log and process.
     pub fn node(&self, i: usize) -> &Server {
         &self.nodes[i].server
     }
 
-    /// Where the cluster's clients go: the port for TLS where there is one.
+    /// Returns the port that the cluster's clients use: the TLS port if there is one.
     pub fn client_port(&self, i: usize) -> u16 {
         let server = self.node(i);
         let port = server.option("--tls-port");
         port.map_or_else(|| server.port(), |port| port.parse().expect("a port"))
     }
 
-    /// A plain connection to this very node, with every right. It fails rather than hangs.
+    /// Opens a plain connection to this node, with all permissions and a timeout.
     pub fn connection(&self, i: usize) -> Connection {
         self.try_connection(i)
             .expect("the node accepts a connection")
     }
 
-    /// Asks this very node, which may be about to hang up.
+    /// Sends a command to this node and returns its reply or error.
     pub fn ask<T: FromRedisValue>(&self, i: usize, command: &[&str]) -> RedisResult<T> {
         redis::cmd(command[0])
             .arg(&command[1..])
             .query(&mut self.try_connection(i)?)
     }
 
-    /// Has every node do the same, as `ACL SETUSER` needs it.
+    /// Runs a command on every node, which `ACL SETUSER` needs.
     #[track_caller]
-    pub fn everywhere(&self, command: &[&str]) {
+    pub fn run_on_every_node(&self, command: &[&str]) {
         for i in 0..self.nodes.len() {
-            self.must(i, command);
+            self.run(i, command);
         }
     }
 
-    /// The slot of a key.
+    /// Returns the slot of a key.
     #[track_caller]
     pub fn slot(&self, key: &str) -> u16 {
-        let asked = self.living().next().expect("one node is left");
+        let asked = self.live_nodes().next().expect("a node is alive");
         self.ask(asked, &["CLUSTER", "KEYSLOT", key])
             .expect("CLUSTER KEYSLOT answers")
     }
 
-    /// A name that begins like this, and belongs to this master as the slots are at the start.
+    /// Returns a lock's name with this prefix whose slot belongs to this master initially.
     #[track_caller]
     pub fn name_owned_by(&self, what: &str, master: usize) -> String {
         let is_there = |name: &String| {
@@ -187,51 +189,51 @@ impl Cluster {
         names.find(is_there).expect("there are names for every one")
     }
 
-    /// The node that a key belongs to, once a single living one says so of itself.
+    /// Waits until exactly one live node claims the key's slot, and returns it.
     #[track_caller]
     pub fn master_of(&self, key: &str) -> usize {
         self.owner(self.slot(key))
     }
 
-    /// The node that a slot belongs to, once a single living one says so of itself.
+    /// Waits until exactly one live node claims the slot, and returns it.
     #[track_caller]
     pub fn owner(&self, slot: u16) -> usize {
         let mut owner = None;
         eventually(ms(60_000), || {
-            let claims = |i: &usize| self.seen_owner(*i, slot) == Some(*i);
-            let claiming: Vec<usize> = self.living().filter(claims).collect();
-            // Two, where one has not heard yet that it has been replaced.
+            let claims = |i: &usize| self.owner_according_to(*i, slot) == Some(*i);
+            let claiming: Vec<usize> = self.live_nodes().filter(claims).collect();
+            // Two nodes claim it while one does not know yet that it has been replaced.
             owner = claiming.first().copied();
             claiming.len() == 1
         });
-        owner.expect("just seen to be there")
+        owner.expect("one node claims the slot")
     }
 
-    /// The replicas that a master had at the start.
+    /// Returns the initial replicas of an initial master.
     pub fn replicas_of(&self, master: usize) -> impl Iterator<Item = usize> + use<> {
         let (masters, each) = (self.setup.masters, self.setup.replicas_per_master);
-        assert!(master < masters, "no master at the start");
+        assert!(master < masters, "node {master} was no master initially");
         let first = masters + master * each;
         first..first + each
     }
 
-    /// Kills it, as a power cut would. It is gone when this returns.
+    /// Kills a node, as a power cut would, and waits for its exit.
     pub fn kill(&mut self, i: usize) {
         self.nodes[i].answers.store(false, Ordering::SeqCst);
         self.nodes[i].server.kill();
     }
 
-    /// Starts a killed one again: what it knew of the cluster it knows, its keys are gone.
+    /// Restarts a killed node. It still knows the cluster, but its keys are gone.
     pub fn restart(&mut self, i: usize) {
         assert!(
             self.setup.password.is_none(),
-            "it would ask for no password"
+            "the restarted node would require no password"
         );
         self.nodes[i].server.restart();
         self.nodes[i].answers.store(true, Ordering::SeqCst);
     }
 
-    /// Stops it where it stands: connections stay open, nothing is answered.
+    /// Pauses a node: its connections stay open, but it does not reply.
     pub fn stop(&self, i: usize) {
         self.nodes[i].answers.store(false, Ordering::SeqCst);
         self.node(i).pause();
@@ -242,80 +244,86 @@ impl Cluster {
         self.nodes[i].answers.store(true, Ordering::SeqCst);
     }
 
-    /// Has a replica take over from its master, which is well. It has when `wait_for_new_master` returns.
+    /// Starts a failover from a healthy master to its replica; `wait_for_new_master` awaits it.
     #[track_caller]
     pub fn failover(&self, replica: usize) {
-        self.must(replica, &["CLUSTER", "FAILOVER"]);
+        self.run(replica, &["CLUSTER", "FAILOVER"]);
     }
 
-    /// Waits until another node of the same shard owns its slots and takes writes.
+    /// Waits until another node of the same shard owns its slots and accepts writes.
     #[track_caller]
     pub fn wait_for_new_master(&self, old: usize) -> usize {
         let shard = self.shard(old);
         let mut new = None;
         eventually(ms(60_000), || {
             let others = self
-                .living()
+                .live_nodes()
                 .filter(|i| *i != old && self.shard(*i) == shard);
             new = others.into_iter().find(|i| self.is_serving(*i));
             new.is_some()
         });
-        new.expect("just seen to be there")
+        new.expect("a new master serves the shard")
     }
 
-    /// Waits until all living nodes take commands, agree on the owner of every slot and follow it where they are replicas.
+    /// Waits until all live nodes accept commands and agree on the owner of every slot.
+    ///
+    /// Replicas must also be connected to their master.
     #[track_caller]
     pub fn wait_until_settled(&self) {
         eventually(ms(60_000), || {
-            let mut owners = self.living().map(|i| self.seen_owners(i));
-            let first = owners.next().expect("one node is left");
+            let mut owners = self.live_nodes().map(|i| self.owners_according_to(i));
+            let first = owners.next().expect("a node is alive");
             first.iter().all(Option::is_some)
                 && owners.all(|seen| seen == first)
-                && self.living().all(|i| self.is_well(i))
+                && self.live_nodes().all(|i| self.is_healthy(i))
         });
     }
 
-    /// Waits until all masters have heard of each other's last gain. Otherwise who gains a slot now may number that no
-    /// higher than the one before, and two that have gained from each other go on to contradict each other.
+    /// Waits until all masters know each other's config epochs, and no two epochs are equal.
+    ///
+    /// Otherwise the next owner of a slot might not raise its epoch above that of the previous one,
+    /// and two masters that gave each other slots would keep contradicting each other.
     #[track_caller]
     fn wait_until_epochs_agree(&self) {
         eventually(ms(60_000), || {
-            let mut known = self.living().map(|i| self.epochs(i));
-            let first = known.next().expect("one node is left");
+            let mut known = self.live_nodes().map(|i| self.epochs(i));
+            let first = known.next().expect("a node is alive");
             let distinct: BTreeSet<&String> = first.values().collect();
             distinct.len() == first.len() && known.all(|seen| seen == first)
         });
     }
 
-    /// The number of each living master's last gain, by the master's id, as this node sees it.
+    /// Returns the config epoch of each live master by its id, according to this node.
     fn epochs(&self, i: usize) -> BTreeMap<String, String> {
         let nodes: String = self.ask(i, &["CLUSTER", "NODES"]).unwrap_or_default();
         let lines = nodes
             .lines()
             .map(|line| line.split(' ').collect::<Vec<_>>());
         let masters = lines.filter(|fields| {
-            fields[2].contains("master") && self.living().any(|i| self.id(i) == fields[0])
+            fields[2].contains("master") && self.live_nodes().any(|i| self.id(i) == fields[0])
         });
         let epochs = masters.map(|fields| (fields[0].to_owned(), fields[6].to_owned()));
         epochs.collect()
     }
 
-    /// From now on both nodes may hold keys of the slot: the old one sends clients on with ASK for a key that is not there.
+    /// Starts to migrate a slot: from now on both nodes may hold keys of it.
+    ///
+    /// The old node redirects clients with ASK if it does not have the key.
     #[track_caller]
     pub fn begin_migration(&self, slot: u16, from: usize, to: usize) {
         self.wait_until_epochs_agree();
         let slot = slot.to_string();
-        self.must(
+        self.run(
             to,
             &["CLUSTER", "SETSLOT", &slot, "IMPORTING", self.id(from)],
         );
-        self.must(
+        self.run(
             from,
             &["CLUSTER", "SETSLOT", &slot, "MIGRATING", self.id(to)],
         );
     }
 
-    /// Moves the keys that the old node holds of the slot now; how many.
+    /// Moves the keys of the slot that the old node holds now and returns their number.
     #[track_caller]
     pub fn move_keys(&self, slot: u16, from: usize, to: usize) -> usize {
         let keys: Vec<Vec<u8>> = redis::cmd("CLUSTER")
@@ -330,14 +338,14 @@ impl Cluster {
         keys.len()
     }
 
-    /// Moves one key of a slot that moves.
+    /// Moves one key of a migrating slot.
     #[track_caller]
     pub fn move_key(&self, key: &str, from: usize, to: usize) {
         self.migrate(&[key.into()], from, to);
     }
 
     fn migrate(&self, keys: &[Vec<u8>], from: usize, to: usize) {
-        // Towards the node that the cluster's clients would go to: where there is TLS, it migrates over TLS.
+        // To the port that clients use: with TLS, nodes migrate keys over TLS.
         let mut migrate = redis::cmd("MIGRATE");
         migrate.arg("127.0.0.1").arg(self.client_port(to));
         migrate.arg("").arg(0).arg(5_000);
@@ -345,29 +353,32 @@ impl Cluster {
             migrate.arg("AUTH").arg(password);
         }
         migrate.arg("KEYS").arg(keys);
-        // NOKEY if all of them have expired meanwhile.
+        // The reply is NOKEY if all keys have expired meanwhile.
         let migrated = migrate.exec(&mut self.connection(from));
         migrated.expect("MIGRATE succeeds");
     }
 
-    /// Gives the slot to the new node, and waits until all living nodes know. Keys that the old one still holds are lost.
+    /// Assigns the slot to the new node and waits until all live nodes know it.
+    ///
+    /// Keys that the old node still holds are lost.
     #[track_caller]
     pub fn end_migration(&self, slot: u16, from: usize, to: usize) {
-        let _one = self.handing_over.lock();
+        let _one = self.slot_assignment.lock();
         self.wait_until_epochs_agree();
         let number = slot.to_string();
-        let masters = self.living().filter(|i| self.is_master(*i));
+        let masters = self.live_nodes().filter(|i| self.is_master(*i));
         let others = masters.filter(|i| ![from, to].contains(i));
-        // The new owner first: otherwise a crash in between would leave the slot without one.
+        // The new owner first: a crash in between must not leave the slot without an owner.
         for i in [to, from].into_iter().chain(others) {
-            self.must(i, &["CLUSTER", "SETSLOT", &number, "NODE", self.id(to)]);
+            self.run(i, &["CLUSTER", "SETSLOT", &number, "NODE", self.id(to)]);
         }
         eventually(ms(30_000), || {
-            self.living().all(|i| self.seen_owner(i, slot) == Some(to))
+            self.live_nodes()
+                .all(|i| self.owner_according_to(i, slot) == Some(to))
         });
     }
 
-    /// All steps of a migration.
+    /// Migrates a slot with its keys, from the first step to the last.
     #[track_caller]
     pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
         self.begin_migration(slot, from, to);
@@ -375,15 +386,15 @@ impl Cluster {
         self.end_migration(slot, from, to);
     }
 
-    /// Has every node ask for the password, and give it to the others.
-    fn secure(&self) {
+    /// Sets the password that clients, and nodes among each other, must send.
+    fn set_password(&self) {
         for what in ["masterauth", "requirepass"] {
             if let Some(password) = self.setup.password {
                 for node in &self.nodes {
                     redis::cmd("CONFIG")
                         .arg(&["SET", what, password])
                         .exec(&mut node.server.connection())
-                        .expect("it takes a password");
+                        .expect("CONFIG SET of a password succeeds");
                 }
             }
         }
@@ -394,21 +405,21 @@ impl Cluster {
             self.nodes[i].id = self
                 .ask(i, &["CLUSTER", "MYID"])
                 .expect("CLUSTER MYID answers");
-            // Before they meet: no two masters may have the same, and to find that out costs time.
+            // Before the nodes meet: masters with equal epochs would need time to resolve them.
             let epoch = (i + 1).to_string();
-            self.must(i, &["CLUSTER", "SET-CONFIG-EPOCH", &epoch]);
+            self.run(i, &["CLUSTER", "SET-CONFIG-EPOCH", &epoch]);
         }
         let masters = self.setup.masters;
         for i in 0..masters {
             let slots = self.first_slots(i);
             if Server::version() >= 7 {
                 let (first, last) = (slots.start.to_string(), (slots.end - 1).to_string());
-                self.must(i, &["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
+                self.run(i, &["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
             } else {
                 let slots: Vec<String> = slots.map(|slot| slot.to_string()).collect();
                 let command = ["CLUSTER", "ADDSLOTS"].into_iter();
                 let command = command.chain(slots.iter().map(String::as_str));
-                self.must(i, &command.collect::<Vec<_>>());
+                self.run(i, &command.collect::<Vec<_>>());
             }
         }
         for i in 1..self.nodes.len() {
@@ -416,11 +427,11 @@ impl Cluster {
                 self.client_port(i).to_string(),
                 self.bus_port(i).to_string(),
             );
-            self.must(0, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+            self.run(0, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
         }
         for master in 0..masters {
             for replica in self.replicas_of(master) {
-                // Unknown until the two have heard of each other.
+                // Fails until the gossip has introduced the two nodes to each other.
                 let command = ["CLUSTER", "REPLICATE", self.id(master)];
                 eventually(ms(30_000), || self.ask::<()>(replica, &command).is_ok());
             }
@@ -436,13 +447,13 @@ impl Cluster {
         eventually(ms(30_000), || (0..self.nodes.len()).all(knows_replicas));
     }
 
-    /// The slots of a master at the start.
+    /// Returns the initial slots of a master.
     fn first_slots(&self, master: usize) -> Range<usize> {
         let masters = self.setup.masters;
         SLOTS * master / masters..SLOTS * (master + 1) / masters
     }
 
-    fn living(&self) -> impl Iterator<Item = usize> {
+    fn live_nodes(&self) -> impl Iterator<Item = usize> {
         let answers = |i: &usize| self.nodes[*i].answers.load(Ordering::SeqCst);
         (0..self.nodes.len()).filter(answers)
     }
@@ -451,7 +462,7 @@ impl Cluster {
         &self.nodes[i].id
     }
 
-    /// Which of the masters of the start it was, or was a replica of.
+    /// Returns the initial master that this node was, or was a replica of.
     fn shard(&self, i: usize) -> usize {
         let (masters, each) = (self.setup.masters, self.setup.replicas_per_master);
         i.checked_sub(masters).map_or(i, |replica| replica / each)
@@ -475,18 +486,19 @@ impl Cluster {
     }
 
     #[track_caller]
-    fn must(&self, i: usize, command: &[&str]) {
+    fn run(&self, i: usize, command: &[&str]) {
         if let Err(error) = self.ask::<Value>(i, command) {
             panic!("node {i}: {command:?}: {error}");
         }
     }
 
-    /// The first and last slot of each range, and the plain ports of its master and replicas, as this node sees it.
+    /// Returns each slot range according to this node: first and last slot, and the plain ports of
+    /// its master and replicas.
     fn slots(&self, i: usize) -> Vec<(u16, u16, Vec<u16>)> {
         let ranges: Vec<Vec<Value>> = self.ask(i, &["CLUSTER", "SLOTS"]).unwrap_or_default();
         let port = |node: Value| match node {
             Value::Array(fields) => u16::from_redis_value(fields[1].clone()).expect("a port"),
-            other => panic!("no node: {other:?}"),
+            other => panic!("not a node: {other:?}"),
         };
         let parsed = ranges.into_iter().map(|range| {
             let mut fields = range.into_iter();
@@ -499,8 +511,8 @@ impl Cluster {
         parsed.collect()
     }
 
-    /// The owner of each slot, as this node sees it.
-    fn seen_owners(&self, i: usize) -> Vec<Option<usize>> {
+    /// Returns the owner of each slot according to this node.
+    fn owners_according_to(&self, i: usize) -> Vec<Option<usize>> {
         let mut owners = vec![None; SLOTS];
         for (first, last, ports) in self.slots(i) {
             let owner = self
@@ -512,8 +524,8 @@ impl Cluster {
         owners
     }
 
-    fn seen_owner(&self, i: usize, slot: u16) -> Option<usize> {
-        self.seen_owners(i)[usize::from(slot)]
+    fn owner_according_to(&self, i: usize, slot: u16) -> Option<usize> {
+        self.owners_according_to(i)[usize::from(slot)]
     }
 
     fn field(&self, i: usize, command: &[&str], field: &str) -> Option<String> {
@@ -529,15 +541,15 @@ impl Cluster {
         self.field(i, &["INFO", "replication"], "role").as_deref() == Some("master")
     }
 
-    /// It takes commands and, as a replica, has its master's data.
-    fn is_well(&self, i: usize) -> bool {
+    /// Returns whether the node accepts commands and, if it is a replica, has its master's data.
+    fn is_healthy(&self, i: usize) -> bool {
         let link = self.field(i, &["INFO", "replication"], "master_link_status");
         let state = self.field(i, &["CLUSTER", "INFO"], "cluster_state");
         state.as_deref() == Some("ok") && link.is_none_or(|link| link == "up")
     }
 
     fn is_serving(&self, i: usize) -> bool {
-        self.is_master(i) && self.is_well(i) && self.seen_owners(i).contains(&Some(i))
+        self.is_master(i) && self.is_healthy(i) && self.owners_according_to(i).contains(&Some(i))
     }
 }
 
@@ -545,22 +557,24 @@ fn options(setup: &ClusterSetup) -> Vec<String> {
     let mut options = vec![
         "--cluster-enabled",
         "yes",
-        // That of the setup comes later: the shorter it is, the sooner they know each other.
+        // Until the nodes know each other: a shorter timeout makes them meet sooner.
+        // The setup's value is set afterwards.
         "--cluster-node-timeout",
         "1500",
         "--cluster-announce-ip",
         "127.0.0.1",
-        // A replica that has received nothing yet is not listed, and the first that it receives is this ping.
+        // A replica is not listed until it has received something: at the earliest, this ping.
         "--repl-ping-replica-period",
         "1",
-        // A replica stays with its shard, where the tests look for the next master.
+        // No replica leaves its shard, because the tests expect the next master there.
         "--cluster-migration-barrier",
         "100",
     ];
     options.extend(setup.options);
     let mut options: Vec<String> = options.into_iter().map(str::to_owned).collect();
     let mut add = |name: &str, value: String| options.extend([name.to_owned(), value]);
-    // Older ones add 10000 to their port, and do not start where that is taken: another port is tried then.
+    // Redis 6.2 adds 10000 to the port and does not start if that is taken: the caller then retries
+    // with another port.
     if Server::version() >= 7 {
         add("--cluster-port", port::free().to_string());
     }

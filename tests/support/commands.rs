@@ -1,12 +1,13 @@
-//! What a server's clients do, as the server sees it.
+//! A server's own view of its clients and their commands.
 
 use std::collections::HashMap;
 
 use super::server::Server;
 
 impl Server {
-    /// How often the commands were called so far, from within scripts too: `&["evalsha", "eval"]`.
-    /// A subcommand is `client|list`.
+    /// Returns how often the commands were called so far, scripts included: `&["evalsha", "eval"]`.
+    ///
+    /// A subcommand is written `client|list`.
     pub fn calls(&self, commands: &[&str]) -> u64 {
         let calls = self.all_calls();
         commands
@@ -15,7 +16,9 @@ impl Server {
             .sum()
     }
 
-    /// The calls of every command. The `info` of the asking itself is among them from the second time on.
+    /// Returns the number of calls of every command.
+    ///
+    /// From the second call on, this includes the `info` that this method sends.
     pub fn all_calls(&self) -> HashMap<String, u64> {
         let mut connection = self.connection();
         let info: String = redis::cmd("INFO")
@@ -33,7 +36,7 @@ impl Server {
             .collect()
     }
 
-    /// `CLIENT LIST`, the asking connection left out.
+    /// Returns `CLIENT LIST` without the connection that sends it.
     pub fn client_list(&self) -> Vec<HashMap<String, String>> {
         let mut connection = self.connection();
         let own: u64 = redis::cmd("CLIENT")
@@ -55,7 +58,7 @@ impl Server {
             .collect()
     }
 
-    /// Closes every connection but the asking one, with an error on the other side where something is under way.
+    /// Closes all client connections. A client with a command in flight gets an error.
     pub fn kill_clients(&self) {
         let mut connection = self.connection();
         for kind in ["normal", "pubsub"] {

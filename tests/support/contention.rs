@@ -1,4 +1,4 @@
-//! Processes that contend for a lock, and the resource that it protects: what they came to while their servers failed.
+//! Processes that contend for a lock while its servers fail, and the resource that it protects.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,16 +13,16 @@ use super::client::{COMMAND_TIMEOUT, builder};
 use super::server::Server;
 use super::time::{Control, Timed, eventually, ms};
 
-/// How many processes contend.
+/// The number of contending processes.
 pub const PROCESSES: usize = 8;
 
-/// What a call may be later than a plain wait of the same length.
+/// How much later than a plain wait of the same length a call may return.
 pub const SLACK: Duration = ms(250);
 
-/// How soon after the new master takes writes somebody holds the lock there.
+/// The time after the new master accepts writes within which a process must hold the lock there.
 pub const RESUME_WITHIN: Duration = ms(2_000);
 
-/// What befalls a master.
+/// A way to take a master out of service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MasterFailure {
     Killed,
@@ -30,15 +30,16 @@ pub enum MasterFailure {
     SwitchedByCommand,
 }
 
-/// What the lock protects: a server that has nothing to do with those that keep it. It turns away whoever was
-/// overtaken, and counts how often somebody came in while another was inside.
+/// Enters the protected resource, which is a server other than those of the lock.
+///
+/// It rejects a token older than the newest one and counts entries while another process is inside.
 const ENTER: &str = "
 local others = redis.call('SCARD', 'inside')
 redis.call('SADD', 'inside', ARGV[1])
-if others > 0 then redis.call('INCR', 'coincided') end
+if others > 0 then redis.call('INCR', 'overlaps') end
 redis.call('INCR', 'entered')
 if tonumber(ARGV[1]) < tonumber(redis.call('GET', 'newest') or 0) then
-  redis.call('INCR', 'stale')
+  redis.call('INCR', 'rejected')
   return 0
 end
 redis.call('SET', 'newest', ARGV[1])
@@ -46,37 +47,38 @@ redis.call('RPUSH', 'accepted', ARGV[1])
 return 1
 ";
 
-/// Several processes that take a lock over and over.
+/// Several processes that acquire and release a lock in a loop.
 pub struct Contention {
     witness: Server,
     children: Vec<Child>,
 }
 
-/// How it went.
+/// The counts and delays of all contending processes.
 #[derive(Debug)]
 pub struct Outcome {
+    /// How often a process entered the resource.
     pub entered: u64,
-    /// How often somebody came in while another was inside.
-    pub coincided: u64,
-    /// How often the resource turned away somebody who was overtaken.
-    pub turned_away: u64,
-    /// How often a holder learned that it had lost the lock.
-    pub told: u64,
-    /// How late the latest call was.
-    pub late: Duration,
-    /// How late a plain wait was at the same time.
+    /// How often a process entered while another was inside.
+    pub overlaps: u64,
+    /// How often the resource rejected an outdated token.
+    pub rejected: u64,
+    /// How often a holder learned from `unlock` that it had lost the lock.
+    pub known_losses: u64,
+    /// The most by which a call exceeded its deadline.
+    pub lateness: Duration,
+    /// The most by which a plain wait exceeded its length in the same time.
     pub overshoot: Duration,
-    /// The resource accepted no older token after a newer one.
+    /// Whether the resource accepted no older token after a newer one.
     pub is_in_order: bool,
 }
 
 impl Contention {
-    /// Starts them, and waits until each has held the lock.
+    /// Starts the processes and waits until each has held the lock.
     pub fn start(url: &str, name: &str, processes: usize, replicas: usize) -> Self {
         Self::start_as("contender", url, name, processes, replicas)
     }
 
-    /// The same in a role that the test has for them, made with `contend_and_then`.
+    /// Starts the processes in a role that calls [`contend_and_then`].
     pub fn start_as(role: &str, url: &str, name: &str, processes: usize, replicas: usize) -> Self {
         let witness = Server::start();
         let given = [
@@ -97,7 +99,7 @@ impl Contention {
         self.number("entered")
     }
 
-    /// Returns when they have held the lock so many times more.
+    /// Waits until the processes have held the lock `times` more times.
     #[track_caller]
     pub fn wait_for_progress(&self, times: u64) {
         let entered = self.entered();
@@ -110,28 +112,31 @@ impl Contention {
         text.parse().expect("a number")
     }
 
-    /// Has them stop.
+    /// Stops the processes and returns what they counted.
     pub fn finish(mut self) -> Outcome {
         self.witness.run("SET", &["stop", "1"]);
-        let mut late = Duration::ZERO;
+        let mut lateness = Duration::ZERO;
         let mut overshoot = Duration::ZERO;
         for child in self.children.drain(..) {
             let said = child.wait().succeeded().lines;
-            let numbers = said.last().expect("it says how it went").split(' ');
+            let numbers = said
+                .last()
+                .expect("the child reports its delays")
+                .split(' ');
             let mut numbers = numbers.map(|n| ms(n.parse().expect("milliseconds")));
-            late = late.max(numbers.next().expect("how late a call was"));
-            overshoot = overshoot.max(numbers.next().expect("how late a plain wait was"));
+            lateness = lateness.max(numbers.next().expect("the lateness of calls"));
+            overshoot = overshoot.max(numbers.next().expect("the overshoot of plain waits"));
         }
         let accepted: Vec<u64> = redis::cmd("LRANGE")
             .arg(&["accepted", "0", "-1"])
             .query(&mut self.witness.connection())
-            .expect("the witness is well");
+            .expect("the witness replies");
         Outcome {
             entered: self.entered(),
-            coincided: self.number("coincided"),
-            turned_away: self.number("stale"),
-            told: self.number("told"),
-            late,
+            overlaps: self.number("overlaps"),
+            rejected: self.number("rejected"),
+            known_losses: self.number("known losses"),
+            lateness,
             overshoot,
             is_in_order: accepted.is_sorted_by(|earlier, later| earlier < later),
         }
@@ -139,21 +144,24 @@ impl Contention {
 }
 
 impl Outcome {
-    /// No call overran its deadline by more than `slack` and what this machine does to a plain wait, and the resource
-    /// accepted no older token after a newer one.
+    /// Asserts that no call was too late and that the resource accepted tokens in rising order.
+    ///
+    /// A call may exceed its deadline by `slack`, and by 3 times the overshoot of a plain wait.
     #[track_caller]
     pub fn assert_promises(&self, slack: Duration) {
         assert!(
-            self.late <= slack + 3 * self.overshoot,
-            "a call was {:?} late, where a plain wait overshoots by {:?}",
-            self.late,
+            self.lateness <= slack + 3 * self.overshoot,
+            "a call was {:?} late; a plain wait overshoots by {:?}",
+            self.lateness,
             self.overshoot
         );
         assert!(self.is_in_order, "{self:?}");
     }
 }
 
-/// Waits until somebody has taken the lock where it is kept now: nothing else changes the `counter` of its tokens there.
+/// Waits until a process has acquired the lock on its current server, and returns how long it took.
+///
+/// Only an acquire changes the `counter` of its tokens there.
 pub fn time_until_taken(
     began: Instant,
     counter: impl Fn() -> RedisResult<Option<u64>>,
@@ -176,24 +184,24 @@ pub fn time_until_taken(
             value: (),
             took,
             limit: RESUME_WITHIN,
-            // Several things in a row were as late as a single plain wait.
+            // Several waits in a row may each be as late as the latest plain wait.
             overshoot: 3 * overshoot.join().expect("no panic"),
         }
     })
 }
 
-/// The role of each process: takes the lock until told to stop, and says how late its calls were.
+/// The role of each process: acquires the lock until told to stop, then reports its delays.
 pub fn contender() {
     contend_and_then(|_| {});
 }
 
-/// The same, with something to see to before the client ends.
-pub fn contend_and_then(see_to: impl FnOnce(&Client)) {
+/// Contends as [`contender`] does, then calls `finish` before the client is dropped.
+pub fn contend_and_then(finish: impl FnOnce(&Client)) {
     let client = builder(&parameter("URL"))
         .ttl(ms(5_000))
         .min_replicas(parameter("REPLICAS").parse().expect("a number"), ms(200))
         .build()
-        .expect("a URL of ours");
+        .expect("the URL is valid");
     let witness = redis::Client::open(parameter("WITNESS")).expect("a URL");
     let ready = Barrier::new(2);
     let is_over = AtomicBool::new(false);
@@ -206,11 +214,11 @@ pub fn contend_and_then(see_to: impl FnOnce(&Client)) {
         is_over.store(true, Ordering::SeqCst);
         (late, overshoot.join().expect("no panic"))
     });
-    see_to(&client);
+    finish(&client);
     tell_parent(&format!("{} {}", late.as_millis(), overshoot.as_millis()));
 }
 
-/// The most that a plain wait was late.
+/// Returns the most by which a plain wait of 100 ms overshot.
 fn overshoot_until(is_over: &AtomicBool) -> Duration {
     let mut most = Duration::ZERO;
     while !is_over.load(Ordering::SeqCst) {
@@ -219,10 +227,10 @@ fn overshoot_until(is_over: &AtomicBool) -> Duration {
     most
 }
 
-/// Returns how late the latest call was.
+/// Returns the most by which a call exceeded its deadline.
 fn contend(client: &Client, witness: &redis::Client, ready: &Barrier) -> Duration {
     let mutex = client.mutex(parameter("NAME"));
-    let mut witness = witness.get_connection().expect("the witness is well");
+    let mut witness = witness.get_connection().expect("the witness replies");
     let limit = ms(700);
     let mut late = Duration::ZERO;
     let mut is_ready = false;
@@ -238,21 +246,21 @@ fn contend(client: &Client, witness: &redis::Client, ready: &Barrier) -> Duratio
                     .arg(0)
                     .arg(token)
                     .query(&mut witness)
-                    .expect("the witness is well");
-                // The work that the lock is for.
+                    .expect("the witness replies");
+                // The work under the lock takes 5 ms.
                 let _ = guard.lost().recv_timeout(ms(5));
                 redis::cmd("SREM")
                     .arg("inside")
                     .arg(token)
                     .exec(&mut witness)
-                    .expect("the witness is well");
+                    .expect("the witness replies");
                 let began = Instant::now();
                 match guard.unlock() {
                     Ok(Unlocked::Released) | Err(Error::Unreachable { .. }) => {}
                     Ok(Unlocked::AlreadyLost(_)) => redis::cmd("INCR")
-                        .arg("told")
+                        .arg("known losses")
                         .exec(&mut witness)
-                        .expect("the witness is well"),
+                        .expect("the witness replies"),
                     Err(error) => panic!("{error:?}"),
                 }
                 late = late.max(began.elapsed().saturating_sub(COMMAND_TIMEOUT));
@@ -266,7 +274,7 @@ fn contend(client: &Client, witness: &redis::Client, ready: &Barrier) -> Duratio
         let stop: bool = redis::cmd("EXISTS")
             .arg("stop")
             .query(&mut witness)
-            .expect("the witness is well");
+            .expect("the witness replies");
         if stop {
             return late;
         }

@@ -1,4 +1,4 @@
-//! Processes that count in a plain key under a lock: two holders at once would lose a count.
+//! Processes that increment a plain key under a lock: two holders at once would lose a count.
 
 use std::sync::Barrier;
 use std::thread;
@@ -8,7 +8,7 @@ use leasehold::{Client, Error, FairMutex, Mutex, MutexGuard, Unlocked};
 use super::child::{Child, parameter, tell_parent};
 use super::server::Server;
 
-/// How many count, and how often each.
+/// The number of processes, of threads in each, and of increments by each thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Counters {
     pub processes: usize,
@@ -17,14 +17,15 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// They count on `plain`, under a lock that is kept at `urls`: several of them are a quorum. All wait for it at first.
-    /// The test has the role `counter`.
+    /// Counts on `plain` under a mutex at `urls` and asserts that no count was lost.
+    ///
+    /// Several URLs are a quorum. All threads begin by waiting for the lock.
     #[track_caller]
     pub fn count_exactly(self, urls: &[String], plain: &Server) {
         self.count_exactly_as("counter", urls, plain);
     }
 
-    /// The same in a role that the test has for them, made with `counter_with`.
+    /// Counts as [`Self::count_exactly`] does, in a role that calls [`counter_with`].
     #[track_caller]
     pub fn count_exactly_as(self, role: &str, urls: &[String], plain: &Server) {
         let urls = urls.join(" ");
@@ -66,10 +67,10 @@ fn client(urls: &str) -> Client {
         true => Client::quorum(urls.split(' ')),
         false => Client::open(urls),
     };
-    opened.expect("URLs of ours")
+    opened.expect("the URLs are valid")
 }
 
-/// A lock of either kind.
+/// A lock of any kind.
 pub trait Lock {
     fn lock(&self) -> Result<MutexGuard, Error>;
 }
@@ -86,12 +87,12 @@ impl Lock for FairMutex {
     }
 }
 
-/// The role of each process: counts, and writes down under which token.
+/// The role of each process: counts under a mutex and records the fencing tokens.
 pub fn counter() {
     counter_with(|client| Box::new(client.mutex("a")));
 }
 
-/// The same under a lock of another kind.
+/// Counts as [`counter`] does, under another kind of lock.
 pub fn counter_with(lock: fn(&Client) -> Box<dyn Lock>) {
     let number = |key| parameter(key).parse::<usize>().expect("a number");
     let (threads, rounds) = (number("THREADS"), number("ROUNDS"));

@@ -1,4 +1,4 @@
-//! A fair lock, `a`: its queue as the server has it, and those who wait in it.
+//! Helpers for tests of the fair lock `a`: its queue on the server, and its waiters.
 
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Duration;
@@ -12,13 +12,15 @@ use super::time::{eventually, ms};
 pub const QUEUE: &str = "leasehold:queue:{lock:a}";
 pub const PLACES: &str = "leasehold:places:{lock:a}";
 
-/// Long enough for anything that is to come, and short enough for a test that fails.
+/// The limit for everything that must happen; only a failing test waits this long.
 pub const PATIENCE: Duration = ms(30_000);
 
+/// Returns the holder id in the lock's key.
 pub fn holder(server: &Server) -> Option<String> {
-    Some(String::from_utf8(server.get("lock:a")?).expect("an id of ours"))
+    Some(String::from_utf8(server.get("lock:a")?).expect("a holder id is UTF-8"))
 }
 
+/// Returns the number of places in the queue.
 pub fn queue_length(server: &Server) -> usize {
     redis::cmd("LLEN")
         .arg(QUEUE)
@@ -31,7 +33,7 @@ pub fn wait_for_queue_length(server: &Server, count: usize) {
     eventually(PATIENCE, || queue_length(server) == count);
 }
 
-/// All that is left in Redis, of any name, is fences.
+/// Returns whether fences are the only keys in Redis.
 pub fn only_fences_remain(server: &Server) -> bool {
     let mut keys = server.keys().into_iter();
     keys.all(|key| key.starts_with(b"leasehold:fence:"))
@@ -42,25 +44,26 @@ pub fn wait_until_only_fences_remain(server: &Server) {
     eventually(ms(5_000), || only_fences_remain(server));
 }
 
+/// Releases a lock that must still be held.
 #[track_caller]
 pub fn unlock(guard: MutexGuard) {
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
-/// The client, which has taken a lock by now, so that nothing but the lock itself is left to be sent.
+/// Returns the client once it has taken a lock: its connection is open and the scripts are loaded.
 pub fn warmed_up(client: Client) -> Client {
     unlock(client.fair_mutex("warm").lock().unwrap());
     client
 }
 
-/// Waits for its turn, but not for ever if the test has failed.
+/// Waits for the lock for at most [`PATIENCE`].
 #[track_caller]
 pub fn lock_in_turn(mutex: &FairMutex) -> MutexGuard {
     let guard = mutex.try_lock_for(PATIENCE).unwrap();
-    guard.expect("its turn comes")
+    guard.expect("the waiter gets its turn")
 }
 
-/// Waits in a thread of its own, and is in the queue when this returns.
+/// Starts a thread that waits for the lock, and returns once it is in the queue.
 pub fn spawn_waiter<'scope>(
     scope: &'scope Scope<'scope, '_>,
     server: &Server,
@@ -72,7 +75,7 @@ pub fn spawn_waiter<'scope>(
     waiting
 }
 
-/// And hears.
+/// Starts a waiter as [`spawn_waiter`] does, and returns once its client is subscribed.
 pub fn spawn_subscribed_waiter<'scope>(
     scope: &'scope Scope<'scope, '_>,
     server: &Server,
@@ -83,20 +86,20 @@ pub fn spawn_subscribed_waiter<'scope>(
     waiting
 }
 
-/// The connection over which the proxy's only client hears.
+/// Returns the connection on which the proxy's only client is subscribed.
 #[track_caller]
 pub fn subscription_connection(proxy: &Proxy) -> usize {
-    let hears = proxy.connections_that_sent("SUBSCRIBE");
-    assert_eq!(hears.len(), 1);
-    hears[0]
+    let subscribed = proxy.connections_that_sent("SUBSCRIBE");
+    assert_eq!(subscribed.len(), 1);
+    subscribed[0]
 }
 
-/// How often the client's waiter has asked by itself.
+/// Returns how often the client's waiter has refreshed its place without being woken.
 pub fn refresh_count(client: &Client) -> u64 {
     client.stats().totals.wakes_backstop
 }
 
-/// Returns when the client's waiter has just asked by itself, and does not for a while: how often it has.
+/// Waits for the next refresh and returns their number. The one after it is a while away.
 #[track_caller]
 pub fn wait_for_refresh(client: &Client) -> u64 {
     let before = refresh_count(client);

@@ -1,4 +1,4 @@
-//! A server that replies what a test says, for replies that no Redis gives.
+//! A server whose replies the test chooses, for replies that no real server sends.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Write};
@@ -10,16 +10,16 @@ use parking_lot::Mutex;
 
 use super::port;
 
-/// A request as a client sent it.
+/// A request as the client sent it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The number of the connection that it came over, from 0.
+    /// The number of the connection that carried the request, from 0.
     pub connection: usize,
     pub words: Vec<Vec<u8>>,
 }
 
 impl Request {
-    /// The command in capitals, or the name of the script that it runs.
+    /// Returns the command in capitals, or the name of the script that it runs.
     pub fn name(&self) -> String {
         let verb = String::from_utf8_lossy(&self.words[0]).to_ascii_uppercase();
         match (verb.as_str(), self.words.get(1)) {
@@ -31,7 +31,7 @@ impl Request {
         }
     }
 
-    /// Of a script's call, the arguments behind the keys.
+    /// Returns the arguments of a script call, without its keys.
     pub fn args(&self) -> &[Vec<u8>] {
         let keys: usize = String::from_utf8_lossy(&self.words[2]).parse().unwrap();
         &self.words[3 + keys..]
@@ -96,17 +96,17 @@ pub struct FakeServer {
 }
 
 impl FakeServer {
-    /// Replies to each request with these bytes, and where there are none as a Redis that holds nothing would
-    /// to what every client says first.
+    /// Starts a server that replies to each request with the bytes that `reply` returns.
+    ///
+    /// If it returns `None`, the server sends the [`default_reply`], or nothing if there is none.
     pub fn start(reply: impl Fn(&Request) -> Option<Vec<u8>> + Send + Sync + 'static) -> Self {
         Self::with_writer(move |request, client| {
             let bytes = reply(request).or_else(|| default_reply(request));
-            // One without a reply is left without.
             client.write_all(&bytes.unwrap_or_default())
         })
     }
 
-    /// Replies to each request with what `reply` writes, for as long as that takes.
+    /// Starts a server that lets `reply` write the answer to each request, however long that takes.
     pub fn with_writer(
         reply: impl Fn(&Request, &mut TcpStream) -> io::Result<()> + Send + Sync + 'static,
     ) -> Self {
@@ -114,12 +114,12 @@ impl FakeServer {
         Self::serving(move |connection, stream, seen| serve(connection, stream, seen, &*reply))
     }
 
-    /// Says this on each connection, once or without end, whatever it is asked.
-    pub fn sending(words: &'static [u8], is_endless: bool) -> Self {
+    /// Starts a server that ignores requests and sends `bytes` on each connection, once or endlessly.
+    pub fn sending(bytes: &'static [u8], is_endless: bool) -> Self {
         Self::serving(move |_, mut stream, _| {
-            let bytes = words.repeat(if is_endless { 1_000 } else { 1 });
+            let bytes = bytes.repeat(if is_endless { 1_000 } else { 1 });
             while stream.write_all(&bytes).is_ok() && is_endless {}
-            // Closing with requests unread would reset the connection, and lose what was written.
+            // Closing with unread requests would reset the connection and lose the bytes written.
             let _ = std::io::copy(&mut stream, &mut std::io::sink());
         })
     }
@@ -147,14 +147,14 @@ impl FakeServer {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// All requests of this name so far.
+    /// Returns all requests with this name so far.
     pub fn requests(&self, name: &str) -> Vec<Request> {
         let mut requests = self.seen.lock().requests.clone();
         requests.retain(|request| request.name() == name);
         requests
     }
 
-    /// Whether a release of this holder id was sent, of it alone or together with others.
+    /// Returns whether a release or undo of this holder id was sent, alone or in a batch.
     pub fn has_undo_of(&self, id: &[u8]) -> bool {
         const UNDOING: [&str; 5] = [
             "release",
@@ -170,7 +170,7 @@ impl FakeServer {
         undos.any(|undo| undo.args().iter().any(|arg| arg == id))
     }
 
-    /// Whether the client has closed this connection.
+    /// Returns whether the client has closed this connection.
     pub fn is_closed(&self, connection: usize) -> bool {
         self.seen.lock().closed.contains(&connection)
     }
@@ -184,7 +184,7 @@ impl Drop for FakeServer {
             let _ = stream.shutdown(Shutdown::Both);
         }
         drop(seen);
-        // Gets the thread out of `accept`, to see that it is over.
+        // This connection ends the thread's wait in `accept`.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
         if let Some(accepting) = self.accepting.take() {
             let _ = accepting.join();
@@ -246,7 +246,7 @@ fn header(from: &mut impl BufRead, mark: char) -> Option<usize> {
     line.strip_prefix(mark)?.trim_end().parse().ok()
 }
 
-/// What a Redis that holds nothing replies to what every client says first.
+/// Returns the reply of an empty server to the commands that open a connection.
 pub fn default_reply(request: &Request) -> Option<Vec<u8>> {
     let reply = match request.name().as_str() {
         "CLIENT" | "SELECT" | "AUTH" => "+OK\r\n".to_owned(),

@@ -1,4 +1,4 @@
-//! Everything that a client can do, done once.
+//! Exercises every call of a client once.
 
 use std::thread;
 use std::time::Instant;
@@ -9,8 +9,9 @@ use leasehold::{Client, ClientBuilder, Error, Unlocked};
 use super::server::Server;
 use super::time::{eventually, ms};
 
-/// Calls, renewals, the subscription: all that goes over a connection of its own. `keepers` are the servers that keep the
-/// name. Returns the clients, still connected.
+/// Makes every call that opens a connection: commands, renewals and the subscription.
+///
+/// `keepers` are the servers that store the name. Returns the clients, still connected.
 #[track_caller]
 pub fn exercise_every_call(
     builder: impl Fn() -> ClientBuilder,
@@ -25,19 +26,25 @@ pub fn exercise_every_call(
         let _ = renewed.send(());
     });
     let guard = mutex.lock().unwrap();
-    renewals.recv_timeout(ms(10_000)).expect("it is renewed");
+    renewals
+        .recv_timeout(ms(10_000))
+        .expect("the lease is renewed");
     guard.renew().unwrap();
     guard.extend(ms(30_000)).unwrap();
 
-    // Longer than any look around: it is the release that wakes.
+    // So long a backstop that only the release can wake the waiter in time.
     let two = builder().backstop(ms(60_000)).build().unwrap();
     assert!(two.mutex(name).try_lock().unwrap().is_none());
-    let held = two.mutex(name).inspect().unwrap().expect("it is held");
+    let held = two
+        .mutex(name)
+        .inspect()
+        .unwrap()
+        .expect("the lock is held");
     assert_eq!(held.fencing_token(), Some(guard.fencing_token()));
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let guard = two.mutex(name).try_lock_for(ms(30_000)).unwrap();
-            (guard.expect("it is released"), Instant::now())
+            (guard.expect("the lock is released"), Instant::now())
         });
         for server in keepers {
             server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
@@ -51,13 +58,13 @@ pub fn exercise_every_call(
     });
     let fair = |client: &Client| client.fair_mutex(name);
     match fair(&one).lock() {
-        // A quorum has none.
+        // A quorum has no fair locks.
         Err(error) => assert!(matches!(error, Error::Config(_)), "{error}"),
         Ok(guard) => thread::scope(|scope| {
             let waiting = scope.spawn(|| fair(&two).try_lock_for(ms(30_000)).unwrap());
             eventually(ms(10_000), || two.stats().waiting == 1);
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-            let guard = waiting.join().unwrap().expect("its turn comes");
+            let guard = waiting.join().unwrap().expect("the waiter gets its turn");
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
             assert!(fair(&two).try_lock().unwrap().is_some());
         }),

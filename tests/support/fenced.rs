@@ -1,13 +1,13 @@
-//! What a lock protects, as it ought to be built: it turns away whoever was overtaken.
+//! A resource that checks fencing tokens, as one protected by a lock should.
 
 use parking_lot::Mutex;
 
-/// Accepts a write only with a token that is not older than the last one it saw.
+/// A value that rejects writes with a fencing token older than the newest it has seen.
 pub struct Fenced<T> {
     state: Mutex<(u64, T)>,
 }
 
-/// The write came with the token of a lease that somebody newer has overtaken.
+/// The error of a write whose token is older than the newest one seen.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Stale {
     pub token: u64,

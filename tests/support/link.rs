@@ -1,4 +1,4 @@
-//! One connection through the proxy: for each direction a thread that reads, and one that writes when it may.
+//! One connection through the proxy: a reading and a writing thread for each direction.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -11,12 +11,12 @@ use crossbeam_channel::unbounded;
 use super::proxy::{Shared, State, Traffic};
 use super::time::{let_pass, ms};
 
-/// Enough to tell what a connection is for, and which locks the first dozens of calls are about.
+/// How many bytes of requests are kept, for `connections_that_sent`: those of some dozen calls.
 const REMEMBERED: usize = 32 * 1024;
 
 pub(crate) struct Link {
     traffic: Traffic,
-    /// Both ends, as far as there are; empty once the connection has ended.
+    /// The sockets to the client and, once connected, to the server; empty after the end.
     ends: Vec<TcpStream>,
     pub request_bytes: u64,
     first_requests: Vec<u8>,
@@ -72,17 +72,17 @@ enum Direction {
     Reply,
 }
 
-/// What becomes of a chunk.
+/// What happens to a chunk.
 enum Fate {
     Forward,
-    /// The first reply in it, and no more.
+    /// Forwards the first reply of the chunk only.
     ForwardOne,
     Trickle,
     Drop,
     End,
 }
 
-/// Carries the n-th connection until it ends.
+/// Passes the traffic of the n-th connection on until it ends.
 pub(crate) fn serve(shared: &Arc<Shared>, n: usize, client: TcpStream, upstream: SocketAddr) {
     let end = || shared.state.lock().links[n].end();
     let Ok(server) = TcpStream::connect_timeout(&upstream, ms(5_000)) else {
@@ -101,7 +101,7 @@ pub(crate) fn serve(shared: &Arc<Shared>, n: usize, client: TcpStream, upstream:
         link.ends.push(server);
     }
     for end in [&to_server, &to_client] {
-        // Small chunks are not to wait for each other's acknowledgement.
+        // Without TCP_NODELAY a small chunk would wait for the acknowledgement of the last one.
         let _ = end.set_nodelay(true);
     }
     let replies = thread::spawn({
@@ -112,7 +112,7 @@ pub(crate) fn serve(shared: &Arc<Shared>, n: usize, client: TcpStream, upstream:
     let _ = replies.join();
 }
 
-/// Reads on this thread and writes on another, so that a delay holds every chunk back by the same time.
+/// Reads on this thread and writes on another, so that a delay is the same for every chunk.
 fn carry(
     shared: &Arc<Shared>,
     n: usize,
@@ -143,7 +143,7 @@ fn carry(
                     rest = &rest[passes..];
                 }
             }
-            // That one side has closed is news which a network that is down holds back, too.
+            // A stalled network holds the end of a connection back, too.
             shared.decide(n, direction, None);
             shared.state.lock().links[n].end();
         }
@@ -187,7 +187,7 @@ impl State {
     }
 }
 
-/// The length of the first of some replies, all of them whole.
+/// Returns the length of the first of several complete replies.
 fn first_reply(replies: &[u8]) -> usize {
     let line = replies
         .windows(2)
@@ -207,7 +207,9 @@ fn due(delay: Duration) -> Instant {
 }
 
 impl Shared {
-    /// Waits until the chunk is due and nothing holds it back. Without a due time it is the connection's end.
+    /// Waits until the chunk is due and not stalled, and returns what happens to it.
+    ///
+    /// Without a due time it is the connection's end instead of a chunk.
     fn decide(&self, n: usize, direction: Direction, due: Option<Instant>) -> Fate {
         let mut state = self.state.lock();
         loop {
@@ -227,7 +229,7 @@ impl Shared {
             }
             if due.is_some_and(|due| Instant::now() < due) {
                 self.changed
-                    .wait_until(&mut state, due.expect("there is one that is not reached"));
+                    .wait_until(&mut state, due.expect("the chunk has a due time"));
                 continue;
             }
             return match (link.traffic, direction) {

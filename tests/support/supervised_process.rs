@@ -1,4 +1,4 @@
-//! Processes that end when the one that started them does, however that ends.
+//! Child processes that end with the process that started them, however it ends.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,12 +9,16 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-/// Waits beside the program for its starter to close the pipe, then kills the whole group: the program even
-/// when stopped, whatever it forked, and itself. The directory goes too, since no `Drop` will see to it.
+/// Runs a program, and a background shell that kills it when the starting process dies.
 ///
-/// It ignores HUP above all: the kernel sends that to a group with a stopped member when the starter dies.
+/// The shell waits until the pipe is closed. Then it removes the directory, since no `Drop` will
+/// run, and kills the whole process group: the program even if stopped, its children, and itself.
 ///
-/// The program takes over the shell's own process, so that its id and exit status are the ones seen from outside.
+/// The shell must ignore HUP: when the starting process dies, the kernel sends HUP to a group that
+/// has a stopped member.
+///
+/// The program replaces the first shell (`exec`), so that its process id and exit status are the
+/// ones the caller sees.
 const WATCH: &str = r#"
 directory=$1; shift
 exec 3<&0 </dev/null
@@ -27,16 +31,17 @@ exec 3<&0 </dev/null
 exec "$@" 3<&-
 "#;
 
-/// A program on a leash: it does not outlive this process.
+/// A running program that does not outlive this process.
 pub(crate) struct SupervisedProcess {
     process: Child,
-    /// Held open for as long as the program may run; the kernel closes it when this process dies.
+    /// Open as long as the program may run; the kernel closes it when this process dies.
     pipe: Option<ChildStdin>,
 }
 
 impl SupervisedProcess {
-    /// Starts `program`; `prepare` sets its environment and its output. Its input is empty.
-    /// The directory, if any, is removed when the leash is let go by the death of this process.
+    /// Starts `program` with empty input; `prepare` sets its environment and output.
+    ///
+    /// If this process dies, `directory` is removed.
     pub(crate) fn start<A: AsRef<OsStr>>(
         program: &Path,
         arguments: impl IntoIterator<Item = A>,
@@ -45,14 +50,14 @@ impl SupervisedProcess {
     ) -> io::Result<Self> {
         let mut command = Command::new("/bin/sh");
         command
-            .args(["-c", WATCH, "leash"])
+            .args(["-c", WATCH, "supervisor"])
             .arg(directory.unwrap_or_else(|| Path::new("")))
             .arg(program)
             .args(arguments)
             .process_group(0);
         prepare(&mut command);
         let mut process = command.stdin(Stdio::piped()).spawn()?;
-        // `wait` would close it first, and with that kill what it waits for.
+        // Taken out of `Child`, whose `wait` closes it first, which would kill the program.
         let pipe = process.stdin.take();
         Ok(Self { process, pipe })
     }
@@ -65,10 +70,10 @@ impl SupervisedProcess {
         &mut self.process
     }
 
-    /// Stops the program where it stands: its sockets stay open and say nothing.
+    /// Pauses the program: its sockets stay open, but it does not reply.
     pub(crate) fn pause(&self) {
-        kill_process(self.pid(), Signal::STOP).expect("the program is there to be stopped");
-        // The signal is only sent by now. Linux tells when every thread has stopped.
+        kill_process(self.pid(), Signal::STOP).expect("the program is running");
+        // Signals are asynchronous: on Linux, wait until every thread has stopped.
         #[cfg(target_os = "linux")]
         super::eventually(super::ms(5_000), || {
             fs::read_dir(format!("/proc/{}/task", self.id()))
@@ -84,23 +89,23 @@ impl SupervisedProcess {
     }
 
     pub(crate) fn resume(&self) {
-        kill_process(self.pid(), Signal::CONT).expect("the program is there to go on");
+        kill_process(self.pid(), Signal::CONT).expect("the program is running");
     }
 
     pub(crate) fn terminate(&self) {
-        kill_process(self.pid(), Signal::TERM).expect("the program is there to be ended");
+        kill_process(self.pid(), Signal::TERM).expect("the program is running");
     }
 
     pub(crate) fn wait(&mut self) -> io::Result<ExitStatus> {
         self.process.wait()
     }
 
-    /// Kills the program and what it forked, and returns when the program is gone.
+    /// Kills the program and its children, and waits for the program's exit.
     pub(crate) fn kill(&mut self) {
         if self.pipe.is_none() {
             return;
         }
-        // The watching shell is still of the group, so the group's id cannot be anybody else's by now.
+        // The group's id cannot have been reused: the supervising shell is still a member.
         let _ = kill_process_group(self.pid(), Signal::KILL);
         let _ = self.process.wait();
         self.pipe = None;
