@@ -7,7 +7,7 @@ use crate::runtime::endpoint::Endpoint;
 use crate::runtime::io::job::{IoJob, send_on};
 use crate::runtime::io::renewal::settle_renewal;
 use crate::runtime::io::renewal_round::RenewalPart;
-use crate::runtime::io::writer::{Writer, take_write};
+use crate::runtime::io::writer::{Writer, writes};
 use crate::runtime::state::Runtime;
 use crate::runtime::worker::contain;
 
@@ -29,7 +29,7 @@ pub(in crate::runtime) fn run(
         contain(|| {
             // This thread has no undos to pass on.
             send_on(runtime, endpoint, &mut Undos::default(), &mut items);
-            while let Some(next) = take_write(&mut items) {
+            for next in writes(items) {
                 writer.write(runtime, endpoint, next, |item, sent, answer| {
                     if let IoJob::Renew(part) = item {
                         settle_renewal(runtime, endpoint, part, sent, answer);

@@ -27,7 +27,7 @@ use crate::runtime::io::IoRequest;
 use crate::runtime::io::job::{IoJob, send_on};
 use crate::runtime::io::recovery::Recovery;
 use crate::runtime::io::renewal::settle_renewal;
-use crate::runtime::io::writer::{Writer, take_write};
+use crate::runtime::io::writer::{Writer, writes};
 use crate::runtime::state::Runtime;
 use crate::runtime::worker::contain;
 
@@ -97,7 +97,7 @@ impl IoLoop {
             send_on(runtime, endpoint, &mut self.undos, &mut items);
             let deltas = runtime.stats_due(endpoint, &mut self.stats_at, stopping);
             items.extend(deltas.into_iter().map(IoJob::AddStats));
-            while let Some(next) = take_write(&mut items) {
+            for next in writes(items) {
                 let undos = &mut self.undos;
                 self.writer
                     .write(runtime, endpoint, next, |item, sent, answer| {

@@ -1,5 +1,7 @@
 //! The connection on which a thread sends its jobs, several in one write.
 
+use std::iter;
+
 use crate::clock::Instant;
 use crate::lease::state::LeaseStatus;
 use crate::protocol::script::{Call, Reply};
@@ -66,18 +68,21 @@ impl Writer {
     }
 }
 
-/// Removes and returns the jobs of the next write, or `None` if there are none. All wait for the
-/// same replicas; jobs that wait for none come first.
-pub(in crate::runtime) fn take_write(items: &mut Vec<IoJob>) -> Option<Vec<IoJob>> {
+/// Divides jobs into writes. All jobs of a write wait for the same replicas; those that wait for none
+/// come first.
+pub(in crate::runtime) fn writes(mut items: Vec<IoJob>) -> impl Iterator<Item = Vec<IoJob>> {
     items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
-    let replicas = items.first()?.replicas();
-    let mut weight = 0;
-    let alike = items.iter().take_while(|item| {
-        let is_first = weight == 0;
-        weight += item.weight();
-        item.replicas() == replicas && (is_first || weight <= MAX_BATCH)
-    });
-    let alike = alike.count();
-    let rest = items.split_off(alike);
-    Some(std::mem::replace(items, rest))
+    let mut items = items.into_iter().peekable();
+    iter::from_fn(move || {
+        let first = items.next()?;
+        let (replicas, mut weight) = (first.replicas(), first.weight());
+        let mut write = vec![first];
+        while let Some(item) = items.next_if(|item| {
+            weight += item.weight();
+            item.replicas() == replicas && weight <= MAX_BATCH
+        }) {
+            write.push(item);
+        }
+        Some(write)
+    })
 }
