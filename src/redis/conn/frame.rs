@@ -22,7 +22,7 @@ const MOST_VALUES: usize = 64 * 1024;
 /// SLOTS, have five levels.
 const DEEPEST: usize = 16;
 
-const LINE_END: &[u8; 2] = b"\r\n";
+pub(in crate::redis) const LINE_END: &[u8; 2] = b"\r\n";
 
 /// The progress through a reply whose end is still missing.
 #[derive(Debug, Default)]
@@ -49,6 +49,11 @@ enum Body {
 }
 
 impl Scan {
+    /// Returns whether nothing of the reply has been examined.
+    pub(in crate::redis) fn is_new(&self) -> bool {
+        self.at == 0 && self.sought == 0
+    }
+
     /// Returns the length of the reply at the start of `bytes`; `None` while a part is missing.
     /// Then it must be called again with the same bytes and more after them.
     pub(in crate::redis) fn end(&mut self, bytes: &[u8]) -> Result<Option<usize>, Kind> {

@@ -6,6 +6,7 @@ use std::ops::Range;
 use redis::{RedisError, Value};
 
 use super::frame::{MOST_BYTES, Scan};
+use super::short_reply;
 use crate::violation::{Kind, Violation};
 
 /// How many bytes one read asks for, and how many an idle connection keeps. Most replies are far
@@ -15,6 +16,7 @@ const CHUNK: usize = 2 * 1024;
 /// The free bytes below which the buffer is compacted or grown.
 const LEAST_ROOM: usize = 512;
 
+#[derive(Default)]
 pub(in crate::redis) struct Input {
     /// The peer's bytes are those from `start` to `end`. The rest is initialised, but not data.
     bytes: Box<[u8]>,
@@ -24,50 +26,45 @@ pub(in crate::redis) struct Input {
     last: Range<usize>,
     /// The progress through the reply that begins at `start`.
     scan: Scan,
-    /// Keeps its own buffer from one reply to the next.
-    parser: redis::Parser,
-}
-
-impl Default for Input {
-    fn default() -> Self {
-        Self {
-            bytes: Box::default(),
-            start: 0,
-            end: 0,
-            last: 0..0,
-            scan: Scan::default(),
-            parser: redis::Parser::new(),
-        }
-    }
 }
 
 impl Input {
     /// Takes out the next reply; `None` while a part of it is missing.
     pub(in crate::redis) fn next(&mut self) -> Result<Option<Value>, RedisError> {
         let bytes = self.bytes.get(self.start..self.end).unwrap_or_default();
+        if self.scan.is_new()
+            && let Some((value, end)) = short_reply::read(bytes)
+        {
+            self.take(end);
+            return Ok(Some(value));
+        }
         let end = match self.scan.end(bytes) {
             Ok(None) => return Ok(None),
             Ok(Some(end)) => end,
             Err(kind) => return Err(Violation::new(kind, bytes).into()),
         };
         let reply = bytes.get(..end).unwrap_or_default();
-        let Ok(value) = self.parser.parse_value(reply) else {
+        let Ok(value) = redis::parse_redis_value(reply) else {
             return Err(Violation::new(Kind::Malformed, reply).into());
         };
         self.scan = Scan::default();
-        self.last = self.start..self.start + end;
-        self.start += end;
+        self.take(end);
+        Ok(Some(value))
+    }
+
+    /// Takes out the next reply, which has this length.
+    fn take(&mut self, length: usize) {
+        self.last = self.start..self.start + length;
+        self.start += length;
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
             if self.bytes.len() > CHUNK {
                 // A long reply is rare, and there may be many connections: free the buffer.
-                let beginning = Violation::new(Kind::Malformed, reply).read;
+                let beginning = self.misfit().read;
                 self.last = 0..beginning.len();
                 self.bytes = beginning.into();
-                self.parser = redis::Parser::new();
             }
         }
-        Ok(Some(value))
     }
 
     /// Returns whether a part of a reply has arrived.

@@ -18,6 +18,7 @@ pub(crate) mod handshake;
 pub(crate) mod input;
 pub(crate) mod open;
 pub(crate) mod pool;
+pub(crate) mod short_reply;
 pub(crate) mod socket;
 pub(crate) mod stream;
 #[cfg(feature = "tls")]
