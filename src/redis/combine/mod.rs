@@ -135,7 +135,8 @@ impl Pool {
         }
     }
 
-    /// Reads the replies to one write. It delivers those it has before it blocks for the next.
+    /// Reads the replies to one write. It delivers those it has before it blocks on the socket, for
+    /// the next reply or for the next write.
     fn read_all(&self, write: Write, own: &Arc<CombinedCall>, until: Instant) -> Combined {
         let Write {
             connection,
@@ -168,19 +169,16 @@ impl Pool {
                 Err(error) => break Err(error),
             }
         };
+        deliver_all(sent, read);
         if let Err(error) = &answer {
-            deliver_all(sent, read.drain(..));
             fail(pooled, unread.chain([own]), sent, error);
         } else if not_now {
             let generation = pooled.generation();
             drop(pooled);
             self.suspect(generation);
         } else {
-            // Before the replies are delivered: the server has work while the other threads wake
-            // up.
             self.pass_on(pooled);
         }
-        deliver_all(sent, read);
         Combined {
             at: sent,
             answer,
@@ -217,3 +215,6 @@ where
 fn timed_out() -> RedisError {
     io::Error::from(io::ErrorKind::TimedOut).into()
 }
+
+#[cfg(test)]
+mod tests;
