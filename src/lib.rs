@@ -318,11 +318,14 @@
 //!
 //! 1.88. Raising it is not a breaking change; the changelog announces it.
 
+mod advice;
 mod api;
+mod cause;
 mod clock;
 mod config;
 mod dialers;
 mod error;
+mod error_reply;
 mod escape;
 mod health;
 mod holder;

@@ -349,8 +349,8 @@ fn check_value(value: &Value, most: usize) {
     if let Value::ServerError(error) = value {
         let _ = (
             Redirect::read(error),
-            crate::error::meaning(error),
-            crate::error::words(error),
+            crate::error_reply::meaning(error),
+            crate::error_reply::words(error),
         );
     }
 }

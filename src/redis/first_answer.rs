@@ -66,7 +66,7 @@ mod tests {
     use redis::ErrorKind;
 
     use super::*;
-    use crate::error::is_final_at_logon;
+    use crate::error_reply::is_final_at_logon;
 
     /// How a server behaves in the test.
     #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 use redis::ServerError;
 
 use crate::clock::Instant;
-use crate::error::{Meaning, meaning};
+use crate::error_reply::{Meaning, meaning};
 use crate::protocol::expected::Expected;
 use crate::protocol::script::{Call, Reply, pack_wait};
 use crate::redis::conn::connection::Connection;

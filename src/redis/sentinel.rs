@@ -8,7 +8,8 @@ use redis::{ErrorKind, PushKind, RedisResult, Value};
 
 use crate::clock::Instant;
 use crate::dialers::Dialers;
-use crate::error::{Cause, is_final_at_logon};
+use crate::error::Cause;
+use crate::error_reply::is_final_at_logon;
 use crate::redis::conn::connection::Connection;
 use crate::redis::first_answer::{Failure, inquire};
 use crate::url::{Address, Sentinel};

@@ -7,7 +7,8 @@ use redis::{RedisError, ServerError};
 
 use crate::clock::Instant;
 use crate::config::Config;
-use crate::error::{Cause, Error, Meaning, meaning, words};
+use crate::error::{Cause, Error};
+use crate::error_reply::{Meaning, meaning, words};
 use crate::health::HealthPart;
 use crate::logging;
 use crate::name::shown;

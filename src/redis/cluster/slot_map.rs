@@ -12,7 +12,8 @@ use redis::{ErrorKind, RedisError, RedisResult};
 
 use crate::clock::{Instant, nap};
 use crate::config::Config;
-use crate::error::{Cause, Error, is_final_at_logon, library_text};
+use crate::error::{Cause, Error};
+use crate::error_reply::{is_final_at_logon, library_text};
 use crate::protocol::keys::Key;
 use crate::protocol::slot::SLOTS;
 use crate::redis::cluster::slots::{HostPort, Layout};

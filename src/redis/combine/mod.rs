@@ -8,7 +8,7 @@ use std::sync::Arc;
 use redis::RedisError;
 
 use crate::clock::Instant;
-use crate::error::{Meaning, meaning};
+use crate::error_reply::{Meaning, meaning};
 use crate::protocol::script::Call;
 use crate::redis::combine::combiner::{Batch, NextStep, PATIENCE};
 use crate::redis::conn::call_queue::Ticket;

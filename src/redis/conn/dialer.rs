@@ -9,7 +9,8 @@ use parking_lot::MutexGuard;
 
 use crate::clock::Instant;
 use crate::dialers::DIALER;
-use crate::error::{Cause, Error, is_final_at_logon, library_text};
+use crate::error::{Cause, Error};
+use crate::error_reply::{is_final_at_logon, library_text};
 use crate::logging;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::dial::ConnectError;

@@ -7,7 +7,7 @@ use redis::{
 
 use super::connection::Connection;
 use crate::clock::Instant;
-use crate::error::words;
+use crate::error_reply::words;
 use crate::url::Address;
 use crate::violation::NoFirstReply;
 

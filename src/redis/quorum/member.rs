@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use redis::ServerError;
 
 use crate::clock::Instant;
-use crate::error::{Meaning, meaning};
+use crate::error_reply::{Meaning, meaning};
 use crate::protocol::answer::KeyState;
 use crate::protocol::script::Reply;
 use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::{PushKind, Value};
 
 use crate::clock::Instant;
-use crate::error::{library_text, words};
+use crate::error_reply::{library_text, words};
 use crate::lease::state::FIRST_RENEWAL_AFTER;
 use crate::logging;
 use crate::protocol::answer::read_grant;

@@ -1,0 +1,94 @@
+//! What to do about common error replies and connection errors.
+
+/// A part of an error's text, and the advice for it with a leading separator. The first match
+/// counts.
+const ADVICE: [(&str, &str); 21] = [
+    // The needed permissions were appended, with names that may contain any of the words below.
+    (" needs +", ""),
+    (
+        "MOVED ",
+        "; this is a node of a cluster: use redis+cluster://…",
+    ),
+    (
+        "cluster support disabled",
+        "; this is not a cluster: use redis://…",
+    ),
+    // The alert with which a TLS server answers plain text.
+    (
+        r#"begins "\x15\x03"#,
+        "; the server speaks TLS: use rediss://…",
+    ),
+    (
+        "OOM",
+        "; Redis has reached maxmemory: free memory or raise the limit (held locks can still be \
+         released)",
+    ),
+    (
+        "NOAUTH",
+        "; the server wants a password: put it into the URL",
+    ),
+    (
+        "Authentication required",
+        "; the server wants a password: put it into the URL",
+    ),
+    (
+        "not valid for name",
+        "; the URL must name the server as its certificate does",
+    ),
+    (
+        "invalid peer certificate: certificate expired",
+        "; the server needs a new certificate",
+    ),
+    (
+        "invalid peer certificate",
+        "; this client does not trust the server: pass its authority to \
+         ClientBuilder::tls_root",
+    ),
+    // The text of rustls for a reply without TLS.
+    (
+        "received corrupt message",
+        "; if the server does not speak TLS at this port, use redis://",
+    ),
+    (
+        "alert: CertificateRequired",
+        "; the server wants a client certificate: ClientBuilder::tls_client_cert",
+    ),
+    (
+        "alert: HandshakeFailure",
+        "; if the server wants a client certificate: ClientBuilder::tls_client_cert",
+    ),
+    (
+        "fatal alert",
+        "; the server rejects the client certificate: an authority that the server trusts must \
+         issue it",
+    ),
+    ("WRONGPASS", "; check user and password in the URL"),
+    (
+        "authentication failed",
+        "; check user and password in the URL",
+    ),
+    (
+        "no permissions",
+        "; to log on, a user needs +select where the URL names a database, and at a sentinel \
+         +sentinel|get-master-addr-by-name",
+    ),
+    (
+        "READONLY",
+        "; this is a replica: point the URL at the master",
+    ),
+    ("LOADING", "; Redis is still loading its data"),
+    (
+        "MISCONF",
+        "; Redis cannot save its data and refuses writes: see its log",
+    ),
+    (
+        "NOREPLICAS",
+        "; too few replicas are in sync for min-replicas-to-write",
+    ),
+];
+
+/// Returns what to do about an error with this text, with a leading separator; empty if unknown.
+pub(crate) fn advice(text: &str) -> &'static str {
+    let found = ADVICE.iter().find(|(part, _)| text.contains(part));
+    found.map_or("", |(_, advice)| advice)
+}

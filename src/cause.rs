@@ -1,0 +1,285 @@
+//! The last failure of a server, as errors report it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{ErrorKind, RedisError};
+
+use crate::advice::advice;
+use crate::error_reply::{is_tls_refusal, library_text};
+use crate::escape::Escaped;
+use crate::violation::{NoFirstReply, Violation};
+
+/// The `command` of [`Error::Refused`] if the server refuses to log on the user.
+const LOG_ON: &str = "the log-on";
+pub(crate) const HANDSHAKE: &str = "the TLS handshake";
+
+/// The last failure of a server: an error of the connection, or an error reply.
+#[derive(Clone)]
+pub struct Cause {
+    /// One line.
+    text: Arc<str>,
+    kind: CauseKind,
+    /// The error that `text` describes, if any.
+    error: Option<Arc<dyn std::error::Error + Send + Sync>>,
+    /// How long the caller waited without being served.
+    unserved_for: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CauseKind {
+    /// A command was sent, and no reply came.
+    NoReply,
+    /// Another timeout, such as of connecting.
+    Timeout,
+    /// The connection failed, or none could be made.
+    Connection,
+    /// The server replied, or its state is the reason.
+    Server,
+    /// The client itself is the reason, and not the server.
+    Client,
+    /// The peer sent what no Redis sends.
+    Malformed,
+    /// The peer is no Redis.
+    NotRedis,
+}
+
+impl Cause {
+    fn new(kind: CauseKind, text: &str) -> Self {
+        Self {
+            text: Escaped::whole(text.as_bytes()).to_string().into(),
+            kind,
+            error: None,
+            unserved_for: None,
+        }
+    }
+
+    pub(crate) fn text(text: impl AsRef<str>) -> Self {
+        Self::new(CauseKind::Server, text.as_ref())
+    }
+
+    /// Time ran out.
+    pub(crate) fn silence(text: impl AsRef<str>) -> Self {
+        Self::new(CauseKind::Timeout, text.as_ref())
+    }
+
+    /// The client's own limits are the reason.
+    pub(crate) fn of_client(text: impl AsRef<str>) -> Self {
+        Self::new(CauseKind::Client, text.as_ref())
+    }
+
+    /// No reply came, for this long.
+    pub(crate) fn no_reply(waited: Duration) -> Self {
+        let text = format!("no reply in {}", Rounded(waited));
+        Self::new(CauseKind::NoReply, &text)
+    }
+
+    /// An error of reading or writing, by a call that has waited this long.
+    pub(crate) fn lost_reply(error: RedisError, waited: Duration) -> Self {
+        match error.is_timeout() {
+            true => Self::no_reply(waited),
+            false => error.into(),
+        }
+    }
+
+    /// The peer accepted a connection and did not reply on it; `hint` says what to try.
+    pub(crate) fn no_first_reply(event: NoFirstReply, hint: &str) -> Self {
+        let kind = match event {
+            NoFirstReply::Silent => CauseKind::Timeout,
+            NoFirstReply::Closed => CauseKind::Connection,
+        };
+        Self::new(kind, &format!("{event}{hint}"))
+    }
+
+    /// An error of connecting, which may take this long.
+    pub(crate) fn no_connection(error: RedisError, limit: Duration) -> Self {
+        match error.is_timeout() {
+            true => Self::silence(format!("no connection in {}", Rounded(limit))),
+            false => error.into(),
+        }
+    }
+
+    /// The same, for a caller that was not served for this long.
+    pub(crate) fn unserved_for(mut self, time: Duration) -> Self {
+        self.unserved_for = Some(time).filter(|time| !time.is_zero());
+        self
+    }
+
+    /// Whether it says only that time ran out: an earlier cause tells more.
+    pub(crate) fn is_silence(&self) -> bool {
+        matches!(self.kind, CauseKind::NoReply | CauseKind::Timeout)
+    }
+
+    /// Whether the client itself is the reason, and not the server.
+    pub(crate) fn is_of_client(&self) -> bool {
+        self.kind == CauseKind::Client
+    }
+
+    /// Whether the peer sent what no Redis sends.
+    pub(crate) fn is_malformed(&self) -> bool {
+        matches!(self.kind, CauseKind::Malformed | CauseKind::NotRedis)
+    }
+
+    /// Whether the peer is surely no Redis.
+    pub(crate) fn is_not_redis(&self) -> bool {
+        self.kind == CauseKind::NotRedis
+    }
+
+    /// This cause, as the last of `count` malformed replies in a row.
+    pub(crate) fn last_malformed(&self, count: u32) -> Self {
+        let text = format!("this does not look like Redis: {count} times in a row, {self}");
+        Self::new(CauseKind::NotRedis, &text)
+    }
+
+    /// The same text, about a peer as in `cause`.
+    pub(crate) fn with_kind_of(self, cause: &Self) -> Self {
+        let kind = cause.kind;
+        Self { kind, ..self }
+    }
+
+    /// Returns which step of connecting the server refused.
+    pub(crate) fn refused_step(&self) -> &'static str {
+        let error = self.error.as_ref();
+        match error.and_then(|error| error.downcast_ref()) {
+            Some(error) if is_tls_refusal(error) => HANDSHAKE,
+            _ => LOG_ON,
+        }
+    }
+
+    /// Returns the cause with the name of its server, one of several.
+    pub(crate) fn at(mut self, server: &str) -> Self {
+        self.text = format!("{server}: {self}").into();
+        if self.kind == CauseKind::NoReply {
+            // The text now says more than that.
+            self.kind = CauseKind::Timeout;
+        }
+        self
+    }
+
+    /// Records this cause in `said`; a mere timeout is returned with the recorded cause instead.
+    pub(crate) fn or_said_before(self, said: &mut Option<Self>) -> Self {
+        match said {
+            Some(before) if self.is_silence() => {
+                Self::new(before.kind, &format!("{self}; before that: {before}"))
+            }
+            _ => {
+                *said = Some(self.clone()).filter(|cause| !cause.is_silence());
+                self
+            }
+        }
+    }
+
+    /// Returns the first source of this cause that adds something to its text.
+    ///
+    /// Sources from which on a text is repeated, or must be escaped, are left out: a caller prints
+    /// them without escaping.
+    pub(crate) fn below(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        let mut said = self.text.to_string();
+        let mut first = None;
+        let mut next = self.error.as_ref()?.source();
+        while let Some(error) = next {
+            let text = error.to_string();
+            let escaped = Escaped::said(&text).to_string();
+            match said.contains(&text) || escaped != text {
+                true => first = None,
+                false => first = first.or(Some(error)),
+            }
+            said.push_str(&text);
+            next = error.source();
+        }
+        first
+    }
+
+    /// Writes the message of a call to `server` that failed for this cause.
+    pub(crate) fn tell(&self, server: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let advice = advice(&self.text);
+        let is_waited_out = !self.is_of_client() && !self.is_malformed();
+        let Some(time) = self.unserved_for.filter(|_| is_waited_out) else {
+            return write!(f, "the call to {server} failed: {self}{advice}");
+        };
+        let time = Rounded(time);
+        match self.kind {
+            CauseKind::NoReply => write!(f, "no reply from {server} for {time}"),
+            CauseKind::Timeout | CauseKind::Connection => {
+                write!(
+                    f,
+                    "no reply from {server} for {time} (last: {self}){advice}"
+                )
+            }
+            _ => {
+                write!(
+                    f,
+                    "{server} did not serve the call for {time} (last: {self}){advice}"
+                )
+            }
+        }
+    }
+}
+
+impl From<RedisError> for Cause {
+    fn from(error: RedisError) -> Self {
+        if let Some(event) = NoFirstReply::of(&error) {
+            return Self::no_first_reply(event, "");
+        }
+        if error.is_timeout() {
+            // The operating system's text is "resource temporarily unavailable".
+            return Self::silence("timed out");
+        }
+        let kind = match (Violation::of(&error), error.kind()) {
+            (Some(violation), _) if violation.is_not_resp() => CauseKind::NotRedis,
+            (Some(_), _) => CauseKind::Malformed,
+            (None, ErrorKind::Io | ErrorKind::Parse) => CauseKind::Connection,
+            (None, _) => CauseKind::Server,
+        };
+        Self {
+            error: Some(Arc::new(error.clone())),
+            ..Self::new(kind, &library_text(&error))
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.text, f)
+    }
+}
+
+/// A duration as messages show it: in milliseconds below a second, else in tenths of a second.
+pub(crate) struct Rounded(pub(crate) Duration);
+
+impl fmt::Display for Rounded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_millis() {
+            millis @ ..1_000 => write!(f, "{millis} ms"),
+            _ => write!(f, "{:.1} s", self.0.as_secs_f64()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_is_reported_with_the_failure_before_it() {
+        let mut said = None;
+        Cause::text("READONLY").or_said_before(&mut said);
+        let cause = Cause::silence("no answer in time").or_said_before(&mut said);
+        assert_eq!(
+            cause.to_string(),
+            "no answer in time; before that: READONLY"
+        );
+        let silent = Cause::no_first_reply(NoFirstReply::Silent, "");
+        let cause = silent.or_said_before(&mut said).to_string();
+        assert!(cause.ends_with("; before that: READONLY"), "{cause}");
+        let cause = Cause::text("LOADING").or_said_before(&mut said);
+        assert_eq!(cause.to_string(), "LOADING");
+    }
+}

@@ -1,0 +1,204 @@
+//! What an error reply means, and its text.
+
+use redis::{ErrorKind, RedisError, ServerError};
+
+use crate::escape::Escaped;
+#[cfg(feature = "tls")]
+use crate::violation::payload;
+
+/// The meaning of an error reply. In each case the command did not run.
+#[derive(Debug)]
+pub(crate) enum Meaning {
+    /// The server does not have the script: send its source.
+    NoScript,
+    /// The server cannot run commands now: connect again and retry.
+    NotNow,
+    /// A key exists but is not a string.
+    WrongType,
+    /// A script found no token in the fencing key.
+    BadFence,
+    /// The user lacks a permission.
+    NoRight,
+    /// A retry would not help.
+    Never,
+}
+
+/// Classifies an error reply.
+///
+/// Redis 6.2 wraps an error inside a script in an `ERR` text, so this searches that text too.
+pub(crate) fn meaning(answer: &ServerError) -> Meaning {
+    const NOT_NOW: [&str; 8] = [
+        "READONLY",
+        "LOADING",
+        "MASTERDOWN",
+        "CLUSTERDOWN",
+        "TRYAGAIN",
+        "NOREPLICAS",
+        "BUSY",
+        "MISCONF",
+    ];
+    let is = |word: &str| match answer.code() {
+        "ERR" => answer.details().is_some_and(|text| {
+            text.contains("script")
+                && text
+                    .split(|c: char| !c.is_ascii_uppercase())
+                    .any(|w| w == word)
+        }),
+        code => code == word,
+    };
+    if is("NOSCRIPT") {
+        Meaning::NoScript
+    } else if is("BADFENCE") {
+        Meaning::BadFence
+    } else if is("WRONGTYPE") {
+        Meaning::WrongType
+    } else if is_about_rights(answer) {
+        Meaning::NoRight
+    } else if NOT_NOW.iter().any(|word| is(word)) {
+        Meaning::NotNow
+    } else {
+        Meaning::Never
+    }
+}
+
+/// Returns whether the user lacks a permission.
+///
+/// Inside a script this is an `ERR` with one of these texts; the first is that of Redis 7.2 and
+/// Valkey.
+fn is_about_rights(answer: &ServerError) -> bool {
+    const IN_SCRIPT: [&str; 4] = [
+        "ACL failure in script",
+        "can't run this command",
+        "can't access at least one of the keys",
+        "can't publish to the channel",
+    ];
+    let is_told = |text: &str| IN_SCRIPT.iter().any(|words| text.contains(words));
+    answer.code() == "NOPERM" || answer.details().is_some_and(is_told)
+}
+
+/// The text of a library's error, without the name of its kind; an error answer as Redis wrote it.
+pub(crate) fn library_text(error: &RedisError) -> String {
+    let source = std::error::Error::source(error);
+    if let Some(answer) = source.and_then(|source| source.downcast_ref()) {
+        return words(answer);
+    }
+    let kind = format!(" - {:?}", error.kind());
+    let text = error.to_string().replacen(&kind, "", 1);
+    Escaped::said(&text).to_string()
+}
+
+/// Returns an error reply as Redis sent it, with unprintable characters escaped.
+pub(crate) fn words(answer: &ServerError) -> String {
+    let text = match answer.details() {
+        Some(text) => format!("{} {text}", answer.code()),
+        None => answer.code().into(),
+    };
+    Escaped::said(&text).to_string()
+}
+
+/// Returns whether an error of logging on lasts until a setting is changed.
+pub(crate) fn is_final_at_logon(error: &RedisError) -> bool {
+    let kinds = [
+        ErrorKind::AuthenticationFailed,
+        ErrorKind::InvalidClientConfig,
+        ErrorKind::MasterNameNotFoundBySentinel,
+        ErrorKind::RESP3NotSupported,
+    ];
+    let codes = ["NOAUTH", "WRONGPASS", "NOPERM"];
+    // The `redis` crate keeps only the text of a refused `SELECT`, not its code.
+    let texts = ["Authentication required", "DB index", "has no permissions"];
+    kinds.contains(&error.kind())
+        || is_tls_refusal(error)
+        || error.code().is_some_and(|code| codes.contains(&code))
+        || error
+            .detail()
+            .is_some_and(|detail| texts.iter().any(|text| detail.contains(text)))
+}
+
+/// Returns whether one side rejected the other's certificate, or the lack of one.
+#[cfg(feature = "tls")]
+pub(crate) fn is_tls_refusal(error: &RedisError) -> bool {
+    use rustls::AlertDescription as Alert;
+    match payload(error) {
+        Some(rustls::Error::InvalidCertificate(_)) => true,
+        Some(rustls::Error::AlertReceived(alert)) => matches!(
+            alert,
+            Alert::CertificateRequired
+                | Alert::BadCertificate
+                | Alert::UnsupportedCertificate
+                | Alert::CertificateRevoked
+                | Alert::CertificateExpired
+                | Alert::CertificateUnknown
+                | Alert::UnknownCA
+                | Alert::AccessDenied
+                // The alert of TLS 1.2 if the client has no certificate.
+                | Alert::HandshakeFailure
+        ),
+        _ => false,
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+pub(crate) fn is_tls_refusal(_: &RedisError) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(line: &str) -> ServerError {
+        match redis::parse_redis_value(format!("-{line}\r\n").as_bytes()) {
+            Ok(redis::Value::ServerError(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn temporary_errors_are_told_from_permanent_ones() {
+        for line in [
+            "READONLY You can't write against a read only replica.",
+            "LOADING Redis is loading the dataset in memory",
+            "BUSY Redis is busy running a script.",
+            "MISCONF Redis is configured to save RDB snapshots",
+            "NOREPLICAS Not enough good replicas to write.",
+            "ERR Error running script (call to f_6b): @user_script:3: @user_script: 3: -READONLY You can't write",
+        ] {
+            assert!(matches!(meaning(&answer(line)), Meaning::NotNow), "{line}");
+        }
+        for line in [
+            "OOM command not allowed",
+            "NOAUTH Authentication required.",
+            "ERR unknown command",
+        ] {
+            assert!(matches!(meaning(&answer(line)), Meaning::Never), "{line}");
+        }
+    }
+
+    #[test]
+    fn script_errors_are_read_bare_and_wrapped() {
+        assert!(matches!(
+            meaning(&answer("NOSCRIPT No matching script.")),
+            Meaning::NoScript
+        ));
+        assert!(matches!(
+            meaning(&answer("BADFENCE not a token")),
+            Meaning::BadFence
+        ));
+        let wrapped = "ERR Error running script (call to f_1): @user_script:2: WRONGTYPE Operation against a key";
+        assert!(matches!(meaning(&answer(wrapped)), Meaning::WrongType));
+    }
+
+    #[test]
+    fn a_missing_permission_is_recognised_inside_scripts() {
+        for line in [
+            "NOPERM this user has no permissions to run the 'evalsha' command",
+            "ERR The user executing the script can't run this command or subcommand script: f_1, on @user_script:9.",
+            "ERR ACL failure in script: User app has no permissions to run the 'get' command",
+            "ERR Error running script (call to f_1): @user_script:2: The user executing the script can't access \
+             at least one of the keys mentioned in the command arguments",
+        ] {
+            assert!(matches!(meaning(&answer(line)), Meaning::NoRight), "{line}");
+        }
+    }
+}
