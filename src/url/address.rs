@@ -1,0 +1,160 @@
+//! The address of one server, read from a URL.
+
+#[cfg(feature = "tls")]
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::io::tcp::{TcpSettings, socket2};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+
+use crate::error::Error;
+use crate::error_reply::library_text;
+use crate::escape::Escaped;
+#[cfg(feature = "tls")]
+use crate::tls::Tls;
+use crate::url::check::{check_places, check_query, invalid};
+
+/// Idle time before TCP keepalive: the kernel notices a dead peer within about half a minute, even
+/// if no call reads.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+/// The query parameters of each kind of URL.
+const TCP_PARAMETERS: [&str; 1] = ["protocol"];
+const UNIX_PARAMETERS: [&str; 4] = ["db", "user", "pass", "protocol"];
+
+/// The address of a server, with credentials and TLS settings.
+#[derive(Clone)]
+pub(crate) struct Address {
+    pub(crate) info: ConnectionInfo,
+    /// The address without credentials, for messages.
+    pub(crate) label: String,
+    #[cfg(feature = "tls")]
+    pub(crate) tls: Arc<Tls>,
+}
+
+impl Address {
+    /// Parses `redis://`, `rediss://`, `redis+unix://` and their `valkey` forms. No error contains
+    /// any part of the URL: any part of a mistyped one may be the password.
+    pub(crate) fn parse(url: &str) -> Result<Self, Error> {
+        let scheme = url.split_once("://").map(|(scheme, _)| scheme);
+        let known = [
+            "redis",
+            "rediss",
+            "redis+unix",
+            "valkey",
+            "valkeys",
+            "valkey+unix",
+            "unix",
+        ];
+        match scheme {
+            None => return Err(config("no scheme")),
+            Some(scheme) if !known.contains(&scheme) => {
+                return Err(config("unsupported scheme"));
+            }
+            Some("rediss" | "valkeys") if !cfg!(feature = "tls") => {
+                return Err(config("TLS needs leasehold's `tls` feature"));
+            }
+            #[cfg(feature = "tls")]
+            Some("rediss" | "valkeys") => crate::tls::install_provider(),
+            Some(_) => {}
+        }
+        check_places(url).map_err(config)?;
+        let info = url
+            .into_connection_info()
+            .map_err(|error| config(library_text(&error)))?;
+        let known = match info.addr() {
+            ConnectionAddr::Unix(_) => &UNIX_PARAMETERS[..],
+            _ => &TCP_PARAMETERS[..],
+        };
+        let query = url.split_once('?').map_or("", |(_, query)| query);
+        check_query(query, known).map_err(config)?;
+        let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(
+            socket2::TcpKeepalive::new()
+                .with_time(KEEPALIVE)
+                .with_interval(KEEPALIVE / 3),
+        );
+        let redis = info
+            .redis_settings()
+            .clone()
+            .set_lib_name("leasehold", env!("CARGO_PKG_VERSION"));
+        let label = label(info.addr());
+        Ok(Self {
+            info: info.set_tcp_settings(tcp).set_redis_settings(redis),
+            label,
+            #[cfg(feature = "tls")]
+            tls: Arc::default(),
+        })
+    }
+
+    /// Advice for a peer at this address that accepts connections and does not reply.
+    pub(crate) fn tls_hint(&self) -> &'static str {
+        match self.info.addr() {
+            ConnectionAddr::Tcp(..) => "; if it expects TLS, use rediss://",
+            ConnectionAddr::TcpTls { .. } => "; if it does not speak TLS, use redis://",
+            _ => "",
+        }
+    }
+
+    /// Another address with the same credentials and TLS settings.
+    pub(in crate::url) fn at(&self, host: &str, port: u16) -> Self {
+        let host = host.to_owned();
+        let addr = match self.info.addr() {
+            ConnectionAddr::TcpTls {
+                insecure,
+                tls_params,
+                ..
+            } => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: *insecure,
+                tls_params: tls_params.clone(),
+            },
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        Self {
+            label: label(&addr),
+            info: self.info.clone().set_addr(addr),
+            #[cfg(feature = "tls")]
+            tls: Arc::clone(&self.tls),
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    pub(in crate::url) fn set_tls(&mut self, tls: &Arc<Tls>) -> Result<(), Error> {
+        if !matches!(self.info.addr(), ConnectionAddr::TcpTls { .. }) {
+            return Err(Error::Config(
+                "tls_root and tls_client_cert need a URL with TLS: \
+                 rediss://…, rediss+sentinel://… or rediss+cluster://…"
+                    .into(),
+            ));
+        }
+        self.tls = Arc::clone(tls);
+        Ok(())
+    }
+}
+
+fn label(addr: &ConnectionAddr) -> String {
+    let label = match addr {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }
+            if host.contains(':') =>
+        {
+            format!("[{host}]:{port}")
+        }
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            format!("{host}:{port}")
+        }
+        ConnectionAddr::Unix(path) => path.display().to_string(),
+        _ => "server".into(),
+    };
+    // The host may come from a sentinel or a cluster node.
+    Escaped::said(&label).to_string()
+}
+
+fn config(what: impl AsRef<str>) -> Error {
+    invalid(
+        what,
+        "redis://[user:password@]host[:port][/db], rediss://…, \
+         redis+unix:///path[?db=0&user=…&pass=…], redis+sentinel://…/name, \
+         or redis+cluster://host,host",
+    )
+}

@@ -1,0 +1,104 @@
+//! Mistakes in a URL that the `redis` crate would misread, or reject without a reason.
+
+use crate::error::Error;
+
+/// The error for a user or password containing a character that ends that part of the URL.
+pub(in crate::url) const UNESCAPED: &str = "a character of the user or password is not escaped \
+     (write / as %2F, ? as %3F, # as %23, @ as %40 and % as %25)";
+
+/// Returns an error for a URL that the `redis` crate would misread, or reject without a reason.
+pub(in crate::url) fn check_places(url: &str) -> Result<(), String> {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    check_fragment(rest)?;
+    // A path may contain an @.
+    if scheme.ends_with("unix") {
+        return Ok(());
+    }
+    match is_logon_cut_off(rest) {
+        true => Err(UNESCAPED.into()),
+        false => check_port(rest),
+    }
+}
+
+/// Returns true if an `@` follows the first `/`, `?` or `#`: the user or password then contains one
+/// of these unescaped.
+pub(in crate::url) fn is_logon_cut_off(rest: &str) -> bool {
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    rest.get(end..).is_some_and(|behind| behind.contains('@'))
+}
+
+/// Returns an error for a fragment: the `redis` crate ignores most of them.
+pub(in crate::url) fn check_fragment(rest: &str) -> Result<(), String> {
+    match rest.split_once('#') {
+        None => Ok(()),
+        Some((_, "insecure")) => Err(
+            "#insecure is not supported, the server's certificate is always checked: remove it, \
+             and pass a private certificate authority to ClientBuilder::tls_root"
+                .into(),
+        ),
+        Some((_, fragment)) if fragment.contains('@') => Err(UNESCAPED.into()),
+        Some(_) => Err("the part after # has no meaning: remove it, or write # as %23".into()),
+    }
+}
+
+/// Returns an error for an invalid port.
+pub(in crate::url) fn check_port(rest: &str) -> Result<(), String> {
+    let authority = rest.split(['/', '?']).next().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    // The colons in brackets belong to an IPv6 address.
+    let behind = host.rsplit(']').next().unwrap_or_default();
+    match behind.split_once(':') {
+        None | Some((_, "")) => Ok(()),
+        Some((_, more)) if more.contains(':') => {
+            Err("an IPv6 address must be in brackets, as in redis://[::1]:6379".into())
+        }
+        Some((_, port)) => match port.parse() {
+            Ok(1..=u16::MAX) => Ok(()),
+            _ if port.bytes().all(|byte| byte.is_ascii_digit()) => {
+                Err("its port must be between 1 and 65535".into())
+            }
+            _ => Err(
+                "its port is not a number (a user and password before the host end with @)".into(),
+            ),
+        },
+    }
+}
+
+/// Returns an error for an unknown parameter, which would have no effect. The error names it only
+/// if it cannot be a piece of a password whose `?` or `&` is not escaped.
+pub(in crate::url) fn check_query(query: &str, known: &[&str]) -> Result<(), String> {
+    let query = query.split('#').next().unwrap_or_default();
+    let mut may_be_secret = query.contains('@');
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, has_value) = match pair.split_once('=') {
+            Some((name, _)) => (name, true),
+            None => (pair, false),
+        };
+        if !known.contains(&name) {
+            let is_plain = name
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+            let parameter = if may_be_secret || !has_value || !is_plain {
+                "(not repeated here: it may be a piece of a password; \
+                 write ? as %3F, & as %26 and @ as %40)"
+                    .into()
+            } else {
+                format!("`{name}`")
+            };
+            return Err(format!(
+                "unknown parameter {parameter}; this kind of URL has: {}",
+                known.join(", ")
+            ));
+        }
+        may_be_secret |= name == "pass" || name == "sentinel_pass";
+    }
+    Ok(())
+}
+
+/// Returns the error for a URL that is none of the `expected` form.
+pub(in crate::url) fn invalid(what: impl AsRef<str>, expected: &str) -> Error {
+    Error::Config(format!(
+        "invalid URL: {}; expected {expected}",
+        what.as_ref()
+    ))
+}

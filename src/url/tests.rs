@@ -1,0 +1,231 @@
+//! Tests of reading URLs.
+
+use crate::error::Error;
+use crate::url::{Address, Target};
+
+#[test]
+fn a_url_gives_address_and_credentials() {
+    let address = Address::parse("redis://ann:s3cret@db.example:6380/2?protocol=resp3").unwrap();
+    assert_eq!(address.label, "db.example:6380");
+    assert_eq!(address.info.redis_settings().db(), 2);
+    assert_eq!(address.info.redis_settings().username(), Some("ann"));
+    assert!(address.info.tcp_settings().nodelay());
+    assert_eq!(
+        Address::parse("valkey://[::1]").unwrap().label,
+        "[::1]:6379"
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn a_socket_path_gives_address_and_credentials() {
+    let address = Address::parse("redis+unix:///run/redis.sock?db=3&user=u&pass=p%40").unwrap();
+    assert_eq!(address.label, "/run/redis.sock");
+    assert_eq!(address.info.redis_settings().password(), Some("p@"));
+    assert_eq!(address.info.redis_settings().db(), 3);
+}
+
+#[test]
+fn errors_name_what_is_wrong_and_keep_the_password() {
+    let wrong = [
+        "",
+        "s3cret",
+        "http://u:s3cret@h",
+        "redis://",
+        "redis://u:s3cret@h:99999",
+        "redis://u:s3cret@h/s3cret",
+        "redis://u:s3cret@h?protocol=9",
+        "redis://u:s3cret@0.0.0.0",
+        "s3cret://h",
+    ];
+    for url in wrong {
+        let Err(error) = Address::parse(url) else {
+            panic!("{url} was accepted")
+        };
+        assert!(matches!(error, Error::Config(_)));
+        assert!(!error.to_string().contains("s3cret"), "{error}");
+    }
+}
+
+#[test]
+fn each_mistake_in_a_url_says_what_to_do() {
+    let unescaped = "%2F";
+    for (url, word) in [
+        ("redis://h:70000", "between 1 and 65535"),
+        ("redis://h:0/1", "between 1 and 65535"),
+        ("redis://:pw@[::1]:70000", "between 1 and 65535"),
+        ("redis+cluster://h1,h2:70000", "between 1 and 65535"),
+        ("redis+sentinel://h1,h2:70000/m", "between 1 and 65535"),
+        ("redis://h:s3cret", "end with @"),
+        ("redis://::1:6379", "brackets"),
+        ("redis://u:s3/cret@h", unescaped),
+        ("redis://u:12/s3cret@h", unescaped),
+        ("redis://u:s3?cret@h", unescaped),
+        ("redis://u:12?s3cret@h", unescaped),
+        ("redis://u:s3#cret@h", unescaped),
+        ("redis://u:12#s3cret@h:1/2", unescaped),
+        ("redis+cluster://u:s3/cret@h1,h2", unescaped),
+        ("redis+cluster://u:12?s3cret@h1,h2", unescaped),
+        ("redis+cluster://u:12#s3cret@h1,h2", unescaped),
+        ("redis+sentinel://u:s3/cret@h1,h2/m", unescaped),
+        ("redis+sentinel://u:12/s3cret@h1,h2/m", unescaped),
+        ("redis+sentinel://u:12?s3cret@h1,h2/m", unescaped),
+        ("redis+sentinel://u:12#s3cret@h1,h2/m", unescaped),
+        ("redis://h/1#s3cret", "%23"),
+        ("redis+unix:///run/s3#cret.sock", "%23"),
+        ("redis://h/#insecure", "tls_root"),
+        ("redis+sentinel://h/m#insecure", "tls_root"),
+        ("redis+cluster://h#insecure", "tls_root"),
+        #[cfg(feature = "tls")]
+        ("rediss://h/#insecure", "tls_root"),
+    ] {
+        let Err(Error::Config(text)) = Target::parse(url) else {
+            panic!("{url} was accepted")
+        };
+        assert!(text.contains(word), "{url}: {text}");
+        let is_told =
+            text.contains("s3") || text.contains("cret") || text.contains("InvalidClient");
+        assert!(!is_told, "{url}: {text}");
+    }
+    for url in [
+        "redis://:p@ss@h:1/2",
+        "redis://u:p%2F%3F%23%40%25@h",
+        "redis+unix:///run/redis@1.sock?pass=p@",
+        "redis+sentinel://u:p@ss@h1,h2/m?sentinel_pass=p@ss",
+        "redis+cluster://u:p@ss@h1,[::1]:7000",
+        "redis://h:",
+    ] {
+        assert!(Target::parse(url).is_ok(), "{url}");
+    }
+}
+
+#[test]
+fn an_unknown_parameter_is_named_unless_it_may_be_secret() {
+    for (url, word, known) in [
+        ("redis://h?timeout=5", "`timeout`", "protocol"),
+        ("redis://h/2?protocol=3&db=3", "`db`", "protocol"),
+        ("redis+unix:///s?db=3&password=s3cret", "`password`", "pass"),
+        (
+            "redis+sentinel://h/m?sentinel_password=s3cret",
+            "`sentinel_password`",
+            "sentinel_pass",
+        ),
+        ("redis+unix:///s?pass=top&s3cret=x", "%26", "pass"),
+        ("redis+unix:///s?pass=top&s3cret", "%26", "pass"),
+        ("redis://u:12?s3cret=1@h", "%3F", "redis://"),
+        ("redis://h?s3cret", "not repeated", "protocol"),
+        (
+            "redis+sentinel://h/m?sentinel_pass=top&s3cret=x",
+            "%26",
+            "sentinel_pass",
+        ),
+    ] {
+        let Err(Error::Config(text)) = Target::parse(url) else {
+            panic!("{url} was accepted")
+        };
+        assert!(text.contains(word) && text.contains(known), "{url}: {text}");
+        assert!(!text.contains("s3cret"), "{url}: {text}");
+    }
+    for url in [
+        "redis://h?",
+        "redis://h?protocol=resp3&",
+        "redis+sentinel://h/m?sentinel_user=u",
+    ] {
+        assert!(Target::parse(url).is_ok(), "{url}");
+    }
+}
+
+#[test]
+fn a_sentinel_url_gives_sentinels_master_and_passwords() {
+    let url =
+        "redis+sentinel://ann:s3cret@h1,h2:26380,[::1]/mymaster/2?sentinel_pass=t0p&protocol=resp3";
+    let Ok(Target::Sentinel(sentinel)) = Target::parse(url) else {
+        panic!("rejected")
+    };
+    assert_eq!(
+        sentinel.label(),
+        "mymaster of sentinels h1:26379,h2:26380,[::1]:26379"
+    );
+    assert_eq!(sentinel.data.info.redis_settings().username(), Some("ann"));
+    assert_eq!(sentinel.data.info.redis_settings().db(), 2);
+    for address in &sentinel.sentinels {
+        assert_eq!(address.info.redis_settings().password(), Some("t0p"));
+        assert_eq!(address.info.redis_settings().db(), 0);
+    }
+    let master = sentinel.at("10.0.0.7", 6400);
+    assert_eq!(master.label, "10.0.0.7:6400");
+    assert_eq!(master.info.redis_settings().password(), Some("s3cret"));
+    for wrong in [
+        "redis+sentinel://h1,h2",
+        "redis+sentinel://h1,,h2/m",
+        "http+sentinel://h/m",
+        "redis+sentinel:///m",
+    ] {
+        assert!(Target::parse(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn a_cluster_url_gives_nodes_and_credentials() {
+    let url = "redis+cluster://ann:s3cret@h1,h2:7001,[::1]:7002/?protocol=resp3";
+    let Ok(Target::Cluster(nodes)) = Target::parse(url) else {
+        panic!("rejected")
+    };
+    assert_eq!(nodes.label(), "cluster h1:6379,h2:7001,[::1]:7002");
+    assert_eq!(nodes.places().nth(2), Some(("::1".into(), 7002)));
+    let node = nodes.at("10.0.0.7", 7009);
+    assert_eq!(node.label, "10.0.0.7:7009");
+    assert_eq!(node.info.redis_settings().password(), Some("s3cret"));
+    assert!(Target::parse("valkey+cluster://h1,h2/0").is_ok());
+    for wrong in [
+        "redis+cluster://",
+        "redis+cluster://h1,,h2",
+        "redis+cluster://h1,h2/1",
+        "redis+cluster://h1:99999",
+        "redis+unix+cluster:///s3cret",
+        "http+cluster://h1",
+    ] {
+        let Err(error) = Target::parse(wrong) else {
+            panic!("{wrong} was accepted")
+        };
+        assert!(!error.to_string().contains("s3cret"), "{error}");
+    }
+}
+
+#[test]
+fn nodes_and_sentinels_can_be_given_in_parts() {
+    let nodes = ["h1:7000".into(), "h2".into()];
+    let Ok(Target::Cluster(cluster)) = Target::cluster(&nodes) else {
+        panic!("rejected")
+    };
+    assert_eq!(cluster.label(), "cluster h1:7000,h2:6379");
+    let nodes = ["redis://ann:s3cret@h1".into(), "redis://:s3cret@h2".into()];
+    let Err(error) = Target::cluster(&nodes) else {
+        panic!("accepted")
+    };
+    assert!(!error.to_string().contains("s3cret"), "{error}");
+    assert!(Target::cluster(&[]).is_err());
+
+    let hosts = ["h1".into(), "redis://:t0p@h2:26380".into()];
+    let master = "redis://ann:s3cret@mymaster/2";
+    let Ok(Target::Sentinel(sentinel)) = Target::sentinel(&hosts, master) else {
+        panic!("rejected")
+    };
+    assert_eq!(sentinel.label(), "mymaster of sentinels h1:26379,h2:26380");
+    assert_eq!(sentinel.data.info.redis_settings().username(), Some("ann"));
+    assert_eq!(sentinel.data.info.redis_settings().db(), 2);
+    let passwords = sentinel.sentinels.iter();
+    let passwords = passwords.map(|one| one.info.redis_settings().password().map(str::to_owned));
+    assert_eq!(passwords.collect::<Vec<_>>(), [None, Some("t0p".into())]);
+    assert!(Target::sentinel(&hosts, "mymaster").is_ok());
+    assert!(Target::sentinel(&[], "m").is_err() && Target::sentinel(&hosts, "").is_err());
+}
+
+#[cfg(not(feature = "tls"))]
+#[test]
+fn tls_names_its_feature() {
+    let Err(error) = Address::parse("rediss://h") else {
+        panic!("accepted")
+    };
+    assert!(error.to_string().contains("`tls`"), "{error}");
+}
