@@ -1,4 +1,4 @@
-//! Promise: a foreign value of megabytes in one key disturbs no other lock, and every call about the key reports the truth.
+//! Promise: a foreign value of megabytes disturbs no other lock, and calls about its key succeed.
 
 use std::ops::RangeInclusive;
 
@@ -8,23 +8,24 @@ use support::{Server, client, eventually, ms};
 
 support::tests![
     no_script_returns_more_than_the_start_of_a_foreign_value,
-    renewals_tell_that_a_large_value_took_the_lock_and_renew_the_others,
-    an_unlock_after_a_large_value_took_the_lock_says_so,
-    a_wait_for_a_large_value_ends_in_time,
+    renewals_report_a_lock_taken_by_a_large_value_and_renew_the_others,
+    unlock_reports_that_a_large_value_took_the_lock,
+    waiting_for_a_large_value_ends_at_the_deadline,
     inspect_and_list_show_the_start_of_a_large_value,
-    a_large_fence_is_a_bad_fence_and_hides_no_holder,
+    a_large_fence_is_an_error_and_hides_no_holder,
     force_unlock_deletes_values_of_all_lengths,
     a_release_deletes_no_other_value_with_the_same_start,
 ];
 
-/// More than the client reads of one reply.
+/// More bytes than the client accepts in one reply.
 const LARGE: usize = 2 << 20;
 
-/// The longest part of a foreign value that a script returns, and with a digest behind it.
+/// The number of bytes of a foreign value that a script returns, and the length of the digest that
+/// follows them.
 const CUT: usize = 1088;
 const DIGEST: usize = 40;
 
-/// With the start of a fence.
+/// The largest reply: the start of the value, its digest and the start of a fence.
 const SMALL: usize = CUT + DIGEST + 17;
 
 const FENCE: &str = "leasehold:fence:{lock:a}";
@@ -57,7 +58,7 @@ fn eval(server: &Server, source: &str, keys: &[&str], args: &[&[u8]]) -> Value {
         .unwrap()
 }
 
-/// The text in a reply, in bytes.
+/// Returns the number of bytes of all strings in a reply.
 fn size(reply: &Value) -> usize {
     match reply {
         Value::BulkString(text) => text.len(),
@@ -111,7 +112,7 @@ fn no_script_returns_more_than_the_start_of_a_foreign_value() {
     }
 }
 
-fn renewals_tell_that_a_large_value_took_the_lock_and_renew_the_others() {
+fn renewals_report_a_lock_taken_by_a_large_value_and_renew_the_others() {
     let server = Server::start();
     let client = client(&server.url());
     let often = |name: &str| client.mutex(name).ttl(ms(60_000)).renew_every(ms(100));
@@ -142,7 +143,7 @@ fn renewals_tell_that_a_large_value_took_the_lock_and_renew_the_others() {
     }
 }
 
-fn an_unlock_after_a_large_value_took_the_lock_says_so() {
+fn unlock_reports_that_a_large_value_took_the_lock() {
     let server = Server::start();
     let client = client(&server.url());
     let one = client.mutex("a").auto_renew(false).lock().unwrap();
@@ -158,7 +159,7 @@ fn an_unlock_after_a_large_value_took_the_lock_says_so() {
     assert_eq!(several.unlock().unwrap(), lost);
 }
 
-fn a_wait_for_a_large_value_ends_in_time() {
+fn waiting_for_a_large_value_ends_at_the_deadline() {
     let server = Server::start();
     let client = client(&server.url());
     set_large(&server, "lock:a");
@@ -170,9 +171,9 @@ fn a_wait_for_a_large_value_ends_in_time() {
     assert!(several.try_lock_for(ms(300)).unwrap().is_none());
 }
 
-/// Looks at the lock `a` beside a lock of our own.
+/// Inspects lock `a`, lists it beside a lock of this client, and returns its value.
 #[track_caller]
-fn seen(client: &Client) -> Vec<u8> {
+fn inspected_value(client: &Client) -> Vec<u8> {
     let ours = client.mutex("b").lock().unwrap();
     let holder = client.mutex("a").inspect().unwrap().unwrap();
     assert_eq!(holder.holder_id(), None);
@@ -188,22 +189,30 @@ fn seen(client: &Client) -> Vec<u8> {
 fn inspect_and_list_show_the_start_of_a_large_value() {
     let server = Server::start();
     let client = client(&server.url());
-    // The start alone looks like a holder id.
+    // The first `CUT` bytes look like a holder id.
     let id = ":123e4567-e89b-12d3-a456-426614174000";
     let mut value = "o".repeat(CUT - id.len());
     value.push_str(id);
     value.push_str(&"x".repeat(LARGE));
     for length in [CUT + 1, CUT + DIGEST, LARGE] {
         set(&server, "lock:a", &value.as_bytes()[..length]);
-        assert_eq!(seen(&client), value.as_bytes()[..CUT], "{length}");
+        assert_eq!(
+            inspected_value(&client),
+            value.as_bytes()[..CUT],
+            "{length}"
+        );
     }
     for length in [0, 1, CUT - 1] {
         set(&server, "lock:a", &value.as_bytes()[..length]);
-        assert_eq!(seen(&client), value.as_bytes()[..length], "{length}");
+        assert_eq!(
+            inspected_value(&client),
+            value.as_bytes()[..length],
+            "{length}"
+        );
     }
 }
 
-fn a_large_fence_is_a_bad_fence_and_hides_no_holder() {
+fn a_large_fence_is_an_error_and_hides_no_holder() {
     let server = Server::start();
     let client = client(&server.url());
     let mutex = client.mutex("a");
@@ -247,27 +256,27 @@ fn a_release_deletes_no_other_value_with_the_same_start() {
     let Value::Array(items) = inspected else {
         panic!("{inspected:?}")
     };
-    let Value::BulkString(seen) = &items[0] else {
+    let Value::BulkString(shown) = &items[0] else {
         panic!("{items:?}")
     };
     let mut same_length = value.clone();
     same_length[LARGE - 1] = b'w';
-    // The last is what the reply says of the value itself.
-    for other in [&value[..CUT], &value[1..], &same_length, seen] {
+    // The last one is the shortened form that `inspect` returned for the value.
+    for other in [&value[..CUT], &value[1..], &same_length, shown] {
         set(&server, "lock:a", other);
-        let args: [&[u8]; 2] = [seen, b"lock_release:a"];
+        let args: [&[u8]; 2] = [shown, b"lock_release:a"];
         eval(&server, source!("release"), &["lock:a"], &args);
         assert_eq!(server.get("lock:a").as_deref(), Some(other));
         let keys = ["lock:a", "fence", "queue", "places"];
         let fair = source!("fair_grant", "fair_release");
         eval(&server, fair, &keys, &args);
         assert_eq!(server.get("lock:a").as_deref(), Some(other));
-        // An ordinary release with the start alone.
+        // A release whose id is the start of the value.
         let args: [&[u8]; 2] = [&value[..CUT], b"lock_release:a"];
         eval(&server, source!("release"), &["lock:a"], &args);
         assert_eq!(server.get("lock:a").is_some(), other.len() != CUT);
     }
     set(&server, "lock:a", &value);
-    eval(&server, source!("release"), &["lock:a"], &[seen, b"c"]);
+    eval(&server, source!("release"), &["lock:a"], &[shown, b"c"]);
     assert_eq!(server.get("lock:a"), None);
 }

@@ -1,4 +1,5 @@
-//! Promise: whoever looks from outside sees every lock that is held, and nothing that is none.
+//! Promise: `list` returns every held lock and nothing else; waiters and last tokens can be
+//! queried.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -8,14 +9,14 @@ use support::{Cluster, Proxy, Server, Traffic, ms};
 
 support::tests![
     every_lock_is_listed_with_its_holder,
-    a_prefix_is_taken_byte_for_byte,
-    what_is_no_lock_is_left_out,
-    thousands_are_found_page_by_page,
-    a_connection_that_had_died_is_no_failure_and_a_dead_server_is,
-    those_who_wait_are_counted_by_client,
-    the_last_token_is_known_after_the_release_too,
-    a_cluster_is_seen_as_a_whole,
-    a_quorum_shows_what_a_majority_has
+    a_prefix_is_matched_byte_for_byte,
+    keys_that_are_not_locks_are_not_listed,
+    thousands_of_locks_are_listed_page_by_page,
+    a_dead_connection_is_replaced_and_a_dead_server_is_an_error,
+    waiters_are_counted_once_per_client,
+    last_fencing_token_is_known_after_the_release,
+    locks_of_all_cluster_nodes_are_listed,
+    a_quorum_lists_locks_held_on_a_majority
 ];
 
 fn client(server: &Server) -> Client {
@@ -61,7 +62,7 @@ fn every_lock_is_listed_with_its_holder() {
     assert_eq!(server.calls(&["keys"]), 0);
 }
 
-fn a_prefix_is_taken_byte_for_byte() {
+fn a_prefix_is_matched_byte_for_byte() {
     let server = Server::start();
     let all = [
         &b"a*b"[..],
@@ -91,11 +92,11 @@ fn a_prefix_is_taken_byte_for_byte() {
     }
 }
 
-fn what_is_no_lock_is_left_out() {
+fn keys_that_are_not_locks_are_not_listed() {
     let server = Server::start();
     let client = Client::builder().url(server.url()).key_prefix("");
     let client = client.build().unwrap();
-    // Its fence is a string key too.
+    // The lock's fence is a string key too.
     let _guard = client.mutex("a").lock().unwrap();
     set(&server, b"leasehold:mine");
     let mut connection = server.connection();
@@ -105,7 +106,7 @@ fn what_is_no_lock_is_left_out() {
     assert_eq!(names(&client, b"leasehold:").len(), 0);
 }
 
-fn thousands_are_found_page_by_page() {
+fn thousands_of_locks_are_listed_page_by_page() {
     let server = Server::start();
     let mut pipe = redis::pipe();
     for n in 0..3_000 {
@@ -122,7 +123,7 @@ fn thousands_are_found_page_by_page() {
     assert!(server.calls(&["scan"]) >= 6);
 }
 
-fn a_connection_that_had_died_is_no_failure_and_a_dead_server_is() {
+fn a_dead_connection_is_replaced_and_a_dead_server_is_an_error() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = Client::builder().url(proxy.url()).command_timeout(ms(300));
@@ -131,7 +132,7 @@ fn a_connection_that_had_died_is_no_failure_and_a_dead_server_is() {
     assert_eq!(names(&client, b""), [b"a"]);
     let waiting = || client.mutex("a").waiting().unwrap();
     for _ in 0..2 {
-        // Leaves its connection for the next.
+        // Leaves an idle connection for the next call.
         assert_eq!(waiting(), 0);
         proxy.set_open(Traffic::CutOnReply);
         assert_eq!(names(&client, b""), [b"a"]);
@@ -146,7 +147,7 @@ fn a_connection_that_had_died_is_no_failure_and_a_dead_server_is() {
     assert!(error.is_unreachable(), "{error}");
 }
 
-fn those_who_wait_are_counted_by_client() {
+fn waiters_are_counted_once_per_client() {
     let server = Server::start();
     let clients = [client(&server), client(&server)];
     let watcher = client(&server);
@@ -164,7 +165,7 @@ fn those_who_wait_are_counted_by_client() {
     assert_eq!(watcher.mutex("b").waiting().unwrap(), 0);
 }
 
-fn the_last_token_is_known_after_the_release_too() {
+fn last_fencing_token_is_known_after_the_release() {
     let server = Server::start();
     let client = client(&server);
     let mutex = client.mutex("a");
@@ -182,7 +183,7 @@ fn the_last_token_is_known_after_the_release_too() {
     assert!(matches!(mutex.waiting(), Err(Error::Closed)));
 }
 
-fn a_cluster_is_seen_as_a_whole() {
+fn locks_of_all_cluster_nodes_are_listed() {
     let cluster = Cluster::start(3, 0);
     let client = Client::open(&cluster.url()).unwrap();
     let names: Vec<String> = (0..30).map(|n| format!("n{n:02}")).collect();
@@ -190,7 +191,7 @@ fn a_cluster_is_seen_as_a_whole() {
         .iter()
         .map(|name| client.mutex(name).lock().unwrap())
         .collect();
-    // A client that knows nothing of the slots yet.
+    // A client that does not know the slots yet.
     let other = Client::open(&cluster.url()).unwrap();
     let held = other.list("n").unwrap();
     let found: Vec<String> = held.iter().map(|held| held.name().to_string()).collect();
@@ -211,14 +212,14 @@ fn a_cluster_is_seen_as_a_whole() {
     });
 }
 
-fn a_quorum_shows_what_a_majority_has() {
+fn a_quorum_lists_locks_held_on_a_majority() {
     let mut servers = [(); 3].map(|()| Server::start());
     let urls = || servers.each_ref().map(Server::url);
     let quorum = || Client::builder().quorum(urls()).command_timeout(ms(500));
     let client = quorum().build().unwrap();
     let a = client.mutex("a").lock().unwrap();
     let _b = client.mutex("b").lock().unwrap();
-    // A minority's word is no lock.
+    // A key on a minority of the servers is not a lock.
     set(&servers[1], b"lock:minority");
     let watcher = quorum().build().unwrap();
     assert_eq!(names(&watcher, b""), [b"a", b"b"]);

@@ -1,5 +1,5 @@
-//! Promise: a lock goes from thread to thread of one client without a trip, and each holder has all that a holder has; the
-//! others of the fleet have their turn.
+//! Promise: threads of one client hand a lock over without a round trip, each with the rights of a
+//! holder, and other clients still get the lock.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,40 +13,40 @@ use support::{Counters, Fenced, Proxy, Server, Traffic, eventually, ms};
 
 support::tests![
     basic_handoff_sends_no_command,
-    nobody_else_waits_so_no_tokens_are_reserved,
-    each_holder_hears_of_its_own_end_only,
-    a_doubt_is_cleared_before_the_next_hand_off,
-    zero_turns_it_off,
-    a_waiter_that_wants_none_is_handed_none,
-    a_run_is_as_long_as_it_was_set,
-    another_client_has_its_turn,
-    requests_are_few,
-    processes_and_threads_count_exactly,
-    tokens_rise_over_clients_and_hand_offs,
-    a_lease_that_was_extended_goes_to_who_wants_that,
-    renewals_are_those_of_whoever_holds_it,
-    a_lease_that_has_run_down_is_renewed_first,
-    without_renewal_in_the_background_each_hand_off_renews,
-    max_hold_begins_with_the_holder,
-    over_a_quorum_each_server_keeps_the_block,
-    a_key_that_may_outlast_its_ttl_is_released_and_not_handed_on
+    without_other_waiters_no_tokens_are_reserved,
+    each_holder_is_told_only_of_its_own_loss,
+    a_suspected_lease_is_checked_before_the_next_hand_off,
+    zero_local_handoffs_disables_them,
+    a_waiter_with_other_settings_is_not_handed_the_lease,
+    a_run_of_hand_offs_ends_at_the_configured_length,
+    another_client_gets_the_lock_after_a_few_runs,
+    contending_threads_of_one_client_send_few_requests,
+    contending_processes_and_threads_count_exactly,
+    tokens_rise_across_clients_and_hand_offs,
+    an_extended_lease_goes_to_a_waiter_with_that_ttl,
+    renewals_are_reported_to_the_current_holder,
+    a_lease_with_little_time_left_is_renewed_before_the_hand_off,
+    without_auto_renew_each_hand_off_renews,
+    max_hold_is_counted_from_the_hand_off,
+    every_quorum_server_reserves_the_block_of_tokens,
+    a_key_that_may_outlast_its_ttl_is_released_not_handed_off
 ];
 
 support::timed![
-    who_is_refused_meanwhile_takes_what_was_handed_to_it,
-    who_is_granted_meanwhile_has_found_the_lease_lost,
-    at_its_deadline_a_call_takes_what_it_was_handed,
-    who_is_handed_a_lease_while_its_logger_panics_takes_it,
-    a_shutdown_releases_what_nobody_has_taken
+    a_waiter_that_redis_refuses_takes_the_lease_handed_to_it,
+    a_grant_to_a_waiter_shows_that_the_handed_lease_is_lost,
+    a_call_at_its_deadline_takes_the_lease_handed_to_it,
+    a_waiter_whose_logger_panics_takes_the_lease_handed_to_it,
+    shutdown_releases_a_handed_lease_that_no_waiter_took
 ];
 
-/// Long enough for anything that is to come, and short enough for a test that fails.
-const PATIENCE: Duration = ms(20_000);
+/// The limit for events that must happen: generous for a slow machine, short for a failing test.
+const WAIT_LIMIT: Duration = ms(20_000);
 
-/// So long that nothing is renewed by itself and nobody looks without being woken.
+/// So long that no lease is renewed and no waiter polls during a test.
 const LONG: Duration = ms(300_000);
 
-/// What an acquire reserves where others wait, unless the lock is set otherwise.
+/// The tokens that an acquire reserves by default while other threads wait.
 const BLOCK: u64 = 33;
 
 fn builder(url: &str) -> ClientBuilder {
@@ -66,34 +66,36 @@ fn requests(server: &Server) -> u64 {
     server.calls(&["evalsha", "eval"])
 }
 
-/// As whoever deletes a key does who wants the waiters to know.
+/// Publishes a release, as a client does that deletes a key.
 fn announce(server: &Server, id: &HolderId) {
     server.run("PUBLISH", &["lock_release:a", id.as_str()]);
 }
 
-fn let_go(guard: MutexGuard) {
+fn unlock_held(guard: MutexGuard) {
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
-/// Starts a call that waits behind those before it, and returns when it sleeps.
-fn waits<'scope>(
+/// Starts a call that queues behind earlier ones, and returns when it waits.
+fn start_waiter<'scope>(
     scope: &'scope Scope<'scope, '_>,
     client: &Client,
     mutex: Mutex,
 ) -> ScopedJoinHandle<'scope, Option<MutexGuard>> {
     let before = client.stats().waiting;
-    let call = scope.spawn(move || mutex.try_lock_for(PATIENCE).unwrap());
-    eventually(PATIENCE, || client.stats().waiting == before + 1);
+    let call = scope.spawn(move || mutex.try_lock_for(WAIT_LIMIT).unwrap());
+    eventually(WAIT_LIMIT, || client.stats().waiting == before + 1);
     call
 }
 
-/// What a call that was waiting got.
-fn got(call: ScopedJoinHandle<'_, Option<MutexGuard>>) -> MutexGuard {
+/// Returns the guard that a waiting call acquired.
+fn guard_of(call: ScopedJoinHandle<'_, Option<MutexGuard>>) -> MutexGuard {
     call.join().unwrap().expect("the lock")
 }
 
-/// These calls wait, in this order, and the lock is released: the first of them asks Redis, the others are handed it.
-fn behind<'scope, const N: usize>(
+/// Queues these calls behind a holder, in this order, and releases the lock.
+///
+/// The first call acquires it from Redis; the others can be handed it.
+fn queue_behind_a_holder<'scope, const N: usize>(
     scope: &'scope Scope<'scope, '_>,
     server: &Server,
     client: &Client,
@@ -101,16 +103,18 @@ fn behind<'scope, const N: usize>(
 ) -> [ScopedJoinHandle<'scope, Option<MutexGuard>>; N] {
     let first = client.mutex("a").lock().unwrap();
     let before = (client.stats().totals.attempts, requests(server));
-    let calls = mutexes.map(|mutex| waits(scope, client, mutex));
-    until_none_looks(server, client, before);
-    let_go(first);
+    let calls = mutexes.map(|mutex| start_waiter(scope, client, mutex));
+    wait_until_attempts_are_answered(server, client, before);
+    unlock_held(first);
     calls
 }
 
-/// A look that was sent before others waited reserves no tokens for them, and may be what is granted.
-fn until_none_looks(server: &Server, client: &Client, before: (u64, u64)) {
+/// Waits until every attempt sent so far was answered.
+///
+/// An attempt sent before others waited reserves no tokens for them, and could be the one granted.
+fn wait_until_attempts_are_answered(server: &Server, client: &Client, before: (u64, u64)) {
     let mut is_quiet = false;
-    eventually(PATIENCE, || {
+    eventually(WAIT_LIMIT, || {
         let sent = client.stats().totals.attempts - before.0;
         let hears = server.subscribers("lock_release:a") > 0;
         let now = hears && requests(server) - before.1 >= sent;
@@ -123,23 +127,31 @@ fn basic_handoff_sends_no_command() {
     let client = client(&server);
     let a = || client.mutex("a");
     thread::scope(|scope| {
-        let [one, two, three] = behind(scope, &server, &client, [a(), a(), a()]);
-        let one = got(one);
+        let [one, two, three] = queue_behind_a_holder(scope, &server, &client, [a(), a(), a()]);
+        let one = guard_of(one);
         let token = one.fencing_token().value();
         let id = one.holder_id().clone();
-        assert_eq!(fence(&server), token + BLOCK - 1, "the block is kept whole");
+        assert_eq!(
+            fence(&server),
+            token + BLOCK - 1,
+            "the whole block is reserved"
+        );
         let before = (requests(&server), server.calls(&["publish"]));
-        let_go(one);
-        let two = got(two);
-        let_go(two);
-        let three = got(three);
+        unlock_held(one);
+        let two = guard_of(two);
+        unlock_held(two);
+        let three = guard_of(three);
         assert_eq!(three.fencing_token().value(), token + 2);
-        assert_eq!(*three.holder_id(), id, "the lease's");
+        assert_eq!(*three.holder_id(), id, "the id of the lease");
         let after = (requests(&server), server.calls(&["publish"]));
         assert_eq!(before, after, "nothing was sent");
-        assert!(a().try_lock().unwrap().is_none(), "it is held here");
-        assert_eq!(requests(&server), after.0, "and that is known");
-        let_go(three);
+        assert!(a().try_lock().unwrap().is_none(), "this client holds it");
+        assert_eq!(
+            requests(&server),
+            after.0,
+            "which the client knows without a request"
+        );
+        unlock_held(three);
     });
     let stats = client.stats();
     assert_eq!((stats.held, stats.waiting), (0, 0));
@@ -151,13 +163,13 @@ fn basic_handoff_sends_no_command() {
     assert_eq!(server.get("lock:a"), None);
 }
 
-fn nobody_else_waits_so_no_tokens_are_reserved() {
+fn without_other_waiters_no_tokens_are_reserved() {
     let server = Server::start();
     let guard = client(&server).mutex("a").lock().unwrap();
     assert_eq!(fence(&server), guard.fencing_token().value());
 }
 
-fn each_holder_hears_of_its_own_end_only() {
+fn each_holder_is_told_only_of_its_own_loss() {
     let server = Server::start();
     let client = client(&server);
     let (told, losses) = unbounded();
@@ -168,51 +180,52 @@ fn each_holder_hears_of_its_own_end_only() {
             .on_lost(move |why| told.send((who, *why)).unwrap())
     };
     thread::scope(|scope| {
-        let [one, two, three] = behind(scope, &server, &client, [a("one"), a("two"), a("three")]);
-        let one = got(one);
+        let [one, two, three] =
+            queue_behind_a_holder(scope, &server, &client, [a("one"), a("two"), a("three")]);
+        let one = guard_of(one);
         let lost_by_one = one.lost();
         let id = one.holder_id().clone();
-        let_go(one);
+        unlock_held(one);
         assert_eq!(lost_by_one.try_recv(), Err(TryRecvError::Disconnected));
 
-        let two = got(two);
+        let two = guard_of(two);
         let lost_by_two = two.lost();
         assert_eq!(lost_by_two.try_recv(), Err(TryRecvError::Empty));
         server.run("DEL", &["lock:a"]);
         announce(&server, &id);
-        assert_eq!(lost_by_two.recv_timeout(PATIENCE), Ok(Lost::Deleted));
-        assert_eq!(losses.recv_timeout(PATIENCE), Ok(("two", Lost::Deleted)));
-        // What was lost is not handed on: the next holder has asked Redis.
-        let three = got(three);
+        assert_eq!(lost_by_two.recv_timeout(WAIT_LIMIT), Ok(Lost::Deleted));
+        assert_eq!(losses.recv_timeout(WAIT_LIMIT), Ok(("two", Lost::Deleted)));
+        // A lost lease is not handed off: the next holder acquires from Redis.
+        let three = guard_of(three);
         assert_ne!(*three.holder_id(), id);
         assert!(three.fencing_token() > two.fencing_token());
         assert_eq!(two.unlock().unwrap(), Unlocked::AlreadyLost(Lost::Deleted));
         assert!(three.is_held());
-        let_go(three);
+        unlock_held(three);
     });
     drop(client);
     drop(told);
-    assert!(losses.try_recv().is_err(), "nobody else was told");
+    assert!(losses.try_recv().is_err(), "no other holder was told");
 }
 
-fn a_doubt_is_cleared_before_the_next_hand_off() {
+fn a_suspected_lease_is_checked_before_the_next_hand_off() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = builder(&proxy.url()).build().unwrap();
     let a = || client.mutex("a");
     thread::scope(|scope| {
-        let [one, two, three] = behind(scope, &server, &client, [a(), a(), a()]);
-        let one = got(one);
+        let [one, two, three] = queue_behind_a_holder(scope, &server, &client, [a(), a(), a()]);
+        let one = guard_of(one);
         let id = one.holder_id().clone();
         server.run("DEL", &["lock:a"]);
-        // The client hears it and asks about the lease; the answer is long under way.
-        let hearing = proxy.connections_that_sent("SUBSCRIBE");
-        for link in (0..proxy.connections()).filter(|link| !hearing.contains(link)) {
+        // The client receives the message and checks the lease; the reply is stalled.
+        let subscribers = proxy.connections_that_sent("SUBSCRIBE");
+        for link in (0..proxy.connections()).filter(|link| !subscribers.contains(link)) {
             proxy.set_nth(link, Traffic::StallReplies);
         }
         let before = requests(&server);
         announce(&server, &id);
-        eventually(PATIENCE, || requests(&server) > before);
+        eventually(WAIT_LIMIT, || requests(&server) > before);
         let unlock = scope.spawn(move || one.unlock());
         assert!(!two.is_finished());
         proxy.set_all(Traffic::Pass);
@@ -221,32 +234,32 @@ fn a_doubt_is_cleared_before_the_next_hand_off() {
             Unlocked::AlreadyLost(Lost::Deleted)
         );
         for next in [two, three] {
-            let next = got(next);
+            let next = guard_of(next);
             assert_ne!(*next.holder_id(), id);
-            let_go(next);
+            unlock_held(next);
         }
     });
 }
 
-fn zero_turns_it_off() {
+fn zero_local_handoffs_disables_them() {
     let server = Server::start();
     let client = client(&server);
     let a = || client.mutex("a").local_handoffs(0);
     thread::scope(|scope| {
-        let calls = behind(scope, &server, &client, [a(), a(), a()]);
+        let calls = queue_behind_a_holder(scope, &server, &client, [a(), a(), a()]);
         let mut ids = Vec::new();
         for call in calls {
-            let guard = got(call);
+            let guard = guard_of(call);
             assert_eq!(fence(&server), guard.fencing_token().value());
             ids.push(guard.holder_id().clone());
-            let_go(guard);
+            unlock_held(guard);
         }
         assert!(ids[0] != ids[1] && ids[1] != ids[2]);
     });
     assert_eq!(client.stats().totals.wakes_hand_off, 0);
 }
 
-fn a_waiter_that_wants_none_is_handed_none() {
+fn a_waiter_with_other_settings_is_not_handed_the_lease() {
     let server = Server::start();
     let client = client(&server);
     let a = || client.mutex("a");
@@ -258,41 +271,42 @@ fn a_waiter_that_wants_none_is_handed_none() {
     ];
     for other in other {
         thread::scope(|scope| {
-            let [one, two, three] = behind(scope, &server, &client, [a(), other, a()]);
-            let one = got(one);
+            let [one, two, three] =
+                queue_behind_a_holder(scope, &server, &client, [a(), other, a()]);
+            let one = guard_of(one);
             let first = one.holder_id().clone();
-            let_go(one);
-            // The order stays: it really is released, and the first in the queue asks.
-            let two = got(two);
+            unlock_held(one);
+            // The lock is released in Redis, and the first waiter acquires it there.
+            let two = guard_of(two);
             assert_ne!(*two.holder_id(), first);
             assert!(!three.is_finished());
-            let_go(two);
-            let_go(got(three));
+            unlock_held(two);
+            unlock_held(guard_of(three));
         });
     }
     assert_eq!(client.stats().totals.wakes_hand_off, 0);
 }
 
-fn a_run_is_as_long_as_it_was_set() {
+fn a_run_of_hand_offs_ends_at_the_configured_length() {
     let server = Server::start();
     let client = client(&server);
     let a = || client.mutex("a").local_handoffs(2);
     thread::scope(|scope| {
-        let calls = behind(scope, &server, &client, [(); 7].map(|()| a()));
+        let calls = queue_behind_a_holder(scope, &server, &client, [(); 7].map(|()| a()));
         let mut ids = Vec::new();
         for call in calls {
-            let guard = got(call);
+            let guard = guard_of(call);
             ids.push(guard.holder_id().clone());
-            let_go(guard);
+            unlock_held(guard);
         }
         let runs: Vec<_> = ids.chunk_by(|a, b| a == b).map(<[_]>::len).collect();
-        // Before the last there is nobody left to hand on to.
+        // The last call has no waiter behind it.
         assert_eq!(runs, [3, 3, 1]);
     });
 }
 
-/// Threads of one client that never stop wanting it keep another client out for a few runs at the most.
-fn another_client_has_its_turn() {
+/// Threads of one client that always want the lock delay another client by a few runs at most.
+fn another_client_gets_the_lock_after_a_few_runs() {
     let server = Server::start();
     let (many, one) = (client(&server), client(&server));
     let is_over = AtomicBool::new(false);
@@ -303,7 +317,7 @@ fn another_client_has_its_turn() {
                 while !is_over.load(Ordering::SeqCst) {
                     let guard = many.mutex("a").lock().unwrap();
                     entered.fetch_add(1, Ordering::SeqCst);
-                    let_go(guard);
+                    unlock_held(guard);
                 }
             });
         }
@@ -311,22 +325,22 @@ fn another_client_has_its_turn() {
             let before = entered.load(Ordering::SeqCst);
             let guard = one.mutex("a").lock().unwrap();
             let after = entered.load(Ordering::SeqCst);
-            let_go(guard);
+            unlock_held(guard);
             after - before
         };
-        // The first that has to wait has yet to connect, to start its threads, and to subscribe.
+        // The first call that waits also connects, starts threads and subscribes.
         while wait() == 0 {}
         let waited: Vec<u64> = (0..50).map(|_| wait()).collect();
         is_over.store(true, Ordering::SeqCst);
         waited
     });
     let most = waited.iter().max().unwrap();
-    // A few, and room for a machine that has other things to do.
+    // A few runs would do; the bound leaves room for a busy machine.
     assert!(*most <= 50 * BLOCK, "{waited:?}");
     assert!(many.stats().totals.wakes_hand_off > 0);
 }
 
-fn requests_are_few() {
+fn contending_threads_of_one_client_send_few_requests() {
     let server = Server::start();
     let client = client(&server);
     let before = requests(&server);
@@ -334,7 +348,7 @@ fn requests_are_few() {
         for _ in 0..8 {
             scope.spawn(|| {
                 for _ in 0..250 {
-                    let_go(client.mutex("a").lock().unwrap());
+                    unlock_held(client.mutex("a").lock().unwrap());
                 }
             });
         }
@@ -343,7 +357,7 @@ fn requests_are_few() {
     assert!(sent < 2_000 * 15 / 100, "{sent} for 2000 acquisitions");
 }
 
-fn processes_and_threads_count_exactly() {
+fn contending_processes_and_threads_count_exactly() {
     let server = Server::start();
     let counters = Counters {
         processes: 3,
@@ -353,7 +367,7 @@ fn processes_and_threads_count_exactly() {
     counters.count_exactly(&[server.url()], &server);
 }
 
-fn tokens_rise_over_clients_and_hand_offs() {
+fn tokens_rise_across_clients_and_hand_offs() {
     let server = Server::start();
     let clients = [client(&server), client(&server)];
     let resource = Fenced::new(0_u64);
@@ -369,7 +383,7 @@ fn tokens_rise_over_clients_and_hand_offs() {
                         thread::yield_now();
                         resource.write(token, seen + 1).unwrap();
                         tokens.lock().push(token);
-                        let_go(guard);
+                        unlock_held(guard);
                     }
                 });
             }
@@ -386,20 +400,21 @@ fn tokens_rise_over_clients_and_hand_offs() {
     }
 }
 
-/// The connection that a look in flight is on.
-fn stall_all_that_ask(proxy: &Proxy) {
-    let hearing = proxy.connections_that_sent("SUBSCRIBE");
-    for link in (0..proxy.connections()).filter(|link| !hearing.contains(link)) {
+/// Stalls the requests of every connection but the subscriber's.
+fn stall_all_but_the_subscriber(proxy: &Proxy) {
+    let subscribers = proxy.connections_that_sent("SUBSCRIBE");
+    for link in (0..proxy.connections()).filter(|link| !subscribers.contains(link)) {
         proxy.set_nth(link, Traffic::StallRequests);
     }
 }
 
-/// Until the first waiter's look is under way, and stalled: one that comes often comes no more.
-fn until_it_looks(client: &Client, proxy: &Proxy) {
-    stall_all_that_ask(proxy);
+/// Stalls requests until the first waiter's attempt is in flight: the count of attempts no longer
+/// rises.
+fn wait_until_an_attempt_stalls(client: &Client, proxy: &Proxy) {
+    stall_all_but_the_subscriber(proxy);
     let attempts = || client.stats().totals.attempts;
     let mut last = (attempts(), Instant::now());
-    eventually(PATIENCE, || {
+    eventually(WAIT_LIMIT, || {
         if attempts() != last.0 {
             last = (attempts(), Instant::now());
         }
@@ -407,64 +422,64 @@ fn until_it_looks(client: &Client, proxy: &Proxy) {
     });
 }
 
-/// So soon a restless waiter looks again.
+/// How often a waiter of [`client_with_short_backstop`] polls.
 const BACKSTOP: Duration = ms(50);
 
-/// One whose waiters look around often.
-fn restless(proxy: &Proxy) -> Client {
+/// Returns a client whose waiters poll every [`BACKSTOP`].
+fn client_with_short_backstop(proxy: &Proxy) -> Client {
     let builder = Client::builder().url(proxy.url()).ttl(LONG);
     builder
         .backstop(BACKSTOP)
-        .command_timeout(PATIENCE)
+        .command_timeout(WAIT_LIMIT)
         .build()
         .unwrap()
 }
 
-fn who_is_refused_meanwhile_takes_what_was_handed_to_it() {
+fn a_waiter_that_redis_refuses_takes_the_lease_handed_to_it() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = restless(&proxy);
+    let client = client_with_short_backstop(&proxy);
     let a = || client.mutex("a");
     thread::scope(|scope| {
-        let [one, two] = behind(scope, &server, &client, [a(), a()]);
-        let one = got(one);
+        let [one, two] = queue_behind_a_holder(scope, &server, &client, [a(), a()]);
+        let one = guard_of(one);
         let (id, token) = (one.holder_id().clone(), one.fencing_token().value());
-        until_it_looks(&client, &proxy);
-        let_go(one);
-        assert!(!two.is_finished(), "its look is under way");
+        wait_until_an_attempt_stalls(&client, &proxy);
+        unlock_held(one);
+        assert!(!two.is_finished(), "its attempt is in flight");
         proxy.set_all(Traffic::Pass);
-        let two = got(two);
+        let two = guard_of(two);
         assert_eq!(*two.holder_id(), id);
         assert_eq!(two.fencing_token().value(), token + 1);
-        let_go(two);
+        unlock_held(two);
     });
     assert_eq!(server.get("lock:a"), None);
     assert_eq!(client.stats().totals.lost(), 0);
 }
 
-fn who_is_granted_meanwhile_has_found_the_lease_lost() {
+fn a_grant_to_a_waiter_shows_that_the_handed_lease_is_lost() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = restless(&proxy);
+    let client = client_with_short_backstop(&proxy);
     let a = || client.mutex("a");
     thread::scope(|scope| {
-        let [one, two, three] = behind(scope, &server, &client, [a(), a(), a()]);
-        let one = got(one);
+        let [one, two, three] = queue_behind_a_holder(scope, &server, &client, [a(), a(), a()]);
+        let one = guard_of(one);
         let (id, token) = (one.holder_id().clone(), one.fencing_token());
-        until_it_looks(&client, &proxy);
-        let_go(one);
+        wait_until_an_attempt_stalls(&client, &proxy);
+        unlock_held(one);
         server.run("DEL", &["lock:a"]);
         proxy.set_all(Traffic::Pass);
-        let two = got(two);
+        let two = guard_of(two);
         assert_ne!(*two.holder_id(), id);
         assert!(two.fencing_token().value() >= token.value() + BLOCK);
         assert!(two.is_held());
-        // The run goes on with the lease that is.
+        // The run continues with the new lease.
         let second = two.holder_id().clone();
-        let_go(two);
-        let three = got(three);
+        unlock_held(two);
+        let three = guard_of(three);
         assert_eq!(*three.holder_id(), second);
-        let_go(three);
+        unlock_held(three);
     });
     assert_eq!(server.get("lock:a"), None);
     let stats = client.stats();
@@ -472,34 +487,34 @@ fn who_is_granted_meanwhile_has_found_the_lease_lost() {
     assert_eq!((stats.held, stats.waiting), (0, 0));
 }
 
-fn at_its_deadline_a_call_takes_what_it_was_handed() {
+fn a_call_at_its_deadline_takes_the_lease_handed_to_it() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = restless(&proxy);
+    let client = client_with_short_backstop(&proxy);
     thread::scope(|scope| {
         let first = client.mutex("a").lock().unwrap();
         let before = (client.stats().totals.attempts, requests(&server));
-        let one = waits(scope, &client, client.mutex("a"));
+        let one = start_waiter(scope, &client, client.mutex("a"));
         let two = scope.spawn(|| client.mutex("a").try_lock_for(ms(1_500)).unwrap());
-        eventually(PATIENCE, || client.stats().waiting == 2);
-        until_none_looks(&server, &client, before);
-        let_go(first);
-        let one = got(one);
+        eventually(WAIT_LIMIT, || client.stats().waiting == 2);
+        wait_until_attempts_are_answered(&server, &client, before);
+        unlock_held(first);
+        let one = guard_of(one);
         let id = one.holder_id().clone();
-        until_it_looks(&client, &proxy);
-        let_go(one);
-        // Its look is never answered.
-        let two = two.join().unwrap().expect("what was handed to it");
+        wait_until_an_attempt_stalls(&client, &proxy);
+        unlock_held(one);
+        // Its attempt is never answered.
+        let two = two.join().unwrap().expect("the lease handed to it");
         assert_eq!(*two.holder_id(), id);
         assert!(two.is_held());
         proxy.set_all(Traffic::Pass);
-        let_go(two);
+        unlock_held(two);
     });
-    eventually(PATIENCE, || server.get("lock:a").is_none());
+    eventually(WAIT_LIMIT, || server.get("lock:a").is_none());
 }
 
 thread_local! {
-    /// What this thread's next word that it waits sets off.
+    /// Runs when this thread next logs that it is waiting.
     static HOOK: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
 }
 
@@ -522,7 +537,7 @@ impl log::Log for Hooks {
     fn flush(&self) {}
 }
 
-fn who_is_handed_a_lease_while_its_logger_panics_takes_it() {
+fn a_waiter_whose_logger_panics_takes_the_lease_handed_to_it() {
     log::set_logger(&Hooks).unwrap();
     log::set_max_level(log::LevelFilter::Debug);
     let server = Server::start();
@@ -530,8 +545,8 @@ fn who_is_handed_a_lease_while_its_logger_panics_takes_it() {
     let a = || client.mutex("a");
     for has_next in [true, false] {
         thread::scope(|scope| {
-            let [one, two] = behind(scope, &server, &client, [a(), a()]);
-            let one = got(one);
+            let [one, two] = queue_behind_a_holder(scope, &server, &client, [a(), a()]);
+            let one = guard_of(one);
             let (id, token) = (one.holder_id().clone(), one.fencing_token().value());
             let ((says, said), (goes_on, go_on)) = (bounded(1), bounded(1));
             let mutex = a();
@@ -539,27 +554,27 @@ fn who_is_handed_a_lease_while_its_logger_panics_takes_it() {
                 HOOK.set(Some(Box::new(move || {
                     says.send(()).unwrap();
                     go_on.recv().unwrap();
-                    panic!("of a logger");
+                    panic!("in the logger");
                 })));
                 mutex.lock().unwrap()
             });
             said.recv().unwrap();
-            let next = has_next.then(|| waits(scope, &client, a()));
-            let_go(one);
-            let_go(got(two));
-            // It has the lease now, and does not know.
+            let next = has_next.then(|| start_waiter(scope, &client, a()));
+            unlock_held(one);
+            unlock_held(guard_of(two));
+            // The panicking thread has been handed the lease and does not know yet.
             assert!(a().try_lock().unwrap().is_none());
             goes_on.send(()).unwrap();
             let took = panics.join().unwrap();
             assert_eq!(*took.holder_id(), id);
             assert_eq!(took.fencing_token().value(), token + 2);
-            let_go(took);
+            unlock_held(took);
             match next {
                 Some(next) => {
-                    let next = got(next);
+                    let next = guard_of(next);
                     assert_eq!(*next.holder_id(), id);
                     assert_eq!(next.fencing_token().value(), token + 3);
-                    let_go(next);
+                    unlock_held(next);
                 }
                 None => assert_eq!(server.get("lock:a"), None),
             }
@@ -570,24 +585,24 @@ fn who_is_handed_a_lease_while_its_logger_panics_takes_it() {
     assert_eq!((stats.held, stats.waiting), (0, 0));
 }
 
-fn a_shutdown_releases_what_nobody_has_taken() {
+fn shutdown_releases_a_handed_lease_that_no_waiter_took() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = restless(&proxy);
+    let client = client_with_short_backstop(&proxy);
     let a = || client.mutex("a");
     thread::scope(|scope| {
         let first = client.mutex("a").lock().unwrap();
         let before = (client.stats().totals.attempts, requests(&server));
-        let one = waits(scope, &client, a());
+        let one = start_waiter(scope, &client, a());
         let two = scope.spawn(|| a().lock());
-        eventually(PATIENCE, || client.stats().waiting == 2);
-        until_none_looks(&server, &client, before);
-        let_go(first);
-        let one = got(one);
-        until_it_looks(&client, &proxy);
-        let_go(one);
-        let ending = scope.spawn(|| client.shutdown(PATIENCE).unwrap());
-        eventually(PATIENCE, || client.stats().totals.lost_shut_down == 1);
+        eventually(WAIT_LIMIT, || client.stats().waiting == 2);
+        wait_until_attempts_are_answered(&server, &client, before);
+        unlock_held(first);
+        let one = guard_of(one);
+        wait_until_an_attempt_stalls(&client, &proxy);
+        unlock_held(one);
+        let ending = scope.spawn(|| client.shutdown(WAIT_LIMIT).unwrap());
+        eventually(WAIT_LIMIT, || client.stats().totals.lost_shut_down == 1);
         proxy.set_all(Traffic::Pass);
         let report = ending.join().unwrap();
         assert_eq!(report.released(), 1, "{report:?}");
@@ -596,27 +611,28 @@ fn a_shutdown_releases_what_nobody_has_taken() {
     assert_eq!(server.get("lock:a"), None);
 }
 
-fn a_lease_that_was_extended_goes_to_who_wants_that() {
+fn an_extended_lease_goes_to_a_waiter_with_that_ttl() {
     let server = Server::start();
     let client = client(&server);
     let a = || client.mutex("a").renew_every(ms(100_000));
     thread::scope(|scope| {
-        let [one, two, three] = behind(scope, &server, &client, [a(), a().ttl(2 * LONG), a()]);
-        let one = got(one);
+        let [one, two, three] =
+            queue_behind_a_holder(scope, &server, &client, [a(), a().ttl(2 * LONG), a()]);
+        let one = guard_of(one);
         let first = one.holder_id().clone();
         one.extend(2 * LONG).unwrap();
-        let_go(one);
-        let two = got(two);
+        unlock_held(one);
+        let two = guard_of(two);
         assert_eq!(*two.holder_id(), first);
         assert!(two.remaining().unwrap() > LONG);
-        let_go(two);
-        let three = got(three);
-        assert_ne!(*three.holder_id(), first, "it wants another ttl");
-        let_go(three);
+        unlock_held(two);
+        let three = guard_of(three);
+        assert_ne!(*three.holder_id(), first, "its ttl differs");
+        unlock_held(three);
     });
 }
 
-fn renewals_are_those_of_whoever_holds_it() {
+fn renewals_are_reported_to_the_current_holder() {
     let server = Server::start();
     let client = client(&server);
     let (told, renewals) = unbounded();
@@ -626,111 +642,111 @@ fn renewals_are_those_of_whoever_holds_it() {
         mutex.on_renew(move |renewed| told.send((who, renewed.clone())).unwrap())
     };
     thread::scope(|scope| {
-        let [one, two] = behind(scope, &server, &client, [a("one"), a("two")]);
-        let_go(got(one));
-        let two = got(two);
+        let [one, two] = queue_behind_a_holder(scope, &server, &client, [a("one"), a("two")]);
+        unlock_held(guard_of(one));
+        let two = guard_of(two);
         while renewals.try_recv().is_ok() {}
         for _ in 0..2 {
-            let (who, renewed) = renewals.recv_timeout(PATIENCE).unwrap();
+            let (who, renewed) = renewals.recv_timeout(WAIT_LIMIT).unwrap();
             assert_eq!(who, "two");
             assert_eq!(renewed.fencing_token(), two.fencing_token());
             assert_eq!(renewed.holder_id(), two.holder_id());
         }
         assert!(two.is_held());
-        let_go(two);
+        unlock_held(two);
     });
 }
 
-fn a_lease_that_has_run_down_is_renewed_first() {
+fn a_lease_with_little_time_left_is_renewed_before_the_hand_off() {
     let server = Server::start();
     let client = client(&server);
     let ttl = ms(900);
     let a = || client.mutex("a").ttl(ttl).renew_every(ms(800));
     thread::scope(|scope| {
-        let [one, two] = behind(scope, &server, &client, [a(), a()]);
-        let one = got(one);
+        let [one, two] = queue_behind_a_holder(scope, &server, &client, [a(), a()]);
+        let one = guard_of(one);
         let id = one.holder_id().clone();
         let before = client.stats().totals.renewals_ok;
-        eventually(PATIENCE, || one.remaining().unwrap() < ttl / 2);
-        let_go(one);
-        let two = got(two);
+        eventually(WAIT_LIMIT, || one.remaining().unwrap() < ttl / 2);
+        unlock_held(one);
+        let two = guard_of(two);
         assert!(two.remaining().unwrap() > ttl / 3 * 2 - ms(100));
         assert_eq!(*two.holder_id(), id);
         assert_eq!(client.stats().totals.renewals_ok, before + 1);
-        let_go(two);
+        unlock_held(two);
     });
 }
 
-fn without_renewal_in_the_background_each_hand_off_renews() {
+fn without_auto_renew_each_hand_off_renews() {
     let server = Server::start();
     let client = client(&server);
     let a = || client.mutex("a").auto_renew(false);
     thread::scope(|scope| {
-        let calls = behind(scope, &server, &client, [a(), a(), a()]);
+        let calls = queue_behind_a_holder(scope, &server, &client, [a(), a(), a()]);
         let mut ids = Vec::new();
         for call in calls {
-            let guard = got(call);
+            let guard = guard_of(call);
             ids.push(guard.holder_id().clone());
-            let_go(guard);
+            unlock_held(guard);
         }
         assert!(ids[0] == ids[1] && ids[1] == ids[2]);
         assert_eq!(client.stats().totals.renewals_ok, 2);
 
-        let [one, two, three] = behind(scope, &server, &client, [a(), a(), a()]);
-        let one = got(one);
+        let [one, two, three] = queue_behind_a_holder(scope, &server, &client, [a(), a(), a()]);
+        let one = guard_of(one);
         let id = one.holder_id().clone();
         server.run("DEL", &["lock:a"]);
         assert_eq!(
             one.unlock().unwrap(),
             Unlocked::AlreadyLost(Lost::Deleted),
-            "it was asked about"
+            "the renewal before the hand-off found the loss"
         );
         for next in [two, three] {
-            let next = got(next);
+            let next = guard_of(next);
             assert_ne!(*next.holder_id(), id);
-            let_go(next);
+            unlock_held(next);
         }
     });
 }
 
-fn max_hold_begins_with_the_holder() {
+fn max_hold_is_counted_from_the_hand_off() {
     let server = Server::start();
     let client = client(&server);
     let a = || client.mutex("a");
     thread::scope(|scope| {
         let limited = a().max_hold(ms(400));
-        let [one, two, three] = behind(scope, &server, &client, [a(), limited, a()]);
-        let_go(got(one));
-        let two = got(two);
-        let left = two.remaining().unwrap();
-        assert!(left <= ms(400), "{left:?}");
-        assert_eq!(two.lost().recv_timeout(PATIENCE), Ok(Lost::MaxHold));
+        let [one, two, three] = queue_behind_a_holder(scope, &server, &client, [a(), limited, a()]);
+        unlock_held(guard_of(one));
+        let two = guard_of(two);
+        let remaining_ttl = two.remaining().unwrap();
+        assert!(remaining_ttl <= ms(400), "{remaining_ttl:?}");
+        assert_eq!(two.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::MaxHold));
         assert_eq!(two.unlock().unwrap(), Unlocked::AlreadyLost(Lost::MaxHold));
-        assert!(!three.is_finished() || got(three).is_held());
+        assert!(!three.is_finished() || guard_of(three).is_held());
     });
 }
 
-fn over_a_quorum_each_server_keeps_the_block() {
+fn every_quorum_server_reserves_the_block_of_tokens() {
     let servers = [Server::start(), Server::start(), Server::start()];
     let urls = servers.each_ref().map(Server::url);
     let client = Client::builder().quorum(urls).ttl(LONG).build().unwrap();
     let a = || client.mutex("a");
     thread::scope(|scope| {
-        let [one, two] = behind(scope, &servers[0], &client, [a(), a()]);
-        let one = got(one);
+        let [one, two] = queue_behind_a_holder(scope, &servers[0], &client, [a(), a()]);
+        let one = guard_of(one);
         let (id, token) = (one.holder_id().clone(), one.fencing_token().value());
-        eventually(PATIENCE, || {
+        eventually(WAIT_LIMIT, || {
             servers
                 .iter()
                 .all(|server| fence(server) == token + BLOCK - 1)
         });
         let before: Vec<_> = servers.iter().map(requests).collect();
-        let_go(one);
-        let two = got(two);
+        unlock_held(one);
+        let two = guard_of(two);
         assert_eq!(servers.iter().map(requests).collect::<Vec<_>>(), before);
         assert_eq!(*two.holder_id(), id);
         assert_eq!(two.fencing_token().value(), token + 1);
-        let_go(two);
+        unlock_held(two);
     });
     let next = a().lock().unwrap();
     assert!(
@@ -740,14 +756,14 @@ fn over_a_quorum_each_server_keeps_the_block() {
             .count()
             >= 2
     );
-    // Only what nobody hears shows that nothing more comes.
+    // No message may arrive.
     assert_eq!(
         next.lost().recv_timeout(ms(1)),
         Err(RecvTimeoutError::Timeout)
     );
 }
 
-fn a_key_that_may_outlast_its_ttl_is_released_and_not_handed_on() {
+fn a_key_that_may_outlast_its_ttl_is_released_not_handed_off() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = Client::builder()
@@ -759,26 +775,26 @@ fn a_key_that_may_outlast_its_ttl_is_released_and_not_handed_on() {
         .unwrap();
     let a = || client.mutex("a");
     thread::scope(|scope| {
-        let [one, two] = behind(scope, &server, &client, [a(), a()]);
-        let one = got(one);
-        // From now on the server knows the script.
+        let [one, two] = queue_behind_a_holder(scope, &server, &client, [a(), a()]);
+        let one = guard_of(one);
+        // Loads the script into the server.
         one.renew().unwrap();
         proxy.set_all(Traffic::DropReplies);
         one.extend(2 * LONG).expect_err("the reply is dropped");
-        assert!(left(&server) > LONG, "it ran");
+        assert!(remaining_ttl(&server) > LONG, "the script ran");
         proxy.set_all(Traffic::Pass);
         let before = one.holder_id().clone();
-        let_go(one);
-        let two = got(two);
-        assert_ne!(*two.holder_id(), before, "a lease of its own");
-        assert!(left(&server) <= LONG);
-        let_go(two);
+        unlock_held(one);
+        let two = guard_of(two);
+        assert_ne!(*two.holder_id(), before, "a new lease");
+        assert!(remaining_ttl(&server) <= LONG);
+        unlock_held(two);
     });
 }
 
-fn left(server: &Server) -> Duration {
-    let left = redis::cmd("PTTL")
+fn remaining_ttl(server: &Server) -> Duration {
+    let remaining_ttl = redis::cmd("PTTL")
         .arg("lock:a")
         .query(&mut server.connection());
-    ms(left.unwrap())
+    ms(remaining_ttl.unwrap())
 }

@@ -1,4 +1,4 @@
-//! Promise: the calls that take a lock, look at it and let go of it say truly how it went.
+//! Promise: calls that acquire, inspect and release a lock report the true outcome.
 
 use std::collections::HashSet;
 use std::thread;
@@ -9,37 +9,37 @@ use leasehold::{Backoff, Client, ClientBuilder, Error, Lost, MutexGuard, Unlocke
 use support::{Proxy, Server, Traffic, eventually, ms, refusing_url};
 
 support::tests![
-    another_client_is_refused_and_woken,
-    a_try_at_what_this_client_holds_asks_nobody,
-    no_server,
-    inspect_shows_a_holder_of_ours,
-    inspect_shows_what_can_be_seen_of_a_foreign_holder,
+    another_client_is_refused_then_woken_by_the_release,
+    try_lock_of_a_name_this_client_holds_sends_nothing,
+    calls_without_a_server_are_errors_that_name_it,
+    inspect_shows_a_leasehold_holder,
+    inspect_shows_value_and_ttl_of_a_foreign_holder,
     force_unlock_takes_the_lock_from_its_holder,
-    force_unlock_wakes_waiters_and_the_holder_that_hears_releases,
-    force_unlock_deletes_only_what_it_saw,
-    extend_lengthens_and_shortens,
-    what_is_lost_is_neither_renewed_nor_extended,
+    force_unlock_wakes_waiters_and_a_subscribed_holder,
+    force_unlock_deletes_only_the_value_it_read,
+    extend_lengthens_and_shortens_a_lease,
+    a_lost_lease_is_neither_renewed_nor_extended,
     #[cfg(target_os = "linux")]
-    threads_of_one_client_are_served_in_the_order_they_came,
-    backing_off_gets_the_lock_in_the_end,
+    threads_of_one_client_get_the_lock_in_fifo_order,
+    a_waiter_that_backs_off_gets_the_lock,
     holder_ids_and_tokens_are_never_used_twice,
-    client_that_spins_gets_the_same_answers
+    a_spinning_client_gets_the_same_results
 ];
 
 support::timed![
     basic_calls_work_on_a_mutex,
-    renew_asks_for_the_whole_ttl_anew,
+    renew_resets_the_lease_to_the_whole_ttl,
     an_extended_lease_is_renewed_for_its_new_ttl,
-    attempts_used_up_are_told
+    used_up_attempts_are_reported
 ];
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What "at once" may take on a machine that has other things to do.
-const SOON: Duration = Duration::from_secs(5);
+/// The limit for events that must happen at once, generous for a busy machine.
+const WAIT_LIMIT: Duration = Duration::from_secs(5);
 
 fn builder(server: &Server) -> ClientBuilder {
-    // Whoever is back sooner than this was woken.
+    // A waiter that returns before this was woken.
     Client::builder().url(server.url()).backstop(MINUTE)
 }
 
@@ -47,7 +47,7 @@ fn client(server: &Server) -> Client {
     builder(server).build().unwrap()
 }
 
-/// Sets a key as a client of another make would, without an end.
+/// Sets a key without expiry, as another library's client might.
 fn foreign_lock(server: &Server, key: &str, value: &str) {
     server.run("SET", &[key, value]);
 }
@@ -56,23 +56,23 @@ fn scripts(server: &Server) -> u64 {
     server.calls(&["evalsha", "eval"])
 }
 
-/// Runs it beside the test.
-fn beside<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+/// Runs a call in another thread and returns a channel for its result.
+fn spawn_call<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (done, outcome) = bounded(1);
     thread::spawn(move || done.send(call()));
     outcome
 }
 
-/// What a call beside the test came to, at once.
+/// Waits for the result of a call that must return at once.
 #[track_caller]
-fn soon<T>(outcome: &Receiver<T>) -> T {
-    outcome.recv_timeout(SOON).expect("it comes to an end soon")
+fn result_of<T>(outcome: &Receiver<T>) -> T {
+    outcome.recv_timeout(WAIT_LIMIT).expect("the call returns")
 }
 
 fn basic_calls_work_on_a_mutex() {
     let server = Server::start();
     let client = client(&server);
-    assert!(client.ping().unwrap() < SOON);
+    assert!(client.ping().unwrap() < WAIT_LIMIT);
     let mutex = client.mutex("a");
     let guard = mutex.lock().unwrap();
     assert!(guard.is_held());
@@ -97,26 +97,26 @@ fn basic_calls_work_on_a_mutex() {
     assert!(lost.recv().is_err(), "disconnected without a message");
     drop(mutex.try_lock().unwrap().unwrap());
     assert_eq!(server.get("lock:a"), None);
-    drop(mutex.try_lock_for(SOON).unwrap().unwrap());
+    drop(mutex.try_lock_for(WAIT_LIMIT).unwrap().unwrap());
     drop(mutex.try_lock_until(Instant::now()).unwrap().unwrap());
     assert_eq!(server.get("lock:a"), None);
 }
 
-fn another_client_is_refused_and_woken() {
+fn another_client_is_refused_then_woken_by_the_release() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
     let guard = one.mutex("a").lock().unwrap();
     assert!(two.mutex("a").try_lock().unwrap().is_none());
     assert!(two.mutex("a").try_lock_for(ms(300)).unwrap().is_none());
-    let waiter = beside(move || two.mutex("a").lock().unwrap().fencing_token());
+    let waiter = spawn_call(move || two.mutex("a").lock().unwrap().fencing_token());
     server.wait_until_waiter_sleeps("lock_release:a");
     assert!(waiter.is_empty());
     let first = guard.fencing_token();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-    assert!(soon(&waiter) > first);
+    assert!(result_of(&waiter) > first);
 }
 
-fn a_try_at_what_this_client_holds_asks_nobody() {
+fn try_lock_of_a_name_this_client_holds_sends_nothing() {
     let server = Server::start();
     let client = client(&server);
     let mutex = client.mutex("a").auto_renew(false);
@@ -133,14 +133,14 @@ fn a_try_at_what_this_client_holds_asks_nobody() {
     assert!(mutex.try_lock().unwrap().is_some());
 }
 
-fn no_server() {
+fn calls_without_a_server_are_errors_that_name_it() {
     let url = refusing_url();
     let server = url.replace("redis://", "");
     let client = Client::builder()
         .url(url)
         .command_timeout(ms(200))
         .unreachable_for(ms(400))
-        // Each call finds out by itself.
+        // Each call must find out itself, so the breaker is off.
         .breaker(0)
         .build()
         .unwrap();
@@ -160,7 +160,7 @@ fn no_server() {
     }
 }
 
-fn inspect_shows_a_holder_of_ours() {
+fn inspect_shows_a_leasehold_holder() {
     let server = Server::start();
     let mutex = client(&server).mutex("a");
     assert!(mutex.inspect().unwrap().is_none());
@@ -180,7 +180,7 @@ fn inspect_shows_a_holder_of_ours() {
     assert!(mutex.inspect().unwrap().is_none());
 }
 
-fn inspect_shows_what_can_be_seen_of_a_foreign_holder() {
+fn inspect_shows_value_and_ttl_of_a_foreign_holder() {
     let server = Server::start();
     let mutex = client(&server).mutex("a");
     foreign_lock(&server, "lock:a", "v");
@@ -188,8 +188,8 @@ fn inspect_shows_what_can_be_seen_of_a_foreign_holder() {
     assert_eq!(holder.value(), b"v");
     assert_eq!(holder.owner(), None);
     assert_eq!(holder.holder_id(), None);
-    assert_eq!(holder.remaining(), None, "it has no end");
-    assert_eq!(holder.fencing_token(), None, "none was drawn");
+    assert_eq!(holder.remaining(), None, "the key has no expiry");
+    assert_eq!(holder.fencing_token(), None, "no token was granted");
     server.run("PEXPIRE", &["lock:a", "60000"]);
     let holder = mutex.inspect().unwrap().unwrap();
     assert!(
@@ -207,7 +207,7 @@ fn force_unlock_takes_the_lock_from_its_holder() {
     let guard = mutex.lock().unwrap();
     assert!(two.mutex("a").force_unlock().unwrap());
     assert_eq!(server.get("lock:a"), None);
-    assert_eq!(guard.lost().recv_timeout(SOON), Ok(Lost::Deleted));
+    assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Deleted));
     assert_eq!(
         guard.unlock().unwrap(),
         Unlocked::AlreadyLost(Lost::Deleted)
@@ -218,29 +218,29 @@ fn force_unlock_takes_the_lock_from_its_holder() {
     assert_eq!(server.get("lock:a"), None);
 }
 
-fn force_unlock_wakes_waiters_and_the_holder_that_hears_releases() {
+fn force_unlock_wakes_waiters_and_a_subscribed_holder() {
     let server = Server::start();
     let (one, two, operator) = (client(&server), client(&server), client(&server));
     let mutex = one.mutex("a").ttl(MINUTE);
     let guard = mutex.lock().unwrap();
-    let beside_holder = beside({
+    let waiter_of_holder = spawn_call({
         let mutex = mutex.clone();
         move || mutex.lock().map(drop)
     });
-    let elsewhere = beside(move || two.mutex("a").lock().map(drop));
-    eventually(SOON, || server.subscribers("lock_release:a") == 2);
+    let waiter_of_other = spawn_call(move || two.mutex("a").lock().map(drop));
+    eventually(WAIT_LIMIT, || server.subscribers("lock_release:a") == 2);
     server.wait_until_waiter_sleeps("lock_release:a");
     assert!(operator.mutex("a").force_unlock().unwrap());
-    // The other waiter may be there before the holder has asked.
+    // The other waiter may acquire the lock before the holder checks its key.
     assert!(matches!(
-        guard.lost().recv_timeout(SOON),
+        guard.lost().recv_timeout(WAIT_LIMIT),
         Ok(Lost::Deleted | Lost::Taken)
     ));
-    soon(&beside_holder).unwrap();
-    soon(&elsewhere).unwrap();
+    result_of(&waiter_of_holder).unwrap();
+    result_of(&waiter_of_other).unwrap();
 }
 
-fn force_unlock_deletes_only_what_it_saw() {
+fn force_unlock_deletes_only_the_value_it_read() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = Client::builder()
@@ -249,25 +249,25 @@ fn force_unlock_deletes_only_what_it_saw() {
         .build()
         .unwrap();
     foreign_lock(&server, "lock:a", "seen");
-    // So that the script is known and the connection there.
+    // Loads the script and opens the connection.
     assert!(client.mutex("a").inspect().unwrap().is_some());
     let before = scripts(&server);
     proxy.set_all(Traffic::StallReplies);
-    let forced = beside(move || client.mutex("a").force_unlock());
-    eventually(SOON, || scripts(&server) > before);
+    let forced = spawn_call(move || client.mutex("a").force_unlock());
+    eventually(WAIT_LIMIT, || scripts(&server) > before);
     foreign_lock(&server, "lock:a", "newer");
     proxy.set_all(Traffic::Pass);
-    assert!(!soon(&forced).unwrap());
+    assert!(!result_of(&forced).unwrap());
     assert_eq!(server.get("lock:a").unwrap(), b"newer");
 }
 
-fn renew_asks_for_the_whole_ttl_anew() {
+fn renew_resets_the_lease_to_the_whole_ttl() {
     let server = Server::start();
     let mutex = client(&server).mutex("a").ttl(MINUTE).auto_renew(false);
     let guard = mutex.lock().unwrap();
     server.run("PEXPIRE", &["lock:a", "20000"]);
     let first = guard.remaining().unwrap();
-    eventually(SOON, || guard.remaining().unwrap() + ms(300) < first);
+    eventually(WAIT_LIMIT, || guard.remaining().unwrap() + ms(300) < first);
     let before = Instant::now() + guard.remaining().unwrap();
     guard.renew().unwrap();
     let left = guard.remaining().unwrap();
@@ -275,7 +275,7 @@ fn renew_asks_for_the_whole_ttl_anew() {
     assert!(server.pttl("lock:a") > 30_000);
 }
 
-fn extend_lengthens_and_shortens() {
+fn extend_lengthens_and_shortens_a_lease() {
     let server = Server::start();
     let mutex = client(&server).mutex("a").ttl(MINUTE).auto_renew(false);
     let guard = mutex.lock().unwrap();
@@ -304,18 +304,18 @@ fn an_extended_lease_is_renewed_for_its_new_ttl() {
             let _ = renewed.send(renewal.clone());
         });
     let guard = mutex.lock().unwrap();
-    let renewal = renewals.recv_timeout(SOON).unwrap();
+    let renewal = renewals.recv_timeout(WAIT_LIMIT).unwrap();
     assert!(renewal.remaining() < ms(600));
     assert_eq!(renewal.holder_id(), guard.holder_id());
     assert_eq!(renewal.fencing_token(), guard.fencing_token());
     assert_eq!(renewal.name().as_bytes(), b"a");
     guard.extend(MINUTE).unwrap();
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + WAIT_LIMIT;
     while renewals.recv_deadline(deadline).unwrap().remaining() < MINUTE / 2 {}
     assert!(server.pttl("lock:a") > 30_000);
 }
 
-fn what_is_lost_is_neither_renewed_nor_extended() {
+fn a_lost_lease_is_neither_renewed_nor_extended() {
     let server = Server::start();
     let mutex = client(&server).mutex("a").ttl(MINUTE);
     let calls: [fn(&MutexGuard) -> Option<Error>; 2] = [
@@ -334,7 +334,7 @@ fn what_is_lost_is_neither_renewed_nor_extended() {
         assert_eq!(guard.remaining(), None);
         assert_eq!(guard.ensure_held().unwrap_err().lost(), Some(Lost::Taken));
         for lost in [first, second, guard.lost()] {
-            assert_eq!(lost.recv_timeout(SOON), Ok(Lost::Taken));
+            assert_eq!(lost.recv_timeout(WAIT_LIMIT), Ok(Lost::Taken));
             assert!(lost.recv().is_err(), "and then disconnected");
         }
         assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(Lost::Taken));
@@ -342,9 +342,9 @@ fn what_is_lost_is_neither_renewed_nor_extended() {
     }
 }
 
-/// A thread says its number when it is about to wait, and it waits when it sleeps.
+/// Each thread sends its `/proc` entry before it waits; the kernel reports when it sleeps.
 #[cfg(target_os = "linux")]
-fn threads_of_one_client_are_served_in_the_order_they_came() {
+fn threads_of_one_client_get_the_lock_in_fifo_order() {
     let server = Server::start();
     let client = client(&server);
     let mutex = client.mutex("a").ttl(MINUTE);
@@ -365,7 +365,7 @@ fn threads_of_one_client_are_served_in_the_order_they_came() {
         let stat = std::path::Path::new("/proc")
             .join(task.recv().unwrap())
             .join("stat");
-        eventually(SOON, || {
+        eventually(WAIT_LIMIT, || {
             let stat = std::fs::read_to_string(&stat).unwrap();
             stat.rsplit(") ").next().unwrap().starts_with('S')
         });
@@ -378,12 +378,12 @@ fn backoff() -> Backoff {
     Backoff::new(ms(1), ms(5)).attempts(3)
 }
 
-fn attempts_used_up_are_told() {
+fn used_up_attempts_are_reported() {
     let server = Server::start();
     let client = client(&server);
     let mutex = client.mutex("a").wait(WaitPolicy::Backoff(backoff()));
     foreign_lock(&server, "lock:a", "v");
-    // From then on each attempt is one call.
+    // The script is loaded here, so each later attempt is one call.
     assert!(mutex.try_lock().unwrap().is_none());
     let before = scripts(&server);
     assert!(mutex.try_lock_for(MINUTE).unwrap().is_none());
@@ -407,17 +407,17 @@ fn attempts_used_up_are_told() {
     assert_eq!(server.subscribers("lock_release:a"), 0);
 }
 
-fn backing_off_gets_the_lock_in_the_end() {
+fn a_waiter_that_backs_off_gets_the_lock() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
     let guard = one.mutex("a").lock().unwrap();
     let patient = Backoff::new(ms(1), ms(20));
     let mutex = two.mutex("a").wait(WaitPolicy::Backoff(patient));
-    let waiter = beside(move || mutex.lock().map(drop));
+    let waiter = spawn_call(move || mutex.lock().map(drop));
     let before = scripts(&server);
-    eventually(SOON, || scripts(&server) >= before + 5);
+    eventually(WAIT_LIMIT, || scripts(&server) >= before + 5);
     drop(guard);
-    soon(&waiter).unwrap();
+    result_of(&waiter).unwrap();
 }
 
 fn holder_ids_and_tokens_are_never_used_twice() {
@@ -431,7 +431,7 @@ fn holder_ids_and_tokens_are_never_used_twice() {
     }
 }
 
-fn client_that_spins_gets_the_same_answers() {
+fn a_spinning_client_gets_the_same_results() {
     let server = Server::start();
     for limit in [Duration::from_nanos(1), ms(1), Duration::MAX] {
         let client = builder(&server).spin(limit).build().unwrap();

@@ -1,4 +1,4 @@
-//! Promise: a hold that is lost is known to be lost, at once, by every way of asking and with the reason.
+//! Promise: a holder learns of a loss at once, with its reason, through every method and channel.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,31 +10,31 @@ use support::{Child, Server, eventually, ms, parameter, tell_parent};
 support::roles![holder];
 
 support::tests![
-    a_key_deleted,
-    a_key_taken_by_another,
-    everything_flushed,
-    a_server_restarted_from_nothing,
-    a_server_stopped,
-    a_server_killed,
-    a_lease_without_renewal,
-    a_lease_held_for_as_long_as_it_may,
-    a_client_shut_down,
-    a_loss_is_for_good,
-    a_lock_that_is_released_is_not_lost,
-    a_release_finds_out_what_no_renewal_has,
-    a_holder_paused_past_its_ttl_knows_before_it_does_anything,
-    a_foreign_release_of_our_lease_is_a_loss_at_once,
-    a_foreign_release_of_our_lease_to_another_is_a_loss_at_once,
-    a_lease_that_we_are_granted_again_is_lost,
-    a_release_that_was_only_announced_is_no_loss
+    a_deleted_key_is_reported_as_deleted,
+    an_overwritten_key_is_reported_as_taken,
+    a_flushed_server_is_reported_as_deleted,
+    a_server_restarted_without_data_is_reported_as_deleted,
+    a_stopped_server_is_reported_as_expired,
+    a_killed_server_is_reported_as_expired,
+    a_lease_without_renewal_is_reported_as_expired,
+    a_lease_past_max_hold_is_reported_as_max_hold,
+    a_client_shut_down_is_reported_as_shut_down,
+    a_lost_lease_stays_lost_if_its_key_comes_back,
+    a_released_lock_is_not_reported_lost,
+    unlock_reports_a_loss_that_no_renewal_has_found,
+    a_holder_paused_past_its_ttl_knows_of_the_loss_as_it_resumes,
+    a_foreign_release_of_our_lease_is_reported_at_once,
+    a_foreign_takeover_of_our_lease_is_reported_at_once,
+    a_second_grant_to_the_client_reports_the_first_lease_taken,
+    a_false_release_message_is_not_a_loss
 ];
 
-support::timed![past_max_hold_the_key_runs_out_by_itself];
+support::timed![past_max_hold_the_key_expires_by_itself];
 
-/// Long enough for anything that is to come, and short enough for a test that fails.
-const PATIENCE: Duration = ms(10_000);
+/// The limit for events that must happen: generous for a slow machine, short for a failing test.
+const WAIT_LIMIT: Duration = ms(10_000);
 
-/// How soon a loss is told that Redis is asked about out of turn; the next renewal is ten seconds away.
+/// The limit for a loss that an immediate check finds; the next renewal is 10 s away.
 const PROMPTLY: Duration = ms(2_000);
 
 const COMMAND_TIMEOUT: Duration = ms(200);
@@ -51,15 +51,15 @@ fn client(server: &Server) -> Client {
 }
 
 #[track_caller]
-fn says_held(guard: &MutexGuard) {
+fn assert_held(guard: &MutexGuard) {
     assert!(guard.is_held());
     assert!(guard.remaining().is_some());
     guard.ensure_held().unwrap();
 }
 
-/// All that a guard can say, but for the channels that were there before.
+/// Checks every method of a guard and a channel created after the loss.
 #[track_caller]
-fn says_lost(guard: &MutexGuard, why: Lost) {
+fn assert_lost(guard: &MutexGuard, why: Lost) {
     assert!(!guard.is_held());
     assert_eq!(guard.remaining(), None);
     for answer in [guard.ensure_held(), guard.renew(), guard.extend(ms(60_000))] {
@@ -68,21 +68,22 @@ fn says_lost(guard: &MutexGuard, why: Lost) {
             other => panic!("{other:?}"),
         }
     }
-    has_one_message(&guard.lost(), why);
+    assert_one_message(&guard.lost(), why);
 }
 
 #[track_caller]
-fn has_one_message(lost: &Receiver<Lost>, why: Lost) {
-    assert_eq!(lost.recv_timeout(PATIENCE), Ok(why));
+fn assert_one_message(lost: &Receiver<Lost>, why: Lost) {
+    assert_eq!(lost.recv_timeout(WAIT_LIMIT), Ok(why));
     assert_eq!(
-        lost.recv_timeout(PATIENCE),
+        lost.recv_timeout(WAIT_LIMIT),
         Err(RecvTimeoutError::Disconnected)
     );
 }
 
-/// A lease on `a`, its mutex set up further by `set`, comes to `harm`: everybody who asks or listens is told why.
+/// Configures a mutex with `set`, applies `harm` to its lease, and checks that every method,
+/// channel and callback reports the loss with its reason.
 #[track_caller]
-fn is_told(
+fn assert_loss_is_reported(
     why: Lost,
     set: impl FnOnce(Mutex) -> Mutex,
     harm: impl FnOnce(&mut Server, &Client),
@@ -96,33 +97,33 @@ fn is_told(
         .on_lost(move |lost| told.send(*lost).unwrap());
     let guard = set(mutex).lock().unwrap();
     let channels = [guard.lost(), guard.lost()];
-    says_held(&guard);
+    assert_held(&guard);
     harm(&mut server, &client);
     for channel in &channels {
-        has_one_message(channel, why);
+        assert_one_message(channel, why);
     }
-    says_lost(&guard, why);
-    assert_eq!(calls.recv_timeout(PATIENCE), Ok(why));
+    assert_lost(&guard, why);
+    assert_eq!(calls.recv_timeout(WAIT_LIMIT), Ok(why));
     assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(why));
     drop(client);
     assert_eq!(
-        calls.recv_timeout(PATIENCE),
+        calls.recv_timeout(WAIT_LIMIT),
         Err(RecvTimeoutError::Disconnected),
-        "once is enough"
+        "the callback ran once"
     );
     server
 }
 
-fn a_key_deleted() {
-    is_told(
+fn a_deleted_key_is_reported_as_deleted() {
+    assert_loss_is_reported(
         Lost::Deleted,
         |mutex| mutex,
         |server, _| server.run("DEL", &["lock:a"]),
     );
 }
 
-fn a_key_taken_by_another() {
-    let server = is_told(
+fn an_overwritten_key_is_reported_as_taken() {
+    let server = assert_loss_is_reported(
         Lost::Taken,
         |mutex| mutex,
         |server, _| server.run("SET", &["lock:a", "another"]),
@@ -131,66 +132,66 @@ fn a_key_taken_by_another() {
     assert_eq!(server.pttl("lock:a"), -1);
 }
 
-fn everything_flushed() {
-    is_told(
+fn a_flushed_server_is_reported_as_deleted() {
+    assert_loss_is_reported(
         Lost::Deleted,
         |mutex| mutex,
         |server, _| server.run("FLUSHALL", &[]),
     );
 }
 
-fn a_server_restarted_from_nothing() {
-    is_told(
+fn a_server_restarted_without_data_is_reported_as_deleted() {
+    assert_loss_is_reported(
         Lost::Deleted,
-        // It is gone for a moment, and that is not to be the reason.
+        // A long ttl, so that the downtime itself does not expire the lease.
         |mutex| mutex.ttl(ms(20_000)).renew_every(ms(100)),
         |server, _| server.restart(),
     );
 }
 
-fn a_server_stopped() {
-    is_told(Lost::Expired, |mutex| mutex, |server, _| server.pause());
+fn a_stopped_server_is_reported_as_expired() {
+    assert_loss_is_reported(Lost::Expired, |mutex| mutex, |server, _| server.pause());
 }
 
-fn a_server_killed() {
-    is_told(Lost::Expired, |mutex| mutex, |server, _| server.kill());
+fn a_killed_server_is_reported_as_expired() {
+    assert_loss_is_reported(Lost::Expired, |mutex| mutex, |server, _| server.kill());
 }
 
-fn a_lease_without_renewal() {
-    is_told(Lost::Expired, |mutex| mutex.auto_renew(false), |_, _| {});
+fn a_lease_without_renewal_is_reported_as_expired() {
+    assert_loss_is_reported(Lost::Expired, |mutex| mutex.auto_renew(false), |_, _| {});
 }
 
-fn a_lease_held_for_as_long_as_it_may() {
-    is_told(Lost::MaxHold, |mutex| mutex.max_hold(ms(500)), |_, _| {});
+fn a_lease_past_max_hold_is_reported_as_max_hold() {
+    assert_loss_is_reported(Lost::MaxHold, |mutex| mutex.max_hold(ms(500)), |_, _| {});
 }
 
-fn a_client_shut_down() {
-    let server = is_told(
+fn a_client_shut_down_is_reported_as_shut_down() {
+    let server = assert_loss_is_reported(
         Lost::ShutDown,
         |mutex| mutex,
         |_, client| {
-            assert!(client.shutdown(PATIENCE).unwrap().is_clean());
+            assert!(client.shutdown(WAIT_LIMIT).unwrap().is_clean());
         },
     );
     assert_eq!(server.get("lock:a"), None);
 }
 
-fn a_loss_is_for_good() {
+fn a_lost_lease_stays_lost_if_its_key_comes_back() {
     let server = Server::start();
     let client = client(&server);
     let guard = client.mutex("a").ttl(TTL).lock().unwrap();
     let id = guard.holder_id().as_str().to_owned();
     server.run("DEL", &["lock:a"]);
-    has_one_message(&guard.lost(), Lost::Deleted);
+    assert_one_message(&guard.lost(), Lost::Deleted);
     server.run("SET", &["lock:a", &id, "PX", "1200"]);
-    eventually(PATIENCE, || {
-        says_lost(&guard, Lost::Deleted);
-        // Nor is it renewed.
+    eventually(WAIT_LIMIT, || {
+        assert_lost(&guard, Lost::Deleted);
+        // The key is not renewed either.
         server.get("lock:a").is_none()
     });
 }
 
-fn a_lock_that_is_released_is_not_lost() {
+fn a_released_lock_is_not_reported_lost() {
     let server = Server::start();
     let client = client(&server);
     let (told, calls) = unbounded();
@@ -210,12 +211,12 @@ fn a_lock_that_is_released_is_not_lost() {
     assert_eq!(channel.recv(), Err(RecvError));
     drop((client, mutex));
     assert_eq!(
-        calls.recv_timeout(PATIENCE),
+        calls.recv_timeout(WAIT_LIMIT),
         Err(RecvTimeoutError::Disconnected)
     );
 }
 
-fn a_release_finds_out_what_no_renewal_has() {
+fn unlock_reports_a_loss_that_no_renewal_has_found() {
     let server = Server::start();
     let client = client(&server);
     for (taken, why) in [(false, Lost::Deleted), (true, Lost::Taken)] {
@@ -230,13 +231,13 @@ fn a_release_finds_out_what_no_renewal_has() {
             server.run("SET", &["lock:a", "another"]);
         }
         assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(why));
-        assert_eq!(calls.recv_timeout(PATIENCE), Ok(why));
+        assert_eq!(calls.recv_timeout(WAIT_LIMIT), Ok(why));
         assert_eq!(server.get("lock:a").is_some(), taken);
     }
 }
 
-/// The section that has held the lock for too long may still be running.
-fn past_max_hold_the_key_runs_out_by_itself() {
+/// The critical section may still be running, so the key must not be deleted at once.
+fn past_max_hold_the_key_expires_by_itself() {
     let server = Server::start();
     let (client, other) = (client(&server), client(&server));
     let ttl = ms(1_200);
@@ -248,23 +249,27 @@ fn past_max_hold_the_key_runs_out_by_itself() {
         .lock()
         .unwrap();
     assert!(guard.remaining().unwrap() <= ttl);
-    has_one_message(&guard.lost(), Lost::MaxHold);
+    assert_one_message(&guard.lost(), Lost::MaxHold);
     let seen = Instant::now();
     let left = server.pttl("lock:a");
-    assert!(left > 100, "it was renewed up to now");
+    assert!(left > 100, "it was renewed until the loss");
     let left = Duration::from_millis(left.unsigned_abs());
     assert!(left <= ttl);
     assert!(other.mutex("a").try_lock().unwrap().is_none());
     let next = other.mutex("a").lock().unwrap();
-    // Redis rounds down, and its clock is another one.
+    // Redis rounds down and has a different clock.
     assert!(seen.elapsed() + ms(5) >= left, "after {:?}", seen.elapsed());
-    assert!(server.pttl("lock:a") > 5_000, "it is the other's own lease");
+    assert!(
+        server.pttl("lock:a") > 5_000,
+        "the key is the other client's new lease"
+    );
     drop(guard);
     assert_eq!(next.unlock().unwrap(), Unlocked::Released);
 }
 
-/// In a child: is stopped with the lock in its hands, round after round. What it is woken by has been there for long
-/// when it goes on, so the first thing that it does then is to ask.
+/// In a child process: is paused while it holds the lock, once a round.
+///
+/// Its wake-up is already queued when it resumes, so its first action is to query the guard.
 fn holder() {
     let client = Client::open(&parameter("URL")).unwrap();
     let mut bell = redis::Client::open(parameter("URL"))
@@ -272,7 +277,7 @@ fn holder() {
         .get_connection()
         .unwrap();
     for _ in 0..parameter("ROUNDS").parse().unwrap() {
-        // They run out before it does, and keep everybody busy who might tell.
+        // These leases expire first and keep the threads busy that report losses.
         let others: Vec<_> = (0..300)
             .map(|n| lock(&client, &format!("other {n}")))
             .collect();
@@ -285,9 +290,9 @@ fn holder() {
             .exec(&mut bell)
             .unwrap();
         let is_held = guard.is_held();
-        assert!(!is_held, "somebody else is at work");
-        says_lost(&guard, Lost::Expired);
-        has_one_message(&lost, Lost::Expired);
+        assert!(!is_held, "another client holds the lock");
+        assert_lost(&guard, Lost::Expired);
+        assert_one_message(&lost, Lost::Expired);
         assert_eq!(
             guard.unlock().unwrap(),
             Unlocked::AlreadyLost(Lost::Expired)
@@ -301,7 +306,7 @@ fn lock(client: &Client, name: &str) -> MutexGuard {
     client.mutex(name).ttl(TTL).lock().unwrap()
 }
 
-fn a_holder_paused_past_its_ttl_knows_before_it_does_anything() {
+fn a_holder_paused_past_its_ttl_knows_of_the_loss_as_it_resumes() {
     let server = Server::start();
     let client = client(&server);
     let rounds = 3;
@@ -326,7 +331,7 @@ fn a_holder_paused_past_its_ttl_knows_before_it_does_anything() {
     child.wait().succeeded();
 }
 
-/// A lease that is not due for a renewal in a while, held where another thread waits for the same name.
+/// Runs `act` on a lease whose renewal is not due soon, while another thread waits for the name.
 fn with_a_waiter(auto_renew: bool, act: impl FnOnce(&Server, &MutexGuard)) {
     let server = Server::start();
     let client = Client::builder()
@@ -339,11 +344,11 @@ fn with_a_waiter(auto_renew: bool, act: impl FnOnce(&Server, &MutexGuard)) {
     let calls = server.calls(&["evalsha", "eval"]);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| mutex.lock().map(drop));
-        // It looks once it is subscribed, and then sleeps.
-        eventually(PATIENCE, || server.calls(&["evalsha", "eval"]) > calls);
+        // The waiter tries once after it has subscribed, then sleeps.
+        eventually(WAIT_LIMIT, || server.calls(&["evalsha", "eval"]) > calls);
         assert!(server.subscribers("lock_release:a") > 0);
         act(&server, &guard);
-        // Whoever keeps it from the waiter does so without an end.
+        // The key that keeps the waiter out may have no expiry.
         server.run("DEL", &["lock:a"]);
         server.run("PUBLISH", &["lock_release:a", ""]);
         drop(guard);
@@ -351,7 +356,7 @@ fn with_a_waiter(auto_renew: bool, act: impl FnOnce(&Server, &MutexGuard)) {
     });
 }
 
-fn a_foreign_release_of_our_lease_is_a_loss_at_once() {
+fn a_foreign_release_of_our_lease_is_reported_at_once() {
     with_a_waiter(true, |server, guard| {
         server.run("DEL", &["lock:a"]);
         server.run("PUBLISH", &["lock_release:a", guard.holder_id().as_str()]);
@@ -359,7 +364,7 @@ fn a_foreign_release_of_our_lease_is_a_loss_at_once() {
     });
 }
 
-fn a_foreign_release_of_our_lease_to_another_is_a_loss_at_once() {
+fn a_foreign_takeover_of_our_lease_is_reported_at_once() {
     with_a_waiter(true, |server, guard| {
         server.run("SET", &["lock:a", "another"]);
         server.run("PUBLISH", &["lock_release:a", guard.holder_id().as_str()]);
@@ -367,8 +372,8 @@ fn a_foreign_release_of_our_lease_to_another_is_a_loss_at_once() {
     });
 }
 
-/// Redis grants no lock that is held, so the grant itself is news of the loss.
-fn a_lease_that_we_are_granted_again_is_lost() {
+/// Redis never grants a held lock, so the second grant proves the loss.
+fn a_second_grant_to_the_client_reports_the_first_lease_taken() {
     let server = Server::start();
     let client = client(&server);
     let mutex = client.mutex("a").ttl(ms(30_000));
@@ -380,16 +385,16 @@ fn a_lease_that_we_are_granted_again_is_lost() {
     assert_eq!(second.unlock().unwrap(), Unlocked::Released);
 }
 
-fn a_release_that_was_only_announced_is_no_loss() {
+fn a_false_release_message_is_not_a_loss() {
     for auto_renew in [true, false] {
         with_a_waiter(auto_renew, |server, guard| {
             let (calls, left) = (server.calls(&["evalsha", "eval"]), server.pttl("lock:a"));
             server.run("PUBLISH", &["lock_release:a", guard.holder_id().as_str()]);
             eventually(PROMPTLY, || server.calls(&["evalsha", "eval"]) > calls);
-            says_held(guard);
+            assert_held(guard);
             assert_eq!(guard.lost().try_recv(), Err(TryRecvError::Empty));
             if !auto_renew {
-                assert!(server.pttl("lock:a") <= left, "it asks for no more time");
+                assert!(server.pttl("lock:a") <= left, "the check does not renew");
             }
             assert_eq!(
                 server.get("lock:a").as_deref(),

@@ -1,5 +1,5 @@
-//! Promise: a reply that Redis cannot give grants nothing and loses nothing. It ends its connection, and the call counts as
-//! unanswered.
+//! Promise: a reply that Redis would never send grants nothing and loses nothing. It closes its
+//! connection, and the call counts as unanswered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,46 +10,50 @@ use leasehold::{Client, Error, MutexGuard, Unlocked};
 use support::{FakeServer, builder, client, eventually, ms};
 
 support::tests![
-    well_formed_replies_are_accepted,
+    well_formed_replies_grant_and_release,
     an_acquire_with_an_impossible_reply_is_undone,
     a_refusal_for_a_name_that_was_not_asked_for_is_undone,
     a_fair_lock_with_an_impossible_reply_is_undone,
-    a_place_in_the_queue_is_not_granted_by_an_impossible_reply,
-    a_quorum_counts_no_vote_that_cannot_be,
+    an_impossible_reply_grants_nothing_to_a_queued_waiter,
+    a_quorum_counts_no_impossible_vote,
     no_lease_is_lost_or_renewed_by_an_impossible_reply,
     no_lease_is_lost_by_an_impossible_reply_in_the_background,
     a_release_with_an_impossible_reply_is_repeated,
-    what_is_known_of_a_lock_is_not_read_from_an_impossible_reply,
-    only_a_server_that_says_so_is_believed_to_be_the_master,
-    calls_in_one_write_are_each_checked
+    an_impossible_reply_to_a_query_is_an_error,
+    only_a_server_that_reports_the_master_role_is_used,
+    each_reply_to_a_combined_write_is_checked
 ];
 
 const GRANTED: &str = "*2\r\n:1\r\n:1700000000000000\r\n";
 
-fn bytes(reply: &str) -> Option<Vec<u8>> {
+fn reply_bytes(reply: &str) -> Option<Vec<u8>> {
     Some(reply.as_bytes().to_vec())
 }
 
-/// Longer than any pause between tries of an undo, on a machine that is busy.
-const PATIENCE: Duration = ms(30_000);
+/// Longer than any pause between attempts of an undo, on a busy machine.
+const WAIT_LIMIT: Duration = ms(30_000);
 
-/// Replies to `script` with `reply`, and lets every release go well.
-fn replying(script: &'static str, reply: &'static str) -> FakeServer {
+/// Replies to `script` with `reply`, and to every release with success.
+fn server_replying(script: &'static str, reply: &'static str) -> FakeServer {
     FakeServer::start(move |request| match request.name().as_str() {
-        name if name == script => bytes(reply),
-        "release" | "release_all" | "fair_release" => bytes(":1\r\n"),
-        "undo" | "fair_undo" => bytes("*1\r\n:0\r\n"),
+        name if name == script => reply_bytes(reply),
+        "release" | "release_all" | "fair_release" => reply_bytes(":1\r\n"),
+        "undo" | "fair_undo" => reply_bytes("*1\r\n:0\r\n"),
         _ => None,
     })
 }
 
-/// Grants, replies to `script` with `reply` the first time, and with `then` from then on.
-fn once(script: &'static str, reply: &'static str, then: &'static str) -> FakeServer {
+/// Grants every acquire; replies to `script` with `reply` the first time and with `then` later.
+fn server_replying_once(
+    script: &'static str,
+    reply: &'static str,
+    then: &'static str,
+) -> FakeServer {
     let is_first = AtomicBool::new(true);
     FakeServer::start(move |request| match request.name().as_str() {
-        "acquire" => bytes(GRANTED),
-        name if name == script && is_first.swap(false, Ordering::SeqCst) => bytes(reply),
-        name if name == script => bytes(then),
+        "acquire" => reply_bytes(GRANTED),
+        name if name == script && is_first.swap(false, Ordering::SeqCst) => reply_bytes(reply),
+        name if name == script => reply_bytes(then),
         _ => None,
     })
 }
@@ -59,7 +63,7 @@ fn once(script: &'static str, reply: &'static str, then: &'static str) -> FakeSe
 fn undone(server: &FakeServer, script: &str) -> usize {
     let acquires = server.requests(script);
     for acquire in &acquires {
-        eventually(PATIENCE, || {
+        eventually(WAIT_LIMIT, || {
             server.has_undo_of(&acquire.args()[0]) && server.is_closed(acquire.connection)
         });
     }
@@ -80,8 +84,8 @@ fn assert_unanswered<T>(outcome: &Result<Option<T>, Error>, reply: &str) {
     }
 }
 
-fn well_formed_replies_are_accepted() {
-    let server = once("release", ":1\r\n", ":0\r\n");
+fn well_formed_replies_grant_and_release() {
+    let server = server_replying_once("release", ":1\r\n", ":0\r\n");
     let guard = client(&server.url()).mutex("a").lock().unwrap();
     assert_eq!(guard.fencing_token().value(), 1_700_000_000_000_000);
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
@@ -103,7 +107,7 @@ fn an_acquire_with_an_impossible_reply_is_undone() {
         "*4\r\n:0\r\n$3\r\nabc\r\n:100\r\n:2\r\n",
         "*2\r\n:2\r\n:9007199254740992\r\n",
     ] {
-        let server = replying("acquire", reply);
+        let server = server_replying("acquire", reply);
         assert_unanswered(&client(&server.url()).mutex("a").try_lock(), reply);
         assert_undone(&server, "acquire");
     }
@@ -117,7 +121,7 @@ fn a_refusal_for_a_name_that_was_not_asked_for_is_undone() {
         "*3\r\n:0\r\n$3\r\nabc\r\n:100\r\n",
         "*2\r\n:1\r\n:7\r\n",
     ] {
-        let server = replying("acquire_all", reply);
+        let server = server_replying("acquire_all", reply);
         let all = client(&server.url()).mutex_all(["a", "b"]);
         assert_unanswered(&all.try_lock(), reply);
         assert_undone(&server, "acquire_all");
@@ -126,23 +130,23 @@ fn a_refusal_for_a_name_that_was_not_asked_for_is_undone() {
 
 fn a_fair_lock_with_an_impossible_reply_is_undone() {
     for reply in ["*2\r\n:1\r\n:0\r\n", "+OK\r\n"] {
-        let server = replying("fair_enter", reply);
+        let server = server_replying("fair_enter", reply);
         let fair = client(&server.url()).fair_mutex("a");
         assert_unanswered(&fair.try_lock_for(ms(5_000)), reply);
         assert_undone(&server, "fair_enter");
     }
 }
 
-fn a_place_in_the_queue_is_not_granted_by_an_impossible_reply() {
+fn an_impossible_reply_grants_nothing_to_a_queued_waiter() {
     for reply in [
         "*1\r\n:9007199254740992\r\n",
         "*2\r\n:0\r\n:7\r\n",
         ":7\r\n",
     ] {
         let server = FakeServer::start(move |request| match request.name().as_str() {
-            "fair_enter" => bytes("*3\r\n:0\r\n$1\r\nx\r\n:60000\r\n"),
-            "fair_refresh" => bytes(reply),
-            "fair_release" => bytes(":1\r\n"),
+            "fair_enter" => reply_bytes("*3\r\n:0\r\n$1\r\nx\r\n:60000\r\n"),
+            "fair_refresh" => reply_bytes(reply),
+            "fair_release" => reply_bytes(":1\r\n"),
             _ => None,
         });
         let fair = client(&server.url()).fair_mutex("a");
@@ -152,7 +156,7 @@ fn a_place_in_the_queue_is_not_granted_by_an_impossible_reply() {
     }
 }
 
-fn a_quorum_counts_no_vote_that_cannot_be() {
+fn a_quorum_counts_no_impossible_vote() {
     let count = 3;
     for reply in [
         "*2\r\n:1\r\n:7\r\n",
@@ -161,57 +165,59 @@ fn a_quorum_counts_no_vote_that_cannot_be() {
         "*2\r\n:2\r\n:1\r\n",
         "+OK\r\n",
     ] {
-        let servers: Vec<FakeServer> = (0..count).map(|_| replying("propose", reply)).collect();
+        let servers: Vec<FakeServer> = (0..count)
+            .map(|_| server_replying("propose", reply))
+            .collect();
         let client = Client::quorum(servers.iter().map(FakeServer::url)).unwrap();
         assert_unanswered(&client.mutex("a").try_lock(), reply);
         let asked = servers
             .iter()
             .filter(|server| undone(server, "propose") > 0);
-        // A call does not wait for a third connection that is slow to come about.
+        // A call does not wait for a third connection that opens slowly.
         assert!(asked.count() >= 2, "{reply:?}: no majority was asked");
     }
 }
 
-fn renewed(reply: &'static str) -> (FakeServer, MutexGuard) {
-    let server = once("renew", reply, ":1\r\n");
+fn lock_with_renewal_reply(reply: &'static str) -> (FakeServer, MutexGuard) {
+    let server = server_replying_once("renew", reply, ":1\r\n");
     let guard = client(&server.url()).mutex("a").lock().unwrap();
     (server, guard)
 }
 
 fn no_lease_is_lost_or_renewed_by_an_impossible_reply() {
     for reply in ["+taken\r\n", "*2\r\n:1\r\n:1\r\n", ":2\r\n", "$-1\r\n"] {
-        let (server, guard) = renewed(reply);
+        let (server, guard) = lock_with_renewal_reply(reply);
         let error = guard.renew().unwrap_err();
         assert!(matches!(error, Error::Unreachable { .. }), "{reply:?}");
         assert!(guard.is_held(), "{reply:?}");
         let renewal = server.requests("renew").remove(0);
-        eventually(PATIENCE, || server.is_closed(renewal.connection));
+        eventually(WAIT_LIMIT, || server.is_closed(renewal.connection));
         guard.renew().unwrap();
     }
 }
 
 fn no_lease_is_lost_by_an_impossible_reply_in_the_background() {
-    let server = once("renew", "+taken\r\n", ":1\r\n");
+    let server = server_replying_once("renew", "+taken\r\n", ":1\r\n");
     let mutex = client(&server.url()).mutex("a").ttl(ms(30_000));
     let guard = mutex.renew_every(ms(200)).lock().unwrap();
-    eventually(PATIENCE, || server.requests("renew").len() > 2);
+    eventually(WAIT_LIMIT, || server.requests("renew").len() > 2);
     assert!(guard.is_held());
 }
 
 fn a_release_with_an_impossible_reply_is_repeated() {
     for reply in ["+taken\r\n", "*2\r\n:1\r\n:1\r\n", ":2\r\n", "$-1\r\n"] {
-        let server = once("release", reply, ":0\r\n");
+        let server = server_replying_once("release", reply, ":0\r\n");
         let guard = client(&server.url()).mutex("a").lock().unwrap();
         let unlocked = guard.unlock().unwrap();
         assert_eq!(unlocked, Unlocked::Released, "{reply:?}");
         let release = server.requests("release").remove(0);
-        eventually(PATIENCE, || server.is_closed(release.connection));
+        eventually(WAIT_LIMIT, || server.is_closed(release.connection));
     }
 }
 
-fn what_is_known_of_a_lock_is_not_read_from_an_impossible_reply() {
-    let known = |command: &'static str, reply: &'static str| {
-        let server = replying(command, reply);
+fn an_impossible_reply_to_a_query_is_an_error() {
+    let assert_query_fails = |command: &'static str, reply: &'static str| {
+        let server = server_replying(command, reply);
         let mutex = client(&server.url()).mutex("a");
         let error = match command {
             "inspect" => mutex.inspect().map(drop),
@@ -223,18 +229,18 @@ fn what_is_known_of_a_lock_is_not_read_from_an_impossible_reply() {
         let error = error.unwrap_err();
         assert!(error.is_unreachable(), "{reply:?}: {error}");
     };
-    known("inspect", "*3\r\n$1\r\nx\r\n:-9\r\n$-1\r\n");
-    known("inspect", "*3\r\n$1\r\nx\r\n:9\r\n:7\r\n");
-    known("inspect", "+OK\r\n");
-    known("fence", "+7\r\n");
-    known("PUBSUB", "*2\r\n$1\r\nx\r\n:1\r\n");
-    known("PUBSUB", "*2\r\n$14\r\nlock_release:a\r\n:-1\r\n");
-    known("SCAN", "*2\r\n$1\r\nx\r\n*0\r\n");
-    known("SCAN", "*2\r\n$1\r\n0\r\n*1\r\n:7\r\n");
-    known("PING", "+OK\r\n");
+    assert_query_fails("inspect", "*3\r\n$1\r\nx\r\n:-9\r\n$-1\r\n");
+    assert_query_fails("inspect", "*3\r\n$1\r\nx\r\n:9\r\n:7\r\n");
+    assert_query_fails("inspect", "+OK\r\n");
+    assert_query_fails("fence", "+7\r\n");
+    assert_query_fails("PUBSUB", "*2\r\n$1\r\nx\r\n:1\r\n");
+    assert_query_fails("PUBSUB", "*2\r\n$14\r\nlock_release:a\r\n:-1\r\n");
+    assert_query_fails("SCAN", "*2\r\n$1\r\nx\r\n*0\r\n");
+    assert_query_fails("SCAN", "*2\r\n$1\r\n0\r\n*1\r\n:7\r\n");
+    assert_query_fails("PING", "+OK\r\n");
 }
 
-/// A sentinel that names the server at `port` as the master.
+/// Returns a sentinel that names the server at `port` as the master.
 fn sentinel(port: u16) -> FakeServer {
     FakeServer::start(move |request| {
         let port = port.to_string();
@@ -244,12 +250,12 @@ fn sentinel(port: u16) -> FakeServer {
     })
 }
 
-fn only_a_server_that_says_so_is_believed_to_be_the_master() {
+fn only_a_server_that_reports_the_master_role_is_used() {
     for role in [":1\r\n", "$-1\r\n", "*0\r\n", "+master\r\n"] {
         let server = FakeServer::start(move |request| match request.name().as_str() {
-            "ROLE" => bytes(role),
-            "acquire" => bytes(GRANTED),
-            "release" => bytes(":1\r\n"),
+            "ROLE" => reply_bytes(role),
+            "acquire" => reply_bytes(GRANTED),
+            "release" => reply_bytes(":1\r\n"),
             _ => None,
         });
         let sentinel = sentinel(server.port());
@@ -259,18 +265,18 @@ fn only_a_server_that_says_so_is_believed_to_be_the_master() {
     }
 }
 
-fn calls_in_one_write_are_each_checked() {
+fn each_reply_to_a_combined_write_is_checked() {
     let replies = Arc::new(AtomicUsize::new(0));
     let server = FakeServer::start({
         let replies = Arc::clone(&replies);
         move |request| match request.name().as_str() {
-            // Slow enough for calls to gather behind those that are under way.
+            // Slow enough for calls to queue behind those in flight.
             "acquire" => {
                 support::let_pass(ms(20));
                 replies.fetch_add(1, Ordering::SeqCst);
-                bytes("*2\r\n:1\r\n:0\r\n")
+                reply_bytes("*2\r\n:1\r\n:0\r\n")
             }
-            "release" => bytes(":1\r\n"),
+            "release" => reply_bytes(":1\r\n"),
             _ => None,
         }
     });

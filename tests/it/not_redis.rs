@@ -1,4 +1,4 @@
-//! Promise: a call to something that is no Redis does not wait for it to become one. It fails soon, and says what it read.
+//! Promise: a call to a server that is not Redis fails at once with the first bytes of its reply.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -8,29 +8,29 @@ use support::{FakeServer, Request, builder, ms};
 
 support::tests![
     http_reply_is_quoted_in_the_error,
-    another_protocol_is_named_at_once,
+    another_protocol_is_reported_at_once,
     another_protocol_is_dialed_once_for_a_call,
-    a_tls_peer_is_recognised,
-    sentinels_and_nodes_of_a_cluster_that_are_none_are_named_too,
-    a_quorum_of_others_is_named,
-    nonsense_in_good_form_is_believed_three_times,
-    endless_nonsense_in_good_form_is_no_redis_either,
-    a_malformed_reply_now_and_then_ends_no_wait
+    a_tls_peer_is_answered_with_a_hint_at_rediss,
+    false_sentinels_and_cluster_nodes_are_reported,
+    a_quorum_of_other_servers_is_reported,
+    well_formed_nonsense_ends_the_call_at_the_third_reply,
+    endless_well_formed_nonsense_is_reported,
+    an_occasional_malformed_reply_does_not_end_a_wait
 ];
 
-/// Longer than any test: no call here ends because Redis was away for so long.
+/// Longer than any test, so that no call ends because its server was unreachable for this long.
 const FOR_EVER: Duration = Duration::from_secs(600);
 
-/// What "at once" may take on a machine that has other things to do.
-const SOON: Duration = Duration::from_secs(60);
+/// The limit for calls that must fail at once, generous for a busy machine.
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-const SAYS: &str = "this does not look like Redis";
+const MESSAGE: &str = "this does not look like Redis";
 
-fn patient(url: &str) -> ClientBuilder {
+fn builder_that_waits(url: &str) -> ClientBuilder {
     builder(url).unreachable_for(FOR_EVER)
 }
 
-/// Peers, what each of them sends, and how an error shows the beginning of that.
+/// Peers: the protocol, the bytes each sends, and how an error shows the first of them.
 const PEERS: [(&str, &[u8], &str); 4] = [
     (
         "SSH",
@@ -54,35 +54,39 @@ const PEERS: [(&str, &[u8], &str); 4] = [
     ),
 ];
 
-fn asked(words: &'static [u8]) -> FakeServer {
+fn server_replying(words: &'static [u8]) -> FakeServer {
     FakeServer::start(move |_| Some(words.to_vec()))
 }
 
 #[track_caller]
-fn assert_says(error: &Error, shown: &str) {
+fn assert_reports(error: &Error, shown: &str) {
     let text = error.to_string();
-    assert!(text.contains(SAYS) && text.contains(shown), "{text}");
+    assert!(text.contains(MESSAGE) && text.contains(shown), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
 }
 
 fn http_reply_is_quoted_in_the_error() {
-    let server = asked(b"HTTP/1.1 400 Bad Request\r\n\r\n");
-    let client = patient(&server.url()).build().unwrap();
+    let server = server_replying(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+    let client = builder_that_waits(&server.url()).build().unwrap();
     let error = client.mutex("a").lock().unwrap_err();
-    assert_says(&error, "HTTP/1.1 400");
+    assert_reports(&error, "HTTP/1.1 400");
 }
 
-fn another_protocol_is_named_at_once() {
+fn another_protocol_is_reported_at_once() {
     for (peer, words, shown) in PEERS {
-        for server in [asked(words), FakeServer::sending(words, false)] {
-            let client = patient(&server.url()).build().unwrap();
+        for server in [server_replying(words), FakeServer::sending(words, false)] {
+            let client = builder_that_waits(&server.url()).build().unwrap();
             let began = Instant::now();
-            assert_says(&client.mutex("a").lock().unwrap_err(), shown);
-            assert_says(&client.mutex("b").try_lock().unwrap_err(), shown);
-            assert_says(&client.fair_mutex("c").lock().unwrap_err(), shown);
-            assert_says(&client.mutex_all(["d", "e"]).lock().unwrap_err(), shown);
-            assert!(began.elapsed() < SOON, "{peer}: {:?}", began.elapsed());
+            assert_reports(&client.mutex("a").lock().unwrap_err(), shown);
+            assert_reports(&client.mutex("b").try_lock().unwrap_err(), shown);
+            assert_reports(&client.fair_mutex("c").lock().unwrap_err(), shown);
+            assert_reports(&client.mutex_all(["d", "e"]).lock().unwrap_err(), shown);
+            assert!(
+                began.elapsed() < WAIT_LIMIT,
+                "{peer}: {:?}",
+                began.elapsed()
+            );
         }
     }
 }
@@ -90,11 +94,11 @@ fn another_protocol_is_named_at_once() {
 fn another_protocol_is_dialed_once_for_a_call() {
     let command_timeout = Duration::from_secs(10);
     for (peer, words, shown) in PEERS {
-        let server = asked(words);
-        let client = patient(&server.url()).command_timeout(command_timeout);
+        let server = server_replying(words);
+        let client = builder_that_waits(&server.url()).command_timeout(command_timeout);
         let client = client.build().unwrap();
         let began = Instant::now();
-        assert_says(&client.mutex("a").try_lock().unwrap_err(), shown);
+        assert_reports(&client.mutex("a").try_lock().unwrap_err(), shown);
         assert!(began.elapsed() < command_timeout / 2, "{peer}");
         let log_ons = server.requests("CLIENT");
         let is_first = |request: &Request| request.connection == 0;
@@ -102,56 +106,56 @@ fn another_protocol_is_dialed_once_for_a_call() {
     }
 }
 
-fn a_tls_peer_is_recognised() {
-    let server = asked(b"\x15\x03\x01\0\x02\x02\x46");
-    let client = patient(&server.url()).build().unwrap();
+fn a_tls_peer_is_answered_with_a_hint_at_rediss() {
+    let server = server_replying(b"\x15\x03\x01\0\x02\x02\x46");
+    let client = builder_that_waits(&server.url()).build().unwrap();
     let text = client.mutex("a").lock().unwrap_err().to_string();
     assert!(text.contains("rediss://"), "{text}");
 }
 
-fn sentinels_and_nodes_of_a_cluster_that_are_none_are_named_too() {
+fn false_sentinels_and_cluster_nodes_are_reported() {
     let (_, words, shown) = PEERS[1];
-    let server = asked(words);
+    let server = server_replying(words);
     for url in [
         format!("redis+cluster://127.0.0.1:{}", server.port()),
         format!("redis+sentinel://127.0.0.1:{}/m", server.port()),
     ] {
-        let client = patient(&url).build().unwrap();
-        assert_says(&client.mutex("a").lock().unwrap_err(), shown);
+        let client = builder_that_waits(&url).build().unwrap();
+        assert_reports(&client.mutex("a").lock().unwrap_err(), shown);
     }
 }
 
-fn a_quorum_of_others_is_named() {
+fn a_quorum_of_other_servers_is_reported() {
     let (_, words, shown) = PEERS[1];
-    let servers: Vec<FakeServer> = (0..3).map(|_| asked(words)).collect();
+    let servers: Vec<FakeServer> = (0..3).map(|_| server_replying(words)).collect();
     let client = Client::builder().quorum(servers.iter().map(FakeServer::url));
     let client = client.unreachable_for(FOR_EVER).build().unwrap();
-    assert_says(&client.mutex("a").lock().unwrap_err(), shown);
+    assert_reports(&client.mutex("a").lock().unwrap_err(), shown);
 }
 
-/// As one that takes every log-on does.
-fn ok(_: &Request) -> Option<Vec<u8>> {
+/// Replies OK to everything, so every log-on succeeds.
+fn reply_ok(_: &Request) -> Option<Vec<u8>> {
     Some(b"+OK\r\n".to_vec())
 }
 
-fn nonsense_in_good_form_is_believed_three_times() {
-    let server = FakeServer::start(ok);
-    let client = patient(&server.url()).build().unwrap();
-    assert_says(&client.mutex("a").lock().unwrap_err(), "\"+OK\\r\\n\"");
+fn well_formed_nonsense_ends_the_call_at_the_third_reply() {
+    let server = FakeServer::start(reply_ok);
+    let client = builder_that_waits(&server.url()).build().unwrap();
+    assert_reports(&client.mutex("a").lock().unwrap_err(), "\"+OK\\r\\n\"");
     assert_eq!(server.requests("acquire").len(), 3);
-    assert_says(&client.fair_mutex("a").lock().unwrap_err(), "\"+OK\\r\\n\"");
+    assert_reports(&client.fair_mutex("a").lock().unwrap_err(), "\"+OK\\r\\n\"");
     assert_eq!(server.requests("fair_enter").len(), 3);
 }
 
-fn endless_nonsense_in_good_form_is_no_redis_either() {
+fn endless_well_formed_nonsense_is_reported() {
     let server = FakeServer::sending(b"+OK\r\n", true);
-    let client = patient(&server.url()).build().unwrap();
+    let client = builder_that_waits(&server.url()).build().unwrap();
     let began = Instant::now();
-    assert_says(&client.mutex("a").lock().unwrap_err(), "\"+OK\\r\\n\"");
-    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    assert_reports(&client.mutex("a").lock().unwrap_err(), "\"+OK\\r\\n\"");
+    assert!(began.elapsed() < WAIT_LIMIT, "{:?}", began.elapsed());
 }
 
-fn a_malformed_reply_now_and_then_ends_no_wait() {
+fn an_occasional_malformed_reply_does_not_end_a_wait() {
     let replies = AtomicUsize::new(0);
     let server = FakeServer::start(move |request| match request.name().as_str() {
         "acquire" => Some(match replies.fetch_add(1, Ordering::SeqCst) {
@@ -162,7 +166,10 @@ fn a_malformed_reply_now_and_then_ends_no_wait() {
         "release" => Some(b":1\r\n".to_vec()),
         _ => None,
     });
-    let client = patient(&server.url()).backstop(ms(50)).build().unwrap();
+    let client = builder_that_waits(&server.url())
+        .backstop(ms(50))
+        .build()
+        .unwrap();
     let guard = client.mutex("a").lock().unwrap();
     assert_eq!(guard.fencing_token().value(), 7);
 }

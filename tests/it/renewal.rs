@@ -1,4 +1,5 @@
-//! Promise: a held lease is renewed in the background for as long as it is held, and never otherwise than asked for.
+//! Promise: a held lease is renewed in the background until it is released, with the requested ttl
+//! and interval.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,32 +9,32 @@ use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Renewed, Unlocked};
 use support::{Proxy, Server, Traffic, eventually, ms};
 
 support::tests![
-    the_client_sets_the_interval_for_locks_that_set_nothing,
-    a_renewal_beside_the_release_neither_revives_nor_loses,
-    a_renewal_never_shortens,
-    an_extend_keeps_a_lease_that_is_not_renewed,
-    an_unanswered_lengthening_changes_nothing,
-    a_renewal_that_fails_is_tried_again,
-    a_renewal_succeeds_shortly_before_the_end,
-    a_slow_callback_harms_no_lease,
+    locks_use_the_clients_renewal_interval_by_default,
+    a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock,
+    a_renewal_never_shortens_the_ttl,
+    extend_prolongs_a_lease_that_is_not_renewed,
+    an_unanswered_extension_changes_nothing,
+    a_failed_renewal_is_retried,
+    a_renewal_is_retried_until_shortly_before_the_expiry,
+    a_slow_on_renew_harms_no_lease,
     a_slow_on_lost_harms_no_lease,
     a_panicking_callback_harms_no_lease
 ];
 
 support::timed![
     a_lease_lasts_as_long_as_it_is_held,
-    renewals_keep_their_distance,
-    without_renewal_a_lease_runs_out,
+    renewals_keep_their_interval,
+    without_renewal_a_lease_expires,
     renewals_of_one_lease_never_overlap,
-    renewals_by_request_never_overlap_either,
-    a_guard_renews_when_asked_to,
-    an_extend_sets_the_ttl_from_now_on,
-    an_unanswered_shortening_caps_all_that_comes_after,
-    renewals_that_are_due_together_go_out_in_one_write
+    explicit_renewals_of_one_lease_never_overlap,
+    renew_extends_the_lease_to_the_whole_ttl,
+    extend_sets_the_ttl_of_later_renewals,
+    an_unanswered_shortening_caps_later_renewals,
+    renewals_that_are_due_together_are_sent_in_one_write
 ];
 
-/// Long enough for anything that is to come, and short enough for a test that fails.
-const PATIENCE: Duration = ms(10_000);
+/// The limit for events that must happen: generous for a slow machine, short for a failing test.
+const WAIT_LIMIT: Duration = ms(10_000);
 
 const COMMAND_TIMEOUT: Duration = ms(250);
 
@@ -46,8 +47,8 @@ fn client(url: &str) -> Client {
         .unwrap()
 }
 
-/// Tells of its renewals.
-fn telling(mutex: Mutex) -> (Mutex, Receiver<Renewed>) {
+/// Returns the mutex with a callback that sends its renewals to the channel.
+fn reporting_renewals(mutex: Mutex) -> (Mutex, Receiver<Renewed>) {
     let (teller, renewals) = unbounded();
     let mutex = mutex.on_renew(move |renewed| {
         let _ = teller.send(renewed.clone());
@@ -55,17 +56,17 @@ fn telling(mutex: Mutex) -> (Mutex, Receiver<Renewed>) {
     (mutex, renewals)
 }
 
-/// Waits for one that was asked for after now.
+/// Waits for a renewal whose request is sent after this call.
 #[track_caller]
-fn next(renewals: &Receiver<Renewed>) -> Renewed {
+fn next_renewal(renewals: &Receiver<Renewed>) -> Renewed {
     while renewals.try_recv().is_ok() {}
-    // The first may have been under way.
-    renewals.recv_timeout(PATIENCE).unwrap();
-    renewals.recv_timeout(PATIENCE).unwrap()
+    // The first renewal may already be in flight.
+    renewals.recv_timeout(WAIT_LIMIT).unwrap();
+    renewals.recv_timeout(WAIT_LIMIT).unwrap()
 }
 
 #[track_caller]
-fn is_held(guard: &MutexGuard, server: &Server) {
+fn assert_held(guard: &MutexGuard, server: &Server) {
     guard.ensure_held().unwrap();
     assert_eq!(
         server.get(format!("lock:{}", guard.name())).as_deref(),
@@ -77,24 +78,24 @@ fn a_lease_lasts_as_long_as_it_is_held() {
     let server = Server::start();
     let (client, other) = (client(&server.url()), client(&server.url()));
     let ttl = ms(900);
-    let (mutex, renewals) = telling(client.mutex("a").ttl(ttl));
+    let (mutex, renewals) = reporting_renewals(client.mutex("a").ttl(ttl));
     let guard = mutex.lock().unwrap();
     let lost = guard.lost();
     let began = Instant::now();
     while began.elapsed() < 2 * ttl {
-        let renewed = renewals.recv_timeout(PATIENCE).unwrap();
+        let renewed = renewals.recv_timeout(WAIT_LIMIT).unwrap();
         assert_eq!(renewed.name(), guard.name());
         assert_eq!(renewed.holder_id(), guard.holder_id());
         assert_eq!(renewed.fencing_token(), guard.fencing_token());
         assert!(renewed.remaining() <= ttl);
         assert!(other.mutex("a").try_lock().unwrap().is_none());
     }
-    is_held(&guard, &server);
+    assert_held(&guard, &server);
     assert_eq!(lost.try_recv(), Err(TryRecvError::Empty));
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
-fn renewals_keep_their_distance() {
+fn renewals_keep_their_interval() {
     let server = Server::start();
     let client = client(&server.url());
     for (mutex, every) in [
@@ -104,20 +105,20 @@ fn renewals_keep_their_distance() {
             ms(150),
         ),
     ] {
-        let (mutex, renewals) = telling(mutex);
+        let (mutex, renewals) = reporting_renewals(mutex);
         let began = Instant::now();
         let guard = mutex.lock().unwrap();
         for _ in 0..5 {
-            renewals.recv_timeout(PATIENCE).unwrap();
+            renewals.recv_timeout(WAIT_LIMIT).unwrap();
         }
         let took = began.elapsed();
         assert!(took + ms(5) >= 5 * every, "five within {took:?}");
         assert!(took <= 5 * every + ms(1_500), "five within {took:?}");
-        is_held(&guard, &server);
+        assert_held(&guard, &server);
     }
 }
 
-fn the_client_sets_the_interval_for_locks_that_set_nothing() {
+fn locks_use_the_clients_renewal_interval_by_default() {
     let server = Server::start();
     let client = Client::builder()
         .url(server.url())
@@ -125,21 +126,21 @@ fn the_client_sets_the_interval_for_locks_that_set_nothing() {
         .renew_every(ms(100))
         .build()
         .unwrap();
-    let (mutex, renewals) = telling(client.mutex("a"));
+    let (mutex, renewals) = reporting_renewals(client.mutex("a"));
     let guard = mutex.lock().unwrap();
-    renewals.recv_timeout(PATIENCE / 4).unwrap();
-    is_held(&guard, &server);
+    renewals.recv_timeout(WAIT_LIMIT / 4).unwrap();
+    assert_held(&guard, &server);
 }
 
-fn without_renewal_a_lease_runs_out() {
+fn without_renewal_a_lease_expires() {
     let server = Server::start();
     let client = client(&server.url());
     let ttl = ms(400);
-    let (mutex, renewals) = telling(client.mutex("a").ttl(ttl).auto_renew(false));
+    let (mutex, renewals) = reporting_renewals(client.mutex("a").ttl(ttl).auto_renew(false));
     let guard = mutex.lock().unwrap();
     let began = Instant::now();
     assert_eq!(
-        guard.lost().recv_timeout(PATIENCE),
+        guard.lost().recv_timeout(WAIT_LIMIT),
         Ok(Lost::Expired),
         "after {:?}",
         began.elapsed()
@@ -150,8 +151,8 @@ fn without_renewal_a_lease_runs_out() {
     assert_eq!(server.calls(&["pexpire"]), 0);
 }
 
-/// It renews as fast as it can, so that at every release one is under way.
-fn a_renewal_beside_the_release_neither_revives_nor_loses() {
+/// The lease is renewed as fast as possible, so that a renewal is in flight at each release.
+fn a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock() {
     let server = Server::start();
     let client = client(&server.url());
     let (told, losses) = unbounded();
@@ -162,7 +163,7 @@ fn a_renewal_beside_the_release_neither_revives_nor_loses() {
                 let name = format!("{n}");
                 let key = format!("lock:{name}");
                 let mut connection = server.connection();
-                let (mutex, renewals) = telling(
+                let (mutex, renewals) = reporting_renewals(
                     client
                         .mutex(name.as_str())
                         .ttl(ms(20_000))
@@ -171,7 +172,7 @@ fn a_renewal_beside_the_release_neither_revives_nor_loses() {
                 );
                 for _ in 0..150 {
                     let guard = mutex.lock().unwrap();
-                    let _ = renewals.recv_timeout(PATIENCE).unwrap();
+                    let _ = renewals.recv_timeout(WAIT_LIMIT).unwrap();
                     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
                     let after: (Option<String>, i64) = redis::pipe()
                         .cmd("GET")
@@ -187,7 +188,7 @@ fn a_renewal_beside_the_release_neither_revives_nor_loses() {
     });
     drop((client, told));
     assert_eq!(
-        losses.recv_timeout(PATIENCE),
+        losses.recv_timeout(WAIT_LIMIT),
         Err(RecvTimeoutError::Disconnected)
     );
     let left: Vec<String> = redis::cmd("KEYS")
@@ -197,43 +198,45 @@ fn a_renewal_beside_the_release_neither_revives_nor_loses() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-fn a_renewal_never_shortens() {
+fn a_renewal_never_shortens_the_ttl() {
     let server = Server::start();
     let client = client(&server.url());
-    let (mutex, renewals) = telling(client.mutex("a").ttl(ms(2_000)).renew_every(ms(100)));
+    let (mutex, renewals) =
+        reporting_renewals(client.mutex("a").ttl(ms(2_000)).renew_every(ms(100)));
     let guard = mutex.lock().unwrap();
     server.run("PEXPIRE", &["lock:a", "600000"]);
-    next(&renewals);
+    next_renewal(&renewals);
     guard.renew().unwrap();
     assert!(server.pttl("lock:a") > 500_000);
     server.run("PERSIST", &["lock:a"]);
-    next(&renewals);
+    next_renewal(&renewals);
     guard.renew().unwrap();
     assert_eq!(server.pttl("lock:a"), -1);
-    is_held(&guard, &server);
+    assert_held(&guard, &server);
     assert!(guard.remaining().unwrap() <= ms(2_000));
 }
 
-/// Were they to overlap, they would come at their interval and not at the pace of the answers.
+/// If renewals overlapped, they would follow the interval and not the slower round trips.
 fn renewals_of_one_lease_never_overlap() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = Client::open(&proxy.url()).unwrap();
     let round_trip = ms(200);
-    let (mutex, renewals) = telling(client.mutex("a").ttl(ms(20_000)).renew_every(ms(20)));
+    let (mutex, renewals) =
+        reporting_renewals(client.mutex("a").ttl(ms(20_000)).renew_every(ms(20)));
     let guard = mutex.lock().unwrap();
     proxy.delay(round_trip / 2, round_trip / 2);
-    next(&renewals);
+    next_renewal(&renewals);
     let began = Instant::now();
     for _ in 0..6 {
-        renewals.recv_timeout(PATIENCE).unwrap();
+        renewals.recv_timeout(WAIT_LIMIT).unwrap();
     }
     let took = began.elapsed();
     assert!(took + ms(10) >= 5 * round_trip, "six within {took:?}");
-    is_held(&guard, &server);
+    assert_held(&guard, &server);
 }
 
-fn renewals_by_request_never_overlap_either() {
+fn explicit_renewals_of_one_lease_never_overlap() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = Client::open(&proxy.url()).unwrap();
@@ -251,10 +254,10 @@ fn renewals_by_request_never_overlap_either() {
     });
     let took = began.elapsed();
     assert!(took >= 4 * round_trip, "four within {took:?}");
-    is_held(&guard, &server);
+    assert_held(&guard, &server);
 }
 
-fn a_guard_renews_when_asked_to() {
+fn renew_extends_the_lease_to_the_whole_ttl() {
     let server = Server::start();
     let client = client(&server.url());
     for auto_renew in [true, false] {
@@ -263,52 +266,56 @@ fn a_guard_renews_when_asked_to() {
         server.run("PEXPIRE", &["lock:a", "5000"]);
         let before = guard.remaining().unwrap();
         let began = Instant::now();
-        eventually(PATIENCE, || began.elapsed() > ms(20));
+        eventually(WAIT_LIMIT, || began.elapsed() > ms(20));
         let asked = Instant::now();
         guard.renew().unwrap();
         assert!(server.pttl("lock:a") > 10_000);
         let remaining = guard.remaining().unwrap();
-        // It counts from the renewal. The two are read from different clocks.
+        // The lease counts from the renewal. The two values are read from different clocks.
         assert!(remaining + ms(1) > before - asked.elapsed());
-        is_held(&guard, &server);
+        assert_held(&guard, &server);
     }
 }
 
-fn an_extend_sets_the_ttl_from_now_on() {
+fn extend_sets_the_ttl_of_later_renewals() {
     let server = Server::start();
     let client = client(&server.url());
-    let (mutex, renewals) = telling(client.mutex("a").ttl(ms(2_000)).renew_every(ms(100)));
+    let (mutex, renewals) =
+        reporting_renewals(client.mutex("a").ttl(ms(2_000)).renew_every(ms(100)));
     let guard = mutex.lock().unwrap();
 
     guard.extend(ms(60_000)).unwrap();
     assert!(server.pttl("lock:a") > 30_000);
     assert!(guard.remaining().unwrap() > ms(30_000));
     server.run("PEXPIRE", &["lock:a", "5000"]);
-    next(&renewals);
-    assert!(server.pttl("lock:a") > 30_000, "renewed for as long");
+    next_renewal(&renewals);
+    assert!(
+        server.pttl("lock:a") > 30_000,
+        "renewed for the extended ttl"
+    );
 
     guard.extend(ms(5_000)).unwrap();
     for _ in 0..2 {
         assert!((1..=5_000).contains(&server.pttl("lock:a")));
         assert!(guard.remaining().unwrap() <= ms(5_000));
-        next(&renewals);
+        next_renewal(&renewals);
     }
 
-    // Shorter than the interval that was set for a longer one.
+    // Shorter than the interval that the longer ttl had.
     guard.extend(ms(600)).unwrap();
     let began = Instant::now();
     while began.elapsed() < ms(1_500) {
         assert!(guard.remaining().unwrap() <= ms(600));
-        next(&renewals);
+        next_renewal(&renewals);
     }
-    is_held(&guard, &server);
+    assert_held(&guard, &server);
 
     assert!(matches!(guard.extend(ms(0)), Err(Error::Config(_))));
     assert!(matches!(guard.extend(Duration::MAX), Err(Error::Config(_))));
-    is_held(&guard, &server);
+    assert_held(&guard, &server);
 }
 
-fn an_extend_keeps_a_lease_that_is_not_renewed() {
+fn extend_prolongs_a_lease_that_is_not_renewed() {
     let server = Server::start();
     let client = client(&server.url());
     let mutex = client.mutex("a").ttl(ms(500)).auto_renew(false);
@@ -326,34 +333,34 @@ fn an_extend_keeps_a_lease_that_is_not_renewed() {
     );
 }
 
-/// A lease that is being renewed, whose client has an idle connection for the next request.
-fn renewed_beside_an_idle_connection(
+/// Returns a lease that is being renewed, and leaves its client an idle connection.
+fn renewed_lease_and_an_idle_connection(
     client: &Client,
     ttl: Duration,
 ) -> (MutexGuard, Receiver<Renewed>) {
-    let (mutex, renewals) = telling(client.mutex("a").ttl(ttl).renew_every(ms(100)));
+    let (mutex, renewals) = reporting_renewals(client.mutex("a").ttl(ttl).renew_every(ms(100)));
     let guard = mutex.lock().unwrap();
-    // The thread that renews takes a connection for itself.
-    next(&renewals);
+    // The io thread takes a connection for its renewals.
+    next_renewal(&renewals);
     let _ = client.mutex("b").lock().unwrap().unlock().unwrap();
     (guard, renewals)
 }
 
-/// It may still run, after any renewal: what Redis then has is the shorter time.
-fn an_unanswered_shortening_caps_all_that_comes_after() {
+/// The shortening can run after any later renewal and leave the shorter ttl in Redis.
+fn an_unanswered_shortening_caps_later_renewals() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
-    let (guard, renewals) = renewed_beside_an_idle_connection(&client, ms(20_000));
+    let (guard, renewals) = renewed_lease_and_an_idle_connection(&client, ms(20_000));
     let short = ms(900);
     proxy.set_open(Traffic::Stall);
-    // The first one may have waited for a renewal that was stalled too.
-    eventually(PATIENCE, || match guard.extend(short) {
+    // The first call may have waited behind a stalled renewal.
+    eventually(WAIT_LIMIT, || match guard.extend(short) {
         Err(Error::Unreachable { .. }) => guard.remaining().unwrap() <= short,
         other => panic!("{other:?}"),
     });
     for _ in 0..5 {
-        next(&renewals);
+        next_renewal(&renewals);
         let left = guard.remaining().unwrap();
         assert!(left <= short, "{left:?}");
     }
@@ -363,33 +370,33 @@ fn an_unanswered_shortening_caps_all_that_comes_after() {
     assert!(guard.remaining().unwrap() <= short);
     assert!(server.pttl("lock:a") > 10_000);
 
-    // Now it runs.
+    // The stalled shortening runs now.
     proxy.set_open(Traffic::Pass);
     let began = Instant::now();
     while began.elapsed() < short + ms(300) {
-        next(&renewals);
-        is_held(&guard, &server);
+        next_renewal(&renewals);
+        assert_held(&guard, &server);
     }
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
-fn an_unanswered_lengthening_changes_nothing() {
+fn an_unanswered_extension_changes_nothing() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
-    let (guard, renewals) = renewed_beside_an_idle_connection(&client, ms(2_000));
+    let (guard, renewals) = renewed_lease_and_an_idle_connection(&client, ms(2_000));
     proxy.set_open(Traffic::DropBoth);
     assert!(matches!(
         guard.extend(ms(60_000)),
         Err(Error::Unreachable { .. })
     ));
     assert!(guard.remaining().unwrap() <= ms(2_000));
-    assert!(next(&renewals).remaining() <= ms(2_000));
-    is_held(&guard, &server);
+    assert!(next_renewal(&renewals).remaining() <= ms(2_000));
+    assert_held(&guard, &server);
 }
 
-/// One by one, each would be a read of its own to the server.
-fn renewals_that_are_due_together_go_out_in_one_write() {
+/// Renewals sent one by one would each cost the server a read.
+fn renewals_that_are_due_together_are_sent_in_one_write() {
     let server = Server::start();
     let client = Client::open(&server.url()).unwrap();
     let leases = 300;
@@ -405,34 +412,35 @@ fn renewals_that_are_due_together_go_out_in_one_write() {
             .on_renew(move |_| teller.send(()).unwrap());
         guards.push(mutex.lock().unwrap());
     }
-    // Those that were taken within a tenth of a second are due together.
+    // Leases acquired within 100 ms are renewed together.
     let groups = 2 + began.elapsed().as_millis() as usize / 100;
-    assert!(renewals.is_empty(), "this machine is too slow by far");
+    assert!(renewals.is_empty(), "this machine is far too slow");
     let reads = || -> usize {
         let reads = server.info("stats", "total_reads_processed");
         reads.unwrap().parse().unwrap()
     };
     let before = reads();
     for _ in 0..leases {
-        renewals.recv_timeout(PATIENCE).unwrap();
+        renewals.recv_timeout(WAIT_LIMIT).unwrap();
     }
     let reads = reads() - before;
-    // The server reads up to 16 KiB at a time, Redis 6.2 often less, and a renewal has about 200 bytes. In writes of their
-    // own it would be one for each.
+    // The server reads up to 16 KiB at a time, Redis 6.2 often less; a renewal has about 200 bytes.
+    // With one write per renewal there would be one read for each.
     let most = 20 + 3 * groups + leases * 300 / 16_384;
     assert!(reads <= most, "{reads} reads, in about {groups} groups");
     assert!(guards.iter().all(MutexGuard::is_held));
 }
 
-fn a_renewal_that_fails_is_tried_again() {
+fn a_failed_renewal_is_retried() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
     for traffic in [Traffic::Cut, Traffic::DropBoth] {
-        let (mutex, renewals) = telling(client.mutex("a").ttl(ms(6_000)).renew_every(ms(200)));
+        let (mutex, renewals) =
+            reporting_renewals(client.mutex("a").ttl(ms(6_000)).renew_every(ms(200)));
         let guard = mutex.lock().unwrap();
         let lost = guard.lost();
-        next(&renewals);
+        next_renewal(&renewals);
         let connections = proxy.connections();
         proxy.set_all(traffic);
         assert_eq!(lost.recv_timeout(ms(1_500)), Err(RecvTimeoutError::Timeout));
@@ -440,35 +448,36 @@ fn a_renewal_that_fails_is_tried_again() {
             guard.remaining().unwrap() < ms(5_000),
             "nothing got through"
         );
-        assert!(proxy.connections() >= connections + 2, "it was tried");
+        assert!(proxy.connections() >= connections + 2, "it was retried");
         proxy.set_all(Traffic::Pass);
         proxy.cut();
-        next(&renewals);
+        next_renewal(&renewals);
         assert!(guard.remaining().unwrap() > ms(5_000));
         assert_eq!(lost.try_recv(), Err(TryRecvError::Empty));
-        is_held(&guard, &server);
+        assert_held(&guard, &server);
     }
 }
 
-/// As long as there is time, and no longer.
-fn a_renewal_succeeds_shortly_before_the_end() {
+/// Retries continue while there is time for a reply, then the lease expires.
+fn a_renewal_is_retried_until_shortly_before_the_expiry() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
-    let (mutex, renewals) = telling(client.mutex("a").ttl(ms(2_000)).renew_every(ms(200)));
+    let (mutex, renewals) =
+        reporting_renewals(client.mutex("a").ttl(ms(2_000)).renew_every(ms(200)));
     let guard = mutex.lock().unwrap();
-    next(&renewals);
+    next_renewal(&renewals);
     proxy.set_all(Traffic::Cut);
-    eventually(PATIENCE, || guard.remaining().unwrap() < ms(900));
+    eventually(WAIT_LIMIT, || guard.remaining().unwrap() < ms(900));
     proxy.set_all(Traffic::Pass);
-    next(&renewals);
-    is_held(&guard, &server);
+    next_renewal(&renewals);
+    assert_held(&guard, &server);
     proxy.set_all(Traffic::Cut);
-    assert_eq!(guard.lost().recv_timeout(PATIENCE), Ok(Lost::Expired));
+    assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Expired));
 }
 
-/// A callback that does not come back until told to.
-fn slow() -> (Sender<()>, Receiver<()>, impl Fn() + Send + Sync + 'static) {
+/// Returns a callback that blocks until `end` is dropped, and a channel of its calls.
+fn blocking_callback() -> (Sender<()>, Receiver<()>, impl Fn() + Send + Sync + 'static) {
     let (entered, entries) = unbounded();
     let (end, ending) = bounded::<()>(0);
     let callback = move || {
@@ -478,10 +487,10 @@ fn slow() -> (Sender<()>, Receiver<()>, impl Fn() + Send + Sync + 'static) {
     (end, entries, callback)
 }
 
-fn a_slow_callback_harms_no_lease() {
+fn a_slow_on_renew_harms_no_lease() {
     let server = Server::start();
     let client = client(&server.url());
-    let (end, entries, callback) = slow();
+    let (end, entries, callback) = blocking_callback();
     let ttl = ms(900);
     let slow = client
         .mutex("slow")
@@ -489,11 +498,11 @@ fn a_slow_callback_harms_no_lease() {
         .on_renew(move |_| callback())
         .lock()
         .unwrap();
-    let (mutex, renewals) = telling(client.mutex("behind").ttl(ttl));
+    let (mutex, renewals) = reporting_renewals(client.mutex("behind").ttl(ttl));
     let behind = mutex.lock().unwrap();
     let short = client.mutex("short").ttl(ttl / 2).auto_renew(false);
     let short = short.lock().unwrap();
-    entries.recv_timeout(PATIENCE).unwrap();
+    entries.recv_timeout(WAIT_LIMIT).unwrap();
     assert_eq!(short.lost().recv_timeout(ttl), Ok(Lost::Expired));
     let lost = slow.lost();
     assert_eq!(
@@ -502,18 +511,18 @@ fn a_slow_callback_harms_no_lease() {
     );
     assert_eq!(lost.try_recv(), Err(TryRecvError::Empty));
     for guard in [&slow, &behind] {
-        is_held(guard, &server);
+        assert_held(guard, &server);
     }
-    assert!(renewals.len() <= 1, "they wait their turn");
+    assert!(renewals.len() <= 1, "callbacks run one at a time");
     drop(end);
-    next(&renewals);
+    next_renewal(&renewals);
     assert_eq!(slow.unlock().unwrap(), Unlocked::Released);
 }
 
 fn a_slow_on_lost_harms_no_lease() {
     let server = Server::start();
     let client = client(&server.url());
-    let (end, entries, callback) = slow();
+    let (end, entries, callback) = blocking_callback();
     let ttl = ms(900);
     let short = client
         .mutex("short")
@@ -523,12 +532,12 @@ fn a_slow_on_lost_harms_no_lease() {
         .lock()
         .unwrap();
     let guard = client.mutex("a").ttl(ttl).lock().unwrap();
-    entries.recv_timeout(PATIENCE).unwrap();
+    entries.recv_timeout(WAIT_LIMIT).unwrap();
     assert_eq!(
         guard.lost().recv_timeout(ttl * 3 / 2),
         Err(RecvTimeoutError::Timeout)
     );
-    is_held(&guard, &server);
+    assert_held(&guard, &server);
     drop((end, short));
 }
 
@@ -540,7 +549,7 @@ fn a_panicking_callback_harms_no_lease() {
     let panicking = set(client.mutex("panicking"))
         .on_renew(move |_| {
             let _ = teller.send(());
-            panic!("as this test wants it");
+            panic!("the panic of this test");
         })
         .lock()
         .unwrap();
@@ -548,18 +557,18 @@ fn a_panicking_callback_harms_no_lease() {
         .mutex("short")
         .ttl(ms(100))
         .auto_renew(false)
-        .on_lost(|_| panic!("as this test wants it"))
+        .on_lost(|_| panic!("the panic of this test"))
         .lock()
         .unwrap();
-    let (mutex, renewals) = telling(set(client.mutex("a")));
+    let (mutex, renewals) = reporting_renewals(set(client.mutex("a")));
     let guard = mutex.lock().unwrap();
     for _ in 0..6 {
-        calls.recv_timeout(PATIENCE).unwrap();
-        renewals.recv_timeout(PATIENCE).unwrap();
+        calls.recv_timeout(WAIT_LIMIT).unwrap();
+        renewals.recv_timeout(WAIT_LIMIT).unwrap();
     }
     assert!(!short.is_held());
     for guard in [panicking, guard] {
-        is_held(&guard, &server);
+        assert_held(&guard, &server);
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     }
 }

@@ -1,4 +1,4 @@
-//! Promise: a lock that asks for replicas is granted, and counted on, only as far as they acknowledged it.
+//! Promise: a lock with `min_replicas` is granted and renewed only if enough replicas acknowledge.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,23 +7,23 @@ use leasehold::{Client, Error, Lost, Mutex, Unlocked};
 use support::{Replicas, Server, eventually, ms};
 
 support::tests![
-    a_lease_that_all_acknowledge_is_granted_renewed_and_on_all_of_them,
+    an_acknowledged_lease_is_renewed_and_on_every_replica,
     a_lease_that_too_few_acknowledge_is_undone,
-    the_client_asks_for_all_its_locks_and_a_lock_may_ask_for_none,
-    who_is_refused_hears_so_whatever_the_replicas_do,
-    a_renewal_that_too_few_acknowledge_lengthens_nothing,
-    an_extend_that_shortens_and_is_not_acknowledged_counts_all_the_same,
-    one_that_is_promoted_knows_the_lease,
-    a_service_without_wait_is_named,
-    a_wait_that_is_never_answered_undoes_the_lease,
-    times_that_cannot_work_are_refused,
+    a_lock_can_override_the_clients_min_replicas,
+    a_refusal_does_not_wait_for_replicas,
+    a_renewal_that_too_few_acknowledge_extends_nothing,
+    an_unacknowledged_shortening_takes_effect,
+    a_promoted_replica_has_the_lease,
+    a_server_without_wait_is_an_error_that_names_it,
+    an_unanswered_wait_undoes_the_lease,
+    impossible_replica_timeouts_are_refused,
     a_wait_for_a_dead_replica_delays_no_other_renewal
 ];
 
 support::timed![
-    a_renewal_is_tried_again_until_the_replica_is_back,
-    a_deadline_shorter_than_the_wait_is_kept,
-    a_wait_for_the_only_replica_delays_no_lease_of_a_second
+    a_renewal_is_retried_until_the_replica_is_back,
+    a_deadline_shorter_than_the_replica_wait_is_met,
+    a_wait_for_the_only_replica_loses_no_lease_of_one_second
 ];
 
 const WITHIN: Duration = ms(100);
@@ -36,9 +36,9 @@ fn mutex(client: &Client, wanted: usize) -> Mutex {
     client.mutex("a").min_replicas(wanted, WITHIN)
 }
 
-/// Whether a call failed for want of acknowledgements, and of how many of how many.
+/// Asserts that a call failed as not replicated; returns the acknowledged and the wanted number.
 #[track_caller]
-fn lacks<T: std::fmt::Debug>(outcome: Result<T, Error>) -> (usize, usize) {
+fn acknowledgements<T: std::fmt::Debug>(outcome: Result<T, Error>) -> (usize, usize) {
     match outcome {
         Err(Error::NotReplicated {
             acknowledged,
@@ -48,7 +48,7 @@ fn lacks<T: std::fmt::Debug>(outcome: Result<T, Error>) -> (usize, usize) {
     }
 }
 
-fn a_lease_that_all_acknowledge_is_granted_renewed_and_on_all_of_them() {
+fn an_acknowledged_lease_is_renewed_and_on_every_replica() {
     let servers = Replicas::start(2);
     let client = client(servers.master());
     let guard = mutex(&client, 2).ttl(ms(1_500)).lock().unwrap();
@@ -58,7 +58,7 @@ fn a_lease_that_all_acknowledge_is_granted_renewed_and_on_all_of_them() {
             guard.holder_id().as_str().as_bytes()
         );
     }
-    // Two ttls: only renewals that counted can have kept it.
+    // Two ttls: only acknowledged renewals can have kept the lease.
     let start = Instant::now();
     eventually(ms(10_000), || start.elapsed() > ms(3_000));
     guard.ensure_held().unwrap();
@@ -66,7 +66,7 @@ fn a_lease_that_all_acknowledge_is_granted_renewed_and_on_all_of_them() {
     guard.extend(ms(5_000)).unwrap();
     assert!(guard.remaining().unwrap() > ms(4_000));
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-    // A name that was never locked: its script runs by its source first, and is waited for too.
+    // A name that was never locked waits for its replicas too.
     drop(client.mutex("b").min_replicas(2, WITHIN).lock().unwrap());
 }
 
@@ -74,10 +74,10 @@ fn a_lease_that_too_few_acknowledge_is_undone() {
     let servers = Replicas::start(2);
     let client = client(servers.master());
     servers.pause(1);
-    assert_eq!(lacks(mutex(&client, 2).try_lock()), (1, 2));
-    assert_eq!(lacks(mutex(&client, 3).lock()), (1, 3));
+    assert_eq!(acknowledgements(mutex(&client, 2).try_lock()), (1, 2));
+    assert_eq!(acknowledgements(mutex(&client, 3).lock()), (1, 3));
     eventually(ms(5_000), || servers.master().get("lock:a").is_none());
-    // One is enough for who asks for one.
+    // One acknowledgement is enough if only one is wanted.
     drop(mutex(&client, 1).try_lock().unwrap().unwrap());
     servers.resume(1);
     eventually(ms(10_000), || {
@@ -85,19 +85,19 @@ fn a_lease_that_too_few_acknowledge_is_undone() {
     });
 }
 
-fn the_client_asks_for_all_its_locks_and_a_lock_may_ask_for_none() {
+fn a_lock_can_override_the_clients_min_replicas() {
     let server = Server::start();
     let client = Client::builder()
         .url(server.url())
         .min_replicas(1, WITHIN)
         .build()
         .unwrap();
-    assert_eq!(lacks(client.mutex("a").lock()), (0, 1));
+    assert_eq!(acknowledgements(client.mutex("a").lock()), (0, 1));
     eventually(ms(5_000), || server.get("lock:a").is_none());
     drop(client.mutex("a").min_replicas(0, WITHIN).lock().unwrap());
 }
 
-fn who_is_refused_hears_so_whatever_the_replicas_do() {
+fn a_refusal_does_not_wait_for_replicas() {
     let servers = Replicas::start(1);
     let holder = client(servers.master());
     let guard = holder.mutex("a").lock().unwrap();
@@ -107,28 +107,28 @@ fn who_is_refused_hears_so_whatever_the_replicas_do() {
     drop(guard);
 }
 
-fn a_renewal_that_too_few_acknowledge_lengthens_nothing() {
+fn a_renewal_that_too_few_acknowledge_extends_nothing() {
     let servers = Replicas::start(1);
     let client = client(servers.master());
     let guard = mutex(&client, 1).ttl(ms(1_500)).lock().unwrap();
-    let told = guard.lost();
+    let lost = guard.lost();
     servers.pause(0);
-    assert_eq!(lacks(guard.renew()), (0, 1));
-    assert_eq!(lacks(guard.extend(ms(60_000))), (0, 1));
+    assert_eq!(acknowledgements(guard.renew()), (0, 1));
+    assert_eq!(acknowledgements(guard.extend(ms(60_000))), (0, 1));
     assert!(guard.remaining().unwrap() < ms(1_500));
-    // The master alone would keep it for ever; without the replica it runs out here.
-    assert_eq!(told.recv_timeout(ms(5_000)), Ok(Lost::Expired));
+    // The master renews the key, but without the replica the lease expires in this client.
+    assert_eq!(lost.recv_timeout(ms(5_000)), Ok(Lost::Expired));
     assert!(!guard.is_held());
     assert!(servers.master().pttl("lock:a") > 0);
 }
 
-fn a_renewal_is_tried_again_until_the_replica_is_back() {
+fn a_renewal_is_retried_until_the_replica_is_back() {
     let servers = Replicas::start(1);
     let client = client(servers.master());
     let guard = mutex(&client, 1).ttl(ms(3_000)).lock().unwrap();
     servers.pause(0);
-    assert_eq!(lacks(guard.renew()), (0, 1));
-    // A lock that asks for no replica does not wait for those that do.
+    assert_eq!(acknowledgements(guard.renew()), (0, 1));
+    // A lock without `min_replicas` is not delayed by one with it.
     let plain = client.mutex("plain").ttl(ms(1_000)).lock().unwrap();
     let start = Instant::now();
     eventually(ms(10_000), || start.elapsed() > ms(1_500));
@@ -140,18 +140,18 @@ fn a_renewal_is_tried_again_until_the_replica_is_back() {
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
-fn an_extend_that_shortens_and_is_not_acknowledged_counts_all_the_same() {
+fn an_unacknowledged_shortening_takes_effect() {
     let servers = Replicas::start(1);
     let client = client(servers.master());
     let guard = mutex(&client, 1).auto_renew(false).lock().unwrap();
     servers.pause(0);
-    // The master has shortened it.
-    assert_eq!(lacks(guard.extend(ms(2_000))), (0, 1));
+    // The master has shortened the lease.
+    assert_eq!(acknowledgements(guard.extend(ms(2_000))), (0, 1));
     assert!(servers.master().pttl("lock:a") <= 2_000);
     assert!(guard.remaining().unwrap() <= ms(2_000));
 }
 
-fn a_deadline_shorter_than_the_wait_is_kept() {
+fn a_deadline_shorter_than_the_replica_wait_is_met() {
     let servers = Replicas::start(1);
     let client = client(servers.master());
     drop(mutex(&client, 1).lock().unwrap());
@@ -167,17 +167,17 @@ fn a_deadline_shorter_than_the_wait_is_kept() {
     eventually(ms(5_000), || servers.master().get("lock:a").is_none());
 }
 
-fn one_that_is_promoted_knows_the_lease() {
+fn a_promoted_replica_has_the_lease() {
     let mut servers = Replicas::start(1);
     let guard = mutex(&client(servers.master()), 1).lock().unwrap();
     servers.kill_master();
-    let heir = servers.replica(0);
-    heir.run("REPLICAOF", &["NO", "ONE"]);
-    assert!(client(heir).mutex("a").try_lock().unwrap().is_none());
+    let promoted = servers.replica(0);
+    promoted.run("REPLICAOF", &["NO", "ONE"]);
+    assert!(client(promoted).mutex("a").try_lock().unwrap().is_none());
     assert!(guard.is_held());
 }
 
-fn a_service_without_wait_is_named() {
+fn a_server_without_wait_is_an_error_that_names_it() {
     let server = Server::with(&["--rename-command", "WAIT", ""]);
     let client = client(&server);
     let error = mutex(&client, 1).try_lock().unwrap_err();
@@ -186,7 +186,7 @@ fn a_service_without_wait_is_named() {
     eventually(ms(5_000), || server.get("lock:a").is_none());
 }
 
-fn a_wait_that_is_never_answered_undoes_the_lease() {
+fn an_unanswered_wait_undoes_the_lease() {
     let servers = Replicas::start(1);
     let client = client(servers.master());
     drop(mutex(&client, 1).lock().unwrap());
@@ -207,7 +207,7 @@ fn a_wait_that_is_never_answered_undoes_the_lease() {
     eventually(ms(5_000), || servers.master().get("lock:a").is_none());
 }
 
-fn times_that_cannot_work_are_refused() {
+fn impossible_replica_timeouts_are_refused() {
     let server = Server::start();
     for within in [Duration::ZERO, ms(801), Duration::MAX] {
         let builder = Client::builder().url(server.url());
@@ -220,8 +220,8 @@ fn times_that_cannot_work_are_refused() {
     assert!(server.keys().is_empty());
 }
 
-/// Renewals every tenth of a second leave a busy machine most of each ttl.
-fn a_wait_for_the_only_replica_delays_no_lease_of_a_second() {
+/// Renewals every 100 ms leave most of each ttl as slack for a busy machine.
+fn a_wait_for_the_only_replica_loses_no_lease_of_one_second() {
     let servers = Replicas::start(1);
     let client = client(servers.master());
     let mutex = client.mutex("acknowledged").ttl(ms(60_000));
@@ -242,7 +242,8 @@ fn a_wait_for_the_only_replica_delays_no_lease_of_a_second() {
     }
 }
 
-/// Of two replicas one acknowledges nothing: each renewal of the leases that want both waits for it, for most of a second.
+/// One of two replicas acknowledges nothing: each renewal of a lease that wants both waits for it,
+/// for about 800 ms.
 fn a_wait_for_a_dead_replica_delays_no_other_renewal() {
     let servers = Replicas::start(2);
     let client = client(servers.master());

@@ -1,4 +1,4 @@
-//! Promise: through sentinels a lock keeps what it promises on one server, and goes on with whichever server is the master.
+//! Promise: through Sentinel a lock keeps the promises of a single server and follows the master.
 
 use std::thread;
 use std::time::Instant;
@@ -15,27 +15,27 @@ support::roles![threads_in_child];
 
 support::tests![
     basic_calls_work_through_sentinel,
-    a_lease_is_renewed,
-    database_and_passwords,
-    locks_go_on_where_the_master_is_known_and_all_sentinels_are_away,
-    threads_end_with_the_client
+    a_lease_is_renewed_on_the_master,
+    the_database_and_passwords_of_the_url_are_used,
+    locks_work_without_sentinels_once_the_master_is_known,
+    sentinel_threads_end_with_the_client
 ];
 
 support::roughly_timed![
     a_waiter_is_woken_by_the_release,
-    one_dead_sentinel_costs_no_deadline,
-    one_stopped_sentinel_costs_no_deadline,
-    sentinels_that_refuse_connections,
-    sentinels_that_say_nothing,
-    a_name_that_no_sentinel_knows_is_said_at_once,
-    contention_when_the_master_is_killed,
-    contention_when_the_master_is_stopped,
-    contention_when_the_master_is_switched_by_command,
-    leases_when_the_master_is_killed,
-    leases_when_the_master_is_stopped,
-    leases_when_the_master_is_switched_by_command,
-    a_waiter_follows_the_master,
-    a_demoted_master_is_left
+    one_dead_sentinel_delays_no_call_past_its_deadline,
+    one_stopped_sentinel_delays_no_call_past_its_deadline,
+    sentinels_that_refuse_connections_are_reported_in_time,
+    silent_sentinels_are_reported_in_time,
+    an_unknown_master_name_is_reported_at_once,
+    contenders_go_on_when_the_master_is_killed,
+    contenders_go_on_when_the_master_is_stopped,
+    contenders_go_on_after_a_manual_failover,
+    leases_survive_or_are_reported_lost_when_the_master_is_killed,
+    leases_survive_or_are_reported_lost_when_the_master_is_stopped,
+    leases_survive_or_are_reported_lost_after_a_manual_failover,
+    a_waiter_is_woken_on_the_new_master,
+    a_demoted_master_is_no_longer_used
 ];
 
 const FENCE: &str = "leasehold:fence:{lock:a}";
@@ -53,7 +53,7 @@ fn basic_calls_work_through_sentinel() {
     assert_eq!(again.unlock().unwrap(), Unlocked::Released);
 }
 
-/// Longer than any look around: it is the release that wakes.
+/// The backstop is long, so only the release can wake the waiter.
 fn a_waiter_is_woken_by_the_release() {
     let sentinels = Sentinels::start(Setup::steady());
     let one = client(&sentinels.url());
@@ -72,7 +72,7 @@ fn a_waiter_is_woken_by_the_release() {
     });
 }
 
-fn a_lease_is_renewed() {
+fn a_lease_is_renewed_on_the_master() {
     let sentinels = Sentinels::start(Setup::steady());
     let (one, two) = (client(&sentinels.url()), client(&sentinels.url()));
     let (renewed, renewals) = unbounded();
@@ -89,7 +89,7 @@ fn a_lease_is_renewed() {
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
-fn database_and_passwords() {
+fn the_database_and_passwords_of_the_url_are_used() {
     let sentinels = Sentinels::start(Setup {
         password: Some("data@pw"),
         sentinel_password: Some("watch@pw"),
@@ -120,32 +120,32 @@ fn database_and_passwords() {
     }
 }
 
-/// New clients that get the lock in time, although one sentinel is no help.
+/// Asserts that new clients get the lock in time although one sentinel does not reply.
 #[track_caller]
-fn fresh_clients_are_in_time(url: &str) {
+fn assert_new_clients_lock_in_time(url: &str) {
     let limit = ms(500);
     for _ in 0..10 {
         let client = client(url);
         let timed = Control::run(limit, || client.mutex("a").try_lock_for(limit));
         let guard = timed.no_later_than(SLACK).unwrap();
-        let guard = guard.expect("nobody holds it");
+        let guard = guard.expect("the lock is free");
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     }
 }
 
-fn one_dead_sentinel_costs_no_deadline() {
+fn one_dead_sentinel_delays_no_call_past_its_deadline() {
     let mut sentinels = Sentinels::start(Setup::steady());
     sentinels.kill_sentinel(0);
-    fresh_clients_are_in_time(&sentinels.url());
+    assert_new_clients_lock_in_time(&sentinels.url());
 }
 
-fn one_stopped_sentinel_costs_no_deadline() {
+fn one_stopped_sentinel_delays_no_call_past_its_deadline() {
     let sentinels = Sentinels::start(Setup::steady());
     sentinels.pause_sentinel(0);
-    fresh_clients_are_in_time(&sentinels.url());
+    assert_new_clients_lock_in_time(&sentinels.url());
 }
 
-fn locks_go_on_where_the_master_is_known_and_all_sentinels_are_away() {
+fn locks_work_without_sentinels_once_the_master_is_known() {
     let mut sentinels = Sentinels::start(Setup::steady());
     let (one, two) = (client(&sentinels.url()), client(&sentinels.url()));
     for client in [&one, &two] {
@@ -167,14 +167,14 @@ fn locks_go_on_where_the_master_is_known_and_all_sentinels_are_away() {
         });
     };
     lock_and_wait();
-    // Nor does a broken connection need them.
+    // Reconnecting to the master needs no sentinel either.
     sentinels.first_master().kill_clients();
     lock_and_wait();
 }
 
-/// New clients that are told in time that they are alone.
+/// Asserts that calls of new clients fail as unreachable in time.
 #[track_caller]
-fn nobody_answers(url: &str) {
+fn assert_unreachable_in_time(url: &str) {
     for _ in 0..5 {
         let fresh = client(url);
         let limit = ms(300);
@@ -185,29 +185,29 @@ fn nobody_answers(url: &str) {
         expect_unreachable(timed.no_later_than(SLACK));
     }
     let fresh = builder(url).unreachable_for(ms(1_000)).build().unwrap();
-    // An attempt that is under way is waited for, and so is the pause between two.
+    // The limit includes an attempt in flight and the pause between two attempts.
     let limit = ms(1_000) + COMMAND_TIMEOUT + ms(500);
     let timed = Control::run(limit, || fresh.mutex("a").lock());
     expect_unreachable(timed.no_later_than(SLACK));
 }
 
-fn sentinels_that_refuse_connections() {
+fn sentinels_that_refuse_connections_are_reported_in_time() {
     let hosts: Vec<String> = (0..3)
         .map(|_| format!("127.0.0.1:{}", free_port()))
         .collect();
-    nobody_answers(&format!("redis+sentinel://{}/mymaster", hosts.join(",")));
+    assert_unreachable_in_time(&format!("redis+sentinel://{}/mymaster", hosts.join(",")));
 }
 
-fn sentinels_that_say_nothing() {
+fn silent_sentinels_are_reported_in_time() {
     let holes: Vec<_> = (0..3).map(|_| BlackHole::start()).collect();
     let hosts: Vec<String> = holes
         .iter()
         .map(|hole| format!("127.0.0.1:{}", hole.port()))
         .collect();
-    nobody_answers(&format!("redis+sentinel://{}/mymaster", hosts.join(",")));
+    assert_unreachable_in_time(&format!("redis+sentinel://{}/mymaster", hosts.join(",")));
 }
 
-fn a_name_that_no_sentinel_knows_is_said_at_once() {
+fn an_unknown_master_name_is_reported_at_once() {
     let mut sentinels = Sentinels::start(Setup::steady());
     for is_one_dead in [false, true] {
         let client = client(&sentinels.url_of("nobody", ""));
@@ -227,7 +227,7 @@ fn a_name_that_no_sentinel_knows_is_said_at_once() {
     }
 }
 
-fn get_into(trouble: MasterFailure, sentinels: &mut Sentinels) {
+fn disturb_master(trouble: MasterFailure, sentinels: &mut Sentinels) {
     match trouble {
         MasterFailure::Killed => sentinels.kill_first_master(),
         MasterFailure::Stopped => sentinels.first_master().pause(),
@@ -235,11 +235,11 @@ fn get_into(trouble: MasterFailure, sentinels: &mut Sentinels) {
     }
 }
 
-/// Several processes contend while the master is replaced.
-fn contention_goes_on(trouble: MasterFailure) {
+/// Asserts that contending processes go on, without overlap, while the master is replaced.
+fn assert_contenders_go_on(trouble: MasterFailure) {
     let mut sentinels = Sentinels::start(Setup::fast_failover());
     let contention = Contention::start(&sentinels.url(), "a", PROCESSES, 0);
-    get_into(trouble, &mut sentinels);
+    disturb_master(trouble, &mut sentinels);
     let successor = sentinels.successor();
     let timed = time_until_taken(Instant::now(), || {
         sentinels.ask_data(successor, &["GET", FENCE])
@@ -247,7 +247,7 @@ fn contention_goes_on(trouble: MasterFailure) {
     let took = timed.took;
     timed.no_later_than(SLACK);
 
-    // All of them are there by then, and the old one has nothing more to say.
+    // Every process has reconnected by then, and the old master serves none of them.
     contention.wait_for_progress(30);
     match trouble {
         MasterFailure::Killed => {}
@@ -255,7 +255,7 @@ fn contention_goes_on(trouble: MasterFailure) {
         MasterFailure::SwitchedByCommand => {}
     }
     if trouble != MasterFailure::Killed {
-        is_demoted(&sentinels);
+        wait_until_first_master_is_demoted(&sentinels);
         contention.wait_for_progress(30);
     }
     let outcome = contention.finish();
@@ -263,8 +263,8 @@ fn contention_goes_on(trouble: MasterFailure) {
     outcome.assert_promises(SLACK);
 }
 
-/// Returns when the first master knows that it is none any more.
-fn is_demoted(sentinels: &Sentinels) {
+/// Waits until the first master reports the role of a replica.
+fn wait_until_first_master_is_demoted(sentinels: &Sentinels) {
     eventually(ms(60_000), || {
         let role: Vec<redis::Value> = sentinels
             .ask_data(sentinels.first_master(), &["ROLE"])
@@ -273,20 +273,20 @@ fn is_demoted(sentinels: &Sentinels) {
     });
 }
 
-fn contention_when_the_master_is_killed() {
-    contention_goes_on(MasterFailure::Killed);
+fn contenders_go_on_when_the_master_is_killed() {
+    assert_contenders_go_on(MasterFailure::Killed);
 }
 
-fn contention_when_the_master_is_stopped() {
-    contention_goes_on(MasterFailure::Stopped);
+fn contenders_go_on_when_the_master_is_stopped() {
+    assert_contenders_go_on(MasterFailure::Stopped);
 }
 
-fn contention_when_the_master_is_switched_by_command() {
-    contention_goes_on(MasterFailure::SwitchedByCommand);
+fn contenders_go_on_after_a_manual_failover() {
+    assert_contenders_go_on(MasterFailure::SwitchedByCommand);
 }
 
-/// One lease is on the replicas and survives; of another they never heard.
-fn leases_survive_or_are_told(trouble: MasterFailure) {
+/// Asserts that a lease on the replicas survives and a lease that they lack is reported lost.
+fn assert_leases_survive_or_are_reported_lost(trouble: MasterFailure) {
     let mut sentinels = Sentinels::start(Setup::fast_failover());
     let client = client(&sentinels.url());
     let lock = |name: &str| {
@@ -297,7 +297,7 @@ fn leases_survive_or_are_told(trouble: MasterFailure) {
     for replica in &sentinels.data()[1..] {
         let has = |name: &str| replica.get(name).is_some();
         eventually(ms(10_000), || has("lock:survives") && has("lock:dies"));
-        // As if it had not come: the renewals do not bring it.
+        // As if the key had never been replicated; renewals do not create it.
         let set = |value: &str| {
             let command = ["CONFIG", "SET", "replica-read-only", value];
             sentinels.ask_data::<String>(replica, &command).unwrap();
@@ -310,7 +310,7 @@ fn leases_survive_or_are_told(trouble: MasterFailure) {
     }
     assert!(survives.is_held() && dies.is_held());
     let lost = dies.lost();
-    get_into(trouble, &mut sentinels);
+    disturb_master(trouble, &mut sentinels);
     let successor = sentinels.successor();
     let timed = Control::run(RESUME_WITHIN + ms(500), || lost.recv_timeout(ms(20_000)));
     assert_eq!(timed.no_later_than(SLACK), Ok(Lost::Deleted));
@@ -323,20 +323,20 @@ fn leases_survive_or_are_told(trouble: MasterFailure) {
     assert!(successor.get("lock:survives").is_none());
 }
 
-fn leases_when_the_master_is_killed() {
-    leases_survive_or_are_told(MasterFailure::Killed);
+fn leases_survive_or_are_reported_lost_when_the_master_is_killed() {
+    assert_leases_survive_or_are_reported_lost(MasterFailure::Killed);
 }
 
-fn leases_when_the_master_is_stopped() {
-    leases_survive_or_are_told(MasterFailure::Stopped);
+fn leases_survive_or_are_reported_lost_when_the_master_is_stopped() {
+    assert_leases_survive_or_are_reported_lost(MasterFailure::Stopped);
 }
 
-fn leases_when_the_master_is_switched_by_command() {
-    leases_survive_or_are_told(MasterFailure::SwitchedByCommand);
+fn leases_survive_or_are_reported_lost_after_a_manual_failover() {
+    assert_leases_survive_or_are_reported_lost(MasterFailure::SwitchedByCommand);
 }
 
-/// Woken by a release on the new master, long before it would look by itself.
-fn a_waiter_follows_the_master() {
+/// The backstop is long, so only the release on the new master can wake the waiter.
+fn a_waiter_is_woken_on_the_new_master() {
     let sentinels = Sentinels::start(Setup::fast_failover());
     let holder = client(&sentinels.url());
     let waiter = builder(&sentinels.url()).backstop(ms(60_000)).build();
@@ -364,11 +364,11 @@ fn a_waiter_follows_the_master() {
     });
 }
 
-fn a_demoted_master_is_left() {
+fn a_demoted_master_is_no_longer_used() {
     let sentinels = Sentinels::start(Setup::fast_failover());
     let client = client(&sentinels.url());
     let mutex = client.mutex("a");
-    // Some connections lie idle.
+    // Leaves several idle connections.
     let guards: Vec<_> = thread::scope(|scope| {
         let locks: Vec<_> = (0..8)
             .map(|n| client.mutex(format!("{n}")))
@@ -396,14 +396,14 @@ fn a_demoted_master_is_left() {
     for _ in 0..50 {
         assert_eq!(lock().unlock().unwrap(), Unlocked::Released);
     }
-    assert_eq!(calls(), before, "the old master is asked");
-    is_demoted(&sentinels);
+    assert_eq!(calls(), before, "no call goes to the old master");
+    wait_until_first_master_is_demoted(&sentinels);
     for _ in 0..50 {
         assert_eq!(lock().unlock().unwrap(), Unlocked::Released);
     }
 }
 
-fn threads_end_with_the_client() {
+fn sentinel_threads_end_with_the_client() {
     let sentinels = Sentinels::start(Setup::steady());
     Child::spawn("sentinel::threads_in_child", &[("URL", &sentinels.url())])
         .wait()
@@ -418,7 +418,7 @@ fn threads_in_child() {
         let guard = client.mutex("a").lock().unwrap();
         eventually(ms(10_000), || listening() == 3);
         drop(client);
-        assert_eq!(listening(), 3, "the guard needs them");
+        assert_eq!(listening(), 3, "the guard keeps them");
         drop(guard);
         eventually(ms(10_000), || listening() == 0);
     }

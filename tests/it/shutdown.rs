@@ -1,5 +1,5 @@
-//! Promise: a client ends when it is told to, or with its last owner: waiters are sent away, what was held is released and
-//! said to be lost, the threads are gone, and all that takes a bounded time.
+//! Promise: a client ends on `shutdown` or when its last owner drops it, in bounded time: waits
+//! end, held locks are released and reported lost, and no thread is left.
 
 use std::fs;
 use std::sync::Arc;
@@ -13,30 +13,30 @@ use support::{BlackHole, Child, Proxy, Server, Traffic, eventually, ms, paramete
 support::roles![shut_down_in_child, last_drop_in_child];
 
 support::tests![
-    everything_held_is_released_and_told,
-    holders_that_let_go_when_told_are_counted_like_the_others,
-    without_time_to_wait_for_answers_everything_is_released_all_the_same,
-    what_others_hold_by_then_is_left_alone_and_counted,
-    no_new_call_is_served,
-    a_second_call_does_nothing,
-    renewals_on_their_way_delay_nothing_and_revive_nothing,
-    a_callback_may_end_its_own_client,
-    no_thread_is_left_of_a_client_that_was_shut_down,
-    no_thread_is_left_of_a_client_that_nobody_has_any_more
+    shutdown_releases_and_reports_every_held_lock,
+    holders_that_unlock_on_shutdown_count_as_released,
+    shutdown_without_time_for_replies_still_releases_everything,
+    locks_lost_before_the_shutdown_are_left_alone_and_counted,
+    calls_after_the_shutdown_are_refused,
+    a_second_shutdown_does_nothing,
+    renewals_in_flight_neither_delay_the_shutdown_nor_revive_a_lock,
+    a_callback_can_shut_down_its_own_client,
+    a_client_that_was_shut_down_leaves_no_thread,
+    a_client_that_was_dropped_leaves_no_thread
 ];
 
 support::timed![
-    waiters_are_sent_away_at_once,
-    a_redis_that_is_away_delays_the_end_by_no_more_than_was_given,
-    a_waiter_that_cannot_reach_redis_is_sent_away,
-    a_callback_that_hangs_delays_the_end_by_no_more_than_was_given,
-    the_last_drop_is_not_held_up_by_a_redis_that_is_away
+    shutdown_ends_every_wait_at_once,
+    shutdown_without_redis_ends_within_its_timeout,
+    shutdown_ends_a_wait_that_cannot_reach_redis,
+    shutdown_with_a_hanging_callback_ends_within_its_timeout,
+    the_last_drop_without_redis_ends_within_a_command_timeout
 ];
 
-/// How late a call may be that is bounded: this machine has other things to do.
-const NOISE: Duration = ms(1_000);
+/// How late a bounded call may return on a busy machine.
+const TOLERANCE: Duration = ms(1_000);
 
-/// Enough for a client to end by itself.
+/// Enough time for a client to end without reaching the limit.
 const WITHIN: Duration = ms(10_000);
 
 const COMMAND_TIMEOUT: Duration = ms(400);
@@ -60,13 +60,13 @@ fn lock_keys(server: &Server) -> usize {
     keys.len()
 }
 
-fn hold(client: &Client, count: usize) -> Vec<MutexGuard> {
+fn lock_many(client: &Client, count: usize) -> Vec<MutexGuard> {
     let lock = |n| client.mutex(format!("{n}")).lock().unwrap();
     (0..count).map(lock).collect()
 }
 
-/// Calls `lock` beside the test, which is to be sent away.
-fn waiting(client: &Client, name: &str) -> Receiver<Result<MutexGuard, Error>> {
+/// Calls `lock` in another thread and returns a channel for its result.
+fn start_waiter(client: &Client, name: &str) -> Receiver<Result<MutexGuard, Error>> {
     let (sender, receiver) = bounded(1);
     let mutex = client.mutex(name);
     thread::spawn(move || {
@@ -76,11 +76,11 @@ fn waiting(client: &Client, name: &str) -> Receiver<Result<MutexGuard, Error>> {
 }
 
 #[track_caller]
-fn is_closed<T>(answer: Result<T, Error>) {
+fn assert_closed<T>(answer: Result<T, Error>) {
     match answer {
         Err(Error::Closed) => {}
         Err(error) => panic!("{error:?}"),
-        Ok(_) => panic!("it was not refused"),
+        Ok(_) => panic!("the call was not refused"),
     }
 }
 
@@ -93,12 +93,12 @@ fn counts(report: &ShutdownReport) -> [usize; 4] {
     ]
 }
 
-fn everything_held_is_released_and_told() {
-    // More than go out in one write.
+fn shutdown_releases_and_reports_every_held_lock() {
+    // More than fit in one write.
     const HELD: usize = 600;
     let server = Server::start();
     let client = client(&server.url());
-    let guards = hold(&client, HELD);
+    let guards = lock_many(&client, HELD);
     let (sender, told) = unbounded();
     let callback = move |lost: &Lost| sender.send(*lost).unwrap();
     let one_more = client.mutex("callback").on_lost(callback).lock().unwrap();
@@ -117,7 +117,7 @@ fn everything_held_is_released_and_told() {
             assert!(matches!(answer, Err(Error::Lost(Lost::ShutDown))));
         }
     }
-    // The thread that runs it has ended.
+    // The thread that runs callbacks has ended.
     assert_eq!(told.try_recv(), Ok(Lost::ShutDown));
     for guard in guards.into_iter().chain([one_more]) {
         assert_eq!(
@@ -125,14 +125,14 @@ fn everything_held_is_released_and_told() {
             Unlocked::AlreadyLost(Lost::ShutDown)
         );
     }
-    assert!(told.try_recv().is_err(), "told twice");
+    assert!(told.try_recv().is_err(), "the callback ran twice");
 }
 
-fn holders_that_let_go_when_told_are_counted_like_the_others() {
+fn holders_that_unlock_on_shutdown_count_as_released() {
     const HELD: usize = 100;
     let server = Server::start();
     let client = client(&server.url());
-    let workers: Vec<_> = hold(&client, HELD)
+    let workers: Vec<_> = lock_many(&client, HELD)
         .into_iter()
         .map(|guard| {
             thread::spawn(move || {
@@ -152,10 +152,10 @@ fn holders_that_let_go_when_told_are_counted_like_the_others() {
     }
 }
 
-fn without_time_to_wait_for_answers_everything_is_released_all_the_same() {
+fn shutdown_without_time_for_replies_still_releases_everything() {
     let server = Server::start();
     let client = client(&server.url());
-    let guards = hold(&client, 5);
+    let guards = lock_many(&client, 5);
 
     let report = client.shutdown(Duration::ZERO).unwrap();
 
@@ -164,10 +164,10 @@ fn without_time_to_wait_for_answers_everything_is_released_all_the_same() {
     assert!(guards.iter().all(|guard| !guard.is_held()));
 }
 
-fn what_others_hold_by_then_is_left_alone_and_counted() {
+fn locks_lost_before_the_shutdown_are_left_alone_and_counted() {
     let server = Server::start();
     let client = client(&server.url());
-    let guards = hold(&client, 5);
+    let guards = lock_many(&client, 5);
     let () = redis::pipe()
         .del("lock:1")
         .set("lock:2", "somebody")
@@ -182,7 +182,7 @@ fn what_others_hold_by_then_is_left_alone_and_counted() {
 
     assert_eq!(counts(&report), [3, 2, 0, 0]);
     assert!(report.is_clean(), "{report:?}");
-    // A lease ends a little sooner for us than for Redis.
+    // A lease expires a little earlier in the client than in Redis.
     eventually(ms(5_000), || lock_keys(&server) == 1);
     assert_eq!(server.get("lock:2").as_deref(), Some(&b"somebody"[..]));
     assert_eq!(
@@ -192,7 +192,7 @@ fn what_others_hold_by_then_is_left_alone_and_counted() {
     drop(guards);
 }
 
-fn no_new_call_is_served() {
+fn calls_after_the_shutdown_are_refused() {
     let server = Server::start();
     let client = client(&server.url());
     let mutex = client.mutex("a");
@@ -200,52 +200,52 @@ fn no_new_call_is_served() {
     assert!(client.shutdown(WITHIN).unwrap().is_clean());
 
     let calls = server.calls(&["evalsha", "eval", "ping"]);
-    is_closed(mutex.lock());
-    is_closed(mutex.try_lock());
-    is_closed(mutex.try_lock_for(ms(5_000)));
-    is_closed(mutex.with(|_| ()));
-    is_closed(mutex.try_with(|_| ()));
-    is_closed(mutex.inspect());
-    is_closed(mutex.force_unlock());
-    is_closed(client.mutex("b").lock());
-    is_closed(client.ping());
+    assert_closed(mutex.lock());
+    assert_closed(mutex.try_lock());
+    assert_closed(mutex.try_lock_for(ms(5_000)));
+    assert_closed(mutex.with(|_| ()));
+    assert_closed(mutex.try_with(|_| ()));
+    assert_closed(mutex.inspect());
+    assert_closed(mutex.force_unlock());
+    assert_closed(client.mutex("b").lock());
+    assert_closed(client.ping());
     assert_eq!(server.calls(&["evalsha", "eval", "ping"]), calls);
-    assert!(server.client_list().is_empty(), "a connection is left");
+    assert!(server.client_list().is_empty(), "a connection is left open");
 }
 
-fn waiters_are_sent_away_at_once() {
+fn shutdown_ends_every_wait_at_once() {
     let server = Server::start();
     let other = client(&server.url());
-    // Nobody looks again by itself.
+    // The backstop is long, so no waiter polls.
     let client = builder(&server.url()).backstop(ms(60_000)).build().unwrap();
     let theirs = other.mutex("theirs").lock().unwrap();
     let ours = client.mutex("ours").lock().unwrap();
-    // First in the queue of a name, behind another, and behind this client itself.
-    let first = waiting(&client, "theirs");
+    // The first in a name's queue, the second, and one behind a holder of the same client.
+    let first = start_waiter(&client, "theirs");
     server.wait_until_waiter_sleeps("lock_release:theirs");
-    let second = waiting(&client, "theirs");
-    let third = waiting(&client, "ours");
+    let second = start_waiter(&client, "theirs");
+    let third = start_waiter(&client, "ours");
     server.wait_until_waiter_sleeps("lock_release:ours");
     let attempts = server.calls(&["evalsha"]);
 
     let began = Instant::now();
     let report = client.shutdown(WITHIN).unwrap();
     for waiter in [first, second, third] {
-        is_closed(waiter.recv().unwrap());
+        assert_closed(waiter.recv().unwrap());
     }
-    assert!(began.elapsed() < NOISE, "{:?}", began.elapsed());
+    assert!(began.elapsed() < TOLERANCE, "{:?}", began.elapsed());
     assert_eq!(counts(&report), [1, 0, 0, 3]);
     assert!(report.is_clean(), "{report:?}");
-    // The release of what was held is all that was sent.
+    // Only the release of the held lock was sent.
     assert_eq!(server.calls(&["evalsha"]), attempts + 1);
     drop(ours);
     assert_eq!(theirs.unlock().unwrap(), Unlocked::Released);
 }
 
-fn a_second_call_does_nothing() {
+fn a_second_shutdown_does_nothing() {
     let server = Server::start();
     let client = client(&server.url());
-    let guards = hold(&client, 300);
+    let guards = lock_many(&client, 300);
     let reports: Vec<_> = thread::scope(|scope| {
         let calls = [(); 4].map(|()| scope.spawn(|| client.clone().shutdown(WITHIN).unwrap()));
         calls.into_iter().map(|call| call.join().unwrap()).collect()
@@ -261,8 +261,8 @@ fn a_second_call_does_nothing() {
     assert_eq!(lock_keys(&server), 0);
 }
 
-/// A Redis that does not answer any more: stopped, dead, or out of reach.
-fn a_redis_that_is_away_delays_the_end_by_no_more_than_was_given() {
+/// Redis stops replying in four ways: stopped, killed, or behind a network that stalls or drops.
+fn shutdown_without_redis_ends_within_its_timeout() {
     const HELD: usize = 300;
     let within = ms(300);
     for away in ["stopped", "killed", "stalled", "vanished"] {
@@ -272,8 +272,8 @@ fn a_redis_that_is_away_delays_the_end_by_no_more_than_was_given() {
             .unreachable_for(ms(60_000))
             .build()
             .unwrap();
-        let guards = hold(&client, HELD);
-        let first = waiting(&client, "0");
+        let guards = lock_many(&client, HELD);
+        let first = start_waiter(&client, "0");
         server.wait_until_waiter_sleeps("lock_release:0");
         match away {
             "stopped" => server.pause(),
@@ -287,12 +287,12 @@ fn a_redis_that_is_away_delays_the_end_by_no_more_than_was_given() {
         let took = began.elapsed();
 
         assert!(
-            took < within + COMMAND_TIMEOUT + NOISE,
+            took < within + COMMAND_TIMEOUT + TOLERANCE,
             "{away}: took {took:?}"
         );
         assert_eq!(counts(&report), [0, 0, HELD, 1], "{away}");
         assert!(!report.is_clean(), "{away}");
-        is_closed(first.recv_timeout(NOISE).expect("it is sent away"));
+        assert_closed(first.recv_timeout(TOLERANCE).expect("the wait ends"));
         let began = Instant::now();
         for guard in guards {
             assert!(!guard.is_held());
@@ -302,41 +302,44 @@ fn a_redis_that_is_away_delays_the_end_by_no_more_than_was_given() {
             );
         }
         drop(client);
-        assert!(began.elapsed() < NOISE, "{away}: dropping asks nobody");
+        assert!(began.elapsed() < TOLERANCE, "{away}: a drop sends nothing");
         if away == "stopped" {
             server.resume();
         }
     }
 }
 
-fn a_waiter_that_cannot_reach_redis_is_sent_away() {
+fn shutdown_ends_a_wait_that_cannot_reach_redis() {
     let hole = BlackHole::start();
     for url in [support::refusing_url(), hole.url()] {
         let client = builder(&url).unreachable_for(ms(60_000)).build().unwrap();
-        let lock = waiting(&client, "a");
+        let lock = start_waiter(&client, "a");
         let (sender, trying) = bounded(1);
         let mutex = client.mutex("b");
         thread::spawn(move || {
             let _ = sender.send(mutex.try_lock_for(ms(60_000)));
         });
-        assert!(lock.recv_timeout(ms(200)).is_err(), "it waits");
+        assert!(lock.recv_timeout(ms(200)).is_err(), "the call waits");
 
         let began = Instant::now();
         let report = client.shutdown(ms(100)).unwrap();
-        is_closed(lock.recv().unwrap());
-        is_closed(trying.recv().unwrap());
+        assert_closed(lock.recv().unwrap());
+        assert_closed(trying.recv().unwrap());
         let took = began.elapsed();
-        assert!(took < ms(100) + COMMAND_TIMEOUT + NOISE, "took {took:?}");
+        assert!(
+            took < ms(100) + COMMAND_TIMEOUT + TOLERANCE,
+            "took {took:?}"
+        );
         assert_eq!(counts(&report), [0, 0, 0, 2]);
     }
 }
 
-fn renewals_on_their_way_delay_nothing_and_revive_nothing() {
+fn renewals_in_flight_neither_delay_the_shutdown_nor_revive_a_lock() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = builder(&proxy.url()).renew_every(ms(20)).build().unwrap();
-    let guards = hold(&client, 50);
-    // Long enough for one to be under way at any time.
+    let guards = lock_many(&client, 50);
+    // Long enough that a renewal is in flight at any time.
     proxy.delay(Duration::ZERO, ms(30));
     let expired = server.calls(&["pexpire"]);
     eventually(ms(5_000), || server.calls(&["pexpire"]) > expired + 100);
@@ -353,10 +356,10 @@ fn renewals_on_their_way_delay_nothing_and_revive_nothing() {
     assert_eq!(lock_keys(&server), 0);
 }
 
-fn a_callback_may_end_its_own_client() {
+fn a_callback_can_shut_down_its_own_client() {
     let server = Server::start();
     let client = client(&server.url());
-    let others = hold(&client, 3);
+    let others = lock_many(&client, 3);
     let (sender, reports) = bounded(1);
     let in_callback = client.clone();
     let mutex = client.mutex("a").ttl(ms(50)).auto_renew(false);
@@ -366,11 +369,11 @@ fn a_callback_may_end_its_own_client() {
         })
         .lock()
         .unwrap();
-    let report = reports.recv_timeout(WITHIN).expect("it does not hang");
+    let report = reports.recv_timeout(WITHIN).expect("the callback returns");
     assert_eq!(report.released(), 3);
-    // The thread that called ends after this.
+    // The thread that called ends after its callback.
     assert!(report.is_clean(), "{report:?}");
-    is_closed(client.ping());
+    assert_closed(client.ping());
     assert_eq!(
         guard.unlock().unwrap(),
         Unlocked::AlreadyLost(Lost::Expired)
@@ -379,7 +382,7 @@ fn a_callback_may_end_its_own_client() {
     eventually(ms(5_000), || lock_keys(&server) == 0);
 }
 
-fn a_callback_that_hangs_delays_the_end_by_no_more_than_was_given() {
+fn shutdown_with_a_hanging_callback_ends_within_its_timeout() {
     let server = Server::start();
     let client = client(&server.url());
     let (entered, entries) = bounded(1);
@@ -399,13 +402,17 @@ fn a_callback_that_hangs_delays_the_end_by_no_more_than_was_given() {
     let report = client.shutdown(ms(100)).unwrap();
     let took = began.elapsed();
 
-    assert!(took < ms(100) + COMMAND_TIMEOUT + NOISE, "took {took:?}");
+    assert!(
+        took < ms(100) + COMMAND_TIMEOUT + TOLERANCE,
+        "took {took:?}"
+    );
     assert_eq!(counts(&report), [1, 0, 0, 0]);
     assert!(!report.is_clean(), "a thread is left");
     drop((release, guard, held));
 }
 
-/// The client's threads, as the kernel names them, without dialers, which nobody waits for.
+/// Returns the names of this process's leasehold threads, without dialers, which `shutdown` does
+/// not join.
 fn own_threads() -> Vec<String> {
     fs::read_dir("/proc/self/task")
         .unwrap()
@@ -414,13 +421,13 @@ fn own_threads() -> Vec<String> {
         .collect()
 }
 
-/// The kernel lists a thread for a moment after it was joined.
+/// Waits until no thread is left; the kernel still lists a thread for a moment after its join.
 #[track_caller]
-fn no_thread_is_left() {
+fn wait_until_no_thread_is_left() {
     eventually(ms(2_000), || own_threads().is_empty());
 }
 
-/// A client with every thread that it can have, and what keeps it alive.
+/// Returns a client that has started all its threads, and guards that keep it alive.
 fn with_all_threads(server_url: &str) -> (Client, Vec<MutexGuard>) {
     let client = client(server_url);
     let other = self::client(server_url);
@@ -430,7 +437,7 @@ fn with_all_threads(server_url: &str) -> (Client, Vec<MutexGuard>) {
         called_back.lock().unwrap(),
         client.mutex("b").lock().unwrap(),
     ];
-    // Waits, so there is a subscriber.
+    // A wait, which starts the subscriber.
     assert!(
         client
             .mutex("theirs")
@@ -439,12 +446,12 @@ fn with_all_threads(server_url: &str) -> (Client, Vec<MutexGuard>) {
             .is_none()
     );
     drop((theirs, other));
-    // Of the other client nothing is left.
+    // The threads of the other client have ended.
     eventually(ms(5_000), || own_threads().len() == 4);
     (client, guards)
 }
 
-fn no_thread_is_left_of_a_client_that_was_shut_down() {
+fn a_client_that_was_shut_down_leaves_no_thread() {
     let server = Server::start();
     Child::spawn("shutdown::shut_down_in_child", &[("URL", &server.url())])
         .wait()
@@ -455,11 +462,11 @@ fn no_thread_is_left_of_a_client_that_was_shut_down() {
 fn shut_down_in_child() {
     let (client, guards) = with_all_threads(&parameter("URL"));
     assert!(client.shutdown(WITHIN).unwrap().is_clean());
-    no_thread_is_left();
+    wait_until_no_thread_is_left();
     drop((client, guards));
 }
 
-fn no_thread_is_left_of_a_client_that_nobody_has_any_more() {
+fn a_client_that_was_dropped_leaves_no_thread() {
     let server = Server::start();
     Child::spawn("shutdown::last_drop_in_child", &[("URL", &server.url())])
         .wait()
@@ -471,22 +478,22 @@ fn no_thread_is_left_of_a_client_that_nobody_has_any_more() {
 fn last_drop_in_child() {
     let url = parameter("URL");
 
-    // By the thread that made it.
+    // Dropped by the thread that created the client.
     let (client, guards) = with_all_threads(&url);
     drop(client);
-    assert_eq!(own_threads().len(), 4, "the guards keep it");
+    assert_eq!(own_threads().len(), 4, "the guards keep the client alive");
     drop(guards);
-    no_thread_is_left();
+    wait_until_no_thread_is_left();
 
-    // By another one, the lock being what is left.
+    // Dropped by another thread; the last owner is a mutex.
     let (client, guards) = with_all_threads(&url);
     let mutex = client.mutex("b");
     drop((client, guards));
-    assert_eq!(own_threads().len(), 4, "the lock keeps it");
+    assert_eq!(own_threads().len(), 4, "the mutex keeps the client alive");
     thread::spawn(move || drop(mutex)).join().unwrap();
-    no_thread_is_left();
+    wait_until_no_thread_is_left();
 
-    // By all at once.
+    // Dropped by many threads at once.
     let (client, guards) = with_all_threads(&url);
     let owners: Vec<_> = (0..8)
         .map(|n| (client.clone(), client.mutex(format!("{n}"))))
@@ -500,9 +507,9 @@ fn last_drop_in_child() {
             scope.spawn(move || drop(owner));
         }
     });
-    no_thread_is_left();
+    wait_until_no_thread_is_left();
 
-    // By a callback, on a thread of its own.
+    // Dropped by a callback, on the client's own thread.
     let (client, guards) = with_all_threads(&url);
     let last = Arc::new(parking_lot::Mutex::new(None));
     let (sender, dropped) = bounded(1);
@@ -517,11 +524,13 @@ fn last_drop_in_child() {
         .lock()
         .unwrap();
     *last.lock() = Some((client, guards, guard));
-    dropped.recv_timeout(ms(10_000)).expect("it does not hang");
-    no_thread_is_left();
+    dropped
+        .recv_timeout(ms(10_000))
+        .expect("the callback returns");
+    wait_until_no_thread_is_left();
 }
 
-fn the_last_drop_is_not_held_up_by_a_redis_that_is_away() {
+fn the_last_drop_without_redis_ends_within_a_command_timeout() {
     let server = Server::start();
     let client = client(&server.url());
     let guard = client.mutex("a").lock().unwrap();
@@ -532,5 +541,5 @@ fn the_last_drop_is_not_held_up_by_a_redis_that_is_away() {
     drop(client);
     let took = began.elapsed();
     server.resume();
-    assert!(took < COMMAND_TIMEOUT + NOISE, "took {took:?}");
+    assert!(took < COMMAND_TIMEOUT + TOLERANCE, "took {took:?}");
 }

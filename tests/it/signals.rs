@@ -1,6 +1,6 @@
-//! Promise: a signal that the program handles breaks no connection and delays no call.
+//! Promise: a signal that the program handles breaks no connection and fails no call.
 //!
-//! The kernel gives a process's signals to its main thread, where a child plays its role.
+//! The kernel delivers a process's signals to its main thread, where a child process runs its role.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,10 +16,10 @@ support::roles![signalled];
 
 support::timed![a_signal_breaks_no_connection];
 
-/// Nearly all of a call is spent in a read that a signal can interrupt.
+/// With this delay nearly all of a call is spent in a read, which a signal can interrupt.
 const DELAY: Duration = ms(8);
 
-const FOR: Duration = Duration::from_secs(3);
+const RUNS_FOR: Duration = Duration::from_secs(3);
 
 fn a_signal_breaks_no_connection() {
     let server = Server::start();
@@ -28,26 +28,27 @@ fn a_signal_breaks_no_connection() {
     Child::spawn("signals::signalled", &[("URL", &proxy.url())])
         .wait()
         .succeeded();
-    // One that the calls share, and one of the io thread.
+    // One connection of the calls, and one of the io thread.
     let connections = proxy.connections();
     assert!(connections <= 3, "{connections} connections were made");
 }
 
-/// Locks and unlocks under a thousand signals a second, on the thread that they are delivered to.
+/// Locks and unlocks on the thread that receives 1000 signals a second.
 fn signalled() {
     let handled = Arc::new(AtomicUsize::new(0));
-    signal_hook::flag::register_usize(SIGUSR1, Arc::clone(&handled), 1).expect("it can be handled");
+    signal_hook::flag::register_usize(SIGUSR1, Arc::clone(&handled), 1)
+        .expect("the handler can be registered");
     let is_over = Arc::new(AtomicBool::new(false));
     let own = getpid();
     let signalling = thread::spawn({
         let is_over = Arc::clone(&is_over);
-        move || signal(own, &is_over)
+        move || send_signals(own, &is_over)
     });
-    let client = Client::open(&parameter("URL")).expect("the url is one");
+    let client = Client::open(&parameter("URL")).expect("the URL is valid");
     let mutex = client.mutex("x");
     let began = Instant::now();
     let mut pairs = 0;
-    while began.elapsed() < FOR {
+    while began.elapsed() < RUNS_FOR {
         let guard = mutex.lock().expect("the lock is free");
         let _ = guard.unlock().expect("the server answers");
         pairs += 1;
@@ -58,11 +59,11 @@ fn signalled() {
     assert!(pairs > 10 && sent > 500, "{pairs} pairs, {sent} signals");
 }
 
-/// Returns how many signals were sent.
-fn signal(to: Pid, is_over: &AtomicBool) -> usize {
+/// Sends a signal every millisecond until `is_over`; returns the number of signals.
+fn send_signals(to: Pid, is_over: &AtomicBool) -> usize {
     let mut sent = 0;
     while !is_over.load(Ordering::SeqCst) {
-        kill_process(to, Signal::USR1).expect("it is this process");
+        kill_process(to, Signal::USR1).expect("a process can signal itself");
         sent += 1;
         thread::sleep(ms(1));
     }

@@ -1,4 +1,5 @@
-//! Promise: every number of `stats()` counts what its documentation says, and the fleet's totals are the sum of all.
+//! Promise: every field of `stats()` counts what its documentation says, and the shared totals are
+//! the sum over all clients.
 
 use std::sync::Barrier;
 use std::thread::{self, Scope, ScopedJoinHandle};
@@ -8,31 +9,34 @@ use leasehold::{Backoff, Client, ClientBuilder, Error, Lost, Totals, Unlocked, W
 use support::{Cluster, ClusterSetup, Proxy, Server, Traffic, eventually, let_pass, ms};
 
 support::tests![
-    calls_are_counted_by_how_they_ended,
-    a_server_that_is_away_makes_failures,
-    a_release_elsewhere_and_one_here,
+    calls_are_counted_by_outcome,
+    calls_to_a_dead_server_count_as_failed,
+    remote_and_local_releases_count_as_different_wakes,
     a_message_without_a_release_is_a_spurious_wake,
-    a_ttl_that_runs_out,
-    the_backstop,
-    a_subscription_that_came_back,
-    losses_by_reason,
-    what_is_held_and_open_now,
+    an_expired_ttl_counts_as_a_ttl_wake,
+    backstop_wakes_are_counted,
+    reconnections_of_the_subscriber_count_as_wakes,
+    losses_are_counted_by_reason,
+    held_locks_waiters_and_connections_are_counted,
     counts_of_many_threads_add_up,
-    short_locks_in_a_cluster_are_shared_too,
-    two_clients_share_one_hash,
-    what_redis_missed_is_added_later_and_once,
-    what_could_not_be_sent_is_added_when_it_can,
-    the_last_of_it_is_added_at_the_end,
-    the_hash_has_the_name_that_it_was_given,
-    a_key_that_is_no_hash_is_an_error_and_loses_nothing
+    short_locks_in_a_cluster_are_added_to_the_shared_totals,
+    two_clients_add_to_one_hash,
+    unanswered_additions_are_added_exactly_once,
+    unsent_additions_are_added_after_the_outage,
+    the_last_counts_are_added_at_shutdown_and_drop,
+    the_hash_has_the_configured_key,
+    a_key_of_another_type_is_an_error_and_loses_no_counts
 ];
 
-support::timed![renewals_and_how_late_they_were, how_long_things_took];
+support::timed![
+    renewals_and_their_lag_are_measured,
+    wait_hold_and_command_times_are_measured
+];
 
-/// Long enough for anything that is to come, and short enough for a test that fails.
-const PATIENCE: Duration = ms(20_000);
+/// The limit for events that must happen: generous for a slow machine, short for a failing test.
+const WAIT_LIMIT: Duration = ms(20_000);
 
-/// So long that whoever looks again before was woken.
+/// So long that a waiter that retries earlier was woken.
 const NO_BACKSTOP: Duration = ms(60_000);
 
 fn builder(url: &str) -> ClientBuilder {
@@ -43,25 +47,26 @@ fn client(url: &str) -> Client {
     builder(url).backstop(NO_BACKSTOP).build().unwrap()
 }
 
-/// Totals with these numbers, and zeros.
+/// Returns zero totals, changed by `set`.
 fn totals(set: impl FnOnce(&mut Totals)) -> Totals {
     let mut totals = Totals::default();
     set(&mut totals);
     totals
 }
 
-/// Sees to it that the client hears the releases of a name that somebody else holds: from then on a waiter looks once
-/// and sleeps.
-fn hear(client: &Client, name: &str) {
-    eventually(PATIENCE, || {
+/// Waits until the client has subscribed to the releases of a name that another client holds.
+///
+/// From then on a waiter sends one attempt and sleeps.
+fn wait_until_subscribed(client: &Client, name: &str) {
+    eventually(WAIT_LIMIT, || {
         let before = client.stats().totals.attempts;
         assert!(client.mutex(name).try_lock_for(ms(300)).unwrap().is_none());
         client.stats().totals.attempts == before + 1
     });
 }
 
-/// Starts a call that waits, and returns when it sleeps.
-fn waiting<'scope>(
+/// Starts a call that waits, and returns after it has sent `attempts` attempts and sleeps.
+fn start_waiter<'scope>(
     scope: &'scope Scope<'scope, '_>,
     client: &'scope Client,
     name: &'scope str,
@@ -69,12 +74,12 @@ fn waiting<'scope>(
 ) -> ScopedJoinHandle<'scope, ()> {
     let before = client.stats();
     let call = scope.spawn(move || {
-        // A test that fails must not wait for a lock that nobody releases.
+        // Limited, so that a failing test does not wait for ever.
         let guard = client.mutex(name).try_lock_for(ms(30_000)).unwrap();
-        let guard = guard.expect("it is released");
+        let guard = guard.expect("the lock is released");
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     });
-    eventually(PATIENCE, || {
+    eventually(WAIT_LIMIT, || {
         let now = client.stats();
         now.waiting == before.waiting + 1
             && now.totals.attempts == before.totals.attempts + attempts
@@ -82,7 +87,7 @@ fn waiting<'scope>(
     call
 }
 
-fn calls_are_counted_by_how_they_ended() {
+fn calls_are_counted_by_outcome() {
     let server = Server::start();
     let (client, other) = (client(&server.url()), client(&server.url()));
     assert_eq!(client.stats().totals, Totals::default());
@@ -106,15 +111,15 @@ fn calls_are_counted_by_how_they_ended() {
     let impatient = client.mutex("held").wait(WaitPolicy::Backoff(twice));
     let error = impatient.lock().unwrap_err();
     assert!(matches!(error, Error::AttemptsUsedUp { .. }), "{error:?}");
-    assert!(impatient.try_lock_for(PATIENCE).unwrap().is_none());
+    assert!(impatient.try_lock_for(WAIT_LIMIT).unwrap().is_none());
     expected.attempts += 5;
     expected.refused += 3;
-    // One pause between two attempts, twice.
+    // Two calls of two attempts, with one pause each.
     expected.wakes_backstop += 2;
     expected.spurious_wakes += 2;
     assert_eq!(client.stats().totals, expected);
 
-    // Known here to be held: no trip.
+    // This client holds the lock, so the refusal needs no request.
     let guard = client.mutex("free").lock().unwrap();
     assert!(client.mutex("free").try_lock().unwrap().is_none());
     drop(guard);
@@ -140,7 +145,7 @@ fn calls_are_counted_by_how_they_ended() {
     assert_eq!(client.stats().wait.count, 6);
 }
 
-fn a_server_that_is_away_makes_failures() {
+fn calls_to_a_dead_server_count_as_failed() {
     let mut server = Server::start();
     let client = builder(&server.url())
         .command_timeout(ms(200))
@@ -156,18 +161,18 @@ fn a_server_that_is_away_makes_failures() {
     assert_eq!((now.failed, now.acquired_at_once), (1, 2));
     assert!(now.attempts > 2, "{now}");
     assert_eq!((now.renewals_ok, now.renewals_failed), (0, 1));
-    // It was held until then; the release is repeated.
+    // The lease was held until then; its release is repeated in the background.
     assert_eq!((now.released, now.released_too_late, now.lost()), (2, 0, 0));
 }
 
-fn a_release_elsewhere_and_one_here() {
+fn remote_and_local_releases_count_as_different_wakes() {
     let server = Server::start();
     let (client, other) = (client(&server.url()), client(&server.url()));
     let guard = other.mutex("a").lock().unwrap();
-    hear(&client, "a");
+    wait_until_subscribed(&client, "a");
     let before = client.stats().totals;
     thread::scope(|scope| {
-        let call = waiting(scope, &client, "a", 1);
+        let call = start_waiter(scope, &client, "a", 1);
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         call.join().unwrap();
     });
@@ -183,9 +188,9 @@ fn a_release_elsewhere_and_one_here() {
     expected.attempts += 1;
     expected.acquired_at_once += 1;
     thread::scope(|scope| {
-        let call = waiting(scope, &client, "a", 0);
-        // It moves up when the first of them leaves, which is no wake.
-        let second = waiting(scope, &client, "a", 0);
+        let call = start_waiter(scope, &client, "a", 0);
+        // The second moves up when the first leaves, which counts as no wake.
+        let second = start_waiter(scope, &client, "a", 0);
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         call.join().unwrap();
         second.join().unwrap();
@@ -204,12 +209,12 @@ fn a_message_without_a_release_is_a_spurious_wake() {
     let server = Server::start();
     let (client, other) = (client(&server.url()), client(&server.url()));
     let guard = other.mutex("a").lock().unwrap();
-    hear(&client, "a");
+    wait_until_subscribed(&client, "a");
     let before = client.stats().totals;
     thread::scope(|scope| {
-        let call = waiting(scope, &client, "a", 1);
+        let call = start_waiter(scope, &client, "a", 1);
         server.run("PUBLISH", &["lock_release:a", "anything"]);
-        eventually(PATIENCE, || {
+        eventually(WAIT_LIMIT, || {
             client.stats().totals.spurious_wakes == before.spurious_wakes + 1
         });
         drop(guard);
@@ -224,11 +229,11 @@ fn a_message_without_a_release_is_a_spurious_wake() {
     assert_eq!(client.stats().totals, expected);
 }
 
-fn a_ttl_that_runs_out() {
+fn an_expired_ttl_counts_as_a_ttl_wake() {
     let server = Server::start();
     let client = client(&server.url());
     server.run("SET", &["lock:a", "foreign"]);
-    hear(&client, "a");
+    wait_until_subscribed(&client, "a");
     let before = client.stats().totals;
     server.run("SET", &["lock:a", "foreign", "PX", "1000"]);
     drop(client.mutex("a").lock().unwrap());
@@ -236,7 +241,7 @@ fn a_ttl_that_runs_out() {
     let wakes = now.wakes_ttl - before.wakes_ttl;
     assert!(wakes > 0, "{now:?}");
     let mut expected = before;
-    // Redis may need a moment more.
+    // Redis may expire the key a moment later.
     expected.attempts += 1 + wakes;
     expected.wakes_ttl += wakes;
     expected.spurious_wakes += wakes - 1;
@@ -245,13 +250,13 @@ fn a_ttl_that_runs_out() {
     assert_eq!(now, expected);
 }
 
-fn the_backstop() {
+fn backstop_wakes_are_counted() {
     let server = Server::start();
     let client = builder(&server.url()).backstop(ms(50)).build().unwrap();
     server.run("SET", &["lock:a", "foreign"]);
     thread::scope(|scope| {
         let call = scope.spawn(|| drop(client.mutex("a").lock().unwrap()));
-        eventually(PATIENCE, || client.stats().totals.wakes_backstop >= 5);
+        eventually(WAIT_LIMIT, || client.stats().totals.wakes_backstop >= 5);
         server.run("DEL", &["lock:a"]);
         call.join().unwrap();
     });
@@ -261,17 +266,17 @@ fn the_backstop() {
     assert_eq!(now.acquired_after_waiting, 1);
 }
 
-fn a_subscription_that_came_back() {
+fn reconnections_of_the_subscriber_count_as_wakes() {
     let server = Server::start();
     let client = client(&server.url());
     server.run("SET", &["lock:a", "foreign"]);
-    hear(&client, "a");
+    wait_until_subscribed(&client, "a");
     let before = client.stats().totals;
     thread::scope(|scope| {
-        let call = waiting(scope, &client, "a", 1);
+        let call = start_waiter(scope, &client, "a", 1);
         for times in 1..=2 {
             server.run("CLIENT", &["KILL", "TYPE", "pubsub"]);
-            eventually(PATIENCE, || {
+            eventually(WAIT_LIMIT, || {
                 client.stats().totals.spurious_wakes == before.spurious_wakes + times
             });
         }
@@ -289,7 +294,7 @@ fn a_subscription_that_came_back() {
     assert_eq!(client.stats().totals, expected);
 }
 
-fn losses_by_reason() {
+fn losses_are_counted_by_reason() {
     let server = Server::start();
     let client = client(&server.url());
     let mutex = |name: &str| client.mutex(name).auto_renew(false);
@@ -298,7 +303,7 @@ fn losses_by_reason() {
     };
 
     let guard = mutex("expired").ttl(ms(100)).lock().unwrap();
-    assert_eq!(guard.lost().recv_timeout(PATIENCE), Ok(Lost::Expired));
+    assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Expired));
     late(guard, Lost::Expired);
 
     let guard = mutex("taken").lock().unwrap();
@@ -312,13 +317,13 @@ fn losses_by_reason() {
     late(guard, Lost::Deleted);
 
     let guard = mutex("max_hold").max_hold(ms(100)).lock().unwrap();
-    assert_eq!(guard.lost().recv_timeout(PATIENCE), Ok(Lost::MaxHold));
-    eventually(PATIENCE, || client.stats().totals.lost_max_hold == 1);
+    assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::MaxHold));
+    eventually(WAIT_LIMIT, || client.stats().totals.lost_max_hold == 1);
     assert_eq!(client.stats().totals.released_too_late, 3);
     late(guard, Lost::MaxHold);
 
     let guard = mutex("shut_down").lock().unwrap();
-    let _ = client.shutdown(PATIENCE).unwrap();
+    let _ = client.shutdown(WAIT_LIMIT).unwrap();
     late(guard, Lost::ShutDown);
     assert!(client.mutex("closed").lock().is_err());
 
@@ -338,7 +343,7 @@ fn losses_by_reason() {
     assert_eq!(client.stats().hold.count, 5);
 }
 
-fn renewals_and_how_late_they_were() {
+fn renewals_and_their_lag_are_measured() {
     let server = Server::start();
     let client = builder(&server.url())
         .command_timeout(ms(250))
@@ -355,17 +360,17 @@ fn renewals_and_how_late_they_were() {
 
     let guard = client.mutex("a").renew_every(ms(1_000)).lock().unwrap();
     server.pause();
-    eventually(PATIENCE, || client.stats().totals.renewals_failed > 0);
+    eventually(WAIT_LIMIT, || client.stats().totals.renewals_failed > 0);
     assert_eq!(client.stats().renewal_lag, Some(Duration::ZERO));
     server.resume();
-    eventually(PATIENCE, || client.stats().totals.renewals_ok > 2);
-    // It was due before the first of its tries, which took the whole timeout.
+    eventually(WAIT_LIMIT, || client.stats().totals.renewals_ok > 2);
+    // The renewal was due before its first attempt, which took the whole timeout.
     let lag = client.stats().renewal_lag.unwrap();
     assert!(lag > ms(240), "{lag:?}");
     assert!(guard.is_held());
 }
 
-fn what_is_held_and_open_now() {
+fn held_locks_waiters_and_connections_are_counted() {
     let server = Server::start();
     let (client, other) = (client(&server.url()), client(&server.url()));
     assert_eq!(client.stats().connections, 0);
@@ -377,16 +382,16 @@ fn what_is_held_and_open_now() {
         .collect();
     let foreign = other.mutex("d").lock().unwrap();
     thread::scope(|scope| {
-        hear(&client, "d");
-        // The second of them waits behind the first.
+        wait_until_subscribed(&client, "d");
+        // The second waiter of `a` waits behind the first.
         let calls = [("d", 1), ("a", 1), ("a", 0)];
-        let calls = calls.map(|(name, attempts)| waiting(scope, &client, name, attempts));
+        let calls = calls.map(|(name, attempts)| start_waiter(scope, &client, name, attempts));
         let now = client.stats();
         assert_eq!((now.held, now.waiting), (3, 3));
         let theirs = other.stats().connections;
-        eventually(PATIENCE, || {
+        eventually(WAIT_LIMIT, || {
             let ours = client.stats().connections;
-            // In use, or idle, and that of the subscriber.
+            // Busy and idle connections, and the subscriber's.
             ours >= 2 && ours + theirs == server.client_list().len() as u64
         });
         drop(guards);
@@ -395,11 +400,11 @@ fn what_is_held_and_open_now() {
     });
     let now = client.stats();
     assert_eq!((now.held, now.waiting), (0, 0));
-    assert!(client.shutdown(PATIENCE).unwrap().is_clean());
-    eventually(PATIENCE, || client.stats().connections == 0);
+    assert!(client.shutdown(WAIT_LIMIT).unwrap().is_clean());
+    eventually(WAIT_LIMIT, || client.stats().connections == 0);
 }
 
-fn how_long_things_took() {
+fn wait_hold_and_command_times_are_measured() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
@@ -455,7 +460,7 @@ fn counts_of_many_threads_add_up() {
     assert_eq!((now.totals.lost(), now.totals.failed), (0, 0));
 }
 
-fn sharing(url: &str) -> Client {
+fn client_with_shared_stats(url: &str) -> Client {
     builder(url)
         .command_timeout(ms(250))
         .shared_stats(true)
@@ -463,8 +468,8 @@ fn sharing(url: &str) -> Client {
         .unwrap()
 }
 
-/// Locks a few times, and says so.
-fn lock(client: &Client, times: usize) {
+/// Locks and unlocks `a` a number of times.
+fn lock_times(client: &Client, times: usize) {
     for _ in 0..times {
         drop(client.mutex("a").lock().unwrap());
     }
@@ -479,36 +484,36 @@ fn sum(one: &Totals, two: &Totals) -> Totals {
     })
 }
 
-/// Nobody needs a thread there for locks that are let go at once, but what is counted is told.
-fn short_locks_in_a_cluster_are_shared_too() {
+/// Locks that are released at once need no thread there, but their counts must be sent.
+fn short_locks_in_a_cluster_are_added_to_the_shared_totals() {
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
-    let client = sharing(&cluster.url());
-    lock(&client, 3);
-    eventually(PATIENCE, || client.shared_stats().unwrap().released == 3);
+    let client = client_with_shared_stats(&cluster.url());
+    lock_times(&client, 3);
+    eventually(WAIT_LIMIT, || client.shared_stats().unwrap().released == 3);
 }
 
-fn two_clients_share_one_hash() {
+fn two_clients_add_to_one_hash() {
     let server = Server::start();
     let (one, two) = (
-        sharing(&server.url()),
-        sharing(&(server.url() + "?protocol=resp3")),
+        client_with_shared_stats(&server.url()),
+        client_with_shared_stats(&(server.url() + "?protocol=resp3")),
     );
-    // Its own are not among them.
+    // The reader does not share its own counts.
     let reader = client(&server.url());
-    lock(&reader, 1);
+    lock_times(&reader, 1);
     assert_eq!(reader.shared_stats().unwrap(), Totals::default());
-    lock(&one, 3);
-    lock(&two, 5);
+    lock_times(&one, 3);
+    lock_times(&two, 5);
     let expected = sum(&one.stats().totals, &two.stats().totals);
     assert_eq!(expected.released, 8);
-    eventually(PATIENCE, || reader.shared_stats().unwrap() == expected);
+    eventually(WAIT_LIMIT, || reader.shared_stats().unwrap() == expected);
     assert_eq!(two.shared_stats().unwrap(), expected);
 
-    // Where nothing is counted nothing is written.
+    // Counters that did not change are not written.
     let writes = server.calls(&["hincrby"]);
-    lock(&one, 1);
+    lock_times(&one, 1);
     let expected = sum(&one.stats().totals, &two.stats().totals);
-    eventually(PATIENCE, || one.shared_stats().unwrap() == expected);
+    eventually(WAIT_LIMIT, || one.shared_stats().unwrap() == expected);
     assert!(server.calls(&["hincrby"]) <= writes + 6);
     let key: Vec<String> = redis::cmd("KEYS")
         .arg("*stats*")
@@ -517,22 +522,25 @@ fn two_clients_share_one_hash() {
     assert_eq!(key.iter().filter(|key| *key == "lock_stats").count(), 1);
 }
 
-fn what_redis_missed_is_added_later_and_once() {
+fn unanswered_additions_are_added_exactly_once() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let (client, reader) = (sharing(&proxy.url()), client(&server.url()));
-    lock(&client, 1);
-    eventually(PATIENCE, || {
+    let (client, reader) = (
+        client_with_shared_stats(&proxy.url()),
+        client(&server.url()),
+    );
+    lock_times(&client, 1);
+    eventually(WAIT_LIMIT, || {
         reader.shared_stats().unwrap() == client.stats().totals
     });
 
-    // The next addition runs and nobody hears of it. It is sent again before anything else is.
+    // The next addition runs without a reply. It is sent again before any other.
     let before = server.calls(&["hincrby"]);
     proxy.set_open(Traffic::DropReplies);
-    lock(&client, 2);
-    eventually(PATIENCE, || server.calls(&["hincrby"]) > before);
-    lock(&client, 1);
-    eventually(PATIENCE, || {
+    lock_times(&client, 2);
+    eventually(WAIT_LIMIT, || server.calls(&["hincrby"]) > before);
+    lock_times(&client, 1);
+    eventually(WAIT_LIMIT, || {
         reader.shared_stats().unwrap() == client.stats().totals
     });
 
@@ -540,45 +548,48 @@ fn what_redis_missed_is_added_later_and_once() {
     assert!(client.mutex("a").try_lock().is_err());
     assert_eq!(client.stats().totals.failed, 1);
     proxy.set_all(Traffic::Pass);
-    lock(&client, 2);
-    eventually(PATIENCE, || {
+    lock_times(&client, 2);
+    eventually(WAIT_LIMIT, || {
         reader.shared_stats().unwrap() == client.stats().totals
     });
 }
 
-fn what_could_not_be_sent_is_added_when_it_can() {
+fn unsent_additions_are_added_after_the_outage() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let (client, reader) = (sharing(&proxy.url()), client(&server.url()));
-    lock(&client, 2);
-    // Before its first addition, which then finds no connection.
+    let (client, reader) = (
+        client_with_shared_stats(&proxy.url()),
+        client(&server.url()),
+    );
+    lock_times(&client, 2);
+    // Cut before the first addition, which then finds no connection.
     proxy.set_all(Traffic::Cut);
-    // What was idle is known to be dead by then.
+    // This call finds the idle connections dead.
     assert!(client.mutex("a").try_lock().is_err());
     let_pass(ms(1_500));
     proxy.set_all(Traffic::Pass);
-    eventually(PATIENCE, || {
+    eventually(WAIT_LIMIT, || {
         reader.shared_stats().unwrap() == client.stats().totals
     });
 }
 
-fn the_last_of_it_is_added_at_the_end() {
+fn the_last_counts_are_added_at_shutdown_and_drop() {
     let server = Server::start();
     let reader = client(&server.url());
-    let client = sharing(&server.url());
+    let client = client_with_shared_stats(&server.url());
     let guard = client.mutex("a").lock().unwrap();
-    assert!(client.shutdown(PATIENCE).unwrap().is_clean());
-    let told = reader.shared_stats().unwrap();
-    assert_eq!((told.acquired_at_once, told.lost_shut_down), (1, 1));
+    assert!(client.shutdown(WAIT_LIMIT).unwrap().is_clean());
+    let shared = reader.shared_stats().unwrap();
+    assert_eq!((shared.acquired_at_once, shared.lost_shut_down), (1, 1));
     drop(guard);
 
-    let dropped = sharing(&server.url());
-    lock(&dropped, 4);
+    let dropped = client_with_shared_stats(&server.url());
+    lock_times(&dropped, 4);
     drop(dropped);
     assert_eq!(reader.shared_stats().unwrap().released, 4);
 }
 
-fn the_hash_has_the_name_that_it_was_given() {
+fn the_hash_has_the_configured_key() {
     let server = Server::start();
     let named = |key: &str| {
         builder(&server.url())
@@ -586,8 +597,8 @@ fn the_hash_has_the_name_that_it_was_given() {
             .shared_stats_key(key)
     };
     let client = named("booking:{stats}").build().unwrap();
-    lock(&client, 1);
-    eventually(PATIENCE, || {
+    lock_times(&client, 1);
+    eventually(WAIT_LIMIT, || {
         client.shared_stats().unwrap() == client.stats().totals
     });
     let released: u64 = redis::cmd("HGET")
@@ -600,18 +611,18 @@ fn the_hash_has_the_name_that_it_was_given() {
     }
 }
 
-fn a_key_that_is_no_hash_is_an_error_and_loses_nothing() {
+fn a_key_of_another_type_is_an_error_and_loses_no_counts() {
     let server = Server::start();
     server.run("SET", &["lock_stats", "of somebody else"]);
-    let client = sharing(&server.url());
-    lock(&client, 2);
+    let client = client_with_shared_stats(&server.url());
+    lock_times(&client, 2);
     let error = client.shared_stats().unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
     let before = server.calls(&["hincrby"]);
-    eventually(PATIENCE, || server.calls(&["hincrby"]) > before);
+    eventually(WAIT_LIMIT, || server.calls(&["hincrby"]) > before);
     server.run("DEL", &["lock_stats"]);
-    // A field that is no number keeps none of the others back.
+    // A field that is not a number does not block the other fields.
     server.run("HSET", &["lock_stats", "attempts", "many"]);
-    eventually(PATIENCE, || client.shared_stats().unwrap().released == 2);
+    eventually(WAIT_LIMIT, || client.shared_stats().unwrap().released == 2);
     assert_eq!(client.shared_stats().unwrap().acquired_at_once, 2);
 }

@@ -1,4 +1,5 @@
-//! Promise: `rediss://` encrypts, and takes no server whose certificate it cannot check.
+//! Promise: `rediss://` encrypts and refuses a server whose certificate it cannot verify.
+
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, ClientBuilder, Error, Unlocked};
@@ -10,18 +11,18 @@ use support::{
 support::roles![locker];
 
 support::tests![
-    a_private_authority_and_a_client_certificate,
-    sentinels_and_the_master_that_they_name,
-    the_nodes_of_a_cluster,
-    who_is_not_trusted_is_an_error_at_once_that_says_what_to_do,
-    what_cannot_work_is_said_before_any_connection,
-    only_a_server_that_can_be_checked
+    a_private_ca_and_a_client_certificate_are_accepted,
+    sentinels_and_their_master_are_reached_over_tls,
+    all_nodes_of_a_cluster_are_reached_over_tls,
+    an_untrusted_peer_is_an_error_at_once_that_says_what_to_do,
+    impossible_settings_are_errors_before_any_connection,
+    a_server_with_an_unverifiable_certificate_is_refused
 ];
 
-/// What is final comes much sooner than what `lock` waits out.
-const PATIENCE: Duration = ms(5_000);
+/// Permanent errors must return much sooner than `lock` gives up on an outage.
+const WAIT_LIMIT: Duration = ms(5_000);
 
-/// Locks and waits over TLS; what it trusts is set in the environment that it is started with.
+/// Locks and waits over TLS; the environment of the process sets the trusted CA.
 fn locker() {
     let client = Client::open(&parameter("URL")).unwrap();
     match client.mutex("a").try_lock() {
@@ -38,17 +39,17 @@ fn locker() {
     }
 }
 
-/// A server that shows this certificate and asks its clients for theirs; `None` where the binary has no TLS.
+/// Starts a server with this certificate that requires client certificates; `None` without TLS.
 fn strict_server(shown: &str) -> Option<(Server, u16)> {
     if !Server::has_tls() {
-        println!("this server's binary has no TLS: nothing to check against");
+        println!("skipped: this server's binary has no TLS");
         return None;
     }
     let port = free_port();
     Some((tls_server(port, shown), port))
 }
 
-/// A builder that still wants to know where Redis is.
+/// Returns a builder with certificates and without a URL.
 fn with_certificates() -> ClientBuilder {
     Client::builder()
         .tls_root(read_pem("ca.pem"))
@@ -61,21 +62,21 @@ fn trusting(port: u16) -> ClientBuilder {
         .tls_root(read_pem("ca.pem"))
 }
 
-fn known(port: u16) -> ClientBuilder {
+fn with_client_cert(port: u16) -> ClientBuilder {
     trusting(port).tls_client_cert(read_pem("client.pem"), read_pem("client.key"))
 }
 
-fn a_private_authority_and_a_client_certificate() {
+fn a_private_ca_and_a_client_certificate_are_accepted() {
     let Some((server, port)) = strict_server("server") else {
         return;
     };
-    exercise_every_call(|| known(port), "a", &[&server]);
+    exercise_every_call(|| with_client_cert(port), "a", &[&server]);
     let by_address = format!("rediss://127.0.0.1:{port}?protocol=resp3");
-    exercise_every_call(|| known(port).url(&by_address), "a", &[&server]);
+    exercise_every_call(|| with_client_cert(port).url(&by_address), "a", &[&server]);
 }
 
-/// The sentinels too ask for a certificate; of the master only its port for TLS is known to them.
-fn sentinels_and_the_master_that_they_name() {
+/// The sentinels require a client certificate too, and know only the master's TLS port.
+fn sentinels_and_their_master_are_reached_over_tls() {
     if !Server::has_tls() {
         return;
     }
@@ -85,19 +86,23 @@ fn sentinels_and_the_master_that_they_name() {
         ..Setup::steady()
     });
     let url = sentinels.tls_url();
-    exercise_every_call(|| known(1).url(&url), "a", &[sentinels.first_master()]);
-    is_refused(
+    exercise_every_call(
+        || with_client_cert(1).url(&url),
+        "a",
+        &[sentinels.first_master()],
+    );
+    assert_refused(
         &trusting(1).url(&url).build().unwrap(),
         ["CertificateRequired", "ClientBuilder::tls_client_cert"],
     );
-    is_refused(
+    assert_refused(
         &Client::builder().url(&url).build().unwrap(),
         ["UnknownIssuer", "ClientBuilder::tls_root"],
     );
 }
 
-/// One node is named. The others, which are learnt from it, ask for a certificate too.
-fn the_nodes_of_a_cluster() {
+/// The URL names one node. The other nodes, which it announces, require a certificate too.
+fn all_nodes_of_a_cluster_are_reached_over_tls() {
     if !Server::has_tls() {
         return;
     }
@@ -111,12 +116,12 @@ fn the_nodes_of_a_cluster() {
     let by_url = || with_certificates().url(&url);
     let by_node = || with_certificates().cluster([&node]);
     for node in 0..3 {
-        let keeper = [cluster.node(node)];
-        exercise_every_call(by_url, &cluster.name_owned_by("url", node), &keeper);
-        exercise_every_call(by_node, &cluster.name_owned_by("node", node), &keeper);
+        let owner = [cluster.node(node)];
+        exercise_every_call(by_url, &cluster.name_owned_by("url", node), &owner);
+        exercise_every_call(by_node, &cluster.name_owned_by("node", node), &owner);
     }
 
-    // Who is sent on goes there with the same.
+    // A redirect is followed with the same certificates.
     let client = by_url().build().unwrap();
     let name = cluster.name_owned_by("moves", 1);
     let slot = cluster.slot(&format!("lock:{name}"));
@@ -128,23 +133,23 @@ fn the_nodes_of_a_cluster() {
     guard.renew().unwrap();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 
-    is_refused(
+    assert_refused(
         &trusting(1).url(&url).build().unwrap(),
         ["CertificateRequired", "ClientBuilder::tls_client_cert"],
     );
-    is_refused(
+    assert_refused(
         &Client::builder().cluster([&node]).build().unwrap(),
         ["UnknownIssuer", "ClientBuilder::tls_root"],
     );
 }
 
 #[track_caller]
-fn is_refused(client: &Client, words: [&str; 2]) {
+fn assert_refused(client: &Client, words: [&str; 2]) {
     type Attempt = fn(&Client) -> Option<Error>;
     let attempts: [Attempt; 4] = [
         |client| client.mutex("a").lock().err(),
         |client| client.mutex("a").try_lock().err(),
-        |client| client.mutex("a").try_lock_for(PATIENCE).err(),
+        |client| client.mutex("a").try_lock_for(WAIT_LIMIT).err(),
         |client| client.ping().err(),
     ];
     for attempt in attempts {
@@ -154,25 +159,25 @@ fn is_refused(client: &Client, words: [&str; 2]) {
         assert!(!error.may_be_held());
         let text = error.to_string();
         assert!(words.iter().all(|word| text.contains(word)), "{text}");
-        assert!(began.elapsed() < PATIENCE, "{text}");
+        assert!(began.elapsed() < WAIT_LIMIT, "{text}");
     }
 }
 
-fn who_is_not_trusted_is_an_error_at_once_that_says_what_to_do() {
+fn an_untrusted_peer_is_an_error_at_once_that_says_what_to_do() {
     let Some((server, port)) = strict_server("server") else {
         return;
     };
-    let trusting_strangers = known(port).tls_root(read_pem("stranger-ca.pem"));
+    let trusting_strangers = with_client_cert(port).tls_root(read_pem("stranger-ca.pem"));
     let refused = trusting_strangers.build().unwrap();
-    is_refused(&refused, ["UnknownIssuer", "ClientBuilder::tls_root"]);
+    assert_refused(&refused, ["UnknownIssuer", "ClientBuilder::tls_root"]);
     let stranger =
         trusting(port).tls_client_cert(read_pem("stranger.pem"), read_pem("stranger.key"));
-    is_refused(
+    assert_refused(
         &stranger.build().unwrap(),
         ["UnknownCA", "authority that the server trusts"],
     );
     let unknown = trusting(port).build().unwrap();
-    is_refused(
+    assert_refused(
         &unknown,
         ["CertificateRequired", "ClientBuilder::tls_client_cert"],
     );
@@ -186,26 +191,26 @@ fn who_is_not_trusted_is_an_error_at_once_that_says_what_to_do() {
             .exec(&mut connection)
             .unwrap();
     };
-    // Which knows no alert of its own for that.
+    // TLS 1.2 has no alert for a missing client certificate.
     set("tls-protocols", "TLSv1.2");
-    is_refused(
+    assert_refused(
         &unknown,
         ["HandshakeFailure", "ClientBuilder::tls_client_cert"],
     );
-    assert!(known(port).build().unwrap().ping().is_ok());
-    // It stays refused only as long as the setting stays.
+    assert!(with_client_cert(port).build().unwrap().ping().is_ok());
+    // The client succeeds as soon as the server no longer requires a certificate.
     set("tls-auth-clients", "no");
     drop(unknown.mutex("a").lock().unwrap());
 
     let elsewhere = strict_server("client");
     let (_server, port) = elsewhere.expect("the binary has TLS");
-    is_refused(
-        &known(port).build().unwrap(),
+    assert_refused(
+        &with_client_cert(port).build().unwrap(),
         ["\"localhost\"", "the URL must name the server"],
     );
 }
 
-fn what_cannot_work_is_said_before_any_connection() {
+fn impossible_settings_are_errors_before_any_connection() {
     let wrong = |builder: ClientBuilder, word: &str| {
         match builder.build() {
             Err(Error::Config(text)) => assert!(text.contains(word), "{text}"),
@@ -217,24 +222,24 @@ fn what_cannot_work_is_said_before_any_connection() {
         trusting(1).tls_client_cert(read_pem("client.pem"), read_pem("server.key")),
         "the key does not belong to the certificate",
     );
-    // Otherwise it would go out in the clear.
+    // Without this error the connection would not be encrypted.
     for plain in [
         "redis://h",
         "redis+unix:///run/redis.sock",
         "redis+sentinel://h/m",
         "redis+cluster://h",
     ] {
-        wrong(known(1).url(plain), "rediss://");
+        wrong(with_client_cert(1).url(plain), "rediss://");
     }
-    let shown = format!("{:?}", known(1));
+    let shown = format!("{:?}", with_client_cert(1));
     assert!(shown.contains("client_cert: true"), "{shown}");
     let key = String::from_utf8(read_pem("client.key")).unwrap();
     assert!(key.lines().all(|line| !shown.contains(line)), "{shown}");
 }
 
-fn only_a_server_that_can_be_checked() {
+fn a_server_with_an_unverifiable_certificate_is_refused() {
     if !Server::has_tls() {
-        println!("this server's binary has no TLS: nothing to check against");
+        println!("skipped: this server's binary has no TLS");
         return;
     }
     let port = support::free_port().to_string();
@@ -262,12 +267,12 @@ fn only_a_server_that_can_be_checked() {
     );
     assert_eq!(trusting.next_line(), "locked");
     trusting.wait().succeeded();
-    // Trusts only that certificate authority that the server's certificate does not come from.
-    let wary = Child::spawn("tls::locker", &[("URL", &url), ("SSL_CERT_FILE", &chain)]);
-    let line = wary.next_line();
+    // Trusts a CA that did not sign the server's certificate.
+    let distrusting = Child::spawn("tls::locker", &[("URL", &url), ("SSL_CERT_FILE", &chain)]);
+    let line = distrusting.next_line();
     assert!(
         line.starts_with("refused") && line.to_lowercase().contains("certificate"),
         "{line}"
     );
-    wary.wait().succeeded();
+    distrusting.wait().succeeded();
 }

@@ -1,4 +1,4 @@
-//! Promise: a waiter sleeps until the release wakes it; a wake that gets lost costs at most the backstop.
+//! Promise: a waiter sleeps until the release wakes it; a lost wake-up costs at most the backstop.
 
 use std::fs;
 use std::path::Path;
@@ -18,37 +18,37 @@ support::roles![waiter];
 
 support::tests![
     a_release_wakes_a_waiter_of_another_process,
-    waiters_of_one_client_come_in_their_order,
-    a_waiter_behind_one_that_pauses_is_woken,
-    a_release_within_the_client_wakes_the_one_that_pauses,
-    what_pauses_is_handed_the_lease_in_its_turn,
+    waiters_of_one_client_get_the_lock_in_fifo_order,
+    waiter_behind_backoff_is_woken,
+    a_local_release_wakes_a_waiter_in_backoff,
+    a_waiter_in_backoff_is_handed_the_lease_in_its_turn,
     a_release_sends_one_waiter_of_a_client_to_redis,
     a_hundred_waiters_for_a_second_send_fewer_than_twenty_requests,
-    idle_waiting_sends_the_probe_and_nothing_else,
-    those_who_may_not_subscribe_do_not_connect_over_and_over,
-    a_subscription_lingers_for_the_next_waiter_and_goes,
-    more_subscriptions_than_can_linger_go_sooner
+    idle_waiters_send_only_the_probe,
+    a_client_that_may_not_subscribe_does_not_keep_reconnecting,
+    a_subscription_is_kept_for_the_next_waiter_and_then_dropped,
+    idle_subscriptions_beyond_the_limit_are_dropped_sooner
 ];
 
 support::timed![
     a_release_wakes_a_waiter_of_another_client,
-    any_message_on_the_channel_wakes,
-    a_subscriber_killed_again_and_again_costs_at_most_the_backstop,
-    a_contender_that_times_out_as_it_is_woken_passes_it_on,
-    a_subscriber_that_connects_again_wakes_the_waiters_to_look,
-    a_subscriber_that_hangs_is_found_out,
-    without_any_message_the_backstop_is_the_limit,
-    those_who_may_not_subscribe_look_by_themselves,
-    those_who_may_not_publish_hear_and_release_all_the_same
+    any_message_on_the_channel_wakes_the_waiter,
+    a_subscriber_killed_repeatedly_costs_at_most_the_backstop,
+    a_waiter_that_times_out_as_it_is_woken_passes_the_wake_up_on,
+    a_subscriber_that_reconnects_wakes_waiters_to_retry,
+    a_subscriber_that_hangs_is_detected,
+    without_any_message_a_waiter_retries_at_the_backstop,
+    waiters_that_may_not_subscribe_poll,
+    clients_that_may_not_publish_are_woken_and_release
 ];
 
-/// Long enough for anything that is to come, and short enough for a test that fails.
-const PATIENCE: Duration = ms(20_000);
+/// The limit for events that must happen: generous for a slow machine, short for a failing test.
+const WAIT_LIMIT: Duration = ms(20_000);
 
-/// So long that whoever gets the lock before was woken.
+/// So long that a waiter that gets the lock earlier was woken.
 const NO_BACKSTOP: Duration = ms(40_000);
 
-/// How soon a waiter that is woken has the lock: far sooner than it would look around by itself.
+/// The limit for a woken waiter to have the lock: far below the backstop.
 const PROMPTLY: Duration = ms(700);
 
 fn client(url: &str) -> Client {
@@ -60,14 +60,14 @@ fn client(url: &str) -> Client {
         .unwrap()
 }
 
-/// Calls of scripts: acquires, releases and renewals.
+/// Returns the number of script calls: acquires, releases and renewals.
 fn scripts(server: &Server) -> u64 {
     server.calls(&["evalsha", "eval"])
 }
 
-/// Waits until a waiter sleeps: it has looked `before` and once more since it hears.
-fn sleeps(server: &Server, name: &str, scripts_before: u64) {
-    eventually(PATIENCE, || {
+/// Waits until a waiter sleeps: it has tried once and, after it subscribed, once more.
+fn wait_until_asleep(server: &Server, name: &str, scripts_before: u64) {
+    eventually(WAIT_LIMIT, || {
         server.subscribers(format!("lock_release:{name}")) > 0
             && scripts(server) >= scripts_before + 2
     });
@@ -84,7 +84,7 @@ fn a_release_wakes_a_waiter_of_another_client() {
                 let guard = other.mutex("a").lock().unwrap();
                 (guard, Instant::now())
             });
-            sleeps(
+            wait_until_asleep(
                 &server,
                 "a",
                 before - u64::from(server.subscribers("lock_release:a") > 0),
@@ -99,7 +99,7 @@ fn a_release_wakes_a_waiter_of_another_client() {
     }
 }
 
-/// In a child: waits for the lock and says that it has it.
+/// In a child process: waits for the lock and reports that it has acquired it.
 fn waiter() {
     let guard = client(&parameter("URL")).mutex("a").lock().unwrap();
     tell_parent("woken");
@@ -112,13 +112,13 @@ fn a_release_wakes_a_waiter_of_another_process() {
     let guard = holder.mutex("a").lock().unwrap();
     let before = scripts(&server);
     let child = Child::spawn("waking::waiter", &[("URL", &server.url())]);
-    sleeps(&server, "a", before);
+    wait_until_asleep(&server, "a", before);
     let _ = guard.unlock().unwrap();
     assert_eq!(child.next_line_within(PROMPTLY).as_deref(), Some("woken"));
     child.wait().succeeded();
 }
 
-fn any_message_on_the_channel_wakes() {
+fn any_message_on_the_channel_wakes_the_waiter() {
     let server = Server::start();
     let client = client(&server.url());
     for payload in ["", "anything", "lock_release:a"] {
@@ -126,7 +126,7 @@ fn any_message_on_the_channel_wakes() {
         let before = scripts(&server);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| client.mutex("a").lock().map(drop));
-            sleeps(
+            wait_until_asleep(
                 &server,
                 "a",
                 before - u64::from(server.subscribers("lock_release:a") > 0),
@@ -140,8 +140,8 @@ fn any_message_on_the_channel_wakes() {
     }
 }
 
-/// Starts a thread, and waits until it sleeps in its call: those who come after it wait behind it.
-fn lined_up<'scope, T: Send + 'scope>(
+/// Starts a thread and waits until it sleeps in its call, so that later threads queue behind it.
+fn spawn_and_wait_until_asleep<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     call: impl FnOnce() -> T + Send + 'scope,
 ) -> ScopedJoinHandle<'scope, T> {
@@ -153,11 +153,11 @@ fn lined_up<'scope, T: Send + 'scope>(
         call()
     });
     let stat = Path::new("/proc").join(task.recv().unwrap()).join("stat");
-    // It may sleep for a moment on its way there, too.
+    // The thread may also sleep for a moment before it waits.
     let mut times = 0;
-    eventually(PATIENCE, || {
+    eventually(WAIT_LIMIT, || {
         let Ok(stat) = fs::read_to_string(&stat) else {
-            // It is through already.
+            // The thread has already ended.
             return true;
         };
         let is_asleep = stat.rsplit(") ").next().unwrap().starts_with('S');
@@ -167,7 +167,7 @@ fn lined_up<'scope, T: Send + 'scope>(
     thread
 }
 
-fn waiters_of_one_client_come_in_their_order() {
+fn waiters_of_one_client_get_the_lock_in_fifo_order() {
     let server = Server::start();
     let (client, other) = (client(&server.url()), client(&server.url()));
     for holder in [&client, &other] {
@@ -176,7 +176,7 @@ fn waiters_of_one_client_come_in_their_order() {
         thread::scope(|scope| {
             for n in 0..10 {
                 let (client, order) = (&client, &order);
-                lined_up(scope, move || {
+                spawn_and_wait_until_asleep(scope, move || {
                     let guard = client.mutex("a").lock().unwrap();
                     order.lock().push(n);
                     let _ = guard.unlock().unwrap();
@@ -188,24 +188,25 @@ fn waiters_of_one_client_come_in_their_order() {
     }
 }
 
-/// Pauses that no test outlasts.
-const PAUSES: WaitPolicy = WaitPolicy::Backoff(Backoff::new(ms(300_000), ms(300_000)));
+/// A backoff longer than any test.
+const LONG_BACKOFF: WaitPolicy = WaitPolicy::Backoff(Backoff::new(ms(300_000), ms(300_000)));
 
-fn a_waiter_behind_one_that_pauses_is_woken() {
+fn waiter_behind_backoff_is_woken() {
     let server = Server::start();
     let (holder, other) = (client(&server.url()), client(&server.url()));
     let guard = holder.mutex("a").lock().unwrap();
     thread::scope(|scope| {
         let pauses: Vec<_> = (0..2)
             .map(|_| {
-                lined_up(scope, || {
-                    other.mutex("a").wait(PAUSES).try_lock_for(PATIENCE)
+                spawn_and_wait_until_asleep(scope, || {
+                    other.mutex("a").wait(LONG_BACKOFF).try_lock_for(WAIT_LIMIT)
                 })
             })
             .collect();
         let before = scripts(&server);
-        let woken = lined_up(scope, || other.mutex("a").try_lock_for(PATIENCE));
-        sleeps(&server, "a", before);
+        let woken =
+            spawn_and_wait_until_asleep(scope, || other.mutex("a").try_lock_for(WAIT_LIMIT));
+        wait_until_asleep(&server, "a", before);
         let _ = guard.unlock().unwrap();
         let woken = woken.join().unwrap().unwrap();
         let _ = woken.expect("it was woken").unlock().unwrap();
@@ -216,41 +217,44 @@ fn a_waiter_behind_one_that_pauses_is_woken() {
     });
 }
 
-fn a_release_within_the_client_wakes_the_one_that_pauses() {
+fn a_local_release_wakes_a_waiter_in_backoff() {
     let server = Server::start();
     let client = client(&server.url());
     let mutex = || client.mutex("a").local_handoffs(0);
     let takes_and_lets_go = |policy| {
-        let guard = mutex().wait(policy).try_lock_for(PATIENCE).unwrap();
+        let guard = mutex().wait(policy).try_lock_for(WAIT_LIMIT).unwrap();
         let _ = guard.expect("it was woken").unlock().unwrap();
     };
     let guard = mutex().lock().unwrap();
     thread::scope(|scope| {
-        for policy in [PAUSES, WaitPolicy::Wake] {
-            lined_up(scope, move || takes_and_lets_go(policy));
+        for policy in [LONG_BACKOFF, WaitPolicy::Wake] {
+            spawn_and_wait_until_asleep(scope, move || takes_and_lets_go(policy));
         }
         let _ = guard.unlock().unwrap();
     });
 }
 
-fn what_pauses_is_handed_the_lease_in_its_turn() {
+fn a_waiter_in_backoff_is_handed_the_lease_in_its_turn() {
     let server = Server::start();
     let client = client(&server.url());
     let guard = client.mutex("a").lock().unwrap();
     let order = Mutex::new(Vec::new());
     let (client, order) = (&client, &order);
     thread::scope(|scope| {
-        for (n, policy) in [PAUSES, WaitPolicy::Wake, PAUSES].into_iter().enumerate() {
-            lined_up(scope, move || {
+        for (n, policy) in [LONG_BACKOFF, WaitPolicy::Wake, LONG_BACKOFF]
+            .into_iter()
+            .enumerate()
+        {
+            spawn_and_wait_until_asleep(scope, move || {
                 let guard = client.mutex("a").wait(policy).lock().unwrap();
                 order.lock().push((n, guard.fencing_token()));
                 let _ = guard.unlock().unwrap();
             });
         }
         let _ = guard.unlock().unwrap();
-        eventually(PATIENCE, || order.lock().len() == 3);
-        // The first of them gets the lock from Redis: the one that pauses, or the one behind it, which a release wakes too.
-        // From then on it is handed on.
+        eventually(WAIT_LIMIT, || order.lock().len() == 3);
+        // The first acquires from Redis: the one in backoff or the one behind it, which the release
+        // wakes too. From then on the lease is handed off.
         let order = order.lock();
         assert!(order[1..].is_sorted(), "{order:?}");
         assert!(order.is_sorted_by_key(|(_, token)| *token), "{order:?}");
@@ -268,7 +272,7 @@ fn a_release_sends_one_waiter_of_a_client_to_redis() {
         thread::scope(|scope| {
             for n in 0..20 {
                 let (client, entered, leaving) = (&client, entered.clone(), &leaving);
-                lined_up(scope, move || {
+                spawn_and_wait_until_asleep(scope, move || {
                     let guard = client.mutex("a").lock().unwrap();
                     entered.send(()).unwrap();
                     if n == 0 {
@@ -279,9 +283,9 @@ fn a_release_sends_one_waiter_of_a_client_to_redis() {
             }
             let before = scripts(&server);
             let _ = guard.unlock().unwrap();
-            entries.recv_timeout(PATIENCE).unwrap();
+            entries.recv_timeout(WAIT_LIMIT).unwrap();
             let_pass(ms(200));
-            // The release, the acquire, and a look for what a message may have been about.
+            // The release, the acquire, and one check caused by the message.
             let sent = scripts(&server) - before;
             assert!(sent <= 3, "{sent} calls");
             leaving.wait();
@@ -294,7 +298,7 @@ fn a_hundred_waiters_for_a_second_send_fewer_than_twenty_requests() {
     let holder = client(&server.url());
     let client = Client::open(&server.url()).unwrap();
     let guard = holder.mutex("a").lock().unwrap();
-    // Without what the scripts call, and the asking itself.
+    // Without the commands inside scripts and the `INFO` of this count.
     let requests = || -> u64 {
         let mut calls = server.all_calls();
         for inside in ["get", "set", "time", "pttl", "info"] {
@@ -318,7 +322,7 @@ fn a_hundred_waiters_for_a_second_send_fewer_than_twenty_requests() {
     });
 }
 
-fn idle_waiting_sends_the_probe_and_nothing_else() {
+fn idle_waiters_send_only_the_probe() {
     let server = Server::start();
     let (holder, client) = (client(&server.url()), client(&server.url()));
     let names = ["a", "b", "c"];
@@ -327,14 +331,14 @@ fn idle_waiting_sends_the_probe_and_nothing_else() {
         for name in names {
             for _ in 0..2 {
                 let mutex = client.mutex(name);
-                lined_up(scope, move || mutex.lock().map(drop).unwrap());
+                spawn_and_wait_until_asleep(scope, move || mutex.lock().map(drop).unwrap());
             }
-            eventually(PATIENCE, || {
+            eventually(WAIT_LIMIT, || {
                 server.subscribers(format!("lock_release:{name}")) > 0
             });
         }
         let calls = |command| move |server: &Server| server.calls(&[command]);
-        // Each name's first waiter looks again when it hears.
+        // Each name's first waiter tries again after it subscribed.
         let mut looks = 0;
         while scripts(&server) != looks {
             looks = scripts(&server);
@@ -351,14 +355,14 @@ fn idle_waiting_sends_the_probe_and_nothing_else() {
     });
 }
 
-/// Who had the lock, from when until when.
+/// One period of holding the lock.
 struct Turn {
     token: FencingToken,
     taken: Instant,
     released: Instant,
 }
 
-fn a_subscriber_killed_again_and_again_costs_at_most_the_backstop() {
+fn a_subscriber_killed_repeatedly_costs_at_most_the_backstop() {
     let server = Server::start();
     let backstop = ms(500);
     let (kill, over) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -366,7 +370,7 @@ fn a_subscriber_killed_again_and_again_costs_at_most_the_backstop() {
     let (latest, changed) = (Mutex::new(usize::MAX), Condvar::new());
     let mut overshoot = ms(0);
     thread::scope(|scope| {
-        // One waiter in each client, so that every wake has to come over its subscription.
+        // One waiter in each client, so that every wake-up comes through a subscription.
         for n in 0..4 {
             let (kill, over) = (&kill, &over);
             let (turns, latest, changed) = (&turns, &latest, &changed);
@@ -385,10 +389,10 @@ fn a_subscriber_killed_again_and_again_costs_at_most_the_backstop() {
                     let token = guard.fencing_token();
                     *latest.lock() = n;
                     changed.notify_all();
-                    // By then the others sleep again.
+                    // Gives the others time to sleep again.
                     let_pass(ms(2));
                     if kill.swap(false, Ordering::Relaxed) {
-                        // By hand and in one write with the kill: nobody can hear this release.
+                        // In one write with the kill, so that no subscriber receives this release.
                         redis::pipe()
                             .cmd("CLIENT")
                             .arg(&["KILL", "TYPE", "pubsub"])
@@ -406,7 +410,7 @@ fn a_subscriber_killed_again_and_again_costs_at_most_the_backstop() {
                         taken,
                         released: Instant::now(),
                     });
-                    // Whoever comes back at once would take it without being woken.
+                    // A thread that locks again at once would acquire without a wake-up.
                     let mut latest = latest.lock();
                     while *latest == n && !over.load(Ordering::Relaxed) {
                         changed.wait_for(&mut latest, ms(50));
@@ -432,7 +436,7 @@ fn a_subscriber_killed_again_and_again_costs_at_most_the_backstop() {
     assert!(longest <= limit, "{longest:?} without a holder");
 }
 
-fn a_contender_that_times_out_as_it_is_woken_passes_it_on() {
+fn a_waiter_that_times_out_as_it_is_woken_passes_the_wake_up_on() {
     let server = Server::start();
     let (holder, client) = (client(&server.url()), client(&server.url()));
     let limit = ms(50);
@@ -440,17 +444,17 @@ fn a_contender_that_times_out_as_it_is_woken_passes_it_on() {
         let guard = holder.mutex("a").lock().unwrap();
         thread::scope(|scope| {
             let began = Instant::now();
-            let first = lined_up(scope, || {
-                // On a busy machine its only look may go unanswered in that time.
+            let first = spawn_and_wait_until_asleep(scope, || {
+                // On a busy machine its only attempt may get no reply in that time.
                 if let Err(error) = client.mutex("a").try_lock_for(limit) {
                     assert!(error.is_unreachable(), "{error}");
                 }
             });
-            let second = lined_up(scope, || {
+            let second = spawn_and_wait_until_asleep(scope, || {
                 let guard = client.mutex("a").lock().unwrap();
                 (guard, Instant::now())
             });
-            // From shortly before the end until shortly after it.
+            // The release happens between 1 ms before and 2 ms after the deadline.
             let end = began + limit + Duration::from_micros(100 * n) - ms(1);
             let_pass(end.saturating_duration_since(Instant::now()));
             let released = Instant::now();
@@ -464,12 +468,13 @@ fn a_contender_that_times_out_as_it_is_woken_passes_it_on() {
     }
 }
 
-/// The name's waiter is asleep, and hears: `loses` lets the wake get lost, and says when the lock was free.
-fn waiter_gets_it_within(
+/// Asserts that a subscribed, sleeping waiter acquires within `limit`, counted from the instant
+/// that `free_lock` returns.
+fn assert_acquired_within(
     limit: Duration,
     server: &Server,
     waiting: &Client,
-    loses: impl FnOnce() -> Instant,
+    free_lock: impl FnOnce() -> Instant,
 ) {
     let holder = client(&server.url());
     let guard = holder.mutex("a").lock().unwrap();
@@ -479,8 +484,8 @@ fn waiter_gets_it_within(
             let guard = waiting.mutex("a").lock().unwrap();
             (guard, Instant::now())
         });
-        sleeps(server, "a", before);
-        let free = loses();
+        wait_until_asleep(server, "a", before);
+        let free = free_lock();
         let (_guard, taken) = waiter.join().unwrap();
         let took = taken.saturating_duration_since(free);
         assert!(took < limit, "{took:?}");
@@ -488,10 +493,10 @@ fn waiter_gets_it_within(
     drop(guard);
 }
 
-fn a_subscriber_that_connects_again_wakes_the_waiters_to_look() {
+fn a_subscriber_that_reconnects_wakes_waiters_to_retry() {
     let server = Server::start();
-    waiter_gets_it_within(ms(1_500), &server, &client(&server.url()), || {
-        // Nobody tells of this.
+    assert_acquired_within(ms(1_500), &server, &client(&server.url()), || {
+        // Deleted without a message.
         server.run("DEL", &["lock:a"]);
         let free = Instant::now();
         server.run("CLIENT", &["KILL", "TYPE", "pubsub"]);
@@ -499,11 +504,11 @@ fn a_subscriber_that_connects_again_wakes_the_waiters_to_look() {
     });
 }
 
-/// Everything else passes: only the probe can tell.
-fn a_subscriber_that_hangs_is_found_out() {
+/// Only the subscriber's connection stalls, so only the probe can detect it.
+fn a_subscriber_that_hangs_is_detected() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    waiter_gets_it_within(ms(6_000), &server, &client(&proxy.url()), || {
+    assert_acquired_within(ms(6_000), &server, &client(&proxy.url()), || {
         let hung = proxy.connections_that_sent("SUBSCRIBE");
         assert_eq!(hung.len(), 1);
         proxy.set_nth(hung[0], Traffic::Stall);
@@ -513,7 +518,7 @@ fn a_subscriber_that_hangs_is_found_out() {
     });
 }
 
-fn without_any_message_the_backstop_is_the_limit() {
+fn without_any_message_a_waiter_retries_at_the_backstop() {
     let server = Server::start();
     let backstop = ms(400);
     let client = Client::builder()
@@ -521,24 +526,24 @@ fn without_any_message_the_backstop_is_the_limit() {
         .backstop(backstop)
         .build()
         .unwrap();
-    waiter_gets_it_within(backstop + ms(400), &server, &client, || {
+    assert_acquired_within(backstop + ms(400), &server, &client, || {
         server.run("DEL", &["lock:a"]);
         Instant::now()
     });
 }
 
-/// A user of the server who may do everything but what `rules` take away.
-fn user(server: &Server, rules: &[&str]) -> String {
+/// Creates a user with all permissions except those that `rules` revoke; returns its URL.
+fn user_with_rules(server: &Server, rules: &[&str]) -> String {
     let all = ["SETUSER", "some", "on", ">secret", "~*", "&*", "+@all"];
     server.run("ACL", &[&all[..], rules].concat());
     format!("redis://some:secret@127.0.0.1:{}", server.port())
 }
 
-fn those_who_may_not_subscribe_look_by_themselves() {
+fn waiters_that_may_not_subscribe_poll() {
     for rules in [&["-subscribe"][..], &["resetchannels"]] {
         let server = Server::start();
-        let deaf = user(&server, rules);
-        let (waiting, holder) = (client(&deaf), client(&server.url()));
+        let without_subscribe = user_with_rules(&server, rules);
+        let (waiting, holder) = (client(&without_subscribe), client(&server.url()));
         let guard = holder.mutex("a").lock().unwrap();
         let before = scripts(&server);
         thread::scope(|scope| {
@@ -546,7 +551,7 @@ fn those_who_may_not_subscribe_look_by_themselves() {
                 let guard = waiting.mutex("a").lock().unwrap();
                 (guard, Instant::now())
             });
-            eventually(PATIENCE, || scripts(&server) >= before + 3);
+            eventually(WAIT_LIMIT, || scripts(&server) >= before + 3);
             assert_eq!(server.subscribers("lock_release:a"), 0);
             let free = Instant::now();
             let _ = guard.unlock().unwrap();
@@ -558,11 +563,11 @@ fn those_who_may_not_subscribe_look_by_themselves() {
     }
 }
 
-/// They poll, and that is no storm of connections either.
-fn those_who_may_not_subscribe_do_not_connect_over_and_over() {
+/// Waiters that poll must not open a connection for each attempt.
+fn a_client_that_may_not_subscribe_does_not_keep_reconnecting() {
     let server = Server::start();
-    let deaf = user(&server, &["-subscribe"]);
-    let waiting = Client::builder().url(&deaf).build().unwrap();
+    let without_subscribe = user_with_rules(&server, &["-subscribe"]);
+    let waiting = Client::builder().url(&without_subscribe).build().unwrap();
     let _guard = client(&server.url()).mutex("a").lock().unwrap();
     let connections = || -> u64 {
         let connections = server.info("stats", "total_connections_received");
@@ -576,23 +581,24 @@ fn those_who_may_not_subscribe_do_not_connect_over_and_over() {
             .unwrap()
             .is_none()
     );
-    // One asked; the waiter has one, and the subscriber.
+    // Minus the connection of this query; one each for the waiter and the subscriber.
     let made = connections() - before - 1;
     assert!(made <= 3, "{made} connections");
 }
 
-fn those_who_may_not_publish_hear_and_release_all_the_same() {
+fn clients_that_may_not_publish_are_woken_and_release() {
     let server = Server::start();
-    let mute = user(&server, &["-publish"]);
-    // It cannot wake its subscriber, which looks around by itself; then it hears like everybody.
-    waiter_gets_it_within(PROMPTLY, &server, &client(&mute), || {
+    let without_publish = user_with_rules(&server, &["-publish"]);
+    // This client cannot wake its own subscriber, which polls for new names; then it receives
+    // messages like any other.
+    assert_acquired_within(PROMPTLY, &server, &client(&without_publish), || {
         server.run("DEL", &["lock:a"]);
         server.run("PUBLISH", &["lock_release:a", ""]);
         Instant::now()
     });
 
-    // Nobody hears of its own release, which the backstop makes up for.
-    let holder = client(&mute);
+    // Its own release publishes nothing, so the waiter needs the backstop.
+    let holder = client(&without_publish);
     let guard = holder.mutex("b").lock().unwrap();
     let backstop = ms(400);
     let waiting = Client::builder()
@@ -602,13 +608,13 @@ fn those_who_may_not_publish_hear_and_release_all_the_same() {
         .unwrap();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| waiting.mutex("b").lock().map(drop).unwrap());
-        eventually(PATIENCE, || server.subscribers("lock_release:b") > 0);
+        eventually(WAIT_LIMIT, || server.subscribers("lock_release:b") > 0);
         let _ = guard.unlock().unwrap();
         Control::run(backstop, || waiter.join().unwrap()).no_later_than(ms(400));
     });
 }
 
-fn a_subscription_lingers_for_the_next_waiter_and_goes() {
+fn a_subscription_is_kept_for_the_next_waiter_and_then_dropped() {
     let server = Server::start();
     let (holder, client) = (client(&server.url()), client(&server.url()));
     let guard = holder.mutex("a").lock().unwrap();
@@ -617,7 +623,7 @@ fn a_subscription_lingers_for_the_next_waiter_and_goes() {
         let_pass(ms(1_200));
         assert_eq!(server.subscribed_channels("lock_release:*"), 1);
     }
-    // One for the control channel and one for the name.
+    // One subscription to the control channel and one to the name.
     assert_eq!(server.calls(&["subscribe"]), 2);
     eventually(ms(14_000), || {
         server.subscribed_channels("lock_release:*") == 0
@@ -625,8 +631,8 @@ fn a_subscription_lingers_for_the_next_waiter_and_goes() {
     drop(guard);
 }
 
-/// So that a process that waits for a million names in turn stays small.
-fn more_subscriptions_than_can_linger_go_sooner() {
+/// The limit keeps a process small that waits for a million names in turn.
+fn idle_subscriptions_beyond_the_limit_are_dropped_sooner() {
     let server = Server::start();
     let client = client(&server.url());
     let names = 1_200;
@@ -651,7 +657,7 @@ fn more_subscriptions_than_can_linger_go_sooner() {
             });
         }
     });
-    // Unlike the few that came after those went.
+    // The few that are left came after the others were dropped.
     eventually(ms(3_000), || {
         server.subscribed_channels("lock_release:*") <= 1_024
     });

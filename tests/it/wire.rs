@@ -1,5 +1,5 @@
-//! Promise: the keys, values and messages are those of the wire format, and a foreign client that keeps to
-//! `SET … NX PX` and compare-and-delete shares a lock with us.
+//! Promise: keys, values and messages follow the wire format, and a foreign client that uses
+//! `SET … NX PX` and compare-and-delete shares a lock with leasehold.
 
 use std::collections::HashSet;
 use std::thread;
@@ -14,42 +14,42 @@ support::tests![
     lock_writes_only_its_key_and_its_fence,
     the_value_is_the_owner_and_a_fresh_uuid,
     a_foreign_release_that_publishes_wakes_at_once,
-    what_a_foreign_client_released_is_lost_at_the_next_renewal,
-    what_a_foreign_client_took_over_is_lost_at_the_next_renewal,
-    a_foreign_release_of_ours_that_is_heard_is_known_at_once,
-    a_false_alarm_is_no_loss,
-    a_release_is_announced_with_the_holder_id,
+    a_lock_that_a_foreign_client_released_is_lost_at_the_next_renewal,
+    a_lock_that_a_foreign_client_took_is_lost_at_the_next_renewal,
+    a_published_foreign_release_of_our_lock_is_lost_at_once,
+    a_false_release_message_is_not_a_loss,
+    a_release_publishes_the_holder_id,
     a_name_with_a_hash_tag_keeps_its_cluster_slot,
-    prefixes_are_those_of_the_builder,
-    resp3,
-    valkey_urls,
-    unix_sockets,
-    databases_users_and_passwords,
-    every_connection_has_our_name
+    keys_and_channels_have_the_configured_prefixes,
+    locks_work_over_resp3,
+    valkey_urls_are_accepted,
+    locks_work_over_unix_sockets,
+    the_database_user_and_password_of_the_url_are_used,
+    every_connection_has_the_clients_name
 ];
 
 support::timed![
-    a_key_that_a_foreign_client_set_is_waited_out,
-    a_foreign_release_that_says_nothing_is_noticed_within_the_backstop
+    a_foreign_key_is_waited_for_until_it_expires,
+    a_foreign_release_without_a_message_is_noticed_within_the_backstop
 ];
 
-/// Longer than any test: whoever is back sooner was woken.
+/// Longer than any test: a waiter that returns earlier was woken.
 const FOR_EVER: Duration = Duration::from_secs(600);
 
-/// What "at once" may take on a machine that has other things to do.
-const SOON: Duration = Duration::from_secs(5);
+/// The limit for events that must happen at once, generous for a busy machine.
+const WAIT_LIMIT: Duration = Duration::from_secs(5);
 
-/// Runs it beside the test.
-fn beside<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+/// Runs a call in another thread and returns a channel for its result.
+fn spawn_call<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (done, outcome) = bounded(1);
     thread::spawn(move || done.send(call()));
     outcome
 }
 
-/// What a call beside the test came to, at once.
+/// Waits for the result of a call that must return at once.
 #[track_caller]
-fn soon<T>(outcome: &Receiver<T>) -> T {
-    outcome.recv_timeout(SOON).expect("it comes to an end soon")
+fn result_of<T>(outcome: &Receiver<T>) -> T {
+    outcome.recv_timeout(WAIT_LIMIT).expect("the call returns")
 }
 
 fn builder(server: &Server) -> ClientBuilder {
@@ -60,7 +60,7 @@ fn client(server: &Server) -> Client {
     builder(server).build().unwrap()
 }
 
-/// What a client of another make does to take a lock.
+/// Takes a lock as another library's client does.
 fn foreign_lock(redis: &mut Connection, key: &str, value: &str, ttl: Option<u64>) -> bool {
     let mut set = redis::cmd("SET");
     set.arg(key).arg(value).arg("NX");
@@ -70,7 +70,7 @@ fn foreign_lock(redis: &mut Connection, key: &str, value: &str, ttl: Option<u64>
     set.query::<Option<String>>(redis).unwrap().is_some()
 }
 
-/// What a client of another make does to let go of it.
+/// Releases a lock as another library's client does.
 fn foreign_release(redis: &mut Connection, key: &str, value: &[u8]) -> bool {
     redis::cmd("EVAL")
         .arg(
@@ -84,7 +84,7 @@ fn foreign_release(redis: &mut Connection, key: &str, value: &[u8]) -> bool {
         .unwrap()
 }
 
-/// As one step, so that nobody is served between the two.
+/// Deletes and publishes in one transaction, so that no other command runs between the two.
 fn foreign_release_and_publish(redis: &mut Connection, key: &str, channel: &str, payload: &[u8]) {
     redis::pipe()
         .atomic()
@@ -142,14 +142,14 @@ fn the_value_is_the_owner_and_a_fresh_uuid() {
     assert!(guard.holder_id().owner().ends_with(&process));
 }
 
-fn a_key_that_a_foreign_client_set_is_waited_out() {
+fn a_foreign_key_is_waited_for_until_it_expires() {
     let server = Server::start();
     let client = client(&server);
     let mut redis = server.connection();
     let set = Instant::now();
     assert!(foreign_lock(&mut redis, "lock:x", "v", Some(500)));
     assert!(client.mutex("x").try_lock().unwrap().is_none());
-    let guard = client.mutex("x").try_lock_for(SOON).unwrap().unwrap();
+    let guard = client.mutex("x").try_lock_for(WAIT_LIMIT).unwrap().unwrap();
     assert!(set.elapsed() >= ms(490), "after {:?}", set.elapsed());
     assert!(!foreign_lock(&mut redis, "lock:x", "v", Some(500)));
     drop(guard);
@@ -160,28 +160,28 @@ fn a_foreign_release_that_publishes_wakes_at_once() {
     let server = Server::start();
     let client = client(&server);
     let mut redis = server.connection();
-    // Whatever a foreign client says on the channel: it is the saying that counts.
+    // Any message on the channel wakes, whatever its payload.
     let long = vec![b'x'; 1 << 20];
     let payloads: [&[u8]; 5] = [b"v", b"", b"\xff\x00\r\n", b"web/1:no-uuid", &long];
     for payload in payloads {
         assert!(foreign_lock(&mut redis, "lock:x", "v", None));
-        let waiter = beside({
+        let waiter = spawn_call({
             let mutex = client.mutex("x");
             move || mutex.lock().map(drop)
         });
         server.wait_until_waiter_sleeps("lock_release:x");
         foreign_release_and_publish(&mut redis, "lock:x", "lock_release:x", payload);
-        soon(&waiter).unwrap();
+        result_of(&waiter).unwrap();
     }
 }
 
-fn a_foreign_release_that_says_nothing_is_noticed_within_the_backstop() {
+fn a_foreign_release_without_a_message_is_noticed_within_the_backstop() {
     let server = Server::start();
     let backstop = ms(500);
     let client = builder(&server).backstop(backstop).build().unwrap();
     let mut redis = server.connection();
     assert!(foreign_lock(&mut redis, "lock:x", "v", None));
-    let waiter = beside(move || client.mutex("x").lock().map(drop));
+    let waiter = spawn_call(move || client.mutex("x").lock().map(drop));
     server.wait_until_waiter_sleeps("lock_release:x");
     let noticed = Control::run(backstop, || {
         assert!(foreign_release(&mut redis, "lock:x", b"v"));
@@ -190,7 +190,7 @@ fn a_foreign_release_that_says_nothing_is_noticed_within_the_backstop() {
     noticed.no_later_than(ms(250)).unwrap();
 }
 
-fn what_a_foreign_client_released_is_lost_at_the_next_renewal() {
+fn a_lock_that_a_foreign_client_released_is_lost_at_the_next_renewal() {
     let server = Server::start();
     let mutex = client(&server).mutex("x").ttl(FOR_EVER);
     let guard = mutex.renew_every(ms(300)).lock().unwrap();
@@ -198,14 +198,14 @@ fn what_a_foreign_client_released_is_lost_at_the_next_renewal() {
     let mut redis = server.connection();
     assert!(!foreign_release(&mut redis, "lock:x", b"v"));
     assert!(foreign_release(&mut redis, "lock:x", &value));
-    assert_eq!(guard.lost().recv_timeout(SOON), Ok(Lost::Deleted));
+    assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Deleted));
     assert_eq!(
         guard.unlock().unwrap(),
         Unlocked::AlreadyLost(Lost::Deleted)
     );
 }
 
-fn what_a_foreign_client_took_over_is_lost_at_the_next_renewal() {
+fn a_lock_that_a_foreign_client_took_is_lost_at_the_next_renewal() {
     let server = Server::start();
     let mutex = client(&server).mutex("x").ttl(FOR_EVER);
     let guard = mutex.renew_every(ms(300)).lock().unwrap();
@@ -213,28 +213,28 @@ fn what_a_foreign_client_took_over_is_lost_at_the_next_renewal() {
     let mut redis = server.connection();
     assert!(foreign_release(&mut redis, "lock:x", &value));
     assert!(foreign_lock(&mut redis, "lock:x", "v", None));
-    assert!(guard.lost().recv_timeout(SOON).is_ok());
+    assert!(guard.lost().recv_timeout(WAIT_LIMIT).is_ok());
     drop(guard);
     assert_eq!(server.get("lock:x").unwrap(), b"v");
 }
 
-fn a_foreign_release_of_ours_that_is_heard_is_known_at_once() {
+fn a_published_foreign_release_of_our_lock_is_lost_at_once() {
     let server = Server::start();
     let client = client(&server);
     let mutex = client.mutex("x").ttl(FOR_EVER).renew_every(FOR_EVER / 2);
     let guard = mutex.lock().unwrap();
-    let waiter = beside({
+    let waiter = spawn_call({
         let mutex = mutex.clone();
         move || mutex.lock().unwrap().fencing_token()
     });
     server.wait_until_waiter_sleeps("lock_release:x");
     let value = server.get("lock:x").unwrap();
     foreign_release_and_publish(&mut server.connection(), "lock:x", "lock_release:x", &value);
-    assert_eq!(guard.lost().recv_timeout(SOON), Ok(Lost::Deleted));
-    assert!(soon(&waiter) > guard.fencing_token());
+    assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Deleted));
+    assert!(result_of(&waiter) > guard.fencing_token());
 }
 
-fn a_false_alarm_is_no_loss() {
+fn a_false_release_message_is_not_a_loss() {
     let server = Server::start();
     let client = client(&server);
     let mutex = client.mutex("x").ttl(FOR_EVER).renew_every(FOR_EVER / 2);
@@ -245,14 +245,14 @@ fn a_false_alarm_is_no_loss() {
         server.wait_until_waiter_sleeps("lock_release:x");
         let calls = server.calls(&["evalsha", "eval"]);
         server.run("PUBLISH", &["lock_release:x", guard.holder_id().as_str()]);
-        eventually(SOON, || server.calls(&["evalsha", "eval"]) > calls);
+        eventually(WAIT_LIMIT, || server.calls(&["evalsha", "eval"]) > calls);
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         waiter.join().unwrap().unwrap();
     });
     assert!(lost.try_recv().is_err());
 }
 
-fn a_release_is_announced_with_the_holder_id() {
+fn a_release_publishes_the_holder_id() {
     let server = Server::start();
     let client = client(&server);
     let mut redis = server.connection();
@@ -297,7 +297,7 @@ fn a_name_with_a_hash_tag_keeps_its_cluster_slot() {
     }
 }
 
-fn prefixes_are_those_of_the_builder() {
+fn keys_and_channels_have_the_configured_prefixes() {
     let server = Server::start();
     let client = builder(&server)
         .key_prefix("app:l:")
@@ -306,13 +306,13 @@ fn prefixes_are_those_of_the_builder() {
         .unwrap();
     let mut redis = server.connection();
     assert!(foreign_lock(&mut redis, "app:l:x", "v", None));
-    let waiter = beside({
+    let waiter = spawn_call({
         let mutex = client.mutex("x");
         move || mutex.lock().unwrap()
     });
     server.wait_until_waiter_sleeps("app:r:x");
     foreign_release_and_publish(&mut redis, "app:l:x", "app:r:x", b"v");
-    let guard = soon(&waiter);
+    let guard = result_of(&waiter);
     assert_eq!(
         server.get("app:l:x").unwrap(),
         guard.holder_id().as_str().as_bytes()
@@ -323,24 +323,24 @@ fn prefixes_are_those_of_the_builder() {
     );
 }
 
-/// Waits for a lock, is woken, holds it past its ttl by renewals, and lets go.
+/// Waits for a lock, is woken, holds it past its ttl by renewals, and unlocks it.
 fn round_trip(client: &Client, redis: &mut Connection, waiting: impl FnOnce()) {
     assert!(foreign_lock(redis, "lock:x", "v", None));
     let (renewed, renewals) = unbounded();
     let mutex = client.mutex("x").ttl(ms(600)).on_renew(move |_| {
         let _ = renewed.send(());
     });
-    let waiter = beside(move || mutex.lock().unwrap());
+    let waiter = spawn_call(move || mutex.lock().unwrap());
     waiting();
     foreign_release_and_publish(redis, "lock:x", "lock_release:x", b"v");
-    let guard = soon(&waiter);
+    let guard = result_of(&waiter);
     for _ in 0..4 {
-        renewals.recv_timeout(SOON).expect("it is renewed");
+        renewals.recv_timeout(WAIT_LIMIT).expect("it is renewed");
     }
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
-fn resp3() {
+fn locks_work_over_resp3() {
     let server = Server::start();
     let url = format!("{}?protocol=resp3", server.url());
     let client = builder(&server).url(url).build().unwrap();
@@ -349,7 +349,7 @@ fn resp3() {
         let clients = server.client_list();
         let ours: Vec<_> = clients.iter().filter(|c| !c["name"].is_empty()).collect();
         assert!(ours.len() >= 2, "{clients:?}");
-        // 6.2 does not list it.
+        // `CLIENT LIST` of 6.2 has no `resp` field.
         let is_listed = Server::version() >= 7;
         let is_so = |resp: Option<&String>| resp.map_or(!is_listed, |resp| resp == "3");
         assert!(ours.iter().all(|c| is_so(c.get("resp"))), "{ours:?}");
@@ -357,7 +357,7 @@ fn resp3() {
     });
 }
 
-fn valkey_urls() {
+fn valkey_urls_are_accepted() {
     let server = Server::start();
     let url = server.url().replace("redis://", "valkey://");
     let client = builder(&server).url(url).build().unwrap();
@@ -366,7 +366,7 @@ fn valkey_urls() {
     });
 }
 
-fn unix_sockets() {
+fn locks_work_over_unix_sockets() {
     let server = Server::start();
     let client = builder(&server).url(server.unix_url()).build().unwrap();
     round_trip(&client, &mut server.connection(), || {
@@ -378,14 +378,14 @@ fn unix_sockets() {
     });
 }
 
-fn databases_users_and_passwords() {
+fn the_database_user_and_password_of_the_url_are_used() {
     let server = Server::start();
     let mut redis = server.connection();
     redis::cmd("ACL")
         .arg(&["SETUSER", "ann", "on", ">p@ss:w/rd", "~*", "&*", "+@all"])
         .exec(&mut redis)
         .unwrap();
-    // Only ann gets in from now on.
+    // The default user now has a password that the client does not know.
     redis::cmd("ACL")
         .arg(&["SETUSER", "default", "resetpass", ">other"])
         .exec(&mut redis)
@@ -404,7 +404,7 @@ fn databases_users_and_passwords() {
     }
 }
 
-fn every_connection_has_our_name() {
+fn every_connection_has_the_clients_name() {
     let server = Server::start();
     let named = builder(&server).connection_name("booking-api");
     assert_connections_named(&server, &named.build().unwrap(), |name| {
@@ -428,8 +428,8 @@ fn assert_connections_named(server: &Server, client: &Client, is_right: impl Fn(
     thread::scope(|scope| {
         let waiter = scope.spawn(|| mutex.lock().map(drop));
         server.wait_until_waiter_sleeps("lock_release:x");
-        // The pool's, the subscriber's, and the one for renewals; each has no name at first.
-        eventually(SOON, || {
+        // Connections of the pool, the subscriber and the io thread; each has no name at first.
+        eventually(WAIT_LIMIT, || {
             let mut clients = server.client_list();
             clients.retain(|client| !own.contains(&client["id"]));
             clients.len() >= 3 && clients.iter().all(|client| is_right(&client["name"]))

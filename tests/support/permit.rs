@@ -1,4 +1,5 @@
-//! A limit on the servers that run at the same time, so that parallel tests do not starve each other.
+//! A limit on the servers that run at the same time, so that parallel tests do not starve each
+//! other.
 
 use std::cell::Cell;
 
@@ -32,7 +33,7 @@ pub(crate) struct Permit(usize);
 impl Permit {
     /// Takes a permit. A test's first permit waits for room; later ones only count.
     ///
-    /// Two tests that each held a server while they needs_permit for another would deadlock.
+    /// Two tests that each held a server while they waited for another would deadlock.
     pub(crate) fn take(weight: usize) -> Self {
         let mut used = USED.lock();
         if NEEDS_PERMIT.replace(false) {
@@ -58,8 +59,8 @@ pub(crate) fn in_test<T>(test: impl FnOnce() -> T) -> T {
 
 /// Starts something that several tests share, without waiting for a permit.
 ///
-/// If its permits needs_permit, a test that holds a permit could wait for this start, and this start for
-/// that test.
+/// If its permits waited, a test that holds a permit could wait for this start, and this
+/// start for that test.
 pub fn start_shared<T>(start: impl FnOnce() -> T) -> T {
     let needs_permit = NEEDS_PERMIT.replace(false);
     let started = start();

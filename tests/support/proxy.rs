@@ -57,8 +57,8 @@ pub(crate) struct State {
     pub reply_delay: Duration,
     /// The traffic of future connections.
     next: Traffic,
-    /// If a connection sends at least this many scripts in one write, it gets this traffic from that
-    /// write on.
+    /// If a connection sends at least this many scripts in one write, it gets this traffic from
+    /// that write on.
     pub on_batch: Option<(usize, Traffic)>,
     /// The connection that sent such a write, and the number of scripts in the write.
     pub batch: Option<(usize, usize)>,
@@ -194,7 +194,8 @@ impl Proxy {
         state.links.iter().map(|link| link.request_bytes).collect()
     }
 
-    /// Returns the open connections whose first requests contain the text: `"SUBSCRIBE"`, `"EVALSHA"`.
+    /// Returns the open connections whose first requests contain the text: `"SUBSCRIBE"`,
+    /// `"EVALSHA"`.
     pub fn connections_that_sent(&self, text: &str) -> Vec<usize> {
         let state = self.shared.state.lock();
         let links = state.links.iter().enumerate();

@@ -29,7 +29,8 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// Returns the functions with the names that the command line filters: `list::thousands_of_locks_are_listed_page_by_page`.
+    /// Returns the functions with the names that the command line filters:
+    /// `list::thousands_of_locks_are_listed_page_by_page`.
     fn named(&self) -> impl Iterator<Item = (String, fn())> {
         let module = self.module.split_once("::").map(|(_, module)| module);
         let name = move |function: &str| match module {

@@ -101,8 +101,8 @@ impl Sentinels {
             setup,
             permit,
         };
-        // By default sentinels publish every 2 s and query replicas every 10 s. Shorter periods make
-        // the start faster.
+        // By default sentinels publish every 2 s and query replicas every 10 s. Shorter periods
+        // make the start faster.
         this.set_periods(["100", "200"]);
         let all = || (0..SENTINELS).all(|n| this.is_ready(n));
         eventually(ms(30_000), all);
@@ -220,8 +220,8 @@ impl Sentinels {
         )
     }
 
-    /// Sets how often sentinels publish and query `INFO`, in ms. Sentinels older than Redis 7 refuse
-    /// this and keep their defaults.
+    /// Sets how often sentinels publish and query `INFO`, in ms. Sentinels older than Redis 7
+    /// refuse this and keep their defaults.
     fn set_periods(&self, [publish, info]: [&str; 2]) {
         for n in 0..SENTINELS {
             let words = [
