@@ -1,5 +1,5 @@
-//! Promise: dropping a guard or a client, wherever and whenever, never panics, never blocks longer than the command
-//! timeout, and leaves no lock and no thread behind.
+//! Promise: dropping a guard or a client never panics, never blocks longer than the command
+//! timeout, and leaves no lock and no thread.
 
 use std::cell::Cell;
 use std::fs;
@@ -14,26 +14,26 @@ use leasehold::{Backoff, Client, ClientBuilder, Lost, Mutex, MutexGuard, Unlocke
 use support::{Child, Control, Proxy, Server, eventually, log_records_about, ms, parameter};
 
 support::roles![
-    whoever_goes_last,
-    last_in_on_lost,
-    last_in_on_renew,
-    last_after_death,
-    last_words
+    last_owners,
+    drop_in_on_lost,
+    drop_in_on_renew,
+    drop_after_server_died,
+    drop_in_thread_local
 ];
 
 support::tests![
     basic_drop_releases_the_lock,
-    a_guard_that_a_panic_drops_releases,
-    a_panic_on_a_dead_server_stays_one_panic,
+    a_guard_dropped_by_a_panic_releases_its_lock,
+    a_panic_after_the_server_died_is_not_a_double_panic,
     a_guard_dropped_after_shutdown_leaves_the_next_holder_alone,
-    a_guard_is_dropped_on_another_thread_than_it_was_taken_on,
-    a_forgotten_guard_ends_with_its_ttl,
+    a_guard_can_be_dropped_on_another_thread,
+    a_forgotten_guard_expires_with_its_ttl,
     a_guard_outlives_its_client,
-    no_thread_is_left_whoever_goes_last,
-    the_last_client_is_dropped_in_on_lost,
-    the_last_client_is_dropped_in_on_renew,
+    no_thread_is_left_by_any_last_owner,
+    the_last_owner_can_be_dropped_in_on_lost,
+    the_last_owner_can_be_dropped_in_on_renew,
     no_thread_is_left_of_a_client_whose_server_died,
-    a_destructor_of_a_thread_local_may_drop_guards_and_wait
+    a_destructor_of_a_thread_local_can_drop_guards_and_wait
 ];
 
 support::timed![
@@ -46,16 +46,16 @@ support::timed![
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What "at once" may take on a machine that has other things to do.
-const SOON: Duration = Duration::from_secs(5);
+/// The limit for events that must happen at once, generous for a busy machine.
+const WAIT_LIMIT: Duration = Duration::from_secs(5);
 
 const COMMAND_TIMEOUT: Duration = ms(400);
 
-/// How much later than a plain wait a call may be that promises to be back by then.
+/// How much later than a plain wait a bounded call may return.
 const SLACK: Duration = ms(150);
 
 fn builder(url: impl Into<String>) -> ClientBuilder {
-    // Whoever is back sooner than this was woken.
+    // A waiter that returns before this was woken.
     Client::builder()
         .url(url)
         .backstop(MINUTE)
@@ -66,17 +66,17 @@ fn client(server: &Server) -> Client {
     builder(server.url()).build().unwrap()
 }
 
-/// Runs the role in a process of its own, where all of leasehold's threads are those of the role.
-fn in_a_child(role: &str) {
+/// Runs the role in a child process, where all of leasehold's threads belong to the role.
+fn run_in_child(role: &str) {
     let server = Server::start();
     let child = Child::spawn(role, &[("URL", &server.url())]);
     child.wait().succeeded();
     assert_eq!(server.get("lock:a"), None);
 }
 
-/// The threads that clients of this process have, by the names that the kernel keeps of them.
-fn threads() -> Vec<String> {
-    // Where there is no /proc, that nothing hangs has to do.
+/// Returns the names of the threads that clients of this process run.
+fn leasehold_threads() -> Vec<String> {
+    // Without `/proc` the list is empty, and the tests only check that nothing hangs.
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten();
     tasks
         .flatten()
@@ -85,7 +85,7 @@ fn threads() -> Vec<String> {
         .collect()
 }
 
-/// Has the client start every thread that it can have.
+/// Makes the client start every thread that it can have.
 fn with_all_threads(mutex: &Mutex) {
     let guard = mutex.lock().unwrap();
     let waiter = thread::spawn({
@@ -93,8 +93,12 @@ fn with_all_threads(mutex: &Mutex) {
         move || drop(mutex.lock().unwrap())
     });
     if cfg!(target_os = "linux") {
-        eventually(SOON, || {
-            let has = |name: &str| threads().iter().any(|thread| thread.starts_with(name));
+        eventually(WAIT_LIMIT, || {
+            let has = |name: &str| {
+                leasehold_threads()
+                    .iter()
+                    .any(|thread| thread.starts_with(name))
+            };
             ["timer", "io", "subsc", "callb"]
                 .iter()
                 .all(|name| has(&format!("leasehold-{name}")))
@@ -112,7 +116,7 @@ fn basic_drop_releases_the_lock() {
     assert!(two.mutex("a").try_lock().unwrap().is_some());
 }
 
-fn a_guard_that_a_panic_drops_releases() {
+fn a_guard_dropped_by_a_panic_releases_its_lock() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
     let panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -123,7 +127,7 @@ fn a_guard_that_a_panic_drops_releases() {
     assert!(two.mutex("a").try_lock().unwrap().is_some());
 }
 
-fn a_panic_on_a_dead_server_stays_one_panic() {
+fn a_panic_after_the_server_died_is_not_a_double_panic() {
     let mut server = Server::start();
     let client = client(&server);
     let panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -154,10 +158,10 @@ fn a_guard_of_a_silent_server_is_dropped_in_time_and_released_later() {
     let dropped = Control::run(COMMAND_TIMEOUT, || drop(guard));
     server.resume();
     dropped.no_later_than(SLACK);
-    eventually(SOON, || server.get("lock:a").is_none());
+    eventually(WAIT_LIMIT, || server.get("lock:a").is_none());
 }
 
-/// The release and the end of the threads share the time.
+/// The release and the end of the threads share one command timeout.
 fn the_last_guard_of_a_silent_server_is_dropped_in_time() {
     let server = Server::start();
     let guard = client(&server).mutex("a").ttl(MINUTE).lock().unwrap();
@@ -167,7 +171,7 @@ fn the_last_guard_of_a_silent_server_is_dropped_in_time() {
     dropped.no_later_than(SLACK);
 }
 
-/// While the release of a guard is repeated, in vain.
+/// The client is dropped while it repeats the release of a guard in vain.
 fn the_last_client_of_a_silent_server_is_dropped_in_time() {
     let server = Server::start();
     let client = client(&server);
@@ -199,7 +203,7 @@ fn a_guard_dropped_after_shutdown_leaves_the_next_holder_alone() {
         one.mutex("a").lock().unwrap(),
         one.mutex("b").lock().unwrap(),
     );
-    assert!(one.shutdown(SOON).unwrap().is_clean());
+    assert!(one.shutdown(WAIT_LIMIT).unwrap().is_clean());
     assert!(!dropped.is_held() && !asked.is_held());
     let next = [
         two.mutex("a").try_lock().unwrap().expect("it is free"),
@@ -215,7 +219,7 @@ fn a_guard_dropped_after_shutdown_leaves_the_next_holder_alone() {
     }
 }
 
-fn a_guard_is_dropped_on_another_thread_than_it_was_taken_on() {
+fn a_guard_can_be_dropped_on_another_thread() {
     let server = Server::start();
     let client = client(&server);
     let mutex = client.mutex("a").ttl(MINUTE);
@@ -227,7 +231,7 @@ fn a_guard_is_dropped_on_another_thread_than_it_was_taken_on() {
     });
     server.wait_until_waiter_sleeps("lock_release:a");
     thread::spawn(move || drop(guard)).join().unwrap();
-    waiter.recv_timeout(SOON).unwrap().unwrap();
+    waiter.recv_timeout(WAIT_LIMIT).unwrap().unwrap();
 
     let taken_there = thread::spawn(move || mutex.lock().unwrap()).join().unwrap();
     assert!(client.mutex("a").try_lock().unwrap().is_none());
@@ -235,7 +239,7 @@ fn a_guard_is_dropped_on_another_thread_than_it_was_taken_on() {
     assert!(client.mutex("a").try_lock().unwrap().is_some());
 }
 
-fn a_forgotten_guard_ends_with_its_ttl() {
+fn a_forgotten_guard_expires_with_its_ttl() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
     let mutex = one.mutex("a").ttl(ms(300)).auto_renew(false);
@@ -244,9 +248,9 @@ fn a_forgotten_guard_ends_with_its_ttl() {
         let lost = guard.lost();
         mem::forget(guard);
         assert!(waiting.mutex("a").try_lock().unwrap().is_none());
-        let next = waiting.mutex("a").try_lock_for(SOON).unwrap();
+        let next = waiting.mutex("a").try_lock_for(WAIT_LIMIT).unwrap();
         assert!(next.is_some());
-        assert_eq!(lost.recv_timeout(SOON), Ok(Lost::Expired));
+        assert_eq!(lost.recv_timeout(WAIT_LIMIT), Ok(Lost::Expired));
     }
 }
 
@@ -260,7 +264,7 @@ fn a_guard_outlives_its_client() {
     let guard = mutex.lock().unwrap();
     drop((client, mutex));
     for _ in 0..5 {
-        renewals.recv_timeout(SOON).expect("it is renewed");
+        renewals.recv_timeout(WAIT_LIMIT).expect("it is renewed");
     }
     assert!(guard.is_held());
     assert_eq!(
@@ -269,54 +273,58 @@ fn a_guard_outlives_its_client() {
     );
     let lost = guard.lost();
     server.run("DEL", &["lock:a"]);
-    assert_eq!(lost.recv_timeout(SOON), Ok(Lost::Deleted));
+    assert_eq!(lost.recv_timeout(WAIT_LIMIT), Ok(Lost::Deleted));
 }
 
-fn no_thread_is_left_whoever_goes_last() {
-    in_a_child("drop::whoever_goes_last");
+fn no_thread_is_left_by_any_last_owner() {
+    run_in_child("drop::last_owners");
 }
 
-fn whoever_goes_last() {
+fn last_owners() {
     let open = || {
         let client = builder(parameter("URL")).build().unwrap();
         let mutex = client.mutex("a").on_lost(|_| ());
-        assert_eq!(threads(), [] as [String; 0], "none before it is needed");
+        assert_eq!(
+            leasehold_threads(),
+            [] as [String; 0],
+            "threads start only when needed"
+        );
         with_all_threads(&mutex);
         let guard = mutex.lock().unwrap();
         (client, mutex, guard)
     };
-    // An ended thread is listed until the kernel has cleared it away.
-    let gone = || eventually(SOON, || threads().is_empty());
+    // The kernel still lists a thread for a moment after its end.
+    let wait_until_no_threads = || eventually(WAIT_LIMIT, || leasehold_threads().is_empty());
 
     let (client, mutex, guard) = open();
     drop((client, mutex));
     drop(guard);
-    gone();
+    wait_until_no_threads();
 
     let (client, mutex, guard) = open();
     drop((guard, client));
     drop(mutex);
-    gone();
+    wait_until_no_threads();
 
     let (client, mutex, guard) = open();
     drop((mutex, guard));
     let other = client.clone();
     drop(client);
     thread::spawn(move || drop(other)).join().unwrap();
-    gone();
+    wait_until_no_threads();
 
     let (client, _mutex, guard) = open();
-    assert!(client.shutdown(SOON).unwrap().is_clean());
-    gone();
+    assert!(client.shutdown(WAIT_LIMIT).unwrap().is_clean());
+    wait_until_no_threads();
     drop(guard);
 }
 
-/// Everything that keeps a client alive.
+/// The last owners of a client.
 type Last = Arc<parking_lot::Mutex<Option<(Client, Mutex, MutexGuard)>>>;
 
-/// Lets the callback drop the last of the client, and sees to it that it comes back and no thread is left.
-fn last_in_a_callback(lock: impl FnOnce(Mutex, Box<dyn Fn() + Send + Sync>) -> Mutex) {
-    // Long enough to tell a thread that waits for its own end.
+/// Lets a callback drop the last owners; asserts that it returns and that no thread is left.
+fn drop_last_owner_in_callback(lock: impl FnOnce(Mutex, Box<dyn Fn() + Send + Sync>) -> Mutex) {
+    // With a long timeout, a thread that waits for its own end fails the test.
     let client = builder(parameter("URL")).command_timeout(MINUTE).build();
     let client = client.unwrap();
     let (dropped, done): (Sender<()>, Receiver<()>) = unbounded();
@@ -324,7 +332,7 @@ fn last_in_a_callback(lock: impl FnOnce(Mutex, Box<dyn Fn() + Send + Sync>) -> M
     let callback = {
         let last = Arc::clone(&last);
         move || {
-            // Whichever call comes first has it, once it is there.
+            // The first callback after the owners are stored drops them.
             if let Some(last) = last.lock().take() {
                 drop(last);
                 dropped.send(()).unwrap();
@@ -332,42 +340,44 @@ fn last_in_a_callback(lock: impl FnOnce(Mutex, Box<dyn Fn() + Send + Sync>) -> M
         }
     };
     let mutex = lock(client.mutex("a").ttl(ms(300)), Box::new(callback));
-    // Held from before the lock is taken, so that no callback comes too early.
+    // Locked before the lock is acquired, so that no callback runs too early.
     let mut slot = last.lock();
     with_all_threads(&client.mutex("b").on_lost(|_| ()));
     let guard = mutex.lock().unwrap();
     *slot = Some((client, mutex, guard));
     drop(slot);
-    done.recv_timeout(SOON).expect("the callback comes back");
-    eventually(SOON, || threads().is_empty());
+    done.recv_timeout(WAIT_LIMIT).expect("the callback returns");
+    eventually(WAIT_LIMIT, || leasehold_threads().is_empty());
 }
 
-fn the_last_client_is_dropped_in_on_lost() {
-    in_a_child("drop::last_in_on_lost");
+fn the_last_owner_can_be_dropped_in_on_lost() {
+    run_in_child("drop::drop_in_on_lost");
 }
 
-fn last_in_on_lost() {
-    last_in_a_callback(|mutex, callback| mutex.auto_renew(false).on_lost(move |_| callback()));
+fn drop_in_on_lost() {
+    drop_last_owner_in_callback(|mutex, callback| {
+        mutex.auto_renew(false).on_lost(move |_| callback())
+    });
 }
 
-fn the_last_client_is_dropped_in_on_renew() {
-    in_a_child("drop::last_in_on_renew");
+fn the_last_owner_can_be_dropped_in_on_renew() {
+    run_in_child("drop::drop_in_on_renew");
 }
 
-fn last_in_on_renew() {
-    last_in_a_callback(|mutex, callback| mutex.on_renew(move |_| callback()));
+fn drop_in_on_renew() {
+    drop_last_owner_in_callback(|mutex, callback| mutex.on_renew(move |_| callback()));
 }
 
 fn no_thread_is_left_of_a_client_whose_server_died() {
     let mut server = Server::start();
-    let child = Child::spawn("drop::last_after_death", &[("URL", &server.url())]);
+    let child = Child::spawn("drop::drop_after_server_died", &[("URL", &server.url())]);
     child.wait_for_line("holding");
     server.kill();
     child.wait_for_line("dropped");
     child.wait().succeeded();
 }
 
-fn last_after_death() {
+fn drop_after_server_died() {
     let mutex = builder(parameter("URL"))
         .build()
         .unwrap()
@@ -377,10 +387,10 @@ fn last_after_death() {
     with_all_threads(&mutex);
     let guard = mutex.lock().unwrap();
     support::tell_parent("holding");
-    assert_eq!(guard.lost().recv_timeout(SOON), Ok(Lost::Expired));
+    assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Expired));
     drop((guard, mutex));
     support::tell_parent("dropped");
-    eventually(SOON, || threads().is_empty());
+    eventually(WAIT_LIMIT, || leasehold_threads().is_empty());
 }
 
 /// Runs when its thread's other thread-locals are destroyed.
@@ -398,12 +408,14 @@ thread_local! {
     static AT_THE_END: AtTheEnd = const { AtTheEnd(Cell::new(None)) };
 }
 
-fn a_destructor_of_a_thread_local_may_drop_guards_and_wait() {
-    let finished = Child::spawn("drop::last_words", &[]).wait().succeeded();
+fn a_destructor_of_a_thread_local_can_drop_guards_and_wait() {
+    let finished = Child::spawn("drop::drop_in_thread_local", &[])
+        .wait()
+        .succeeded();
     assert_eq!(finished.lines, ["all done"], "{}", finished.output);
 }
 
-fn last_words() {
+fn drop_in_thread_local() {
     let (server, mut killed) = (Server::start(), Server::start());
     let (one, two, three) = (client(&server), client(&server), client(&killed));
     let held = one.mutex("a").lock().unwrap();
@@ -412,9 +424,12 @@ fn last_words() {
         three.mutex("c").lock().unwrap(),
     ];
     killed.kill();
-    let last_words = move || {
+    let last_use = move || {
         let random = catch_unwind(|| drop(rand::rng()));
-        assert!(random.is_err(), "it is too early to show anything");
+        assert!(
+            random.is_err(),
+            "`rand` is still usable: this runs too early"
+        );
         drop(guards);
         let limit = ms(300);
         assert!(two.mutex("a").try_lock_for(limit).unwrap().is_none());
@@ -442,8 +457,8 @@ fn last_words() {
         support::tell_parent("all done");
     };
     thread::spawn(move || {
-        // What is first used later is destroyed earlier.
-        AT_THE_END.with(|end| end.0.set(Some(Box::new(last_words))));
+        // A thread-local that is used later is destroyed earlier.
+        AT_THE_END.with(|end| end.0.set(Some(Box::new(last_use))));
         drop(rand::rng());
     })
     .join()

@@ -1,25 +1,26 @@
-//! Promise: whatever others write into Redis, and whatever a server says, nothing of it steers a terminal or reorders the
-//! text around it: not in an error, not in a `Debug`, not in a log line, and not in what the program `leasehold` prints.
+//! Promise: text from Redis never reaches a terminal unescaped, whether in an error, a `Debug`
+//! text, a log record or the output of the program `leasehold`: no control or bidirectional
+//! characters.
 
 use leasehold::{Error, Health};
 use support::{FakeServer, Server, builder, client, log_records, ms};
 
 support::tests![
     names_are_escaped_in_display_and_debug,
-    what_is_seen_of_a_foreign_holder_is_harmless,
+    a_foreign_holder_is_shown_harmlessly,
     an_error_about_a_key_is_harmless,
     an_error_with_a_servers_own_text_is_harmless,
     a_refused_subscription_is_logged_harmlessly,
     a_host_that_a_server_names_is_shown_harmlessly,
     #[cfg(all(feature = "cli", unix))]
-    program::what_the_program_prints_of_a_foreign_holder_is_harmless,
+    program::the_program_prints_a_foreign_holder_harmlessly,
     #[cfg(all(feature = "cli", unix))]
-    program::what_the_program_repeats_of_a_server_is_harmless
+    program::the_program_prints_a_servers_errors_harmlessly
 ];
 
 const UUID: &str = "123e4567-e89b-12d3-a456-426614174000";
 
-/// Every character that must not be printed.
+/// Returns every character that must not be printed.
 fn hostile() -> impl Iterator<Item = char> {
     let ranges = [
         ('\0', '\x1f'),
@@ -32,13 +33,13 @@ fn hostile() -> impl Iterator<Item = char> {
     ranges.into_iter().flat_map(|(first, last)| first..=last)
 }
 
-/// All of them; fewer than the longest name that is printed whole.
-fn text() -> String {
+/// Returns all hostile characters: short enough for a name that is printed whole.
+fn all_hostile() -> String {
     hostile().collect()
 }
 
-/// All that one line of a reply can hold.
-fn line() -> String {
+/// Returns the hostile characters that a line of a reply can hold.
+fn hostile_line() -> String {
     hostile().filter(|c| !"\r\n".contains(*c)).collect()
 }
 
@@ -48,7 +49,7 @@ fn assert_harmless(text: &str) {
     assert_eq!(found, None, "in {text:?}");
 }
 
-/// Of an error, all that a program may print of it.
+/// Checks every text of an error that a program may print.
 #[track_caller]
 fn assert_harmless_error(error: &Error) {
     assert_harmless(&format!("{error:?}"));
@@ -65,7 +66,7 @@ fn assert_harmless_error(error: &Error) {
     }
 }
 
-/// A line for each part.
+/// Checks each line of a health report.
 #[track_caller]
 fn assert_harmless_health(health: &Health) {
     assert_harmless(&format!("{health:?}"));
@@ -78,15 +79,22 @@ fn set(server: &Server, key: &[u8], value: &[u8]) {
     set.exec(&mut server.connection()).unwrap();
 }
 
-/// A server with two locks of hostile names, held under hostile values: one as a leasehold client would, and one of bytes
-/// that are no text.
-fn held_by_a_foreigner() -> Server {
+/// Starts a server whose locks have hostile names and values, as holder ids and as invalid UTF-8.
+fn server_with_foreign_locks() -> Server {
     let server = Server::start();
-    let name = [b"lock:", text().as_bytes()].concat();
-    set(&server, &name, format!("{}:{UUID}", text()).as_bytes());
+    let name = [b"lock:", all_hostile().as_bytes()].concat();
+    set(
+        &server,
+        &name,
+        format!("{}:{UUID}", all_hostile()).as_bytes(),
+    );
     let name = [&name[..], b"\xff\xc3"].concat();
-    set(&server, &name, &[text().as_bytes(), b"\xff"].concat());
-    // Only the first bytes of such a value are shown.
+    set(
+        &server,
+        &name,
+        &[all_hostile().as_bytes(), b"\xff"].concat(),
+    );
+    // Of these values only the first bytes are shown.
     for c in hostile() {
         let name = format!("lock:{c}");
         set(&server, name.as_bytes(), format!("{c}\u{ff}").as_bytes());
@@ -106,26 +114,30 @@ fn assert_log_harmless() {
 
 fn names_are_escaped_in_display_and_debug() {
     assert_harmless("tisch-ü \\u{202e} \\x1b");
-    let all = text();
+    let all = all_hostile();
     assert!(all.contains('\u{1b}') && all.contains('\u{9b}') && all.contains('\u{202e}'));
     let name = leasehold::Name::from(&all);
     assert_harmless(&format!("{name} {name:?}"));
 }
 
-fn what_is_seen_of_a_foreign_holder_is_harmless() {
+fn a_foreign_holder_is_shown_harmlessly() {
     log_records();
-    let server = held_by_a_foreigner();
+    let server = server_with_foreign_locks();
     let client = client(&server.url());
     let held = client.list("").unwrap();
     assert_eq!(held.len(), hostile().count() + 2);
     assert_harmless(&format!("{held:?}"));
-    let mutex = client.mutex(text());
+    let mutex = client.mutex(all_hostile());
     let holder = mutex.inspect().unwrap().unwrap();
     assert_harmless(&format!("{holder:?}"));
     let id = holder.holder_id().unwrap();
     assert_harmless(&format!("{id} {id:?} {}", id.short()));
-    assert_eq!(id.as_str(), format!("{}:{UUID}", text()), "as it is");
-    assert_eq!(id.owner(), text(), "as it is");
+    assert_eq!(
+        id.as_str(),
+        format!("{}:{UUID}", all_hostile()),
+        "the value is unchanged"
+    );
+    assert_eq!(id.owner(), all_hostile(), "the value is unchanged");
     for held in &held {
         assert!(client.mutex(held.name()).force_unlock().unwrap());
     }
@@ -137,26 +149,26 @@ fn what_is_seen_of_a_foreign_holder_is_harmless() {
 fn an_error_about_a_key_is_harmless() {
     let server = Server::start();
     let client = client(&server.url());
-    let key = [b"lock:", text().as_bytes()].concat();
+    let key = [b"lock:", all_hostile().as_bytes()].concat();
     redis::cmd("LPUSH")
         .arg(&key)
         .arg("x")
         .exec(&mut server.connection())
         .unwrap();
-    assert_harmless_error(&client.mutex(text()).try_lock().unwrap_err());
-    let fence = [b"leasehold:fence:{lock:x", text().as_bytes(), b"}"].concat();
+    assert_harmless_error(&client.mutex(all_hostile()).try_lock().unwrap_err());
+    let fence = [b"leasehold:fence:{lock:x", all_hostile().as_bytes(), b"}"].concat();
     set(&server, &fence, b"nonsense");
-    let error = client.mutex(format!("x{}", text())).try_lock();
+    let error = client.mutex(format!("x{}", all_hostile())).try_lock();
     assert_harmless_error(&error.unwrap_err());
 }
 
-/// A server that replies with this error to a command, or to every script.
-fn saying(error: &'static str, command: &'static str) -> FakeServer {
+/// Returns a server that replies with this error to a command, or to every script.
+fn server_with_error(error: &'static str, command: &'static str) -> FakeServer {
     FakeServer::start(move |request| {
         let name = request.name();
         let is_script = name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
         let says = name == command || command == "script" && is_script;
-        says.then(|| format!("-{error} {}\r\n", line()).into_bytes())
+        says.then(|| format!("-{error} {}\r\n", hostile_line()).into_bytes())
     })
 }
 
@@ -175,7 +187,7 @@ fn an_error_with_a_servers_own_text_is_harmless() {
         ("WRONGPASS", "HELLO"),
         ("ERR", "CLIENT"),
     ] {
-        let server = saying(error, command);
+        let server = server_with_error(error, command);
         let url = format!("redis://u:p@127.0.0.1:{}/3", server.port());
         let client = builder(&url).breaker(2).build().unwrap();
         for _ in 0..3 {
@@ -193,7 +205,7 @@ fn a_refused_subscription_is_logged_harmlessly() {
     log_records();
     for command in ["SUBSCRIBE", "PUBLISH"] {
         let server = FakeServer::start(move |request| match request.name() {
-            name if name == command => Some(format!("-NOPERM {}\r\n", line()).into_bytes()),
+            name if name == command => Some(format!("-NOPERM {}\r\n", hostile_line()).into_bytes()),
             name if name == "acquire" => Some(b"*3\r\n:0\r\n$1\r\nx\r\n:60000\r\n".to_vec()),
             _ => None,
         });
@@ -210,12 +222,12 @@ fn bulk(text: &str) -> String {
 
 fn a_host_that_a_server_names_is_shown_harmlessly() {
     log_records();
-    let host = line();
+    let host = hostile_line();
     let slots = format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n{}:7\r\n", bulk(&host));
     let node = FakeServer::start(move |request| {
         (request.name() == "CLUSTER").then(|| slots.clone().into_bytes())
     });
-    let place = format!("*2\r\n{}{}", bulk(&line()), bulk("7"));
+    let place = format!("*2\r\n{}{}", bulk(&hostile_line()), bulk("7"));
     let sentinel = FakeServer::start(move |request| {
         (request.name() == "SENTINEL").then(|| place.clone().into_bytes())
     });
@@ -252,13 +264,16 @@ mod program {
         }
         let stderr = String::from_utf8(output.stderr.clone()).unwrap();
         for line in stderr.lines() {
-            assert!(line.starts_with("leasehold: "), "one line each: {line:?}");
+            assert!(
+                line.starts_with("leasehold: "),
+                "each line has the prefix: {line:?}"
+            );
             assert_harmless(line);
         }
         stdout
     }
 
-    /// The characters of a JSON string.
+    /// Decodes the characters of a JSON string.
     fn unescaped(json: &str) -> String {
         let mut units = Vec::new();
         let mut rest = json;
@@ -274,11 +289,11 @@ mod program {
         String::from_utf16(&units).unwrap()
     }
 
-    pub(super) fn what_the_program_prints_of_a_foreign_holder_is_harmless() {
-        let server = held_by_a_foreigner();
-        // An argument can hold all but this one.
-        let name: String = text().chars().filter(|c| *c != '\0').collect();
-        let owner = format!("{}:{UUID}", text());
+    pub(super) fn the_program_prints_a_foreign_holder_harmlessly() {
+        let server = server_with_foreign_locks();
+        // A command-line argument cannot hold NUL.
+        let name: String = all_hostile().chars().filter(|c| *c != '\0').collect();
+        let owner = format!("{}:{UUID}", all_hostile());
         set(&server, format!("lock:{name}").as_bytes(), owner.as_bytes());
         let commands: [&[&str]; 3] = [&["list"], &["status", &name], &["top", "--count", "1"]];
         for command in commands {
@@ -292,7 +307,7 @@ mod program {
             let owners: Vec<_> = owners.map(|rest| rest.split('"').next().unwrap()).collect();
             assert!(!owners.is_empty());
             for owner in owners {
-                assert_eq!(unescaped(owner), text(), "as it is");
+                assert_eq!(unescaped(owner), all_hostile(), "the value is unchanged");
             }
         }
         let forced = run(&server.url(), &["unlock", "--force", &name]);
@@ -300,11 +315,11 @@ mod program {
         assert_harmless_output(&forced, false);
     }
 
-    pub(super) fn what_the_program_repeats_of_a_server_is_harmless() {
+    pub(super) fn the_program_prints_a_servers_errors_harmlessly() {
         for error in ["ERR", "READONLY", "NOPERM"] {
             let server = FakeServer::start(move |request| {
-                let is_told = !matches!(request.name().as_str(), "CLIENT" | "SELECT");
-                is_told.then(|| format!("-{error} {}\r\n", line()).into_bytes())
+                let has_error = !matches!(request.name().as_str(), "CLIENT" | "SELECT");
+                has_error.then(|| format!("-{error} {}\r\n", hostile_line()).into_bytes())
             });
             let commands: [&[&str]; 5] = [
                 &["list"],

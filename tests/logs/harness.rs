@@ -1,4 +1,4 @@
-//! The test harness itself: what the other tests rely on without looking.
+//! Tests of the test helpers.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -12,46 +12,46 @@ use support::{
     Traffic, eventually, log_records, log_records_about, ms, parameter, refusing_url, tell_parent,
 };
 
-support::roles![echo, failure, keeper];
+support::roles![echo, exit_with_3, server_owner];
 
 support::tests![
     basic_server_answers_on_its_socket_and_logs,
     servers_die_with_a_killed_process,
-    child_round_trip,
-    a_failed_child_is_told_from_a_good_one,
+    a_child_receives_parameters_and_replies_in_lines,
+    the_exit_code_of_a_child_is_reported,
     a_restarted_server_is_empty,
-    a_paused_server_is_silent,
-    a_killed_server_refuses,
-    a_replica_follows,
-    calls_and_clients_are_seen,
+    a_paused_server_does_not_reply,
+    a_killed_server_refuses_connections,
+    a_replica_follows_its_master,
+    calls_and_clients_of_a_server_are_counted,
     a_proxy_drops_replies,
-    a_proxy_loses_what_vanishes,
-    a_stalled_request_arrives_later,
-    a_cut_connection_ends,
-    a_black_hole_accepts_and_nobody_refuses,
-    a_fenced_resource_turns_the_overtaken_away,
-    log_lines_are_captured_with_their_pairs,
-    replicas_are_linked,
-    a_cluster_replaces_its_dead_and_moves_its_slots,
-    a_cluster_with_a_password,
-    a_cluster_with_tls,
-    tests_are_listed_instead_of_marked
+    a_proxy_drops_requests,
+    a_stalled_request_runs_once_it_may_pass,
+    a_cut_connection_is_closed,
+    a_black_hole_never_replies_and_nobody_refuses,
+    a_fenced_resource_refuses_a_stale_token,
+    log_records_are_captured_with_their_key_values,
+    started_replicas_acknowledge_writes,
+    a_cluster_fails_over_and_moves_slots,
+    a_cluster_with_a_password_moves_slots,
+    a_cluster_with_tls_moves_slots,
+    no_test_has_the_test_attribute
 ];
 
-support::timed![a_delay_holds_every_chunk_back_alike];
+support::timed![a_proxy_delays_every_chunk_equally];
 
-/// Says what it was given.
+/// Replies with its parameter.
 fn echo() {
     tell_parent(&parameter("WORD"));
     tell_parent("done");
 }
 
-fn failure() {
+fn exit_with_3() {
     process::exit(3);
 }
 
-/// Starts a server and a stopped one, and waits to be killed.
-fn keeper() {
+/// Starts a server and a paused one, and waits to be killed.
+fn server_owner() {
     let running = Server::start();
     let stopped = Server::start();
     stopped.pause();
@@ -88,25 +88,30 @@ fn basic_server_answers_on_its_socket_and_logs() {
 }
 
 fn servers_die_with_a_killed_process() {
-    let mut keeper = Child::spawn("harness::keeper", &[]);
+    let mut server_owner = Child::spawn("harness::server_owner", &[]);
     let servers: Vec<(String, u16)> = (0..2)
-        .map(|_| (keeper.next_line(), keeper.next_line().parse().unwrap()))
+        .map(|_| {
+            (
+                server_owner.next_line(),
+                server_owner.next_line().parse().unwrap(),
+            )
+        })
         .collect();
     for (_, port) in &servers {
         TcpStream::connect(("127.0.0.1", *port))
-            .expect("even a stopped server's port takes connections");
+            .expect("the kernel accepts connections of a paused server too");
     }
-    keeper.kill();
+    server_owner.kill();
     for (id, port) in &servers {
         eventually(ms(5_000), || {
             TcpStream::connect(("127.0.0.1", *port)).is_err()
         });
-        eventually(ms(5_000), || !lives(id));
+        eventually(ms(5_000), || !process_exists(id));
     }
 }
 
-/// Whether there is such a process; where there is no /proc, the port alone has to tell.
-fn lives(id: &str) -> bool {
+/// Returns whether a process runs. Without `/proc` this is false, and only the port is checked.
+fn process_exists(id: &str) -> bool {
     fs::read_to_string(Path::new("/proc").join(id).join("stat")).is_ok_and(|stat| {
         !stat
             .rsplit(") ")
@@ -115,15 +120,15 @@ fn lives(id: &str) -> bool {
     })
 }
 
-fn child_round_trip() {
+fn a_child_receives_parameters_and_replies_in_lines() {
     let child = Child::spawn("harness::echo", &[("WORD", "leasehold")]);
     assert_eq!(child.next_line(), "leasehold");
     let finished = child.wait().succeeded();
     assert_eq!(finished.lines, ["done"]);
 }
 
-fn a_failed_child_is_told_from_a_good_one() {
-    let finished = Child::spawn("harness::failure", &[]).wait();
+fn the_exit_code_of_a_child_is_reported() {
+    let finished = Child::spawn("harness::exit_with_3", &[]).wait();
     assert_eq!(finished.status.code(), Some(3));
 }
 
@@ -138,7 +143,7 @@ fn a_restarted_server_is_empty() {
     assert_eq!(get(&mut server.connection(), "a"), None);
 }
 
-fn a_paused_server_is_silent() {
+fn a_paused_server_does_not_reply() {
     let server = Server::start();
     let mut connection = server.connection();
     connection.set_read_timeout(Some(ms(50))).unwrap();
@@ -153,7 +158,7 @@ fn a_paused_server_is_silent() {
     redis::cmd("PING").exec(&mut server.connection()).unwrap();
 }
 
-fn a_killed_server_refuses() {
+fn a_killed_server_refuses_connections() {
     let mut server = Server::start();
     server.kill();
     assert_eq!(
@@ -166,7 +171,7 @@ fn a_killed_server_refuses() {
     redis::cmd("PING").exec(&mut server.connection()).unwrap();
 }
 
-fn a_replica_follows() {
+fn a_replica_follows_its_master() {
     let master = Server::start();
     let replica = master.replica();
     let mut connection = master.connection();
@@ -180,7 +185,7 @@ fn a_replica_follows() {
     assert_eq!(get(&mut replica.connection(), "a").as_deref(), Some("1"));
 }
 
-fn calls_and_clients_are_seen() {
+fn calls_and_clients_of_a_server_are_counted() {
     let server = Server::start();
     let mut connection = server.connection();
     redis::cmd("CLIENT")
@@ -198,7 +203,7 @@ fn calls_and_clients_are_seen() {
     assert!(redis::cmd("PING").exec(&mut connection).is_err());
 }
 
-fn through(proxy: &Proxy) -> redis::Connection {
+fn connect_through(proxy: &Proxy) -> redis::Connection {
     let connection = redis::Client::open(proxy.url())
         .unwrap()
         .get_connection()
@@ -210,7 +215,7 @@ fn through(proxy: &Proxy) -> redis::Connection {
 fn a_proxy_drops_replies() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let mut connection = through(&proxy);
+    let mut connection = connect_through(&proxy);
     proxy.set_all(Traffic::DropReplies);
     assert!(
         redis::cmd("SET")
@@ -223,16 +228,16 @@ fn a_proxy_drops_replies() {
     assert_eq!(get(&mut server.connection(), "a").as_deref(), Some("1"));
 
     proxy.set_all(Traffic::Pass);
-    let mut connection = through(&proxy);
+    let mut connection = connect_through(&proxy);
     assert_eq!(get(&mut connection, "a").as_deref(), Some("1"));
     assert_eq!(proxy.connections(), 2);
     assert_eq!(proxy.connections_that_sent("get"), [1]);
 }
 
-fn a_proxy_loses_what_vanishes() {
+fn a_proxy_drops_requests() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let mut connection = through(&proxy);
+    let mut connection = connect_through(&proxy);
     proxy.set_nth(0, Traffic::DropBoth);
     assert!(
         redis::cmd("SET")
@@ -244,14 +249,14 @@ fn a_proxy_loses_what_vanishes() {
     );
     assert_eq!(get(&mut server.connection(), "a"), None);
     redis::cmd("PING")
-        .exec(&mut through(&proxy))
+        .exec(&mut connect_through(&proxy))
         .expect("other connections pass");
 }
 
-fn a_stalled_request_arrives_later() {
+fn a_stalled_request_runs_once_it_may_pass() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let mut connection = through(&proxy);
+    let mut connection = connect_through(&proxy);
     proxy.set_open(Traffic::Stall);
     assert!(
         redis::cmd("SET")
@@ -268,10 +273,10 @@ fn a_stalled_request_arrives_later() {
     eventually(ms(1_000), || proxy.open_connections() == 0);
 }
 
-fn a_cut_connection_ends() {
+fn a_cut_connection_is_closed() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let mut connection = through(&proxy);
+    let mut connection = connect_through(&proxy);
     proxy.cut();
     assert!(
         !redis::cmd("PING")
@@ -280,7 +285,7 @@ fn a_cut_connection_ends() {
             .is_timeout()
     );
 
-    let mut connection = through(&proxy);
+    let mut connection = connect_through(&proxy);
     proxy.set_open(Traffic::CutOnReply);
     assert!(
         !redis::cmd("SET")
@@ -293,10 +298,10 @@ fn a_cut_connection_ends() {
     assert_eq!(get(&mut server.connection(), "a").as_deref(), Some("1"));
 }
 
-fn a_delay_holds_every_chunk_back_alike() {
+fn a_proxy_delays_every_chunk_equally() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let mut connection = through(&proxy);
+    let mut connection = connect_through(&proxy);
     connection.set_read_timeout(Some(ms(5_000))).unwrap();
     proxy.delay(ms(30), ms(20));
     let ping = redis::cmd("PING").get_packed_command();
@@ -312,7 +317,7 @@ fn a_delay_holds_every_chunk_back_alike() {
     round_trips.no_later_than(ms(100));
 }
 
-fn a_black_hole_accepts_and_nobody_refuses() {
+fn a_black_hole_never_replies_and_nobody_refuses() {
     let hole = BlackHole::start();
     let mut stream = TcpStream::connect(("127.0.0.1", hole.port())).unwrap();
     stream.set_read_timeout(Some(ms(30))).unwrap();
@@ -330,7 +335,7 @@ fn a_black_hole_accepts_and_nobody_refuses() {
     assert!(refused.is_connection_refusal());
 }
 
-fn a_fenced_resource_turns_the_overtaken_away() {
+fn a_fenced_resource_refuses_a_stale_token() {
     let resource = Fenced::new("");
     assert_eq!(resource.write(3, "new"), Ok(()));
     assert_eq!(
@@ -345,7 +350,7 @@ fn a_fenced_resource_turns_the_overtaken_away() {
 }
 
 #[expect(clippy::disallowed_macros, reason = "any program may log")]
-fn log_lines_are_captured_with_their_pairs() {
+fn log_records_are_captured_with_their_key_values() {
     log_records();
     log::debug!(target: "harness", lock = "captured-lock"; "acquired");
     let lines = log_records_about("captured-lock");
@@ -354,7 +359,7 @@ fn log_lines_are_captured_with_their_pairs() {
     assert_eq!(lines[0].message, "acquired");
 }
 
-fn replicas_are_linked() {
+fn started_replicas_acknowledge_writes() {
     let replicas = Replicas::start(2);
     let mut connection = replicas.master().connection();
     let mut acknowledged = |within: u32| -> u32 {
@@ -371,7 +376,7 @@ fn replicas_are_linked() {
     replicas.wait_until_linked();
 }
 
-fn a_cluster_replaces_its_dead_and_moves_its_slots() {
+fn a_cluster_fails_over_and_moves_slots() {
     let mut cluster = Cluster::start(3, 1);
     let ids: Vec<String> = (0..cluster.count())
         .map(|i| cluster.node(i).process_id().to_string())
@@ -431,11 +436,11 @@ fn a_cluster_replaces_its_dead_and_moves_its_slots() {
         assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
     }
     for id in ids {
-        assert!(!lives(&id));
+        assert!(!process_exists(&id));
     }
 }
 
-fn a_cluster_with_a_password() {
+fn a_cluster_with_a_password_moves_slots() {
     let cluster = Cluster::with(ClusterSetup {
         password: Some("p@ss"),
         ..ClusterSetup::steady(2, 1)
@@ -452,9 +457,9 @@ fn a_cluster_with_a_password() {
     assert_eq!(get(&mut connection, "a").as_deref(), Some("1"));
 }
 
-fn a_cluster_with_tls() {
+fn a_cluster_with_tls_moves_slots() {
     if !Server::has_tls() {
-        println!("this server's binary has no TLS: nothing to start");
+        println!("skipped: this server's binary has no TLS");
         return;
     }
     let cluster = Cluster::with(ClusterSetup {
@@ -471,8 +476,8 @@ fn a_cluster_with_tls() {
     assert_eq!(get(&mut connection, "a").as_deref(), Some("1"));
 }
 
-/// The compiler silently drops a function with the attribute where a binary has a `main` of its own.
-fn tests_are_listed_instead_of_marked() {
+/// In a binary with its own `main`, the compiler silently drops a function with the attribute.
+fn no_test_has_the_test_attribute() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     for binary in ["it", "logs"] {
         for file in fs::read_dir(tests.join(binary)).unwrap() {

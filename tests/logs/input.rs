@@ -1,4 +1,4 @@
-//! Promise: every input has its own clear outcome, nothing is touched that should not be, and no secret is told.
+//! Promise: every input has a clear outcome, invalid input changes nothing, and no secret is shown.
 
 use std::fmt::Debug;
 use std::thread;
@@ -8,42 +8,42 @@ use leasehold::crossbeam_channel::{Receiver, bounded};
 use leasehold::{Backoff, Client, ClientBuilder, Error, Mutex, Name, WaitPolicy};
 use support::{Child, Server, eventually, log_records_about, ms, refusing_url, tell_parent};
 
-support::roles![shown, from_env];
+support::roles![show_client_from_env, hold_with_client_from_env];
 
 support::tests![
     basic_names_have_a_fence_each,
-    names_are_any_bytes,
-    names_come_in_many_types,
+    names_can_be_any_bytes,
+    names_can_have_many_types,
     impossible_names_are_errors_and_nothing_is_sent,
     a_key_of_another_type_is_an_error_that_names_it,
     a_held_key_that_becomes_another_type_is_left_alone,
-    a_foreign_key_without_an_end_is_held_by_another,
+    a_foreign_key_without_expiry_counts_as_held,
     absurd_ttls_are_errors_and_nothing_is_sent,
     the_longest_ttl_works,
     absurd_settings_of_a_lock_are_errors_and_nothing_is_sent,
     absurd_settings_of_a_client_are_errors,
-    durations_without_end_mean_no_deadline,
-    a_pause_without_end_ends_at_the_deadline,
-    durations_of_nothing_mean_once,
+    the_longest_duration_means_no_deadline,
+    an_endless_backoff_ends_at_the_deadline,
+    a_zero_duration_means_one_attempt,
     no_password_is_an_error_at_once,
     a_wrong_password_is_an_error_at_once,
-    a_database_that_is_not_there_is_an_error_at_once,
+    a_missing_database_is_an_error_at_once,
     the_environment_sets_up_a_client,
-    an_environment_of_nothing_is_the_defaults,
-    an_unreadable_variable_is_named,
-    a_variable_that_cannot_work_is_named,
-    no_password_is_told,
-    no_whole_holder_id_is_told_above_trace
+    an_empty_environment_means_the_defaults,
+    an_invalid_variable_is_named,
+    an_impossible_setting_in_a_variable_is_named,
+    no_password_is_shown,
+    no_whole_holder_id_is_logged_above_trace
 ];
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What "at once" may take on a machine that has other things to do.
-const SOON: Duration = Duration::from_secs(5);
+/// The limit for calls that must return at once, generous for a busy machine.
+const WAIT_LIMIT: Duration = Duration::from_secs(5);
 
 const LONGEST_TTL: Duration = Duration::from_millis((1 << 53) - 1);
 
-/// Whatever waits, for an answer or a wake-up, waits longer than any test.
+/// Returns a builder whose timeouts and backstop are longer than any test.
 fn builder(url: impl Into<String>) -> ClientBuilder {
     Client::builder()
         .url(url)
@@ -57,19 +57,21 @@ fn client(server: &Server) -> Client {
     builder(server.url()).build().unwrap()
 }
 
-/// Runs it beside the test, and returns what it came to, at once.
+/// Runs a call in another thread and returns its result, which must come at once.
 #[track_caller]
-fn soon<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
-    beside(call).recv_timeout(SOON).expect("it is back soon")
+fn result_of<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
+    spawn_call(call)
+        .recv_timeout(WAIT_LIMIT)
+        .expect("the call returns")
 }
 
-fn beside<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+fn spawn_call<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (done, outcome) = bounded(1);
     thread::spawn(move || done.send(call()));
     outcome
 }
 
-/// Every call that locks, with what it fails with.
+/// Returns the error of every call that acquires.
 #[track_caller]
 fn errors_of_locking(mutex: &Mutex) -> Vec<Error> {
     let calls: [fn(&Mutex) -> Option<Error>; 5] = [
@@ -81,12 +83,12 @@ fn errors_of_locking(mutex: &Mutex) -> Vec<Error> {
     ];
     let of = |call: fn(&Mutex) -> Option<Error>| {
         let mutex = mutex.clone();
-        soon(move || call(&mutex)).expect("an error")
+        result_of(move || call(&mutex)).expect("an error")
     };
     calls.into_iter().map(of).collect()
 }
 
-/// As [`errors_of_locking`], with the calls that look at the lock.
+/// Returns the errors of [`errors_of_locking`], of `inspect` and of `force_unlock`.
 #[track_caller]
 fn errors_of_all_calls(mutex: &Mutex) -> Vec<Error> {
     let mut errors = errors_of_locking(mutex);
@@ -110,10 +112,10 @@ fn basic_names_have_a_fence_each() {
     for name in ["a", "b"] {
         drop(client.mutex(name).lock().unwrap());
     }
-    assert_eq!(server.keys().len(), 2, "a fence for each");
+    assert_eq!(server.keys().len(), 2, "one fence for each name");
 }
 
-fn names_are_any_bytes() {
+fn names_can_be_any_bytes() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
     let longest = vec![b'n'; 64 * 1024];
@@ -145,17 +147,19 @@ fn names_are_any_bytes() {
         assert_eq!(mutex.inspect().unwrap().unwrap().value(), id);
         let other = two.mutex(name);
         assert!(other.try_lock().unwrap().is_none());
-        let waiter = beside(move || other.lock().map(drop));
+        let waiter = spawn_call(move || other.lock().map(drop));
         server.wait_until_waiter_sleeps([b"lock_release:", name].concat());
         drop(guard);
-        let woken = waiter.recv_timeout(SOON).expect("the release wakes it");
+        let woken = waiter
+            .recv_timeout(WAIT_LIMIT)
+            .expect("the release wakes the waiter");
         woken.unwrap();
         assert_eq!(server.get(&key), None);
-        assert_eq!(server.keys().len(), n + 1, "a fence for each");
+        assert_eq!(server.keys().len(), n + 1, "one fence for each name");
     }
 }
 
-fn names_come_in_many_types() {
+fn names_can_have_many_types() {
     let server = Server::start();
     let client = client(&server);
     let _guard = client.mutex("a").lock().unwrap();
@@ -243,7 +247,7 @@ fn a_held_key_that_becomes_another_type_is_left_alone() {
     assert_eq!(server.keys().len(), 2);
 }
 
-fn a_foreign_key_without_an_end_is_held_by_another() {
+fn a_foreign_key_without_expiry_counts_as_held() {
     let server = Server::start();
     let mutex = client(&server).mutex("x");
     server.run("SET", &["lock:x", "v"]);
@@ -357,7 +361,7 @@ fn absurd_settings_of_a_client_are_errors() {
     }
 }
 
-fn durations_without_end_mean_no_deadline() {
+fn the_longest_duration_means_no_deadline() {
     let server = Server::start();
     let one = client(&server);
     let two = Client::builder()
@@ -379,25 +383,25 @@ fn durations_without_end_mean_no_deadline() {
         assert!(guard.is_held());
         let mutex = two.mutex("x");
         let before = server.calls(&["evalsha", "eval"]);
-        let waiter = beside(move || wait(mutex));
-        eventually(SOON, || server.calls(&["evalsha", "eval"]) > before);
+        let waiter = spawn_call(move || wait(mutex));
+        eventually(WAIT_LIMIT, || server.calls(&["evalsha", "eval"]) > before);
         drop(guard);
-        assert_eq!(waiter.recv_timeout(SOON), Ok(true));
+        assert_eq!(waiter.recv_timeout(WAIT_LIMIT), Ok(true));
     }
     assert!(two.shutdown(Duration::MAX).unwrap().is_clean());
 }
 
-fn a_pause_without_end_ends_at_the_deadline() {
+fn an_endless_backoff_ends_at_the_deadline() {
     let server = Server::start();
     let mutex = client(&server).mutex("x");
     server.run("SET", &["lock:x", "v"]);
     let endless = Backoff::new(Duration::MAX, Duration::MAX).jitter(0.0);
     let mutex = mutex.wait(WaitPolicy::Backoff(endless));
-    let given_up = soon(move || mutex.try_lock_for(ms(300)));
+    let given_up = result_of(move || mutex.try_lock_for(ms(300)));
     assert!(given_up.unwrap().is_none());
 }
 
-fn durations_of_nothing_mean_once() {
+fn a_zero_duration_means_one_attempt() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
     let guard = one.mutex("x").try_lock_for(Duration::ZERO).unwrap();
@@ -413,7 +417,7 @@ fn durations_of_nothing_mean_once() {
     assert!(one.shutdown(Duration::ZERO).is_ok());
 }
 
-/// A server that lets nobody in without a password.
+/// Starts a server that requires a password.
 fn closed_server() -> (Server, redis::Connection) {
     let server = Server::start();
     let mut redis = server.connection();
@@ -429,7 +433,7 @@ fn closed_server() -> (Server, redis::Connection) {
 }
 
 #[track_caller]
-fn assert_not_let_in(url: &str, word: &str, redis: &mut redis::Connection) {
+fn assert_log_on_refused(url: &str, word: &str, redis: &mut redis::Connection) {
     let calls: [fn(&Client) -> Option<Error>; 6] = [
         |client| client.ping().err(),
         |client| client.mutex("x").lock().err(),
@@ -439,9 +443,9 @@ fn assert_not_let_in(url: &str, word: &str, redis: &mut redis::Connection) {
         |client| client.mutex("x").force_unlock().err(),
     ];
     for call in calls {
-        // One of its own, since a client that was sent away takes its time before it comes again.
+        // A new client each time, since a refused client waits before it reconnects.
         let client = builder(url).build().unwrap();
-        let error = soon(move || call(&client)).expect("an error");
+        let error = result_of(move || call(&client)).expect("an error");
         assert!(matches!(error, Error::Refused { .. }), "{url}: {error:?}");
         assert!(error.to_string().contains(word), "{url}: {error}");
         assert!(!error.may_be_held());
@@ -459,7 +463,7 @@ fn no_password_is_an_error_at_once() {
         server.unix_url(),
         server.unix_url() + "?db=3",
     ] {
-        assert_not_let_in(&url, "password", &mut redis);
+        assert_log_on_refused(&url, "password", &mut redis);
     }
 }
 
@@ -474,19 +478,19 @@ fn a_wrong_password_is_an_error_at_once() {
         format!("redis://ann:wrong@{at}?protocol=resp3"),
         format!("{}?user=ann&pass=wrong", server.unix_url()),
     ] {
-        assert_not_let_in(&url, "password", &mut redis);
+        assert_log_on_refused(&url, "password", &mut redis);
     }
     let right = builder(format!("redis://ann:right@{at}")).build().unwrap();
     assert!(right.mutex("x").try_lock().unwrap().is_some());
 }
 
-fn a_database_that_is_not_there_is_an_error_at_once() {
+fn a_missing_database_is_an_error_at_once() {
     let server = Server::start();
     let url = server.url() + "/99";
-    assert_not_let_in(&url, "DB index", &mut server.connection());
+    assert_log_on_refused(&url, "DB index", &mut server.connection());
 }
 
-/// Every variable that is read, so that none of the test's own is.
+/// Every variable that is read: all are set, so that the test's own environment has no effect.
 const VARIABLES: [&str; 10] = [
     "REDIS_URL",
     "REDIS_HOST",
@@ -506,16 +510,17 @@ fn with_environment(role: &str, set: &[(&str, &str)]) -> Child {
     Child::spawn(role, &all)
 }
 
-/// Says what the environment makes, and talks to no server: it may be somebody's own.
-fn shown() {
+/// Reports the client that the environment configures. It connects to no server, which might be
+/// in use.
+fn show_client_from_env() {
     match Client::from_env() {
         Ok(client) => tell_parent(&format!("{client:?}")),
         Err(error) => tell_parent(&format!("{error:?} {error}")),
     }
 }
 
-/// Holds a lock, and says when it is renewed.
-fn from_env() {
+/// Holds a lock and reports its renewals.
+fn hold_with_client_from_env() {
     let client = Client::from_env().unwrap();
     let mutex = client.mutex("x").on_renew(|_| tell_parent("renewed"));
     let guard = mutex.lock().unwrap();
@@ -542,7 +547,7 @@ fn the_environment_sets_up_a_client() {
         ("REDIS_PASSWORD", "s3c:r/e@t"),
         ("REDIS_DB", "3"),
     ];
-    // A url is enough: the other five are not even read.
+    // With a URL the other five variables are not read.
     let by_url = [
         ("REDIS_URL", url.as_str()),
         ("REDIS_HOST", "a b"),
@@ -558,7 +563,10 @@ fn the_environment_sets_up_a_client() {
         ("LOCK_CONNECTION_NAME", "booking-api"),
     ];
     for server_part in [&by_parts[..], &by_url] {
-        let mut child = with_environment("input::from_env", &[server_part, &lock].concat());
+        let mut child = with_environment(
+            "input::hold_with_client_from_env",
+            &[server_part, &lock].concat(),
+        );
         let holder = child.next_line();
         let value: String = redis::cmd("GET").arg("app:x").query(&mut redis).unwrap();
         assert_eq!(value, holder);
@@ -577,12 +585,12 @@ fn the_environment_sets_up_a_client() {
     }
 }
 
-fn an_environment_of_nothing_is_the_defaults() {
-    let shown = with_environment("input::shown", &[]).next_line();
+fn an_empty_environment_means_the_defaults() {
+    let shown = with_environment("input::show_client_from_env", &[]).next_line();
     assert!(shown.contains("127.0.0.1:6379"), "{shown}");
 }
 
-fn an_unreadable_variable_is_named() {
+fn an_invalid_variable_is_named() {
     for (name, value) in [
         ("REDIS_URL", "http://:s3cret@127.0.0.1"),
         ("REDIS_URL", "s3cret"),
@@ -595,7 +603,7 @@ fn an_unreadable_variable_is_named() {
         ("LOCK_TTL_MS", "-1"),
         ("LOCK_RENEW_INTERVAL_MS", "1.5"),
     ] {
-        let child = with_environment("input::shown", &[(name, value)]);
+        let child = with_environment("input::show_client_from_env", &[(name, value)]);
         let said = child.next_line();
         assert!(said.starts_with("Config("), "{name}={value}: {said}");
         assert!(said.contains(name), "{name}={value}: {said}");
@@ -604,7 +612,7 @@ fn an_unreadable_variable_is_named() {
     }
 }
 
-fn a_variable_that_cannot_work_is_named() {
+fn an_impossible_setting_in_a_variable_is_named() {
     for (name, value) in [
         ("LOCK_TTL_MS", "9"),
         ("LOCK_TTL_MS", "18446744073709551615"),
@@ -612,7 +620,7 @@ fn a_variable_that_cannot_work_is_named() {
         ("LOCK_RENEW_INTERVAL_MS", "10000"),
         ("LOCK_CONNECTION_NAME", "a b"),
     ] {
-        let said = with_environment("input::shown", &[(name, value)]).next_line();
+        let said = with_environment("input::show_client_from_env", &[(name, value)]).next_line();
         assert!(said.starts_with("Config("), "{name}={value}: {said}");
         assert!(said.contains(name), "{name}={value}: {said}");
     }
@@ -638,7 +646,7 @@ fn assert_error_keeps_secret(error: &Error) {
     }
 }
 
-fn no_password_is_told() {
+fn no_password_is_shown() {
     support::log_records();
     let server = Server::start();
     server.run(
@@ -690,7 +698,7 @@ fn no_password_is_told() {
     assert!(log_records_about(SECRET).is_empty());
 }
 
-fn no_whole_holder_id_is_told_above_trace() {
+fn no_whole_holder_id_is_logged_above_trace() {
     support::log_records();
     let server = Server::start();
     let client = builder(server.url()).owner("told").build().unwrap();

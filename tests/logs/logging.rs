@@ -1,4 +1,5 @@
-//! Promise: the log tells what became of every lock, for people and as key-values, nothing at INFO, and no secret.
+//! Promise: the log records the outcome of every lock, as text and as key-values, with no record at
+//! INFO and no secret.
 
 use std::thread;
 use std::time::Duration;
@@ -9,22 +10,22 @@ use log::Level;
 use support::{LogRecord, Server, eventually, free_port, log_records, log_records_about, ms};
 
 support::tests![
-    a_lock_taken_renewed_and_released,
-    several_names,
-    a_lock_that_somebody_else_holds,
-    a_lock_that_is_lost,
-    a_lease_that_had_ended_before_its_release,
-    a_renewal_and_a_release_that_redis_does_not_answer,
-    a_connection_that_is_made_again,
-    nothing_is_said_at_info_and_no_whole_id_above_trace,
-    no_password_is_said_anywhere
+    acquire_renewal_and_release_are_logged,
+    many_names_are_logged_in_short_form,
+    refusals_and_waits_are_logged,
+    a_lost_lock_is_logged_as_a_warning,
+    a_release_after_the_expiry_is_logged_as_a_warning,
+    unanswered_renewals_and_releases_are_logged,
+    an_outage_of_the_subscriber_is_logged_once,
+    nothing_is_logged_at_info_and_no_whole_id_above_trace,
+    no_password_appears_in_logs_or_errors
 ];
 
-const SOON: Duration = ms(5_000);
+const WAIT_LIMIT: Duration = ms(5_000);
 
 const TTL_MS: &str = "20000";
 
-/// A client in whose process every line is kept.
+/// Returns a builder, and makes this process keep every log record.
 fn builder(url: &str) -> ClientBuilder {
     log_records();
     Client::builder()
@@ -37,14 +38,14 @@ fn client(server: &Server) -> Client {
     builder(&server.url()).build().unwrap()
 }
 
-/// The lines about a name, which only one test uses, with this outcome.
+/// Returns the records about a name with this outcome. Only one test uses each name.
 fn lines(name: &str, outcome: &str) -> Vec<LogRecord> {
     let mut lines = log_records_about(name);
     lines.retain(|line| line.value("name") == Some(name) && line.value("outcome") == Some(outcome));
     lines
 }
 
-/// The one line about the name with this outcome.
+/// Returns the only record about a name with this outcome.
 #[track_caller]
 fn line(name: &str, outcome: &str) -> LogRecord {
     let mut found = lines(name, outcome);
@@ -52,9 +53,9 @@ fn line(name: &str, outcome: &str) -> LogRecord {
     found.remove(0)
 }
 
-/// What stands in every line about a lease.
+/// Checks the key-values that every record about a lease has.
 #[track_caller]
-fn is_about(line: &LogRecord, guard_id: &str, trace_id: &str, ttl_ms: &str) {
+fn assert_about(line: &LogRecord, guard_id: &str, trace_id: &str, ttl_ms: &str) {
     let short = short(guard_id);
     assert_eq!(line.value("holder"), Some(short.as_str()), "{line:?}");
     assert_eq!(line.value("ttl_ms"), Some(ttl_ms), "{line:?}");
@@ -65,7 +66,7 @@ fn is_about(line: &LogRecord, guard_id: &str, trace_id: &str, ttl_ms: &str) {
     );
 }
 
-/// The owner and the first eight digits.
+/// Returns the owner and the first eight digits of the UUID.
 fn short(id: &str) -> String {
     let (owner, uuid) = id.rsplit_once(':').unwrap();
     format!("{owner}:{}", &uuid[..8])
@@ -75,7 +76,7 @@ fn id(guard: &MutexGuard) -> String {
     guard.holder_id().as_str().to_owned()
 }
 
-fn a_lock_taken_renewed_and_released() {
+fn acquire_renewal_and_release_are_logged() {
     let server = Server::start();
     let (name, trace) = ("log-plain", "req-plain");
     let mutex = client(&server)
@@ -85,7 +86,7 @@ fn a_lock_taken_renewed_and_released() {
     let guard = mutex.lock().unwrap();
     let id = id(&guard);
     let token = guard.fencing_token().to_string();
-    eventually(SOON, || !lines(name, "renewed").is_empty());
+    eventually(WAIT_LIMIT, || !lines(name, "renewed").is_empty());
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 
     let acquired = line(name, "acquired");
@@ -93,7 +94,7 @@ fn a_lock_taken_renewed_and_released() {
     let released = line(name, "released");
     let renewed = lines(name, "renewed").remove(0);
     for line in [&acquired, &renewed, &released] {
-        is_about(line, &id, trace, TTL_MS);
+        assert_about(line, &id, trace, TTL_MS);
         assert_eq!(line.level, Level::Debug, "{line:?}");
         assert!(line.target.starts_with("leasehold"), "{line:?}");
     }
@@ -105,8 +106,8 @@ fn a_lock_taken_renewed_and_released() {
     assert_eq!(order.last().map(String::as_str), Some("released"));
 }
 
-/// A line is about all of them, and stays readable.
-fn several_names() {
+/// A record about many names stays short.
+fn many_names_are_logged_in_short_form() {
     let server = Server::start();
     let names = (0..100).map(|n| format!("log-set-{n:02}"));
     let guard = client(&server).mutex_all(names).lock().unwrap();
@@ -117,7 +118,7 @@ fn several_names() {
     }
 }
 
-fn a_lock_that_somebody_else_holds() {
+fn refusals_and_waits_are_logged() {
     let server = Server::start();
     let (name, trace) = ("log-contended", "req-contended");
     let (one, two) = (client(&server), client(&server));
@@ -131,17 +132,17 @@ fn a_lock_that_somebody_else_holds() {
     assert!(refused.message.contains(name));
 
     let waiting = thread::spawn(move || mutex.lock().unwrap());
-    eventually(SOON, || !lines(name, "waiting").is_empty());
-    let waits = lines(name, "waiting").remove(0);
-    assert_eq!(waits.level, Level::Debug);
-    assert_eq!(waits.value("trace_id"), Some(trace));
-    assert_eq!(waits.value("ttl_ms"), Some(TTL_MS));
+    eventually(WAIT_LIMIT, || !lines(name, "waiting").is_empty());
+    let waiting_record = lines(name, "waiting").remove(0);
+    assert_eq!(waiting_record.level, Level::Debug);
+    assert_eq!(waiting_record.value("trace_id"), Some(trace));
+    assert_eq!(waiting_record.value("ttl_ms"), Some(TTL_MS));
 
     server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     drop(waiting.join().unwrap());
     assert_eq!(lines(name, "acquired").len(), 2);
-    // Who waits says so, but not all the time.
+    // A waiter logs that it waits, but not at every attempt.
     assert!(
         lines(name, "waiting").len() <= 5,
         "{:#?}",
@@ -149,8 +150,8 @@ fn a_lock_that_somebody_else_holds() {
     );
 }
 
-/// Takes the lock away, and waits until that is known.
-fn taken_away(server: &Server, mutex: &Mutex) -> (MutexGuard, String) {
+/// Acquires a lock, overwrites its key, and lets a renewal find the loss.
+fn lock_and_lose(server: &Server, mutex: &Mutex) -> (MutexGuard, String) {
     let guard = mutex.lock().unwrap();
     let id = id(&guard);
     let () = redis::cmd("SET")
@@ -162,22 +163,22 @@ fn taken_away(server: &Server, mutex: &Mutex) -> (MutexGuard, String) {
     (guard, id)
 }
 
-fn a_lock_that_is_lost() {
+fn a_lost_lock_is_logged_as_a_warning() {
     let server = Server::start();
     let (name, trace) = ("log-taken", "req-taken");
     let mutex = client(&server).mutex(name).trace_id(trace);
-    let (guard, id) = taken_away(&server, &mutex);
+    let (guard, id) = lock_and_lose(&server, &mutex);
 
     let lost = lines(name, &Lost::Taken.to_string());
     assert_eq!(lost.len(), 1, "{lost:?}");
-    is_about(&lost[0], &id, trace, TTL_MS);
+    assert_about(&lost[0], &id, trace, TTL_MS);
     assert_eq!(lost[0].level, Level::Warn);
     assert!(lost[0].message.contains("lost"), "{lost:?}");
     drop(guard);
     assert!(lines(name, "released").is_empty());
 }
 
-fn a_lease_that_had_ended_before_its_release() {
+fn a_release_after_the_expiry_is_logged_as_a_warning() {
     let server = Server::start();
     let (name, trace) = ("log-late", "req-late");
     let mutex = client(&server)
@@ -197,7 +198,7 @@ fn a_lease_that_had_ended_before_its_release() {
         })
         .collect();
     assert_eq!(late.len(), 1, "{:#?}", log_records_about(name));
-    is_about(&late[0], &id, trace, "60");
+    assert_about(&late[0], &id, trace, "60");
     assert_eq!(late[0].level, Level::Warn);
     assert_eq!(
         late[0].value("outcome"),
@@ -206,7 +207,7 @@ fn a_lease_that_had_ended_before_its_release() {
     assert!(lines(name, "released").is_empty());
 }
 
-fn a_renewal_and_a_release_that_redis_does_not_answer() {
+fn unanswered_renewals_and_releases_are_logged() {
     let server = Server::start();
     let (name, trace) = ("log-away", "req-away");
     let client = builder(&server.url())
@@ -221,16 +222,16 @@ fn a_renewal_and_a_release_that_redis_does_not_answer() {
         .unwrap();
     let id = id(&guard);
     server.pause();
-    eventually(SOON, || !lines(name, "not renewed").is_empty());
-    is_about(&lines(name, "not renewed")[0], &id, trace, TTL_MS);
+    eventually(WAIT_LIMIT, || !lines(name, "not renewed").is_empty());
+    assert_about(&lines(name, "not renewed")[0], &id, trace, TTL_MS);
     assert!(matches!(guard.unlock(), Err(Error::Unreachable { .. })));
     let unsure = line(name, "release to be repeated");
-    is_about(&unsure, &id, trace, TTL_MS);
+    assert_about(&unsure, &id, trace, TTL_MS);
     assert_eq!(unsure.level, Level::Warn);
     server.resume();
 }
 
-fn a_connection_that_is_made_again() {
+fn an_outage_of_the_subscriber_is_logged_once() {
     let mut server = Server::start();
     let name = "log-reconnect";
     let (one, two) = (client(&server), client(&server));
@@ -244,36 +245,38 @@ fn a_connection_that_is_made_again() {
         lines.retain(|line| line.value("server") == Some(&label) && line.message.contains(text));
         lines
     };
-    let heard = about("subscribed to releases").len();
-    assert!(heard >= 1);
+    let subscribed = about("subscribed to releases").len();
+    assert!(subscribed >= 1);
 
     server.kill();
-    eventually(SOON, || !about("reconnecting").is_empty());
-    eventually(SOON, || !about("no connection to").is_empty());
-    // Once for an outage, however often it is tried.
-    eventually(SOON, || about("reconnecting").len() >= 3);
+    eventually(WAIT_LIMIT, || !about("reconnecting").is_empty());
+    eventually(WAIT_LIMIT, || !about("no connection to").is_empty());
+    // One warning for an outage, however many attempts fail.
+    eventually(WAIT_LIMIT, || about("reconnecting").len() >= 3);
     let warnings = about("reconnecting");
     let warnings = warnings.iter().filter(|line| line.level == Level::Warn);
     assert_eq!(warnings.count(), 1);
 
     server.restart();
     drop(waiting.join().unwrap());
-    eventually(SOON, || about("subscribed to releases").len() > heard);
+    eventually(WAIT_LIMIT, || {
+        about("subscribed to releases").len() > subscribed
+    });
     drop(guard);
 }
 
-fn nothing_is_said_at_info_and_no_whole_id_above_trace() {
+fn nothing_is_logged_at_info_and_no_whole_id_above_trace() {
     let server = Server::start();
     let name = "log-secret";
     let client = builder(&server.url()).renew_every(ms(50)).build().unwrap();
     let guard = client.mutex(name).lock().unwrap();
     let first = id(&guard);
-    eventually(SOON, || !lines(name, "renewed").is_empty());
+    eventually(WAIT_LIMIT, || !lines(name, "renewed").is_empty());
     assert!(client.mutex(name).try_lock().unwrap().is_none());
     assert!(client.mutex(name).try_lock_for(ms(20)).unwrap().is_none());
     assert!(client.mutex(name).force_unlock().unwrap());
     drop(guard);
-    let (guard, second) = taken_away(&server, &client.mutex("log-secret-2"));
+    let (guard, second) = lock_and_lose(&server, &client.mutex("log-secret-2"));
     drop(guard);
     let short = client.mutex("log-secret-3").ttl(ms(50)).auto_renew(false);
     let guard = short.lock().unwrap();
@@ -282,18 +285,18 @@ fn nothing_is_said_at_info_and_no_whole_id_above_trace() {
     drop(guard);
     let guard = client.mutex("log-secret-4").lock().unwrap();
     let fourth = id(&guard);
-    assert!(client.shutdown(SOON).unwrap().is_clean());
+    assert!(client.shutdown(WAIT_LIMIT).unwrap().is_clean());
     drop(guard);
 
     for id in [first, second, third, fourth] {
         let (_, uuid) = id.rsplit_once(':').unwrap();
         let whole = log_records_about(uuid);
         assert!(whole.iter().any(|line| line.level == Level::Trace), "{id}");
-        let aloud: Vec<_> = whole
+        let above_trace: Vec<_> = whole
             .iter()
             .filter(|line| line.level < Level::Trace)
             .collect();
-        assert!(aloud.is_empty(), "{aloud:?}");
+        assert!(above_trace.is_empty(), "{above_trace:?}");
         assert!(!log_records_about(&uuid[..8]).is_empty());
     }
     let mut info = log_records();
@@ -301,7 +304,7 @@ fn nothing_is_said_at_info_and_no_whole_id_above_trace() {
     assert!(info.is_empty(), "{info:?}");
 }
 
-fn no_password_is_said_anywhere() {
+fn no_password_appears_in_logs_or_errors() {
     const SECRETS: [&str; 3] = ["log-hush-right", "log-hush-wrong", "log-hush-new"];
     let mut server = Server::start();
     let url = |user: &str, password: &str, port: u16| {
@@ -335,24 +338,24 @@ fn no_password_is_said_anywhere() {
         .build()
         .unwrap();
 
-    let (texts, said_texts) = unbounded();
+    let (texts, received_texts) = unbounded();
     texts.send(format!("{right:?} {wrong:?}")).unwrap();
-    let said = |error: Error| texts.send(format!("{error} {error:?}")).unwrap();
+    let record_error = |error: Error| texts.send(format!("{error} {error:?}")).unwrap();
     let guard = right.mutex("log-hush").lock().unwrap();
-    said(wrong.mutex("log-hush").try_lock().unwrap_err());
-    said(wrong.ping().unwrap_err());
-    said(nobody.mutex("log-hush").try_lock().unwrap_err());
+    record_error(wrong.mutex("log-hush").try_lock().unwrap_err());
+    record_error(wrong.ping().unwrap_err());
+    record_error(nobody.mutex("log-hush").try_lock().unwrap_err());
     acl(">log-hush-new");
     server.kill_clients();
-    said(
+    record_error(
         right
             .mutex("log-hush")
             .try_lock_for(ms(500))
             .map_or_else(|error| error, |_| Error::Closed),
     );
-    said(right.mutex("log-hush-2").try_lock().unwrap_err());
+    record_error(right.mutex("log-hush-2").try_lock().unwrap_err());
     server.kill();
-    said(right.mutex("log-hush-2").try_lock().unwrap_err());
+    record_error(right.mutex("log-hush-2").try_lock().unwrap_err());
     let lost = guard.lost();
     drop((guard, lost));
     for url in [
@@ -361,12 +364,12 @@ fn no_password_is_said_anywhere() {
         "http://log-user:log-hush-right@127.0.0.1",
         "redis://log-user:log-hush-right@127.0.0.1/notadb",
     ] {
-        said(Client::open(url).unwrap_err());
+        record_error(Client::open(url).unwrap_err());
         let builder = Client::builder().url(url);
         texts.send(format!("{builder:?}")).unwrap();
     }
 
-    let texts: Vec<String> = said_texts.try_iter().collect();
+    let texts: Vec<String> = received_texts.try_iter().collect();
     for secret in SECRETS {
         assert!(
             texts.iter().all(|text| !text.contains(secret)),
@@ -377,6 +380,6 @@ fn no_password_is_said_anywhere() {
     }
     assert!(
         !log_records_about("no connection to").is_empty(),
-        "something was said"
+        "something was logged"
     );
 }

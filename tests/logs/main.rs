@@ -1,4 +1,4 @@
-//! Promises about what is logged, and those whose tests read the log: this process has a logger that keeps all lines.
+//! Promises whose tests read the log: this process has a logger that keeps every record.
 
 mod drop;
 mod foreign_text;

@@ -1,4 +1,5 @@
-//! Promise: over a quorum of independent servers a lock keeps what it promises on one, whatever befalls a minority of them.
+//! Promise: over a quorum of independent servers a lock keeps the promises of a single server while
+//! any minority fails.
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -14,45 +15,45 @@ use support::{
 
 support::tests![
     basic_calls_work_on_a_quorum,
-    what_cannot_be_a_quorum_is_refused,
-    processes_and_threads_count_exactly,
+    an_impossible_quorum_is_refused,
+    contending_processes_and_threads_count_exactly,
     there_are_never_two_holders_while_servers_hang_in_turn,
-    a_token_that_is_too_low_is_proposed_again_above_the_counter,
-    a_server_that_pushes_without_a_pause_delays_nobody,
-    a_split_vote_is_taken_again,
-    a_lease_is_renewed_by_a_majority_and_lost_with_it,
-    a_key_that_is_gone_from_a_minority_is_no_loss,
-    a_release_that_did_not_come_to_a_server_is_repeated,
-    scripts_that_are_forgotten_are_sent_again,
-    without_wake_ups_waiters_look_by_themselves
+    a_token_below_the_counter_is_proposed_again_above_it,
+    a_server_that_pushes_without_pause_delays_no_call,
+    a_split_vote_is_retried,
+    a_lease_lives_and_ends_with_its_majority,
+    a_key_lost_on_a_minority_is_not_a_loss,
+    a_release_that_a_server_missed_is_repeated,
+    flushed_scripts_are_loaded_again,
+    waiters_with_backoff_need_no_wake_up
 ];
 
 support::timed![
     a_waiter_is_woken_by_the_release,
-    a_waiter_looks_once_a_majority_has_announced_a_release,
-    a_broken_counter_counts_as_a_server_that_fails,
-    a_minority_that_is_killed_and_comes_back_empty,
-    a_minority_that_hangs_costs_one_timeout_and_keeps_nothing,
-    what_a_hung_server_runs_late_is_gone_at_last,
-    a_late_acquire_whose_release_overtook_it_does_not_stay,
-    a_late_acquire_whose_release_overtook_it_keeps_nobody_out_while_a_server_is_down,
-    a_late_acquire_of_a_lease_that_was_lost_does_not_stay,
-    without_a_majority_it_is_an_error_in_time_and_nothing_stays,
-    a_server_that_is_slow_slows_only_the_first_lock,
-    a_server_that_replies_byte_by_byte_delays_nobody,
-    a_majority_that_comes_late_is_undone,
-    a_client_that_ends_leaves_nothing_behind,
-    calls_take_turns_for_connections
+    a_waiter_tries_once_a_majority_has_published_the_release,
+    a_broken_counter_counts_as_a_failed_server,
+    a_minority_can_die_and_return_empty,
+    a_hanging_minority_costs_one_timeout_and_keeps_no_key,
+    late_commands_of_a_resumed_server_leave_no_key,
+    an_acquire_overtaken_by_its_release_leaves_no_key,
+    an_acquire_overtaken_by_its_release_blocks_nobody_while_a_server_is_down,
+    a_late_acquire_of_a_lost_lease_leaves_no_key,
+    without_a_majority_calls_fail_in_time_and_leave_no_key,
+    a_slow_server_delays_only_the_first_lock,
+    a_server_that_replies_byte_by_byte_delays_no_call,
+    a_majority_after_the_deadline_is_undone,
+    a_client_that_ends_leaves_no_key,
+    calls_wait_for_connections_up_to_max_connections
 ];
 
 const KEY: &str = "lock:a";
 const FENCE: &str = "leasehold:fence:{lock:a}";
 const CHANNEL: &str = "lock_release:a";
 
-/// What a call may be later than a plain wait of the same length.
+/// How much later than a plain wait a bounded call may return.
 const SLACK: Duration = ms(250);
 
-/// Longer than a test takes: what is gone before then was released or undone.
+/// Longer than any test: a key that is gone earlier was released or undone.
 const LONG: Duration = ms(60_000);
 
 const COUNTERS: Counters = Counters {
@@ -86,14 +87,15 @@ impl Servers {
         self.builder().build().unwrap()
     }
 
-    /// On how many of them the key is.
+    /// Returns the number of servers that have the key.
     fn count(&self, key: &str) -> usize {
         let has = |server: &&Server| server.get(key).is_some();
         self.0.iter().filter(has).count()
     }
 
-    /// Takes the lock on every one of them: a first lock may do without one that is late to connect.
-    fn hold(&self, mutex: &Mutex) -> MutexGuard {
+    /// Acquires until every server has the key; a first lock may leave out a server that connects
+    /// late.
+    fn lock_on_all(&self, mutex: &Mutex) -> MutexGuard {
         loop {
             let guard = mutex.lock().unwrap();
             if self.count(&format!("lock:{}", guard.name())) == self.0.len() {
@@ -102,7 +104,7 @@ impl Servers {
         }
     }
 
-    /// Waits for a waiter on every one of them.
+    /// Waits until a waiter sleeps, subscribed to every server.
     fn wait_until_waiter_sleeps(&self) {
         for server in &self.0 {
             server.wait_until_waiter_sleeps(CHANNEL);
@@ -118,7 +120,7 @@ fn lock_and_unlock(client: &Client) -> Duration {
     took
 }
 
-/// The time that most of 20 locks take.
+/// Returns the median time of 20 locks.
 fn median(client: &Client) -> Duration {
     let mut times: Vec<_> = (0..20).map(|_| lock_and_unlock(client)).collect();
     times.sort_unstable();
@@ -164,7 +166,7 @@ fn basic_calls_work_on_a_quorum() {
     }
 }
 
-fn what_cannot_be_a_quorum_is_refused() {
+fn an_impossible_quorum_is_refused() {
     let wrong = |urls: &[&str]| match Client::quorum(urls.iter().copied()) {
         Err(Error::Config(why)) => why,
         other => panic!("{other:?}"),
@@ -205,41 +207,41 @@ fn a_waiter_is_woken_by_the_release() {
     }
 }
 
-fn a_waiter_looks_once_a_majority_has_announced_a_release() {
+fn a_waiter_tries_once_a_majority_has_published_the_release() {
     let servers = Servers::start(3);
     let (one, two) = (
         servers.client(),
         servers.builder().backstop(LONG).build().unwrap(),
     );
     let _guard = one.mutex("a").ttl(LONG).lock().unwrap();
-    let looks = || servers.0[0].calls(&["evalsha", "eval"]);
-    let say_on = |n: usize, who: &str| servers.0[n].run("PUBLISH", &[CHANNEL, who]);
+    let attempts = || servers.0[0].calls(&["evalsha", "eval"]);
+    let publish_on = |n: usize, who: &str| servers.0[n].run("PUBLISH", &[CHANNEL, who]);
     thread::scope(|scope| {
         scope.spawn(|| {
             let end = two.mutex("a").lock();
             assert!(matches!(end, Err(Error::Closed)), "{end:?}");
         });
         servers.wait_until_waiter_sleeps();
-        let before = looks();
-        say_on(0, "x");
-        say_on(0, "x");
-        say_on(1, "y");
+        let before = attempts();
+        publish_on(0, "x");
+        publish_on(0, "x");
+        publish_on(1, "y");
         servers.wait_until_waiter_sleeps();
-        let unmoved = looks();
-        say_on(2, "x");
+        let unmoved = attempts();
+        publish_on(2, "x");
         let deadline = Instant::now() + ms(10_000);
-        while looks() == unmoved && Instant::now() < deadline {
+        while attempts() == unmoved && Instant::now() < deadline {
             thread::sleep(ms(2));
         }
-        let moved = looks();
-        // Before anything is asserted, or the waiter would wait for ever.
+        let moved = attempts();
+        // Shuts down before the assertions, so that the waiter ends if one fails.
         two.shutdown(ms(1_000)).unwrap();
         assert_eq!(unmoved, before);
         assert!(moved > unmoved);
     });
 }
 
-fn processes_and_threads_count_exactly() {
+fn contending_processes_and_threads_count_exactly() {
     for count in [3, 5] {
         let servers = Servers::start(count);
         COUNTERS.count_exactly(&servers.urls(), &Server::start());
@@ -247,7 +249,7 @@ fn processes_and_threads_count_exactly() {
     }
 }
 
-/// Clients of their own contend while one server after the other stands still for a while.
+/// Four clients contend while one server after the other is paused.
 fn there_are_never_two_holders_while_servers_hang_in_turn() {
     let servers = Servers::start(3);
     let (inside, over) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -286,7 +288,7 @@ fn there_are_never_two_holders_while_servers_hang_in_turn() {
     });
 }
 
-fn a_token_that_is_too_low_is_proposed_again_above_the_counter() {
+fn a_token_below_the_counter_is_proposed_again_above_it() {
     let servers = Servers::start(3);
     let ahead = now_us() + 3_600_000_000;
     for server in &servers.0[1..] {
@@ -295,7 +297,7 @@ fn a_token_that_is_too_low_is_proposed_again_above_the_counter() {
     let client = servers.client();
     let guard = client.mutex("a").ttl(LONG).lock().unwrap();
     assert!(guard.fencing_token().value() > ahead);
-    // The refused id is nowhere, and no two ids make a majority.
+    // No server keeps the key of the refused proposal.
     eventually(ms(5_000), || servers.count(KEY) >= 2);
     for server in &servers.0 {
         let is_ours = |value: Vec<u8>| value == guard.holder_id().as_str().as_bytes();
@@ -303,15 +305,15 @@ fn a_token_that_is_too_low_is_proposed_again_above_the_counter() {
     }
     let token = guard.fencing_token();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-    // What it has learnt it goes by, for other names too.
+    // The client uses the higher clock for other names too.
     let other = client.mutex("b").lock().unwrap();
     assert!(other.fencing_token().value() > ahead);
-    // Somebody who has not learnt it yet.
+    // A client that has not seen the counter yet.
     let next = servers.client().mutex("a").lock().unwrap();
     assert!(next.fencing_token() > token);
 }
 
-fn a_broken_counter_counts_as_a_server_that_fails() {
+fn a_broken_counter_counts_as_a_failed_server() {
     let servers = Servers::start(3);
     let client = servers.client();
     servers.0[0].run("SET", &[FENCE, "9007199254740991"]);
@@ -323,7 +325,7 @@ fn a_broken_counter_counts_as_a_server_that_fails() {
         "{refused:?}"
     );
     eventually(ms(5_000), || servers.count(KEY) == 0);
-    // One counter far ahead must not drag the tokens of other names along.
+    // A counter that is far ahead must not raise the tokens of other names.
     let far = now_us() * 2;
     for server in &servers.0 {
         server.run("SET", &[FENCE, &far.to_string()]);
@@ -333,12 +335,12 @@ fn a_broken_counter_counts_as_a_server_that_fails() {
     assert!(client.mutex("b").lock().unwrap().fencing_token().value() < far);
 }
 
-fn a_minority_that_is_killed_and_comes_back_empty() {
+fn a_minority_can_die_and_return_empty() {
     for (count, dead) in [(3, 1), (5, 2)] {
         let mut servers = Servers::start(count);
         let client = servers.client();
         lock_and_unlock(&client);
-        let held = servers.hold(&client.mutex("held").ttl(LONG));
+        let held = servers.lock_on_all(&client.mutex("held").ttl(LONG));
         for server in &mut servers.0[..dead] {
             server.kill();
         }
@@ -349,7 +351,7 @@ fn a_minority_that_is_killed_and_comes_back_empty() {
         }
         held.renew().unwrap();
         assert_eq!(held.unlock().unwrap(), Unlocked::Released);
-        // They have a vote again.
+        // The restarted servers vote again.
         eventually(ms(15_000), || {
             let guard = client.mutex("a").lock().unwrap();
             let count = servers.0[..dead]
@@ -362,14 +364,14 @@ fn a_minority_that_is_killed_and_comes_back_empty() {
     }
 }
 
-fn a_minority_that_hangs_costs_one_timeout_and_keeps_nothing() {
+fn a_hanging_minority_costs_one_timeout_and_keeps_no_key() {
     log_records();
     let servers = Servers::start(3);
     for n in 0..3 {
         let client = servers.client();
         lock_and_unlock(&client);
         servers.0[n].pause();
-        // Not all of the time is spent on one.
+        // The hanging server does not use up the deadline.
         let start = Instant::now();
         let guard = client.mutex("a").ttl(LONG).try_lock_for(ms(900));
         assert!(start.elapsed() < ms(850));
@@ -390,8 +392,8 @@ fn a_minority_that_hangs_costs_one_timeout_and_keeps_nothing() {
     }
 }
 
-/// What was asked of it and never read runs late: it must not stay.
-fn what_a_hung_server_runs_late_is_gone_at_last() {
+/// The paused server has unread commands, which run after it resumes and must leave no key.
+fn late_commands_of_a_resumed_server_leave_no_key() {
     let servers = Servers::start(3);
     let client = servers.client();
     lock_and_unlock(&client);
@@ -400,7 +402,7 @@ fn what_a_hung_server_runs_late_is_gone_at_last() {
         lock_and_unlock(&client);
     }
     servers.0[2].resume();
-    // It has run all that lay before it.
+    // A new command ran, so the server has run all earlier ones.
     let before = servers.0[2].calls(&["set"]);
     eventually(ms(10_000), || {
         lock_and_unlock(&client);
@@ -409,7 +411,8 @@ fn what_a_hung_server_runs_late_is_gone_at_last() {
     eventually(ms(15_000), || servers.count(KEY) == 0);
 }
 
-/// A client that has two idle connections to each server, and the proxies before these. It asks the third server last.
+/// Returns a client with two idle connections to each server, and the servers' proxies. Replies of
+/// the third server are slow.
 fn client_with_two_connections(servers: &Servers) -> (Client, Vec<Proxy>) {
     let proxies: Vec<_> = servers.0.iter().map(Proxy::new).collect();
     let builder = Client::builder().quorum(proxies.iter().map(Proxy::url));
@@ -434,15 +437,21 @@ fn client_with_two_connections(servers: &Servers) -> (Client, Vec<Proxy>) {
     (client, proxies)
 }
 
-/// Holds the acquire back at one server until the release has run there over another connection. Which connection each
-/// of them takes is up to the client, so a round may come to nothing.
-fn overtakes(servers: &Servers, client: &Client, proxy: &Proxy, name: &str) -> bool {
+/// Delays the acquire to one server until the release has run there on another connection.
+///
+/// The client chooses the connections, so a round may fail; returns whether it succeeded.
+fn release_overtakes_acquire(
+    servers: &Servers,
+    client: &Client,
+    proxy: &Proxy,
+    name: &str,
+) -> bool {
     let key = format!("lock:{name}");
     let scripts = || servers.0[2].calls(&["evalsha", "eval"]);
     let (has_run, sets) = (scripts(), servers.0[2].calls(&["set"]));
     proxy.set_open(Traffic::StallRequests);
     let guard = client.mutex(name).ttl(LONG).lock().unwrap();
-    // The io thread reads what calls have left unread, and has the connection meanwhile.
+    // The io thread reads replies that calls left unread, and keeps the connection meanwhile.
     let_pass(ms(200));
     let [acquire] = proxy.connections_that_sent(&key)[..] else {
         proxy.set_open(Traffic::Pass);
@@ -467,12 +476,12 @@ fn overtakes(servers: &Servers, client: &Client, proxy: &Proxy, name: &str) -> b
     release.is_some()
 }
 
-fn a_late_acquire_whose_release_overtook_it_does_not_stay() {
+fn an_acquire_overtaken_by_its_release_leaves_no_key() {
     let servers = Servers::start(3);
     let (client, proxies) = client_with_two_connections(&servers);
     let names = (0..30).map(|n| format!("late {n}"));
     let overtaken = names.filter(|name| {
-        let overtakes = overtakes(&servers, &client, &proxies[2], name);
+        let overtakes = release_overtakes_acquire(&servers, &client, &proxies[2], name);
         let key = format!("lock:{name}");
         eventually(ms(10_000), || servers.count(&key) == 0);
         overtakes
@@ -480,12 +489,13 @@ fn a_late_acquire_whose_release_overtook_it_does_not_stay() {
     assert_eq!(overtaken.take(2).count(), 2);
 }
 
-/// Then both others are needed, and what stays on one of them keeps everybody out.
-fn a_late_acquire_whose_release_overtook_it_keeps_nobody_out_while_a_server_is_down() {
+/// With one server down both others are needed, so a key left on one of them would block the lock.
+fn an_acquire_overtaken_by_its_release_blocks_nobody_while_a_server_is_down() {
     let mut servers = Servers::start(3);
     let (client, proxies) = client_with_two_connections(&servers);
     let names = (0..30).map(|n| format!("late {n}"));
-    let overtaken = names.filter(|name| overtakes(&servers, &client, &proxies[2], name));
+    let overtaken =
+        names.filter(|name| release_overtakes_acquire(&servers, &client, &proxies[2], name));
     let overtaken: Vec<_> = overtaken.take(3).collect();
     assert_eq!(overtaken.len(), 3);
     servers.0[0].kill();
@@ -497,7 +507,7 @@ fn a_late_acquire_whose_release_overtook_it_keeps_nobody_out_while_a_server_is_d
     assert!(start.elapsed() < ms(20_000), "{:?}", start.elapsed());
 }
 
-fn a_late_acquire_of_a_lease_that_was_lost_does_not_stay() {
+fn a_late_acquire_of_a_lost_lease_leaves_no_key() {
     let servers = Servers::start(3);
     let (client, proxies) = client_with_two_connections(&servers);
     let has_run = servers.0[2].calls(&["evalsha", "eval"]);
@@ -510,7 +520,7 @@ fn a_late_acquire_of_a_lease_that_was_lost_does_not_stay() {
         guard.unlock().unwrap(),
         Unlocked::AlreadyLost(Lost::MaxHold)
     );
-    // Over a connection that the io thread has made for it.
+    // The release uses a new connection, opened by the io thread.
     eventually(ms(20_000), || {
         servers.0[2].calls(&["evalsha", "eval"]) > has_run
     });
@@ -519,7 +529,7 @@ fn a_late_acquire_of_a_lease_that_was_lost_does_not_stay() {
     eventually(ms(10_000), || servers.count(KEY) == 0);
 }
 
-fn without_a_majority_it_is_an_error_in_time_and_nothing_stays() {
+fn without_a_majority_calls_fail_in_time_and_leave_no_key() {
     for is_killed in [true, false] {
         let mut servers = Servers::start(3);
         let builder = || {
@@ -562,7 +572,7 @@ fn without_a_majority_it_is_an_error_in_time_and_nothing_stays() {
             ));
         }
         eventually(ms(5_000), || servers.0[0].get(KEY).is_none());
-        // It cannot be renewed, and is known to be lost in time.
+        // The lease cannot be renewed, and its loss is reported in time.
         held.lost().recv_timeout(ms(5_000)).expect("it is lost");
         assert!(!held.is_held());
         let unlock = Control::run(ms(400), || held.unlock());
@@ -582,7 +592,7 @@ fn without_a_majority_it_is_an_error_in_time_and_nothing_stays() {
     }
 }
 
-fn a_server_that_is_slow_slows_only_the_first_lock() {
+fn a_slow_server_delays_only_the_first_lock() {
     let servers = Servers::start(3);
     for n in 0..3 {
         let proxy = Proxy::new(&servers.0[n]);
@@ -593,7 +603,7 @@ fn a_server_that_is_slow_slows_only_the_first_lock() {
         proxy.delay(ms(50), ms(50));
         lock_and_unlock(&client);
         assert!(median(&client) < ms(50));
-        // From the start.
+        // A client whose first call already meets the slow server.
         let slow = Client::quorum({
             let mut urls = servers.urls();
             urls[n] = proxy.url();
@@ -605,7 +615,7 @@ fn a_server_that_is_slow_slows_only_the_first_lock() {
     }
 }
 
-fn a_server_that_replies_byte_by_byte_delays_nobody() {
+fn a_server_that_replies_byte_by_byte_delays_no_call() {
     let servers = Servers::start(3);
     for n in 0..3 {
         let proxy = Proxy::new(&servers.0[n]);
@@ -623,7 +633,7 @@ fn a_server_that_replies_byte_by_byte_delays_nobody() {
                 took
             })
             .collect();
-        // The client does not know yet which server is slow.
+        // At the first call the client does not know which server is slow.
         assert!(times[0] < ms(150), "{times:?}");
         times.sort_unstable();
         assert!(times[4] < ms(50), "{times:?}");
@@ -632,7 +642,7 @@ fn a_server_that_replies_byte_by_byte_delays_nobody() {
     }
 }
 
-fn a_server_that_pushes_without_a_pause_delays_nobody() {
+fn a_server_that_pushes_without_pause_delays_no_call() {
     let servers = Servers::start(3);
     let pushing = FakeServer::with_writer(|request, client| {
         if !request.words[0].starts_with(b"EVAL") {
@@ -650,32 +660,34 @@ fn a_server_that_pushes_without_a_pause_delays_nobody() {
         let (done, outcome) = bounded(1);
         let mutex = client.mutex("a").ttl(LONG);
         thread::spawn(move || done.send(mutex.try_lock()));
-        let guard = outcome.recv_timeout(ms(5_000)).expect("it is back in time");
+        let guard = outcome
+            .recv_timeout(ms(5_000))
+            .expect("the call returns in time");
         drop(guard.unwrap().expect("the other two grant it"));
     }
 }
 
-fn a_split_vote_is_taken_again() {
+fn a_split_vote_is_retried() {
     let servers = Servers::start(3);
     let client = servers.builder().backstop(LONG).build().unwrap();
-    let told = ms(5_000);
+    let within = ms(5_000);
     servers.0[0].run("SET", &[KEY, "x", "PX", "700"]);
     servers.0[1].run("SET", &[KEY, "y", "PX", "60000"]);
     let tried = client.mutex("a").ttl(LONG).try_lock_for(ms(200)).unwrap();
-    assert!(tried.is_none(), "others were seen to hold it");
-    eventually(told, || servers.0[2].get(KEY).is_none());
+    assert!(tried.is_none(), "other holders have two of the keys");
+    eventually(within, || servers.0[2].get(KEY).is_none());
     let guard = client.mutex("a").ttl(LONG).try_lock_for(ms(10_000));
     let guard = guard.unwrap().expect("one of the keys has run out");
     assert_eq!(servers.0[1].get(KEY), Some(b"y".to_vec()));
     let id = guard.holder_id().as_str().as_bytes().to_vec();
     for n in [0, 2] {
-        eventually(told, || servers.0[n].get(KEY).as_ref() == Some(&id));
+        eventually(within, || servers.0[n].get(KEY).as_ref() == Some(&id));
     }
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     assert_eq!(servers.0[1].get(KEY), Some(b"y".to_vec()), "not ours");
 }
 
-fn a_majority_that_comes_late_is_undone() {
+fn a_majority_after_the_deadline_is_undone() {
     let servers = Servers::start(3);
     let proxies: Vec<_> = servers.0.iter().map(Proxy::new).collect();
     let client = Client::builder()
@@ -693,7 +705,7 @@ fn a_majority_that_comes_late_is_undone() {
     for proxy in &proxies {
         proxy.delay(ms(0), ms(0));
     }
-    // Later than the caller has time for.
+    // Replies that come after the caller's deadline.
     for proxy in &proxies[1..] {
         proxy.delay(ms(0), ms(400));
     }
@@ -702,7 +714,7 @@ fn a_majority_that_comes_late_is_undone() {
     eventually(ms(10_000), || servers.count(KEY) == 0);
 }
 
-fn a_lease_is_renewed_by_a_majority_and_lost_with_it() {
+fn a_lease_lives_and_ends_with_its_majority() {
     for count in [3, 5] {
         let mut servers = Servers::start(count);
         let client = servers.client();
@@ -711,7 +723,7 @@ fn a_lease_is_renewed_by_a_majority_and_lost_with_it() {
         let mutex = mutex.on_renew(move |_| {
             let _ = renewed.send(());
         });
-        let guard = servers.hold(&mutex);
+        let guard = servers.lock_on_all(&mutex);
         let next = |many: usize| {
             for _ in 0..many {
                 renewals.recv_timeout(ms(10_000)).expect("it is renewed");
@@ -728,12 +740,12 @@ fn a_lease_is_renewed_by_a_majority_and_lost_with_it() {
             server.resume();
         }
         assert!(guard.is_held());
-        // One key less than a majority.
+        // Leaves one key less than a majority.
         let lost = guard.lost();
         for server in &servers.0[spare..] {
             server.run("DEL", &[KEY]);
         }
-        let why = lost.recv_timeout(ms(10_000)).expect("it is told");
+        let why = lost.recv_timeout(ms(10_000)).expect("the loss is reported");
         assert_eq!(why, Lost::Deleted);
         assert!(!guard.is_held());
         assert_eq!(
@@ -743,10 +755,10 @@ fn a_lease_is_renewed_by_a_majority_and_lost_with_it() {
     }
 }
 
-fn a_key_that_is_gone_from_a_minority_is_no_loss() {
+fn a_key_lost_on_a_minority_is_not_a_loss() {
     let servers = Servers::start(5);
     let client = servers.client();
-    let guard = servers.hold(&client.mutex("a").ttl(LONG));
+    let guard = servers.lock_on_all(&client.mutex("a").ttl(LONG));
     for server in &servers.0[..2] {
         server.run("DEL", &[KEY]);
     }
@@ -764,17 +776,17 @@ fn a_key_that_is_gone_from_a_minority_is_no_loss() {
     eventually(ms(5_000), || servers.count(KEY) == 0);
 }
 
-fn a_release_that_did_not_come_to_a_server_is_repeated() {
+fn a_release_that_a_server_missed_is_repeated() {
     log_records();
     let servers = Servers::start(3);
-    for is_aside_first in [false, true] {
+    for is_marked_down_first in [false, true] {
         let proxy = Proxy::new(&servers.0[0]);
         let mut urls = servers.urls();
         urls[0] = proxy.url();
         let client = Client::quorum(urls).unwrap();
-        let guard = servers.hold(&client.mutex("a").ttl(LONG));
+        let guard = servers.lock_on_all(&client.mutex("a").ttl(LONG));
         proxy.set_all(Traffic::Cut);
-        if is_aside_first {
+        if is_marked_down_first {
             let said = format!("127.0.0.1:{} is marked down", proxy.port());
             eventually(ms(10_000), || {
                 drop(client.mutex("b").lock().unwrap());
@@ -787,8 +799,8 @@ fn a_release_that_did_not_come_to_a_server_is_repeated() {
     }
 }
 
-/// A release that nobody waited for is on its way when the client ends, and with it the network.
-fn a_client_that_ends_leaves_nothing_behind() {
+/// Releases that no call waited for are in flight when the client and its network end.
+fn a_client_that_ends_leaves_no_key() {
     let servers = Servers::start(3);
     let proxy = Proxy::new(&servers.0[2]);
     let urls = [servers.0[0].url(), servers.0[1].url(), proxy.url()];
@@ -804,7 +816,7 @@ fn a_client_that_ends_leaves_nothing_behind() {
     eventually(ms(5_000), || servers.count(KEY) == 0);
 }
 
-fn calls_take_turns_for_connections() {
+fn calls_wait_for_connections_up_to_max_connections() {
     let servers = Servers::start(3);
     let proxies: Vec<_> = servers.0.iter().map(Proxy::new).collect();
     let builder = Client::builder().quorum(proxies.iter().map(Proxy::url));
@@ -825,7 +837,7 @@ fn calls_take_turns_for_connections() {
     });
 }
 
-fn scripts_that_are_forgotten_are_sent_again() {
+fn flushed_scripts_are_loaded_again() {
     let servers = Servers::start(5);
     let client = servers.client();
     let flush = || {
@@ -840,12 +852,12 @@ fn scripts_that_are_forgotten_are_sent_again() {
         guard.renew().unwrap();
         flush();
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-        // On those too whose answers nobody waited for.
+        // Also on the servers whose replies no call waited for.
         eventually(ms(5_000), || servers.count(KEY) == 0);
     }
 }
 
-fn without_wake_ups_waiters_look_by_themselves() {
+fn waiters_with_backoff_need_no_wake_up() {
     let servers = Servers::start(3);
     let (one, two) = (servers.client(), servers.client());
     let backoff = leasehold::Backoff::new(ms(5), ms(50));
