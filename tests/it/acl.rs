@@ -143,7 +143,7 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
                         mutex
                             .try_lock_for(ms(10_000))
                             .unwrap()
-                            .expect("it was freed"),
+                            .expect("the lock was released"),
                     )
                 }
             });

@@ -1,4 +1,6 @@
-//! Promise: several names are taken all or none, without deadlocks, and are one lease: lost, renewed and released as one.
+//! Promise: a set of names is acquired entirely or not at all, without deadlocks.
+//!
+//! The set is one lease: it is renewed, lost and released as a whole.
 
 use std::collections::HashSet;
 use std::sync::Barrier;
@@ -16,42 +18,42 @@ use support::{
     ms, parameter, tell_parent,
 };
 
-support::roles![mover];
+support::roles![locker];
 
 support::tests![
     basic_calls_work_on_a_set,
-    no_name_is_an_error_and_one_is_a_plain_lock,
-    sets_in_opposite_orders_get_through,
-    half_a_set_is_never_seen,
-    a_release_that_overtakes_the_refusal_is_not_missed,
-    waiters_of_one_client_pass_names_to_each_other,
-    losing_one_is_losing_all,
-    a_release_finds_the_loss,
-    without_renewal_all_of_them_expire,
-    a_thousand_names,
-    what_cannot_be_read_leaves_nothing_held,
-    what_gets_no_answer_is_undone,
-    what_too_few_replicas_have_is_undone,
-    a_replica_says_nothing_of_a_set,
-    a_shutdown_releases_all,
-    a_cluster_takes_slot_by_slot_and_gives_back,
-    a_quorum_votes_for_the_set,
-    a_set_outlives_its_master
+    empty_set_is_an_error_and_single_name_is_a_plain_lock,
+    overlapping_sets_in_any_order_do_not_deadlock,
+    partly_acquired_set_is_never_visible,
+    release_that_overtakes_the_refusal_is_not_missed,
+    waiters_of_one_client_wake_each_other,
+    loss_of_one_name_loses_and_releases_the_set,
+    release_reports_a_lost_name_and_releases_the_others,
+    set_without_renewal_expires_entirely,
+    set_of_a_thousand_names_works,
+    unreadable_key_is_an_error_and_nothing_stays_held,
+    unanswered_acquire_is_undone_and_release_repeated,
+    acquire_with_too_few_replicas_is_undone,
+    replica_reports_neither_held_nor_lost,
+    shutdown_releases_the_set,
+    set_across_slots_is_acquired_or_rolled_back,
+    quorum_counts_only_votes_for_the_whole_set,
+    set_survives_a_failover
 ];
 
 support::timed![
-    a_waiter_is_woken_by_the_name_that_it_waits_for,
-    deadlines_are_kept
+    waiter_is_woken_only_by_the_name_that_blocked_it,
+    calls_return_by_their_deadline
 ];
 
 const PROCESSES: usize = 3;
 const THREADS: usize = 4;
 const ROUNDS: usize = 60;
 
-/// Longer than a test takes: what is gone before then was released or undone.
+/// Longer than any test: a key that disappears earlier was released or undone.
 const LONG: Duration = ms(300_000);
 
-/// What a call may be later than a plain wait of the same length.
+/// How much later than a plain wait of the same length a call may return.
 const SLACK: Duration = ms(250);
 
 fn builder(url: &str) -> ClientBuilder {
@@ -62,8 +64,8 @@ fn client(url: &str) -> Client {
     builder(url).build().unwrap()
 }
 
-/// One whose waiters are woken by a message or not at all.
-fn patient(url: &str) -> Client {
+/// Returns a client whose waiters are woken by a message, or not within the test's time.
+fn client_with_long_backstop(url: &str) -> Client {
     builder(url).backstop(ms(60_000)).build().unwrap()
 }
 
@@ -77,15 +79,17 @@ fn lock_keys(server: &Server) -> Vec<String> {
 }
 
 #[track_caller]
-fn released(guard: MutexAllGuard) {
+fn release(guard: MutexAllGuard) {
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
 fn token(guard: &MutexAllGuard, name: &str) -> FencingToken {
-    guard.fencing_token_of(name).expect("it is held")
+    guard
+        .fencing_token_of(name)
+        .expect("the name is in the set")
 }
 
-/// The sets that are wanted, in every order.
+/// Overlapping sets in different orders.
 const SETS: [&[&str]; 6] = [
     &["a", "b"],
     &["b", "a"],
@@ -95,9 +99,11 @@ const SETS: [&[&str]; 6] = [
     &["b"],
 ];
 
-/// Takes sets and single names in turns, and writes down for each name under which token it was there. The key that
-/// counts a name's holders is read and written back, so that two of them would be seen.
-fn mover() {
+/// A child's role: locks sets and single names by turns and records each name's tokens.
+///
+/// It increments a counter for each name by a read and a write: two holders at once would lose a
+/// count.
+fn locker() {
     let client = Client::open(&parameter("URL")).unwrap();
     let plain = redis::Client::open(parameter("URL")).unwrap();
     let ready = Barrier::new(THREADS + 1);
@@ -120,7 +126,7 @@ fn mover() {
                     for name in names {
                         visit(&mut redis, name, token(&guard, name));
                     }
-                    released(guard);
+                    release(guard);
                 }
             });
         }
@@ -144,9 +150,9 @@ fn visit(redis: &mut redis::Connection, name: &str, token: FencingToken) {
         .unwrap();
 }
 
-/// Watches three names that are only ever taken together. How often they were.
+/// Asserts that three names are never held separately. Returns how often they were seen held.
 fn watch(server: &Server, is_over: &AtomicBool) -> usize {
-    let mut looks = 0;
+    let mut times_held = 0;
     let mut redis = server.connection();
     while !is_over.load(Ordering::SeqCst) {
         let seen: Vec<Option<String>> = redis::cmd("MGET")
@@ -155,11 +161,11 @@ fn watch(server: &Server, is_over: &AtomicBool) -> usize {
             .unwrap();
         assert!(
             seen.iter().all(|value| *value == seen[0]),
-            "half a set: {seen:?}"
+            "part of a set is held: {seen:?}"
         );
-        looks += usize::from(seen[0].is_some());
+        times_held += usize::from(seen[0].is_some());
     }
-    looks
+    times_held
 }
 
 fn basic_calls_work_on_a_set() {
@@ -177,7 +183,11 @@ fn basic_calls_work_on_a_set() {
             assert!(client.mutex(name).try_lock().unwrap().is_none());
             assert!(client.mutex_all([name, "c"]).try_lock().unwrap().is_none());
         }
-        let seen = two.mutex(name).inspect().unwrap().expect("it is held");
+        let seen = two
+            .mutex(name)
+            .inspect()
+            .unwrap()
+            .expect("the lock is held");
         assert_eq!(seen.fencing_token(), guard.fencing_token_of(name));
     }
     assert_eq!(guard.fencing_token_of("c"), None);
@@ -192,7 +202,7 @@ fn basic_calls_work_on_a_set() {
         assert!((50_000..=60_000).contains(&left), "{left}");
     }
     let before = ["a", "b"].map(|name| token(&guard, name));
-    released(guard);
+    release(guard);
     assert_eq!(lock_keys(&server), [""; 0]);
 
     let plain = two.mutex("b").lock().unwrap();
@@ -209,7 +219,7 @@ fn basic_calls_work_on_a_set() {
     assert_eq!(lock_keys(&server), [""; 0]);
 }
 
-fn no_name_is_an_error_and_one_is_a_plain_lock() {
+fn empty_set_is_an_error_and_single_name_is_a_plain_lock() {
     let server = Server::start();
     let client = client(&server.url());
     let nothing = client.mutex_all([""; 0]);
@@ -231,14 +241,14 @@ fn no_name_is_an_error_and_one_is_a_plain_lock() {
     let guard = one.lock().unwrap();
     assert_eq!(guard.names(), ["a"].map(Name::from));
     assert!(client.mutex("a").try_lock().unwrap().is_none());
-    // Same bytes only: no spelling is like another.
+    // Names are compared byte by byte.
     assert!(client.mutex_all(["A", "a "]).try_lock().unwrap().is_some());
-    released(guard);
+    release(guard);
 }
 
-/// Sets and single names, in every order, in threads and processes: all get through, one at a time for each name, and
-/// the tokens of a name rise in the order of those who held it.
-fn sets_in_opposite_orders_get_through() {
+/// Threads and processes lock sets and single names in every order. Each name has one holder at a
+/// time, and its tokens rise in the order of its holders.
+fn overlapping_sets_in_any_order_do_not_deadlock() {
     let server = Server::start();
     let start = client(&server.url())
         .mutex_all(["a", "b", "c"])
@@ -247,14 +257,14 @@ fn sets_in_opposite_orders_get_through() {
     let children: Vec<_> = (0..PROCESSES)
         .map(|n| {
             let first = (n * 2).to_string();
-            Child::spawn("all::mover", &[("URL", &server.url()), ("FIRST", &first)])
+            Child::spawn("all::locker", &[("URL", &server.url()), ("FIRST", &first)])
         })
         .collect();
     for child in &children {
         child.wait_for_line("ready");
     }
     let firsts = ["a", "b", "c"].map(|name| token(&start, name).value());
-    released(start);
+    release(start);
     for child in children {
         child.wait().succeeded();
     }
@@ -276,33 +286,36 @@ fn sets_in_opposite_orders_get_through() {
     assert_eq!(lock_keys(&server), [""; 0]);
 }
 
-fn half_a_set_is_never_seen() {
+fn partly_acquired_set_is_never_visible() {
     let server = Server::start();
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         let watching = scope.spawn(|| watch(&server, &is_over));
         let orders = [["x", "y", "z"], ["z", "y", "x"], ["y", "z", "x"]];
-        let movers = orders.map(|names| {
+        let lockers = orders.map(|names| {
             let client = client(&server.url());
             scope.spawn(move || {
                 for _ in 0..150 {
-                    released(client.mutex_all(names).lock().unwrap());
+                    release(client.mutex_all(names).lock().unwrap());
                 }
             })
         });
-        for mover in movers {
-            mover.join().unwrap();
+        for locker in lockers {
+            locker.join().unwrap();
         }
         is_over.store(true, Ordering::SeqCst);
         assert!(watching.join().unwrap() > 0);
     });
 }
 
-/// One that is refused for a name takes nothing of the others, sleeps, and is woken by the release of that name alone.
-fn a_waiter_is_woken_by_the_name_that_it_waits_for() {
+/// A blocked call holds none of its names. Only the release of the name that blocked it wakes it.
+fn waiter_is_woken_only_by_the_name_that_blocked_it() {
     let server = Server::start();
-    let (one, two) = (client(&server.url()), patient(&server.url()));
-    // So that no script is sent twice below.
+    let (one, two) = (
+        client(&server.url()),
+        client_with_long_backstop(&server.url()),
+    );
+    // Loads the script: below, no call sends EVAL after a NOSCRIPT.
     drop(one.mutex("a").lock().unwrap());
     for is_in_a_set in [false, true] {
         let held = if is_in_a_set {
@@ -313,7 +326,7 @@ fn a_waiter_is_woken_by_the_name_that_it_waits_for() {
         thread::scope(|scope| {
             let waiting = scope.spawn(|| two.mutex_all(["c", "b", "a"]).try_lock_for(ms(20_000)));
             server.wait_until_waiter_sleeps("lock_release:b");
-            // It looks once more when it hears of releases, and then sleeps.
+            // Once subscribed, the waiter tries once more and then sleeps.
             let calls = || server.calls(&["evalsha", "eval"]);
             let mut before = calls();
             eventually(ms(10_000), || {
@@ -324,31 +337,38 @@ fn a_waiter_is_woken_by_the_name_that_it_waits_for() {
                     .mutex(name)
                     .try_lock()
                     .unwrap()
-                    .expect("it takes nothing");
+                    .expect("the blocked call holds nothing");
                 assert_eq!(other.unlock().unwrap(), Unlocked::Released);
             }
-            assert_eq!(calls(), before + 4, "it looks for nobody else's release");
+            assert_eq!(calls(), before + 4, "other releases do not wake the waiter");
             let at = Instant::now();
             match held {
-                Ok(all) => released(all),
+                Ok(all) => release(all),
                 Err(one) => assert_eq!(one.unlock().unwrap(), Unlocked::Released),
             }
-            let guard = waiting.join().unwrap().unwrap().expect("it is woken");
+            let guard = waiting
+                .join()
+                .unwrap()
+                .unwrap()
+                .expect("the waiter is woken");
             assert!(at.elapsed() < ms(10_000), "{:?}", at.elapsed());
-            // A plain waiter for any of them is woken by the release of all.
-            let plain = patient(&server.url());
+            // The release of the set wakes a plain waiter for any of its names.
+            let plain = client_with_long_backstop(&server.url());
             let waiting = scope.spawn(move || plain.mutex("c").try_lock_for(ms(20_000)));
             server.wait_until_waiter_sleeps("lock_release:c");
-            released(guard);
-            assert!(waiting.join().unwrap().unwrap().is_some(), "it is woken");
+            release(guard);
+            assert!(
+                waiting.join().unwrap().unwrap().is_some(),
+                "the waiter is woken"
+            );
         });
         eventually(ms(10_000), || lock_keys(&server).is_empty());
     }
 }
 
-/// A name that is released before its refusal has arrived is looked at once more: its waiters had nobody among them whom
-/// the message could wake.
-fn a_release_that_overtakes_the_refusal_is_not_missed() {
+/// A release message that arrives before the refusal finds no waiter to wake. The refused call
+/// must therefore try once more.
+fn release_that_overtakes_the_refusal_is_not_missed() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let one = client(&server.url());
@@ -357,11 +377,17 @@ fn a_release_that_overtakes_the_refusal_is_not_missed() {
     let calls = || server.calls(&["evalsha", "eval"]);
     let [z, b] = ["z", "b"].map(|name| one.mutex(name).lock().unwrap());
     thread::scope(|scope| {
-        // From now on it hears of `b`, for a while.
+        // The client subscribes to `b` and stays subscribed for a while.
         let waiting = scope.spawn(|| two.mutex("b").try_lock_for(ms(20_000)));
         server.wait_until_waiter_sleeps("lock_release:b");
         assert_eq!(b.unlock().unwrap(), Unlocked::Released);
-        drop(waiting.join().unwrap().unwrap().expect("it is woken"));
+        drop(
+            waiting
+                .join()
+                .unwrap()
+                .unwrap()
+                .expect("the waiter is woken"),
+        );
         let b = one.mutex("b").lock().unwrap();
         let last = scope.spawn(|| two.mutex("z").try_lock_for(ms(20_000)));
         server.wait_until_waiter_sleeps("lock_release:z");
@@ -370,27 +396,28 @@ fn a_release_that_overtakes_the_refusal_is_not_missed() {
             std::mem::replace(&mut before, calls()) == before
         });
 
-        let hearing = proxy.connections_that_sent("SUBSCRIBE");
-        let asking = (0..proxy.connections()).filter(|link| !hearing.contains(link));
-        asking.for_each(|link| proxy.set_nth(link, Traffic::StallReplies));
+        let subscribed = proxy.connections_that_sent("SUBSCRIBE");
+        let others = (0..proxy.connections()).filter(|link| !subscribed.contains(link));
+        others.for_each(|link| proxy.set_nth(link, Traffic::StallReplies));
         let waiting = scope.spawn(|| two.mutex_all(["B", "b"]).try_lock_for(ms(20_000)));
         eventually(ms(10_000), || calls() > before);
         let before = calls();
         assert_eq!(b.unlock().unwrap(), Unlocked::Released);
         assert_eq!(z.unlock().unwrap(), Unlocked::Released);
-        // Whoever waits for `z` asks: so the message about `b` has been heard.
+        // The waiter for `z` has tried again, so the client has received the message about `b` too.
         eventually(ms(10_000), || calls() > before + 2);
         proxy.set_all(Traffic::Pass);
-        assert!(waiting.join().unwrap().unwrap().is_some(), "it looks again");
+        let granted = waiting.join().unwrap().unwrap();
+        assert!(granted.is_some(), "the refused call tries again");
         assert!(last.join().unwrap().unwrap().is_some());
     });
 }
 
-/// In one client: those who wait for sets and for single names are woken by each other, and nobody asks Redis while all
-/// wait.
-fn waiters_of_one_client_pass_names_to_each_other() {
+/// Within a client, waiters for sets and for single names wake each other. Redis gets no command
+/// while all of them wait.
+fn waiters_of_one_client_wake_each_other() {
     let server = Server::start();
-    let client = patient(&server.url());
+    let client = client_with_long_backstop(&server.url());
     let held = client.mutex_all(["a", "b"]).lock().unwrap();
     let (got, guards) = unbounded();
     thread::scope(|scope| {
@@ -401,41 +428,44 @@ fn waiters_of_one_client_pass_names_to_each_other() {
                 let guard = client
                     .mutex_all(names.iter().copied())
                     .try_lock_for(ms(20_000));
-                let _ = got.send(guard.unwrap().expect("it is woken"));
+                let _ = got.send(guard.unwrap().expect("the waiter is woken"));
             });
         }
-        // `c` alone: the set with it waits for `b`.
-        released(client.mutex_all(["c"]).lock().unwrap());
-        // This client holds one of them, so it costs no call; those who wait make none once they hear.
+        // `c` is free: the sets that contain it wait for `b`.
+        release(client.mutex_all(["c"]).lock().unwrap());
+        // This client holds `b`, so the attempt sends no command; nor do waiters once subscribed.
         let calls = || server.calls(&["evalsha", "eval"]);
         eventually(ms(10_000), || {
             let before = calls();
             assert!(client.mutex_all(["B", "b"]).try_lock().unwrap().is_none());
             calls() == before
         });
-        released(held);
+        release(held);
         for _ in sets {
-            released(
+            release(
                 guards
                     .recv_timeout(ms(20_000))
-                    .expect("all of them are woken"),
+                    .expect("all waiters are woken"),
             );
         }
     });
     assert_eq!(lock_keys(&server), [""; 0]);
 }
 
-fn losing_one_is_losing_all() {
+fn loss_of_one_name_loses_and_releases_the_set() {
     let server = Server::start();
-    let (one, two) = (client(&server.url()), patient(&server.url()));
-    let (told, losses) = unbounded();
+    let (one, two) = (
+        client(&server.url()),
+        client_with_long_backstop(&server.url()),
+    );
+    let (report, losses) = unbounded();
     let all = one
         .mutex_all(["a", "b", "c"])
         .renew_every(ms(100))
         .on_lost(move |lost| {
-            let _ = told.send(*lost);
+            let _ = report.send(*lost);
         });
-    // Deleted behind our back, taken over, and by an operator.
+    // Deleted by another program, overwritten, and force-unlocked by an operator.
     let breaks: [(&dyn Fn(), Lost); 3] = [
         (&|| server.run("DEL", &["lock:b"]), Lost::Deleted),
         (
@@ -458,19 +488,22 @@ fn losing_one_is_losing_all() {
             assert!(!guard.is_held() && guard.remaining().is_none());
             assert!(matches!(guard.ensure_held(), Err(Error::Lost(_))));
             assert_eq!(losses.recv_timeout(ms(10_000)), Ok(why));
-            // The guard is still there: the others are released all the same.
-            let woken = waiting.join().unwrap().unwrap().expect("it is woken");
+            // The other names are released although the guard still exists.
+            let woken = waiting
+                .join()
+                .unwrap()
+                .unwrap()
+                .expect("the waiter is woken");
             assert_eq!(woken.unlock().unwrap(), Unlocked::Released);
         });
         eventually(ms(10_000), || server.get("lock:a").is_none());
         assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(why));
         eventually(ms(10_000), || lock_keys(&server).is_empty());
     }
-    assert!(losses.is_empty(), "told once");
+    assert!(losses.is_empty(), "each loss is reported once");
 }
 
-/// A release that finds one of them gone says so, and lets go of the others.
-fn a_release_finds_the_loss() {
+fn release_reports_a_lost_name_and_releases_the_others() {
     let server = Server::start();
     let client = client(&server.url());
     let guard = client.mutex_all(["a", "b", "c"]).lock().unwrap();
@@ -481,25 +514,32 @@ fn a_release_finds_the_loss() {
     assert_eq!(server.get("lock:b"), Some(b"foreign".to_vec()));
 }
 
-fn without_renewal_all_of_them_expire() {
+fn set_without_renewal_expires_entirely() {
     let server = Server::start();
-    let (one, two) = (client(&server.url()), patient(&server.url()));
+    let (one, two) = (
+        client(&server.url()),
+        client_with_long_backstop(&server.url()),
+    );
     let all = one.mutex_all(["a", "b"]).ttl(ms(400)).auto_renew(false);
     let guard = all.lock().unwrap();
     thread::scope(|scope| {
-        // Nobody tells of a key that runs out.
+        // No message announces that a key has expired.
         let waiting = scope.spawn(|| two.mutex_all(["b", "a"]).try_lock_for(ms(20_000)));
         assert_eq!(guard.lost().recv_timeout(ms(10_000)), Ok(Lost::Expired));
-        let next = waiting.join().unwrap().unwrap().expect("it has run out");
+        let next = waiting
+            .join()
+            .unwrap()
+            .unwrap()
+            .expect("the lease has expired");
         assert!(token(&next, "a") > token(&guard, "a"));
         let lost = Unlocked::AlreadyLost(Lost::Expired);
         assert_eq!(guard.unlock().unwrap(), lost);
         assert!(next.is_held());
-        released(next);
+        release(next);
     });
 }
 
-fn a_thousand_names() {
+fn set_of_a_thousand_names_works() {
     let server = Server::start();
     let (one, two) = (client(&server.url()), client(&server.url()));
     let names: Vec<String> = (0..1_000).map(|n| format!("account:{n}")).collect();
@@ -513,7 +553,9 @@ fn a_thousand_names() {
     });
     let guard = all.lock().unwrap();
     assert_eq!(lock_keys(&server).len(), 1_000);
-    renewals.recv_timeout(ms(10_000)).expect("it is renewed");
+    renewals
+        .recv_timeout(ms(10_000))
+        .expect("the lease is renewed");
     guard.renew().unwrap();
     guard.extend(ms(60_000)).unwrap();
     let ttls: HashSet<bool> = names
@@ -530,20 +572,20 @@ fn a_thousand_names() {
     assert!(two.mutex("account:777").try_lock().unwrap().is_none());
     let before = token(&guard, "account:777");
     assert!(format!("{all:?}").contains("account:777"));
-    released(guard);
+    release(guard);
     assert_eq!(lock_keys(&server), [""; 0]);
     let again = two
         .mutex_all(&names)
         .try_lock()
         .unwrap()
-        .expect("it is free");
+        .expect("the lock is free");
     assert!(token(&again, "account:777") > before);
     drop(again);
     assert_eq!(lock_keys(&server), [""; 0]);
 }
 
-/// What is stored by others under one of the names is an error that names it, and nothing is held.
-fn what_cannot_be_read_leaves_nothing_held() {
+/// A key that another program has overwritten is an error that names it, and nothing is held.
+fn unreadable_key_is_an_error_and_nothing_stays_held() {
     let server = Server::start();
     let client = client(&server.url());
     let fence = "leasehold:fence:{lock:b}";
@@ -562,7 +604,7 @@ fn what_cannot_be_read_leaves_nothing_held() {
         other => panic!("{other:?}"),
     }
     assert_eq!(lock_keys(&server), ["lock:c"]);
-    // A counter that is ahead of the clock goes up from there, for its own name alone.
+    // A token ahead of the clock is incremented, for its own name only.
     server.run("DEL", &["lock:c"]);
     server.run("SET", &[fence, "9007199254740000"]);
     let guard = client.mutex_all(["a", "b"]).try_lock().unwrap().unwrap();
@@ -570,7 +612,7 @@ fn what_cannot_be_read_leaves_nothing_held() {
     assert!(token(&guard, "a") < token(&guard, "b"));
 }
 
-fn what_gets_no_answer_is_undone() {
+fn unanswered_acquire_is_undone_and_release_repeated() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = builder(&proxy.url())
@@ -578,7 +620,7 @@ fn what_gets_no_answer_is_undone() {
         .connect_timeout(ms(200))
         .build()
         .unwrap();
-    released(client.mutex_all(["a", "b"]).lock().unwrap());
+    release(client.mutex_all(["a", "b"]).lock().unwrap());
     proxy.set_open(Traffic::DropReplies);
     let answer = client.mutex_all(["a", "b"]).try_lock_for(ms(100));
     assert!(
@@ -587,7 +629,7 @@ fn what_gets_no_answer_is_undone() {
     );
     eventually(ms(10_000), || lock_keys(&server).is_empty());
 
-    // A release that got none is repeated, and was none too late.
+    // A release without a reply is repeated.
     proxy.set_all(Traffic::Pass);
     let guard = client.mutex_all(["a", "b"]).try_lock_for(ms(10_000));
     let guard = guard.unwrap().unwrap();
@@ -598,7 +640,7 @@ fn what_gets_no_answer_is_undone() {
     eventually(ms(10_000), || lock_keys(&server).is_empty());
 }
 
-fn what_too_few_replicas_have_is_undone() {
+fn acquire_with_too_few_replicas_is_undone() {
     let server = Server::start();
     let client = client(&server.url());
     let all = client.mutex_all(["a", "b"]).min_replicas(1, ms(50));
@@ -616,8 +658,8 @@ fn what_too_few_replicas_have_is_undone() {
     eventually(ms(10_000), || lock_keys(&server).is_empty());
 }
 
-/// A server that has become a replica knows nothing for sure: it must not say that a set is held, nor that it is lost.
-fn a_replica_says_nothing_of_a_set() {
+/// A server that has become a replica may be outdated: it must not report a set as held or as lost.
+fn replica_reports_neither_held_nor_lost() {
     let server = Server::start();
     let short = || {
         builder(&server.url())
@@ -654,10 +696,10 @@ fn a_replica_says_nothing_of_a_set() {
         "{answer:?}"
     );
     server.run("REPLICAOF", &["NO", "ONE"]);
-    released(held);
+    release(held);
 }
 
-fn deadlines_are_kept() {
+fn calls_return_by_their_deadline() {
     let server = Server::start();
     let (one, two) = (client(&server.url()), client(&server.url()));
     let held = [
@@ -674,7 +716,7 @@ fn deadlines_are_kept() {
         assert!(waited.no_later_than(SLACK).unwrap().is_none());
     }
     let mut held = held.into_iter();
-    // Refused for one name first, and for another then.
+    // Blocked by one name first, then by another.
     thread::scope(|scope| {
         let waiting = scope.spawn(|| Control::run(ms(1_000), || all.try_lock_for(ms(1_000))));
         server.wait_until_waiter_sleeps("lock_release:b");
@@ -699,7 +741,7 @@ fn deadlines_are_kept() {
     server.resume();
 }
 
-fn a_shutdown_releases_all() {
+fn shutdown_releases_the_set() {
     let server = Server::start();
     let client = client(&server.url());
     let guard = client.mutex_all(["a", "b"]).lock().unwrap();
@@ -710,8 +752,8 @@ fn a_shutdown_releases_all() {
     assert_eq!(guard.unlock().unwrap(), lost);
 }
 
-/// Names in slots of all three masters, in the order of the slots.
-fn apart(cluster: &Cluster, what: &str) -> Vec<String> {
+/// Returns a name on each of the three masters, in the order of their slots.
+fn one_name_per_master(cluster: &Cluster, what: &str) -> Vec<String> {
     let mut names: Vec<String> = (0..3)
         .map(|node| name_owned_by(cluster, what, node))
         .collect();
@@ -719,7 +761,7 @@ fn apart(cluster: &Cluster, what: &str) -> Vec<String> {
     names
 }
 
-/// A name that begins like this, on this node.
+/// Returns a name with this prefix whose slot belongs to this node now.
 fn name_owned_by(cluster: &Cluster, what: &str, node: usize) -> String {
     (0..)
         .map(|n| format!("{what}{n}"))
@@ -732,10 +774,13 @@ fn is_taken(cluster: &Cluster, name: &str) -> bool {
     cluster.node(cluster.master_of(&key)).get(key).is_some()
 }
 
-fn a_cluster_takes_slot_by_slot_and_gives_back() {
+fn set_across_slots_is_acquired_or_rolled_back() {
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
-    let (one, two) = (client(&cluster.url()), patient(&cluster.url()));
-    let names = apart(&cluster, "n");
+    let (one, two) = (
+        client(&cluster.url()),
+        client_with_long_backstop(&cluster.url()),
+    );
+    let names = one_name_per_master(&cluster, "n");
     let all = one.mutex_all(&names).ttl(ms(20_000)).renew_every(ms(200));
     let (renewed, renewals) = unbounded();
     let all = all.on_renew(move |_| {
@@ -750,14 +795,17 @@ fn a_cluster_takes_slot_by_slot_and_gives_back() {
         assert!(is_taken(&cluster, name));
         assert!(two.mutex(name).try_lock().unwrap().is_none());
     }
-    renewals.recv_timeout(ms(10_000)).expect("it is renewed");
+    renewals
+        .recv_timeout(ms(10_000))
+        .expect("the lease is renewed");
     guard.renew().unwrap();
     guard.extend(ms(60_000)).unwrap();
     let before: Vec<_> = names.iter().map(|name| token(&guard, name)).collect();
-    released(guard);
+    release(guard);
     assert!(names.iter().all(|name| !is_taken(&cluster, name)));
 
-    // Refused by the last, the second and the first slot: nothing is left behind, and its release wakes.
+    // Blocked by the last, the second and the first slot: nothing stays behind, and the release of
+    // the blocking name wakes the waiter.
     for held in names.iter().rev() {
         let plain = one.mutex(held).lock().unwrap();
         assert!(one.mutex_all(&names).try_lock().unwrap().is_none());
@@ -771,15 +819,19 @@ fn a_cluster_takes_slot_by_slot_and_gives_back() {
                 .node(home)
                 .wait_until_waiter_sleeps(format!("lock_release:{held}"));
             assert_eq!(plain.unlock().unwrap(), Unlocked::Released);
-            let guard = waiting.join().unwrap().unwrap().expect("it is woken");
+            let guard = waiting
+                .join()
+                .unwrap()
+                .unwrap()
+                .expect("the waiter is woken");
             for (name, before) in names.iter().zip(&before) {
                 assert!(token(&guard, name) > *before);
             }
-            released(guard);
+            release(guard);
         });
     }
 
-    // Losing one is losing all, over the slots too.
+    // The loss of one name loses the set across slots too.
     let guard = two.mutex_all(&names).renew_every(ms(100)).lock().unwrap();
     let key = format!("lock:{}", names[1]);
     cluster.node(cluster.master_of(&key)).run("DEL", &[&key]);
@@ -789,7 +841,7 @@ fn a_cluster_takes_slot_by_slot_and_gives_back() {
     });
     drop(guard);
 
-    // One slot is one script.
+    // Names in one slot take a single script.
     let tagged = ["{u1}b", "{u1}a"];
     let guard = one.mutex_all(tagged).lock().unwrap();
     assert!(tagged.iter().all(|name| is_taken(&cluster, name)));
@@ -798,7 +850,7 @@ fn a_cluster_takes_slot_by_slot_and_gives_back() {
         Err(Error::Config(_))
     ));
 
-    // Opposite orders get through.
+    // Sets in opposite orders do not deadlock.
     drop(guard);
     thread::scope(|scope| {
         for n in 0..4 {
@@ -809,14 +861,14 @@ fn a_cluster_takes_slot_by_slot_and_gives_back() {
             scope.spawn(move || {
                 for _ in 0..20 {
                     let guard = client.mutex_all(&names).try_lock_for(ms(20_000)).unwrap();
-                    released(guard.expect("it gets through"));
+                    release(guard.expect("no deadlock"));
                 }
             });
         }
     });
     assert!(names.iter().all(|name| !is_taken(&cluster, name)));
 
-    // What is renewed in two slots of three is not renewed.
+    // A renewal that reaches two slots of three is none: the set expires.
     let guard = one.mutex_all(&names).ttl(ms(1_000)).lock().unwrap();
     let node = cluster.master_of(&format!("lock:{}", names[1]));
     cluster.stop(node);
@@ -829,8 +881,8 @@ fn a_cluster_takes_slot_by_slot_and_gives_back() {
     assert!(one.shutdown(ms(5_000)).unwrap().is_clean());
 }
 
-/// The votes are for whole sets: a majority must have all of it.
-fn a_quorum_votes_for_the_set() {
+/// A server votes for the whole set: a majority must have granted all names.
+fn quorum_counts_only_votes_for_the_whole_set() {
     let mut servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
     let open = || {
@@ -838,7 +890,7 @@ fn a_quorum_votes_for_the_set() {
         builder.backstop(ms(60_000)).build().unwrap()
     };
     let (one, two) = (open(), open());
-    // A counter that is ahead on one of them: the second proposal is above it, for all names.
+    // Two servers have a token far ahead of the clock: the second proposal exceeds it everywhere.
     let ahead = 9_000_000_000_000_000_u64;
     servers[1].run("SET", &["leasehold:fence:{lock:b}", &ahead.to_string()]);
     servers[2].run("SET", &["leasehold:fence:{lock:b}", &ahead.to_string()]);
@@ -855,15 +907,19 @@ fn a_quorum_votes_for_the_set() {
         for server in &servers {
             server.wait_until_waiter_sleeps("lock_release:b");
         }
-        released(guard);
-        let guard = waiting.join().unwrap().unwrap().expect("it is woken");
+        release(guard);
+        let guard = waiting
+            .join()
+            .unwrap()
+            .unwrap()
+            .expect("the waiter is woken");
         assert!(token(&guard, "b") > before);
-        released(guard);
+        release(guard);
     });
     for server in &servers {
         eventually(ms(10_000), || lock_keys(server).is_empty());
     }
-    // A minority may be gone.
+    // A minority may be down.
     servers[0].kill();
     let guard = one
         .mutex_all(["a", "b"])
@@ -871,7 +927,7 @@ fn a_quorum_votes_for_the_set() {
         .lock()
         .unwrap();
     assert!(token(&guard, "a") > before);
-    // Any name that a server does not know any more is its vote against all of them.
+    // A server that has lost any of the names votes against the set.
     servers[1].run("DEL", &["lock:b"]);
     servers[2].run("DEL", &["lock:a"]);
     assert_eq!(guard.lost().recv_timeout(ms(10_000)), Ok(Lost::Deleted));
@@ -888,11 +944,15 @@ fn a_quorum_votes_for_the_set() {
     eventually(ms(10_000), || lock_keys(&servers[2]).is_empty());
 }
 
-/// What enough replicas have is held on at the next master, where its waiters hear of the release.
-fn a_set_outlives_its_master() {
+/// A set with enough acknowledged replicas stays held on the new master, and its waiters are woken
+/// there.
+fn set_survives_a_failover() {
     let mut sentinels = Sentinels::start(Setup::fast_failover());
-    let (one, two) = (client(&sentinels.url()), patient(&sentinels.url()));
-    // One of the two is promoted, the one that is further; the other acknowledges from then on.
+    let (one, two) = (
+        client(&sentinels.url()),
+        client_with_long_backstop(&sentinels.url()),
+    );
+    // The more recent of the two replicas is promoted; the other one acknowledges from then on.
     let all = one.mutex_all(["b", "a"]).min_replicas(1, ms(800));
     let guard = all.lock().unwrap();
     let before = token(&guard, "b");
@@ -903,11 +963,15 @@ fn a_set_outlives_its_master() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| two.mutex_all(["c", "b"]).try_lock_for(ms(20_000)));
         successor.wait_until_waiter_sleeps("lock_release:b");
-        released(guard);
-        let guard = waiting.join().unwrap().unwrap().expect("it is woken");
+        release(guard);
+        let guard = waiting
+            .join()
+            .unwrap()
+            .unwrap()
+            .expect("the waiter is woken");
         assert!(token(&guard, "b") > before);
         assert_eq!(lock_keys(successor), ["lock:b", "lock:c"]);
-        released(guard);
+        release(guard);
     });
     assert!(lock_keys(successor).is_empty());
 }

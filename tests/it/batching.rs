@@ -88,7 +88,7 @@ fn basic_calls_work_over_one_shared_connection() {
     // Slow enough that calls find the only connection in use.
     proxy.delay(Duration::ZERO, ms(1));
     for (granted, _) in at_once(THREADS, |n| try_lock(&client, n)) {
-        let guard = granted.unwrap().expect("nobody else wants it");
+        let guard = granted.unwrap().expect("no other thread uses the name");
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     }
     assert_eq!(locks(&server), 0);
@@ -101,7 +101,7 @@ fn calls_that_wait_go_together() {
     proxy.delay(Duration::ZERO, ms(50));
     // One after the other they would take 32 times as long as a reply.
     for (granted, took) in at_once(THREADS, |n| try_lock(&client, n)) {
-        drop(granted.unwrap().expect("nobody else wants it"));
+        drop(granted.unwrap().expect("no other thread uses the name"));
         assert!(took < COMMAND_TIMEOUT);
     }
 }
@@ -145,7 +145,7 @@ fn until_it_fails(client: &Client, trouble: impl FnOnce()) -> Vec<(bool, Duratio
                     loop {
                         let began = Instant::now();
                         let guard = match mutex.try_lock() {
-                            Ok(granted) => granted.expect("nobody else wants it"),
+                            Ok(granted) => granted.expect("no other thread uses the name"),
                             Err(_) => return (true, began.elapsed()),
                         };
                         let began = Instant::now();
@@ -254,7 +254,7 @@ fn who_has_little_time_breaks_nobody_elses_call() {
                 assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
                 assert!(took < LITTLE + NOISE, "{took:?}");
             }
-            _ => drop(answer.unwrap().expect("nobody else wants it")),
+            _ => drop(answer.unwrap().expect("no other thread uses the name")),
         }
     }
     eventually(ms(5_000), || locks(&server) == 0);
@@ -277,7 +277,7 @@ fn scripts_are_forgotten_and_nobody_notices() {
         }
         for _ in 0..100 {
             let granted = try_lock(&client, n).unwrap();
-            let guard = granted.expect("nobody else wants it");
+            let guard = granted.expect("no other thread uses the name");
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         }
     });
@@ -454,7 +454,7 @@ fn answer_that_was_read_is_delivered_while_others_are_missing() {
             at_once(THREADS, |n| {
                 let granted = try_lock(&client, n);
                 returned.fetch_add(1, Ordering::Relaxed);
-                granted.unwrap().expect("nobody else wants it")
+                granted.unwrap().expect("no other thread uses the name")
             })
         });
         eventually(ms(10_000), || asked() == before + THREADS as u64);

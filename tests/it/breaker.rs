@@ -79,7 +79,13 @@ fn calls_fail_at_once_and_the_first_answer_ends_that() {
     server.resume();
     // Any command: this one goes through regardless.
     assert!(client.health().is_healthy());
-    drop(client.mutex("a").try_lock().unwrap().expect("it is free"));
+    drop(
+        client
+            .mutex("a")
+            .try_lock()
+            .unwrap()
+            .expect("the lock is free"),
+    );
 }
 
 fn an_open_breaker_names_the_server_and_its_last_failure() {
@@ -139,7 +145,13 @@ fn short_deadlines_do_not_open_it() {
         }
     }
     server.resume();
-    drop(client.mutex("a").try_lock().unwrap().expect("it is free"));
+    drop(
+        client
+            .mutex("a")
+            .try_lock()
+            .unwrap()
+            .expect("the lock is free"),
+    );
 }
 
 /// Whoever waits does so through an open breaker, and goes on soon after the server is back.

@@ -78,7 +78,11 @@ fn basic_calls_work_on_every_master() {
         let guard = one.mutex(&*name).ttl(ms(60_000)).lock().unwrap();
         assert!(cluster.node(node).get(lock(&name)).is_some());
         assert!(two.mutex(&*name).try_lock().unwrap().is_none());
-        let holder = two.mutex(&*name).inspect().unwrap().expect("it is held");
+        let holder = two
+            .mutex(&*name)
+            .inspect()
+            .unwrap()
+            .expect("the lock is held");
         assert_eq!(holder.fencing_token(), Some(guard.fencing_token()));
         guard.renew().unwrap();
         guard.extend(ms(50_000)).unwrap();
@@ -188,7 +192,9 @@ fn a_slot_that_moves_while_held() {
         let is_renewed = || {
             while renewals.try_recv().is_ok() {}
             for _ in 0..3 {
-                renewals.recv_timeout(ms(10_000)).expect("it is renewed");
+                renewals
+                    .recv_timeout(ms(10_000))
+                    .expect("the lease is renewed");
             }
         };
         let guard = mutex.lock().unwrap();
@@ -205,7 +211,11 @@ fn a_slot_that_moves_while_held() {
             assert_eq!(cluster.ask::<u32>(1, &count).unwrap(), 2);
             is_renewed();
             guard.renew().unwrap();
-            let holder = two.mutex(&*name).inspect().unwrap().expect("it is held");
+            let holder = two
+                .mutex(&*name)
+                .inspect()
+                .unwrap()
+                .expect("the lock is held");
             assert_eq!(holder.fencing_token(), Some(token));
             assert!(two.mutex("other").try_lock().unwrap().is_some());
             assert!(!waiting.is_finished());
@@ -304,7 +314,12 @@ fn seeds_that_are_away() {
         let limit = ms(300);
         let client = client(&url);
         let timed = Control::run(limit, || client.mutex("seeds").try_lock_for(limit));
-        released(timed.no_later_than(SLACK).unwrap().expect("it is free"));
+        released(
+            timed
+                .no_later_than(SLACK)
+                .unwrap()
+                .expect("the lock is free"),
+        );
     }
 }
 
@@ -354,7 +369,7 @@ fn an_acquire_without_an_answer_is_undone() {
     }
     cluster.resume(1);
     let guard = two.mutex(&*name).try_lock_for(ms(10_000)).unwrap();
-    released(guard.expect("it was undone"));
+    released(guard.expect("the acquire was undone"));
 }
 
 fn what_is_no_cluster_says_so() {
@@ -477,7 +492,7 @@ fn contention_goes_on(trouble: MasterFailure) {
     let timed = time_until_taken(began, || fence_on(&cluster, replica, &name));
     let (took, overshoot) = (timed.took, timed.overshoot);
     timed.no_later_than(SLACK);
-    let lost = lost.recv_timeout(ms(5_000)).expect("it is told");
+    let lost = lost.recv_timeout(ms(5_000)).expect("the loss is reported");
     assert!(matches!(lost, Lost::Deleted | Lost::Taken), "{lost}");
     assert_eq!(sleeper_lost.recv_timeout(ms(5_000)), Ok(Lost::Deleted));
     let told = began.elapsed();

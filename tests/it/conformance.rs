@@ -256,14 +256,14 @@ fn locks_and_unlocks<D: Deployment>(place: &Place<'_, D>) {
         .mutex(place.name)
         .inspect()
         .unwrap()
-        .expect("it is held");
+        .expect("the lock is held");
     assert_eq!(holder.fencing_token(), Some(guard.fencing_token()));
     assert!(theirs.try_lock().unwrap().is_none());
     let timed = Control::run(ms(200), || theirs.try_lock_for(ms(200)));
     assert!(timed.no_later_than(SLACK).unwrap().is_none());
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     assert!(theirs.inspect().unwrap().is_none());
-    let guard = theirs.try_lock().unwrap().expect("it is free");
+    let guard = theirs.try_lock().unwrap().expect("the lock is free");
     assert!(one.mutex(place.name).force_unlock().unwrap());
     assert_eq!(
         guard.unlock().unwrap(),
@@ -342,7 +342,9 @@ fn a_lease_is_renewed<D: Deployment>(place: &Place<'_, D>) {
     let guard = mutex.lock().unwrap();
     let start = Instant::now();
     while start.elapsed() < ms(2_000) {
-        renewals.recv_timeout(PATIENCE).expect("it is renewed");
+        renewals
+            .recv_timeout(PATIENCE)
+            .expect("the lease is renewed");
     }
     guard.ensure_held().unwrap();
     assert!(
@@ -443,7 +445,7 @@ fn what_no_answer_came_to_is_undone<D: Deployment>(place: &Place<'_, D>) {
     let other = place.client();
     let guard = other.mutex(place.name).try_lock_for(PATIENCE).unwrap();
     assert_eq!(
-        guard.expect("it was undone").unlock().unwrap(),
+        guard.expect("the acquire was undone").unlock().unwrap(),
         Unlocked::Released
     );
 

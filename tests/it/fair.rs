@@ -319,7 +319,7 @@ fn a_fair_release_wakes_a_plain_waiter() {
             unlock(guard);
             waiting.join().unwrap()
         });
-        unlock(timed.no_later_than(PROMPTLY).expect("it is free"));
+        unlock(timed.no_later_than(PROMPTLY).expect("the lock is free"));
     });
 }
 
@@ -747,7 +747,7 @@ fn it_is_handed_on_within_the_client_to_nobody() {
             .fair_mutex("a")
             .try_lock()
             .unwrap()
-            .expect("it is free");
+            .expect("the lock is free");
         let before = fair.fencing_token();
         unlock(fair);
         let plain = plain.join().unwrap();

@@ -178,7 +178,7 @@ fn scripts_that_the_server_forgot_are_sent_again() {
     tell(&server, &["SCRIPT", "FLUSH"]);
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     tell(&server, &["SCRIPT", "FLUSH"]);
-    let guard = mutex.try_lock().unwrap().expect("nobody holds it");
+    let guard = mutex.try_lock().unwrap().expect("the lock is free");
 
     let waiting = waiter(&server, other.clone());
     tell(&server, &["SCRIPT", "FLUSH"]);
@@ -275,7 +275,7 @@ fn a_user_without_the_right_to_publish_still_releases() {
         eventually(SOON, || server.calls(&["evalsha"]) > calls);
         assert_eq!(next.unlock().unwrap(), Unlocked::Released);
         let (guard, _mute) = waiting();
-        let guard = guard.expect("it came free");
+        let guard = guard.expect("the lock was released");
 
         tell(&server, &["DEL", LOCK]);
         assert_eq!(
