@@ -1,4 +1,4 @@
-//! Promise: a command without an answer leaves nothing behind, takes nothing from a later holder, and is no loss.
+//! Promise: a command without a reply leaves no key behind, harms no later holder, and is no loss.
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Write};
@@ -13,38 +13,38 @@ use leasehold::{Client, Error, MutexGuard, Unlocked};
 use support::{Proxy, Server, Traffic, eventually, expect_unreachable, let_pass, ms};
 
 support::tests![
-    acquires_whose_replies_vanish_leave_nothing_behind,
-    acquires_whose_replies_stall_leave_nothing_behind,
-    acquires_on_connections_that_end_leave_nothing_behind,
-    acquires_that_come_late_leave_nothing_behind,
-    acquires_at_a_stopped_server_leave_nothing_behind,
-    a_late_acquire_is_undone_at_once,
-    a_late_acquire_and_its_undo_leave_another_holder_alone,
-    a_late_acquire_and_its_undo_leave_the_retry_alone,
-    an_acquire_that_lost_its_undo_is_undone_elsewhere,
-    every_acquiring_command_has_a_holder_id_of_its_own,
-    our_own_orphan_is_not_another_holder,
-    a_release_on_a_connection_that_ends_is_a_release,
-    a_release_without_a_reply_is_no_loss,
-    a_release_that_vanished_is_repeated,
-    a_late_release_leaves_the_next_holder_alone,
-    a_late_renewal_brings_nothing_back,
-    a_renewal_without_a_reply_is_no_loss,
-    nothing_is_lost_doubled_or_left_in_a_storm,
-    an_unanswered_extend_leaves_no_key_behind_although_the_release_is_late,
-    undos_of_one_name_go_out_together_and_each_removes_its_own,
-    undos_of_one_set_go_out_together_and_each_removes_its_own,
-    undos_of_one_fair_lock_go_out_together_and_leave_its_queue_to_others
+    acquires_with_dropped_replies_leave_nothing_behind,
+    acquires_with_stalled_replies_leave_nothing_behind,
+    acquires_on_closed_connections_leave_nothing_behind,
+    delayed_acquires_leave_nothing_behind,
+    acquires_on_a_paused_server_leave_nothing_behind,
+    late_acquire_is_undone_on_the_same_connection,
+    late_acquire_and_its_undo_do_not_harm_another_holder,
+    late_acquire_and_its_undo_do_not_harm_the_retry,
+    acquire_is_undone_over_another_connection_if_its_own_died,
+    every_acquiring_command_has_its_own_holder_id,
+    unanswered_attempt_of_this_call_is_not_reported_as_another_holder,
+    release_on_a_closed_connection_succeeds,
+    release_without_a_reply_is_no_loss,
+    dropped_release_is_repeated,
+    late_release_does_not_harm_the_next_holder,
+    late_renewal_restores_no_released_lease,
+    renewal_without_a_reply_is_no_loss,
+    unstable_network_causes_no_loss_no_double_holder_and_no_leftover,
+    unanswered_extend_and_late_release_leave_no_key_behind,
+    undos_of_one_name_share_a_command_and_remove_only_their_own_lease,
+    undos_of_one_set_share_a_command_and_remove_only_their_own_lease,
+    undos_of_one_fair_lock_share_a_command_and_keep_other_places
 ];
 
-support::timed![undos_after_slow_answers_cost_a_name_one_command_a_second];
+support::timed![undos_after_slow_replies_send_about_one_command_a_second_per_name];
 
 const COMMAND_TIMEOUT: Duration = ms(200);
 
-/// Far longer than any test, so that no key here goes by itself.
+/// Far longer than any test, so that no key expires.
 const TTL: Duration = ms(300_000);
 
-/// A second after Redis answers again, on a machine with other things to do.
+/// The limit for undos once Redis replies again: 1 s, and a margin for a busy machine.
 const SOON: Duration = ms(1_250);
 
 fn client(url: &str) -> Client {
@@ -57,8 +57,8 @@ fn client(url: &str) -> Client {
         .unwrap()
 }
 
-/// A client through the proxy, with a connection that has just been used.
-fn warm(proxy: &Proxy) -> Client {
+/// Returns a client with an open connection through the proxy.
+fn warmed_up_client(proxy: &Proxy) -> Client {
     let client = client(&proxy.url());
     let guard = client.mutex("warm").lock().unwrap();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
@@ -72,9 +72,9 @@ fn keys(server: &Server) -> Vec<String> {
         .unwrap()
 }
 
-/// The lease is there, in Redis and by its own clock, and its release is a plain one.
+/// Asserts that the lease exists in Redis and is held, then renews and releases it.
 #[track_caller]
-fn is_untouched(guard: MutexGuard, server: &Server) {
+fn assert_untouched_and_release(guard: MutexGuard, server: &Server) {
     assert_eq!(
         server.get(format!("lock:{}", guard.name())).as_deref(),
         Some(guard.holder_id().as_str().as_bytes())
@@ -84,7 +84,7 @@ fn is_untouched(guard: MutexGuard, server: &Server) {
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
-/// What the server's clients send, by its own account.
+/// The output of `MONITOR`: the commands that the server receives.
 struct Monitor {
     lines: BufReader<TcpStream>,
 }
@@ -107,8 +107,8 @@ impl Monitor {
         line.trim_end().to_owned()
     }
 
-    /// The next script call on the lock's key.
-    fn call(&mut self, name: &str) -> Sent {
+    /// Returns the next script call on the lock's key.
+    fn call(&mut self, name: &str) -> ScriptCall {
         loop {
             let line = self.next_line();
             // `1700000000.123456 [0 127.0.0.1:1234] "EVALSHA" "…" "2" "lock:a" "leasehold:fence:…" "…" …`
@@ -120,16 +120,16 @@ impl Monitor {
             };
             let (from, command) = head.split_once("] ").unwrap();
             let words: Vec<_> = tail.split('"').skip(1).step_by(2).collect();
-            return Sent {
+            return ScriptCall {
                 from: from.rsplit(' ').next().unwrap().to_owned(),
-                is_whole: command.starts_with("\"EVAL\""),
+                has_source: command.starts_with("\"EVAL\""),
                 is_acquire,
                 id: words[usize::from(is_acquire)].to_owned(),
             };
         }
     }
 
-    fn acquire(&mut self, name: &str) -> Sent {
+    fn acquire(&mut self, name: &str) -> ScriptCall {
         loop {
             let sent = self.call(name);
             if sent.is_acquire {
@@ -139,21 +139,21 @@ impl Monitor {
     }
 }
 
-/// A script call, as the server saw it.
-struct Sent {
-    /// The connection's other end.
+/// A script call as the server received it.
+struct ScriptCall {
+    /// The client's address.
     from: String,
-    /// With the script's source.
-    is_whole: bool,
+    /// Sent with EVAL instead of EVALSHA.
+    has_source: bool,
     is_acquire: bool,
     id: String,
 }
 
 const ATTEMPTS: u64 = 10;
 
-/// Attempts that get no answer, each with a connection that was good until the traffic is `changed`.
-fn attempts_in_vain(proxy: &Proxy, change: impl FnOnce()) -> Vec<Client> {
-    let clients: Vec<_> = (0..ATTEMPTS).map(|_| warm(proxy)).collect();
+/// Makes attempts that get no reply, each on a connection that works until `change` is called.
+fn unanswered_attempts(proxy: &Proxy, change: impl FnOnce()) -> Vec<Client> {
+    let clients: Vec<_> = (0..ATTEMPTS).map(|_| warmed_up_client(proxy)).collect();
     change();
     thread::scope(|scope| {
         for (n, client) in clients.iter().enumerate() {
@@ -163,64 +163,64 @@ fn attempts_in_vain(proxy: &Proxy, change: impl FnOnce()) -> Vec<Client> {
     clients
 }
 
-fn leave_nothing_behind(traffic: Traffic) {
+fn assert_nothing_left_behind(traffic: Traffic) {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let _clients = attempts_in_vain(&proxy, || proxy.set_all(traffic));
-    // Each of them, and one before for every client.
-    assert!(server.calls(&["set"]) >= 2 * 2 * ATTEMPTS, "they all ran");
+    let _clients = unanswered_attempts(&proxy, || proxy.set_all(traffic));
+    // Two acquires by each client, one of them in `warmed_up_client`; each sets two keys.
+    assert!(server.calls(&["set"]) >= 2 * 2 * ATTEMPTS, "all have run");
     proxy.set_all(Traffic::Pass);
     eventually(SOON, || keys(&server).is_empty());
 }
 
-fn acquires_whose_replies_vanish_leave_nothing_behind() {
-    leave_nothing_behind(Traffic::DropReplies);
+fn acquires_with_dropped_replies_leave_nothing_behind() {
+    assert_nothing_left_behind(Traffic::DropReplies);
 }
 
-fn acquires_whose_replies_stall_leave_nothing_behind() {
-    leave_nothing_behind(Traffic::StallReplies);
+fn acquires_with_stalled_replies_leave_nothing_behind() {
+    assert_nothing_left_behind(Traffic::StallReplies);
 }
 
-/// There the undo cannot be written behind the acquire.
-fn acquires_on_connections_that_end_leave_nothing_behind() {
-    leave_nothing_behind(Traffic::CutOnReply);
+/// A closed connection cannot carry the undo behind the acquire.
+fn acquires_on_closed_connections_leave_nothing_behind() {
+    assert_nothing_left_behind(Traffic::CutOnReply);
 }
 
-fn acquires_that_come_late_leave_nothing_behind() {
+fn delayed_acquires_leave_nothing_behind() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let _clients = attempts_in_vain(&proxy, || proxy.delay(COMMAND_TIMEOUT, COMMAND_TIMEOUT));
+    let _clients = unanswered_attempts(&proxy, || proxy.delay(COMMAND_TIMEOUT, COMMAND_TIMEOUT));
     proxy.delay(ms(0), ms(0));
     eventually(SOON, || {
         server.calls(&["set"]) >= 2 * 2 * ATTEMPTS && keys(&server).is_empty()
     });
 }
 
-fn acquires_at_a_stopped_server_leave_nothing_behind() {
+fn acquires_on_a_paused_server_leave_nothing_behind() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let _clients = attempts_in_vain(&proxy, || server.pause());
+    let _clients = unanswered_attempts(&proxy, || server.pause());
     server.resume();
     eventually(SOON, || {
         server.calls(&["set"]) >= 2 * 2 * ATTEMPTS && keys(&server).is_empty()
     });
 }
 
-/// Lets the late acquire on the stalled connection run, and the undo behind it. Only that one is sent whole.
-fn let_run_late(proxy: &Proxy, server: &Server) {
+/// Lets the stalled acquire run, and the undo behind it, which is the only call sent with EVAL.
+fn run_late_acquire_and_undo(proxy: &Proxy, server: &Server) {
     let before = server.calls(&["eval"]);
     proxy.set_open(Traffic::Pass);
     eventually(ms(5_000), || server.calls(&["eval"]) > before);
 }
 
-fn a_late_acquire_is_undone_at_once() {
+fn late_acquire_is_undone_on_the_same_connection() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = warm(&proxy);
+    let client = warmed_up_client(&proxy);
     proxy.set_open(Traffic::Stall);
     expect_unreachable(client.mutex("a").try_lock());
     let mut monitor = Monitor::start(&server);
-    let_run_late(&proxy, &server);
+    run_late_acquire_and_undo(&proxy, &server);
     assert_eq!(server.get("lock:a"), None);
     let acquire = monitor.acquire("a");
     let behind = loop {
@@ -229,39 +229,38 @@ fn a_late_acquire_is_undone_at_once() {
             break sent;
         }
     };
-    assert!(!behind.is_acquire && behind.is_whole);
+    assert!(!behind.is_acquire && behind.has_source);
     assert_eq!(behind.id, acquire.id);
 }
 
-/// The one that comes late finds the lock in other hands, and its undo leaves it there.
-fn a_late_acquire_and_its_undo_leave_another_holder_alone() {
+fn late_acquire_and_its_undo_do_not_harm_another_holder() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = warm(&proxy);
+    let client = warmed_up_client(&proxy);
     proxy.set_open(Traffic::Stall);
     expect_unreachable(client.mutex("a").try_lock());
     let other = self::client(&server.url());
     let guard = other.mutex("a").try_lock().unwrap().unwrap();
-    let_run_late(&proxy, &server);
-    is_untouched(guard, &server);
+    run_late_acquire_and_undo(&proxy, &server);
+    assert_untouched_and_release(guard, &server);
 }
 
-fn a_late_acquire_and_its_undo_leave_the_retry_alone() {
+fn late_acquire_and_its_undo_do_not_harm_the_retry() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = warm(&proxy);
+    let client = warmed_up_client(&proxy);
     proxy.set_open(Traffic::Stall);
     let guard = client.mutex("a").try_lock_for(ms(5_000)).unwrap().unwrap();
-    let_run_late(&proxy, &server);
-    is_untouched(guard, &server);
+    run_late_acquire_and_undo(&proxy, &server);
+    assert_untouched_and_release(guard, &server);
 }
 
-/// Its connection died, and with it the undo behind it: what is left is the undo that is repeated elsewhere, which has
-/// found nothing so far.
-fn an_acquire_that_lost_its_undo_is_undone_elsewhere() {
+/// The connection died with the undo that was written behind the acquire. The undo is repeated over
+/// another connection until it finds the key.
+fn acquire_is_undone_over_another_connection_if_its_own_died() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = warm(&proxy);
+    let client = warmed_up_client(&proxy);
     proxy.set_open(Traffic::Stall);
     let mut monitor = Monitor::start(&server);
     expect_unreachable(client.mutex("a").try_lock());
@@ -270,16 +269,16 @@ fn an_acquire_that_lost_its_undo_is_undone_elsewhere() {
     for _ in 0..3 {
         let undo = monitor.call("a");
         assert!(!undo.is_acquire);
-        assert_eq!(undo.id, id, "it goes on");
+        assert_eq!(undo.id, id, "the undo is repeated");
     }
     server.run("SET", &["lock:a", &id, "PX", &TTL.as_millis().to_string()]);
     eventually(SOON, || server.get("lock:a").is_none());
 }
 
-fn every_acquiring_command_has_a_holder_id_of_its_own() {
+fn every_acquiring_command_has_its_own_holder_id() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = warm(&proxy);
+    let client = warmed_up_client(&proxy);
     let mut monitor = Monitor::start(&server);
     let mut ids = HashSet::new();
     for _ in 0..5 {
@@ -290,47 +289,47 @@ fn every_acquiring_command_has_a_holder_id_of_its_own() {
             let id = monitor.acquire("a").id;
             attempts += 1;
             let is_last = id == guard.holder_id().as_str();
-            assert!(ids.insert(id), "used before");
+            assert!(ids.insert(id), "the id was used before");
             if is_last {
                 break;
             }
         }
-        assert!(attempts > 1, "the first had no answer");
-        is_untouched(guard, &server);
+        assert!(attempts > 1, "the first attempt got no reply");
+        assert_untouched_and_release(guard, &server);
     }
 }
 
-/// What an attempt without a reply has left behind is not undone yet when the next attempt of the same call finds it:
-/// nobody but ourselves holds the lock.
-fn our_own_orphan_is_not_another_holder() {
+/// The next attempt of a call may find the key of its own unanswered attempt before the undo runs.
+/// That key is not another holder's.
+fn unanswered_attempt_of_this_call_is_not_reported_as_another_holder() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
-    let (told, renewals) = unbounded();
+    let (report, renewals) = unbounded();
     let _guard = client
         .mutex("renewed")
         .renew_every(ms(100))
         .on_renew(move |_| {
-            let _ = told.send(());
+            let _ = report.send(());
         })
         .lock()
         .unwrap();
-    // The thread that renews, and undoes, has taken the only connection there is.
+    // The io thread, which renews and undoes, has taken the only connection.
     renewals.recv().unwrap();
     let _ = client.mutex("warm").lock().unwrap().unlock().unwrap();
     assert_eq!(proxy.connections(), 2);
     proxy.set_nth(0, Traffic::Stall);
     proxy.set_nth(1, Traffic::CutOnReply);
     match client.mutex("a").try_lock() {
-        Ok(Some(guard)) => is_untouched(guard, &server),
-        Ok(None) => panic!("nobody holds it but we ourselves"),
+        Ok(Some(guard)) => assert_untouched_and_release(guard, &server),
+        Ok(None) => panic!("only this call's own attempt holds the lock"),
         Err(error) => assert!(error.is_unreachable(), "{error:?}"),
     }
     proxy.set_nth(0, Traffic::Pass);
     eventually(SOON, || server.get("lock:a").is_none());
 }
 
-fn a_release_on_a_connection_that_ends_is_a_release() {
+fn release_on_a_closed_connection_succeeds() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
@@ -345,7 +344,7 @@ fn a_release_on_a_connection_that_ends_is_a_release() {
     assert_eq!(server.get("lock:a"), None);
     assert_eq!(lost.recv(), Err(crossbeam_channel::RecvError));
 
-    // It finds the next holder already there, and that is no loss either.
+    // The repeated release finds the next holder's key, which is no loss either.
     let guard = mutex.lock().unwrap();
     let other = self::client(&server.url());
     proxy.set_open(Traffic::CutOnReply);
@@ -355,12 +354,12 @@ fn a_release_on_a_connection_that_ends_is_a_release() {
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         waiting.join().unwrap()
     });
-    is_untouched(next, &server);
+    assert_untouched_and_release(next, &server);
     drop((client, mutex));
     assert_eq!(losses.try_recv(), Err(TryRecvError::Disconnected));
 }
 
-fn a_release_without_a_reply_is_no_loss() {
+fn release_without_a_reply_is_no_loss() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
@@ -375,13 +374,12 @@ fn a_release_without_a_reply_is_no_loss() {
     assert_eq!(lost.recv(), Err(crossbeam_channel::RecvError));
     proxy.set_all(Traffic::Pass);
     let other = self::client(&server.url());
-    is_untouched(other.mutex("a").lock().unwrap(), &server);
+    assert_untouched_and_release(other.mutex("a").lock().unwrap(), &server);
     drop((client, mutex));
     assert_eq!(losses.try_recv(), Err(TryRecvError::Disconnected));
 }
 
-/// The release never got there: it is repeated until it does.
-fn a_release_that_vanished_is_repeated() {
+fn dropped_release_is_repeated() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
@@ -395,7 +393,7 @@ fn a_release_that_vanished_is_repeated() {
     eventually(SOON, || keys(&server).is_empty());
 }
 
-fn a_late_release_leaves_the_next_holder_alone() {
+fn late_release_does_not_harm_the_next_holder() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
@@ -407,25 +405,25 @@ fn a_late_release_leaves_the_next_holder_alone() {
     let before = server.calls(&["evalsha"]);
     proxy.set_open(Traffic::Pass);
     eventually(ms(5_000), || server.calls(&["evalsha"]) > before);
-    is_untouched(next, &server);
+    assert_untouched_and_release(next, &server);
 }
 
-fn a_late_renewal_brings_nothing_back() {
+fn late_renewal_restores_no_released_lease() {
     let server = Server::start();
     let other = client(&server.url());
     for is_taken_again in [false, true] {
         let proxy = Proxy::new(&server);
         let client = client(&proxy.url());
-        let (told, renewals) = unbounded();
+        let (report, renewals) = unbounded();
         let (lost, losses) = unbounded();
         let guard = client
             .mutex("a")
             .renew_every(ms(100))
-            .on_renew(move |_| told.send(()).unwrap())
+            .on_renew(move |_| report.send(()).unwrap())
             .on_lost(move |why| lost.send(*why).unwrap())
             .lock()
             .unwrap();
-        // The thread that renews has taken the only connection there is.
+        // The io thread, which renews, has taken the only connection.
         renewals.recv().unwrap();
         assert_eq!(proxy.connections(), 1);
         proxy.set_open(Traffic::Stall);
@@ -437,10 +435,10 @@ fn a_late_renewal_brings_nothing_back() {
         proxy.set_open(Traffic::Pass);
         eventually(ms(5_000), || server.calls(&["evalsha"]) > before);
         match next {
-            Some(next) => is_untouched(next, &server),
+            Some(next) => assert_untouched_and_release(next, &server),
             None => assert_eq!(server.get("lock:a"), None),
         }
-        // What it found says nothing once the release was sent.
+        // A renewal that finds no key after the release was sent reports no loss.
         drop(client);
         assert_eq!(
             losses.recv_timeout(ms(5_000)),
@@ -449,7 +447,7 @@ fn a_late_renewal_brings_nothing_back() {
     }
 }
 
-fn a_renewal_without_a_reply_is_no_loss() {
+fn renewal_without_a_reply_is_no_loss() {
     let server = Server::start();
     for traffic in [
         Traffic::DropReplies,
@@ -459,12 +457,12 @@ fn a_renewal_without_a_reply_is_no_loss() {
     ] {
         let proxy = Proxy::new(&server);
         let client = client(&proxy.url());
-        let (told, renewals) = unbounded();
+        let (report, renewals) = unbounded();
         let guard = client
             .mutex("a")
             .ttl(ms(3_000))
             .renew_every(ms(100))
-            .on_renew(move |_| told.send(()).unwrap())
+            .on_renew(move |_| report.send(()).unwrap())
             .lock()
             .unwrap();
         let lost = guard.lost();
@@ -475,16 +473,16 @@ fn a_renewal_without_a_reply_is_no_loss() {
         }
         renewals.recv().unwrap();
         assert_eq!(lost.try_recv(), Err(TryRecvError::Empty), "{traffic:?}");
-        is_untouched(guard, &server);
+        assert_untouched_and_release(guard, &server);
     }
 }
 
-/// Everything at once. Nobody here deletes keys or outlives a ttl, so no lease may ever be lost, and at most one is
-/// held at a time.
-fn nothing_is_lost_doubled_or_left_in_a_storm() {
+/// All network faults by turns. No program deletes keys and no ttl ends, so no lease may be lost,
+/// and each name has at most one holder.
+fn unstable_network_causes_no_loss_no_double_holder_and_no_leftover() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let clients = [warm(&proxy), client(&proxy.url())];
+    let clients = [warmed_up_client(&proxy), client(&proxy.url())];
     let inside: [AtomicU32; 3] = Default::default();
     let over = AtomicBool::new(false);
     let taken = AtomicU32::new(0);
@@ -532,17 +530,17 @@ fn nothing_is_lost_doubled_or_left_in_a_storm() {
         }
         over.store(true, Ordering::Relaxed);
     });
-    assert!(taken.into_inner() > 20, "there were quiet moments");
+    assert!(taken.into_inner() > 20, "some calls got the lock");
     eventually(SOON, || keys(&server).is_empty());
 }
 
-fn an_unanswered_extend_leaves_no_key_behind_although_the_release_is_late() {
+fn unanswered_extend_and_late_release_leave_no_key_behind() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
     let ttl = ms(1_000);
     let guard = client.mutex("a").ttl(ttl).lock().unwrap();
-    // From now on the server knows the script.
+    // Loads the script.
     guard.renew().unwrap();
     proxy.set_all(Traffic::DropReplies);
     expect_unreachable(guard.extend(ms(3_600_000)));
@@ -553,25 +551,27 @@ fn an_unanswered_extend_leaves_no_key_behind_although_the_release_is_late() {
     assert!(left > 3_000_000, "the extend ran: {left} ms");
     proxy.set_all(Traffic::DropBoth);
     expect_unreachable(guard.unlock());
-    // Longer than the ttl, and than twice the ttl.
+    // A release must be repeated for longer than the ttl, and than twice the ttl.
     let_pass(3 * ttl);
     assert_eq!(keys(&server), ["lock:a"], "no release came through");
     proxy.set_all(Traffic::Pass);
     eventually(ms(10_000), || keys(&server).is_empty());
 }
 
-/// How many calls at a time go unanswered below. Some of them may find no connection.
+/// The number of unanswered calls at a time. Some of them may find no connection.
 const CALLS: usize = 6;
 
-/// Several calls for the lock "a", or for one that includes it, go unanswered, their connections end, and the next
-/// connections work. Returns the holder ids that are then undone in one command.
-fn many_in_vain(
+/// Makes several unanswered calls for a lock that includes "a", then restores the network.
+///
+/// Returns the holder ids that one command then undoes. The connections of the calls end; new ones
+/// work.
+fn many_unanswered_calls(
     server: &Server,
     proxy: &Proxy,
     client: &Client,
     call: impl Fn() -> Result<bool, Error> + Sync,
 ) -> Vec<String> {
-    // Answers that take their time give each of the calls a connection.
+    // While replies are slow, each of the calls opens a connection.
     proxy.delay(ms(0), ms(50));
     let together = Barrier::new(CALLS);
     thread::scope(|scope| {
@@ -595,7 +595,7 @@ fn many_in_vain(
     proxy.cut();
     loop {
         let line = monitor.next_line();
-        // The calls above, too, may have timed out: those have locks of their own.
+        // Undos of `warm-…` are no concern here: those calls may have timed out too.
         if !line.contains("\"lock:a\"") {
             continue;
         }
@@ -621,8 +621,10 @@ fn late_client(proxy: &Proxy) -> Client {
         .unwrap()
 }
 
-/// One of the acquires runs late: another client, which looks no more until it is woken, gets the lock.
-fn runs_late(server: &Server, names: &[&str], id: &str) {
+/// Sets the keys as a late acquire would, and asserts that another client then gets the lock.
+///
+/// That client only tries again if the undo wakes it.
+fn run_acquire_late(server: &Server, names: &[&str], id: &str) {
     for name in names {
         let (key, ttl) = (format!("lock:{name}"), TTL.as_millis().to_string());
         server.run("SET", &[&key, id, "PX", &ttl]);
@@ -638,45 +640,45 @@ fn runs_late(server: &Server, names: &[&str], id: &str) {
         .collect();
     assert!(
         guards.iter().all(Option::is_some),
-        "it is removed, and told"
+        "the undo removes the key and wakes the waiter"
     );
 }
 
-fn undos_of_one_name_go_out_together_and_each_removes_its_own() {
+fn undos_of_one_name_share_a_command_and_remove_only_their_own_lease() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = late_client(&proxy);
     let call = || client.mutex("a").try_lock().map(|guard| guard.is_some());
-    let ids = many_in_vain(&server, &proxy, &client, call);
+    let ids = many_unanswered_calls(&server, &proxy, &client, call);
     for id in ids.iter().rev().take(2) {
-        runs_late(&server, &["a"], id);
+        run_acquire_late(&server, &["a"], id);
     }
     let guard = client.mutex("a").lock().unwrap();
     let_pass(ms(2_000));
-    is_untouched(guard, &server);
+    assert_untouched_and_release(guard, &server);
 }
 
-fn undos_of_one_set_go_out_together_and_each_removes_its_own() {
+fn undos_of_one_set_share_a_command_and_remove_only_their_own_lease() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = late_client(&proxy);
     let set = || client.mutex_all(["a", "b"]);
     let call = || set().try_lock().map(|guard| guard.is_some());
-    let ids = many_in_vain(&server, &proxy, &client, call);
-    runs_late(&server, &["a", "b"], &ids[1]);
+    let ids = many_unanswered_calls(&server, &proxy, &client, call);
+    run_acquire_late(&server, &["a", "b"], &ids[1]);
     let guard = set().lock().unwrap();
     let_pass(ms(2_000));
     guard.ensure_held().unwrap();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
-fn undos_of_one_fair_lock_go_out_together_and_leave_its_queue_to_others() {
+fn undos_of_one_fair_lock_share_a_command_and_keep_other_places() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = late_client(&proxy);
     let fair = |client: &Client| client.fair_mutex("a");
     let call = || fair(&client).try_lock().map(|guard| guard.is_some());
-    let ids = many_in_vain(&server, &proxy, &client, call);
+    let ids = many_unanswered_calls(&server, &proxy, &client, call);
     let other = self::client(&server.url());
     thread::scope(|scope| {
         let guard = fair(&other).lock().unwrap();
@@ -685,7 +687,7 @@ fn undos_of_one_fair_lock_go_out_together_and_leave_its_queue_to_others() {
             "leasehold:queue:{lock:a}",
             "leasehold:places:{lock:a}",
         );
-        // As if an acquire had run late behind the holder, and another in its place.
+        // As if one acquire had run late and queued behind the holder.
         server.run("RPUSH", &[queue, &ids[0]]);
         server.run("HSET", &[places, &ids[0], "9007199254740991 3000 "]);
         let waiter = scope.spawn(|| fair(&other).try_lock_for(10 * SOON).unwrap());
@@ -694,17 +696,19 @@ fn undos_of_one_fair_lock_go_out_together_and_leave_its_queue_to_others() {
         let guard = waiter
             .join()
             .unwrap()
-            .expect("the late one is out of the queue");
+            .expect("the undo removes the late place from the queue");
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        // As if another acquire had run late and got the lock.
         let ttl = TTL.as_millis().to_string();
         server.run("SET", &[key, &ids[1], "PX", &ttl]);
         eventually(10 * SOON, || server.get(key).is_none());
     });
 }
 
-/// Answers that are slower than the calls are patient: each of them may have been an acquire. Once the network is as it
-/// was, an idle client asks about a name no more than once a second or so, however many there were.
-fn undos_after_slow_answers_cost_a_name_one_command_a_second() {
+/// Replies that arrive after the calls' deadlines: each call may have acquired the lock. Once the
+/// network is fast again, the client sends about one undo command a second for each name, however
+/// many calls there were.
+fn undos_after_slow_replies_send_about_one_command_a_second_per_name() {
     const NAMES: u64 = 4;
     let server = Server::start();
     let proxy = Proxy::new(&server);
@@ -723,11 +727,11 @@ fn undos_after_slow_answers_cost_a_name_one_command_a_second() {
     });
     proxy.delay(ms(0), ms(0));
     let sent = || server.calls(&["evalsha", "eval"]);
-    // Until the youngest of them are old enough to be rare.
+    // Undos are repeated less often as they age.
     let_pass(ms(2_500));
     let before = sent();
     let_pass(ms(4_000));
     let sent = sent() - before;
-    assert!(sent > 0, "they are still undone");
+    assert!(sent > 0, "undos are still repeated");
     assert!(sent <= 8 * NAMES, "{sent} in four seconds");
 }
