@@ -1,5 +1,6 @@
-//! Promise: the user that the README tells operators to make can do everything, and without one of its rights there is
-//! an error that names what is needed, or the way round it that is written there.
+//! Promise: the documented ACL user can do everything.
+//!
+//! Without one of its permissions, a call works as documented or fails with an error that names it.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -11,19 +12,19 @@ use support::{
 };
 
 support::tests![
-    the_documented_user_can_do_everything,
-    without_one_of_them_the_error_says_which_are_needed_or_all_works,
-    an_operator_sees_all_and_takes_nothing,
-    the_shared_statistics_need_one_line_more,
-    without_a_right_several_names_are_refused_as_one_is,
-    without_select_only_the_first_database,
-    without_wait_no_replica_can_be_waited_for,
-    in_a_cluster_too,
-    over_a_quorum_too,
-    with_sentinel_too_and_a_user_of_the_sentinels
+    documented_user_can_do_everything,
+    error_names_the_missing_permission_unless_it_is_optional,
+    operator_can_inspect_locks_but_not_acquire_them,
+    shared_statistics_need_the_additional_rule,
+    set_needs_the_same_permissions_as_one_name,
+    only_the_first_database_works_without_select,
+    min_replicas_fails_without_wait,
+    documented_user_can_do_everything_in_a_cluster,
+    documented_user_can_do_everything_over_a_quorum,
+    documented_users_can_do_everything_with_sentinel
 ];
 
-/// The line of a user as printed in the README, from `SETUSER` on.
+/// Returns the rule of a user in the README, from `SETUSER` on.
 fn documented(user: &str) -> Vec<String> {
     let readme = include_str!("../../README.md");
     let start = format!("ACL SETUSER {user} reset ");
@@ -35,7 +36,7 @@ fn documented(user: &str) -> Vec<String> {
     lines[0].split(' ').skip(1).map(str::to_owned).collect()
 }
 
-/// The same without one of them.
+/// Returns the documented rule without one permission.
 fn without(user: &str, right: &str) -> Vec<String> {
     let mut rules = documented(user);
     let all = rules.len();
@@ -65,7 +66,9 @@ fn acl_log(server: &Server) -> Vec<Entry> {
 
 type Entry = HashMap<String, redis::Value>;
 
-/// What was refused, but for CLIENT SETINFO, which the README says is not needed; 6.2 says `client`.
+/// Returns the refused commands, except CLIENT SETINFO, which is documented as optional.
+///
+/// Redis 6.2 logs it as `client`.
 fn refused(entries: Vec<Entry>) -> Vec<String> {
     let objects = entries
         .into_iter()
@@ -75,12 +78,12 @@ fn refused(entries: Vec<Entry>) -> Vec<String> {
         .collect()
 }
 
-/// Everything works, and connections have their names.
+/// Asserts that every call works and that all connections have names.
 #[track_caller]
-fn all_is_well(builder: impl Fn() -> ClientBuilder, name: &str, keepers: &[&Server]) {
+fn assert_everything_works(builder: impl Fn() -> ClientBuilder, name: &str, keepers: &[&Server]) {
     let _connected = exercise_every_call(builder, name, keepers);
     for server in keepers {
-        // One that is being made has no name yet.
+        // A new connection has no name at first.
         eventually(ms(5_000), || {
             let clients = server.client_list();
             let mut ours = clients.iter().filter(|c| c["user"] == "leasehold");
@@ -90,32 +93,32 @@ fn all_is_well(builder: impl Fn() -> ClientBuilder, name: &str, keepers: &[&Serv
 }
 
 #[track_caller]
-fn nothing_was_refused<'a, I: IntoIterator<Item = &'a Server>>(servers: I) {
+fn assert_nothing_refused<'a, I: IntoIterator<Item = &'a Server>>(servers: I) {
     for server in servers {
         assert_eq!(refused(acl_log(server)), [""; 0]);
     }
 }
 
 #[track_caller]
-fn is_refused<T: Debug>(answer: Result<T, Error>, words: &[&str]) {
+fn assert_refused<T: Debug>(answer: Result<T, Error>, words: &[&str]) {
     let error = answer.unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
     let text = error.to_string();
     assert!(words.iter().all(|word| text.contains(word)), "{text}");
 }
 
-fn the_documented_user_can_do_everything() {
+fn documented_user_can_do_everything() {
     let server = Server::start();
     set_user(&server, &documented("leasehold"));
     let url = url(&server);
     for suffix in ["", "/3", "?protocol=resp3"] {
         let url = format!("{url}{suffix}");
-        all_is_well(|| Client::builder().url(&url), "a", &[&server]);
+        assert_everything_works(|| Client::builder().url(&url), "a", &[&server]);
     }
-    nothing_was_refused([&server]);
+    assert_nothing_refused([&server]);
 }
 
-/// Does everything once, and returns what failed.
+/// Makes every call once and returns the failures.
 fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
     let mut failures = Vec::new();
     let mut note = |step: &'static str, error: Option<Error>| {
@@ -126,7 +129,7 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
     match ours.mutex("free").lock() {
         Err(error) => note("lock", Some(error)),
         Ok(guard) => {
-            // A renewal within the first millisecond has nothing to set.
+            // `extend`, since a renewal within the first millisecond sets no expiry.
             note("renew", guard.extend(ms(5_000)).err());
             note("unlock", guard.unlock().err());
         }
@@ -178,8 +181,8 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
     failures
 }
 
-/// What fails without a right. All else works, waiting included.
-const FAILS: [(&str, &[&str]); 29] = [
+/// The calls that fail without a permission. All others work, including waiting.
+const CLIENT_FAILURES: [(&str, &[&str]); 29] = [
     (
         "~lock:*",
         &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
@@ -194,7 +197,7 @@ const FAILS: [(&str, &[&str]); 29] = [
         "+evalsha",
         &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
     ),
-    // The server knows the acquire script by then, from somebody else.
+    // `try_lock` works: another client has loaded the acquire script by then.
     ("+eval", &["lock", "inspect", "force_unlock", "fair lock"]),
     (
         "+get",
@@ -216,7 +219,8 @@ const FAILS: [(&str, &[&str]); 29] = [
     ("+hset", &["fair wait"]),
     ("+hget", &["fair wait"]),
     ("+lpop", &["fair wait"]),
-    // Who is not passed over asks soon, and finds it free; who gives up is passed over as one that has died.
+    // A waiter that gets no grant finds the lock free at its next refresh. The place of a waiter
+    // that gave up is skipped like that of a dead one.
     ("+hdel", &[]),
     ("+lrem", &[]),
     ("+ping", &["ping"]),
@@ -227,27 +231,31 @@ const FAILS: [(&str, &[&str]); 29] = [
     ("+select", &[]),
     ("+role", &[]),
     ("+wait", &[]),
-    // In a cluster it is otherwise.
+    // Needed in a cluster only.
     ("+cluster|slots", &[]),
     ("+asking", &[]),
 ];
 
-fn without_one_of_them_the_error_says_which_are_needed_or_all_works() {
-    let of_no_right = ["leasehold", "reset", "on", ">password", "resetchannels"];
+fn error_names_the_missing_permission_unless_it_is_optional() {
+    let no_permission = ["leasehold", "reset", "on", ">password", "resetchannels"];
     for rule in documented("leasehold").iter().skip(1) {
-        let is_known = FAILS.iter().any(|(right, _)| right == rule);
-        assert!(is_known || of_no_right.contains(&rule.as_str()), "{rule}");
+        let is_known = CLIENT_FAILURES.iter().any(|(right, _)| right == rule);
+        assert!(is_known || no_permission.contains(&rule.as_str()), "{rule}");
     }
     thread::scope(|scope| {
-        // Those that wait for a second at a time go together.
-        for rights in FAILS.chunks(6) {
-            scope.spawn(move || rights.iter().for_each(|(right, fails)| check(right, fails)));
+        // In parallel, because some checks wait for a second.
+        for rights in CLIENT_FAILURES.chunks(6) {
+            scope.spawn(move || {
+                rights
+                    .iter()
+                    .for_each(|(right, fails)| assert_failures_without(right, fails))
+            });
         }
     });
 }
 
 #[track_caller]
-fn check(right: &str, fails: &[&str]) {
+fn assert_failures_without(right: &str, fails: &[&str]) {
     let server = Server::start();
     set_user(&server, &without("leasehold", right));
     let failures = failures(&server, &url(&server));
@@ -277,8 +285,8 @@ fn check(right: &str, fails: &[&str]) {
     }
 }
 
-/// What an operator does, and what of it failed.
-fn looks(server: &Server, user: &str) -> Vec<(&'static str, Error)> {
+/// Makes an operator's calls and returns the failures.
+fn operator_failures(server: &Server, user: &str) -> Vec<(&'static str, Error)> {
     let operator = client(&url(server).replace("leasehold", user));
     let _held = client(&server.url()).mutex("a").lock().unwrap();
     let mutex = operator.mutex("a");
@@ -291,14 +299,14 @@ fn looks(server: &Server, user: &str) -> Vec<(&'static str, Error)> {
         ("force_unlock", mutex.force_unlock().err()),
         ("lock", operator.mutex("b").try_lock().err()),
     ];
-    let failed = steps.into_iter();
-    failed
+    let steps = steps.into_iter();
+    steps
         .filter_map(|(step, error)| Some((step, error?)))
         .collect()
 }
 
-/// What fails without a right of the operator's.
-const BLIND: [(&str, &str, &[&str]); 5] = [
+/// The operator's calls that fail without a permission, and the text that the error must contain.
+const OPERATOR_FAILURES: [(&str, &str, &[&str]); 5] = [
     ("+scan", "SCAN needs +scan", &["list"]),
     (
         "+pubsub|numsub",
@@ -322,15 +330,15 @@ const BLIND: [(&str, &str, &[&str]); 5] = [
     ),
 ];
 
-fn an_operator_sees_all_and_takes_nothing() {
+fn operator_can_inspect_locks_but_not_acquire_them() {
     let server = Server::start();
     set_user(&server, &documented("operator"));
-    let failed = looks(&server, "operator");
+    let failed = operator_failures(&server, "operator");
     assert_eq!(failed.len(), 1, "{failed:?}");
     assert_eq!(failed[0].0, "lock");
-    for (right, named, fails) in BLIND {
+    for (right, named, fails) in OPERATOR_FAILURES {
         set_user(&server, &without("operator", right));
-        let mut failed = looks(&server, "operator");
+        let mut failed = operator_failures(&server, "operator");
         assert!(matches!(failed.pop(), Some(("lock", _))), "{right}");
         let steps: Vec<&str> = failed.iter().map(|(step, _)| *step).collect();
         assert_eq!(steps, fails, "{right}: {failed:?}");
@@ -339,14 +347,14 @@ fn an_operator_sees_all_and_takes_nothing() {
             assert!(error.to_string().contains(named), "{right}: {error}");
         }
     }
-    // The lock's own user may not look at all of them, and need not.
+    // The user for locking cannot list locks and waiters, and needs neither.
     set_user(&server, &documented("leasehold"));
-    let failed = looks(&server, "leasehold");
+    let failed = operator_failures(&server, "leasehold");
     let steps: Vec<&str> = failed.iter().map(|(step, _)| *step).collect();
     assert_eq!(steps, ["list", "waiting", "queued"], "{failed:?}");
 }
 
-fn the_shared_statistics_need_one_line_more() {
+fn shared_statistics_need_the_additional_rule() {
     let server = Server::start();
     set_user(&server, &documented("leasehold"));
     let url = url(&server);
@@ -367,7 +375,7 @@ fn the_shared_statistics_need_one_line_more() {
     let rules: Vec<_> = more.split(' ').skip(1).map(str::to_owned).collect();
     set_user(&server, &rules);
     eventually(ms(10_000), || client.shared_stats().unwrap().released == 1);
-    // And the rest goes on as it did.
+    // Locking still works.
     drop(client.mutex("a").lock().unwrap());
     let mut connection = server.connection();
     let () = redis::cmd("ACL")
@@ -378,8 +386,8 @@ fn the_shared_statistics_need_one_line_more() {
     assert_eq!(refused(acl_log(&server)), [""; 0]);
 }
 
-/// Several names need no right more than one, and without one of them none of the names stays behind half-taken.
-fn without_a_right_several_names_are_refused_as_one_is() {
+/// Without one of the permissions, no set is partly held.
+fn set_needs_the_same_permissions_as_one_name() {
     let server = Server::start();
     for (right, fails) in [
         ("~lock:*", "acquire_all"),
@@ -416,29 +424,29 @@ fn without_a_right_several_names_are_refused_as_one_is() {
     }
 }
 
-fn without_select_only_the_first_database() {
+fn only_the_first_database_works_without_select() {
     let server = Server::start();
     set_user(&server, &without("leasehold", "+select"));
     let url = url(&server);
     assert!(client(&url).mutex("a").try_lock().unwrap().is_some());
-    is_refused(client(&(url + "/3")).mutex("a").lock(), &["+select"]);
+    assert_refused(client(&(url + "/3")).mutex("a").lock(), &["+select"]);
 }
 
-fn without_wait_no_replica_can_be_waited_for() {
+fn min_replicas_fails_without_wait() {
     let replicas = Replicas::start(1);
     let (server, url) = (replicas.master(), url(replicas.master()));
     set_user(server, &documented("leasehold"));
     let acknowledged = Client::builder().url(&url).min_replicas(1, ms(500));
-    all_is_well(|| acknowledged.clone(), "a", &[server]);
-    nothing_was_refused([server]);
+    assert_everything_works(|| acknowledged.clone(), "a", &[server]);
+    assert_nothing_refused([server]);
     set_user(server, &without("leasehold", "+wait"));
     let client = acknowledged.build().unwrap();
-    is_refused(client.mutex("b").try_lock(), &["WAIT", "needs +wait"]);
+    assert_refused(client.mutex("b").try_lock(), &["WAIT", "needs +wait"]);
 }
 
-/// Locks a name whose slot is then on its way elsewhere: what the renewal came to meanwhile.
+/// Locks a name and returns the result of a renewal while the name's slot migrates.
 #[track_caller]
-fn renewal_on_the_way(cluster: &Cluster, client: &Client) -> Result<(), Error> {
+fn renew_during_migration(cluster: &Cluster, client: &Client) -> Result<(), Error> {
     let name = cluster.name_owned_by("moves", 0);
     let slot = cluster.slot(&format!("lock:{name}"));
     let guard = client.mutex(name).ttl(ms(60_000)).lock().unwrap();
@@ -446,13 +454,13 @@ fn renewal_on_the_way(cluster: &Cluster, client: &Client) -> Result<(), Error> {
     cluster.move_keys(slot, 0, 1);
     let renewed = guard.renew();
     cluster.end_migration(slot, 0, 1);
-    // What was refused is no loss.
+    // A refused renewal is no loss.
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     cluster.move_slot(slot, 1, 0);
     renewed
 }
 
-fn in_a_cluster_too() {
+fn documented_user_can_do_everything_in_a_cluster() {
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
     let nodes = [0, 1, 2].map(|i| cluster.node(i));
     let set_user = |rules: &[String]| nodes.iter().for_each(|node| set_user(node, rules));
@@ -460,39 +468,39 @@ fn in_a_cluster_too() {
     let url = cluster.url_as("leasehold:password@");
     for (i, node) in nodes.iter().enumerate() {
         let name = cluster.name_owned_by("a", i);
-        all_is_well(|| Client::builder().url(&url), &name, &[node]);
+        assert_everything_works(|| Client::builder().url(&url), &name, &[node]);
     }
-    renewal_on_the_way(&cluster, &client(&url)).unwrap();
-    nothing_was_refused(nodes);
+    renew_during_migration(&cluster, &client(&url)).unwrap();
+    assert_nothing_refused(nodes);
 
     set_user(&without("leasehold", "+asking"));
     for (i, node) in nodes.iter().enumerate() {
         let name = cluster.name_owned_by("b", i);
-        all_is_well(|| Client::builder().url(&url), &name, &[node]);
+        assert_everything_works(|| Client::builder().url(&url), &name, &[node]);
     }
-    let renewed = renewal_on_the_way(&cluster, &client(&url));
-    is_refused(renewed, &["the renew script needs +asking +evalsha"]);
+    let renewed = renew_during_migration(&cluster, &client(&url));
+    assert_refused(renewed, &["the renew script needs +asking +evalsha"]);
 
     let known = client(&url);
     drop(known.mutex("a").lock().unwrap());
     set_user(&without("leasehold", "+cluster|slots"));
     let answer = client(&url).mutex("a").lock();
-    is_refused(answer, &["CLUSTER SLOTS needs +cluster|slots"]);
-    is_refused(client(&url).ping(), &["CLUSTER SLOTS needs +cluster|slots"]);
-    // Where the slots are known they are not asked for.
+    assert_refused(answer, &["CLUSTER SLOTS needs +cluster|slots"]);
+    assert_refused(client(&url).ping(), &["CLUSTER SLOTS needs +cluster|slots"]);
+    // A client that knows the slots does not ask for them.
     drop(known.mutex("a").lock().unwrap());
 }
 
-/// A majority decides of rights as of all else.
-fn over_a_quorum_too() {
+/// A permission missing on a minority of servers has no effect.
+fn documented_user_can_do_everything_over_a_quorum() {
     let servers = [(); 3].map(|()| Server::start());
     let set_user = |servers: &[Server], rules: &[String]| {
         servers.iter().for_each(|server| set_user(server, rules));
     };
     let builder = || Client::builder().quorum(servers.iter().map(url));
     set_user(&servers, &documented("leasehold"));
-    all_is_well(builder, "a", &servers.each_ref());
-    nothing_was_refused(&servers);
+    assert_everything_works(builder, "a", &servers.each_ref());
+    assert_nothing_refused(&servers);
 
     let client = builder().build().unwrap();
     set_user(&servers[..1], &without("leasehold", "+set"));
@@ -503,11 +511,11 @@ fn over_a_quorum_too() {
         client.mutex("b").lock(),
         builder().build().unwrap().mutex("b").lock(),
     ] {
-        is_refused(answer, &["the propose script needs", "+set"]);
+        assert_refused(answer, &["the propose script needs", "+set"]);
     }
 }
 
-fn with_sentinel_too_and_a_user_of_the_sentinels() {
+fn documented_users_can_do_everything_with_sentinel() {
     let sentinels = Sentinels::start(Setup::steady());
     let url = sentinels.url().replace("://", "://leasehold:password@");
     let url = format!("{url}?sentinel_user=watcher&sentinel_pass=password");
@@ -521,22 +529,22 @@ fn with_sentinel_too_and_a_user_of_the_sentinels() {
     let master = sentinels.first_master();
     set_user(master, &documented("leasehold"));
     set_watcher(&documented("watcher"));
-    all_is_well(|| Client::builder().url(&url), "a", &[master]);
-    nothing_was_refused([master]);
+    assert_everything_works(|| Client::builder().url(&url), "a", &[master]);
+    assert_nothing_refused([master]);
     for n in 0..sentinels.count() {
         let log = sentinels.ask_sentinel(n, &["ACL", "LOG"]).unwrap();
         assert_eq!(refused(log), [""; 0]);
     }
 
     set_user(master, &without("leasehold", "+role"));
-    all_is_well(|| Client::builder().url(&url), "a", &[master]);
+    assert_everything_works(|| Client::builder().url(&url), "a", &[master]);
     for right in ["+subscribe", "&+switch-master"] {
         set_watcher(&without("watcher", right));
-        all_is_well(|| Client::builder().url(&url), "a", &[master]);
+        assert_everything_works(|| Client::builder().url(&url), "a", &[master]);
     }
     set_watcher(&without("watcher", "+sentinel|get-master-addr-by-name"));
     let rights = ["+sentinel|get-master-addr-by-name"];
-    is_refused(client(&url).mutex("a").lock(), &rights);
+    assert_refused(client(&url).mutex("a").lock(), &rights);
 
     let wrong = url.replace("sentinel_pass=password", "sentinel_pass=wr0ng");
     let error = client(&wrong).mutex("a").lock().unwrap_err();

@@ -871,7 +871,7 @@ fn set_across_slots_is_acquired_or_rolled_back() {
     // A renewal that reaches two slots of three is none: the set expires.
     let guard = one.mutex_all(&names).ttl(ms(1_000)).lock().unwrap();
     let node = cluster.master_of(&format!("lock:{}", names[1]));
-    cluster.stop(node);
+    cluster.pause(node);
     assert_eq!(guard.lost().recv_timeout(ms(10_000)), Ok(Lost::Expired));
     cluster.resume(node);
     drop(guard);

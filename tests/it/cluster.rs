@@ -1,4 +1,4 @@
-//! Promise: in a cluster a lock keeps what it promises on one server, while slots move and masters are replaced.
+//! Promise: in a cluster, locks work as on one server, while slots move and masters are replaced.
 
 use std::sync::OnceLock;
 use std::thread;
@@ -17,30 +17,30 @@ support::roles![tidy_contender];
 
 support::tests![
     leases_are_renewed_on_every_master,
-    names_with_braces,
-    a_slot_that_has_moved_is_followed,
-    an_acquire_without_an_answer_is_undone,
-    passwords
+    name_whose_keys_would_have_different_slots_is_an_error,
+    moved_slot_costs_one_redirect,
+    unanswered_acquire_is_undone,
+    password_is_sent_to_every_node
 ];
 
 support::roughly_timed![
     basic_calls_work_on_every_master,
-    a_slot_that_moves_while_held,
-    keys_that_are_apart_are_waited_for,
-    seeds_that_are_away,
-    a_cluster_that_is_away,
-    what_is_no_cluster_says_so,
-    contention_when_the_slot_moves,
-    contention_when_the_master_is_killed,
-    contention_when_the_master_is_stopped,
-    contention_when_the_master_is_switched_by_command
+    lease_is_kept_while_its_slot_migrates,
+    acquire_waits_until_both_keys_are_on_one_node,
+    unreachable_seeds_are_skipped,
+    calls_to_an_unreachable_cluster_return_in_time,
+    wrong_url_scheme_is_named_in_the_error,
+    contenders_resume_after_the_slot_moves,
+    contenders_resume_after_the_master_is_killed,
+    contenders_resume_after_the_master_is_paused,
+    contenders_resume_after_a_manual_failover
 ];
 
 fn steady() -> Cluster {
     Cluster::with(ClusterSetup::steady(3, 0))
 }
 
-/// One for the tests that leave all nodes alone, each with names of its own.
+/// Returns the cluster of tests that only use their own names and harm no node.
 fn shared() -> &'static Cluster {
     static SHARED: OnceLock<Cluster> = OnceLock::new();
     SHARED.get_or_init(|| support::start_shared(|| steady().long_lived()))
@@ -51,22 +51,22 @@ fn lock(name: &str) -> String {
 }
 
 #[track_caller]
-fn released(guard: MutexGuard) {
+fn release(guard: MutexGuard) {
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
-/// Waits for the lock, but not for ever if the test has failed.
-fn in_time(client: &Client, name: &str) -> MutexGuard {
+/// Waits for the lock for at most 30 s.
+fn lock_within_30_s(client: &Client, name: &str) -> MutexGuard {
     let guard = client.mutex(name).try_lock_for(ms(30_000)).unwrap();
     guard.expect("it is released")
 }
 
-/// The scripts that a node was sent.
-fn scripts(cluster: &Cluster, node: usize) -> u64 {
+/// Returns how many script calls a node has executed.
+fn script_calls(cluster: &Cluster, node: usize) -> u64 {
     cluster.node(node).calls(&["evalsha", "eval"])
 }
 
-/// All that one server promises, on each master, and with one connection that hears on each.
+/// The promises of one server hold on each master, with one subscribed connection to each.
 fn basic_calls_work_on_every_master() {
     let cluster = shared();
     let one = client(&cluster.url());
@@ -95,18 +95,18 @@ fn basic_calls_work_on_every_master() {
             let channel = format!("lock_release:{name}");
             cluster.node(node).wait_until_waiter_sleeps(&channel);
             let at = Instant::now();
-            released(guard);
+            release(guard);
             let (guard, got) = waiting.join().unwrap();
-            // Longer than any look around: it is the release that wakes.
+            // Far less than the backstop: the release has woken the waiter.
             assert!(got - at < ms(5_000), "{:?}", got - at);
             assert!(guard.fencing_token() > before);
             assert!(two.mutex(&*name).force_unlock().unwrap());
             eventually(ms(10_000), || !guard.is_held());
         });
-        let hearing = cluster.node(node).client_list();
-        let hearing = hearing.iter();
-        let hearing = hearing.filter(|client| client["name"] == "two" && client["sub"] != "0");
-        assert_eq!(hearing.count(), 1, "one connection that hears");
+        let clients = cluster.node(node).client_list();
+        let clients = clients.iter();
+        let subscribed = clients.filter(|client| client["name"] == "two" && client["sub"] != "0");
+        assert_eq!(subscribed.count(), 1, "one subscribed connection");
     }
     assert!(one.shutdown(ms(5_000)).unwrap().is_clean());
     assert!(two.shutdown(ms(5_000)).unwrap().is_clean());
@@ -130,17 +130,17 @@ fn leases_are_renewed_on_every_master() {
     while counts.iter().any(|count| *count < 20) {
         counts[renewals.recv_timeout(ms(10_000)).expect("all are renewed")] += 1;
     }
-    guards.into_iter().for_each(released);
+    guards.into_iter().for_each(release);
 }
 
-/// Names on which a cluster must not disagree with itself.
-fn names_with_braces() {
+/// The hash tag of a name with braces may differ from that of the name's other keys.
+fn name_whose_keys_would_have_different_slots_is_an_error() {
     let cluster = shared();
     let client = client(&cluster.url());
     for name in ["{u1}:a", "a{b", "{", "{{a}", "{a}}", "é{ü}", "a{b}c{d}"] {
         let guard = client.mutex(name).lock().unwrap();
         assert!(client.mutex(name).inspect().unwrap().is_some());
-        released(guard);
+        release(guard);
     }
     for name in ["a}b", "{}x", "}", "a{}{b}"] {
         for error in [
@@ -151,34 +151,34 @@ fn names_with_braces() {
             assert!(error.to_string().contains("slots"), "{error}");
         }
     }
-    // One server keeps them all.
+    // A single server accepts any name.
     let server = Server::start();
     let plain = Client::open(&server.url()).unwrap();
-    released(plain.mutex("a}b").lock().unwrap());
+    release(plain.mutex("a}b").lock().unwrap());
 }
 
-/// What was known of a slot is wrong: one trip more, and then it is known.
-fn a_slot_that_has_moved_is_followed() {
+/// One MOVED redirect updates the client's slot map.
+fn moved_slot_costs_one_redirect() {
     let cluster = steady();
     let client = client(&cluster.url());
     let name = cluster.name_owned_by("a", 0);
     let slot = cluster.slot(&lock(&name));
     let mutex = client.mutex(&*name);
-    released(mutex.lock().unwrap());
+    release(mutex.lock().unwrap());
     for (from, to) in [(0, 1), (1, 2), (2, 0)] {
         cluster.move_slot(slot, from, to);
-        let before = scripts(&cluster, from);
-        released(mutex.lock().unwrap());
-        released(mutex.lock().unwrap());
-        // What is turned away is not counted as called.
-        assert_eq!(scripts(&cluster, from), before);
+        let before = script_calls(&cluster, from);
+        release(mutex.lock().unwrap());
+        release(mutex.lock().unwrap());
+        // The server does not count redirected calls.
+        assert_eq!(script_calls(&cluster, from), before);
         let refused = cluster.node(from).info("errorstats", "errorstat_MOVED");
-        assert_eq!(refused.as_deref(), Some("count=1"), "asked there once");
+        assert_eq!(refused.as_deref(), Some("count=1"), "one redirect");
     }
 }
 
-/// The slot of a held name moves under it. All along it is held, renewed and waited for.
-fn a_slot_that_moves_while_held() {
+/// While the slot of a held name migrates, the lease is renewed and a waiter stays queued.
+fn lease_is_kept_while_its_slot_migrates() {
     let cluster = shared();
     let (one, two) = (client(&cluster.url()), client(&cluster.url()));
     for is_released_on_the_way in [true, false] {
@@ -200,7 +200,7 @@ fn a_slot_that_moves_while_held() {
         let guard = mutex.lock().unwrap();
         let token = guard.fencing_token();
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| in_time(&two, &name));
+            let waiting = scope.spawn(|| lock_within_30_s(&two, &name));
             let channel = format!("lock_release:{name}");
             cluster.node(0).wait_until_waiter_sleeps(&channel);
             cluster.begin_migration(slot, 0, 1);
@@ -220,25 +220,25 @@ fn a_slot_that_moves_while_held() {
             assert!(two.mutex("other").try_lock().unwrap().is_some());
             assert!(!waiting.is_finished());
             if is_released_on_the_way {
-                released(guard);
+                release(guard);
                 cluster.end_migration(slot, 0, 1);
             } else {
                 cluster.end_migration(slot, 0, 1);
                 is_renewed();
-                released(guard);
+                release(guard);
             }
             let at = Instant::now();
             let guard = waiting.join().unwrap();
             assert!(at.elapsed() < RESUME_WITHIN, "{:?}", at.elapsed());
             assert!(guard.fencing_token() > token);
-            released(guard);
+            release(guard);
         });
         cluster.move_slot(slot, 1, 0);
     }
 }
 
-/// The two keys of a name are on two nodes for a while: nothing can be taken then, nor is refused.
-fn keys_that_are_apart_are_waited_for() {
+/// While a migration has split the two keys of a name, a call can neither acquire nor be refused.
+fn acquire_waits_until_both_keys_are_on_one_node() {
     let cluster = shared();
     let client = client(&cluster.url());
     let name = cluster.name_owned_by("apart", 0);
@@ -250,7 +250,7 @@ fn keys_that_are_apart_are_waited_for() {
     let fence = format!("leasehold:fence:{{lock:{name}}}");
     cluster.move_key(&fence, 0, 1);
     guard.renew().unwrap();
-    released(guard);
+    release(guard);
     let mutex = client.mutex(&*name);
     let count = || cluster.node(1).info("errorstats", "errorstat_TRYAGAIN");
     let timed = Control::run(COMMAND_TIMEOUT, || mutex.try_lock());
@@ -263,19 +263,19 @@ fn keys_that_are_apart_are_waited_for() {
         other => panic!("{other:?}"),
     }
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| in_time(&client, &name));
+        let waiting = scope.spawn(|| lock_within_30_s(&client, &name));
         let before = count();
         eventually(ms(10_000), || count() != before);
         cluster.end_migration(slot, 0, 1);
         let guard = waiting.join().unwrap();
         assert!(guard.fencing_token() > token);
-        released(guard);
+        release(guard);
     });
 }
 
-/// New clients that are told in time that they are alone.
+/// Asserts that the calls of new clients fail within their deadlines.
 #[track_caller]
-fn nobody_answers(url: &str) {
+fn assert_calls_fail_in_time(url: &str) {
     thread::scope(|scope| {
         scope.spawn(|| {
             let limit = ms(300);
@@ -293,7 +293,7 @@ fn nobody_answers(url: &str) {
         });
         scope.spawn(|| {
             let fresh = builder(url).unreachable_for(ms(1_000)).build().unwrap();
-            // An attempt that is under way is waited for, and so is the pause between two.
+            // `lock` finishes the attempt in flight and the pause between two attempts.
             let limit = ms(1_000) + COMMAND_TIMEOUT + ms(500);
             let timed = Control::run(limit, || fresh.mutex("a").lock());
             expect_unreachable(timed.no_later_than(SLACK));
@@ -301,20 +301,20 @@ fn nobody_answers(url: &str) {
     });
 }
 
-fn seeds_that_are_away() {
+fn unreachable_seeds_are_skipped() {
     let dead = [free_port(), free_port()].map(|port| format!("127.0.0.1:{port}"));
-    nobody_answers(&format!("redis+cluster://{}", dead.join(",")));
+    assert_calls_fail_in_time(&format!("redis+cluster://{}", dead.join(",")));
     let hole = BlackHole::start();
-    nobody_answers(&format!("redis+cluster://127.0.0.1:{}", hole.port()));
+    assert_calls_fail_in_time(&format!("redis+cluster://127.0.0.1:{}", hole.port()));
 
-    // One of them costs nothing.
+    // One unreachable seed delays no call.
     let hole = format!("://127.0.0.1:{},{},", hole.port(), dead[0]);
     let url = shared().url().replace("://", &hole);
     for _ in 0..10 {
         let limit = ms(300);
         let client = client(&url);
         let timed = Control::run(limit, || client.mutex("seeds").try_lock_for(limit));
-        released(
+        release(
             timed
                 .no_later_than(SLACK)
                 .unwrap()
@@ -323,19 +323,19 @@ fn seeds_that_are_away() {
     }
 }
 
-fn a_cluster_that_is_away() {
+fn calls_to_an_unreachable_cluster_return_in_time() {
     let mut cluster = steady();
     let known = client(&cluster.url());
     let names: Vec<_> = (0..3)
         .map(|node| cluster.name_owned_by("a", node))
         .collect();
     for name in &names {
-        released(known.mutex(&**name).lock().unwrap());
+        release(known.mutex(&**name).lock().unwrap());
     }
     for stop in [true, false] {
         for node in 0..3 {
             if stop {
-                cluster.stop(node);
+                cluster.pause(node);
             } else {
                 cluster.kill(node);
             }
@@ -347,32 +347,32 @@ fn a_cluster_that_is_away() {
                     expect_unreachable(timed.no_later_than(SLACK));
                 });
             }
-            nobody_answers(&cluster.url());
+            assert_calls_fail_in_time(&cluster.url());
         });
     }
 }
 
-/// One hangs while it is asked: the undo ends what it may have granted.
-fn an_acquire_without_an_answer_is_undone() {
+/// The undo removes what a hanging node may have granted.
+fn unanswered_acquire_is_undone() {
     let cluster = steady();
     let (one, two) = (client(&cluster.url()), client(&cluster.url()));
     let name = cluster.name_owned_by("a", 1);
-    released(one.mutex(&*name).lock().unwrap());
-    cluster.stop(1);
+    release(one.mutex(&*name).lock().unwrap());
+    cluster.pause(1);
     let error = one.mutex(&*name).ttl(ms(60_000)).try_lock().unwrap_err();
     let port = cluster.client_port(1);
     let text = expect_unreachable::<()>(Err(error));
     assert!(text.contains(&format!("127.0.0.1:{port}: ")), "{text}");
-    // The others have nothing to do with it.
+    // The other masters are not affected.
     for node in [0, 2] {
-        released(one.mutex(cluster.name_owned_by("a", node)).lock().unwrap());
+        release(one.mutex(cluster.name_owned_by("a", node)).lock().unwrap());
     }
     cluster.resume(1);
     let guard = two.mutex(&*name).try_lock_for(ms(10_000)).unwrap();
-    released(guard.expect("the acquire was undone"));
+    release(guard.expect("the acquire was undone"));
 }
 
-fn what_is_no_cluster_says_so() {
+fn wrong_url_scheme_is_named_in_the_error() {
     let server = Server::start();
     let url = server.url().replace("redis://", "redis+cluster://");
     let limit = COMMAND_TIMEOUT;
@@ -392,14 +392,14 @@ fn what_is_no_cluster_says_so() {
     assert!(error.to_string().contains("redis+cluster://"), "{error}");
 }
 
-fn passwords() {
+fn password_is_sent_to_every_node() {
     let cluster = Cluster::with(ClusterSetup {
         password: Some("p@ss"),
         ..ClusterSetup::steady(3, 0)
     });
     let right = client(&cluster.url());
     for n in 0..20 {
-        released(right.mutex(format!("n{n}")).lock().unwrap());
+        release(right.mutex(format!("n{n}")).lock().unwrap());
     }
     let wrong = client(&cluster.url_as(":wr0ng@"));
     match wrong.mutex("a").lock() {
@@ -411,31 +411,31 @@ fn passwords() {
     }
 }
 
-fn get_into(trouble: MasterFailure, cluster: &mut Cluster, master: usize) {
+fn fail_master(trouble: MasterFailure, cluster: &mut Cluster, master: usize) {
     match trouble {
         MasterFailure::Killed => cluster.kill(master),
-        MasterFailure::Stopped => cluster.stop(master),
+        MasterFailure::Stopped => cluster.pause(master),
         MasterFailure::SwitchedByCommand => {
             let replica = cluster.replicas_of(master).next();
-            cluster.failover(replica.expect("it has one"));
+            cluster.failover(replica.expect("the master has a replica"));
         }
     }
 }
 
-/// Nothing is left at last of what was for the master before.
+/// A child's role: contends, and asserts that no thread for the old master remains.
 fn tidy_contender() {
     contend_and_then(|client| {
-        // Whoever was late may never have waited at the new one.
+        // Starts the threads for the new master if this process has not waited there yet.
         let mutex = client.mutex(parameter("NAME"));
-        let guard = mutex.lock().expect("the new master is there");
-        assert!(mutex.try_lock_for(ms(200)).unwrap().is_none(), "it waits");
-        released(guard);
+        let guard = mutex.lock().expect("the new master replies");
+        assert!(mutex.try_lock_for(ms(200)).unwrap().is_none());
+        release(guard);
         for thread in ["leasehold-io", "leasehold-subsc"] {
             let mut before = None;
             eventually(ms(20_000), || {
                 let now = thread_count(thread);
                 if before.replace(now) != Some(now) {
-                    // Shown where the test fails.
+                    // The output of a child is shown if the test fails.
                     println!("{thread}: {now}");
                 }
                 now == 1
@@ -449,33 +449,43 @@ fn fence_on(cluster: &Cluster, node: usize, name: &str) -> RedisResult<Option<u6
     cluster.ask(node, &["GET", &fence])
 }
 
-/// Several processes contend while the master of the name is replaced. Besides, a client that only waits for another
-/// name there, and one that holds two more: of one the new master has never heard.
-fn contention_goes_on(trouble: MasterFailure) {
+/// Several processes contend while the master of their name is replaced.
+///
+/// Other names in the same slot: `dies` (renewed often, with a waiter in another client) and
+/// `sleeps` (not renewed for long) are missing on the new master; `survives` is there.
+fn assert_contenders_resume(trouble: MasterFailure) {
     let mut cluster = Cluster::start(3, 1);
     let name = cluster.name_owned_by("a", 0);
     let client = client(&cluster.url());
-    // Who looks around so seldom must be told, by whatever thread of ours, that the master is another.
+    // With this backstop, only the client's threads can tell the waiter of the new master in time.
     let parked = builder(&cluster.url()).backstop(ms(60_000)).build();
     let parked = parked.unwrap();
-    let mutex = |client: &Client, what: &str| client.mutex(beside(&name, what)).ttl(ms(40_000));
+    let mutex =
+        |client: &Client, what: &str| client.mutex(name_in_same_slot(&name, what)).ttl(ms(40_000));
     let hold = |what: &str| mutex(&client, what).renew_every(ms(500)).lock().unwrap();
-    let replica = cluster.replicas_of(0).next().expect("it has one");
+    let replica = cluster
+        .replicas_of(0)
+        .next()
+        .expect("the master has a replica");
     let dies = hold("dies");
-    // The next renewal is far away.
+    // Its next renewal is far away.
     let sleeps = mutex(&parked, "sleeps").lock().unwrap();
-    forget_all(&cluster, replica, &lock(&beside(&name, "sleeps")));
+    flush_replica(
+        &cluster,
+        replica,
+        &lock(&name_in_same_slot(&name, "sleeps")),
+    );
     let survives = hold("survives");
     let (got, parked_got) = unbounded();
     let parked = thread::spawn({
-        let name = beside(&name, "dies");
+        let name = name_in_same_slot(&name, "dies");
         move || {
             let guard = parked.mutex(name).lock().unwrap();
             got.send(Instant::now()).unwrap();
-            released(guard);
+            release(guard);
         }
     });
-    let channel = format!("lock_release:{}", beside(&name, "dies"));
+    let channel = format!("lock_release:{}", name_in_same_slot(&name, "dies"));
     eventually(ms(10_000), || cluster.node(0).subscribers(&channel) > 0);
     let contention = Contention::start_as(
         "cluster::tidy_contender",
@@ -486,7 +496,7 @@ fn contention_goes_on(trouble: MasterFailure) {
     );
 
     let (lost, sleeper_lost) = (dies.lost(), sleeps.lost());
-    get_into(trouble, &mut cluster, 0);
+    fail_master(trouble, &mut cluster, 0);
     assert_eq!(cluster.wait_for_new_master(0), replica);
     let began = Instant::now();
     let timed = time_until_taken(began, || fence_on(&cluster, replica, &name));
@@ -495,13 +505,13 @@ fn contention_goes_on(trouble: MasterFailure) {
     let lost = lost.recv_timeout(ms(5_000)).expect("the loss is reported");
     assert!(matches!(lost, Lost::Deleted | Lost::Taken), "{lost}");
     assert_eq!(sleeper_lost.recv_timeout(ms(5_000)), Ok(Lost::Deleted));
-    let told = began.elapsed();
+    let reported = began.elapsed();
     let at = parked_got.recv_timeout(ms(60_000)).unwrap();
     let got = at.saturating_duration_since(began);
     assert!(got <= RESUME_WITHIN + SLACK + overshoot, "{got:?}");
     parked.join().unwrap();
 
-    // All of them are there by then, and the old one has nothing more to say.
+    // By then all processes use the new master; the old one must not disturb them.
     contention.wait_for_progress(30);
     if trouble == MasterFailure::Stopped {
         cluster.resume(0);
@@ -512,20 +522,21 @@ fn contention_goes_on(trouble: MasterFailure) {
     }
     let outcome = contention.finish();
     println!(
-        "{trouble:?}: went on after {took:?}, told of the loss after {told:?}, the parked one got it after {got:?}; {outcome:?}"
+        "{trouble:?}: resumed after {took:?}, loss reported after {reported:?}, \
+         parked waiter got the lock after {got:?}; {outcome:?}"
     );
     outcome.assert_promises(SLACK);
     assert_eq!(survives.unlock().unwrap(), Unlocked::Released);
     assert_eq!(dies.unlock().unwrap(), Unlocked::AlreadyLost(lost));
 }
 
-/// Another name in the same slot.
-fn beside(name: &str, what: &str) -> String {
+/// Returns another name in the same slot.
+fn name_in_same_slot(name: &str, what: &str) -> String {
     format!("{{lock:{name}}}:{what}")
 }
 
-/// Waits until the replica has the key, and then makes as if nothing had come to it so far.
-fn forget_all(cluster: &Cluster, replica: usize, key: &str) {
+/// Waits until the replica has the key, then removes everything that the replica has received.
+fn flush_replica(cluster: &Cluster, replica: usize, key: &str) {
     let has = |known: &Vec<u8>| known == key.as_bytes();
     eventually(ms(10_000), || cluster.node(replica).keys().iter().any(has));
     for command in [
@@ -537,15 +548,15 @@ fn forget_all(cluster: &Cluster, replica: usize, key: &str) {
     }
 }
 
-/// The slot of the contended name moves, with both of its keys: while one of ours holds it, and while whoever does.
-fn contention_when_the_slot_moves() {
+/// The slot of the contended name migrates while this test or one of the processes holds the lock.
+fn contenders_resume_after_the_slot_moves() {
     let cluster = steady();
     let client = client(&cluster.url());
     let name = cluster.name_owned_by("a", 0);
     let slot = cluster.slot(&lock(&name));
     let contention = Contention::start(&cluster.url(), &name, PROCESSES, 0);
     for (from, to, is_ours) in [(0, 1, true), (1, 2, false), (2, 0, true)] {
-        let guard = is_ours.then(|| in_time(&client, &name));
+        let guard = is_ours.then(|| lock_within_30_s(&client, &name));
         cluster.begin_migration(slot, from, to);
         while cluster.move_keys(slot, from, to) > 0 {}
         if let Some(guard) = &guard {
@@ -556,17 +567,17 @@ fn contention_when_the_slot_moves() {
         if let Some(guard) = guard {
             guard.renew().unwrap();
             began = Instant::now();
-            released(guard);
+            release(guard);
         }
         let timed = time_until_taken(began, || fence_on(&cluster, to, &name));
-        println!("from {from} to {to}: went on after {:?}", timed.took);
+        println!("from {from} to {to}: resumed after {:?}", timed.took);
         timed.no_later_than(SLACK);
         contention.wait_for_progress(30);
     }
     let outcome = contention.finish();
     println!("{outcome:?}");
     outcome.assert_promises(SLACK);
-    // No lease ends by this.
+    // A migration ends no lease.
     let Outcome {
         overlaps,
         rejected,
@@ -576,14 +587,14 @@ fn contention_when_the_slot_moves() {
     assert_eq!((overlaps, rejected, known_losses), (0, 0, 0));
 }
 
-fn contention_when_the_master_is_killed() {
-    contention_goes_on(MasterFailure::Killed);
+fn contenders_resume_after_the_master_is_killed() {
+    assert_contenders_resume(MasterFailure::Killed);
 }
 
-fn contention_when_the_master_is_stopped() {
-    contention_goes_on(MasterFailure::Stopped);
+fn contenders_resume_after_the_master_is_paused() {
+    assert_contenders_resume(MasterFailure::Stopped);
 }
 
-fn contention_when_the_master_is_switched_by_command() {
-    contention_goes_on(MasterFailure::SwitchedByCommand);
+fn contenders_resume_after_a_manual_failover() {
+    assert_contenders_resume(MasterFailure::SwitchedByCommand);
 }

@@ -564,7 +564,7 @@ fn lock_gives_up_on_a_hung_master_without_waiting_for_a_command_to_time_out() {
 fn lock_gives_up_on_a_hung_cluster_without_waiting_for_a_command_to_time_out() {
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
     let client = warm(impatient().url(cluster.url()).build().unwrap());
-    (0..cluster.count()).for_each(|n| cluster.stop(n));
+    (0..cluster.count()).for_each(|n| cluster.pause(n));
     gives_up_before_a_command(|| client.mutex("a").lock().map(drop));
     (0..cluster.count()).for_each(|n| cluster.resume(n));
 }

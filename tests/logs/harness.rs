@@ -414,7 +414,7 @@ fn a_cluster_fails_over_and_moves_slots() {
     assert_eq!(cluster.wait_for_new_master(master), replica);
     assert_eq!(write(&cluster, "b", "2"), replica);
     cluster.wait_until_settled();
-    cluster.stop(replica);
+    cluster.pause(replica);
     assert_eq!(cluster.wait_for_new_master(replica), master);
     assert_eq!(write(&cluster, "b", "3"), master);
     cluster.resume(replica);

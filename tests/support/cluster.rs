@@ -234,7 +234,7 @@ impl Cluster {
     }
 
     /// Pauses a node: its connections stay open, but it does not reply.
-    pub fn stop(&self, i: usize) {
+    pub fn pause(&self, i: usize) {
         self.nodes[i].answers.store(false, Ordering::SeqCst);
         self.node(i).pause();
     }
