@@ -98,6 +98,7 @@ const LONGEST_VALUE: usize = 1088;
 ///
 /// If the holder is not a leasehold client, its owner and id are unknown.
 #[derive(Clone)]
+#[cfg_attr(test, derive(PartialEq))]
 pub struct Holder {
     seen: Vec<u8>,
     id: Option<HolderId>,

@@ -9,18 +9,18 @@ use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use redis::Value;
 
-use crate::protocol::answer::{Acquired, KeyState, Refreshed, Wanted, read_grant, read_holder};
-use crate::protocol::expected::Expected;
-use crate::protocol::script::Reply;
+use crate::protocol::answer::{Answer, Refreshed, Wanted, read_grant};
+use crate::protocol::reply::Reply;
 use crate::protocol::slot::SLOTS;
+use crate::protocol::verb::Verb;
 use crate::redis::cluster::slots::Layout;
 use crate::redis::conn::connector::is_master;
 use crate::redis::conn::read_frame;
 use crate::redis::fault::Redirect;
-use crate::redis::inspect::{read_count, read_listeners, read_page, read_string};
+use crate::redis::inspect::{read_count, read_listeners, read_page};
 use crate::redis::sentinel::{is_subscribed, read_place};
 use crate::runtime::io::shared_stats;
-use crate::runtime::subscriber::pubsub::{Answer, read as read_answer};
+use crate::runtime::subscriber::pubsub::{Received, read as read_received};
 
 /// The number of replies to decode, over all threads.
 const CASES: u64 = 1_000_000;
@@ -225,16 +225,8 @@ fn numbers(reply: &Reply) -> Vec<i64> {
 }
 
 fn check_acquired(reply: &Reply, wanted: Wanted) {
-    let fits = Expected::Acquired(wanted).fits(reply);
-    let acquired = Acquired::read(reply, wanted);
-    assert_eq!(
-        fits,
-        acquired
-            .as_ref()
-            .is_some_and(|acquired| *acquired != Acquired::Split)
-    );
-    match acquired {
-        Some(Acquired::Granted(tokens)) => {
+    match Verb::Acquire(wanted).read(reply.clone()) {
+        Some(Answer::Granted(tokens)) => {
             let tokens = tokens.iter().map(|token| token.value());
             assert!(
                 tokens
@@ -250,29 +242,28 @@ fn check_acquired(reply: &Reply, wanted: Wanted) {
             let granted = std::iter::once(1).chain(tokens.map(|token| token as i64));
             assert!(granted.eq(numbers(reply)), "{reply:?}");
         }
-        Some(Acquired::Refused(refusal)) => {
+        Some(Answer::Refused(refusal)) => {
             assert!(refusal.name < wanted.names);
             assert_eq!(numbers(reply).first(), Some(&0));
         }
-        Some(Acquired::TooLow(last)) => assert!(is_token(last) && wanted.proposed <= Some(last)),
-        Some(Acquired::Split) | None => {}
+        Some(Answer::TooLow(last)) => assert!(is_token(last) && wanted.proposed <= Some(last)),
+        None => {}
+        other => panic!("{other:?} of {reply:?}"),
     }
 }
 
 fn check_lease(reply: &Reply, most: usize) {
-    let found = KeyState::read(reply);
-    if found == Some(KeyState::Ours) {
-        let is_said = match reply {
-            Reply::Int(said) => *said == 1,
-            reply => matches!(numbers(reply)[..], [1, told] if told >= 0),
-        };
-        assert!(is_said, "{reply:?}");
+    let release = |counts| Verb::Release { counts }.read(reply.clone());
+    for answer in [Verb::Renew.read(reply.clone()), release(false)] {
+        if let Some(Answer::Ours(heard)) = answer {
+            assert!(heard.is_none() && *reply == Reply::Int(1), "{reply:?}");
+        }
     }
-    assert!(found.is_some() || !Expected::Renewed.fits(reply));
-    for asks in [false, true] {
-        assert!(found.is_some() || !Expected::Released { asks }.fits(reply));
+    if let Some(Answer::Ours(heard)) = release(true) {
+        let said = heard.map(|heard| heard as i64).unwrap();
+        assert_eq!(numbers(reply), [1, said]);
     }
-    if let Some(Some(holder)) = read_holder(reply) {
+    if let Some(Answer::Holder(Some(holder))) = Verb::Inspect.read(reply.clone()) {
         assert!(holder.value().len() <= most);
         assert!(
             holder
@@ -283,7 +274,7 @@ fn check_lease(reply: &Reply, most: usize) {
 }
 
 fn check_refreshed(reply: &Reply, places: usize) {
-    let Some(found) = Refreshed::read(reply, places) else {
+    let Some(Answer::Places(found)) = Verb::Refresh(places).read(reply.clone()) else {
         return;
     };
     let said = found.iter().map(|place| match place {
@@ -309,7 +300,7 @@ fn check_command(reply: &Reply, most: usize) {
     if let Some((cursor, keys)) = read_page(reply.clone()) {
         assert!(cursor.len() + keys.iter().map(Vec::len).sum::<usize>() <= most);
     }
-    if let Some(Some(text)) = read_string(reply.clone()) {
+    if let Some(Answer::Fence(Some(text))) = Verb::ReadFence.read(reply.clone()) {
         assert!(text.len() <= most);
     }
     let _ = (
@@ -317,15 +308,15 @@ fn check_command(reply: &Reply, most: usize) {
         read_listeners(reply, b"c"),
         shared_stats::read(reply),
     );
-    for expected in [
-        Expected::Holder,
-        Expected::Fence,
-        Expected::Added,
-        Expected::Count,
-        Expected::Ok,
-        Expected::Pong,
+    for verb in [
+        Verb::AddStats,
+        Verb::Asking,
+        Verb::Count,
+        Verb::Ping,
+        Verb::Undo(1),
+        Verb::Undo(3),
     ] {
-        let _ = expected.fits(reply);
+        let _ = verb.read(reply.clone());
     }
 }
 
@@ -343,7 +334,7 @@ fn check_value(value: &Value, most: usize) {
         assert!(host.len() <= most && port > 0);
     }
     let _ = (is_master(value.clone()), is_subscribed(value));
-    if let Some(Answer::Message(_, payload)) = read_answer(value.clone(), "SUBSCRIBE", b"c") {
+    if let Some(Received::Message(_, payload)) = read_received(value.clone(), "SUBSCRIBE", b"c") {
         check_grant(&payload);
     }
     if let Value::ServerError(error) = value {

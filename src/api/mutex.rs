@@ -8,14 +8,13 @@ use crate::api::guard::MutexGuard;
 use crate::api::settings::lock_settings;
 use crate::clock::Instant;
 use crate::config::Settings;
-use crate::error::{Cause, Error};
+use crate::error::Error;
 use crate::holder::Holder;
 use crate::lock::acquire::{WaitLimit, acquire};
 use crate::lock::release::Unlocked;
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
-use crate::protocol::answer::{KeyState, read_holder};
 use crate::protocol::keys::Keys;
 use crate::redis::inspect::Gauge;
 use crate::redis::{Cap, Fault};
@@ -269,13 +268,13 @@ impl Mutex {
                 .deployment
                 .call(self.keys.inspect(), until, Cap::Counted)
         };
-        let reply = match call() {
+        let answer = match call() {
             // The pooled connection may have been dead already, and the call changes nothing.
             Err(Fault::NotRun(_) | Fault::Unknown(_)) if Instant::now() < until => call(),
-            reply => reply,
+            answer => answer,
         };
-        let reply = reply.map_err(|fault| runtime.deployment.error(fault))?;
-        read_holder(&reply).ok_or_else(|| self.unreadable())
+        let answer = answer.map_err(|fault| runtime.deployment.error(fault))?;
+        Ok(answer.holder())
     }
 
     /// Returns how many clients are subscribed to the lock's release.
@@ -346,22 +345,14 @@ impl Mutex {
         let runtime = &self.core.runtime;
         let until = Instant::now().after(runtime.deployment.command_timeout());
         let call = self.keys.release(holder.seen());
-        let reply = runtime
+        let answer = runtime
             .deployment
             .call(call, until, Cap::Counted)
             .map_err(|fault| runtime.deployment.error(fault))?;
-        let found = KeyState::read(&reply).ok_or_else(|| self.unreadable())?;
-        if found == KeyState::Ours {
+        if answer.is_done() {
             logging::warn!(name:% = self.keys; "forced the release of {}, held by {holder:?}", self.keys);
         }
-        Ok(found == KeyState::Ours)
-    }
-
-    fn unreadable(&self) -> Error {
-        self.core
-            .runtime
-            .deployment
-            .unreachable(Cause::text("unexpected reply from a script"))
+        Ok(answer.is_done())
     }
 }
 

@@ -8,9 +8,10 @@ use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
-use crate::protocol::answer::KeyState;
+use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::keys::Keys;
-use crate::redis::{LeaseVotes, Majority, ServerVotes, Verdict, Vote};
+use crate::protocol::verb::Verb;
+use crate::redis::{Majority, ServerVotes, Verdict, Vote, Votes};
 
 /// A release that may not have run yet.
 #[derive(Clone, Debug)]
@@ -33,30 +34,32 @@ pub(crate) struct Undo {
 #[derive(Debug)]
 pub(crate) struct ReleaseReport {
     /// `None` after the outcome was sent.
-    open: Mutex<Option<(LeaseVotes, Sender<KeyState>)>>,
+    open: Mutex<Option<(Votes, Sender<KeyState>)>>,
 }
 
 impl ReleaseReport {
     pub(crate) fn new(size: Majority, told: Sender<KeyState>) -> Self {
+        let votes = Votes::new(Verb::Release { counts: false }, size);
         Self {
-            open: Mutex::new(Some((LeaseVotes::new(size), told))),
+            open: Mutex::new(Some((votes, told))),
         }
     }
 
     /// Records what one server found. Sends the outcome once it is decided.
     pub(crate) fn found(&self, found: KeyState) {
         let mut slot = self.open.lock();
-        let Some((tally, _)) = slot.as_mut() else {
+        let Some((votes, _)) = slot.as_mut() else {
             return;
         };
-        tally.count(Some(found), &[]);
-        let found = match tally.outcome() {
-            Some(Verdict::Ours) => KeyState::Ours,
-            Some(Verdict::Nobody) => KeyState::Gone,
-            Some(Verdict::Another(_)) => KeyState::Foreign,
-            Some(Verdict::Unknown) | None => return,
+        votes.count(Some(match found {
+            KeyState::Ours => Answer::Ours(None),
+            KeyState::Gone => Answer::Gone,
+            KeyState::Foreign => Answer::Foreign(Vec::new()),
+        }));
+        let Verdict::Decided(answer) = votes.verdict() else {
+            return;
         };
-        if let Some((_, told)) = slot.take() {
+        if let (Some((_, told)), Some(found)) = (slot.take(), answer.key_state()) {
             // The caller may have timed out.
             let _ = told.send(found);
         }

@@ -8,9 +8,10 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::lease::undo::Undo;
-use crate::protocol::answer::{KeyState, Undone};
+use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::keys::Keys;
-use crate::protocol::script::{Call, Reply};
+use crate::protocol::script::Call;
+use crate::protocol::verb::Verb;
 
 /// The most holder ids in one command: about 16 KiB of them.
 const MOST_IDS: usize = 256;
@@ -107,7 +108,10 @@ pub(crate) struct Batch {
 impl Batch {
     pub(crate) fn call(&self) -> Call<'_> {
         match &*self.undos {
-            [(_, id)] => self.keys.release(id.as_str().as_bytes()),
+            [(_, id)] => Call {
+                verb: Verb::Undo(1),
+                ..self.keys.release(id.as_str().as_bytes())
+            },
             _ => self.keys.undo(&self.arguments),
         }
     }
@@ -279,8 +283,8 @@ impl Undos {
     }
 
     /// Records the reply to a batch, `None` if none counts. Returns the undos that have ended.
-    pub(crate) fn settle(&mut self, batch: &Batch, answer: Option<&Reply>) -> Vec<Undo> {
-        let Some(undone) = answer.and_then(|reply| Undone::read(reply, batch.undos.len())) else {
+    pub(crate) fn settle(&mut self, batch: &Batch, answer: Option<Answer>) -> Vec<Undo> {
+        let Some(Answer::Undone(undone)) = answer else {
             for (serial, _) in &batch.undos {
                 if let Some(pending) = self.pending.get_mut(serial) {
                     pending.was_unanswered = true;
@@ -388,6 +392,7 @@ impl Group {
 mod tests {
     use super::*;
     use crate::lease::undo::ReleaseReport;
+    use crate::protocol::answer::Undone;
     use crate::redis::Majority;
     use crossbeam_channel::unbounded;
 
@@ -409,15 +414,11 @@ mod tests {
         Undo::of_acquire(keys(name), HolderId::fresh("o"), now.after(TTL))
     }
 
-    fn text(id: &HolderId) -> Reply {
-        Reply::Text(id.as_str().into())
-    }
-
-    fn nobody(batch: &Batch) -> Reply {
-        match batch.undos.len() {
-            1 => Reply::Int(0),
-            _ => Reply::List(vec![Reply::Int(0)]),
-        }
+    fn undone(removed: &[usize], other: Option<&HolderId>) -> Option<Answer> {
+        Some(Answer::Undone(Undone {
+            removed: removed.to_vec(),
+            other: other.map(|id| id.as_str().into()),
+        }))
     }
 
     /// Returns what is sent from `from` to `to`, and when, if no try finds anything.
@@ -427,7 +428,7 @@ mod tests {
         while now <= to {
             undos.take_over(now);
             for batch in undos.take_due(now, false) {
-                assert!(undos.settle(&batch, Some(&nobody(&batch))).is_empty());
+                assert!(undos.settle(&batch, undone(&[], None)).is_empty());
                 all.push((now, batch));
             }
             let Some(next) = undos.next() else { break };
@@ -463,8 +464,7 @@ mod tests {
             undos.push(undo("a", at(0)), at(0));
         }
         let batch = undos.take_due(at(0), false).remove(0);
-        let reply = Reply::List(vec![Reply::Int(0), Reply::Int(2)]);
-        let over = undos.settle(&batch, Some(&reply));
+        let over = undos.settle(&batch, undone(&[1], None));
         let over: Vec<_> = over.into_iter().map(|undo| undo.id).collect();
         assert_eq!(over, [batch.undos[1].1.clone()]);
         assert_eq!(undos.pending.len(), 2);
@@ -481,17 +481,17 @@ mod tests {
         let is_told = |name| Undo::told(keys(name), HolderId::fresh("o"), at(9_000), told());
         undos.push(release("a"), at(0));
         let batch = undos.take_due(at(0), false).remove(0);
-        let another = text(&HolderId::fresh("o"));
-        assert_eq!(undos.settle(&batch, Some(&another)).len(), 1);
+        let another = undone(&[], Some(&HolderId::fresh("o")));
+        assert_eq!(undos.settle(&batch, another).len(), 1);
         undos.push(is_told("b"), at(0));
         let batch = undos.take_due(at(0), false).remove(0);
-        assert_eq!(undos.settle(&batch, Some(&Reply::Int(0))).len(), 1);
+        assert_eq!(undos.settle(&batch, undone(&[], None)).len(), 1);
         assert_eq!(answers.recv(), Ok(KeyState::Gone));
         undos.push(is_told("c"), at(0));
         let batch = undos.take_due(at(0), false).remove(0);
         assert!(undos.settle(&batch, None).is_empty());
         let batch = undos.take_due(at(60), false).remove(0);
-        assert_eq!(undos.settle(&batch, Some(&Reply::Int(0))).len(), 1);
+        assert_eq!(undos.settle(&batch, undone(&[], None)).len(), 1);
         assert_eq!(
             answers.recv(),
             Ok(KeyState::Ours),
@@ -558,8 +558,7 @@ mod tests {
         let sent: HashSet<u64> = batch.undos.iter().map(|(serial, _)| *serial).collect();
         let left = undos.pending.iter().find(|(n, _)| !sent.contains(n));
         let left = left.unwrap().1.undo.id.clone();
-        let reply = Reply::List(vec![text(&left)]);
-        undos.settle(&batch, Some(&reply));
+        undos.settle(&batch, undone(&[], Some(&left)));
         let next = undos.take_due(at(1), false).remove(0);
         assert_eq!(next.undos[0].1, left);
     }
@@ -569,8 +568,8 @@ mod tests {
         let mut undos = Undos::default();
         undos.push(undo("a", at(0)), at(0));
         let batch = undos.take_due(at(0), false).remove(0);
-        let itself = text(&batch.undos[0].1);
-        assert!(undos.settle(&batch, Some(&itself)).is_empty());
+        let itself = undone(&[], Some(&batch.undos[0].1));
+        assert!(undos.settle(&batch, itself).is_empty());
         assert!(
             undos.take_due(at(1), false).is_empty(),
             "not before its pause is over"

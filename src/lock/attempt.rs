@@ -17,7 +17,7 @@ use crate::lease::undo::{ReleaseReport, Undo};
 use crate::lock::release::give_back_unseen;
 use crate::logging;
 use crate::lost::Lost;
-use crate::protocol::answer::Acquired;
+use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;
 use crate::protocol::one_or_many::OneOrMany;
 use crate::redis::{Cap, Fault, Majority, OpenCircuit, ServerVotes, Undoable};
@@ -184,7 +184,6 @@ impl<'a> Attempt<'a> {
             .deployment
             .acquire(part, id, self.terms.ttl, above, self.tokens_to_reserve())
             .acknowledged_by(self.terms.replicas);
-        let wanted = acquire.wanted();
         let undoable = Undoable {
             keys: part,
             id,
@@ -196,32 +195,26 @@ impl<'a> Attempt<'a> {
             .call_or_undo(acquire, until, Cap::Counted, Some(&undoable));
         self.note_sent(&answer);
         match answer {
-            Ok((reply, sent)) => match Acquired::read(&reply, wanted) {
-                Some(Acquired::Granted(tokens)) => Ok(PartReply::Granted(tokens, sent)),
-                // The first run of the command was granted; a proxy or the network ran it again.
-                Some(Acquired::Refused(refusal)) if refusal.holder == id.as_str().as_bytes() => {
-                    Err(self.undo(part, id, Cause::text("the acquire script ran twice")))
-                }
-                Some(Acquired::Refused(refusal))
-                    if !runtime.endpoints.is_undoing(&refusal.holder) =>
-                {
-                    let attempted = Attempted::Refused(refusal.name, refusal.remaining);
-                    Ok(PartReply::Not(Proposed::Answered(attempted)))
-                }
-                Some(Acquired::Split) => {
-                    Ok(PartReply::Not(Proposed::Answered(Attempted::SplitVote)))
-                }
-                Some(Acquired::TooLow(counter)) => Ok(PartReply::Not(Proposed::TooLow(counter))),
-                // This client holds it: an earlier attempt or release had no reply.
-                Some(Acquired::Refused(_)) => Err(Fault::NotRun(Cause::text(
-                    "an earlier attempt of this client, which got no reply, is being undone",
-                ))),
-                None => Err(self.undo(
-                    part,
-                    id,
-                    Cause::text("unexpected reply to the acquire script"),
-                )),
-            },
+            Ok((Answer::Granted(tokens), sent)) => Ok(PartReply::Granted(tokens, sent)),
+            // The first run of the command was granted; a proxy or the network ran it again.
+            Ok((Answer::Refused(refusal), _)) if refusal.holder == id.as_str().as_bytes() => {
+                Err(self.undo(part, id, Cause::text("the acquire script ran twice")))
+            }
+            Ok((Answer::Refused(refusal), _)) if !runtime.endpoints.is_undoing(&refusal.holder) => {
+                let attempted = Attempted::Refused(refusal.name, refusal.remaining);
+                Ok(PartReply::Not(Proposed::Answered(attempted)))
+            }
+            // This client holds it: an earlier attempt or release had no reply.
+            Ok((Answer::Refused(_), _)) => Err(Fault::NotRun(Cause::text(
+                "an earlier attempt of this client, which got no reply, is being undone",
+            ))),
+            Ok((Answer::Split, _)) => Ok(PartReply::Not(Proposed::Answered(Attempted::SplitVote))),
+            Ok((Answer::TooLow(counter), _)) => Ok(PartReply::Not(Proposed::TooLow(counter))),
+            Ok(_) => Err(self.undo(
+                part,
+                id,
+                Cause::text("unexpected reply to the acquire script"),
+            )),
             Err(Fault::Unknown(cause)) => Err(self.undo(part, id, cause)),
             Err(Fault::NotReplicated(error)) => {
                 self.undo(part, id, Cause::text("not acknowledged"));

@@ -32,11 +32,10 @@ use crate::lease::undo::Undo;
 use crate::lock::attempt::Attempt;
 use crate::lock::wait_state::WaitState;
 use crate::logging;
-use crate::protocol::answer::{Acquired, KeyState, Refreshed, Wanted};
+use crate::protocol::answer::{Answer, Refreshed};
 use crate::protocol::fair::{provisional, refresh_every};
 use crate::protocol::keys::QueueKeys;
 use crate::protocol::one_or_many::OneOrMany;
-use crate::protocol::script::Reply;
 use crate::queue::fair::{FairStep, FairTicket, Grant, RefreshPace};
 use crate::redis::{Cap, Fault, Undoable};
 use crate::stats::Wake;
@@ -167,7 +166,6 @@ impl<'a> FairWait<'a> {
         runtime.meters.counters.attempts.up();
         let inbox = self.inbox();
         let call = self.queue_keys.enter(keys, &id, terms.ttl, Some(&inbox));
-        let wanted = call.wanted();
         let undoable = Undoable {
             keys,
             id: &id,
@@ -185,39 +183,36 @@ impl<'a> FairWait<'a> {
             Some(&undoable),
         );
         self.attempt.note_sent(&answer);
-        self.read_entry(&id, answer, wanted)
+        self.read_entry(&id, answer)
     }
 
     /// Handles the reply to entering the queue under `id`: a grant, a place, or a failure.
     fn read_entry(
         &mut self,
         id: &HolderId,
-        answer: Result<(Reply, Instant), Fault>,
-        wanted: Wanted,
+        answer: Result<(Answer, Instant), Fault>,
     ) -> Result<Option<Arc<HeldLease>>, Error> {
         let (attempt, keys, terms) = (self.attempt, self.attempt.keys, self.attempt.terms);
         let undo = |cause| attempt.undo(keys, id, cause);
         let fault = match answer {
-            Ok((reply, sent)) => match Acquired::read(&reply, wanted) {
-                Some(Acquired::Granted(tokens)) => {
-                    self.ticket.forget_id();
-                    let now = Instant::now();
-                    match LeaseState::granted(sent, now, &terms) {
-                        Some(lease) => return self.hold(id.clone(), tokens, lease, now).map(Some),
-                        None => undo(Cause::text(
-                            "the reply took as long as the lease: ttl too short",
-                        )),
-                    }
+            Ok((Answer::Granted(tokens), sent)) => {
+                self.ticket.forget_id();
+                let now = Instant::now();
+                match LeaseState::granted(sent, now, &terms) {
+                    Some(lease) => return self.hold(id.clone(), tokens, lease, now).map(Some),
+                    None => undo(Cause::text(
+                        "the reply took as long as the lease: ttl too short",
+                    )),
                 }
-                Some(Acquired::Refused(refusal)) => {
-                    self.ticket.note_entered(sent, refusal.remaining);
-                    self.state.note_reply(sent, Instant::now());
-                    self.state.log_waiting_once(0, refusal.remaining);
-                    self.ensure_subscribed()?;
-                    return Ok(None);
-                }
-                _ => undo(Cause::text("unexpected reply to the fair_enter script")),
-            },
+            }
+            Ok((Answer::Refused(refusal), sent)) => {
+                self.ticket.note_entered(sent, refusal.remaining);
+                self.state.note_reply(sent, Instant::now());
+                self.state.log_waiting_once(0, refusal.remaining);
+                self.ensure_subscribed()?;
+                return Ok(None);
+            }
+            Ok(_) => undo(Cause::text("unexpected reply to the fair_enter script")),
             Err(Fault::Unknown(cause)) => undo(cause),
             Err(Fault::NotReplicated(error)) => {
                 undo(Cause::text("not acknowledged"));
@@ -258,17 +253,15 @@ impl<'a> FairWait<'a> {
             .call_or_undo(call, until, Cap::Counted, None);
         self.attempt.note_sent(&answer);
         let fault = match answer {
-            Ok((reply, sent)) => match Refreshed::read(&reply, ids.len()) {
-                Some(answers) => {
-                    self.ticket.note_refreshed(ids, &answers, sent);
-                    self.state.note_reply(sent, Instant::now());
-                    if counts && answers.iter().all(|answer| *answer == Refreshed::Waiting) {
-                        runtime.meters.counters.spurious_wakes.up();
-                    }
-                    return self.ensure_subscribed();
+            Ok((Answer::Places(answers), sent)) => {
+                self.ticket.note_refreshed(ids, &answers, sent);
+                self.state.note_reply(sent, Instant::now());
+                if counts && answers.iter().all(|answer| *answer == Refreshed::Waiting) {
+                    runtime.meters.counters.spurious_wakes.up();
                 }
-                None => Fault::Unknown(Cause::text("unexpected reply to the fair_refresh script")),
-            },
+                return self.ensure_subscribed();
+            }
+            Ok(_) => Fault::Unknown(Cause::text("unexpected reply to the fair_refresh script")),
             Err(fault) => fault,
         };
         let pause = self.handle_fault(fault);
@@ -332,18 +325,15 @@ impl<'a> FairWait<'a> {
                 .deployment
                 .call_or_undo(call, until, Cap::Exempt, None)
             {
-                Ok((reply, sent)) => match KeyState::read(&reply) {
-                    Some(KeyState::Ours) => {
-                        match LeaseState::granted(sent, Instant::now(), terms) {
-                            Some(lease) => return Ok(Some(lease)),
-                            None => Fault::Unknown(Cause::text(
-                                "the reply took as long as the lease: ttl too short",
-                            )),
-                        }
+                Ok((Answer::Ours(_), sent)) => {
+                    match LeaseState::granted(sent, Instant::now(), terms) {
+                        Some(lease) => return Ok(Some(lease)),
+                        None => Fault::Unknown(Cause::text(
+                            "the reply took as long as the lease: ttl too short",
+                        )),
                     }
-                    Some(KeyState::Gone | KeyState::Foreign) => return Ok(None),
-                    None => Fault::Unknown(Cause::text("unexpected reply to the renew script")),
-                },
+                }
+                Ok(_) => return Ok(None),
                 Err(fault) => fault,
             };
             self.ticket

@@ -7,9 +7,9 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::holder::Holder;
 use crate::name::Name;
-use crate::protocol::answer::read_holder;
+use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;
-use crate::protocol::script::{Call, Reply};
+use crate::protocol::script::Call;
 use crate::redis::{Cap, Connection, Fault, Server};
 use crate::runtime::Runtime;
 
@@ -114,9 +114,9 @@ fn holder(runtime: &Runtime, keys: &Keys, until: Instant) -> Result<Option<Holde
     known(answer)
 }
 
-fn known(answer: Result<Reply, Fault>) -> Result<Option<Holder>, Fault> {
+fn known(answer: Result<Answer, Fault>) -> Result<Option<Holder>, Fault> {
     match answer {
-        Ok(reply) => Ok(read_holder(&reply).flatten()),
+        Ok(answer) => Ok(answer.holder()),
         // The key was replaced after the scan by one that is not a string, so it is not a lock.
         Err(Fault::Rejected(Error::WrongType { .. })) => Ok(None),
         Err(fault) => Err(fault),

@@ -10,7 +10,7 @@ use crate::lease::undo::Undo;
 use crate::lock::renew::renew;
 use crate::logging;
 use crate::lost::Lost;
-use crate::protocol::answer::KeyState;
+use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::keys::Keys;
 use crate::queue::local::{HandOffOutcome, HandedOff};
 use crate::redis::{Cap, Fault, Undoable};
@@ -164,7 +164,7 @@ fn send_until_answered(
         };
     }
     // How many of the receivers of the message are subscribers of this client.
-    let ours = runtime.endpoints.subscribed(hold.keys.key(0).channel) as i64;
+    let ours = runtime.endpoints.subscribed(hold.keys.key(0).channel) as u64;
     let start = Instant::now();
     let mut failures = 0;
     let mut last_cause = None;
@@ -180,15 +180,13 @@ fn send_until_answered(
             .deployment
             .call_or_undo(call, deadline, Cap::Exempt, Some(&undoable));
         let cause = match answer {
-            Ok((reply, _)) => match KeyState::read(&reply) {
-                Some(KeyState::Ours) if reply.second().is_some_and(|heard| heard <= ours) => {
-                    *yields_to_fleet = false;
-                    return Ok(unlocked(hold, KeyState::Ours));
-                }
-                Some(_) if may_have_run => return Ok(Unlocked::Released),
-                Some(found) => return Ok(unlocked(hold, found)),
-                None => Cause::text("unexpected reply to the release script"),
-            },
+            Ok((Answer::Ours(heard), _)) => {
+                *yields_to_fleet &= heard.is_none_or(|heard| heard > ours);
+                return Ok(Unlocked::Released);
+            }
+            Ok(_) if may_have_run => return Ok(Unlocked::Released),
+            Ok((Answer::Foreign(_), _)) => return Ok(unlocked(hold, KeyState::Foreign)),
+            Ok(_) => return Ok(unlocked(hold, KeyState::Gone)),
             Err(Fault::NotReplicated(error) | Fault::Rejected(error)) => return Err(error),
             Err(Fault::NotRun(cause)) => cause,
             // The breaker never stops a release.

@@ -9,8 +9,7 @@ use crate::error::{Cause, Error};
 use crate::lease::held::HeldLease;
 use crate::lease::state::LeaseStatus;
 use crate::lost::Lost;
-use crate::protocol::answer::KeyState;
-use crate::protocol::script::Reply;
+use crate::protocol::answer::{Answer, KeyState};
 use crate::redis::{Cap, Fault};
 use crate::runtime::Runtime;
 use crate::runtime::io::renewal::{count, renewed};
@@ -48,7 +47,7 @@ pub(crate) fn extend(
     runtime.reschedule(hold);
     let sent = Instant::now();
     let answer = renew_parts(runtime, hold, ttl, true, until);
-    let found = answer.as_ref().ok().and_then(KeyState::read);
+    let found = answer.as_ref().ok().and_then(Answer::key_state);
     let now = Instant::now();
     // If the lease expired before the reply arrived, it is lost as expired.
     hold.status(now);
@@ -80,19 +79,19 @@ fn renew_parts(
     ttl: Duration,
     may_shorten: bool,
     until: Instant,
-) -> Result<Reply, Fault> {
+) -> Result<Answer, Fault> {
     let mut has_run = false;
     for part in hold.keys.parts() {
         let call = part
             .renew(&hold.id, ttl, may_shorten)
             .acknowledged_by(hold.replicas);
         match runtime.deployment.call(call, until, Cap::Exempt) {
-            Ok(reply) if reply.is_done() => has_run = true,
+            Ok(answer) if answer.is_done() => has_run = true,
             Err(fault) if has_run => return Err(fault.after_others()),
             answer => return answer,
         }
     }
-    Ok(Reply::Int(1))
+    Ok(Answer::Ours(None))
 }
 
 /// Returns an error unless the lease is certainly held now by the holder with `token`.
@@ -110,7 +109,7 @@ fn outcome(
     hold: &HeldLease,
     token: FencingToken,
     found: Option<KeyState>,
-    answer: Result<Reply, Fault>,
+    answer: Result<Answer, Fault>,
 ) -> Result<(), Error> {
     ensure_held(hold, token)?;
     match (found, answer) {

@@ -4,13 +4,22 @@
 use std::time::Duration;
 
 use crate::holder::HolderId;
+use crate::protocol::answer::Wanted;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex;
 use crate::protocol::script::{ACQUIRE_ALL, Call, PROPOSE_ALL, RELEASE_ALL, RENEW_ALL};
+use crate::protocol::verb::Verb;
 
 /// Acquires all names and draws one fencing token for each.
 pub(super) fn acquire<'a>(keys: &'a Keys, id: &'a HolderId, ttl: Duration) -> Call<'a> {
+    let wanted = Wanted {
+        names: keys.names.len(),
+        tokens: keys.names.len(),
+        reserved: 0,
+        proposed: None,
+    };
     Call {
+        verb: Verb::Acquire(wanted),
         script: &ACQUIRE_ALL,
         ..mutex::acquire(keys, id, ttl, 1)
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::holder::{Holder, HolderId};
 use crate::protocol::one_or_many::OneOrMany;
-use crate::protocol::script::Reply;
+use crate::protocol::reply::Reply;
 use crate::token::FencingToken;
 
 /// What the valid replies to one acquiring call depend on.
@@ -20,16 +20,34 @@ pub(crate) struct Wanted {
     pub(crate) proposed: Option<u64>,
 }
 
-/// The outcome of an acquiring call.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Acquired {
-    /// With a token for each name, or one for all names.
+/// What a valid reply means.
+#[derive(Clone, Debug)]
+#[cfg_attr(test, derive(PartialEq))]
+pub(crate) enum Answer {
+    /// Acquired, with a token for each name, or one for all names.
     Granted(OneOrMany<FencingToken>),
     Refused(Refusal),
     /// The proposed fencing token is not above this one.
     TooLow(u64),
     /// Some servers of a quorum granted it and some did not, and no client has a majority.
     Split,
+    /// The caller holds the lock, or held it until this release. If the release counts them, with
+    /// the number of subscribers that received the wake-up.
+    Ours(Option<u64>),
+    /// The lock is free.
+    Gone,
+    /// Another holder's value.
+    Foreign(Vec<u8>),
+    Undone(Undone),
+    /// The holder; `None` if the lock is free.
+    Holder(Option<Holder>),
+    /// The text of a fence, if there is one.
+    Fence(Option<Vec<u8>>),
+    /// The state of each place.
+    Places(Vec<Refreshed>),
+    Count(u64),
+    /// The reply says only that the command has run.
+    Done,
 }
 
 /// Another client holds a name.
@@ -54,13 +72,36 @@ pub(crate) enum KeyState {
     Foreign,
 }
 
-impl Acquired {
+impl Answer {
+    /// Returns true if a call acquired, released or renewed the lock.
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(self, Self::Granted(_) | Self::Ours(_))
+    }
+
+    /// What a release or renewal found; `None` for the answer to another call.
+    pub(crate) fn key_state(&self) -> Option<KeyState> {
+        match self {
+            Self::Ours(_) => Some(KeyState::Ours),
+            Self::Gone => Some(KeyState::Gone),
+            Self::Foreign(_) => Some(KeyState::Foreign),
+            _ => None,
+        }
+    }
+
+    /// The holder that an inspection found.
+    pub(crate) fn holder(self) -> Option<Holder> {
+        match self {
+            Self::Holder(holder) => holder,
+            _ => None,
+        }
+    }
+
     /// Reads the reply to an acquiring call; `None` if no such script can give it.
-    pub(crate) fn read(reply: &Reply, wanted: Wanted) -> Option<Self> {
-        let Reply::List(items) = reply else {
+    pub(super) fn read_acquired(reply: Reply, wanted: Wanted) -> Option<Self> {
+        let Reply::List(mut items) = reply else {
             return None;
         };
-        match items.as_slice() {
+        match items.as_mut_slice() {
             [Reply::Int(1), tokens @ ..] if tokens.len() == wanted.tokens => {
                 let tokens = tokens.iter().map(|token| read_token(token, wanted));
                 Some(Self::Granted(tokens.collect::<Option<_>>()?))
@@ -75,7 +116,7 @@ impl Acquired {
                     _ => return None,
                 },
                 holder: match holder {
-                    Reply::Text(holder) => holder.clone(),
+                    Reply::Text(holder) => std::mem::take(holder),
                     // The key expired while the script ran.
                     Reply::Nil => Vec::new(),
                     _ => return None,
@@ -86,9 +127,45 @@ impl Acquired {
                 let last = FencingToken::read(*last)?.value();
                 (last >= wanted.proposed?).then_some(Self::TooLow(last))
             }
-            [Reply::Int(3)] => Some(Self::Split),
             _ => None,
         }
+    }
+
+    /// Reads the reply to a release or renewal; `None` if no such script can give it.
+    pub(super) fn read_key(reply: Reply, counts: bool) -> Option<Self> {
+        match reply {
+            Reply::Int(1) if !counts => Some(Self::Ours(None)),
+            Reply::List(items) if counts => match items.as_slice() {
+                [Reply::Int(1), Reply::Int(heard)] => {
+                    Some(Self::Ours(Some(u64::try_from(*heard).ok()?)))
+                }
+                _ => None,
+            },
+            Reply::Int(0) => Some(Self::Gone),
+            Reply::Text(value) => Some(Self::Foreign(value)),
+            _ => None,
+        }
+    }
+
+    /// Reads the reply to an inspection; `None` if the script cannot give it.
+    pub(super) fn read_holder(reply: Reply) -> Option<Self> {
+        let items = match reply {
+            Reply::Nil => return Some(Self::Holder(None)),
+            Reply::List(items) => items,
+            _ => return None,
+        };
+        let [Reply::Text(value), Reply::Int(ttl), token] = <[Reply; 3]>::try_from(items).ok()?
+        else {
+            return None;
+        };
+        let token = match token {
+            Reply::Nil => None,
+            // A foreign client may have written anything.
+            Reply::Text(digits) => FencingToken::parse(&digits),
+            _ => return None,
+        };
+        let holder = Holder::new(value, remaining(ttl)?, token);
+        Some(Self::Holder(Some(holder)))
     }
 }
 
@@ -103,25 +180,8 @@ fn read_token(token: &Reply, wanted: Wanted) -> Option<FencingToken> {
     is_ours.then_some(first)
 }
 
-impl KeyState {
-    /// Reads the reply to a release or renewal; `None` if no such script can give it.
-    pub(crate) fn read(reply: &Reply) -> Option<Self> {
-        match reply {
-            Reply::Int(1) => Some(Self::Ours),
-            Reply::List(items) => match items.as_slice() {
-                // With the number of subscribers that received the wake-up.
-                [Reply::Int(1), Reply::Int(0..)] => Some(Self::Ours),
-                _ => None,
-            },
-            Reply::Int(0) => Some(Self::Gone),
-            Reply::Text(_) => Some(Self::Foreign),
-            _ => None,
-        }
-    }
-}
-
 /// What the undo of several holder ids found.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Undone {
     /// The indices, from 0, of the ids that held the lock or had a place in its queue.
     pub(crate) removed: Vec<usize>,
@@ -131,18 +191,14 @@ pub(crate) struct Undone {
 
 impl Undone {
     /// Reads the reply about this number of `ids`; a single one was sent as a release.
-    pub(crate) fn read(reply: &Reply, ids: usize) -> Option<Self> {
-        let other = |first: &Reply| match first {
-            Reply::Int(0) => Some(None),
-            Reply::Text(value) => Some(Some(value.clone())),
-            _ => None,
-        };
+    pub(super) fn read(reply: Reply, ids: usize) -> Option<Self> {
         if ids == 1 {
-            let is_ours = KeyState::read(reply)? == KeyState::Ours;
-            return Some(Self {
-                removed: if is_ours { vec![0] } else { Vec::new() },
-                other: if is_ours { None } else { other(reply)? },
-            });
+            let (removed, other) = match Answer::read_key(reply, false)? {
+                Answer::Ours(_) => (vec![0], None),
+                Answer::Foreign(value) => (Vec::new(), Some(value)),
+                _ => (Vec::new(), None),
+            };
+            return Some(Self { removed, other });
         }
         let Reply::List(items) = reply else {
             return None;
@@ -155,29 +211,13 @@ impl Undone {
         let removed = numbers.iter().map(|n| index(n).filter(|n| *n < ids));
         Some(Self {
             removed: removed.collect::<Option<_>>()?,
-            other: other(first)?,
+            other: match first {
+                Reply::Int(0) => None,
+                Reply::Text(value) => Some(value.clone()),
+                _ => return None,
+            },
         })
     }
-}
-
-/// Reads the reply to an inspection: `Some(None)` if the lock is free, `None` if the script cannot
-/// give this reply.
-pub(crate) fn read_holder(reply: &Reply) -> Option<Option<Holder>> {
-    let items = match reply {
-        Reply::Nil => return Some(None),
-        Reply::List(items) => items,
-        _ => return None,
-    };
-    let [Reply::Text(value), Reply::Int(ttl), token] = items.as_slice() else {
-        return None;
-    };
-    let token = match token {
-        Reply::Nil => None,
-        // A foreign client may have written anything.
-        Reply::Text(digits) => FencingToken::parse(digits),
-        _ => return None,
-    };
-    Some(Some(Holder::new(value.clone(), remaining(*ttl)?, token)))
 }
 
 /// Reads the reply of PTTL: -1 is a key without expiry, -2 a key that has just expired.
@@ -204,7 +244,7 @@ pub(crate) enum Refreshed {
 
 impl Refreshed {
     /// Reads the reply to a refresh of this number of places; `None` if the script cannot give it.
-    pub(crate) fn read(reply: &Reply, places: usize) -> Option<Vec<Self>> {
+    pub(super) fn read(reply: &Reply, places: usize) -> Option<Vec<Self>> {
         let Reply::List(items) = reply else {
             return None;
         };
@@ -247,21 +287,29 @@ mod tests {
         Reply::Text(b"v".to_vec())
     }
 
+    #[expect(
+        clippy::option_option,
+        reason = "a lock may be free, and a reply malformed"
+    )]
+    fn holder(reply: Reply) -> Option<Option<Holder>> {
+        Answer::read_holder(reply).map(Answer::holder)
+    }
+
     /// Reads the reply to an acquire of this number of names.
-    fn read(items: &[Reply], names: usize) -> Option<Acquired> {
+    fn read(items: &[Reply], names: usize) -> Option<Answer> {
         let wanted = Wanted {
             names,
             tokens: names,
             reserved: 63,
             proposed: None,
         };
-        Acquired::read(&list(items), wanted)
+        Answer::read_acquired(list(items), wanted)
     }
 
     #[test]
     fn grants_refusals_and_holders_are_read() {
         let refused = |name, holder: &[u8], remaining| {
-            Some(Acquired::Refused(Refusal {
+            Some(Answer::Refused(Refusal {
                 name,
                 holder: holder.to_vec(),
                 remaining,
@@ -269,7 +317,7 @@ mod tests {
         };
         assert_eq!(
             read(&[Reply::Int(1), Reply::Int(7)], 1),
-            Some(Acquired::Granted(OneOrMany::One(FencingToken::new(7))))
+            Some(Answer::Granted(OneOrMany::One(FencingToken::new(7))))
         );
         assert_eq!(
             read(&[Reply::Int(0), text(), Reply::Int(-1)], 1),
@@ -285,15 +333,16 @@ mod tests {
             refused(2, b"v", Some(Duration::from_millis(9)))
         );
         let tokens = read(&[Reply::Int(1), Reply::Int(7), Reply::Int(9)], 2);
-        let Some(Acquired::Granted(tokens)) = tokens else {
+        let Some(Answer::Granted(tokens)) = tokens else {
             panic!("{tokens:?}")
         };
         assert_eq!(*tokens, [7, 9].map(FencingToken::new));
-        assert_eq!(KeyState::read(&text()), Some(KeyState::Foreign));
+        let foreign = Some(Answer::Foreign(b"v".to_vec()));
+        assert_eq!(Answer::read_key(text(), false), foreign);
         let held = [text(), Reply::Int(5), Reply::Text(b"9".to_vec())];
-        let held = read_holder(&list(&held)).unwrap().unwrap();
+        let held = holder(list(&held)).unwrap().unwrap();
         assert_eq!(held.fencing_token(), Some(FencingToken::new(9)));
-        assert!(read_holder(&Reply::Nil).unwrap().is_none());
+        assert!(holder(Reply::Nil).unwrap().is_none());
     }
 
     #[test]
@@ -313,12 +362,12 @@ mod tests {
             reserved: 0,
             proposed: Some(7),
         };
-        let proposed = |items: &[Reply]| Acquired::read(&list(items), wanted);
+        let proposed = |items: &[Reply]| Answer::read_acquired(list(items), wanted);
         assert!(proposed(&[int(1), int(7)]).is_some());
         assert_eq!(proposed(&[int(1), int(8)]), None, "nobody proposed it");
-        assert_eq!(proposed(&[int(2), int(7)]), Some(Acquired::TooLow(7)));
+        assert_eq!(proposed(&[int(2), int(7)]), Some(Answer::TooLow(7)));
         assert_eq!(proposed(&[int(2), int(6)]), None, "7 is above it");
-        assert_eq!(Acquired::read(&int(1), wanted), None);
+        assert_eq!(Answer::read_acquired(int(1), wanted), None);
     }
 
     #[test]
@@ -339,10 +388,10 @@ mod tests {
         let int = Reply::Int;
         let status = Reply::Status("OK".into());
         for reply in [Reply::Nil, int(2), int(-1), status, Reply::Other] {
-            assert_eq!(KeyState::read(&reply), None, "{reply:?}");
+            assert_eq!(Answer::read_key(reply.clone(), false), None, "{reply:?}");
         }
         for items in [&[int(1)][..], &[int(1), int(-1)], &[int(0), int(1)], &[]] {
-            assert_eq!(KeyState::read(&list(items)), None, "{items:?}");
+            assert_eq!(Answer::read_key(list(items), true), None, "{items:?}");
         }
         for items in [
             &[text(), int(-3), Reply::Nil][..],
@@ -350,10 +399,10 @@ mod tests {
             &[text(), int(5)],
             &[],
         ] {
-            assert!(read_holder(&list(items)).is_none(), "{items:?}");
+            assert!(holder(list(items)).is_none(), "{items:?}");
         }
         let foreign = [text(), int(5), Reply::Text(b"9007199254740992".to_vec())];
-        let held = read_holder(&list(&foreign)).unwrap().unwrap();
+        let held = holder(list(&foreign)).unwrap().unwrap();
         assert_eq!(held.fencing_token(), None, "no token is that high");
     }
 

@@ -4,11 +4,12 @@ use std::slice;
 use std::time::Duration;
 
 use crate::holder::HolderId;
+use crate::protocol::answer::Wanted;
 use crate::protocol::keys::{Keys, QueueKeys};
-
 use crate::protocol::script::{
     Arg, Call, FAIR_ENTER, FAIR_REFRESH, FAIR_RELEASE, FAIR_UNDO, Script,
 };
+use crate::protocol::verb::Verb;
 
 /// The longest provisional time. A waiter that died delays the others for at most this long.
 const PROVISIONAL: Duration = Duration::from_secs(3);
@@ -42,9 +43,15 @@ impl QueueKeys {
             Arg::Number(inbox.is_some().into()),
             Arg::Absent,
         ];
+        let wanted = Wanted {
+            names: 1,
+            tokens: 1,
+            reserved: 0,
+            proposed: None,
+        };
         Call {
             rest: inbox.map_or(&[], slice::from_ref),
-            ..call(keys, self, &FAIR_ENTER, args)
+            ..call(keys, self, Verb::Acquire(wanted), &FAIR_ENTER, args)
         }
     }
 
@@ -58,7 +65,7 @@ impl QueueKeys {
         let args = [Arg::Bytes(inbox), Arg::Absent, Arg::Absent, Arg::Absent];
         Call {
             rest: ids,
-            ..call(keys, self, &FAIR_REFRESH, args)
+            ..call(keys, self, Verb::Refresh(ids.len()), &FAIR_REFRESH, args)
         }
     }
 }
@@ -66,27 +73,30 @@ impl QueueKeys {
 /// Releases the lock and passes it to the next waiter, or removes a place from the queue.
 pub(super) fn release<'a>(keys: &'a Keys, queue: &'a QueueKeys, value: &'a [u8]) -> Call<'a> {
     let args = [Arg::Bytes(value), Arg::Absent, Arg::Absent, Arg::Absent];
+    let verb = Verb::Release { counts: false };
     Call {
         rest: &keys.channels,
-        ..call(keys, queue, &FAIR_RELEASE, args)
+        ..call(keys, queue, verb, &FAIR_RELEASE, args)
     }
 }
 
 /// Releases the lock or removes the place of each of several holder ids.
 pub(super) fn undo<'a>(keys: &'a Keys, queue: &'a QueueKeys, arguments: &'a [Vec<u8>]) -> Call<'a> {
+    let ids = arguments.len().saturating_sub(keys.locks.len());
     Call {
         rest: arguments,
-        ..call(keys, queue, &FAIR_UNDO, Default::default())
+        ..call(keys, queue, Verb::Undo(ids), &FAIR_UNDO, Default::default())
     }
 }
 
 fn call<'a>(
     keys: &'a Keys,
     queue: &'a QueueKeys,
+    verb: Verb,
     script: &'static Script,
     args: [Arg<'a>; 4],
 ) -> Call<'a> {
-    Call::new(script, [&keys.locks, queue.keys()], args)
+    Call::new(verb, script, [&keys.locks, queue.keys()], args)
 }
 
 #[cfg(test)]

@@ -1,12 +1,11 @@
-//! The Lua scripts, their calls as bytes to send, and their raw replies.
+//! The Lua scripts, and their calls as bytes to send.
 
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use redis::Value;
-
 use crate::holder::HolderId;
 use crate::name::shown;
+use crate::protocol::verb::Verb;
 use crate::replicas::Replicas;
 
 /// A script, which Redis runs as one atomic step.
@@ -17,39 +16,19 @@ pub(crate) struct Script {
     source: &'static str,
     /// The commands that the user must be permitted to run; PUBLISH is optional.
     commands: &'static [&'static str],
-    pub(crate) kind: Kind,
     sha: LazyLock<String>,
 }
 
-/// The kind of a script: it decides which replies the script can give.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind {
-    Acquire,
-    AcquireAll,
-    /// Acquires a fair lock, or enters its queue.
-    Enter,
-    Propose,
-    Release,
-    /// Releases for several holder ids.
-    Undo,
-    Renew,
-    Inspect,
-    Fence,
-    Refresh,
-    SharedStats,
-}
-
 macro_rules! script {
-    ($kind:ident, $name:literal, $($command:literal),+) => {
-        script!($kind, include_str!(concat!("", $name, ".lua")), $name, $($command),+)
+    ($name:literal, $($command:literal),+) => {
+        script!(include_str!(concat!("", $name, ".lua")), $name, $($command),+)
     };
-    ($kind:ident, $source:expr, $name:literal, $($command:literal),+) => {{
+    ($source:expr, $name:literal, $($command:literal),+) => {{
         const SOURCE: &str = $source;
         Script {
             name: $name,
             source: SOURCE,
             commands: &[$($command),+],
-            kind: Kind::$kind,
             sha: LazyLock::new(|| redis::Script::new(SOURCE).get_hash().to_owned()),
         }
     }};
@@ -57,9 +36,8 @@ macro_rules! script {
 
 /// A script of the fair lock: the shared functions, then its own text.
 macro_rules! fair_script {
-    ($kind:ident, $name:literal, $($command:literal),*) => {
+    ($name:literal, $($command:literal),*) => {
         script!(
-            $kind,
             concat!(include_str!("fair_grant.lua"), include_str!(concat!("", $name, ".lua"))),
             $name,
             "time", "get", "pexpire", "lindex", "hget", "lpop", "hdel", "set", "del" $(, $command)*
@@ -67,46 +45,28 @@ macro_rules! fair_script {
     };
 }
 
-pub(crate) static ACQUIRE: Script =
-    script!(Acquire, "acquire", "get", "time", "set", "del", "pttl");
-pub(crate) static PROPOSE: Script = script!(Propose, "propose", "get", "set", "del", "pttl");
-pub(crate) static RELEASE: Script =
-    script!(Release, "release", "get", "del", "pttl", "pexpire", "set");
-pub(crate) static RENEW: Script = script!(Renew, "renew", "get", "pttl", "pexpire", "set", "del");
-pub(crate) static ACQUIRE_ALL: Script = script!(
-    AcquireAll,
-    "acquire_all",
-    "get",
-    "pttl",
-    "set",
-    "del",
-    "time"
-);
-pub(crate) static PROPOSE_ALL: Script =
-    script!(Propose, "propose_all", "get", "pttl", "set", "del");
-pub(crate) static RELEASE_ALL: Script = script!(
-    Release,
-    "release_all",
-    "get",
-    "del",
-    "pttl",
-    "pexpire",
-    "set"
-);
-pub(crate) static RENEW_ALL: Script =
-    script!(Renew, "renew_all", "get", "pttl", "pexpire", "set", "del");
-pub(crate) static UNDO: Script = script!(Undo, "undo", "get", "del", "pttl", "pexpire", "set");
-pub(crate) static INSPECT: Script = script!(Inspect, "inspect", "get", "pttl");
-pub(crate) static FENCE: Script = script!(Fence, "fence", "get");
-pub(crate) static FAIR_ENTER: Script = fair_script!(Enter, "fair_enter", "rpush", "hset", "pttl");
-pub(crate) static FAIR_REFRESH: Script = fair_script!(Refresh, "fair_refresh", "hset");
-pub(crate) static FAIR_RELEASE: Script = fair_script!(Release, "fair_release", "lrem");
-pub(crate) static FAIR_UNDO: Script = fair_script!(Undo, "fair_undo", "lrem");
-pub(crate) static TALLY: Script = script!(SharedStats, "tally", "get", "hincrby", "set");
+pub(crate) static ACQUIRE: Script = script!("acquire", "get", "time", "set", "del", "pttl");
+pub(crate) static PROPOSE: Script = script!("propose", "get", "set", "del", "pttl");
+pub(crate) static RELEASE: Script = script!("release", "get", "del", "pttl", "pexpire", "set");
+pub(crate) static RENEW: Script = script!("renew", "get", "pttl", "pexpire", "set", "del");
+pub(crate) static ACQUIRE_ALL: Script = script!("acquire_all", "get", "pttl", "set", "del", "time");
+pub(crate) static PROPOSE_ALL: Script = script!("propose_all", "get", "pttl", "set", "del");
+pub(crate) static RELEASE_ALL: Script =
+    script!("release_all", "get", "del", "pttl", "pexpire", "set");
+pub(crate) static RENEW_ALL: Script = script!("renew_all", "get", "pttl", "pexpire", "set", "del");
+pub(crate) static UNDO: Script = script!("undo", "get", "del", "pttl", "pexpire", "set");
+pub(crate) static INSPECT: Script = script!("inspect", "get", "pttl");
+pub(crate) static FENCE: Script = script!("fence", "get");
+pub(crate) static FAIR_ENTER: Script = fair_script!("fair_enter", "rpush", "hset", "pttl");
+pub(crate) static FAIR_REFRESH: Script = fair_script!("fair_refresh", "hset");
+pub(crate) static FAIR_RELEASE: Script = fair_script!("fair_release", "lrem");
+pub(crate) static FAIR_UNDO: Script = fair_script!("fair_undo", "lrem");
+pub(crate) static TALLY: Script = script!("tally", "get", "hincrby", "set");
 
 /// One call of a script, ready to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call<'a> {
+    pub(crate) verb: Verb,
     pub(crate) script: &'static Script,
     /// The lock keys, then further keys; the script of the call defines both.
     pub(crate) keys: [&'a [Vec<u8>]; 2],
@@ -143,11 +103,13 @@ impl<'a> Arg<'a> {
 
 impl<'a> Call<'a> {
     pub(crate) fn new(
+        verb: Verb,
         script: &'static Script,
         keys: [&'a [Vec<u8>]; 2],
         args: [Arg<'a>; 4],
     ) -> Self {
         Self {
+            verb,
             script,
             keys,
             args,
@@ -257,59 +219,6 @@ pub(crate) fn pack_wait(replicas: &Replicas, buffer: &mut Vec<u8>) {
     command.write_packed_command(buffer);
 }
 
-/// A reply, without the types of the redis crate.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Reply {
-    Nil,
-    Int(i64),
-    Text(Vec<u8>),
-    /// A simple string such as `OK`; no script of leasehold replies with one.
-    Status(String),
-    List(Vec<Self>),
-    Other,
-}
-
-impl Reply {
-    /// Returns whether a script succeeded: each then replies 1, or a list that begins with 1.
-    pub(crate) fn is_done(&self) -> bool {
-        match self {
-            Self::Int(1) => true,
-            Self::List(items) => items.first() == Some(&Self::Int(1)),
-            _ => false,
-        }
-    }
-
-    /// Returns the second item of a list, if it is a number.
-    pub(crate) fn second(&self) -> Option<i64> {
-        match self {
-            Self::List(items) => match items.get(1) {
-                Some(Self::Int(n)) => Some(*n),
-                _ => None,
-            },
-            _ => None,
-        }
-    }
-}
-
-impl From<Value> for Reply {
-    fn from(value: Value) -> Self {
-        match value {
-            Value::Nil => Self::Nil,
-            Value::Int(n) => Self::Int(n),
-            Value::BulkString(text) => Self::Text(text),
-            Value::SimpleString(text) => Self::Status(text),
-            Value::Okay => Self::Status("OK".into()),
-            Value::Array(items) => Self::List(items.into_iter().map(Self::from).collect()),
-            // RESP2 sends a flat list instead.
-            Value::Map(pairs) => {
-                let items = pairs.into_iter().flat_map(|(key, value)| [key, value]);
-                Self::List(items.map(Self::from).collect())
-            }
-            _ => Self::Other,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -323,14 +232,7 @@ mod tests {
             Arg::Absent,
         ];
         let (k, n) = ([b"k".to_vec()], [b"n".to_vec()]);
-        let call = Call {
-            script: &RELEASE,
-            keys: [&k, &n],
-            args,
-            rest: &[],
-            replicas: None,
-            asking: false,
-        };
+        let call = Call::new(Verb::Renew, &RELEASE, [&k, &n], args);
         let mut sent = Vec::new();
         call.pack_by_sha(&mut sent);
         assert!(sent.starts_with(b"*7\r\n$7\r\nEVALSHA\r\n$40\r\n"));

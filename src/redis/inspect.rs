@@ -7,8 +7,9 @@ use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::health::HealthPart;
 use crate::name::shown;
+use crate::protocol::answer::Answer;
 use crate::protocol::keys::{Keys, QueueKeys};
-use crate::protocol::script::Reply;
+use crate::protocol::reply::Reply;
 use crate::redis::Deployment;
 use crate::redis::conn::callers::Cap;
 use crate::redis::fault::{Fault, NodeFault};
@@ -151,14 +152,15 @@ impl Server {
                         key: shown(keys.fence()),
                     })
                 };
-                let reply = match self.call_or_undo(keys.last_token(), until, cap_rule, None) {
-                    Ok((reply, _)) => reply,
+                let fence = match self.call_or_undo(keys.last_token(), until, cap_rule, None) {
+                    Ok((Answer::Fence(fence), _)) => fence,
+                    Ok(_) => None,
                     Err(NodeFault::Fault(Fault::Rejected(Error::WrongType { .. }))) => {
                         return Err(bad());
                     }
                     Err(fault) => return Err(fault.into()),
                 };
-                match read_string(reply).flatten().as_deref() {
+                match fence.as_deref() {
                     // A counter of 0 is valid but no token: the scripts count on from it.
                     None | Some(b"0") => Ok(None),
                     Some(digits) => match FencingToken::parse(digits) {
@@ -202,18 +204,6 @@ fn read_text(reply: Reply) -> Option<Vec<u8>> {
     match reply {
         Reply::Text(text) => Some(text),
         _ => None,
-    }
-}
-
-/// Reads a string or nil.
-#[expect(
-    clippy::option_option,
-    reason = "outer None: malformed; inner None: no value"
-)]
-pub(crate) fn read_string(reply: Reply) -> Option<Option<Vec<u8>>> {
-    match reply {
-        Reply::Nil => Some(None),
-        reply => read_text(reply).map(Some),
     }
 }
 

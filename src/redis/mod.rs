@@ -22,8 +22,10 @@ use crate::clock::Instant;
 use crate::config::{Config, LeaseTerms};
 use crate::error::{Cause, Error};
 use crate::holder::HolderId;
+use crate::protocol::answer::Answer;
 use crate::protocol::keys::{Key, Keys};
-use crate::protocol::script::{Call, Reply};
+use crate::protocol::script::Call;
+use crate::protocol::verb::Verb;
 use crate::redis::cluster::Cluster;
 use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::quorum::Quorum;
@@ -35,7 +37,7 @@ pub(crate) use crate::redis::conn::connection::Connection;
 pub(crate) use crate::redis::fault::{Fault, OpenCircuit};
 pub(crate) use crate::redis::health::ServerHealth;
 pub(crate) use crate::redis::quorum::member::{Member, MemberTask};
-pub(crate) use crate::redis::quorum::votes::{LeaseVotes, Majority, Verdict};
+pub(crate) use crate::redis::quorum::votes::{Majority, Verdict, Votes};
 pub(crate) use crate::redis::server::Server;
 pub(crate) use crate::redis::undoable::{PendingRelease, ServerVotes, Undoable, Vote};
 
@@ -177,9 +179,9 @@ impl Deployment {
         call: Call<'_>,
         until: Instant,
         cap_rule: Cap,
-    ) -> Result<Reply, Fault> {
+    ) -> Result<Answer, Fault> {
         self.call_or_undo(call, until, cap_rule, None)
-            .map(|(reply, _)| reply)
+            .map(|(answer, _)| answer)
     }
 
     /// Like [`call`](Self::call), for an acquiring call or a release. Also returns the instant
@@ -192,9 +194,9 @@ impl Deployment {
         until: Instant,
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
-    ) -> Result<(Reply, Instant), Fault> {
-        // A release, which is exempt, needs no undo.
-        let to_undo = undoable.filter(|_| cap_rule == Cap::Counted);
+    ) -> Result<(Answer, Instant), Fault> {
+        // A release needs no undo.
+        let to_undo = undoable.filter(|_| matches!(call.verb, Verb::Acquire(_)));
         match self {
             Self::One(server) => Ok(server.call_or_undo(call, until, cap_rule, to_undo)?),
             Self::Cluster(cluster) => cluster.call_or_undo(call, until, cap_rule, to_undo),
@@ -203,7 +205,7 @@ impl Deployment {
     }
 
     /// Pings the servers; succeeds if enough of them reply.
-    pub(crate) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
+    pub(crate) fn ping(&self, until: Instant) -> Result<(), Fault> {
         match self {
             Self::One(server) => server.ping(until, Cap::Counted),
             Self::Cluster(cluster) => cluster.ping(until),

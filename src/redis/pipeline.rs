@@ -4,8 +4,9 @@ use redis::ServerError;
 
 use crate::clock::Instant;
 use crate::error_reply::{Meaning, meaning};
-use crate::protocol::expected::Expected;
-use crate::protocol::script::{Call, Reply, pack_wait};
+use crate::protocol::answer::Answer;
+use crate::protocol::script::{Call, pack_wait};
+use crate::protocol::verb::Verb;
 use crate::redis::conn::connection::Connection;
 use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::server::Server;
@@ -22,8 +23,8 @@ impl Server {
         connection: &mut Connection,
         jobs: Vec<J>,
         call: impl Fn(&J) -> Call<'_>,
-        follow: impl Fn(Call<'_>) -> Result<(Reply, Instant), Fault>,
-        mut settle: impl FnMut(J, Instant, Result<Reply, Fault>),
+        follow: impl Fn(Call<'_>) -> Result<(Answer, Instant), Fault>,
+        mut settle: impl FnMut(J, Instant, Result<Answer, Fault>),
     ) -> bool {
         let sent = Instant::now();
         let calls: Vec<Call<'_>> = jobs.iter().map(&call).collect();
@@ -31,10 +32,10 @@ impl Server {
         drop(calls);
         for (job, answer) in jobs.into_iter().zip(answers) {
             match answer {
-                Ok(reply) => settle(job, sent, Ok(reply)),
+                Ok(answer) => settle(job, sent, Ok(answer)),
                 Err(NodeFault::Fault(fault)) => settle(job, sent, Err(fault)),
                 Err(NodeFault::Redirected(..)) => match follow(call(&job)) {
-                    Ok((reply, sent)) => settle(job, sent, Ok(reply)),
+                    Ok((answer, sent)) => settle(job, sent, Ok(answer)),
                     Err(fault) => settle(job, sent, Err(fault)),
                 },
             }
@@ -49,7 +50,7 @@ impl Server {
         connection: &mut Connection,
         calls: &[Call<'_>],
         sent: Instant,
-    ) -> (Vec<Result<Reply, NodeFault>>, bool) {
+    ) -> (Vec<Result<Answer, NodeFault>>, bool) {
         let (mut answers, mut alive) =
             self.write_and_read(connection, calls, |call, buffer| call.pack_by_sha(buffer));
         let unknown: Vec<usize> = (0..answers.len())
@@ -102,7 +103,7 @@ impl Server {
         connection: &mut Connection,
         calls: &[Call<'_>],
         pack: impl Fn(&Call<'_>, &mut Vec<u8>),
-    ) -> (Vec<Result<Result<Reply, ServerError>, Fault>>, bool) {
+    ) -> (Vec<Result<Result<Answer, ServerError>, Fault>>, bool) {
         let mut commands = Vec::new();
         for call in calls {
             pack(call, &mut commands);
@@ -119,7 +120,7 @@ impl Server {
                 let error = match &broken {
                     // After one timeout nothing more is read.
                     Some(error) => error.clone(),
-                    None => match connection.answer_to(until, call.expected()) {
+                    None => match connection.answer_to(until, call.verb) {
                         Ok(answer) => return Ok(answer),
                         Err(error) => broken.insert(error).clone(),
                     },
@@ -129,10 +130,10 @@ impl Server {
             .collect();
         if replicas.is_some() && broken.is_none() {
             let until = Instant::now().after(self.command_timeout());
-            let waited = connection.answer_to(until, Expected::Count);
+            let waited = connection.answer_to(until, Verb::Count);
             for answer in &mut answers {
                 if let Ok(Ok(done)) = answer {
-                    let done = std::mem::replace(done, Reply::Nil);
+                    let done = std::mem::replace(done, Answer::Done);
                     *answer = match &waited {
                         Ok(waited) => self
                             .acknowledged(done, Some(waited.clone()), replicas)

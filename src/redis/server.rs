@@ -12,8 +12,10 @@ use crate::error_reply::{Meaning, meaning, words};
 use crate::health::HealthPart;
 use crate::logging;
 use crate::name::shown;
-use crate::protocol::expected::Expected;
-use crate::protocol::script::{Call, Reply, pack_wait};
+use crate::protocol::answer::Answer;
+use crate::protocol::reply::Reply;
+use crate::protocol::script::{Call, pack_wait};
+use crate::protocol::verb::Verb;
 use crate::redis::combine::Combined;
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::connection::{Connection, is_hang_up, reply};
@@ -106,7 +108,7 @@ impl Server {
         until: Instant,
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
-    ) -> Result<(Reply, Instant), NodeFault> {
+    ) -> Result<(Answer, Instant), NodeFault> {
         if cap_rule == Cap::Counted {
             self.condition.admit(self.label())?;
         }
@@ -166,7 +168,7 @@ impl Server {
         call: &Call<'_>,
         sent: Combined,
         until: Instant,
-    ) -> Result<(Reply, Instant), NodeFault> {
+    ) -> Result<(Answer, Instant), NodeFault> {
         let Combined {
             at: sent,
             answer,
@@ -310,8 +312,8 @@ impl Server {
         pack: impl FnOnce(&mut Vec<u8>),
     ) -> Result<
         (
-            Result<Reply, ServerError>,
-            Option<Result<Reply, ServerError>>,
+            Result<Answer, ServerError>,
+            Option<Result<Answer, ServerError>>,
         ),
         RedisError,
     > {
@@ -327,16 +329,16 @@ impl Server {
             let answer = match call.asking {
                 // If ASKING itself was refused, its error is the one to report.
                 true => {
-                    let asked = connection.answer_to(first_until, Expected::Ok)?;
-                    asked.and(connection.answer_to(first_until, call.expected())?)
+                    let asked = connection.answer_to(first_until, Verb::Asking)?;
+                    asked.and(connection.answer_to(first_until, call.verb)?)
                 }
-                false => connection.answer_to(first_until, call.expected())?,
+                false => connection.answer_to(first_until, call.verb)?,
             };
             if call.replicas.is_none() {
                 return Ok((answer, None));
             }
             let until = Instant::now().after(self.command_timeout()).min(until);
-            Ok((answer, Some(connection.answer_to(until, Expected::Count)?)))
+            Ok((answer, Some(connection.answer_to(until, Verb::Count)?)))
         };
         // Waiting for replicas says nothing about how fast other replies are.
         if is_alone && call.replicas.is_none() {
@@ -349,15 +351,15 @@ impl Server {
     /// Returns an error if too few replicas acknowledged a script, by the reply to WAIT.
     pub(in crate::redis) fn acknowledged(
         &self,
-        reply: Reply,
-        waited: Option<Result<Reply, ServerError>>,
+        answer: Answer,
+        waited: Option<Result<Answer, ServerError>>,
         replicas: Option<Replicas>,
-    ) -> Result<Reply, Fault> {
-        let (Some(replicas), Some(waited), true) = (replicas, waited, reply.is_done()) else {
-            return Ok(reply);
+    ) -> Result<Answer, Fault> {
+        let (Some(replicas), Some(waited), true) = (replicas, waited, answer.is_done()) else {
+            return Ok(answer);
         };
         let acknowledged = match waited {
-            Ok(Reply::Int(n)) => usize::try_from(n).unwrap_or(0),
+            Ok(Answer::Count(n)) => usize::try_from(n).unwrap_or(usize::MAX),
             Ok(_) => 0,
             Err(error) => {
                 return Err(Fault::NotReplicated(self.refused(
@@ -373,7 +375,7 @@ impl Server {
                 wanted: replicas.wanted,
             }));
         }
-        Ok(reply)
+        Ok(answer)
     }
 
     /// Returns the fault for a caller that got no connection.
@@ -513,8 +515,8 @@ impl Server {
     }
 
     /// Sends a PING.
-    pub(crate) fn ping(&self, until: Instant, cap_rule: Cap) -> Result<Reply, Fault> {
-        let pong = |reply: Reply| Some(reply).filter(|reply| Expected::Pong.fits(reply));
+    pub(crate) fn ping(&self, until: Instant, cap_rule: Cap) -> Result<(), Fault> {
+        let pong = |reply| Verb::Ping.read(reply).map(drop);
         self.command("PING", &[], until, cap_rule, pong)
     }
 

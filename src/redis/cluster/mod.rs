@@ -10,8 +10,9 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::{Cause, Error};
+use crate::protocol::answer::Answer;
 use crate::protocol::keys::Key;
-use crate::protocol::script::{Call, Reply};
+use crate::protocol::script::Call;
 use crate::protocol::slot::slot;
 use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::conn::callers::Cap;
@@ -70,7 +71,7 @@ impl Cluster {
         until: Instant,
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
-    ) -> Result<(Reply, Instant), Fault> {
+    ) -> Result<(Answer, Instant), Fault> {
         let first = call.keys[0].first().map_or(&[][..], Vec::as_slice);
         let slot = slot(first);
         let mut server = self.map.keeper(slot, until)?;
@@ -118,7 +119,7 @@ impl Cluster {
     }
 
     /// Pings the masters in turn; succeeds with the first that replies.
-    pub(in crate::redis) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
+    pub(in crate::redis) fn ping(&self, until: Instant) -> Result<(), Fault> {
         let mut masters = self.map.masters();
         let mut fault = Fault::NotRun(Cause::text("no master of the cluster is known"));
         if masters.is_empty() {
@@ -130,7 +131,7 @@ impl Cluster {
             let now = Instant::now();
             let part = now.until(until) / (count - n) as u32;
             match master.ping(now.after(part), Cap::Counted) {
-                Ok(reply) => return Ok(reply),
+                Ok(()) => return Ok(()),
                 Err(why) => fault = why.at(master.label()),
             }
         }

@@ -13,7 +13,8 @@ use crate::protocol::script::Call;
 use crate::redis::combine::combiner::{Batch, NextStep, PATIENCE};
 use crate::redis::conn::call_queue::Ticket;
 use crate::redis::conn::callers::Cap;
-use crate::redis::conn::combined_call::{Answer, CombinedCall, Delivery, Write};
+use crate::redis::conn::combined_call::{CombinedCall, Delivery, Write};
+use crate::redis::conn::connection::CallResult;
 use crate::redis::conn::pool::{Pool, PooledConnection};
 use crate::redis::undoable::Undoable;
 
@@ -26,7 +27,7 @@ pub(in crate::redis) struct Combined {
     /// The instant before the batch was sent.
     pub(in crate::redis) at: Instant,
     /// The reply, or why there is none.
-    pub(in crate::redis) answer: Answer,
+    pub(in crate::redis) answer: CallResult,
     /// Whether this call's thread read the replies: a connection that fails counts once.
     pub(in crate::redis) has_read: bool,
 }
@@ -47,7 +48,7 @@ impl Pool {
             return None;
         }
         let undoable = undoable.map(|undoable| (Arc::clone(undoable.keys), undoable.id.clone()));
-        let combined = CombinedCall::new(command, call.expected(), undoable);
+        let combined = CombinedCall::new(command, call.verb, undoable);
         let joined = Instant::now();
         let (ticket, batch) = self.join(joined, until, cap_rule, &combined)?;
         if let Some(batch) = batch {
@@ -157,7 +158,7 @@ impl Pool {
             });
             // The others' replies come first, then its own.
             let next = unread.as_slice().first().unwrap_or(own);
-            match value.and_then(|value| pooled.connection().check(value, next.expected)) {
+            match value.and_then(|value| pooled.connection().meaning_of(value, next.verb)) {
                 Ok(answer) => {
                     let is_not_now = |error| matches!(meaning(error), Meaning::NotNow);
                     not_now |= answer.as_ref().is_err_and(is_not_now);
@@ -191,7 +192,7 @@ impl Pool {
 /// unanswered, and its own thread undoes it.
 fn deliver_all<'a, I>(sent: Instant, answers: I)
 where
-    I: IntoIterator<Item = (&'a Arc<CombinedCall>, Answer)>,
+    I: IntoIterator<Item = (&'a Arc<CombinedCall>, CallResult)>,
 {
     for (combined, answer) in answers {
         let _ = combined.deliver(Delivery::Answer(sent, answer));

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::Config;
-use crate::protocol::expected::Expected;
-use crate::protocol::script::Reply;
+use crate::protocol::answer::Answer;
+use crate::protocol::verb::Verb;
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::combined_call::{CombinedCall, Delivery, Write};
 use crate::redis::conn::connector::Connector;
@@ -51,7 +51,7 @@ fn accept(listener: &TcpListener) -> TcpStream {
 }
 
 fn call(command: Vec<u8>) -> Arc<CombinedCall> {
-    CombinedCall::new(command, Expected::Renewed, None)
+    CombinedCall::new(command, Verb::Renew, None)
 }
 
 fn enqueue(pool: &Pool, call: &Arc<CombinedCall>) {
@@ -87,11 +87,14 @@ fn replies_are_delivered_before_the_next_batch_is_written() {
         let own = reader.join().unwrap();
         drop(next.give_up());
         assert!(
-            matches!(delivered, Some(Delivery::Answer(_, Ok(Ok(Reply::Int(1)))))),
+            matches!(
+                delivered,
+                Some(Delivery::Answer(_, Ok(Ok(Answer::Ours(None)))))
+            ),
             "the reader delivers first"
         );
         assert!(is_blocked, "the next batch was not written yet");
-        assert!(matches!(own.answer, Ok(Ok(Reply::Int(1)))));
+        assert!(matches!(own.answer, Ok(Ok(Answer::Ours(None)))));
     });
 }
 

@@ -14,28 +14,22 @@
 use std::sync::Arc;
 use std::thread::{self, Thread};
 
-use parking_lot::Mutex;
-use redis::{RedisResult, ServerError};
-
 use crate::clock::{Instant, nap};
 use crate::holder::HolderId;
-use crate::protocol::expected::Expected;
 use crate::protocol::keys::Keys;
-use crate::protocol::script::Reply;
-use crate::redis::conn::connection::Connection;
+use crate::protocol::verb::Verb;
+use crate::redis::conn::connection::{CallResult, Connection};
+use parking_lot::Mutex;
 
 /// A combined call, shared by its own thread and the thread that sends it.
 pub(crate) struct CombinedCall {
     pub(crate) command: Vec<u8>,
-    pub(crate) expected: Expected,
+    pub(crate) verb: Verb,
     /// The lease to release if no reply comes.
     pub(crate) undoable: Option<(Arc<Keys>, HolderId)>,
     mailbox: Mutex<Mailbox>,
     owner: Thread,
 }
-
-/// The reply to a command, or why there is none.
-pub(crate) type Answer = RedisResult<Result<Reply, ServerError>>;
 
 /// A message from another thread to the thread of a combined call.
 pub(crate) enum Delivery {
@@ -44,7 +38,7 @@ pub(crate) enum Delivery {
     /// The batch was sent, and this call's thread must read the replies.
     Read(Box<Write>),
     /// The call was sent at this instant, with this result.
-    Answer(Instant, Answer),
+    Answer(Instant, CallResult),
 }
 
 #[derive(Default)]
@@ -68,12 +62,12 @@ impl CombinedCall {
     /// Creates a call that the current thread waits for.
     pub(crate) fn new(
         command: Vec<u8>,
-        expected: Expected,
+        verb: Verb,
         undoable: Option<(Arc<Keys>, HolderId)>,
     ) -> Arc<Self> {
         Arc::new(Self {
             command,
-            expected,
+            verb,
             undoable,
             mailbox: Mutex::default(),
             owner: thread::current(),
@@ -132,10 +126,10 @@ mod tests {
 
     #[test]
     fn a_delivery_is_received_or_returned() {
-        let in_time = CombinedCall::new(Vec::new(), Expected::Renewed, None);
+        let in_time = CombinedCall::new(Vec::new(), Verb::Renew, None);
         assert!(in_time.deliver(Delivery::Alone).is_ok());
         assert!(matches!(in_time.give_up(), Some(Delivery::Alone)));
-        let late = CombinedCall::new(Vec::new(), Expected::Renewed, None);
+        let late = CombinedCall::new(Vec::new(), Verb::Renew, None);
         assert!(late.wait(Instant::START).is_none());
         assert!(late.give_up().is_none());
         assert!(

@@ -9,8 +9,10 @@ use super::input::Input;
 use super::socket::{timed_out, wait_to_read};
 use super::stream::Stream;
 use crate::clock::Instant;
-use crate::protocol::expected::Expected;
-use crate::protocol::script::{Call, Reply};
+use crate::protocol::answer::Answer;
+use crate::protocol::reply::Reply;
+use crate::protocol::script::Call;
+use crate::protocol::verb::Verb;
 use crate::redis::conn::open::Open;
 use crate::url::Address;
 
@@ -23,6 +25,9 @@ const MOST_READS: u32 = 16;
 
 /// A buffer of commands larger than this, in bytes, is not kept.
 const LARGE: usize = 16 * 1024;
+
+/// The answer to a call or the server's error, or why neither came.
+pub(crate) type CallResult = RedisResult<Result<Answer, ServerError>>;
 
 /// A connection that is logged on. Any error ends it: a late reply would be taken for the next one.
 pub(crate) struct Connection {
@@ -77,27 +82,18 @@ impl Connection {
         }
     }
 
-    /// Reads the reply to a command with these expected replies, by `until`.
-    pub(crate) fn answer_to(
-        &mut self,
-        until: Instant,
-        expected: Expected,
-    ) -> RedisResult<Result<Reply, ServerError>> {
-        let answer = self.answer(until)?;
-        self.check(answer, expected)
+    /// Reads the reply to a call, by `until`.
+    pub(crate) fn answer_to(&mut self, until: Instant, verb: Verb) -> CallResult {
+        let value = self.answer(until)?;
+        self.meaning_of(value, verb)
     }
 
-    /// Checks `answer`, the last reply read, against the expected replies. Any other reply is an
+    /// Returns what `value`, the last reply read, means. A reply that the call cannot have is an
     /// error of the connection: nothing read on it afterwards can be trusted.
-    pub(crate) fn check(
-        &self,
-        answer: Value,
-        expected: Expected,
-    ) -> RedisResult<Result<Reply, ServerError>> {
-        let answer = reply(answer);
-        match &answer {
-            Ok(reply) if !expected.fits(reply) => Err(self.malformed()),
-            _ => Ok(answer),
+    pub(crate) fn meaning_of(&self, value: Value, verb: Verb) -> CallResult {
+        match reply(value) {
+            Ok(reply) => verb.read(reply).map(Ok).ok_or_else(|| self.malformed()),
+            Err(error) => Ok(Err(error)),
         }
     }
 

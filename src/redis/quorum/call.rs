@@ -2,7 +2,8 @@
 
 use crate::clock::Instant;
 use crate::logging;
-use crate::protocol::script::{Call, Reply};
+use crate::protocol::answer::Answer;
+use crate::protocol::script::Call;
 use crate::redis::conn::callers::Cap;
 use crate::redis::fault::Fault;
 use crate::redis::quorum::Quorum;
@@ -20,7 +21,7 @@ impl Quorum {
         until: Instant,
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
-    ) -> Result<(Reply, Instant), Fault> {
+    ) -> Result<(Answer, Instant), Fault> {
         let asked = Instant::now();
         if cap_rule == Cap::Counted {
             self.condition.admit(&self.label)?;
@@ -44,10 +45,8 @@ impl Quorum {
     }
 
     /// Pings all servers; succeeds if a majority replies.
-    pub(crate) fn ping(&self, until: Instant) -> Result<Reply, Fault> {
+    pub(crate) fn ping(&self, until: Instant) -> Result<(), Fault> {
         let _turn = self.turns.take(Cap::Counted, until)?;
-        Round::new(self, None, until, None)
-            .run()
-            .map(|(reply, _)| reply)
+        Round::new(self, None, until, None).run().map(drop)
     }
 }

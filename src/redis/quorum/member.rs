@@ -9,8 +9,7 @@ use redis::ServerError;
 
 use crate::clock::Instant;
 use crate::error_reply::{Meaning, meaning};
-use crate::protocol::answer::KeyState;
-use crate::protocol::script::Reply;
+use crate::protocol::answer::Answer;
 use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection};
 use crate::redis::undoable::{PendingRelease, Vote};
 
@@ -214,35 +213,21 @@ impl Member {
     }
 
     /// Handles a reply that no caller waits for; `None` if it will never come.
-    pub(crate) fn settle(&self, owed: PendingReply, answer: Option<&Result<Reply, ServerError>>) {
-        match owed {
-            PendingReply::Nothing => {}
-            PendingReply::Acquire(votes) => match answer {
-                Some(Ok(reply)) => {
-                    let vote = if reply.is_done() {
-                        Vote::Granted
-                    } else {
-                        Vote::Refused
-                    };
-                    votes.note(self.index, vote);
-                }
-                Some(Err(_)) => votes.note(self.index, Vote::Refused),
-                None => {}
-            },
-            PendingReply::Release {
-                promise,
-                may_overtake,
-            } => {
-                let found = match answer {
-                    Some(Ok(reply)) => KeyState::read(reply),
-                    _ => None,
+    pub(crate) fn settle(&self, owed: PendingReply, answer: Option<&Result<Answer, ServerError>>) {
+        match (owed, answer) {
+            (PendingReply::Nothing, _) | (PendingReply::Acquire(_), None) => {}
+            (PendingReply::Acquire(votes), Some(answer)) => {
+                let is_granted = answer.as_ref().is_ok_and(Answer::is_done);
+                let vote = if is_granted {
+                    Vote::Granted
+                } else {
+                    Vote::Refused
                 };
-                match found {
-                    Some(KeyState::Ours) => {}
-                    Some(_) if !may_overtake => {}
-                    _ => self.undo(promise),
-                }
+                votes.note(self.index, vote);
             }
+            (PendingReply::Release { .. }, Some(Ok(Answer::Ours(_)))) => {}
+            (PendingReply::Release { may_overtake, .. }, Some(Ok(_))) if !may_overtake => {}
+            (PendingReply::Release { promise, .. }, _) => self.undo(promise),
         }
     }
 
@@ -256,6 +241,6 @@ impl Member {
     }
 }
 
-pub(crate) fn is_no_script(answer: &Result<Reply, ServerError>) -> bool {
+pub(crate) fn is_no_script(answer: &Result<Answer, ServerError>) -> bool {
     matches!(answer, Err(error) if matches!(meaning(error), Meaning::NoScript))
 }

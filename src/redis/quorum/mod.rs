@@ -1,7 +1,6 @@
 //! A quorum: a call goes to several independent servers, and the majority decides its answer.
 
 pub(crate) mod call;
-pub(crate) mod count;
 pub(crate) mod member;
 pub(crate) mod pipelined_connection;
 pub(crate) mod round;
@@ -19,7 +18,6 @@ use crate::config::Config;
 use crate::error::{Cause, Error};
 use crate::holder::HolderId;
 use crate::logging;
-use crate::protocol::answer::Acquired;
 use crate::redis::conn::callers::Cap;
 use crate::redis::fault::Fault;
 use crate::redis::health::ServerHealth;
@@ -131,17 +129,10 @@ impl Quorum {
         ghosts.push_back(id.clone());
     }
 
-    /// Returns `vote`, unless an abandoned attempt of this client caused the refusal.
-    pub(in crate::redis) fn unless_by_ghost(&self, vote: Option<Acquired>) -> Option<Acquired> {
-        vote.filter(|vote| match vote {
-            Acquired::Refused(refusal) => {
-                let ghosts = self.ghosts.lock();
-                !ghosts
-                    .iter()
-                    .any(|id| id.as_str().as_bytes() == refusal.holder.as_slice())
-            }
-            _ => true,
-        })
+    /// Returns whether `value` is the holder id of an attempt of this client that is being undone.
+    pub(in crate::redis) fn is_abandoned(&self, value: &[u8]) -> bool {
+        let ghosts = self.ghosts.lock();
+        ghosts.iter().any(|id| id.as_str().as_bytes() == value)
     }
 
     pub(in crate::redis) fn label(&self) -> &str {

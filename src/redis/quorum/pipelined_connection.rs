@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use redis::{RedisResult, ServerError};
+use redis::RedisResult;
 
 use crate::clock::Instant;
-use crate::protocol::expected::Expected;
-use crate::protocol::script::{Call, Reply};
-use crate::redis::conn::connection::Connection;
+use crate::protocol::script::Call;
+use crate::protocol::verb::Verb;
+use crate::redis::conn::connection::{CallResult, Connection};
 use crate::redis::undoable::{PendingRelease, ServerVotes};
 
 /// What an unread reply belongs to, for the thread that reads it.
@@ -29,7 +29,7 @@ pub(crate) struct PipelinedConnection {
     connection: Connection,
     /// The scripts whose source was sent over this connection: from then on the digest is enough.
     known_scripts: Vec<&'static str>,
-    owed: VecDeque<(PendingReply, Expected)>,
+    owed: VecDeque<(PendingReply, Verb)>,
     buffer: Vec<u8>,
 }
 
@@ -76,7 +76,7 @@ impl PipelinedConnection {
             self.known_scripts.push(call.script.name);
             call.pack_by_source(&mut self.buffer);
         }
-        self.owed.push_back((owed, call.expected()));
+        self.owed.push_back((owed, call.verb));
         self.connection.send(until, &self.buffer)
     }
 
@@ -88,38 +88,32 @@ impl PipelinedConnection {
     pub(crate) fn ping(&mut self, until: Instant) -> RedisResult<()> {
         self.buffer.clear();
         redis::cmd("PING").write_packed_command(&mut self.buffer);
-        self.owed.push_back((PendingReply::Nothing, Expected::Pong));
+        self.owed.push_back((PendingReply::Nothing, Verb::Ping));
         self.connection.send(until, &self.buffer)
     }
 
     /// Reads the next reply and returns it with the entry it belongs to. On an error, the
     /// connection must not be used again; its entry is returned all the same.
-    pub(crate) fn receive(
-        &mut self,
-        until: Instant,
-    ) -> (PendingReply, RedisResult<Result<Reply, ServerError>>) {
-        let (owed, expected) = self.next_owed();
-        (owed, self.connection.answer_to(until, expected))
+    pub(crate) fn receive(&mut self, until: Instant) -> (PendingReply, CallResult) {
+        let (owed, verb) = self.next_owed();
+        (owed, self.connection.answer_to(until, verb))
     }
 
     /// Like [`receive`](Self::receive), but returns `None` unless the reply is already there. Pass
     /// `is_ready` if the socket may have something to read.
-    pub(crate) fn receive_at_hand(
-        &mut self,
-        is_ready: bool,
-    ) -> Option<(PendingReply, RedisResult<Result<Reply, ServerError>>)> {
-        let answer = self.connection.answer_at_hand(is_ready).transpose()?;
-        let (owed, expected) = self.next_owed();
+    pub(crate) fn receive_at_hand(&mut self, is_ready: bool) -> Option<(PendingReply, CallResult)> {
+        let value = self.connection.answer_at_hand(is_ready).transpose()?;
+        let (owed, verb) = self.next_owed();
         Some((
             owed,
-            answer.and_then(|answer| self.connection.check(answer, expected)),
+            value.and_then(|value| self.connection.meaning_of(value, verb)),
         ))
     }
 
-    fn next_owed(&mut self) -> (PendingReply, Expected) {
+    fn next_owed(&mut self) -> (PendingReply, Verb) {
         // A caller reads only as many replies as it has sent commands.
         let next = self.owed.pop_front();
-        next.unwrap_or((PendingReply::Nothing, Expected::Pong))
+        next.unwrap_or((PendingReply::Nothing, Verb::Ping))
     }
 
     /// The connection, for [`wait_for_any`](crate::redis::conn::connection::wait_for_any).

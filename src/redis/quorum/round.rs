@@ -9,15 +9,16 @@ use redis::{RedisError, RedisResult};
 
 use crate::clock::Instant;
 use crate::error::Cause;
-use crate::protocol::answer::KeyState;
-use crate::protocol::script::{Call, Reply};
+use crate::protocol::answer::Answer;
+use crate::protocol::script::Call;
+use crate::protocol::verb::Verb;
 use crate::redis::conn::connection::{is_hang_up, wait_for_any};
 use crate::redis::conn::pool::ConnectRequest;
 use crate::redis::fault::Fault;
 use crate::redis::quorum::Quorum;
-use crate::redis::quorum::count::Tally;
 use crate::redis::quorum::member::{Member, is_no_script};
 use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection};
+use crate::redis::quorum::votes::{Verdict, Votes};
 use crate::redis::server::Server;
 use crate::redis::undoable::{Undoable, Vote};
 
@@ -39,7 +40,8 @@ pub(in crate::redis) struct Round<'a> {
     call: Option<Call<'a>>,
     until: Instant,
     undoable: Option<&'a Undoable<'a>>,
-    count: Tally,
+    verb: Verb,
+    votes: Votes,
     /// In the order in which they are read.
     slots: Vec<Slot<'a>>,
     /// When the call was sent.
@@ -56,31 +58,34 @@ impl<'a> Round<'a> {
         until: Instant,
         undoable: Option<&'a Undoable<'a>>,
     ) -> Self {
+        let verb = call.as_ref().map_or(Verb::Ping, |call| call.verb);
         Self {
             quorum,
             until,
             undoable,
             slots: Vec::with_capacity(quorum.size.all),
-            count: Tally::of(call.as_ref(), quorum.size),
+            verb,
+            votes: Votes::new(verb, quorum.size),
             call,
             sent: None,
             faults: Vec::new(),
         }
     }
 
-    pub(in crate::redis) fn run(mut self) -> Result<(Reply, Instant), Fault> {
+    pub(in crate::redis) fn run(mut self) -> Result<(Answer, Instant), Fault> {
         self.choose();
         let connected = self.connect();
         // A release is sent to every server that can be reached.
-        let is_hopeless = self.count.is_decided() && !matches!(self.count, Tally::Release(_));
+        let is_release = matches!(self.verb, Verb::Release { .. });
+        let is_hopeless = self.votes.is_decided() && !is_release;
         if connected.is_ok() && !is_hopeless {
             self.write();
             self.read();
         }
-        let reply = self.count.outcome();
-        match &self.count {
-            Tally::AcquireVotes(election) if !election.is_won() => self.undo(),
-            Tally::Release(_) if reply.is_some() => self.repeat(),
+        let verdict = self.votes.verdict();
+        match (self.verb, &verdict) {
+            (Verb::Acquire(_), _) if !self.votes.is_won() => self.undo(),
+            (Verb::Release { .. }, Verdict::Decided(_)) => self.repeat(),
             _ => {}
         }
         for slot in self.slots.drain(..) {
@@ -93,8 +98,8 @@ impl<'a> Round<'a> {
             }
         }
         connected?;
-        match (reply, self.sent) {
-            (Some(reply), Some(sent)) => Ok((reply, sent)),
+        match (verdict, self.sent) {
+            (Verdict::Decided(answer), Some(sent)) => Ok((answer, sent)),
             _ => Err(self.fault()),
         }
     }
@@ -108,7 +113,7 @@ impl<'a> Round<'a> {
     /// Counts `server` as failed because of `fault`.
     fn fault_of(&mut self, server: &'a Server, fault: Fault) {
         self.faults.push((server, fault));
-        self.count.failed();
+        self.votes.count(None);
     }
 
     /// Chooses the servers to ask, the fastest first: those that are up, or all if these are fewer
@@ -119,8 +124,8 @@ impl<'a> Round<'a> {
         let is_enough = present.count() >= quorum.size.needed;
         for (server, member) in quorum.peers() {
             let took_nothing = matches!(self.vote(member), Vote::NotAsked | Vote::Refused);
-            if let (Tally::Release(tally), true) = (&mut self.count, took_nothing) {
-                tally.count(Some(KeyState::Gone), &[]);
+            if took_nothing && matches!(self.verb, Verb::Release { .. }) {
+                self.votes.count(Some(Answer::Gone));
             } else if is_enough && member.is_aside() {
                 let cause = Cause::text("down; skipped until it replies again");
                 self.fault_of(server, Fault::NotRun(cause));
@@ -232,22 +237,19 @@ impl<'a> Round<'a> {
             else {
                 continue;
             };
-            let (owed, votes) = match (&self.count, self.undoable) {
-                (
-                    Tally::AcquireVotes(_),
-                    Some(Undoable {
-                        votes: Some(votes), ..
-                    }),
-                ) => (PendingReply::Acquire(Arc::clone(votes)), Some(*votes)),
-                (Tally::Release(_), Some(undoable)) => (
-                    line.owed_to_release(undoable.pending_release(), member.index),
-                    None,
-                ),
-                _ => (PendingReply::Nothing, None),
+            let owed = match (self.verb, self.undoable) {
+                (Verb::Acquire(_), Some(undoable)) => match undoable.votes {
+                    Some(votes) => {
+                        votes.note(member.index, Vote::Asked);
+                        PendingReply::Acquire(Arc::clone(votes))
+                    }
+                    None => PendingReply::Nothing,
+                },
+                (Verb::Release { .. }, Some(undoable)) => {
+                    line.owed_to_release(undoable.pending_release(), member.index)
+                }
+                _ => PendingReply::Nothing,
             };
-            if let Some(votes) = votes {
-                votes.note(member.index, Vote::Asked);
-            }
             let sent = match &self.call {
                 Some(call) => line.send(call, owed, by),
                 None => line.ping(by),
@@ -267,14 +269,14 @@ impl<'a> Round<'a> {
         loop {
             for n in 0..self.slots.len() {
                 let is_ready = ready.get(n).is_some_and(|is_ready| *is_ready);
-                if self.count.is_decided() {
+                if self.votes.is_decided() {
                     return;
                 }
-                if let Some(reply) = self.read_one(n, began, is_ready) {
-                    self.count.answered(self.quorum, self.call.as_ref(), reply);
+                if let Some(answer) = self.read_one(n, began, is_ready) {
+                    self.count(answer);
                 }
             }
-            let is_over = self.count.is_decided() || self.unread().next().is_none();
+            let is_over = self.votes.is_decided() || self.unread().next().is_none();
             if is_over || Instant::now() >= self.until {
                 break;
             }
@@ -283,9 +285,22 @@ impl<'a> Round<'a> {
                 Err(error) => return self.lose_unread(&error),
             }
         }
-        if !self.count.is_decided() {
+        if !self.votes.is_decided() {
             self.lose_unread(&io::Error::from(io::ErrorKind::TimedOut).into());
         }
+    }
+
+    /// Counts a server's answer.
+    fn count(&mut self, answer: Answer) {
+        let vote = match answer {
+            Answer::Refused(refusal) if self.quorum.is_abandoned(&refusal.holder) => None,
+            Answer::TooLow(counter) => {
+                self.quorum.learn(counter);
+                Some(answer)
+            }
+            answer => Some(answer),
+        };
+        self.votes.count(vote);
     }
 
     /// The connections with unread replies.
@@ -323,7 +338,7 @@ impl<'a> Round<'a> {
     fn patience(&self, now: Instant) -> Duration {
         let left = now.until(self.until);
         let slots = self.slots.iter().filter(|slot| slot.line.is_some());
-        if slots.count() > self.count.missing() {
+        if slots.count() > self.votes.missing() {
             left / 4
         } else {
             left
@@ -331,7 +346,7 @@ impl<'a> Round<'a> {
     }
 
     /// Reads the reply of the n-th server if it is there, after unread replies of earlier calls.
-    fn read_one(&mut self, n: usize, began: Instant, is_ready: bool) -> Option<Reply> {
+    fn read_one(&mut self, n: usize, began: Instant, is_ready: bool) -> Option<Answer> {
         loop {
             let Slot {
                 server,
@@ -374,7 +389,7 @@ impl<'a> Round<'a> {
             }
             member.settle(owed, Some(&answer));
             let error = match answer {
-                Ok(reply) => return Some(reply),
+                Ok(answer) => return Some(answer),
                 Err(error) => error,
             };
             let fault = match &self.call {
@@ -409,8 +424,8 @@ impl<'a> Round<'a> {
         }
         member.mark_down();
         if let Some(line) = line {
-            let undo = match (&self.count, self.undoable) {
-                (Tally::AcquireVotes(_), Some(undoable)) => Some(undoable.release()),
+            let undo = match (self.verb, self.undoable) {
+                (Verb::Acquire(_), Some(undoable)) => Some(undoable.release()),
                 _ => None,
             };
             for owed in line.abandon(undo.as_ref()) {
@@ -524,9 +539,9 @@ impl<'a> Round<'a> {
             Some(of_too_many) => cause.with_kind_of(of_too_many),
             None => cause,
         };
-        match &self.count {
+        match self.verb {
             // An acquiring call has been undone.
-            Tally::AcquireVotes(_) => Fault::NotRun(cause),
+            Verb::Acquire(_) => Fault::NotRun(cause),
             _ if self.sent.is_none() => Fault::NotRun(cause),
             _ => Fault::Unknown(cause),
         }

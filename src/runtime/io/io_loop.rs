@@ -20,7 +20,7 @@ use crossbeam_channel::{after, never, select};
 
 use crate::clock::{Instant, nap};
 use crate::lease::undos::Undos;
-use crate::protocol::script::Reply;
+use crate::protocol::answer::Answer;
 use crate::redis::{Cap, Fault};
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::io::IoRequest;
@@ -212,13 +212,13 @@ fn settle(
     endpoint: &Endpoint,
     item: IoJob,
     sent: Instant,
-    answer: Result<Reply, Fault>,
+    answer: Result<Answer, Fault>,
 ) {
     match item {
         IoJob::Renew(part) => settle_renewal(runtime, endpoint, part, sent, answer),
         IoJob::AddStats(delta) => runtime.shared_stats.settle(delta, answer),
         IoJob::Undo(batch) => {
-            let over = undos.settle(&batch, answer.ok().as_ref());
+            let over = undos.settle(&batch, answer.ok());
             over.iter()
                 .for_each(|undo| runtime.endpoints.forget_undo(&undo.id));
         }

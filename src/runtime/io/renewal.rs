@@ -8,8 +8,7 @@ use crate::lease::held::HeldLease;
 use crate::lease::state::{LeaseStatus, RenewalRequest};
 use crate::logging;
 use crate::lost::Lost;
-use crate::protocol::answer::KeyState;
-use crate::protocol::script::Reply;
+use crate::protocol::answer::{Answer, KeyState};
 use crate::redis::{Fault, ServerHealth};
 use crate::renewed::Renewed;
 use crate::runtime::endpoint::Endpoint;
@@ -24,10 +23,10 @@ pub(crate) fn renewed(
     hold: &Arc<HeldLease>,
     ask: RenewalRequest,
     sent: Instant,
-    answer: &Result<Reply, Fault>,
+    answer: &Result<Answer, Fault>,
 ) -> Option<KeyState> {
     let now = Instant::now();
-    let found = answer.as_ref().ok().and_then(KeyState::read);
+    let found = answer.as_ref().ok().and_then(Answer::key_state);
     // First records the loss of a lease that expired before the reply arrived.
     hold.status(now);
     let lag = hold.answered(|lease| {
@@ -95,7 +94,7 @@ pub(in crate::runtime) fn settle_renewal(
     endpoint: &Endpoint,
     part: RenewalPart,
     sent: Instant,
-    answer: Result<Reply, Fault>,
+    answer: Result<Answer, Fault>,
 ) {
     contain(|| {
         note(&endpoint.io.condition, &answer);
@@ -107,7 +106,7 @@ pub(in crate::runtime) fn settle_renewal(
     });
 }
 
-fn note(condition: &ServerHealth, answer: &Result<Reply, Fault>) {
+fn note(condition: &ServerHealth, answer: &Result<Answer, Fault>) {
     match answer {
         Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
             condition.failed(Some(cause), false);

@@ -7,18 +7,18 @@ use parking_lot::Mutex;
 use crate::clock::Instant;
 use crate::lease::held::HeldLease;
 use crate::lease::state::RenewalRequest;
-use crate::protocol::answer::KeyState;
+use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;
-use crate::protocol::script::Reply;
-use crate::redis::{Fault, LeaseVotes, Majority, Verdict};
+use crate::protocol::verb::Verb;
+use crate::redis::{Fault, Majority, Verdict, Votes};
 
 /// A renewal that is under way on every server of a lease. It is over once the replies decide it,
 /// so that a server that hangs delays nothing.
 pub(crate) struct RenewalRound {
     pub(crate) hold: Arc<HeldLease>,
     pub(crate) request: RenewalRequest,
-    /// `None` once the round is over.
-    open: Mutex<Option<Open>>,
+    /// The votes, while the round is open; no votes are counted for one server.
+    open: Option<Mutex<Option<Open>>>,
 }
 
 /// The part of a renewal that one server gets.
@@ -38,7 +38,7 @@ impl RenewalPart {
 }
 
 struct Open {
-    votes: LeaseVotes,
+    votes: Votes,
     /// When the first part was sent: the lease lasts from then.
     sent: Instant,
     fault: Option<Fault>,
@@ -46,15 +46,15 @@ struct Open {
 
 impl RenewalRound {
     pub(crate) fn new(hold: Arc<HeldLease>, request: RenewalRequest, size: Majority) -> Self {
-        let open = Open {
-            votes: LeaseVotes::new(size),
+        let open = || Open {
+            votes: Votes::new(Verb::Renew, size),
             sent: Instant::NEVER,
             fault: None,
         };
         Self {
             hold,
             request,
-            open: Mutex::new(Some(open)),
+            open: (size.all > 1).then(|| Mutex::new(Some(open()))),
         }
     }
 
@@ -63,34 +63,25 @@ impl RenewalRound {
     pub(crate) fn cast(
         &self,
         sent: Instant,
-        answer: Result<Reply, Fault>,
-    ) -> Option<(Instant, Result<Reply, Fault>)> {
-        let mut slot = self.open.lock();
+        answer: Result<Answer, Fault>,
+    ) -> Option<(Instant, Result<Answer, Fault>)> {
+        let Some(open) = &self.open else {
+            return Some((sent, answer));
+        };
+        let mut slot = open.lock();
         let open = slot.as_mut()?;
         open.sent = open.sent.min(sent);
-        match answer {
-            Ok(reply) => {
-                let value: &[u8] = match &reply {
-                    Reply::Text(value) => value,
-                    _ => &[],
-                };
-                open.votes.count(KeyState::read(&reply), value);
-            }
-            Err(fault) => {
-                open.votes.count(None, &[]);
-                open.fault = Some(fault);
-            }
-        }
-        let outcome = open.votes.outcome()?;
-        let open = slot.take()?;
-        drop(slot);
-        let answer = match (outcome, open.fault) {
-            (Verdict::Ours, _) => Ok(Reply::Int(1)),
-            (Verdict::Nobody, _) => Ok(Reply::Int(0)),
-            (Verdict::Another(value), _) => Ok(Reply::Text(value)),
-            (Verdict::Unknown, Some(fault)) => Err(fault),
-            (Verdict::Unknown, None) => Ok(Reply::Other),
+        let vote = answer.map_err(|fault| open.fault = Some(fault)).ok();
+        open.votes.count(vote);
+        let verdict = open.votes.verdict();
+        let answer = match verdict {
+            Verdict::Open => return None,
+            Verdict::Decided(answer) => Ok(answer),
+            // At least one server failed.
+            Verdict::Unknown => Err(open.fault.take()?),
         };
-        Some((open.sent, answer))
+        let sent = open.sent;
+        *slot = None;
+        Some((sent, answer))
     }
 }

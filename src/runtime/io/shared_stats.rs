@@ -10,8 +10,11 @@ use parking_lot::Mutex;
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::logging;
+use crate::protocol::answer::Answer;
 use crate::protocol::keys::{Keys, sibling_key};
-use crate::protocol::script::{Arg, Call, Reply, TALLY};
+use crate::protocol::reply::Reply;
+use crate::protocol::script::{Arg, Call, TALLY};
+use crate::protocol::verb::Verb;
 use crate::random;
 use crate::redis::Fault;
 use crate::stats::Totals;
@@ -75,19 +78,14 @@ impl StatsDelta {
     }
 
     pub(crate) fn call(&self) -> Call<'_> {
-        Call {
-            script: &TALLY,
-            keys: [&self.keys.hash, &self.keys.mark],
-            rest: &[],
-            args: [
-                Arg::Number(self.serial),
-                Arg::Bytes(&self.text),
-                Arg::Absent,
-                Arg::Absent,
-            ],
-            replicas: None,
-            asking: false,
-        }
+        let args = [
+            Arg::Number(self.serial),
+            Arg::Bytes(&self.text),
+            Arg::Absent,
+            Arg::Absent,
+        ];
+        let keys: [&[Vec<u8>]; 2] = [&self.keys.hash, &self.keys.mark];
+        Call::new(Verb::AddStats, &TALLY, keys, args)
     }
 }
 
@@ -144,10 +142,10 @@ impl SharedStats {
     }
 
     /// Applies the reply to `delta`.
-    pub(crate) fn settle(&self, delta: StatsDelta, answer: Result<Reply, Fault>) {
+    pub(crate) fn settle(&self, delta: StatsDelta, answer: Result<Answer, Fault>) {
         let mut state = self.state.lock();
         let refusal = match answer {
-            Ok(Reply::Int(_)) => {
+            Ok(_) => {
                 state.confirmed = delta.totals;
                 state.pending = None;
                 state.has_warned = false;
@@ -160,7 +158,6 @@ impl SharedStats {
                 return;
             }
             Err(Fault::Rejected(error) | Fault::NotReplicated(error)) => error.to_string(),
-            Ok(_) => "unexpected reply of the tally script".into(),
         };
         let has_warned = std::mem::replace(&mut state.has_warned, true);
         drop(state);
@@ -221,7 +218,7 @@ mod tests {
         let stats = stats();
         let delta = next(&stats, totals(3)).unwrap();
         assert_eq!(delta.text, b"attempts 3 ");
-        stats.settle(delta, Ok(Reply::Int(1)));
+        stats.settle(delta, Ok(Answer::Done));
         assert!(next(&stats, totals(3)).is_none(), "no count has changed");
         assert_eq!(next(&stats, totals(5)).unwrap().text, b"attempts 2 ");
     }
@@ -237,7 +234,7 @@ mod tests {
         stats.settle(first, Err(Fault::NotRun(Cause::text("away"))));
         let pending = stats.state.lock().pending.clone().unwrap();
         assert_eq!((pending.serial, pending.totals), (1, totals(3)));
-        stats.settle(pending, Ok(Reply::Int(0)));
+        stats.settle(pending, Ok(Answer::Done));
         assert!(stats.state.lock().pending.is_none());
         assert_eq!(stats.state.lock().confirmed, totals(3));
     }

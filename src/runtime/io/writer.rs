@@ -4,7 +4,8 @@ use std::iter;
 
 use crate::clock::Instant;
 use crate::lease::state::LeaseStatus;
-use crate::protocol::script::{Call, Reply};
+use crate::protocol::answer::Answer;
+use crate::protocol::script::Call;
 use crate::redis::{Cap, Connection, Fault};
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::io::job::IoJob;
@@ -27,7 +28,7 @@ impl Writer {
         runtime: &Runtime,
         endpoint: &Endpoint,
         mut items: Vec<IoJob>,
-        mut settle: impl FnMut(IoJob, Instant, Result<Reply, Fault>),
+        mut settle: impl FnMut(IoJob, Instant, Result<Answer, Fault>),
     ) {
         let asked = Instant::now();
         let server = &endpoint.server;

@@ -15,8 +15,8 @@ use crate::clock::{Instant, LONGEST_SLEEP};
 use crate::error::Error;
 use crate::logging;
 use crate::name::Name;
-use crate::protocol::expected::Expected;
 use crate::protocol::keys::Key;
+use crate::protocol::verb::Verb;
 use crate::random;
 use crate::redis::{Cap, Fault, Server, ServerHealth};
 use crate::runtime::worker::Worker;
@@ -145,7 +145,7 @@ impl Subscriber {
     /// `POLL_EVERY`.
     fn wake(&self, server: &Server, why: &[u8], until: Instant) -> bool {
         let args: [&[u8]; 2] = [&self.control, why];
-        let read = |reply| Some(reply).filter(|reply| Expected::Count.fits(reply));
+        let read = |reply| Verb::Count.read(reply);
         let published = server.command("PUBLISH", &args, until, Cap::Exempt, read);
         match &published {
             Ok(_) => self.mute.store(false, Ordering::SeqCst),

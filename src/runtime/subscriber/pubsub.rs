@@ -159,22 +159,22 @@ impl<'a> PubSub<'a> {
                     channel,
                 );
                 match answer.ok_or_else(|| failed(self.connection.malformed()))? {
-                    Answer::Message(channel, payload) => {
+                    Received::Message(channel, payload) => {
                         self.handle(&channel, &payload);
                         is_late = Instant::now() >= until;
                     }
-                    Answer::Done => {
+                    Received::Done => {
                         open.next();
                         confirmed += 1;
                         if verb == "SUBSCRIBE" {
                             self.confirmed(channel);
                         }
                     }
-                    Answer::Refused(why) => {
+                    Received::Refused(why) => {
                         open.next();
                         self.refused(verb, &why);
                     }
-                    Answer::Other => is_late = Instant::now() >= until,
+                    Received::Other => is_late = Instant::now() >= until,
                 }
             }
         }
@@ -225,7 +225,7 @@ impl Drop for PubSub<'_> {
     }
 }
 
-pub(crate) enum Answer {
+pub(crate) enum Received {
     Message(Vec<u8>, Vec<u8>),
     Done,
     Refused(String),
@@ -234,9 +234,9 @@ pub(crate) enum Answer {
 
 /// Reads the reply to `verb` for a channel, or a message that came before it. Returns `None` for
 /// anything that Redis does not send at this point.
-pub(crate) fn read(value: Value, verb: &str, channel: &[u8]) -> Option<Answer> {
+pub(crate) fn read(value: Value, verb: &str, channel: &[u8]) -> Option<Received> {
     let (kind, data) = match value {
-        Value::ServerError(error) => return Some(Answer::Refused(words(&error))),
+        Value::ServerError(error) => return Some(Received::Refused(words(&error))),
         Value::Array(mut items) if !items.is_empty() => match items.remove(0) {
             Value::BulkString(kind) => (String::from_utf8(kind).ok()?, items),
             _ => return None,
@@ -247,7 +247,7 @@ pub(crate) fn read(value: Value, verb: &str, channel: &[u8]) -> Option<Answer> {
                 PushKind::Subscribe => "subscribe",
                 PushKind::Unsubscribe => "unsubscribe",
                 // With RESP3 a server may push other messages.
-                _ => return Some(Answer::Other),
+                _ => return Some(Received::Other),
             };
             (kind.to_owned(), data)
         }
@@ -256,9 +256,11 @@ pub(crate) fn read(value: Value, verb: &str, channel: &[u8]) -> Option<Answer> {
     let is_verb = kind.eq_ignore_ascii_case(verb);
     match <[Value; 2]>::try_from(data).ok()? {
         [Value::BulkString(channel), Value::BulkString(payload)] if kind == "message" => {
-            Some(Answer::Message(channel, payload))
+            Some(Received::Message(channel, payload))
         }
-        [Value::BulkString(of), Value::Int(0..)] if is_verb && of == channel => Some(Answer::Done),
+        [Value::BulkString(of), Value::Int(0..)] if is_verb && of == channel => {
+            Some(Received::Done)
+        }
         _ => None,
     }
 }
@@ -277,12 +279,12 @@ mod tests {
             "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
             ">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
         ] {
-            assert!(matches!(read(text), Some(Answer::Done)), "{text}");
+            assert!(matches!(read(text), Some(Received::Done)), "{text}");
         }
         let message = "*3\r\n$7\r\nmessage\r\n$1\r\nd\r\n$1\r\np\r\n";
-        assert!(matches!(read(message), Some(Answer::Message(..))));
+        assert!(matches!(read(message), Some(Received::Message(..))));
         let refused = "-NOPERM no\r\n";
-        assert!(matches!(read(refused), Some(Answer::Refused(_))));
+        assert!(matches!(read(refused), Some(Received::Refused(_))));
         for text in [
             "*3\r\n$9\r\nsubscribe\r\n$1\r\nd\r\n:1\r\n",
             "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:-1\r\n",

@@ -1,0 +1,60 @@
+//! What a call does, and so which replies it can have. Any other reply shows that the peer is not
+//! Redis.
+
+use crate::protocol::answer::{Answer, Refreshed, Undone, Wanted};
+use crate::protocol::reply::Reply;
+
+/// What a call does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Acquire(Wanted),
+    /// Releases a lock; `counts` the subscribers that receive the wake-up.
+    Release {
+        counts: bool,
+    },
+    /// Releases for this number of holder ids.
+    Undo(usize),
+    Renew,
+    /// Reads the holder.
+    Inspect,
+    /// Reads the last fencing token.
+    ReadFence,
+    /// Refreshes this number of places in a queue.
+    Refresh(usize),
+    /// Adds to the shared statistics; the reply is 0 if this addition was made before.
+    AddStats,
+    /// A command that replies with a number, such as `WAIT` and `PUBLISH`.
+    Count,
+    Asking,
+    Ping,
+}
+
+impl Verb {
+    /// Reads a reply; `None` if no such call can have it.
+    pub(crate) fn read(self, reply: Reply) -> Option<Answer> {
+        match self {
+            Self::Acquire(wanted) => Answer::read_acquired(reply, wanted),
+            Self::Release { counts } => Answer::read_key(reply, counts),
+            Self::Undo(ids) => Undone::read(reply, ids).map(Answer::Undone),
+            Self::Renew => Answer::read_key(reply, false),
+            Self::Inspect => Answer::read_holder(reply),
+            Self::Refresh(places) => Refreshed::read(&reply, places).map(Answer::Places),
+            Self::ReadFence => match reply {
+                Reply::Nil => Some(Answer::Fence(None)),
+                Reply::Text(digits) => Some(Answer::Fence(Some(digits))),
+                _ => None,
+            },
+            Self::AddStats => matches!(reply, Reply::Int(0 | 1)).then_some(Answer::Done),
+            Self::Count => match reply {
+                Reply::Int(count) => u64::try_from(count).ok().map(Answer::Count),
+                _ => None,
+            },
+            Self::Asking => is_status(&reply, "OK").then_some(Answer::Done),
+            Self::Ping => is_status(&reply, "PONG").then_some(Answer::Done),
+        }
+    }
+}
+
+fn is_status(reply: &Reply, text: &str) -> bool {
+    matches!(reply, Reply::Status(status) if status == text)
+}
