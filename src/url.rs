@@ -34,6 +34,9 @@ pub(crate) enum Target {
     Quorum(Vec<Address>),
 }
 
+/// The host and port of a server.
+pub(crate) type HostPort = (String, u16);
+
 /// The seed nodes of a cluster, and the credentials for all nodes.
 pub(crate) struct Nodes {
     pub(crate) seeds: Vec<Address>,
@@ -207,7 +210,7 @@ impl Nodes {
     }
 
     /// The host and port of each seed.
-    pub(crate) fn places(&self) -> impl Iterator<Item = (String, u16)> {
+    pub(crate) fn places(&self) -> impl Iterator<Item = HostPort> {
         self.seeds.iter().filter_map(|seed| match seed.info.addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
                 Some((host.clone(), *port))

@@ -1,4 +1,15 @@
 //! The circuit breaker: whether calls go to a server that keeps failing. No I/O.
+//!
+//! ```text
+//!              `after` failures in a row           the pause is over: one call is admitted
+//! +--------+ -----------------------------> +------+ --------------------------> +---------+
+//! | closed |                                | open |                             | probing |--+
+//! +--------+ <----------------------------- +------+ <-------------------------- +---------+  |
+//!     ^             any reply                             a failure: a longer pause    |  ^   |
+//!     +--------------------------------------------------------------------------------+  +---+
+//!                                 any reply                         no outcome for PROBE:
+//!                                                                   another call is admitted
+//! ```
 
 use std::time::Duration;
 

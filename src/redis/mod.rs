@@ -253,9 +253,9 @@ impl Deployment {
 
     /// Records a failure, after which a cluster refreshes its slot map. Sentinels announce a new
     /// master, and a quorum replaces no server.
-    pub(crate) fn doubt(&self) {
+    pub(crate) fn suspect(&self) {
         if let Self::Cluster(cluster) = self {
-            cluster.map().doubt();
+            cluster.map().suspect();
         }
     }
 

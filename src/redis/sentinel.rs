@@ -12,7 +12,7 @@ use crate::error::Cause;
 use crate::error_reply::is_final_at_logon;
 use crate::redis::conn::connection::Connection;
 use crate::redis::first_answer::{Failure, inquire};
-use crate::url::{Address, Sentinel};
+use crate::url::{Address, HostPort, Sentinel};
 
 /// The sentinels of one master, and the master address they reported.
 pub(crate) struct Sentinels {
@@ -20,8 +20,6 @@ pub(crate) struct Sentinels {
     dialers: Dialers,
     known: Mutex<Known>,
 }
-
-pub(crate) type HostPort = (String, u16);
 
 /// The channel on which sentinels announce a new master.
 const MOVES: &[u8] = b"+switch-master";
@@ -32,7 +30,7 @@ struct Known {
     /// The last reported address.
     place: Option<HostPort>,
     /// The master may have moved: ask the sentinels before connecting.
-    doubted: bool,
+    suspected: bool,
     /// The number of announcements: a reply to a question asked before one is out of date.
     announced: u64,
     /// How many times a report named another address than before.
@@ -44,7 +42,7 @@ impl Known {
     fn learn(&mut self, place: HostPort) -> bool {
         let has_moved = self.place.as_ref().is_some_and(|known| *known != place);
         self.place = Some(place);
-        self.doubted = false;
+        self.suspected = false;
         self.moves += u64::from(has_moved);
         has_moved
     }
@@ -72,7 +70,7 @@ impl Sentinels {
         let announced = {
             let known = self.known.lock();
             match &known.place {
-                Some((host, port)) if !known.doubted => {
+                Some((host, port)) if !known.suspected => {
                     return Ok((self.sentinel.at(host, *port), false));
                 }
                 _ => known.announced,
@@ -147,8 +145,8 @@ impl Sentinels {
     }
 
     /// Records that the master may have moved.
-    pub(crate) fn doubt(&self) {
-        self.known.lock().doubted = true;
+    pub(crate) fn suspect(&self) {
+        self.known.lock().suspected = true;
     }
 
     /// Handles an announcement on `+switch-master`. Returns true if our master has moved and no
@@ -169,7 +167,7 @@ impl Sentinels {
         match place {
             Some(place) => known.learn(place),
             None => {
-                known.doubted = true;
+                known.suspected = true;
                 true
             }
         }
@@ -192,7 +190,7 @@ impl Sentinels {
             known.is_some_and(|known| self.ask(n, timeout).is_ok_and(|place| place != known));
         if has_moved {
             // This sentinel may be the one that is out of date.
-            self.doubt();
+            self.suspect();
         }
         Ok((connection, has_moved))
     }
@@ -273,7 +271,7 @@ mod tests {
         assert!(!sentinels.switched(b"another h 3 h 4"));
         assert_eq!(sentinels.moves(), 1);
         assert!(sentinels.switched(b"m nonsense"));
-        assert!(sentinels.known.lock().doubted);
+        assert!(sentinels.known.lock().suspected);
     }
 
     #[test]
@@ -301,7 +299,7 @@ mod tests {
         let sentinels = Arc::new(sentinels());
         assert!(sentinels.master(Duration::from_millis(1)).is_err());
         sentinels.switched(b"m h 1 10.0.0.7 2");
-        sentinels.doubt();
+        sentinels.suspect();
         let (master, has_moved) = sentinels.master(Duration::from_millis(1)).unwrap();
         assert_eq!(master.label, "10.0.0.7:2");
         assert!(!has_moved);

@@ -18,7 +18,7 @@ use crate::name::Name;
 use crate::protocol::answer::KeyState;
 use crate::protocol::keys::{Key, Keys};
 use crate::queue::local::Waiters;
-use crate::redis::cluster::slot_map::Moved;
+use crate::redis::cluster::owners::Moved;
 use crate::redis::{Deployment, Majority};
 use crate::runtime::callbacks::Callbacks;
 use crate::runtime::endpoint::{Endpoint, Endpoints};

@@ -1,5 +1,7 @@
 //! Redis Cluster: sends a call to the node that owns its slot, also while slots move.
 
+pub(crate) mod owners;
+pub(crate) mod query;
 pub(crate) mod slot_map;
 pub(crate) mod slots;
 
@@ -74,7 +76,7 @@ impl Cluster {
     ) -> Result<(Answer, Instant), Fault> {
         let first = call.keys[0].first().map_or(&[][..], Vec::as_slice);
         let slot = slot(first);
-        let mut server = self.map.keeper(slot, until)?;
+        let mut server = self.map.find_owner(slot, until)?;
         let mut asking = false;
         let (mut hops, mut tries) = (0, 0);
         loop {
@@ -82,6 +84,7 @@ impl Cluster {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };
+            asking = matches!(fault, NodeFault::Redirected(Redirect::Ask(..), _));
             // A redirected or unsent call did not run, so sending it again is safe.
             let next = match &fault {
                 NodeFault::Redirected(Redirect::TryAgain, _) => {
@@ -89,24 +92,20 @@ impl Cluster {
                     thread::sleep(pause.min(Instant::now().until(until)));
                     tries += 1;
                     hops = 0;
-                    asking = false;
                     Some(self.map.owner_of(slot))
                 }
                 NodeFault::Redirected(Redirect::Moved(host, port), _) => {
-                    asking = false;
                     let place = self.map.place(&server, host, *port);
-                    self.map.moved(slot, place)
+                    Some(self.map.moved(slot, place))
                 }
                 NodeFault::Redirected(Redirect::Ask(host, port), _) => {
-                    asking = true;
                     let place = self.map.place(&server, host, *port);
                     Some(self.map.at(&place))
                 }
                 NodeFault::Fault(Fault::NotRun(_) | Fault::Open(_)) => {
-                    asking = false;
                     // The slot map may be out of date.
-                    self.map.look(until);
-                    Some(self.map.owner_of(slot)).filter(|owner_of| !Arc::ptr_eq(owner_of, &server))
+                    self.map.refresh(until);
+                    Some(self.map.owner_of(slot)).filter(|owner| !Arc::ptr_eq(owner, &server))
                 }
                 NodeFault::Fault(_) => None,
             };
@@ -123,7 +122,7 @@ impl Cluster {
         let mut masters = self.map.masters();
         let mut fault = Fault::NotRun(Cause::text("no master of the cluster is known"));
         if masters.is_empty() {
-            fault = self.map.look(until).unwrap_or(fault);
+            fault = self.map.refresh(until).unwrap_or(fault);
             masters = self.map.masters();
         }
         let count = masters.len();
@@ -145,7 +144,7 @@ impl Cluster {
         if !masters.is_empty() && !masters.iter().any(|master| master.is_failing()) {
             return Ok(masters);
         }
-        let failure = self.map.look(until);
+        let failure = self.map.refresh(until);
         let masters = self.map.masters();
         if masters.is_empty() {
             return Err(failure.unwrap_or_else(|| {
@@ -163,10 +162,10 @@ impl Cluster {
         until: Instant,
         ask: impl Fn(&Server) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        match ask(&*self.map.keeper(slot, until)?) {
+        match ask(&*self.map.find_owner(slot, until)?) {
             Err(Fault::NotRun(_)) if Instant::now() < until => {
-                self.map.look(until);
-                ask(&*self.map.keeper(slot, until)?)
+                self.map.refresh(until);
+                ask(&*self.map.find_owner(slot, until)?)
             }
             answer => answer,
         }

@@ -5,9 +5,7 @@ use std::ops::RangeInclusive;
 use redis::Value;
 
 use crate::protocol::slot::SLOTS;
-
-/// The address of a node: host and port.
-pub(crate) type HostPort = (String, u16);
+use crate::url::HostPort;
 
 /// The cluster's layout, as one node reports it.
 #[derive(Debug, Default, PartialEq)]

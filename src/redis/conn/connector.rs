@@ -117,7 +117,7 @@ impl Connector {
                     .and_then(|connection| check_role(connection, until));
                 if connection.is_err() {
                     // The sentinels may know another master by now.
-                    sentinels.doubt();
+                    sentinels.suspect();
                 }
                 connection
             }

@@ -374,7 +374,7 @@ impl Pool {
             && let Some(sentinels) = self.node.sentinels()
         {
             // Before the connections are closed: a dialer may be about to connect there.
-            sentinels.doubt();
+            sentinels.suspect();
         }
         self.leave(generation);
     }

@@ -51,7 +51,7 @@ pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
                     .subscriber
                     .condition
                     .failed(Some(&Cause::text(why.clone())), false);
-                runtime.deployment.doubt();
+                runtime.deployment.suspect();
                 // One warning for each outage, however long it lasts.
                 logging::record!(
                     if failures == 0 { log::Level::Warn } else { log::Level::Debug },

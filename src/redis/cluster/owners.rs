@@ -1,0 +1,174 @@
+//! The known owner of each slot, as nodes report and redirect. No I/O.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::protocol::keys::Key;
+use crate::protocol::slot::SLOTS;
+use crate::redis::cluster::slots::Layout;
+use crate::redis::server::Server;
+use crate::url::HostPort;
+
+/// Nodes learn of a moved slot from each other within about this time. Until then, a node's answer
+/// may be older than a redirect we have seen.
+const GOSSIP: Duration = Duration::from_secs(2);
+
+/// The slots whose owner has changed.
+pub(crate) struct Moved(Vec<bool>);
+
+impl Moved {
+    fn none() -> Self {
+        Self(vec![false; usize::from(SLOTS)])
+    }
+
+    fn note(&mut self, slot: u16) {
+        if let Some(is_moved) = self.0.get_mut(usize::from(slot)) {
+            *is_moved = true;
+        }
+    }
+
+    pub(crate) fn has(&self, key: Key<'_>) -> bool {
+        self.0.get(usize::from(key.slot())) == Some(&true)
+    }
+}
+
+/// Makes the server at an address.
+type MakeServer<'a> = &'a dyn Fn(&HostPort) -> Arc<Server>;
+
+pub(super) struct Owners {
+    by_slot: Vec<Option<Arc<Server>>>,
+    servers: HashMap<HostPort, Arc<Server>>,
+    /// The last layout that a node reported.
+    layout: Layout,
+    /// Recent redirects, by slot.
+    redirects: HashMap<u16, (HostPort, Instant)>,
+}
+
+/// What a layout has changed.
+#[derive(Default)]
+pub(super) struct Change {
+    pub(super) moved: Option<Moved>,
+    /// The servers that own no slot any more.
+    pub(super) retired: Vec<Arc<Server>>,
+    /// The node that reported the layout has not heard of a move yet.
+    pub(super) is_behind: bool,
+}
+
+impl Owners {
+    pub(super) fn none() -> Self {
+        Self {
+            by_slot: vec![None; usize::from(SLOTS)],
+            servers: HashMap::new(),
+            layout: Layout::default(),
+            redirects: HashMap::new(),
+        }
+    }
+
+    pub(super) fn owner_of(&self, slot: u16) -> Option<&Arc<Server>> {
+        self.by_slot.get(usize::from(slot))?.as_ref()
+    }
+
+    /// Every known master that owns a slot.
+    pub(super) fn masters(&self) -> impl Iterator<Item = &Arc<Server>> {
+        self.servers.values()
+    }
+
+    /// Every known node, replicas included.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &HostPort> {
+        self.servers.keys().chain(&self.layout.replicas)
+    }
+
+    pub(super) fn host_of(&self, server: &Arc<Server>) -> Option<&str> {
+        let mut servers = self.servers.iter();
+        let own = servers.find(|(_, known)| Arc::ptr_eq(known, server));
+        own.map(|((host, _), _)| host.as_str())
+    }
+
+    /// Returns the server at `place`; makes it if there is none yet.
+    pub(super) fn at(&mut self, place: &HostPort, make: MakeServer<'_>) -> Arc<Server> {
+        if let Some(server) = self.servers.get(place) {
+            return Arc::clone(server);
+        }
+        let server = make(place);
+        self.servers.insert(place.clone(), Arc::clone(&server));
+        server
+    }
+
+    /// Records a redirect at `now`: `slot` is at `place`. Returns the server there, and what has
+    /// moved if that is news.
+    pub(super) fn redirected(
+        &mut self,
+        slot: u16,
+        place: HostPort,
+        now: Instant,
+        make: MakeServer<'_>,
+    ) -> (Arc<Server>, Option<Moved>) {
+        let server = self.at(&place, make);
+        self.redirects.insert(slot, (place, now));
+        let mut moved = None;
+        self.assign(slot, &server, &mut moved);
+        (server, moved)
+    }
+
+    /// Applies the layout that a node reported when asked at `asked`.
+    pub(super) fn learn(&mut self, layout: Layout, asked: Instant, make: MakeServer<'_>) -> Change {
+        self.forget_old_redirects(asked);
+        let mut change = Change::default();
+        // Usually nothing has changed, and many clients may refresh at once.
+        if self.redirects.is_empty() && self.layout == layout {
+            return change;
+        }
+        let redirects = self.redirects.clone();
+        for (slots, place) in &layout.masters {
+            let master = self.at(place, make);
+            // A slot without a reported owner stays: its last owner redirects calls if necessary.
+            for slot in slots.clone() {
+                let redirect = redirects.get(&slot);
+                let server = redirect.map(|(place, _)| self.at(place, make));
+                let server = server.as_ref().unwrap_or(&master);
+                // The node has not heard of the move yet, nor of what moved with it.
+                change.is_behind |= !Arc::ptr_eq(server, &master);
+                self.assign(slot, server, &mut change.moved);
+            }
+        }
+        change.retired = self.retire();
+        if !change.retired.is_empty() {
+            // Followers must stop using a retired server even if all its slots moved earlier.
+            change.moved.get_or_insert_with(Moved::none);
+        }
+        self.layout = layout;
+        change
+    }
+
+    fn forget_old_redirects(&mut self, asked: Instant) {
+        let servers = &self.servers;
+        self.redirects.retain(|_, (place, at)| {
+            let has_failed = servers.get(place).is_some_and(|server| server.is_failing());
+            at.until(asked) < GOSSIP && !has_failed
+        });
+    }
+
+    /// Makes `server` the owner of `slot`, and notes it in `moved` if another server was.
+    fn assign(&mut self, slot: u16, server: &Arc<Server>, moved: &mut Option<Moved>) {
+        if let Some(owner) = self.by_slot.get_mut(usize::from(slot))
+            && owner
+                .as_ref()
+                .is_none_or(|owner| !Arc::ptr_eq(owner, server))
+            && owner.replace(Arc::clone(server)).is_some()
+        {
+            moved.get_or_insert_with(Moved::none).note(slot);
+        }
+    }
+
+    /// Removes and returns the servers that own no slot any more.
+    fn retire(&mut self) -> Vec<Arc<Server>> {
+        let owners = self.by_slot.iter().flatten().map(Arc::as_ptr);
+        let owners: HashSet<*const Server> = owners.collect();
+        let retired = self
+            .servers
+            .extract_if(|_, server| !owners.contains(&Arc::as_ptr(server)));
+        retired.map(|(_, server)| server).collect()
+    }
+}

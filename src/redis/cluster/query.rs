@@ -1,0 +1,98 @@
+//! Asks the nodes of a cluster which of them owns each slot.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{ErrorKind, RedisError, RedisResult};
+
+use crate::clock::Instant;
+use crate::error::{Cause, Error};
+use crate::error_reply::{is_final_at_logon, library_text};
+use crate::redis::cluster::slot_map::SlotMap;
+use crate::redis::cluster::slots::Layout;
+use crate::redis::conn::connection::Connection;
+use crate::redis::fault::Fault;
+use crate::redis::first_answer::{Failure, inquire};
+use crate::url::HostPort;
+use crate::violation::NoFirstReply;
+
+/// Marks a node as being asked until dropped: at most one thread at a time asks a node that hangs.
+struct AskingGuard {
+    map: Arc<SlotMap>,
+    place: HostPort,
+}
+
+impl AskingGuard {
+    /// Returns `None` if the node is being asked already.
+    fn new(map: Arc<SlotMap>, place: HostPort) -> Option<Self> {
+        let is_first = map.asking.lock().insert(place.clone());
+        is_first.then(|| Self { map, place })
+    }
+}
+
+impl Drop for AskingGuard {
+    fn drop(&mut self) {
+        self.map.asking.lock().remove(&self.place);
+    }
+}
+
+impl SlotMap {
+    /// Returns the layout from the first of these nodes that knows the slots.
+    pub(super) fn ask_nodes(self: &Arc<Self>, nodes: Vec<HostPort>) -> Result<Layout, Fault> {
+        let timeout = self.config.connect_timeout;
+        let guards: Vec<AskingGuard> = nodes
+            .into_iter()
+            .filter_map(|place| AskingGuard::new(Arc::clone(self), place))
+            .collect();
+        let asked: Vec<HostPort> = guards.iter().map(|guard| guard.place.clone()).collect();
+        let asks = guards
+            .into_iter()
+            .map(|guard| move || guard.map.ask(&guard.place, timeout));
+        inquire(&self.config.dialers, asks, timeout, is_final).map_err(|failure| match failure {
+            Failure::Refused(error) => Fault::Rejected(refused(self.nodes.label(), &error)),
+            Failure::Silent(Some((n, error))) => {
+                let (host, port) = &asked[n];
+                let cause = match NoFirstReply::of(&error) {
+                    Some(event) => Cause::no_first_reply(event, self.tls_hint()),
+                    None => error.into(),
+                };
+                Fault::NotRun(cause.at(&format!("{host}:{port}")))
+            }
+            Failure::Silent(None) => {
+                Fault::NotRun(Cause::silence("no node of the cluster answered in time"))
+            }
+        })
+    }
+
+    /// Asks one node for the slots, over a new connection.
+    fn ask(&self, place: &HostPort, timeout: Duration) -> RedisResult<Layout> {
+        let until = Instant::now().after(timeout);
+        let address = self.nodes.at(&place.0, place.1);
+        let mut connection = Connection::open(&address, None, until, || ())?;
+        let mut ask = redis::cmd("CLUSTER");
+        ask.arg("SLOTS");
+        let answer = connection
+            .trip(until, |buffer| ask.write_packed_command(buffer))?
+            .extract_error()?;
+        Layout::read(answer, place)
+            .ok_or_else(|| (ErrorKind::Client, "the node knows of no slots").into())
+    }
+}
+
+fn refused(server: String, error: &RedisError) -> Error {
+    let rights = match error.code() {
+        Some("NOPERM") => "; CLUSTER SLOTS needs +cluster|slots",
+        _ => "",
+    };
+    Error::Refused {
+        server,
+        command: "CLUSTER SLOTS",
+        answer: format!("{}{rights}", library_text(error)),
+    }
+}
+
+/// Returns true for an error that lasts until somebody changes a setting.
+fn is_final(error: &RedisError) -> bool {
+    let text = error.to_string();
+    is_final_at_logon(error) || text.contains("cluster support disabled")
+}
