@@ -20,7 +20,7 @@ const HAND_OFFS: usize = 12;
 const LONGER: Duration = ms(20);
 const LONGER_HAND_OFFS: usize = 15;
 
-/// By then a waiter has asked, subscribed, asked again and fallen asleep.
+/// Enough time for a waiter to try, subscribe, try again and fall asleep.
 const FALLS_ASLEEP: Duration = ms(300);
 
 const NAMES: [&str; 4] = [

@@ -94,7 +94,9 @@ fn at_the_door(guest: &str, door: &Barrier) -> Outcome<Option<Booking>> {
 fn after_a_crash(client: &Client) -> Outcome<Booking> {
     println!("A guest's process dies in the middle of booking table 9.");
     let mut eve = Child::spawn("guest who crashes")?;
-    let said = eve.hear()?.ok_or("Eve says that she holds the table")?;
+    let said = eve
+        .next_line()?
+        .ok_or("Eve ended before she held the table")?;
     println!("  {said}");
     eve.kill()?;
 
@@ -103,7 +105,7 @@ fn after_a_crash(client: &Client) -> Outcome<Booking> {
     let left = mutex
         .inspect()?
         .and_then(|holder| holder.remaining())
-        .ok_or("Eve's lease outlives her")?;
+        .ok_or("the lease of the killed process is gone")?;
     println!("  Eve's process is killed. Her lease has {left:.1?} left.");
     let guard = mutex.lock()?;
     let waited = began.elapsed();

@@ -50,11 +50,11 @@ fn three_nights() -> Outcome {
     for night in ["Monday", "Tuesday", "Wednesday"] {
         println!("{night} night.");
         for worker in &mut workers {
-            worker.tell(night)?;
+            worker.write_line(night)?;
         }
         let mut writers = Vec::new();
         for (n, worker) in workers.iter_mut().enumerate() {
-            let did = worker.hear()?.ok_or("a worker has ended")?;
+            let did = worker.next_line()?.ok_or("a worker has ended")?;
             println!("  Process {} {did}.", worker.id());
             if did == "wrote the report" {
                 writers.push(n);

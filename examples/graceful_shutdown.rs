@@ -82,7 +82,10 @@ fn warehouse() -> Outcome {
     println!("A service with five workers.");
     let mut service = Child::spawn("service")?;
     for _ in 0..=ORDERS.len() {
-        println!("  {}.", service.hear()?.ok_or("the service has ended")?);
+        println!(
+            "  {}.",
+            service.next_line()?.ok_or("the service has ended")?
+        );
     }
     for order in ORDERS {
         assert!(client.mutex(order).inspect()?.is_some(), "{order} is held");
@@ -91,8 +94,8 @@ fn warehouse() -> Outcome {
     println!("It is sent SIGTERM.");
     let asked = Instant::now();
     let id = i32::try_from(service.id()).ok().and_then(Pid::from_raw);
-    kill_process(id.ok_or("a process has an id")?, Signal::TERM)?;
-    while let Some(line) = service.hear()? {
+    kill_process(id.ok_or("the process id is invalid")?, Signal::TERM)?;
+    while let Some(line) = service.next_line()? {
         println!("  {line}.");
     }
     let status = service.wait()?;

@@ -39,11 +39,11 @@ fn story() -> Outcome {
     }
 
     // The same without Redis: nothing listens on port 1.
-    let lost = Client::builder()
+    let unreachable = Client::builder()
         .url("redis://127.0.0.1:1")
         .command_timeout(Duration::from_millis(300))
         .build()?;
-    println!("without Redis:\n{}", status(&lost).0);
+    println!("without Redis:\n{}", status(&unreachable).0);
     Ok(())
 }
 

@@ -85,8 +85,10 @@ fn bank() -> Outcome {
         .collect::<Outcome<Vec<_>>>()?;
     let mut total = Tally::default();
     for (n, mut machine) in (1..).zip(machines) {
-        let line = machine.hear()?.ok_or("a cash machine has ended early")?;
-        let tally = Tally::read(&line).ok_or("a cash machine reports three numbers")?;
+        let line = machine
+            .next_line()?
+            .ok_or("a cash machine has ended early")?;
+        let tally = Tally::read(&line).ok_or("a cash machine did not report three numbers")?;
         println!(
             "  Process {n} paid {} coins in {} withdrawals and refused {}.",
             tally.coins, tally.paid, tally.refused

@@ -47,7 +47,7 @@ fn one_morning() -> Outcome {
     let opened = Instant::now();
     assert_eq!(opening.unlock()?, Unlocked::Released);
     for (customer, n) in customers.iter_mut().zip([1, 3, 4, 5]) {
-        let did = customer.hear()?.ok_or("a customer has ended")?;
+        let did = customer.next_line()?.ok_or("a customer has ended")?;
         println!(
             "  Customer {n} {did}, {:.1} s later.",
             opened.elapsed().as_secs_f64()

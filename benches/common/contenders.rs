@@ -52,7 +52,7 @@ pub(crate) fn open(kind: &str, url: &str) -> Lockers {
             })
         }
         "granted" => granted(url, Granted::new),
-        "granted-directly" => granted(url, Granted::with_no_thread_between),
+        "granted-directly" => granted(url, Granted::on_waiting_thread),
         _ => unreachable!("unknown kind {kind}"),
     }
 }
@@ -64,7 +64,7 @@ fn granted(url: &str, new: fn(&str) -> Granted) -> Lockers {
         Box::new(move |section| {
             granted.take();
             section.run(0);
-            granted.let_go();
+            granted.release();
             Ok(())
         })
     })

@@ -249,7 +249,7 @@ impl Row {
     }
 }
 
-/// Formats with at most three digits; a run is no more precise.
+/// Formats with at most three digits: measurements are not more precise.
 fn short(value: f64) -> String {
     match value {
         v if v.is_nan() => "none".to_owned(),

@@ -11,7 +11,7 @@ use leasehold::{MutexGuard, Unlocked};
 use super::{Contender, Samples, clock, take_turns};
 use support::{self, Child};
 
-/// By then a waiter is asleep, on either side of a comparison.
+/// Enough time for a waiter to fall asleep, on every compared side.
 const FALLS_ASLEEP: Duration = Duration::from_millis(2);
 
 const NOTHING: u8 = u8::MAX;
@@ -19,7 +19,7 @@ const NOTHING: u8 = u8::MAX;
 /// One of the ways to lock that are compared.
 pub(crate) trait Side {
     fn take(&mut self);
-    fn let_go(&mut self);
+    fn release(&mut self);
 }
 
 /// Creates all sides, in the same order in both processes.
@@ -42,7 +42,7 @@ impl<L: Fn() -> MutexGuard> Side for Ours<L> {
         self.guard = Some((self.lock)());
     }
 
-    fn let_go(&mut self) {
+    fn release(&mut self) {
         let guard = self.guard.take().expect("the lock is held");
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     }
@@ -85,7 +85,7 @@ impl Waiter {
                 wire.write_all(&[u8::try_from(n).unwrap()]).unwrap();
                 thread::sleep(falls_asleep);
                 let began = clock();
-                side.let_go();
+                side.release();
                 let mut taken = [0; 8];
                 wire.read_exact(&mut taken).unwrap();
                 // It sends another message after its release.
@@ -101,7 +101,7 @@ impl Waiter {
     }
 }
 
-/// Measures the sides in turn; each hands the lock to the waiting process `times` times per round.
+/// Measures the sides in turn; each hands the lock to the waiting process `hand_offs` times a round.
 pub(crate) fn in_turns(
     url: &str,
     rounds: usize,
@@ -122,8 +122,8 @@ pub(crate) fn in_turns(
     samples
 }
 
-/// The waiting process: acquires the side it is told to, reports when, and releases. Exits with the
-/// starter.
+/// Runs in the waiting process: acquires each requested side, reports when, and releases it. Exits
+/// when the starter sends a number without a side.
 pub(crate) fn wait(sides: Sides) {
     let port: u16 = support::parameter("PORT").parse().unwrap();
     let mut starter = TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -138,7 +138,7 @@ pub(crate) fn wait(sides: Sides) {
         side.take();
         let taken = u64::try_from(clock().as_nanos()).unwrap();
         starter.write_all(&taken.to_ne_bytes()).unwrap();
-        side.let_go();
+        side.release();
         starter.write_all(&[0]).unwrap();
     }
 }

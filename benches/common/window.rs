@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::percentile;
 
-/// What a process says: its holds, the processor time it used, and its failures.
+/// The report of a process: its holds, the processor time it used, and its failures.
 pub(super) struct Account {
     pub(super) holds: Vec<Hold>,
     pub(super) used: Duration,

@@ -32,7 +32,7 @@ pub(crate) fn run(story: fn() -> Outcome, roles: &[Role]) -> ExitCode {
             None => Err("this example takes no arguments".into()),
         },
         None if env::var_os(RUN).is_some() => story(),
-        None => stage(),
+        None => run_in_child(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -56,7 +56,7 @@ pub(crate) fn connect() -> Outcome<redis::Connection> {
 /// A child process of the example, running the same program in another role.
 pub(crate) struct Child {
     process: process::Child,
-    said: Lines<BufReader<ChildStdout>>,
+    output: Lines<BufReader<ChildStdout>>,
 }
 
 impl Child {
@@ -66,10 +66,13 @@ impl Child {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let stdout = process.stdout.take().ok_or("its output is a pipe")?;
+        let stdout = process
+            .stdout
+            .take()
+            .ok_or("the child has no output pipe")?;
         Ok(Self {
             process,
-            said: BufReader::new(stdout).lines(),
+            output: BufReader::new(stdout).lines(),
         })
     }
 
@@ -78,14 +81,18 @@ impl Child {
     }
 
     /// Writes a line to its standard input.
-    pub(crate) fn tell(&mut self, line: &str) -> Outcome {
-        let input = self.process.stdin.as_mut().ok_or("its input is a pipe")?;
+    pub(crate) fn write_line(&mut self, line: &str) -> Outcome {
+        let input = self
+            .process
+            .stdin
+            .as_mut()
+            .ok_or("the child has no input pipe")?;
         Ok(writeln!(input, "{line}")?)
     }
 
     /// Returns the next line that it prints; `None` at the end of its output.
-    pub(crate) fn hear(&mut self) -> Outcome<Option<String>> {
-        Ok(self.said.next().transpose()?)
+    pub(crate) fn next_line(&mut self) -> Outcome<Option<String>> {
+        Ok(self.output.next().transpose()?)
     }
 
     /// Kills it, as the kernel does if memory runs out, and waits until it has ended.
@@ -108,7 +115,7 @@ impl Drop for Child {
 }
 
 /// Runs the story in a child process, because a process cannot safely change its own environment.
-fn stage() -> Outcome {
+fn run_in_child() -> Outcome {
     let own_url = env::var("REDIS_URL").ok().filter(|url| !url.is_empty());
     let server = own_url
         .is_none()
@@ -124,18 +131,18 @@ fn stage() -> Outcome {
         .env("LOCK_KEY_PREFIX", format!("{run}:lock:"))
         .env(RUN, &run)
         .status()?;
-    let swept = match own_url {
-        Some(url) => sweep(&url, &run),
+    let deleted = match own_url {
+        Some(url) => delete_keys(&url, &run),
         None => Ok(()),
     };
     if !status.success() {
         return Err(format!("the example failed ({status})").into());
     }
-    swept
+    deleted
 }
 
 /// Deletes the example's keys from a Redis that the example did not start.
-fn sweep(url: &str, run: &str) -> Outcome {
+fn delete_keys(url: &str, run: &str) -> Outcome {
     let mut connection = redis::Client::open(url)?.get_connection()?;
     let keys: Vec<String> = connection
         .scan_match(format!("*{run}:*"))?

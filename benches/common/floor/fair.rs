@@ -55,21 +55,21 @@ pub(crate) struct Granted {
     keys: Vec<String>,
     /// Arguments after the id and ttl when it enters, and after the id when it leaves.
     arguments: [Vec<String>; 2],
-    hear: Hear,
+    receive: Receive,
     id: Option<String>,
 }
 
-/// Sleeps until a message arrives.
-type Hear = Box<dyn FnMut() -> Vec<u8> + Send>;
+/// Blocks until a message arrives, and returns it.
+type Receive = Box<dyn FnMut() -> Vec<u8> + Send>;
 
-fn through_a_thread(url: &str, inbox: &str) -> Hear {
+fn over_subscriber_thread(url: &str, inbox: &str) -> Receive {
     let messages = subscribe(url, inbox.to_owned());
     Box::new(move || messages.recv().expect("the subscriber runs until the end"))
 }
 
 /// The waiter reads the subscription itself, so a grant wakes the fewest threads. It receives only
 /// its own grants.
-fn with_no_thread_between(url: &str, inbox: &str) -> Hear {
+fn on_waiting_thread(url: &str, inbox: &str) -> Receive {
     let mut connection = connect(url);
     connection.set_read_timeout(None).unwrap();
     let subscribe = cmd("SUBSCRIBE").arg(inbox).get_packed_command();
@@ -86,14 +86,14 @@ fn with_no_thread_between(url: &str, inbox: &str) -> Hear {
 
 impl Granted {
     pub(crate) fn new(url: &str) -> Self {
-        Self::heard(url, through_a_thread)
+        Self::with_subscription(url, over_subscriber_thread)
     }
 
-    pub(crate) fn with_no_thread_between(url: &str) -> Self {
-        Self::heard(url, with_no_thread_between)
+    pub(crate) fn on_waiting_thread(url: &str) -> Self {
+        Self::with_subscription(url, on_waiting_thread)
     }
 
-    fn heard(url: &str, how: fn(url: &str, inbox: &str) -> Hear) -> Self {
+    fn with_subscription(url: &str, how: fn(url: &str, inbox: &str) -> Receive) -> Self {
         let key = |what: &str| format!("leasehold:{what}:{{lock:granted-by-hand}}");
         let inbox = format!("bench:{}", Uuid::new_v4());
         Self {
@@ -101,7 +101,7 @@ impl Granted {
             enter: Script::new(&format!("{DRAW}{ENTER}")),
             leave: Script::new(&format!("{DRAW}{LEAVE}")),
             keys: vec!["lock:granted-by-hand".into(), key("queue"), key("fence")],
-            hear: how(url, &inbox),
+            receive: how(url, &inbox),
             arguments: [vec![inbox], vec![TTL_MS.to_string()]],
             id: None,
         }
@@ -118,7 +118,7 @@ impl Granted {
             enter: Script::new(&format!("{GRANT}{FAIR_ENTER}")),
             leave: Script::new(&format!("{GRANT}{FAIR_RELEASE}")),
             keys: vec![lock.into(), fence, queue, places],
-            hear: through_a_thread(url, &inbox),
+            receive: over_subscriber_thread(url, &inbox),
             arguments: [vec!["1".into(), inbox], vec![channel(lock)]],
             id: None,
         }
@@ -136,13 +136,13 @@ impl Side for Granted {
             token => token == Value::Int(0),
         };
         if is_queued {
-            let grant = String::from_utf8((self.hear)()).expect("ids are text");
+            let grant = String::from_utf8((self.receive)()).expect("ids are text");
             assert!(grant.contains(&id), "a grant for this waiter");
         }
         self.id = Some(id);
     }
 
-    fn let_go(&mut self) {
+    fn release(&mut self) {
         let id = self.id.take().expect("the lock is held");
         let mut call = self.leave.prepare_invoke();
         let [_, arguments] = &self.arguments;

@@ -52,7 +52,7 @@ impl Side for Woken {
         }
     }
 
-    fn let_go(&mut self) {
+    fn release(&mut self) {
         let id = self.id.take().expect("the lock is held");
         self.hand.release(&id);
     }
@@ -62,7 +62,7 @@ impl Side for Woken {
 pub(super) fn subscribe(url: &str, channel: String) -> Receiver<Vec<u8>> {
     let mut connection = connect(url);
     connection.set_read_timeout(None).unwrap();
-    let (wake, heard) = unbounded();
+    let (wake, releases) = unbounded();
     let waiting = Waiting::default();
     waiting.lock().insert(channel.clone(), wake);
     let (ready, subscribed) = unbounded();
@@ -77,5 +77,5 @@ pub(super) fn subscribe(url: &str, channel: String) -> Receiver<Vec<u8>> {
         }
     });
     subscribed.recv().unwrap();
-    heard
+    releases
 }
