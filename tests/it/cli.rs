@@ -1,5 +1,6 @@
-//! Promise: the program `leasehold` runs a command only under its lock, leaves no process of it behind however it ends
-//! itself, and says what it sees.
+//! Promise: the program `leasehold` runs a command only while it holds the lock.
+//!
+//! However the program ends, no process of the command outlives it. Its output describes the locks.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -14,44 +15,44 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use support::{Proxy, Server, Traffic, eventually, free_port, ms};
 
 support::tests![
-    the_commands_exit_code_is_ours,
-    what_cannot_work_has_codes_of_its_own,
-    a_wait_that_ends_while_the_breaker_is_open_is_69,
-    the_command_knows_its_token_and_name,
-    a_signal_ends_the_wait,
-    a_signal_reaches_all_of_the_group,
-    what_our_starter_ignores_stays_ignored,
-    a_lost_lock_ends_the_command,
-    a_lock_is_lost_without_redis_too,
-    the_longest_time_is_kept,
-    when_we_are_killed_the_whole_group_is,
-    when_our_group_is_killed_the_commands_is_too,
+    exit_code_is_that_of_the_command,
+    usage_outage_and_refusal_have_their_exit_codes,
+    wait_that_ends_with_an_open_breaker_exits_69,
+    command_gets_token_and_name_in_its_environment,
+    signal_ends_the_wait,
+    signal_is_forwarded_to_the_whole_group,
+    ignored_signal_stays_ignored,
+    lost_lock_terminates_the_command,
+    lock_expires_without_redis,
+    max_hold_ends_the_command,
+    killed_program_takes_the_whole_group_with_it,
+    command_dies_when_the_programs_group_is_killed,
     #[cfg(target_os = "linux")]
-    there_is_no_moment_at_which_killing_us_leaves_an_orphan,
+    killing_the_program_never_leaves_an_orphan,
     #[cfg(target_os = "linux")]
-    nothing_runs_on_while_we_are_suspended,
-    min_hold_outlasts_a_signal_and_counts_from_the_grant,
-    min_hold_is_kept_here_while_redis_is_away,
-    status_says_who_holds_and_who_waits,
-    list_shows_what_is_held,
-    unlock_has_to_be_forced,
+    command_is_suspended_with_the_program,
+    min_hold_outlasts_a_signal_and_starts_at_the_grant,
+    min_hold_is_waited_for_while_redis_is_unreachable,
+    status_shows_holders_and_waiters,
+    list_shows_held_locks,
+    unlock_needs_force,
     top_counts_changes_of_holder,
     top_outlasts_an_outage,
     top_refreshes_a_terminal_in_place,
     completions_and_manual_pages_are_written,
-    no_password_is_shown
+    password_is_never_printed
 ];
 
 support::timed![
-    a_lock_that_is_held_is_not_waited_for_unless_asked,
-    a_lost_lock_kills_the_command_that_does_not_end,
-    what_the_command_leaves_behind_is_ended_before_the_release,
-    with_min_hold_three_runs_at_once_run_the_command_once
+    held_lock_is_waited_for_only_as_long_as_asked,
+    lost_lock_kills_a_command_that_ignores_term,
+    leftover_processes_end_before_the_release,
+    min_hold_runs_the_command_once_for_three_concurrent_starts
 ];
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_leasehold");
 
-/// For what comes at once on a quiet machine.
+/// The limit for everything that is immediate on an idle machine.
 const SOON: Duration = ms(10_000);
 
 fn program(url: &str) -> Command {
@@ -72,7 +73,7 @@ fn program(url: &str) -> Command {
     command
 }
 
-/// The program at work; the end of the test is its end.
+/// The running program. It is killed at the end of the test.
 struct Program {
     process: Child,
     lines: BufReader<ChildStdout>,
@@ -85,9 +86,9 @@ impl Program {
         Self { process, lines }
     }
 
-    /// `run a`, with these options, of a script.
+    /// Starts `run a` with these options and a shell script.
     fn run(url: &str, options: &[&str], script: &str) -> Self {
-        // A test that is aborted leaves it running, but not for ever.
+        // Limits how long the program outlives an aborted test.
         let limit: &[&str] = match options.contains(&"--max-hold") {
             true => &[],
             false => &["--max-hold", "60s"],
@@ -100,7 +101,7 @@ impl Program {
     fn next_line(&mut self) -> String {
         let mut line = String::new();
         let read = self.lines.read_line(&mut line).unwrap();
-        assert!(read > 0, "it says no more; {}", self.errors());
+        assert!(read > 0, "no further output; errors: {}", self.errors());
         line.trim_end().to_owned()
     }
 
@@ -149,8 +150,8 @@ fn text(url: &str, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A zombie is gone: whether it is reaped is up to whoever it was left to.
-fn lives(pid: Pid) -> bool {
+/// Returns whether the process is running. A zombie is not: reaping it is its parent's job.
+fn is_alive(pid: Pid) -> bool {
     match fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())) {
         Ok(stat) => !stat.rsplit(") ").next().unwrap().starts_with(['Z', 'X']),
         Err(_) => !cfg!(target_os = "linux") && test_kill_process(pid).is_ok(),
@@ -158,8 +159,8 @@ fn lives(pid: Pid) -> bool {
 }
 
 #[track_caller]
-fn end_soon(pids: &[Pid]) {
-    eventually(SOON, || !pids.iter().any(|pid| lives(*pid)));
+fn wait_until_ended(pids: &[Pid]) {
+    eventually(SOON, || !pids.iter().any(|pid| is_alive(*pid)));
 }
 
 fn client(server: &Server) -> Client {
@@ -183,7 +184,7 @@ fn delete(server: &Server) {
     assert_eq!(deleted, 1);
 }
 
-fn the_commands_exit_code_is_ours() {
+fn exit_code_is_that_of_the_command() {
     let server = Server::start();
     let url = server.url();
     for (script, expected) in [
@@ -206,11 +207,11 @@ fn the_commands_exit_code_is_ours() {
     ] {
         let args = ["run", "a", "--min-hold", "60s", "--", command];
         assert_eq!(code(&url, &args), expected, "{command}");
-        assert!(is_free(&server, "a"), "it has done nothing: {command}");
+        assert!(is_free(&server, "a"), "the command did not run: {command}");
     }
 }
 
-fn what_cannot_work_has_codes_of_its_own() {
+fn usage_outage_and_refusal_have_their_exit_codes() {
     let server = Server::start();
     let url = server.url();
     for args in [
@@ -237,7 +238,7 @@ fn what_cannot_work_has_codes_of_its_own() {
         assert_eq!(code(&url, args), 64, "{args:?}");
     }
     assert_eq!(code(&url, &["run", "--help"]), 0);
-    let nobody = format!("redis://127.0.0.1:{}", free_port());
+    let refusing = format!("redis://127.0.0.1:{}", free_port());
     for args in [
         &["run", "a", "--no-wait", "--", "true"][..],
         &["status", "a"],
@@ -245,7 +246,7 @@ fn what_cannot_work_has_codes_of_its_own() {
         &["top"],
         &["unlock", "a", "--force"],
     ] {
-        assert_eq!(code(&nobody, args), 69, "{args:?}");
+        assert_eq!(code(&refusing, args), 69, "{args:?}");
     }
     let mut connection = server.connection();
     let () = redis::cmd("RPUSH")
@@ -256,30 +257,30 @@ fn what_cannot_work_has_codes_of_its_own() {
     assert_eq!(code(&url, &["run", "list", "--", "true"]), 77);
 }
 
-/// The breaker opens in the middle of the wait, after five failures of a second each.
-fn a_wait_that_ends_while_the_breaker_is_open_is_69() {
+/// The breaker opens during the wait, after five timeouts of 1 s each.
+fn wait_that_ends_with_an_open_breaker_exits_69() {
     let server = Server::start();
     server.pause();
     let args = ["run", "a", "--wait", "5500ms", "--", "true"];
     assert_eq!(code(&server.url(), &args), 69);
 }
 
-fn the_command_knows_its_token_and_name() {
+fn command_gets_token_and_name_in_its_environment() {
     let server = Server::start();
     let script = r#"printf '%s %s' "$LEASEHOLD_FENCING_TOKEN" "$LEASEHOLD_NAME""#;
     let name = OsStr::from_bytes(b"a\xff b");
     let mut command = program(&server.url());
     command.arg("run").arg(name);
-    let said = command.args(["--", "sh", "-c", script]).output().unwrap();
+    let output = command.args(["--", "sh", "-c", script]).output().unwrap();
     let token = client(&server)
         .mutex(name.as_bytes())
         .last_fencing_token()
         .unwrap();
     let expected = [token.unwrap().to_string().as_bytes(), b" a\xff b"].concat();
-    assert_eq!(said.stdout, expected);
+    assert_eq!(output.stdout, expected);
 }
 
-fn a_lock_that_is_held_is_not_waited_for_unless_asked() {
+fn held_lock_is_waited_for_only_as_long_as_asked() {
     let server = Server::start();
     let url = server.url();
     let guard = hold(&server);
@@ -313,7 +314,9 @@ fn a_lock_that_is_held_is_not_waited_for_unless_asked() {
     assert_eq!(waiting.each_mut().map(Program::code), [Some(3), Some(4)]);
 }
 
-/// Where a script starts the tests with `&`, INT and QUIT are ignored, by us and by all that we start.
+/// Returns whether this process, and so every child, ignores the signal.
+///
+/// A script that starts the tests with `&` ignores INT and QUIT.
 fn is_ignored(signal: Signal) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -321,7 +324,7 @@ fn is_ignored(signal: Signal) -> bool {
     mask.unwrap_or(0) >> (signal.as_raw() - 1) & 1 == 1
 }
 
-fn a_signal_ends_the_wait() {
+fn signal_ends_the_wait() {
     let server = Server::start();
     let guard = hold(&server);
     let mut signals = vec![Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT];
@@ -341,7 +344,7 @@ fn a_signal_ends_the_wait() {
     assert!(is_free(&server, "a"));
 }
 
-/// A grandchild that says which signal it got, under a child that waits for it.
+/// A child that waits for a grandchild, which prints the signal it gets.
 const LISTENER: &str = r#"
 trap : HUP INT QUIT TERM USR1 USR2
 sh -c '
@@ -351,7 +354,7 @@ sh -c '
 '
 exit $?"#;
 
-fn a_signal_reaches_all_of_the_group() {
+fn signal_is_forwarded_to_the_whole_group() {
     let server = Server::start();
     for (signal, name) in [
         (Signal::INT, "INT"),
@@ -372,7 +375,7 @@ fn a_signal_reaches_all_of_the_group() {
     }
 }
 
-fn what_our_starter_ignores_stays_ignored() {
+fn ignored_signal_stays_ignored() {
     let server = Server::start();
     let script = "trap 'echo on; exit 6' USR1; echo ready; while :; do sleep 0.02; done";
     let mut command = Command::new("sh");
@@ -386,13 +389,13 @@ fn what_our_starter_ignores_stays_ignored() {
     let mut program = Program { process, lines };
     assert_eq!(program.next_line(), "ready");
     program.send(Signal::HUP);
-    // Passed on behind the other, if that were.
+    // If HUP were forwarded, it would arrive before USR1.
     program.send(Signal::USR1);
     assert_eq!(program.next_line(), "on");
     assert_eq!(program.code(), Some(6));
 }
 
-/// Two processes that TERM does not end, and their ids.
+/// Two processes that TERM does not end; both print their process ids.
 const STUBBORN: &str = r#"
 trap 'echo term' TERM
 trap '' HUP USR1
@@ -400,10 +403,10 @@ sh -c 'trap "" TERM; echo $$; while :; do sleep 0.02; done' &
 echo $$
 while :; do sleep 0.02; done"#;
 
-fn a_lost_lock_ends_the_command() {
+fn lost_lock_terminates_the_command() {
     let server = Server::start();
     let options = ["--ttl", "600ms", "--kill-after", "60s"];
-    // It ends well when it is told to, and still it was not under the lock.
+    // The exit code reports the loss although the command exits with 0 on TERM.
     let mut polite = Program::run(
         &server.url(),
         &options,
@@ -415,31 +418,35 @@ fn a_lost_lock_ends_the_command() {
     assert!(polite.errors().contains("no longer exists in Redis"));
 }
 
-fn a_lost_lock_kills_the_command_that_does_not_end() {
+fn lost_lock_kills_a_command_that_ignores_term() {
     let server = Server::start();
     let options = ["--ttl", "600ms", "--kill-after", "300ms"];
     let mut program = Program::run(&server.url(), &options, STUBBORN);
     let pids = [program.pid(), program.pid()];
     delete(&server);
     assert_eq!(program.next_line(), "term");
-    let told = Instant::now();
+    let terminated = Instant::now();
     assert_eq!(program.code(), Some(79));
-    assert!(told.elapsed() >= ms(200), "{:?}", told.elapsed());
-    assert_eq!(pids.map(lives), [false, false]);
+    assert!(
+        terminated.elapsed() >= ms(200),
+        "{:?}",
+        terminated.elapsed()
+    );
+    assert_eq!(pids.map(is_alive), [false, false]);
 }
 
-fn a_lock_is_lost_without_redis_too() {
+fn lock_expires_without_redis() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let mut program = Program::run(&proxy.url(), &["--ttl", "900ms"], "echo $$; exec sleep 300");
     let pid = program.pid();
     proxy.set_all(Traffic::Stall);
     assert_eq!(program.code(), Some(79));
-    assert!(!lives(pid));
+    assert!(!is_alive(pid));
     assert!(program.errors().contains("expired"));
 }
 
-fn the_longest_time_is_kept() {
+fn max_hold_ends_the_command() {
     let server = Server::start();
     let mut program = Program::run(
         &server.url(),
@@ -448,25 +455,25 @@ fn the_longest_time_is_kept() {
     );
     let pid = program.pid();
     assert_eq!(program.code(), Some(124));
-    assert!(!lives(pid));
+    assert!(!is_alive(pid));
 }
 
-fn when_we_are_killed_the_whole_group_is() {
+fn killed_program_takes_the_whole_group_with_it() {
     let server = Server::start();
     let mut program = Program::run(&server.url(), &["--ttl", "500ms"], STUBBORN);
     let pids = [program.pid(), program.pid()];
-    // What is sent to the group must not end what watches over it.
+    // Signals to the group must not end the supervisor that leads it.
     for signal in [Signal::HUP, Signal::USR1, Signal::TERM] {
         program.send(signal);
     }
     assert_eq!(program.next_line(), "term");
-    assert!(pids.into_iter().all(lives));
+    assert!(pids.into_iter().all(is_alive));
     program.send(Signal::KILL);
-    end_soon(&pids);
+    wait_until_ended(&pids);
     eventually(SOON, || is_free(&server, "a"));
 }
 
-fn when_our_group_is_killed_the_commands_is_too() {
+fn command_dies_when_the_programs_group_is_killed() {
     use std::os::unix::process::CommandExt;
 
     let server = Server::start();
@@ -479,12 +486,12 @@ fn when_our_group_is_killed_the_commands_is_too() {
     let mut program = Program { process, lines };
     let pids = [program.pid(), program.pid()];
     rustix::process::kill_process_group(Pid::from_child(&program.process), Signal::KILL).unwrap();
-    end_soon(&pids);
+    wait_until_ended(&pids);
 }
 
-/// The processes with this in their environment.
+/// Returns the processes that have this name of a lock in their environment.
 #[cfg(target_os = "linux")]
-fn with_name(name: &str) -> Vec<Pid> {
+fn processes_with_name(name: &str) -> Vec<Pid> {
     let wanted = format!("LEASEHOLD_NAME={name}");
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let pids = processes.filter_map(|entry| {
@@ -500,33 +507,34 @@ fn with_name(name: &str) -> Vec<Pid> {
             .any(|variable| variable == wanted.as_bytes())
             .then_some(pid)
     });
-    pids.filter(|pid| lives(*pid)).collect()
+    pids.filter(|pid| is_alive(*pid)).collect()
 }
 
 #[cfg(target_os = "linux")]
-fn there_is_no_moment_at_which_killing_us_leaves_an_orphan() {
+fn killing_the_program_never_leaves_an_orphan() {
     let server = Server::start();
     for n in 0..30_u64 {
         let name = format!("orphan-{}-{n}", std::process::id());
         let args = ["run", &name, "--", "sh", "-c", "sleep 300 & sleep 300"];
         let mut process = program(&server.url()).args(args).spawn().unwrap();
-        // From before it has connected until the command is at work.
+        // Killed at different moments: before it connects, …, while the command runs.
         std::thread::sleep(ms(n));
         process.kill().unwrap();
         process.wait().unwrap();
-        eventually(SOON, || with_name(&name).is_empty());
+        eventually(SOON, || processes_with_name(&name).is_empty());
     }
 }
 
-fn what_the_command_leaves_behind_is_ended_before_the_release() {
-    // A system that never reaps what is left to it, as in many a container: that would look as if it did not end.
+fn leftover_processes_end_before_the_release() {
+    // This process adopts orphans and does not reap them, as init does in many containers. The
+    // program must not take such zombies for running processes.
     #[cfg(target_os = "linux")]
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
     let server = Server::start();
     let mut program = Program::run(&server.url(), &[], "sleep 300 & echo $!; exit 3");
     let pid = program.pid();
     assert_eq!(program.code(), Some(3));
-    assert!(!lives(pid));
+    assert!(!is_alive(pid));
     assert_eq!(program.errors(), "");
 
     let stubborn =
@@ -555,8 +563,11 @@ fn what_the_command_leaves_behind_is_ended_before_the_release() {
         .unwrap()
         .write_all(b"end\n")
         .unwrap();
-    while lives(pid) {
-        assert!(!is_free(&server, "a") || !lives(pid), "released too early");
+    while is_alive(pid) {
+        assert!(
+            !is_free(&server, "a") || !is_alive(pid),
+            "released too early"
+        );
     }
     assert!(began.elapsed() >= ms(400), "{:?}", began.elapsed());
     assert_eq!(program.code(), Some(4));
@@ -564,7 +575,7 @@ fn what_the_command_leaves_behind_is_ended_before_the_release() {
 }
 
 #[cfg(target_os = "linux")]
-fn nothing_runs_on_while_we_are_suspended() {
+fn command_is_suspended_with_the_program() {
     let server = Server::start();
     let mut program = Program::run(&server.url(), &["--ttl", "60s"], "echo $$; exec sleep 300");
     let pid = program.pid();
@@ -581,13 +592,13 @@ fn nothing_runs_on_while_we_are_suspended() {
     assert_eq!(program.code(), Some(143));
 }
 
-fn with_min_hold_three_runs_at_once_run_the_command_once() {
+fn min_hold_runs_the_command_once_for_three_concurrent_starts() {
     let server = Server::start();
     let options = ["--no-wait", "--min-hold", "3s"];
     let began = Instant::now();
     let mut runs = [(); 3].map(|()| Program::run(&server.url(), &options, "echo ran; exit 7"));
     let mut codes = runs.each_mut().map(Program::code);
-    // The one that ran did not stay.
+    // The run that executed the command did not wait for the end of `--min-hold`.
     assert!(began.elapsed() < ms(3_000), "{:?}", began.elapsed());
     codes.sort();
     assert_eq!(codes, [Some(7), Some(75), Some(75)]);
@@ -595,13 +606,13 @@ fn with_min_hold_three_runs_at_once_run_the_command_once() {
         .iter_mut()
         .map(|run| run.lines.by_ref().lines().count());
     assert_eq!(lines.sum::<usize>(), 1);
-    // A fourth one whose clock is slow.
+    // A fourth run with a late clock would still find the lock held.
     assert!(!is_free(&server, "a"));
     eventually(SOON, || is_free(&server, "a"));
     assert!(began.elapsed() >= ms(3_000), "{:?}", began.elapsed());
 }
 
-fn min_hold_outlasts_a_signal_and_counts_from_the_grant() {
+fn min_hold_outlasts_a_signal_and_starts_at_the_grant() {
     let server = Server::start();
     let mut program = Program::run(
         &server.url(),
@@ -615,34 +626,34 @@ fn min_hold_outlasts_a_signal_and_counts_from_the_grant() {
         .mutex("a")
         .inspect()
         .unwrap()
-        .expect("it is still taken");
+        .expect("the lock is still held");
     let left = holder.remaining().unwrap();
     assert!(left > ms(30_000) && left <= ms(60_000), "{left:?}");
     assert!(client(&server).mutex("a").force_unlock().unwrap());
 
-    // Over by the time that the command ends.
+    // A minimum that has passed when the command ends has no effect.
     let args = ["run", "a", "--min-hold", "100ms", "--", "sleep", "0.3"];
     assert_eq!(code(&server.url(), &args), 0);
     assert!(is_free(&server, "a"));
 }
 
-fn min_hold_is_kept_here_while_redis_is_away() {
+fn min_hold_is_waited_for_while_redis_is_unreachable() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let script = "echo ready; sleep 0.3";
     let mut program = Program::run(&proxy.url(), &["--ttl", "60s", "--min-hold", "50s"], script);
     assert_eq!(program.next_line(), "ready");
     proxy.set_all(Traffic::Stall);
-    // It asks again and again, until it is told to end.
-    let mut said = String::new();
+    // The program retries until it is terminated.
+    let mut output = String::new();
     let mut errors = BufReader::new(program.process.stderr.take().unwrap());
-    errors.read_line(&mut said).unwrap();
-    assert!(said.contains("--min-hold"), "{said}");
+    errors.read_line(&mut output).unwrap();
+    assert!(output.contains("--min-hold"), "{output}");
     program.send(Signal::TERM);
     assert_eq!(program.code(), Some(0));
 }
 
-/// Reads one flat object.
+/// Parses one flat JSON object.
 #[track_caller]
 fn json(line: &str) -> BTreeMap<String, String> {
     let mut rest = line.strip_prefix('{').unwrap_or_else(|| panic!("{line}"));
@@ -688,7 +699,7 @@ fn string(text: &str) -> (String, &str) {
     }
 }
 
-fn status_says_who_holds_and_who_waits() {
+fn status_shows_holders_and_waiters() {
     let server = Server::start();
     let url = server.url();
     let holder = Client::builder()
@@ -719,22 +730,22 @@ fn status_says_who_holds_and_who_waits() {
     );
     assert!(lines[1][1].starts_with("web\\x1b[1m-7:"), "{plain}");
     assert_eq!(lines[1][0], "a");
-    // The one that is queued listens too.
+    // The waiter in the queue is also subscribed.
     assert_eq!(lines[1][3..], ["2", "1", &token]);
     assert_eq!(lines[2][..5], ["free", "-", "-", "0", "0"]);
-    assert_ne!(lines[2][5], "-", "its last token is known");
+    assert_ne!(lines[2][5], "-", "the last token is still shown");
     assert_eq!(lines[3], ["never", "-", "-", "0", "0", "-"]);
     assert!(
         !plain.contains(guard.holder_id().as_str().rsplit(':').next().unwrap()),
-        "whoever knows it can release"
+        "the full holder id must stay secret: it suffices to release the lock"
     );
 
     let mut command = program(&url);
     command
         .args(["status", "--json", "a", "never"])
         .arg(OsStr::from_bytes(b"b\"\n\xff"));
-    let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
-    let [held, never, bytes] = said
+    let output = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    let [held, never, bytes] = output
         .lines()
         .map(json)
         .collect::<Vec<_>>()
@@ -760,7 +771,7 @@ fn status_says_who_holds_and_who_waits() {
     assert_eq!([&bytes["name"], &bytes["name_hex"]], ["null", "62220aff"]);
 }
 
-fn list_shows_what_is_held() {
+fn list_shows_held_locks() {
     let server = Server::start();
     let url = server.url();
     assert_eq!(text(&url, &["list"]), "");
@@ -768,8 +779,8 @@ fn list_shows_what_is_held() {
     let _guards = ["x:1", "x:2", "y"].map(|name| client.mutex(name).lock().unwrap());
     let _bytes = client.mutex(b"\xfe").lock().unwrap();
     let names = |args: &[&str]| -> Vec<String> {
-        let said = text(&url, args);
-        let lines = said.lines().skip(1);
+        let output = text(&url, args);
+        let lines = output.lines().skip(1);
         lines
             .map(|line| line.split(' ').next().unwrap().to_owned())
             .collect()
@@ -777,8 +788,8 @@ fn list_shows_what_is_held() {
     assert_eq!(names(&["list"]), ["x:1", "x:2", "y", "\\xfe"]);
     assert_eq!(names(&["list", "x:"]), ["x:1", "x:2"]);
     assert_eq!(names(&["list", "--key-prefix", "other:"]), [""; 0]);
-    let said = text(&url, &["list", "--json"]);
-    let objects: Vec<_> = said.lines().map(json).collect();
+    let output = text(&url, &["list", "--json"]);
+    let objects: Vec<_> = output.lines().map(json).collect();
     assert_eq!(objects.len(), 4);
     assert_eq!([&objects[0]["name"], &objects[0]["held"]], ["x:1", "true"]);
     assert_eq!(
@@ -788,16 +799,16 @@ fn list_shows_what_is_held() {
     assert_eq!(server.calls(&["keys"]), 0);
 }
 
-fn unlock_has_to_be_forced() {
+fn unlock_needs_force() {
     let server = Server::start();
     let url = server.url();
     let guard = hold(&server);
     let output = output(&url, &["unlock", "a"]);
     assert_eq!(output.status.code(), Some(64));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let output = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.contains("--force") && said.contains("may still be working"),
-        "{said}"
+        output.contains("--force") && output.contains("may still be working"),
+        "{output}"
     );
     assert!(guard.is_held() && !is_free(&server, "a"));
     assert_eq!(code(&url, &["unlock", "a", "--force"]), 0);
@@ -812,7 +823,7 @@ fn top_counts_changes_of_holder() {
     let _still = client.mutex("still").lock().unwrap();
     let mut top = Program::start(&url, &["top", "--json", "--interval", "100ms"]);
     let busy = client.mutex("busy");
-    // Held until it is seen, so that each look sees another holder.
+    // Held until `top` shows it, so that every refresh shows a new holder.
     let object = loop {
         let _busy = busy.lock().unwrap();
         let object = loop {
@@ -857,9 +868,9 @@ fn top_outlasts_an_outage() {
     assert_eq!(json(&top.next_line())["name"], "a");
     proxy.set_all(Traffic::Cut);
     let mut errors = BufReader::new(top.process.stderr.take().unwrap());
-    let mut said = String::new();
-    errors.read_line(&mut said).unwrap();
-    assert!(said.contains("the call to 127.0.0.1:"), "{said}");
+    let mut output = String::new();
+    errors.read_line(&mut output).unwrap();
+    assert!(output.contains("the call to 127.0.0.1:"), "{output}");
     proxy.set_all(Traffic::Pass);
     let at = |line: String| json(&line)["at_ms"].parse::<u128>().unwrap();
     let now = std::time::SystemTime::now();
@@ -891,7 +902,7 @@ fn top_refreshes_a_terminal_in_place() {
         .stdout(screen);
     let mut process = command.spawn().unwrap();
     assert!(process.wait().unwrap().success());
-    // Ours is the last open end.
+    // Closes the last open handle of the terminal's other end.
     drop(command);
     let mut shown = Vec::new();
     let _ = fs::File::from(terminal).read_to_end(&mut shown);
@@ -921,16 +932,16 @@ fn completions_and_manual_pages_are_written() {
     }
 }
 
-fn no_password_is_shown() {
+fn password_is_never_printed() {
     let server = Server::start();
     server.run("CONFIG", &["SET", "requirepass", "s3cret"]);
     let url = |password: &str| format!("redis://:{password}@127.0.0.1:{}", server.port());
     let show = |url: &str, expected: i32, args: &[&str]| {
         let output = output(url, args);
         assert_eq!(output.status.code(), Some(expected), "{args:?}: {output:?}");
-        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        let output = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         for password in ["s3cret", "wr0ng"] {
-            assert!(!said.contains(password), "{args:?}: {said}");
+            assert!(!output.contains(password), "{args:?}: {output}");
         }
     };
     let _held = Client::open(&url("s3cret"))

@@ -1,4 +1,4 @@
-//! Promise: a lock is the same lock wherever Redis runs.
+//! Promise: a lock works the same on every kind of deployment.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, LazyLock};
@@ -13,28 +13,29 @@ use support::{
 #[cfg(feature = "tls")]
 use support::{free_port, read_pem, tls_server};
 
-/// What a call may be later than a plain wait of the same length.
+/// How much later than a plain wait of the same length a call may return.
 const SLACK: Duration = ms(250);
 
 const COMMAND_TIMEOUT: Duration = ms(1_000);
 
-/// Long enough for anything that is to come, and short enough for a test that fails.
+/// The limit for everything that must happen; only a failing test waits this long.
 const PATIENCE: Duration = ms(10_000);
 
-/// Where locks are kept. Started once for all tests of a deployment; it ends with the process.
+/// The servers that keep the locks. Started once for all tests of a deployment, until the process
+/// ends.
 trait Deployment: Send + Sync + Sized {
     fn start() -> Self;
 
-    /// Leads there.
+    /// Returns the builder of a client of this deployment.
     fn builder(&self) -> ClientBuilder;
 
-    /// The servers that keep a key, and without which nobody can have it.
+    /// Returns the servers that store a key; the lock is unavailable while they are paused.
     fn keepers(&self, key: &str) -> Vec<&Server>;
 }
 
-struct One(Server);
+struct SingleServer(Server);
 
-impl Deployment for One {
+impl Deployment for SingleServer {
     fn start() -> Self {
         Self(Server::start().long_lived())
     }
@@ -86,13 +87,13 @@ struct Tls {
     port: u16,
 }
 
-/// Each side shows a certificate of an authority of our own.
+/// Server and client present certificates of the tests' own authority.
 #[cfg(feature = "tls")]
 impl Deployment for Tls {
     fn start() -> Self {
         assert!(
             Server::has_tls(),
-            "this suite is for a server's binary with TLS"
+            "these tests need a server binary with TLS"
         );
         let port = free_port();
         let server = tls_server(port, "server").long_lived();
@@ -111,9 +112,9 @@ impl Deployment for Tls {
     }
 }
 
-struct InCluster(Cluster);
+struct ClusterDeployment(Cluster);
 
-impl Deployment for InCluster {
+impl Deployment for ClusterDeployment {
     fn start() -> Self {
         Self(Cluster::with(ClusterSetup::steady(3, 0)).long_lived())
     }
@@ -127,7 +128,7 @@ impl Deployment for InCluster {
     }
 }
 
-/// So many independent servers.
+/// A quorum of N independent servers.
 struct Quorum<const N: usize>(Vec<Server>);
 
 impl<const N: usize> Deployment for Quorum<N> {
@@ -144,16 +145,16 @@ impl<const N: usize> Deployment for Quorum<N> {
     }
 }
 
-/// A deployment that tests share: those that disturb it have it to themselves.
+/// A deployment that tests share. A test that disturbs it has it to itself.
 struct Shared<D> {
     deployment: LazyLock<D>,
-    calm: RwLock<()>,
+    in_use: RwLock<()>,
 }
 
-/// A test's use of a deployment, and the names that are its own.
-struct Place<'a, D> {
+/// A test's use of a deployment, with a name that no other test uses.
+struct TestScope<'a, D> {
     deployment: &'a D,
-    _calm: Result<RwLockReadGuard<'a, ()>, RwLockWriteGuard<'a, ()>>,
+    _in_use: Result<RwLockReadGuard<'a, ()>, RwLockWriteGuard<'a, ()>>,
     name: &'static str,
     key: String,
     _watchdog: Watchdog,
@@ -163,29 +164,29 @@ impl<D: Deployment> Shared<D> {
     const fn new() -> Self {
         Self {
             deployment: LazyLock::new(|| support::start_shared(D::start)),
-            calm: RwLock::new(()),
+            in_use: RwLock::new(()),
         }
     }
 
-    fn calm(&self, name: &'static str) -> Place<'_, D> {
+    fn shared_use(&self, name: &'static str) -> TestScope<'_, D> {
         let deployment = &*self.deployment;
-        self.place(deployment, Ok(self.calm.read()), name)
+        self.scope_for(deployment, Ok(self.in_use.read()), name)
     }
 
-    fn alone(&self, name: &'static str) -> Place<'_, D> {
+    fn exclusive_use(&self, name: &'static str) -> TestScope<'_, D> {
         let deployment = &*self.deployment;
-        self.place(deployment, Err(self.calm.write()), name)
+        self.scope_for(deployment, Err(self.in_use.write()), name)
     }
 
-    fn place<'a>(
+    fn scope_for<'a>(
         &'a self,
         deployment: &'a D,
-        calm: Result<RwLockReadGuard<'a, ()>, RwLockWriteGuard<'a, ()>>,
+        in_use: Result<RwLockReadGuard<'a, ()>, RwLockWriteGuard<'a, ()>>,
         name: &'static str,
-    ) -> Place<'a, D> {
-        Place {
+    ) -> TestScope<'a, D> {
+        TestScope {
             deployment,
-            _calm: calm,
+            _in_use: in_use,
             name,
             key: format!("lock:{name}"),
             _watchdog: watchdog(ms(120_000)),
@@ -193,7 +194,7 @@ impl<D: Deployment> Shared<D> {
     }
 }
 
-impl<D: Deployment> Place<'_, D> {
+impl<D: Deployment> TestScope<'_, D> {
     fn builder(&self) -> ClientBuilder {
         self.deployment
             .builder()
@@ -209,8 +210,8 @@ impl<D: Deployment> Place<'_, D> {
         self.deployment.keepers(&self.key)
     }
 
-    /// On every server that keeps the name.
-    fn everywhere(&self, command: &[&str]) {
+    /// Runs a command on every server that stores the name.
+    fn run_on_every_keeper(&self, command: &[&str]) {
         for server in self.keepers() {
             server.run(command[0], &command[1..]);
         }
@@ -221,14 +222,14 @@ impl<D: Deployment> Place<'_, D> {
         keepers.iter().all(|server| server.get(&self.key).is_none())
     }
 
-    /// Returns when somebody waits for the name on every server that keeps it.
+    /// Waits until a waiter for the name is subscribed on every server that stores it.
     fn wait_until_waiter_sleeps(&self) {
         for server in self.keepers() {
             server.wait_until_waiter_sleeps(format!("lock_release:{}", self.name));
         }
     }
 
-    /// Acts while no server that keeps the name says anything.
+    /// Calls `act` while the servers that store the name are paused.
     fn while_hung<T>(&self, act: impl FnOnce() -> T) -> T {
         let keepers = self.keepers();
         for server in &keepers {
@@ -242,18 +243,20 @@ impl<D: Deployment> Place<'_, D> {
     }
 }
 
-fn locks_and_unlocks<D: Deployment>(place: &Place<'_, D>) {
-    let (one, two) = (place.client(), place.client());
+fn lock_is_acquired_and_released<D: Deployment>(scope_for: &TestScope<'_, D>) {
+    let (one, two) = (scope_for.client(), scope_for.client());
     assert!(one.ping().is_ok());
-    let (ours, theirs) = (one.mutex(place.name), two.mutex(place.name));
+    let (ours, theirs) = (one.mutex(scope_for.name), two.mutex(scope_for.name));
     let guard = ours.lock().unwrap();
     guard.ensure_held().unwrap();
-    for server in place.keepers() {
-        let value = server.get(&place.key).expect("every keeper has it");
+    for server in scope_for.keepers() {
+        let value = server
+            .get(&scope_for.key)
+            .expect("every keeper has the key");
         assert_eq!(value, guard.holder_id().as_str().as_bytes());
     }
     let holder = two
-        .mutex(place.name)
+        .mutex(scope_for.name)
         .inspect()
         .unwrap()
         .expect("the lock is held");
@@ -264,23 +267,23 @@ fn locks_and_unlocks<D: Deployment>(place: &Place<'_, D>) {
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     assert!(theirs.inspect().unwrap().is_none());
     let guard = theirs.try_lock().unwrap().expect("the lock is free");
-    assert!(one.mutex(place.name).force_unlock().unwrap());
+    assert!(one.mutex(scope_for.name).force_unlock().unwrap());
     assert_eq!(
         guard.unlock().unwrap(),
         Unlocked::AlreadyLost(Lost::Deleted)
     );
 }
 
-fn one_holder_at_a_time<D: Deployment>(place: &Place<'_, D>) {
+fn lock_has_one_holder_at_a_time<D: Deployment>(scope_for: &TestScope<'_, D>) {
     const THREADS: usize = 6;
     const SECTIONS: usize = 25;
-    let clients: Vec<_> = (0..3).map(|_| place.client()).collect();
+    let clients: Vec<_> = (0..3).map(|_| scope_for.client()).collect();
     let (inside, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let tokens = parking_lot::Mutex::new(Vec::new());
     let start = Barrier::new(THREADS);
     thread::scope(|scope| {
         for n in 0..THREADS {
-            let mutex = clients[n % clients.len()].mutex(place.name);
+            let mutex = clients[n % clients.len()].mutex(scope_for.name);
             let (inside, done, tokens, start) = (&inside, &done, &tokens, &start);
             scope.spawn(move || {
                 start.wait();
@@ -297,24 +300,24 @@ fn one_holder_at_a_time<D: Deployment>(place: &Place<'_, D>) {
         }
     });
     assert_eq!(done.into_inner(), THREADS * SECTIONS);
-    // In the order of the sections, and no token twice.
+    // Tokens rise strictly, in the order of the sections.
     assert!(tokens.into_inner().is_sorted_by(|a, b| a < b));
 }
 
-/// Longer than any look around: it is the release that wakes.
-fn a_release_wakes<D: Deployment>(place: &Place<'_, D>) {
-    let one = place.client();
-    let two = place.builder().backstop(ms(60_000)).build().unwrap();
+/// With this backstop, only the release can wake the waiter in time.
+fn release_wakes_a_waiter<D: Deployment>(scope_for: &TestScope<'_, D>) {
+    let one = scope_for.client();
+    let two = scope_for.builder().backstop(ms(60_000)).build().unwrap();
     // The first wait subscribes, the second finds the subscription there.
     for _ in 0..2 {
-        let guard = one.mutex(place.name).ttl(ms(60_000)).lock().unwrap();
+        let guard = one.mutex(scope_for.name).ttl(ms(60_000)).lock().unwrap();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| {
-                two.mutex(place.name)
+                two.mutex(scope_for.name)
                     .lock()
                     .map(|guard| (guard, Instant::now()))
             });
-            place.wait_until_waiter_sleeps();
+            scope_for.wait_until_waiter_sleeps();
             let released = Instant::now();
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
             let (_guard, got) = waiting.join().unwrap().unwrap();
@@ -323,19 +326,19 @@ fn a_release_wakes<D: Deployment>(place: &Place<'_, D>) {
     }
 }
 
-fn a_foreign_holder_is_waited_out<D: Deployment>(place: &Place<'_, D>) {
-    let client = place.client();
-    place.everywhere(&["SET", &place.key, "somebody else", "NX", "PX", "400"]);
-    assert!(client.mutex(place.name).try_lock().unwrap().is_none());
+fn lock_waits_until_a_foreign_holder_expires<D: Deployment>(scope_for: &TestScope<'_, D>) {
+    let client = scope_for.client();
+    scope_for.run_on_every_keeper(&["SET", &scope_for.key, "another program", "NX", "PX", "400"]);
+    assert!(client.mutex(scope_for.name).try_lock().unwrap().is_none());
     let start = Instant::now();
-    let guard = client.mutex(place.name).lock().unwrap();
+    let guard = client.mutex(scope_for.name).lock().unwrap();
     assert!(start.elapsed() < ms(1_400), "{:?}", start.elapsed());
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
-fn a_lease_is_renewed<D: Deployment>(place: &Place<'_, D>) {
+fn lease_is_renewed<D: Deployment>(scope_for: &TestScope<'_, D>) {
     let (renewed, renewals) = crossbeam_channel::unbounded();
-    let mutex = place.client().mutex(place.name).ttl(ms(900));
+    let mutex = scope_for.client().mutex(scope_for.name).ttl(ms(900));
     let mutex = mutex.on_renew(move |_| {
         let _ = renewed.send(());
     });
@@ -348,9 +351,9 @@ fn a_lease_is_renewed<D: Deployment>(place: &Place<'_, D>) {
     }
     guard.ensure_held().unwrap();
     assert!(
-        place
+        scope_for
             .client()
-            .mutex(place.name)
+            .mutex(scope_for.name)
             .try_lock()
             .unwrap()
             .is_none()
@@ -358,64 +361,68 @@ fn a_lease_is_renewed<D: Deployment>(place: &Place<'_, D>) {
     guard.renew().unwrap();
     guard.extend(ms(20_000)).unwrap();
     assert!(guard.remaining().unwrap() > ms(19_000));
-    for server in place.keepers() {
-        assert!(server.pttl(&place.key) > 19_000);
+    for server in scope_for.keepers() {
+        assert!(server.pttl(&scope_for.key) > 19_000);
     }
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
-fn a_loss_is_told<D: Deployment>(place: &Place<'_, D>) {
-    let client = place.client();
-    let mutex = client.mutex(place.name).ttl(ms(1_500));
+fn loss_is_reported<D: Deployment>(scope_for: &TestScope<'_, D>) {
+    let client = scope_for.client();
+    let mutex = client.mutex(scope_for.name).ttl(ms(1_500));
     for (command, loss) in [
-        (vec!["DEL", &place.key], Lost::Deleted),
+        (vec!["DEL", &scope_for.key], Lost::Deleted),
         (
-            vec!["SET", &place.key, "a thief", "PX", "1200"],
+            vec!["SET", &scope_for.key, "a thief", "PX", "1200"],
             Lost::Taken,
         ),
     ] {
         let guard = mutex.lock().unwrap();
         let lost = guard.lost();
-        place.everywhere(&command);
+        scope_for.run_on_every_keeper(&command);
         assert_eq!(lost.recv_timeout(PATIENCE), Ok(loss));
         assert!(!guard.is_held());
         assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(loss));
     }
 }
 
-fn tokens_rise<D: Deployment>(place: &Place<'_, D>) {
-    let (one, two) = (place.client(), place.client());
-    let first = one.mutex(place.name).lock().unwrap();
-    place.everywhere(&["DEL", &place.key]);
-    let second = two.mutex(place.name).lock().unwrap();
+fn fencing_tokens_rise<D: Deployment>(scope_for: &TestScope<'_, D>) {
+    let (one, two) = (scope_for.client(), scope_for.client());
+    let first = one.mutex(scope_for.name).lock().unwrap();
+    scope_for.run_on_every_keeper(&["DEL", &scope_for.key]);
+    let second = two.mutex(scope_for.name).lock().unwrap();
     assert!(second.fencing_token() > first.fencing_token());
     let before = second.fencing_token();
     assert_eq!(second.unlock().unwrap(), Unlocked::Released);
-    let short = one.mutex(place.name).ttl(ms(50)).auto_renew(false).lock();
+    let short = one
+        .mutex(scope_for.name)
+        .ttl(ms(50))
+        .auto_renew(false)
+        .lock();
     let short = short.unwrap();
     assert!(short.fencing_token() > before);
-    eventually(PATIENCE, || place.is_free());
-    let last = two.mutex(place.name).lock().unwrap();
+    eventually(PATIENCE, || scope_for.is_free());
+    let last = two.mutex(scope_for.name).lock().unwrap();
     assert!(last.fencing_token() > short.fencing_token());
 }
 
-fn deadlines_are_kept_while_it_hangs<D: Deployment>(place: &Place<'_, D>) {
-    let used = place.client();
-    let holder = place.client();
-    let guard = holder.mutex(place.name).ttl(ms(700)).lock().unwrap();
+fn deadlines_are_kept_while_servers_hang<D: Deployment>(scope_for: &TestScope<'_, D>) {
+    let used = scope_for.client();
+    let holder = scope_for.client();
+    let guard = holder.mutex(scope_for.name).ttl(ms(700)).lock().unwrap();
     let lost = guard.lost();
-    assert!(used.mutex(place.name).try_lock().unwrap().is_none());
-    let fresh = place.client();
-    place.while_hung(|| {
+    assert!(used.mutex(scope_for.name).try_lock().unwrap().is_none());
+    let fresh = scope_for.client();
+    scope_for.while_hung(|| {
         for client in [&used, &fresh] {
             let limit = ms(300);
-            let timed = Control::run(limit, || client.mutex(place.name).try_lock_for(limit));
+            let timed = Control::run(limit, || client.mutex(scope_for.name).try_lock_for(limit));
             match timed.no_later_than(SLACK) {
                 Err(Error::Unreachable { .. }) => {}
                 other => panic!("{other:?}"),
             }
         }
-        // By our own clock, whatever the sockets do.
+        // Found from the local clock: no socket reports it.
         assert_eq!(lost.recv_timeout(PATIENCE), Ok(Lost::Expired));
         assert!(!guard.is_held());
         let timed = Control::run(COMMAND_TIMEOUT, || guard.unlock());
@@ -423,46 +430,49 @@ fn deadlines_are_kept_while_it_hangs<D: Deployment>(place: &Place<'_, D>) {
             timed.no_later_than(SLACK).unwrap(),
             Unlocked::AlreadyLost(Lost::Expired)
         );
-        let impatient = place.builder().unreachable_for(ms(500)).build().unwrap();
+        let impatient = scope_for
+            .builder()
+            .unreachable_for(ms(500))
+            .build()
+            .unwrap();
         let limit = ms(500) + COMMAND_TIMEOUT;
-        let timed = Control::run(limit, || impatient.mutex(place.name).lock());
+        let timed = Control::run(limit, || impatient.mutex(scope_for.name).lock());
         assert!(timed.no_later_than(SLACK).unwrap_err().is_unreachable());
     });
-    eventually(PATIENCE, || place.is_free());
-    drop(used.mutex(place.name).lock().unwrap());
+    eventually(PATIENCE, || scope_for.is_free());
+    drop(used.mutex(scope_for.name).lock().unwrap());
 }
 
-/// An acquire that runs after its caller has gone is undone, long before its ttl ends it.
-fn what_no_answer_came_to_is_undone<D: Deployment>(place: &Place<'_, D>) {
-    let client = place.client();
-    drop(client.mutex(place.name).lock().unwrap());
-    let error = place.while_hung(|| {
-        let mutex = client.mutex(place.name).ttl(ms(60_000));
+/// An acquire that runs after its call has failed is undone long before its ttl expires.
+fn unanswered_acquire_is_undone_and_release_repeated<D: Deployment>(scope_for: &TestScope<'_, D>) {
+    let client = scope_for.client();
+    drop(client.mutex(scope_for.name).lock().unwrap());
+    let error = scope_for.while_hung(|| {
+        let mutex = client.mutex(scope_for.name).ttl(ms(60_000));
         mutex.try_lock_for(ms(200)).unwrap_err()
     });
     assert!(error.may_be_held(), "{error}");
-    // Nobody else is in the way.
-    let other = place.client();
-    let guard = other.mutex(place.name).try_lock_for(PATIENCE).unwrap();
+    let other = scope_for.client();
+    let guard = other.mutex(scope_for.name).try_lock_for(PATIENCE).unwrap();
     assert_eq!(
         guard.expect("the acquire was undone").unlock().unwrap(),
         Unlocked::Released
     );
 
-    // A release without an answer is repeated.
-    let guard = client.mutex(place.name).ttl(ms(60_000)).lock().unwrap();
-    let outcome = place.while_hung(|| guard.unlock());
+    // A release without a reply is repeated.
+    let guard = client.mutex(scope_for.name).ttl(ms(60_000)).lock().unwrap();
+    let outcome = scope_for.while_hung(|| guard.unlock());
     assert!(outcome.unwrap_err().may_be_held());
-    eventually(PATIENCE, || place.is_free());
+    eventually(PATIENCE, || scope_for.is_free());
 }
 
-fn a_shutdown_lets_go<D: Deployment>(place: &Place<'_, D>) {
-    let client = place.client();
-    let guard = Arc::new(client.mutex(place.name).lock().unwrap());
+fn shutdown_releases_the_lock<D: Deployment>(scope_for: &TestScope<'_, D>) {
+    let client = scope_for.client();
+    let guard = Arc::new(client.mutex(scope_for.name).lock().unwrap());
     let report = client.shutdown(PATIENCE).unwrap();
     assert!(report.is_clean(), "{report:?}");
     assert_eq!(report.released(), 1);
-    assert!(place.is_free());
+    assert!(scope_for.is_free());
     assert_eq!(guard.lost().recv_timeout(PATIENCE), Ok(Lost::ShutDown));
 }
 
@@ -473,12 +483,21 @@ macro_rules! conforms {
 
             static SHARED: Shared<$deployment> = Shared::new();
 
-            conforms!(calm: locks_and_unlocks, one_holder_at_a_time, a_release_wakes, a_foreign_holder_is_waited_out,
-                a_lease_is_renewed, a_loss_is_told, tokens_rise, a_shutdown_lets_go);
-            conforms!(alone: deadlines_are_kept_while_it_hangs, what_no_answer_came_to_is_undone);
+            conforms!(
+                shared_use: lock_is_acquired_and_released, lock_has_one_holder_at_a_time, release_wakes_a_waiter,
+                lock_waits_until_a_foreign_holder_expires, lease_is_renewed, loss_is_reported, fencing_tokens_rise,
+                shutdown_releases_the_lock
+            );
+            conforms!(exclusive_use: deadlines_are_kept_while_servers_hang, unanswered_acquire_is_undone_and_release_repeated);
 
-            support::tests!(one_holder_at_a_time, a_loss_is_told, tokens_rise, a_shutdown_lets_go, what_no_answer_came_to_is_undone);
-            support::roughly_timed!(locks_and_unlocks, a_release_wakes, a_foreign_holder_is_waited_out, a_lease_is_renewed, deadlines_are_kept_while_it_hangs);
+            support::tests!(
+                lock_has_one_holder_at_a_time, loss_is_reported, fencing_tokens_rise, shutdown_releases_the_lock,
+                unanswered_acquire_is_undone_and_release_repeated
+            );
+            support::roughly_timed!(
+                lock_is_acquired_and_released, release_wakes_a_waiter, lock_waits_until_a_foreign_holder_expires,
+                lease_is_renewed, deadlines_are_kept_while_servers_hang
+            );
         }
     };
     ($how:ident: $($test:ident),*) => {
@@ -490,11 +509,11 @@ macro_rules! conforms {
     };
 }
 
-conforms!(one, One);
+conforms!(one, SingleServer);
 conforms!(unix_socket, UnixSocket);
 #[cfg(feature = "tls")]
 conforms!(tls, Tls);
 conforms!(sentinel, Sentinel);
-conforms!(cluster, InCluster);
+conforms!(cluster, ClusterDeployment);
 conforms!(quorum_of_3, Quorum<3>);
 conforms!(quorum_of_5, Quorum<5>);
