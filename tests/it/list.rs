@@ -126,7 +126,9 @@ fn thousands_of_locks_are_listed_page_by_page() {
 fn a_dead_connection_is_replaced_and_a_dead_server_is_an_error() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = Client::builder().url(proxy.url()).command_timeout(ms(300));
+    let client = Client::builder()
+        .url(proxy.url())
+        .command_timeout(ms(2_000));
     let client = client.build().unwrap();
     let _guard = client.mutex("a").lock().unwrap();
     assert_eq!(names(&client, b""), [b"a"]);

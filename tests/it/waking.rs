@@ -619,7 +619,7 @@ fn a_subscription_is_kept_for_the_next_waiter_and_then_dropped() {
     let (holder, client) = (client(&server.url()), client(&server.url()));
     let guard = holder.mutex("a").lock().unwrap();
     for _ in 0..3 {
-        assert!(client.mutex("a").try_lock_for(ms(50)).unwrap().is_none());
+        assert!(client.mutex("a").try_lock_for(ms(500)).unwrap().is_none());
         let_pass(ms(1_200));
         assert_eq!(server.subscribed_channels("lock_release:*"), 1);
     }

@@ -208,7 +208,7 @@ fn connect_through(proxy: &Proxy) -> redis::Connection {
         .unwrap()
         .get_connection()
         .unwrap();
-    connection.set_read_timeout(Some(ms(100))).unwrap();
+    connection.set_read_timeout(Some(ms(1_000))).unwrap();
     connection
 }
 
