@@ -9,7 +9,7 @@
 //!            |                                                           |  | refreshed:
 //!            +--- refreshed: no longer in the queue ---------------------+  | still waiting
 //!            |                                                              |
-//!            +--- step: Take --- granted <--- message, or refreshed --------+
+//!            +--- position ----- granted <--- message, or refreshed --------+
 //!
 //! A grant message can arrive while entering: it counts once the reply has confirmed the place.
 //! One refresh at a time covers all waiters of a name.
@@ -26,8 +26,9 @@ use crate::holder::HolderId;
 use crate::name::{Name, NameTable};
 use crate::protocol::answer::Refreshed;
 use crate::protocol::keys::Keys;
-use crate::queue::answers::{Answers, Span};
+use crate::queue::answers::Answers;
 use crate::queue::parker::Parker;
+use crate::queue::position::{Grant, Position, Queue};
 use crate::stats::Wake;
 use crate::token::FencingToken;
 use crate::wait_policy::Backoff;
@@ -102,28 +103,6 @@ pub(crate) struct RefreshPace {
     pub(crate) backoff: Option<Backoff>,
 }
 
-/// A lock that was granted to a waiting call.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Grant {
-    pub(crate) id: HolderId,
-    pub(crate) token: FencingToken,
-    /// An instant before the grant: the provisional lease is counted from then.
-    pub(crate) seen_waiting: Instant,
-    /// The client received a message and did not have to ask.
-    pub(crate) by_message: bool,
-}
-
-/// What a call must do next.
-#[derive(Debug, PartialEq)]
-pub(crate) enum FairStep {
-    /// Enter the queue: the call has no place.
-    Enter,
-    Take(Grant),
-    /// Refresh these places, all those of this client, for this reason.
-    Refresh(Vec<HolderId>, Wake),
-    Sleep(Instant),
-}
-
 impl RefreshPace {
     fn next(&self, sent: Instant, refusals: u32) -> Instant {
         let pause = self
@@ -139,6 +118,16 @@ impl FairWaiter {
         self.seen_waiting = self.seen_waiting.max(Some(sent));
         self.refusals = self.refusals.saturating_add(1);
         self.due = self.pace.next(sent, self.refusals);
+    }
+
+    /// Returns what was granted to the call since it has a place in Redis.
+    fn grant(&self) -> Option<Grant> {
+        Some(Grant {
+            id: self.id.clone()?,
+            token: self.granted?,
+            seen_waiting: self.seen_waiting?,
+            by_message: self.by_message,
+        })
     }
 
     /// Returns whether the call has a place in Redis and no grant yet.
@@ -311,11 +300,6 @@ impl FairTicket<'_> {
             .expect("the waiter of a ticket")
     }
 
-    /// The parker on which the call sleeps.
-    pub(crate) fn parker(&self) -> &Parker {
-        &self.parker
-    }
-
     /// Records that the call is about to enter under `id`. From now on a grant to it counts.
     pub(crate) fn begin_entering(&self, id: &HolderId) {
         let mut state = self.fair_queues.state.lock();
@@ -361,67 +345,16 @@ impl FairTicket<'_> {
         })
     }
 
-    /// Reads or updates what Redis last said about the name to any waiter of this client.
-    pub(crate) fn answers<T>(&self, act: impl FnOnce(&mut Answers) -> T) -> T {
-        self.with_queue(|queue| act(&mut queue.answers))
-    }
-
-    /// Returns [`Answers::is_taken`] for the name.
-    pub(crate) fn is_taken(&self, span: Span) -> bool {
-        self.answers(|answers| answers.is_taken(span))
-    }
-
     /// How many replies said that the call waits.
     pub(crate) fn refusals(&self) -> u32 {
         self.with_waiter(|waiter| waiter.refusals)
     }
 
-    /// Returns what to do at `now`.
-    ///
-    /// The caller must report the outcome of a refresh with
-    /// [`note_refreshed`](Self::note_refreshed) or
-    /// [`note_not_refreshed`](Self::note_not_refreshed).
-    pub(crate) fn step(&self, now: Instant) -> FairStep {
-        let step = self.with_queue(|queue| {
-            let waiter = self.own_waiter(&mut queue.waiters);
-            let (Some(id), Some(seen_waiting)) = (&waiter.id, waiter.seen_waiting) else {
-                return FairStep::Enter;
-            };
-            let every = waiter.pace.every;
-            if let Some(token) = waiter.granted {
-                let id = id.clone();
-                return FairStep::Take(Grant {
-                    id,
-                    token,
-                    seen_waiting,
-                    by_message: waiter.by_message,
-                });
-            }
-            let due = if queue.refresh_now.is_some() {
-                now
-            } else {
-                waiter.due
-            };
-            let due = due.max(queue.no_refresh_before);
-            if due > now {
-                return FairStep::Sleep(due);
-            }
-            if queue.refreshing.is_some() {
-                // Its end wakes a waiter if another refresh is due.
-                return FairStep::Sleep(now.after(MAX_REFRESH_WAIT.min(every)));
-            }
-            queue.refreshing = Some(self.serial);
-            let why = queue.refresh_now.take().unwrap_or(Wake::Backstop);
-            let waiting = queue.waiters.iter().filter(|waiter| waiter.waits());
-            FairStep::Refresh(
-                waiting.filter_map(|waiter| waiter.id.clone()).collect(),
-                why,
-            )
-        });
-        if let FairStep::Take(_) = step {
-            self.forget_id();
-        }
-        step
+    /// Takes the grant to the call, if there is one; its id then counts no longer.
+    pub(crate) fn take_grant(&self) -> Option<Grant> {
+        let grant = self.with_waiter(|waiter| waiter.grant())?;
+        self.forget_id();
+        Some(grant)
     }
 
     /// Records the replies to a refresh of `ids` that was sent at `sent`.
@@ -472,6 +405,68 @@ impl FairTicket<'_> {
     }
 }
 
+impl Queue for FairTicket<'_> {
+    /// The caller must report the outcome of a refresh with
+    /// [`note_refreshed`](Self::note_refreshed) or
+    /// [`note_not_refreshed`](Self::note_not_refreshed).
+    fn position(&self, now: Instant, _must_try: bool) -> Position {
+        let position = self.with_queue(|queue| {
+            let waiter = self.own_waiter(&mut queue.waiters);
+            if let Some(grant) = waiter.grant() {
+                return Position::Granted(grant);
+            }
+            if !waiter.waits() {
+                return Position::Contend;
+            }
+            let every = waiter.pace.every;
+            let due = match queue.refresh_now {
+                Some(_) => now,
+                None => waiter.due,
+            };
+            let due = due.max(queue.no_refresh_before);
+            if due > now {
+                return Position::Placed(due);
+            }
+            if queue.refreshing.is_some() {
+                // Its end wakes a waiter if another refresh is due.
+                return Position::Placed(now.after(MAX_REFRESH_WAIT.min(every)));
+            }
+            queue.refreshing = Some(self.serial);
+            let why = queue.refresh_now.take().unwrap_or(Wake::Backstop);
+            let waiting = queue.waiters.iter().filter(|waiter| waiter.waits());
+            let ids = waiting.filter_map(|waiter| waiter.id.clone());
+            Position::Refresh(ids.collect(), why)
+        });
+        if let Position::Granted(_) = position {
+            self.forget_id();
+        }
+        position
+    }
+
+    fn parker(&self) -> &Parker {
+        &self.parker
+    }
+
+    fn take_wake(&self) -> Option<Wake> {
+        // The reason is counted with the refresh, which one call does for all.
+        None
+    }
+
+    fn about_to_try(&self, now: Instant) -> bool {
+        self.with_queue(|queue| queue.answers.asked(now));
+        // No lease of a fair lock is handed off: its queue is in Redis.
+        false
+    }
+
+    fn answers(&self) -> Answers {
+        self.with_queue(|queue| queue.answers)
+    }
+
+    fn update_answers(&self, act: &mut dyn FnMut(&mut Answers)) {
+        self.with_queue(|queue| act(&mut queue.answers));
+    }
+}
+
 impl Drop for FairTicket<'_> {
     fn drop(&mut self) {
         self.forget_id();
@@ -492,6 +487,7 @@ impl Drop for FairTicket<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::queue::answers::Span;
 
     const PACE: RefreshPace = RefreshPace {
         every: Duration::from_millis(900),
@@ -522,8 +518,8 @@ mod tests {
         id
     }
 
-    fn grant(id: &HolderId, n: u64, seen_waiting: u64) -> FairStep {
-        FairStep::Take(Grant {
+    fn grant(id: &HolderId, n: u64, seen_waiting: u64) -> Position {
+        Position::Granted(Grant {
             id: id.clone(),
             token: token(n),
             seen_waiting: at(seen_waiting),
@@ -535,20 +531,20 @@ mod tests {
     fn a_waiter_enters_refreshes_and_takes_its_grant() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
         let ticket = fair_queues.join(&keys, PACE);
-        assert_eq!(ticket.step(at(0)), FairStep::Enter);
+        assert_eq!(ticket.position(at(0), false), Position::Contend);
         let id = enter(&ticket, 10);
         assert_eq!((fair_queues.count(), ticket.refusals()), (1, 1));
-        assert_eq!(ticket.step(at(11)), FairStep::Sleep(at(910)));
+        assert_eq!(ticket.position(at(11), false), Position::Placed(at(910)));
         assert_eq!(
-            ticket.step(at(910)),
-            FairStep::Refresh(vec![id.clone()], Wake::Backstop)
+            ticket.position(at(910), false),
+            Position::Refresh(vec![id.clone()], Wake::Backstop)
         );
         ticket.note_refreshed(std::slice::from_ref(&id), &[Refreshed::Waiting], at(911));
-        assert_eq!(ticket.step(at(912)), FairStep::Sleep(at(1811)));
+        assert_eq!(ticket.position(at(912), false), Position::Placed(at(1811)));
         fair_queues.granted(&id, token(7));
         assert!(is_woken(&ticket));
         assert_eq!(
-            ticket.step(at(913)),
+            ticket.position(at(913), false),
             grant(&id, 7, 911),
             "it may be as old as the last reply"
         );
@@ -566,12 +562,12 @@ mod tests {
         ticket.begin_entering(&id);
         fair_queues.granted(&id, token(7));
         assert_eq!(
-            ticket.step(at(20)),
-            FairStep::Enter,
+            ticket.position(at(20), false),
+            Position::Contend,
             "nothing is known of its place yet"
         );
         ticket.note_entered(at(10), None);
-        assert_eq!(ticket.step(at(20)), grant(&id, 7, 10));
+        assert_eq!(ticket.position(at(20), false), grant(&id, 7, 10));
     }
 
     #[test]
@@ -584,16 +580,20 @@ mod tests {
         fair_queues.granted(&before, token(7));
         fair_queues.granted(&HolderId::fresh("o"), token(8));
         assert!(!is_woken(&ticket));
-        assert_eq!(ticket.step(at(21)), FairStep::Sleep(at(920)));
+        assert_eq!(ticket.position(at(21), false), Position::Placed(at(920)));
         fair_queues.granted(&id, token(9));
         fair_queues.granted(&id, token(10));
         assert_eq!(
-            ticket.step(at(22)),
+            ticket.position(at(22), false),
             grant(&id, 9, 20),
             "the first grant counts"
         );
         fair_queues.granted(&id, token(11));
-        assert_eq!(ticket.step(at(23)), FairStep::Enter, "the id is used up");
+        assert_eq!(
+            ticket.position(at(23), false),
+            Position::Contend,
+            "the id is used up"
+        );
     }
 
     #[test]
@@ -601,33 +601,36 @@ mod tests {
         let (fair_queues, keys) = (FairQueues::default(), keys());
         let tickets: Vec<_> = (0..4).map(|_| fair_queues.join(&keys, PACE)).collect();
         let ids: Vec<_> = tickets.iter().map(|ticket| enter(ticket, 0)).collect();
-        let FairStep::Refresh(asked, _) = tickets[2].step(at(900)) else {
+        let Position::Refresh(asked, _) = tickets[2].position(at(900), false) else {
             panic!()
         };
         assert_eq!(asked, ids);
         assert_eq!(
-            tickets[0].step(at(901)),
-            FairStep::Sleep(at(1801)),
+            tickets[0].position(at(901), false),
+            Position::Placed(at(1801)),
             "one at a time"
         );
         fair_queues.granted(&ids[1], token(7));
         let late = enter(&tickets[3], 902);
         use Refreshed::{Gone, Granted, Waiting};
         tickets[2].note_refreshed(&asked, &[Gone, Gone, Waiting, Granted(token(8))], at(900));
-        assert_eq!(tickets[0].step(at(903)), FairStep::Enter);
+        assert_eq!(tickets[0].position(at(903), false), Position::Contend);
         assert_eq!(
-            tickets[1].step(at(903)),
+            tickets[1].position(at(903), false),
             grant(&ids[1], 7, 0),
             "the message came first"
         );
-        assert_eq!(tickets[2].step(at(903)), FairStep::Sleep(at(1800)));
         assert_eq!(
-            tickets[3].step(at(903)),
-            FairStep::Sleep(at(1802)),
+            tickets[2].position(at(903), false),
+            Position::Placed(at(1800))
+        );
+        assert_eq!(
+            tickets[3].position(at(903), false),
+            Position::Placed(at(1802)),
             "it waits under another id by now"
         );
         fair_queues.granted(&late, token(9));
-        assert_eq!(tickets[3].step(at(904)), grant(&late, 9, 902));
+        assert_eq!(tickets[3].position(at(904), false), grant(&late, 9, 902));
     }
 
     #[test]
@@ -639,26 +642,26 @@ mod tests {
         fair_queues.refresh_now(name, Wake::Message);
         assert!(is_woken(&first));
         assert_eq!(
-            first.step(at(1)),
-            FairStep::Refresh(vec![id.clone()], Wake::Message)
+            first.position(at(1), false),
+            Position::Refresh(vec![id.clone()], Wake::Message)
         );
         enter(&second, 2);
         fair_queues.refresh_now(name, Wake::Message);
         assert!(!is_woken(&second), "a refresh is in flight");
         first.note_refreshed(&[id], &[Refreshed::Granted(token(7))], at(1));
         assert!(is_woken(&second), "that refresh may have been too early");
-        first.step(at(3));
+        first.position(at(3), false);
         drop(first);
         assert!(is_woken(&second), "no waiter has run it yet");
         assert!(matches!(
-            second.step(at(4)),
-            FairStep::Refresh(_, Wake::Message)
+            second.position(at(4), false),
+            Position::Refresh(_, Wake::Message)
         ));
         second.note_not_refreshed(Wake::Message, at(50));
-        assert_eq!(second.step(at(5)), FairStep::Sleep(at(50)));
+        assert_eq!(second.position(at(5), false), Position::Placed(at(50)));
         assert!(matches!(
-            second.step(at(50)),
-            FairStep::Refresh(_, Wake::Message)
+            second.position(at(50), false),
+            Position::Refresh(_, Wake::Message)
         ));
     }
 
@@ -672,20 +675,23 @@ mod tests {
             deadline: at(5_000),
             last_reply_took: Duration::ZERO,
         };
-        assert!(waits.is_taken(since(10)) && !waits.is_taken(since(11)));
+        assert!(waits.answers().is_taken(since(10)) && !waits.answers().is_taken(since(11)));
         let refresh = |answer, sent| {
-            assert!(matches!(asks.step(at(sent)), FairStep::Refresh(..)));
+            assert!(matches!(
+                asks.position(at(sent), false),
+                Position::Refresh(..)
+            ));
             asks.note_refreshed(std::slice::from_ref(&id), &[answer], at(sent));
         };
         refresh(Refreshed::Waiting, 1_000);
-        assert!(waits.is_taken(since(1_000)));
-        waits.answers(|answers| answers.failed(at(1_500)));
+        assert!(waits.answers().is_taken(since(1_000)));
+        waits.update_answers(&mut |answers| answers.failed(at(1_500)));
         assert!(
-            !waits.is_taken(since(1_000)),
+            !waits.answers().is_taken(since(1_000)),
             "it does not say for how long"
         );
         refresh(Refreshed::Gone, 2_000);
-        assert!(waits.is_taken(since(1_000)) && !waits.is_taken(since(1_001)));
+        assert!(waits.answers().is_taken(since(1_000)) && !waits.answers().is_taken(since(1_001)));
     }
 
     #[test]

@@ -17,7 +17,8 @@ use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::keys::Keys;
 use crate::protocol::one_or_many::OneOrMany;
-use crate::queue::local::{HandOffOutcome, HandedOff, Position, TakeOver, Waiters};
+use crate::queue::local::{HandOffOutcome, HandedOff, TakeOver, Waiters};
+use crate::queue::position::{Position, Queue};
 use crate::token::FencingToken;
 
 const SCHEDULES: usize = 5_000;
@@ -101,7 +102,7 @@ impl World {
         let mut must_try = false;
         let taken = loop {
             yield_now();
-            match ticket.position(must_try) {
+            match ticket.position(now(), must_try) {
                 Position::HandedOff => match ticket.take(now(), Duration::MAX, holding) {
                     TakeOver::Held(hold) => {
                         self.inside.lock().unwrap().handed += 1;
@@ -111,11 +112,12 @@ impl World {
                     TakeOver::Nothing => panic!("it was handed one"),
                 },
                 Position::Contend => {
-                    if let Some(granted) = self.ask(ticket.about_to_try()) {
+                    if let Some(granted) = self.ask(ticket.about_to_try(now())) {
                         break Some(granted);
                     }
                 }
                 Position::Yield | Position::HeldLocally | Position::Behind => {}
+                position => panic!("{position:?} in a local queue"),
             }
             // Sleeps until woken or timed out; the call may then give up.
             must_try = loop {

@@ -36,9 +36,10 @@ use crate::holder::HolderId;
 use crate::lease::handoff::HandoffDecision;
 use crate::lease::held::{HeldLease, Holding};
 use crate::name::{Name, NameTable};
-use crate::queue::answers::{Answers, Span};
+use crate::queue::answers::Answers;
 use crate::queue::fair::FairQueues;
 use crate::queue::parker::Parker;
+use crate::queue::position::{Position, Queue};
 use crate::stats::Wake;
 use crate::token::FencingToken;
 
@@ -57,13 +58,13 @@ use crate::token::FencingToken;
 /// and the sleep after it.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    names: Mutex<NameTable<Queue>>,
+    names: Mutex<NameTable<LocalQueue>>,
     /// The waiters for fair locks; each has its own place in the queue in Redis.
     pub(crate) fair_queues: FairQueues,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct LocalQueue {
     /// The lease under which this client holds the name.
     held: Option<HeldName>,
     /// The thread that acquired it, for a warning in debug builds.
@@ -177,8 +178,8 @@ impl Waiter {
     }
 }
 
-impl Queue {
-    fn answers(&mut self) -> &mut Answers {
+impl LocalQueue {
+    fn answers_mut(&mut self) -> &mut Answers {
         self.answers.get_or_insert_default()
     }
 
@@ -253,21 +254,6 @@ impl Queue {
         }
         waiter
     }
-}
-
-/// What a waiter must do next.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Position {
-    /// Sleep: other waiters are ahead.
-    Behind,
-    /// Take the lease that was handed to it.
-    HandedOff,
-    /// Wait a moment: other clients go first.
-    Yield,
-    /// Try Redis.
-    Contend,
-    /// Sleep: this client holds the name, so Redis would refuse.
-    HeldLocally,
 }
 
 /// A waiter's place in the queue of a name; dropping it leaves the queue.
@@ -436,7 +422,7 @@ impl Waiters {
             if released && !queue.waiters.is_empty() {
                 // For the waiters here, the name counts as held by another call until now.
                 queue
-                    .answers()
+                    .answers_mut()
                     .refused(Instant::now(), Some(Duration::ZERO));
             }
             queue.wake_active(Wake::Local);
@@ -529,72 +515,12 @@ impl Waiters {
 }
 
 impl QueueTicket<'_> {
-    fn queue<T>(&self, act: impl FnOnce(&mut Queue) -> T) -> T {
+    fn with_queue<T>(&self, act: impl FnOnce(&mut LocalQueue) -> T) -> T {
         let mut names = self.waiters.names.lock();
         // The waiter keeps the queue in the table until the ticket is dropped.
         act(names
             .get_mut(self.name)
             .expect("a queue with a waiter in it"))
-    }
-
-    /// The parker on which the waiter sleeps.
-    pub(crate) fn parker(&self) -> &Parker {
-        self.parker.get_or_init(|| {
-            let parker = Parker::new();
-            self.queue(|queue| {
-                let waiter = queue.waiters.iter_mut().find(|waiter| waiter.id == self.id);
-                if let Some(waiter) = waiter {
-                    let woken_early = std::mem::take(&mut waiter.woken_early);
-                    waiter.parker = Some(parker.clone());
-                    if woken_early {
-                        waiter.wake(Wake::Turn);
-                    }
-                }
-            });
-            parker
-        })
-    }
-
-    /// Takes the reason for the last wake-up.
-    pub(crate) fn take_wake(&self) -> Option<Wake> {
-        self.queue(|queue| {
-            let mut waiters = queue.waiters.iter_mut();
-            waiters.find(|waiter| waiter.id == self.id)?.why.take()
-        })
-    }
-
-    /// Returns what to do now.
-    ///
-    /// `must_try` asks for an attempt even if this client holds the name.
-    pub(crate) fn position(&self, must_try: bool) -> Position {
-        self.queue(|queue| {
-            let held = queue.held.is_some();
-            let is_own = |n: &usize| {
-                queue
-                    .waiters
-                    .get(*n)
-                    .is_some_and(|waiter| waiter.id == self.id)
-            };
-            let Some(n) = queue.active().into_iter().find(is_own) else {
-                return Position::Behind;
-            };
-            let Some(waiter) = queue.waiters.get_mut(n) else {
-                return Position::Behind;
-            };
-            if waiter.handed.is_some() {
-                return Position::HandedOff;
-            }
-            if !held && queue.fleet_yield == FleetYield::Due {
-                queue.fleet_yield = FleetYield::Begun;
-                return Position::Yield;
-            }
-            let must_try = std::mem::take(&mut waiter.must_try) || must_try;
-            if must_try || !held {
-                Position::Contend
-            } else {
-                Position::HeldLocally
-            }
-        })
     }
 
     /// Takes the lease that was handed to the waiter, and leaves the queue with it.
@@ -650,27 +576,81 @@ impl QueueTicket<'_> {
         drop(names);
         waiter?.handed
     }
+}
 
-    /// Records that the waiter is about to try Redis; returns whether others wait as well.
-    pub(crate) fn about_to_try(&self) -> bool {
-        self.queue(|queue| {
+impl Queue for QueueTicket<'_> {
+    fn position(&self, _now: Instant, must_try: bool) -> Position {
+        self.with_queue(|queue| {
+            let held = queue.held.is_some();
+            let is_own = |n: &usize| {
+                queue
+                    .waiters
+                    .get(*n)
+                    .is_some_and(|waiter| waiter.id == self.id)
+            };
+            let Some(n) = queue.active().into_iter().find(is_own) else {
+                return Position::Behind;
+            };
+            let Some(waiter) = queue.waiters.get_mut(n) else {
+                return Position::Behind;
+            };
+            if waiter.handed.is_some() {
+                return Position::HandedOff;
+            }
+            if !held && queue.fleet_yield == FleetYield::Due {
+                queue.fleet_yield = FleetYield::Begun;
+                return Position::Yield;
+            }
+            let must_try = std::mem::take(&mut waiter.must_try) || must_try;
+            if must_try || !held {
+                Position::Contend
+            } else {
+                Position::HeldLocally
+            }
+        })
+    }
+
+    fn parker(&self) -> &Parker {
+        self.parker.get_or_init(|| {
+            let parker = Parker::new();
+            self.with_queue(|queue| {
+                let waiter = queue.waiters.iter_mut().find(|waiter| waiter.id == self.id);
+                if let Some(waiter) = waiter {
+                    let woken_early = std::mem::take(&mut waiter.woken_early);
+                    waiter.parker = Some(parker.clone());
+                    if woken_early {
+                        waiter.wake(Wake::Turn);
+                    }
+                }
+            });
+            parker
+        })
+    }
+
+    fn take_wake(&self) -> Option<Wake> {
+        self.with_queue(|queue| {
+            let mut waiters = queue.waiters.iter_mut();
+            waiters.find(|waiter| waiter.id == self.id)?.why.take()
+        })
+    }
+
+    fn about_to_try(&self, now: Instant) -> bool {
+        self.with_queue(|queue| {
             let others_wait = queue.waiters.len() > 1;
             if others_wait {
                 // For the others: this waiter is busy until its reply arrives.
-                queue.answers().asked(Instant::now());
+                queue.answers_mut().asked(now);
             }
             others_wait
         })
     }
 
-    /// Reads or updates what Redis last said about the name to any waiter of this client.
-    pub(crate) fn answers<T>(&self, act: impl FnOnce(&mut Answers) -> T) -> T {
-        self.queue(|queue| act(queue.answers()))
+    fn answers(&self) -> Answers {
+        self.with_queue(|queue| queue.answers.as_deref().copied().unwrap_or_default())
     }
 
-    /// Returns [`Answers::is_taken`] for the name.
-    pub(crate) fn is_taken(&self, span: Span) -> bool {
-        self.answers(|answers| answers.is_taken(span))
+    fn update_answers(&self, act: &mut dyn FnMut(&mut Answers)) {
+        self.with_queue(|queue| act(queue.answers_mut()));
     }
 }
 
@@ -683,6 +663,9 @@ impl Drop for QueueTicket<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::queue::answers::Span;
+
+    const NOW: Instant = Instant::START;
 
     const ALONE: Announcer = Announcer {
         server: 0,
@@ -698,16 +681,16 @@ mod tests {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         let first = waiters.join(&name, None, true);
         let second = waiters.join(&name, None, true);
-        assert_eq!(first.position(false), Position::Contend);
-        assert_eq!(second.position(true), Position::Behind);
+        assert_eq!(first.position(NOW, false), Position::Contend);
+        assert_eq!(second.position(NOW, true), Position::Behind);
         waiters.held(&name, &id, Weak::new());
         drop(first);
         assert!(is_woken(&second));
-        assert_eq!(second.position(false), Position::HeldLocally);
-        assert_eq!(second.position(true), Position::Contend);
+        assert_eq!(second.position(NOW, false), Position::HeldLocally);
+        assert_eq!(second.position(NOW, true), Position::Contend);
         waiters.ended_one(&name, &id, true);
         assert!(is_woken(&second));
-        assert_eq!(second.position(false), Position::Contend);
+        assert_eq!(second.position(NOW, false), Position::Contend);
         drop(second);
         assert!(waiters.names.lock().is_empty());
     }
@@ -726,7 +709,8 @@ mod tests {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         let [first, backs_off, contender, next] =
             queue(&waiters, &name, [false, false, true, true]);
-        let turns = || [&first, &backs_off, &contender, &next].map(|ticket| ticket.position(false));
+        let turns =
+            || [&first, &backs_off, &contender, &next].map(|ticket| ticket.position(NOW, false));
         let woken_now = || [&first, &backs_off, &contender, &next].map(is_woken);
         use Position::{Behind, Contend, HeldLocally};
         assert_eq!(turns(), [Contend, Behind, Contend, Behind]);
@@ -749,11 +733,11 @@ mod tests {
         assert_eq!([&first, &second, &next].map(is_woken), [false, false, true]);
         drop(first);
         assert_eq!([&second, &next].map(is_woken), [true, false]);
-        assert_eq!(next.position(false), Position::Contend);
+        assert_eq!(next.position(NOW, false), Position::Contend);
         drop(next);
         assert!(!is_woken(&second), "it was active before");
         let joins = waiters.join(&name, None, true);
-        assert_eq!(joins.position(false), Position::Contend);
+        assert_eq!(joins.position(NOW, false), Position::Contend);
         drop(second);
         assert!(!is_woken(&joins), "it was active before");
     }
@@ -777,11 +761,11 @@ mod tests {
         assert!(is_woken(&second));
         waiters.held(&name, &HolderId::fresh("o"), Weak::new());
         assert_eq!(
-            second.position(false),
+            second.position(NOW, false),
             Position::Contend,
             "even though the name is held"
         );
-        assert_eq!(second.position(false), Position::HeldLocally, "once");
+        assert_eq!(second.position(NOW, false), Position::HeldLocally, "once");
     }
 
     #[test]
@@ -849,24 +833,24 @@ mod tests {
         let first = waiters.join(&name, None, true);
         ends();
         assert!(is_woken(&first));
-        assert_eq!(first.position(false), Position::Yield);
+        assert_eq!(first.position(NOW, false), Position::Yield);
         assert!(!is_woken(&first));
         heard();
         assert!(is_woken(&first));
-        assert_eq!(first.position(false), Position::Contend);
+        assert_eq!(first.position(NOW, false), Position::Contend);
 
         ends();
         heard();
         assert!(is_woken(&first));
         assert_eq!(
-            first.position(false),
+            first.position(NOW, false),
             Position::Contend,
             "the message came before the yield"
         );
 
         ends();
-        assert_eq!(first.position(false), Position::Yield);
-        assert_eq!(first.position(false), Position::Contend, "once");
+        assert_eq!(first.position(NOW, false), Position::Yield);
+        assert_eq!(first.position(NOW, false), Position::Contend, "once");
     }
 
     #[test]
@@ -888,24 +872,31 @@ mod tests {
     fn a_refusal_counts_for_every_waiter_that_had_joined_by_then() {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         let first = waiters.join(&name, None, true);
-        assert!(!first.about_to_try());
+        assert!(!first.about_to_try(NOW));
         let second = waiters.join(&name, None, true);
-        assert!(first.about_to_try());
+        assert!(first.about_to_try(NOW));
         let since = |start: Instant| Span {
             start,
             deadline: start.after(Duration::from_secs(60)),
             last_reply_took: Duration::ZERO,
         };
         let at = Instant::now();
-        first.answers(|answers| answers.refused(at, Some(Duration::ZERO)));
-        assert!(second.is_taken(since(at)));
-        assert!(!second.is_taken(since(at.after(Duration::from_nanos(1)))));
+        first.update_answers(&mut |answers| answers.refused(at, Some(Duration::ZERO)));
+        assert!(second.answers().is_taken(since(at)));
+        assert!(
+            !second
+                .answers()
+                .is_taken(since(at.after(Duration::from_nanos(1))))
+        );
         waiters.held(&name, &id, Weak::new());
-        assert!(!second.is_taken(since(at)));
+        assert!(!second.answers().is_taken(since(at)));
         waiters.ended_one(&name, &id, false);
-        assert!(!second.is_taken(since(at)), "its end is not certain");
+        assert!(
+            !second.answers().is_taken(since(at)),
+            "its end is not certain"
+        );
         waiters.held(&name, &id, Weak::new());
         waiters.ended_one(&name, &id, true);
-        assert!(second.is_taken(since(at)));
+        assert!(second.answers().is_taken(since(at)));
     }
 }

@@ -6,3 +6,4 @@ pub(crate) mod fair;
 mod handoff_model;
 pub(crate) mod local;
 pub(crate) mod parker;
+pub(crate) mod position;

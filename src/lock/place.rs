@@ -1,0 +1,167 @@
+//! A call's place in the queue in Redis: the commands that take, keep, use and leave it.
+
+use std::sync::Arc;
+
+use crate::clock::Instant;
+use crate::error::Cause;
+use crate::holder::HolderId;
+use crate::lease::state::LeaseState;
+use crate::lease::undo::Undo;
+use crate::lock::attempt::{Attempt, Attempted, TTL_TOO_SHORT};
+use crate::logging;
+use crate::protocol::answer::{Answer, Refreshed};
+use crate::protocol::fair::{provisional, refresh_every};
+use crate::protocol::keys::QueueKeys;
+use crate::queue::fair::{FairTicket, RefreshPace};
+use crate::queue::position::{Grant, Queue};
+use crate::redis::{Cap, Fault};
+use crate::wait_policy::WaitPolicy;
+
+/// A call's place in the queue in Redis, once it has one; dropping it leaves the queue.
+pub(crate) struct Place<'a> {
+    attempt: &'a Attempt<'a>,
+    queue_keys: &'a QueueKeys,
+    pub(crate) ticket: FairTicket<'a>,
+}
+
+impl<'a> Place<'a> {
+    pub(crate) fn new(attempt: &'a Attempt<'a>, queue_keys: &'a QueueKeys) -> Self {
+        let pace = RefreshPace {
+            every: refresh_every(attempt.terms.ttl),
+            backoff: match attempt.settings.wait {
+                WaitPolicy::Wake => None,
+                WaitPolicy::Backoff(backoff) => Some(backoff),
+            },
+        };
+        Self {
+            attempt,
+            queue_keys,
+            ticket: attempt.runtime.waiters.fair_queues.join(attempt.keys, pace),
+        }
+    }
+
+    /// Acquires the lock, or a place at the end of the queue if it is refused.
+    pub(crate) fn enter(&self) -> Result<Attempted, Fault> {
+        let Attempt { runtime, keys, .. } = self.attempt;
+        let id = HolderId::fresh(&runtime.config.owner);
+        logging::trace!(
+            name:% = keys, holder:% = id.as_str();
+            "enter the queue of {keys} as {}", id.as_str()
+        );
+        runtime.meters.counters.attempts.up();
+        // Without an inbox, this client receives no grants.
+        let inbox = match self.attempt.settings.wait {
+            WaitPolicy::Wake => runtime.inbox(keys.key(0)),
+            WaitPolicy::Backoff(_) => Vec::new(),
+        };
+        let ttl = self.attempt.terms.ttl;
+        let call = self.queue_keys.enter(keys, &id, ttl, Some(&inbox));
+        let until = self.attempt.silence.reply_deadline();
+        // Before sending: the lock may be granted before the reply arrives.
+        self.ticket.begin_entering(&id);
+        let answer = self.attempt.send(call, keys, &id, None, until);
+        if let Ok((Answer::Refused(refusal), sent)) = answer {
+            self.ticket.note_entered(sent, refusal.remaining);
+            return Ok(Attempted::Refused(refusal.name, refusal.remaining));
+        }
+        // It has the lock. Otherwise what the command may have done is undone, or expires.
+        self.ticket.forget_id();
+        match answer? {
+            (Answer::Granted(tokens), sent) => {
+                let hold = self.attempt.hold_granted(id, tokens, sent, None, 1)?;
+                Ok(Attempted::Acquired(hold))
+            }
+            _ => Err(self.attempt.undo_unread(keys, &id)),
+        }
+    }
+
+    /// Refreshes the places of all calls of this client that wait for the name.
+    ///
+    /// Returns whether all of them still wait. After a fault, the caller must report it to the
+    /// ticket.
+    pub(crate) fn refresh(&self, ids: &[HolderId]) -> Result<bool, Fault> {
+        let Attempt { runtime, keys, .. } = self.attempt;
+        // All places of this client share one channel.
+        let inbox = match self.ticket.any_subscribed() {
+            true => runtime.inbox(keys.key(0)),
+            false => Vec::new(),
+        };
+        let values: Vec<Vec<u8>> = ids.iter().map(|id| id.as_str().into()).collect();
+        let call = self.queue_keys.refresh(keys, &inbox, &values);
+        let until = self.attempt.silence.reply_deadline();
+        self.ticket.about_to_try(Instant::now());
+        let answer = runtime
+            .deployment
+            .call_or_undo(call, until, Cap::Counted, None);
+        self.attempt.silence.note_sent(&answer);
+        let (Answer::Places(found), sent) = answer? else {
+            let cause = Cause::text("unexpected reply to the fair_refresh script");
+            return Err(Fault::Unknown(cause));
+        };
+        self.ticket.note_refreshed(ids, &found, sent);
+        Ok(found.iter().all(|found| *found == Refreshed::Waiting))
+    }
+
+    /// Returns the provisional lease of a grant, unless Redis must confirm it.
+    ///
+    /// Redis must do so if the grant may be about to lapse, or if replicas must acknowledge it.
+    pub(crate) fn lease(&self, grant: &Grant, now: Instant) -> Option<LeaseState> {
+        let terms = &self.attempt.terms;
+        if terms.replicas.is_some() {
+            return None;
+        }
+        LeaseState::passed(grant.seen_waiting, now, provisional(terms.ttl), terms)
+    }
+
+    /// Renews a grant; returns `None` if it has lapsed.
+    pub(crate) fn confirm(&self, id: &HolderId) -> Result<Option<LeaseState>, Fault> {
+        let Attempt {
+            runtime,
+            keys,
+            terms,
+            ..
+        } = self.attempt;
+        let call = keys.renew(id, terms.ttl, false);
+        let (answer, sent) = runtime.deployment.call_or_undo(
+            call.acknowledged_by(terms.replicas),
+            self.attempt.silence.reply_deadline(),
+            Cap::Exempt,
+            None,
+        )?;
+        let Answer::Ours(_) = answer else {
+            return Ok(None);
+        };
+        match LeaseState::granted(sent, Instant::now(), terms) {
+            Some(lease) => Ok(Some(lease)),
+            None => Err(Fault::Unknown(Cause::text(TTL_TOO_SHORT))),
+        }
+    }
+
+    /// Leaves the queue, or passes on the grant to `id`.
+    pub(crate) fn leave(&self, id: HolderId) {
+        let Attempt {
+            runtime,
+            keys,
+            terms,
+            ..
+        } = self.attempt;
+        if runtime.is_closed() {
+            // After a shutdown no thread does this in the background. If it fails, the place
+            // expires.
+            let until = Instant::now().after(runtime.deployment.command_timeout());
+            let call = keys.release(id.as_str().as_bytes());
+            let _ = runtime.deployment.call(call, until, Cap::Exempt);
+            return;
+        }
+        let until = Instant::now().after(terms.ttl);
+        runtime.undo(Undo::of_release(Arc::clone(keys), id, until));
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.ticket.forget_id() {
+            self.leave(id);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! How long a call endures the silence of Redis: its pauses after faults, and the error at the end.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::error::{Cause, Error};
+use crate::protocol::keys::Keys;
+use crate::redis::{Fault, OpenCircuit};
+use crate::runtime::Runtime;
+use crate::wait_policy::RECONNECT;
+
+/// The interval at which a waiting call checks whether an open breaker has closed.
+const RETRY_CHECK_EVERY: Duration = Duration::from_millis(250);
+
+/// After this many malformed replies in a row, the peer is not a Redis server.
+const MAX_MALFORMED: u32 = 3;
+
+/// What a call knows about commands of its own that got no reply.
+pub(crate) struct Silence<'a> {
+    runtime: &'a Arc<Runtime>,
+    keys: &'a Arc<Keys>,
+    /// When the call ends.
+    deadline: Instant,
+    /// When counting the silence of Redis starts.
+    counts_from: Cell<Instant>,
+    /// Commands without a reply, in a row.
+    failures: Cell<u32>,
+    /// The last cause reported by Redis or the system: more telling than "timed out".
+    last_cause: RefCell<Option<Cause>>,
+    /// Why the last command of this call failed, even if the call returned no error for it.
+    failure: RefCell<Option<Cause>>,
+    /// Malformed replies in a row.
+    malformed: Cell<u32>,
+    /// This call sent a command that was answered, or may yet be.
+    has_sent: Cell<bool>,
+}
+
+impl<'a> Silence<'a> {
+    /// Returns the record of a call from `start` to `deadline`.
+    pub(crate) fn new(
+        runtime: &'a Arc<Runtime>,
+        keys: &'a Arc<Keys>,
+        start: Instant,
+        deadline: Instant,
+    ) -> Self {
+        Self {
+            runtime,
+            keys,
+            deadline,
+            counts_from: Cell::new(start),
+            failures: Cell::new(0),
+            last_cause: RefCell::default(),
+            failure: RefCell::default(),
+            malformed: Cell::new(0),
+            has_sent: Cell::new(false),
+        }
+    }
+
+    /// Until when a reply to a command sent now is awaited.
+    pub(crate) fn reply_deadline(&self) -> Instant {
+        let now = Instant::now();
+        let timeout = self.runtime.deployment.command_timeout();
+        now.after(timeout).min(self.end(now))
+    }
+
+    /// Why the last command failed, if Redis has since been silent for too long.
+    ///
+    /// A further command with no time for a reply would hide why there was none.
+    pub(crate) fn final_failure(&self) -> Option<Cause> {
+        let failure = self.failure.borrow();
+        let cause = failure.as_ref()?;
+        self.is_too_long(Instant::now()).then(|| cause.clone())
+    }
+
+    /// Records whether the command with this outcome was sent.
+    pub(crate) fn note_sent<T>(&self, answer: &Result<T, Fault>) {
+        let was_sent = match answer {
+            Ok(_) | Err(Fault::Unknown(_) | Fault::NotReplicated(_)) => true,
+            Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Rejected(_)) => false,
+        };
+        self.has_sent.set(self.has_sent.get() || was_sent);
+        if answer.is_ok() {
+            self.malformed.set(0);
+        }
+    }
+
+    /// Records a reply that says who has the lock: the next fault is the first in a row.
+    pub(crate) fn note_reply(&self) {
+        self.failures.set(0);
+    }
+
+    /// Returns how long to pause after a fault before the next attempt.
+    ///
+    /// Fails with the error of the call if it must give up.
+    pub(crate) fn pause_after(&self, fault: Fault) -> Result<Duration, Error> {
+        self.runtime.check_open()?;
+        let failures = self.failures.get();
+        self.failures.set(failures.saturating_add(1));
+        let cause = match fault {
+            Fault::NotReplicated(error) | Fault::Rejected(error) => return Err(error),
+            Fault::NotRun(cause) | Fault::Unknown(cause) => cause,
+            Fault::Open(open) => return self.pause_while_open(*open),
+        };
+        self.check_is_redis(&cause)?;
+        let cause = cause.or_said_before(&mut self.last_cause.borrow_mut());
+        self.failure.replace(Some(cause.clone()));
+        let now = Instant::now();
+        if now >= self.deadline || self.is_too_long(now) {
+            return Err(self.unreachable(cause, now));
+        }
+        // A pooled connection that had died unnoticed costs one attempt and no pause.
+        let pause = match failures {
+            0 => Duration::ZERO,
+            _ => RECONNECT.pause(failures - 1),
+        };
+        Ok(pause.min(now.until(self.end(now))))
+    }
+
+    /// Fails if the peer is not a Redis server.
+    ///
+    /// It fails at once if the peer speaks another protocol, otherwise after several malformed
+    /// replies in a row.
+    fn check_is_redis(&self, cause: &Cause) -> Result<(), Error> {
+        let malformed = self.malformed.get() + u32::from(cause.is_malformed());
+        self.malformed.set(malformed);
+        let cause = match cause {
+            cause if cause.is_not_redis() => cause.clone(),
+            cause if malformed >= MAX_MALFORMED => cause.last_malformed(malformed),
+            _ => return Ok(()),
+        };
+        Err(self.runtime.deployment.unreachable(cause))
+    }
+
+    /// Returns how long a waiting call pauses while the breaker is open.
+    ///
+    /// A reply to another call wakes no waiter, so the waiting call checks for one.
+    fn pause_while_open(&self, open: OpenCircuit) -> Result<Duration, Error> {
+        self.runtime.probe_breaker(self.keys);
+        let now = Instant::now();
+        if self.is_too_long(now) {
+            let last = open.last_at(self.runtime.deployment.label());
+            let cause = self.failure.take().unwrap_or(last);
+            return Err(self.unreachable(cause, now));
+        }
+        if now >= self.deadline {
+            return Err(self.open_circuit_error(open, now));
+        }
+        let left = now.until(self.end(now));
+        Ok(open.retry_in.min(RETRY_CHECK_EVERY).min(left))
+    }
+
+    /// Returns the error of a call that gives up while the breaker is open.
+    ///
+    /// If the call has sent a command, the error must not claim that nothing was sent: the lock may
+    /// be held for it.
+    pub(crate) fn open_circuit_error(&self, open: OpenCircuit, now: Instant) -> Error {
+        match self.failure.take() {
+            Some(cause) => self.unreachable(cause, now),
+            None if self.has_sent.get() => {
+                let last = open.last_at(self.runtime.deployment.label());
+                self.unreachable(last, now)
+            }
+            None => open.into(),
+        }
+    }
+
+    /// Returns the error of a call that gives up at `now`.
+    fn unreachable(&self, cause: Cause, now: Instant) -> Error {
+        let cause = cause.unserved_for(self.since(now).until(now));
+        self.runtime.deployment.unreachable(cause)
+    }
+
+    /// Returns the error of a call that gives up at `now` while others await a reply on its behalf.
+    pub(crate) fn error_for_others(&self, now: Instant) -> Error {
+        let silence = self.since(now).until(now);
+        let deployment = &self.runtime.deployment;
+        let silent_since =
+            |part: &&Arc<Keys>| deployment.silent_since(part.key(0), now, self.counts_from.get());
+        let part = self.keys.parts().iter().min_by_key(silent_since);
+        let cause = part.and_then(|part| deployment.last_failure(part.key(0)));
+        self.unreachable(cause.unwrap_or_else(|| Cause::no_reply(silence)), now)
+    }
+
+    /// Returns whether Redis has been silent for too long to keep waiting.
+    pub(crate) fn is_too_long(&self, now: Instant) -> bool {
+        now >= self.gives_up_at(now)
+    }
+
+    /// Restarts the measure of silence after a sleep, if it had become too long meanwhile.
+    ///
+    /// The silence that others met while this call slept ends only with a reply: this call tries
+    /// Redis before it gives up.
+    pub(crate) fn restart(&self) {
+        let now = Instant::now();
+        if self.is_too_long(now) {
+            self.counts_from.set(now);
+        }
+    }
+
+    /// Returns when this call gives up if Redis stays silent.
+    pub(crate) fn gives_up_at(&self, now: Instant) -> Instant {
+        self.since(now).after(self.runtime.config.unreachable_for)
+    }
+
+    /// Returns when this call ends if Redis stays silent: at its deadline at the latest.
+    fn end(&self, now: Instant) -> Instant {
+        self.deadline.min(self.gives_up_at(now))
+    }
+
+    /// Since when this call has been without a reply at `now`.
+    fn since(&self, now: Instant) -> Instant {
+        let deployment = &self.runtime.deployment;
+        let each =
+            |part: &Arc<Keys>| deployment.silent_since(part.key(0), now, self.counts_from.get());
+        let first = self.keys.parts().iter().map(each).min();
+        first.unwrap_or(now)
+    }
+}

@@ -1,0 +1,340 @@
+//! The wait loop of every kind of lock: does what the call's [`Position`] asks for, until it ends.
+//!
+//! A call waits in the local queue of this client, by a place in the queue in Redis, or in both:
+//! then the place counts once the local queue lets the call contend.
+//!
+//! ```text
+//! position? <------------------------ Woken, or TimedOut before the deadline ----+
+//!    |                                                                           |
+//!    |  in the local queue                                                       |
+//!    +-- Behind -------- sleep; shortly before the deadline, try Redis if the ---+
+//!    |                   replies to others do not suffice                        |
+//!    +-- HeldLocally --- sleep until the holder wakes this call, or backstop ----+
+//!    +-- Yield --------- sleep for 1 ms, or until the release message -----------+
+//!    +-- HandedOff ----- take the lease --> Acquired                             |
+//!    |                   lost before that ---------------------------------------+
+//!    |  in the queue in Redis                                                    |
+//!    +-- Placed -------- sleep until a grant, or until the next refresh is due --+
+//!    +-- Refresh ------- refresh all places of this client ----------------------+
+//!    +-- Granted ------- still valid, or renewed --> Acquired                    |
+//!    |                   lapsed -------------------------------------------------+
+//!    |  in both                                                                  |
+//!    +-- Contend ------- try Redis: granted --> Acquired                         |
+//!                        refused, with a place in Redis now ---------------------+
+//!                        refused: join that name's queue, sleep until a release, |
+//!                        the end of the ttl or the backstop ---------------------+
+//!                        split vote, or no reply: sleep for a backoff -----------+
+//!
+//! From any of them: --> None once the deadline has passed and the name is known to be taken, or
+//!                       the policy allows no more attempts
+//!                   --> Err once Redis has been silent for too long, or after a shutdown
+//! ```
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::error::Error;
+use crate::holder::HolderId;
+use crate::lease::held::HeldLease;
+use crate::lease::state::LeaseState;
+use crate::lock::attempt::{Attempt, Attempted, SPLIT_VOTE_BACKOFF};
+use crate::lock::place::Place;
+use crate::lock::release::pass_on_unclaimed;
+use crate::lock::waiting_call::SleepEnd::{self, TimedOut, Woken};
+use crate::lock::waiting_call::{Over, WaitingCall};
+use crate::protocol::one_or_many::OneOrMany;
+use crate::queue::local::TakeOver;
+use crate::queue::position::{Grant, Position};
+use crate::stats::Wake;
+use crate::wait_policy::WaitPolicy;
+
+/// How long the first waiter lets other clients go first after a run of hand-offs.
+///
+/// Longer than a pub/sub message takes. The yield ends early when this client receives the release
+/// message, since the other clients receive it at the same time.
+const FLEET_YIELD: Duration = Duration::from_millis(1);
+
+/// What an attempt led to, if the wait goes on.
+enum Tried {
+    /// A refusal. The call was in the queue of another name before if it `has_moved`.
+    Refused {
+        has_moved: bool,
+        remaining: Option<Duration>,
+    },
+    /// A sleep: there was no reply, or a split vote.
+    Slept(SleepEnd),
+}
+
+/// The wait loop of one call.
+pub(crate) struct Wait<'a> {
+    pub(crate) call: WaitingCall<'a>,
+    attempt: &'a Attempt<'a>,
+    /// Split votes in a row.
+    splits: u32,
+}
+
+impl<'a> Wait<'a> {
+    pub(crate) fn new(attempt: &'a Attempt<'a>) -> Self {
+        Self {
+            call: WaitingCall::new(attempt),
+            attempt,
+            splits: 0,
+        }
+    }
+
+    /// Waits for the lock; returns `None` at the deadline or when the attempts are used up.
+    pub(crate) fn run(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
+        let Err(Over(outcome)) = self.turns();
+        if matches!(outcome, Ok(Some(_))) || self.attempt.runtime.is_closed() {
+            return outcome;
+        }
+        // The lock may have been handed or granted to this call in the meantime: take it.
+        let place = self.call.place.as_ref();
+        let hold = match place.and_then(|place| place.ticket.take_grant()) {
+            Some(grant) => match self.take_grant(grant) {
+                Ok(hold) => hold,
+                Err(Over(outcome)) => return outcome,
+            },
+            None => self.take_hand_off(),
+        };
+        hold.map_or(outcome, |hold| Ok(Some(hold)))
+    }
+
+    fn turns(&mut self) -> Result<Infallible, Over> {
+        // The start of the call saves reading the clock.
+        let mut now = self.attempt.start;
+        let mut must_try = false;
+        loop {
+            self.attempt.runtime.check_open()?;
+            let end = self.turn(now, must_try)?;
+            must_try = matches!(end, TimedOut(_));
+            now = Instant::now();
+            let is_at_deadline = now >= self.attempt.deadline;
+            if self.call.is_used_up() || is_at_deadline && self.call.is_taken() {
+                return Err(Over(Ok(None)));
+            }
+            self.call.count_wake(end);
+        }
+    }
+
+    /// Does what the position of the call asks for.
+    fn turn(&mut self, now: Instant, must_try: bool) -> Result<SleepEnd, Over> {
+        Ok(match self.call.position(now, must_try) {
+            Position::Behind => self.behind(now)?,
+            Position::HeldLocally => {
+                self.call.log_waiting_once(None);
+                self.call.ensure_subscribed()?;
+                self.call.count_spurious_wake();
+                // The holder wakes this call. A timeout is for a wake-up that was missed.
+                self.call.sleep_after_refusal(true, None, Instant::NEVER)
+            }
+            Position::Yield => self.call.park(FLEET_YIELD),
+            Position::HandedOff => match self.take_hand_off() {
+                Some(hold) => return Err(Over(Ok(Some(hold)))),
+                // The lease was lost before this call took it: ask Redis.
+                None => Woken,
+            },
+            Position::Placed(_) if now >= self.attempt.deadline => {
+                return Err(self.attempt.silence.error_for_others(now).into());
+            }
+            Position::Placed(until) => self.call.sleep_while_others_ask(now, until)?,
+            Position::Refresh(ids, why) => self.refresh(now, &ids, why)?,
+            Position::Granted(grant) => match self.take_grant(grant)? {
+                Some(hold) => return Err(Over(Ok(Some(hold)))),
+                None => TimedOut(None),
+            },
+            Position::Contend => self.contend(now)?,
+        })
+    }
+
+    /// Waits behind other calls of this client.
+    ///
+    /// Shortly before the deadline, tries Redis if the replies to the others do not suffice.
+    fn behind(&mut self, now: Instant) -> Result<SleepEnd, Over> {
+        self.call.log_waiting_once(None);
+        let (span, deadline) = (self.call.span(), self.attempt.deadline);
+        let last_attempt = span.last_attempt();
+        let needs_own_reply = || {
+            self.call.queue().answers().needs_another_reply(span)
+                && self.attempt.held_here().is_none()
+        };
+        if now < last_attempt {
+            self.call.sleep_while_others_ask(now, last_attempt)
+        } else if self.attempt.silence.is_too_long(now) || now < deadline && !needs_own_reply() {
+            self.call.sleep_while_others_ask(now, deadline)
+        } else {
+            Ok(match self.try_once(now)? {
+                Tried::Refused { .. } => TimedOut(None),
+                Tried::Slept(end) => end,
+            })
+        }
+    }
+
+    /// Tries Redis; after a refusal, sleeps until a release or a timeout.
+    fn contend(&mut self, now: Instant) -> Result<SleepEnd, Over> {
+        if self.call.is_too_late(now) {
+            return Ok(self.call.park_until(self.attempt.deadline));
+        }
+        let (has_moved, remaining) = match self.try_once(now)? {
+            Tried::Refused {
+                has_moved,
+                remaining,
+            } => (has_moved, remaining),
+            Tried::Slept(end) => return Ok(end),
+        };
+        // A subscription that was live before the attempt receives every release after it. One that
+        // becomes live later wakes this call to try again.
+        let is_subscribed = self
+            .call
+            .ensure_subscribed()?
+            .is_some_and(|subscription| subscription.hears_since(now));
+        self.splits = 0;
+        if self.call.place.is_some() {
+            // The place says how long to sleep.
+            return Ok(TimedOut(None));
+        }
+        if has_moved && self.attempt.settings.wait == WaitPolicy::Wake {
+            // A release before this call joined the queue woke other waiters: try at once, as if
+            // it had woken this one.
+            self.call.back_off_after_move();
+            return Ok(Woken);
+        }
+        let latest = self.call.span().asks_again_by(Instant::now());
+        Ok(self
+            .call
+            .sleep_after_refusal(is_subscribed, remaining, latest))
+    }
+
+    /// Tries Redis once, and records its reply.
+    fn try_once(&mut self, now: Instant) -> Result<Tried, Over> {
+        let call = &mut self.call;
+        let others_wait = call.queue().about_to_try(now);
+        let tried = match &call.place {
+            Some(place) => place.enter(),
+            None => self.attempt.try_once(self.attempt.tokens(others_wait)),
+        };
+        match tried {
+            Ok(Attempted::Acquired(hold)) => Err(Over(Ok(Some(hold)))),
+            Ok(Attempted::Refused(name, remaining)) => {
+                let has_moved = call.move_to_queue_of(name);
+                call.note_refusal(now, remaining);
+                call.count_spurious_wake();
+                call.refusals = call.refusals.saturating_add(1);
+                call.log_waiting_once(remaining);
+                if call.is_used_up() {
+                    return Err(Over(Ok(None)));
+                }
+                Ok(Tried::Refused {
+                    has_moved,
+                    remaining,
+                })
+            }
+            Ok(Attempted::SplitVote) => {
+                call.note_refusal(now, Some(Duration::ZERO));
+                call.log_waiting_once(None);
+                self.splits = self.splits.saturating_add(1);
+                let pause = SPLIT_VOTE_BACKOFF.pause(self.splits - 1);
+                Ok(Tried::Slept(call.park(pause)))
+            }
+            Err(fault) => {
+                let pause = call.pause_after(fault)?;
+                call.park(pause);
+                // The name may be free: try again even if this client holds it.
+                Ok(Tried::Slept(TimedOut(None)))
+            }
+        }
+    }
+
+    /// Refreshes all places of this client, unless no reply can arrive before the deadline.
+    fn refresh(&mut self, now: Instant, ids: &[HolderId], why: Wake) -> Result<SleepEnd, Over> {
+        let (call, runtime) = (&mut self.call, self.attempt.runtime);
+        let Some(place) = &call.place else {
+            return Ok(TimedOut(None));
+        };
+        if call.is_too_late(now) {
+            // Leave the refresh to waiters with a later deadline.
+            place.ticket.note_not_refreshed(why, now);
+            return Ok(call.park_until(self.attempt.deadline));
+        }
+        call.was_woken = runtime.meters.woke(why);
+        match place.refresh(ids) {
+            Ok(all_wait) => {
+                call.note_reply(now, Instant::now());
+                if all_wait {
+                    call.count_spurious_wake();
+                }
+                call.ensure_subscribed()?;
+            }
+            Err(fault) => {
+                let pause = call.pause_after(fault);
+                // Another call may have a later deadline.
+                let until = Instant::now().after(*pause.as_ref().unwrap_or(&Duration::ZERO));
+                place.ticket.note_not_refreshed(why, until);
+                pause?;
+            }
+        }
+        Ok(TimedOut(None))
+    }
+
+    /// Takes a grant; returns `None` if it has lapsed, or may have and Redis confirms it.
+    fn take_grant(&self, grant: Grant) -> Result<Option<Arc<HeldLease>>, Over> {
+        let Some(place) = &self.call.place else {
+            return Ok(None);
+        };
+        let runtime = self.attempt.runtime;
+        if grant.by_message {
+            runtime.meters.woke(Wake::Message);
+        }
+        let lease = match place.lease(&grant, Instant::now()) {
+            Some(lease) => Ok(Some(lease)),
+            None => self.confirm(place, &grant.id),
+        };
+        match lease {
+            Ok(Some(lease)) => {
+                let (tokens, now) = (OneOrMany::One(grant.token), Instant::now());
+                let hold = self.attempt.hold(grant.id, tokens, lease, None, now, 1);
+                Ok(Some(hold.map_err(|fault| runtime.deployment.error(fault))?))
+            }
+            Ok(None) => Ok(None),
+            Err(over) => {
+                place.leave(grant.id);
+                Err(over)
+            }
+        }
+    }
+
+    /// Renews a grant until Redis replies; returns `None` if it has lapsed.
+    fn confirm(&self, place: &Place<'_>, id: &HolderId) -> Result<Option<LeaseState>, Over> {
+        loop {
+            self.attempt.runtime.check_open()?;
+            match place.confirm(id) {
+                Ok(lease) => return Ok(lease),
+                Err(fault) => self.call.park(self.call.pause_after(fault)?),
+            };
+        }
+    }
+
+    /// Takes the lease that was handed to this call, unless it has been lost since.
+    fn take_hand_off(&mut self) -> Option<Arc<HeldLease>> {
+        let Attempt { runtime, terms, .. } = self.attempt;
+        let now = Instant::now();
+        let holding = |token| self.attempt.holding(token, now);
+        let hold = match self.call.local.as_ref()?.take(now, terms.max_hold, holding) {
+            TakeOver::Held(hold) => hold,
+            TakeOver::Nothing => return None,
+            TakeOver::Lost(handed) => {
+                pass_on_unclaimed(runtime, &handed);
+                return None;
+            }
+        };
+        if terms.max_hold < Duration::MAX {
+            runtime.reschedule(&hold);
+        }
+        self.call.has_waited = true;
+        runtime.meters.woke(Wake::HandOff);
+        self.attempt.log_granted(&hold);
+        Some(hold)
+    }
+}

@@ -1,0 +1,363 @@
+//! A call that waits: the queues it waits in, how long it sleeps, and what it knows at its deadline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::{Instant, nap};
+use crate::error::Error;
+use crate::lease::held::HeldLease;
+use crate::lock::attempt::{Attempt, SPLIT_VOTE_BACKOFF};
+use crate::lock::place::Place;
+use crate::lock::release::pass_on_unclaimed;
+use crate::logging;
+use crate::queue::answers::{Answers, Span};
+use crate::queue::local::QueueTicket;
+use crate::queue::position::{Position, Queue};
+use crate::redis::Fault;
+use crate::runtime::subscriber::subscription::Subscription;
+use crate::stats::Wake;
+use crate::wait_policy::{Backoff, WaitPolicy, jittered};
+
+/// Pauses between attempts of a waiter whose subscription is not live yet.
+const UNSUBSCRIBED_BACKOFF: Backoff =
+    Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+
+/// How a sleep ended.
+pub(crate) enum SleepEnd {
+    /// With a wake-up: the position has changed.
+    Woken,
+    /// Without one, for this reason: the call tries Redis even if this client holds the name.
+    TimedOut(Option<Wake>),
+}
+
+/// The end of a wait, with the outcome of the call. As an `Err`, so that `?` ends the wait.
+pub(crate) struct Over(pub(crate) Result<Option<Arc<HeldLease>>, Error>);
+
+impl From<Error> for Over {
+    fn from(error: Error) -> Self {
+        Self(Err(error))
+    }
+}
+
+/// A call waiting for a lock.
+///
+/// A call for several names waits in the queue of one of them at a time: the name that was refused.
+/// Two such calls therefore never wait for each other.
+pub(crate) struct WaitingCall<'a> {
+    pub(crate) attempt: &'a Attempt<'a>,
+    /// Index of the name in whose queue the call waits.
+    name_index: usize,
+    /// `None` if each call of this client has its own place in Redis.
+    pub(crate) local: Option<QueueTicket<'a>>,
+    /// `None` if the lock has no queue in Redis.
+    pub(crate) place: Option<Place<'a>>,
+    subscription: Option<Subscription<'a>>,
+    /// Refusals by Redis in this call, if it has no place.
+    pub(crate) refusals: u32,
+    /// Refusals in a row that each named another name than the one before.
+    moves: u32,
+    /// How long the last reply took.
+    last_reply_took: Duration,
+    /// The call has waited for another holder; this was logged, or need not be.
+    pub(crate) has_waited: bool,
+    /// A counted wake-up led to the current attempt; a refusal makes it a spurious one.
+    pub(crate) was_woken: bool,
+}
+
+impl<'a> WaitingCall<'a> {
+    pub(crate) fn new(attempt: &'a Attempt<'a>) -> Self {
+        let mut wait = Self {
+            attempt,
+            name_index: 0,
+            local: None,
+            place: None,
+            subscription: None,
+            refusals: 0,
+            moves: 0,
+            last_reply_took: Duration::ZERO,
+            has_waited: false,
+            was_woken: false,
+        };
+        match attempt.keys.queue() {
+            Some(queue_keys) => wait.place = Some(Place::new(attempt, queue_keys)),
+            None => {
+                if attempt.keys.names.len() > 1 {
+                    // If this client holds one of the names, Redis would refuse that name.
+                    wait.name_index = attempt.held_here().unwrap_or(0);
+                }
+                wait.join_local_queue(attempt.terms.handoffs > 0);
+            }
+        }
+        wait
+    }
+
+    /// Joins the local queue of the current name; leaves the one before it.
+    fn join_local_queue(&mut self, takes_hand_offs: bool) {
+        let Attempt {
+            runtime,
+            keys,
+            settings,
+            terms,
+            ..
+        } = self.attempt;
+        self.local = Some(runtime.waiters.join(
+            keys.key(self.name_index).name,
+            takes_hand_offs.then_some(*terms),
+            settings.wait == WaitPolicy::Wake,
+        ));
+    }
+
+    /// The queues that the call waits in, in the order in which they decide.
+    fn queues(&self) -> impl Iterator<Item = &dyn Queue> {
+        let local = self.local.as_ref().map(|ticket| ticket as &dyn Queue);
+        let place = self.place.as_ref().map(|place| &place.ticket as &dyn Queue);
+        local.into_iter().chain(place)
+    }
+
+    /// The queue on whose parker the call sleeps, and whose answers count at the deadline.
+    pub(crate) fn queue(&self) -> &dyn Queue {
+        let mut queues = self.queues();
+        queues.next().expect("every call joined one in `new`")
+    }
+
+    pub(crate) fn position(&self, now: Instant, must_try: bool) -> Position {
+        let mut positions = self.queues().map(|queue| queue.position(now, must_try));
+        let decides = positions.find(|position| *position != Position::Contend);
+        decides.unwrap_or(Position::Contend)
+    }
+
+    /// Joins the queue of the name that was refused; returns false if the call is in it already.
+    pub(crate) fn move_to_queue_of(&mut self, name: usize) -> bool {
+        if name == self.name_index {
+            self.moves = 0;
+            return false;
+        }
+        self.moves = self.moves.saturating_add(1);
+        self.name_index = name;
+        self.subscription = None;
+        self.queue().update_answers(&mut Answers::answered);
+        // Leaving the old queue wakes the next waiter there, which then tries Redis.
+        self.join_local_queue(false);
+        true
+    }
+
+    /// Pauses before the next attempt if the refused name keeps changing.
+    ///
+    /// In a cluster, callers that undo a partly acquired set take and release its names in turn.
+    /// Without a pause they would send this waiter from one queue to another without end.
+    pub(crate) fn back_off_after_move(&self) {
+        let is_in_parts = self.attempt.keys.parts().len() > 1;
+        let moves = self.moves - u32::from(!is_in_parts);
+        if moves > 0 {
+            self.park(SPLIT_VOTE_BACKOFF.pause(moves - 1));
+        }
+    }
+
+    /// Subscribes to releases and grants of the current name, if the policy is `Wake`.
+    ///
+    /// Returns the subscription, or `None` under `Backoff`. Once it is live, the waiter is woken:
+    /// earlier messages did not arrive.
+    pub(crate) fn ensure_subscribed(&mut self) -> Result<Option<&Subscription<'a>>, Error> {
+        let Attempt {
+            runtime,
+            keys,
+            settings,
+            ..
+        } = self.attempt;
+        // After a failover, the subscription to the previous server is useless.
+        let is_current =
+            |subscription: &Subscription<'_>| subscription.is_current(&runtime.deployment);
+        if !self.subscription.as_ref().is_some_and(is_current) && settings.wait == WaitPolicy::Wake
+        {
+            let until = self.attempt.silence.reply_deadline();
+            self.subscription = Some(runtime.subscribe(keys.key(self.name_index), until)?);
+        }
+        Ok(self.subscription.as_ref())
+    }
+
+    /// How many replies said that the lock is held, or that other calls are ahead.
+    pub(crate) fn refusals(&self) -> u32 {
+        let place = self.place.as_ref();
+        place.map_or(self.refusals, |place| place.ticket.refusals())
+    }
+
+    /// Returns whether the policy allows no more attempts.
+    pub(crate) fn is_used_up(&self) -> bool {
+        match self.attempt.settings.wait {
+            WaitPolicy::Wake => false,
+            WaitPolicy::Backoff(backoff) => backoff
+                .limit()
+                .is_some_and(|limit| self.refusals() >= limit),
+        }
+    }
+
+    /// Returns whether this call may report at its deadline that another holder has the name.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.queue().answers().is_taken(self.span()) || self.attempt.held_here().is_some()
+    }
+
+    /// Returns whether a further command could not be answered in time and none is needed.
+    pub(crate) fn is_too_late(&self, now: Instant) -> bool {
+        !self.span().has_time(now) && self.is_taken()
+    }
+
+    /// The time from the start of the call to its deadline.
+    pub(crate) fn span(&self) -> Span {
+        Span {
+            start: self.attempt.start,
+            deadline: self.attempt.deadline,
+            last_reply_took: self.last_reply_took,
+        }
+    }
+
+    /// Records the refusal that arrived now to an attempt begun at `asked`.
+    pub(crate) fn note_refusal(&mut self, asked: Instant, remaining: Option<Duration>) {
+        let now = Instant::now();
+        if let Some(local) = &self.local {
+            local.update_answers(&mut |answers| answers.refused(now, remaining));
+        }
+        self.note_reply(asked, now);
+    }
+
+    /// Records the reply that arrived at `now` to a command sent at `sent`.
+    pub(crate) fn note_reply(&mut self, sent: Instant, now: Instant) {
+        self.attempt.silence.note_reply();
+        self.last_reply_took = sent.until(now);
+    }
+
+    /// Records a command without a reply, and returns how long to pause.
+    ///
+    /// At the deadline an earlier refusal is a better outcome than the fault, if it still counts.
+    pub(crate) fn pause_after(&self, fault: Fault) -> Result<Duration, Over> {
+        let now = Instant::now();
+        self.queue()
+            .update_answers(&mut |answers| answers.failed(now));
+        self.attempt.silence.pause_after(fault).map_err(|error| {
+            let is_at_deadline = Instant::now() >= self.attempt.deadline;
+            Over(match error {
+                error if error.is_unreachable() && is_at_deadline && self.is_taken() => Ok(None),
+                error => Err(error),
+            })
+        })
+    }
+
+    /// Logs, once, that this call waits.
+    pub(crate) fn log_waiting_once(&mut self, remaining: Option<Duration>) {
+        if std::mem::replace(&mut self.has_waited, true) {
+            return;
+        }
+        self.attempt.log_refused("waiting", remaining);
+        let name = self.attempt.keys.key(self.name_index).name;
+        if cfg!(debug_assertions) && self.attempt.runtime.waiters.is_held_by_us(name) {
+            logging::warn!(
+                name:% = name;
+                "this thread waits for {name}, which it locked itself: locks are not reentrant"
+            );
+        }
+    }
+
+    /// Counts the wake-up or the timeout that ended a sleep.
+    pub(crate) fn count_wake(&mut self, end: SleepEnd) {
+        let wake = match end {
+            SleepEnd::Woken => self.queue().take_wake(),
+            SleepEnd::TimedOut(wake) => wake,
+        };
+        self.was_woken = wake.is_some_and(|wake| self.attempt.runtime.meters.woke(wake));
+    }
+
+    /// Counts the last wake-up as spurious: another holder has the name.
+    pub(crate) fn count_spurious_wake(&mut self) {
+        if std::mem::take(&mut self.was_woken) {
+            self.attempt.runtime.meters.counters.spurious_wakes.up();
+        }
+    }
+
+    /// Sleeps after a refusal until woken, or until `latest` at most.
+    pub(crate) fn sleep_after_refusal(
+        &self,
+        is_subscribed: bool,
+        remaining: Option<Duration>,
+        latest: Instant,
+    ) -> SleepEnd {
+        let (pause, timeout_wake) = self.pause_after_refusal(is_subscribed, remaining);
+        let end = self.park_until(latest.min(Instant::now().after(pause)));
+        self.attempt.silence.restart();
+        match end {
+            SleepEnd::Woken => SleepEnd::Woken,
+            SleepEnd::TimedOut(_) => SleepEnd::TimedOut(Some(timeout_wake)),
+        }
+    }
+
+    /// How long to sleep after a refusal without a wake-up, and the reason to record then.
+    fn pause_after_refusal(
+        &self,
+        is_subscribed: bool,
+        remaining: Option<Duration>,
+    ) -> (Duration, Wake) {
+        let backstop = self.attempt.runtime.config.backstop;
+        let refusals = self.refusals.saturating_sub(1);
+        let pause = match &self.attempt.settings.wait {
+            WaitPolicy::Backoff(backoff) => return (backoff.pause(refusals), Wake::Backstop),
+            WaitPolicy::Wake if is_subscribed => jittered(backstop),
+            WaitPolicy::Wake => UNSUBSCRIBED_BACKOFF.pause(refusals).min(backstop),
+        };
+        // The expiry of a key is not announced. Redis rounds the remaining time down to whole ms.
+        let rounded = |left: Duration| left.saturating_add(Duration::from_millis(1));
+        match remaining.map(rounded) {
+            Some(left) if left < pause => (left, Wake::Ttl),
+            _ => (pause, Wake::Backstop),
+        }
+    }
+
+    /// Sleeps while this call needs no reply of its own; fails if Redis was silent for too long.
+    pub(crate) fn sleep_while_others_ask(
+        &self,
+        now: Instant,
+        until: Instant,
+    ) -> Result<SleepEnd, Over> {
+        let silence = &self.attempt.silence;
+        if silence.is_too_long(now) {
+            return Err(silence.error_for_others(now).into());
+        }
+        let is_woken = self.sleep(now, until.min(silence.gives_up_at(now)));
+        Ok(match is_woken {
+            true => SleepEnd::Woken,
+            false => SleepEnd::TimedOut(None),
+        })
+    }
+
+    /// Sleeps for `pause`, or until woken or the deadline.
+    pub(crate) fn park(&self, pause: Duration) -> SleepEnd {
+        self.park_until(Instant::now().after(pause))
+    }
+
+    /// Sleeps until `until`, or until woken or the deadline.
+    pub(crate) fn park_until(&self, until: Instant) -> SleepEnd {
+        let end = until.min(self.attempt.deadline);
+        loop {
+            let now = Instant::now();
+            if self.sleep(now, end) {
+                return SleepEnd::Woken;
+            }
+            if now >= end || self.attempt.runtime.is_closed() {
+                return SleepEnd::TimedOut(None);
+            }
+        }
+    }
+
+    /// Sleeps until `until`, woken (returns true) or the deadline, but no longer than the clock
+    /// allows.
+    fn sleep(&self, now: Instant, until: Instant) -> bool {
+        let pause = nap(now, until.min(self.attempt.deadline));
+        self.queue().parker().park_timeout(pause)
+    }
+}
+
+/// However the wait ends, a lease that was handed to this call goes to the next waiter.
+impl Drop for WaitingCall<'_> {
+    fn drop(&mut self) {
+        if let Some(handed) = self.local.as_ref().and_then(QueueTicket::leave) {
+            pass_on_unclaimed(self.attempt.runtime, &handed);
+        }
+    }
+}

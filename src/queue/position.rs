@@ -1,0 +1,66 @@
+//! What a queue tells a waiting call to do next. No I/O.
+
+use crate::clock::Instant;
+use crate::holder::HolderId;
+use crate::queue::answers::Answers;
+use crate::queue::parker::Parker;
+use crate::stats::Wake;
+use crate::token::FencingToken;
+
+/// A queue, seen by one of the calls that wait in it.
+///
+/// A call can wait in several at once: in one of this client, and by a place in Redis. It asks them
+/// in that order, and the first that does not let it contend decides.
+pub(crate) trait Queue {
+    /// Returns what the call must do at `now`.
+    ///
+    /// `must_try` asks for an attempt even if this client holds the name.
+    fn position(&self, now: Instant, must_try: bool) -> Position;
+
+    /// The parker on which the call sleeps.
+    fn parker(&self) -> &Parker;
+
+    /// Takes the reason for the last wake-up, if the queue knows it.
+    fn take_wake(&self) -> Option<Wake>;
+
+    /// Records that the call is about to ask Redis; returns whether other calls of this client wait
+    /// behind it.
+    fn about_to_try(&self, now: Instant) -> bool;
+
+    /// Returns what Redis last said about the name to any waiter of this client.
+    fn answers(&self) -> Answers;
+
+    fn update_answers(&self, act: &mut dyn FnMut(&mut Answers));
+}
+
+/// What a waiting call must do next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Position {
+    /// Sleep: other calls of this client are ahead.
+    Behind,
+    /// Sleep: this client holds the name, so Redis would refuse.
+    HeldLocally,
+    /// Wait a moment: other clients go first.
+    Yield,
+    /// Ask Redis for the lock, or for a place in its queue.
+    Contend,
+    /// Sleep until then: the place in Redis is kept until the next refresh.
+    Placed(Instant),
+    /// Refresh these places, all those of this client, for this reason.
+    Refresh(Vec<HolderId>, Wake),
+    /// Take the lease that was handed to the call.
+    HandedOff,
+    /// Take the lock that Redis granted to the place.
+    Granted(Grant),
+}
+
+/// A lock that was granted to a waiting call.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Grant {
+    pub(crate) id: HolderId,
+    pub(crate) token: FencingToken,
+    /// An instant before the grant: the provisional lease is counted from then.
+    pub(crate) seen_waiting: Instant,
+    /// The client received a message and did not have to ask.
+    pub(crate) by_message: bool,
+}
