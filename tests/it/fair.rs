@@ -365,6 +365,16 @@ fn who_gives_up_leaves_the_queue() {
 }
 
 /// The message stalls, so that the grant is its call's when that gives up.
+/// When the only place in the queue was last refreshed, by the server's clock.
+fn last_refresh_ms(server: &Server) -> u64 {
+    let places: Vec<String> = redis::cmd("HVALS")
+        .arg(PLACES)
+        .query(&mut server.connection())
+        .unwrap();
+    let (refreshed, _) = places[0].split_once(' ').unwrap();
+    refreshed.parse().unwrap()
+}
+
 fn who_gives_up_as_its_turn_comes_passes_it_on() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
@@ -372,8 +382,11 @@ fn who_gives_up_as_its_turn_comes_passes_it_on() {
     let gives_up = client(&proxy.url()).fair_mutex("a");
     let next = warmed_up(client(&server.url())).fair_mutex("a");
     thread::scope(|scope| {
-        let first = scope.spawn(|| gives_up.try_lock_for(ms(800)).unwrap());
+        let first = scope.spawn(|| gives_up.try_lock_for(ms(1_700)).unwrap());
         server.wait_until_waiter_sleeps("lock_release:a");
+        // It refreshes its place every 900 ms, and not once more before its deadline.
+        let entered = last_refresh_ms(&server);
+        eventually(PATIENCE, || last_refresh_ms(&server) >= entered + 850);
         proxy.set_nth(subscription_connection(&proxy), Traffic::StallReplies);
         let second = spawn_waiter(scope, &server, next);
         let mine = guard.holder_id().to_string();
