@@ -28,7 +28,8 @@ fn main() {
         "failovers",
         failovers,
         &format!(
-            "{PROCESSES} processes contend; a master with 2 replicas and 3 sentinels; {failovers} failovers per row"
+            "{PROCESSES} processes contend; a master with 2 replicas and 3 sentinels; \
+             {failovers} failovers per row"
         ),
     );
     let mut bars = Vec::new();

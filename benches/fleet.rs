@@ -71,7 +71,8 @@ fn take_turns() {
         "fleet",
         ROUNDS,
         &format!(
-            "{PROCESSES} processes and one name, {ROUNDS} rounds of {LASTS:?} each, twice that for several threads"
+            "{PROCESSES} processes and one name, {ROUNDS} rounds of {LASTS:?} each, \
+             twice that for several threads"
         ),
     );
     let mut ran = CONTENDERS.map(|(label, _, _, section)| Series::new(label, section));

@@ -82,7 +82,8 @@ fn bank() -> Outcome {
         let () = connection.set(key(account), OPENING_BALANCE)?;
     }
     println!(
-        "Four accounts with {OPENING_BALANCE} coins each, {PROCESSES} processes of {THREADS} clerks."
+        "Four accounts with {OPENING_BALANCE} coins each, {PROCESSES} processes of \
+         {THREADS} clerks."
     );
     let began = Instant::now();
     let processes = (0..PROCESSES)

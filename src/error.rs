@@ -209,7 +209,8 @@ impl fmt::Display for Error {
             } => write!(
                 f,
                 "only {acknowledged} of the {wanted} replicas required by min_replicas \
-                 acknowledged in time: check that they are up and not lagging, or ask for fewer or for more time"
+                 acknowledged in time: check that they are up and not lagging, or ask for fewer \
+                 or for more time"
             ),
             Self::WrongType { key } => write!(
                 f,

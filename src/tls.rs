@@ -111,7 +111,8 @@ fn check_client(client: &ClientCert) -> Result<(), Error> {
     use rustls::{Error as Tls, InconsistentKeys};
     let Some(chain) = certificates(&client.chain) else {
         return wrong(
-            "tls_client_cert: the certificate (its first part) contains no readable PEM certificate",
+            "tls_client_cert: the certificate (its first part) contains no readable PEM \
+             certificate",
         );
     };
     let Ok(key) = PrivateKeyDer::from_pem_slice(&client.key) else {
@@ -133,7 +134,8 @@ fn check_client(client: &ClientCert) -> Result<(), Error> {
             wrong("tls_client_cert: the certificate (its first part) is not valid X.509")
         }
         Err(_) => wrong(
-            "tls_client_cert: the key (its second part) is not supported; expected RSA, ECDSA or Ed25519",
+            "tls_client_cert: the key (its second part) is not supported; \
+             expected RSA, ECDSA or Ed25519",
         ),
     }
 }

@@ -49,7 +49,8 @@ impl Report {
         fs::create_dir_all(&kept).expect("the target directory can be written");
         let list = |load: &str| format!("[{}]", load.replace(' ', ","));
         let line = format!(
-            "{{\"date\":\"{}\",\"rounds\":{},\"cores\":{},\"load\":{},\"load_after\":{},\"figures\":{figures}}}\n",
+            "{{\"date\":\"{}\",\"rounds\":{},\"cores\":{},\"load\":{},\"load_after\":{},\
+             \"figures\":{figures}}}\n",
             date(),
             self.rounds,
             self.cores,

@@ -242,9 +242,9 @@ impl ClientBuilder {
 
     /// Sets how long Redis may be unreachable before `lock` gives up. Defaults to 10 s.
     ///
-    /// The time counts from the start of the call or from the last answer of Redis, whichever is later.
-    /// A call with a deadline of its own gives up at the earlier of the two. `Duration::MAX` waits for
-    /// as long as the outage lasts.
+    /// The time counts from the start of the call or from the last answer of Redis, whichever is
+    /// later. A call with a deadline of its own gives up at the earlier of the two. `Duration::MAX`
+    /// waits for as long as the outage lasts.
     pub fn unreachable_for(mut self, silence: Duration) -> Self {
         self.config.unreachable_for = silence;
         self

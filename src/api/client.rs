@@ -309,11 +309,10 @@ impl Client {
     ///   at once. The call does not wait for holders to finish: if they should, wait for them
     ///   first.
     ///
-    /// Returns when all releases are confirmed and the threads have ended, or after `within` plus at
-    /// most one command timeout.
-    /// Leases whose release was not confirmed in that time expire after their ttl. The call works
-    /// on any thread. On a callback's thread, that thread is not joined and ends after the
-    /// callback. A second call does nothing.
+    /// Returns when all releases are confirmed and the threads have ended, or after `within` plus
+    /// at most one command timeout. Leases whose release was not confirmed in that time expire
+    /// after their ttl. The call works on any thread. On a callback's thread, that thread is not
+    /// joined and ends after the callback. A second call does nothing.
     ///
     /// ```no_run
     /// # use std::time::Duration;

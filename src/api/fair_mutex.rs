@@ -114,8 +114,8 @@ impl FairMutex {
     /// Acquires the lock, waiting for at most `limit`; returns `None` if it was not granted by
     /// then.
     ///
-    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. A call that gives up
-    /// leaves the queue. If the lock is granted to it at that moment, it is released to the next
+    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. A call that gives
+    /// up leaves the queue. If the lock is granted to it at that moment, it is released to the next
     /// call.
     ///
     /// # Errors

@@ -172,12 +172,12 @@ impl Mutex {
     /// - The last reply during this call said that another holder has the lock, and every command
     ///   sent since then was answered. The reply may be one to another call of this client that
     ///   waits for the same lock. A release by this client counts as such a reply.
-    /// - The last reply during this call said that another holder has the lock until the deadline or
-    ///   longer. Commands sent since then may be unanswered.
+    /// - The last reply during this call said that another holder has the lock until the deadline
+    ///   or longer. Commands sent since then may be unanswered.
     ///
-    /// If that reply is older than a second, the call asks once more before the deadline. If none of
-    /// the three is true, the call returns [`Error::Unreachable`] or [`Error::CircuitOpen`]: the lock
-    /// may be free, but Redis could not be asked.
+    /// If that reply is older than a second, the call asks once more before the deadline. If none
+    /// of the three is true, the call returns [`Error::Unreachable`] or [`Error::CircuitOpen`]: the
+    /// lock may be free, but Redis could not be asked.
     ///
     /// # Errors
     ///
@@ -350,7 +350,10 @@ impl Mutex {
             .call(call, until, Cap::Counted)
             .map_err(|fault| runtime.deployment.error(fault))?;
         if answer.is_done() {
-            logging::warn!(name:% = self.keys; "forced the release of {}, held by {holder:?}", self.keys);
+            logging::warn!(
+                name:% = self.keys;
+                "forced the release of {}, held by {holder:?}", self.keys
+            );
         }
         Ok(answer.is_done())
     }

@@ -54,9 +54,9 @@ macro_rules! lock_settings {
 
             /// Calls `callback` once when a lease of this lock is lost.
             ///
-            /// All callbacks of a client run one after another on one thread. A slow callback delays
-            /// the next ones, and a panic ends only that callback; neither affects a lease. The
-            /// receiver that the guard's `lost` returns gets its message sooner.
+            /// All callbacks of a client run one after another on one thread. A slow callback
+            /// delays the next ones, and a panic ends only that callback; neither affects a lease.
+            /// The receiver that the guard's `lost` returns gets its message sooner.
             #[must_use]
             pub fn on_lost(
                 mut self,

@@ -36,7 +36,8 @@ end
 -- Returns the provisional time and the inbox of a live place, or nil for one whose refresh is
 -- overdue.
 local function alive(id)
-  local seen, provisional, inbox = string.match(redis.call('HGET', KEYS[4], id) or '', '^(%d+) (%d+) (.*)$')
+  local place = redis.call('HGET', KEYS[4], id) or ''
+  local seen, provisional, inbox = string.match(place, '^(%d+) (%d+) (.*)$')
   if seen and now - seen < tonumber(provisional) then return provisional, inbox end
 end
 

@@ -12,8 +12,8 @@ use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::server::Server;
 
 impl Server {
-    /// Sends the calls of all `jobs` in one write over the caller's connection. Passes each reply to
-    /// `settle`, in order, with the instant before the call was sent.
+    /// Sends the calls of all `jobs` in one write over the caller's connection. Passes each reply
+    /// to `settle`, in order, with the instant before the call was sent.
     ///
     /// `follow` sends a call again that this server redirects to another node. A call without a
     /// reply may have run. All calls must require the same number of replicas. Returns false if the

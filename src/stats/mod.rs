@@ -182,7 +182,8 @@ impl fmt::Display for Totals {
         write!(
             f,
             "attempts {}, acquired {} ({:.1} % after waiting), refused {}, timed out {}, \
-             failed {}, released {}, too late {}, lost {}, renewed {}, not renewed {}, wakes {} ({} spurious)",
+             failed {}, released {}, too late {}, lost {}, renewed {}, \
+             not renewed {}, wakes {} ({} spurious)",
             self.attempts,
             self.acquired(),
             self.contention_rate() * 100.0,

@@ -26,7 +26,8 @@ end
 
 /// KEYS: lock, queue, fence; ARGV: holder id, ttl, inbox.
 const ENTER: &str = "
-if redis.call('LLEN', KEYS[2]) == 0 and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
+if redis.call('LLEN', KEYS[2]) == 0
+  and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
   return draw()
 end
 redis.call('RPUSH', KEYS[2], ARGV[3] .. ' ' .. ARGV[1])

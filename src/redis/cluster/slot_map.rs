@@ -1,14 +1,15 @@
 //! The slot map: which node of a cluster owns each slot. A background thread refreshes it.
 //!
 //! ```text
-//! +------+  a caller, a failure or a redirect  +---------+  REFRESH has passed  +--------+
-//! | idle | ----------------------------------> | pausing | -------------------> | asking |
-//! +------+                                     +---------+                      +--------+
-//!    ^                                              ^     stale again, or a server   |
-//!    |                                              +--------------------------------+
-//!    |                                                    failed KEEP_REFRESHING ago  |
-//!    +-------------------------------------------------------------------------------+
-//!                                     else
+//!        a caller, a failure, a redirect          the pause REFRESH is over
+//! +------+                          +---------+                          +--------+
+//! | idle | -----------------------> | pausing | -----------------------> | asking |
+//! +------+                          +---------+                          +--------+
+//!    ^                                   ^   stale again, or a master failed   |
+//!    |                                   +-- less than KEEP_REFRESHING ago ----+
+//!    |                                       and has not replied since         |
+//!    +-------------------------------------------------------------------------+
+//!                                     otherwise
 //! ```
 
 use std::collections::HashSet;

@@ -58,7 +58,8 @@ impl Quorum {
         let size = Majority::of(addresses.len());
         if size.all.is_multiple_of(2) {
             logging::warn!(
-                "a quorum of {} servers needs {} of them, as many as one of {} servers: use an odd number",
+                "a quorum of {} servers needs {} of them, as many as one of {} servers: \
+                 use an odd number",
                 size.all,
                 size.needed,
                 size.all + 1

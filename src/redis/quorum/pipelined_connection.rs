@@ -53,8 +53,10 @@ impl PipelinedConnection {
     pub(crate) fn owed_to_release(&self, promise: PendingRelease, server: usize) -> PendingReply {
         let acquire = promise.votes.as_ref();
         let is_behind = acquire.is_some_and(|acquire| {
-            let is_it = |owed: &PendingReply| matches!(owed, PendingReply::Acquire(of) if Arc::ptr_eq(of, acquire));
-            self.owed.iter().any(|(owed, _)| is_it(owed))
+            self.owed.iter().any(|(owed, _)| match owed {
+                PendingReply::Acquire(of) => Arc::ptr_eq(of, acquire),
+                _ => false,
+            })
         });
         PendingReply::Release {
             may_overtake: !is_behind && promise.may_yet_run(server),

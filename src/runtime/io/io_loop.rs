@@ -139,8 +139,9 @@ impl IoLoop {
         select! {
             recv(jobs) -> job => job.ok(),
             recv(member.desk) -> task => {
-                let undo = task.ok().and_then(|task| self.recovery.take(runtime, endpoint, member, task));
-                if let Some(undo) = undo {
+                if let Ok(task) = task
+                    && let Some(undo) = self.recovery.take(runtime, endpoint, member, task)
+                {
                     self.undos.push(undo, Instant::now());
                 }
                 None

@@ -69,8 +69,8 @@ impl Writer {
     }
 }
 
-/// Divides jobs into writes. All jobs of a write wait for the same replicas; those that wait for none
-/// come first.
+/// Divides jobs into writes. All jobs of a write wait for the same replicas; those that wait for
+/// none come first.
 pub(in crate::runtime) fn writes(mut items: Vec<IoJob>) -> impl Iterator<Item = Vec<IoJob>> {
     items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
     let mut items = items.into_iter().peekable();
