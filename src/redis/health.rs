@@ -29,7 +29,7 @@ struct Detail {
     breaker: Breaker,
     /// When it last changed between answering and failing.
     since: SystemTime,
-    trouble: Option<Cause>,
+    last_error: Option<Cause>,
 }
 
 impl ServerHealth {
@@ -41,7 +41,7 @@ impl ServerHealth {
             detail: Mutex::new(Detail {
                 breaker: Breaker::new(breaker_after),
                 since: SystemTime::now(),
-                trouble: None,
+                last_error: None,
             }),
         }
     }
@@ -58,7 +58,7 @@ impl ServerHealth {
                 failures: detail.breaker.failures(),
                 // A breaker opens only on a failure that has a cause.
                 last: detail
-                    .trouble
+                    .last_error
                     .clone()
                     .unwrap_or_else(|| Cause::text("no reply")),
                 retry_in,
@@ -90,7 +90,7 @@ impl ServerHealth {
             detail.since = SystemTime::now();
         }
         if let Some(cause) = cause.filter(|cause| !cause.is_of_client()) {
-            detail.trouble = Some(cause.clone());
+            detail.last_error = Some(cause.clone());
         }
         let opens = counts && detail.breaker.failed(Instant::now());
         self.open.store(detail.breaker.is_open(), Ordering::Relaxed);
@@ -106,7 +106,7 @@ impl ServerHealth {
 
     /// The last failure, for a caller without an error of its own.
     pub(in crate::redis) fn last_failure(&self) -> Option<Cause> {
-        self.detail.lock().trouble.clone()
+        self.detail.lock().last_error.clone()
     }
 
     pub(in crate::redis) fn is_failing(&self) -> bool {
@@ -139,7 +139,7 @@ impl ServerHealth {
             server: server.to_owned(),
             state,
             since: detail.since,
-            last_error: detail.trouble.as_ref().map(Cause::to_string),
+            last_error: detail.last_error.as_ref().map(Cause::to_string),
             latency,
             breaker: retry_in.map_or(BreakerState::Closed, |retry_in| BreakerState::Open {
                 retry_in,

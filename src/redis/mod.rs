@@ -1,8 +1,10 @@
 //! The servers that keep the locks: one server, a cluster or a quorum, behind one interface.
 
 pub(crate) mod breaker;
+pub(crate) mod call;
 pub(crate) mod cluster;
 pub(crate) mod combine;
+pub(crate) mod command;
 pub(crate) mod conn;
 pub(crate) mod fault;
 pub(crate) mod first_answer;
@@ -10,6 +12,7 @@ pub(crate) mod health;
 pub(crate) mod inspect;
 pub(crate) mod pipeline;
 pub(crate) mod quorum;
+pub(crate) mod refusal;
 pub(crate) mod sentinel;
 pub(crate) mod server;
 pub(crate) mod spin;

@@ -46,6 +46,23 @@ impl Known {
         self.moves += u64::from(has_moved);
         has_moved
     }
+
+    /// Returns the address after the sentinels were asked, when this many moves had been announced,
+    /// and whether it differs from the last one.
+    fn settle(
+        &mut self,
+        asked: RedisResult<HostPort>,
+        announced: u64,
+    ) -> RedisResult<(HostPort, bool)> {
+        match (asked, self.place.clone()) {
+            (Err(error), None) => Err(error),
+            (Err(error), Some(_)) if is_final_at_logon(&error) => Err(error),
+            // An announcement in the meantime is newer than the reply.
+            (Ok(_), Some(known)) if self.announced != announced => Ok((known, false)),
+            (Err(_), Some(known)) => Ok((known, false)),
+            (Ok(place), _) => Ok((place.clone(), self.learn(place))),
+        }
+    }
 }
 
 impl Sentinels {
@@ -77,17 +94,8 @@ impl Sentinels {
             }
         };
         let asked = self.ask_all(timeout);
-        let mut known = self.known.lock();
-        let has_moved = match asked {
-            // An announcement in the meantime is newer than the reply.
-            Ok(place) => known.announced == announced && known.learn(place),
-            Err(error) if is_final_at_logon(&error) || known.place.is_none() => return Err(error),
-            Err(_) => false,
-        };
-        match &known.place {
-            Some((host, port)) => Ok((self.sentinel.at(host, *port), has_moved)),
-            None => unreachable!("just learnt, or known before"),
-        }
+        let ((host, port), has_moved) = self.known.lock().settle(asked, announced)?;
+        Ok((self.sentinel.at(&host, port), has_moved))
     }
 
     /// Returns the address from the first sentinel that knows the master.
@@ -272,6 +280,19 @@ mod tests {
         assert_eq!(sentinels.moves(), 1);
         assert!(sentinels.switched(b"m nonsense"));
         assert!(sentinels.known.lock().suspected);
+    }
+
+    #[test]
+    fn a_reply_counts_if_only_a_malformed_announcement_is_newer() {
+        let sentinels = sentinels();
+        assert!(sentinels.switched(b"m nonsense"));
+        let place: HostPort = ("h".into(), 1);
+        let mut known = sentinels.known.lock();
+        let settled = known.settle(Ok(place.clone()), 0).unwrap();
+        assert_eq!(settled, (place.clone(), false));
+        known.announced += 1;
+        let newer = known.settle(Ok(("h".into(), 2)), 1).unwrap();
+        assert_eq!(newer, (place, false));
     }
 
     #[test]

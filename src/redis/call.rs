@@ -1,0 +1,194 @@
+//! Sends a script to one server and returns its reply or a fault.
+
+use redis::{RedisError, ServerError};
+
+use crate::clock::Instant;
+use crate::error::{Cause, Error};
+use crate::error_reply::{Meaning, meaning};
+use crate::protocol::answer::Answer;
+use crate::protocol::script::{Call, pack_wait};
+use crate::protocol::verb::Verb;
+use crate::redis::combine::Combined;
+use crate::redis::conn::callers::Cap;
+use crate::redis::conn::pool::PooledConnection;
+use crate::redis::fault::{Fault, NodeFault};
+use crate::redis::server::Server;
+use crate::redis::undoable::Undoable;
+use crate::replicas::Replicas;
+
+impl Server {
+    /// Sends `call` and waits for its reply until `until`, and at most for the command timeout. If
+    /// no reply comes, the undo is written behind the call on the same connection.
+    ///
+    /// Also returns the instant before the call was sent: a lease counts from then.
+    pub(in crate::redis) fn call_or_undo(
+        &self,
+        call: Call<'_>,
+        until: Instant,
+        cap_rule: Cap,
+        undoable: Option<&Undoable<'_>>,
+    ) -> Result<(Answer, Instant), NodeFault> {
+        if cap_rule == Cap::Counted {
+            self.condition.admit(self.label())?;
+        }
+        // WAIT must follow on the call's own connection, and ASKING must directly precede the call.
+        let may_combine = call.replicas.is_none() && !call.asking;
+        let entered = self.pool.enter();
+        if may_combine && entered.is_one_of_many(cap_rule) {
+            match self.pool.combine(&call, until, cap_rule, undoable) {
+                // Nothing ran, so the same call may be sent again.
+                Some(Combined {
+                    answer: Ok(Err(error)),
+                    ..
+                }) if matches!(meaning(&error), Meaning::NoScript) => {}
+                Some(sent) => return self.read(&call, sent, until),
+                None => {}
+            }
+        }
+        let mut pooled = self.acquire_connection(until, cap_rule)?;
+        let sent = Instant::now();
+        if sent >= until {
+            // A reply could not come in time: the call would only leave something to undo.
+            self.pool.pass_on(pooled);
+            return Err(Fault::NotRun(Cause::silence("no time was left to ask")).into());
+        }
+        // Several spinning calls would compete for the processor.
+        let is_alone = entered.is_alone();
+        let mut answer = self.run(&mut pooled, &call, sent, until, is_alone, |buffer| {
+            call.pack_by_sha(buffer)
+        });
+        if matches!(&answer, Ok((Err(error), _)) if matches!(meaning(error), Meaning::NoScript)) {
+            // Nothing ran, so the same call may be sent again.
+            answer = self.run(&mut pooled, &call, Instant::now(), until, false, |buffer| {
+                call.pack_by_source(buffer)
+            });
+        }
+        match answer {
+            Ok((answer, waited)) => {
+                let reply = answer
+                    .map_err(|error| self.node_fault(&call, &error))
+                    .and_then(|reply| Ok(self.acknowledged(reply, waited, call.replicas)?));
+                self.settle(pooled, sent, NodeFault::not_run_in(&reply));
+                Ok((reply?, sent))
+            }
+            Err(error) => {
+                if let Some(undoable) = undoable {
+                    let undo = undoable.release().asking(call.asking);
+                    pooled.keep().undo_behind([undo]);
+                }
+                Err(self.no_answer(error, sent, until).into())
+            }
+        }
+    }
+
+    /// Returns what the result of a combined call means for its caller.
+    fn read(
+        &self,
+        call: &Call<'_>,
+        sent: Combined,
+        until: Instant,
+    ) -> Result<(Answer, Instant), NodeFault> {
+        let Combined {
+            at: sent,
+            answer,
+            has_read,
+        } = sent;
+        let answer = answer.map_err(|error| match has_read {
+            true => self.no_answer(error, sent, until),
+            // A connection that fails counts as one failure of the server, not one for each call.
+            false => {
+                let cause = Cause::lost_reply(error, sent.until(Instant::now()));
+                self.failed_by(Some(&cause), false);
+                Fault::Unknown(cause)
+            }
+        })?;
+        let reply = answer.map_err(|error| self.node_fault(call, &error));
+        match NodeFault::not_run_in(&reply) {
+            Some(cause) => self.failed_by(Some(cause), false),
+            None => self.answered(sent),
+        }
+        Ok((reply?, sent))
+    }
+
+    /// Sends a script, followed by WAIT in the same write if replicas must acknowledge it, and
+    /// reads all replies.
+    #[expect(
+        clippy::type_complexity,
+        reason = "an answer or an error answer, to each of two commands; seen only here"
+    )]
+    fn run(
+        &self,
+        pooled: &mut PooledConnection<'_>,
+        call: &Call<'_>,
+        now: Instant,
+        until: Instant,
+        is_alone: bool,
+        pack: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<
+        (
+            Result<Answer, ServerError>,
+            Option<Result<Answer, ServerError>>,
+        ),
+        RedisError,
+    > {
+        let first_until = now.after(self.command_timeout()).min(until);
+        let connection = pooled.connection();
+        connection.write(first_until, |buffer| {
+            pack(buffer);
+            if let Some(replicas) = &call.replicas {
+                pack_wait(replicas, buffer);
+            }
+        })?;
+        let mut read = || {
+            let answer = match call.asking {
+                // If ASKING itself was refused, its error is the one to report.
+                true => {
+                    let asked = connection.answer_to(first_until, Verb::Asking)?;
+                    asked.and(connection.answer_to(first_until, call.verb)?)
+                }
+                false => connection.answer_to(first_until, call.verb)?,
+            };
+            if call.replicas.is_none() {
+                return Ok((answer, None));
+            }
+            let until = Instant::now().after(self.command_timeout()).min(until);
+            Ok((answer, Some(connection.answer_to(until, Verb::Count)?)))
+        };
+        // Waiting for replicas says nothing about how fast other replies are.
+        if is_alone && call.replicas.is_none() {
+            self.spin.read(read)
+        } else {
+            read()
+        }
+    }
+
+    /// Returns an error if too few replicas acknowledged a script, by the reply to WAIT.
+    pub(in crate::redis) fn acknowledged(
+        &self,
+        answer: Answer,
+        waited: Option<Result<Answer, ServerError>>,
+        replicas: Option<Replicas>,
+    ) -> Result<Answer, Fault> {
+        let (Some(replicas), Some(waited), true) = (replicas, waited, answer.is_done()) else {
+            return Ok(answer);
+        };
+        let acknowledged = match waited {
+            Ok(Answer::Count(n)) => usize::try_from(n).unwrap_or(usize::MAX),
+            Ok(_) => 0,
+            Err(error) => {
+                return Err(Fault::NotReplicated(self.refused(
+                    "WAIT (min_replicas)",
+                    &error,
+                    || "it needs +wait".into(),
+                )));
+            }
+        };
+        if acknowledged < replicas.wanted {
+            return Err(Fault::NotReplicated(Error::NotReplicated {
+                acknowledged,
+                wanted: replicas.wanted,
+            }));
+        }
+        Ok(answer)
+    }
+}

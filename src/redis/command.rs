@@ -1,0 +1,72 @@
+//! Sends a command that is not a script to one server.
+
+use crate::clock::Instant;
+use crate::name::shown;
+use crate::protocol::reply::Reply;
+use crate::protocol::verb::Verb;
+use crate::redis::conn::callers::Cap;
+use crate::redis::conn::connection::reply;
+use crate::redis::fault::Fault;
+use crate::redis::server::Server;
+
+impl Server {
+    /// Sends a command that is not a script. `name` appears in errors, and `read` reads its
+    /// replies.
+    pub(crate) fn command<T>(
+        &self,
+        name: &'static str,
+        args: &[&[u8]],
+        until: Instant,
+        cap_rule: Cap,
+        read: impl FnOnce(Reply) -> Option<T>,
+    ) -> Result<T, Fault> {
+        let mut command = redis::cmd(name);
+        command.arg(args);
+        let mut pooled = self.acquire_connection(until, cap_rule)?;
+        let sent = Instant::now();
+        let by = sent.after(self.command_timeout()).min(until);
+        let connection = pooled.connection();
+        let answer = connection.trip(by, |buffer| command.write_packed_command(buffer));
+        let answer = answer.and_then(|answer| match reply(answer) {
+            Ok(reply) => read(reply).map(Ok).ok_or_else(|| connection.malformed()),
+            Err(error) => Ok(Err(error)),
+        });
+        match answer {
+            Ok(answer) => {
+                let answer =
+                    answer.map_err(|error| self.refusal(name, &error, || rights(name, args)));
+                let not_run = match &answer {
+                    Err(Fault::NotRun(cause)) => Some(cause),
+                    _ => None,
+                };
+                self.settle(pooled, sent, not_run);
+                answer
+            }
+            Err(error) => Err(self.no_answer(error, sent, until)),
+        }
+    }
+
+    /// Sends a PING.
+    pub(crate) fn ping(&self, until: Instant, cap_rule: Cap) -> Result<(), Fault> {
+        let pong = |reply| Verb::Ping.read(reply).map(drop);
+        self.command("PING", &[], until, cap_rule, pong)
+    }
+}
+
+/// Returns the permissions that a command needs.
+fn rights(name: &str, args: &[&[u8]]) -> String {
+    let right = name.to_ascii_lowercase();
+    match (name, args.first()) {
+        ("PUBLISH", Some(channel)) => {
+            format!("{name} needs +{right} on the channel {}", shown(channel))
+        }
+        ("PUBSUB", Some(subcommand)) => {
+            let subcommand = shown(subcommand).to_ascii_lowercase();
+            format!("{name} needs +{right}|{subcommand}")
+        }
+        ("GET" | "HGETALL" | "LLEN", Some(key)) => {
+            format!("{name} needs +{right} on the key {}", shown(key))
+        }
+        _ => format!("{name} needs +{right}"),
+    }
+}

@@ -1,0 +1,85 @@
+//! What a refused connection or an error reply of a server means for the caller.
+
+use redis::ServerError;
+
+use crate::error::{Cause, Error};
+use crate::error_reply::{Meaning, meaning, words};
+use crate::name::shown;
+use crate::protocol::script::Call;
+use crate::redis::conn::dial::ConnectError;
+use crate::redis::fault::{Fault, NodeFault, Redirect};
+use crate::redis::server::Server;
+
+impl Server {
+    /// Returns the fault for a caller that got no connection.
+    pub(in crate::redis) fn connect_error(&self, connect_error: ConnectError) -> Fault {
+        if connect_error.is_final {
+            return Fault::Rejected(Error::Refused {
+                server: self.label().to_owned(),
+                command: connect_error.cause.refused_step(),
+                answer: connect_error.cause.to_string(),
+            });
+        }
+        self.failed();
+        Fault::NotRun(connect_error.cause)
+    }
+
+    /// Returns what an error reply to `call` means for its caller.
+    pub(in crate::redis) fn fault(&self, call: &Call<'_>, error: &ServerError) -> Fault {
+        // With several names, a script's error begins with the number of the name, counted from 1.
+        let which = error
+            .details()
+            .and_then(|text| text.split(' ').next()?.parse().ok());
+        let which = which.map_or(0, |n: usize| n.saturating_sub(1));
+        let key = |kind: usize| {
+            let key = call.keys.get(kind).and_then(|keys| keys.get(which));
+            shown(key.map_or(&[][..], Vec::as_slice))
+        };
+        match meaning(error) {
+            Meaning::WrongType => Fault::Rejected(Error::WrongType { key: key(0) }),
+            Meaning::BadFence => Fault::Rejected(Error::BadFence { key: key(1) }),
+            _ => self.refusal(call.script.name, error, || call.rights()),
+        }
+    }
+
+    /// Like [`fault`](Self::fault), for a server that may be a node of a cluster.
+    pub(in crate::redis) fn node_fault(&self, call: &Call<'_>, error: &ServerError) -> NodeFault {
+        let redirect = Redirect::read(error).filter(|_| self.pool.node.is_member());
+        match redirect {
+            Some(redirect) => NodeFault::Redirected(redirect, Cause::text(words(error))),
+            None => self.fault(call, error).into(),
+        }
+    }
+
+    /// Returns what an error reply to `command` means. `rights` lists the permissions that it
+    /// needs.
+    pub(in crate::redis) fn refusal(
+        &self,
+        command: &'static str,
+        error: &ServerError,
+        rights: impl FnOnce() -> String,
+    ) -> Fault {
+        match meaning(error) {
+            Meaning::NotNow | Meaning::NoScript => Fault::NotRun(Cause::text(words(error))),
+            _ => Fault::Rejected(self.refused(command, error, rights)),
+        }
+    }
+
+    pub(super) fn refused(
+        &self,
+        command: &'static str,
+        error: &ServerError,
+        rights: impl FnOnce() -> String,
+    ) -> Error {
+        let mut answer = words(error);
+        if matches!(meaning(error), Meaning::NoRight) {
+            answer = format!("{answer}; {}", rights());
+        }
+        let server = self.label().to_owned();
+        Error::Refused {
+            server,
+            command,
+            answer,
+        }
+    }
+}
