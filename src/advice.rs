@@ -1,4 +1,4 @@
-//! What to do about common error replies and connection errors.
+//! Advice for common error replies and connection errors.
 
 /// A part of an error's text, and the advice for it with a leading separator. The first match
 /// counts.
@@ -87,7 +87,7 @@ const ADVICE: [(&str, &str); 21] = [
     ),
 ];
 
-/// Returns what to do about an error with this text, with a leading separator; empty if unknown.
+/// Returns advice for an error with this text, with a leading separator; empty if there is none.
 pub(crate) fn advice(text: &str) -> &'static str {
     let found = ADVICE.iter().find(|(part, _)| text.contains(part));
     found.map_or("", |(_, advice)| advice)

@@ -39,9 +39,9 @@ enum CauseKind {
     Server,
     /// The client itself is the reason, and not the server.
     Client,
-    /// The peer sent what no Redis sends.
+    /// The peer sent a reply that Redis never sends.
     Malformed,
-    /// The peer is no Redis.
+    /// The peer is not Redis.
     NotRedis,
 }
 
@@ -106,7 +106,7 @@ impl Cause {
         self
     }
 
-    /// Whether it says only that time ran out: an earlier cause tells more.
+    /// Whether this is only a timeout: an earlier cause is more informative.
     pub(crate) fn is_silence(&self) -> bool {
         matches!(self.kind, CauseKind::NoReply | CauseKind::Timeout)
     }
@@ -116,12 +116,12 @@ impl Cause {
         self.kind == CauseKind::Client
     }
 
-    /// Whether the peer sent what no Redis sends.
+    /// Whether the peer sent a reply that Redis never sends.
     pub(crate) fn is_malformed(&self) -> bool {
         matches!(self.kind, CauseKind::Malformed | CauseKind::NotRedis)
     }
 
-    /// Whether the peer is surely no Redis.
+    /// Whether the peer is certainly not Redis.
     pub(crate) fn is_not_redis(&self) -> bool {
         self.kind == CauseKind::NotRedis
     }
@@ -170,10 +170,9 @@ impl Cause {
         }
     }
 
-    /// Returns the first source of this cause that adds something to its text.
+    /// Returns the first source from which on every source adds to the text and needs no escaping.
     ///
-    /// Sources from which on a text is repeated, or must be escaped, are left out: a caller prints
-    /// them without escaping.
+    /// Callers print the returned sources without escaping them.
     pub(crate) fn below(&self) -> Option<&(dyn std::error::Error + 'static)> {
         let mut said = self.text.to_string();
         let mut first = None;

@@ -1,4 +1,4 @@
-//! What an error reply means, and its text.
+//! The meaning and the text of error replies.
 
 use redis::{ErrorKind, RedisError, ServerError};
 
@@ -76,7 +76,8 @@ fn is_about_rights(answer: &ServerError) -> bool {
     answer.code() == "NOPERM" || answer.details().is_some_and(is_told)
 }
 
-/// The text of a library's error, without the name of its kind; an error answer as Redis wrote it.
+/// Returns the text of an error without the library's name of its kind; an error reply as Redis
+/// sent it.
 pub(crate) fn library_text(error: &RedisError) -> String {
     let source = std::error::Error::source(error);
     if let Some(answer) = source.and_then(|source| source.downcast_ref()) {

@@ -140,7 +140,7 @@ impl Holder {
         self.seen.get(..LONGEST_VALUE).unwrap_or(&self.seen)
     }
 
-    /// Returns what names the value in a release.
+    /// Returns the argument that identifies the value in a forced release.
     pub(crate) fn seen(&self) -> &[u8] {
         &self.seen
     }

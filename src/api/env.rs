@@ -40,7 +40,7 @@ fn builder(
         }
     };
     if builder.has_place() {
-        // What is wrong with it by now is no variable's fault.
+        // An error here is not about a variable.
         builder.clone().check()?;
     } else {
         let (url, source) = match text("REDIS_URL")? {

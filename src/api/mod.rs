@@ -1,4 +1,4 @@
-//! What users name: clients, locks and guards.
+//! The public types: clients, locks and guards.
 
 pub(crate) mod builder;
 pub(crate) mod client;

@@ -34,7 +34,7 @@ pub(crate) struct HandoffRun {
     granted: Instant,
 }
 
-/// What a holder that releases the lease must do.
+/// How a holder gives up its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandoffDecision {
     /// Hand the lease to the next waiter, under this token.

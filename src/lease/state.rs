@@ -80,7 +80,7 @@ pub(crate) enum LeaseStatus {
     Released,
 }
 
-/// What to do about a lease now.
+/// The next action for a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     /// Send a renewal.
@@ -93,7 +93,7 @@ pub(crate) enum Due {
     Nothing,
 }
 
-/// What a renewal requests from Redis.
+/// The request of a renewal to Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RenewalRequest {
     pub(crate) ttl: Duration,

@@ -1,4 +1,4 @@
-//! What calls on a lock do, written once for every kind of lock.
+//! The calls on a lock, written once for every kind of lock.
 
 pub(crate) mod acquire;
 mod attempt;

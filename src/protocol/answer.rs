@@ -1,4 +1,4 @@
-//! What the replies of scripts mean.
+//! The meaning of the replies of scripts.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::reply::Reply;
 use crate::token::FencingToken;
 
-/// What the valid replies to one acquiring call depend on.
+/// The properties of an acquiring call on which its valid replies depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
     /// The number of names.
@@ -20,7 +20,7 @@ pub(crate) struct Wanted {
     pub(crate) proposed: Option<u64>,
 }
 
-/// What a valid reply means.
+/// The meaning of a valid reply.
 #[derive(Clone, Debug)]
 #[cfg_attr(test, derive(PartialEq))]
 pub(crate) enum Answer {
@@ -31,8 +31,8 @@ pub(crate) enum Answer {
     TooLow(u64),
     /// Some servers of a quorum granted it and some did not, and no client has a majority.
     Split,
-    /// The caller holds the lock, or held it until this release. If the release counts them, with
-    /// the number of subscribers that received the wake-up.
+    /// The caller holds the lock, or held it until this release. Contains the number of
+    /// subscribers that received the wake-up, if the release counts them.
     Ours(Option<u64>),
     /// The lock is free.
     Gone,
@@ -61,7 +61,7 @@ pub(crate) struct Refusal {
     pub(crate) remaining: Option<Duration>,
 }
 
-/// What a call found at the lock key.
+/// The state of the lock key that a call found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyState {
     /// The caller holds it, or held it until this release.
@@ -78,7 +78,7 @@ impl Answer {
         matches!(self, Self::Granted(_) | Self::Ours(_))
     }
 
-    /// What a release or renewal found; `None` for the answer to another call.
+    /// Returns the state that a release or renewal found; `None` for the answer to another call.
     pub(crate) fn key_state(&self) -> Option<KeyState> {
         match self {
             Self::Ours(_) => Some(KeyState::Ours),
@@ -88,7 +88,7 @@ impl Answer {
         }
     }
 
-    /// The holder that an inspection found.
+    /// Returns the holder that an inspection found.
     pub(crate) fn holder(self) -> Option<Holder> {
         match self {
             Self::Holder(holder) => holder,
@@ -180,7 +180,7 @@ fn read_token(token: &Reply, wanted: Wanted) -> Option<FencingToken> {
     is_ours.then_some(first)
 }
 
-/// What the undo of several holder ids found.
+/// The result of undoing several holder ids.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Undone {
     /// The indices, from 0, of the ids that held the lock or had a place in its queue.

@@ -181,8 +181,8 @@ impl Sentinels {
         }
     }
 
-    /// Subscribes to one sentinel. The second value is true if the master has moved while nobody
-    /// listened.
+    /// Subscribes to one sentinel. The second value is true if the master moved while
+    /// there was no subscription.
     pub(crate) fn listen(&self, n: usize, timeout: Duration) -> Result<(Connection, bool), Cause> {
         let until = Instant::now().after(timeout);
         let mut connection = self.connect(n, until)?;

@@ -1,5 +1,5 @@
-//! The release of a lease that an acquiring call may leave behind, and what is known of it on each
-//! server.
+//! The release of a lease that an acquiring call may leave behind, and the known state of the call
+//! at each server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -33,7 +33,7 @@ impl Undoable<'_> {
     }
 }
 
-/// What is known about an acquiring command at one server.
+/// The known state of an acquiring command at one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Vote {
@@ -46,7 +46,7 @@ pub(crate) enum Vote {
     Refused,
 }
 
-/// What is known about one acquiring command at each server.
+/// The known state of one acquiring command at each server.
 ///
 /// A release skips the servers that acquired nothing. "Key not found" is proof only if the command
 /// is known to have run.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::stats::{Buckets, Stats, Totals};
 
-/// What one client has exported so far.
+/// The counts that one client has exported so far.
 pub(crate) struct Facade {
     /// The label that distinguishes this client's gauges from those of others in the process.
     client: SharedString,

@@ -205,7 +205,7 @@ pub(crate) struct Unlock {
     /// The lock's name
     pub(crate) name: OsString,
 
-    /// Confirm it, although the holder may still be working under the lock
+    /// Confirm the release, although the holder may still be working under the lock
     #[arg(long)]
     pub(crate) force: bool,
 }

@@ -46,13 +46,13 @@ pub(super) struct Owners {
     redirects: HashMap<u16, (HostPort, Instant)>,
 }
 
-/// What a layout has changed.
+/// The changes that a layout made.
 #[derive(Default)]
 pub(super) struct Change {
     pub(super) moved: Option<Moved>,
     /// The servers that own no slot any more.
     pub(super) retired: Vec<Arc<Server>>,
-    /// The node that reported the layout has not heard of a move yet.
+    /// The node that reported the layout does not know of a move yet.
     pub(super) is_behind: bool,
 }
 
@@ -128,7 +128,7 @@ impl Owners {
                 let redirect = redirects.get(&slot);
                 let server = redirect.map(|(place, _)| self.at(place, make));
                 let server = server.as_ref().unwrap_or(&master);
-                // The node has not heard of the move yet, nor of what moved with it.
+                // The node does not know of this move yet; other slots may have moved with it.
                 change.is_behind |= !Arc::ptr_eq(server, &master);
                 self.assign(slot, server, &mut change.moved);
             }

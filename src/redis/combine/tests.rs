@@ -1,4 +1,4 @@
-//! What becomes of combined calls while a connection is made or a write blocks.
+//! Combined calls while a connection is made or a write blocks.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};

@@ -67,8 +67,8 @@ impl Pool {
                     state.dialing.succeeded();
                     state.idle.push(connection);
                     if !state.is_awaited() {
-                        // The caller that it was made for has another one by now, and a combined
-                        // call may wait for one that does not come back.
+                        // The caller that requested it has another connection now, and a combined
+                        // call may wait for a connection that does not come back.
                         state.dismiss_one();
                     }
                 }
@@ -85,7 +85,7 @@ impl Pool {
                 return;
             }
             if ends_waits {
-                // All who waited fail with it. The next call starts a dialer, which pauses first.
+                // All waiting calls fail with it. The next call starts a dialer, which pauses first.
                 return state.dialing.stop();
             }
         }

@@ -11,7 +11,7 @@ use crate::protocol::verb::Verb;
 use crate::redis::conn::connection::{CallResult, Connection};
 use crate::redis::undoable::{PendingRelease, ServerVotes};
 
-/// What an unread reply belongs to, for the thread that reads it.
+/// The origin of an unread reply, for the thread that reads it.
 #[derive(Debug)]
 pub(crate) enum PendingReply {
     /// A reply without consequences.
@@ -95,7 +95,7 @@ impl PipelinedConnection {
     }
 
     /// Reads the next reply and returns it with the entry it belongs to. On an error, the
-    /// connection must not be used again; its entry is returned all the same.
+    /// connection must not be used again; the entry is returned as well.
     pub(crate) fn receive(&mut self, until: Instant) -> (PendingReply, CallResult) {
         let (owed, verb) = self.next_owed();
         (owed, self.connection.answer_to(until, verb))
@@ -123,7 +123,7 @@ impl PipelinedConnection {
         &self.connection
     }
 
-    /// Closes the connection and returns what its unread replies belong to. Sends `undo` behind
+    /// Closes the connection and returns the entries of its unread replies. Sends `undo` behind
     /// them first, if given.
     pub(crate) fn abandon(
         self,

@@ -104,7 +104,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// What is known about the lease's acquiring command at a server.
+    /// The known state of the lease's acquiring command at a server.
     fn vote(&self, member: &Member) -> Vote {
         let votes = self.undoable.and_then(|undoable| undoable.votes);
         votes.map_or(Vote::Asked, |votes| votes.vote(member.index))
@@ -142,7 +142,7 @@ impl<'a> Round<'a> {
             .sort_by_key(|slot| (slot.member.is_aside(), slot.member.pace()));
     }
 
-    /// Gets connections: as many as a majority needs, and the others that come about as fast.
+    /// Gets connections: as many as a majority needs, and others that are ready about as soon.
     fn connect(&mut self) -> Result<(), Fault> {
         let mut wanted: Vec<(usize, ConnectRequest<'_>)> = Vec::new();
         for (n, slot) in self.slots.iter_mut().enumerate() {
@@ -547,7 +547,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Returns a cause if so many servers are not Redis that no majority is left.
+    /// Returns a cause if too many servers are not Redis for a majority.
     fn no_redis(&self) -> Option<&Cause> {
         let spare = self.quorum.size.all - self.quorum.size.needed;
         let causes = || self.faults.iter().filter_map(|(_, fault)| fault.cause());

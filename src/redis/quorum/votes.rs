@@ -44,7 +44,7 @@ pub(crate) struct Votes {
     agreed: Answer,
     /// The other answers.
     others: Vec<Answer>,
-    /// How many servers gave no answer that counts.
+    /// How many servers gave no valid answer.
     failed: usize,
 }
 
@@ -162,7 +162,7 @@ impl Votes {
         }
     }
 
-    /// The time until so many of the refusing keys have expired that a majority is free.
+    /// The time until enough of the refusing keys have expired for a majority to be free.
     fn free_in(&self, refusals: &[&Refusal]) -> Option<Duration> {
         let ends = refusals
             .iter()

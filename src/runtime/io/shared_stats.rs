@@ -1,4 +1,4 @@
-//! What this client adds to the shared statistics: a hash of counters for all clients of a fleet.
+//! The additions of this client to the shared statistics: a hash of counters for a whole fleet.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::stats::Totals;
 /// How often counters are sent.
 pub(in crate::runtime) const SEND_EVERY: Duration = Duration::from_secs(1);
 
-/// What this client adds to the shared statistics.
+/// The additions of this client to the shared statistics.
 pub(crate) struct SharedStats {
     pub(in crate::runtime) is_shared: bool,
     /// A thread that sends counters was started.
@@ -37,7 +37,7 @@ pub(crate) struct SharedStats {
 
 pub(in crate::runtime) struct StatsKeys {
     pub(in crate::runtime) hash: [Vec<u8>; 1],
-    /// Where the script records the serial number of this client's last addition.
+    /// The key that holds the serial number of this client's last addition.
     mark: [Vec<u8>; 1],
 }
 
