@@ -15,6 +15,8 @@ use crate::health::{Health, HealthState};
 use crate::lock::list::{Held, list};
 use crate::lock::shutdown::{Core, ShutdownReport, shutdown};
 use crate::name::Name;
+use crate::protocol::fair::FairMutexKeys;
+use crate::protocol::mutex::MutexKeys;
 use crate::redis::{Deployment, Fault};
 use crate::runtime::{self, Runtime};
 use crate::stats::{Stats, Totals};
@@ -137,7 +139,7 @@ impl Client {
     /// Two locks with the same name are the same lock.
     pub fn mutex(&self, name: impl Into<Name>) -> Mutex {
         let keys = self.runtime().keys(name.into());
-        Mutex::new(Arc::clone(&self.core), Arc::new(keys))
+        Mutex::new(Arc::clone(&self.core), MutexKeys::of(keys))
     }
 
     /// Returns the fair lock called `name`: first come, first served, across all processes.
@@ -152,8 +154,8 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn fair_mutex(&self, name: impl Into<Name>) -> FairMutex {
-        let keys = self.runtime().keys(name.into()).fair();
-        FairMutex::new(Arc::clone(&self.core), Arc::new(keys))
+        let keys = self.runtime().keys(name.into());
+        FairMutex::new(Arc::clone(&self.core), FairMutexKeys::of(keys))
     }
 
     /// Returns the lock of several names, which acquires all of them or none. Does no I/O.
@@ -171,7 +173,7 @@ impl Client {
     pub fn mutex_all<N: Into<Name>>(&self, names: impl IntoIterator<Item = N>) -> MutexAll {
         let names = names.into_iter().map(Into::into).collect();
         let keys = self.runtime().keys_of_all(names);
-        MutexAll::new(Arc::clone(&self.core), Arc::new(keys))
+        MutexAll::new(Arc::clone(&self.core), keys)
     }
 
     /// Sends a `PING` and returns how long the reply took.

@@ -11,7 +11,7 @@ use crate::config::Settings;
 use crate::error::Error;
 use crate::holder::Holder;
 use crate::lock::shutdown::Core;
-use crate::protocol::keys::Keys;
+use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
 
 /// A lock that is granted to the call that has waited longest, across all processes.
@@ -79,7 +79,7 @@ use crate::token::FencingToken;
 pub struct FairMutex(Mutex);
 
 impl FairMutex {
-    pub(crate) fn new(core: Arc<Core>, keys: Arc<Keys>) -> Self {
+    pub(crate) fn new(core: Arc<Core>, keys: Arc<dyn Primitive>) -> Self {
         // The queue in Redis decides which call is next, not this client.
         Self(Mutex::new(core, keys).local_handoffs(0))
     }

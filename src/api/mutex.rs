@@ -15,7 +15,7 @@ use crate::lock::release::Unlocked;
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
-use crate::protocol::keys::Keys;
+use crate::protocol::primitive::{Primitive, RedisQueue};
 use crate::redis::inspect::Gauge;
 use crate::redis::{Cap, Fault};
 use crate::token::FencingToken;
@@ -65,13 +65,13 @@ use crate::token::FencingToken;
 #[derive(Clone)]
 pub struct Mutex {
     core: Arc<Core>,
-    keys: Arc<Keys>,
+    keys: Arc<dyn Primitive>,
     settings: Settings,
 }
 
 /// Settings.
 impl Mutex {
-    pub(crate) fn new(core: Arc<Core>, keys: Arc<Keys>) -> Self {
+    pub(crate) fn new(core: Arc<Core>, keys: Arc<dyn Primitive>) -> Self {
         Self {
             core,
             keys,
@@ -308,10 +308,11 @@ impl Mutex {
     /// Returns how many calls wait in the queue of a fair lock.
     pub(crate) fn queued(&self) -> Result<u64, Error> {
         self.core.runtime.deployment.check(&self.keys)?;
-        Ok(self.number(Gauge::FairQueues)?.unwrap_or(0))
+        let queue = self.keys.queue().map_or(&[][..], RedisQueue::key);
+        Ok(self.number(Gauge::Length(queue))?.unwrap_or(0))
     }
 
-    fn number(&self, what: Gauge) -> Result<Option<u64>, Error> {
+    fn number(&self, what: Gauge<'_>) -> Result<Option<u64>, Error> {
         let runtime = &self.core.runtime;
         self.keys.check()?;
         runtime.check_open()?;
@@ -344,7 +345,7 @@ impl Mutex {
         };
         let runtime = &self.core.runtime;
         let until = Instant::now().after(runtime.deployment.command_timeout());
-        let call = self.keys.release(holder.seen());
+        let call = self.keys.release(holder.seen(), false);
         let answer = runtime
             .deployment
             .call(call, until, Cap::Counted)

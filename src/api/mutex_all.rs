@@ -11,7 +11,7 @@ use crate::config::Settings;
 use crate::error::Error;
 use crate::lock::shutdown::Core;
 use crate::name::Name;
-use crate::protocol::keys::Keys;
+use crate::protocol::primitive::Primitive;
 
 /// A lock of several names, which acquires all of them or none.
 ///
@@ -66,7 +66,7 @@ use crate::protocol::keys::Keys;
 pub struct MutexAll(Mutex);
 
 impl MutexAll {
-    pub(crate) fn new(core: Arc<Core>, keys: Arc<Keys>) -> Self {
+    pub(crate) fn new(core: Arc<Core>, keys: Arc<dyn Primitive>) -> Self {
         // Sets are never handed on, not even a set of one name: all sets behave alike.
         Self(Mutex::new(core, keys).local_handoffs(0))
     }

@@ -13,14 +13,14 @@ use crate::lease::handoff::{HandoffDecision, HandoffRun};
 use crate::lease::state::{LeaseState, LeaseStatus};
 use crate::lost::Lost;
 use crate::name::Name;
-use crate::protocol::keys::Keys;
 use crate::protocol::one_or_many::OneOrMany;
+use crate::protocol::primitive::Primitive;
 use crate::redis::ServerVotes;
 use crate::replicas::Replicas;
 use crate::token::FencingToken;
 
 pub(crate) struct HeldLease {
-    pub(crate) keys: Arc<Keys>,
+    pub(crate) keys: Arc<dyn Primitive>,
     pub(crate) id: HolderId,
     /// The granted tokens: one for each name, or one for all names.
     pub(crate) tokens: OneOrMany<FencingToken>,
@@ -316,6 +316,8 @@ impl std::fmt::Debug for HeldLease {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::keys::Keys;
+    use crate::protocol::mutex::MutexKeys;
     use crossbeam_channel::TryRecvError;
 
     const TERMS: LeaseTerms = LeaseTerms {
@@ -345,7 +347,7 @@ mod tests {
         let token = FencingToken::new(7);
         let lease = LeaseState::granted(now(), now(), &TERMS).unwrap();
         let hold = HeldLease {
-            keys: Arc::new(Keys::new("a".into(), "lock:", "lock_release:")),
+            keys: MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:")),
             id: HolderId::fresh("o"),
             tokens: OneOrMany::One(token),
             votes: None,

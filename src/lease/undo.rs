@@ -10,13 +10,14 @@ use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::keys::Keys;
+use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
 use crate::redis::{Majority, ServerVotes, Verdict, Vote, Votes};
 
 /// A release that may not have run yet.
 #[derive(Clone, Debug)]
 pub(crate) struct Undo {
-    pub(crate) keys: Arc<Keys>,
+    pub(crate) keys: Arc<dyn Primitive>,
     pub(crate) id: HolderId,
     /// When the undo ends: the key has expired, or the caller no longer waits.
     pub(crate) until: Instant,
@@ -68,7 +69,7 @@ impl ReleaseReport {
 
 impl Undo {
     /// Returns the undo of an acquire that may still run.
-    pub(crate) fn of_acquire(keys: Arc<Keys>, id: HolderId, until: Instant) -> Self {
+    pub(crate) fn of_acquire(keys: Arc<dyn Primitive>, id: HolderId, until: Instant) -> Self {
         Self {
             may_overtake: true,
             ..Self::of_release(keys, id, until)
@@ -76,7 +77,7 @@ impl Undo {
     }
 
     /// Returns the repetition of a release whose acquire has run. Any reply ends it.
-    pub(crate) fn of_release(keys: Arc<Keys>, id: HolderId, until: Instant) -> Self {
+    pub(crate) fn of_release(keys: Arc<dyn Primitive>, id: HolderId, until: Instant) -> Self {
         Self {
             keys,
             id,
@@ -90,7 +91,7 @@ impl Undo {
 
     /// Returns a release whose outcome is sent to `told`; nothing is sent if it stays undecided.
     pub(crate) fn told(
-        keys: Arc<Keys>,
+        keys: Arc<dyn Primitive>,
         id: HolderId,
         until: Instant,
         told: Arc<ReleaseReport>,
@@ -108,7 +109,7 @@ impl Undo {
     }
 
     /// Returns the same undo for a part of the keys.
-    pub(crate) fn part(&self, keys: &Arc<Keys>) -> Self {
+    pub(crate) fn part(&self, keys: &Arc<dyn Primitive>) -> Self {
         Self {
             keys: Arc::clone(keys),
             ..self.clone()
@@ -165,12 +166,14 @@ impl Released {
 mod tests {
     use super::*;
     use crate::name::Name;
+    use crate::protocol::all::MutexAllKeys;
+    use crate::protocol::mutex::MutexKeys;
     use std::time::Duration;
 
-    fn parts() -> (Arc<Keys>, HolderId, Instant) {
+    fn parts() -> (Arc<dyn Primitive>, HolderId, Instant) {
         let keys = Keys::new("a".into(), "lock:", "lock_release:");
         (
-            Arc::new(keys),
+            MutexKeys::of(keys),
             HolderId::fresh("o"),
             Instant::START.after(Duration::from_secs(10)),
         )
@@ -198,7 +201,7 @@ mod tests {
         assert_eq!(released.take(|_| true).len(), Released::MOST);
         assert!(released.take(|_| true).is_empty());
         let names = ["a", "b"].map(Name::from).to_vec();
-        let two = Arc::new(Keys::all(names, "lock:", "r:"));
+        let two = MutexAllKeys::of(names, "lock:", "r:", false);
         for keys in [&two, &two, &keys] {
             released.note(Undo::of_release(Arc::clone(keys), id.clone(), until));
         }

@@ -9,7 +9,7 @@ use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::lease::undo::Undo;
 use crate::protocol::answer::{Answer, KeyState};
-use crate::protocol::keys::Keys;
+use crate::protocol::primitive::Primitive;
 use crate::protocol::script::Call;
 use crate::protocol::verb::Verb;
 
@@ -66,7 +66,7 @@ struct Pending {
 /// The undos of one lock.
 #[derive(Debug)]
 struct Group {
-    keys: Arc<Keys>,
+    keys: Arc<dyn Primitive>,
     /// The undos by due time.
     order: BTreeSet<(Instant, u64)>,
     ids: HashMap<HolderId, u64>,
@@ -77,13 +77,13 @@ struct Group {
     next: Instant,
 }
 
-/// Keys that are equal if their names and kind are.
+/// Locks are the same if their releases take the same keys.
 #[derive(Debug)]
-struct SameLock(Arc<Keys>);
+struct SameLock(Arc<dyn Primitive>);
 
 impl PartialEq for SameLock {
     fn eq(&self, other: &Self) -> bool {
-        *self.0.names == *other.0.names && self.0.queue().is_some() == other.0.queue().is_some()
+        self.0.release(&[], false).keys == other.0.release(&[], false).keys
     }
 }
 
@@ -98,7 +98,7 @@ impl Hash for SameLock {
 /// The undos that one command carries.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    pub(crate) keys: Arc<Keys>,
+    pub(crate) keys: Arc<dyn Primitive>,
     group: u64,
     undos: Vec<(u64, HolderId)>,
     /// The arguments of the script for several ids; empty for one id.
@@ -110,7 +110,7 @@ impl Batch {
         match &*self.undos {
             [(_, id)] => Call {
                 verb: Verb::Undo(1),
-                ..self.keys.release(id.as_str().as_bytes())
+                ..self.keys.release(id.as_str().as_bytes(), false)
             },
             _ => self.keys.undo(&self.arguments),
         }
@@ -376,7 +376,7 @@ impl Undos {
 }
 
 impl Group {
-    fn new(keys: Arc<Keys>, now: Instant) -> Self {
+    fn new(keys: Arc<dyn Primitive>, now: Instant) -> Self {
         Self {
             keys,
             order: BTreeSet::new(),
@@ -393,6 +393,8 @@ mod tests {
     use super::*;
     use crate::lease::undo::ReleaseReport;
     use crate::protocol::answer::Undone;
+    use crate::protocol::keys::Keys;
+    use crate::protocol::mutex::MutexKeys;
     use crate::redis::Majority;
     use crossbeam_channel::unbounded;
 
@@ -406,8 +408,8 @@ mod tests {
         Instant::START.after(ms(n))
     }
 
-    fn keys(name: &str) -> Arc<Keys> {
-        Arc::new(Keys::new(name.into(), "lock:", "lock_release:"))
+    fn keys(name: &str) -> Arc<dyn Primitive> {
+        MutexKeys::of(Keys::new(name.into(), "lock:", "lock_release:"))
     }
 
     fn undo(name: &str, now: Instant) -> Undo {

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::lease::held::HeldLease;
 use crate::lock::attempt::{Attempt, Attempted, SPLIT_VOTE_BACKOFF};
 use crate::lock::wait::Wait;
-use crate::protocol::keys::Keys;
+use crate::protocol::primitive::Primitive;
 use crate::redis::Fault;
 use crate::runtime::Runtime;
 
@@ -29,7 +29,7 @@ pub(crate) enum WaitLimit {
 /// lock.
 pub(crate) fn acquire(
     runtime: &Arc<Runtime>,
-    keys: &Arc<Keys>,
+    keys: &Arc<dyn Primitive>,
     settings: &Settings,
     limit: WaitLimit,
 ) -> Result<Option<Arc<HeldLease>>, Error> {
@@ -57,7 +57,7 @@ pub(crate) fn acquire(
 /// Sets `has_waited` if the call waited for another holder.
 fn take(
     runtime: &Arc<Runtime>,
-    keys: &Arc<Keys>,
+    keys: &Arc<dyn Primitive>,
     settings: &Settings,
     limit: WaitLimit,
     start: Instant,

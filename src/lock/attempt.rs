@@ -18,8 +18,8 @@ use crate::lock::silence::Silence;
 use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::answer::Answer;
-use crate::protocol::keys::Keys;
 use crate::protocol::one_or_many::OneOrMany;
+use crate::protocol::primitive::{Acquire, Primitive};
 use crate::protocol::script::Call;
 use crate::redis::{Cap, Fault, Majority, ServerVotes, Undoable};
 use crate::runtime::Runtime;
@@ -43,7 +43,7 @@ pub(crate) const SPLIT_VOTE_BACKOFF: Backoff =
 /// A call that acquires a lock.
 pub(crate) struct Attempt<'a> {
     pub(crate) runtime: &'a Arc<Runtime>,
-    pub(crate) keys: &'a Arc<Keys>,
+    pub(crate) keys: &'a Arc<dyn Primitive>,
     pub(crate) settings: &'a Settings,
     pub(crate) terms: LeaseTerms,
     /// When the call began.
@@ -77,7 +77,7 @@ enum Proposed {
 impl<'a> Attempt<'a> {
     pub(crate) fn new(
         runtime: &'a Arc<Runtime>,
-        keys: &'a Arc<Keys>,
+        keys: &'a Arc<dyn Primitive>,
         settings: &'a Settings,
         terms: LeaseTerms,
         start: Instant,
@@ -145,7 +145,7 @@ impl<'a> Attempt<'a> {
     /// Tries to acquire the names that one script call can cover.
     fn try_part(
         &self,
-        part: &Arc<Keys>,
+        part: &Arc<dyn Primitive>,
         id: &HolderId,
         votes: Option<&Arc<ServerVotes>>,
         until: Instant,
@@ -154,7 +154,14 @@ impl<'a> Attempt<'a> {
     ) -> Result<PartReply, Fault> {
         let runtime = self.runtime;
         let deployment = &runtime.deployment;
-        let acquire = deployment.acquire(part, id, self.terms.ttl, above, tokens);
+        let request = Acquire {
+            id,
+            ttl: self.terms.ttl,
+            tokens,
+            proposed: None,
+            inbox: None,
+        };
+        let acquire = deployment.acquire(part, request, above);
         let (answer, sent) = self.send(acquire, part, id, votes, until)?;
         let attempted = match answer {
             Answer::Granted(tokens) => return Ok(PartReply::Granted(tokens, sent)),
@@ -182,7 +189,7 @@ impl<'a> Attempt<'a> {
     pub(crate) fn send(
         &self,
         call: Call<'_>,
-        part: &Arc<Keys>,
+        part: &Arc<dyn Primitive>,
         id: &HolderId,
         votes: Option<&Arc<ServerVotes>>,
         until: Instant,
@@ -215,7 +222,7 @@ impl<'a> Attempt<'a> {
     /// If one is not granted, gives back those before it.
     fn try_each_part(
         &self,
-        parts: &[Arc<Keys>],
+        parts: &[Arc<dyn Primitive>],
         id: &HolderId,
         tokens: u64,
     ) -> Result<PartReply, Fault> {
@@ -245,7 +252,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Undoes granted parts, and waits for that until `until`.
-    fn give_back(&self, parts: &[Arc<Keys>], id: &HolderId, until: Instant) {
+    fn give_back(&self, parts: &[Arc<dyn Primitive>], id: &HolderId, until: Instant) {
         let (told, found) = unbounded();
         let told = Arc::new(ReleaseReport::new(Majority::each(parts.len()), told));
         let end = Instant::now().after(self.terms.ttl);
@@ -327,7 +334,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Undoes in the background what was or may yet be acquired under `id`.
-    pub(crate) fn undo(&self, keys: &Arc<Keys>, id: &HolderId, cause: Cause) -> Fault {
+    pub(crate) fn undo(&self, keys: &Arc<dyn Primitive>, id: &HolderId, cause: Cause) -> Fault {
         let until = Instant::now().after(self.terms.ttl);
         self.runtime
             .undo(Undo::of_acquire(Arc::clone(keys), id.clone(), until));
@@ -335,7 +342,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Undoes in the background what a command did whose reply is no answer to it.
-    pub(crate) fn undo_unread(&self, keys: &Arc<Keys>, id: &HolderId) -> Fault {
+    pub(crate) fn undo_unread(&self, keys: &Arc<dyn Primitive>, id: &HolderId) -> Fault {
         let cause = Cause::text("unexpected reply to the acquire script");
         self.undo(keys, id, cause)
     }

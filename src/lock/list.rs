@@ -1,6 +1,7 @@
 //! Lists the held locks, by scanning the keys of every server.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::config::Config;
@@ -9,6 +10,8 @@ use crate::holder::Holder;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;
+use crate::protocol::mutex::MutexKeys;
+use crate::protocol::primitive::Primitive;
 use crate::protocol::script::Call;
 use crate::redis::{Cap, Connection, Fault, Server};
 use crate::runtime::Runtime;
@@ -66,7 +69,7 @@ fn collect(
     let mut connection = None;
     loop {
         let (next, page) = twice(runtime, |until| server.scan(&cursor, pattern, until))?;
-        let names: Vec<Keys> = page
+        let names: Vec<Arc<dyn Primitive>> = page
             .iter()
             .filter_map(|key| named(key, &runtime.config))
             // `SCAN` may return a key twice, and keys that are not locks.
@@ -146,7 +149,7 @@ fn holders(
     runtime: &Runtime,
     server: &Server,
     connection: &mut Option<Connection>,
-    names: &[Keys],
+    names: &[Arc<dyn Primitive>],
     until: Instant,
 ) -> Result<Vec<Option<Holder>>, Fault> {
     let mut used = match connection.take() {
@@ -170,10 +173,10 @@ fn holders(
 }
 
 /// Returns the lock with this key, or `None` if no lock can have it.
-fn named(key: &[u8], config: &Config) -> Option<Keys> {
+fn named(key: &[u8], config: &Config) -> Option<Arc<dyn Primitive>> {
     let name = key.strip_prefix(config.key_prefix.as_bytes())?;
     let keys = Keys::new(name.into(), &config.key_prefix, &config.channel_prefix);
-    keys.check().is_ok().then_some(keys)
+    keys.check().is_ok().then(|| MutexKeys::of(keys))
 }
 
 /// Returns a glob pattern that matches exactly these bytes.

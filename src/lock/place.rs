@@ -11,7 +11,7 @@ use crate::lock::attempt::{Attempt, Attempted, TTL_TOO_SHORT};
 use crate::logging;
 use crate::protocol::answer::{Answer, Refreshed};
 use crate::protocol::fair::{provisional, refresh_every};
-use crate::protocol::keys::QueueKeys;
+use crate::protocol::primitive::{Acquire, RedisQueue};
 use crate::queue::fair::{FairTicket, RefreshPace};
 use crate::queue::position::{Grant, Queue};
 use crate::redis::{Cap, Fault};
@@ -20,12 +20,12 @@ use crate::wait_policy::WaitPolicy;
 /// A call's place in the queue in Redis, once it has one; dropping it leaves the queue.
 pub(crate) struct Place<'a> {
     attempt: &'a Attempt<'a>,
-    queue_keys: &'a QueueKeys,
+    queue_keys: &'a dyn RedisQueue,
     pub(crate) ticket: FairTicket<'a>,
 }
 
 impl<'a> Place<'a> {
-    pub(crate) fn new(attempt: &'a Attempt<'a>, queue_keys: &'a QueueKeys) -> Self {
+    pub(crate) fn new(attempt: &'a Attempt<'a>, queue_keys: &'a dyn RedisQueue) -> Self {
         let pace = RefreshPace {
             every: refresh_every(attempt.terms.ttl),
             backoff: match attempt.settings.wait {
@@ -54,8 +54,13 @@ impl<'a> Place<'a> {
             WaitPolicy::Wake => runtime.inbox(keys.key(0)),
             WaitPolicy::Backoff(_) => Vec::new(),
         };
-        let ttl = self.attempt.terms.ttl;
-        let call = self.queue_keys.enter(keys, &id, ttl, Some(&inbox));
+        let call = keys.acquire(Acquire {
+            id: &id,
+            ttl: self.attempt.terms.ttl,
+            tokens: 1,
+            proposed: None,
+            inbox: Some(&inbox),
+        });
         let until = self.attempt.silence.reply_deadline();
         // Before sending: the lock may be granted before the reply arrives.
         self.ticket.begin_entering(&id);
@@ -87,7 +92,7 @@ impl<'a> Place<'a> {
             false => Vec::new(),
         };
         let values: Vec<Vec<u8>> = ids.iter().map(|id| id.as_str().into()).collect();
-        let call = self.queue_keys.refresh(keys, &inbox, &values);
+        let call = self.queue_keys.refresh(&inbox, &values);
         let until = self.attempt.silence.reply_deadline();
         self.ticket.about_to_try(Instant::now());
         let answer = runtime
@@ -149,7 +154,7 @@ impl<'a> Place<'a> {
             // After a shutdown no thread does this in the background. If it fails, the place
             // expires.
             let until = Instant::now().after(runtime.deployment.command_timeout());
-            let call = keys.release(id.as_str().as_bytes());
+            let call = keys.release(id.as_str().as_bytes(), false);
             let _ = runtime.deployment.call(call, until, Cap::Exempt);
             return;
         }

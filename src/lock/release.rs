@@ -11,7 +11,7 @@ use crate::lock::renew::renew;
 use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
-use crate::protocol::keys::Keys;
+use crate::protocol::primitive::Primitive;
 use crate::queue::local::{HandOffOutcome, HandedOff};
 use crate::redis::{Cap, Fault, Undoable};
 use crate::runtime::Runtime;
@@ -171,10 +171,7 @@ fn send_until_answered(
     // A release without a reply may be what removed the key.
     let mut may_have_run = false;
     loop {
-        let call = match *yields_to_fleet {
-            true => hold.keys.release_and_count(&hold.id),
-            false => hold.keys.release(hold.id.as_str().as_bytes()),
-        };
+        let call = (hold.keys).release(hold.id.as_str().as_bytes(), *yields_to_fleet);
         let undoable = undoable(hold, &hold.keys);
         let answer = runtime
             .deployment
@@ -269,7 +266,7 @@ pub(crate) fn give_back_unseen(runtime: &Runtime, hold: &Arc<HeldLease>, until: 
     for part in hold.keys.parts() {
         // If this fails, the key expires.
         let _ = runtime.deployment.call_or_undo(
-            part.release(hold.id.as_str().as_bytes()),
+            part.release(hold.id.as_str().as_bytes(), false),
             until,
             Cap::Exempt,
             Some(&undoable(hold, part)),
@@ -277,7 +274,7 @@ pub(crate) fn give_back_unseen(runtime: &Runtime, hold: &Arc<HeldLease>, until: 
     }
 }
 
-fn undoable<'a>(hold: &'a HeldLease, part: &'a Arc<Keys>) -> Undoable<'a> {
+fn undoable<'a>(hold: &'a HeldLease, part: &'a Arc<dyn Primitive>) -> Undoable<'a> {
     Undoable {
         keys: part,
         id: &hold.id,

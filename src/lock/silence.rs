@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
-use crate::protocol::keys::Keys;
+use crate::protocol::primitive::Primitive;
 use crate::redis::{Fault, OpenCircuit};
 use crate::runtime::Runtime;
 use crate::wait_policy::RECONNECT;
@@ -20,7 +20,7 @@ const MAX_MALFORMED: u32 = 3;
 /// What a call knows about commands of its own that got no reply.
 pub(crate) struct Silence<'a> {
     runtime: &'a Arc<Runtime>,
-    keys: &'a Arc<Keys>,
+    keys: &'a Arc<dyn Primitive>,
     /// When the call ends.
     deadline: Instant,
     /// When counting the silence of Redis starts.
@@ -41,7 +41,7 @@ impl<'a> Silence<'a> {
     /// Returns the record of a call from `start` to `deadline`.
     pub(crate) fn new(
         runtime: &'a Arc<Runtime>,
-        keys: &'a Arc<Keys>,
+        keys: &'a Arc<dyn Primitive>,
         start: Instant,
         deadline: Instant,
     ) -> Self {
@@ -176,8 +176,9 @@ impl<'a> Silence<'a> {
     pub(crate) fn error_for_others(&self, now: Instant) -> Error {
         let silence = self.since(now).until(now);
         let deployment = &self.runtime.deployment;
-        let silent_since =
-            |part: &&Arc<Keys>| deployment.silent_since(part.key(0), now, self.counts_from.get());
+        let silent_since = |part: &&Arc<dyn Primitive>| {
+            deployment.silent_since(part.key(0), now, self.counts_from.get())
+        };
         let part = self.keys.parts().iter().min_by_key(silent_since);
         let cause = part.and_then(|part| deployment.last_failure(part.key(0)));
         self.unreachable(cause.unwrap_or_else(|| Cause::no_reply(silence)), now)
@@ -212,8 +213,9 @@ impl<'a> Silence<'a> {
     /// Since when this call has been without a reply at `now`.
     fn since(&self, now: Instant) -> Instant {
         let deployment = &self.runtime.deployment;
-        let each =
-            |part: &Arc<Keys>| deployment.silent_since(part.key(0), now, self.counts_from.get());
+        let each = |part: &Arc<dyn Primitive>| {
+            deployment.silent_since(part.key(0), now, self.counts_from.get())
+        };
         let first = self.keys.parts().iter().map(each).min();
         first.unwrap_or(now)
     }

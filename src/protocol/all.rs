@@ -1,53 +1,180 @@
-//! The calls of a lock of several names: the arguments of the plain lock, for scripts that take all
-//! names or none.
+//! The lock of several names, all or none. In a cluster it has a part for each slot.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::holder::HolderId;
+use crate::name::Name;
 use crate::protocol::answer::Wanted;
 use crate::protocol::keys::Keys;
-use crate::protocol::mutex;
-use crate::protocol::script::{ACQUIRE_ALL, Call, PROPOSE_ALL, RELEASE_ALL, RENEW_ALL};
+use crate::protocol::mutex::{self, MutexKeys};
+use crate::protocol::primitive::{Acquire, Primitive};
+use crate::protocol::script::{Arg, Call, Script};
 use crate::protocol::verb::Verb;
 
-/// Acquires all names and draws one fencing token for each.
-pub(super) fn acquire<'a>(keys: &'a Keys, id: &'a HolderId, ttl: Duration) -> Call<'a> {
-    let wanted = Wanted {
-        names: keys.names.len(),
-        tokens: keys.names.len(),
-        reserved: 0,
-        proposed: None,
-    };
-    Call {
-        verb: Verb::Acquire(wanted),
-        script: &ACQUIRE_ALL,
-        ..mutex::acquire(keys, id, ttl, 1)
+pub(super) static ACQUIRE_ALL: Script = Script::new(
+    "acquire_all",
+    include_str!("acquire_all.lua"),
+    &["get", "pttl", "set", "del", "time"],
+);
+pub(super) static PROPOSE_ALL: Script = Script::new(
+    "propose_all",
+    include_str!("propose_all.lua"),
+    &["get", "pttl", "set", "del"],
+);
+pub(super) static RELEASE_ALL: Script = Script::new(
+    "release_all",
+    include_str!("release_all.lua"),
+    &["get", "del", "pttl", "pexpire", "set"],
+);
+pub(super) static RENEW_ALL: Script = Script::new(
+    "renew_all",
+    include_str!("renew_all.lua"),
+    &["get", "pttl", "pexpire", "set", "del"],
+);
+
+/// The keys and calls of a [`MutexAll`](crate::MutexAll).
+#[derive(Debug)]
+pub(crate) struct MutexAllKeys {
+    keys: Keys,
+    slots: Vec<Arc<dyn Primitive>>,
+}
+
+impl MutexAllKeys {
+    /// Returns the lock of these names, each taken once. One name is locked like any mutex.
+    pub(crate) fn of(
+        names: Vec<Name>,
+        key_prefix: &str,
+        channel_prefix: &str,
+        is_cluster: bool,
+    ) -> Arc<dyn Primitive> {
+        let mut each = Keys::each(names, key_prefix, channel_prefix);
+        let mut slots = Vec::new();
+        if is_cluster {
+            // Sorted by name before, so that every client tries them in the same order.
+            each.sort_by_key(|keys| keys.key(0).slot());
+            let same = |a: &Keys, b: &Keys| a.key(0).slot() == b.key(0).slot();
+            slots = each.chunk_by(same).map(Self::part).collect();
+        }
+        match slots.len() {
+            0 | 1 => Self::part(&each),
+            _ => Arc::new(Self {
+                keys: Keys::join(&each),
+                slots,
+            }),
+        }
+    }
+
+    /// The lock of names that one script call can take.
+    fn part(each: &[Keys]) -> Arc<dyn Primitive> {
+        let keys = Keys::join(each);
+        match each {
+            [_] => MutexKeys::of(keys),
+            _ => Arc::new(Self {
+                keys,
+                slots: Vec::new(),
+            }),
+        }
     }
 }
 
-/// Acquires all names on one server of a quorum, under a token that the client proposes.
-pub(super) fn propose<'a>(keys: &'a Keys, id: &'a HolderId, ttl: Duration, token: u64) -> Call<'a> {
-    Call {
-        script: &PROPOSE_ALL,
-        ..mutex::propose(keys, id, ttl, token, 1)
+impl Primitive for MutexAllKeys {
+    fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
+        // Sets are never handed off.
+        let request = Acquire {
+            tokens: 1,
+            ..request
+        };
+        if let Some(token) = request.proposed {
+            return Call {
+                script: &PROPOSE_ALL,
+                ..mutex::propose(&self.keys, &request, token)
+            };
+        }
+        let wanted = Wanted {
+            names: self.keys.names.len(),
+            tokens: self.keys.names.len(),
+            reserved: 0,
+            proposed: None,
+        };
+        Call {
+            verb: Verb::Acquire(wanted),
+            script: &ACQUIRE_ALL,
+            ..mutex::acquire(&self.keys, &request)
+        }
+    }
+
+    fn release<'a>(&'a self, value: &'a [u8], _: bool) -> Call<'a> {
+        let args = [Arg::Bytes(value), Arg::Absent, Arg::Absent, Arg::Absent];
+        let verb = Verb::Release { counts: false };
+        Call {
+            rest: &self.keys.channels,
+            ..Call::new(verb, &RELEASE_ALL, [&self.keys.locks, &[]], args)
+        }
+    }
+
+    fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
+        mutex::undo(&self.keys, arguments)
+    }
+
+    fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
+        Call {
+            script: &RENEW_ALL,
+            ..mutex::renew(&self.keys, id, ttl, may_shorten)
+        }
+    }
+
+    fn slots(&self) -> &[Arc<dyn Primitive>] {
+        &self.slots
+    }
+
+    fn outlives_its_loss(&self) -> bool {
+        true
     }
 }
 
-pub(super) fn release<'a>(keys: &'a Keys, value: &'a [u8]) -> Call<'a> {
-    Call {
-        script: &RELEASE_ALL,
-        ..mutex::release(keys, value)
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-pub(super) fn renew<'a>(
-    keys: &'a Keys,
-    id: &'a HolderId,
-    ttl: Duration,
-    may_shorten: bool,
-) -> Call<'a> {
-    Call {
-        script: &RENEW_ALL,
-        ..mutex::renew(keys, id, ttl, may_shorten)
+    fn all(names: &[&str], is_cluster: bool) -> Arc<dyn Primitive> {
+        let names = names.iter().map(|name| Name::from(*name)).collect();
+        MutexAllKeys::of(names, "lock:", "r:", is_cluster)
+    }
+
+    #[test]
+    fn several_names_are_sorted_and_each_is_there_once() {
+        let keys = all(&["b", "c", "a", "b"], false);
+        assert_eq!(*keys.names, ["a", "b", "c"].map(Name::from));
+        assert_eq!(keys.locks[2], b"lock:c");
+        assert_eq!(keys.to_string(), "a, b and 1 more");
+        assert_eq!(all(&["b", "a"], false).to_string(), "a and b");
+        let error = all(&[], false).check().unwrap_err().to_string();
+        assert!(error.contains("no name"), "{error}");
+        assert!(all(&["a", ""], false).check().is_err());
+    }
+
+    #[test]
+    fn one_name_is_locked_like_a_mutex() {
+        for is_cluster in [false, true] {
+            let keys = all(&["a", "a"], is_cluster);
+            assert_eq!(keys.release(b"v", false).script.name, "release");
+            assert!(!keys.outlives_its_loss());
+        }
+    }
+
+    #[test]
+    fn in_a_cluster_names_are_grouped_by_slot() {
+        let keys = all(&["{x}1", "a", "b", "{x}2"], true);
+        let slots: Vec<u16> = (0..4).map(|n| keys.key(n).slot()).collect();
+        assert!(slots.is_sorted());
+        assert_eq!(keys.parts().len(), 3);
+        let parts = keys.parts().iter().flat_map(|part| part.names.iter());
+        assert!(parts.eq(keys.names.iter()), "in the same order");
+        assert_eq!(all(&["{x}1", "{x}2"], true).parts().len(), 1);
     }
 }

@@ -1,14 +1,16 @@
-//! The fair lock: the calls of its scripts, and how long its grants and places last.
+//! The fair lock: its queue in Redis, its calls, and how long its grants and places last.
 
 use std::slice;
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::error::Error;
 use crate::holder::HolderId;
 use crate::protocol::answer::Wanted;
-use crate::protocol::keys::{Keys, QueueKeys};
-use crate::protocol::script::{
-    Arg, Call, FAIR_ENTER, FAIR_REFRESH, FAIR_RELEASE, FAIR_UNDO, Script,
-};
+use crate::protocol::keys::{Keys, sibling_key};
+use crate::protocol::mutex;
+use crate::protocol::primitive::{Acquire, Primitive, RedisQueue};
+use crate::protocol::script::{Arg, Call, Script};
 use crate::protocol::verb::Verb;
 
 /// The longest provisional time. A waiter that died delays the others for at most this long.
@@ -16,6 +18,25 @@ const PROVISIONAL: Duration = Duration::from_secs(3);
 
 /// The longest time between two refreshes of a place.
 const REFRESH: Duration = Duration::from_secs(1);
+
+/// The shared functions, then the script's own text.
+macro_rules! script {
+    ($name:literal, $($command:literal),*) => {
+        Script::new(
+            $name,
+            concat!(include_str!("fair_grant.lua"), include_str!(concat!($name, ".lua"))),
+            &[
+                "time", "get", "pexpire", "lindex", "hget", "lpop", "hdel", "set", "del"
+                $(, $command)*
+            ],
+        )
+    };
+}
+
+pub(super) static ENTER: Script = script!("fair_enter", "rpush", "hset", "pttl");
+pub(super) static REFRESH_PLACES: Script = script!("fair_refresh", "hset");
+pub(super) static RELEASE: Script = script!("fair_release", "lrem");
+pub(super) static UNDO: Script = script!("fair_undo", "lrem");
 
 /// How long a grant lasts until its first renewal, and a place in the queue without a refresh.
 pub(crate) fn provisional(ttl: Duration) -> Duration {
@@ -27,81 +48,108 @@ pub(crate) fn refresh_every(ttl: Duration) -> Duration {
     (ttl / 4).min(REFRESH) / 10 * 9
 }
 
-impl QueueKeys {
-    /// Acquires the lock, or joins the end of the queue; grants are published to `inbox`.
-    /// Without an inbox, the call does not join the queue.
-    pub(crate) fn enter<'a>(
-        &'a self,
-        keys: &'a Keys,
-        id: &'a HolderId,
-        ttl: Duration,
-        inbox: Option<&'a Vec<u8>>,
-    ) -> Call<'a> {
-        let args = [
-            Arg::id(id),
-            Arg::millis(ttl),
-            Arg::Number(inbox.is_some().into()),
-            Arg::Absent,
-        ];
+/// The keys and calls of a [`FairMutex`](crate::FairMutex).
+#[derive(Debug)]
+pub(crate) struct FairMutexKeys {
+    keys: Keys,
+    /// The fence, the queue, and the places: the holder id of each waiter with its refresh time.
+    queue: [Vec<u8>; 3],
+}
+
+impl FairMutexKeys {
+    pub(crate) fn of(keys: Keys) -> Arc<dyn Primitive> {
+        Arc::new(Self {
+            queue: [
+                keys.fence().to_vec(),
+                sibling_key(&keys.locks[0], "queue"),
+                sibling_key(&keys.locks[0], "places"),
+            ],
+            keys,
+        })
+    }
+
+    fn call<'a>(&'a self, verb: Verb, script: &'static Script, args: [Arg<'a>; 4]) -> Call<'a> {
+        Call::new(verb, script, [&self.keys.locks, &self.queue], args)
+    }
+}
+
+impl Primitive for FairMutexKeys {
+    fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
         let wanted = Wanted {
             names: 1,
             tokens: 1,
             reserved: 0,
             proposed: None,
         };
+        let args = [
+            Arg::id(request.id),
+            Arg::millis(request.ttl),
+            Arg::Number(request.inbox.is_some().into()),
+            Arg::Absent,
+        ];
         Call {
-            rest: inbox.map_or(&[], slice::from_ref),
-            ..call(keys, self, Verb::Acquire(wanted), &FAIR_ENTER, args)
+            rest: request.inbox.map_or(&[], slice::from_ref),
+            ..self.call(Verb::Acquire(wanted), &ENTER, args)
         }
     }
 
-    /// Refreshes the places of `ids`; later grants to them are published to `inbox`.
-    pub(crate) fn refresh<'a>(
-        &'a self,
-        keys: &'a Keys,
-        inbox: &'a [u8],
-        ids: &'a [Vec<u8>],
-    ) -> Call<'a> {
+    /// Also passes the lock to the next waiter.
+    fn release<'a>(&'a self, value: &'a [u8], _: bool) -> Call<'a> {
+        let args = [Arg::Bytes(value), Arg::Absent, Arg::Absent, Arg::Absent];
+        Call {
+            rest: &self.keys.channels,
+            ..self.call(Verb::Release { counts: false }, &RELEASE, args)
+        }
+    }
+
+    fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
+        let verb = Verb::Undo(self.keys.undone_ids(arguments));
+        Call {
+            rest: arguments,
+            ..self.call(verb, &UNDO, Default::default())
+        }
+    }
+
+    fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
+        mutex::renew(&self.keys, id, ttl, may_shorten)
+    }
+
+    fn queue(&self) -> Option<&dyn RedisQueue> {
+        Some(self)
+    }
+
+    fn check_quorum(&self) -> Result<(), Error> {
+        Err(Error::Config(
+            "a fair lock needs one server, Sentinel or Cluster: the servers of a quorum share no \
+             queue"
+                .into(),
+        ))
+    }
+}
+
+impl RedisQueue for FairMutexKeys {
+    fn key(&self) -> &[u8] {
+        let [_, queue, _] = &self.queue;
+        queue
+    }
+
+    fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
         let args = [Arg::Bytes(inbox), Arg::Absent, Arg::Absent, Arg::Absent];
         Call {
             rest: ids,
-            ..call(keys, self, Verb::Refresh(ids.len()), &FAIR_REFRESH, args)
+            ..self.call(Verb::Refresh(ids.len()), &REFRESH_PLACES, args)
         }
     }
-}
-
-/// Releases the lock and passes it to the next waiter, or removes a place from the queue.
-pub(super) fn release<'a>(keys: &'a Keys, queue: &'a QueueKeys, value: &'a [u8]) -> Call<'a> {
-    let args = [Arg::Bytes(value), Arg::Absent, Arg::Absent, Arg::Absent];
-    let verb = Verb::Release { counts: false };
-    Call {
-        rest: &keys.channels,
-        ..call(keys, queue, verb, &FAIR_RELEASE, args)
-    }
-}
-
-/// Releases the lock or removes the place of each of several holder ids.
-pub(super) fn undo<'a>(keys: &'a Keys, queue: &'a QueueKeys, arguments: &'a [Vec<u8>]) -> Call<'a> {
-    let ids = arguments.len().saturating_sub(keys.locks.len());
-    Call {
-        rest: arguments,
-        ..call(keys, queue, Verb::Undo(ids), &FAIR_UNDO, Default::default())
-    }
-}
-
-fn call<'a>(
-    keys: &'a Keys,
-    queue: &'a QueueKeys,
-    verb: Verb,
-    script: &'static Script,
-    args: [Arg<'a>; 4],
-) -> Call<'a> {
-    Call::new(verb, script, [&keys.locks, queue.keys()], args)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::slot::slot;
 
     const fn ms(n: u64) -> Duration {
         Duration::from_millis(n)
@@ -113,5 +161,17 @@ mod tests {
         assert_eq!(provisional(ms(500)), ms(500));
         assert_eq!(refresh_every(ms(10_000)), ms(900));
         assert_eq!(refresh_every(ms(400)), ms(90));
+    }
+
+    #[test]
+    fn all_keys_of_a_fair_lock_are_in_one_slot() {
+        for name in ["a", "{u1}:a", "a{b"] {
+            let keys = FairMutexKeys::of(Keys::new(name.into(), "lock:", "lock_release:"));
+            let [locks, queue] = keys.release(b"", false).keys;
+            let mut slots = locks.iter().chain(queue).map(|key| slot(key));
+            assert!(slots.all(|slot| slot == keys.key(0).slot()), "{name}");
+        }
+        let keys = FairMutexKeys::of(Keys::new("a".into(), "lock:", "r:"));
+        assert_eq!(keys.queue().unwrap().key(), b"leasehold:queue:{lock:a}");
     }
 }

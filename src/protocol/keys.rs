@@ -1,13 +1,18 @@
-//! The keys and channels of a lock in Redis, and their cluster slots.
+//! The keys and channels of a lock in Redis, and the calls that only read them.
 
 use std::fmt;
-use std::slice;
-use std::sync::Arc;
 
 use crate::error::Error;
+use crate::holder::HolderId;
 use crate::name::{Name, shown};
 use crate::protocol::one_or_many::OneOrMany;
+use crate::protocol::script::{Call, Script};
 use crate::protocol::slot::{hash_tag, slot};
+use crate::protocol::verb::Verb;
+
+pub(super) static INSPECT: Script =
+    Script::new("inspect", include_str!("inspect.lua"), &["get", "pttl"]);
+pub(super) static FENCE: Script = Script::new("fence", include_str!("fence.lua"), &["get"]);
 
 /// The names of one lock, usually a single one, and the keys and channel of each, in the same
 /// order.
@@ -17,10 +22,6 @@ pub(crate) struct Keys {
     pub(super) locks: OneOrMany<Vec<u8>>,
     pub(super) fences: OneOrMany<Vec<u8>>,
     pub(super) channels: OneOrMany<Vec<u8>>,
-    /// The queue of a fair lock, which has one name; `None` for other locks.
-    queue: Option<Box<QueueKeys>>,
-    /// The keys of each slot, if they lie in several slots of a cluster; empty otherwise.
-    parts: Vec<Arc<Self>>,
 }
 
 /// One of the names of a lock, with its key and its channel.
@@ -29,16 +30,6 @@ pub(crate) struct Key<'a> {
     pub(crate) name: &'a Name,
     lock: &'a [u8],
     pub(crate) channel: &'a [u8],
-}
-
-/// The kind of a lock: it decides which scripts are called.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum LockKind<'a> {
-    /// One name.
-    Mutex,
-    /// Several names, or none.
-    All,
-    Fair(&'a QueueKeys),
 }
 
 impl Key<'_> {
@@ -57,45 +48,21 @@ impl Keys {
             locks: OneOrMany::One(lock),
             channels: OneOrMany::One(channel),
             names: OneOrMany::One(name),
-            queue: None,
-            parts: Vec::new(),
         }
     }
 
-    /// Turns the keys of one name into those of a fair lock.
-    pub(crate) fn fair(self) -> Self {
-        let queue = QueueKeys::new(&self.locks[0], self.fence());
-        Self {
-            queue: Some(Box::new(queue)),
-            ..self
-        }
-    }
-
-    /// The queue of a fair lock; `None` for other locks.
-    pub(crate) fn queue(&self) -> Option<&QueueKeys> {
-        self.queue.as_deref()
-    }
-
-    pub(super) fn kind(&self) -> LockKind<'_> {
-        match &self.queue {
-            Some(queue) => LockKind::Fair(queue),
-            None if self.names.len() == 1 => LockKind::Mutex,
-            None => LockKind::All,
-        }
-    }
-
-    /// Returns the keys of several names, sorted and without duplicates: every client then tries
-    /// them in the same order.
-    pub(crate) fn all(mut names: Vec<Name>, key_prefix: &str, channel_prefix: &str) -> Self {
+    /// Returns the keys of each of several names, sorted and without duplicates: every client then
+    /// tries them in the same order.
+    pub(super) fn each(mut names: Vec<Name>, key_prefix: &str, channel_prefix: &str) -> Vec<Self> {
         names.sort_unstable();
         names.dedup();
         let each = names
             .into_iter()
             .map(|name| Self::new(name, key_prefix, channel_prefix));
-        Self::join(&each.collect::<Vec<_>>())
+        each.collect()
     }
 
-    fn join(each: &[Self]) -> Self {
+    pub(super) fn join(each: &[Self]) -> Self {
         let all = |part: fn(&Self) -> &OneOrMany<Vec<u8>>| {
             let all = each.iter().flat_map(|keys| part(keys).iter());
             all.cloned().collect()
@@ -106,50 +73,6 @@ impl Keys {
             locks: all(|keys| &keys.locks),
             fences: all(|keys| &keys.fences),
             channels: all(|keys| &keys.channels),
-            queue: None,
-            parts: Vec::new(),
-        }
-    }
-
-    /// Sorts the names by cluster slot and groups them into [`parts`](Self::parts), one for each
-    /// slot.
-    ///
-    /// Changes nothing if all names are in one slot.
-    pub(crate) fn by_slot(self) -> Self {
-        let keys_of = |n: usize| {
-            let one = |several: &OneOrMany<Vec<u8>>| several.get(n).cloned().map(OneOrMany::One);
-            Some(Self {
-                names: OneOrMany::One(self.names.get(n)?.clone()),
-                locks: one(&self.locks)?,
-                fences: one(&self.fences)?,
-                channels: one(&self.channels)?,
-                queue: None,
-                parts: Vec::new(),
-            })
-        };
-        let mut each: Vec<Self> = (0..self.names.len()).filter_map(keys_of).collect();
-        each.sort_by_key(|keys| keys.key(0).slot());
-        let same = |a: &Self, b: &Self| a.key(0).slot() == b.key(0).slot();
-        let parts: Vec<_> = each
-            .chunk_by(same)
-            .map(|part| Arc::new(Self::join(part)))
-            .collect();
-        if parts.len() < 2 {
-            return self;
-        }
-        Self {
-            parts,
-            ..Self::join(&each)
-        }
-    }
-
-    /// The groups of names that one script call can take: those of each slot in a cluster, all of
-    /// them elsewhere.
-    pub(crate) fn parts(self: &Arc<Self>) -> &[Arc<Self>] {
-        if self.parts.is_empty() {
-            slice::from_ref(self)
-        } else {
-            &self.parts
         }
     }
 
@@ -169,6 +92,30 @@ impl Keys {
     /// The key that holds the last fencing token of the first name.
     pub(crate) fn fence(&self) -> &[u8] {
         &self.fences[0]
+    }
+
+    /// Reads the holder of a lock of one name.
+    pub(crate) fn inspect(&self) -> Call<'_> {
+        let keys: [&[Vec<u8>]; 2] = [&self.locks, &self.fences];
+        Call::new(Verb::Inspect, &INSPECT, keys, Default::default())
+    }
+
+    /// Reads the last fencing token of a lock of one name.
+    pub(crate) fn last_token(&self) -> Call<'_> {
+        let keys: [&[Vec<u8>]; 2] = [&self.fences, &[]];
+        Call::new(Verb::ReadFence, &FENCE, keys, Default::default())
+    }
+
+    /// The wake channels, then the holder ids: the arguments of an undo.
+    pub(crate) fn undo_arguments(&self, ids: &[&HolderId]) -> Vec<Vec<u8>> {
+        let channels = self.channels.iter().cloned();
+        let ids = ids.iter().map(|id| id.as_str().into());
+        channels.chain(ids).collect()
+    }
+
+    /// The number of holder ids in the arguments of an undo.
+    pub(super) fn undone_ids(&self, arguments: &[Vec<u8>]) -> usize {
+        arguments.len().saturating_sub(self.channels.len())
     }
 
     /// Checks that a lock can have these names.
@@ -225,35 +172,6 @@ impl fmt::Display for Keys {
     }
 }
 
-/// The keys of a fair lock beyond the lock itself.
-#[derive(Debug)]
-pub(crate) struct QueueKeys {
-    /// The fence, the queue, and the places: the holder id of each waiter with its refresh time.
-    keys: [Vec<u8>; 3],
-}
-
-impl QueueKeys {
-    fn new(lock: &[u8], fence: &[u8]) -> Self {
-        Self {
-            keys: [
-                fence.to_vec(),
-                sibling_key(lock, "queue"),
-                sibling_key(lock, "places"),
-            ],
-        }
-    }
-
-    pub(super) fn keys(&self) -> &[Vec<u8>] {
-        &self.keys
-    }
-
-    /// The list of the waiters' holder ids, first in line first.
-    pub(crate) fn queue(&self) -> &[u8] {
-        let [_, queue, _] = &self.keys;
-        queue
-    }
-}
-
 /// Returns another key of the same name, in the cluster slot of the lock key.
 ///
 /// It never equals a lock key: [`Keys::check`] rejects lock keys that begin with `leasehold:`.
@@ -280,37 +198,6 @@ mod tests {
         assert_eq!(*keys.locks, [b"lock:a".to_vec()]);
         assert_eq!(*keys.fences, [b"leasehold:fence:{lock:a}".to_vec()]);
         assert_eq!(*keys.channels, [b"lock_release:a".to_vec()]);
-    }
-
-    #[test]
-    fn several_names_are_sorted_and_each_is_there_once() {
-        let all = |names: &[&str]| {
-            let names = names.iter().map(|name| Name::from(*name)).collect();
-            Keys::all(names, "lock:", "r:")
-        };
-        let keys = all(&["b", "c", "a", "b"]);
-        assert_eq!(*keys.names, ["a", "b", "c"].map(Name::from));
-        assert_eq!(keys.locks[2], b"lock:c");
-        assert_eq!(keys.to_string(), "a, b and 1 more");
-        assert_eq!(all(&["b", "a"]).to_string(), "a and b");
-        assert!(matches!(all(&["a", "a"]).names, OneOrMany::One(_)));
-        let error = all(&[]).check().unwrap_err().to_string();
-        assert!(error.contains("no name"), "{error}");
-        assert!(all(&["a", ""]).check().is_err());
-    }
-
-    #[test]
-    fn in_a_cluster_names_are_grouped_by_slot() {
-        let names = ["{x}1", "a", "b", "{x}2"].map(Name::from).to_vec();
-        let keys = Arc::new(Keys::all(names, "lock:", "r:").by_slot());
-        let slots: Vec<u16> = (0..4).map(|n| keys.key(n).slot()).collect();
-        assert!(slots.is_sorted());
-        assert_eq!(keys.parts().len(), 3);
-        let parts = keys.parts().iter().flat_map(|part| part.names.iter());
-        assert!(parts.eq(keys.names.iter()), "in the same order");
-        let one_slot = ["{x}1", "{x}2"].map(Name::from).to_vec();
-        let keys = Arc::new(Keys::all(one_slot, "lock:", "r:").by_slot());
-        assert_eq!(keys.parts().len(), 1);
     }
 
     #[test]
@@ -349,19 +236,5 @@ mod tests {
         let name = "leasehold:fence:{lock:a}";
         assert!(Keys::new(name.into(), "", "r:").check().is_err());
         assert!(Keys::new(name.into(), "lock:", "r:").check().is_ok());
-    }
-
-    #[test]
-    fn all_keys_of_a_fair_lock_are_in_one_slot() {
-        for name in ["a", "{u1}:a", "a{b"] {
-            let keys = Keys::new(name.into(), "lock:", "lock_release:").fair();
-            let slots = keys.queue().unwrap().keys().iter().map(|key| slot(key));
-            assert!(
-                slots.into_iter().all(|slot| slot == keys.key(0).slot()),
-                "{name}"
-            );
-        }
-        let keys = Keys::new("a".into(), "lock:", "r:").fair();
-        assert_eq!(keys.queue().unwrap().queue(), b"leasehold:queue:{lock:a}");
     }
 }

@@ -2,12 +2,15 @@
 
 pub(crate) mod all;
 pub(crate) mod answer;
-pub(crate) mod calls;
 pub(crate) mod fair;
 pub(crate) mod keys;
 pub(crate) mod mutex;
 pub(crate) mod one_or_many;
+pub(crate) mod primitive;
 pub(crate) mod reply;
 pub(crate) mod script;
 pub(crate) mod slot;
 pub(crate) mod verb;
+
+#[cfg(test)]
+mod tests;

@@ -1,94 +1,136 @@
-//! The calls of a lock of one name that is not fair.
+//! The lock of one name, whose calls wait in the queues of their clients.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::holder::HolderId;
 use crate::protocol::answer::Wanted;
 use crate::protocol::keys::Keys;
-use crate::protocol::script::{ACQUIRE, Arg, Call, FENCE, INSPECT, PROPOSE, RELEASE, RENEW, UNDO};
+use crate::protocol::primitive::{Acquire, Primitive};
+use crate::protocol::script::{Arg, Call, Script};
 use crate::protocol::verb::Verb;
 
-/// A release that does not count the subscribers.
-const RELEASES: Verb = Verb::Release { counts: false };
+pub(super) static ACQUIRE: Script = Script::new(
+    "acquire",
+    include_str!("acquire.lua"),
+    &["get", "time", "set", "del", "pttl"],
+);
+pub(super) static PROPOSE: Script = Script::new(
+    "propose",
+    include_str!("propose.lua"),
+    &["get", "set", "del", "pttl"],
+);
+pub(super) static RELEASE: Script = Script::new(
+    "release",
+    include_str!("release.lua"),
+    &["get", "del", "pttl", "pexpire", "set"],
+);
+pub(super) static RENEW: Script = Script::new(
+    "renew",
+    include_str!("renew.lua"),
+    &["get", "pttl", "pexpire", "set", "del"],
+);
+/// It also takes several names.
+pub(super) static UNDO: Script = Script::new(
+    "undo",
+    include_str!("undo.lua"),
+    &["get", "del", "pttl", "pexpire", "set"],
+);
 
-/// Acquires the lock and reserves `block` fencing tokens.
-pub(super) fn acquire<'a>(keys: &'a Keys, id: &'a HolderId, ttl: Duration, block: u64) -> Call<'a> {
-    let reserved = match block {
+/// The keys and calls of a [`Mutex`](crate::Mutex).
+#[derive(Debug)]
+pub(crate) struct MutexKeys(Keys);
+
+impl MutexKeys {
+    pub(crate) fn of(keys: Keys) -> Arc<dyn Primitive> {
+        Arc::new(Self(keys))
+    }
+}
+
+impl Primitive for MutexKeys {
+    fn keys(&self) -> &Keys {
+        &self.0
+    }
+
+    fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
+        match request.proposed {
+            None => acquire(&self.0, &request),
+            Some(token) => propose(&self.0, &request, token),
+        }
+    }
+
+    fn release<'a>(&'a self, value: &'a [u8], counts: bool) -> Call<'a> {
+        let counted = match counts {
+            true => Arg::Number(1),
+            false => Arg::Absent,
+        };
+        let channel = Arg::Bytes(&self.0.channels[0]);
+        let args = [Arg::Bytes(value), channel, counted, Arg::Absent];
+        let verb = Verb::Release { counts };
+        Call::new(verb, &RELEASE, [&self.0.locks, &[]], args)
+    }
+
+    fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
+        undo(&self.0, arguments)
+    }
+
+    fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
+        renew(&self.0, id, ttl, may_shorten)
+    }
+}
+
+/// Acquires the lock and reserves tokens.
+pub(super) fn acquire<'a>(keys: &'a Keys, request: &Acquire<'a>) -> Call<'a> {
+    let reserved = match request.tokens {
         // One token is the script's default: most acquires need no further argument.
         0 | 1 => Arg::Absent,
         several => Arg::Number(several),
     };
-    let args = [Arg::id(id), Arg::millis(ttl), reserved, Arg::Absent];
     let wanted = Wanted {
         names: 1,
         tokens: 1,
-        reserved: block.saturating_sub(1),
+        reserved: request.tokens.saturating_sub(1),
         proposed: None,
     };
-    Call::new(
-        Verb::Acquire(wanted),
-        &ACQUIRE,
-        [&keys.locks, &keys.fences],
-        args,
-    )
+    let args = [
+        Arg::id(request.id),
+        Arg::millis(request.ttl),
+        reserved,
+        Arg::Absent,
+    ];
+    let keys: [&[Vec<u8>]; 2] = [&keys.locks, &keys.fences];
+    Call::new(Verb::Acquire(wanted), &ACQUIRE, keys, args)
 }
 
 /// Acquires the lock on one server of a quorum, under a token that the client proposes.
-/// Reserves `block` tokens.
-pub(super) fn propose<'a>(
-    keys: &'a Keys,
-    id: &'a HolderId,
-    ttl: Duration,
-    token: u64,
-    block: u64,
-) -> Call<'a> {
-    let last = match block {
-        0 | 1 => Arg::Absent,
-        several => Arg::Number(token.saturating_add(several - 1)),
+pub(super) fn propose<'a>(keys: &'a Keys, request: &Acquire<'a>, token: u64) -> Call<'a> {
+    let reserved = request.tokens.saturating_sub(1);
+    let last = match reserved {
+        0 => Arg::Absent,
+        reserved => Arg::Number(token.saturating_add(reserved)),
     };
-    let args = [Arg::id(id), Arg::millis(ttl), Arg::Number(token), last];
     let wanted = Wanted {
         names: keys.names.len(),
         tokens: 1,
-        reserved: block.saturating_sub(1),
+        reserved,
         proposed: Some(token),
     };
-    Call::new(
-        Verb::Acquire(wanted),
-        &PROPOSE,
-        [&keys.locks, &keys.fences],
-        args,
-    )
+    let args = [
+        Arg::id(request.id),
+        Arg::millis(request.ttl),
+        Arg::Number(token),
+        last,
+    ];
+    let keys: [&[Vec<u8>]; 2] = [&keys.locks, &keys.fences];
+    Call::new(Verb::Acquire(wanted), &PROPOSE, keys, args)
 }
 
-pub(super) fn release<'a>(keys: &'a Keys, value: &'a [u8]) -> Call<'a> {
-    let args = [Arg::Bytes(value), Arg::Absent, Arg::Absent, Arg::Absent];
-    Call {
-        rest: &keys.channels,
-        ..Call::new(RELEASES, &RELEASE, [&keys.locks, &[]], args)
-    }
-}
-
-/// Releases the lock; the reply includes the number of subscribers that received the wake-up.
-pub(super) fn release_and_count<'a>(keys: &'a Keys, id: &'a HolderId) -> Call<'a> {
-    let channel = Arg::Bytes(&keys.channels[0]);
-    let args = [Arg::id(id), channel, Arg::Number(1), Arg::Absent];
-    let verb = Verb::Release { counts: true };
-    Call::new(verb, &RELEASE, [&keys.locks, &[]], args)
-}
-
-/// Releases the lock if one of several holder ids holds it; its script also takes several names.
+/// Releases the lock if one of several holder ids holds it.
 pub(super) fn undo<'a>(keys: &'a Keys, arguments: &'a [Vec<u8>]) -> Call<'a> {
-    // The other arguments are a wake channel for each lock.
-    let ids = arguments.len().saturating_sub(keys.locks.len());
+    let verb = Verb::Undo(keys.undone_ids(arguments));
     Call {
         rest: arguments,
-        ..Call::new(
-            Verb::Undo(ids),
-            &UNDO,
-            [&keys.locks, &[]],
-            Default::default(),
-        )
+        ..Call::new(verb, &UNDO, [&keys.locks, &[]], Default::default())
     }
 }
 
@@ -98,29 +140,7 @@ pub(super) fn renew<'a>(
     ttl: Duration,
     may_shorten: bool,
 ) -> Call<'a> {
-    let args = [
-        Arg::id(id),
-        Arg::millis(ttl),
-        Arg::Number(may_shorten.into()),
-        Arg::Absent,
-    ];
+    let shortens = Arg::Number(may_shorten.into());
+    let args = [Arg::id(id), Arg::millis(ttl), shortens, Arg::Absent];
     Call::new(Verb::Renew, &RENEW, [&keys.locks, &[]], args)
-}
-
-pub(super) fn inspect(keys: &Keys) -> Call<'_> {
-    Call::new(
-        Verb::Inspect,
-        &INSPECT,
-        [&keys.locks, &keys.fences],
-        Default::default(),
-    )
-}
-
-pub(super) fn last_token(keys: &Keys) -> Call<'_> {
-    Call::new(
-        Verb::ReadFence,
-        &FENCE,
-        [&keys.fences, &[]],
-        Default::default(),
-    )
 }

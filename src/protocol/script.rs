@@ -1,6 +1,6 @@
 //! The Lua scripts, and their calls as bytes to send.
 
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::holder::HolderId;
@@ -13,55 +13,38 @@ use crate::replicas::Replicas;
 pub(crate) struct Script {
     /// Its name in errors and log records.
     pub(crate) name: &'static str,
-    source: &'static str,
+    pub(super) source: &'static str,
     /// The commands that the user must be permitted to run; PUBLISH is optional.
-    commands: &'static [&'static str],
-    sha: LazyLock<String>,
+    pub(super) commands: &'static [&'static str],
+    sha: OnceLock<String>,
 }
 
-macro_rules! script {
-    ($name:literal, $($command:literal),+) => {
-        script!(include_str!(concat!("", $name, ".lua")), $name, $($command),+)
-    };
-    ($source:expr, $name:literal, $($command:literal),+) => {{
-        const SOURCE: &str = $source;
-        Script {
-            name: $name,
-            source: SOURCE,
-            commands: &[$($command),+],
-            sha: LazyLock::new(|| redis::Script::new(SOURCE).get_hash().to_owned()),
+/// Adds to the shared statistics.
+pub(crate) static TALLY: Script = Script::new(
+    "tally",
+    include_str!("tally.lua"),
+    &["get", "hincrby", "set"],
+);
+
+impl Script {
+    pub(super) const fn new(
+        name: &'static str,
+        source: &'static str,
+        commands: &'static [&'static str],
+    ) -> Self {
+        Self {
+            name,
+            source,
+            commands,
+            sha: OnceLock::new(),
         }
-    }};
-}
+    }
 
-/// A script of the fair lock: the shared functions, then its own text.
-macro_rules! fair_script {
-    ($name:literal, $($command:literal),*) => {
-        script!(
-            concat!(include_str!("fair_grant.lua"), include_str!(concat!("", $name, ".lua"))),
-            $name,
-            "time", "get", "pexpire", "lindex", "hget", "lpop", "hdel", "set", "del" $(, $command)*
-        )
-    };
+    fn sha(&self) -> &str {
+        let hash = || redis::Script::new(self.source).get_hash().to_owned();
+        self.sha.get_or_init(hash)
+    }
 }
-
-pub(crate) static ACQUIRE: Script = script!("acquire", "get", "time", "set", "del", "pttl");
-pub(crate) static PROPOSE: Script = script!("propose", "get", "set", "del", "pttl");
-pub(crate) static RELEASE: Script = script!("release", "get", "del", "pttl", "pexpire", "set");
-pub(crate) static RENEW: Script = script!("renew", "get", "pttl", "pexpire", "set", "del");
-pub(crate) static ACQUIRE_ALL: Script = script!("acquire_all", "get", "pttl", "set", "del", "time");
-pub(crate) static PROPOSE_ALL: Script = script!("propose_all", "get", "pttl", "set", "del");
-pub(crate) static RELEASE_ALL: Script =
-    script!("release_all", "get", "del", "pttl", "pexpire", "set");
-pub(crate) static RENEW_ALL: Script = script!("renew_all", "get", "pttl", "pexpire", "set", "del");
-pub(crate) static UNDO: Script = script!("undo", "get", "del", "pttl", "pexpire", "set");
-pub(crate) static INSPECT: Script = script!("inspect", "get", "pttl");
-pub(crate) static FENCE: Script = script!("fence", "get");
-pub(crate) static FAIR_ENTER: Script = fair_script!("fair_enter", "rpush", "hset", "pttl");
-pub(crate) static FAIR_REFRESH: Script = fair_script!("fair_refresh", "hset");
-pub(crate) static FAIR_RELEASE: Script = fair_script!("fair_release", "lrem");
-pub(crate) static FAIR_UNDO: Script = fair_script!("fair_undo", "lrem");
-pub(crate) static TALLY: Script = script!("tally", "get", "hincrby", "set");
 
 /// One call of a script, ready to be sent.
 #[derive(Clone, Copy, Debug)]
@@ -130,7 +113,7 @@ impl<'a> Call<'a> {
 
     /// Appends the call by the script's digest, which is always tried first.
     pub(crate) fn pack_by_sha(&self, buffer: &mut Vec<u8>) {
-        self.pack("EVALSHA", &self.script.sha, buffer);
+        self.pack("EVALSHA", self.script.sha(), buffer);
     }
 
     /// Appends the call with the script's text, for a server that does not know the digest.
@@ -232,7 +215,7 @@ mod tests {
             Arg::Absent,
         ];
         let (k, n) = ([b"k".to_vec()], [b"n".to_vec()]);
-        let call = Call::new(Verb::Renew, &RELEASE, [&k, &n], args);
+        let call = Call::new(Verb::Renew, &TALLY, [&k, &n], args);
         let mut sent = Vec::new();
         call.pack_by_sha(&mut sent);
         assert!(sent.starts_with(b"*7\r\n$7\r\nEVALSHA\r\n$40\r\n"));
@@ -262,48 +245,6 @@ mod tests {
                 matches!(Arg::millis(ttl), Arg::Number(n) if n == sent),
                 "{ttl:?}"
             );
-        }
-    }
-
-    fn called(source: &str) -> Vec<String> {
-        let calls = source.split("call('").skip(1);
-        let mut called: Vec<_> = calls
-            .filter_map(|rest| Some(rest.split_once('\'')?.0.to_ascii_lowercase()))
-            .collect();
-        called.sort();
-        called.dedup();
-        called
-    }
-
-    /// Checks the ACL user that README and the crate's documentation recommend.
-    #[test]
-    fn the_documented_user_may_do_what_the_scripts_call() {
-        let line = include_str!("../../README.md")
-            .lines()
-            .find(|line| line.starts_with("ACL SETUSER leasehold "))
-            .unwrap();
-        assert!(include_str!("../lib.rs").contains(&format!("//! {line}\n")));
-        let allowed: Vec<&str> = line
-            .split(' ')
-            .filter_map(|rule| rule.strip_prefix('+'))
-            .collect();
-        let plain = [&ACQUIRE, &PROPOSE, &RELEASE, &RENEW, &INSPECT, &FENCE];
-        let several = [&ACQUIRE_ALL, &PROPOSE_ALL, &RELEASE_ALL, &RENEW_ALL, &UNDO];
-        let fair = [&FAIR_ENTER, &FAIR_REFRESH, &FAIR_RELEASE, &FAIR_UNDO];
-        for script in plain.into_iter().chain(several).chain(fair) {
-            let mut called = called(script.source);
-            assert!(
-                called
-                    .iter()
-                    .all(|command| allowed.contains(&command.as_str())),
-                "{}: {called:?}",
-                script.name
-            );
-            // Optional: waiters also notice a release without its message.
-            called.retain(|command| command != "publish");
-            let mut needed = script.commands.to_vec();
-            needed.sort();
-            assert_eq!(called, needed, "{}", script.name);
         }
     }
 }

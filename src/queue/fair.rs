@@ -25,7 +25,7 @@ use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::name::{Name, NameTable};
 use crate::protocol::answer::Refreshed;
-use crate::protocol::keys::Keys;
+use crate::protocol::primitive::Primitive;
 use crate::queue::answers::Answers;
 use crate::queue::parker::Parker;
 use crate::queue::position::{Grant, Position, Queue};
@@ -56,7 +56,7 @@ struct State {
 /// The calls that wait for one name, in order of arrival.
 #[derive(Debug)]
 struct NameQueue {
-    keys: Arc<Keys>,
+    keys: Arc<dyn Primitive>,
     waiters: Vec<FairWaiter>,
     /// The serial of the waiter that is refreshing the places of all.
     refreshing: Option<u64>,
@@ -175,7 +175,11 @@ impl State {
 
 impl FairQueues {
     /// Adds a waiter for the fair lock of `keys`.
-    pub(crate) fn join<'a>(&'a self, keys: &'a Arc<Keys>, pace: RefreshPace) -> FairTicket<'a> {
+    pub(crate) fn join<'a>(
+        &'a self,
+        keys: &'a Arc<dyn Primitive>,
+        pace: RefreshPace,
+    ) -> FairTicket<'a> {
         let name = keys.key(0).name;
         let parker = Parker::new();
         let mut state = self.state.lock();
@@ -260,7 +264,7 @@ impl FairQueues {
     /// Removes all holder ids, and returns those that must leave the queue in Redis.
     ///
     /// These are places, and grants that no call has taken.
-    pub(crate) fn leave_all(&self) -> Vec<(Arc<Keys>, HolderId)> {
+    pub(crate) fn leave_all(&self) -> Vec<(Arc<dyn Primitive>, HolderId)> {
         let mut state = self.state.lock();
         state.owners.clear();
         let mut left = Vec::new();
@@ -487,6 +491,8 @@ impl Drop for FairTicket<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::fair::FairMutexKeys;
+    use crate::protocol::keys::Keys;
     use crate::queue::answers::Span;
 
     const PACE: RefreshPace = RefreshPace {
@@ -498,8 +504,8 @@ mod tests {
         Instant::START.after(Duration::from_millis(n))
     }
 
-    fn keys() -> Arc<Keys> {
-        Arc::new(Keys::new("a".into(), "lock:", "r:").fair())
+    fn keys() -> Arc<dyn Primitive> {
+        FairMutexKeys::of(Keys::new("a".into(), "lock:", "r:"))
     }
 
     fn token(n: u64) -> FencingToken {

@@ -16,7 +16,9 @@ use crate::lease::state::{LeaseState, LeaseStatus};
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::keys::Keys;
+use crate::protocol::mutex::MutexKeys;
 use crate::protocol::one_or_many::OneOrMany;
+use crate::protocol::primitive::Primitive;
 use crate::queue::local::{HandOffOutcome, HandedOff, TakeOver, Waiters};
 use crate::queue::position::{Position, Queue};
 use crate::token::FencingToken;
@@ -38,7 +40,7 @@ fn now() -> Instant {
 
 struct World {
     waiters: Waiters,
-    keys: Arc<Keys>,
+    keys: Arc<dyn Primitive>,
     redis: Mutex<Redis>,
     /// The state that the lock protects.
     inside: Mutex<Inside>,
@@ -229,7 +231,7 @@ impl World {
 fn run(threads: usize, has_thief: bool) -> (usize, usize) {
     let world = Arc::new(World {
         waiters: Waiters::default(),
-        keys: Arc::new(Keys::new("a".into(), "lock:", "lock_release:")),
+        keys: MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:")),
         redis: Mutex::default(),
         inside: Mutex::default(),
         has_thief,

@@ -8,7 +8,7 @@ use crate::error::{Cause, Error};
 use crate::health::HealthPart;
 use crate::name::shown;
 use crate::protocol::answer::Answer;
-use crate::protocol::keys::{Keys, QueueKeys};
+use crate::protocol::keys::Keys;
 use crate::protocol::reply::Reply;
 use crate::redis::Deployment;
 use crate::redis::conn::callers::Cap;
@@ -46,7 +46,7 @@ impl Deployment {
     pub(crate) fn number(
         &self,
         keys: &Keys,
-        what: Gauge,
+        what: Gauge<'_>,
         until: Instant,
     ) -> Result<Option<u64>, Fault> {
         match self {
@@ -113,13 +113,13 @@ fn health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
 
 /// A number stored beside a lock.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Gauge {
+pub(crate) enum Gauge<'a> {
     /// The last fencing token.
     Token,
     /// The number of connections subscribed to its releases.
     Listeners,
-    /// The length of the fair lock's queue.
-    FairQueues,
+    /// The length of this queue.
+    Length(&'a [u8]),
 }
 
 impl Server {
@@ -143,7 +143,7 @@ impl Server {
         self.command("SCAN", &args, until, Cap::Counted, read_page)
     }
 
-    fn number(&self, keys: &Keys, what: Gauge, until: Instant) -> Result<Option<u64>, Fault> {
+    fn number(&self, keys: &Keys, what: Gauge<'_>, until: Instant) -> Result<Option<u64>, Fault> {
         let cap_rule = Cap::Counted;
         match what {
             Gauge::Token => {
@@ -169,8 +169,7 @@ impl Server {
                     },
                 }
             }
-            Gauge::FairQueues => {
-                let queue = keys.queue().map_or(&[][..], QueueKeys::queue);
+            Gauge::Length(queue) => {
                 let read = |reply: Reply| read_count(&reply);
                 self.command("LLEN", &[queue], until, cap_rule, read)
                     .map(Some)

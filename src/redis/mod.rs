@@ -24,9 +24,9 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::{Config, LeaseTerms};
 use crate::error::{Cause, Error};
-use crate::holder::HolderId;
 use crate::protocol::answer::Answer;
-use crate::protocol::keys::{Key, Keys};
+use crate::protocol::keys::Key;
+use crate::protocol::primitive::{Acquire, Primitive};
 use crate::protocol::script::Call;
 use crate::protocol::verb::Verb;
 use crate::redis::cluster::Cluster;
@@ -92,14 +92,10 @@ impl Deployment {
     }
 
     /// Returns an error if this deployment cannot keep such a name.
-    pub(crate) fn check(&self, keys: &Keys) -> Result<(), Error> {
+    pub(crate) fn check(&self, keys: &Arc<dyn Primitive>) -> Result<(), Error> {
         match self {
-            Self::Quorum(_) if keys.queue().is_some() => Err(Error::Config(
-                "a fair lock needs one server, Sentinel or Cluster: \
-                 the servers of a quorum share no queue"
-                    .into(),
-            )),
-            Self::One(_) | Self::Quorum(_) => Ok(()),
+            Self::Quorum(_) => keys.check_quorum(),
+            Self::One(_) => Ok(()),
             Self::Cluster(_) => keys.check_slots(),
         }
     }
@@ -160,20 +156,22 @@ impl Deployment {
         }
     }
 
-    /// Returns the call that acquires `keys` and reserves `block` tokens. Over a quorum, the client
-    /// proposes the token, higher than `above`.
+    /// Returns the call that acquires `keys`. Over a quorum, the client proposes the token, higher
+    /// than `above`.
     pub(crate) fn acquire<'a>(
         &self,
-        keys: &'a Keys,
-        id: &'a HolderId,
-        ttl: Duration,
+        keys: &'a Arc<dyn Primitive>,
+        request: Acquire<'a>,
         above: u64,
-        block: u64,
     ) -> Call<'a> {
-        match self {
-            Self::Quorum(quorum) => keys.propose(id, ttl, quorum.propose(above), block),
-            Self::One(_) | Self::Cluster(_) => keys.acquire(id, ttl, block),
-        }
+        let proposed = match self {
+            Self::Quorum(quorum) => Some(quorum.propose(above)),
+            Self::One(_) | Self::Cluster(_) => None,
+        };
+        keys.acquire(Acquire {
+            proposed,
+            ..request
+        })
     }
 
     /// Sends `call` and waits for its reply until `until`, at most the command timeout.

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
-use crate::protocol::keys::Keys;
+use crate::protocol::primitive::Primitive;
 use crate::protocol::script::Call;
 
 /// A lease that an unanswered call may leave behind on a server.
 pub(crate) struct Undoable<'a> {
-    pub(crate) keys: &'a Arc<Keys>,
+    pub(crate) keys: &'a Arc<dyn Primitive>,
     pub(crate) id: &'a HolderId,
     pub(crate) ttl: Duration,
     pub(crate) votes: Option<&'a Arc<ServerVotes>>,
@@ -20,7 +20,7 @@ pub(crate) struct Undoable<'a> {
 
 impl Undoable<'_> {
     pub(crate) fn release(&self) -> Call<'_> {
-        self.keys.release(self.id.as_str().as_bytes())
+        self.keys.release(self.id.as_str().as_bytes(), false)
     }
 
     pub(in crate::redis) fn pending_release(&self) -> PendingRelease {
@@ -83,7 +83,7 @@ impl ServerVotes {
 /// A release that must be repeated until the key is certainly gone from a server.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingRelease {
-    pub(crate) keys: Arc<Keys>,
+    pub(crate) keys: Arc<dyn Primitive>,
     pub(crate) id: HolderId,
     /// When the key has certainly expired.
     pub(crate) until: Instant,

@@ -15,8 +15,10 @@ use crate::lease::undo::{ReleaseReport, Released, Undo};
 use crate::logging;
 use crate::lost::Lost;
 use crate::name::Name;
+use crate::protocol::all::MutexAllKeys;
 use crate::protocol::answer::KeyState;
 use crate::protocol::keys::{Key, Keys};
+use crate::protocol::primitive::Primitive;
 use crate::queue::local::Waiters;
 use crate::redis::cluster::owners::Moved;
 use crate::redis::{Deployment, Majority};
@@ -102,12 +104,14 @@ impl Runtime {
         Keys::new(name, &self.config.key_prefix, &self.config.channel_prefix)
     }
 
-    pub(crate) fn keys_of_all(&self, names: Vec<Name>) -> Keys {
-        let keys = Keys::all(names, &self.config.key_prefix, &self.config.channel_prefix);
-        match self.deployment.slot_map() {
-            None => keys,
-            Some(_) => keys.by_slot(),
-        }
+    pub(crate) fn keys_of_all(&self, names: Vec<Name>) -> Arc<dyn Primitive> {
+        let Config {
+            key_prefix,
+            channel_prefix,
+            ..
+        } = &self.config;
+        let is_cluster = self.deployment.slot_map().is_some();
+        MutexAllKeys::of(names, key_prefix, channel_prefix, is_cluster)
     }
 
     /// Returns [`Error::Closed`] once the client is shut down.
@@ -276,7 +280,7 @@ impl Runtime {
     }
 
     /// Probes the owners of these keys while their circuit breakers are open: a caller waits.
-    pub(crate) fn probe_breaker(&self, keys: &Arc<Keys>) {
+    pub(crate) fn probe_breaker(&self, keys: &Arc<dyn Primitive>) {
         for part in keys.parts() {
             for owner in self.endpoints_of(part.key(0)).0 {
                 owner.io.probe_breaker();
@@ -286,7 +290,7 @@ impl Runtime {
 
     /// Returns how many replies a call for these keys gets and needs: of a majority of the servers,
     /// or one for each part.
-    fn size_of(&self, keys: &Arc<Keys>) -> Majority {
+    fn size_of(&self, keys: &Arc<dyn Primitive>) -> Majority {
         match keys.parts().len() {
             1 => self.deployment.size(),
             parts => Majority::each(parts),
@@ -329,7 +333,7 @@ impl Runtime {
         self.meters.lost(lost);
         self.timer.forget(hold);
         self.waiters.ended(hold, false);
-        if hold.keys.names.len() > 1 && matches!(lost, Lost::Deleted | Lost::Taken) {
+        if hold.keys.outlives_its_loss() && matches!(lost, Lost::Deleted | Lost::Taken) {
             // The remaining names protect nothing alone: release them.
             let until = Instant::now().after(hold.lease(|lease| lease.key_may_last()));
             let (keys, id) = (Arc::clone(&hold.keys), hold.id.clone());

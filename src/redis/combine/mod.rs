@@ -207,7 +207,7 @@ where
 {
     let undos = unread.clone().filter_map(|combined| {
         let (keys, id) = combined.undoable.as_ref()?;
-        Some(keys.release(id.as_str().as_bytes()))
+        Some(keys.release(id.as_str().as_bytes(), false))
     });
     pooled.keep().undo_behind(undos);
     deliver_all(sent, unread.map(|combined| (combined, Err(error.clone()))));

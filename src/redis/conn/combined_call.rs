@@ -16,7 +16,7 @@ use std::thread::{self, Thread};
 
 use crate::clock::{Instant, nap};
 use crate::holder::HolderId;
-use crate::protocol::keys::Keys;
+use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
 use crate::redis::conn::connection::{CallResult, Connection};
 use parking_lot::Mutex;
@@ -26,7 +26,7 @@ pub(crate) struct CombinedCall {
     pub(crate) command: Vec<u8>,
     pub(crate) verb: Verb,
     /// The lease to release if no reply comes.
-    pub(crate) undoable: Option<(Arc<Keys>, HolderId)>,
+    pub(crate) undoable: Option<(Arc<dyn Primitive>, HolderId)>,
     mailbox: Mutex<Mailbox>,
     owner: Thread,
 }
@@ -63,7 +63,7 @@ impl CombinedCall {
     pub(crate) fn new(
         command: Vec<u8>,
         verb: Verb,
-        undoable: Option<(Arc<Keys>, HolderId)>,
+        undoable: Option<(Arc<dyn Primitive>, HolderId)>,
     ) -> Arc<Self> {
         Arc::new(Self {
             command,

@@ -41,7 +41,7 @@ impl AcknowledgedRenewals {
         replicas: Replicas,
         part: RenewalPart,
         body: impl Fn(&Receiver<Option<RenewalPart>>) + Send + 'static,
-    ) -> Result<(), (RenewalPart, Option<Error>)> {
+    ) -> Result<(), (RenewalPart, Option<Box<Error>>)> {
         let mut threads = self.threads.lock();
         if threads.is_stopped {
             return Err((part, None));
@@ -57,7 +57,7 @@ impl AcknowledgedRenewals {
                     running.push(thread);
                     running.len() - 1
                 }
-                Err(error) => return Err((part, Some(error))),
+                Err(error) => return Err((part, Some(Box::new(error)))),
             },
             // Shares the thread whose waiting time is nearest.
             None => {

@@ -8,7 +8,7 @@ use crate::clock::Instant;
 use crate::lease::held::HeldLease;
 use crate::lease::state::RenewalRequest;
 use crate::protocol::answer::Answer;
-use crate::protocol::keys::Keys;
+use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
 use crate::redis::{Fault, Majority, Verdict, Votes};
 
@@ -25,11 +25,11 @@ pub(crate) struct RenewalRound {
 pub(crate) struct RenewalPart {
     pub(crate) round: Arc<RenewalRound>,
     /// The keys that one script call covers.
-    pub(crate) keys: Arc<Keys>,
+    pub(crate) keys: Arc<dyn Primitive>,
 }
 
 impl RenewalPart {
-    pub(crate) fn new(round: &Arc<RenewalRound>, keys: &Arc<Keys>) -> Self {
+    pub(crate) fn new(round: &Arc<RenewalRound>, keys: &Arc<dyn Primitive>) -> Self {
         Self {
             round: Arc::clone(round),
             keys: Arc::clone(keys),

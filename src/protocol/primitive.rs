@@ -1,0 +1,102 @@
+//! The seam between a kind of lock and all else: its keys, and its calls.
+
+use std::fmt;
+use std::ops::Deref;
+use std::slice;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::holder::HolderId;
+use crate::protocol::keys::Keys;
+use crate::protocol::script::Call;
+
+/// One kind of lock. Each has a file of its own, with its scripts beside it; the verbs of its calls
+/// say what their replies mean.
+pub(crate) trait Primitive: fmt::Debug + Send + Sync {
+    fn keys(&self) -> &Keys;
+
+    /// Acquires the lock, or joins its queue in Redis.
+    fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a>;
+
+    /// Releases the lock if its key holds `value`, or removes its place from the queue in Redis.
+    ///
+    /// With `counts`, the reply includes the number of subscribers that received the wake-up, if
+    /// the lock can be handed off.
+    fn release<'a>(&'a self, value: &'a [u8], counts: bool) -> Call<'a>;
+
+    /// Does the same for several holder ids. `arguments` come from [`Keys::undo_arguments`].
+    fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a>;
+
+    /// Sets the ttl; shortens it only if `may_shorten`.
+    fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a>;
+
+    /// The queue in Redis in which calls wait; `None` if they wait in the queues of their clients.
+    fn queue(&self) -> Option<&dyn RedisQueue> {
+        None
+    }
+
+    /// The parts of the lock, if its keys lie in several slots of a cluster; empty otherwise.
+    fn slots(&self) -> &[Arc<dyn Primitive>] {
+        &[]
+    }
+
+    /// Returns an error if a quorum cannot keep the lock.
+    fn check_quorum(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Returns true if the loss of one key leaves others, which protect nothing alone.
+    fn outlives_its_loss(&self) -> bool {
+        false
+    }
+}
+
+/// What a call that acquires a lock asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Acquire<'a> {
+    pub(crate) id: &'a HolderId,
+    pub(crate) ttl: Duration,
+    /// How many fencing tokens to reserve, if the lock can be handed off.
+    pub(crate) tokens: u64,
+    /// The first token, if the client proposes it to the servers of a quorum.
+    pub(crate) proposed: Option<u64>,
+    /// Where grants are published to a call that joins the queue in Redis. Without it, a call that
+    /// is refused does not wait.
+    pub(crate) inbox: Option<&'a Vec<u8>>,
+}
+
+/// A queue in Redis of the calls that wait for a lock, from all clients.
+pub(crate) trait RedisQueue {
+    /// The list of the waiters' holder ids, in order.
+    fn key(&self) -> &[u8];
+
+    /// Refreshes the places of `ids`; later grants to them are published to `inbox`.
+    fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a>;
+}
+
+impl dyn Primitive {
+    /// The groups of names that one script call can take: those of each slot in a cluster, all of
+    /// them elsewhere.
+    pub(crate) fn parts(self: &Arc<Self>) -> &[Arc<Self>] {
+        match self.slots() {
+            [] => slice::from_ref(self),
+            parts => parts,
+        }
+    }
+}
+
+/// A lock is used by its keys, whatever its kind.
+impl Deref for dyn Primitive {
+    type Target = Keys;
+
+    fn deref(&self) -> &Keys {
+        self.keys()
+    }
+}
+
+impl fmt::Display for dyn Primitive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.keys().fmt(f)
+    }
+}

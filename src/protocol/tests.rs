@@ -1,0 +1,63 @@
+//! The scripts of all kinds of locks, against the documents.
+
+use crate::protocol::{all, fair, keys, mutex};
+
+fn called(source: &str) -> Vec<String> {
+    let calls = source.split("call('").skip(1);
+    let mut called: Vec<_> = calls
+        .filter_map(|rest| Some(rest.split_once('\'')?.0.to_ascii_lowercase()))
+        .collect();
+    called.sort();
+    called.dedup();
+    called
+}
+
+/// Checks the ACL user that README and the crate's documentation recommend.
+#[test]
+fn the_documented_user_may_do_what_the_scripts_call() {
+    let line = include_str!("../../README.md")
+        .lines()
+        .find(|line| line.starts_with("ACL SETUSER leasehold "))
+        .unwrap();
+    assert!(include_str!("../lib.rs").contains(&format!("//! {line}\n")));
+    let allowed: Vec<&str> = line
+        .split(' ')
+        .filter_map(|rule| rule.strip_prefix('+'))
+        .collect();
+    let mutex = [
+        &mutex::ACQUIRE,
+        &mutex::PROPOSE,
+        &mutex::RELEASE,
+        &mutex::RENEW,
+        &mutex::UNDO,
+    ];
+    let all = [
+        &all::ACQUIRE_ALL,
+        &all::PROPOSE_ALL,
+        &all::RELEASE_ALL,
+        &all::RENEW_ALL,
+    ];
+    let fair = [
+        &fair::ENTER,
+        &fair::REFRESH_PLACES,
+        &fair::RELEASE,
+        &fair::UNDO,
+    ];
+    let reads = [&keys::INSPECT, &keys::FENCE];
+    let scripts = mutex.into_iter().chain(all).chain(fair).chain(reads);
+    for script in scripts {
+        let mut called = called(script.source);
+        assert!(
+            called
+                .iter()
+                .all(|command| allowed.contains(&command.as_str())),
+            "{}: {called:?}",
+            script.name
+        );
+        // Optional: waiters also notice a release without its message.
+        called.retain(|command| command != "publish");
+        let mut needed = script.commands.to_vec();
+        needed.sort();
+        assert_eq!(called, needed, "{}", script.name);
+    }
+}
