@@ -1,4 +1,4 @@
-//! Promise: every call is back by its deadline, and a loss is told in time, whatever state Redis is in.
+//! Promise: every call returns by its deadline and every loss is reported in time, whatever fails.
 
 use std::env;
 use std::fs;
@@ -18,62 +18,62 @@ use support::{
 };
 
 support::tests![
-    those_who_wait_outlast_a_shorter_outage,
-    waiting_for_another_holder_is_no_outage
+    waiters_outlast_a_short_outage,
+    waiting_for_another_holder_is_not_taken_for_an_outage
 ];
 
 support::timed![
-    attempts_at_a_stopped_server,
-    attempts_at_a_killed_server,
-    attempts_at_a_server_that_has_become_a_black_hole,
-    attempts_at_a_busy_server,
-    attempts_at_a_slow_server,
-    attempts_where_nobody_listens,
-    attempts_at_what_was_never_a_redis,
-    attempts_at_a_unix_socket_that_takes_nobody,
-    a_slow_server_makes_nobody_late_at_any_step,
-    calls_that_wait_behind_each_other_are_back_in_time,
-    calls_that_wait_when_the_server_stops_are_back_in_time,
-    leases_on_a_stopped_server,
-    leases_on_a_killed_server,
-    leases_on_a_black_hole,
-    leases_on_a_busy_server,
-    leases_on_a_slow_server,
-    a_lease_is_over_at_its_instant_and_not_before,
-    lock_gives_up_without_waiting_for_a_command_to_time_out,
-    lock_gives_up_while_a_connection_is_being_made,
-    lock_gives_up_without_waiting_for_the_commands_to_a_quorum_to_time_out,
-    lock_gives_up_on_a_hung_master_without_waiting_for_a_command_to_time_out,
-    lock_gives_up_on_a_hung_cluster_without_waiting_for_a_command_to_time_out,
-    those_who_wait_for_the_same_name_give_up_together
+    attempts_on_a_paused_server_return_in_time,
+    attempts_on_a_killed_server_return_in_time,
+    attempts_on_a_black_holed_server_return_in_time,
+    attempts_on_a_busy_server_return_in_time,
+    attempts_on_a_slow_server_return_in_time,
+    attempts_on_a_refusing_port_return_in_time,
+    attempts_on_a_port_that_never_replies_return_in_time,
+    attempts_on_a_full_unix_socket_return_in_time,
+    deadline_holds_at_every_step_of_a_slow_call,
+    queued_calls_on_a_paused_server_return_in_time,
+    waiting_calls_return_in_time_after_the_server_pauses,
+    leases_on_a_paused_server_end_in_time,
+    leases_on_a_killed_server_end_in_time,
+    leases_on_a_black_holed_server_end_in_time,
+    leases_on_a_busy_server_end_in_time,
+    leases_on_a_slow_server_end_in_time,
+    lease_is_held_exactly_until_it_expires,
+    lock_gives_up_before_its_command_times_out,
+    lock_gives_up_while_connecting,
+    lock_gives_up_on_a_quorum_before_its_commands_time_out,
+    lock_gives_up_on_a_hung_master_before_its_command_times_out,
+    lock_gives_up_on_a_hung_cluster_before_its_command_times_out,
+    waiters_for_the_same_name_give_up_together
 ];
 
-/// What a call may be later than a plain wait of the same length.
+/// How much later than a plain wait of the same length a call may return.
 const SLACK: Duration = ms(50);
 
 const REPEATS: usize = 20;
 
-/// So many at a time, since nearly all of a repeat is waiting.
+/// How many repeats run at a time: they spend nearly all their time waiting.
 const LANES: usize = 10;
 
 const COMMAND_TIMEOUT: Duration = ms(300);
 
-/// For how long `lock` puts up with a server that says nothing.
+/// The silence after which `lock` gives up on a server.
 const UNREACHABLE_FOR: Duration = ms(900);
 
-/// How late a call may be where exactness is not the point, on a machine that runs other tests too.
+/// How late a call may be on a busy machine, for tests that need no exact bound.
 const GENEROUS: Duration = ms(750);
 
-/// What may become of a Redis.
+/// A way in which a server fails.
 #[derive(Clone, Copy, Debug)]
-enum MasterFailure {
-    Stopped,
+enum ServerFailure {
+    Paused,
     Killed,
-    /// Connections are accepted, and nothing is said on them.
+    /// Connections stay open, but no byte passes.
     BlackHoled,
-    /// A script runs and does not end.
+    /// A script runs endlessly.
     Busy,
-    /// Answers come after every timeout here.
+    /// Replies take longer than every timeout.
     Slow,
 }
 
@@ -84,31 +84,31 @@ struct Redis {
 
 impl Redis {
     fn start() -> Self {
-        // The older name of busy-reply-threshold, which every version knows.
+        // The older name of `busy-reply-threshold`, which all versions accept.
         let server = Server::with(&["--lua-time-limit", "100"]);
         let proxy = Proxy::new(&server);
         Self { server, proxy }
     }
 
-    fn url(&self, trouble: MasterFailure) -> String {
-        match trouble {
-            MasterFailure::BlackHoled | MasterFailure::Slow => self.proxy.url(),
-            MasterFailure::Stopped | MasterFailure::Killed | MasterFailure::Busy => {
+    fn url(&self, failure: ServerFailure) -> String {
+        match failure {
+            ServerFailure::BlackHoled | ServerFailure::Slow => self.proxy.url(),
+            ServerFailure::Paused | ServerFailure::Killed | ServerFailure::Busy => {
                 self.server.url()
             }
         }
     }
 
-    fn client(&self, trouble: MasterFailure) -> Client {
-        builder().url(self.url(trouble)).build().unwrap()
+    fn client(&self, failure: ServerFailure) -> Client {
+        builder().url(self.url(failure)).build().unwrap()
     }
 
-    fn get_into(&mut self, trouble: MasterFailure) {
-        match trouble {
-            MasterFailure::Stopped => self.server.pause(),
-            MasterFailure::Killed => self.server.kill(),
-            MasterFailure::BlackHoled => self.proxy.set_all(Traffic::DropBoth),
-            MasterFailure::Busy => {
+    fn fail(&mut self, failure: ServerFailure) {
+        match failure {
+            ServerFailure::Paused => self.server.pause(),
+            ServerFailure::Killed => self.server.kill(),
+            ServerFailure::BlackHoled => self.proxy.set_all(Traffic::DropBoth),
+            ServerFailure::Busy => {
                 let mut script = TcpStream::connect(("127.0.0.1", self.server.port())).unwrap();
                 script
                     .write_all(b"*3\r\n$4\r\nEVAL\r\n$17\r\nwhile true do end\r\n$1\r\n0\r\n")
@@ -120,7 +120,7 @@ impl Redis {
                         .is_err_and(|error| error.code() == Some("BUSY"))
                 });
             }
-            MasterFailure::Slow => self.proxy.delay(COMMAND_TIMEOUT, COMMAND_TIMEOUT),
+            ServerFailure::Slow => self.proxy.delay(COMMAND_TIMEOUT, COMMAND_TIMEOUT),
         }
     }
 }
@@ -132,16 +132,17 @@ fn builder() -> ClientBuilder {
         .unreachable_for(UNREACHABLE_FOR)
 }
 
-/// Has an idle connection, and its threads at work.
-fn warm(client: Client) -> Client {
+/// Returns the client with an idle connection and running threads.
+fn warmed_up(client: Client) -> Client {
     let _ = client.mutex("warm").lock().unwrap().unlock().unwrap();
     client
 }
 
-/// Runs a call with this limit over and over, each beside a plain wait of that length: the latest call is hardly later
-/// than the latest plain wait. Returns what the calls did.
+/// Repeats a call, each time next to a plain wait of length `limit`, and returns the results.
+///
+/// Asserts that the calls are hardly later than the plain waits.
 #[track_caller]
-fn in_time<T: Send>(limit: Duration, call: impl Fn(usize) -> T + Sync) -> Vec<T> {
+fn run_in_time<T: Send>(limit: Duration, call: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let timed = thread::scope(|scope| {
         let lanes: Vec<_> = (0..LANES)
             .map(|lane| {
@@ -159,14 +160,16 @@ fn in_time<T: Send>(limit: Duration, call: impl Fn(usize) -> T + Sync) -> Vec<T>
             .flat_map(|lane| lane.join().unwrap())
             .collect::<Vec<Timed<T>>>()
     });
-    are_in_time(&timed);
+    assert_in_time(&timed);
     timed.into_iter().map(|timed| timed.value).collect()
 }
 
-/// Hardly later than a plain wait, which this machine makes late too; a call is woken a few times on its way, and each
-/// time may be as late. One in ten may have met worse than the plain waits did: other programs run here.
+/// Asserts that the calls are hardly later than the plain waits.
+///
+/// A call is woken a few times, and each wake-up may be as late as a plain wait. One call in ten
+/// may be later still, since other programs run on this machine.
 #[track_caller]
-fn are_in_time<T>(timed: &[Timed<T>]) {
+fn assert_in_time<T>(timed: &[Timed<T>]) {
     let mut late: Vec<_> = timed
         .iter()
         .map(|timed| timed.took.saturating_sub(timed.limit))
@@ -175,42 +178,46 @@ fn are_in_time<T>(timed: &[Timed<T>]) {
     let overshoot = 3 * timed.iter().map(|timed| timed.overshoot).max().unwrap();
     assert_eq!(late.len(), REPEATS);
     let [.., most, _, worst] = late[..] else {
-        unreachable!("just counted")
+        unreachable!("there are {REPEATS} calls")
     };
     assert!(
         most <= overshoot + SLACK && worst <= overshoot + 4 * SLACK,
-        "{most:?} late, and once {worst:?}, where three plain waits overshoot by up to {overshoot:?}"
+        "{most:?} late, and once {worst:?}; three plain waits overshoot by up to {overshoot:?}"
     );
 }
 
-/// Calls of clients that knew better days, and of clients made just now.
-fn attempts_are_back_in_time(trouble: MasterFailure) {
+/// Makes calls with clients that were connected before the failure, and with new clients.
+fn assert_attempts_return_in_time(failure: ServerFailure) {
     let mut redis = Redis::start();
-    let used = || -> Vec<_> { (0..REPEATS).map(|_| warm(redis.client(trouble))).collect() };
-    // Each has one connection that has seen better days, so each is good for one attempt.
-    let (waiting, at_once, patient) = (used(), used(), warm(redis.client(trouble)));
-    redis.get_into(trouble);
+    let used = || -> Vec<_> {
+        (0..REPEATS)
+            .map(|_| warmed_up(redis.client(failure)))
+            .collect()
+    };
+    // Each client serves one attempt: afterwards its connection from before the failure is gone.
+    let (waiting, at_once, patient) = (used(), used(), warmed_up(redis.client(failure)));
+    redis.fail(failure);
     thread::scope(|scope| {
         scope.spawn(|| {
-            for answer in in_time(ms(200), |n| {
+            for answer in run_in_time(ms(200), |n| {
                 let mutex = waiting[n].mutex("a");
                 mutex.try_lock_for(ms(200)).map(drop)
             }) {
                 expect_unreachable(answer);
             }
-            for answer in in_time(COMMAND_TIMEOUT, |n| {
+            for answer in run_in_time(COMMAND_TIMEOUT, |n| {
                 at_once[n].mutex("a").try_lock().map(drop)
             }) {
                 expect_unreachable(answer);
             }
         });
-        scope.spawn(|| fresh_clients_are_back_in_time(&redis.url(trouble)));
-        scope.spawn(|| lock_gives_up_in_time(&patient));
+        scope.spawn(|| assert_fresh_clients_return_in_time(&redis.url(failure)));
+        scope.spawn(|| assert_lock_gives_up_in_time(&patient));
     });
     drop_together(waiting.into_iter().chain(at_once));
 }
 
-/// The end of a client takes its own time, and is no part of a call.
+/// Drops clients in parallel. Dropping one takes time, which does not count for a call.
 fn drop_together(clients: impl IntoIterator<Item = Client>) {
     thread::scope(|scope| {
         for client in clients {
@@ -219,36 +226,39 @@ fn drop_together(clients: impl IntoIterator<Item = Client>) {
     });
 }
 
-fn lock_gives_up_in_time(client: &Client) {
+fn assert_lock_gives_up_in_time(client: &Client) {
     let began = Instant::now();
     expect_unreachable(client.mutex("a").lock().map(drop));
     let took = began.elapsed();
-    assert!(took >= UNREACHABLE_FOR, "already after {took:?}");
-    assert!(took <= UNREACHABLE_FOR + GENEROUS, "only after {took:?}");
+    assert!(took >= UNREACHABLE_FOR, "too early, after {took:?}");
+    assert!(
+        took <= UNREACHABLE_FOR + GENEROUS,
+        "too late, after {took:?}"
+    );
 }
 
-fn fresh_clients_are_back_in_time(url: &str) {
-    for answer in fresh_in_time(url, ms(200), |client| {
+fn assert_fresh_clients_return_in_time(url: &str) {
+    for answer in run_fresh_in_time(url, ms(200), |client| {
         client.mutex("a").try_lock_for(ms(200)).map(drop)
     }) {
         expect_unreachable(answer);
     }
-    for answer in fresh_in_time(url, COMMAND_TIMEOUT, |client| {
+    for answer in run_fresh_in_time(url, COMMAND_TIMEOUT, |client| {
         client.mutex("a").try_lock().map(drop)
     }) {
         expect_unreachable(answer);
     }
 }
 
-/// As [`in_time`], with a new client for each call.
+/// Repeats a call as [`run_in_time`] does, with a new client for each.
 #[track_caller]
-fn fresh_in_time<T: Send>(
+fn run_fresh_in_time<T: Send>(
     url: &str,
     limit: Duration,
     call: impl Fn(&Client) -> T + Sync,
 ) -> Vec<T> {
     let used = Mutex::new(Vec::new());
-    let values = in_time(limit, |_| {
+    let values = run_in_time(limit, |_| {
         let client = builder().url(url).build().unwrap();
         let value = call(&client);
         used.lock().unwrap().push(client);
@@ -258,38 +268,38 @@ fn fresh_in_time<T: Send>(
     values
 }
 
-fn attempts_at_a_stopped_server() {
-    attempts_are_back_in_time(MasterFailure::Stopped);
+fn attempts_on_a_paused_server_return_in_time() {
+    assert_attempts_return_in_time(ServerFailure::Paused);
 }
 
-fn attempts_at_a_killed_server() {
-    attempts_are_back_in_time(MasterFailure::Killed);
+fn attempts_on_a_killed_server_return_in_time() {
+    assert_attempts_return_in_time(ServerFailure::Killed);
 }
 
-fn attempts_at_a_server_that_has_become_a_black_hole() {
-    attempts_are_back_in_time(MasterFailure::BlackHoled);
+fn attempts_on_a_black_holed_server_return_in_time() {
+    assert_attempts_return_in_time(ServerFailure::BlackHoled);
 }
 
-fn attempts_at_a_busy_server() {
-    attempts_are_back_in_time(MasterFailure::Busy);
+fn attempts_on_a_busy_server_return_in_time() {
+    assert_attempts_return_in_time(ServerFailure::Busy);
 }
 
-fn attempts_at_a_slow_server() {
-    attempts_are_back_in_time(MasterFailure::Slow);
+fn attempts_on_a_slow_server_return_in_time() {
+    assert_attempts_return_in_time(ServerFailure::Slow);
 }
 
-fn attempts_where_nobody_listens() {
-    fresh_clients_are_back_in_time(&refusing_url());
+fn attempts_on_a_refusing_port_return_in_time() {
+    assert_fresh_clients_return_in_time(&refusing_url());
 }
 
-fn attempts_at_what_was_never_a_redis() {
+fn attempts_on_a_port_that_never_replies_return_in_time() {
     let hole = BlackHole::start();
-    fresh_clients_are_back_in_time(&hole.url());
+    assert_fresh_clients_return_in_time(&hole.url());
     assert!(hole.connections() > 0);
 }
 
-/// A listener that accepts nobody, with a queue that has no room: connecting hangs, and knows no timeout.
-fn attempts_at_a_unix_socket_that_takes_nobody() {
+/// The socket's listener accepts no connection and its backlog is full: `connect` hangs.
+fn attempts_on_a_full_unix_socket_return_in_time() {
     let path = env::temp_dir().join(format!("leasehold-backlog-{}", process::id()));
     let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path).unwrap();
@@ -297,43 +307,43 @@ fn attempts_at_a_unix_socket_that_takes_nobody() {
     let filling = thread::spawn({
         let path = path.clone();
         move || {
-            // Those that were closed stay in the queue.
+            // Closed connections stay in the backlog.
             while UnixStream::connect(&path).is_ok() {
                 let _ = connected.send(());
             }
         }
     });
     while connections.recv_timeout(ms(500)).is_ok() {}
-    fresh_clients_are_back_in_time(&format!("redis+unix://{}", path.display()));
+    assert_fresh_clients_return_in_time(&format!("redis+unix://{}", path.display()));
     drop(listener);
     filling.join().unwrap();
     let _ = fs::remove_file(&path);
 }
 
-/// The deadline may fall into connecting, the first attempt, the subscription, or the wait.
-fn a_slow_server_makes_nobody_late_at_any_step() {
+/// The deadline may pass while connecting, during the first attempt, while subscribing or waiting.
+fn deadline_holds_at_every_step_of_a_slow_call() {
     let server = Server::start();
     let holder = Client::open(&server.url()).unwrap();
     let _held = holder.mutex("a").lock().unwrap();
     for one_way in [10, 35, 60] {
         let proxy = Proxy::new(&server);
         proxy.delay(ms(one_way), ms(one_way));
-        for answer in fresh_in_time(&proxy.url(), ms(200), |client| {
+        for answer in run_fresh_in_time(&proxy.url(), ms(200), |client| {
             let answer = client.mutex("a").try_lock_for(ms(200));
             answer.map(|guard| guard.is_some())
         }) {
             match answer {
-                Ok(got) => assert!(!got, "it is held"),
+                Ok(granted) => assert!(!granted, "the lock is held"),
                 Err(error) => assert!(error.is_unreachable(), "{error:?}"),
             }
         }
     }
 }
 
-fn calls_that_wait_behind_each_other_are_back_in_time() {
+fn queued_calls_on_a_paused_server_return_in_time() {
     let mut redis = Redis::start();
-    let client = warm(redis.client(MasterFailure::Stopped));
-    redis.get_into(MasterFailure::Stopped);
+    let client = warmed_up(redis.client(ServerFailure::Paused));
+    redis.fail(ServerFailure::Paused);
     let mutex = client.mutex("a");
     let barrier = Barrier::new(REPEATS);
     let timed: Vec<_> = thread::scope(|scope| {
@@ -347,18 +357,18 @@ fn calls_that_wait_behind_each_other_are_back_in_time() {
             .collect();
         calls.into_iter().map(|call| call.join().unwrap()).collect()
     });
-    are_in_time(&timed);
+    assert_in_time(&timed);
     for timed in timed {
-        // Nobody has seen another holder, so nobody may say that there is one.
+        // No call has seen another holder, so none may return `None`.
         expect_unreachable(timed.value);
     }
 }
 
-fn calls_that_wait_when_the_server_stops_are_back_in_time() {
+fn waiting_calls_return_in_time_after_the_server_pauses() {
     let mut redis = Redis::start();
     let holder = Client::open(&redis.server.url()).unwrap();
     let _held = holder.mutex("a").ttl(ms(60_000)).lock().unwrap();
-    let client = warm(redis.client(MasterFailure::Stopped));
+    let client = warmed_up(redis.client(ServerFailure::Paused));
     let mutex = client.mutex("a");
     let limit = ms(1_000);
     let timed: Vec<_> = thread::scope(|scope| {
@@ -366,22 +376,22 @@ fn calls_that_wait_when_the_server_stops_are_back_in_time() {
             .map(|_| scope.spawn(|| Control::run(limit, || mutex.try_lock_for(limit))))
             .collect();
         eventually(ms(900), || redis.server.subscribers("lock_release:a") == 1);
-        redis.get_into(MasterFailure::Stopped);
+        redis.fail(ServerFailure::Paused);
         calls.into_iter().map(|call| call.join().unwrap()).collect()
     });
     redis.server.resume();
-    are_in_time(&timed);
+    assert_in_time(&timed);
     for timed in timed {
         match timed.value {
-            Ok(got) => assert!(got.is_none(), "it is held"),
+            Ok(granted) => assert!(granted.is_none(), "the lock is held"),
             Err(error) => assert!(error.is_unreachable(), "{error:?}"),
         }
     }
 }
 
-fn held_leases_end_in_time(trouble: MasterFailure) {
+fn assert_leases_end_in_time(failure: ServerFailure) {
     let mut redis = Redis::start();
-    let client = redis.client(trouble);
+    let client = redis.client(failure);
     let guards: Vec<Mutex<Option<MutexGuard>>> = (0..2 * REPEATS)
         .map(|n| Mutex::new(Some(client.mutex(format!("{n}")).lock().unwrap())))
         .collect();
@@ -392,31 +402,31 @@ fn held_leases_end_in_time(trouble: MasterFailure) {
             mutex.ttl(ms(600 + 10 * n as u64)).lock().unwrap()
         })
         .collect();
-    redis.get_into(trouble);
+    redis.fail(failure);
     thread::scope(|scope| {
-        scope.spawn(|| losses_are_told_in_time(&short));
-        for answer in in_time(COMMAND_TIMEOUT, |n| take(n).unlock()) {
+        scope.spawn(|| assert_losses_reported_in_time(&short));
+        for answer in run_in_time(COMMAND_TIMEOUT, |n| take(n).unlock()) {
             expect_unreachable(answer);
         }
-        in_time(COMMAND_TIMEOUT, |n| drop(take(REPEATS + n)));
+        run_in_time(COMMAND_TIMEOUT, |n| drop(take(REPEATS + n)));
     });
     thread::scope(|scope| {
         for guard in short {
-            // It has nothing to ask Redis any more.
+            // A guard whose lease has expired sends no command.
             scope.spawn(|| Control::run(ms(0), || drop(guard)).no_later_than(SLACK));
         }
     });
 }
 
-/// A loss is told when the lease has run out by our own clock: not before, and hardly after.
-fn losses_are_told_in_time(guards: &[MutexGuard]) {
+/// Asserts that each loss is reported when the lease expires by the local clock, not earlier.
+fn assert_losses_reported_in_time(guards: &[MutexGuard]) {
     let timed: Vec<_> = thread::scope(|scope| {
         let waits: Vec<_> = guards
             .iter()
             .map(|guard| {
                 scope.spawn(|| {
                     let lost = guard.lost();
-                    let left = guard.remaining().expect("the lease outlasts the start");
+                    let left = guard.remaining().expect("the lease has not expired yet");
                     let end = Instant::now() + left;
                     let timed = Control::run(left, || lost.recv());
                     let now = Instant::now();
@@ -428,33 +438,33 @@ fn losses_are_told_in_time(guards: &[MutexGuard]) {
             .collect();
         waits.into_iter().map(|wait| wait.join().unwrap()).collect()
     });
-    are_in_time(&timed);
+    assert_in_time(&timed);
     assert!(timed.iter().all(|timed| timed.value == Ok(Lost::Expired)));
 }
 
-fn leases_on_a_stopped_server() {
-    held_leases_end_in_time(MasterFailure::Stopped);
+fn leases_on_a_paused_server_end_in_time() {
+    assert_leases_end_in_time(ServerFailure::Paused);
 }
 
-fn leases_on_a_killed_server() {
-    held_leases_end_in_time(MasterFailure::Killed);
+fn leases_on_a_killed_server_end_in_time() {
+    assert_leases_end_in_time(ServerFailure::Killed);
 }
 
-fn leases_on_a_black_hole() {
-    held_leases_end_in_time(MasterFailure::BlackHoled);
+fn leases_on_a_black_holed_server_end_in_time() {
+    assert_leases_end_in_time(ServerFailure::BlackHoled);
 }
 
-fn leases_on_a_busy_server() {
-    held_leases_end_in_time(MasterFailure::Busy);
+fn leases_on_a_busy_server_end_in_time() {
+    assert_leases_end_in_time(ServerFailure::Busy);
 }
 
-fn leases_on_a_slow_server() {
-    held_leases_end_in_time(MasterFailure::Slow);
+fn leases_on_a_slow_server_end_in_time() {
+    assert_leases_end_in_time(ServerFailure::Slow);
 }
 
-fn a_lease_is_over_at_its_instant_and_not_before() {
+fn lease_is_held_exactly_until_it_expires() {
     let mut redis = Redis::start();
-    let client = redis.client(MasterFailure::Stopped);
+    let client = redis.client(ServerFailure::Paused);
     let guards: Vec<_> = (0..REPEATS)
         .map(|n| {
             let mutex = client.mutex(format!("{n}"));
@@ -465,7 +475,7 @@ fn a_lease_is_over_at_its_instant_and_not_before() {
                 .unwrap()
         })
         .collect();
-    redis.get_into(MasterFailure::Stopped);
+    redis.fail(ServerFailure::Paused);
     for guard in guards {
         while let Some(left) = guard.remaining() {
             let seen = Instant::now();
@@ -478,39 +488,46 @@ fn a_lease_is_over_at_its_instant_and_not_before() {
     }
 }
 
-/// One command or one connection may take far longer than `unreachable_for`.
-fn impatient() -> ClientBuilder {
+/// Returns a builder whose commands and connections may take far longer than `unreachable_for`.
+fn builder_with_slow_commands() -> ClientBuilder {
     Client::builder()
         .connect_timeout(ms(4_000))
         .command_timeout(ms(4_000))
         .unreachable_for(ms(300))
 }
 
-/// `lock` gives up, well before a command may time out.
-fn gives_up_before_a_command(lock: impl FnOnce() -> Result<(), leasehold::Error>) {
+/// Asserts that `lock` gives up long before a command times out.
+fn assert_gives_up_before_a_command(lock: impl FnOnce() -> Result<(), leasehold::Error>) {
     let began = Instant::now();
     expect_unreachable(lock());
     let took = began.elapsed();
-    assert!(took >= ms(300), "already after {took:?}");
-    assert!(took <= ms(2_500), "only after {took:?}");
+    assert!(took >= ms(300), "too early, after {took:?}");
+    assert!(took <= ms(2_500), "too late, after {took:?}");
 }
 
-fn lock_gives_up_without_waiting_for_a_command_to_time_out() {
+fn lock_gives_up_before_its_command_times_out() {
     let mut redis = Redis::start();
-    let client = || warm(impatient().url(redis.server.url()).build().unwrap());
+    let client = || {
+        warmed_up(
+            builder_with_slow_commands()
+                .url(redis.server.url())
+                .build()
+                .unwrap(),
+        )
+    };
     let (plain, fair, all) = (client(), client(), client());
     let waiting = client();
     let _ = fair.fair_mutex("b").lock().unwrap().unlock().unwrap();
-    redis.get_into(MasterFailure::Stopped);
+    redis.fail(ServerFailure::Paused);
     thread::scope(|scope| {
-        scope.spawn(|| gives_up_before_a_command(|| plain.mutex("a").lock().map(drop)));
-        scope.spawn(|| gives_up_before_a_command(|| fair.fair_mutex("b").lock().map(drop)));
+        scope.spawn(|| assert_gives_up_before_a_command(|| plain.mutex("a").lock().map(drop)));
+        scope.spawn(|| assert_gives_up_before_a_command(|| fair.fair_mutex("b").lock().map(drop)));
         let names = || all.mutex_all(["a", "b"]);
-        scope.spawn(move || gives_up_before_a_command(|| names().lock().map(drop)));
+        scope.spawn(move || assert_gives_up_before_a_command(|| names().lock().map(drop)));
         for n in 0..8 {
             let waiting = &waiting;
             scope.spawn(move || {
-                gives_up_before_a_command(|| match n {
+                assert_gives_up_before_a_command(|| match n {
                     0..4 => waiting.mutex("a").lock().map(drop),
                     _ => waiting.fair_mutex("b").lock().map(drop),
                 });
@@ -520,7 +537,7 @@ fn lock_gives_up_without_waiting_for_a_command_to_time_out() {
     drop_together([plain, fair, all, waiting]);
 }
 
-fn lock_gives_up_while_a_connection_is_being_made() {
+fn lock_gives_up_while_connecting() {
     let holes: Vec<_> = (0..3).map(|_| BlackHole::start()).collect();
     let port = holes[0].port();
     let one = [
@@ -528,8 +545,8 @@ fn lock_gives_up_while_a_connection_is_being_made() {
         format!("redis+sentinel://127.0.0.1:{port}/master"),
         format!("redis+cluster://127.0.0.1:{port}"),
     ];
-    let builders = one.map(|url| impatient().url(url));
-    let quorum = impatient().quorum(holes.iter().map(BlackHole::url));
+    let builders = one.map(|url| builder_with_slow_commands().url(url));
+    let quorum = builder_with_slow_commands().quorum(holes.iter().map(BlackHole::url));
     let clients: Vec<_> = builders
         .into_iter()
         .chain([quorum])
@@ -537,42 +554,52 @@ fn lock_gives_up_while_a_connection_is_being_made() {
         .collect();
     thread::scope(|scope| {
         for client in &clients {
-            scope.spawn(|| gives_up_before_a_command(|| client.mutex("a").lock().map(drop)));
+            scope.spawn(|| assert_gives_up_before_a_command(|| client.mutex("a").lock().map(drop)));
         }
     });
     drop_together(clients);
 }
 
-fn lock_gives_up_without_waiting_for_the_commands_to_a_quorum_to_time_out() {
+fn lock_gives_up_on_a_quorum_before_its_commands_time_out() {
     let redises: Vec<_> = (0..3).map(|_| Redis::start()).collect();
     let urls = redises.iter().map(|redis| redis.proxy.url());
-    let client = warm(impatient().quorum(urls).build().unwrap());
+    let client = warmed_up(builder_with_slow_commands().quorum(urls).build().unwrap());
     for redis in &redises {
         redis.proxy.set_all(Traffic::DropBoth);
     }
-    gives_up_before_a_command(|| client.mutex("a").lock().map(drop));
+    assert_gives_up_before_a_command(|| client.mutex("a").lock().map(drop));
 }
 
-fn lock_gives_up_on_a_hung_master_without_waiting_for_a_command_to_time_out() {
+fn lock_gives_up_on_a_hung_master_before_its_command_times_out() {
     let sentinels = Sentinels::start(Setup::steady());
-    let client = warm(impatient().url(sentinels.url()).build().unwrap());
+    let client = warmed_up(
+        builder_with_slow_commands()
+            .url(sentinels.url())
+            .build()
+            .unwrap(),
+    );
     sentinels.first_master().pause();
-    gives_up_before_a_command(|| client.mutex("a").lock().map(drop));
+    assert_gives_up_before_a_command(|| client.mutex("a").lock().map(drop));
     sentinels.first_master().resume();
 }
 
-fn lock_gives_up_on_a_hung_cluster_without_waiting_for_a_command_to_time_out() {
+fn lock_gives_up_on_a_hung_cluster_before_its_command_times_out() {
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
-    let client = warm(impatient().url(cluster.url()).build().unwrap());
+    let client = warmed_up(
+        builder_with_slow_commands()
+            .url(cluster.url())
+            .build()
+            .unwrap(),
+    );
     (0..cluster.count()).for_each(|n| cluster.pause(n));
-    gives_up_before_a_command(|| client.mutex("a").lock().map(drop));
+    assert_gives_up_before_a_command(|| client.mutex("a").lock().map(drop));
     (0..cluster.count()).for_each(|n| cluster.resume(n));
 }
 
-fn those_who_wait_for_the_same_name_give_up_together() {
+fn waiters_for_the_same_name_give_up_together() {
     let mut redis = Redis::start();
-    let client = warm(redis.client(MasterFailure::Killed));
-    redis.get_into(MasterFailure::Killed);
+    let client = warmed_up(redis.client(ServerFailure::Killed));
+    redis.fail(ServerFailure::Killed);
     let mutex = client.mutex("a");
     thread::scope(|scope| {
         for _ in 0..10 {
@@ -580,14 +607,17 @@ fn those_who_wait_for_the_same_name_give_up_together() {
                 let began = Instant::now();
                 expect_unreachable(mutex.lock().map(drop));
                 let took = began.elapsed();
-                assert!(took >= UNREACHABLE_FOR, "already after {took:?}");
-                assert!(took <= UNREACHABLE_FOR + GENEROUS, "only after {took:?}");
+                assert!(took >= UNREACHABLE_FOR, "too early, after {took:?}");
+                assert!(
+                    took <= UNREACHABLE_FOR + GENEROUS,
+                    "too late, after {took:?}"
+                );
             });
         }
     });
 }
 
-fn those_who_wait_outlast_a_shorter_outage() {
+fn waiters_outlast_a_short_outage() {
     let mut redis = Redis::start();
     let holder = Client::open(&redis.server.url()).unwrap();
     let client = builder()
@@ -596,7 +626,7 @@ fn those_who_wait_outlast_a_shorter_outage() {
         .build()
         .unwrap();
     let held = holder.mutex("held").ttl(ms(60_000)).lock().unwrap();
-    // As long as the outage is to be at the least.
+    // Its expiry ends the outage.
     let witness = client.mutex("witness").ttl(ms(900)).lock().unwrap();
     let lost = witness.lost();
     thread::scope(|scope| {
@@ -606,7 +636,7 @@ fn those_who_wait_outlast_a_shorter_outage() {
         eventually(ms(10_000), || {
             redis.server.subscribers("lock_release:held") == 1
         });
-        redis.get_into(MasterFailure::Stopped);
+        redis.fail(ServerFailure::Paused);
         let calling: Vec<_> = (0..4)
             .map(|n| client.mutex(format!("free {n}")))
             .map(|mutex| scope.spawn(move || mutex.lock().map(drop)))
@@ -619,8 +649,8 @@ fn those_who_wait_outlast_a_shorter_outage() {
         }
     });
 
-    // From a server that is killed and comes back empty, too.
-    redis.get_into(MasterFailure::Killed);
+    // A killed server that restarts empty is an outage too.
+    redis.fail(ServerFailure::Killed);
     thread::scope(|scope| {
         let calls: Vec<_> = (0..4)
             .map(|n| client.mutex(format!("free {n}")))
@@ -634,8 +664,8 @@ fn those_who_wait_outlast_a_shorter_outage() {
     });
 }
 
-/// Redis is asked nothing while a waiter sleeps; that is no silence of Redis.
-fn waiting_for_another_holder_is_no_outage() {
+/// While waiters sleep, the client sends no commands, so silence is no sign of an outage.
+fn waiting_for_another_holder_is_not_taken_for_an_outage() {
     let redis = Redis::start();
     let holder = Client::open(&redis.server.url()).unwrap();
     let held = holder.mutex("a").lock().unwrap();

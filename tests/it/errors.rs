@@ -1,4 +1,4 @@
-//! Promise: an error names the server and what it last said, says each thing once, and says what to do.
+//! Promise: an error names the server and its last failure, repeats nothing, and says what to do.
 
 use std::time::Duration;
 
@@ -7,24 +7,24 @@ use support::{BlackHole, Proxy, Server, Traffic, free_port, ms, refusing_url};
 
 support::tests![
     unreachable_server_is_named_with_its_last_error,
-    every_call_names_a_server_that_is_not_there,
-    a_lock_that_gives_up_says_for_how_long_there_was_no_reply,
-    a_lock_behind_an_open_breaker_says_what_the_server_last_said,
-    a_peer_that_accepts_and_says_nothing_may_expect_tls,
-    a_peer_that_closes_instead_of_a_reply_may_expect_tls,
-    a_server_that_hangs_is_not_suspected_of_tls,
-    a_name_that_does_not_resolve,
-    a_wrong_password_and_none,
-    a_server_with_too_many_clients_is_quoted,
-    a_replica_and_a_full_server,
-    servers_of_several_are_named,
-    what_needs_no_outage,
+    every_call_names_the_unreachable_server,
+    error_says_how_long_there_was_no_reply,
+    error_behind_an_open_breaker_quotes_the_last_failure,
+    silent_peer_is_suspected_of_expecting_tls,
+    closing_peer_is_suspected_of_expecting_tls,
+    hanging_server_is_not_suspected_of_expecting_tls,
+    unresolved_host_is_named,
+    wrong_or_missing_password_is_reported_as_such,
+    full_client_table_is_quoted,
+    errors_of_a_replica_and_a_full_server_say_what_to_do,
+    failing_server_of_several_is_named,
+    errors_without_an_outage_repeat_nothing,
     #[cfg(feature = "tls")]
-    tls::a_plain_port_that_is_spoken_to_with_tls,
+    tls::tls_on_a_plain_port_suggests_redis_url,
     #[cfg(feature = "tls")]
-    tls::a_port_for_tls_that_is_spoken_to_without,
+    tls::plain_connection_to_a_tls_port_suggests_rediss_url,
     #[cfg(feature = "tls")]
-    tls::a_certificate_that_is_not_trusted
+    tls::untrusted_certificate_suggests_tls_root
 ];
 
 const COMMAND_TIMEOUT: Duration = ms(250);
@@ -40,7 +40,7 @@ fn client(url: impl Into<String>) -> Client {
     builder(url).build().unwrap()
 }
 
-/// The texts of an error and of its sources.
+/// Returns the messages of an error and of its sources.
 fn chain(error: &Error) -> Vec<String> {
     let mut texts = vec![error.to_string()];
     let mut next = std::error::Error::source(error);
@@ -51,9 +51,11 @@ fn chain(error: &Error) -> Vec<String> {
     texts
 }
 
-/// Fails if a printed chain says anything twice, or more than one line. Returns what it says.
+/// Asserts that no part of a printed error chain occurs twice and that each message is one line.
+///
+/// Returns the printed chain.
 #[track_caller]
-fn says_each_thing_once(error: &Error) -> String {
+fn without_repetition(error: &Error) -> String {
     let texts = chain(error);
     let printed = texts.join(": ");
     let mut parts: Vec<&str> = printed
@@ -81,19 +83,19 @@ fn try_lock(client: &Client) -> Error {
 }
 
 #[track_caller]
-fn place(url: &str) -> &str {
+fn address(url: &str) -> &str {
     url.rsplit(['/', '@']).next().unwrap()
 }
 
 fn unreachable_server_is_named_with_its_last_error() {
     let url = refusing_url();
-    let text = says_each_thing_once(&try_lock(&client(&url)));
-    let start = format!("no reply from {} for ", place(&url));
+    let text = without_repetition(&try_lock(&client(&url)));
+    let start = format!("no reply from {} for ", address(&url));
     assert!(text.starts_with(&start), "{text}");
     assert!(text.contains("(last: Connection refused"), "{text}");
 }
 
-fn every_call_names_a_server_that_is_not_there() {
+fn every_call_names_the_unreachable_server() {
     let url = refusing_url();
     let client = builder(&url).unreachable_for(ms(600)).build().unwrap();
     for error in [
@@ -105,13 +107,13 @@ fn every_call_names_a_server_that_is_not_there() {
         client.mutex("a").inspect().unwrap_err(),
         client.mutex("a").force_unlock().unwrap_err(),
     ] {
-        let text = says_each_thing_once(&error);
-        assert!(text.contains(place(&url)), "{text}");
+        let text = without_repetition(&error);
+        assert!(text.contains(address(&url)), "{text}");
         assert!(text.contains("Connection refused"), "{text}");
     }
 }
 
-fn a_lock_that_gives_up_says_for_how_long_there_was_no_reply() {
+fn error_says_how_long_there_was_no_reply() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = builder(proxy.url())
@@ -125,18 +127,18 @@ fn a_lock_that_gives_up_says_for_how_long_there_was_no_reply() {
         held.unlock().unwrap_err()
     };
     let lock = waiting.lock().unwrap_err();
-    let start = format!("no reply from {} for ", place(&proxy.url()));
+    let start = format!("no reply from {} for ", address(&proxy.url()));
     for (error, seconds) in [
         (unlock, " ms"),
         (lock, " s (last: the peer accepted the connection"),
     ] {
-        let text = says_each_thing_once(&error);
+        let text = without_repetition(&error);
         assert!(text.starts_with(&start) && text.contains(seconds), "{text}");
     }
 }
 
-/// Every call of its own is turned away, so it reports the failure of another call.
-fn a_lock_behind_an_open_breaker_says_what_the_server_last_said() {
+/// The breaker rejects all attempts of the call, so its error quotes the failure of another call.
+fn error_behind_an_open_breaker_quotes_the_last_failure() {
     let url = refusing_url();
     let client = builder(&url)
         .breaker(1)
@@ -146,16 +148,17 @@ fn a_lock_behind_an_open_breaker_says_what_the_server_last_said() {
     try_lock(&client);
     let refused = try_lock(&client);
     assert!(matches!(refused, Error::CircuitOpen { .. }), "{refused:?}");
-    let text = says_each_thing_once(&refused);
+    let text = without_repetition(&refused);
     assert!(text.contains("(last: Connection refused"), "{text}");
-    let text = says_each_thing_once(&client.mutex("a").lock().unwrap_err());
-    let start = format!("no reply from {} for ", place(&url));
+    let text = without_repetition(&client.mutex("a").lock().unwrap_err());
+    let start = format!("no reply from {} for ", address(&url));
     assert!(text.starts_with(&start), "{text}");
     assert!(text.contains("(last: Connection refused"), "{text}");
 }
 
-/// The first call and later ones: the connection that they wait for is accepted long before it fails.
-fn a_peer_that_accepts_and_says_nothing_may_expect_tls() {
+/// The peer accepts a connection long before the connection fails, for the first call and later
+/// ones.
+fn silent_peer_is_suspected_of_expecting_tls() {
     let hole = BlackHole::start();
     let client = builder(hole.url())
         .unreachable_for(ms(600))
@@ -166,50 +169,50 @@ fn a_peer_that_accepts_and_says_nothing_may_expect_tls() {
         client.mutex("a").lock().unwrap_err(),
         client.ping().unwrap_err(),
     ] {
-        let text = says_each_thing_once(&error);
-        let place = format!("127.0.0.1:{}", hole.port());
+        let text = without_repetition(&error);
+        let address = format!("127.0.0.1:{}", hole.port());
         assert!(
-            text.contains(&place) && text.contains("use rediss://"),
+            text.contains(&address) && text.contains("use rediss://"),
             "{text}"
         );
     }
 }
 
-fn a_peer_that_closes_instead_of_a_reply_may_expect_tls() {
+fn closing_peer_is_suspected_of_expecting_tls() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     proxy.set_all(Traffic::CutOnReply);
-    let text = says_each_thing_once(&try_lock(&client(proxy.url())));
+    let text = without_repetition(&try_lock(&client(proxy.url())));
     assert!(
         text.contains("closed") && text.contains("use rediss://"),
         "{text}"
     );
     let cluster = proxy.url().replace("redis://", "redis+cluster://");
-    let text = says_each_thing_once(&try_lock(&client(cluster)));
+    let text = without_repetition(&try_lock(&client(cluster)));
     assert!(
         text.contains("closed") && text.contains("use rediss://"),
         "{text}"
     );
 }
 
-/// It has replied before, so TLS is not what is missing.
-fn a_server_that_hangs_is_not_suspected_of_tls() {
+/// The server has replied before, so missing TLS cannot be the cause.
+fn hanging_server_is_not_suspected_of_expecting_tls() {
     let server = Server::start();
     let client = client(server.url());
     drop(client.mutex("a").lock().unwrap());
     server.pause();
     for _ in 0..3 {
-        let text = says_each_thing_once(&try_lock(&client));
+        let text = without_repetition(&try_lock(&client));
         assert!(!text.contains("rediss"), "{text}");
     }
 }
 
-fn a_name_that_does_not_resolve() {
-    let text = says_each_thing_once(&try_lock(&client("redis://nowhere.invalid:7000")));
+fn unresolved_host_is_named() {
+    let text = without_repetition(&try_lock(&client("redis://nowhere.invalid:7000")));
     assert!(text.contains("nowhere.invalid:7000"), "{text}");
 }
 
-fn a_wrong_password_and_none() {
+fn wrong_or_missing_password_is_reported_as_such() {
     let server = Server::start();
     server.run("CONFIG", &["SET", "requirepass", "s3cret"]);
     let port = server.port();
@@ -219,7 +222,7 @@ fn a_wrong_password_and_none() {
     ] {
         let error = try_lock(&client(url));
         assert!(matches!(error, Error::Refused { .. }), "{error:?}");
-        let text = says_each_thing_once(&error);
+        let text = without_repetition(&error);
         assert!(
             text.contains(&format!("127.0.0.1:{port} refused ")),
             "{text}"
@@ -229,29 +232,29 @@ fn a_wrong_password_and_none() {
     }
 }
 
-fn a_server_with_too_many_clients_is_quoted() {
+fn full_client_table_is_quoted() {
     let server = Server::with(&["--maxclients", "1"]);
     let _only = server.connection();
-    let text = says_each_thing_once(&try_lock(&client(server.url())));
+    let text = without_repetition(&try_lock(&client(server.url())));
     assert!(text.contains("max number of clients reached"), "{text}");
     assert!(text.contains(&server.port().to_string()), "{text}");
 }
 
-fn a_replica_and_a_full_server() {
+fn errors_of_a_replica_and_a_full_server_say_what_to_do() {
     let server = Server::start();
     let replica = server.replica();
-    let text = says_each_thing_once(&try_lock(&client(replica.url())));
+    let text = without_repetition(&try_lock(&client(replica.url())));
     assert!(
         text.contains("READONLY") && text.contains("point the URL at the master"),
         "{text}"
     );
     server.run("CONFIG", &["SET", "maxmemory", "1"]);
-    let text = says_each_thing_once(&try_lock(&client(server.url())));
+    let text = without_repetition(&try_lock(&client(server.url())));
     assert!(text.contains("OOM") && text.contains("maxmemory"), "{text}");
     assert!(text.contains(&server.port().to_string()), "{text}");
 }
 
-fn servers_of_several_are_named() {
+fn failing_server_of_several_is_named() {
     let (one, two) = (free_port(), free_port());
     let server = Server::start();
     let at = |port: u16| format!("redis://127.0.0.1:{port}");
@@ -264,13 +267,13 @@ fn servers_of_several_are_named() {
     let sentinel = format!("redis+sentinel://127.0.0.1:{one}/m");
     let cluster = format!("redis+cluster://127.0.0.1:{one}");
     for client in [quorum, client(sentinel), client(cluster)] {
-        let text = says_each_thing_once(&try_lock(&client));
+        let text = without_repetition(&try_lock(&client));
         assert!(text.contains(&format!("127.0.0.1:{one}")), "{text}");
         assert!(text.contains("Connection refused"), "{text}");
     }
 }
 
-fn what_needs_no_outage() {
+fn errors_without_an_outage_repeat_nothing() {
     let server = Server::start();
     server.run("RPUSH", &["lock:list", "x"]);
     let client = client(server.url());
@@ -291,51 +294,47 @@ fn what_needs_no_outage() {
         lost.renew().unwrap_err(),
         Client::open("redis://h:70000").unwrap_err(),
     ] {
-        says_each_thing_once(&error);
+        without_repetition(&error);
     }
     drop(held);
     client.shutdown(ms(1_000)).unwrap();
-    says_each_thing_once(&client.mutex("a").lock().unwrap_err());
+    without_repetition(&client.mutex("a").lock().unwrap_err());
 }
 
 #[cfg(feature = "tls")]
 mod tls {
     use super::*;
 
-    pub(super) fn a_plain_port_that_is_spoken_to_with_tls() {
+    pub(super) fn tls_on_a_plain_port_suggests_redis_url() {
         let server = Server::start();
         let hole = BlackHole::start();
         for port in [server.port(), hole.port()] {
             let url = format!("rediss://127.0.0.1:{port}");
-            // The connection itself must succeed for the cause to be the missing handshake.
-            let client = builder(url)
-                .connect_timeout(ms(2_000))
-                .command_timeout(ms(2_000));
-            let text = says_each_thing_once(&try_lock(&client.build().unwrap()));
+            let text = without_repetition(&try_lock(&client(url)));
             assert!(text.contains(&port.to_string()), "{text}");
             assert!(text.contains("use redis://"), "{text}");
         }
     }
 
-    pub(super) fn a_port_for_tls_that_is_spoken_to_without() {
+    pub(super) fn plain_connection_to_a_tls_port_suggests_rediss_url() {
         if !Server::has_tls() {
             println!("this server's binary has no TLS: nothing to check against");
             return;
         }
         let port = free_port();
         let _server = support::tls_server(port, "server");
-        let text = says_each_thing_once(&try_lock(&client(format!("redis://localhost:{port}"))));
+        let text = without_repetition(&try_lock(&client(format!("redis://localhost:{port}"))));
         assert!(text.contains("use rediss://"), "{text}");
     }
 
-    pub(super) fn a_certificate_that_is_not_trusted() {
+    pub(super) fn untrusted_certificate_suggests_tls_root() {
         if !Server::has_tls() {
             println!("this server's binary has no TLS: nothing to check against");
             return;
         }
         let port = free_port();
         let _server = support::tls_server(port, "server");
-        let text = says_each_thing_once(&try_lock(&client(format!("rediss://localhost:{port}"))));
+        let text = without_repetition(&try_lock(&client(format!("rediss://localhost:{port}"))));
         assert!(
             text.contains(&format!("no TLS connection to localhost:{port}: ")),
             "{text}"

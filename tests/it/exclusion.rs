@@ -1,5 +1,5 @@
-//! Promise: at most one holder at a time, in all processes and threads together, and fencing tokens rise in the order
-//! of the critical sections.
+//! Promise: a lock has one holder at a time among all processes and threads, and its fencing tokens
+//! rise in the order of the critical sections.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -13,11 +13,11 @@ support::tests![
     basic_exclusion_holds_between_two_clients,
     processes_and_threads_count_exactly,
     threads_of_one_client_take_turns,
-    who_was_overtaken_can_neither_write_nor_release,
-    with_holds_to_the_end_of_the_section,
+    overtaken_holder_can_neither_write_nor_release,
+    with_holds_the_lock_until_the_section_ends,
     with_releases_on_panic,
-    with_tells_that_the_lock_was_lost_on_the_way,
-    try_with_runs_only_under_the_lock
+    with_reports_a_loss_during_the_section,
+    try_with_runs_the_section_only_under_the_lock
 ];
 
 const COUNTERS: Counters = Counters {
@@ -74,7 +74,7 @@ fn threads_of_one_client_take_turns() {
     );
 }
 
-fn who_was_overtaken_can_neither_write_nor_release() {
+fn overtaken_holder_can_neither_write_nor_release() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
     let account = Fenced::new("empty");
@@ -91,7 +91,7 @@ fn who_was_overtaken_can_neither_write_nor_release() {
     overtaken
         .lost()
         .recv_timeout(ms(10_000))
-        .expect("the lease ends");
+        .expect("the lease expires");
     let newer = two.mutex("a").lock().unwrap();
     assert_eq!(
         account.write(newer.fencing_token().value(), "second"),
@@ -111,12 +111,12 @@ fn who_was_overtaken_can_neither_write_nor_release() {
         overtaken.unlock().unwrap(),
         Unlocked::AlreadyLost(Lost::Expired)
     );
-    // What was lost is let go of in the background: what is there then is not its own.
+    // The release of the lost lease runs in the background and finds the key of the newer one.
     eventually(ms(10_000), || server.calls(&["evalsha", "eval"]) > before);
     assert_eq!(newer.unlock().unwrap(), Unlocked::Released);
 }
 
-fn with_holds_to_the_end_of_the_section() {
+fn with_holds_the_lock_until_the_section_ends() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
     let mutex = one.mutex("a");
@@ -138,7 +138,7 @@ fn with_releases_on_panic() {
     assert!(two.mutex("a").try_lock().unwrap().is_some());
 }
 
-fn with_tells_that_the_lock_was_lost_on_the_way() {
+fn with_reports_a_loss_during_the_section() {
     let server = Server::start();
     let result = client(&server).mutex("a").with(|_| {
         server.run("DEL", &["lock:a"]);
@@ -146,7 +146,7 @@ fn with_tells_that_the_lock_was_lost_on_the_way() {
     assert!(matches!(result, Err(Error::Lost(Lost::Deleted))));
 }
 
-fn try_with_runs_only_under_the_lock() {
+fn try_with_runs_the_section_only_under_the_lock() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
     let guard = one.mutex("a").lock().unwrap();

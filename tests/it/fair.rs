@@ -1,4 +1,4 @@
-//! Promise: a fair lock goes to whoever has waited longest, in all processes together, and to one at a time.
+//! Promise: a fair lock goes to the longest waiter of all processes, and has one holder at a time.
 
 use std::thread;
 use std::time::Duration;
@@ -19,43 +19,43 @@ support::roles![waiter, fair_counter, mixed_counter];
 
 support::tests![
     basic_calls_work_on_a_fair_lock,
-    first_come_first_served_across_processes_and_threads,
-    a_free_name_takes_one_trip_and_its_release_another,
-    it_is_passed_on_without_a_trip,
-    the_first_renewal_is_sent_without_auto_renew_too,
-    the_first_renewal_is_sent_however_long_the_wait_was,
-    without_auto_renew_the_first_renewal_is_the_last,
-    passing_on_wakes_nobody_else,
-    plain_and_fair_keep_each_other_out,
-    a_plain_release_wakes_the_first_in_the_queue,
-    where_somebody_waits_a_newcomer_gets_nothing_though_it_is_free,
-    who_gives_up_as_its_turn_comes_passes_it_on,
-    a_shutdown_sends_those_who_wait_out_of_the_queue,
+    lock_is_granted_in_order_across_processes_and_threads,
+    free_lock_takes_one_command_and_its_release_another,
+    grant_needs_no_command_of_the_waiter,
+    first_renewal_after_a_grant_is_sent_without_auto_renew_too,
+    first_renewal_after_a_grant_is_sent_however_long_the_wait_was,
+    lease_without_auto_renew_is_renewed_once_after_a_grant,
+    grant_publishes_no_release,
+    plain_and_fair_locks_exclude_each_other,
+    plain_release_wakes_the_first_in_the_queue,
+    free_lock_is_reserved_for_the_first_in_the_queue,
+    waiter_that_gives_up_at_its_turn_passes_the_grant_on,
+    shutdown_removes_waiters_from_the_queue,
     processes_and_threads_count_exactly,
-    plain_and_fair_ones_count_exactly,
-    the_threads_of_a_client_keep_their_places_in_one_command,
-    what_is_counted,
-    a_backoff_waits_without_a_subscription,
-    those_who_may_not_subscribe_or_publish_ask,
-    replicas_have_a_lease_before_its_holder_knows_of_it,
-    a_quorum_has_no_queue,
-    a_fence_that_is_none_lets_nobody_in_and_everybody_out,
-    a_queue_that_is_none_lets_out,
-    names,
-    a_message_for_another_is_ignored,
-    with_sentinels,
-    in_a_cluster,
-    it_is_handed_on_within_the_client_to_nobody
+    plain_and_fair_locks_count_exactly_together,
+    one_command_refreshes_all_places_of_a_client,
+    statistics_count_fair_locks,
+    backoff_waits_without_a_subscription,
+    waiters_without_pubsub_permissions_get_the_lock_by_refreshing,
+    granted_lease_is_replicated_before_its_holder_returns,
+    fair_lock_over_a_quorum_is_an_error,
+    broken_fence_fails_acquires_but_not_releases,
+    broken_queue_fails_acquires_but_not_releases,
+    any_name_of_up_to_64_kib_works,
+    foreign_message_grants_nothing,
+    fair_lock_is_granted_with_sentinel,
+    fair_lock_is_granted_in_a_cluster,
+    fair_lease_is_not_handed_on_to_a_plain_waiter_of_its_client
 ];
 
 support::timed![
-    a_fair_release_wakes_a_plain_waiter,
-    who_gives_up_leaves_the_queue
+    fair_release_wakes_a_plain_waiter,
+    waiter_that_gives_up_leaves_the_queue
 ];
 
 const FENCE: &str = "leasehold:fence:{lock:a}";
 
-/// How soon a waiter that is told has the lock: far sooner than it would ask by itself.
+/// How soon a waiter that is woken has the lock: far sooner than its next refresh.
 const PROMPTLY: Duration = ms(500);
 
 fn fair_counter() {
@@ -103,7 +103,7 @@ fn basic_calls_work_on_a_fair_lock() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Takes the lock when its turn comes, and says which one it is.
+/// A child's role: waits for the lock and records its number and its token.
 fn waiter() {
     let guard = lock_in_turn(&client(&parameter("URL")).fair_mutex("a"));
     redis::cmd("RPUSH")
@@ -120,7 +120,7 @@ fn waiter() {
     unlock(guard);
 }
 
-fn first_come_first_served_across_processes_and_threads() {
+fn lock_is_granted_in_order_across_processes_and_threads() {
     let server = Server::start();
     let (holder, other) = (fair(&server), fair(&server));
     let guard = holder.lock().unwrap();
@@ -172,7 +172,7 @@ fn first_come_first_served_across_processes_and_threads() {
     wait_until_only_fences_remain(&server);
 }
 
-fn a_free_name_takes_one_trip_and_its_release_another() {
+fn free_lock_takes_one_command_and_its_release_another() {
     let server = Server::start();
     let mutex = warmed_up(client(&server.url())).fair_mutex("a");
     let before = server.calls(&["evalsha", "eval"]);
@@ -184,13 +184,13 @@ fn a_free_name_takes_one_trip_and_its_release_another() {
     assert_eq!(
         server.calls(&["publish"]),
         publishes + 1,
-        "plain ones may wait"
+        "plain waiters may be subscribed"
     );
     assert_eq!(server.calls(&["subscribe"]), 0);
 }
 
-/// Nothing that the waiter sends gets through while the lock is passed to it; then its first renewal does.
-fn is_passed_on_without_a_trip(auto_renew: bool) {
+/// No command of the waiter reaches the server until it has the lock; then its first renewal does.
+fn assert_granted_without_a_command(auto_renew: bool) {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let guard = fair(&server).lock().unwrap();
@@ -213,20 +213,20 @@ fn is_passed_on_without_a_trip(auto_renew: bool) {
     });
 }
 
-fn it_is_passed_on_without_a_trip() {
-    is_passed_on_without_a_trip(true);
+fn grant_needs_no_command_of_the_waiter() {
+    assert_granted_without_a_command(true);
 }
 
-fn the_first_renewal_is_sent_without_auto_renew_too() {
-    is_passed_on_without_a_trip(false);
+fn first_renewal_after_a_grant_is_sent_without_auto_renew_too() {
+    assert_granted_without_a_command(false);
 }
 
-fn the_first_renewal_is_sent_however_long_the_wait_was() {
+fn first_renewal_after_a_grant_is_sent_however_long_the_wait_was() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
-        // The length of the wait is what matters: by then no thread of its client looks around for leases any more.
+        // After a wait this long, no thread of the waiter's client still expects a grant soon.
         let_pass(ms(2_500));
         unlock(guard);
         let guard = waiting.join().unwrap();
@@ -235,7 +235,7 @@ fn the_first_renewal_is_sent_however_long_the_wait_was() {
     });
 }
 
-fn without_auto_renew_the_first_renewal_is_the_last() {
+fn lease_without_auto_renew_is_renewed_once_after_a_grant() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     let waiter = fair(&server).ttl(ms(400)).auto_renew(false);
@@ -249,15 +249,15 @@ fn without_auto_renew_the_first_renewal_is_the_last() {
     });
 }
 
-/// Only where the lock becomes free is that announced.
-fn passing_on_wakes_nobody_else() {
+/// A release that grants the lock publishes nothing on the wake channel.
+fn grant_publishes_no_release() {
     let server = Server::start();
     let (holder, plain) = (fair(&server), client(&server.url()).mutex("a"));
     let guard = holder.lock().unwrap();
     let mut listener = server.connection();
-    let mut announced = listener.as_pubsub();
-    announced.subscribe("lock_release:a").unwrap();
-    announced.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut channel = listener.as_pubsub();
+    channel.subscribe("lock_release:a").unwrap();
+    channel.set_read_timeout(Some(PATIENCE)).unwrap();
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
         unlock(guard);
@@ -265,12 +265,12 @@ fn passing_on_wakes_nobody_else() {
         assert!(plain.try_lock().unwrap().is_none());
         let id = guard.holder_id().to_string();
         unlock(guard);
-        let first: String = announced.get_message().unwrap().get_payload().unwrap();
-        assert_eq!(first, id, "the first that was heard");
+        let first: String = channel.get_message().unwrap().get_payload().unwrap();
+        assert_eq!(first, id, "the first message is that of the last release");
     });
 }
 
-fn plain_and_fair_keep_each_other_out() {
+fn plain_and_fair_locks_exclude_each_other() {
     let server = Server::start();
     let (fair, plain) = (fair(&server), client(&server.url()).mutex("a"));
     let guard = plain.lock().unwrap();
@@ -290,7 +290,7 @@ fn plain_and_fair_keep_each_other_out() {
     wait_until_only_fences_remain(&server);
 }
 
-fn a_plain_release_wakes_the_first_in_the_queue() {
+fn plain_release_wakes_the_first_in_the_queue() {
     let server = Server::start();
     let guard = client(&server.url()).mutex("a").lock().unwrap();
     let waiter = client(&server.url());
@@ -299,12 +299,16 @@ fn a_plain_release_wakes_the_first_in_the_queue() {
         let before = wait_for_refresh(&waiter);
         unlock(guard);
         unlock(waiting.join().unwrap());
-        assert_eq!(refresh_count(&waiter), before, "it was told");
+        assert_eq!(
+            refresh_count(&waiter),
+            before,
+            "the message woke the waiter"
+        );
     });
 }
 
-/// A plain waiter is woken once nobody is in the queue.
-fn a_fair_release_wakes_a_plain_waiter() {
+/// A release with an empty queue wakes a plain waiter.
+fn fair_release_wakes_a_plain_waiter() {
     let server = Server::start();
     let guard = fair(&server).ttl(ms(300_000)).lock().unwrap();
     let plain = Client::builder()
@@ -323,7 +327,7 @@ fn a_fair_release_wakes_a_plain_waiter() {
     });
 }
 
-fn where_somebody_waits_a_newcomer_gets_nothing_though_it_is_free() {
+fn free_lock_is_reserved_for_the_first_in_the_queue() {
     let server = Server::start();
     let (one, two) = (
         warmed_up(client(&server.url())).fair_mutex("a"),
@@ -334,7 +338,7 @@ fn where_somebody_waits_a_newcomer_gets_nothing_though_it_is_free() {
         thread::scope(|scope| {
             let first = spawn_subscribed_waiter(scope, &server, one.clone());
             server.run("DEL", &["lock:a"]);
-            // Whoever comes, the lock goes to the first.
+            // The lock goes to the first in the queue, whether or not another call waits too.
             let second = waiting.then(|| scope.spawn(|| lock_in_turn(&two)));
             if !waiting {
                 assert!(two.try_lock().unwrap().is_none());
@@ -352,7 +356,7 @@ fn where_somebody_waits_a_newcomer_gets_nothing_though_it_is_free() {
     wait_until_only_fences_remain(&server);
 }
 
-fn who_gives_up_leaves_the_queue() {
+fn waiter_that_gives_up_leaves_the_queue() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     let mutex = client(&server.url()).fair_mutex("a");
@@ -364,18 +368,8 @@ fn who_gives_up_leaves_the_queue() {
     wait_until_only_fences_remain(&server);
 }
 
-/// The message stalls, so that the grant is its call's when that gives up.
-/// When the only place in the queue was last refreshed, by the server's clock.
-fn last_refresh_ms(server: &Server) -> u64 {
-    let places: Vec<String> = redis::cmd("HVALS")
-        .arg(PLACES)
-        .query(&mut server.connection())
-        .unwrap();
-    let (refreshed, _) = places[0].split_once(' ').unwrap();
-    refreshed.parse().unwrap()
-}
-
-fn who_gives_up_as_its_turn_comes_passes_it_on() {
+/// The grant's message stalls, so the call already has the lock when it gives up.
+fn waiter_that_gives_up_at_its_turn_passes_the_grant_on() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let guard = fair(&server).lock().unwrap();
@@ -391,18 +385,18 @@ fn who_gives_up_as_its_turn_comes_passes_it_on() {
         let second = spawn_waiter(scope, &server, next);
         let mine = guard.holder_id().to_string();
         unlock(guard);
-        let passed = holder(&server).unwrap();
-        assert_ne!(passed, mine);
-        assert_eq!(queue_length(&server), 1, "the first has it");
+        let granted = holder(&server).unwrap();
+        assert_ne!(granted, mine);
+        assert_eq!(queue_length(&server), 1, "the first waiter has the lock");
         assert!(first.join().unwrap().is_none());
         let second = second.join().unwrap();
-        assert_ne!(second.holder_id().as_str(), passed);
+        assert_ne!(second.holder_id().as_str(), granted);
         unlock(second);
     });
     wait_until_only_fences_remain(&server);
 }
 
-fn a_shutdown_sends_those_who_wait_out_of_the_queue() {
+fn shutdown_removes_waiters_from_the_queue() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     let client = client(&server.url());
@@ -427,7 +421,7 @@ fn processes_and_threads_count_exactly() {
     COUNTERS.count_exactly_as("fair::fair_counter", &[server.url()], &server);
 }
 
-fn plain_and_fair_ones_count_exactly() {
+fn plain_and_fair_locks_count_exactly_together() {
     let server = Server::start();
     let rounds = COUNTERS.rounds / 2;
     Counters { rounds, ..COUNTERS }.count_exactly_as(
@@ -443,8 +437,8 @@ const COUNTERS: Counters = Counters {
     rounds: 60,
 };
 
-/// One command for all of them, and no more often than said.
-fn the_threads_of_a_client_keep_their_places_in_one_command() {
+/// One command a second refreshes the places of all threads.
+fn one_command_refreshes_all_places_of_a_client() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     let client = client(&server.url());
@@ -457,17 +451,17 @@ fn the_threads_of_a_client_keep_their_places_in_one_command() {
         eventually(ms(5_000), || client.stats().waiting == 50);
         server.wait_until_waiter_sleeps("lock_release:a");
         let before = server.calls(&["evalsha", "eval"]);
-        // So long their calls are counted.
+        // The commands of 4 s are counted.
         let_pass(ms(4_000));
         let calls = server.calls(&["evalsha", "eval"]) - before;
-        assert!((3..=8).contains(&calls), "{calls} with the holder's own");
+        assert!((3..=8).contains(&calls), "{calls}, including the holder's");
         assert_eq!(queue_length(&server), 50);
         unlock(guard);
     });
     wait_until_only_fences_remain(&server);
 }
 
-fn what_is_counted() {
+fn statistics_count_fair_locks() {
     let server = Server::start();
     let (one, two) = (client(&server.url()), client(&server.url()));
     let guard = one.fair_mutex("a").lock().unwrap();
@@ -497,7 +491,7 @@ fn what_is_counted() {
     assert_eq!((two.totals.wakes_message, two.waiting), (1, 0));
 }
 
-fn a_backoff_waits_without_a_subscription() {
+fn backoff_waits_without_a_subscription() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     let backoff = Backoff::new(ms(20), ms(100));
@@ -518,8 +512,8 @@ fn a_backoff_waits_without_a_subscription() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Neither grants nor releases are heard: the refresh tells.
-fn those_who_may_not_subscribe_or_publish_ask() {
+/// The clients get no messages about grants and releases.
+fn waiters_without_pubsub_permissions_get_the_lock_by_refreshing() {
     let server = Server::start();
     let line = include_str!("../../README.md").lines();
     let mut rules = line
@@ -544,7 +538,7 @@ fn those_who_may_not_subscribe_or_publish_ask() {
     wait_until_only_fences_remain(&server);
 }
 
-fn replicas_have_a_lease_before_its_holder_knows_of_it() {
+fn granted_lease_is_replicated_before_its_holder_returns() {
     let replicas = Replicas::start(1);
     let server = replicas.master();
     let mutex = || {
@@ -557,7 +551,7 @@ fn replicas_have_a_lease_before_its_holder_knows_of_it() {
         let waiting = spawn_subscribed_waiter(scope, server, mutex());
         unlock(guard);
         let guard = waiting.join().unwrap();
-        assert!(server.pttl("lock:a") > 3_000, "it was renewed before");
+        assert!(server.pttl("lock:a") > 3_000, "the lease was renewed first");
         assert!(guard.remaining().unwrap() > ms(3_000));
         replicas.pause(0);
         let refused = scope.spawn(|| mutex().try_lock_for(PATIENCE));
@@ -578,7 +572,7 @@ fn replicas_have_a_lease_before_its_holder_knows_of_it() {
     wait_until_only_fences_remain(server);
 }
 
-fn a_quorum_has_no_queue() {
+fn fair_lock_over_a_quorum_is_an_error() {
     let server = Server::start();
     let client = Client::quorum([server.url()]).unwrap();
     for answer in [
@@ -594,7 +588,7 @@ fn a_quorum_has_no_queue() {
     assert!(server.keys().is_empty());
 }
 
-fn a_fence_that_is_none_lets_nobody_in_and_everybody_out() {
+fn broken_fence_fails_acquires_but_not_releases() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
@@ -623,7 +617,7 @@ fn a_fence_that_is_none_lets_nobody_in_and_everybody_out() {
     unlock(fair(&server).lock().unwrap());
 }
 
-fn a_queue_that_is_none_lets_out() {
+fn broken_queue_fails_acquires_but_not_releases() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     server.run("SET", &[QUEUE, "x"]);
@@ -639,7 +633,7 @@ fn a_queue_that_is_none_lets_out() {
     assert!(server.get("lock:a").is_none());
 }
 
-fn names() {
+fn any_name_of_up_to_64_kib_works() {
     let server = Server::start();
     let (one, two) = (client(&server.url()), client(&server.url()));
     let huge = vec![b'x'; 64 * 1024];
@@ -660,8 +654,8 @@ fn names() {
     wait_until_only_fences_remain(&server);
 }
 
-/// What is published to an inbox by anybody else grants nothing.
-fn a_message_for_another_is_ignored() {
+/// Messages that other programs publish to a client's inbox grant nothing.
+fn foreign_message_grants_nothing() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
@@ -690,14 +684,14 @@ fn a_message_for_another_is_ignored() {
             "\u{0}",
         ] {
             let mut publish = redis::cmd("PUBLISH");
-            let heard: u32 = publish
+            let receivers: u32 = publish
                 .arg(inbox)
                 .arg(payload)
                 .query(&mut server.connection())
                 .unwrap();
-            assert_eq!(heard, 1);
+            assert_eq!(receivers, 1);
         }
-        // The probe after them was heard, so they were too.
+        // The client has received a later probe, and so these messages too.
         let probes = server.calls(&["publish"]);
         eventually(PATIENCE, || server.calls(&["publish"]) > probes + 1);
         assert_eq!(is_done.try_recv(), Err(TryRecvError::Empty));
@@ -706,7 +700,7 @@ fn a_message_for_another_is_ignored() {
     });
 }
 
-fn with_sentinels() {
+fn fair_lock_is_granted_with_sentinel() {
     let sentinels = Sentinels::start(Setup::steady());
     let server = sentinels.first_master();
     let mutex = || client(&sentinels.url()).fair_mutex("a");
@@ -719,7 +713,7 @@ fn with_sentinels() {
     wait_until_only_fences_remain(server);
 }
 
-fn in_a_cluster() {
+fn fair_lock_is_granted_in_a_cluster() {
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
     let (one, two) = (client(&cluster.url()), client(&cluster.url()));
     for node in 0..3 {
@@ -735,7 +729,8 @@ fn in_a_cluster() {
             let before = two.stats().totals.wakes_message;
             unlock(guard);
             unlock(waiting.join().unwrap());
-            assert_eq!(two.stats().totals.wakes_message, before + 1, "it was told");
+            let wakes = two.stats().totals.wakes_message;
+            assert_eq!(wakes, before + 1, "the message woke the waiter");
         });
         wait_until_only_fences_remain(cluster.node(node));
     }
@@ -745,13 +740,14 @@ fn in_a_cluster() {
     ));
 }
 
-/// Also where a thread of its own client waits for the plain lock: what that would get is not reserved.
-fn it_is_handed_on_within_the_client_to_nobody() {
+/// A fair lease has no reserved tokens for hand-offs within the client, so a plain waiter of the
+/// same client must acquire the lock in Redis.
+fn fair_lease_is_not_handed_on_to_a_plain_waiter_of_its_client() {
     let server = Server::start();
     let client = client(&server.url());
-    // It looks again after half a minute, or when this client lets go.
+    // The waiter tries again after half a minute, or when this client releases the lock.
     let seldom = WaitPolicy::Backoff(Backoff::new(ms(60_000), ms(60_000)));
-    server.run("SET", &["lock:a", "a stranger's", "PX", "60000"]);
+    server.run("SET", &["lock:a", "another program", "PX", "60000"]);
     thread::scope(|scope| {
         let plain = scope.spawn(|| client.mutex("a").wait(seldom).lock().unwrap());
         eventually(PATIENCE, || client.stats().waiting == 1);
@@ -767,6 +763,6 @@ fn it_is_handed_on_within_the_client_to_nobody() {
         assert!(plain.fencing_token() > before);
         let fence = String::from_utf8(server.get(FENCE).unwrap()).unwrap();
         let fence: u64 = fence.parse().unwrap();
-        assert!(fence >= plain.fencing_token().value(), "Redis knows of it");
+        assert!(fence >= plain.fencing_token().value(), "drawn from Redis");
     });
 }

@@ -1,5 +1,6 @@
-//! Promise: what goes wrong with Redis is outlasted where waiting can help, and said clearly where it cannot; a lock
-//! can always be let go, and "not yours" is never said by a server that cannot know.
+//! Promise: calls outlast server faults that pass, and report those that do not.
+//!
+//! A lock can always be released, and an outdated server never reports a loss.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,28 +15,28 @@ use redis::{Connection, FromRedisValue};
 use support::{Proxy, Server, eventually, free_port, ms};
 
 support::tests![
-    a_restart_with_nothing_in_it_is_outlasted_and_its_loss_is_told,
-    connections_that_died_in_a_restart_fail_no_call,
-    scripts_that_the_server_forgot_are_sent_again,
-    flushall_is_a_loss_and_wakes_who_waits,
-    a_user_without_the_right_to_publish_still_releases,
-    a_replica_grants_nothing_and_says_what_it_is,
-    a_demoted_master_never_says_not_yours,
-    the_last_token_there_can_be_is_given_and_no_further_one,
-    a_server_that_loads_its_data_is_waited_out
+    empty_restart_is_outlasted_and_the_loss_reported,
+    connections_closed_by_a_restart_fail_no_call,
+    flushed_scripts_are_sent_again,
+    flushall_is_a_loss_and_wakes_waiters,
+    user_without_publish_permission_can_release,
+    replica_grants_nothing_and_error_says_so,
+    demoted_master_reports_no_loss,
+    highest_token_is_granted_once,
+    loading_server_is_waited_for
 ];
 
 support::timed![
-    a_full_server_grants_nothing_and_lets_go_of_all,
-    a_password_that_changed_is_said_and_one_that_comes_back_costs_no_lease,
-    junk_where_the_last_token_is_kept_is_an_error_and_leaves_no_lock,
-    too_few_replicas_are_waited_out,
-    a_server_that_cannot_save_is_waited_out,
-    a_demotion_that_is_taken_back_is_waited_out,
-    a_long_script_of_somebody_else_is_waited_out
+    full_server_grants_nothing_and_releases_everything,
+    changed_password_is_reported_and_a_restored_one_saves_the_lease,
+    junk_in_the_fence_is_an_error_and_leaves_no_lock,
+    missing_replicas_are_waited_for,
+    server_that_cannot_save_is_waited_for,
+    reverted_demotion_is_waited_for,
+    long_script_of_another_program_is_waited_for
 ];
 
-/// Long enough for whatever is to happen soon, on a busy machine.
+/// The limit for everything that must happen soon, on a busy machine.
 const SOON: Duration = ms(5_000);
 
 fn builder(url: &str) -> ClientBuilder {
@@ -46,70 +47,73 @@ fn client(url: &str) -> Client {
     builder(url).build().unwrap()
 }
 
-fn ask<T: FromRedisValue>(connection: &mut Connection, command: &[&str]) -> T {
+fn query<T: FromRedisValue>(connection: &mut Connection, command: &[&str]) -> T {
     redis::cmd(command[0])
         .arg(&command[1..])
         .query(connection)
         .unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
 
-fn tell(server: &Server, command: &[&str]) {
-    let _: redis::Value = ask(&mut server.connection(), command);
+fn run(server: &Server, command: &[&str]) {
+    let _: redis::Value = query(&mut server.connection(), command);
 }
 
 fn config(server: &Server, setting: &str, value: &str) {
-    tell(server, &["CONFIG", "SET", setting, value]);
+    run(server, &["CONFIG", "SET", setting, value]);
 }
 
 fn value(server: &Server, key: &str) -> Option<String> {
-    ask(&mut server.connection(), &["GET", key])
+    query(&mut server.connection(), &["GET", key])
 }
 
-/// A call in a thread of its own, and what it came to.
-fn beside<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> impl FnOnce() -> T {
+/// Starts a call in a new thread. The returned function waits for its result.
+fn in_thread<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> impl FnOnce() -> T {
     let (sender, receiver) = bounded(1);
     thread::spawn(move || {
-        // The test is over if nobody wants it.
+        // The receiver is gone if the test has failed.
         let _ = sender.send(call());
     });
-    move || receiver.recv_timeout(ms(20_000)).expect("it comes back")
+    move || {
+        let result = receiver.recv_timeout(ms(20_000));
+        result.expect("the call returns")
+    }
 }
 
-/// A thread in which the client waits for what another one holds, asleep by now.
-fn waiter(server: &Server, client: Client) -> impl FnOnce() -> MutexGuard + use<> {
-    let waiting = beside(move || client.mutex(NAME).lock().unwrap());
+/// Starts a thread that waits for the held lock, and returns once the thread sleeps.
+fn sleeping_waiter(server: &Server, client: Client) -> impl FnOnce() -> MutexGuard + use<> {
+    let waiting = in_thread(move || client.mutex(NAME).lock().unwrap());
     server.wait_until_waiter_sleeps(format!("lock_release:{NAME}"));
     waiting
 }
 
-/// Every test has a server of its own, so one name does.
+/// Every test has its own server, so one name suffices.
 const NAME: &str = "a";
 const LOCK: &str = "lock:a";
 const FENCE: &str = "leasehold:fence:{lock:a}";
 
 #[track_caller]
-fn refused<T>(answer: Result<T, Error>) -> String {
+fn expect_refused<T>(answer: Result<T, Error>) -> String {
     match answer {
         Err(error @ Error::Refused { .. }) => error.to_string(),
         Err(error) => panic!("{error:?}"),
-        Ok(_) => panic!("it was not refused"),
+        Ok(_) => panic!("the call was not refused"),
     }
 }
 
 #[track_caller]
-fn unreachable<T>(answer: Result<T, Error>) -> String {
+fn expect_unreachable<T>(answer: Result<T, Error>) -> String {
     match answer {
         Err(error @ Error::Unreachable { .. }) => error.to_string(),
         Err(error) => panic!("{error:?}"),
-        Ok(_) => panic!("it was not away"),
+        Ok(_) => panic!("the server was reachable"),
     }
 }
 
-fn a_restart_with_nothing_in_it_is_outlasted_and_its_loss_is_told() {
+fn empty_restart_is_outlasted_and_the_loss_reported() {
     let mut server = Server::start();
     let holder = builder(&server.url()).renew_every(ms(100)).build().unwrap();
     let guard = holder.mutex(NAME).lock().unwrap();
-    let waiting = waiter(&server, client(&server.url()));
+    let waiting = sleeping_waiter(&server, client(&server.url()));
 
     server.restart();
 
@@ -122,12 +126,12 @@ fn a_restart_with_nothing_in_it_is_outlasted_and_its_loss_is_told() {
     assert_eq!(next.unlock().unwrap(), Unlocked::Released);
 }
 
-fn connections_that_died_in_a_restart_fail_no_call() {
+fn connections_closed_by_a_restart_fail_no_call() {
     const CONNECTIONS: usize = 24;
     let mut server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
-    // As many at once as it takes for each to need a connection.
+    // Enough calls at once that each needs its own connection.
     proxy.delay(Duration::ZERO, ms(10));
     thread::scope(|scope| {
         for n in 0..CONNECTIONS {
@@ -152,7 +156,7 @@ fn connections_that_died_in_a_restart_fail_no_call() {
     );
 }
 
-fn scripts_that_the_server_forgot_are_sent_again() {
+fn flushed_scripts_are_sent_again() {
     let server = Server::start();
     let (renewed, renewals) = unbounded();
     let holder = builder(&server.url()).renew_every(ms(200)).build().unwrap();
@@ -162,39 +166,39 @@ fn scripts_that_the_server_forgot_are_sent_again() {
     let other = client(&server.url());
 
     let guard = mutex.lock().unwrap();
-    tell(&server, &["SCRIPT", "FLUSH"]);
+    run(&server, &["SCRIPT", "FLUSH"]);
     while renewals.try_recv().is_ok() {}
     renewals
         .recv_timeout(SOON)
-        .expect("a renewal in the background");
-    tell(&server, &["SCRIPT", "FLUSH"]);
+        .expect("the io thread renews the lease");
+    run(&server, &["SCRIPT", "FLUSH"]);
     guard.renew().unwrap();
-    tell(&server, &["SCRIPT", "FLUSH"]);
+    run(&server, &["SCRIPT", "FLUSH"]);
     guard.extend(ms(60_000)).unwrap();
-    tell(&server, &["SCRIPT", "FLUSH"]);
+    run(&server, &["SCRIPT", "FLUSH"]);
     assert!(mutex.inspect().unwrap().is_some());
-    tell(&server, &["SCRIPT", "FLUSH"]);
+    run(&server, &["SCRIPT", "FLUSH"]);
     assert!(other.mutex(NAME).try_lock().unwrap().is_none());
-    tell(&server, &["SCRIPT", "FLUSH"]);
+    run(&server, &["SCRIPT", "FLUSH"]);
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-    tell(&server, &["SCRIPT", "FLUSH"]);
+    run(&server, &["SCRIPT", "FLUSH"]);
     let guard = mutex.try_lock().unwrap().expect("the lock is free");
 
-    let waiting = waiter(&server, other.clone());
-    tell(&server, &["SCRIPT", "FLUSH"]);
+    let waiting = sleeping_waiter(&server, other.clone());
+    run(&server, &["SCRIPT", "FLUSH"]);
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     assert!(waiting().is_held());
 }
 
-fn flushall_is_a_loss_and_wakes_who_waits() {
+fn flushall_is_a_loss_and_wakes_waiters() {
     let server = Server::start();
     let holder = builder(&server.url()).renew_every(ms(300)).build().unwrap();
     let guard = holder.mutex(NAME).lock().unwrap();
     let lost = guard.lost();
     let other = holder.mutex("other").lock().unwrap();
-    let waiting = waiter(&server, client(&server.url()));
+    let waiting = sleeping_waiter(&server, client(&server.url()));
 
-    tell(&server, &["FLUSHALL"]);
+    run(&server, &["FLUSHALL"]);
 
     assert_eq!(other.lost().recv_timeout(SOON), Ok(Lost::Deleted));
     assert_eq!(
@@ -202,14 +206,14 @@ fn flushall_is_a_loss_and_wakes_who_waits() {
         Unlocked::AlreadyLost(Lost::Deleted)
     );
     let lost = lost.recv_timeout(SOON).unwrap();
-    // The waiter may have come before the renewal.
+    // The waiter may have acquired the lock before the renewal found it deleted.
     assert!(matches!(lost, Lost::Deleted | Lost::Taken), "{lost:?}");
     let next = waiting();
     assert!(next.fencing_token() > guard.fencing_token());
     assert!(next.is_held());
 }
 
-fn a_full_server_grants_nothing_and_lets_go_of_all() {
+fn full_server_grants_nothing_and_releases_everything() {
     let server = Server::start();
     let client = client(&server.url());
     let other = self::client(&server.url());
@@ -222,10 +226,10 @@ fn a_full_server_grants_nothing_and_lets_go_of_all() {
     config(&server, "maxmemory", "1");
 
     let began = Instant::now();
-    let text = refused(client.mutex(NAME).try_lock());
+    let text = expect_refused(client.mutex(NAME).try_lock());
     assert!(text.contains("OOM") && text.contains("maxmemory"), "{text}");
-    refused(client.mutex(NAME).try_lock_for(ms(60_000)));
-    refused(client.mutex(NAME).lock());
+    expect_refused(client.mutex(NAME).try_lock_for(ms(60_000)));
+    expect_refused(client.mutex(NAME).lock());
     assert!(began.elapsed() < SOON, "waiting would not help");
     assert_eq!(value(&server, LOCK), None);
 
@@ -246,29 +250,29 @@ fn a_full_server_grants_nothing_and_lets_go_of_all() {
     assert!(client.mutex(NAME).try_lock().unwrap().is_some());
 }
 
-/// Without the command, and without the channels.
-const MUTE: [&[&str]; 2] = [
+/// Rules of users that may not publish: without the command, and without the channels.
+const NO_PUBLISH_RULES: [&[&str]; 2] = [
     &["~*", "+@all", "-publish", "&*"],
     &["~*", "+@all", "resetchannels"],
 ];
 
-fn a_user_without_the_right_to_publish_still_releases() {
-    for rights in MUTE {
+fn user_without_publish_permission_can_release() {
+    for rights in NO_PUBLISH_RULES {
         let server = Server::start();
         let user = ["ACL", "SETUSER", "mute", "on", ">pw"];
-        tell(&server, &[&user[..], rights].concat());
+        run(&server, &[&user[..], rights].concat());
         let url = format!("redis://mute:pw@127.0.0.1:{}", server.port());
         let (mute, other) = (client(&url), client(&server.url()));
 
         let guard = mute.mutex(NAME).lock().unwrap();
-        let waiting = waiter(&server, other.clone());
+        let waiting = sleeping_waiter(&server, other.clone());
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released, "{rights:?}");
-        // Nobody told it, so it looks by itself.
+        // No message was published, so the waiter finds the lock free by itself.
         let next = waiting();
 
-        // It hears of nothing either, where channels are what it lacks.
+        // A user without channels gets no messages either.
         let calls = server.calls(&["evalsha"]);
-        let waiting = beside(move || {
+        let waiting = in_thread(move || {
             let guard = mute.mutex(NAME).try_lock_for(ms(10_000)).unwrap();
             (guard, mute)
         });
@@ -277,7 +281,7 @@ fn a_user_without_the_right_to_publish_still_releases() {
         let (guard, _mute) = waiting();
         let guard = guard.expect("the lock was released");
 
-        tell(&server, &["DEL", LOCK]);
+        run(&server, &["DEL", LOCK]);
         assert_eq!(
             guard.unlock().unwrap(),
             Unlocked::AlreadyLost(Lost::Deleted),
@@ -286,10 +290,10 @@ fn a_user_without_the_right_to_publish_still_releases() {
     }
 }
 
-fn a_password_that_changed_is_said_and_one_that_comes_back_costs_no_lease() {
+fn changed_password_is_reported_and_a_restored_one_saves_the_lease() {
     let server = Server::start();
-    let set = |rule: &[&str]| tell(&server, &[&["ACL", "SETUSER", "app"], rule].concat());
-    let kick = || tell(&server, &["CLIENT", "KILL", "USER", "app"]);
+    let set = |rule: &[&str]| run(&server, &[&["ACL", "SETUSER", "app"], rule].concat());
+    let kick = || run(&server, &["CLIENT", "KILL", "USER", "app"]);
     set(&["on", ">first-secret", "~*", "&*", "+@all"]);
     let url = |password: &str| format!("redis://app:{password}@127.0.0.1:{}", server.port());
     let client = client(&url("first-secret"));
@@ -299,14 +303,14 @@ fn a_password_that_changed_is_said_and_one_that_comes_back_costs_no_lease() {
     kick();
 
     let began = Instant::now();
-    // The connection that lies idle has died, which costs one attempt.
-    let text = refused(client.mutex(NAME).try_lock());
-    refused(client.mutex(NAME).lock());
-    refused(client.ping());
+    // The idle connection is closed, which costs one attempt.
+    let text = expect_refused(client.mutex(NAME).try_lock());
+    expect_refused(client.mutex(NAME).lock());
+    expect_refused(client.ping());
     assert!(began.elapsed() < SOON, "waiting would not help");
     assert!(text.contains("user and password in the URL"), "{text}");
     assert!(!text.contains("secret"), "{text}");
-    refused(guard.renew());
+    expect_refused(guard.renew());
     assert!(guard.is_held(), "a refused renewal is no loss");
 
     set(&[">first-secret"]);
@@ -325,7 +329,7 @@ fn a_password_that_changed_is_said_and_one_that_comes_back_costs_no_lease() {
     );
 }
 
-fn a_replica_grants_nothing_and_says_what_it_is() {
+fn replica_grants_nothing_and_error_says_so() {
     let server = Server::start();
     let replica = server.replica();
     let client = builder(&replica.url())
@@ -334,9 +338,9 @@ fn a_replica_grants_nothing_and_says_what_it_is() {
         .build()
         .unwrap();
     for text in [
-        unreachable(client.mutex(NAME).try_lock()),
-        unreachable(client.mutex(NAME).try_lock_for(ms(150))),
-        unreachable(client.mutex(NAME).lock()),
+        expect_unreachable(client.mutex(NAME).try_lock()),
+        expect_unreachable(client.mutex(NAME).try_lock_for(ms(150))),
+        expect_unreachable(client.mutex(NAME).lock()),
     ] {
         assert!(text.contains("READONLY"), "{text}");
         assert!(text.contains("point the URL at the master"), "{text}");
@@ -344,7 +348,7 @@ fn a_replica_grants_nothing_and_says_what_it_is() {
     assert_eq!(value(&server, LOCK), None);
 }
 
-fn a_demoted_master_never_says_not_yours() {
+fn demoted_master_reports_no_loss() {
     let server = Server::start();
     let client = builder(&server.url())
         .command_timeout(ms(500))
@@ -354,38 +358,39 @@ fn a_demoted_master_never_says_not_yours() {
     let names = ["kept", "deleted", "taken", "unlocked", "unlocked-deleted"];
     let guards = names.map(|name| client.mutex(name).lock().unwrap());
     let [kept, deleted, taken, unlocked, unlocked_deleted] = guards;
-    tell(&server, &["DEL", "lock:deleted", "lock:unlocked-deleted"]);
-    tell(&server, &["SET", "lock:taken", "somebody"]);
-    // Of a master that is not there, so that it keeps what it has.
-    tell(
+    run(&server, &["DEL", "lock:deleted", "lock:unlocked-deleted"]);
+    run(&server, &["SET", "lock:taken", "another program"]);
+    // The new master does not exist, so the replica keeps its data.
+    run(
         &server,
         &["REPLICAOF", "127.0.0.1", &free_port().to_string()],
     );
 
     for guard in [&kept, &deleted, &taken] {
-        let text = unreachable(guard.renew());
+        let text = expect_unreachable(guard.renew());
         assert!(text.contains("READONLY"), "{}: {text}", guard.name());
-        unreachable(guard.extend(ms(20_000)));
+        expect_unreachable(guard.extend(ms(20_000)));
         assert!(guard.is_held(), "{}", guard.name());
     }
     for guard in [unlocked, unlocked_deleted] {
-        let text = unreachable(guard.unlock());
+        let text = expect_unreachable(guard.unlock());
         assert!(text.contains("READONLY"), "{text}");
     }
     assert!(value(&server, "lock:unlocked").is_some());
 
-    tell(&server, &["REPLICAOF", "NO", "ONE"]);
+    run(&server, &["REPLICAOF", "NO", "ONE"]);
     kept.renew().unwrap();
     for (guard, loss) in [(deleted, Lost::Deleted), (taken, Lost::Taken)] {
         assert!(matches!(guard.renew(), Err(Error::Lost(lost)) if lost == loss));
         assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(loss));
     }
-    assert_eq!(value(&server, "lock:taken").as_deref(), Some("somebody"));
-    // The release that went without an answer is repeated until it has one.
+    let taken = value(&server, "lock:taken");
+    assert_eq!(taken.as_deref(), Some("another program"));
+    // The failed release is repeated until the server executes it.
     eventually(SOON, || value(&server, "lock:unlocked").is_none());
 }
 
-/// What is no integer from 0 to below 2^53, or leaves no room for a next one.
+/// Values that are not integers from 0 to below 2^53.
 const JUNK: [&str; 9] = [
     "text",
     "",
@@ -398,7 +403,7 @@ const JUNK: [&str; 9] = [
     "99999999999999999999",
 ];
 
-fn junk_where_the_last_token_is_kept_is_an_error_and_leaves_no_lock() {
+fn junk_in_the_fence_is_an_error_and_leaves_no_lock() {
     let server = Server::start();
     let client = client(&server.url());
     let mutex = client.mutex(NAME);
@@ -419,7 +424,7 @@ fn junk_where_the_last_token_is_kept_is_an_error_and_leaves_no_lock() {
 
     let began = Instant::now();
     for junk in JUNK {
-        let () = ask(&mut connection, &["SET", FENCE, junk]);
+        let () = query(&mut connection, &["SET", FENCE, junk]);
         bad(junk);
         assert_eq!(value(&server, FENCE).as_deref(), Some(junk), "untouched");
     }
@@ -428,8 +433,8 @@ fn junk_where_the_last_token_is_kept_is_an_error_and_leaves_no_lock() {
         &["SADD", FENCE, "1"],
         &["HSET", FENCE, "1", "1"],
     ] {
-        let () = ask(&mut connection, &["DEL", FENCE]);
-        let _: i64 = ask(&mut connection, command);
+        let () = query(&mut connection, &["DEL", FENCE]);
+        let _: i64 = query(&mut connection, command);
         bad(command[0]);
     }
     assert!(began.elapsed() < SOON, "waiting would not help");
@@ -437,15 +442,15 @@ fn junk_where_the_last_token_is_kept_is_an_error_and_leaves_no_lock() {
     assert!(text.contains(FENCE) && text.contains("2^53"), "{text}");
     assert!(client.mutex("other").try_lock().unwrap().is_some());
 
-    let () = ask(&mut connection, &["DEL", FENCE]);
+    let () = query(&mut connection, &["DEL", FENCE]);
     assert!(mutex.try_lock().unwrap().is_some());
 }
 
-fn the_last_token_there_can_be_is_given_and_no_further_one() {
+fn highest_token_is_granted_once() {
     let server = Server::start();
     let mutex = client(&server.url()).mutex(NAME);
     let highest = (1_u64 << 53) - 1;
-    tell(&server, &["SET", FENCE, &(highest - 1).to_string()]);
+    run(&server, &["SET", FENCE, &(highest - 1).to_string()]);
     let guard = mutex.try_lock().unwrap().unwrap();
     assert_eq!(guard.fencing_token().value(), highest);
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
@@ -453,9 +458,11 @@ fn the_last_token_there_can_be_is_given_and_no_further_one() {
     assert_eq!(value(&server, LOCK), None);
 }
 
-/// A server that says "not now" while `is_so`, and the client under test behind a proxy that counts its connections:
-/// each such answer makes it connect again.
-fn not_now(server: &Server, word: &str, mut set: impl FnMut(bool)) {
+/// Asserts that calls outlast a fault that the server reports with the error `word`.
+///
+/// `set` turns the fault on and off. After each such error the client connects again, and the proxy
+/// counts the connections.
+fn assert_waited_for(server: &Server, word: &str, mut set: impl FnMut(bool)) {
     let proxy = Proxy::new(server);
     let client = builder(&proxy.url())
         .unreachable_for(ms(60_000))
@@ -465,21 +472,21 @@ fn not_now(server: &Server, word: &str, mut set: impl FnMut(bool)) {
     let mutex = client.mutex(NAME);
     let again = |before: usize| eventually(SOON, || proxy.connections() >= before + 2);
     set(false);
-    // A connection that is there before the trouble, and a lock that is held.
+    // Opens a connection and holds a lock before the fault begins.
     let held = client.mutex("held").lock().unwrap();
 
     set(true);
     let before = proxy.connections();
     let limit = ms(400);
     let began = Instant::now();
-    let text = unreachable(mutex.try_lock_for(limit));
+    let text = expect_unreachable(mutex.try_lock_for(limit));
     let took = began.elapsed();
     assert!(text.contains(word), "{text}");
-    assert!(took >= limit, "{word}: given up after {took:?}");
-    assert!(proxy.connections() >= before + 2, "{word}: not tried again");
+    assert!(took >= limit, "{word}: gave up after {took:?}");
+    assert!(proxy.connections() >= before + 2, "{word}: no second try");
 
     let before = proxy.connections();
-    let locking = beside(move || mutex.lock().unwrap());
+    let locking = in_thread(move || mutex.lock().unwrap());
     again(before);
     set(false);
     let guard = locking();
@@ -487,16 +494,16 @@ fn not_now(server: &Server, word: &str, mut set: impl FnMut(bool)) {
 
     set(true);
     let before = proxy.connections();
-    let releasing = beside(move || held.unlock());
+    let releasing = in_thread(move || held.unlock());
     again(before);
     set(false);
     assert_eq!(releasing().unwrap(), Unlocked::Released, "{word}");
     assert_eq!(value(server, "lock:held"), None);
 }
 
-fn too_few_replicas_are_waited_out() {
+fn missing_replicas_are_waited_for() {
     let server = Server::start();
-    not_now(&server, "NOREPLICAS", |is_so| {
+    assert_waited_for(&server, "NOREPLICAS", |is_so| {
         config(
             &server,
             "min-replicas-to-write",
@@ -505,17 +512,17 @@ fn too_few_replicas_are_waited_out() {
     });
 }
 
-fn a_server_that_cannot_save_is_waited_out() {
+fn server_that_cannot_save_is_waited_for() {
     let server = Server::start();
-    // Where the snapshot would go there is a directory.
+    // A directory in place of the snapshot's file makes saving fail.
     let socket = server.unix_url();
     let socket = socket.strip_prefix("redis+unix://").unwrap();
     fs::create_dir(PathBuf::from(socket).with_file_name("dump.rdb")).unwrap();
     config(&server, "save", "3600 1000000");
-    tell(&server, &["BGSAVE"]);
+    run(&server, &["BGSAVE"]);
     let status = || server.info("persistence", "rdb_last_bgsave_status");
     eventually(SOON, || status().as_deref() == Some("err"));
-    not_now(&server, "MISCONF", |is_so| {
+    assert_waited_for(&server, "MISCONF", |is_so| {
         config(
             &server,
             "stop-writes-on-bgsave-error",
@@ -524,24 +531,24 @@ fn a_server_that_cannot_save_is_waited_out() {
     });
 }
 
-fn a_demotion_that_is_taken_back_is_waited_out() {
+fn reverted_demotion_is_waited_for() {
     let server = Server::start();
-    let nobody = free_port().to_string();
-    not_now(&server, "READONLY", |is_so| {
+    let unused_port = free_port().to_string();
+    assert_waited_for(&server, "READONLY", |is_so| {
         let master = if is_so {
-            ["127.0.0.1", &nobody]
+            ["127.0.0.1", &unused_port]
         } else {
             ["NO", "ONE"]
         };
-        tell(&server, &[&["REPLICAOF"], &master[..]].concat());
+        run(&server, &[&["REPLICAOF"], &master[..]].concat());
     });
 }
 
-fn a_long_script_of_somebody_else_is_waited_out() {
+fn long_script_of_another_program_is_waited_for() {
     let server = Server::with(&["--lua-time-limit", "10"]);
     let mut killer = server.connection();
     let mut running: Option<thread::JoinHandle<()>> = None;
-    not_now(&server, "BUSY", |is_so| {
+    assert_waited_for(&server, "BUSY", |is_so| {
         if is_so {
             let mut connection = server.connection();
             running = Some(thread::spawn(move || {
@@ -549,33 +556,33 @@ fn a_long_script_of_somebody_else_is_waited_out() {
                     .arg("while true do end")
                     .arg(0)
                     .exec(&mut connection);
-                assert!(ended.is_err(), "it ends by being killed");
+                assert!(ended.is_err(), "the script ends only when killed");
             }));
             eventually(SOON, || {
                 let answer = redis::cmd("PING").exec(&mut killer);
                 answer.is_err_and(|error| error.code() == Some("BUSY"))
             });
         } else if let Some(running) = running.take() {
-            let () = ask(&mut killer, &["SCRIPT", "KILL"]);
+            let () = query(&mut killer, &["SCRIPT", "KILL"]);
             running.join().unwrap();
         }
     });
 }
 
-fn a_server_that_loads_its_data_is_waited_out() {
-    // While loading it answers after every two megabytes.
+fn loading_server_is_waited_for() {
+    // While loading, the server replies after every 2 MB.
     let loads_slowly = ["--key-load-delay", "2000", "--rdbcompression", "no"];
     let mut server = Server::with(&loads_slowly);
     let mut connection = server.connection();
     let fill = "for n = 1, 300 do redis.call('SET', n, string.rep('x', 100000)) end";
-    let () = ask(&mut connection, &["EVAL", fill, "0"]);
+    let () = query(&mut connection, &["EVAL", fill, "0"]);
     let snapshot = server.snapshot();
     let client = client(&server.url());
-    // Held by somebody who is not in the snapshot.
-    tell(&server, &["SET", LOCK, "somebody"]);
-    let waiting = waiter(&server, client.clone());
+    // The snapshot does not contain this holder.
+    run(&server, &["SET", LOCK, "another program"]);
+    let waiting = sleeping_waiter(&server, client.clone());
     let over = Arc::new(AtomicBool::new(false));
-    let seen = beside({
+    let seen = in_thread({
         let over = Arc::clone(&over);
         move || {
             let mutex = client.mutex("other");
@@ -590,11 +597,11 @@ fn a_server_that_loads_its_data_is_waited_out() {
     server.restart_from(&snapshot);
 
     over.store(true, Ordering::SeqCst);
-    // What they say depends on how far it has come, and on how often it was asked in vain: the circuit breaker turns
-    // away calls with a deadline. That it is no refusal and no loss does not.
+    // The errors vary with the progress of loading, and the circuit breaker rejects calls with a
+    // deadline after several failures. None of them may be a refusal or a loss.
     for error in seen() {
         assert!(error.is_unreachable(), "{error:?}");
     }
-    // The breaker of the client that both use may be open by then, and `lock` outlasts that.
+    // The breaker of the shared client may be open by then, which `lock` outlasts.
     assert_eq!(waiting().unlock().unwrap(), Unlocked::Released);
 }
