@@ -1,4 +1,4 @@
-//! Imports point downward only, and no files import each other in a circle.
+//! Promise: modules import only from lower layers, and no files import each other in a cycle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,13 +9,13 @@ const LAYERS: [&str; 8] = [
     "api", "lock", "runtime", "queue", "lease", "redis", "protocol", "stats",
 ];
 
-/// A module, by the segments of its path below the crate's root.
+/// A module's path below the crate's root, in segments.
 type Module = Vec<String>;
 
-/// The modules of one crate, each with its source less comments, strings and tests.
+/// The modules of a crate, each with its source without comments, strings and tests.
 struct Tree {
     sources: BTreeMap<Module, String>,
-    /// What a module passes on under a name: the path that it stands for.
+    /// The path that a module re-exports under a name.
     re_exports: BTreeMap<(Module, String), Vec<String>>,
 }
 
@@ -32,17 +32,17 @@ fn imports_point_downward() {
 }
 
 #[test]
-fn no_files_of_the_library_import_each_other_in_a_circle() {
+fn library_has_no_import_cycle() {
     assert_no_cycle(&Tree::read(&in_repository("src")));
 }
 
 #[test]
-fn no_files_of_the_benches_import_each_other_in_a_circle() {
+fn benches_have_no_import_cycle() {
     assert_no_cycle(&Tree::read(&in_repository("benches/common")));
 }
 
 #[test]
-fn the_layers_are_those_of_the_design_page() {
+fn layers_match_the_design_page() {
     let page = fs::read_to_string(in_repository("docs/design.md")).unwrap();
     let mut rest = page.as_str();
     for layer in LAYERS {
@@ -53,7 +53,7 @@ fn the_layers_are_those_of_the_design_page() {
 }
 
 #[test]
-fn an_upward_import_and_a_cycle_are_found() {
+fn upward_import_and_cycle_are_detected() {
     let tree = Tree::of([
         ("lock::wait", "use crate::queue::{Queue, local::Place};"),
         ("queue", "pub(crate) use crate::queue::local::Queue;"),
@@ -123,7 +123,7 @@ impl Tree {
         tree
     }
 
-    /// Which file imports which.
+    /// Returns the pairs of importing and imported files.
     fn edges(&self) -> BTreeSet<(Module, Module)> {
         let mut edges = BTreeSet::new();
         for (module, source) in &self.sources {
@@ -140,9 +140,9 @@ impl Tree {
         edges
     }
 
-    /// The file that defines what `path` names, through any number of re-exports.
+    /// Returns the file that defines the item at `path`, through any number of re-exports.
     fn defining_module(&self, path: &[String], depth: usize) -> Option<Module> {
-        assert!(depth < 16, "re-exports of {path:?} form a circle");
+        assert!(depth < 16, "re-exports of {path:?} form a cycle");
         for length in (1..=path.len()).rev() {
             let (module, rest) = path.split_at(length);
             if !self.sources.contains_key(module) {
@@ -159,7 +159,7 @@ impl Tree {
         None
     }
 
-    /// Groups of files of which each can be reached from each other one.
+    /// Returns groups of files that import each other, directly or through other files.
     fn cycles(&self) -> Vec<Vec<Module>> {
         let mut reached: BTreeMap<Module, BTreeSet<Module>> = BTreeMap::new();
         let mut next: BTreeMap<Module, BTreeSet<Module>> = BTreeMap::new();
@@ -196,7 +196,7 @@ fn read_folder(folder: &Path, module: &mut Module, sources: &mut BTreeMap<Module
         let path = entry.unwrap().path();
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
         if path.is_dir() {
-            // The program uses the library's public names alone.
+            // The program only uses public names of the library.
             if name != "bin" {
                 module.push(name);
                 read_folder(&path, module, sources);
@@ -215,7 +215,7 @@ fn read_folder(folder: &Path, module: &mut Module, sources: &mut BTreeMap<Module
     }
 }
 
-/// Blanks comments and the contents of strings: paths in them import nothing.
+/// Removes comments and strings: paths in them import nothing.
 fn without_comments(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     for line in source.lines() {
@@ -229,7 +229,7 @@ fn without_comments(source: &str) -> String {
                 let end = closing_quote(string).unwrap_or(string.len());
                 rest = string.get(end + 1..).unwrap_or("");
             } else {
-                // A quote in quotes begins no string.
+                // The character literal of a quote begins no string.
                 let skipped = if from.starts_with("'\"'") { 3 } else { 1 };
                 rest = &from[skipped..];
             }
@@ -249,7 +249,7 @@ fn closing_quote(string: &str) -> Option<usize> {
     })
 }
 
-/// Tests may import anything: they stand above what they test.
+/// Removes a file's tests, which may import anything.
 fn without_tests(source: &str) -> String {
     match source.find("#[cfg(test)]\nmod tests") {
         Some(at) => source[..at].to_owned(),
@@ -257,7 +257,7 @@ fn without_tests(source: &str) -> String {
     }
 }
 
-/// Every path of every `use`: whether it is passed on, the path, and the name that it gets.
+/// Returns every path of every `use`: whether it is re-exported, the path, and its local name.
 fn uses(source: &str) -> Vec<(bool, Vec<String>, String)> {
     let mut found = Vec::new();
     for statement in source.split(';') {
@@ -332,7 +332,7 @@ fn expand(tree: &str, prefix: &[String], each: &mut impl FnMut(Vec<String>, Stri
     }
 }
 
-/// Every path that begins with `crate::` or `super::` outside a `use`.
+/// Returns every path outside a `use` that begins with `crate::` or `super::`.
 fn inline_paths(source: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for root in ["crate::", "super::"] {
@@ -358,7 +358,7 @@ fn inline_paths(source: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// A path as seen from the crate's root; `None` for one of another crate.
+/// Returns a path below the crate's root, or `None` if it belongs to another crate.
 fn absolute(module: &Module, path: &[String]) -> Option<Vec<String>> {
     let mut base: Vec<String> = match path.first()?.as_str() {
         "crate" => Vec::new(),

@@ -1,22 +1,24 @@
-//! A lease whose commands go unanswered: an exhaustive search for a holder without its key, and for a key left behind.
+//! A model of a lease with unanswered commands, searched exhaustively for broken promises.
 //!
-//! One lease on one server. In every state whatever may happen next is tried: the client renews, extends, gives up on an
-//! answer, hands the lease on or releases it; the server runs any command that was sent; commands and answers are lost;
-//! time passes. Nothing is bound to happen, so a command may run at any time or never, and an answer may come at any time.
+//! One lease on one server. From every state, the search takes every possible step: the client
+//! renews, extends, stops waiting for a reply, hands the lease on or releases it; the server runs
+//! any command that was sent; a command or reply is lost; time passes. No step is forced, so a
+//! command may run at any time or never, and a reply may arrive at any time.
 //!
-//! Time is ticks of one clock. A key lasts from when the server runs a command, validity from when the client sent it, and
-//! both end with the same tick: the tightest case. A command that was sent before the release runs within the longest
-//! expiry that was asked for, or never: without a limit to delays no number of repetitions would do. An acquire and its undo
-//! are not in the model.
+//! Time is counted in ticks of one clock. A key's expiry starts when the server runs a command,
+//! validity starts when the client sends it, and both end with the same tick: the tightest case. A
+//! command sent before the release runs within the longest requested expiry, or never: without a
+//! bound on delays, no number of repetitions would suffice. An acquire and its undo are not in the
+//! model.
 
 use std::collections::{HashMap, VecDeque};
 
-/// What the lock was set to, in ticks.
+/// The ttl, and the ttls of extends, in ticks.
 const TTL: u8 = 3;
 const SHORTER: u8 = 1;
 const LONGER: u8 = 5;
 
-/// How many renewals and extends are sent.
+/// The number of renewals and extends.
 const CALLS: u8 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,59 +30,61 @@ enum Command {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Phase {
-    /// Surely held for so many ticks; lost at zero.
+    /// Certainly held for this many ticks; lost at zero.
     Held(u8),
-    /// The release is repeated for so many ticks more, and was first sent so many ticks ago.
+    /// The release is repeated for the first number of ticks, and was first sent the second number
+    /// of ticks ago.
     Releasing(u8, u8),
-    /// Nobody repeats the release any more.
+    /// The release is no longer repeated.
     Over,
 }
 
-/// A renewal or extend whose answer the client waits for.
+/// A renewal or extend whose reply the client waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Asking {
+struct Request {
     call: u8,
     command: Command,
-    /// How long the lease is held from now on if the command has run.
+    /// The remaining validity of the lease if the command has run.
     validity: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
-    /// How long the key lasts on the server; zero once it is gone.
+    /// The key's remaining time on the server; zero once it is gone.
     key: u8,
-    /// Sent and not run, each with its call's number.
+    /// Commands sent but not run, with their calls' numbers.
     net: Vec<(u8, Command)>,
-    /// Calls that have run, and whether they found the key; their answers are on the way.
-    answers: Vec<(u8, bool)>,
+    /// Replies on their way: the call's number, and whether the command found the key.
+    replies: Vec<(u8, bool)>,
     phase: Phase,
     was_handed_on: bool,
     ttl: u8,
-    at_most: u8,
+    renewal_limit: u8,
     longest: u8,
-    asking: Option<Asking>,
+    request: Option<Request>,
     calls: u8,
 }
 
-/// A mistake on purpose, which the search must find.
+/// A deliberate flaw, which the search must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
-    /// An extend without an answer does not limit later renewals.
+    /// An unanswered extend does not limit later renewals.
     ShorterIsForgotten,
-    /// The release is repeated for the ttl, or for the longest expiry that was asked for.
+    /// The release is repeated for the ttl only.
     RepeatedForTheTtl,
+    /// The release is repeated for the longest requested expiry only.
     RepeatedForTheLongest,
-    /// The lease is handed on whatever Redis may have.
+    /// The lease is handed on although its key may outlast the ttl.
     HandedOnAnyway,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Promise {
-    /// A client that says it holds the lock has the key.
+    /// The key exists while the client considers the lock held.
     HeldIsTrue,
-    /// Once the release is repeated no more, the key is gone.
+    /// The key is gone when the release is no longer repeated.
     NothingIsLeft,
-    /// The holder that a lease was handed to has a key of the ttl that it asked for.
+    /// The key of a lease that was handed on lasts no longer than the new holder's ttl.
     HandedOnAsAskedFor,
 }
 
@@ -105,13 +109,13 @@ impl State {
     const START: Self = Self {
         key: TTL,
         net: Vec::new(),
-        answers: Vec::new(),
+        replies: Vec::new(),
         phase: Phase::Held(TTL),
         was_handed_on: false,
         ttl: TTL,
-        at_most: u8::MAX,
+        renewal_limit: u8::MAX,
         longest: TTL,
-        asking: None,
+        request: None,
         calls: 0,
     };
 
@@ -126,8 +130,8 @@ impl State {
         if matches!(next.phase, Phase::Releasing(_, ago) if ago > next.longest) {
             next.net.retain(|sent| sent.1 == Command::Release);
         }
-        if let Some(asking) = &mut next.asking {
-            asking.validity = asking.validity.saturating_sub(1);
+        if let Some(request) = &mut next.request {
+            request.validity = request.validity.saturating_sub(1);
         }
         next
     }
@@ -143,48 +147,48 @@ impl State {
             Command::Extend(ttl) => ttl,
             Command::Release => 0,
         };
-        if next.asking.is_some_and(|asking| asking.call == call) {
-            next.answers.push((call, is_found));
+        if next.request.is_some_and(|request| request.call == call) {
+            next.replies.push((call, is_found));
         }
         next
     }
 
-    /// The client reads the answer to what it asks.
+    /// The client reads the reply to its request.
     fn read(&self, found: bool) -> Option<Self> {
         let mut next = self.clone();
-        next.answers.clear();
-        let asking = next.asking.take()?;
-        if let (Command::Extend(ttl), true) = (asking.command, found) {
+        next.replies.clear();
+        let request = next.request.take()?;
+        if let (Command::Extend(ttl), true) = (request.command, found) {
             next.ttl = ttl;
         }
         if let Phase::Held(left @ 1..) = next.phase {
             next.phase = Phase::Held(match found {
-                true => left.max(asking.validity),
+                true => left.max(request.validity),
                 false => 0,
             });
         }
         Some(next)
     }
 
-    /// The client waits no longer for an answer.
-    fn give_up(&self, flaw: Option<Flaw>) -> Option<Self> {
+    /// The client stops waiting for the reply.
+    fn stop_waiting(&self, flaw: Option<Flaw>) -> Option<Self> {
         let mut next = self.clone();
-        next.answers.clear();
-        let asking = next.asking.take()?;
-        if let Command::Extend(ttl) = asking.command
+        next.replies.clear();
+        let request = next.request.take()?;
+        if let Command::Extend(ttl) = request.command
             && flaw != Some(Flaw::ShorterIsForgotten)
         {
-            next.at_most = next.at_most.min(ttl);
+            next.renewal_limit = next.renewal_limit.min(ttl);
         }
         Some(next)
     }
 
-    fn ask(&self, command: Command) -> Option<Self> {
+    fn send_request(&self, command: Command) -> Option<Self> {
         let mut next = self.clone();
         let Phase::Held(left @ 1..) = next.phase else {
             return None;
         };
-        if next.asking.is_some() || next.calls == CALLS {
+        if next.request.is_some() || next.calls == CALLS {
             return None;
         }
         let ttl = match command {
@@ -196,10 +200,10 @@ impl State {
             }
             Command::Release => return None,
         };
-        next.asking = Some(Asking {
+        next.request = Some(Request {
             call: next.calls,
             command,
-            validity: ttl.min(next.at_most),
+            validity: ttl.min(next.renewal_limit),
         });
         next.send(next.calls, command);
         next.calls += 1;
@@ -214,8 +218,8 @@ impl State {
     fn hand_on(&self, flaw: Option<Flaw>) -> Option<Self> {
         let fits = self.longest <= TTL || flaw == Some(Flaw::HandedOnAnyway);
         let is_extending = matches!(
-            self.asking,
-            Some(Asking {
+            self.request,
+            Some(Request {
                 command: Command::Extend(_),
                 ..
             })
@@ -228,7 +232,7 @@ impl State {
         })
     }
 
-    /// The holder lets go, of what it holds or has lost; or the release is sent once more.
+    /// The holder releases a held or lost lease, or the release is repeated.
     fn release(&self, flaw: Option<Flaw>) -> Option<Self> {
         let mut next = self.clone();
         next.phase = match next.phase {
@@ -243,8 +247,8 @@ impl State {
             releasing @ Phase::Releasing(..) => releasing,
             Phase::Over => return None,
         };
-        next.asking = None;
-        next.answers.clear();
+        next.request = None;
+        next.replies.clear();
         if !next.net.iter().any(|sent| sent.1 == Command::Release) {
             next.send(u8::MAX, Command::Release);
         }
@@ -253,7 +257,7 @@ impl State {
 
     fn each_next(&self, flaw: Option<Flaw>) -> Vec<(String, Self)> {
         if self.key == 0 && !matches!(self.phase, Phase::Held(1..)) {
-            // No command of this lease makes the key again.
+            // No command of this lease creates the key again.
             return Vec::new();
         }
         let mut all = vec![("a tick".to_owned(), self.tick())];
@@ -265,14 +269,14 @@ impl State {
         let mut may = |what: &str, next: Option<Self>| {
             all.extend(next.map(|next| (what.to_owned(), next)));
         };
-        for (_, found) in &self.answers {
-            may("reads the answer", self.read(*found));
+        for (_, found) in &self.replies {
+            may("reads the reply", self.read(*found));
         }
-        may("gives up on the answer", self.give_up(flaw));
-        may("renews", self.ask(Command::Renew(self.ttl)));
+        may("stops waiting for the reply", self.stop_waiting(flaw));
+        may("renews", self.send_request(Command::Renew(self.ttl)));
         if !self.was_handed_on {
-            may("shortens", self.ask(Command::Extend(SHORTER)));
-            may("lengthens", self.ask(Command::Extend(LONGER)));
+            may("shortens", self.send_request(Command::Extend(SHORTER)));
+            may("lengthens", self.send_request(Command::Extend(LONGER)));
         }
         may("hands on", self.hand_on(flaw));
         may("releases", self.release(flaw));
@@ -280,21 +284,21 @@ impl State {
     }
 }
 
-/// How many states there are, or the shortest way to a promise that is broken.
+/// Returns the number of states, or the shortest path to a broken promise.
 fn search(flaw: Option<Flaw>) -> Result<usize, (Promise, Vec<String>)> {
     let mut before: HashMap<State, Option<(State, String)>> = HashMap::new();
     before.insert(State::START, None);
     let mut open = VecDeque::from([State::START]);
     while let Some(state) = open.pop_front() {
         if let Some(broken) = Promise::ALL.iter().find(|promise| !promise.is_kept(&state)) {
-            let mut way = vec![format!("{state:?}")];
+            let mut path = vec![format!("{state:?}")];
             let mut at = &before[&state];
             while let Some((earlier, step)) = at {
-                way.push(step.clone());
+                path.push(step.clone());
                 at = &before[earlier];
             }
-            way.reverse();
-            return Err((*broken, way));
+            path.reverse();
+            return Err((*broken, path));
         }
         for (step, next) in state.each_next(flaw) {
             if !before.contains_key(&next) {
@@ -307,37 +311,37 @@ fn search(flaw: Option<Flaw>) -> Result<usize, (Promise, Vec<String>)> {
 }
 
 #[track_caller]
-fn is_seen(flaw: Flaw, promise: Promise) {
-    let (broken, way) = search(Some(flaw)).expect_err("the flaw breaks a promise");
-    println!("{way:#?}");
+fn assert_found(flaw: Flaw, promise: Promise) {
+    let (broken, path) = search(Some(flaw)).expect_err("the flaw breaks a promise");
+    println!("{path:#?}");
     assert_eq!(broken, promise);
 }
 
 #[test]
-fn held_is_true_and_nothing_is_left_whatever_goes_unanswered() {
+fn held_lease_has_its_key_and_release_leaves_none() {
     match search(None) {
-        Ok(states) => assert!(states > 10_000, "{states} states show little"),
-        Err((promise, way)) => panic!("{promise:?} is broken by {way:#?}"),
+        Ok(states) => assert!(states > 10_000, "only {states} states"),
+        Err((promise, path)) => panic!("{promise:?} is broken by {path:#?}"),
     }
 }
 
 #[test]
-fn an_unanswered_extend_that_shortens_must_limit_later_renewals() {
-    is_seen(Flaw::ShorterIsForgotten, Promise::HeldIsTrue);
+fn unanswered_shortening_extend_must_limit_later_renewals() {
+    assert_found(Flaw::ShorterIsForgotten, Promise::HeldIsTrue);
 }
 
 #[test]
-fn a_release_must_be_repeated_for_longer_than_the_ttl() {
-    is_seen(Flaw::RepeatedForTheTtl, Promise::NothingIsLeft);
+fn release_must_be_repeated_for_longer_than_the_ttl() {
+    assert_found(Flaw::RepeatedForTheTtl, Promise::NothingIsLeft);
 }
 
-/// The extend may run in the key's last moment, after the release began.
+/// An extend may run just before the key expires, after the first release was sent.
 #[test]
-fn a_release_must_be_repeated_for_longer_than_the_longest_expiry() {
-    is_seen(Flaw::RepeatedForTheLongest, Promise::NothingIsLeft);
+fn release_must_be_repeated_for_longer_than_the_longest_expiry() {
+    assert_found(Flaw::RepeatedForTheLongest, Promise::NothingIsLeft);
 }
 
 #[test]
-fn a_key_that_may_outlast_the_ttl_must_not_be_handed_on() {
-    is_seen(Flaw::HandedOnAnyway, Promise::HandedOnAsAskedFor);
+fn key_that_may_outlast_the_ttl_must_not_be_handed_on() {
+    assert_found(Flaw::HandedOnAnyway, Promise::HandedOnAsAskedFor);
 }

@@ -1,4 +1,5 @@
-//! Promise: a process that has locked many different names is as small as before, and has as many threads and connections.
+//! Promise: a process that has locked many different names grows neither in memory nor in threads
+//! or connections.
 
 use std::fs;
 use std::process::ExitCode;
@@ -15,26 +16,26 @@ fn main() -> ExitCode {
 support::roles![many_names, many_sets, contended_names, threads];
 
 support::tests![
-    ten_thousand_names_more_add_nothing,
-    neither_do_they_in_sets,
-    names_that_were_waited_for_add_nothing,
-    a_subscription_that_nobody_uses_ends,
-    threads_start_when_needed_and_none_is_there_for_a_lock
+    ten_thousand_more_names_add_nothing,
+    ten_thousand_more_names_in_sets_add_nothing,
+    contended_names_add_nothing_once_released,
+    unused_subscription_ends,
+    threads_start_when_needed_and_never_per_lock
 ];
 
-/// What the second lot of names may add, in KiB.
+/// How much the second half of the names may add, in KiB.
 const ADDED: u64 = 1024;
 
 const NAMES: usize = 10_000;
 
-/// More than may linger, so that subscriptions have to go.
+/// More names than a client keeps unused subscriptions for.
 const CONTENDED: usize = 1_100;
 
 fn client() -> Client {
     Client::open(&parameter("URL")).unwrap()
 }
 
-/// What a process has, as it says itself.
+/// The memory and threads of a child, as it reports them.
 #[derive(Debug)]
 struct Size {
     kib: u64,
@@ -42,7 +43,7 @@ struct Size {
 }
 
 impl Size {
-    /// In a child: says how large it is.
+    /// In a child: sends its size to its parent.
     fn report() {
         tell_parent(&format!("{} {}", resident(), own_threads().join(" ")));
     }
@@ -57,7 +58,7 @@ impl Size {
     }
 
     #[track_caller]
-    fn grew_no_further_than(&self, before: &Self) {
+    fn assert_not_grown_since(&self, before: &Self) {
         assert!(
             self.kib <= before.kib + ADDED,
             "{} KiB more",
@@ -67,7 +68,7 @@ impl Size {
     }
 }
 
-/// In KiB. The kernel's quicker figures lag behind by some pages for each processor.
+/// Returns the resident memory in KiB. The kernel's faster counters lag by some pages per CPU.
 fn resident() -> u64 {
     let rollup = fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let line = rollup.lines().find_map(|line| line.strip_prefix("Rss:"));
@@ -75,7 +76,9 @@ fn resident() -> u64 {
     kib.unwrap().parse().unwrap()
 }
 
-/// The client's threads, as the kernel names them: by fifteen bytes at the most. Without dialers, which come and go.
+/// Returns the names of the client's threads, of which the kernel keeps 15 bytes.
+///
+/// Dialer threads, which end after each connection, are left out.
 fn own_threads() -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir("/proc/self/task")
         .unwrap()
@@ -87,22 +90,22 @@ fn own_threads() -> Vec<String> {
     names
 }
 
-/// In a child: waits until its parent has looked at the server.
-fn pause(go: &mut redis::Connection) {
+/// In a child: waits until the parent has checked the server.
+fn wait_for_parent(go: &mut redis::Connection) {
     let _: (String, String) = redis::cmd("BLPOP")
         .arg("go")
         .arg(30)
         .query(go)
-        .expect("the parent goes on");
+        .expect("the parent resumes this child");
 }
 
-/// In a child: a connection to pause on, which is there from the start.
+/// In a child: opens the connection for `wait_for_parent`, before the first size is reported.
 fn connection() -> redis::Connection {
     let client = redis::Client::open(parameter("URL")).unwrap();
     client.get_connection().unwrap()
 }
 
-fn go_on(server: &Server) {
+fn resume_child(server: &Server) {
     let () = redis::cmd("RPUSH")
         .arg("go")
         .arg("on")
@@ -114,11 +117,11 @@ fn connections(server: &Server) -> usize {
     server.client_list().len()
 }
 
-fn ten_thousand_names_more_add_nothing() {
+fn ten_thousand_more_names_add_nothing() {
     names_add_nothing("many_names");
 }
 
-fn neither_do_they_in_sets() {
+fn ten_thousand_more_names_in_sets_add_nothing() {
     names_add_nothing("many_sets");
 }
 
@@ -127,12 +130,12 @@ fn names_add_nothing(role: &str) {
     let child = Child::spawn(role, &[("URL", &server.url())]);
     let first = Size::receive(&child);
     let before = connections(&server);
-    go_on(&server);
+    resume_child(&server);
     let second = Size::receive(&child);
-    second.grew_no_further_than(&first);
+    second.assert_not_grown_since(&first);
     assert_eq!(second.threads, ["leasehold-io", "leasehold-timer"]);
     assert_eq!(connections(&server), before);
-    go_on(&server);
+    resume_child(&server);
     child.wait().succeeded();
 }
 
@@ -144,7 +147,7 @@ fn many_names() {
             assert_eq!(mutex.lock().unwrap().unlock().unwrap(), Unlocked::Released);
         }
         Size::report();
-        pause(&mut go);
+        wait_for_parent(&mut go);
     }
 }
 
@@ -157,29 +160,29 @@ fn many_sets() {
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         }
         Size::report();
-        pause(&mut go);
+        wait_for_parent(&mut go);
     }
 }
 
-fn names_that_were_waited_for_add_nothing() {
+fn contended_names_add_nothing_once_released() {
     let server = Server::start();
     let child = Child::spawn("contended_names", &[("URL", &server.url())]);
     let first = Size::receive(&child);
     let before = connections(&server);
-    go_on(&server);
+    resume_child(&server);
     let second = Size::receive(&child);
-    second.grew_no_further_than(&first);
-    // Those there are may need one more at a time by chance.
+    second.assert_not_grown_since(&first);
+    // By chance, more calls may overlap than before.
     assert!(connections(&server) <= before + 3);
-    // A subscription may linger for a while, but not many may.
+    // Only a limited number of unused subscriptions is kept.
     eventually(ms(5_000), || {
         server.subscribed_channels("lock_release:*") < CONTENDED
     });
-    go_on(&server);
+    resume_child(&server);
     child.wait().succeeded();
 }
 
-fn a_subscription_that_nobody_uses_ends() {
+fn unused_subscription_ends() {
     let server = Server::start();
     let (holder, waiter) = (
         Client::open(&server.url()).unwrap(),
@@ -190,7 +193,7 @@ fn a_subscription_that_nobody_uses_ends() {
     eventually(ms(20_000), || {
         server.subscribed_channels("lock_release:*") == 0
     });
-    // The next waiter is heard for as the first one was.
+    // The next waiter subscribes again.
     wait_for(&holder, &waiter, "a", &mut connection);
 }
 
@@ -201,11 +204,11 @@ fn contended_names() {
             wait_for(&holder, &waiter, &format!("account:{lot}:{n}"), &mut go);
         }
         Size::report();
-        pause(&mut go);
+        wait_for_parent(&mut go);
     }
 }
 
-/// One client waits, and hears, of the release by another.
+/// Makes one client wait, subscribed, for a lock that another client then releases.
 fn wait_for(holder: &Client, waiter: &Client, name: &str, connection: &mut redis::Connection) {
     let guard = holder.mutex(name).lock().unwrap();
     let waiting = waiter.mutex(name);
@@ -225,7 +228,7 @@ fn wait_for(holder: &Client, waiter: &Client, name: &str, connection: &mut redis
     });
 }
 
-fn threads_start_when_needed_and_none_is_there_for_a_lock() {
+fn threads_start_when_needed_and_never_per_lock() {
     let server = Server::start();
     let child = Child::spawn("threads", &[("URL", &server.url())]);
     child.wait().succeeded();
@@ -244,7 +247,7 @@ fn threads() {
     let guards: Vec<_> = mutexes.iter().map(|mutex| mutex.lock().unwrap()).collect();
     is(&["leasehold-io", "leasehold-timer"]);
 
-    // Refused at once is not waiting.
+    // `try_lock` does not wait, so it starts no thread.
     assert!(client.mutex("0").try_lock().unwrap().is_none());
     is(&["leasehold-io", "leasehold-timer"]);
 

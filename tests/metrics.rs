@@ -1,4 +1,5 @@
-//! Promise: with the feature `metrics`, what a client counts reaches the program's recorder, under the names documented.
+//! Promise: with the feature `metrics`, a client's statistics reach the program's recorder under
+//! the documented names.
 #![cfg(feature = "metrics")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,12 +13,12 @@ use metrics::{
 use parking_lot::Mutex;
 use support::{Cluster, ClusterSetup, Server, eventually, ms, thread_count};
 
-/// Keeps all it is told, by name and label.
+/// A recorder that keeps all values by name and labels.
 #[derive(Clone, Default)]
-struct Kept(Arc<Books>);
+struct TestRecorder(Arc<Recorded>);
 
 #[derive(Default)]
-struct Books {
+struct Recorded {
     counters: Mutex<BTreeMap<String, Arc<AtomicU64>>>,
     gauges: Mutex<BTreeMap<String, Arc<AtomicU64>>>,
     histograms: Mutex<BTreeMap<String, Arc<Times>>>,
@@ -33,8 +34,8 @@ impl HistogramFn for Times {
     }
 }
 
-/// As Prometheus writes it.
-fn shown(key: &Key) -> String {
+/// Formats a key as Prometheus does.
+fn formatted(key: &Key) -> String {
     let labels: Vec<_> = key
         .labels()
         .map(|label| format!("{}={}", label.key(), label.value()))
@@ -42,7 +43,7 @@ fn shown(key: &Key) -> String {
     format!("{}{{{}}}", key.name(), labels.join(","))
 }
 
-impl Recorder for Kept {
+impl Recorder for TestRecorder {
     fn describe_counter(&self, key: KeyName, _: Option<Unit>, _: SharedString) {
         self.0.described.lock().insert(key.as_str().to_owned());
     }
@@ -57,21 +58,21 @@ impl Recorder for Kept {
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
         let mut counters = self.0.counters.lock();
-        Counter::from_arc(Arc::clone(counters.entry(shown(key)).or_default()))
+        Counter::from_arc(Arc::clone(counters.entry(formatted(key)).or_default()))
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
         let mut gauges = self.0.gauges.lock();
-        Gauge::from_arc(Arc::clone(gauges.entry(shown(key)).or_default()))
+        Gauge::from_arc(Arc::clone(gauges.entry(formatted(key)).or_default()))
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
         let mut histograms = self.0.histograms.lock();
-        Histogram::from_arc(Arc::clone(histograms.entry(shown(key)).or_default()))
+        Histogram::from_arc(Arc::clone(histograms.entry(formatted(key)).or_default()))
     }
 }
 
-impl Kept {
+impl TestRecorder {
     fn counter(&self, name: &str) -> u64 {
         let counters = self.0.counters.lock();
         counters
@@ -93,11 +94,12 @@ impl Kept {
     }
 }
 
-// The recorder is one for the process: so is the test.
+// One test only: the recorder is global to the process.
 #[test]
 fn basic_metrics_reach_the_recorder() {
-    let kept = Kept::default();
-    metrics::set_global_recorder(kept.clone()).unwrap_or_else(|_| panic!("the first"));
+    let recorder = TestRecorder::default();
+    metrics::set_global_recorder(recorder.clone())
+        .unwrap_or_else(|_| panic!("no other recorder is set"));
     let server = Server::start();
     let client = Client::open(&server.url()).unwrap();
     for _ in 0..3 {
@@ -107,69 +109,73 @@ fn basic_metrics_reach_the_recorder() {
     guard.renew().unwrap();
     assert!(client.mutex("b").try_lock().unwrap().is_none());
     eventually(ms(20_000), || {
-        kept.counter("leasehold_refused_total{}") == 1
-            && kept.gauge("leasehold_held{client=1}") == Some(1.0)
+        recorder.counter("leasehold_refused_total{}") == 1
+            && recorder.gauge("leasehold_held{client=1}") == Some(1.0)
     });
 
-    // What was told once is not told again.
+    // Each count is reported once.
     guard.renew().unwrap();
     eventually(ms(20_000), || {
-        kept.counter("leasehold_renewals_total{outcome=ok}") == 2
+        recorder.counter("leasehold_renewals_total{outcome=ok}") == 2
     });
-    assert_eq!(kept.counter("leasehold_attempts_total{}"), 4);
-    assert_eq!(kept.counter("leasehold_acquired_total{how=at_once}"), 4);
+    assert_eq!(recorder.counter("leasehold_attempts_total{}"), 4);
+    assert_eq!(recorder.counter("leasehold_acquired_total{how=at_once}"), 4);
     assert_eq!(
-        kept.counter("leasehold_acquired_total{how=after_waiting}"),
+        recorder.counter("leasehold_acquired_total{how=after_waiting}"),
         0
     );
-    assert_eq!(kept.counter("leasehold_released_total{}"), 3);
-    assert_eq!(kept.gauge("leasehold_waiting{client=1}"), Some(0.0));
+    assert_eq!(recorder.counter("leasehold_released_total{}"), 3);
+    assert_eq!(recorder.gauge("leasehold_waiting{client=1}"), Some(0.0));
     assert_eq!(
-        kept.gauge("leasehold_renewal_lag_seconds{client=1}"),
+        recorder.gauge("leasehold_renewal_lag_seconds{client=1}"),
         Some(0.0)
     );
-    assert!(kept.gauge("leasehold_connections{client=1}") > Some(0.0));
+    assert!(recorder.gauge("leasehold_connections{client=1}") > Some(0.0));
     let (wait, hold) = (
-        kept.times("leasehold_wait_seconds{}"),
-        kept.times("leasehold_hold_seconds{}"),
+        recorder.times("leasehold_wait_seconds{}"),
+        recorder.times("leasehold_hold_seconds{}"),
     );
     assert_eq!((wait.len(), hold.len()), (4, 3));
     let longest = client.stats().wait.max.as_secs_f64();
     assert_eq!(wait.iter().copied().fold(0.0, f64::max), longest);
-    assert!(kept.times("leasehold_command_seconds{}").len() >= 8);
+    assert!(recorder.times("leasehold_command_seconds{}").len() >= 8);
 
-    // A second client's counts come on top; its gauges are its own.
+    // A second client adds to the counts, but has its own gauges.
     let other = Client::open(&server.url()).unwrap();
     drop(other.mutex("a").lock().unwrap());
     drop(other);
-    assert_eq!(kept.counter("leasehold_acquired_total{how=at_once}"), 5);
-    assert_eq!(kept.gauge("leasehold_connections{client=2}"), Some(0.0));
+    assert_eq!(recorder.counter("leasehold_acquired_total{how=at_once}"), 5);
+    assert_eq!(recorder.gauge("leasehold_connections{client=2}"), Some(0.0));
 
-    // What a shutdown does is told before it returns.
+    // The effects of a shutdown are reported before it returns.
     assert!(client.shutdown(ms(10_000)).unwrap().is_clean());
-    assert_eq!(kept.counter("leasehold_lost_total{reason=shut_down}"), 1);
-    assert_eq!(kept.gauge("leasehold_held{client=1}"), Some(0.0));
+    assert_eq!(
+        recorder.counter("leasehold_lost_total{reason=shut_down}"),
+        1
+    );
+    assert_eq!(recorder.gauge("leasehold_held{client=1}"), Some(0.0));
 
-    // In a cluster they are told by whichever master is in use: the numbers themselves are not in Redis.
+    // In a cluster, the io thread of any master in use reports them: the statistics are not in
+    // Redis.
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
     for (node, number) in [(0, 3), (1, 4), (2, 5)] {
         let client = Client::open(&cluster.url()).unwrap();
-        // The first renewal starts the thread that tells.
+        // The first renewal starts the io thread, which reports the statistics.
         let mutex = client.mutex(cluster.name_owned_by("a", node));
         let guard = mutex.renew_every(ms(100)).lock().unwrap();
         let held = format!("leasehold_held{{client={number}}}");
-        eventually(ms(20_000), || kept.gauge(&held) == Some(1.0));
-        // Nothing is started for that where no lock is kept.
+        eventually(ms(20_000), || recorder.gauge(&held) == Some(1.0));
+        // No io thread is started for a master that keeps no lock.
         assert_eq!(thread_count("leasehold-io"), 1);
         drop(guard);
         assert!(client.shutdown(ms(10_000)).unwrap().is_clean());
-        assert_eq!(kept.gauge(&held), Some(0.0));
+        assert_eq!(recorder.gauge(&held), Some(0.0));
     }
 
-    every_name_is_documented(&kept);
+    assert_every_name_is_documented(&recorder);
 }
 
-fn every_name_is_documented(kept: &Kept) {
+fn assert_every_name_is_documented(recorder: &TestRecorder) {
     let documentation = include_str!("../src/lib.rs");
     let names = documentation
         .lines()
@@ -177,13 +183,13 @@ fn every_name_is_documented(kept: &Kept) {
         .map(|name| format!("leasehold_{name}"));
     let documented: BTreeSet<String> = names.collect();
     let bare = |name: &String| name.split('{').next().unwrap_or_default().to_owned();
-    let mut told: BTreeSet<String> = kept.0.counters.lock().keys().map(bare).collect();
-    told.extend(kept.0.gauges.lock().keys().map(bare));
-    told.extend(kept.0.histograms.lock().keys().map(bare));
-    assert_eq!(told, documented);
-    assert_eq!(*kept.0.described.lock(), documented);
-    // And each label's values, which are in the same table.
-    for name in kept.0.counters.lock().keys() {
+    let mut reported: BTreeSet<String> = recorder.0.counters.lock().keys().map(bare).collect();
+    reported.extend(recorder.0.gauges.lock().keys().map(bare));
+    reported.extend(recorder.0.histograms.lock().keys().map(bare));
+    assert_eq!(reported, documented);
+    assert_eq!(*recorder.0.described.lock(), documented);
+    // The same table lists the values of each label.
+    for name in recorder.0.counters.lock().keys() {
         let label = name.split(['{', '}']).nth(1).unwrap_or_default();
         if let Some((key, value)) = label.split_once('=') {
             let line = documentation

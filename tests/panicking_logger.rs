@@ -1,4 +1,4 @@
-//! Promise: a logger that panics costs its own records, and no lease, no guard and no thread.
+//! Promise: a logger that panics loses its own records, but no lease, guard or thread.
 
 use std::cell::Cell;
 use std::panic;
@@ -17,12 +17,12 @@ thread_local! {
     static PANICS_HERE: Cell<bool> = const { Cell::new(false) };
 }
 
-const WHY: &str = "of a logger";
+const PANIC_MESSAGE: &str = "of the logger";
 
-/// Panics on every thread of a client, and on those of the test that want it.
-struct Panics;
+/// A logger that panics on every thread of a client, and on test threads with `PANICS_HERE`.
+struct PanickingLogger;
 
-impl log::Log for Panics {
+impl log::Log for PanickingLogger {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
         true
     }
@@ -33,7 +33,7 @@ impl log::Log for Panics {
             .name()
             .is_some_and(|name| name.starts_with("leasehold-"));
         if is_ours || PANICS_HERE.get() {
-            panic::panic_any(WHY);
+            panic::panic_any(PANIC_MESSAGE);
         }
     }
 
@@ -43,13 +43,13 @@ impl log::Log for Panics {
 fn builder(server: &Server) -> ClientBuilder {
     static SET: Once = Once::new();
     SET.call_once(|| {
-        log::set_logger(&Panics).unwrap();
+        log::set_logger(&PanickingLogger).unwrap();
         log::set_max_level(log::LevelFilter::Trace);
-        // They are many.
-        let others = panic::take_hook();
+        // The logger's panics are too many to print.
+        let default_hook = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            if info.payload().downcast_ref() != Some(&WHY) {
-                others(info);
+            if info.payload().downcast_ref() != Some(&PANIC_MESSAGE) {
+                default_hook(info);
             }
         }));
     });
@@ -64,13 +64,13 @@ fn client(server: &Server) -> Client {
 }
 
 #[test]
-fn a_lease_is_renewed_after_its_renewal_was_logged() {
+fn lease_is_renewed_after_its_renewal_was_logged() {
     let server = Server::start();
     let client = client(&server);
     let guard = client.mutex("a").renew_every(ms(50)).lock().unwrap();
     let renewed = || client.stats().totals.renewals_ok;
     eventually(PATIENCE, || renewed() > 3);
-    // What the server is up to is logged between the commands of a write and their answers.
+    // The server's failure is logged between sending a batch and reading its replies.
     server.pause();
     eventually(PATIENCE, || {
         matches!(client.mutex("b").try_lock(), Err(Error::CircuitOpen { .. }))
@@ -82,7 +82,7 @@ fn a_lease_is_renewed_after_its_renewal_was_logged() {
 }
 
 #[test]
-fn whoever_is_granted_a_lock_gets_its_guard() {
+fn granted_lock_returns_its_guard() {
     let server = Server::start();
     let client = client(&server);
     PANICS_HERE.set(true);
@@ -96,12 +96,12 @@ fn whoever_is_granted_a_lock_gets_its_guard() {
 }
 
 #[test]
-fn whoever_waits_for_a_lock_gets_its_guard() {
+fn waiter_gets_its_guard() {
     let server = Server::start();
     let clients = [client(&server), client(&server)];
     let guard = clients[0].mutex("a").lock().unwrap();
     thread::scope(|scope| {
-        // Some are handed the lock, others ask for it.
+        // Some waiters get the lock from a thread of their client, others from Redis.
         for client in clients.iter().cycle().take(6) {
             scope.spawn(|| {
                 PANICS_HERE.set(true);
@@ -122,13 +122,13 @@ fn whoever_waits_for_a_lock_gets_its_guard() {
 }
 
 #[test]
-fn a_loss_is_told() {
+fn loss_is_reported() {
     let server = Server::start();
     let client = client(&server);
     PANICS_HERE.set(true);
-    let (told, losses) = crossbeam_channel::unbounded();
-    let tells = move |lost: &Lost| told.send(*lost).unwrap();
-    let mutex = client.mutex("a").renew_every(ms(50)).on_lost(tells);
+    let (report, losses) = crossbeam_channel::unbounded();
+    let on_lost = move |lost: &Lost| report.send(*lost).unwrap();
+    let mutex = client.mutex("a").renew_every(ms(50)).on_lost(on_lost);
     let guard = mutex.lock().unwrap();
     server.run("DEL", &["lock:a"]);
     assert_eq!(losses.recv_timeout(PATIENCE), Ok(Lost::Deleted));

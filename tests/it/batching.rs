@@ -1,4 +1,4 @@
-//! Promise: the calls of many threads that go in one write fail, and are undone, each as if it had gone alone.
+//! Promise: calls of several threads that share one write fail and are undone independently.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,14 +11,14 @@ use support::{Proxy, Replicas, Server, Traffic, eventually, let_pass, ms};
 
 support::timed![
     basic_calls_work_over_one_shared_connection,
-    calls_that_wait_go_together,
+    waiting_calls_share_one_write,
     exclusion_and_tokens_hold_over_threads_and_names,
-    a_hung_server_keeps_nobody_longer_than_its_deadline_and_all_is_undone,
-    a_slow_reply_ends_the_connection_for_all_and_each_undo_is_written_behind,
-    who_has_little_time_breaks_nobody_elses_call,
-    scripts_are_forgotten_and_nobody_notices,
-    what_waits_for_replicas_goes_alone,
-    the_cap_holds_and_a_release_does_not_wait_for_it,
+    calls_on_a_hung_server_return_in_time_and_are_undone,
+    unanswered_batch_ends_its_connection_and_each_acquire_is_undone_on_it,
+    short_deadline_does_not_fail_other_calls,
+    flushed_scripts_fail_no_call,
+    calls_that_wait_for_replicas_are_not_batched,
+    release_does_not_wait_for_the_connection_limit,
     only_calls_written_to_a_stuck_connection_wait_for_it,
     only_calls_written_to_a_dead_connection_fail,
     answer_that_was_read_is_delivered_while_others_are_missing
@@ -28,13 +28,13 @@ const THREADS: usize = 32;
 
 const COMMAND_TIMEOUT: Duration = ms(400);
 
-/// Far longer than any test, so that no key here goes by itself.
+/// Far longer than any test, so that no key expires.
 const TTL: Duration = ms(300_000);
 
-/// What a busy machine may add.
+/// How much longer a call may take on a busy machine.
 const NOISE: Duration = ms(600);
 
-/// With so few connections that calls go along with others from the first that finds none.
+/// Returns a client with at most this many connections; further calls join the next write.
 fn client(url: &str, connections: usize) -> Client {
     client_with(url, connections, COMMAND_TIMEOUT)
 }
@@ -47,19 +47,19 @@ fn client_with(url: &str, connections: usize, timeout: Duration) -> Client {
         .max_connections(connections)
         .build()
         .unwrap();
-    // Scripts are known and a connection is there.
+    // Loads the scripts and opens a connection.
     let guard = client.mutex("warm").lock().unwrap();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     client
 }
 
-fn locks(server: &Server) -> usize {
+fn lock_count(server: &Server) -> usize {
     let keys = server.keys().into_iter();
     keys.filter(|key| key.starts_with(b"lock:")).count()
 }
 
-/// What each of so many threads comes to, all beginning at once, and how long it took.
-fn at_once<T: Send>(threads: usize, run: impl Fn(usize) -> T + Sync) -> Vec<(T, Duration)> {
+/// Calls `run` in each of several threads at once. Returns the results and how long each took.
+fn in_parallel<T: Send>(threads: usize, run: impl Fn(usize) -> T + Sync) -> Vec<(T, Duration)> {
     let start = Barrier::new(threads);
     thread::scope(|scope| {
         let threads: Vec<_> = (0..threads)
@@ -85,22 +85,22 @@ fn basic_calls_work_over_one_shared_connection() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url(), 1);
-    // Slow enough that calls find the only connection in use.
+    // Replies slow enough that calls find the only connection in use.
     proxy.delay(Duration::ZERO, ms(1));
-    for (granted, _) in at_once(THREADS, |n| try_lock(&client, n)) {
+    for (granted, _) in in_parallel(THREADS, |n| try_lock(&client, n)) {
         let guard = granted.unwrap().expect("no other thread uses the name");
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     }
-    assert_eq!(locks(&server), 0);
+    assert_eq!(lock_count(&server), 0);
 }
 
-fn calls_that_wait_go_together() {
+fn waiting_calls_share_one_write() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url(), 1);
     proxy.delay(Duration::ZERO, ms(50));
-    // One after the other they would take 32 times as long as a reply.
-    for (granted, took) in at_once(THREADS, |n| try_lock(&client, n)) {
+    // Sequential calls would take 32 times as long as a reply.
+    for (granted, took) in in_parallel(THREADS, |n| try_lock(&client, n)) {
         drop(granted.unwrap().expect("no other thread uses the name"));
         assert!(took < COMMAND_TIMEOUT);
     }
@@ -113,12 +113,12 @@ fn exclusion_and_tokens_hold_over_threads_and_names() {
     let names: Vec<_> = (0..NAMES)
         .map(|_| (AtomicBool::new(false), Mutex::new(Vec::new())))
         .collect();
-    at_once(THREADS, |n| {
+    in_parallel(THREADS, |n| {
         for round in 0..50 {
             let name = (n + round) % NAMES;
             let (inside, tokens) = &names[name];
             let guard = client.mutex(format!("name-{name}")).lock().unwrap();
-            assert!(!inside.swap(true, Ordering::SeqCst), "two are inside");
+            assert!(!inside.swap(true, Ordering::SeqCst), "two holders");
             tokens.lock().push(guard.fencing_token());
             thread::yield_now();
             inside.store(false, Ordering::SeqCst);
@@ -132,9 +132,9 @@ fn exclusion_and_tokens_hold_over_threads_and_names() {
     }
 }
 
-/// Has threads lock and unlock names of their own until a call of each fails; `trouble` comes when all are
-/// at it. Returns of each whether that was `try_lock`, and how long it took.
-fn until_it_fails(client: &Client, trouble: impl FnOnce()) -> Vec<(bool, Duration)> {
+/// Locks and unlocks a name in each thread until a call fails. `break_server` is called once all
+/// threads are working. Returns for each thread whether `try_lock` failed, and how long it took.
+fn call_until_failure(client: &Client, break_server: impl FnOnce()) -> Vec<(bool, Duration)> {
     let pairs = AtomicUsize::new(0);
     thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
@@ -158,42 +158,42 @@ fn until_it_fails(client: &Client, trouble: impl FnOnce()) -> Vec<(bool, Duratio
             })
             .collect();
         eventually(ms(10_000), || pairs.load(Ordering::Relaxed) > 10 * THREADS);
-        trouble();
+        break_server();
         let threads = threads.into_iter();
         threads.map(|thread| thread.join().unwrap()).collect()
     })
 }
 
 #[track_caller]
-fn in_time(failed: &[(bool, Duration)]) {
+fn assert_in_time(failed: &[(bool, Duration)]) {
     let longest = failed.iter().map(|(_, took)| took).max().unwrap();
     assert!(*longest < COMMAND_TIMEOUT + NOISE, "{longest:?}");
 }
 
-fn a_hung_server_keeps_nobody_longer_than_its_deadline_and_all_is_undone() {
+fn calls_on_a_hung_server_return_in_time_and_are_undone() {
     let server = Server::start();
     let client = client(&server.url(), 1);
-    in_time(&until_it_fails(&client, || server.pause()));
+    assert_in_time(&call_until_failure(&client, || server.pause()));
     server.resume();
-    eventually(ms(5_000), || locks(&server) == 0);
-    works_again(&client);
+    eventually(ms(5_000), || lock_count(&server) == 0);
+    assert_works_again(&client);
 }
 
-fn a_slow_reply_ends_the_connection_for_all_and_each_undo_is_written_behind() {
+fn unanswered_batch_ends_its_connection_and_each_acquire_is_undone_on_it() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url(), 1);
-    let failed = until_it_fails(&client, || {
+    let failed = call_until_failure(&client, || {
         let carrying = || proxy.connections_that_sent("EVALSHA");
         proxy.set_future(Traffic::DropBoth);
-        // Until one write took several locks, and nobody heard of it.
+        // Until one write has acquired several locks, and their replies are stalled.
         eventually(ms(10_000), || {
             carrying()
                 .iter()
                 .for_each(|n| proxy.set_nth(*n, Traffic::StallReplies));
-            // For what was under way to get there. Where that was too little, the next may do.
+            // Lets the write in flight arrive. If it was too small, the next one may do.
             let_pass(ms(20));
-            let has_hit = locks(&server) > 2;
+            let has_hit = lock_count(&server) > 2;
             if !has_hit {
                 carrying()
                     .iter()
@@ -206,8 +206,8 @@ fn a_slow_reply_ends_the_connection_for_all_and_each_undo_is_written_behind() {
             proxy.set_nth(n, Traffic::DropBoth);
         }
     });
-    in_time(&failed);
-    // Nothing that is sent elsewhere arrives, and so not every release either.
+    assert_in_time(&failed);
+    // Releases that were sent over other connections are lost, so only locks are checked.
     for (n, _) in failed
         .iter()
         .enumerate()
@@ -217,36 +217,36 @@ fn a_slow_reply_ends_the_connection_for_all_and_each_undo_is_written_behind() {
     }
     proxy.cut();
     proxy.set_future(Traffic::Pass);
-    works_again(&client);
+    assert_works_again(&client);
 }
 
-/// Nothing late is taken for an answer to what comes after it.
-fn works_again(client: &Client) {
-    for (granted, _) in at_once(THREADS, |n| client.mutex(format!("name-{n}")).lock()) {
+/// Asserts that new calls work: no late reply is taken for the reply to a later command.
+fn assert_works_again(client: &Client) {
+    for (granted, _) in in_parallel(THREADS, |n| client.mutex(format!("name-{n}")).lock()) {
         assert_eq!(granted.unwrap().unlock().unwrap(), Unlocked::Released);
     }
 }
 
-fn who_has_little_time_breaks_nobody_elses_call() {
+fn short_deadline_does_not_fail_other_calls() {
     const LITTLE: Duration = ms(60);
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url(), 1);
     proxy.delay(Duration::ZERO, ms(40));
     let (open, sent) = (proxy.connections(), proxy.request_bytes());
-    let answers = at_once(THREADS, |n| {
+    let answers = in_parallel(THREADS, |n| {
         let mutex = client.mutex(format!("name-{n}"));
         if n != 1 {
-            // All others find the only connection in use.
+            // All other calls find the only connection in use.
             eventually(ms(10_000), || proxy.request_bytes() > sent);
         }
         match n % 2 {
-            // Sent when the first answer comes, and given up before its own does.
+            // Sent when the first reply arrives; its deadline passes before its own reply.
             0 => mutex.try_lock_for(LITTLE),
             _ => mutex.try_lock(),
         }
     });
-    // Those that gave up had theirs undone over one more.
+    // The undos of the calls that gave up use one more connection.
     assert!(proxy.connections() <= open + 1);
     for (n, (answer, took)) in answers.into_iter().enumerate() {
         match n % 2 {
@@ -257,20 +257,21 @@ fn who_has_little_time_breaks_nobody_elses_call() {
             _ => drop(answer.unwrap().expect("no other thread uses the name")),
         }
     }
-    eventually(ms(5_000), || locks(&server) == 0);
+    eventually(ms(5_000), || lock_count(&server) == 0);
 }
 
-fn scripts_are_forgotten_and_nobody_notices() {
+fn flushed_scripts_fail_no_call() {
     let server = Server::start();
-    // Each call that finds no script goes alone, and the others wait for it: on a busy machine for long.
+    // A call that finds no script is repeated alone while the others wait, which takes long on a
+    // busy machine.
     let client = client_with(&server.url(), 1, ms(10_000));
-    at_once(THREADS, |n| {
+    in_parallel(THREADS, |n| {
         if n == 0 {
             let mut connection = server.connection();
             for _ in 0..100 {
                 let mut flush = redis::cmd("SCRIPT");
                 flush.arg("FLUSH").exec(&mut connection).unwrap();
-                // Between two of them, some calls find their script and some do not.
+                // Between two flushes, some calls find their script and some do not.
                 let_pass(ms(2));
             }
             return;
@@ -281,20 +282,20 @@ fn scripts_are_forgotten_and_nobody_notices() {
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         }
     });
-    // Nothing was made up for by another attempt.
+    // No call needed a second attempt.
     assert_eq!(
         client.stats().totals.attempts,
         1 + 100 * (THREADS as u64 - 1)
     );
 }
 
-fn what_waits_for_replicas_goes_alone() {
+fn calls_that_wait_for_replicas_are_not_batched() {
     let servers = Replicas::start(1);
     let server = servers.master();
     let client = client(&server.url(), 1);
-    // One that does not answer holds up nobody but those who wait for it.
+    // A paused replica delays only the calls that wait for it.
     servers.pause(0);
-    let answers = at_once(8, |n| {
+    let answers = in_parallel(8, |n| {
         let mutex = client.mutex(format!("name-{n}"));
         match n % 2 {
             0 => mutex.min_replicas(1, ms(100)).try_lock().map(drop),
@@ -303,16 +304,16 @@ fn what_waits_for_replicas_goes_alone() {
     });
     for (n, (answer, _)) in answers.into_iter().enumerate() {
         match n % 2 {
-            // Or there was no time left after the others that go alone.
+            // Not replicated, or out of time behind other calls that wait for replicas.
             0 => assert!(answer.is_err()),
             _ => answer.unwrap(),
         }
     }
     servers.resume(0);
-    eventually(ms(5_000), || locks(server) == 0);
+    eventually(ms(5_000), || lock_count(server) == 0);
 }
 
-fn the_cap_holds_and_a_release_does_not_wait_for_it() {
+fn release_does_not_wait_for_the_connection_limit() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url(), 1);
@@ -321,10 +322,10 @@ fn the_cap_holds_and_a_release_does_not_wait_for_it() {
     let asked = || client.stats().totals.attempts;
     let before = asked();
     thread::scope(|scope| {
-        let answers = scope.spawn(|| at_once(THREADS, |n| try_lock(&client, n).is_ok()));
-        // The only connection has a call whose answer does not come, and the others wait.
+        let answers = scope.spawn(|| in_parallel(THREADS, |n| try_lock(&client, n).is_ok()));
+        // The only connection carries an unanswered call, and the others wait for it.
         eventually(ms(10_000), || asked() == before + THREADS as u64);
-        // That they open no other, only time shows.
+        // Time for the waiting calls to open another connection, which they must not.
         let_pass(ms(100));
         assert_eq!(proxy.connections_that_sent("EVALSHA").len(), 1);
         let began = Instant::now();
@@ -337,7 +338,7 @@ fn the_cap_holds_and_a_release_does_not_wait_for_it() {
 /// How many connections the threads below share.
 const CONNECTIONS: usize = 16;
 
-/// Calls that went wrong, or took long: how long each took.
+/// Collects the durations of calls that failed or took long.
 struct Bad {
     is_bad: fn(bool, Duration) -> bool,
     calls: Mutex<Vec<Duration>>,
@@ -355,9 +356,9 @@ impl Bad {
     }
 }
 
-/// Has many threads lock and unlock names of their own while `traffic` befalls one write of several calls, for as long
-/// as `wait` takes. Returns how many calls were in that write, and those that went bad.
-fn beside_a_batch_in_trouble(
+/// Locks and unlocks names in many threads while `traffic` applies to one write of several calls,
+/// until `wait` returns. Returns how many calls that write contained, and the bad calls.
+fn calls_during_a_failing_batch(
     proxy: &Proxy,
     client: &Client,
     traffic: Traffic,
@@ -373,7 +374,7 @@ fn beside_a_batch_in_trouble(
             let (is_over, pairs, bad) = (&is_over, &pairs, &bad);
             scope.spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {
-                    // Still its own if a release went unanswered.
+                    // `None` if the thread's previous release got no reply.
                     if let Some(Some(guard)) = bad.watch(|| try_lock(client, n)) {
                         bad.watch(|| guard.unlock());
                         pairs.fetch_add(1, Ordering::Relaxed);
@@ -390,7 +391,7 @@ fn beside_a_batch_in_trouble(
         wait(link);
         let after = done();
         is_over.store(true, Ordering::Relaxed);
-        assert!(after > before + THREADS, "the others go on");
+        assert!(after > before + THREADS, "other calls continue");
         batch
     });
     (batch, bad.calls.into_inner())
@@ -401,7 +402,7 @@ fn only_calls_written_to_a_stuck_connection_wait_for_it() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client_with(&proxy.url(), CONNECTIONS, ms(10_000));
-    let (batch, slow) = beside_a_batch_in_trouble(
+    let (batch, slow) = calls_during_a_failing_batch(
         &proxy,
         &client,
         Traffic::StallRequests,
@@ -416,7 +417,7 @@ fn only_calls_written_to_a_stuck_connection_wait_for_it() {
         "{batch} calls were in the write, but {} waited: {slow:?}",
         slow.len()
     );
-    assert_eq!(locks(&server), 0);
+    assert_eq!(lock_count(&server), 0);
 }
 
 fn only_calls_written_to_a_dead_connection_fail() {
@@ -424,7 +425,7 @@ fn only_calls_written_to_a_dead_connection_fail() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client_with(&proxy.url(), CONNECTIONS, TIMEOUT);
-    let (batch, failed) = beside_a_batch_in_trouble(
+    let (batch, failed) = calls_during_a_failing_batch(
         &proxy,
         &client,
         Traffic::DropBoth,
@@ -436,8 +437,8 @@ fn only_calls_written_to_a_dead_connection_fail() {
         "{batch} calls were in the write, but {} failed: {failed:?}",
         failed.len()
     );
-    works_again(&client);
-    eventually(ms(5_000), || locks(&server) == 0);
+    assert_works_again(&client);
+    eventually(ms(5_000), || lock_count(&server) == 0);
 }
 
 fn answer_that_was_read_is_delivered_while_others_are_missing() {
@@ -451,20 +452,20 @@ fn answer_that_was_read_is_delivered_while_others_are_missing() {
     let before = asked();
     thread::scope(|scope| {
         let answers = scope.spawn(|| {
-            at_once(THREADS, |n| {
+            in_parallel(THREADS, |n| {
                 let granted = try_lock(&client, n);
                 returned.fetch_add(1, Ordering::Relaxed);
                 granted.unwrap().expect("no other thread uses the name")
             })
         });
         eventually(ms(10_000), || asked() == before + THREADS as u64);
-        // The one call that was sent is answered, and those that gathered behind it go in one write.
+        // The call in flight gets its reply, and the calls that wait are sent in one write.
         proxy.set_open(Traffic::Pass);
         eventually(ms(10_000), || proxy.found_batch().is_some());
-        // That one call, and the first of the write.
+        // The call in flight, and the first call of the write.
         eventually(ms(5_000), || returned.load(Ordering::Relaxed) == 2);
         proxy.set_open(Traffic::Pass);
         drop(answers.join().unwrap());
     });
-    assert_eq!(locks(&server), 0);
+    assert_eq!(lock_count(&server), 0);
 }

@@ -1,4 +1,4 @@
-//! Promise: calls to a server that fails again and again fail at once, and nobody waits long for one that is back.
+//! Promise: calls to a repeatedly failing server fail at once, and its recovery is noticed soon.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,22 +11,22 @@ use support::{
 support::roles![without_threads];
 
 support::tests![
-    an_open_breaker_names_the_server_and_its_last_failure,
-    a_call_that_sent_an_acquire_does_not_say_that_nothing_was_sent,
-    how_many_failures_open_it_is_settable,
-    short_deadlines_do_not_open_it,
-    renewals_and_releases_go_through,
-    a_quorum_without_its_majority_too,
-    health_says_what_works,
-    health_without_threads_says_that_it_fails
+    open_breaker_names_the_server_and_its_last_failure,
+    call_that_sent_an_acquire_reports_that_the_lock_may_be_held,
+    number_of_failures_that_open_the_breaker_is_configurable,
+    short_deadlines_do_not_open_the_breaker,
+    renewals_and_releases_bypass_the_breaker,
+    breaker_of_a_quorum_opens_without_a_majority,
+    health_reports_servers_and_threads,
+    health_without_threads_reports_failure
 ];
 
 support::roughly_timed![
-    calls_fail_at_once_and_the_first_answer_ends_that,
-    waiters_wait_for_it_to_close,
-    a_waiter_gives_up_after_the_silence_that_was_set,
-    a_new_master_closes_it,
-    health_is_in_time_and_hides_the_password
+    calls_fail_at_once_until_the_first_reply,
+    waiter_behind_an_open_breaker_gets_the_lock,
+    waiter_gives_up_after_unreachable_for,
+    new_master_closes_the_breaker,
+    health_returns_in_time_and_hides_the_password
 ];
 
 const COMMAND_TIMEOUT: Duration = ms(250);
@@ -38,13 +38,13 @@ fn builder(server: &Server) -> ClientBuilder {
         .command_timeout(COMMAND_TIMEOUT)
 }
 
-/// Calls until the breaker is open.
+/// Makes calls until the breaker is open.
 #[track_caller]
-fn open(client: &Client) {
+fn open_breaker(client: &Client) {
     let mut calls = 0;
     eventually(ms(10_000), || {
         calls += 1;
-        assert!(calls < 100, "it never opens");
+        assert!(calls < 100, "the breaker does not open");
         matches!(
             client.mutex("any").try_lock(),
             Err(Error::CircuitOpen { .. })
@@ -52,13 +52,13 @@ fn open(client: &Client) {
     });
 }
 
-fn calls_fail_at_once_and_the_first_answer_ends_that() {
+fn calls_fail_at_once_until_the_first_reply() {
     let server = Server::start();
     let client = builder(&server).build().unwrap();
     drop(client.mutex("a").lock().unwrap());
     server.pause();
-    open(&client);
-    // Far fewer than the timeouts that they would take.
+    open_breaker(&client);
+    // Far less time than 20 timeouts.
     let start = Instant::now();
     for _ in 0..20 {
         match client.mutex("a").try_lock() {
@@ -66,7 +66,7 @@ fn calls_fail_at_once_and_the_first_answer_ends_that() {
                 assert!(retry_in <= ms(30_000));
                 assert!(error.is_unreachable() && !error.may_be_held());
             }
-            // Those that went to see.
+            // A call that probed the server.
             Err(Error::Unreachable { .. }) => {}
             other => panic!("{other:?}"),
         }
@@ -77,7 +77,7 @@ fn calls_fail_at_once_and_the_first_answer_ends_that() {
         start.elapsed()
     );
     server.resume();
-    // Any command: this one goes through regardless.
+    // Any reply closes the breaker; `health` bypasses it.
     assert!(client.health().is_healthy());
     drop(
         client
@@ -88,12 +88,12 @@ fn calls_fail_at_once_and_the_first_answer_ends_that() {
     );
 }
 
-fn an_open_breaker_names_the_server_and_its_last_failure() {
+fn open_breaker_names_the_server_and_its_last_failure() {
     let server = Server::start();
     let client = builder(&server).breaker(2).build().unwrap();
     drop(client.mutex("a").lock().unwrap());
     server.pause();
-    open(&client);
+    open_breaker(&client);
     let text = client.mutex("a").try_lock().unwrap_err().to_string();
     let place = format!("127.0.0.1:{}", server.port());
     let failures = format!(" failures at {place} (last: ");
@@ -101,8 +101,8 @@ fn an_open_breaker_names_the_server_and_its_last_failure() {
     assert!(text.contains("try again in"), "{text}");
 }
 
-/// Acquires that were sent before the breaker opened may still run.
-fn a_call_that_sent_an_acquire_does_not_say_that_nothing_was_sent() {
+/// An acquire that was sent before the breaker opened may still run.
+fn call_that_sent_an_acquire_reports_that_the_lock_may_be_held() {
     let server = Server::start();
     let client = builder(&server).breaker(2).build().unwrap();
     drop(client.mutex("a").lock().unwrap());
@@ -114,7 +114,7 @@ fn a_call_that_sent_an_acquire_does_not_say_that_nothing_was_sent() {
     assert!(error.to_string().contains(&server.port().to_string()));
 }
 
-fn how_many_failures_open_it_is_settable() {
+fn number_of_failures_that_open_the_breaker_is_configurable() {
     let server = Server::start();
     let never = builder(&server).breaker(0).build().unwrap();
     let soon = builder(&server).breaker(1).build().unwrap();
@@ -132,8 +132,8 @@ fn how_many_failures_open_it_is_settable() {
     }
 }
 
-/// A caller's own short deadline is no failure of the server.
-fn short_deadlines_do_not_open_it() {
+/// A call that hits its own, shorter deadline does not count as a failure of the server.
+fn short_deadlines_do_not_open_the_breaker() {
     let server = Server::start();
     let client = Client::open(&server.url()).unwrap();
     drop(client.mutex("a").lock().unwrap());
@@ -154,8 +154,8 @@ fn short_deadlines_do_not_open_it() {
     );
 }
 
-/// Whoever waits does so through an open breaker, and goes on soon after the server is back.
-fn waiters_wait_for_it_to_close() {
+/// `lock` keeps waiting behind an open breaker and gets the lock soon after the server is back.
+fn waiter_behind_an_open_breaker_gets_the_lock() {
     let server = Server::start();
     let client = builder(&server)
         .unreachable_for(ms(60_000))
@@ -164,9 +164,9 @@ fn waiters_wait_for_it_to_close() {
     let other = builder(&server).build().unwrap();
     drop(client.mutex("a").lock().unwrap());
     server.pause();
-    open(&client);
+    open_breaker(&client);
     thread::scope(|scope| {
-        let waits = scope.spawn(|| {
+        let waiting = scope.spawn(|| {
             client
                 .mutex("a")
                 .lock()
@@ -178,30 +178,31 @@ fn waiters_wait_for_it_to_close() {
         });
         let outcome = in_time.join().unwrap().no_later_than(ms(250));
         assert!(outcome.unwrap_err().is_unreachable());
-        // By now it would be left alone for several seconds more, but for those who wait.
-        open(&client);
+        // Without a waiter, the next probe would be several seconds away.
+        open_breaker(&client);
         server.resume();
         let back = Instant::now();
-        let (guard, got) = waits.join().unwrap().unwrap();
+        let (guard, got) = waiting.join().unwrap().unwrap();
         assert!(got - back < ms(2_500), "{:?}", got - back);
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     });
     drop(other);
 }
 
-fn a_waiter_gives_up_after_the_silence_that_was_set() {
+fn waiter_gives_up_after_unreachable_for() {
     let server = Server::start();
     let client = builder(&server).unreachable_for(ms(1_500)).build().unwrap();
     drop(client.mutex("a").lock().unwrap());
     server.pause();
-    open(&client);
+    open_breaker(&client);
     let start = Instant::now();
     assert!(client.mutex("a").lock().unwrap_err().is_unreachable());
     assert!(start.elapsed() < ms(3_000), "{:?}", start.elapsed());
 }
 
-/// A holder keeps its lock, and lets go of it, whatever the breaker says; nobody gets it for an outage.
-fn renewals_and_releases_go_through() {
+/// Held locks are renewed and released behind an open breaker; none is granted because of an
+/// outage.
+fn renewals_and_releases_bypass_the_breaker() {
     let server = Server::start();
     let client = builder(&server).build().unwrap();
     let kept = client.mutex("kept").ttl(ms(4_000)).lock().unwrap();
@@ -213,7 +214,7 @@ fn renewals_and_releases_go_through() {
         .lock()
         .unwrap();
     server.pause();
-    open(&client);
+    open_breaker(&client);
     assert!(released.unlock().unwrap_err().is_unreachable());
     assert_eq!(lost.lost().recv_timeout(ms(5_000)), Ok(Lost::Expired));
     assert!(client.mutex("lost").try_lock().is_err(), "it fails closed");
@@ -225,7 +226,7 @@ fn renewals_and_releases_go_through() {
     assert_eq!(kept.unlock().unwrap(), Unlocked::Released);
 }
 
-fn a_new_master_closes_it() {
+fn new_master_closes_the_breaker() {
     let mut sentinels = Sentinels::start(Setup::fast_failover());
     let client = Client::builder()
         .url(sentinels.url())
@@ -235,14 +236,14 @@ fn a_new_master_closes_it() {
         .unwrap();
     drop(client.mutex("a").lock().unwrap());
     sentinels.kill_first_master();
-    open(&client);
+    open_breaker(&client);
     sentinels.successor();
     let back = Instant::now();
     drop(client.mutex("a").lock().unwrap());
     assert!(back.elapsed() < ms(3_000), "{:?}", back.elapsed());
 }
 
-fn a_quorum_without_its_majority_too() {
+fn breaker_of_a_quorum_opens_without_a_majority() {
     let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
     let client = Client::builder()
         .quorum(servers.iter().map(Server::url))
@@ -251,15 +252,15 @@ fn a_quorum_without_its_majority_too() {
         .unwrap();
     drop(client.mutex("a").lock().unwrap());
     servers[0].pause();
-    assert!(client.health().is_healthy(), "a majority is there");
+    assert!(client.health().is_healthy(), "a majority replies");
     servers[1].pause();
-    open(&client);
+    open_breaker(&client);
     assert!(!client.health().is_healthy());
     servers[0].resume();
     eventually(ms(10_000), || client.mutex("a").try_lock().is_ok());
 }
 
-fn health_says_what_works() {
+fn health_reports_servers_and_threads() {
     let mut server = Server::start();
     let client = builder(&server).build().unwrap();
     let health = client.health();
@@ -270,7 +271,7 @@ fn health_says_what_works() {
 
     let guard = client.mutex("a").ttl(ms(600)).lock().unwrap();
     let waiting = client.mutex("a");
-    let waits = thread::spawn(move || waiting.lock());
+    let waiting = thread::spawn(move || waiting.lock());
     server.wait_until_waiter_sleeps("lock_release:a");
     let subscriber = || client.health().subscribers[0].state;
     eventually(ms(5_000), || {
@@ -295,10 +296,10 @@ fn health_says_what_works() {
     server.restart();
     eventually(ms(10_000), || client.health().is_healthy());
     drop(guard);
-    drop(waits.join().unwrap().unwrap());
+    drop(waiting.join().unwrap().unwrap());
 }
 
-fn health_is_in_time_and_hides_the_password() {
+fn health_returns_in_time_and_hides_the_password() {
     let url = format!("redis://user:s3cret@127.0.0.1:{}", free_port());
     let client = Client::builder()
         .url(url)
@@ -311,10 +312,10 @@ fn health_is_in_time_and_hides_the_password() {
     assert!(!format!("{health:?}{health}").contains("s3cret"));
 }
 
-/// More than any address space has: no thread can be started.
+/// A stack larger than any address space: no thread can be started.
 const HUGE_STACK: (&str, &str) = ("RUST_MIN_STACK", "1152921504606846976");
 
-fn health_without_threads_says_that_it_fails() {
+fn health_without_threads_reports_failure() {
     let servers = [(); 3].map(|()| Server::start());
     let urls = servers.each_ref().map(Server::url).join(" ");
     let child = Child::spawn("breaker::without_threads", &[("URLS", &urls), HUGE_STACK]);

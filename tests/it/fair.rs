@@ -368,6 +368,16 @@ fn waiter_that_gives_up_leaves_the_queue() {
     wait_until_only_fences_remain(&server);
 }
 
+/// Returns when the only place in the queue was last refreshed, by the server's clock.
+fn last_refresh_ms(server: &Server) -> u64 {
+    let places: Vec<String> = redis::cmd("HVALS")
+        .arg(PLACES)
+        .query(&mut server.connection())
+        .unwrap();
+    let (refreshed, _) = places[0].split_once(' ').unwrap();
+    refreshed.parse().unwrap()
+}
+
 /// The grant's message stalls, so the call already has the lock when it gives up.
 fn waiter_that_gives_up_at_its_turn_passes_the_grant_on() {
     let server = Server::start();
@@ -378,7 +388,7 @@ fn waiter_that_gives_up_at_its_turn_passes_the_grant_on() {
     thread::scope(|scope| {
         let first = scope.spawn(|| gives_up.try_lock_for(ms(1_700)).unwrap());
         server.wait_until_waiter_sleeps("lock_release:a");
-        // It refreshes its place every 900 ms, and not once more before its deadline.
+        // Waits for the next refresh (they are 900 ms apart): no other one precedes the deadline.
         let entered = last_refresh_ms(&server);
         eventually(PATIENCE, || last_refresh_ms(&server) >= entered + 850);
         proxy.set_nth(subscription_connection(&proxy), Traffic::StallReplies);

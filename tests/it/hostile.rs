@@ -1,5 +1,6 @@
-//! Promise: a peer that sends without an end, or byte by byte, takes neither memory nor time beyond a call's deadline, on
-//! whichever connection it does so.
+//! Promise: a peer that sends endlessly or byte by byte costs little memory and delays no call.
+//!
+//! This holds on every kind of connection.
 
 use std::fs;
 use std::io::Write;
@@ -14,30 +15,30 @@ use support::{
 support::roles![caller];
 
 support::tests![
-    endless_replies_take_neither_memory_nor_time,
-    subscriber_leaves_a_connection_that_streams_instead_of_confirming
+    endless_replies_cost_little_memory_and_delay_no_call,
+    subscriber_closes_a_connection_that_never_confirms
 ];
 
 support::timed![
-    replies_that_trickle_do_not_outlast_a_deadline,
-    a_server_that_trickles_does_not_hold_up_the_others
+    trickling_replies_do_not_outlast_a_deadline,
+    trickling_server_does_not_delay_the_rest_of_a_quorum
 ];
 
-/// The most that such a peer may add to a process, in KiB.
+/// The most memory that a hostile peer may add to a process, in KiB.
 const ADDED: u64 = 16 * 1024;
 
-/// For each call, while it lasts.
+/// The deadline of each call.
 const LIMIT: Duration = ms(300);
 
-/// What a call may be late on a machine that has other things to do. Before there was a deadline it was seconds.
+/// How late a call may be on a busy machine. Without a deadline it would be seconds.
 const SLACK: Duration = ms(700);
 
-/// What acquire replies for a lock that another holds for a minute.
+/// The reply to `acquire` if another client holds the lock for a minute.
 const REFUSED: &[u8] = b"*3\r\n:0\r\n$5\r\nother\r\n:60000\r\n";
 
 const GRANTED: &[u8] = b"*2\r\n:1\r\n:1700000000000000\r\n";
 
-/// The command whose reply is the hostile one, by the connection that it is sent over.
+/// Kinds of connections, and the command that gets the hostile reply on each.
 const COMMANDS: [(&str, &str); 5] = [
     ("log-on", "CLIENT"),
     ("command", "acquire"),
@@ -46,13 +47,13 @@ const COMMANDS: [(&str, &str); 5] = [
     ("cluster", "CLUSTER"),
 ];
 
-/// The beginning of a reply, and what follows it again and again.
+/// The beginnings of endless replies, and the bytes repeated after them.
 const STREAMS: [(&str, &str); 7] = [
     ("$1000000000000\r\n", "x"),
     ("*1000000000\r\n", ":1\r\n"),
     ("+", "x"),
     ("", "*1\r\n"),
-    // RESP3 lets a server send these unasked.
+    // In RESP3, a server may push these without a request.
     ("", ">2\r\n+message\r\n+x\r\n"),
     ("", ">2\r\n$10\r\ninvalidate\r\n*0\r\n"),
     ("", "*3\r\n$7\r\nmessage\r\n$1\r\nd\r\n$1\r\np\r\n"),
@@ -75,8 +76,8 @@ fn builder(url: &str) -> ClientBuilder {
         .breaker(0)
 }
 
-/// Replies as a server whose lock is held by another, but to `command`: to that with what `hostile` writes.
-fn replying(
+/// Starts a server whose lock another client holds; `hostile` writes the reply to `command`.
+fn server_with_hostile_reply(
     command: &'static str,
     hostile: impl Fn(&mut std::net::TcpStream) -> std::io::Result<()> + Send + Sync + 'static,
 ) -> FakeServer {
@@ -89,18 +90,18 @@ fn replying(
     })
 }
 
-/// In KiB: the most that the process has ever had.
-fn peak() -> u64 {
+/// Returns the peak memory of this process in KiB.
+fn peak_memory() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
     kib.unwrap().parse().unwrap()
 }
 
-/// Calls from several threads, and then says how much the process has grown and how late the last call was.
+/// A child's role: makes calls in several threads, then reports its growth and the latest call.
 fn caller() {
     let client = builder(&parameter("URL")).build().unwrap();
-    let before = peak();
+    let before = peak_memory();
     let beyond = std::thread::scope(|scope| {
         let call = || {
             let mutex = client.mutex("x");
@@ -119,25 +120,36 @@ fn caller() {
     assert!(report.is_clean(), "{report:?}");
     // The kernel lists a thread for a moment after it has ended.
     eventually(ms(1_000), || thread_count("leasehold-dial") == 0);
-    tell_parent(&format!("{} {}", peak() - before, beyond.as_millis()));
+    tell_parent(&format!(
+        "{} {}",
+        peak_memory() - before,
+        beyond.as_millis()
+    ));
 }
 
-fn endless_replies_take_neither_memory_nor_time() {
+fn endless_replies_cost_little_memory_and_delay_no_call() {
     for (connection, command) in COMMANDS {
         std::thread::scope(|scope| {
             for (head, unit) in STREAMS {
-                scope.spawn(move || endless(connection, command, head, unit));
+                scope.spawn(move || {
+                    assert_endless_reply_is_harmless(connection, command, head, unit)
+                });
             }
         });
     }
 }
 
-fn endless(connection: &str, command: &'static str, head: &'static str, unit: &'static str) {
-    let server = replying(command, move |client| {
+fn assert_endless_reply_is_harmless(
+    connection: &str,
+    command: &'static str,
+    head: &'static str,
+    unit: &'static str,
+) {
+    let server = server_with_hostile_reply(command, move |client| {
         client.write_all(head.as_bytes())?;
-        let much = unit.repeat(8 * 1024);
+        let chunk = unit.repeat(8 * 1024);
         loop {
-            client.write_all(much.as_bytes())?;
+            client.write_all(chunk.as_bytes())?;
         }
     });
     let caller = Child::spawn("hostile::caller", &[("URL", &url(connection, &server))]);
@@ -155,38 +167,38 @@ fn endless(connection: &str, command: &'static str, head: &'static str, unit: &'
     );
 }
 
-fn subscriber_leaves_a_connection_that_streams_instead_of_confirming() {
+fn subscriber_closes_a_connection_that_never_confirms() {
     for unit in [
         ">2\r\n$10\r\ninvalidate\r\n*0\r\n",
         "*3\r\n$7\r\nmessage\r\n$1\r\nd\r\n$1\r\np\r\n",
     ] {
-        let server = replying("SUBSCRIBE", move |client| {
-            let much = unit.repeat(1024);
+        let server = server_with_hostile_reply("SUBSCRIBE", move |client| {
+            let chunk = unit.repeat(1024);
             loop {
-                client.write_all(much.as_bytes())?;
+                client.write_all(chunk.as_bytes())?;
             }
         });
         let client = builder(&server.url()).command_timeout(LIMIT);
         let client = client.build().unwrap();
         let granted = client.mutex("x").try_lock_for(LIMIT);
         assert!(!matches!(granted, Ok(Some(_))));
-        // The second one goes over another connection.
+        // The second SUBSCRIBE goes over a new connection.
         eventually(ms(30_000), || server.requests("SUBSCRIBE").len() >= 2);
         let report = client.shutdown(ms(5_000)).unwrap();
         assert!(report.is_clean(), "{unit:?}: {report:?}");
     }
 }
 
-fn replies_that_trickle_do_not_outlast_a_deadline() {
+fn trickling_replies_do_not_outlast_a_deadline() {
     std::thread::scope(|scope| {
         for (connection, command) in COMMANDS {
-            scope.spawn(move || trickling(connection, command));
+            scope.spawn(move || assert_trickling_reply_is_harmless(connection, command));
         }
     });
 }
 
-fn trickling(connection: &str, command: &'static str) {
-    let server = replying(command, |client| {
+fn assert_trickling_reply_is_harmless(connection: &str, command: &'static str) {
+    let server = server_with_hostile_reply(command, |client| {
         client.write_all(b"+")?;
         loop {
             std::thread::sleep(ms(20));
@@ -200,34 +212,39 @@ fn trickling(connection: &str, command: &'static str) {
         let granted = timed.no_later_than(SLACK);
         assert!(!matches!(granted, Ok(Some(_))), "{connection}");
     }
-    // Dialers have one deadline, too, so none is left.
+    // Dialer threads have a deadline too, so none remains.
     let report = client.shutdown(ms(5_000)).unwrap();
     assert!(report.is_clean(), "{connection}: {report:?}");
 }
 
-fn a_server_that_trickles_does_not_hold_up_the_others() {
-    let trickling = FakeServer::with_writer(|request, client| match request.name().as_str() {
-        "propose" => GRANTED.iter().try_for_each(|byte| {
-            std::thread::sleep(ms(50));
-            client.write_all(&[*byte])
-        }),
-        _ => client.write_all(&default_reply(request).unwrap_or_default()),
-    });
+fn trickling_server_does_not_delay_the_rest_of_a_quorum() {
+    let assert_trickling_reply_is_harmless =
+        FakeServer::with_writer(|request, client| match request.name().as_str() {
+            "propose" => GRANTED.iter().try_for_each(|byte| {
+                std::thread::sleep(ms(50));
+                client.write_all(&[*byte])
+            }),
+            _ => client.write_all(&default_reply(request).unwrap_or_default()),
+        });
     let (one, two) = (Server::start(), Server::start());
-    let urls = [trickling.url(), one.url(), two.url()];
+    let urls = [
+        assert_trickling_reply_is_harmless.url(),
+        one.url(),
+        two.url(),
+    ];
     let client = Client::builder()
         .quorum(urls)
         .command_timeout(ms(5_000))
         .build()
         .unwrap();
-    // All connections are there, whoever is slower to make.
+    // Opens all connections.
     assert!(client.ping().is_ok());
     for n in 0..5 {
         let limit = ms(2_000);
         let timed = Control::run(limit, || client.mutex(format!("x{n}")).try_lock_for(limit));
         let took = timed.took;
         let guard = timed.no_later_than(SLACK).unwrap().unwrap();
-        // A reply takes 1.3 s to trickle in.
+        // The trickling reply takes 1.3 s.
         assert!(took < ms(400), "{took:?}");
         drop(guard);
     }
