@@ -10,7 +10,7 @@ WITH_SERVER = REDIS_SERVER_BIN="$$(.ci/server)"
 # Redis 6.2 is tested as one server with nothing around it: its nodes find their ports for the cluster by chance, which
 # is why `harness` is left out too, and the binary that `.ci/server` brings has no TLS. Of `conformance` it gets the part
 # for one server. The command line is tested on the other servers.
-BEYOND_ONE_SERVER = sentinel cluster quorum tls harness conformance cli program
+BEYOND_ONE_SERVER = sentinel cluster quorum tls harness conformance cli program several_servers
 
 # As deny.toml names them.
 RUNTIMES = async-executor|async-io|async-std|futures|futures-executor|futures-util|mio|smol|tokio|tokio-util

@@ -34,6 +34,7 @@ mod signals;
 mod stats;
 #[cfg(feature = "tls")]
 mod tls;
+mod trace;
 mod waking;
 mod wire;
 
@@ -81,6 +82,7 @@ const TESTS: &[Listed] = &[
     stats::TESTS,
     #[cfg(feature = "tls")]
     tls::TESTS,
+    trace::TESTS,
     waking::TESTS,
     wire::TESTS,
 ];

@@ -228,7 +228,7 @@ fn serve(connection: usize, stream: TcpStream, seen: &Mutex<Seen>, reply: &Reply
     seen.lock().closed.push(connection);
 }
 
-fn read(from: &mut impl BufRead) -> Option<Vec<Vec<u8>>> {
+pub(crate) fn read(from: &mut impl BufRead) -> Option<Vec<Vec<u8>>> {
     let count = header(from, '*')?;
     (0..count)
         .map(|_| {

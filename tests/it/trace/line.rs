@@ -1,0 +1,116 @@
+//! An exchange as text: the request word by word, and its reply in the line below.
+
+use support::Exchange;
+
+use super::placeholders::rounded;
+
+/// The commands that a client sends first on a new connection.
+const LOG_ON: [&str; 4] = ["AUTH", "CLIENT", "HELLO", "SELECT"];
+
+pub(super) fn is_log_on(exchange: &Exchange) -> bool {
+    LOG_ON.contains(&&*name(exchange))
+}
+
+/// Returns true if the confirmation is a message for each channel.
+pub(super) fn is_subscribing(exchange: &Exchange) -> bool {
+    ["SUBSCRIBE", "UNSUBSCRIBE"].contains(&&*name(exchange))
+}
+
+pub(super) fn is_confirmation(exchange: &Exchange) -> bool {
+    let message = exchange.reply.as_deref().unwrap_or_default();
+    let kind = message.trim_start_matches("push ");
+    exchange.is_message()
+        && (kind.starts_with("[\"subscribe\"") || kind.starts_with("[\"unsubscribe\""))
+}
+
+/// Returns the command, the script, or `message`. What a client publishes to itself is told apart by its payload.
+pub(super) fn name(exchange: &Exchange) -> String {
+    let mut own = ["probe", "subscribe"].into_iter();
+    if exchange.is_message() {
+        let message = exchange.reply.as_deref().unwrap_or_default();
+        let own = own.find(|what| message.ends_with(&format!(", \"{what}\"]")));
+        let payload = own.map(|what| format!(" {what}")).unwrap_or_default();
+        return format!("message{payload}");
+    }
+    let name = exchange.request.name();
+    let words = &exchange.request.words;
+    let own = own.find(|what| name == "PUBLISH" && words[2] == what.as_bytes());
+    own.map_or(name, |what| format!("PUBLISH {what}"))
+}
+
+/// Returns the text of each exchange; the same text only once. Subscriptions and messages come last.
+pub(super) fn lines(exchanges: &[Exchange], is_shown: impl Fn(&Exchange) -> bool) -> Vec<String> {
+    let mut lines = Vec::new();
+    let shown = exchanges.iter().enumerate();
+    let shown = shown.filter(|(_, one)| is_shown(one));
+    let (subscribers, others): (Vec<_>, Vec<_>) =
+        shown.partition(|(_, one)| one.is_message() || is_subscribing(one));
+    for (n, exchange) in others.into_iter().chain(subscribers) {
+        let (before, after) = (&exchanges[..n], &exchanges[n + 1..]);
+        if before.iter().any(|one| is_again(one, exchange)) {
+            continue;
+        }
+        let line = line(exchange, after.iter().find(|one| is_again(exchange, one)));
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines
+}
+
+pub(super) fn has_no_script(exchange: &Exchange) -> bool {
+    let reply = exchange.reply.as_deref();
+    reply.is_some_and(|reply| reply.starts_with("-NOSCRIPT"))
+}
+
+/// Returns true if `again` is the call of a script that was missing, with its source.
+fn is_again(missing: &Exchange, again: &Exchange) -> bool {
+    let [before, now] = [missing, again].map(|one| &one.request);
+    has_no_script(missing)
+        && now.words.first().is_some_and(|word| word == b"EVAL")
+        && before.connection == now.connection
+        && before.words[2..] == now.words[2..]
+}
+
+/// Returns the request and its reply, or that of the call with the source of the script.
+pub(super) fn line(exchange: &Exchange, again: Option<&Exchange>) -> String {
+    if exchange.is_message() {
+        return format!("    <- {}", exchange.reply.as_deref().unwrap_or_default());
+    }
+    let words = words(exchange);
+    match again {
+        _ if is_subscribing(exchange) => words,
+        None => format!("{words}\n    -> {}", reply(exchange, &words)),
+        Some(again) => format!("{words}\n    -> NOSCRIPT, EVAL -> {}", reply(again, &words)),
+    }
+}
+
+fn words(exchange: &Exchange) -> String {
+    let script = exchange.request.name();
+    let words = exchange.request.words.iter().enumerate().map(|(n, word)| {
+        let is_script = n == 1 && exchange.request.words[0].starts_with(b"EVAL");
+        match is_script {
+            true => format!("<{script}>"),
+            false if word.is_empty() || word.contains(&b' ') => {
+                format!("\"{}\"", word.escape_ascii())
+            }
+            false => word.escape_ascii().to_string(),
+        }
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+fn reply(exchange: &Exchange, words: &str) -> String {
+    // These two differ between servers.
+    if words.starts_with("HELLO") {
+        return "<properties of the server>".to_owned();
+    }
+    if words.starts_with("CLIENT SETINFO") {
+        return "<OK, or an error of an older server>".to_owned();
+    }
+    match (&exchange.reply, exchange.is_lost) {
+        (Some(reply), false) => rounded(reply),
+        (Some(reply), true) => format!("{} (lost)", rounded(reply)),
+        (None, _) => "(lost)".to_owned(),
+    }
+}

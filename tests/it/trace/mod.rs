@@ -1,0 +1,50 @@
+//! Promise: keys, arguments, commands and replies on the wire are those of the recordings beside this file.
+
+mod line;
+mod one_server;
+mod placeholders;
+mod recording;
+mod several_servers;
+
+use std::time::Duration;
+
+use leasehold::{Client, ClientBuilder};
+use support::{Recorder, Server, ms};
+
+use self::recording::Trace;
+
+support::tests![
+    one_server::log_on_is_as_recorded,
+    one_server::mutex_calls_are_as_recorded,
+    one_server::mutex_all_calls_are_as_recorded,
+    one_server::fair_mutex_calls_are_as_recorded,
+    one_server::undos_are_as_recorded,
+    one_server::shared_stats_are_as_recorded,
+    one_server::min_replicas_calls_are_as_recorded,
+    several_servers::quorum_calls_are_as_recorded,
+    several_servers::cluster_calls_are_as_recorded,
+    several_servers::sentinel_calls_are_as_recorded
+];
+
+const TTL: Duration = ms(60_000);
+const LONGER: Duration = ms(120_000);
+
+/// Longer than any step may take.
+const NEVER: Duration = ms(3_600_000);
+
+fn recorded(server: &Server) -> Trace {
+    Trace::of(vec![("server", Recorder::to(server.port()))])
+}
+
+/// For clients that do the same however slow this machine is. Longer timeouts would delay the end of a client of which
+/// a server is away.
+fn builder() -> ClientBuilder {
+    let patience = ms(5_000);
+    let builder = Client::builder().owner("owner").connection_name("name");
+    let builder = builder.connect_timeout(patience).command_timeout(patience);
+    builder.ttl(TTL).renew_every(TTL / 2).backstop(NEVER)
+}
+
+fn client(trace: &Trace) -> Client {
+    builder().url(trace.url()).build().unwrap()
+}

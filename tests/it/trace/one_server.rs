@@ -1,0 +1,329 @@
+//! The traffic between clients and one server.
+
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::unbounded;
+use leasehold::{Client, Mutex, Unlocked};
+use support::{Replicas, Server, eventually, ms};
+
+use super::recording::compare;
+use super::{LONGER, NEVER, TTL, builder, client, recorded};
+
+pub(super) fn log_on_is_as_recorded() {
+    let server = Server::start();
+    let own = Client::open(&server.url())
+        .unwrap()
+        .mutex("x")
+        .lock()
+        .unwrap();
+    let version = format!("LIB-VER {}", env!("CARGO_PKG_VERSION"));
+    let trace = recorded(&server).with_log_on();
+    let trace = trace.naming(own.holder_id().owner(), "<host>/<process>");
+    let mut trace = trace.naming(&version, "LIB-VER <version>");
+    server.run(
+        "ACL",
+        &["SETUSER", "ann", "on", ">secret", "~*", "&*", "+@all"],
+    );
+    let url = trace.url();
+    let at = |login: &str, rest: &str| url.replace("//", &format!("//{login}")) + rest;
+    let mut ping = |title: &str, url: String| {
+        let client = builder().url(url).build().unwrap();
+        trace.step(title, |_| client.ping().unwrap());
+    };
+    ping("with a name", at("", ""));
+    ping("in database 2", at("", "/2"));
+    ping("as a user", at("ann:secret@", ""));
+    ping("with RESP3", at("", "?protocol=3"));
+    ping(
+        "with RESP3, as a user in database 2",
+        at("ann:secret@", "/2?protocol=3"),
+    );
+    server.run("CONFIG", &["SET", "requirepass", "open"]);
+    ping("with a password", at(":open@", ""));
+    ping("with RESP3 and a password", at(":open@", "?protocol=3"));
+    let unnamed = Client::open(&at(":open@", "")).unwrap();
+    trace.step("with the usual name", |_| unnamed.ping().unwrap());
+    compare("log_on.txt", &[trace.end("Log-on")]);
+}
+
+pub(super) fn mutex_calls_are_as_recorded() {
+    compare("mutex.txt", &[calls(), waiting(), hand_off()]);
+}
+
+fn calls() -> String {
+    let server = Server::start();
+    let mut trace = recorded(&server);
+    let (one, two) = (client(&trace), client(&trace));
+    let [mutex, other] = [&one, &two].map(|client| client.mutex("a"));
+    trace.step("inspect, free", |_| mutex.inspect().unwrap());
+    trace.step("last_fencing_token, none", |_| {
+        mutex.last_fencing_token().unwrap()
+    });
+    let guard = trace.step("try_lock", |_| mutex.try_lock().unwrap().unwrap());
+    trace.step("try_lock, held", |_| {
+        assert!(other.try_lock().unwrap().is_none())
+    });
+    trace.step("inspect", |_| other.inspect().unwrap());
+    trace.step("last_fencing_token", |_| {
+        other.last_fencing_token().unwrap()
+    });
+    trace.step("waiting", |_| other.waiting().unwrap());
+    trace.step("list", |_| one.list("").unwrap());
+    trace.step("renew", |_| guard.renew().unwrap());
+    trace.step("extend", |_| guard.extend(LONGER).unwrap());
+    trace.step("renew after extend", |_| guard.renew().unwrap());
+    trace.step("extend to a shorter ttl", |_| guard.extend(TTL).unwrap());
+    trace.step("unlock", |_| released(guard.unlock()));
+    let guard = trace.step("lock", |_| mutex.lock().unwrap());
+    trace.step("force_unlock", |_| assert!(other.force_unlock().unwrap()));
+    trace.step("force_unlock, free", |_| {
+        assert!(!other.force_unlock().unwrap())
+    });
+    trace.step("unlock, too late", |_| {
+        assert!(matches!(guard.unlock(), Ok(Unlocked::AlreadyLost(_))));
+    });
+    let (renewed, renewals) = unbounded();
+    let mutex = mutex.renew_every(ms(500)).on_renew(move |_| {
+        let _ = renewed.send(());
+    });
+    let guard = trace.step("with renewals", |_| {
+        let guard = mutex.lock().unwrap();
+        renewals.recv().unwrap();
+        guard
+    });
+    trace.step("the drop of a guard", |_| drop(guard));
+    server.run("SET", &["leasehold:fence:{lock:a}", "word"]);
+    trace.step("try_lock, the fence is no number", |_| {
+        other.try_lock().unwrap_err()
+    });
+    let keys = builder()
+        .key_prefix("k:")
+        .channel_prefix("c:")
+        .url(trace.url());
+    let mutex = keys.build().unwrap().mutex("{tag}a");
+    trace.step("with other prefixes and a hash tag", |_| {
+        drop(mutex.lock().unwrap())
+    });
+    trace.end("Mutex: calls")
+}
+
+fn waiting() -> String {
+    let server = Server::start();
+    let mut trace = recorded(&server);
+    let (one, two) = (client(&trace), client(&trace));
+    let [mutex, other] = [&one, &two].map(|client| client.mutex("a"));
+    let guard = trace.step("lock", |_| mutex.lock().unwrap());
+    let waiter = trace.step("another client waits", |passed| {
+        let waiter = thread::spawn(move || other.lock().unwrap());
+        passed.wait_for("acquire", 2);
+        waiter
+    });
+    let guard = trace.step("unlock wakes it", |passed| {
+        released(guard.unlock());
+        passed.wait_for("message", 1);
+        waiter.join().unwrap()
+    });
+    trace.step("its unlock", |passed| {
+        released(guard.unlock());
+        passed.wait_for("message", 1);
+    });
+    let guard = trace.step("lock of another name", |_| one.mutex("b").lock().unwrap());
+    let waiter = trace.step("a client with a subscription waits for it", |passed| {
+        let mutex = two.mutex("b");
+        let waiter = thread::spawn(move || mutex.lock().unwrap());
+        passed.wait_for("acquire", 2);
+        waiter
+    });
+    trace.meanwhile(&[
+        "PUBLISH subscribe",
+        "message subscribe",
+        "PUBLISH probe",
+        "message probe",
+    ]);
+    drop(guard);
+    drop(waiter.join().unwrap());
+    trace.end("Mutex: waiting")
+}
+
+fn hand_off() -> String {
+    let server = Server::start();
+    let mut trace = recorded(&server);
+    let client = client(&trace);
+    let mutex = client.mutex("a").local_handoffs(8);
+    let guard = trace.step("lock", |_| mutex.lock().unwrap());
+    let (first, second) = trace.step("two more threads wait", |passed| {
+        let waiting = |count| {
+            let mutex = mutex.clone();
+            let waiter = thread::spawn(move || mutex.lock().unwrap());
+            eventually(ms(20_000), || client.stats().waiting == count);
+            waiter
+        };
+        let first = waiting(1);
+        passed.wait_for("acquire", 1);
+        (first, waiting(2))
+    });
+    let guard = trace.step("unlock wakes the first, which reserves tokens", |passed| {
+        released(guard.unlock());
+        passed.wait_for("message", 1);
+        first.join().unwrap()
+    });
+    let guard = trace.step("its unlock hands the lock to the second", |_| {
+        released(guard.unlock());
+        second.join().unwrap()
+    });
+    trace.step("its unlock", |passed| {
+        released(guard.unlock());
+        passed.wait_for("message", 1);
+    });
+    trace.end("Mutex: hand-off within a client")
+}
+
+pub(super) fn mutex_all_calls_are_as_recorded() {
+    let server = Server::start();
+    let mut trace = recorded(&server);
+    let (one, two) = (client(&trace), client(&trace));
+    let [all, other] = [&one, &two].map(|client| client.mutex_all(["b", "a"]));
+    let guard = trace.step("try_lock", |_| all.try_lock().unwrap().unwrap());
+    trace.step("try_lock, held", |_| {
+        assert!(other.try_lock().unwrap().is_none())
+    });
+    trace.step("renew", |_| guard.renew().unwrap());
+    trace.step("extend", |_| guard.extend(LONGER).unwrap());
+    let waiter = trace.step("another client waits", |passed| {
+        let waiter = thread::spawn(move || other.lock().unwrap());
+        passed.wait_for("acquire_all", 2);
+        waiter
+    });
+    let guard = trace.step("unlock wakes it", |passed| {
+        released(guard.unlock());
+        passed.wait_for("message", 1);
+        waiter.join().unwrap()
+    });
+    trace.step("its unlock", |passed| {
+        released(guard.unlock());
+        passed.wait_for("message", 1);
+    });
+    server.run("SET", &["leasehold:fence:{lock:b}", "word"]);
+    trace.step("try_lock, a fence is no number", |_| {
+        all.try_lock().unwrap_err()
+    });
+    compare("mutex_all.txt", &[trace.end("MutexAll on one server")]);
+}
+
+pub(super) fn fair_mutex_calls_are_as_recorded() {
+    let server = Server::start();
+    let mut trace = recorded(&server);
+    let (one, two) = (client(&trace), client(&trace));
+    let [fair, other] = [&one, &two].map(|client| client.fair_mutex("a"));
+    let guard = trace.step("try_lock", |_| fair.try_lock().unwrap().unwrap());
+    trace.step("try_lock, held", |_| {
+        assert!(other.try_lock().unwrap().is_none())
+    });
+    trace.step("renew", |_| guard.renew().unwrap());
+    trace.step("inspect", |_| fair.inspect().unwrap());
+    let waiter = trace.step("another client waits", |passed| {
+        let other = other.clone();
+        let waiter = thread::spawn(move || other.lock().unwrap());
+        passed.wait_for("fair_enter", 1);
+        passed.wait_for("fair_refresh", 1);
+        waiter
+    });
+    trace.step("waiting", |_| assert_eq!(fair.waiting().unwrap(), 1));
+    let guard = trace.step("unlock grants it the lock", |passed| {
+        released(guard.unlock());
+        let guard = waiter.join().unwrap();
+        passed.wait_for("renew", 1);
+        guard
+    });
+    trace.meanwhile(&["fair_refresh"]);
+    trace.step("a waiter gives up", |passed| {
+        assert!(fair.try_lock_for(ms(500)).unwrap().is_none());
+        passed.wait_for("fair_release", 1);
+    });
+    trace.step("its unlock", |passed| {
+        released(guard.unlock());
+        passed.wait_for("message", 2);
+    });
+    let guard = trace.step("lock", |_| fair.lock().unwrap());
+    trace.step("force_unlock", |passed| {
+        assert!(other.force_unlock().unwrap());
+        passed.wait_for("message", 2);
+        // The holder received the message about its own lease, and checks it.
+        passed.wait_for("renew", 1);
+    });
+    drop(guard);
+    compare("fair_mutex.txt", &[trace.end("FairMutex on one server")]);
+}
+
+/// A lock that was granted without the client's knowledge is released, and one that may still be granted too.
+pub(super) fn undos_are_as_recorded() {
+    let kinds = [
+        ("acquire", "release", "undo"),
+        ("acquire_all", "release_all", "undo"),
+        ("fair_enter", "fair_release", "fair_undo"),
+    ];
+    let scenes = kinds.map(|(acquire, release, undo)| {
+        let server = Server::start();
+        let mut trace = recorded(&server);
+        let client = client(&trace);
+        let try_lock = |limit: Duration| match acquire {
+            "acquire_all" => client.mutex_all(["a", "b"]).try_lock_for(limit).map(drop),
+            "fair_enter" => client.fair_mutex("a").try_lock_for(limit).map(drop),
+            _ => client.mutex("a").try_lock_for(limit).map(drop),
+        };
+        trace.step("lock and unlock", |_| try_lock(NEVER).unwrap());
+        trace.step("a reply is lost", |passed| {
+            passed.lose_reply_to(acquire);
+            let _ = try_lock(ms(500));
+            passed.wait_for(release, 1);
+        });
+        trace.set_apart(&[acquire, release, undo]);
+        trace.step("two requests are lost, each with its release", |passed| {
+            for _ in 0..2 {
+                passed.lose(acquire);
+                let _ = try_lock(ms(500));
+            }
+        });
+        trace.meanwhile(&[undo]);
+        trace.end(&format!("Undo of {acquire}"))
+    });
+    compare("undo.txt", &scenes);
+}
+
+pub(super) fn shared_stats_are_as_recorded() {
+    let server = Server::start();
+    let mut trace = recorded(&server);
+    let client = builder()
+        .shared_stats(true)
+        .url(trace.url())
+        .build()
+        .unwrap();
+    let guard = trace.step("lock", |_| client.mutex("a").lock().unwrap());
+    trace.step("what was counted", |passed| passed.wait_for("tally", 1));
+    trace.step("shared_stats", |_| client.shared_stats().unwrap());
+    drop(guard);
+    compare("shared_stats.txt", &[trace.end("Shared statistics")]);
+}
+
+pub(super) fn min_replicas_calls_are_as_recorded() {
+    let servers = Replicas::start(1);
+    let mut trace = recorded(servers.master());
+    let client = client(&trace);
+    let within = ms(4_000);
+    let mutex: Mutex = client.mutex("a").min_replicas(1, within);
+    let guard = trace.step("lock", |_| mutex.lock().unwrap());
+    trace.step("renew", |_| guard.renew().unwrap());
+    trace.step("extend", |_| guard.extend(LONGER).unwrap());
+    trace.step("unlock", |_| released(guard.unlock()));
+    let all = client.mutex_all(["a", "b"]).min_replicas(1, within);
+    trace.step("MutexAll: lock and unlock", |_| drop(all.lock().unwrap()));
+    let fair = client.fair_mutex("a").min_replicas(1, within);
+    trace.step("FairMutex: lock and unlock", |_| drop(fair.lock().unwrap()));
+    compare("min_replicas.txt", &[trace.end("min_replicas")]);
+}
+
+#[track_caller]
+fn released(outcome: Result<Unlocked, leasehold::Error>) {
+    assert_eq!(outcome.unwrap(), Unlocked::Released);
+}

@@ -1,0 +1,103 @@
+//! Replaces what differs from run to run: ids, tokens, times, ports.
+
+/// In the order of their appearance, so that the same one can be recognised.
+#[derive(Default)]
+pub(super) struct Placeholders {
+    named: Vec<(String, String)>,
+    ids: Vec<String>,
+    nodes: Vec<String>,
+    tokens: Vec<u64>,
+}
+
+/// Locks are taken with one of these, all far apart. A remaining time in a reply is written as the next of them.
+const TTLS: [u64; 3] = [60_000, 120_000, 300_000];
+
+/// How much of a ttl may have passed.
+const PASSED: u64 = 20_000;
+
+/// How many tokens one acquire reserves at most.
+const RESERVED: u64 = 64;
+
+impl Placeholders {
+    pub(super) fn name(&mut self, text: &str, placeholder: &str) {
+        self.named.push((text.to_owned(), placeholder.to_owned()));
+    }
+
+    pub(super) fn put(&mut self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for (named, placeholder) in &self.named {
+            text = text.replace(named, placeholder);
+        }
+        let mut out = String::new();
+        let mut rest = &*text;
+        while !rest.is_empty() {
+            let is_part = |c: char| c.is_ascii_hexdigit() || c == '-';
+            let word = &rest[..rest.find(|c| !is_part(c)).unwrap_or(rest.len())];
+            // The end of a longer word is none.
+            let begins = !out.ends_with(|c: char| c.is_alphanumeric());
+            match begins.then(|| self.of(word)).flatten() {
+                Some(placeholder) => out.push_str(&placeholder),
+                None => out.push_str(word),
+            }
+            rest = &rest[word.len()..];
+            let next = rest.chars().next();
+            out.extend(next);
+            rest = &rest[next.map_or(0, char::len_utf8)..];
+        }
+        out
+    }
+
+    fn of(&mut self, word: &str) -> Option<String> {
+        let has_dashes = || {
+            [8, 13, 18, 23]
+                .iter()
+                .all(|at| word.as_bytes()[*at] == b'-')
+        };
+        match word.len() {
+            36 if has_dashes() => Some(format!("<id {}>", number(&mut self.ids, word))),
+            40 => Some(format!("<node {}>", number(&mut self.nodes, word))),
+            16 => word.parse().ok().map(|token| self.token(token)),
+            _ => None,
+        }
+    }
+
+    fn token(&mut self, token: u64) -> String {
+        let near = |known: &u64| (*known..*known + RESERVED).contains(&token);
+        let n = self.tokens.iter().position(near).unwrap_or_else(|| {
+            self.tokens.push(token);
+            self.tokens.len() - 1
+        });
+        match token - self.tokens[n] {
+            0 => format!("<token {}>", n + 1),
+            more => format!("<token {} + {more}>", n + 1),
+        }
+    }
+}
+
+fn number(known: &mut Vec<String>, word: &str) -> usize {
+    let n = known.iter().position(|one| one == word).unwrap_or_else(|| {
+        known.push(word.to_owned());
+        known.len() - 1
+    });
+    n + 1
+}
+
+/// A reply with each remaining time as the ttl that it is a part of, and an error by its code.
+pub(super) fn rounded(reply: &str) -> String {
+    let is_redirect = reply.starts_with("-MOVED") || reply.starts_with("-ASK");
+    if reply.starts_with('-') && !is_redirect {
+        return reply.split(' ').next().unwrap_or(reply).to_owned();
+    }
+    let word = |word: &str| {
+        let number = word.trim_matches(['[', ']', ',']);
+        let ttl = number.parse().ok().and_then(|left: u64| {
+            let is_of = |ttl: &u64| (ttl - PASSED..=*ttl).contains(&left);
+            TTLS.into_iter().find(is_of)
+        });
+        match ttl {
+            Some(ttl) => word.replace(number, &format!("<up to {ttl}>")),
+            None => word.to_owned(),
+        }
+    };
+    reply.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}

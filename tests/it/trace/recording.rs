@@ -1,0 +1,265 @@
+//! Writes the traffic between clients and servers as text, step by step, and compares it with the recording.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Instant;
+use std::{env, fs};
+
+use support::{Exchange, Recorder, eventually, let_pass, ms};
+
+use super::line::{has_no_script, is_confirmation, is_log_on, is_subscribing, line, lines, name};
+use super::placeholders::Placeholders;
+
+/// Exchanges that depend on time or on a race between threads.
+const APART: [&str; 5] = [
+    "PUBLISH probe",
+    "message probe",
+    "PUBLISH subscribe",
+    "message subscribe",
+    "fair_refresh",
+];
+
+/// One scene: some servers, and the steps that clients take.
+pub(super) struct Trace {
+    servers: Vec<(&'static str, Recorder)>,
+    text: String,
+    /// How many exchanges of each server are written.
+    written: Vec<usize>,
+    placeholders: Placeholders,
+    /// The commands, scripts and messages that steps leave out.
+    apart: Vec<&'static str>,
+    /// The log-on of each connection is written where it happens, instead of once for all.
+    has_log_on: bool,
+}
+
+impl Trace {
+    pub(super) fn of(servers: Vec<(&'static str, Recorder)>) -> Self {
+        Self {
+            written: vec![0; servers.len()],
+            placeholders: Placeholders::default(),
+            servers,
+            text: String::new(),
+            apart: APART.to_vec(),
+            has_log_on: false,
+        }
+    }
+
+    pub(super) fn with_log_on(mut self) -> Self {
+        self.has_log_on = true;
+        self
+    }
+
+    /// From now on steps leave these out, too.
+    pub(super) fn set_apart(&mut self, names: &[&'static str]) {
+        self.apart.extend(names);
+    }
+
+    /// Writes the placeholder wherever this text would be.
+    pub(super) fn naming(mut self, text: &str, placeholder: &str) -> Self {
+        self.placeholders.name(text, placeholder);
+        self
+    }
+
+    pub(super) fn url(&self) -> String {
+        self.urls().swap_remove(0)
+    }
+
+    pub(super) fn urls(&self) -> Vec<String> {
+        let ports = self.ports().into_iter();
+        ports
+            .map(|port| format!("redis://127.0.0.1:{port}"))
+            .collect()
+    }
+
+    pub(super) fn ports(&self) -> Vec<String> {
+        let recorders = self.servers.iter().map(|(_, recorder)| recorder);
+        recorders
+            .map(|recorder| recorder.port().to_string())
+            .collect()
+    }
+
+    /// Leaves out what has passed since the last step.
+    pub(super) fn skip(&mut self) {
+        for ((_, recorder), written) in self.servers.iter().zip(&mut self.written) {
+            *written = recorder.exchanges().len();
+        }
+    }
+
+    /// Writes what the call makes pass, once every request has its reply.
+    #[track_caller]
+    pub(super) fn step<T>(&mut self, title: &str, call: impl FnOnce(&Progress<'_>) -> T) -> T {
+        let progress = Progress {
+            servers: &self.servers,
+            before: &self.written,
+        };
+        let outcome = call(&progress);
+        eventually(ms(20_000), || progress.is_at_rest());
+        self.write(title);
+        outcome
+    }
+
+    /// Waits until these have passed, which steps leave out, and writes the first of each, over all servers.
+    #[track_caller]
+    pub(super) fn meanwhile(&mut self, names: &[&str]) {
+        self.text.push_str("\n## Meanwhile, once or more often\n");
+        for wanted in names {
+            let first = || {
+                let of = |(_, recorder): &(_, Recorder)| {
+                    let mut all = recorder.exchanges();
+                    all.retain(|one| name(one) == *wanted && one.reply.is_some());
+                    let is_missing = all.first().is_some_and(has_no_script);
+                    let lines = lines(&all, |_| true).into_iter();
+                    lines.take(1).find(|_| !is_missing || all.len() > 1)
+                };
+                self.servers.iter().find_map(of)
+            };
+            eventually(ms(20_000), || first().is_some());
+            let first = first().expect("just seen to be there");
+            let _ = writeln!(self.text, "{first}");
+        }
+    }
+
+    fn write(&mut self, title: &str) {
+        let is_shown =
+            |one: &_| (self.has_log_on || !is_log_on(one)) && !self.apart.contains(&&*name(one));
+        let new = self.servers.iter().zip(&mut self.written);
+        let lines: Vec<Vec<String>> = new
+            .map(|((_, recorder), written)| {
+                let all = recorder.exchanges();
+                let new = &all[*written..];
+                *written = all.len();
+                lines(new, is_shown)
+            })
+            .collect();
+        let _ = writeln!(self.text, "\n## {title}");
+        let are_alike = lines.len() > 1 && lines.iter().all(|one| *one == lines[0]);
+        let shown = if are_alike { 1 } else { lines.len() };
+        for ((label, _), lines) in self.servers.iter().zip(&lines).take(shown) {
+            let heading = match are_alike {
+                _ if lines.is_empty() || self.servers.len() == 1 => String::new(),
+                true => "each server:\n".to_owned(),
+                false => format!("{label}:\n"),
+            };
+            self.text.push_str(&heading);
+            for line in lines {
+                let _ = writeln!(self.text, "{line}");
+            }
+        }
+    }
+
+    /// Returns the whole scene, under its title.
+    pub(super) fn end(&mut self, title: &str) -> String {
+        let mut text = format!("# {title}\n");
+        if !self.has_log_on {
+            let log_ons: Vec<String> = self.log_ons().into_iter().collect();
+            let _ = writeln!(text, "\n## Each new connection\n{}", log_ons.join("\nor\n"));
+        }
+        text.push_str(&self.text);
+        self.placeholders.put(&text)
+    }
+
+    /// Returns the different ways in which connections began.
+    fn log_ons(&self) -> BTreeSet<String> {
+        let all = self.servers.iter().flat_map(|(_, recorder)| {
+            let exchanges = recorder.exchanges();
+            let connections = exchanges.iter().map(|one| one.request.connection);
+            let count = connections.max().map_or(0, |last| last + 1);
+            let log_on_of = move |connection| {
+                let is_own =
+                    |one: &&Exchange| is_log_on(one) && one.request.connection == connection;
+                let own = exchanges.iter().filter(is_own);
+                own.map(|one| line(one, None)).collect::<Vec<_>>()
+            };
+            (0..count).map(log_on_of).collect::<Vec<_>>()
+        });
+        all.map(|log_on| log_on.join("\n")).collect()
+    }
+}
+
+/// The exchanges since the last step.
+pub(super) struct Progress<'a> {
+    servers: &'a [(&'static str, Recorder)],
+    before: &'a [usize],
+}
+
+impl Progress<'_> {
+    fn since_then(&self) -> impl Iterator<Item = Exchange> {
+        let of = |((_, recorder), before): (&(_, Recorder), &usize)| {
+            let mut exchanges = recorder.exchanges();
+            exchanges.drain(..*before);
+            exchanges
+        };
+        self.servers.iter().zip(self.before).flat_map(of)
+    }
+
+    /// Waits until commands, scripts or messages of this name have passed so often, over all servers.
+    #[track_caller]
+    pub(super) fn wait_for(&self, wanted: &str, count: usize) {
+        let is_it =
+            |one: &Exchange| name(one) == wanted && one.reply.is_some() && !has_no_script(one);
+        let deadline = Instant::now() + ms(20_000);
+        while self.since_then().filter(is_it).count() < count {
+            let passed = || self.since_then().map(|one| line(&one, None));
+            assert!(
+                Instant::now() < deadline,
+                "waits for {count} of {wanted} behind\n{}",
+                passed().collect::<Vec<_>>().join("\n")
+            );
+            let_pass(ms(1));
+        }
+    }
+
+    /// The first server runs the next command or script of this name, and its client does not learn of it.
+    pub(super) fn lose_reply_to(&self, name: &str) {
+        self.servers[0].1.lose_reply_to(name);
+    }
+
+    /// The next command or script of this name does not arrive at the first server.
+    pub(super) fn lose(&self, name: &str) {
+        self.servers[0].1.lose(name);
+    }
+
+    /// Returns true if every request has its reply, and every subscription its confirmation.
+    fn is_at_rest(&self) -> bool {
+        let new: Vec<Exchange> = self.since_then().collect();
+        let is_open = |one: &Exchange| one.reply.is_none() && !one.is_lost && !is_subscribing(one);
+        let subscribing = new.iter().filter(|one| is_subscribing(one));
+        let channels: usize = subscribing.map(|one| one.request.words.len() - 1).sum();
+        let confirmed = new.iter().filter(|one| is_confirmation(one)).count();
+        channels == confirmed && !new.iter().any(is_open)
+    }
+}
+
+/// Compares with the recording, or writes it: see `CONTRIBUTING.md`.
+#[track_caller]
+pub(super) fn compare(file: &str, scenes: &[String]) {
+    let directory = [env!("CARGO_MANIFEST_DIR"), "tests/it/trace", file];
+    let path: PathBuf = directory.iter().collect();
+    let now = scenes.join("\n");
+    if env::var_os("LEASEHOLD_RECORD").is_some() {
+        fs::write(&path, now).expect("the recording can be written");
+        return;
+    }
+    let recorded = fs::read_to_string(&path).expect("the recording can be read");
+    let (mut scene, mut step) = ("", "");
+    let mut recorded = recorded.lines();
+    for (n, is) in now.lines().enumerate() {
+        match is {
+            _ if is.starts_with("# ") => scene = is,
+            _ if is.starts_with("## ") => step = is,
+            _ => {}
+        }
+        let was = recorded.next().unwrap_or("nothing more");
+        assert!(
+            is == was,
+            "{file}:{}, {scene}, {step}\nrecorded: {was}\nnow:      {is}\n\nall of it now:\n{now}",
+            n + 1
+        );
+    }
+    assert_eq!(
+        recorded.next(),
+        None,
+        "{file} goes on; all of it now:\n{now}"
+    );
+}

@@ -1,0 +1,247 @@
+//! A proxy that records what passes: each request with its reply, and each message to a subscriber.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use parking_lot::Mutex;
+
+use super::fake_server::{Request, read};
+use super::port;
+
+/// A request and its reply, or a message to a subscriber.
+#[derive(Clone, Debug)]
+pub struct Exchange {
+    /// Without words for a message to a subscriber.
+    pub request: Request,
+    /// As text; `None` until it has come, and for a request that never reached the server.
+    pub reply: Option<String>,
+    /// The client did not get the reply, or the server did not get the request.
+    pub is_lost: bool,
+}
+
+impl Exchange {
+    pub fn is_message(&self) -> bool {
+        self.request.words.is_empty()
+    }
+}
+
+pub struct Recorder {
+    port: u16,
+    state: Arc<Mutex<State>>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct State {
+    exchanges: Vec<Exchange>,
+    connections: Vec<Connection>,
+    /// The name of the next request that ends its connection, and whether it is still passed on.
+    loses: Option<(String, bool)>,
+    is_over: bool,
+}
+
+struct Connection {
+    ends: [TcpStream; 2],
+    /// Has subscribed: replies do not belong to requests any more.
+    is_subscriber: bool,
+    /// Nothing passes any more, in either direction.
+    is_lost: bool,
+}
+
+impl Recorder {
+    pub fn to(port: u16) -> Self {
+        let listener = port::bind();
+        let own = port::number(&listener);
+        let state: Arc<Mutex<State>> = Arc::default();
+        let accepting = thread::spawn({
+            let state = Arc::clone(&state);
+            move || accept(&listener, &state, SocketAddr::from(([127, 0, 0, 1], port)))
+        });
+        Self {
+            port: own,
+            state,
+            accepting: Some(accepting),
+        }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Everything so far, in the order of the requests.
+    pub fn exchanges(&self) -> Vec<Exchange> {
+        self.state.lock().exchanges.clone()
+    }
+
+    /// The server runs the next command or script of this name, and then its connection passes nothing any more.
+    pub fn lose_reply_to(&self, name: &str) {
+        self.state.lock().loses = Some((name.to_owned(), true));
+    }
+
+    /// The server does not get the next command or script of this name, and then its connection passes nothing any more.
+    pub fn lose(&self, name: &str) {
+        self.state.lock().loses = Some((name.to_owned(), false));
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        let mut state = self.state.lock();
+        state.is_over = true;
+        for end in state.connections.iter().flat_map(|one| &one.ends) {
+            let _ = end.shutdown(Shutdown::Both);
+        }
+        drop(state);
+        // Ends the `accept` that the thread is in.
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        if let Some(accepting) = self.accepting.take() {
+            let _ = accepting.join();
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, state: &Arc<Mutex<State>>, upstream: SocketAddr) {
+    let mut serving = Vec::new();
+    for client in listener.incoming().flatten() {
+        if state.lock().is_over {
+            break;
+        }
+        let Ok(server) = TcpStream::connect(upstream) else {
+            continue;
+        };
+        let double = |end: &TcpStream| end.try_clone().expect("a socket can be doubled");
+        let connection = {
+            let mut state = state.lock();
+            state.connections.push(Connection {
+                ends: [double(&client), double(&server)],
+                is_subscriber: false,
+                is_lost: false,
+            });
+            state.connections.len() - 1
+        };
+        for end in [&client, &server] {
+            let _ = end.set_nodelay(true);
+        }
+        let (from_client, to_client) = (double(&client), client);
+        let (from_server, to_server) = (double(&server), server);
+        let [of_requests, of_replies] = [Arc::clone(state), Arc::clone(state)];
+        serving.push(thread::spawn(move || {
+            pass_requests(&of_requests, connection, from_client, to_server);
+        }));
+        serving.push(thread::spawn(move || {
+            pass_replies(&of_replies, connection, from_server, to_client);
+        }));
+    }
+    for thread in serving {
+        let _ = thread.join();
+    }
+}
+
+fn pass_requests(state: &Mutex<State>, connection: usize, from: TcpStream, mut to: TcpStream) {
+    let mut from = BufReader::new(from);
+    while let Some(words) = read(&mut from) {
+        let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+        for word in &words {
+            bytes.extend(format!("${}\r\n", word.len()).into_bytes());
+            bytes.extend(word);
+            bytes.extend(b"\r\n");
+        }
+        let passes = state.lock().add(Request { connection, words });
+        if passes && to.write_all(&bytes).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+fn pass_replies(state: &Mutex<State>, connection: usize, from: TcpStream, mut to: TcpStream) {
+    let mut from = BufReader::new(from);
+    let mut bytes = Vec::new();
+    while let Some(reply) = reply(&mut from, &mut bytes) {
+        let passes = state.lock().add_reply(connection, reply);
+        if passes && to.write_all(&bytes).is_err() {
+            break;
+        }
+        bytes.clear();
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+impl State {
+    /// Returns whether the server gets it.
+    fn add(&mut self, request: Request) -> bool {
+        let connection = &mut self.connections[request.connection];
+        let mut passes = !connection.is_lost;
+        let name = request.name();
+        connection.is_subscriber |= name == "SUBSCRIBE";
+        if let Some((_, is_passed)) = self.loses.take_if(|(lost, _)| passes && *lost == name) {
+            connection.is_lost = true;
+            passes = is_passed;
+        }
+        self.exchanges.push(Exchange {
+            request,
+            reply: None,
+            is_lost: connection.is_lost,
+        });
+        passes
+    }
+
+    /// Returns whether the client gets it.
+    fn add_reply(&mut self, connection: usize, reply: String) -> bool {
+        let by = &self.connections[connection];
+        let is_answered = |exchange: &&mut Exchange| {
+            exchange.request.connection == connection && exchange.reply.is_none()
+        };
+        match self.exchanges.iter_mut().find(is_answered) {
+            Some(exchange) if !by.is_subscriber => {
+                exchange.reply = Some(reply);
+                return !exchange.is_lost;
+            }
+            _ => {}
+        }
+        let words = Vec::new();
+        self.exchanges.push(Exchange {
+            request: Request { connection, words },
+            reply: Some(reply),
+            is_lost: by.is_lost,
+        });
+        !by.is_lost
+    }
+}
+
+/// Reads one reply: its bytes, and as text that tells its types apart.
+fn reply(from: &mut impl BufRead, bytes: &mut Vec<u8>) -> Option<String> {
+    let start = bytes.len();
+    from.read_until(b'\n', bytes).ok()?;
+    let line = String::from_utf8_lossy(bytes.get(start..)?).into_owned();
+    let (kind, rest) = line.trim_end().split_at_checked(1)?;
+    let mut items = |count: usize| {
+        (0..count)
+            .map(|_| reply(from, bytes))
+            .collect::<Option<Vec<_>>>()
+    };
+    Some(match kind {
+        "*" | "$" if rest == "-1" => "nil".to_owned(),
+        "_" => "nil".to_owned(),
+        "*" => format!("[{}]", items(rest.parse().ok()?)?.join(", ")),
+        "~" => format!("set [{}]", items(rest.parse().ok()?)?.join(", ")),
+        ">" => format!("push [{}]", items(rest.parse().ok()?)?.join(", ")),
+        "%" => {
+            let items = items(2 * rest.parse::<usize>().ok()?)?;
+            let pairs = items.chunks(2).map(|pair| pair.join(": "));
+            format!("{{{}}}", pairs.collect::<Vec<_>>().join(", "))
+        }
+        "$" => {
+            let length: u64 = rest.parse().ok()?;
+            let start = bytes.len();
+            from.take(length + 2).read_to_end(bytes).ok()?;
+            let text = bytes.get(start..start + usize::try_from(length).ok()?)?;
+            format!("\"{}\"", text.escape_ascii())
+        }
+        "-" => format!("-{rest}"),
+        // A number, a status, a boolean: all in one line, and none looks like another.
+        _ => rest.to_owned(),
+    })
+}
