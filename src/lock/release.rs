@@ -12,7 +12,7 @@ use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::primitive::Primitive;
-use crate::queue::local::{HandOffOutcome, HandedOff};
+use crate::queue::local_queue::{HandOffOutcome, HandedOff};
 use crate::redis::{Cap, Fault, Undoable};
 use crate::runtime::Runtime;
 use crate::token::FencingToken;
@@ -74,7 +74,7 @@ pub(crate) fn release(
             if yields_to_fleet {
                 runtime.waiters.yield_to_fleet(hold);
             }
-            runtime.waiters.ended(hold, true);
+            runtime.waiters.ended(hold, Some(Instant::now()));
             if runtime.deployment.may_fail_over() {
                 runtime.released.lock().note(as_undo(hold));
             }
@@ -84,7 +84,7 @@ pub(crate) fn release(
             hold.lease(LeaseState::released);
             repeat_in_background(runtime, hold);
             // The repeated release publishes the message for the end that this call did not see.
-            runtime.waiters.ended(hold, false);
+            runtime.waiters.ended(hold, None);
             log(hold, "release to be repeated", Some(error));
         }
     }
@@ -258,7 +258,7 @@ fn release_after_loss(runtime: &Runtime, hold: &Arc<HeldLease>, lost: Lost) {
 pub(crate) fn give_back_unseen(runtime: &Runtime, hold: &Arc<HeldLease>, until: Instant) {
     let status = hold.release(hold.token(), Instant::now());
     runtime.timer.forget(hold);
-    runtime.waiters.ended(hold, true);
+    runtime.waiters.ended(hold, Some(Instant::now()));
     if let Some(LeaseStatus::Lost(Lost::ShutDown)) = status {
         // The shutdown has this lease and releases it.
         return;

@@ -45,7 +45,7 @@ use crate::lock::release::pass_on_unclaimed;
 use crate::lock::waiting_call::SleepEnd::{self, TimedOut, Woken};
 use crate::lock::waiting_call::{Over, WaitingCall};
 use crate::protocol::one_or_many::OneOrMany;
-use crate::queue::local::TakeOver;
+use crate::queue::local_queue::TakeOver;
 use crate::queue::position::{Grant, Position};
 use crate::stats::Wake;
 use crate::wait_policy::WaitPolicy;

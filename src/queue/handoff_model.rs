@@ -19,7 +19,8 @@ use crate::protocol::keys::Keys;
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::Primitive;
-use crate::queue::local::{HandOffOutcome, HandedOff, TakeOver, Waiters};
+use crate::queue::local::Waiters;
+use crate::queue::local_queue::{HandOffOutcome, HandedOff, TakeOver};
 use crate::queue::position::{Position, Queue};
 use crate::token::FencingToken;
 
@@ -174,7 +175,7 @@ impl World {
             let before = before.upgrade();
             if let Some(before) = before {
                 before.lose(Lost::Taken);
-                self.waiters.ended(&before, false);
+                self.waiters.ended(&before, None);
             }
         }
         Some((hold, token))
@@ -198,10 +199,10 @@ impl World {
                 if hold.run.was_handed(token) {
                     self.waiters.yield_to_fleet(hold);
                 }
-                self.waiters.ended(hold, true);
+                self.waiters.ended(hold, Some(now()));
             }
             Some(LeaseStatus::Lost(_)) => {
-                self.waiters.ended(hold, false);
+                self.waiters.ended(hold, None);
                 yield_now();
                 // Two calls of this client may have tried at once, and received their grants in
                 // reverse order.

@@ -1,30 +1,6 @@
-//! The local queue of each name: the waiting calls of this client in FIFO order. No I/O.
-//!
-//! The positions of a waiter (see [`Position`]):
-//!
-//! ```text
-//!         join
-//!           |
-//!           v
-//!         Behind --- becomes the first, or the contender ---+
-//!                                                           v
-//!    HeldLocally <--- this client acquires the name --- Contend --- granted ---> leaves, holds it
-//!       |   |                                             ^  ^
-//!       |   +--- the lease ends, or a retry is due -------+  |
-//!       |                                                 |  |
-//!       +--- ends after a run of hand-offs ---> Yield ----+  |
-//!       |                    (1 ms, or the release message)  |
-//!       |                                                    |
-//!       +--- handed off to the first ---> HandedOff          |
-//!                                           |  |             |
-//!         leaves, holds it <--- taken ------+  +-- lost -----+
-//!
-//!  A waiter may leave from any position. A lease handed to it then goes to the next one.
-//! ```
+//! The names that this client holds or waits for, each with its local queue. No I/O.
 
 use std::cell::{Cell, OnceCell};
-use std::collections::VecDeque;
-use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -33,11 +9,13 @@ use parking_lot::Mutex;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder::HolderId;
-use crate::lease::handoff::HandoffDecision;
 use crate::lease::held::{HeldLease, Holding};
 use crate::name::{Name, NameTable};
 use crate::queue::answers::Answers;
 use crate::queue::fair::FairQueues;
+use crate::queue::local_queue::{
+    Announcer, FleetYield, HandOffOutcome, HandedOff, LocalQueue, TakeOver,
+};
 use crate::queue::parker::Parker;
 use crate::queue::position::{Position, Queue};
 use crate::stats::Wake;
@@ -63,199 +41,6 @@ pub(crate) struct Waiters {
     pub(crate) fair_queues: FairQueues,
 }
 
-#[derive(Debug, Default)]
-struct LocalQueue {
-    /// The lease under which this client holds the name.
-    held: Option<HeldName>,
-    /// The thread that acquired it, for a warning in debug builds.
-    holder: Option<std::thread::ThreadId>,
-    /// The last lease released here while a call waited. Its own release message must not wake the
-    /// contender again.
-    released: Option<HolderId>,
-    /// Release messages that fewer than the needed number of servers have sent, or just enough.
-    announcements: VecDeque<PartialAnnouncement>,
-    waiters: VecDeque<Waiter>,
-    next: u64,
-    /// `None` until the first note: most held names have no waiters, and there may be many names.
-    answers: Option<Box<Answers>>,
-    fleet_yield: FleetYield,
-}
-
-/// Whether the first waiter must let other clients go first after a run of hand-offs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum FleetYield {
-    #[default]
-    None,
-    Due,
-    /// The first waiter is yielding now.
-    Begun,
-}
-
-/// The server that sent a message, and how many servers must send it before it counts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Announcer {
-    pub(crate) server: usize,
-    pub(crate) needed: usize,
-}
-
-/// A message, by its hash, and the servers that have sent it, one bit each.
-#[derive(Debug)]
-struct PartialAnnouncement {
-    payload: u64,
-    by: u64,
-}
-
-/// The most incomplete messages kept for a name.
-///
-/// If a message is evicted, a waiter may sleep until the backstop.
-const MAX_PARTIAL_ANNOUNCEMENTS: usize = 64;
-
-#[derive(Debug)]
-struct HeldName {
-    id: HolderId,
-    /// Weak: the lease may own a user's closure, which must not be dropped under a lock.
-    hold: Weak<HeldLease>,
-}
-
-#[derive(Debug)]
-struct Waiter {
-    id: u64,
-    /// Created when the waiter first sleeps; most never do.
-    parker: Option<Parker>,
-    /// Woken before `parker` was created.
-    woken_early: bool,
-    /// Why it was woken, until the waiter reads it.
-    why: Option<Wake>,
-    /// Try Redis even if this client holds the name.
-    must_try: bool,
-    /// The waiter uses `WaitPolicy::Wake`.
-    wakes_on_release: bool,
-    /// The terms under which a lease may be handed to it; `None` if it takes no hand-off.
-    handoff_terms: Option<LeaseTerms>,
-    /// The lease that was handed to it, until the waiter takes it.
-    handed: Option<HandedOff>,
-}
-
-/// A lease that was handed off, and the token of its new holder.
-#[derive(Debug)]
-pub(crate) struct HandedOff {
-    pub(crate) hold: Arc<HeldLease>,
-    pub(crate) token: FencingToken,
-}
-
-/// The outcome of an attempt to hand a lease off.
-pub(crate) enum HandOffOutcome {
-    /// The lease has a new holder. Contains the share of the previous holder.
-    Done(Holding),
-    /// The lease must be renewed first.
-    Renew,
-    /// No waiter can take it, or it must not be handed off.
-    Not,
-}
-
-/// The outcome of taking a lease that was handed off.
-pub(crate) enum TakeOver {
-    /// No lease was handed to this waiter.
-    Nothing,
-    Held(Arc<HeldLease>),
-    /// The lease was lost before its waiter woke.
-    Lost(HandedOff),
-}
-
-impl Waiter {
-    fn wake(&mut self, why: Wake) {
-        // A later, more specific reason replaces `Turn`.
-        if self.why.is_none_or(|before| before == Wake::Turn) {
-            self.why = Some(why);
-        }
-        match &self.parker {
-            // Called under the lock that the waiter takes next. On two processors, a wake-up
-            // outside of it makes a hand-off through Redis a tenth slower: the waiter starts on the
-            // other processor beside this thread, and the server has to wait for both.
-            Some(parker) => parker.unpark(),
-            None => self.woken_early = true,
-        }
-    }
-}
-
-impl LocalQueue {
-    fn answers_mut(&mut self) -> &mut Answers {
-        self.answers.get_or_insert_default()
-    }
-
-    fn is_idle(&self) -> bool {
-        self.held.is_none() && self.waiters.is_empty()
-    }
-
-    /// Records a message; returns whether enough servers have now sent it.
-    fn completes_announcement(&mut self, payload: &[u8], announcer: Announcer) -> bool {
-        if announcer.needed <= 1 {
-            return true;
-        }
-        let mut hasher = DefaultHasher::new();
-        hasher.write(payload);
-        let payload = hasher.finish();
-        let bit = 1 << (announcer.server % 64);
-        if let Some(heard) = self
-            .announcements
-            .iter_mut()
-            .find(|heard| heard.payload == payload)
-        {
-            let is_new = heard.by & bit == 0;
-            heard.by |= bit;
-            return is_new && heard.by.count_ones() as usize == announcer.needed;
-        }
-        if self.announcements.len() == MAX_PARTIAL_ANNOUNCEMENTS {
-            self.announcements.pop_front();
-        }
-        self.announcements
-            .push_back(PartialAnnouncement { payload, by: bit });
-        false
-    }
-
-    /// The index of the contender.
-    fn contender(&self) -> usize {
-        let mut waiters = self.waiters.iter();
-        waiters
-            .position(|waiter| waiter.wakes_on_release)
-            .unwrap_or(0)
-    }
-
-    /// The indices of the waiters that send commands to Redis.
-    fn active(&self) -> [usize; 2] {
-        [0, self.contender()]
-    }
-
-    fn wake(&mut self, n: usize, must_try: bool, why: Wake) {
-        if let Some(waiter) = self.waiters.get_mut(n) {
-            waiter.must_try |= must_try;
-            waiter.wake(why);
-        }
-    }
-
-    fn wake_active(&mut self, why: Wake) {
-        for n in self.active() {
-            self.wake(n, false, why);
-        }
-    }
-
-    /// Removes a waiter, and wakes those that must send commands to Redis from now on.
-    fn remove(&mut self, n: usize) -> Option<Waiter> {
-        let id = |queue: &Self, n| Some(queue.waiters.get(n)?.id);
-        let before = self.active().map(|n| id(self, n));
-        let waiter = self.waiters.remove(n);
-        // The waiter may have been woken and leaves without the name: pass the wake-up on, so that
-        // the next one tries Redis even if this client holds the name by then.
-        let left_without = self.held.is_none();
-        for n in self.active() {
-            if !before.contains(&id(self, n)) {
-                self.wake(n, left_without, Wake::Turn);
-            }
-        }
-        waiter
-    }
-}
-
 /// A waiter's place in the queue of a name; dropping it leaves the queue.
 #[derive(Debug)]
 pub(crate) struct QueueTicket<'a> {
@@ -279,18 +64,7 @@ impl Waiters {
     ) -> QueueTicket<'a> {
         let mut names = self.names.lock();
         let queue = names.entry(name.clone()).or_default();
-        let id = queue.next;
-        queue.next += 1;
-        queue.waiters.push_back(Waiter {
-            id,
-            parker: None,
-            woken_early: false,
-            why: None,
-            must_try: false,
-            wakes_on_release,
-            handoff_terms,
-            handed: None,
-        });
+        let id = queue.join(handoff_terms, wakes_on_release);
         QueueTicket {
             waiters: self,
             name,
@@ -305,8 +79,7 @@ impl Waiters {
     /// Always false in release builds, which do not record the thread.
     pub(crate) fn is_held_by_us(&self, name: &Name) -> bool {
         let names = self.names.lock();
-        let queue = names.get(name).filter(|queue| queue.held.is_some());
-        queue.is_some_and(|queue| queue.holder == Some(std::thread::current().id()))
+        names.get(name).is_some_and(LocalQueue::is_held_by_us)
     }
 
     /// Hands a lease off at `now` to the first waiter for its name.
@@ -323,35 +96,13 @@ impl Waiters {
         let Some(queue) = names.get_mut(hold.keys.key(0).name) else {
             return HandOffOutcome::Not;
         };
-        let held = queue.held.as_ref();
-        if held.is_none_or(|held| held.hold.as_ptr() != Arc::as_ptr(hold)) {
-            return HandOffOutcome::Not;
+        let (outcome, parker) = queue.hand_off(hold, token, has_renewed, now);
+        // Outside the lock: the waiter needs no reply from Redis and continues at once.
+        drop(names);
+        if let Some(parker) = parker {
+            parker.unpark();
         }
-        let first = queue.waiters.front_mut();
-        let Some(first) = first.filter(|first| first.handed.is_none()) else {
-            return HandOffOutcome::Not;
-        };
-        let Some(terms) = &first.handoff_terms else {
-            return HandOffOutcome::Not;
-        };
-        let (token, before) = match hold.hand_on(token, terms, has_renewed, now) {
-            (HandoffDecision::HandOff(token), Some(before)) => (token, before),
-            (HandoffDecision::Renew, _) => return HandOffOutcome::Renew,
-            _ => return HandOffOutcome::Not,
-        };
-        first.handed = Some(HandedOff {
-            hold: Arc::clone(hold),
-            token,
-        });
-        match first.parker.clone() {
-            Some(parker) => {
-                // Outside the lock: the waiter needs no reply from Redis and continues at once.
-                drop(names);
-                parker.unpark();
-            }
-            None => first.woken_early = true,
-        }
-        HandOffOutcome::Done(before)
+        outcome
     }
 
     /// Returns whether any call waits for the name.
@@ -364,7 +115,7 @@ impl Waiters {
 
     /// Returns the lease under which this client holds the name, if it does.
     pub(crate) fn holder(&self, name: &Name) -> Option<Arc<HeldLease>> {
-        let hold = self.names.lock().get(name)?.held.as_ref()?.hold.clone();
+        let hold = self.names.lock().get(name)?.held.first()?.clone();
         // Upgraded and dropped outside the lock: the lease may own a user's closure.
         hold.upgrade()
     }
@@ -375,26 +126,23 @@ impl Waiters {
     /// that is held, so those leases are lost.
     pub(crate) fn granted(&self, hold: &Arc<HeldLease>) -> Vec<Weak<HeldLease>> {
         let names = hold.keys.names.iter();
-        let before = names.filter_map(|name| self.held(name, &hold.id, Arc::downgrade(hold)));
+        let before =
+            names.filter_map(|name| self.granted_one(name, &hold.id, Arc::downgrade(hold)));
         before.collect()
     }
 
-    fn held(&self, name: &Name, id: &HolderId, hold: Weak<HeldLease>) -> Option<Weak<HeldLease>> {
+    fn granted_one(
+        &self,
+        name: &Name,
+        id: &HolderId,
+        hold: Weak<HeldLease>,
+    ) -> Option<Weak<HeldLease>> {
         let mut names = self.names.lock();
         let queue = match names.get_mut(name) {
             Some(queue) => queue,
             None => names.entry(name.clone()).or_default(),
         };
-        if cfg!(debug_assertions) {
-            queue.holder = Some(std::thread::current().id());
-        }
-        let held = HeldName {
-            id: id.clone(),
-            hold,
-        };
-        queue.fleet_yield = FleetYield::None;
-        queue.answers = None;
-        queue.held.replace(held).map(|before| before.hold)
+        queue.granted(id.clone(), hold)
     }
 
     /// Makes other clients go first when `hold` ends, after a run of hand-offs.
@@ -405,28 +153,20 @@ impl Waiters {
     }
 
     /// Records that a lease has ended, and wakes waiters of each of its names to try Redis.
-    pub(crate) fn ended(&self, hold: &HeldLease, released: bool) {
+    ///
+    /// `released` is when a release confirmed that it was held until then.
+    pub(crate) fn ended(&self, hold: &HeldLease, released: Option<Instant>) {
         for name in hold.keys.names.iter() {
             self.ended_one(name, &hold.id, released);
         }
     }
 
-    fn ended_one(&self, name: &Name, id: &HolderId, released: bool) {
+    fn ended_one(&self, name: &Name, id: &HolderId, released: Option<Instant>) {
         let mut names = self.names.lock();
         let Some(queue) = names.get_mut(name) else {
             return;
         };
-        if queue.held.as_ref().is_some_and(|held| held.id == *id) {
-            queue.held = None;
-            queue.released = released.then(|| id.clone());
-            if released && !queue.waiters.is_empty() {
-                // For the waiters here, the name counts as held by another call until now.
-                queue
-                    .answers_mut()
-                    .refused(Instant::now(), Some(Duration::ZERO));
-            }
-            queue.wake_active(Wake::Local);
-        }
+        queue.ended(id, released);
         if queue.is_idle() {
             names.remove(name);
         }
@@ -446,31 +186,14 @@ impl Waiters {
         // free.
         self.fair_queues.refresh_now(name, Wake::Message);
         let mut names = self.names.lock();
-        let queue = names.get_mut(name)?;
-        let is = |id: &HolderId| id.as_str().as_bytes() == payload;
-        match &queue.held {
-            Some(held) => is(&held.id).then(|| held.hold.clone()),
-            // Its waiters were woken when this client recorded the end.
-            None if queue.released.as_ref().is_some_and(is) => {
-                if std::mem::take(&mut queue.fleet_yield) == FleetYield::Begun {
-                    queue.wake_active(Wake::Turn);
-                }
-                None
-            }
-            None => {
-                if queue.completes_announcement(payload, announcer) {
-                    queue.wake(queue.contender(), true, Wake::Message);
-                }
-                None
-            }
-        }
+        names.get_mut(name)?.announced(payload, announcer)
     }
 
     /// Wakes the contender of the name to try Redis, since its subscription is now live.
     pub(crate) fn wake_to_retry(&self, name: &Name, why: Wake) {
         self.fair_queues.refresh_now(name, why);
         if let Some(queue) = self.names.lock().get_mut(name) {
-            queue.wake(queue.contender(), true, why);
+            queue.wake_contender(why);
         }
     }
 
@@ -506,7 +229,7 @@ impl Waiters {
     /// Returns how many names this client holds, and how many of its calls sleep for a name.
     pub(crate) fn count(&self) -> (u64, u64) {
         let names = self.names.lock();
-        let held = names.values().filter(|queue| queue.held.is_some());
+        let held = names.values().filter(|queue| !queue.held.is_empty());
         let waiters = names.values().flat_map(|queue| &queue.waiters);
         let asleep = waiters.filter(|waiter| waiter.parker.is_some());
         let asleep = asleep.count() + self.fair_queues.count();
@@ -534,26 +257,12 @@ impl QueueTicket<'_> {
         let Some(queue) = names.get_mut(self.name) else {
             return TakeOver::Nothing;
         };
-        let first = queue.waiters.front_mut();
-        let Some(first) = first.filter(|first| first.id == self.id) else {
-            return TakeOver::Nothing;
-        };
-        let Some(handed) = first.handed.take() else {
-            return TakeOver::Nothing;
-        };
-        if !handed.hold.take(holding(handed.token), now, max_hold) {
-            return TakeOver::Lost(handed);
-        }
-        // The next waiter sleeps on: it can do nothing while this client holds the name, and the
-        // end of that wakes it.
-        let waiter = queue.waiters.pop_front();
-        if cfg!(debug_assertions) {
-            queue.holder = Some(std::thread::current().id());
-        }
+        let (outcome, waiter) = queue.take(self.id, now, max_hold, holding);
         drop(names);
-        drop(waiter);
-        self.has_left.set(true);
-        TakeOver::Held(handed.hold)
+        if waiter.is_some() {
+            self.has_left.set(true);
+        }
+        outcome
     }
 
     /// Leaves the queue.
@@ -565,11 +274,7 @@ impl QueueTicket<'_> {
         }
         let mut names = self.waiters.names.lock();
         let queue = names.get_mut(self.name)?;
-        let n = queue
-            .waiters
-            .iter()
-            .position(|waiter| waiter.id == self.id)?;
-        let waiter = queue.remove(n);
+        let waiter = queue.leave(self.id);
         if queue.is_idle() {
             names.remove(self.name);
         }
@@ -580,42 +285,14 @@ impl QueueTicket<'_> {
 
 impl Queue for QueueTicket<'_> {
     fn position(&self, _now: Instant, must_try: bool) -> Position {
-        self.with_queue(|queue| {
-            let held = queue.held.is_some();
-            let is_own = |n: &usize| {
-                queue
-                    .waiters
-                    .get(*n)
-                    .is_some_and(|waiter| waiter.id == self.id)
-            };
-            let Some(n) = queue.active().into_iter().find(is_own) else {
-                return Position::Behind;
-            };
-            let Some(waiter) = queue.waiters.get_mut(n) else {
-                return Position::Behind;
-            };
-            if waiter.handed.is_some() {
-                return Position::HandedOff;
-            }
-            if !held && queue.fleet_yield == FleetYield::Due {
-                queue.fleet_yield = FleetYield::Begun;
-                return Position::Yield;
-            }
-            let must_try = std::mem::take(&mut waiter.must_try) || must_try;
-            if must_try || !held {
-                Position::Contend
-            } else {
-                Position::HeldLocally
-            }
-        })
+        self.with_queue(|queue| queue.position(self.id, must_try))
     }
 
     fn parker(&self) -> &Parker {
         self.parker.get_or_init(|| {
             let parker = Parker::new();
             self.with_queue(|queue| {
-                let waiter = queue.waiters.iter_mut().find(|waiter| waiter.id == self.id);
-                if let Some(waiter) = waiter {
+                if let Some(waiter) = queue.waiter(self.id) {
                     let woken_early = std::mem::take(&mut waiter.woken_early);
                     waiter.parker = Some(parker.clone());
                     if woken_early {
@@ -628,10 +305,7 @@ impl Queue for QueueTicket<'_> {
     }
 
     fn take_wake(&self) -> Option<Wake> {
-        self.with_queue(|queue| {
-            let mut waiters = queue.waiters.iter_mut();
-            waiters.find(|waiter| waiter.id == self.id)?.why.take()
-        })
+        self.with_queue(|queue| queue.waiter(self.id)?.why.take())
     }
 
     fn about_to_try(&self, now: Instant) -> bool {
@@ -646,7 +320,7 @@ impl Queue for QueueTicket<'_> {
     }
 
     fn answers(&self) -> Answers {
-        self.with_queue(|queue| queue.answers.as_deref().copied().unwrap_or_default())
+        self.with_queue(|queue| queue.answers())
     }
 
     fn update_answers(&self, act: &mut dyn FnMut(&mut Answers)) {
@@ -664,6 +338,7 @@ impl Drop for QueueTicket<'_> {
 mod tests {
     use super::*;
     use crate::queue::answers::Span;
+    use crate::queue::local_queue::MAX_PARTIAL_ANNOUNCEMENTS;
 
     const NOW: Instant = Instant::START;
 
@@ -683,12 +358,12 @@ mod tests {
         let second = waiters.join(&name, None, true);
         assert_eq!(first.position(NOW, false), Position::Contend);
         assert_eq!(second.position(NOW, true), Position::Behind);
-        waiters.held(&name, &id, Weak::new());
+        waiters.granted_one(&name, &id, Weak::new());
         drop(first);
         assert!(is_woken(&second));
         assert_eq!(second.position(NOW, false), Position::HeldLocally);
         assert_eq!(second.position(NOW, true), Position::Contend);
-        waiters.ended_one(&name, &id, true);
+        waiters.ended_one(&name, &id, Some(NOW));
         assert!(is_woken(&second));
         assert_eq!(second.position(NOW, false), Position::Contend);
         drop(second);
@@ -718,10 +393,10 @@ mod tests {
         assert_eq!(woken_now(), [false, false, true, false]);
         waiters.wake_to_retry(&name, Wake::Reconnect);
         assert_eq!(woken_now(), [false, false, true, false]);
-        waiters.held(&name, &id, Weak::new());
+        waiters.granted_one(&name, &id, Weak::new());
         turns();
         assert_eq!(turns(), [HeldLocally, Behind, HeldLocally, Behind]);
-        waiters.ended_one(&name, &id, true);
+        waiters.ended_one(&name, &id, Some(NOW));
         assert_eq!(woken_now(), [true, false, true, false]);
     }
 
@@ -745,9 +420,9 @@ mod tests {
     #[test]
     fn a_release_wakes_one_waiter() {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
-        waiters.held(&name, &id, Weak::new());
+        waiters.granted_one(&name, &id, Weak::new());
         let tickets: Vec<_> = (0..3).map(|_| waiters.join(&name, None, true)).collect();
-        waiters.ended_one(&name, &id, true);
+        waiters.ended_one(&name, &id, Some(NOW));
         assert_eq!(tickets.iter().filter(|ticket| is_woken(ticket)).count(), 1);
     }
 
@@ -759,7 +434,7 @@ mod tests {
         assert!(waiters.announced(&name, b"foreign", ALONE).is_none());
         drop(first);
         assert!(is_woken(&second));
-        waiters.held(&name, &HolderId::fresh("o"), Weak::new());
+        waiters.granted_one(&name, &HolderId::fresh("o"), Weak::new());
         assert_eq!(
             second.position(NOW, false),
             Position::Contend,
@@ -773,7 +448,7 @@ mod tests {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
         let (ours, next) = (HolderId::fresh("o"), HolderId::fresh("o"));
         let first = waiters.join(&name, None, true);
-        waiters.held(&name, &ours, Weak::new());
+        waiters.granted_one(&name, &ours, Weak::new());
         assert!(
             waiters
                 .announced(&name, ours.as_str().as_bytes(), ALONE)
@@ -781,7 +456,7 @@ mod tests {
         );
         assert!(waiters.announced(&name, b"older", ALONE).is_none());
         assert!(!is_woken(&first), "an older lease, ended before ours began");
-        waiters.ended_one(&name, &ours, true);
+        waiters.ended_one(&name, &ours, Some(NOW));
         assert!(is_woken(&first));
         assert!(
             waiters
@@ -826,9 +501,9 @@ mod tests {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         let heard = || waiters.announced(&name, id.as_str().as_bytes(), ALONE);
         let ends = || {
-            waiters.held(&name, &id, Weak::new());
+            waiters.granted_one(&name, &id, Weak::new());
             waiters.names.lock().get_mut(&name).unwrap().fleet_yield = FleetYield::Due;
-            waiters.ended_one(&name, &id, true);
+            waiters.ended_one(&name, &id, Some(NOW));
         };
         let first = waiters.join(&name, None, true);
         ends();
@@ -857,9 +532,12 @@ mod tests {
     fn the_end_of_an_older_lease_changes_nothing() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
         let (older, newer) = (HolderId::fresh("o"), HolderId::fresh("o"));
-        assert!(waiters.held(&name, &older, Weak::new()).is_none());
-        assert!(waiters.held(&name, &newer, Weak::new()).is_some(), "lost");
-        waiters.ended_one(&name, &older, true);
+        assert!(waiters.granted_one(&name, &older, Weak::new()).is_none());
+        assert!(
+            waiters.granted_one(&name, &newer, Weak::new()).is_some(),
+            "lost"
+        );
+        waiters.ended_one(&name, &older, Some(NOW));
         assert!(
             waiters
                 .announced(&name, newer.as_str().as_bytes(), ALONE)
@@ -888,15 +566,15 @@ mod tests {
                 .answers()
                 .is_taken(since(at.after(Duration::from_nanos(1))))
         );
-        waiters.held(&name, &id, Weak::new());
+        waiters.granted_one(&name, &id, Weak::new());
         assert!(!second.answers().is_taken(since(at)));
-        waiters.ended_one(&name, &id, false);
+        waiters.ended_one(&name, &id, None);
         assert!(
             !second.answers().is_taken(since(at)),
             "its end is not certain"
         );
-        waiters.held(&name, &id, Weak::new());
-        waiters.ended_one(&name, &id, true);
+        waiters.granted_one(&name, &id, Weak::new());
+        waiters.ended_one(&name, &id, Some(at));
         assert!(second.answers().is_taken(since(at)));
     }
 }

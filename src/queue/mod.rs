@@ -4,6 +4,8 @@ pub(crate) mod answers;
 pub(crate) mod fair;
 #[cfg(test)]
 mod handoff_model;
+mod held_leases;
 pub(crate) mod local;
+pub(crate) mod local_queue;
 pub(crate) mod parker;
 pub(crate) mod position;

@@ -332,7 +332,7 @@ impl Runtime {
         };
         self.meters.lost(lost);
         self.timer.forget(hold);
-        self.waiters.ended(hold, false);
+        self.waiters.ended(hold, None);
         if hold.keys.outlives_its_loss() && matches!(lost, Lost::Deleted | Lost::Taken) {
             // The remaining names protect nothing alone: release them.
             let until = Instant::now().after(hold.lease(|lease| lease.key_may_last()));

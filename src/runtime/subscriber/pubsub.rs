@@ -9,7 +9,7 @@ use crate::error_reply::{library_text, words};
 use crate::lease::state::FIRST_RENEWAL_AFTER;
 use crate::logging;
 use crate::protocol::answer::read_grant;
-use crate::queue::local::Announcer;
+use crate::queue::local_queue::Announcer;
 use crate::redis::Connection;
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::state::Runtime;

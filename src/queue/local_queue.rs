@@ -1,0 +1,400 @@
+//! The queue of one name: the waiting calls of this client in FIFO order. No I/O.
+//!
+//! The positions of a waiter (see [`Position`]):
+//!
+//! ```text
+//!         join
+//!           |
+//!           v
+//!         Behind --- becomes the first, or the contender ---+
+//!                                                           v
+//!    HeldLocally <--- this client acquires the name --- Contend --- granted ---> leaves, holds it
+//!       |   |                                             ^  ^
+//!       |   +--- the lease ends, or a retry is due -------+  |
+//!       |                                                 |  |
+//!       +--- ends after a run of hand-offs ---> Yield ----+  |
+//!       |                    (1 ms, or the release message)  |
+//!       |                                                    |
+//!       +--- handed off to the first ---> HandedOff          |
+//!                                           |  |             |
+//!         leaves, holds it <--- taken ------+  +-- lost -----+
+//!
+//!  A waiter may leave from any position. A lease handed to it then goes to the next one.
+//! ```
+
+use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::config::LeaseTerms;
+use crate::holder::HolderId;
+use crate::lease::handoff::HandoffDecision;
+use crate::lease::held::{HeldLease, Holding};
+use crate::queue::answers::Answers;
+use crate::queue::held_leases::HeldLeases;
+use crate::queue::parker::Parker;
+use crate::queue::position::Position;
+use crate::stats::Wake;
+use crate::token::FencingToken;
+
+#[derive(Debug, Default)]
+pub(super) struct LocalQueue {
+    /// The leases under which this client holds the name.
+    pub(super) held: HeldLeases,
+    /// The thread that acquired it, for a warning in debug builds.
+    holder: Option<std::thread::ThreadId>,
+    /// The last lease released here while a call waited. Its own release message must not wake the
+    /// contender again.
+    released: Option<HolderId>,
+    /// Release messages that fewer than the needed number of servers have sent, or just enough.
+    pub(super) announcements: VecDeque<PartialAnnouncement>,
+    pub(super) waiters: VecDeque<Waiter>,
+    next: u64,
+    /// `None` until the first note: most held names have no waiters, and there may be many names.
+    answers: Option<Box<Answers>>,
+    pub(super) fleet_yield: FleetYield,
+}
+
+/// Whether the first waiter must let other clients go first after a run of hand-offs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum FleetYield {
+    #[default]
+    None,
+    Due,
+    /// The first waiter is yielding now.
+    Begun,
+}
+
+/// The server that sent a message, and how many servers must send it before it counts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Announcer {
+    pub(crate) server: usize,
+    pub(crate) needed: usize,
+}
+
+/// A message, by its hash, and the servers that have sent it, one bit each.
+#[derive(Debug)]
+pub(super) struct PartialAnnouncement {
+    payload: u64,
+    by: u64,
+}
+
+/// The most incomplete messages kept for a name.
+///
+/// If a message is evicted, a waiter may sleep until the backstop.
+pub(super) const MAX_PARTIAL_ANNOUNCEMENTS: usize = 64;
+
+#[derive(Debug)]
+pub(super) struct Waiter {
+    id: u64,
+    /// Created when the waiter first sleeps; most never do.
+    pub(super) parker: Option<Parker>,
+    /// Woken before `parker` was created.
+    pub(super) woken_early: bool,
+    /// Why it was woken, until the waiter reads it.
+    pub(super) why: Option<Wake>,
+    /// Try Redis even if this client holds the name.
+    must_try: bool,
+    /// The waiter uses `WaitPolicy::Wake`.
+    wakes_on_release: bool,
+    /// The terms under which a lease may be handed to it; `None` if it takes no hand-off.
+    handoff_terms: Option<LeaseTerms>,
+    /// The lease that was handed to it, until the waiter takes it.
+    pub(super) handed: Option<HandedOff>,
+}
+
+/// A lease that was handed off, and the token of its new holder.
+#[derive(Debug)]
+pub(crate) struct HandedOff {
+    pub(crate) hold: Arc<HeldLease>,
+    pub(crate) token: FencingToken,
+}
+
+/// The outcome of an attempt to hand a lease off.
+pub(crate) enum HandOffOutcome {
+    /// The lease has a new holder. Contains the share of the previous holder.
+    Done(Holding),
+    /// The lease must be renewed first.
+    Renew,
+    /// No waiter can take it, or it must not be handed off.
+    Not,
+}
+
+/// The outcome of taking a lease that was handed off.
+pub(crate) enum TakeOver {
+    /// No lease was handed to this waiter.
+    Nothing,
+    Held(Arc<HeldLease>),
+    /// The lease was lost before its waiter woke.
+    Lost(HandedOff),
+}
+
+impl Waiter {
+    pub(super) fn wake(&mut self, why: Wake) {
+        // A later, more specific reason replaces `Turn`.
+        if self.why.is_none_or(|before| before == Wake::Turn) {
+            self.why = Some(why);
+        }
+        match &self.parker {
+            // Called under the lock that the waiter takes next. On two processors, a wake-up
+            // outside of it makes a hand-off through Redis a tenth slower: the waiter starts on the
+            // other processor beside this thread, and the server has to wait for both.
+            Some(parker) => parker.unpark(),
+            None => self.woken_early = true,
+        }
+    }
+}
+
+impl LocalQueue {
+    pub(super) fn answers(&self) -> Answers {
+        self.answers.as_deref().copied().unwrap_or_default()
+    }
+
+    pub(super) fn answers_mut(&mut self) -> &mut Answers {
+        self.answers.get_or_insert_default()
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.waiters.is_empty()
+    }
+
+    /// Records a message; returns whether enough servers have now sent it.
+    fn completes_announcement(&mut self, payload: &[u8], announcer: Announcer) -> bool {
+        if announcer.needed <= 1 {
+            return true;
+        }
+        let mut hasher = DefaultHasher::new();
+        hasher.write(payload);
+        let payload = hasher.finish();
+        let bit = 1 << (announcer.server % 64);
+        if let Some(heard) = self
+            .announcements
+            .iter_mut()
+            .find(|heard| heard.payload == payload)
+        {
+            let is_new = heard.by & bit == 0;
+            heard.by |= bit;
+            return is_new && heard.by.count_ones() as usize == announcer.needed;
+        }
+        if self.announcements.len() == MAX_PARTIAL_ANNOUNCEMENTS {
+            self.announcements.pop_front();
+        }
+        self.announcements
+            .push_back(PartialAnnouncement { payload, by: bit });
+        false
+    }
+
+    /// The index of the contender.
+    fn contender(&self) -> usize {
+        let mut waiters = self.waiters.iter();
+        waiters
+            .position(|waiter| waiter.wakes_on_release)
+            .unwrap_or(0)
+    }
+
+    /// The indices of the waiters that send commands to Redis.
+    fn active(&self) -> [usize; 2] {
+        [0, self.contender()]
+    }
+
+    fn wake(&mut self, n: usize, must_try: bool, why: Wake) {
+        if let Some(waiter) = self.waiters.get_mut(n) {
+            waiter.must_try |= must_try;
+            waiter.wake(why);
+        }
+    }
+
+    pub(super) fn wake_active(&mut self, why: Wake) {
+        for n in self.active() {
+            self.wake(n, false, why);
+        }
+    }
+
+    /// Adds a waiter at the end; returns its number.
+    ///
+    /// A lease may be handed to it under `handoff_terms`. Releases wake it if `wakes_on_release`.
+    pub(super) fn join(
+        &mut self,
+        handoff_terms: Option<LeaseTerms>,
+        wakes_on_release: bool,
+    ) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.waiters.push_back(Waiter {
+            id,
+            parker: None,
+            woken_early: false,
+            why: None,
+            must_try: false,
+            wakes_on_release,
+            handoff_terms,
+            handed: None,
+        });
+        id
+    }
+
+    pub(super) fn waiter(&mut self, id: u64) -> Option<&mut Waiter> {
+        self.waiters.iter_mut().find(|waiter| waiter.id == id)
+    }
+
+    /// Removes a waiter, and wakes those that must send commands to Redis from now on.
+    pub(super) fn leave(&mut self, id: u64) -> Option<Waiter> {
+        let id_at = |queue: &Self, n: usize| Some(queue.waiters.get(n)?.id);
+        let before = self.active().map(|n| id_at(self, n));
+        let n = self.waiters.iter().position(|waiter| waiter.id == id)?;
+        let waiter = self.waiters.remove(n);
+        // The waiter may have been woken and leaves without the name: pass the wake-up on, so that
+        // the next one tries Redis even if this client holds the name by then.
+        let left_without = !self.held.is_full();
+        for n in self.active() {
+            if !before.contains(&id_at(self, n)) {
+                self.wake(n, left_without, Wake::Turn);
+            }
+        }
+        waiter
+    }
+
+    /// Returns what the waiter must do; `must_try` asks for an attempt even if this client holds
+    /// the name.
+    pub(super) fn position(&mut self, id: u64, must_try: bool) -> Position {
+        let is_full = self.held.is_full();
+        let is_own = |n: &usize| self.waiters.get(*n).is_some_and(|waiter| waiter.id == id);
+        let n = self.active().into_iter().find(is_own);
+        let Some(waiter) = n.and_then(|n| self.waiters.get_mut(n)) else {
+            return Position::Behind;
+        };
+        if waiter.handed.is_some() {
+            return Position::HandedOff;
+        }
+        if !is_full && self.fleet_yield == FleetYield::Due {
+            self.fleet_yield = FleetYield::Begun;
+            return Position::Yield;
+        }
+        let must_try = std::mem::take(&mut waiter.must_try) || must_try;
+        if must_try || !is_full {
+            Position::Contend
+        } else {
+            Position::HeldLocally
+        }
+    }
+
+    /// Hands `hold` off at `now` to the first waiter; also returns the parker to wake it with.
+    ///
+    /// Only the holder with `token` can do so.
+    pub(super) fn hand_off(
+        &mut self,
+        hold: &Arc<HeldLease>,
+        token: FencingToken,
+        has_renewed: bool,
+        now: Instant,
+    ) -> (HandOffOutcome, Option<Parker>) {
+        let Some(first) = self.waiters.front_mut() else {
+            return (HandOffOutcome::Not, None);
+        };
+        let terms = match &first.handoff_terms {
+            Some(terms) if first.handed.is_none() && self.held.contains(hold) => terms,
+            _ => return (HandOffOutcome::Not, None),
+        };
+        let (token, before) = match hold.hand_on(token, terms, has_renewed, now) {
+            (HandoffDecision::HandOff(token), Some(before)) => (token, before),
+            (HandoffDecision::Renew, _) => return (HandOffOutcome::Renew, None),
+            _ => return (HandOffOutcome::Not, None),
+        };
+        first.handed = Some(HandedOff {
+            hold: Arc::clone(hold),
+            token,
+        });
+        first.woken_early |= first.parker.is_none();
+        (HandOffOutcome::Done(before), first.parker.clone())
+    }
+
+    /// Takes the lease that was handed to the waiter, and removes the waiter, which is returned.
+    pub(super) fn take(
+        &mut self,
+        id: u64,
+        now: Instant,
+        max_hold: Duration,
+        holding: impl FnOnce(FencingToken) -> Holding,
+    ) -> (TakeOver, Option<Waiter>) {
+        let first = self.waiters.front_mut().filter(|first| first.id == id);
+        let Some(handed) = first.and_then(|first| first.handed.take()) else {
+            return (TakeOver::Nothing, None);
+        };
+        if !handed.hold.take(holding(handed.token), now, max_hold) {
+            return (TakeOver::Lost(handed), None);
+        }
+        self.note_holder();
+        // The next waiter sleeps on: it can do nothing while this client holds the name, and the
+        // end of that wakes it.
+        (TakeOver::Held(handed.hold), self.waiters.pop_front())
+    }
+
+    /// Records that this client now holds the name; returns a lease that is lost by that.
+    pub(super) fn granted(
+        &mut self,
+        id: HolderId,
+        hold: Weak<HeldLease>,
+    ) -> Option<Weak<HeldLease>> {
+        self.note_holder();
+        self.fleet_yield = FleetYield::None;
+        self.answers = None;
+        self.held.insert(id, hold)
+    }
+
+    /// Records that the calling thread holds the name, in debug builds.
+    fn note_holder(&mut self) {
+        if cfg!(debug_assertions) {
+            self.holder = Some(std::thread::current().id());
+        }
+    }
+
+    /// Returns whether the calling thread acquired the name, and this client still holds it.
+    pub(super) fn is_held_by_us(&self) -> bool {
+        !self.held.is_empty() && self.holder == Some(std::thread::current().id())
+    }
+
+    /// Records that a lease has ended, and wakes waiters to try Redis.
+    pub(super) fn ended(&mut self, id: &HolderId, released: Option<Instant>) {
+        if !self.held.remove(id) {
+            return;
+        }
+        self.released = released.map(|_| id.clone());
+        if let Some(now) = released
+            && !self.waiters.is_empty()
+        {
+            // For the waiters here, the name counts as held by another call until now.
+            self.answers_mut().refused(now, Some(Duration::ZERO));
+        }
+        self.wake_active(Wake::Local);
+    }
+
+    /// Handles a release message; returns the lease that it names, if this client holds it.
+    pub(super) fn announced(
+        &mut self,
+        payload: &[u8],
+        announcer: Announcer,
+    ) -> Option<Weak<HeldLease>> {
+        if let Some(hold) = self.held.find(payload) {
+            return Some(hold.clone());
+        }
+        let released = self.released.as_ref();
+        if self.held.is_full() {
+            // Of an older lease.
+        } else if released.is_some_and(|id| id.as_str().as_bytes() == payload) {
+            // Its waiters were woken when this client recorded the end.
+            if std::mem::take(&mut self.fleet_yield) == FleetYield::Begun {
+                self.wake_active(Wake::Turn);
+            }
+        } else if self.completes_announcement(payload, announcer) {
+            self.wake_contender(Wake::Message);
+        }
+        None
+    }
+
+    /// Wakes the contender to try Redis.
+    pub(super) fn wake_contender(&mut self, why: Wake) {
+        self.wake(self.contender(), true, why);
+    }
+}
