@@ -44,8 +44,8 @@ const COMMAND_TIMEOUT: Duration = ms(200);
 /// Far longer than any test, so that no key expires.
 const TTL: Duration = ms(300_000);
 
-/// The limit for undos once Redis replies again: 1 s, and a margin for a busy machine.
-const SOON: Duration = ms(1_250);
+/// Far longer than an undo takes once Redis answers, on a machine with other things to do.
+const PATIENCE: Duration = ms(20_000);
 
 fn client(url: &str) -> Client {
     Client::builder()
@@ -170,7 +170,7 @@ fn assert_nothing_left_behind(traffic: Traffic) {
     // Two acquires by each client, one of them in `warmed_up_client`; each sets two keys.
     assert!(server.calls(&["set"]) >= 2 * 2 * ATTEMPTS, "all have run");
     proxy.set_all(Traffic::Pass);
-    eventually(SOON, || keys(&server).is_empty());
+    eventually(PATIENCE, || keys(&server).is_empty());
 }
 
 fn acquires_with_dropped_replies_leave_nothing_behind() {
@@ -191,7 +191,7 @@ fn delayed_acquires_leave_nothing_behind() {
     let proxy = Proxy::new(&server);
     let _clients = unanswered_attempts(&proxy, || proxy.delay(COMMAND_TIMEOUT, COMMAND_TIMEOUT));
     proxy.delay(ms(0), ms(0));
-    eventually(SOON, || {
+    eventually(PATIENCE, || {
         server.calls(&["set"]) >= 2 * 2 * ATTEMPTS && keys(&server).is_empty()
     });
 }
@@ -201,7 +201,7 @@ fn acquires_on_a_paused_server_leave_nothing_behind() {
     let proxy = Proxy::new(&server);
     let _clients = unanswered_attempts(&proxy, || server.pause());
     server.resume();
-    eventually(SOON, || {
+    eventually(PATIENCE, || {
         server.calls(&["set"]) >= 2 * 2 * ATTEMPTS && keys(&server).is_empty()
     });
 }
@@ -210,7 +210,7 @@ fn acquires_on_a_paused_server_leave_nothing_behind() {
 fn run_late_acquire_and_undo(proxy: &Proxy, server: &Server) {
     let before = server.calls(&["eval"]);
     proxy.set_open(Traffic::Pass);
-    eventually(ms(5_000), || server.calls(&["eval"]) > before);
+    eventually(PATIENCE, || server.calls(&["eval"]) > before);
 }
 
 fn late_acquire_is_undone_on_the_same_connection() {
@@ -272,7 +272,7 @@ fn acquire_is_undone_over_another_connection_if_its_own_died() {
         assert_eq!(undo.id, id, "the undo is repeated");
     }
     server.run("SET", &["lock:a", &id, "PX", &TTL.as_millis().to_string()]);
-    eventually(SOON, || server.get("lock:a").is_none());
+    eventually(PATIENCE, || server.get("lock:a").is_none());
 }
 
 fn every_acquiring_command_has_its_own_holder_id() {
@@ -326,7 +326,7 @@ fn unanswered_attempt_of_this_call_is_not_reported_as_another_holder() {
         Err(error) => assert!(error.is_unreachable(), "{error:?}"),
     }
     proxy.set_nth(0, Traffic::Pass);
-    eventually(SOON, || server.get("lock:a").is_none());
+    eventually(PATIENCE, || server.get("lock:a").is_none());
 }
 
 fn release_on_a_closed_connection_succeeds() {
@@ -350,7 +350,7 @@ fn release_on_a_closed_connection_succeeds() {
     proxy.set_open(Traffic::CutOnReply);
     let next = thread::scope(|scope| {
         let waiting = scope.spawn(|| other.mutex("a").lock().unwrap());
-        eventually(ms(5_000), || server.subscribers("lock_release:a") > 0);
+        eventually(PATIENCE, || server.subscribers("lock_release:a") > 0);
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         waiting.join().unwrap()
     });
@@ -390,7 +390,7 @@ fn dropped_release_is_repeated() {
     assert_eq!(keys(&server).len(), 2);
     proxy.set_all(Traffic::Pass);
     proxy.cut();
-    eventually(SOON, || keys(&server).is_empty());
+    eventually(PATIENCE, || keys(&server).is_empty());
 }
 
 fn late_release_does_not_harm_the_next_holder() {
@@ -404,7 +404,7 @@ fn late_release_does_not_harm_the_next_holder() {
     let next = other.mutex("a").lock().unwrap();
     let before = server.calls(&["evalsha"]);
     proxy.set_open(Traffic::Pass);
-    eventually(ms(5_000), || server.calls(&["evalsha"]) > before);
+    eventually(PATIENCE, || server.calls(&["evalsha"]) > before);
     assert_untouched_and_release(next, &server);
 }
 
@@ -428,12 +428,12 @@ fn late_renewal_restores_no_released_lease() {
         assert_eq!(proxy.connections(), 1);
         proxy.set_open(Traffic::Stall);
         let before = proxy.request_bytes();
-        eventually(ms(5_000), || proxy.request_bytes() > before);
+        eventually(PATIENCE, || proxy.request_bytes() > before);
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         let next = is_taken_again.then(|| other.mutex("a").lock().unwrap());
         let before = server.calls(&["evalsha"]);
         proxy.set_open(Traffic::Pass);
-        eventually(ms(5_000), || server.calls(&["evalsha"]) > before);
+        eventually(PATIENCE, || server.calls(&["evalsha"]) > before);
         match next {
             Some(next) => assert_untouched_and_release(next, &server),
             None => assert_eq!(server.get("lock:a"), None),
@@ -441,7 +441,7 @@ fn late_renewal_restores_no_released_lease() {
         // A renewal that finds no key after the release was sent reports no loss.
         drop(client);
         assert_eq!(
-            losses.recv_timeout(ms(5_000)),
+            losses.recv_timeout(PATIENCE),
             Err(RecvTimeoutError::Disconnected)
         );
     }
@@ -460,7 +460,7 @@ fn renewal_without_a_reply_is_no_loss() {
         let (report, renewals) = unbounded();
         let guard = client
             .mutex("a")
-            .ttl(ms(3_000))
+            .ttl(ms(10_000))
             .renew_every(ms(100))
             .on_renew(move |_| report.send(()).unwrap())
             .lock()
@@ -531,14 +531,14 @@ fn unstable_network_causes_no_loss_no_double_holder_and_no_leftover() {
         over.store(true, Ordering::Relaxed);
     });
     assert!(taken.into_inner() > 20, "some calls got the lock");
-    eventually(SOON, || keys(&server).is_empty());
+    eventually(PATIENCE, || keys(&server).is_empty());
 }
 
 fn unanswered_extend_and_late_release_leave_no_key_behind() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
-    let ttl = ms(1_000);
+    let ttl = ms(2_000);
     let guard = client.mutex("a").ttl(ttl).lock().unwrap();
     // Loads the script.
     guard.renew().unwrap();
@@ -555,7 +555,7 @@ fn unanswered_extend_and_late_release_leave_no_key_behind() {
     let_pass(3 * ttl);
     assert_eq!(keys(&server), ["lock:a"], "no release came through");
     proxy.set_all(Traffic::Pass);
-    eventually(ms(10_000), || keys(&server).is_empty());
+    eventually(PATIENCE, || keys(&server).is_empty());
 }
 
 /// The number of unanswered calls at a time. Some of them may find no connection.
@@ -636,7 +636,7 @@ fn run_acquire_late(server: &Server, names: &[&str], id: &str) {
         .unwrap();
     let guards: Vec<_> = names
         .iter()
-        .map(|name| other.mutex(*name).try_lock_for(10 * SOON).unwrap())
+        .map(|name| other.mutex(*name).try_lock_for(PATIENCE).unwrap())
         .collect();
     assert!(
         guards.iter().all(Option::is_some),
@@ -690,8 +690,8 @@ fn undos_of_one_fair_lock_share_a_command_and_keep_other_places() {
         // As if one acquire had run late and queued behind the holder.
         server.run("RPUSH", &[queue, &ids[0]]);
         server.run("HSET", &[places, &ids[0], "9007199254740991 3000 "]);
-        let waiter = scope.spawn(|| fair(&other).try_lock_for(10 * SOON).unwrap());
-        eventually(SOON, || other.stats().waiting == 1);
+        let waiter = scope.spawn(|| fair(&other).try_lock_for(PATIENCE).unwrap());
+        eventually(PATIENCE, || other.stats().waiting == 1);
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         let guard = waiter
             .join()
@@ -701,7 +701,7 @@ fn undos_of_one_fair_lock_share_a_command_and_keep_other_places() {
         // As if another acquire had run late and got the lock.
         let ttl = TTL.as_millis().to_string();
         server.run("SET", &[key, &ids[1], "PX", &ttl]);
-        eventually(10 * SOON, || server.get(key).is_none());
+        eventually(PATIENCE, || server.get(key).is_none());
     });
 }
 
