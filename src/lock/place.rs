@@ -104,7 +104,8 @@ impl<'a> Place<'a> {
             return Err(Fault::Unknown(cause));
         };
         self.ticket.note_refreshed(ids, &found, sent);
-        Ok(found.iter().all(|found| *found == Refreshed::Waiting))
+        let waits = |found: &Refreshed| matches!(found, Refreshed::Waiting(_));
+        Ok(found.iter().all(waits))
     }
 
     /// Returns the provisional lease of a grant, unless Redis must confirm it.

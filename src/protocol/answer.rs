@@ -236,7 +236,9 @@ fn remaining(pttl: i64) -> Option<Option<Duration>> {
 /// The state of a place that a refresh found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refreshed {
-    Waiting,
+    /// Others hold the lock, or are ahead; its key lasts for this much longer, `None` if without
+    /// end.
+    Waiting(Option<Duration>),
     Granted(FencingToken),
     /// The place was removed, or its grant has expired.
     Gone,
@@ -248,11 +250,15 @@ impl Refreshed {
         let Reply::List(items) = reply else {
             return None;
         };
+        let (Reply::Int(ttl), items) = items.split_last()? else {
+            return None;
+        };
         if items.len() != places {
             return None;
         }
+        let remaining = remaining(*ttl)?;
         let read = |item: &Reply| match item {
-            Reply::Int(0) => Some(Self::Waiting),
+            Reply::Int(0) => Some(Self::Waiting(remaining)),
             Reply::Int(-1) => Some(Self::Gone),
             Reply::Int(token) => FencingToken::read(*token).map(Self::Granted),
             _ => None,
@@ -433,17 +439,20 @@ mod tests {
             Refreshed::read(&reply, 3)
         };
         assert_eq!(
-            read(&[0, 7, -1]),
+            read(&[0, 7, -1, 900]),
             Some(vec![
-                Refreshed::Waiting,
+                Refreshed::Waiting(Some(Duration::from_millis(900))),
                 Refreshed::Granted(FencingToken::new(7)),
                 Refreshed::Gone
             ])
         );
-        assert_eq!(read(&[0, 0, -2]), None);
-        assert_eq!(read(&[0, 0, 1 << 53]), None);
-        assert_eq!(read(&[0, 0]), None, "one is missing");
-        assert_eq!(read(&[7, 7, 0]), None, "one lock has one holder");
+        let endless = Refreshed::Waiting(None);
+        assert_eq!(read(&[0, 0, 0, -1]), Some(vec![endless; 3]));
+        assert_eq!(read(&[0, 0, -2, 900]), None);
+        assert_eq!(read(&[0, 0, 0, -3]), None);
+        assert_eq!(read(&[0, 0, 1 << 53, 900]), None);
+        assert_eq!(read(&[0, 0, 0]), None, "one is missing");
+        assert_eq!(read(&[7, 7, 0, 900]), None, "one lock has one holder");
         assert_eq!(Refreshed::read(&Reply::Int(1), 3), None);
     }
 }

@@ -34,7 +34,7 @@ macro_rules! script {
 }
 
 pub(super) static ENTER: Script = script!("fair_enter", "rpush", "hset", "pttl");
-pub(super) static REFRESH_PLACES: Script = script!("fair_refresh", "hset");
+pub(super) static REFRESH_PLACES: Script = script!("fair_refresh", "hset", "pttl");
 pub(super) static RELEASE: Script = script!("fair_release", "lrem");
 pub(super) static UNDO: Script = script!("fair_undo", "lrem");
 

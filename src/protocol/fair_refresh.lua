@@ -2,7 +2,8 @@
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
 -- ARGV[1] the client's inbox, ARGV[2..] holder ids
 -- Replies with a list of one item for each holder id: 0 if it waits, its fencing token if it holds
--- the lock, -1 if it does neither: then it is not granted the lock later.
+-- the lock, -1 if it does neither: then it is not granted the lock later. The last item is the lock
+-- key's ttl in ms, -1 without an expiry, or -2 if the lock is free.
 -- Errors: BADFENCE if the fence holds no integer below 2^53. After an error no waiter is granted
 -- the lock.
 keep()
@@ -35,4 +36,5 @@ for n = 2, #ARGV do
     reply[n - 1] = token
   end
 end
+reply[#ARGV] = redis.call('PTTL', KEYS[1])
 return reply

@@ -363,21 +363,23 @@ impl FairTicket<'_> {
 
     /// Records the replies to a refresh of `ids` that was sent at `sent`.
     pub(crate) fn note_refreshed(&self, ids: &[HolderId], answers: &[Refreshed], sent: Instant) {
-        let is_taken = answers.contains(&Refreshed::Waiting);
+        let refused_for = answers.iter().find_map(|answer| match answer {
+            Refreshed::Waiting(remaining) => Some(*remaining),
+            Refreshed::Granted(_) | Refreshed::Gone => None,
+        });
         let answers: HashMap<_, _> = ids.iter().zip(answers).collect();
         let mut gone = Vec::new();
         self.with_queue(|queue| {
-            match is_taken {
-                // The reply does not say for how long.
-                true => queue.answers.refused(sent, Some(Duration::ZERO)),
-                false => queue.answers.answered(),
+            match refused_for {
+                Some(remaining) => queue.answers.refused(sent, remaining),
+                None => queue.answers.answered(),
             }
             queue.refreshing = None;
             queue.no_refresh_before = Instant::START;
             // Other waiters may have been granted the lock, or have given up, in the meantime.
             for waiter in queue.waiters.iter_mut().filter(|waiter| waiter.waits()) {
                 match waiter.id.as_ref().and_then(|id| answers.get(id)) {
-                    Some(Refreshed::Waiting) => waiter.refused(sent),
+                    Some(Refreshed::Waiting(_)) => waiter.refused(sent),
                     Some(Refreshed::Granted(token)) => {
                         waiter.granted = Some(*token);
                         waiter.by_message = false;
@@ -500,6 +502,8 @@ mod tests {
         backoff: None,
     };
 
+    const WAITING: Refreshed = Refreshed::Waiting(Some(Duration::ZERO));
+
     fn at(n: u64) -> Instant {
         Instant::START.after(Duration::from_millis(n))
     }
@@ -545,7 +549,7 @@ mod tests {
             ticket.position(at(910), false),
             Position::Refresh(vec![id.clone()], Wake::Backstop)
         );
-        ticket.note_refreshed(std::slice::from_ref(&id), &[Refreshed::Waiting], at(911));
+        ticket.note_refreshed(std::slice::from_ref(&id), &[WAITING], at(911));
         assert_eq!(ticket.position(at(912), false), Position::Placed(at(1811)));
         fair_queues.granted(&id, token(7));
         assert!(is_woken(&ticket));
@@ -618,8 +622,8 @@ mod tests {
         );
         fair_queues.granted(&ids[1], token(7));
         let late = enter(&tickets[3], 902);
-        use Refreshed::{Gone, Granted, Waiting};
-        tickets[2].note_refreshed(&asked, &[Gone, Gone, Waiting, Granted(token(8))], at(900));
+        use Refreshed::{Gone, Granted};
+        tickets[2].note_refreshed(&asked, &[Gone, Gone, WAITING, Granted(token(8))], at(900));
         assert_eq!(tickets[0].position(at(903), false), Position::Contend);
         assert_eq!(
             tickets[1].position(at(903), false),
@@ -689,15 +693,16 @@ mod tests {
             ));
             asks.note_refreshed(std::slice::from_ref(&id), &[answer], at(sent));
         };
-        refresh(Refreshed::Waiting, 1_000);
-        assert!(waits.answers().is_taken(since(1_000)));
-        waits.update_answers(&mut |answers| answers.failed(at(1_500)));
-        assert!(
-            !waits.answers().is_taken(since(1_000)),
-            "it does not say for how long"
-        );
-        refresh(Refreshed::Gone, 2_000);
-        assert!(waits.answers().is_taken(since(1_000)) && !waits.answers().is_taken(since(1_001)));
+        let for_ms = |left| Refreshed::Waiting(Some(Duration::from_millis(left)));
+        for (sent, left, outlasts) in [(1_000, 3_999, false), (2_000, 3_000, true)] {
+            refresh(for_ms(left), sent);
+            assert!(waits.answers().is_taken(since(sent)));
+            waits.update_answers(&mut |answers| answers.failed(at(sent + 100)));
+            let is_taken = waits.answers().is_taken(since(sent));
+            assert_eq!(is_taken, outlasts, "{left} ms");
+        }
+        refresh(Refreshed::Gone, 3_000);
+        assert!(waits.answers().is_taken(since(2_000)) && !waits.answers().is_taken(since(2_001)));
     }
 
     #[test]

@@ -139,8 +139,10 @@ fn a_fair_lock_with_an_impossible_reply_is_undone() {
 
 fn an_impossible_reply_grants_nothing_to_a_queued_waiter() {
     for reply in [
-        "*1\r\n:9007199254740992\r\n",
-        "*2\r\n:0\r\n:7\r\n",
+        "*2\r\n:9007199254740992\r\n:100\r\n",
+        "*2\r\n:0\r\n:-3\r\n",
+        "*3\r\n:0\r\n:7\r\n:100\r\n",
+        "*1\r\n:7\r\n",
         ":7\r\n",
     ] {
         let server = FakeServer::start(move |request| match request.name().as_str() {

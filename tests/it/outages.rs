@@ -13,6 +13,7 @@ support::tests![
     a_fair_lock_that_expires_in_an_outage_is_not_reported_held,
     a_quorum_key_that_expires_in_an_outage_is_not_reported_held,
     a_key_that_outlasts_the_deadline_is_reported_held,
+    a_fair_key_that_outlasts_the_deadline_is_reported_held_after_a_refresh,
     a_name_that_this_client_holds_is_reported_held,
     an_old_refusal_is_rechecked_before_the_deadline,
     an_old_refusal_by_a_distant_server_is_rechecked
@@ -115,6 +116,27 @@ fn a_key_that_outlasts_the_deadline_is_reported_held() {
     for answer in results_when_servers_stop(&servers, &client, 5, call) {
         assert!(matches!(answer, Ok(false)), "{answer:?}");
     }
+}
+
+/// The reply to a refresh says for how long the key lasts, like the one to the first command.
+fn a_fair_key_that_outlasts_the_deadline_is_reported_held_after_a_refresh() {
+    let servers = [Server::start()];
+    let client = builder().url(servers[0].url()).build().unwrap();
+    set_foreign_lock(&servers, "60000");
+    let mutex = client.fair_mutex("a");
+    thread::scope(|scope| {
+        let call = || mutex.try_lock_for(LIMIT).map(|guard| guard.is_some());
+        let calls = [(); 3].map(|()| scope.spawn(call));
+        // A refresh that finds the lock held counts as a spurious wake-up.
+        eventually(WAIT_LIMIT, || client.stats().totals.spurious_wakes > 0);
+        eventually(WAIT_LIMIT, || client.stats().waiting == 3);
+        servers[0].pause();
+        for call in calls {
+            let outcome = call.join().unwrap();
+            assert!(matches!(outcome, Ok(false)), "{outcome:?}");
+        }
+    });
+    servers[0].resume();
 }
 
 fn a_name_that_this_client_holds_is_reported_held() {

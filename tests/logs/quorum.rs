@@ -678,13 +678,13 @@ fn a_split_vote_is_retried() {
     servers.0[1].run("SET", &[KEY, "y", "PX", "60000"]);
     let tried = client.mutex("a").ttl(LONG).try_lock_for(ms(200)).unwrap();
     assert!(tried.is_none(), "other holders have two of the keys");
-    eventually(within, || servers.0[2].get(KEY).is_none());
+    eventually(PATIENCE, || servers.0[2].get(KEY).is_none());
     let guard = client.mutex("a").ttl(LONG).try_lock_for(ms(10_000));
     let guard = guard.unwrap().expect("one of the keys has run out");
     assert_eq!(servers.0[1].get(KEY), Some(b"y".to_vec()));
     let id = guard.holder_id().as_str().as_bytes().to_vec();
     for n in [0, 2] {
-        eventually(within, || servers.0[n].get(KEY).as_ref() == Some(&id));
+        eventually(PATIENCE, || servers.0[n].get(KEY).as_ref() == Some(&id));
     }
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     assert_eq!(servers.0[1].get(KEY), Some(b"y".to_vec()), "not ours");
