@@ -169,11 +169,16 @@ impl Mutex {
     /// At the deadline the call returns `None` if one of these is true:
     ///
     /// - This client itself holds the lock.
-    /// - The last reply during this call said that another holder has the lock, and every command
-    ///   sent since then was answered. The reply may be one to another call of this client that
-    ///   waits for the same lock. A release by this client counts as such a reply.
+    /// - The last reply during this call said that another holder has the lock, and no command sent
+    ///   since then is unanswered. The reply may be one to another call of this client that waits
+    ///   for the same lock. A release by this client counts as such a reply.
     /// - The last reply during this call said that another holder has the lock until the deadline
     ///   or longer. Commands sent since then may be unanswered.
+    ///
+    /// A command is unanswered if it failed, or if its reply is overdue at the deadline. It is
+    /// overdue after twice the time that the last reply took, but at least 50 ms, and at most half
+    /// of `limit`. A command of another call that was sent later than that does not count:
+    /// otherwise calls would fail whenever their deadline falls between a command and its reply.
     ///
     /// If that reply is older than a second, the call asks once more before the deadline. If none
     /// of the three is true, the call returns [`Error::Unreachable`] or [`Error::CircuitOpen`]: the

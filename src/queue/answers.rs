@@ -11,6 +11,10 @@ use crate::clock::Instant;
 /// in this time.
 const LAST_ATTEMPT: Duration = Duration::from_millis(250);
 
+/// The reply to a command that was sent less than this before the deadline may still be on its way,
+/// even from a nearby server that works: its thread or ours may have to wait for a processor.
+const IN_FLIGHT: Duration = Duration::from_millis(50);
+
 /// A call does not return `None` on a refusal older than this without trying once more.
 const FRESH_FOR: Duration = Duration::from_secs(1);
 
@@ -24,6 +28,17 @@ pub(crate) struct Span {
 }
 
 impl Span {
+    /// Returns whether the reply to a command sent at `sent` is overdue at the deadline, judging by
+    /// the last reply, which took `took`.
+    ///
+    /// A command that was sent later is neither answered nor unanswered then. Many waiters would
+    /// fail on a working server if it counted.
+    fn is_overdue(self, sent: Instant, took: Duration) -> bool {
+        let half = self.start.until(self.deadline) / 2;
+        let usual = self.last_reply_took.max(took).saturating_mul(2);
+        sent.after(usual.max(IN_FLIGHT).min(half)) <= self.deadline
+    }
+
     /// When the call makes its last attempt.
     ///
     /// Earlier than [`has_time`](Self::has_time) requires: a call to a distant server would wake up
@@ -58,6 +73,8 @@ impl Span {
 pub(crate) struct Answers {
     refused: Option<Refusal>,
     unanswered: Option<Unanswered>,
+    /// How long the last reply took.
+    reply_took: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -97,9 +114,17 @@ impl Answers {
         self.unanswered = None;
     }
 
+    /// Records a reply that arrived at `now`.
+    fn replied(&mut self, now: Instant) {
+        let before = self.unanswered.take();
+        if let Some(asked) = before.filter(|asked| !asked.has_failed) {
+            self.reply_took = asked.since.until(now);
+        }
+    }
+
     /// Records that the name was held at `now`, for `remaining` more; `None` if without end.
     pub(crate) fn refused(&mut self, now: Instant, remaining: Option<Duration>) {
-        self.unanswered = None;
+        self.replied(now);
         self.refused = Some(Refusal {
             at: now,
             until: remaining.map_or(Instant::NEVER, |remaining| now.after(remaining)),
@@ -115,11 +140,10 @@ impl Answers {
     /// Its last definite reply was a refusal, and one of these holds:
     ///
     /// * the key lasts until the deadline,
-    /// * no command sent since is unanswered.
+    /// * no command sent since is unanswered: none has failed, and none is overdue.
     pub(crate) fn is_taken(&self, span: Span) -> bool {
-        // A command sent a moment ago does not count: its reply may be on the way, as is usual on a
-        // working server.
-        let counts = |asked: Unanswered| asked.has_failed || asked.since <= span.last_attempt();
+        let counts =
+            |asked: Unanswered| asked.has_failed || span.is_overdue(asked.since, self.reply_took);
         let is_unanswered = self.unanswered.is_some_and(counts);
         self.refusal_in(span)
             .is_some_and(|refusal| refusal.until >= span.deadline || !is_unanswered)
@@ -216,11 +240,52 @@ mod tests {
             answers.asked(at(now));
             answers
         };
-        assert!(asked(3_751).is_taken(span()));
-        assert!(!asked(3_750).is_taken(span()), "for too long");
+        assert!(asked(3_951).is_taken(span()));
+        assert!(!asked(3_950).is_taken(span()), "for too long");
         let mut again = asked(3_700);
         again.asked(at(3_990));
         assert!(!again.is_taken(span()), "the first is unanswered");
+    }
+
+    #[test]
+    fn a_command_counts_as_unanswered_after_twice_the_time_of_the_last_reply() {
+        let distant = Span {
+            last_reply_took: ms(150),
+            ..span()
+        };
+        let mut answers = refused(3_000, 500);
+        answers.asked(at(3_701));
+        assert!(answers.is_taken(distant));
+        // The reply may have been one to another call.
+        let mut by_other = Answers::default();
+        by_other.asked(at(2_000));
+        by_other.refused(at(2_150), Some(ms(500)));
+        by_other.asked(at(3_701));
+        assert!(by_other.is_taken(span()));
+        for mut answers in [refused(3_000, 500), by_other] {
+            answers.refused(at(3_000), Some(ms(500)));
+            answers.asked(at(3_700));
+            assert!(!answers.is_taken(distant));
+        }
+    }
+
+    #[test]
+    fn a_key_that_expired_shortly_before_the_deadline_is_not_said_to_be_held_if_nothing_answers() {
+        // Another waiter asks when the key expires; its own deadline is later.
+        for expires in 3_010..=3_950 {
+            let mut answers = refused(3_000, expires - 3_000);
+            answers.asked(at(expires));
+            assert!(!answers.is_taken(span()), "asked at {expires} ms");
+        }
+    }
+
+    #[test]
+    fn a_command_in_flight_at_the_deadline_does_not_matter_if_the_key_lasts_longer() {
+        let mut answers = refused(3_500, 500);
+        for sent in [3_510, 3_750, 3_999] {
+            answers.asked(at(sent));
+            assert!(answers.is_taken(span()), "asked at {sent} ms");
+        }
     }
 
     #[test]
