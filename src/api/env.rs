@@ -106,7 +106,7 @@ fn assemble(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<Str
     Ok(format!("redis://{user}{password}{at}{host}:{port}/{db}"))
 }
 
-/// Percent-encodes all but what is plain in every part of a URL.
+/// Percent-encodes everything except characters that are plain in every part of a URL.
 fn encode(text: &str) -> String {
     use std::fmt::Write as _;
     text.bytes().fold(String::new(), |mut encoded, byte| {
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn variables_make_the_url_and_the_settings() {
         let shown = format!("{:?}", read(&[]).unwrap());
         assert!(shown.contains("127.0.0.1:6379"), "{shown}");
         let vars = [
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_url_was_set_none_is_read() {
+    fn url_of_the_builder_precedes_the_variables() {
         let set = || ClientBuilder::default().url("redis://here:1");
         let read = |builder, vars: &[(&str, &str)]| {
             super::builder(builder, |name| {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_of_any_bytes_survives_and_stays_secret() {
+    fn password_of_any_bytes_is_kept_and_never_shown() {
         let password = "p@ss:w/rd?#%ü";
         let url =
             assemble(&|name: &str| Ok((name == "REDIS_PASSWORD").then(|| password.to_owned())))
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_value_names_its_variable() {
+    fn invalid_value_is_an_error_that_names_its_variable() {
         for (name, value) in [
             ("REDIS_URL", "http://x"),
             ("REDIS_HOST", "a b"),
@@ -214,7 +214,7 @@ mod tests {
             ("LOCK_RENEW_INTERVAL_MS", ""),
         ] {
             match read(&[(name, value)]) {
-                Ok(_) => assert!(value.is_empty(), "{name}={value} was taken"),
+                Ok(_) => assert!(value.is_empty(), "{name}={value} was accepted"),
                 Err(error) => assert!(error.to_string().contains(name), "{error}"),
             }
         }

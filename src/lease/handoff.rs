@@ -132,7 +132,7 @@ mod tests {
         LeaseState::granted(at(0), at(0), terms).unwrap()
     }
 
-    /// Of the holder after `handed` others.
+    /// Returns the decision of the holder after `handed` hand-offs.
     fn step(
         lease: &LeaseState,
         terms: &LeaseTerms,
@@ -150,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn hand_off_draws_the_next_token() {
         let lease = lease(&TERMS);
         assert_eq!(step(&lease, &TERMS, 0, 1, false), on(101));
         assert_eq!(step(&lease, &TERMS, 7, 1, false), on(108));
     }
 
     #[test]
-    fn a_run_ends_with_its_tokens_its_length_and_its_time() {
+    fn run_ends_with_its_tokens_its_length_or_its_time() {
         let lease = lease(&TERMS);
         assert_eq!(step(&lease, &TERMS, 31, 1, false), on(132));
         assert_eq!(step(&lease, &TERMS, 32, 1, false), HandoffDecision::Release);
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(
             step(&lease, &many, 32, 1, false),
             HandoffDecision::Release,
-            "the block's end"
+            "the reserved tokens are used up"
         );
         let few = LeaseTerms {
             handoffs: 2,
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_ttl_bounds_the_time() {
+    fn short_ttl_limits_the_run() {
         let short = LeaseTerms {
             ttl: ms(300),
             renew_every: Some(ms(100)),
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn only_to_who_wants_the_same() {
+    fn lease_is_handed_only_to_a_waiter_with_the_same_terms() {
         let mut lease = lease(&TERMS);
         for other in [
             LeaseTerms {
@@ -229,7 +229,7 @@ mod tests {
                 "{other:?}"
             );
         }
-        // The lease's ttl of now counts, not what it was granted with.
+        // The lease's current ttl counts, not the one it was granted with.
         lease.extend(at(1), ms(12_000)).unwrap();
         lease.extended(at(1), at(2), ms(12_000));
         assert_eq!(step(&lease, &TERMS, 0, 3, false), HandoffDecision::Release);
@@ -241,20 +241,20 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_has_run_down_is_renewed_first() {
+    fn lease_with_little_time_left_is_renewed_first() {
         let slow = LeaseTerms {
             ttl: ms(900),
             renew_every: Some(ms(800)),
             ..TERMS
         };
         let mut lease = lease(&slow);
-        // 889 ms are surely held, of which 600 must be left.
+        // The validity is 889 ms, of which 600 ms must be left.
         assert_eq!(step(&lease, &slow, 0, 289, false), on(101));
         assert_eq!(step(&lease, &slow, 0, 290, false), HandoffDecision::Renew);
         assert_eq!(
             step(&lease, &slow, 0, 290, true),
             HandoffDecision::Release,
-            "in vain"
+            "a renewal has already failed to help"
         );
         let ask = lease.ask_now(at(290)).unwrap();
         lease.confirmed(at(290), at(295), ask);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_renewed_in_the_background_is_renewed_each_time() {
+    fn lease_without_auto_renew_is_renewed_before_each_hand_off() {
         let manual = LeaseTerms {
             renew_every: None,
             ..TERMS
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_ttl_that_may_yet_come_is_not_handed_on() {
+    fn lease_with_an_unanswered_shortening_extend_is_not_handed_on() {
         let mut lease = lease(&TERMS);
         lease.extend(at(1), ms(500)).unwrap();
         lease.unanswered(at(2), ms(500));
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_may_outlast_the_ttl_is_not_handed_on() {
+    fn lease_whose_key_may_outlast_the_ttl_is_not_handed_on() {
         for is_sent in [true, false] {
             let mut lease = lease(&TERMS);
             let before = lease.extend(at(1), ms(3_600_000)).unwrap();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_doubt_is_cleared_first() {
+    fn suspected_loss_is_checked_before_a_hand_off() {
         let mut lease = lease(&TERMS);
         lease.suspect(at(1));
         assert_eq!(step(&lease, &TERMS, 0, 2, false), HandoffDecision::Renew);
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(
             step(&lease, &TERMS, 0, 5, false),
             HandoffDecision::Renew,
-            "it may have been asked before"
+            "the renewal may have run before the second suspicion"
         );
         let ask = lease.ask(at(5)).unwrap();
         lease.confirmed(at(5), at(6), ask);
@@ -322,17 +322,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_goes_nowhere() {
+    fn lost_or_released_lease_is_not_handed_on() {
         let mut lost = lease(&TERMS);
         lost.lose(Lost::Deleted);
         assert_eq!(step(&lost, &TERMS, 0, 1, false), HandoffDecision::Release);
-        let mut let_go = lease(&TERMS);
-        let_go.release(at(1));
-        assert_eq!(step(&let_go, &TERMS, 0, 1, false), HandoffDecision::Release);
+        let mut released = lease(&TERMS);
+        released.release(at(1));
+        assert_eq!(
+            step(&released, &TERMS, 0, 1, false),
+            HandoffDecision::Release
+        );
     }
 
     #[test]
-    fn an_answer_counts_for_whoever_holds_it_by_then() {
+    fn renewal_counts_for_the_next_holder_of_the_lease() {
         let mut lease = lease(&TERMS);
         let ask = lease.ask(at(500)).unwrap();
         assert_eq!(step(&lease, &TERMS, 0, 600, false), on(101));

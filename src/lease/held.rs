@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_holder_finds_it_released() {
+    fn earlier_holder_finds_the_lease_released() {
         let (hold, first) = hold();
         let lost = hold.listen(first, now());
         let (step, before) = hold.hand_on(first, &TERMS, false, now());
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_before_it_was_taken_is_not_taken() {
+    fn lease_lost_before_its_hand_off_was_taken_is_not_taken() {
         let (hold, first) = hold();
         let (HandoffDecision::HandOff(second), _) = hold.hand_on(first, &TERMS, false, now())
         else {
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn who_held_it_for_max_hold_hands_nothing_on() {
+    fn holder_at_max_hold_hands_nothing_on() {
         let (hold, first) = hold();
         let limit = Duration::from_millis(5);
         let (HandoffDecision::HandOff(second), _) = hold.hand_on(first, &TERMS, false, now())
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_other_replicas_is_handed_nothing() {
+    fn waiter_with_other_replicas_is_handed_nothing() {
         let (hold, first) = hold();
         let terms = LeaseTerms {
             replicas: Some(Replicas {

@@ -475,19 +475,19 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn lease_is_held_for_its_validity_and_then_lost_for_good() {
         let mut lease = lease();
         assert_eq!(lease.status(at(1001)), LeaseStatus::Held(ms(9897)));
         assert_eq!(lease.status(at(10_898)), LeaseStatus::Lost(Lost::Expired));
         assert_eq!(
             lease.status(at(1001)),
             LeaseStatus::Lost(Lost::Expired),
-            "a loss is for good"
+            "a loss is final"
         );
     }
 
     #[test]
-    fn an_answer_as_late_as_the_lease_grants_nothing() {
+    fn reply_later_than_the_validity_grants_nothing() {
         assert!(LeaseState::granted(at(0), at(9897), &terms()).is_some());
         assert!(LeaseState::granted(at(0), at(9898), &terms()).is_none());
     }
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_answer_revives_nothing() {
+    fn late_renewal_revives_no_expired_lease() {
         let mut lease = lease();
         let ask = lease.ask(at(10_800)).unwrap();
         lease.confirmed(at(10_800), at(10_898), ask);
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_lease_is_not_renewed_all_the_time() {
+    fn short_lease_is_not_renewed_with_every_round() {
         let terms = LeaseTerms {
             ttl: ms(100),
             renew_every: Some(ms(33)),
@@ -523,12 +523,12 @@ mod tests {
         assert_eq!(lease.ask_if_due(at(1)), None);
         assert!(
             lease.ask_if_due(at(30)).is_some(),
-            "with those that are due"
+            "in one round with due renewals"
         );
     }
 
     #[test]
-    fn a_jump_of_the_clock_is_a_loss() {
+    fn clock_jump_past_the_validity_is_a_loss() {
         let mut lease = lease();
         assert_eq!(lease.due(at(2000)), Due::At(at(1000).after(TTL / 3)));
         assert_eq!(
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_renewal_is_no_loss_and_is_tried_until_the_end() {
+    fn failed_renewal_is_retried_until_the_lease_expires() {
         let mut lease = lease();
         let mut now = at(4334);
         let mut tries = 0;
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_was_passed_on_is_renewed_soon_whatever_was_set() {
+    fn granted_lease_is_renewed_soon_whatever_renew_every_says() {
         for renew_every in [Some(TTL / 3), None] {
             let terms = LeaseTerms {
                 renew_every,
@@ -569,7 +569,7 @@ mod tests {
             let lasting = ms(3000);
             assert!(
                 LeaseState::passed(at(0), at(1469), lasting, &terms).is_none(),
-                "half of it"
+                "less than half of the provisional lease is left"
             );
             let mut lease = LeaseState::passed(at(0), at(1468), lasting, &terms).unwrap();
             assert_eq!(lease.status(at(1468)), LeaseStatus::Held(ms(1500)));
@@ -585,19 +585,19 @@ mod tests {
             lease.unconfirmed(at(1500));
             assert!(matches!(lease.due(at(1500)), Due::At(next) if next < at(1600)));
             let ask = lease.ask(at(1600)).unwrap();
-            assert!(ask.renews, "it still is");
+            assert!(ask.renews, "the failed renewal is repeated");
             lease.confirmed(at(1600), at(1601), ask);
             assert_eq!(
                 lease.status(at(1601)),
                 LeaseStatus::Held(ms(4867)),
-                "max_hold is the holder's time"
+                "max_hold limits the renewal"
             );
             assert_eq!(lease.ask(at(1601)).unwrap().renews, renew_every.is_some());
         }
     }
 
     #[test]
-    fn nothing_is_renewed_past_max_hold() {
+    fn lease_is_lost_at_max_hold() {
         let mut lease = LeaseState::granted(
             at(0),
             at(1),
@@ -612,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn without_renewal_a_doubt_only_asks() {
+    fn suspected_loss_is_checked_without_renewing() {
         let mut lease = LeaseState::granted(
             at(0),
             at(1),
@@ -638,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn a_doubt_is_asked_about_until_there_is_an_answer() {
+    fn suspected_loss_is_checked_until_a_later_reply() {
         let mut lease = LeaseState::granted(
             at(0),
             at(1),
@@ -658,12 +658,12 @@ mod tests {
         assert_eq!(
             lease.due(at(82)),
             Due::Renewal,
-            "that answer may be older than the doubt"
+            "the renewal may have run before the second suspicion"
         );
     }
 
     #[test]
-    fn an_unanswered_extend_caps_a_longer_one_too() {
+    fn unanswered_extend_limits_a_later_longer_one() {
         let mut lease = LeaseState::granted(
             at(0),
             at(1),
@@ -680,12 +680,12 @@ mod tests {
         assert_eq!(
             lease.status(at(300)),
             LeaseStatus::Held(ms(1978)),
-            "the first may run after it"
+            "the first extend may run after the second"
         );
     }
 
     #[test]
-    fn a_shortening_extend_counts_before_it_is_sent() {
+    fn shortening_extend_counts_before_it_is_sent() {
         let mut lease = lease();
         lease.extend(at(2000), ms(1000)).unwrap();
         assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(988)));
@@ -695,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unanswered_shortening_extend_caps_all_later_renewals() {
+    fn unanswered_shortening_extend_limits_later_renewals() {
         let mut lease = lease();
         lease.extend(at(2000), ms(1000)).unwrap();
         lease.unanswered(at(2100), ms(1000));
@@ -708,16 +708,20 @@ mod tests {
         assert_eq!(
             lease.status(at(2300)),
             LeaseStatus::Held(ms(988)),
-            "the first may still run"
+            "the first extend may still run"
         );
     }
 
     #[test]
-    fn an_unanswered_lengthening_extend_makes_the_key_last_though_not_the_lease() {
+    fn unanswered_lengthening_extend_prolongs_the_key_but_not_the_lease() {
         let mut lease = lease();
         assert_eq!(lease.longest_expiry(), TTL);
         lease.extend(at(2000), 360 * TTL).unwrap();
-        assert_eq!(lease.longest_expiry(), 360 * TTL, "from before it is sent");
+        assert_eq!(
+            lease.longest_expiry(),
+            360 * TTL,
+            "counts before it is sent"
+        );
         lease.unanswered(at(2100), 360 * TTL);
         assert_eq!(lease.ttl(), TTL);
         assert_eq!(lease.status(at(2100)), LeaseStatus::Held(ms(8798)));
@@ -726,13 +730,13 @@ mod tests {
         assert_eq!(
             lease.longest_expiry(),
             360 * TTL,
-            "the first may run after it"
+            "the first extend may run after the second"
         );
         assert_eq!(lease.key_may_last(), 720 * TTL);
     }
 
     #[test]
-    fn an_extend_that_did_not_run_takes_nothing_away() {
+    fn extend_that_did_not_run_changes_nothing() {
         let mut lease = lease();
         let before = lease.extend(at(2000), ms(1000)).unwrap();
         lease.not_extended(at(2010), before);
@@ -743,7 +747,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lengthening_extend_counts_when_confirmed() {
+    fn lengthening_extend_counts_when_confirmed() {
         let mut lease = lease();
         lease.extend(at(2000), ms(60_000)).unwrap();
         assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(8898)));
@@ -752,7 +756,7 @@ mod tests {
     }
 
     #[test]
-    fn once_a_release_is_sent_nothing_is_lost() {
+    fn released_lease_cannot_be_lost() {
         let mut lease = lease();
         assert_eq!(lease.release(at(2000)), LeaseStatus::Held(ms(8898)));
         lease.lose(Lost::Deleted);

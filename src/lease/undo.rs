@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_goes_on_where_the_acquire_was_not_answered_when_it_was_sent() {
+    fn release_may_overtake_an_acquire_without_a_reply() {
         let (keys, id, until) = parts();
         let votes = Arc::new(ServerVotes::new(2));
         votes.note(0, Vote::Granted);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_releases_are_kept() {
+    fn latest_releases_are_kept() {
         let (keys, id, until) = parts();
         let mut released = Released::default();
         for _ in 0..=Released::MOST {

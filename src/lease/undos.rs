@@ -449,18 +449,22 @@ mod tests {
         let batches = undos.take_due(at(0), false);
         let mut sizes: Vec<_> = batches.iter().map(|batch| batch.undos.len()).collect();
         sizes.sort_unstable();
-        assert_eq!(sizes, [1, 2], "those of one lock go together");
+        assert_eq!(sizes, [1, 2], "undos of one lock share a command");
         assert!(undos.take_due(at(0), false).is_empty());
         for batch in &batches {
             assert!(undos.settle(batch, None).is_empty());
         }
         assert_eq!(undos.next(), Some(at(50)));
         assert_eq!(undos.take_due(at(51), false).len(), 2);
-        assert_eq!(undos.take_due(at(52), true).len(), 2, "the last of all");
+        assert_eq!(
+            undos.take_due(at(52), true).len(),
+            2,
+            "the last round at shutdown"
+        );
     }
 
     #[test]
-    fn an_undo_ends_when_it_deleted_the_key_but_not_when_the_key_was_gone() {
+    fn undo_ends_when_it_deleted_the_key_but_not_if_the_key_was_gone() {
         let mut undos = Undos::default();
         for _ in 0..3 {
             undos.push(undo("a", at(0)), at(0));
@@ -470,12 +474,16 @@ mod tests {
         let over: Vec<_> = over.into_iter().map(|undo| undo.id).collect();
         assert_eq!(over, [batch.undos[1].1.clone()]);
         assert_eq!(undos.pending.len(), 2);
-        assert_eq!(undos.take_over(at(0).after(TTL)).len(), 2, "by the ttl");
+        assert_eq!(
+            undos.take_over(at(0).after(TTL)).len(),
+            2,
+            "their ttl has expired"
+        );
         assert!(undos.is_empty() && undos.next().is_none());
     }
 
     #[test]
-    fn any_answer_ends_a_release() {
+    fn any_reply_ends_a_release() {
         let mut undos = Undos::default();
         let (sender, answers) = unbounded();
         let told = || Arc::new(ReleaseReport::new(Majority::of(1), sender.clone()));
@@ -497,7 +505,7 @@ mod tests {
         assert_eq!(
             answers.recv(),
             Ok(KeyState::Ours),
-            "the first try removed it"
+            "the first try removed the key"
         );
         assert!(undos.is_empty());
     }
@@ -505,7 +513,7 @@ mod tests {
     /// Undos are added for 20 s: checks how many commands a name costs, and how long a late acquire
     /// can stay.
     #[test]
-    fn a_late_acquire_is_removed_soon_and_a_name_costs_few_commands() {
+    fn late_acquire_is_removed_soon_and_a_name_costs_few_commands() {
         let mut undos = Undos::default();
         let mut all = Vec::new();
         for n in 0..200 {
@@ -534,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn more_undos_than_fit_a_command_cost_one_command_a_second() {
+    fn many_undos_of_one_lock_cost_one_command_a_second() {
         let mut undos = Undos::default();
         for n in 0..5_000 {
             undos.push(undo("a", at(n)), at(n));
@@ -547,11 +555,11 @@ mod tests {
             .iter()
             .flat_map(|(_, batch)| batch.undos.iter().map(|(serial, _)| *serial))
             .collect();
-        assert_eq!(asked.len(), 5_000, "each has its turn");
+        assert_eq!(asked.len(), 5_000, "every undo is sent");
     }
 
     #[test]
-    fn an_undo_whose_id_is_found_to_hold_the_lock_is_sent_at_once() {
+    fn undo_of_the_current_holder_is_sent_at_once() {
         let mut undos = Undos::default();
         for _ in 0..=MOST_IDS {
             undos.push(undo("a", at(0)), at(0));
@@ -566,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_contradicts_itself_hurries_nothing() {
+    fn contradictory_reply_changes_no_pause() {
         let mut undos = Undos::default();
         undos.push(undo("a", at(0)), at(0));
         let batch = undos.take_due(at(0), false).remove(0);
@@ -574,12 +582,12 @@ mod tests {
         assert!(undos.settle(&batch, itself).is_empty());
         assert!(
             undos.take_due(at(1), false).is_empty(),
-            "not before its pause is over"
+            "the undo is not due before its pause ends"
         );
     }
 
     #[test]
-    fn a_server_that_recovers_is_tried_within_a_second() {
+    fn recovered_server_is_tried_within_a_second() {
         let mut undos = Undos::default();
         undos.push(undo("a", at(0)), at(0));
         let mut now = at(0);

@@ -769,7 +769,7 @@ fn name_owned_by(cluster: &Cluster, what: &str, node: usize) -> String {
         .expect("there are names for every node")
 }
 
-fn is_taken(cluster: &Cluster, name: &str) -> bool {
+fn is_locked(cluster: &Cluster, name: &str) -> bool {
     let key = format!("lock:{name}");
     cluster.node(cluster.master_of(&key)).get(key).is_some()
 }
@@ -792,7 +792,7 @@ fn set_across_slots_is_acquired_or_rolled_back() {
         names.iter().map(Name::from).collect::<Vec<_>>()
     );
     for name in &names {
-        assert!(is_taken(&cluster, name));
+        assert!(is_locked(&cluster, name));
         assert!(two.mutex(name).try_lock().unwrap().is_none());
     }
     renewals
@@ -802,7 +802,7 @@ fn set_across_slots_is_acquired_or_rolled_back() {
     guard.extend(ms(60_000)).unwrap();
     let before: Vec<_> = names.iter().map(|name| token(&guard, name)).collect();
     release(guard);
-    assert!(names.iter().all(|name| !is_taken(&cluster, name)));
+    assert!(names.iter().all(|name| !is_locked(&cluster, name)));
 
     // Blocked by the last, the second and the first slot: nothing stays behind, and the release of
     // the blocking name wakes the waiter.
@@ -810,7 +810,7 @@ fn set_across_slots_is_acquired_or_rolled_back() {
         let plain = one.mutex(held).lock().unwrap();
         assert!(one.mutex_all(&names).try_lock().unwrap().is_none());
         assert!(two.mutex_all(&names).try_lock().unwrap().is_none());
-        let taken = names.iter().filter(|name| is_taken(&cluster, name));
+        let taken = names.iter().filter(|name| is_locked(&cluster, name));
         assert!(taken.eq([held]));
         thread::scope(|scope| {
             let waiting = scope.spawn(|| two.mutex_all(&names).try_lock_for(ms(20_000)));
@@ -837,14 +837,14 @@ fn set_across_slots_is_acquired_or_rolled_back() {
     cluster.node(cluster.master_of(&key)).run("DEL", &[&key]);
     assert_eq!(guard.lost().recv_timeout(ms(10_000)), Ok(Lost::Deleted));
     eventually(ms(10_000), || {
-        names.iter().all(|name| !is_taken(&cluster, name))
+        names.iter().all(|name| !is_locked(&cluster, name))
     });
     drop(guard);
 
     // Names in one slot take a single script.
     let tagged = ["{u1}b", "{u1}a"];
     let guard = one.mutex_all(tagged).lock().unwrap();
-    assert!(tagged.iter().all(|name| is_taken(&cluster, name)));
+    assert!(tagged.iter().all(|name| is_locked(&cluster, name)));
     assert!(matches!(
         one.mutex_all(["a", "a}b"]).lock(),
         Err(Error::Config(_))
@@ -866,7 +866,7 @@ fn set_across_slots_is_acquired_or_rolled_back() {
             });
         }
     });
-    assert!(names.iter().all(|name| !is_taken(&cluster, name)));
+    assert!(names.iter().all(|name| !is_locked(&cluster, name)));
 
     // A renewal that reaches two slots of three is none: the set expires.
     let guard = one.mutex_all(&names).ttl(ms(1_000)).lock().unwrap();
@@ -876,7 +876,7 @@ fn set_across_slots_is_acquired_or_rolled_back() {
     cluster.resume(node);
     drop(guard);
     eventually(ms(10_000), || {
-        names.iter().all(|name| !is_taken(&cluster, name))
+        names.iter().all(|name| !is_locked(&cluster, name))
     });
     assert!(one.shutdown(ms(5_000)).unwrap().is_clean());
 }

@@ -10,7 +10,7 @@ use redis::RedisResult;
 use support::{
     BlackHole, COMMAND_TIMEOUT, Cluster, ClusterSetup, Contention, Control, MasterFailure, Outcome,
     PROCESSES, RESUME_WITHIN, SLACK, Server, builder, client, contend_and_then, eventually,
-    expect_unreachable, free_port, ms, parameter, thread_count, time_until_taken,
+    expect_unreachable, free_port, ms, parameter, thread_count, time_until_acquired,
 };
 
 support::roles![tidy_contender];
@@ -499,7 +499,7 @@ fn assert_contenders_resume(trouble: MasterFailure) {
     fail_master(trouble, &mut cluster, 0);
     assert_eq!(cluster.wait_for_new_master(0), replica);
     let began = Instant::now();
-    let timed = time_until_taken(began, || fence_on(&cluster, replica, &name));
+    let timed = time_until_acquired(began, || fence_on(&cluster, replica, &name));
     let (took, overshoot) = (timed.took, timed.overshoot);
     timed.no_later_than(SLACK);
     let lost = lost.recv_timeout(ms(5_000)).expect("the loss is reported");
@@ -569,7 +569,7 @@ fn contenders_resume_after_the_slot_moves() {
             began = Instant::now();
             release(guard);
         }
-        let timed = time_until_taken(began, || fence_on(&cluster, to, &name));
+        let timed = time_until_acquired(began, || fence_on(&cluster, to, &name));
         println!("from {from} to {to}: resumed after {:?}", timed.took);
         timed.no_later_than(SLACK);
         contention.wait_for_progress(30);

@@ -8,7 +8,7 @@ use leasehold::{Error, Lost, Unlocked};
 use support::{
     BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, MasterFailure, PROCESSES,
     RESUME_WITHIN, SLACK, Sentinels, Setup, builder, client, eventually, expect_unreachable,
-    free_port, ms, parameter, thread_count, time_until_taken,
+    free_port, ms, parameter, thread_count, time_until_acquired,
 };
 
 support::roles![threads_in_child];
@@ -241,7 +241,7 @@ fn assert_contenders_go_on(trouble: MasterFailure) {
     let contention = Contention::start(&sentinels.url(), "a", PROCESSES, 0);
     disturb_master(trouble, &mut sentinels);
     let successor = sentinels.successor();
-    let timed = time_until_taken(Instant::now(), || {
+    let timed = time_until_acquired(Instant::now(), || {
         sentinels.ask_data(successor, &["GET", FENCE])
     });
     let took = timed.took;

@@ -16,5 +16,5 @@ pub fn builder(url: &str) -> ClientBuilder {
 }
 
 pub fn client(url: &str) -> Client {
-    builder(url).build().expect("a URL of ours")
+    builder(url).build().expect("the URL is valid")
 }

@@ -162,7 +162,7 @@ impl Outcome {
 /// Waits until a process has acquired the lock on its current server, and returns how long it took.
 ///
 /// Only an acquire changes the `counter` of its tokens there.
-pub fn time_until_taken(
+pub fn time_until_acquired(
     began: Instant,
     counter: impl Fn() -> RedisResult<Option<u64>>,
 ) -> Timed<()> {

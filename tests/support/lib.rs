@@ -41,7 +41,7 @@ pub use client::{COMMAND_TIMEOUT, builder, client};
 pub use cluster::{Cluster, ClusterSetup};
 pub use contention::{
     Contention, MasterFailure, Outcome, PROCESSES, RESUME_WITHIN, SLACK, contend_and_then,
-    contender, time_until_taken,
+    contender, time_until_acquired,
 };
 pub use counter::{Counters, counter, counter_with};
 pub use fake_server::{FakeServer, Request, default_reply};

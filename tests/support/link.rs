@@ -72,7 +72,7 @@ enum Direction {
     Reply,
 }
 
-/// What happens to a chunk.
+/// The handling of a chunk.
 enum Fate {
     Forward,
     /// Forwards the first reply of the chunk only.
