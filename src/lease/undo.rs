@@ -34,13 +34,14 @@ pub(crate) struct Undo {
 /// Counts what the servers found at a release, and sends the outcome to the caller.
 #[derive(Debug)]
 pub(crate) struct ReleaseReport {
-    /// `None` after the outcome was sent.
-    open: Mutex<Option<(Votes, Sender<KeyState>)>>,
+    /// The votes, unless one server decides, and the caller. `None` after the outcome was sent.
+    open: Mutex<Option<(Option<Votes>, Sender<KeyState>)>>,
 }
 
 impl ReleaseReport {
     pub(crate) fn new(size: Majority, told: Sender<KeyState>) -> Self {
-        let votes = Votes::new(Verb::Release { counts: false }, size);
+        let votes = || Votes::new(Verb::Release { counts: false }, size);
+        let votes = (size.all > 1).then(votes);
         Self {
             open: Mutex::new(Some((votes, told))),
         }
@@ -52,15 +53,21 @@ impl ReleaseReport {
         let Some((votes, _)) = slot.as_mut() else {
             return;
         };
-        votes.count(Some(match found {
-            KeyState::Ours => Answer::Ours(None),
-            KeyState::Gone => Answer::Gone,
-            KeyState::Foreign => Answer::Foreign(Vec::new()),
-        }));
-        let Verdict::Decided(answer) = votes.verdict() else {
-            return;
+        let found = match votes {
+            None => Some(found),
+            Some(votes) => {
+                votes.count(Some(match found {
+                    KeyState::Ours => Answer::Ours(None),
+                    KeyState::Gone => Answer::Gone,
+                    KeyState::Foreign => Answer::Foreign(Vec::new()),
+                }));
+                match votes.verdict() {
+                    Verdict::Decided(answer) => answer.key_state(),
+                    Verdict::Open | Verdict::Unknown => return,
+                }
+            }
         };
-        if let (Some((_, told)), Some(found)) = (slot.take(), answer.key_state()) {
+        if let (Some((_, told)), Some(found)) = (slot.take(), found) {
             // The caller may have timed out.
             let _ = told.send(found);
         }

@@ -261,9 +261,9 @@ impl Deployment {
     }
 
     /// Tells a quorum that one of its servers is up again.
-    pub(crate) fn peer_is_back(&self) {
+    pub(crate) fn member_is_up(&self) {
         if let Self::Quorum(quorum) = self {
-            quorum.is_back();
+            quorum.member_is_up();
         }
     }
 

@@ -23,6 +23,11 @@ impl Undoable<'_> {
         self.keys.release(self.id.as_str().as_bytes(), false)
     }
 
+    /// The known state of the acquiring command at a server.
+    pub(in crate::redis) fn vote(&self, server: usize) -> Vote {
+        self.votes.map_or(Vote::Asked, |votes| votes.vote(server))
+    }
+
     pub(in crate::redis) fn pending_release(&self) -> PendingRelease {
         PendingRelease {
             keys: Arc::clone(self.keys),

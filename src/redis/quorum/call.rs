@@ -26,7 +26,7 @@ impl Quorum {
         if cap_rule == Cap::Counted {
             self.condition.admit(&self.label)?;
         }
-        let _turn = self.turns.take(cap_rule, until)?;
+        let _permit = self.permits.take(cap_rule, until)?;
         let answer = Round::new(self, Some(call), until, undoable).run();
         match &answer {
             Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
@@ -46,7 +46,7 @@ impl Quorum {
 
     /// Pings all servers; succeeds if a majority replies.
     pub(crate) fn ping(&self, until: Instant) -> Result<(), Fault> {
-        let _turn = self.turns.take(Cap::Counted, until)?;
+        let _permit = self.permits.take(Cap::Counted, until)?;
         Round::new(self, None, until, None).run().map(drop)
     }
 }

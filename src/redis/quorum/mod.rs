@@ -2,6 +2,7 @@
 
 pub(crate) mod call;
 pub(crate) mod member;
+pub(crate) mod permits;
 pub(crate) mod pipelined_connection;
 pub(crate) mod round;
 pub(crate) mod tokens;
@@ -11,17 +12,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
-use crate::clock::{Instant, nap};
+use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::{Cause, Error};
 use crate::holder::HolderId;
 use crate::logging;
-use crate::redis::conn::callers::Cap;
-use crate::redis::fault::Fault;
 use crate::redis::health::ServerHealth;
 use crate::redis::quorum::member::Member;
+use crate::redis::quorum::permits::Permits;
 use crate::redis::quorum::tokens::Tokens;
 use crate::redis::quorum::votes::Majority;
 use crate::redis::server::Server;
@@ -31,7 +31,7 @@ use crate::url::{Address, Target};
 const MOST_SERVERS: usize = 63;
 
 /// How many of this client's most recently abandoned acquiring attempts are remembered.
-const GHOSTS: usize = 256;
+const MAX_ABANDONED: usize = 256;
 
 /// Several independent servers.
 pub(crate) struct Quorum {
@@ -40,12 +40,12 @@ pub(crate) struct Quorum {
     label: String,
     pub(in crate::redis) size: Majority,
     tokens: Tokens,
-    turns: Permits,
+    permits: Permits,
     /// The health of the majority, with one circuit breaker for all servers.
     condition: ServerHealth,
     command_timeout: Duration,
     /// Holder ids of the attempts that failed last: a key with such an id is not held by anyone.
-    ghosts: Mutex<VecDeque<HolderId>>,
+    abandoned: Mutex<VecDeque<HolderId>>,
 }
 
 impl Quorum {
@@ -74,10 +74,10 @@ impl Quorum {
             label,
             size,
             tokens: Tokens::default(),
-            turns: Permits::new(config.max_connections),
+            permits: Permits::new(config.max_connections),
             condition: ServerHealth::new(config.breaker_after),
             command_timeout: config.command_timeout,
-            ghosts: Mutex::default(),
+            abandoned: Mutex::default(),
         })
     }
 
@@ -97,19 +97,19 @@ impl Quorum {
     }
 
     /// Closes the circuit breaker if, with a server that has recovered, a majority is up again.
-    pub(crate) fn is_back(&self) {
-        let answering = self.peers().filter(|(_, member)| !member.is_aside());
+    pub(crate) fn member_is_up(&self) {
+        let answering = self.members().filter(|(_, member)| !member.is_down());
         if answering.count() >= self.size.needed {
             self.condition.reset();
         }
     }
 
-    pub(in crate::redis) fn peers(&self) -> impl Iterator<Item = (&Server, &Member)> {
-        let peers = self
+    pub(in crate::redis) fn members(&self) -> impl Iterator<Item = (&Server, &Member)> {
+        let members = self
             .servers
             .iter()
             .map(|server| (&**server, server.member.as_ref()));
-        peers.filter_map(|(server, member)| Some((server, member?)))
+        members.filter_map(|(server, member)| Some((server, member?)))
     }
 
     /// When the majority stopped replying; see [`Server::silent_since`].
@@ -123,17 +123,17 @@ impl Quorum {
 
     /// Records an attempt of this client that is being undone.
     pub(in crate::redis) fn note_abandoned(&self, id: &HolderId) {
-        let mut ghosts = self.ghosts.lock();
-        if ghosts.len() == GHOSTS {
-            ghosts.pop_front();
+        let mut abandoned = self.abandoned.lock();
+        if abandoned.len() == MAX_ABANDONED {
+            abandoned.pop_front();
         }
-        ghosts.push_back(id.clone());
+        abandoned.push_back(id.clone());
     }
 
     /// Returns whether `value` is the holder id of an attempt of this client that is being undone.
     pub(in crate::redis) fn is_abandoned(&self, value: &[u8]) -> bool {
-        let ghosts = self.ghosts.lock();
-        ghosts.iter().any(|id| id.as_str().as_bytes() == value)
+        let abandoned = self.abandoned.lock();
+        abandoned.iter().any(|id| id.as_str().as_bytes() == value)
     }
 
     pub(in crate::redis) fn label(&self) -> &str {
@@ -186,49 +186,4 @@ fn check(addresses: &[Address]) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-/// Limits the concurrent [`Cap::Counted`] calls. Each uses a connection to every server.
-struct Permits {
-    left: Mutex<usize>,
-    free: Condvar,
-}
-
-/// A permit for one call, returned when dropped.
-struct Permit<'a>(Option<&'a Permits>);
-
-impl Permits {
-    fn new(most: usize) -> Self {
-        Self {
-            left: Mutex::new(most),
-            free: Condvar::new(),
-        }
-    }
-
-    fn take(&self, cap_rule: Cap, until: Instant) -> Result<Permit<'_>, Fault> {
-        if cap_rule == Cap::Exempt {
-            return Ok(Permit(None));
-        }
-        let mut left = self.left.lock();
-        while *left == 0 {
-            let now = Instant::now();
-            if now >= until {
-                return Err(Fault::NotRun(Cause::of_client(
-                    "all connections (max_connections) were in use",
-                )));
-            }
-            self.free.wait_for(&mut left, nap(now, until));
-        }
-        *left -= 1;
-        Ok(Permit(Some(self)))
-    }
-}
-
-impl Drop for Permit<'_> {
-    fn drop(&mut self) {
-        if let Some(turns) = self.0 {
-            *turns.left.lock() += 1;
-            turns.free.notify_one();
-        }
-    }
 }

@@ -20,7 +20,7 @@ pub(crate) enum PendingReply {
     /// The reply to a release. `may_overtake` was judged when the release was sent: if the
     /// acquiring command may run after the release, "key not found" proves nothing.
     Release {
-        promise: PendingRelease,
+        release: PendingRelease,
         may_overtake: bool,
     },
 }
@@ -29,7 +29,7 @@ pub(crate) struct PipelinedConnection {
     connection: Connection,
     /// The scripts whose source was sent over this connection: from then on the digest is enough.
     known_scripts: Vec<&'static str>,
-    owed: VecDeque<(PendingReply, Verb)>,
+    pending: VecDeque<(PendingReply, Verb)>,
     buffer: Vec<u8>,
 }
 
@@ -38,29 +38,29 @@ impl PipelinedConnection {
         Self {
             connection,
             known_scripts: Vec::new(),
-            owed: VecDeque::new(),
+            pending: VecDeque::new(),
             buffer: Vec::new(),
         }
     }
 
     /// The number of unread replies.
     pub(crate) fn pending(&self) -> usize {
-        self.owed.len()
+        self.pending.len()
     }
 
     /// The entry for a release that is sent over this connection next. An acquire whose reply is
     /// still unread on the same connection runs before the release.
-    pub(crate) fn owed_to_release(&self, promise: PendingRelease, server: usize) -> PendingReply {
-        let acquire = promise.votes.as_ref();
+    pub(crate) fn pending_reply_to(&self, release: PendingRelease, server: usize) -> PendingReply {
+        let acquire = release.votes.as_ref();
         let is_behind = acquire.is_some_and(|acquire| {
-            self.owed.iter().any(|(owed, _)| match owed {
+            self.pending.iter().any(|(pending, _)| match pending {
                 PendingReply::Acquire(of) => Arc::ptr_eq(of, acquire),
                 _ => false,
             })
         });
         PendingReply::Release {
-            may_overtake: !is_behind && promise.may_yet_run(server),
-            promise,
+            may_overtake: !is_behind && release.may_yet_run(server),
+            release,
         }
     }
 
@@ -68,7 +68,7 @@ impl PipelinedConnection {
     pub(crate) fn send(
         &mut self,
         call: &Call<'_>,
-        owed: PendingReply,
+        pending: PendingReply,
         until: Instant,
     ) -> RedisResult<()> {
         self.buffer.clear();
@@ -78,43 +78,43 @@ impl PipelinedConnection {
             self.known_scripts.push(call.script.name);
             call.pack_by_source(&mut self.buffer);
         }
-        self.owed.push_back((owed, call.verb));
+        self.pending.push_back((pending, call.verb));
         self.connection.send(until, &self.buffer)
     }
 
     /// Forgets which scripts the server knows, so that their source is sent again.
-    pub(crate) fn forget_taught(&mut self) {
+    pub(crate) fn forget_scripts(&mut self) {
         self.known_scripts.clear();
     }
 
     pub(crate) fn ping(&mut self, until: Instant) -> RedisResult<()> {
         self.buffer.clear();
         redis::cmd("PING").write_packed_command(&mut self.buffer);
-        self.owed.push_back((PendingReply::Nothing, Verb::Ping));
+        self.pending.push_back((PendingReply::Nothing, Verb::Ping));
         self.connection.send(until, &self.buffer)
     }
 
     /// Reads the next reply and returns it with the entry it belongs to. On an error, the
     /// connection must not be used again; the entry is returned as well.
     pub(crate) fn receive(&mut self, until: Instant) -> (PendingReply, CallResult) {
-        let (owed, verb) = self.next_owed();
-        (owed, self.connection.answer_to(until, verb))
+        let (pending, verb) = self.next_pending();
+        (pending, self.connection.answer_to(until, verb))
     }
 
     /// Like [`receive`](Self::receive), but returns `None` unless the reply is already there. Pass
     /// `is_ready` if the socket may have something to read.
     pub(crate) fn receive_at_hand(&mut self, is_ready: bool) -> Option<(PendingReply, CallResult)> {
         let value = self.connection.answer_at_hand(is_ready).transpose()?;
-        let (owed, verb) = self.next_owed();
+        let (pending, verb) = self.next_pending();
         Some((
-            owed,
+            pending,
             value.and_then(|value| self.connection.meaning_of(value, verb)),
         ))
     }
 
-    fn next_owed(&mut self) -> (PendingReply, Verb) {
+    fn next_pending(&mut self) -> (PendingReply, Verb) {
         // A caller reads only as many replies as it has sent commands.
-        let next = self.owed.pop_front();
+        let next = self.pending.pop_front();
         next.unwrap_or((PendingReply::Nothing, Verb::Ping))
     }
 
@@ -132,6 +132,6 @@ impl PipelinedConnection {
         if let Some(undo) = undo {
             self.connection.undo_behind([*undo]);
         }
-        self.owed.into_iter().map(|(owed, _)| owed)
+        self.pending.into_iter().map(|(pending, _)| pending)
     }
 }

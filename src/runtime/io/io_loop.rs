@@ -86,7 +86,7 @@ impl IoLoop {
                 job = endpoint.io.jobs.try_recv().ok();
             }
             if let Some(member) = &endpoint.server.member {
-                let left = member.desk.try_iter();
+                let left = member.tasks.try_iter();
                 let undos =
                     left.filter_map(|task| self.recovery.take(runtime, endpoint, member, task));
                 undos.for_each(|undo| self.undos.push(undo, Instant::now()));
@@ -110,7 +110,7 @@ impl IoLoop {
                 // Closing a connection with unread replies resets it. Packets that the network has
                 // lost are then not sent again, and the release of the last lease may be among
                 // them.
-                self.recovery.tidy_now();
+                self.recovery.read_now();
             }
             contain(|| self.recovery.run_due(runtime, endpoint));
         }
@@ -138,7 +138,7 @@ impl IoLoop {
         let pause_over = pause.map_or_else(never, after);
         select! {
             recv(jobs) -> job => job.ok(),
-            recv(member.desk) -> task => {
+            recv(member.tasks) -> task => {
                 if let Ok(task) = task
                     && let Some(undo) = self.recovery.take(runtime, endpoint, member, task)
                 {

@@ -13,7 +13,7 @@ use crate::wait_policy::Backoff;
 
 /// How long replies that no caller waited for may stay unread. They tell only what to undo, and how
 /// fast the server is.
-const TIDY_AFTER: Duration = Duration::from_millis(100);
+const READ_AFTER: Duration = Duration::from_millis(100);
 
 /// The pause between probes of a server that is marked down.
 const PROBE_BACKOFF: Backoff =
@@ -24,27 +24,27 @@ pub(in crate::runtime) struct Recovery {
     /// When the server is probed next, and the number of failed probes before.
     probe_at: Option<(Instant, u32)>,
     /// When the replies that callers left unread are read.
-    tidy_at: Option<Instant>,
+    read_at: Option<Instant>,
 }
 
 impl Recovery {
     /// Returns the state for a thread that starts: after a panic, the state before is lost.
     pub(in crate::runtime) fn begin(member: Option<&Member>) -> Self {
         member.map_or_else(Self::default, |member| Self {
-            probe_at: member.is_aside().then_some((Instant::START, 0)),
-            tidy_at: Some(Instant::START),
+            probe_at: member.is_down().then_some((Instant::START, 0)),
+            read_at: Some(Instant::START),
         })
     }
 
     /// Returns the instants at which work is due.
     pub(in crate::runtime) fn due(&self) -> impl Iterator<Item = Instant> {
         let probe_at = self.probe_at.map(|(at, _)| at);
-        probe_at.into_iter().chain(self.tidy_at)
+        probe_at.into_iter().chain(self.read_at)
     }
 
     /// Makes the next [`run_due`](Self::run_due) read all unread replies.
-    pub(in crate::runtime) fn tidy_now(&mut self) {
-        self.tidy_at = Some(Instant::START);
+    pub(in crate::runtime) fn read_now(&mut self) {
+        self.read_at = Some(Instant::START);
     }
 
     /// Takes a task that a caller left to the thread. Returns a release to repeat, if it is one.
@@ -56,24 +56,24 @@ impl Recovery {
         task: MemberTask,
     ) -> Option<Undo> {
         match task {
-            MemberTask::Undo(promise) => {
-                runtime.endpoints.note_undo(&promise.id);
-                let may_yet_run = promise.may_yet_run(member.index);
+            MemberTask::Undo(release) => {
+                runtime.endpoints.note_undo(&release.id);
+                let may_yet_run = release.may_yet_run(member.index);
                 let PendingRelease {
                     keys, id, until, ..
-                } = promise;
+                } = release;
                 return Some(if may_yet_run {
                     Undo::of_acquire(keys, id, until)
                 } else {
                     Undo::of_release(keys, id, until)
                 });
             }
-            MemberTask::Drain(line) => {
-                if !member.drain(*line, endpoint.server.command_timeout()) {
+            MemberTask::Drain(connection) => {
+                if !member.drain(*connection, endpoint.server.command_timeout()) {
                     member.mark_down();
                 }
             }
-            MemberTask::Tidy => self.tidy_at = Some(Instant::now().after(TIDY_AFTER)),
+            MemberTask::ReadUnread => self.read_at = Some(Instant::now().after(READ_AFTER)),
             MemberTask::Probe => {
                 self.probe_at = Some((Instant::now().after(PROBE_BACKOFF.pause(0)), 0));
             }
@@ -87,9 +87,9 @@ impl Recovery {
             return;
         };
         let now = Instant::now();
-        if self.tidy_at.is_some_and(|at| at <= now) {
-            self.tidy_at = None;
-            if !member.tidy(endpoint.server.command_timeout()) {
+        if self.read_at.is_some_and(|at| at <= now) {
+            self.read_at = None;
+            if !member.read_unread(endpoint.server.command_timeout()) {
                 member.mark_down();
             }
         }
@@ -103,8 +103,8 @@ impl Recovery {
         match endpoint.server.ping(until, Cap::Exempt) {
             Ok(_) => {
                 self.probe_at = None;
-                member.is_back(now.until(Instant::now()));
-                runtime.deployment.peer_is_back();
+                member.mark_up(now.until(Instant::now()));
+                runtime.deployment.member_is_up();
                 runtime.waiters.wake_all();
                 let server = endpoint.server.label();
                 logging::debug!(server = server; "{server} answers again");

@@ -1,0 +1,109 @@
+//! The connections of a round: idle ones, and new ones while they come about as soon.
+
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::redis::conn::pool::ConnectRequest;
+use crate::redis::fault::Fault;
+use crate::redis::quorum::pipelined_connection::PipelinedConnection;
+use crate::redis::quorum::round::Round;
+use crate::redis::server::Server;
+
+/// Once a majority is connected, how long a call still waits for connections it started itself. A
+/// server that is only a little slower to connect then takes part in the first lock.
+const GRACE: Duration = Duration::from_millis(10);
+
+/// A connection that is being made for the slot with this index.
+type Requested<'a> = (usize, ConnectRequest<'a>);
+
+impl<'a> Round<'a> {
+    /// Gets connections: as many as a majority needs, and others that are ready about as soon.
+    pub(super) fn connect(&mut self) -> Result<(), Fault> {
+        let mut requested = Vec::new();
+        for (n, slot) in self.slots.iter_mut().enumerate() {
+            slot.connection = slot.member.take_idle();
+            if slot.connection.is_none() {
+                let request = slot.server.request_connection();
+                requested.push((n, request.map_err(Fault::Rejected)?));
+            }
+        }
+        if !requested.is_empty() {
+            self.wait_for(requested);
+            self.drop_unconnected();
+        }
+        if Instant::now() >= self.until {
+            // Too late for a reply: sending would only leave something to undo.
+            return Err(self.fault());
+        }
+        Ok(())
+    }
+
+    fn wait_for(&mut self, mut requested: Vec<Requested<'a>>) {
+        let start = Instant::now();
+        let enough = self.quorum.size.needed.min(self.slots.len());
+        let mut by = self.until;
+        let mut had_enough = false;
+        loop {
+            self.take_connected(&mut requested);
+            let now = Instant::now();
+            let connected = self.slots.iter().filter(|slot| slot.connection.is_some());
+            let connected = connected.count();
+            if connected >= enough && !had_enough {
+                had_enough = true;
+                by = by.min(now.after(GRACE.max(start.until(now))));
+            }
+            if had_enough {
+                // The call that requested them first waits for these.
+                requested.retain(|(_, request)| !request.is_late);
+            }
+            let is_hopeless = connected + requested.len() < enough;
+            let left = now.until(by);
+            match requested.first() {
+                Some((_, request)) if !is_hopeless && !left.is_zero() => {
+                    // With several pending, all are polled once a millisecond.
+                    let slice = if requested.len() == 1 { 250 } else { 1 };
+                    request.wait(Duration::from_millis(slice).min(left));
+                }
+                _ => break,
+            }
+        }
+    }
+
+    /// Takes the connections that are ready, and marks the servers down to which none can be made.
+    fn take_connected(&mut self, requested: &mut Vec<Requested<'a>>) {
+        let mut failed = Vec::new();
+        requested.retain(
+            |(n, request)| match (request.poll(), self.slots.get_mut(*n)) {
+                (Some(Ok(connection)), Some(slot)) => {
+                    slot.connection = Some(PipelinedConnection::new(connection));
+                    false
+                }
+                (Some(Err(error)), Some(slot)) => {
+                    slot.member.mark_down();
+                    failed.push((slot.server, slot.server.connect_error(error)));
+                    false
+                }
+                _ => true,
+            },
+        );
+        for (server, fault) in failed {
+            self.fault_of(server, fault);
+        }
+    }
+
+    /// Removes the servers without a connection from the round.
+    fn drop_unconnected(&mut self) {
+        let unconnected = self
+            .slots
+            .extract_if(.., |slot| slot.connection.is_none())
+            .map(|slot| slot.server);
+        for server in unconnected.collect::<Vec<_>>() {
+            let has_failed = |(other, _): &(&Server, Fault)| std::ptr::eq(*other, server);
+            if !self.faults.iter().any(has_failed) {
+                server.failed();
+                let cause = server.pool.last_failure();
+                self.fault_of(server, Fault::NotRun(cause));
+            }
+        }
+    }
+}

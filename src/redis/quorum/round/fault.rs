@@ -1,0 +1,65 @@
+//! Why a round has no outcome: the faults of its servers in one.
+
+use crate::error::Cause;
+use crate::protocol::verb::Verb;
+use crate::redis::fault::Fault;
+use crate::redis::quorum::round::Round;
+
+impl Round<'_> {
+    /// Why the round has no outcome.
+    pub(super) fn fault(&self) -> Fault {
+        let size = self.quorum.size;
+        let mut rejections = self.faults.iter().filter_map(|(_, fault)| match fault {
+            Fault::Rejected(error) => Some(error),
+            _ => None,
+        });
+        if rejections.clone().count() > size.all - size.needed
+            && let Some(error) = rejections.next()
+        {
+            return Fault::Rejected(error.clone());
+        }
+        let cause = Cause::text(format!(
+            "{} of {} servers answered, {} needed: {}",
+            size.all - self.faults.len().min(size.all),
+            size.all,
+            size.needed,
+            self.causes()
+        ));
+        let cause = match self.no_redis() {
+            Some(of_too_many) => cause.with_kind_of(of_too_many),
+            None => cause,
+        };
+        match self.verb {
+            // An acquiring call has been undone.
+            Verb::Acquire(_) => Fault::NotRun(cause),
+            _ if self.sent.is_none() => Fault::NotRun(cause),
+            _ => Fault::Unknown(cause),
+        }
+    }
+
+    /// The causes of all faults, each once with the servers that it concerns.
+    fn causes(&self) -> String {
+        let mut causes: Vec<(String, Vec<&str>)> = Vec::new();
+        for (server, fault) in &self.faults {
+            let words = fault.without_server();
+            match causes.iter_mut().find(|(cause, _)| *cause == words) {
+                Some((_, servers)) => servers.push(server.label()),
+                None => causes.push((words, vec![server.label()])),
+            }
+        }
+        if causes.is_empty() {
+            return "no time left to ask".into();
+        }
+        let causes = causes.iter();
+        let causes = causes.map(|(cause, servers)| format!("{cause} ({})", servers.join(", ")));
+        causes.collect::<Vec<_>>().join("; ")
+    }
+
+    /// Returns a cause if too many servers are not Redis for a majority.
+    fn no_redis(&self) -> Option<&Cause> {
+        let spare = self.quorum.size.all - self.quorum.size.needed;
+        let causes = || self.faults.iter().filter_map(|(_, fault)| fault.cause());
+        let not_redis = causes().filter(|cause| cause.is_not_redis()).nth(spare);
+        not_redis.or_else(|| causes().filter(|cause| cause.is_malformed()).nth(spare))
+    }
+}
