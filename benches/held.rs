@@ -22,7 +22,10 @@ const WATCHED: Duration = Duration::from_secs(20);
 /// The time watched, and the parts over which the processor share is taken.
 const PARTS: u32 = 10;
 
-const RENEW: &str = include_str!("../src/protocol/renew.lua");
+const RENEW: &str = concat!(
+    include_str!("../src/protocol/rewrite.lua"),
+    include_str!("../src/protocol/renew.lua")
+);
 
 fn main() {
     let server = Server::start().long_lived();

@@ -152,7 +152,7 @@ struct Variant {
 }
 
 const WITHOUT_TIME: (&str, &str) = ("redis.call('TIME')", "{1, 0}");
-const WITHOUT_GET: (&str, &str) = ("redis.pcall('GET', KEYS[2])", "false");
+const WITHOUT_GET: (&str, &str) = ("redis.pcall('GET', key)", "false");
 const WITHOUT_SET: (&str, &str) = (
     "redis.pcall('SET', KEYS[2], token + more, 'EX', 86400)",
     "{}",

@@ -27,23 +27,9 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local reply = {1}
 for n = 1, count do
-  local token = now
-  local fence = redis.pcall('GET', KEYS[count + n])
-  if type(fence) == 'table' then
-    if string.find(fence.err, 'WRONGTYPE', 1, true) then
-      return redis.error_reply('BADFENCE ' .. n .. ' the fence is no string')
-    end
-    return fence
-  end
-  if fence then
-    local last = tonumber(fence)
-    -- From 2^53 on, a Lua number skips integers, and two holders could share a token.
-    if not string.find(fence, '^%d+$') or last >= 9007199254740991 then
-      return redis.error_reply('BADFENCE ' .. n .. ' the fence is no integer below 2^53')
-    end
-    if last >= token then token = last + 1 end
-  end
-  reply[n + 1] = token
+  local last, bad = last_token(KEYS[count + n], n .. ' ', 0)
+  if bad then return bad end
+  reply[n + 1] = math.max(now, (last or 0) + 1)
 end
 -- Fences first: a token that no client receives does no harm.
 for n = 1, count do

@@ -14,22 +14,28 @@ use crate::protocol::verb::Verb;
 
 pub(super) static ACQUIRE_ALL: Script = Script::new(
     "acquire_all",
-    include_str!("acquire_all.lua"),
+    concat!(
+        include_str!("last_token.lua"),
+        include_str!("acquire_all.lua")
+    ),
     &["get", "pttl", "set", "del", "time"],
 );
 pub(super) static PROPOSE_ALL: Script = Script::new(
     "propose_all",
-    include_str!("propose_all.lua"),
+    concat!(
+        include_str!("last_token.lua"),
+        include_str!("propose_all.lua")
+    ),
     &["get", "pttl", "set", "del"],
 );
 pub(super) static RELEASE_ALL: Script = Script::new(
     "release_all",
-    include_str!("release_all.lua"),
+    concat!(include_str!("rewrite.lua"), include_str!("release_all.lua")),
     &["get", "del", "pttl", "pexpire", "set"],
 );
 pub(super) static RENEW_ALL: Script = Script::new(
     "renew_all",
-    include_str!("renew_all.lua"),
+    concat!(include_str!("rewrite.lua"), include_str!("renew_all.lua")),
     &["get", "pttl", "pexpire", "set", "del"],
 );
 

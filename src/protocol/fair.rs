@@ -24,7 +24,11 @@ macro_rules! script {
     ($name:literal, $($command:literal),*) => {
         Script::new(
             $name,
-            concat!(include_str!("fair_grant.lua"), include_str!(concat!($name, ".lua"))),
+            concat!(
+                include_str!("last_token.lua"),
+                include_str!("fair_grant.lua"),
+                include_str!(concat!($name, ".lua"))
+            ),
             &[
                 "time", "get", "pexpire", "lindex", "hget", "lpop", "hdel", "set", "del"
                 $(, $command)*

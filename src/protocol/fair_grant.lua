@@ -10,20 +10,9 @@ local now = math.floor(micros / 1000)
 -- Returns the next fencing token, or nil and an error: BADFENCE if the fence holds no integer below
 -- 2^53.
 local function draw()
-  local fence = redis.pcall('GET', KEYS[2])
-  if type(fence) == 'table' then
-    if string.find(fence.err, 'WRONGTYPE', 1, true) then
-      return nil, redis.error_reply('BADFENCE the fence is no string')
-    end
-    return nil, fence
-  end
-  if not fence then return micros end
-  local last = tonumber(fence)
-  -- From 2^53 on, a Lua number skips integers, and two holders could share a token.
-  if not string.find(fence, '^%d+$') or last >= 9007199254740991 then
-    return nil, redis.error_reply('BADFENCE the fence is no integer below 2^53')
-  end
-  return math.max(micros, last + 1)
+  local last, bad = last_token(KEYS[2], '', 0)
+  if bad then return nil, bad end
+  return math.max(micros, (last or 0) + 1)
 end
 
 -- Makes a queue expire in which all waiters have died: 6000 ms after the last refresh, twice the

@@ -12,28 +12,28 @@ use crate::protocol::verb::Verb;
 
 pub(super) static ACQUIRE: Script = Script::new(
     "acquire",
-    include_str!("acquire.lua"),
+    concat!(include_str!("last_token.lua"), include_str!("acquire.lua")),
     &["get", "time", "set", "del", "pttl"],
 );
 pub(super) static PROPOSE: Script = Script::new(
     "propose",
-    include_str!("propose.lua"),
+    concat!(include_str!("last_token.lua"), include_str!("propose.lua")),
     &["get", "set", "del", "pttl"],
 );
 pub(super) static RELEASE: Script = Script::new(
     "release",
-    include_str!("release.lua"),
+    concat!(include_str!("rewrite.lua"), include_str!("release.lua")),
     &["get", "del", "pttl", "pexpire", "set"],
 );
 pub(super) static RENEW: Script = Script::new(
     "renew",
-    include_str!("renew.lua"),
+    concat!(include_str!("rewrite.lua"), include_str!("renew.lua")),
     &["get", "pttl", "pexpire", "set", "del"],
 );
 /// It also takes several names.
 pub(super) static UNDO: Script = Script::new(
     "undo",
-    include_str!("undo.lua"),
+    concat!(include_str!("rewrite.lua"), include_str!("undo.lua")),
     &["get", "del", "pttl", "pexpire", "set"],
 );
 

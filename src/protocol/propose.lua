@@ -5,25 +5,17 @@
 -- Granted: {1, token}. Refused: {0, value of the lock key, its ttl in ms or -1}.
 -- Too low: {2, the fence's token}.
 -- Errors: BADFENCE if the fence holds no integer below 2^53. After any error the lock is not held.
-local fence = redis.pcall('GET', KEYS[2])
-if type(fence) == 'table' then
-  if string.find(fence.err, 'WRONGTYPE', 1, true) then
-    return redis.error_reply('BADFENCE the fence is no string')
-  end
-  return fence
-end
+local last, bad = last_token(KEYS[2], '', 0)
+if bad then return bad end
 local token = tonumber(ARGV[3])
-local last = fence and tonumber(fence) or -1
 local reserved = ARGV[4] or ARGV[3]
--- From 2^53 on, a Lua number skips integers, and two holders could share a token.
-if fence and (not string.find(fence, '^%d+$') or last >= 9007199254740991)
-  or tonumber(reserved) > 9007199254740991 then
+if tonumber(reserved) > 9007199254740991 then
   return redis.error_reply('BADFENCE the fence is no integer below 2^53')
 end
 local holder = redis.call('GET', KEYS[1])
 -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
 if holder then return {0, string.sub(holder, 1, 1088), redis.call('PTTL', KEYS[1])} end
-if token <= last then return {2, last} end
+if last and token <= last then return {2, last} end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 -- The argument as text: Lua may format a large number with an exponent.
 local kept = redis.pcall('SET', KEYS[2], reserved, 'EX', 86400)

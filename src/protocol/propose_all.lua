@@ -22,21 +22,9 @@ end
 local token = tonumber(ARGV[3])
 local highest = -1
 for n = 1, count do
-  local fence = redis.pcall('GET', KEYS[count + n])
-  if type(fence) == 'table' then
-    if string.find(fence.err, 'WRONGTYPE', 1, true) then
-      return redis.error_reply('BADFENCE ' .. n .. ' the fence is no string')
-    end
-    return fence
-  end
-  if fence then
-    local last = tonumber(fence)
-    -- From 2^53 on, a Lua number skips integers, and two holders could share a token.
-    if not string.find(fence, '^%d+$') or last >= 9007199254740991 then
-      return redis.error_reply('BADFENCE ' .. n .. ' the fence is no integer below 2^53')
-    end
-    highest = math.max(highest, last)
-  end
+  local last, bad = last_token(KEYS[count + n], n .. ' ', 0)
+  if bad then return bad end
+  highest = math.max(highest, last or -1)
 end
 if token <= highest then return {2, highest} end
 -- Fences first: a token that no client receives does no harm. The argument as text: Lua may format

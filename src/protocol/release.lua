@@ -18,15 +18,6 @@ if seen == ARGV[1] then
   if ARGV[3] then return {1, tonumber(heard) or 0} end
   return 1
 end
--- A write that changes nothing: a server that has become a replica then replies READONLY, not
--- "not yours". At least 1 ms: PEXPIRE with 0 deletes the key.
-local left = redis.call('PTTL', KEYS[1])
-if left >= 0 then
-  redis.call('PEXPIRE', KEYS[1], math.max(left, 1))
-elseif holder then
-  redis.call('SET', KEYS[1], holder)
-else
-  redis.call('DEL', KEYS[1])
-end
+rewrite(KEYS[1])
 -- A foreign value can be megabytes long. No holder id is longer than this.
 return holder and string.sub(holder, 1, 1088) or 0

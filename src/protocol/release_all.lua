@@ -17,17 +17,5 @@ for n = 1, #KEYS do
   end
 end
 if mine == #KEYS then return 1 end
-if mine == 0 then
-  -- A write that changes nothing: a server that has become a replica then replies READONLY, not
-  -- "not yours". At least 1 ms: PEXPIRE with 0 deletes the key.
-  local left = redis.call('PTTL', KEYS[1])
-  local holder = redis.call('GET', KEYS[1])
-  if left >= 0 then
-    redis.call('PEXPIRE', KEYS[1], math.max(left, 1))
-  elseif holder then
-    redis.call('SET', KEYS[1], holder)
-  else
-    redis.call('DEL', KEYS[1])
-  end
-end
+if mine == 0 then rewrite(KEYS[1]) end
 return other

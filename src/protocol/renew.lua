@@ -11,15 +11,7 @@ if ours and (ARGV[3] == '1' or (left >= 0 and left < tonumber(ARGV[2]))) then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   return 1
 end
--- A write that changes nothing: a server that has become a replica then replies READONLY, not
--- "not yours" or "renewed". At least 1 ms: PEXPIRE with 0 deletes the key.
-if left >= 0 then
-  redis.call('PEXPIRE', KEYS[1], math.max(left, 1))
-elseif holder then
-  redis.call('SET', KEYS[1], holder)
-else
-  redis.call('DEL', KEYS[1])
-end
+rewrite(KEYS[1])
 if ours then return 1 end
 -- A foreign value can be megabytes long. No holder id is longer than this.
 return holder and string.sub(holder, 1, 1088) or 0

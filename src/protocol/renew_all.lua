@@ -23,15 +23,5 @@ if other == nil then
   end
 end
 if written then return 1 end
--- A write that changes nothing: a server that has become a replica then replies READONLY, not
--- "not yours" or "renewed". At least 1 ms: PEXPIRE with 0 deletes the key.
-local left = redis.call('PTTL', KEYS[suspect])
-local holder = redis.call('GET', KEYS[suspect])
-if left >= 0 then
-  redis.call('PEXPIRE', KEYS[suspect], math.max(left, 1))
-elseif holder then
-  redis.call('SET', KEYS[suspect], holder)
-else
-  redis.call('DEL', KEYS[suspect])
-end
+rewrite(KEYS[suspect])
 return other or 1

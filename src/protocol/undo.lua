@@ -20,19 +20,7 @@ for n = 1, count do
     other = string.sub(holder, 1, 1088)
   end
 end
-if not any then
-  -- A write that changes nothing: a server that has become a replica then replies READONLY, not
-  -- "not yours". At least 1 ms: PEXPIRE with 0 deletes the key.
-  local left = redis.call('PTTL', KEYS[1])
-  local holder = redis.call('GET', KEYS[1])
-  if left >= 0 then
-    redis.call('PEXPIRE', KEYS[1], math.max(left, 1))
-  elseif holder then
-    redis.call('SET', KEYS[1], holder)
-  else
-    redis.call('DEL', KEYS[1])
-  end
-end
+if not any then rewrite(KEYS[1]) end
 local reply = {other}
 for n = count + 1, #ARGV do
   if released[ARGV[n]] == count then reply[#reply + 1] = n - count end

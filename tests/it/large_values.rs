@@ -72,35 +72,55 @@ fn no_script_returns_more_than_the_start_of_a_foreign_value() {
     let fair_keys = ["lock:a", "fence", "queue", "places"];
     let args: [&[u8]; 4] = [b"id", b"1000", b"1", b"1"];
     for (name, source, keys) in [
-        ("acquire", source!("acquire"), &["lock:a", "fence"][..]),
+        (
+            "acquire",
+            source!("last_token", "acquire"),
+            &["lock:a", "fence"][..],
+        ),
         (
             "acquire_all",
-            source!("acquire_all"),
+            source!("last_token", "acquire_all"),
             &["lock:a", "lock:b", "fence", "f"],
         ),
-        ("propose", source!("propose"), &["lock:a", "fence"]),
+        (
+            "propose",
+            source!("last_token", "propose"),
+            &["lock:a", "fence"],
+        ),
         (
             "propose_all",
-            source!("propose_all"),
+            source!("last_token", "propose_all"),
             &["lock:a", "lock:b", "fence", "f"],
         ),
-        ("release", source!("release"), &["lock:a"]),
-        ("release_all", source!("release_all"), &["lock:a", "lock:b"]),
-        ("renew", source!("renew"), &["lock:a"]),
-        ("renew_all", source!("renew_all"), &["lock:a", "lock:b"]),
-        ("undo", source!("undo"), &["lock:a", "lock:b"]),
+        ("release", source!("rewrite", "release"), &["lock:a"]),
+        (
+            "release_all",
+            source!("rewrite", "release_all"),
+            &["lock:a", "lock:b"],
+        ),
+        ("renew", source!("rewrite", "renew"), &["lock:a"]),
+        (
+            "renew_all",
+            source!("rewrite", "renew_all"),
+            &["lock:a", "lock:b"],
+        ),
+        ("undo", source!("rewrite", "undo"), &["lock:a", "lock:b"]),
         ("inspect", source!("inspect"), &["lock:a", "large"]),
         (
             "fair_enter",
-            source!("fair_grant", "fair_enter"),
+            source!("last_token", "fair_grant", "fair_enter"),
             &fair_keys,
         ),
         (
             "fair_release",
-            source!("fair_grant", "fair_release"),
+            source!("last_token", "fair_grant", "fair_release"),
             &fair_keys,
         ),
-        ("fair_undo", source!("fair_grant", "fair_undo"), &fair_keys),
+        (
+            "fair_undo",
+            source!("last_token", "fair_grant", "fair_undo"),
+            &fair_keys,
+        ),
     ] {
         server.run("FLUSHALL", &[]);
         set_large(&server, "lock:a");
@@ -265,18 +285,23 @@ fn a_release_deletes_no_other_value_with_the_same_start() {
     for other in [&value[..CUT], &value[1..], &same_length, shown] {
         set(&server, "lock:a", other);
         let args: [&[u8]; 2] = [shown, b"lock_release:a"];
-        eval(&server, source!("release"), &["lock:a"], &args);
+        eval(&server, source!("rewrite", "release"), &["lock:a"], &args);
         assert_eq!(server.get("lock:a").as_deref(), Some(other));
         let keys = ["lock:a", "fence", "queue", "places"];
-        let fair = source!("fair_grant", "fair_release");
+        let fair = source!("last_token", "fair_grant", "fair_release");
         eval(&server, fair, &keys, &args);
         assert_eq!(server.get("lock:a").as_deref(), Some(other));
         // A release whose id is the start of the value.
         let args: [&[u8]; 2] = [&value[..CUT], b"lock_release:a"];
-        eval(&server, source!("release"), &["lock:a"], &args);
+        eval(&server, source!("rewrite", "release"), &["lock:a"], &args);
         assert_eq!(server.get("lock:a").is_some(), other.len() != CUT);
     }
     set(&server, "lock:a", &value);
-    eval(&server, source!("release"), &["lock:a"], &[shown, b"c"]);
+    eval(
+        &server,
+        source!("rewrite", "release"),
+        &["lock:a"],
+        &[shown, b"c"],
+    );
     assert_eq!(server.get("lock:a"), None);
 }

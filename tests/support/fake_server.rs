@@ -45,30 +45,21 @@ fn script(sha: &str) -> String {
                 include_str!(concat!("../../src/protocol/", $name, ".lua"))
             };
         }
+        macro_rules! scripts {
+            ($($name:literal),+ after $parts:expr) => {
+                vec![$(($parts.concat() + source!($name), $name)),+]
+            };
+        }
         let sha = |source: &str| redis::Script::new(source).get_hash().to_owned();
-        let plain = [
-            (source!("acquire"), "acquire"),
-            (source!("acquire_all"), "acquire_all"),
-            (source!("propose"), "propose"),
-            (source!("propose_all"), "propose_all"),
-            (source!("release"), "release"),
-            (source!("release_all"), "release_all"),
-            (source!("renew"), "renew"),
-            (source!("renew_all"), "renew_all"),
-            (source!("inspect"), "inspect"),
-            (source!("fence"), "fence"),
-            (source!("tally"), "tally"),
-            (source!("undo"), "undo"),
+        let (token, rewrite) = (source!("last_token"), source!("rewrite"));
+        let grant = [token, source!("fair_grant")];
+        let all = [
+            scripts!("acquire", "acquire_all", "propose", "propose_all" after [token]),
+            scripts!("release", "release_all", "renew", "renew_all", "undo" after [rewrite]),
+            scripts!("inspect", "fence", "tally" after [""; 0]),
+            scripts!("fair_enter", "fair_refresh", "fair_release", "fair_undo" after grant),
         ];
-        let fair = [
-            (source!("fair_enter"), "fair_enter"),
-            (source!("fair_refresh"), "fair_refresh"),
-            (source!("fair_release"), "fair_release"),
-            (source!("fair_undo"), "fair_undo"),
-        ];
-        let fair = fair.map(|(source, name)| ([source!("fair_grant"), source].concat(), name));
-        let plain = plain.map(|(source, name)| (source.to_owned(), name));
-        let all = plain.into_iter().chain(fair);
+        let all = all.into_iter().flatten();
         all.map(|(source, name)| (sha(&source), name)).collect()
     });
     NAMES

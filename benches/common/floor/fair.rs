@@ -45,7 +45,10 @@ redis.call('PUBLISH', inbox, id .. ' ' .. string.format('%.0f', draw()))
 return 1
 ";
 
-const GRANT: &str = include_str!("../../../src/protocol/fair_grant.lua");
+const GRANT: &str = concat!(
+    include_str!("../../../src/protocol/last_token.lua"),
+    include_str!("../../../src/protocol/fair_grant.lua")
+);
 const FAIR_ENTER: &str = include_str!("../../../src/protocol/fair_enter.lua");
 const FAIR_RELEASE: &str = include_str!("../../../src/protocol/fair_release.lua");
 

@@ -7,8 +7,14 @@ use redis::io::tcp::TcpSettings;
 use redis::{Connection, IntoConnectionInfo, Script, ScriptInvocation};
 use uuid::Uuid;
 
-pub(crate) const ACQUIRE: &str = include_str!("../../../src/protocol/acquire.lua");
-pub(crate) const RELEASE: &str = include_str!("../../../src/protocol/release.lua");
+pub(crate) const ACQUIRE: &str = concat!(
+    include_str!("../../../src/protocol/last_token.lua"),
+    include_str!("../../../src/protocol/acquire.lua")
+);
+pub(crate) const RELEASE: &str = concat!(
+    include_str!("../../../src/protocol/rewrite.lua"),
+    include_str!("../../../src/protocol/release.lua")
+);
 
 /// The release script of other crates.
 const COMPARE_AND_DELETE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then \
