@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn temporary_errors_are_told_from_permanent_ones() {
+    fn temporary_and_permanent_errors_are_distinguished() {
         for line in [
             "READONLY You can't write against a read only replica.",
             "LOADING Redis is loading the dataset in memory",

@@ -210,7 +210,7 @@ impl Client {
         self.runtime().stats()
     }
 
-    /// Returns the sum of what all clients that share their statistics have counted.
+    /// Returns the totals of all clients that share their statistics.
     ///
     /// Clients share with [`ClientBuilder::shared_stats`], once a second, so the last second may be
     /// missing. All counters are zero if no client shares. This client need not share its own; the

@@ -51,7 +51,7 @@ pub struct MutexGuard {
     /// Identifies this holder: local hand-offs give a lease several holders, one after another.
     token: FencingToken,
     /// The deadline of the release, and of ending the client if this guard is its last handle.
-    let_go_by: Option<Instant>,
+    release_by: Option<Instant>,
 }
 
 impl MutexGuard {
@@ -60,7 +60,7 @@ impl MutexGuard {
             core,
             token: hold.token(),
             hold,
-            let_go_by: None,
+            release_by: None,
         }
     }
 
@@ -167,7 +167,7 @@ impl MutexGuard {
     ///
     /// - After shortening, `remaining` is never more than the shorter ttl.
     /// - After lengthening, the key may last for the longer ttl. If this process dies, the lock
-    ///   stays taken for that time. The release is repeated for that long, and the lease is not
+    ///   stays held for that time. The release is repeated for that long, and the lease is not
     ///   handed to another thread of this client.
     pub fn extend(&self, ttl: Duration) -> Result<(), Error> {
         extend(&self.core.runtime, &self.hold, self.token, ttl)
@@ -181,16 +181,16 @@ impl MutexGuard {
     ///
     /// [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the release. The lock
     /// was held until now. The release is repeated in the background; until it succeeds, the lock
-    /// stays taken for at most its ttl, or a longer ttl that an unanswered [`extend`](Self::extend)
-    /// asked for.
+    /// stays held for at most its ttl, or a longer ttl that an unanswered [`extend`](Self::extend)
+    /// requested.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
-        self.let_go()
+        self.release()
     }
 
-    fn let_go(&mut self) -> Result<Unlocked, Error> {
+    fn release(&mut self) -> Result<Unlocked, Error> {
         let now = Instant::now();
         let timeout = self.core.runtime.deployment.command_timeout();
-        let deadline = *self.let_go_by.get_or_insert_with(|| now.after(timeout));
+        let deadline = *self.release_by.get_or_insert_with(|| now.after(timeout));
         release(&self.core.runtime, &self.hold, self.token, now, deadline)
     }
 }
@@ -198,11 +198,11 @@ impl MutexGuard {
 impl Drop for MutexGuard {
     fn drop(&mut self) {
         // `unlock` has set the deadline and released the lock.
-        if self.let_go_by.is_none() {
+        if self.release_by.is_none() {
             // A failure is logged where it happens.
-            let _ = self.let_go();
+            let _ = self.release();
         }
-        if let Some(until) = self.let_go_by
+        if let Some(until) = self.release_by
             && Arc::strong_count(&self.core) == 1
             && !self.core.runtime.is_closed()
         {

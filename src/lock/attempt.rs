@@ -26,7 +26,7 @@ use crate::runtime::Runtime;
 use crate::token::FencingToken;
 use crate::wait_policy::Backoff;
 
-/// Why a grant is of no use.
+/// The cause of the error if a lease has expired before the reply that grants it.
 pub(crate) const TTL_TOO_SHORT: &str = "the reply took as long as the lease: ttl too short";
 
 /// The most tokens proposed in a row.

@@ -17,7 +17,7 @@ const RETRY_CHECK_EVERY: Duration = Duration::from_millis(250);
 /// After this many malformed replies in a row, the peer is not a Redis server.
 const MAX_MALFORMED: u32 = 3;
 
-/// What a call knows about commands of its own that got no reply.
+/// A call's record of its commands without a reply.
 pub(crate) struct Silence<'a> {
     runtime: &'a Arc<Runtime>,
     keys: &'a Arc<dyn Primitive>,
@@ -86,7 +86,7 @@ impl<'a> Silence<'a> {
         }
     }
 
-    /// Records a reply that says who has the lock: the next fault is the first in a row.
+    /// Records a reply that names the lock's holder: the next fault is the first in a row.
     pub(crate) fn note_reply(&self) {
         self.failures.set(0);
     }

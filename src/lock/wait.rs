@@ -56,7 +56,7 @@ use crate::wait_policy::WaitPolicy;
 /// message, since the other clients receive it at the same time.
 const FLEET_YIELD: Duration = Duration::from_millis(1);
 
-/// What an attempt led to, if the wait goes on.
+/// The outcome of an attempt after which the call keeps waiting.
 enum Tried {
     /// A refusal. The call was in the queue of another name before if it `has_moved`.
     Refused {

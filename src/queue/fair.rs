@@ -676,7 +676,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_counts_for_every_waiter_that_had_joined_by_then() {
+    fn refusal_counts_for_every_waiter_that_had_joined_before_it() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
         let (asks, waits) = (fair_queues.join(&keys, PACE), fair_queues.join(&keys, PACE));
         let id = enter(&asks, 10);

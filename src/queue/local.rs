@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_counts_for_every_waiter_that_had_joined_by_then() {
+    fn refusal_counts_for_every_waiter_that_had_joined_before_it() {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         let first = waiters.join(&name, None, true);
         assert!(!first.about_to_try(NOW));

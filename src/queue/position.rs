@@ -1,4 +1,4 @@
-//! What a queue tells a waiting call to do next. No I/O.
+//! The next action of a waiting call, as its queue decides. No I/O.
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
@@ -33,7 +33,7 @@ pub(crate) trait Queue {
     fn update_answers(&self, act: &mut dyn FnMut(&mut Answers));
 }
 
-/// What a waiting call must do next.
+/// The next action of a waiting call.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Position {
     /// Sleep: other calls of this client are ahead.

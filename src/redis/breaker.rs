@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stays_open_twice_as_long_each_time_up_to_a_limit() {
+    fn breaker_stays_open_twice_as_long_each_time_up_to_a_limit() {
         let mut breaker = failed(5);
         let mut now = at(0);
         let mut waits = Vec::new();

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_the_previous_server() {
+    fn no_call_waits_for_the_previous_server() {
         let mut dialing = Dialing::default();
         let before = dialing.start(at(0));
         dialing.failed(

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn end_of_a_complete_reply_is_found() {
         for reply in WHOLE {
             let shown = reply.escape_ascii();
             assert_eq!(end(reply), Ok(Some(reply.len())), "{shown}");
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_refused() {
+    fn malformed_reply_is_refused() {
         for bytes in [
             &b"*1\r\nx"[..],
             b"$\r\n",
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_count_before_anything_comes() {
+    fn limits_apply_before_the_content_arrives() {
         for bytes in [
             &b"$1000000000000\r\n"[..],
             b"$99999999999999999999999999\r\n",

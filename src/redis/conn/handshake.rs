@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn smoke() {
+    fn handshake_sends_login_database_and_name() {
         let version = concat!("CLIENT SETINFO LIB-VER ", env!("CARGO_PKG_VERSION"));
         let info = ["CLIENT SETINFO LIB-NAME leasehold", version];
         assert_eq!(commands_of("redis://h", None, true), info);

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_here_is_what_the_library_reads() {
+    fn short_replies_are_read_as_the_library_reads_them() {
         for reply in [
             &b":1\r\n"[..],
             b":-1\r\n",
