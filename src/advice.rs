@@ -2,7 +2,7 @@
 
 /// A part of an error's text, and the advice for it with a leading separator. The first match
 /// counts.
-const ADVICE: [(&str, &str); 21] = [
+const ADVICE: [(&str, &str); 22] = [
     // The needed permissions were appended, with names that may contain any of the words below.
     (" needs +", ""),
     (
@@ -17,6 +17,10 @@ const ADVICE: [(&str, &str); 21] = [
     (
         r#"begins "\x15\x03"#,
         "; the server speaks TLS: use rediss://…",
+    ),
+    (
+        r#"with TLS: the reply begins "-"#,
+        "; the server does not speak TLS: use redis://…",
     ),
     (
         "OOM",

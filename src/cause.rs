@@ -121,6 +121,12 @@ impl Cause {
         matches!(self.kind, CauseKind::Malformed | CauseKind::NotRedis)
     }
 
+    /// Whether a reply was larger than the limits.
+    pub(crate) fn is_too_large(&self) -> bool {
+        let error = self.error.as_ref().and_then(|error| error.downcast_ref());
+        error.is_some_and(Violation::is_too_large)
+    }
+
     /// Whether the peer is certainly not Redis.
     pub(crate) fn is_not_redis(&self) -> bool {
         self.kind == CauseKind::NotRedis
@@ -226,7 +232,7 @@ impl From<RedisError> for Cause {
             return Self::silence("timed out");
         }
         let kind = match (Violation::of(&error), error.kind()) {
-            (Some(violation), _) if violation.is_not_resp() => CauseKind::NotRedis,
+            (Some(violation), _) if violation.is_not_redis() => CauseKind::NotRedis,
             (Some(_), _) => CauseKind::Malformed,
             (None, ErrorKind::Io | ErrorKind::Parse) => CauseKind::Connection,
             (None, _) => CauseKind::Server,

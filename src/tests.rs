@@ -10,13 +10,13 @@ use rand::{RngExt as _, SeedableRng as _};
 use redis::Value;
 
 use crate::protocol::answer::{Answer, Refreshed, Wanted, read_grant};
+use crate::protocol::redirect::Redirect;
 use crate::protocol::reply::Reply;
 use crate::protocol::slot::SLOTS;
 use crate::protocol::verb::Verb;
 use crate::redis::cluster::slots::Layout;
 use crate::redis::conn::connector::is_master;
 use crate::redis::conn::read_frame;
-use crate::redis::fault::Redirect;
 use crate::redis::inspect::{read_count, read_listeners, read_page};
 use crate::redis::sentinel::{is_subscribed, read_place};
 use crate::runtime::io::shared_stats;

@@ -25,6 +25,9 @@ pub(crate) struct Violation {
 pub(crate) enum Kind {
     /// The first byte starts no RESP value: the peer speaks another protocol.
     NotResp,
+    /// The first byte starts no TLS record, and the connection was to be one of TLS.
+    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "no TLS"))]
+    NotTls,
     /// The reply starts as RESP, but is malformed.
     Malformed,
     /// The reply is longer, larger or deeper nested than any Redis reply to our commands.
@@ -44,9 +47,14 @@ impl Violation {
         payload(error)
     }
 
+    /// Returns true if `error` is a reply beyond the limits.
+    pub(crate) fn is_too_large(error: &RedisError) -> bool {
+        Self::of(error).is_some_and(|violation| violation.kind == Kind::TooLarge)
+    }
+
     /// Returns true if the peer speaks another protocol.
-    pub(crate) fn is_not_resp(&self) -> bool {
-        self.kind == Kind::NotResp
+    pub(crate) fn is_not_redis(&self) -> bool {
+        matches!(self.kind, Kind::NotResp | Kind::NotTls)
     }
 }
 
@@ -54,6 +62,7 @@ impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
             Kind::NotResp => "this does not look like Redis: the reply",
+            Kind::NotTls => "this does not look like Redis with TLS: the reply",
             Kind::Malformed => "malformed reply: it",
             Kind::TooLarge => "reply larger than the limits: it",
             Kind::Endless => "message not complete in time: it",

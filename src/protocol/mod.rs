@@ -7,6 +7,7 @@ pub(crate) mod keys;
 pub(crate) mod mutex;
 pub(crate) mod one_or_many;
 pub(crate) mod primitive;
+pub(crate) mod redirect;
 pub(crate) mod reply;
 pub(crate) mod script;
 pub(crate) mod slot;

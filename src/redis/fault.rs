@@ -3,9 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use redis::ServerError;
-
 use crate::error::{Cause, Error};
+use crate::protocol::redirect::Redirect;
 
 /// Why a call has no result.
 #[derive(Clone, Debug)]
@@ -82,33 +81,6 @@ impl From<NodeFault> for Fault {
         match fault {
             NodeFault::Redirected(_, cause) => Self::NotRun(cause),
             NodeFault::Fault(fault) => fault,
-        }
-    }
-}
-
-/// The target to which a node of a cluster redirects a call that it did not run. An empty host
-/// means the node's own host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Redirect {
-    /// The node at this address owns the slot now.
-    Moved(String, u16),
-    /// The slot is migrating to this address, and the key is already there or does not exist.
-    Ask(String, u16),
-    /// The slot is migrating, and no single node has all keys of the call.
-    TryAgain,
-}
-
-impl Redirect {
-    pub(crate) fn read(answer: &ServerError) -> Option<Self> {
-        let place = || {
-            let (host, port) = answer.details()?.split(' ').nth(1)?.rsplit_once(':')?;
-            Some((host.to_owned(), port.parse().ok()?))
-        };
-        match answer.code() {
-            "MOVED" => place().map(|(host, port)| Self::Moved(host, port)),
-            "ASK" => place().map(|(host, port)| Self::Ask(host, port)),
-            "TRYAGAIN" => Some(Self::TryAgain),
-            _ => None,
         }
     }
 }

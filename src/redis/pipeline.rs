@@ -144,7 +144,7 @@ impl Server {
             }
             broken = waited.err();
         }
-        (answers, broken.is_none())
+        (answers, broken.is_none() && !connection.has_surplus())
     }
 }
 

@@ -21,6 +21,7 @@ use crate::redis::sentinel::Sentinels;
 use crate::redis::spin::Spin;
 use crate::stats::Histogram;
 use crate::url::{Address, Target};
+use crate::violation::Violation;
 
 /// A server, or the master that sentinels name.
 pub(crate) struct Server {
@@ -110,7 +111,11 @@ impl Server {
 
     pub(super) fn no_answer(&self, error: RedisError, sent: Instant, until: Instant) -> Fault {
         let is_hang_up = is_hang_up(&error);
-        let counts = !error.is_timeout() || self.had_time(sent, until);
+        // A server whose reply is too large is not away.
+        let counts = match error.is_timeout() {
+            true => self.had_time(sent, until),
+            false => !Violation::is_too_large(&error),
+        };
         let cause = Cause::lost_reply(error, sent.until(Instant::now()));
         self.failed_by(Some(&cause), counts);
         if is_hang_up {

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Client, ClientBuilder, Error, Unlocked};
 use support::{
-    Child, Cluster, ClusterSetup, Sentinels, Server, Setup, certificate_path, exercise_every_call,
-    free_port, ms, parameter, read_pem, tell_parent, tls_server,
+    Child, Cluster, ClusterSetup, FakeServer, Sentinels, Server, Setup, certificate_path,
+    exercise_every_call, free_port, ms, parameter, read_pem, tell_parent, tls_server,
 };
 
 support::roles![locker];
@@ -16,7 +16,8 @@ support::tests![
     all_nodes_of_a_cluster_are_reached_over_tls,
     an_untrusted_peer_is_an_error_at_once_that_says_what_to_do,
     impossible_settings_are_errors_before_any_connection,
-    a_server_with_an_unverifiable_certificate_is_refused
+    a_server_with_an_unverifiable_certificate_is_refused,
+    a_peer_that_speaks_no_tls_is_named_at_once
 ];
 
 /// Permanent errors must return much sooner than `lock` gives up on an outage.
@@ -275,4 +276,59 @@ fn a_server_with_an_unverifiable_certificate_is_refused() {
         "{line}"
     );
     distrusting.wait().succeeded();
+}
+
+/// The bytes that a peer sends, their form in an error, and the advice in it.
+const PEERS: [(&[u8], &str, &str); 3] = [
+    (
+        b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n",
+        r#""SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n""#,
+        "",
+    ),
+    (
+        b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n",
+        r#""HTTP/1.1 400 Bad Request\r\nConnection: cl""#,
+        "",
+    ),
+    (
+        b"-ERR Protocol error: unauthenticated multibulk length\r\n",
+        r#""-ERR Protocol error: unauthenticated mul""#,
+        "use redis://",
+    ),
+];
+
+fn a_peer_that_speaks_no_tls_is_named_at_once() {
+    for (sent, shown, advice) in PEERS {
+        for peer in [
+            FakeServer::sending(sent, false),
+            FakeServer::answering(sent),
+        ] {
+            for (scheme, path) in [
+                ("rediss", ""),
+                ("rediss+cluster", ""),
+                ("rediss+sentinel", "/m"),
+            ] {
+                let url = format!("{scheme}://localhost:{}{path}", peer.port());
+                let client = trusting(1)
+                    .url(&url)
+                    .unreachable_for(Duration::from_secs(600));
+                let client = client.build().unwrap();
+                let began = Instant::now();
+                for error in [
+                    client.mutex("a").lock().err(),
+                    client.mutex("a").try_lock().err(),
+                ] {
+                    let text = error.expect("an error").to_string();
+                    assert!(
+                        text.contains("this does not look like Redis with TLS"),
+                        "{text}"
+                    );
+                    assert!(text.contains(shown) && text.contains(advice), "{text}");
+                    assert_eq!(text.lines().count(), 1, "{text}");
+                }
+                // On any machine; without the check, it is the time set above.
+                assert!(began.elapsed() < Duration::from_secs(60), "{url}");
+            }
+        }
+    }
 }

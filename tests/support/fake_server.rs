@@ -1,7 +1,7 @@
 //! A server whose replies the test chooses, for replies that no real server sends.
 
 use std::collections::HashMap;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, LazyLock};
 use std::thread::{self, JoinHandle};
@@ -111,6 +111,17 @@ impl FakeServer {
             let bytes = bytes.repeat(if is_endless { 1_000 } else { 1 });
             while stream.write_all(&bytes).is_ok() && is_endless {}
             // Closing with unread requests would reset the connection and lose the bytes written.
+            let _ = std::io::copy(&mut stream, &mut std::io::sink());
+        })
+    }
+
+    /// Starts a server that sends `bytes` once on each connection, when the client has sent
+    /// something.
+    pub fn answering(bytes: &'static [u8]) -> Self {
+        Self::serving(move |_, mut stream, _| {
+            // Any result will do: the client may be gone.
+            let _ = stream.read(&mut [0; 1024]);
+            let _ = stream.write_all(bytes);
             let _ = std::io::copy(&mut stream, &mut std::io::sink());
         })
     }

@@ -10,6 +10,7 @@ use super::socket::{timed_out, wait_to_read};
 use super::stream::Stream;
 use crate::clock::Instant;
 use crate::protocol::answer::Answer;
+use crate::protocol::redirect::Redirect;
 use crate::protocol::reply::Reply;
 use crate::protocol::script::Call;
 use crate::protocol::verb::Verb;
@@ -50,9 +51,10 @@ impl Connection {
         until: Instant,
         accepted: impl FnOnce(),
     ) -> RedisResult<Self> {
+        let mut input = Box::default();
         Ok(Self {
-            stream: Stream::connect(address, until, accepted)?,
-            input: Box::default(),
+            stream: Stream::connect(address, &mut input, until, accepted)?,
+            input,
             buffer: Vec::new(),
             message_since: None,
             generation: 0,
@@ -93,6 +95,7 @@ impl Connection {
     pub(crate) fn meaning_of(&self, value: Value, verb: Verb) -> CallResult {
         match reply(value) {
             Ok(reply) => verb.read(reply).map(Ok).ok_or_else(|| self.malformed()),
+            Err(error) if Redirect::is_malformed(&error) => Err(self.malformed()),
             Err(error) => Ok(Err(error)),
         }
     }
@@ -100,6 +103,12 @@ impl Connection {
     /// Returns the error for a connection whose last reply does not fit the command.
     pub(crate) fn malformed(&self) -> RedisError {
         self.input.misfit().into()
+    }
+
+    /// Returns whether bytes are left after all replies to what was sent. They would be taken for
+    /// the reply to the next command, so the connection must not be used again.
+    pub(crate) fn has_surplus(&self) -> bool {
+        self.input.is_within_reply()
     }
 
     /// Reads one reply if all of it has arrived. For a connection that [`wait_for_any`] has

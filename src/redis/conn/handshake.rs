@@ -38,7 +38,10 @@ impl Connection {
         if !connection.log_on(&commands(redis, name, true), until)? {
             connection.log_on(&commands(redis, name, false), until)?;
         }
-        Ok(connection)
+        match connection.has_surplus() {
+            true => Err(connection.malformed()),
+            false => Ok(connection),
+        }
     }
 
     /// Returns false if the server is older than ACL users, and needs the log-on without a user.
@@ -67,7 +70,7 @@ impl Connection {
                 (Step::Hello, Value::Map(_)) | (_, Value::Okay) => continue,
                 _ => return Err(self.malformed()),
             };
-            if let Some(refusal) = step.refusal(&error) {
+            if let Some(refusal) = step.refusal(&error, knows_users) {
                 return Err(refusal);
             }
             knows_users &= *step != Step::AuthWithUser;
@@ -124,11 +127,16 @@ fn commands(redis: &RedisConnectionInfo, name: Option<&str>, with_user: bool) ->
 
 impl Step {
     /// Returns why this error reply prevents the connection; `None` if the log-on continues.
-    fn refusal(self, error: &ServerError) -> Option<RedisError> {
+    ///
+    /// With `knows_users` false, the commands will be sent again after a log-on without a user.
+    fn refusal(self, error: &ServerError, knows_users: bool) -> Option<RedisError> {
         let text = error.details().unwrap_or_default();
         // Sent to every new connection, before the server reads a command.
         if text.contains("max number of clients") || error.code() == "DENIED" {
             return Some(error.clone().into());
+        }
+        if !knows_users {
+            return None;
         }
         match self {
             Self::Hello if text.starts_with("unknown command") => Some(
@@ -165,7 +173,48 @@ impl Step {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
+
+    /// Answers as a server older than ACL users, and returns what it was sent.
+    fn old_server(listener: &TcpListener) -> String {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut sent = String::new();
+        let mut until = |stream: &mut TcpStream, word: &str| {
+            while !sent.contains(word) {
+                let mut bytes = [0; 1024];
+                let count = stream.read(&mut bytes).unwrap();
+                assert!(count > 0, "{sent}");
+                sent += str::from_utf8(&bytes[..count]).unwrap();
+            }
+            std::mem::take(&mut sent)
+        };
+        until(&mut stream, env!("CARGO_PKG_VERSION"));
+        let refused = "-ERR wrong number of arguments for 'auth' command\r\n".to_owned();
+        let unknown = "-NOAUTH Authentication required.\r\n".repeat(3);
+        stream.write_all((refused + &unknown).as_bytes()).unwrap();
+        let sent = until(&mut stream, env!("CARGO_PKG_VERSION"));
+        stream.write_all(&b"+OK\r\n".repeat(4)).unwrap();
+        sent
+    }
+
+    #[test]
+    fn a_server_without_users_gets_the_password_alone_and_then_the_database() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let url = format!("redis://ann:s3cret@127.0.0.1:{port}/2");
+        let server = thread::spawn(move || old_server(&listener));
+        let address = Address::parse(&url).unwrap();
+        let until = Instant::now().after(Duration::from_secs(30));
+        let opened = Connection::open(&address, None, until, || ());
+        assert!(opened.is_ok(), "{:?}", opened.err());
+        let sent = server.join().unwrap();
+        assert!(sent.starts_with("*2\r\n$4\r\nAUTH\r\n$6\r\ns3cret\r\n*2\r\n$6\r\nSELECT"));
+    }
 
     fn commands_of(url: &str, name: Option<&str>, with_user: bool) -> Vec<String> {
         let address = Address::parse(url).unwrap();
@@ -219,11 +268,15 @@ mod tests {
     #[test]
     fn refusal_depends_on_the_step() {
         let wrong = error("WRONGPASS invalid username-password pair or user is disabled.");
-        let refusal = Step::Auth.refusal(&wrong).unwrap();
+        let refusal = Step::Auth.refusal(&wrong, true).unwrap();
         assert_eq!(refusal.kind(), ErrorKind::AuthenticationFailed);
         let full = error("ERR max number of clients reached");
-        for step in [Step::Hello, Step::Auth, Step::Select, Step::Optional] {
-            let refusal = step.refusal(&full).unwrap();
+        let steps = [Step::Hello, Step::Auth, Step::Select, Step::Optional];
+        for (step, knows_users) in steps
+            .into_iter()
+            .flat_map(|step| [(step, true), (step, false)])
+        {
+            let refusal = step.refusal(&full, knows_users).unwrap();
             assert!(
                 refusal.to_string().contains("max number of clients"),
                 "{refusal}"
@@ -231,9 +284,12 @@ mod tests {
             assert_ne!(refusal.kind(), ErrorKind::AuthenticationFailed);
         }
         let old = error("ERR wrong number of arguments for 'auth' command");
-        assert!(Step::AuthWithUser.refusal(&old).is_none() && Step::Auth.refusal(&old).is_some());
+        assert!(
+            Step::AuthWithUser.refusal(&old, true).is_none()
+                && Step::Auth.refusal(&old, true).is_some()
+        );
         let right =
             error("NOPERM this user has no permissions to run the 'client|setname' command");
-        assert!(Step::Optional.refusal(&right).is_none());
+        assert!(Step::Optional.refusal(&right, true).is_none());
     }
 }

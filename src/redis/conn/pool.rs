@@ -263,7 +263,7 @@ impl Pool {
     /// Returns whether the pool keeps a connection that is returned.
     pub(in crate::redis) fn has_room_for(&self, state: &State, connection: &Connection) -> bool {
         let is_current = connection.generation == self.generation() && !self.is_closed();
-        is_current && state.out + state.idle.len() <= self.cap
+        is_current && !connection.has_surplus() && state.out + state.idle.len() <= self.cap
     }
 
     /// Returns a connection to the pool and wakes the next waiter.

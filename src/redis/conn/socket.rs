@@ -91,6 +91,16 @@ impl Socket {
     /// Reads what has arrived, and waits for it until `until`. Bytes already there are read even
     /// after `until`.
     pub(in crate::redis) fn read(&self, bytes: &mut [u8], until: Instant) -> io::Result<usize> {
+        self.receive(bytes, until, RecvFlags::empty())
+    }
+
+    /// Like [`read`](Self::read), but leaves the bytes for the next read.
+    #[cfg(feature = "tls")]
+    pub(in crate::redis) fn peek(&self, bytes: &mut [u8], until: Instant) -> io::Result<usize> {
+        self.receive(bytes, until, RecvFlags::PEEK)
+    }
+
+    fn receive(&self, bytes: &mut [u8], until: Instant, how: RecvFlags) -> io::Result<usize> {
         let mut left = Instant::now().until(until);
         let mut blocks = left >= TOO_SHORT_TO_BLOCK;
         loop {
@@ -98,8 +108,8 @@ impl Socket {
                 wait(&self.0, PollFlags::IN, left)?;
             }
             let flags = match blocks {
-                true => RecvFlags::empty(),
-                false => RecvFlags::DONTWAIT,
+                true => how,
+                false => how | RecvFlags::DONTWAIT,
             };
             match recv(&self.0, &mut *bytes, flags) {
                 Ok((count, _)) => return Ok(count),

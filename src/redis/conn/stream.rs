@@ -20,8 +20,14 @@ pub(in crate::redis) enum Stream {
 
 impl Stream {
     /// Connects by `until`, with the handshake if TLS is used. `accepted` is called in between.
+    /// Bytes that arrive directly after the handshake go to `input`.
+    #[cfg_attr(
+        not(feature = "tls"),
+        expect(unused_variables, reason = "no handshake")
+    )]
     pub(in crate::redis) fn connect(
         address: &Address,
+        input: &mut Input,
         until: Instant,
         accepted: impl FnOnce(),
     ) -> RedisResult<Self> {
@@ -44,7 +50,7 @@ impl Stream {
                 let config = address.tls.client_config()?;
                 let socket = Socket::connect_tcp(host, *port, info.tcp_settings(), until)?;
                 accepted();
-                let stream = TlsStream::open(socket, host, config, until)?;
+                let stream = TlsStream::open(socket, host, config, input, until)?;
                 Ok(Self::Tls(Box::new(stream)))
             }
             _ => Err((

@@ -5,14 +5,22 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use redis::{RedisError, RedisResult};
+use redis::RedisResult;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 
 use super::input::Input;
 use super::socket::Socket;
 use crate::clock::Instant;
-use crate::violation::NoFirstReply;
+use crate::violation::{Kind, NoFirstReply, Violation};
+
+/// The types of the TLS records that a server can send first:
+/// <https://www.rfc-editor.org/rfc/rfc8446#section-5.1>.
+const ALERT: u8 = 21;
+const HANDSHAKE: u8 = 22;
+
+/// How many of a peer's first bytes are examined.
+const SHOWN: usize = 40;
 
 pub(in crate::redis) struct TlsStream {
     socket: Socket,
@@ -42,32 +50,44 @@ impl Write for Timed<'_> {
 }
 
 impl TlsStream {
-    /// Performs the handshake by `until`.
+    /// Performs the handshake by `until`. Bytes that arrive directly after it go to `input`.
     pub(in crate::redis) fn open(
         socket: Socket,
         host: &str,
         config: ClientConfig,
+        input: &mut Input,
         until: Instant,
     ) -> RedisResult<Self> {
         let name = ServerName::try_from(host)?.to_owned();
         let tls = ClientConnection::new(Arc::new(config), name)?;
         let mut stream = Self { socket, tls };
-        let mut is_first = true;
-        while stream.tls.is_handshaking() {
-            // A peer that closed the connection has sent the reason before; it is read next.
-            let sent = stream.send(until);
-            if stream.tls.is_handshaking() || sent.is_err() {
-                let received = stream.receive(until).map_err(RedisError::from);
-                match is_first {
-                    true => received.map_err(NoFirstReply::mark)?,
-                    false => received?,
-                };
-                is_first = false;
-            }
+        // A peer that closed the connection has sent the reason before; it is read next.
+        let mut sent = stream.send(until);
+        stream.check_first(until)?;
+        while stream.tls.is_handshaking() || (sent.is_err() && !input.is_within_reply()) {
+            stream.receive(until)?;
+            stream.take_plaintext(input)?;
+            sent = stream.send(until);
         }
-        // The last message of the handshake.
-        stream.send(until)?;
         Ok(stream)
+    }
+
+    /// Fails if the first byte that the peer sends begins no TLS record.
+    fn check_first(&self, until: Instant) -> RedisResult<()> {
+        let mut first = [0; SHOWN];
+        let count = self.socket.peek(&mut first, until);
+        let first = match count.map_err(|error| NoFirstReply::mark(error.into()))? {
+            0 => {
+                return Err(NoFirstReply::mark(
+                    io::Error::from(io::ErrorKind::UnexpectedEof).into(),
+                ));
+            }
+            count => first.get(..count).unwrap_or(&first),
+        };
+        match first {
+            [ALERT | HANDSHAKE, ..] => Ok(()),
+            _ => Err(Violation::new(Kind::NotTls, first).into()),
+        }
     }
 
     /// Reads from the socket once. Returns how many bytes of plaintext are available.
@@ -101,6 +121,7 @@ impl TlsStream {
         Ok(())
     }
 
+    /// Reads at least one byte of plaintext by `until`, and all that has arrived.
     pub(in crate::redis) fn read(&mut self, input: &mut Input, until: Instant) -> io::Result<()> {
         while self.receive(until)? == 0 {
             // Only a part of a record came, or a message of TLS itself.
@@ -108,7 +129,11 @@ impl TlsStream {
                 return Err(super::socket::timed_out());
             }
         }
-        // All of it: `poll` does not see the bytes that rustls holds.
+        self.take_plaintext(input)
+    }
+
+    /// Moves all plaintext to `input`: `poll` does not see the bytes that rustls holds.
+    fn take_plaintext(&mut self, input: &mut Input) -> io::Result<()> {
         loop {
             match self.tls.reader().read(input.room()) {
                 Ok(0) => return Ok(()),
@@ -137,5 +162,83 @@ impl TlsStream {
 impl AsFd for TlsStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::{Arc, mpsc};
+    use std::thread;
+    use std::time::Duration;
+
+    use redis::Value;
+    use rustls::pki_types::pem::PemObject as _;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    use rustls::{ServerConfig, ServerConnection};
+
+    use crate::clock::Instant;
+    use crate::redis::conn::connection::Connection;
+    use crate::tls::{Tls, install_provider};
+    use crate::url::Address;
+
+    macro_rules! pem {
+        ($file:literal) => {
+            include_bytes!(concat!("../../../tests/support/certificates/", $file))
+        };
+    }
+
+    /// Longer than a handshake takes on any machine.
+    const LONG: Duration = Duration::from_secs(30);
+
+    /// Performs the handshake of TLS 1.2 and sends `text` in one write with its last message.
+    fn serve(mut stream: TcpStream, text: &[u8]) -> TcpStream {
+        let chain = CertificateDer::pem_slice_iter(pem!("server.pem"));
+        let key = PrivateKeyDer::from_pem_slice(pem!("server.key")).unwrap();
+        let config = ServerConfig::builder_with_protocol_versions(&[&rustls::version::TLS12])
+            .with_no_client_auth()
+            .with_single_cert(chain.map(Result::unwrap).collect(), key)
+            .unwrap();
+        let mut tls = ServerConnection::new(config.into()).unwrap();
+        while tls.is_handshaking() {
+            tls.read_tls(&mut stream).unwrap();
+            tls.process_new_packets().unwrap();
+            if tls.is_handshaking() {
+                tls.write_tls(&mut stream).unwrap();
+            }
+        }
+        std::io::Write::write_all(&mut tls.writer(), text).unwrap();
+        let mut last = Vec::new();
+        while tls.wants_write() {
+            tls.write_tls(&mut last).unwrap();
+        }
+        std::io::Write::write_all(&mut stream, &last).unwrap();
+        stream
+    }
+
+    #[test]
+    fn what_comes_with_the_end_of_the_handshake_is_read() {
+        install_provider();
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (over, is_over) = mpsc::channel::<()>();
+        let server = thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let _open = serve(stream, b"-ERR max number of clients reached\r\n");
+            let _ = is_over.recv();
+        });
+        let address = Address {
+            tls: Arc::new(Tls {
+                root: Some(pem!("ca.pem").to_vec()),
+                client: None,
+            }),
+            ..Address::parse(&format!("rediss://localhost:{port}")).unwrap()
+        };
+        let until = Instant::now().after(LONG);
+        let mut connection = Connection::connect(&address, until, || ()).unwrap();
+        let read = connection.receive(until);
+        assert!(matches!(read, Ok(Value::ServerError(_))), "{read:?}");
+        drop(over);
+        server.join().unwrap();
     }
 }

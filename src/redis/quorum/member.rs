@@ -158,7 +158,8 @@ impl Member {
         if self.closed.load(Ordering::SeqCst) {
             return;
         }
-        if self.is_down() {
+        let has_surplus = || connection.pending() == 0 && connection.connection().has_surplus();
+        if self.is_down() || has_surplus() {
             return self.settle_all(connection);
         }
         let mut idle = self.idle.lock();
