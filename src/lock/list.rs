@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::Config;
-use crate::error::Error;
+use crate::error::{Cause, Error};
 use crate::holder::Holder;
-use crate::name::Name;
+use crate::name::{Name, shown};
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::MutexKeys;
@@ -18,6 +19,12 @@ use crate::runtime::Runtime;
 
 /// How many names are inspected in one write.
 const TOGETHER: usize = 64;
+
+/// How many keys a server examines for a page of a scan: it serves no other client meanwhile.
+const KEYS_PER_PAGE: usize = 1_000;
+
+/// How long the scan of one server may take. A server sends a million keys in a few seconds.
+const LONGEST_SCAN: Duration = Duration::from_secs(600);
 
 /// A held lock and its holder, as [`Client::list`](crate::Client::list) found them.
 #[derive(Clone, Debug)]
@@ -65,10 +72,10 @@ fn collect(
     pattern: &[u8],
     found: &mut BTreeMap<Name, Option<Holder>>,
 ) -> Result<(), Error> {
-    let mut cursor = b"0".to_vec();
+    let mut scan = Scan::new(Instant::now());
     let mut connection = None;
     loop {
-        let (next, page) = twice(runtime, |until| server.scan(&cursor, pattern, until))?;
+        let page = twice(runtime, |until| scan.page(server, pattern, until))?;
         let names: Vec<Arc<dyn Primitive>> = page
             .iter()
             .filter_map(|key| named(key, &runtime.config))
@@ -91,10 +98,86 @@ fn collect(
                 found.insert(keys.key(0).name.clone(), holder);
             }
         }
-        cursor = next;
-        if cursor == b"0" {
+        if scan.is_over() {
             return Ok(());
         }
+        scan.check(Instant::now()).map_err(|why| {
+            let (cause, deployment) = (Cause::text(why), &runtime.deployment);
+            match server.label() == deployment.label() {
+                true => deployment.unreachable(cause),
+                false => deployment.unreachable(cause.at(server.label())),
+            }
+        })?;
+    }
+}
+
+/// The progress of a scan over the keys of one server.
+struct Scan {
+    cursor: Vec<u8>,
+    /// An earlier cursor. If it comes again, the scan would not end: see
+    /// <https://en.wikipedia.org/wiki/Cycle_detection#Brent's_algorithm>.
+    earlier: Vec<u8>,
+    pages: u64,
+    /// How many keys the server examines for the next page.
+    count: usize,
+    began: Instant,
+}
+
+impl Scan {
+    fn new(now: Instant) -> Self {
+        Self {
+            cursor: b"0".to_vec(),
+            earlier: Vec::new(),
+            pages: 0,
+            count: KEYS_PER_PAGE,
+            began: now,
+        }
+    }
+
+    /// Returns the keys of the next page. Asks for fewer keys if a page is too large.
+    fn page(
+        &mut self,
+        server: &Server,
+        pattern: &[u8],
+        until: Instant,
+    ) -> Result<Vec<Vec<u8>>, Fault> {
+        let (next, page) = loop {
+            match server.scan(&self.cursor, pattern, self.count, until) {
+                Err(Fault::Unknown(cause)) if cause.is_too_large() && self.count > 1 => {
+                    self.count = self.count.div_ceil(10);
+                }
+                answer => break answer?,
+            }
+        };
+        self.count = (self.count * 2).min(KEYS_PER_PAGE);
+        self.pages += 1;
+        self.cursor = next;
+        Ok(page)
+    }
+
+    fn is_over(&self) -> bool {
+        self.cursor == b"0"
+    }
+
+    /// Returns why the scan does not end, if it does not.
+    fn check(&mut self, now: Instant) -> Result<(), String> {
+        let Self { pages, .. } = self;
+        if self.cursor == self.earlier {
+            let cursor = shown(&self.cursor);
+            return Err(format!(
+                "SCAN does not end: after {pages} pages, cursor {cursor} came again"
+            ));
+        }
+        if self.began.until(now) >= LONGEST_SCAN {
+            let longest = LONGEST_SCAN.as_secs() / 60;
+            return Err(format!(
+                "SCAN did not end in {longest} min and {pages} pages"
+            ));
+        }
+        if pages.is_power_of_two() {
+            self.earlier.clone_from(&self.cursor);
+        }
+        Ok(())
     }
 }
 
@@ -199,6 +282,31 @@ mod tests {
     fn patterns_escape_special_characters() {
         assert_eq!(glob(b"lock:a"), b"lock:a");
         assert_eq!(glob(b"[a]*?\\\xff"), b"\\[a\\]\\*\\?\\\\\xff");
+    }
+
+    #[test]
+    fn a_scan_ends_when_a_cursor_comes_again_or_after_its_longest_time() {
+        let at = |seconds| Instant::START.after(Duration::from_secs(seconds));
+        let scan_of = |cursors: &[u64]| {
+            let mut scan = Scan::new(at(0));
+            let mut checked = cursors.iter().map(|cursor| {
+                scan.pages += 1;
+                scan.cursor = cursor.to_string().into_bytes();
+                scan.check(at(1))
+            });
+            checked.position(|checked| checked.is_err())
+        };
+        let long: Vec<u64> = (1..100_000).collect();
+        assert_eq!(scan_of(&long), None);
+        assert_eq!(scan_of(&[7, 7]), Some(1));
+        let before = [1, 2, 3, 4, 5].into_iter();
+        let again: Vec<u64> = before.chain([6, 7, 8].repeat(10)).collect();
+        assert!(scan_of(&again).is_some_and(|pages| pages < 12));
+        let mut scan = Scan::new(at(0));
+        scan.cursor = b"7".to_vec();
+        assert_eq!(scan.check(at(599)), Ok(()));
+        let why = scan.check(at(600)).unwrap_err();
+        assert_eq!(why, "SCAN did not end in 10 min and 0 pages");
     }
 
     #[test]

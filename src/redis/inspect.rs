@@ -16,9 +16,6 @@ use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::server::Server;
 use crate::token::FencingToken;
 
-/// The keys that a server examines per SCAN call: it serves no other client meanwhile.
-const KEYS_PER_PAGE: &[u8] = b"1000";
-
 impl Deployment {
     /// Returns the servers that together hold every name.
     pub(crate) fn all(&self, until: Instant) -> Result<Vec<Arc<Server>>, Fault> {
@@ -124,19 +121,21 @@ pub(crate) enum Gauge<'a> {
 
 impl Server {
     /// Returns one page of the string keys that match `pattern`, and the next cursor. Cursor `0`
-    /// starts a scan and ends it.
+    /// starts a scan and ends it. The server examines about `count` keys for the page.
     pub(crate) fn scan(
         &self,
         cursor: &[u8],
         pattern: &[u8],
+        count: usize,
         until: Instant,
     ) -> Result<(Vec<u8>, Vec<Vec<u8>>), Fault> {
+        let mut digits = itoa::Buffer::new();
         let args: [&[u8]; 7] = [
             cursor,
             b"MATCH",
             pattern,
             b"COUNT",
-            KEYS_PER_PAGE,
+            digits.format(count).as_bytes(),
             b"TYPE",
             b"string",
         ];

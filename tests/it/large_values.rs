@@ -15,6 +15,7 @@ support::tests![
     a_large_fence_is_an_error_and_hides_no_holder,
     force_unlock_deletes_values_of_all_lengths,
     a_release_deletes_no_other_value_with_the_same_start,
+    long_names_are_listed_in_pages_of_any_weight,
 ];
 
 /// More bytes than the client accepts in one reply.
@@ -304,4 +305,22 @@ fn a_release_deletes_no_other_value_with_the_same_start() {
         &[shown, b"c"],
     );
     assert_eq!(server.get("lock:a"), None);
+}
+
+fn long_names_are_listed_in_pages_of_any_weight() {
+    // Longer together than the client reads of one reply, many times.
+    const LONG: usize = 100;
+    let server = Server::start();
+    let mut pipe = redis::pipe();
+    for n in 0..LONG {
+        let key = format!("lock:{n:0>60000}");
+        pipe.cmd("SET").arg(key).arg("v").ignore();
+        pipe.cmd("SET").arg(format!("lock:{n}")).arg("v").ignore();
+    }
+    pipe.exec(&mut server.connection()).unwrap();
+    let held = client(&server.url()).list("").unwrap();
+    let long = held
+        .iter()
+        .filter(|held| held.name().as_bytes().len() == 60_000);
+    assert_eq!((held.len(), long.count()), (2 * LONG, LONG));
 }

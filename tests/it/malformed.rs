@@ -1,8 +1,8 @@
 //! Promise: a reply that Redis would never send grants nothing and loses nothing. It closes its
 //! connection, and the call counts as unanswered.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -21,7 +21,14 @@ support::tests![
     a_release_with_an_impossible_reply_is_repeated,
     an_impossible_reply_to_a_query_is_an_error,
     only_a_server_that_reports_the_master_role_is_used,
-    each_reply_to_a_combined_write_is_checked
+    each_reply_to_a_combined_write_is_checked,
+    a_surplus_reply_is_not_taken_for_the_next,
+    a_surplus_reply_at_log_on_grants_nothing,
+    a_surplus_reply_to_a_renewal_loses_nothing,
+    a_quorum_closes_a_connection_with_a_surplus_reply,
+    a_malformed_redirect_is_not_followed,
+    a_scan_whose_cursor_comes_again_is_an_error,
+    a_page_that_is_too_large_opens_no_breaker
 ];
 
 const GRANTED: &str = "*2\r\n:1\r\n:1700000000000000\r\n";
@@ -290,4 +297,126 @@ fn each_reply_to_a_combined_write_is_checked() {
         }
     });
     assert!(replies.load(Ordering::SeqCst) > 0);
+}
+
+const REFUSED: &str = "*3\r\n:0\r\n$1\r\nx\r\n:60000\r\n";
+
+fn a_surplus_reply_is_not_taken_for_the_next() {
+    let is_first = AtomicBool::new(true);
+    let server = FakeServer::start(move |request| match request.name().as_str() {
+        "acquire" if is_first.swap(false, Ordering::SeqCst) => reply_bytes(GRANTED),
+        "acquire" => reply_bytes(REFUSED),
+        "release" => reply_bytes(&format!(":1\r\n{GRANTED}")),
+        _ => None,
+    });
+    let client = client(&server.url());
+    let guard = client.mutex("a").lock().unwrap();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    assert!(client.mutex("b").try_lock().unwrap().is_none());
+    let release = server.requests("release").remove(0);
+    eventually(WAIT_LIMIT, || server.is_closed(release.connection));
+}
+
+fn a_surplus_reply_at_log_on_grants_nothing() {
+    let server = FakeServer::start(move |request| match request.name().as_str() {
+        "CLIENT" if request.words.contains(&b"SETNAME".to_vec()) => {
+            reply_bytes(&format!("+OK\r\n{GRANTED}"))
+        }
+        "acquire" => reply_bytes(REFUSED),
+        "release" => reply_bytes(":1\r\n"),
+        _ => None,
+    });
+    let outcome = client(&server.url()).mutex("a").try_lock();
+    assert_unanswered(&outcome, "a surplus grant");
+}
+
+fn a_surplus_reply_to_a_renewal_loses_nothing() {
+    let server = server_replying_once("renew", ":1\r\n:0\r\n", ":1\r\n");
+    let mutex = client(&server.url()).mutex("a").ttl(ms(60_000));
+    let guard = mutex.renew_every(ms(200)).lock().unwrap();
+    eventually(WAIT_LIMIT, || server.requests("renew").len() > 2);
+    assert!(guard.is_held());
+}
+
+fn a_quorum_closes_a_connection_with_a_surplus_reply() {
+    let servers: Vec<FakeServer> = (0..3)
+        .map(|_| {
+            FakeServer::start(|request| match request.name().as_str() {
+                "propose" => {
+                    let token = String::from_utf8_lossy(&request.args()[2]);
+                    reply_bytes(&format!("*2\r\n:1\r\n:{token}\r\n"))
+                }
+                "release" => reply_bytes(":1\r\n:1\r\n"),
+                _ => None,
+            })
+        })
+        .collect();
+    let client = Client::quorum(servers.iter().map(FakeServer::url)).unwrap();
+    let guard = client.mutex("a").lock().unwrap();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    for server in &servers {
+        eventually(WAIT_LIMIT, || !server.requests("release").is_empty());
+        let release = server.requests("release").remove(0);
+        eventually(WAIT_LIMIT, || server.is_closed(release.connection));
+    }
+}
+
+/// A cluster of one node, which redirects each acquire with `redirect`.
+fn redirecting(redirect: &'static str) -> FakeServer {
+    let port = Arc::new(OnceLock::new());
+    let known = Arc::clone(&port);
+    let node = FakeServer::start(move |request| match request.name().as_str() {
+        "CLUSTER" => {
+            let port = known.get().expect("set before the client starts");
+            reply_bytes(&format!(
+                "*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$1\r\ni\r\n"
+            ))
+        }
+        "acquire" => reply_bytes(&format!("-{redirect}\r\n")),
+        "release" => reply_bytes(":0\r\n"),
+        _ => None,
+    });
+    port.set(node.port()).unwrap();
+    node
+}
+
+fn a_malformed_redirect_is_not_followed() {
+    for redirect in [
+        "MOVED 16384 127.0.0.1:6379",
+        "MOVED 5 6379",
+        "MOVED 5 127.0.0.1:0",
+        "MOVED 5 127.0.0.1:70000",
+        "MOVED",
+        "ASK -1 127.0.0.1:6379",
+        "ASK 5 127.0.0.1:0",
+    ] {
+        let node = redirecting(redirect);
+        let url = format!("redis+cluster://127.0.0.1:{}", node.port());
+        assert_unanswered(&client(&url).mutex("a").try_lock(), redirect);
+        assert_undone(&node, "acquire");
+    }
+}
+
+fn a_scan_whose_cursor_comes_again_is_an_error() {
+    let server = server_replying("SCAN", "*2\r\n$1\r\n7\r\n*0\r\n");
+    let error = client(&server.url()).list("").unwrap_err();
+    assert!(error.is_unreachable(), "{error:?}");
+    let text = error.to_string();
+    assert!(
+        text.contains("SCAN does not end") && text.contains("cursor 7"),
+        "{text}"
+    );
+}
+
+fn a_page_that_is_too_large_opens_no_breaker() {
+    let server = FakeServer::start(|request| match request.name().as_str() {
+        "SCAN" => reply_bytes("$1000000000000\r\n"),
+        "acquire" => reply_bytes(GRANTED),
+        "release" => reply_bytes(":1\r\n"),
+        _ => None,
+    });
+    let client = builder(&server.url()).breaker(1).build().unwrap();
+    let text = client.list("").unwrap_err().to_string();
+    assert!(text.contains("larger than the limits"), "{text}");
+    assert!(client.mutex("a").try_lock().unwrap().is_some());
 }
