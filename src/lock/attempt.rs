@@ -61,19 +61,6 @@ pub(crate) enum Attempted {
     SplitVote,
 }
 
-/// The outcome of an attempt on one part of the names.
-enum PartReply {
-    /// Granted with these tokens by a command sent at this instant.
-    Granted(OneOrMany<FencingToken>, Instant),
-    Not(Proposed),
-}
-
-enum Proposed {
-    Answered(Attempted),
-    /// The proposed token was not above this one.
-    TooLow(u64),
-}
-
 impl<'a> Attempt<'a> {
     pub(crate) fn new(
         runtime: &'a Arc<Runtime>,
@@ -112,75 +99,107 @@ impl<'a> Attempt<'a> {
         let until = self.silence.reply_deadline();
         let mut above = 0;
         for _ in 0..MAX_PROPOSALS {
-            match self.propose(until, above, tokens)? {
-                Proposed::TooLow(counter) => above = counter,
-                Proposed::Answered(attempted) => return Ok(attempted),
-            }
+            let (runtime, keys) = (self.runtime, self.keys);
+            runtime.meters.counters.attempts.up();
+            let id = HolderId::fresh(&runtime.config.owner);
+            logging::trace!(
+                name:% = keys, holder:% = id.as_str(); "acquire {keys} as {}", id.as_str()
+            );
+            let votes = runtime.deployment.votes();
+            let request = Acquire {
+                id: &id,
+                ttl: self.terms.ttl,
+                tokens,
+                proposed: None,
+                inbox: None,
+            };
+            let (answer, sent) = self.try_parts(request, votes.as_ref(), until, above)?;
+            return Ok(match answer {
+                Answer::Granted(granted) => {
+                    Attempted::Acquired(self.hold_granted(id, granted, sent, votes, tokens)?)
+                }
+                Answer::Refused(refusal) => Attempted::Refused(refusal.name, refusal.remaining),
+                Answer::TooLow(counter) => {
+                    above = counter;
+                    continue;
+                }
+                _ => Attempted::SplitVote,
+            });
         }
         Err(Fault::NotRun(Cause::text(
             "other clients used higher fencing tokens each time",
         )))
     }
 
-    /// Tries with a token above `above`, if the client proposes tokens.
-    fn propose(&self, until: Instant, above: u64, tokens: u64) -> Result<Proposed, Fault> {
-        let (runtime, keys) = (self.runtime, self.keys);
-        runtime.meters.counters.attempts.up();
-        let id = HolderId::fresh(&runtime.config.owner);
-        logging::trace!(name:% = keys, holder:% = id.as_str(); "acquire {keys} as {}", id.as_str());
-        let votes = runtime.deployment.votes();
-        let asked = match keys.parts() {
-            [all] => self.try_part(all, &id, votes.as_ref(), until, above, tokens)?,
-            parts => self.try_each_part(parts, &id, tokens)?,
-        };
-        match asked {
-            PartReply::Granted(granted, sent) => {
-                let hold = self.hold_granted(id, granted, sent, votes, tokens)?;
-                Ok(Proposed::Answered(Attempted::Acquired(hold)))
+    /// Tries one part of the keys after the other, each within a command timeout, the first until
+    /// `until`. Most locks have one part.
+    ///
+    /// If one is not granted, gives back those before it.
+    fn try_parts(
+        &self,
+        request: Acquire<'_>,
+        votes: Option<&Arc<ServerVotes>>,
+        mut until: Instant,
+        above: u64,
+    ) -> Result<(Answer, Instant), Fault> {
+        let parts = self.keys.parts();
+        let mut granted: Option<(OneOrMany<FencingToken>, Instant)> = None;
+        for (n, part) in parts.iter().enumerate() {
+            if n > 0 {
+                until = self.silence.reply_deadline();
             }
-            PartReply::Not(proposed) => Ok(proposed),
+            let answer = self.try_part(part, request, votes, until, above);
+            match (answer, &mut granted) {
+                (Ok((Answer::Granted(tokens), sent)), None) => granted = Some((tokens, sent)),
+                (Ok((Answer::Granted(more), _)), Some((tokens, _))) => {
+                    *tokens = tokens.iter().chain(&*more).copied().collect();
+                }
+                (answer, None) => return answer,
+                (answer, Some((tokens, _))) => {
+                    let before = parts.get(..n).unwrap_or_default();
+                    self.give_back(before, request.id, self.silence.reply_deadline());
+                    let (mut answer, sent) = answer?;
+                    if let Answer::Refused(refusal) = &mut answer {
+                        // There is a token for each name before those of this part.
+                        refusal.name += tokens.len();
+                    }
+                    return Ok((answer, sent));
+                }
+            }
         }
+        // `Keys::check` rejects a lock without names.
+        let (tokens, sent) = granted.expect("a lock has a part");
+        Ok((Answer::Granted(tokens), sent))
     }
 
     /// Tries to acquire the names that one script call can cover.
     fn try_part(
         &self,
         part: &Arc<dyn Primitive>,
-        id: &HolderId,
+        request: Acquire<'_>,
         votes: Option<&Arc<ServerVotes>>,
         until: Instant,
         above: u64,
-        tokens: u64,
-    ) -> Result<PartReply, Fault> {
-        let runtime = self.runtime;
-        let deployment = &runtime.deployment;
-        let request = Acquire {
-            id,
-            ttl: self.terms.ttl,
-            tokens,
-            proposed: None,
-            inbox: None,
-        };
-        let acquire = deployment.acquire(part, request, above);
+    ) -> Result<(Answer, Instant), Fault> {
+        let (runtime, id) = (self.runtime, request.id);
+        let acquire = runtime.deployment.acquire(part, request, above);
         let (answer, sent) = self.send(acquire, part, id, votes, until)?;
-        let attempted = match answer {
-            Answer::Granted(tokens) => return Ok(PartReply::Granted(tokens, sent)),
+        match answer {
             // The first run of the command was granted; a proxy or the network ran it again.
             Answer::Refused(refusal) if refusal.holder == id.as_str().as_bytes() => {
-                return Err(self.undo(part, id, Cause::text("the acquire script ran twice")));
+                Err(self.undo(part, id, Cause::text("the acquire script ran twice")))
             }
             // This client holds it: an earlier attempt or release had no reply.
             Answer::Refused(refusal) if runtime.endpoints.is_undoing(&refusal.holder) => {
-                return Err(Fault::NotRun(Cause::text(
+                Err(Fault::NotRun(Cause::text(
                     "an earlier attempt of this client, which got no reply, is being undone",
-                )));
+                )))
             }
-            Answer::Refused(refusal) => Attempted::Refused(refusal.name, refusal.remaining),
-            Answer::Split => Attempted::SplitVote,
-            Answer::TooLow(counter) => return Ok(PartReply::Not(Proposed::TooLow(counter))),
-            _ => return Err(self.undo_unread(part, id)),
-        };
-        Ok(PartReply::Not(Proposed::Answered(attempted)))
+            Answer::Granted(_) | Answer::Refused(_) | Answer::Split | Answer::TooLow(_) => {
+                Ok((answer, sent))
+            }
+            _ => Err(self.undo_unread(part, id)),
+        }
     }
 
     /// Sends `call`, which acquires `part` under `id`; returns its reply and when it was sent.
@@ -215,40 +234,6 @@ impl<'a> Attempt<'a> {
             }
             answer => answer,
         }
-    }
-
-    /// Tries one part after the other, each within a command timeout.
-    ///
-    /// If one is not granted, gives back those before it.
-    fn try_each_part(
-        &self,
-        parts: &[Arc<dyn Primitive>],
-        id: &HolderId,
-        tokens: u64,
-    ) -> Result<PartReply, Fault> {
-        let mut granted = Vec::new();
-        let mut first = None;
-        for (n, part) in parts.iter().enumerate() {
-            let until = self.silence.reply_deadline();
-            let asked = self.try_part(part, id, None, until, 0, tokens);
-            if let Ok(PartReply::Granted(more, sent)) = asked {
-                granted.extend_from_slice(&more);
-                first.get_or_insert(sent);
-                continue;
-            }
-            let before = parts.get(..n).unwrap_or_default();
-            self.give_back(before, id, self.silence.reply_deadline());
-            return match asked {
-                Ok(PartReply::Not(Proposed::Answered(Attempted::Refused(name, remaining)))) => {
-                    // `granted` has a token for each name before those of this part.
-                    let attempted = Attempted::Refused(granted.len() + name, remaining);
-                    Ok(PartReply::Not(Proposed::Answered(attempted)))
-                }
-                asked => asked,
-            };
-        }
-        let first = first.unwrap_or(self.start);
-        Ok(PartReply::Granted(granted.into_iter().collect(), first))
     }
 
     /// Undoes granted parts, and waits for that until `until`.

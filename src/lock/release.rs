@@ -63,7 +63,7 @@ pub(crate) fn release(
     match &outcome {
         Ok(Unlocked::AlreadyLost(lost)) => {
             hold.lease(|lease| lease.was_lost(*lost));
-            if hold.keys.parts().len() > 1 {
+            if hold.keys.is_split() {
                 // Another part may have had no reply.
                 repeat_in_background(runtime, hold);
             }
@@ -152,7 +152,7 @@ fn send_until_answered(
     yields_to_fleet: &mut bool,
     deadline: Instant,
 ) -> Result<Unlocked, Error> {
-    if let [_, _, ..] = hold.keys.parts() {
+    if hold.keys.is_split() {
         // All parts go out in one write to each server.
         let found = runtime.release(vec![Arc::clone(hold)], deadline);
         let found = found.recv_timeout(Instant::now().until(deadline));

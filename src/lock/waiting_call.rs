@@ -146,8 +146,7 @@ impl<'a> WaitingCall<'a> {
     /// In a cluster, callers that undo a partly acquired set take and release its names in turn.
     /// Without a pause they would send this waiter from one queue to another without end.
     pub(crate) fn back_off_after_move(&self) {
-        let is_in_parts = self.attempt.keys.parts().len() > 1;
-        let moves = self.moves - u32::from(!is_in_parts);
+        let moves = self.moves - u32::from(!self.attempt.keys.is_split());
         if moves > 0 {
             self.park(SPLIT_VOTE_BACKOFF.pause(moves - 1));
         }

@@ -76,6 +76,11 @@ pub(crate) trait RedisQueue {
 }
 
 impl dyn Primitive {
+    /// Returns true if the lock takes several calls, one for each slot of a cluster.
+    pub(crate) fn is_split(&self) -> bool {
+        !self.slots().is_empty()
+    }
+
     /// The groups of names that one script call can take: those of each slot in a cluster, all of
     /// them elsewhere.
     pub(crate) fn parts(self: &Arc<Self>) -> &[Arc<Self>] {

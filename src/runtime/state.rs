@@ -291,9 +291,9 @@ impl Runtime {
     /// Returns how many replies a call for these keys gets and needs: of a majority of the servers,
     /// or one for each part.
     fn size_of(&self, keys: &Arc<dyn Primitive>) -> Majority {
-        match keys.parts().len() {
-            1 => self.deployment.size(),
-            parts => Majority::each(parts),
+        match keys.is_split() {
+            true => Majority::each(keys.parts().len()),
+            false => self.deployment.size(),
         }
     }
 
