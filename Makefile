@@ -1,56 +1,57 @@
-# What CI runs, target by target; `.ci/run` runs them all.
+# The targets that `.ci/run` runs, and some for developers.
 
 CARGO ?= cargo
 EXAMPLES = booking payments transfer ticket_queue cron long_job graceful_shutdown health_endpoint fail_fast stats
 BENCHES = uncontended handoff local_handoff fair threads waiting fleet held deployments failovers
 
-# The server that tests, examples and benches start for themselves. `servers` has brought one by the time a recipe runs.
+# The server binary that tests, examples and benches start. The target `servers` installs one first.
 WITH_SERVER = REDIS_SERVER_BIN="$$(.ci/server)"
 
-# Redis 6.2 is tested as one server with nothing around it: its nodes find their ports for the cluster by chance, which
-# is why `harness` is left out too, and the binary that `.ci/server` brings has no TLS. Of `conformance` it gets the part
-# for one server. The command line is tested on the other servers.
+# Modules that are not run on Redis 6.2, which is tested as a single server. Its cluster nodes cannot
+# choose their bus ports, and the binary of `.ci/server` has no TLS. Of `conformance`, the parts for
+# one server run. The command line is tested on the other servers.
 BEYOND_ONE_SERVER = sentinel cluster quorum tls harness conformance cli program several_servers
 
-# As deny.toml names them.
+# The async runtimes that deny.toml forbids.
 RUNTIMES = async-executor|async-io|async-std|futures|futures-executor|futures-util|mio|smol|tokio|tokio-util
 
-# What differs most between servers: the scripts, the wire, pub/sub. Less than a minute.
+# Modules about scripts, wire format and pub/sub, which differ most between servers. Under a minute.
 SHORT = fencing lock loss waking wire
 
-# What a race or a deadline may hide from a slow build.
+# Modules about races and deadlines, which a slow debug build may hide.
 RACES = exclusion waking deadlines ambiguity loss conformance
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
 .PHONY: demo test test-without-tls test-tls test-release test-servers test-valkey fmt lint doc examples deny bench peers pictures servers clean
 
-# The two examples to begin with.
+# Runs the two examples to begin with.
 demo: servers
 	$(WITH_SERVER) $(CARGO) run --release --example booking
 	$(WITH_SERVER) $(CARGO) run --release --example payments
 
-# Unit tests, integration tests and doctests, built once with all features.
+# Runs unit tests, integration tests and doctests, built once with all features.
 test: servers
 	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast --tests
 	$(WITH_SERVER) $(CARGO) test --all-features --doc
 
-# What a build says that lacks a feature.
+# Tests the error of a build without the feature `tls`.
 test-without-tls:
 	$(CARGO) test --lib tls_names_its_feature
 
-# What of that needs a server with TLS.
+# Runs the tests that need a server with TLS.
 test-tls: servers
 	$(WITH_SERVER) $(CARGO) test --all-features --test it tls::
 
-# Some of it in a release build.
+# Runs the unit tests and some modules in a release build.
 test-release: servers
 	$(WITH_SERVER) $(CARGO) test --release --all-features --lib
 	@set -e; for promise in $(RACES); do \
 		$(WITH_SERVER) $(CARGO) test --release --all-features --test it -- $$promise:: --skip conformance::tls::; \
 	done
 
-# Every test on Redis as the system packages it (7.0 on Debian) and on Valkey 9; on Redis 6.2 those for one server.
+# Runs every test on the system's Redis (7.0 on Debian) and on Valkey 9, and those for a single
+# server on Redis 6.2.
 test-servers:
 	$(ROUND) redis
 	$(ROUND) valkey
@@ -59,7 +60,7 @@ test-servers:
 	$(ROUND) redis-6.2 --test it conformance::one::
 	$(ROUND) redis-6.2 --test it conformance::unix_socket::
 
-# A short round on Valkey: those modules, and the tests of the others whose names say `basic`.
+# Runs a short round on Valkey: the modules of SHORT, and tests with `basic` in their names.
 test-valkey:
 	@set -e; for promise in $(SHORT); do $(ROUND) valkey --test it $$promise::; done
 	$(ROUND) valkey --tests basic
@@ -80,7 +81,8 @@ examples: servers
 		$(WITH_SERVER) $(CARGO) run --all-features --example $$example; \
 	done
 
-# Licences, sources and what may not come in, for whoever has the tool: to install it takes minutes.
+# Checks licences, sources and forbidden crates with cargo-deny, if it is installed: installing it
+# takes minutes. Without it, only async runtimes are looked for.
 deny:
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
 		$(CARGO) deny --all-features check bans licenses sources; \
@@ -96,12 +98,12 @@ bench: servers
 		$(WITH_SERVER) $(CARGO) bench --bench $$bench; \
 	done
 
-# The same contention through other crates: a package of its own, which nothing else here builds.
+# Runs the same contention through other crates: a separate package.
 peers: servers
 	$(WITH_SERVER) $(CARGO) bench --locked --manifest-path benches/peers/Cargo.toml \
 		--target-dir "$${CARGO_TARGET_DIR:-target}"
 
-# Draws docs/*.svg anew. Each run draws its picture, but elsewhere: see the README.
+# Redraws docs/*.svg. Without LEASEHOLD_PICTURES, a bench only draws to the target directory.
 pictures: export LEASEHOLD_PICTURES = 1
 pictures: bench peers
 

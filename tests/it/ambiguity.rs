@@ -333,10 +333,10 @@ fn release_on_a_closed_connection_succeeds() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
-    let (told, losses) = unbounded();
+    let (report, losses) = unbounded();
     let mutex = client
         .mutex("a")
-        .on_lost(move |lost| told.send(*lost).unwrap());
+        .on_lost(move |lost| report.send(*lost).unwrap());
     let guard = mutex.lock().unwrap();
     let lost = guard.lost();
     proxy.set_open(Traffic::CutOnReply);
@@ -363,10 +363,10 @@ fn release_without_a_reply_is_no_loss() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
-    let (told, losses) = unbounded();
+    let (report, losses) = unbounded();
     let mutex = client
         .mutex("a")
-        .on_lost(move |lost| told.send(*lost).unwrap());
+        .on_lost(move |lost| report.send(*lost).unwrap());
     let guard = mutex.lock().unwrap();
     let lost = guard.lost();
     proxy.set_all(Traffic::DropReplies);

@@ -583,9 +583,9 @@ const TTL: Duration = ms(800);
 fn contenders_progress_in_order_while_some_are_killed_or_paused() {
     let server = Server::start();
     let url = server.url();
-    let given = [("URL", &*url)];
-    let mut members: Vec<_> = (0..6)
-        .map(|_| Child::spawn("fair_faults::contender", &given))
+    let parameters = [("URL", &*url)];
+    let mut processes: Vec<_> = (0..6)
+        .map(|_| Child::spawn("fair_faults::contender", &parameters))
         .collect();
     let number = |key: &str| -> u64 {
         let mut get = redis::cmd("GET");
@@ -594,23 +594,23 @@ fn contenders_progress_in_order_while_some_are_killed_or_paused() {
     };
     for round in 0..12_usize {
         // Each round pauses one process and kills another.
-        let n = round % members.len();
-        members[n].pause();
-        let dead = (n + 3) % members.len();
-        members[dead].kill();
-        members[dead] = Child::spawn("fair_faults::contender", &given);
+        let n = round % processes.len();
+        processes[n].pause();
+        let dead = (n + 3) % processes.len();
+        processes[dead].kill();
+        processes[dead] = Child::spawn("fair_faults::contender", &parameters);
         let before = number("writes");
         // At worst, four leases must expire: of a killed and of a paused holder, and of a killed
         // and of a paused process granted next. A refresh follows.
         eventually(4 * TTL + REFRESH + SLACK, || number("writes") > before + 10);
-        members[n].resume();
+        processes[n].resume();
     }
     assert_eq!(
         number("overtaken"),
         0,
         "writes were rejected although the lock was held"
     );
-    members.iter_mut().for_each(Child::kill);
+    processes.iter_mut().for_each(Child::kill);
     for key in ["newest", "writes", "overtaken"] {
         server.run("DEL", &[key]);
     }

@@ -102,7 +102,7 @@ fn peak_memory() -> u64 {
 fn caller() {
     let client = builder(&parameter("URL")).build().unwrap();
     let before = peak_memory();
-    let beyond = std::thread::scope(|scope| {
+    let overrun = std::thread::scope(|scope| {
         let call = || {
             let mutex = client.mutex("x");
             let calls = (0..3).map(|_| {
@@ -113,8 +113,8 @@ fn caller() {
             calls.max().unwrap()
         };
         let callers: Vec<_> = (0..4).map(|_| scope.spawn(call)).collect();
-        let beyond = callers.into_iter().map(|caller| caller.join().unwrap());
-        beyond.max().unwrap()
+        let overrun = callers.into_iter().map(|caller| caller.join().unwrap());
+        overrun.max().unwrap()
     });
     let report = client.shutdown(ms(5_000)).unwrap();
     assert!(report.is_clean(), "{report:?}");
@@ -123,7 +123,7 @@ fn caller() {
     tell_parent(&format!(
         "{} {}",
         peak_memory() - before,
-        beyond.as_millis()
+        overrun.as_millis()
     ));
 }
 
@@ -157,12 +157,12 @@ fn assert_endless_reply_is_harmless(
     caller.wait().succeeded();
     let shown = format!("{connection} {head:?} {unit:?}: {line}");
     let words: Vec<&str> = line.split(' ').collect();
-    let [grown, beyond] = words[..] else {
+    let [grown, overrun] = words[..] else {
         panic!("{shown}")
     };
     assert!(grown.parse::<u64>().unwrap() < ADDED, "{shown} KiB");
     assert!(
-        beyond.parse::<u128>().unwrap() < SLACK.as_millis(),
+        overrun.parse::<u128>().unwrap() < SLACK.as_millis(),
         "{shown} late"
     );
 }

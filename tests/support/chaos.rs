@@ -79,14 +79,16 @@ impl Chaos {
     /// The protected resource is on `witness`. The processes have the role `survivor`.
     #[track_caller]
     pub fn run(self, server: &Server, witness: &Server) -> ChaosReport {
-        let given = [
+        let parameters = [
             ("URL", server.url()),
             ("WITNESS", witness.url()),
             ("KIND", self.kind.to_owned()),
             ("THREADS", self.threads.to_string()),
         ];
-        let given = given.each_ref().map(|(key, value)| (*key, value.as_str()));
-        let start = || Child::spawn("survivor", &given);
+        let parameters = parameters
+            .each_ref()
+            .map(|(key, value)| (*key, value.as_str()));
+        let start = || Child::spawn("survivor", &parameters);
         let mut children: Vec<Child> = (0..self.processes).map(|_| start()).collect();
         for child in &children {
             child.wait_for_line("ready");

@@ -74,13 +74,13 @@ pub struct Finished {
 }
 
 impl Child {
-    pub fn spawn(role: &str, given: &[(&str, &str)]) -> Self {
+    pub fn spawn(role: &str, parameters: &[(&str, &str)]) -> Self {
         let binary = env::current_exe().expect("the test runs from a file");
         let arguments: [&str; 0] = [];
         let mut process = SupervisedProcess::start(&binary, arguments, None, |command| {
             command
                 .env(ROLE, role)
-                .envs(given.iter().copied())
+                .envs(parameters.iter().copied())
                 .stdout(Stdio::piped());
         })
         .expect("/bin/sh can be started");

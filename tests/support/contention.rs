@@ -81,14 +81,18 @@ impl Contention {
     /// Starts the processes in a role that calls [`contend_and_then`].
     pub fn start_as(role: &str, url: &str, name: &str, processes: usize, replicas: usize) -> Self {
         let witness = Server::start();
-        let given = [
+        let parameters = [
             ("URL", url.to_owned()),
             ("NAME", name.to_owned()),
             ("WITNESS", witness.url()),
             ("REPLICAS", replicas.to_string()),
         ];
-        let given = given.each_ref().map(|(key, value)| (*key, value.as_str()));
-        let children: Vec<_> = (0..processes).map(|_| Child::spawn(role, &given)).collect();
+        let parameters = parameters
+            .each_ref()
+            .map(|(key, value)| (*key, value.as_str()));
+        let children: Vec<_> = (0..processes)
+            .map(|_| Child::spawn(role, &parameters))
+            .collect();
         for child in &children {
             child.wait_for_line("ready");
         }
@@ -118,8 +122,8 @@ impl Contention {
         let mut lateness = Duration::ZERO;
         let mut overshoot = Duration::ZERO;
         for child in self.children.drain(..) {
-            let said = child.wait().succeeded().lines;
-            let numbers = said
+            let lines = child.wait().succeeded().lines;
+            let numbers = lines
                 .last()
                 .expect("the child reports its delays")
                 .split(' ');

@@ -32,14 +32,14 @@ impl Counters {
         let client = client(&urls);
         let start = client.mutex("a").lock().unwrap();
         let (threads, rounds) = (self.threads.to_string(), self.rounds.to_string());
-        let given = [
+        let parameters = [
             ("URLS", &*urls),
             ("PLAIN", &plain.url()),
             ("THREADS", &threads),
             ("ROUNDS", &rounds),
         ];
         let children: Vec<_> = (0..self.processes)
-            .map(|_| Child::spawn(role, &given))
+            .map(|_| Child::spawn(role, &parameters))
             .collect();
         for child in &children {
             child.wait_for_line("ready");
