@@ -1,26 +1,38 @@
-//! Fencing over a quorum: an exhaustive search for two holders at once, and for a later holder with a lower token.
+//! Fencing over a quorum: an exhaustive search for two holders at once, and for a later holder with
+//! a lower token.
 //!
-//! Three servers, and up to three attempts to take one lock. Each attempt has an id of its own and depends on no other,
-//! which covers one client that retries as well as three that contend. In every state whatever may happen next is tried:
-//! an attempt begins with any token, a server grants, a majority is found, an attempt is given up, a lease is renewed,
-//! handed on or released, an undo comes to a server, time passes. States that differ only in which server is which are one.
+//! The model has three servers and up to three attempts to take one lock. Each attempt has its own
+//! id and is independent of the others, which covers one client that retries as well as three that
+//! contend. In every state the search tries every possible next step: an attempt begins with any
+//! token, a server grants, a majority is found, an attempt is given up, a lease is renewed, handed
+//! off or released, an undo arrives at a server, or time passes. States that differ only in the
+//! order of the servers count as one.
 //!
-//! * A message that is delayed, overtaken or lost, and a client that crashed or is paused: nothing is ever bound to
-//!   happen, so a message may come at any time or never, and so may a client's next step. A refusal does what a loss does.
-//! * Undo and release: from when an attempt is over, a server that has its key may delete it at any time. That is more
-//!   than real connections allow, where an undo behind its acquire cannot overtake it.
-//! * Connections: where releases are searched, one server has two connections. The acquire takes one of them. A release
-//!   or an undo goes behind the acquire or overtakes it on the other, is lost or answered, and is repeated until the
-//!   client takes an answer for its end. A connection that ends takes the answers with it, and a command that was
-//!   written to it may still run. What stays on a server does not depend on the others, so one of them is enough.
-//! * Time: ticks of one clock, as if clocks did not drift. A key lasts `ttl` ticks from when the server sets it, validity
-//!   as many from when the client asks, and both end with the same tick: the tightest case.
+//! * Messages that are delayed, overtaken or lost, and clients that crash or pause: no step is ever
+//!   certain to happen, so a message may arrive at any time or never, and a client may act at any
+//!   time or never. A refusal has the same effect as a lost message.
+//! * Undo and release: once an attempt is over, a server that has its key may delete it at any
+//!   time. Real connections allow less: an undo behind its acquire cannot overtake it.
+//! * Connections: in the searches of releases, one server has two connections. The acquire uses one
+//!   of them. A release or an undo is sent behind the acquire, or overtakes it on the other
+//!   connection. It is lost or answered, and is repeated until the client accepts an answer as
+//!   final. If a connection ends, its answers are lost, and a command that was written to it may
+//!   still run. The servers keep or delete keys independently, so one server with connections is
+//!   enough.
+//! * Time: ticks of one clock, without drift. A key lasts `ttl` ticks from when the server sets it,
+//!   and validity lasts as many from when the client asks. Both end with the same tick: the
+//!   tightest case.
 //!
-//! Not in the model: more than three servers, attempts or tokens than given, a second renewal of a lease, an extend that
-//! shortens, whether anybody ever gets the lock, an undo that ends with the ttl and a client that ends: an acquire that
-//! runs after either leaves its key for a ttl.
+//! Not in the model:
 //!
-//! The number in each test is that of all states within its bounds. Nothing was cut off. A change to the model changes it.
+//! * more than three servers, or more attempts or tokens than given;
+//! * a second renewal of a lease, and an extend that shortens;
+//! * whether any client ever gets the lock;
+//! * an undo that stops at the ttl and a client that ends: an acquire that runs after either leaves
+//!   its key for a ttl.
+//!
+//! The number in each test is the number of all states within its bounds: no search is cut off. Any
+//! change of the model changes these numbers.
 
 mod promise;
 mod protocol;
@@ -34,15 +46,15 @@ use promise::{Promise, Step};
 use protocol::{Bounds, Flaw, Protocol};
 use search::{Outcome, search};
 
-/// What holds as long as no server forgets anything.
+/// The promises that hold if no key expires early and no server loses data.
 const ALWAYS: [Promise; 2] = [Promise::Exclusion, Promise::RisingByHolding];
-/// The same with what is promised of releases.
+/// The same, and the promise about releases.
 const RELEASED: [Promise; 3] = [
     Promise::Exclusion,
     Promise::RisingByHolding,
     Promise::NoKeyStays,
 ];
-/// What of `ALWAYS` holds although keys expire before their time.
+/// The promises that still hold if keys expire early.
 const FENCED: [Promise; 2] = [Promise::RisingByAsking, Promise::Distinct];
 
 const THREE: Bounds = Bounds {
@@ -61,27 +73,27 @@ const TWO: Bounds = Bounds {
 };
 
 #[track_caller]
-fn holds(bounds: Bounds, promises: &[Promise], states: usize) {
+fn assert_holds(bounds: Bounds, promises: &[Promise], states: usize) {
     let protocol = Protocol { bounds, flaw: None };
     match search(&protocol, promises) {
         Outcome::Holds(seen) => assert_eq!(seen, states),
-        Outcome::Breaks(promise, way) => panic!("{promise:?} is broken by {way:#?}"),
+        Outcome::Breaks(promise, steps) => panic!("{promise:?} is broken by {steps:#?}"),
     }
 }
 
-/// The shortest way to break `promise`.
+/// Returns the shortest sequence of steps that breaks `promise`.
 #[track_caller]
-fn way_to_break(promise: Promise, bounds: Bounds, flaw: Option<Flaw>) -> Vec<Step> {
+fn steps_that_break(promise: Promise, bounds: Bounds, flaw: Option<Flaw>) -> Vec<Step> {
     match search(&Protocol { bounds, flaw }, &[promise]) {
         Outcome::Holds(states) => panic!("{promise:?} holds in all {states} states"),
-        Outcome::Breaks(_, way) => {
-            println!("{promise:?} is broken by {way:#?}");
-            way
+        Outcome::Breaks(_, steps) => {
+            println!("{promise:?} is broken by {steps:#?}");
+            steps
         }
     }
 }
 
-/// Two attempts whose releases are messages.
+/// Two attempts whose releases are messages on connections.
 const RELEASING: Bounds = Bounds {
     connections: true,
     ..TWO
@@ -94,31 +106,31 @@ const ONE_RELEASING: Bounds = Bounds {
 };
 
 #[test]
-fn three_attempts() {
-    holds(Bounds { ttl: 3, ..THREE }, &ALWAYS, 316_773);
+fn three_attempts_exclude_each_other_under_rising_tokens() {
+    assert_holds(Bounds { ttl: 3, ..THREE }, &ALWAYS, 316_773);
 }
 
 #[test]
-fn three_attempts_that_renew() {
+fn three_attempts_that_renew_exclude_each_other() {
     let bounds = Bounds {
         renewing: true,
         ..THREE
     };
-    holds(bounds, &ALWAYS, 232_874);
+    assert_holds(bounds, &ALWAYS, 232_874);
 }
 
 #[test]
-fn three_attempts_that_hand_on() {
+fn three_attempts_that_hand_off_exclude_each_other() {
     let bounds = Bounds {
         tokens: 4,
         block: 2,
         ..THREE
     };
-    holds(bounds, &ALWAYS, 273_391);
+    assert_holds(bounds, &ALWAYS, 273_391);
 }
 
 #[test]
-fn two_attempts_that_renew_and_hand_on() {
+fn two_attempts_that_renew_and_hand_off_exclude_each_other() {
     let bounds = Bounds {
         tokens: 4,
         ttl: 3,
@@ -126,10 +138,10 @@ fn two_attempts_that_renew_and_hand_on() {
         block: 2,
         ..TWO
     };
-    holds(bounds, &ALWAYS, 137_248);
+    assert_holds(bounds, &ALWAYS, 137_248);
 }
 
-/// Three keys, so all of them, may expire early: the counters are still there.
+/// All three keys may expire early; the counters remain.
 #[test]
 fn tokens_rise_although_keys_expire_early() {
     let bounds = Bounds {
@@ -137,92 +149,95 @@ fn tokens_rise_although_keys_expire_early() {
         early: 3,
         ..THREE
     };
-    holds(bounds, &FENCED, 202_245);
+    assert_holds(bounds, &FENCED, 202_245);
 }
 
 #[test]
 fn tokens_rise_although_a_key_expires_early_in_a_longer_lease() {
-    holds(Bounds { early: 1, ..THREE }, &FENCED, 379_276);
+    assert_holds(Bounds { early: 1, ..THREE }, &FENCED, 379_276);
 }
 
 #[test]
-fn tokens_rise_although_keys_expire_early_in_leases_renewed_and_handed_on() {
+fn tokens_rise_although_keys_of_renewed_and_handed_off_leases_expire_early() {
     let bounds = Bounds {
         renewing: true,
         block: 2,
         early: 2,
         ..TWO
     };
-    holds(bounds, &FENCED, 139_074);
+    assert_holds(bounds, &FENCED, 139_074);
 }
 
-/// A limit: the server whose key went early grants to another, and that is all it takes.
+/// A limit: it is enough that the server whose key expired early grants to another attempt.
 #[test]
 fn a_key_that_expires_early_makes_two_holders() {
     let bounds = Bounds { early: 1, ..TWO };
-    let way = way_to_break(Promise::Exclusion, bounds, None);
-    let at = way.iter().find_map(|step| match *step {
+    let steps = steps_that_break(Promise::Exclusion, bounds, None);
+    let at = steps.iter().find_map(|step| match *step {
         Step::ExpiresEarly { server } => Some(server),
         _ => None,
     });
-    grants_to_both(&way, at.expect("a key that expired early"));
+    assert_granted_both(&steps, at.expect("a key that expired early"));
 }
 
-/// A limit: of two that hold the lock at once, the one that hears of its majority last may be the one that is superseded.
-/// It has the lower token, as it should.
+/// A limit: of two holders at once, the superseded one may be the last to find its majority. It has
+/// the lower token, as it should.
 #[test]
-fn after_an_early_expiry_the_last_to_know_may_have_the_lower_token() {
+fn after_an_early_expiry_the_last_holder_can_have_the_lower_token() {
     let bounds = Bounds { early: 1, ..TWO };
-    let way = way_to_break(Promise::RisingByHolding, bounds, None);
-    let [first, last] = holders(&way);
+    let steps = steps_that_break(Promise::RisingByHolding, bounds, None);
+    let [first, last] = holders(&steps);
     assert!(last.1 < first.1);
     let grants = |id| move |step: &Step| matches!(step, Step::Grants { id: to, .. } if *to == id);
-    let [first, last] = [first, last].map(|(id, _)| way.iter().position(grants(id)));
-    assert!(last < first, "it was granted first");
+    let [first, last] = [first, last].map(|(id, _)| steps.iter().position(grants(id)));
+    assert!(last < first, "the superseded holder was granted first");
 }
 
-/// A limit: one server that forgot is in both majorities, and no other server is.
+/// A limit: the server that lost its data is in both majorities, and no other server is.
 #[test]
 fn a_server_that_restarts_empty_makes_two_holders() {
     let bounds = Bounds { restarts: 1, ..TWO };
-    let way = way_to_break(Promise::Exclusion, bounds, None);
-    grants_to_both(&way, restarted(&way));
+    let steps = steps_that_break(Promise::Exclusion, bounds, None);
+    assert_granted_both(&steps, restarted_server(&steps));
 }
 
-/// The same limit: it grants a token to one that asks later that is no higher than the one before.
+/// The same limit: the server grants to a later attempt a token that is not above the earlier one.
 #[test]
 fn a_server_that_restarts_empty_grants_a_token_again() {
     let bounds = Bounds { restarts: 1, ..TWO };
-    let way = way_to_break(Promise::RisingByAsking, bounds, None);
-    grants_to_both(&way, restarted(&way));
-    let [first, last] = holders(&way);
+    let steps = steps_that_break(Promise::RisingByAsking, bounds, None);
+    assert_granted_both(&steps, restarted_server(&steps));
+    let [first, last] = holders(&steps);
     assert!(last.1 <= first.1);
-    let place = |step| way.iter().position(|other| *other == step);
+    let place = |step| steps.iter().position(|other| *other == step);
     let (id, token) = first;
     let held = place(Step::Holds { id, token });
     let (id, token) = last;
-    assert!(held < place(Step::Asks { id, token }), "it asked later");
+    assert!(
+        held < place(Step::Asks { id, token }),
+        "the second attempt asked later"
+    );
 }
 
-fn restarted(way: &[Step]) -> usize {
-    let server = way.iter().find_map(|step| match *step {
+fn restarted_server(steps: &[Step]) -> usize {
+    let server = steps.iter().find_map(|step| match *step {
         Step::RestartsEmpty { server } => Some(server),
         _ => None,
     });
-    server.expect("a server that restarted")
+    server.expect("a server that restarted_server")
 }
 
 /// Asserts that `server`, and no other, granted to both attempts.
-fn grants_to_both(way: &[Step], server: usize) {
+fn assert_granted_both(steps: &[Step], server: usize) {
     let both: Vec<_> = (0..state::SERVERS)
-        .filter(|&server| (0..2).all(|id| way.contains(&Step::Grants { server, id })))
+        .filter(|&server| (0..2).all(|id| steps.contains(&Step::Grants { server, id })))
         .collect();
     assert_eq!(both, [server]);
 }
 
-/// The ids and tokens of the two that came to hold the lock, in that order.
-fn holders(way: &[Step]) -> [(usize, u8); 2] {
-    let holders: Vec<_> = way
+/// Returns the ids and tokens of the two holders, in the order in which they held the lock.
+fn holders(steps: &[Step]) -> [(usize, u8); 2] {
+    let holders: Vec<_> = steps
         .iter()
         .filter_map(|step| match *step {
             Step::Holds { id, token } => Some((id, token)),
@@ -232,9 +247,9 @@ fn holders(way: &[Step]) -> [(usize, u8); 2] {
     holders.try_into().expect("two holders")
 }
 
-/// Asserts that the search sees what `flaw` does to `promise`, and that nothing but the flaw does it.
+/// Asserts that the search finds `promise` broken with `flaw`, and not without it.
 #[track_caller]
-fn is_seen(flaw: Flaw, promise: Promise, bounds: Bounds) {
+fn assert_flaw_is_found(flaw: Flaw, promise: Promise, bounds: Bounds) {
     let protocol = Protocol { bounds, flaw: None };
     let promises = if bounds.connections {
         &RELEASED[..]
@@ -242,77 +257,77 @@ fn is_seen(flaw: Flaw, promise: Promise, bounds: Bounds) {
         &ALWAYS
     };
     assert!(matches!(search(&protocol, promises), Outcome::Holds(_)));
-    way_to_break(promise, bounds, Some(flaw));
+    steps_that_break(promise, bounds, Some(flaw));
 }
 
 #[test]
 fn votes_for_two_ids_must_not_be_added_up() {
     let bounds = Bounds { tokens: 2, ..THREE };
-    is_seen(Flaw::VotesOverTwoIds, Promise::Exclusion, bounds);
+    assert_flaw_is_found(Flaw::VotesOverTwoIds, Promise::Exclusion, bounds);
 }
 
 #[test]
 fn votes_for_two_tokens_must_not_be_added_up() {
-    is_seen(Flaw::VotesOverTwoTokens, Promise::RisingByHolding, TWO);
+    assert_flaw_is_found(Flaw::VotesOverTwoTokens, Promise::RisingByHolding, TWO);
 }
 
 #[test]
 fn a_server_must_keep_the_counter_that_it_granted() {
-    is_seen(Flaw::CounterNotKept, Promise::RisingByHolding, TWO);
+    assert_flaw_is_found(Flaw::CounterNotKept, Promise::RisingByHolding, TWO);
 }
 
 #[test]
 fn a_server_must_keep_the_whole_block() {
     let bounds = Bounds { block: 2, ..TWO };
-    is_seen(Flaw::BlockNotKept, Promise::RisingByHolding, bounds);
+    assert_flaw_is_found(Flaw::BlockNotKept, Promise::RisingByHolding, bounds);
 }
 
 #[test]
 fn a_server_must_not_grant_its_counter_again() {
-    is_seen(Flaw::EqualTokenGranted, Promise::RisingByHolding, TWO);
+    assert_flaw_is_found(Flaw::EqualTokenGranted, Promise::RisingByHolding, TWO);
 }
 
 #[test]
-fn a_renewal_needs_a_majority_of_all() {
+fn a_renewal_needs_a_majority_of_all_servers() {
     let bounds = Bounds {
         renewing: true,
         ..TWO
     };
-    is_seen(Flaw::RenewedByTheAnswering, Promise::Exclusion, bounds);
+    assert_flaw_is_found(Flaw::RenewedByTheAnswering, Promise::Exclusion, bounds);
 }
 
 #[test]
-fn validity_must_not_begin_with_the_answer() {
-    is_seen(Flaw::ValidFromTheAnswer, Promise::Exclusion, TWO);
+fn validity_must_not_be_counted_from_the_answer() {
+    assert_flaw_is_found(Flaw::ValidFromTheAnswer, Promise::Exclusion, TWO);
 }
 
 #[test]
-fn renewed_validity_must_not_begin_with_the_answer() {
+fn renewed_validity_must_not_be_counted_from_the_answer() {
     let bounds = Bounds {
         renewing: true,
         ..TWO
     };
-    is_seen(Flaw::RenewedFromTheAnswer, Promise::Exclusion, bounds);
+    assert_flaw_is_found(Flaw::RenewedFromTheAnswer, Promise::Exclusion, bounds);
 }
 
 #[test]
 fn no_key_outlives_its_release() {
-    holds(RELEASING, &RELEASED, 187_015);
+    assert_holds(RELEASING, &RELEASED, 187_015);
 }
 
 #[test]
-fn no_key_outlives_its_release_in_leases_renewed_and_handed_on() {
+fn no_key_of_a_renewed_and_handed_off_lease_outlives_its_release() {
     let bounds = Bounds {
         tokens: 2,
         renewing: true,
         block: 2,
         ..RELEASING
     };
-    holds(bounds, &RELEASED, 199_427);
+    assert_holds(bounds, &RELEASED, 199_427);
 }
 
-/// Takes minutes, so it is searched only where `LEASEHOLD_LONG_MODELS` is set: `LEASEHOLD_LONG_MODELS=1 cargo test
-/// --release --test quorum_model long`.
+/// This search takes minutes, so it runs only if `LEASEHOLD_LONG_MODELS` is set:
+/// `LEASEHOLD_LONG_MODELS=1 cargo test --release --test quorum_model long`.
 #[test]
 fn no_key_of_three_attempts_outlives_its_release_in_a_long_search() {
     if env::var_os("LEASEHOLD_LONG_MODELS").is_some() {
@@ -320,21 +335,21 @@ fn no_key_of_three_attempts_outlives_its_release_in_a_long_search() {
             attempts: 3,
             ..RELEASING
         };
-        holds(bounds, &RELEASED, 10_164_532);
+        assert_holds(bounds, &RELEASED, 10_164_532);
     }
 }
 
-/// The release goes over another connection and finds nothing; the acquire runs after it, and is
-/// answered before the client reads the answer of the release.
+/// The release overtakes the acquire on another connection and finds no key. The acquire runs after
+/// it, and its answer is read before the answer to the release.
 #[test]
-fn a_release_must_be_judged_as_it_was_sent() {
+fn a_release_must_be_judged_by_what_was_known_when_it_was_sent() {
     let flaw = Flaw::ReleaseJudgedWhenAnswered;
-    is_seen(flaw, Promise::NoKeyStays, ONE_RELEASING);
+    assert_flaw_is_found(flaw, Promise::NoKeyStays, ONE_RELEASING);
 }
 
 #[test]
 fn a_release_that_found_nothing_must_be_repeated_while_the_acquire_may_run() {
-    is_seen(
+    assert_flaw_is_found(
         Flaw::AnyAnswerEndsRelease,
         Promise::NoKeyStays,
         ONE_RELEASING,

@@ -1,4 +1,4 @@
-//! What may happen, and what must hold whatever happens.
+//! The steps of the model, and the promises that every sequence of steps must keep.
 
 use crate::state::{ATTEMPTS, Phase, Release, State};
 
@@ -31,7 +31,7 @@ pub(crate) enum Step {
     Releases {
         id: usize,
     },
-    /// An undo or a release has come to this server.
+    /// An undo or a release deletes the key at this server.
     Deletes {
         server: usize,
         id: usize,
@@ -41,7 +41,7 @@ pub(crate) enum Step {
         server: usize,
         id: usize,
     },
-    /// The connection of the acquire ends before its answer was read.
+    /// The connection of the acquire ends before its answer is read.
     Cuts {
         server: usize,
         id: usize,
@@ -51,7 +51,7 @@ pub(crate) enum Step {
         id: usize,
         is_behind: bool,
     },
-    /// A release has come to this server, which has no such key.
+    /// A release runs at this server, which does not have the key.
     FindsNothing {
         server: usize,
         id: usize,
@@ -61,7 +61,7 @@ pub(crate) enum Step {
         server: usize,
         id: usize,
     },
-    /// The answer of a release that found nothing is taken for its end.
+    /// The client accepts the answer of a release that found nothing as final.
     EndsRelease {
         server: usize,
         id: usize,
@@ -84,19 +84,21 @@ pub(crate) enum Step {
     },
 }
 
-/// What must hold of all holders.
+/// A property that every sequence of steps must keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Promise {
-    /// No two believe at once that they hold the lock.
+    /// No two attempts believe at the same time that they hold the lock.
     Exclusion,
-    /// Whoever comes to hold the lock has a higher token than all who held it before.
+    /// Each holder has a higher token than every earlier holder.
     RisingByHolding,
-    /// Whoever asked for the lock when another had come to hold it gets a higher token than that one. (One to whom a lease
-    /// is handed on asked for nothing: the lease is as old as its first holder.)
+    /// An attempt that begins after another became the holder gets a higher token than that holder.
+    ///
+    /// A waiter to which a lease is handed off makes no attempt: the lease is as old as its first
+    /// holder.
     RisingByAsking,
     /// No two holders have the same token.
     Distinct,
-    /// A server from which nobody will delete the key of an attempt any more does not have that key,
+    /// Once no client will delete an attempt's key from a server, the server does not have that key
     /// and does not get it.
     NoKeyStays,
 }

@@ -1,50 +1,53 @@
-//! The protocol and what surrounds it: all that may happen next in a state.
+//! The protocol and its environment: all possible next steps of a state.
 
 use crate::promise::Step;
 use crate::state::{ATTEMPTS, Asked, Attempt, Phase, State};
 
 const MAJORITY: usize = 2;
 
-/// How far a search goes.
+/// The bounds of a search.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Attempts to take the lock, each with an id of its own and independent of the others.
+    /// Attempts to take the lock, each with its own id and independent of the others.
     pub(crate) attempts: usize,
-    /// Any token from 1 to here may be proposed, by any attempt.
+    /// Every attempt may propose any token from 1 to this one.
     pub(crate) tokens: u8,
-    /// Of the keys, in ticks. A tick is the same for all; all else may happen any number of times within one.
+    /// The ttl of keys, in ticks. All share one clock; within a tick, any number of other steps may
+    /// happen.
     pub(crate) ttl: u8,
     pub(crate) renewing: bool,
-    /// How many tokens one grant is good for. With 2 the lease is handed on once, with the second.
+    /// The number of tokens that a grant reserves. With 2, the lease can be handed off once, under
+    /// the second token.
     pub(crate) block: u8,
-    /// How often some server loses a key before its time.
+    /// How often a key expires early on some server.
     pub(crate) early: u8,
     /// How often some server restarts empty.
     pub(crate) restarts: u8,
-    /// Whether releases are messages on connections, at one of the servers: what stays there does not
-    /// depend on the others. The others may delete the key of an attempt that is over at any time,
-    /// which is more than connections allow.
+    /// Whether releases to one of the servers are messages on connections. The servers keep or
+    /// delete keys independently, so one is enough. The others may delete the key of an attempt
+    /// that is over at any time, which is more than connections allow.
     pub(crate) connections: bool,
 }
 
 /// A mistake in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
-    /// The second attempt counts what was granted to the first, which it follows, as votes.
+    /// The second attempt, which follows the first, counts grants to the first as votes.
     VotesOverTwoIds,
-    /// An attempt asks those that refused again with a higher token, and counts all its grants.
+    /// An attempt asks the servers that refused again with a higher token, and counts all its
+    /// grants.
     VotesOverTwoTokens,
     CounterNotKept,
     BlockNotKept,
     EqualTokenGranted,
-    /// The first server that answers a renewal is a majority of those that have answered.
+    /// One server that renews is enough, as a majority of the servers that have answered.
     RenewedByTheAnswering,
     ValidFromTheAnswer,
     RenewedFromTheAnswer,
-    /// A release that found nothing is the end once the answer to the acquire is read, even if that
-    /// came after the release was sent.
+    /// A release that found nothing is final once the answer to the acquire is read, even if that
+    /// answer was read after the release was sent.
     ReleaseJudgedWhenAnswered,
-    /// Any answer ends a release.
+    /// Any answer to a release is final.
     AnyAnswerEndsRelease,
 }
 
@@ -61,7 +64,7 @@ impl Protocol {
         let is_small = bounds.attempts <= ATTEMPTS && highest < 8 && bounds.ttl < 4;
         assert!(
             is_small && bounds.early < 4 && bounds.restarts < 4,
-            "a state has no room for that"
+            "the bounds exceed the bits of a packed state"
         );
         let mut start = State {
             early: bounds.early,
@@ -76,7 +79,7 @@ impl Protocol {
         self.flaw == Some(flaw)
     }
 
-    /// Calls `then` with all that may happen in `state`, and with what it leads to.
+    /// Calls `then` with each possible next step of `state`, and the state that it leads to.
     pub(crate) fn each_next(&self, state: &State, mut then: impl FnMut(Step, State)) {
         let mut take = |step, change: &dyn Fn(&mut State)| {
             let mut next = *state;
@@ -85,7 +88,7 @@ impl Protocol {
             then(step, next);
         };
         take(Step::Tick, &|next| self.tick(next));
-        // The order in which the attempts begin is that of their numbers: they are alike.
+        // Attempts begin in the order of their numbers: they are interchangeable.
         let begun = state.attempts.iter().filter(|a| a.phase != Phase::Idle);
         let begun = begun.count();
         let waits_for_first =
@@ -103,7 +106,7 @@ impl Protocol {
         for (server, now) in state.servers.iter().enumerate() {
             for id in 0..begun {
                 let token = state.attempts[id].token;
-                // What is refused might as well be lost, so there is no step for it.
+                // A refusal has the effect of a lost message, so there is no step for it.
                 if now.acquire[id] == Asked::Sent
                     && now.holder.is_none()
                     && self.is_enough(token, now.counter)
@@ -252,8 +255,10 @@ impl Protocol {
         };
     }
 
-    /// The servers that have granted. When the client reads a single answer changes nothing, so there is no step for it;
-    /// an answer that is lost is one of a majority that is never found.
+    /// Returns the number of servers that have granted.
+    ///
+    /// The instant at which the client reads a single answer does not matter, so there is no step
+    /// for it. A lost answer is covered by a majority that is never found.
     fn votes(&self, state: &State, id: usize) -> usize {
         let with_first = self.has(Flaw::VotesOverTwoIds) && id == 1;
         let votes = state.servers.iter().filter(|server| {
@@ -287,7 +292,8 @@ impl Protocol {
         self.bounds.early == 0 && self.bounds.restarts == 0
     }
 
-    /// Drops what can make no difference any more, so that states that differ only in that are one.
+    /// Drops parts of the state without further effect, so that states that differ only in them are
+    /// one.
     fn tidy(&self, next: &mut State) {
         if self.forgets_nothing() && next.held != 0 {
             next.held = 1 << next.highest_held();
@@ -300,7 +306,7 @@ impl Protocol {
             let awaits_renewal = attempt.phase == Phase::Holding && attempt.renewed_left > 0;
             let mut may_be_granted = false;
             for server in &mut next.servers {
-                // Counters only rise, but for a restart.
+                // Without a restart, counters only rise.
                 let never = next.restarts == 0 && !self.is_enough(attempt.token, server.counter);
                 match server.acquire[id] {
                     Asked::Yes if !keeps_votes && !server.has_connections => {

@@ -1,12 +1,12 @@
-//! The releases of an attempt as messages: behind its acquire, or on a connection of their own.
+//! The releases of an attempt as messages: behind its acquire, or on another connection.
 
 use crate::promise::Step;
 use crate::protocol::{Flaw, Protocol};
 use crate::state::{Asked, Phase, Release, Server, State};
 
 impl Protocol {
-    /// Calls `take` with all that may happen between a client and a server about the releases of an
-    /// attempt, and about the answer to its acquire.
+    /// Calls `take` with each possible step of a client and a server that concerns the releases of
+    /// an attempt or the answer to its acquire.
     pub(crate) fn each_of_releases(
         &self,
         state: &State,
@@ -73,7 +73,7 @@ fn runs(
     take: &mut impl FnMut(Step, &dyn Fn(&mut State)),
 ) {
     if now.holder == Some(id) {
-        // An acquire runs once, so nothing is left to delete, whatever becomes of the answer.
+        // An acquire runs once, so no key is left to delete, even if the answer is lost.
         take(Step::Deletes { server, id }, &|next| {
             next.servers[server].holder = None;
             next.servers[server].release[id] = Release::Over;
@@ -86,7 +86,7 @@ fn runs(
 }
 
 impl Server {
-    /// Drops what makes no difference any more of an attempt that is over.
+    /// Drops the state of an attempt that is over, as far as it has no further effect.
     pub(crate) fn forget_what_is_gone(&mut self, id: usize) {
         let may_be_here = self.acquire[id] == Asked::Sent || self.holder == Some(id);
         if !may_be_here {

@@ -8,20 +8,20 @@ use crate::protocol::Protocol;
 use crate::state::State;
 
 pub(crate) enum Outcome {
-    /// All states within the bounds were seen: so many.
+    /// No promise is broken in any state; contains the number of states.
     Holds(usize),
-    /// The shortest way to a broken promise.
+    /// A broken promise, and the shortest sequence of steps that breaks it.
     Breaks(Promise, Vec<Step>),
 }
 
-/// A state, how it came about, and the index of the one before it.
+/// A state, the step that led to it, and the index of the state before.
 struct Seen {
     state: State,
     step: Step,
     before: usize,
 }
 
-/// Looks for a broken one among `promises`.
+/// Searches all states for one in which a promise is broken.
 pub(crate) fn search(protocol: &Protocol, promises: &[Promise]) -> Outcome {
     let start = protocol.start();
     let mut known: HashSet<(u128, u64), BuildHasherDefault<Mixed>> = HashSet::default();
@@ -48,24 +48,24 @@ pub(crate) fn search(protocol: &Protocol, promises: &[Promise]) -> Outcome {
             }
         });
         if let Some((promise, last)) = broken {
-            return Outcome::Breaks(promise, way_to(&seen, now, last));
+            return Outcome::Breaks(promise, steps_to(&seen, now, last));
         }
         now += 1;
     }
     Outcome::Holds(seen.len())
 }
 
-fn way_to(seen: &[Seen], mut at: usize, last: Step) -> Vec<Step> {
-    let mut way = vec![last];
+fn steps_to(seen: &[Seen], mut at: usize, last: Step) -> Vec<Step> {
+    let mut steps = vec![last];
     while at > 0 {
-        way.push(seen[at].step);
+        steps.push(seen[at].step);
         at = seen[at].before;
     }
-    way.reverse();
-    way
+    steps.reverse();
+    steps
 }
 
-/// Much faster than the hash of the standard library where nothing is optimised, and good enough for numbers of ours.
+/// A hash for packed states: much faster than the standard library's in a debug build.
 #[derive(Default)]
 struct Mixed(u64);
 

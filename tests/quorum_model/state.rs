@@ -1,52 +1,53 @@
-//! A state of three servers and of those that contend for one lock on them.
+//! A state of three servers and of the attempts that contend for one lock on them.
 
 pub(crate) const SERVERS: usize = 3;
 pub(crate) const ATTEMPTS: usize = 3;
 
-/// What became of a request to one server.
+/// The progress of a request to one server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Asked {
     /// Not sent, or refused for good.
     #[default]
     No,
-    /// Under way. It may never come.
+    /// In flight. It may never arrive.
     Sent,
-    /// Done, and the answer under way or read.
+    /// It ran, and the answer is in flight or read.
     Yes,
 }
 
-/// How far the releases of one attempt have come at one server: the first, and those that repeat it.
+/// The progress of the releases of one attempt at one server: the first, and its repetitions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Release {
-    /// None is under way. One may be sent once the attempt is over.
+    /// None is in flight. One may be sent once the attempt is over.
     #[default]
     NotSent,
-    /// Under way on the connection of the acquire, behind it.
+    /// In flight on the connection of the acquire, behind it.
     Behind,
-    /// Under way on another connection. It is ordered if it was sent after the client had read the
+    /// In flight on another connection. It is ordered if it was sent after the client had read the
     /// answer to the acquire.
     Apart { is_ordered: bool },
-    /// It ran and deleted nothing. Its answer is under way.
+    /// It ran and deleted nothing. Its answer is in flight.
     FoundNothing { is_ordered: bool },
-    /// The client sends no more of them.
+    /// The client sends no more releases.
     Over,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Server {
-    /// Whose id is in the key.
+    /// The attempt whose id is in the key.
     pub(crate) holder: Option<usize>,
     /// Ticks until the key expires.
     pub(crate) left: u8,
     pub(crate) counter: u8,
     pub(crate) acquire: [Asked; ATTEMPTS],
     pub(crate) renew: [Asked; ATTEMPTS],
-    /// Whether what a client and this server say to each other are messages on connections.
+    /// Whether clients and this server exchange messages on connections.
     pub(crate) has_connections: bool,
     pub(crate) release: [Release; ATTEMPTS],
     /// The client has read the answer to the acquire.
     pub(crate) is_answered: [bool; ATTEMPTS],
-    /// The connection of the acquire has ended, so its answer is never read. It may still run.
+    /// The connection of the acquire has ended, so its answer is never read. The acquire may still
+    /// run.
     pub(crate) is_cut: [bool; ATTEMPTS],
 }
 
@@ -56,22 +57,22 @@ pub(crate) enum Phase {
     Idle,
     Asking,
     Holding,
-    /// Given up, released or run out. Its releases may come to any server from now on, or never.
+    /// Given up, released or expired. From now on its releases may arrive at any server, or never.
     Over,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Attempt {
     pub(crate) phase: Phase,
-    /// As proposed.
+    /// The proposed token.
     pub(crate) token: u8,
-    /// Ticks of validity, from when it was asked for.
+    /// Ticks of validity, counted from the request.
     pub(crate) left: u8,
-    /// Ticks of validity that the renewal under way would give.
+    /// Ticks of validity that the renewal in flight would give.
     pub(crate) renewed_left: u8,
     pub(crate) has_renewed: bool,
     pub(crate) is_handed_on: bool,
-    /// The highest token that anybody had held when this attempt began. Nobody in the protocol knows it.
+    /// The highest token of any holder when this attempt began. No participant knows it.
     pub(crate) floor: u8,
 }
 
@@ -79,7 +80,7 @@ pub(crate) struct Attempt {
 pub(crate) struct State {
     pub(crate) servers: [Server; SERVERS],
     pub(crate) attempts: [Attempt; ATTEMPTS],
-    /// The tokens of all holders so far, a bit for each. Nobody in the protocol knows them.
+    /// The tokens of all holders so far, a bit for each. No participant knows them.
     pub(crate) held: u8,
     pub(crate) early: u8,
     pub(crate) restarts: u8,
@@ -90,7 +91,7 @@ impl State {
         self.held.checked_ilog2().unwrap_or(0) as u8
     }
 
-    /// All of it in two numbers, the same for states that differ only in which server is which.
+    /// Packs the state into two numbers, equal for states that differ only in the order of servers.
     pub(crate) fn pack(&self) -> (u128, u64) {
         let mut servers = self.servers.each_ref().map(Server::pack);
         servers.sort_unstable();
