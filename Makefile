@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 EXAMPLES = booking payments transfer ticket_queue cron long_job graceful_shutdown health_endpoint fail_fast stats
-BENCHES = uncontended handoff local_handoff fair threads waiting fleet held deployments failovers
+BENCHES = uncontended handoff local_handoff fair threads waiting fleet held deployments failovers bounds stuck
 
 # The server binary that tests, examples and benches start. The target `servers` installs one first.
 WITH_SERVER = REDIS_SERVER_BIN="$$(.ci/server)"

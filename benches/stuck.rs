@@ -1,0 +1,157 @@
+//! What a stuck connection costs: a proxy holds one write of many calls back, and all calls that
+//! take longer than without that are counted. Only those in the write should.
+
+mod common;
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::picture::{Panel, Picture, Row};
+use common::{Report, Spread};
+use leasehold::{Client, Unlocked};
+use support::{Proxy, Server, Traffic, let_pass, ms};
+
+const ROUNDS: usize = 10;
+const THREADS: usize = 128;
+const CONNECTIONS: usize = 16;
+
+/// The least number of scripts in the write that is held back.
+const BATCH: usize = 8;
+
+/// How long the write is held back, and how long the control before it runs.
+const HELD: Duration = ms(800);
+
+/// How much longer than any call of the control a call may take that was not in the write.
+const ALLOWED: Duration = ms(10);
+
+fn main() {
+    let server = Server::start().long_lived();
+    let report = Report::begin(
+        "stuck",
+        ROUNDS,
+        &format!(
+            "{THREADS} threads lock and unlock over {CONNECTIONS} connections; one write of at \
+             least {BATCH} calls is held back for {HELD:?}"
+        ),
+    );
+    let mut rows = Vec::new();
+    let mut others = Vec::new();
+    for n in 1..=ROUNDS {
+        let round = round(&server);
+        let slowest = round.control.iter().max().copied().unwrap_or_default();
+        let stalled = |took: &&Duration| **took > slowest + ALLOWED;
+        let stalled = round.stuck.iter().filter(stalled).count();
+        let beyond = stalled.saturating_sub(round.in_write);
+        others.push(beyond as f64);
+        // The calls in the write are the slowest of all.
+        let mut slowest_first = round.stuck.clone();
+        slowest_first.sort_unstable_by(|a, b| b.cmp(a));
+        let slowest_other = slowest_first.get(round.in_write).copied();
+        let slowest_other = slowest_other.unwrap_or_default();
+        rows.push(vec![
+            n.to_string(),
+            format!("{:.1}", slowest.as_secs_f64() * 1e3),
+            round.stuck.len().to_string(),
+            round.in_write.to_string(),
+            stalled.to_string(),
+            beyond.to_string(),
+            format!("{:.1}", slowest_other.as_secs_f64() * 1e3),
+            if beyond == 0 { "kept" } else { "LATE" }.into(),
+        ]);
+    }
+    let heads = [
+        "round",
+        "slowest in control, ms",
+        "calls while stuck",
+        "in the write",
+        "10 ms slower than control",
+        "not in the write",
+        "slowest of these, ms",
+        "10 ms",
+    ];
+    common::print_table(&heads, &rows);
+    let most = others.iter().copied().fold(0.0, f64::max);
+    let bar = Row::bar("calls", Spread::of(others.into_iter()));
+    let picture = Picture {
+        title: "Calls that wait for a stuck connection without being sent over it".to_owned(),
+        panels: vec![Panel::new(
+            format!("of {THREADS} threads, per round"),
+            vec![bar.ours().mark("≤", 0.0)],
+        )],
+    };
+    report.end(&[("stalled_beyond_write", format!("{most}"))], &picture);
+}
+
+struct Round {
+    /// The time of each call before the write is held back.
+    control: Vec<Duration>,
+    /// The time of each call that ends later.
+    stuck: Vec<Duration>,
+    /// How many calls were in the write.
+    in_write: usize,
+}
+
+fn round(server: &Server) -> Round {
+    let proxy = Proxy::new(server);
+    let client = Client::builder()
+        .url(proxy.url())
+        .max_connections(CONNECTIONS)
+        .command_timeout(4 * HELD)
+        .build()
+        .expect("the settings are valid");
+    let (is_stuck, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let start = Barrier::new(THREADS + 1);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|n| {
+                let mutex = client.mutex(format!("stuck-{n}"));
+                let (start, is_stuck, is_over) = (&start, &is_stuck, &is_over);
+                scope.spawn(move || {
+                    let (mut control, mut stuck) = (Vec::new(), Vec::new());
+                    // Connections are made, and scripts sent, before anything is timed.
+                    drop(mutex.lock());
+                    start.wait();
+                    while !is_over.load(Ordering::Relaxed) {
+                        let began = Instant::now();
+                        let guard = mutex.lock().expect("the server answers");
+                        let locked = Instant::now();
+                        let unlocked = guard.unlock().expect("the server answers");
+                        assert_eq!(unlocked, Unlocked::Released);
+                        let times = match is_stuck.load(Ordering::Relaxed) {
+                            true => &mut stuck,
+                            false => &mut control,
+                        };
+                        times.extend([locked - began, locked.elapsed()]);
+                    }
+                    (control, stuck)
+                })
+            })
+            .collect();
+        start.wait();
+        let_pass(HELD);
+        is_stuck.store(true, Ordering::Relaxed);
+        proxy.set_on_batch(BATCH, Traffic::StallRequests);
+        let found = loop {
+            match proxy.found_batch() {
+                Some(found) => break found,
+                None => let_pass(ms(1)),
+            }
+        };
+        let_pass(HELD);
+        proxy.set_nth(found.0, Traffic::Pass);
+        is_over.store(true, Ordering::Relaxed);
+        let mut round = Round {
+            control: Vec::new(),
+            stuck: Vec::new(),
+            in_write: found.1,
+        };
+        for thread in threads {
+            let (control, stuck) = thread.join().expect("the calls succeed");
+            round.control.extend(control);
+            round.stuck.extend(stuck);
+        }
+        round
+    })
+}
