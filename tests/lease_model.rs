@@ -7,9 +7,9 @@
 //!
 //! Time is counted in ticks of one clock. A key's expiry starts when the server runs a command,
 //! validity starts when the client sends it, and both end with the same tick: the tightest case. A
-//! command sent before the release runs within the longest requested expiry, or never: without a
-//! bound on delays, no number of repetitions would suffice. An acquire and its undo are not in the
-//! model.
+//! command runs within the longest requested expiry, or never, counted from the release or from when
+//! the client stopped waiting for the reply: without a bound on delays, no number of repetitions
+//! would suffice. An acquire and its undo are not in the model.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -46,6 +46,8 @@ struct Request {
     command: Command,
     /// The remaining validity of the lease if the command has run.
     validity: u8,
+    /// No command sent before can still run.
+    is_alone: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -61,6 +63,8 @@ struct State {
     ttl: u8,
     renewal_limit: u8,
     longest: u8,
+    /// How long a command may still run for whose reply the client no longer waits.
+    doubt: u8,
     request: Option<Request>,
     calls: u8,
 }
@@ -76,6 +80,8 @@ enum Flaw {
     RepeatedForTheLongest,
     /// The lease is handed on although its key may outlast the ttl.
     HandedOnAnyway,
+    /// An answered extend lowers the longest expiry although an earlier one may run after it.
+    LongestFallsAtOnce,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +121,7 @@ impl State {
         ttl: TTL,
         renewal_limit: u8::MAX,
         longest: TTL,
+        doubt: 0,
         request: None,
         calls: 0,
     };
@@ -130,6 +137,11 @@ impl State {
         if matches!(next.phase, Phase::Releasing(_, ago) if ago > next.longest) {
             next.net.retain(|sent| sent.1 == Command::Release);
         }
+        if next.doubt == 1 && matches!(next.phase, Phase::Held(_)) {
+            let request = next.request.map(|request| request.call);
+            next.net.retain(|sent| Some(sent.0) == request);
+        }
+        next.doubt = next.doubt.saturating_sub(1);
         if let Some(request) = &mut next.request {
             request.validity = request.validity.saturating_sub(1);
         }
@@ -154,12 +166,15 @@ impl State {
     }
 
     /// The client reads the reply to its request.
-    fn read(&self, found: bool) -> Option<Self> {
+    fn read(&self, found: bool, flaw: Option<Flaw>) -> Option<Self> {
         let mut next = self.clone();
         next.replies.clear();
         let request = next.request.take()?;
         if let (Command::Extend(ttl), true) = (request.command, found) {
             next.ttl = ttl;
+            if request.is_alone || flaw == Some(Flaw::LongestFallsAtOnce) {
+                next.longest = ttl;
+            }
         }
         if let Phase::Held(left @ 1..) = next.phase {
             next.phase = Phase::Held(match found {
@@ -180,6 +195,7 @@ impl State {
         {
             next.renewal_limit = next.renewal_limit.min(ttl);
         }
+        next.doubt = next.doubt.max(next.longest);
         Some(next)
     }
 
@@ -204,6 +220,7 @@ impl State {
             call: next.calls,
             command,
             validity: ttl.min(next.renewal_limit),
+            is_alone: next.doubt == 0,
         });
         next.send(next.calls, command);
         next.calls += 1;
@@ -270,13 +287,17 @@ impl State {
             all.extend(next.map(|next| (what.to_owned(), next)));
         };
         for (_, found) in &self.replies {
-            may("reads the reply", self.read(*found));
+            may("reads the reply", self.read(*found, flaw));
         }
         may("stops waiting for the reply", self.stop_waiting(flaw));
         may("renews", self.send_request(Command::Renew(self.ttl)));
         if !self.was_handed_on {
             may("shortens", self.send_request(Command::Extend(SHORTER)));
             may("lengthens", self.send_request(Command::Extend(LONGER)));
+            may(
+                "sets the ttl again",
+                self.send_request(Command::Extend(TTL)),
+            );
         }
         may("hands on", self.hand_on(flaw));
         may("releases", self.release(flaw));
@@ -344,4 +365,9 @@ fn release_must_be_repeated_for_longer_than_the_longest_expiry() {
 #[test]
 fn key_that_may_outlast_the_ttl_must_not_be_handed_on() {
     assert_found(Flaw::HandedOnAnyway, Promise::HandedOnAsAskedFor);
+}
+
+#[test]
+fn longest_expiry_must_not_fall_while_a_longer_extend_may_run() {
+    assert_found(Flaw::LongestFallsAtOnce, Promise::HandedOnAsAskedFor);
 }

@@ -231,7 +231,7 @@ mod tests {
         }
         // The lease's current ttl counts, not the one it was granted with.
         lease.extend(at(1), ms(12_000)).unwrap();
-        lease.extended(at(1), at(2), ms(12_000));
+        lease.extended(at(1), at(2), ms(12_000), true);
         assert_eq!(step(&lease, &TERMS, 0, 3, false), HandoffDecision::Release);
         let longer = LeaseTerms {
             ttl: ms(12_000),

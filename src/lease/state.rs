@@ -39,9 +39,14 @@ pub(crate) struct LeaseState {
     /// The ttl of the shortest extend without a reply. Such an extend may still run after any later
     /// renewal or extend, so none of them counts for longer.
     at_most: Duration,
-    /// The longest ttl that any command has requested. The key may last that long: a command
-    /// without a reply may have run, or may run later.
+    /// The longest ttl that any command has requested that may still count. The key may last that
+    /// long: a command without a reply may have run, or may run later.
     longest: Duration,
+    /// When no command without a reply can run any more.
+    ///
+    /// A command that runs at all runs within the longest ttl that any command had requested by
+    /// then. Undos rely on the same limit.
+    doubt_until: Instant,
     valid_until: Instant,
     /// The end of `max_hold`.
     ends_at: Instant,
@@ -122,6 +127,7 @@ impl LeaseState {
             renew_every: terms.renew_every,
             at_most: Duration::MAX,
             longest: terms.ttl,
+            doubt_until: Instant::START,
             valid_until,
             ends_at,
             renew_at: Instant::NEVER,
@@ -155,6 +161,7 @@ impl LeaseState {
             renew_every: terms.renew_every,
             at_most: Duration::MAX,
             longest: terms.ttl,
+            doubt_until: Instant::START,
             valid_until,
             ends_at: now.after(terms.max_hold),
             renew_at: now.after(FIRST_RENEWAL_AFTER),
@@ -374,8 +381,14 @@ impl LeaseState {
     }
 
     /// Records that Redis confirmed the extend sent at `sent`: later renewals set its ttl.
-    pub(crate) fn extended(&mut self, sent: Instant, now: Instant, ttl: Duration) {
+    ///
+    /// Pass `is_final` if the server that confirmed it has the only copy of the key.
+    pub(crate) fn extended(&mut self, sent: Instant, now: Instant, ttl: Duration, is_final: bool) {
         self.ttl = ttl;
+        if is_final && sent >= self.doubt_until {
+            // An extend replaces the key's ttl, and nothing sent before can run after it.
+            self.longest = ttl;
+        }
         self.confirmed(sent, now, RenewalRequest { ttl, renews: true });
     }
 
@@ -385,7 +398,7 @@ impl LeaseState {
         if matches!(self.status(now), LeaseStatus::Held(_)) {
             self.valid_until = self.valid_until.max(before.valid_until);
         }
-        self.unconfirmed(now);
+        self.failed(now);
     }
 
     /// Records that the extend got no reply: it may run at any time from now on.
@@ -394,8 +407,15 @@ impl LeaseState {
         self.unconfirmed(now);
     }
 
-    /// Records that a request failed. This is no loss: renewals are retried while the lease lasts.
+    /// Records that a request got no reply. This is no loss: renewals are retried while the lease
+    /// lasts.
     pub(crate) fn unconfirmed(&mut self, now: Instant) {
+        self.doubt_until = self.doubt_until.max(now.after(self.longest));
+        self.failed(now);
+    }
+
+    /// Plans the next try after a request that failed.
+    fn failed(&mut self, now: Instant) {
         // Without automatic renewal, the holder repeats its own request.
         if self.renew_at != Instant::NEVER {
             // At least four more tries fit into the remaining time.
@@ -676,7 +696,7 @@ mod tests {
         lease.extend(at(100), ms(2000)).unwrap();
         lease.unanswered(at(200), ms(2000));
         lease.extend(at(300), ms(20_000)).unwrap();
-        lease.extended(at(300), at(301), ms(20_000));
+        lease.extended(at(300), at(301), ms(20_000), true);
         assert_eq!(
             lease.status(at(300)),
             LeaseStatus::Held(ms(1978)),
@@ -689,7 +709,7 @@ mod tests {
         let mut lease = lease();
         lease.extend(at(2000), ms(1000)).unwrap();
         assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(988)));
-        lease.extended(at(2000), at(2000), ms(1000));
+        lease.extended(at(2000), at(2000), ms(1000), true);
         assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(988)));
         assert_eq!(lease.due(at(2000)), Due::At(at(2000).after(ms(1000) / 3)));
     }
@@ -704,7 +724,7 @@ mod tests {
         lease.confirmed(at(2200), at(2200), ask);
         assert_eq!(lease.status(at(2200)), LeaseStatus::Held(ms(988)));
         lease.extend(at(2300), TTL).unwrap();
-        lease.extended(at(2300), at(2300), TTL);
+        lease.extended(at(2300), at(2300), TTL, true);
         assert_eq!(
             lease.status(at(2300)),
             LeaseStatus::Held(ms(988)),
@@ -726,13 +746,54 @@ mod tests {
         assert_eq!(lease.ttl(), TTL);
         assert_eq!(lease.status(at(2100)), LeaseStatus::Held(ms(8798)));
         lease.extend(at(2200), TTL).unwrap();
-        lease.extended(at(2200), at(2201), TTL);
+        lease.extended(at(2200), at(2201), TTL, true);
         assert_eq!(
             lease.longest_expiry(),
             360 * TTL,
             "the first extend may run after the second"
         );
         assert_eq!(lease.key_may_last(), 720 * TTL);
+    }
+
+    #[test]
+    fn answered_extend_replaces_the_longest_expiry() {
+        let mut lease = lease();
+        lease.extend(at(2000), 360 * TTL).unwrap();
+        lease.extended(at(2000), at(2001), 360 * TTL, true);
+        lease.extend(at(3000), TTL).unwrap();
+        assert_eq!(lease.longest_expiry(), 360 * TTL, "until it is answered");
+        lease.extended(at(3000), at(3001), TTL, true);
+        assert_eq!(lease.longest_expiry(), TTL);
+        assert_eq!(lease.key_may_last(), 2 * TTL);
+        // Some other copy of the key may not have it.
+        lease.extend(at(4000), ms(1000)).unwrap();
+        lease.extended(at(4000), at(4001), ms(1000), false);
+        assert_eq!(lease.longest_expiry(), TTL);
+    }
+
+    #[test]
+    fn longest_expiry_falls_once_no_unanswered_command_can_run() {
+        let renewal = |lease: &mut LeaseState| {
+            lease.ask(at(2000)).unwrap();
+            lease.unconfirmed(at(2100));
+        };
+        let extend = |lease: &mut LeaseState| {
+            lease.extend(at(2000), TTL).unwrap();
+            lease.unanswered(at(2100), TTL);
+        };
+        let silences: [&dyn Fn(&mut LeaseState); 2] = [&renewal, &extend];
+        for silence in silences {
+            // Either may run until 12.1 s: the longest ttl after the client gave up on it.
+            for (sent, falls) in [(12_099, false), (12_100, true)] {
+                let mut lease = LeaseState::granted(at(1000), at(1001), &terms()).unwrap();
+                silence(&mut lease);
+                let ask = lease.ask(at(7000)).unwrap();
+                lease.confirmed(at(7000), at(7001), ask);
+                lease.extend(at(sent), ms(5000)).unwrap();
+                lease.extended(at(sent), at(sent), ms(5000), true);
+                assert_eq!(lease.longest_expiry() < TTL, falls, "{sent} ms");
+            }
+        }
     }
 
     #[test]
@@ -751,7 +812,7 @@ mod tests {
         let mut lease = lease();
         lease.extend(at(2000), ms(60_000)).unwrap();
         assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(8898)));
-        lease.extended(at(2000), at(2000), ms(60_000));
+        lease.extended(at(2000), at(2000), ms(60_000), true);
         assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(59_398)));
     }
 

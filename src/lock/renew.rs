@@ -47,6 +47,8 @@ pub(crate) fn extend(
     runtime.reschedule(hold);
     let sent = Instant::now();
     let answer = renew_parts(runtime, hold, ttl, true, until);
+    // A minority of a quorum, or a replica that becomes the master, may not have run it.
+    let is_final = hold.votes.is_none() && !runtime.deployment.may_fail_over();
     let found = answer.as_ref().ok().and_then(Answer::key_state);
     let now = Instant::now();
     // If the lease expired before the reply arrived, it is lost as expired.
@@ -54,7 +56,7 @@ pub(crate) fn extend(
     let lag = hold.answered(|lease| {
         let lag = lease.lag(now);
         match (found, &answer) {
-            (Some(KeyState::Ours), _) => lease.extended(sent, now, ttl),
+            (Some(KeyState::Ours), _) => lease.extended(sent, now, ttl, is_final),
             (_, Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Rejected(_))) => {
                 lease.not_extended(now, before);
             }

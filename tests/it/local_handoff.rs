@@ -24,6 +24,7 @@ support::tests![
     contending_processes_and_threads_count_exactly,
     tokens_rise_across_clients_and_hand_offs,
     an_extended_lease_goes_to_a_waiter_with_that_ttl,
+    lease_extended_and_set_back_is_handed_off,
     renewals_are_reported_to_the_current_holder,
     a_lease_with_little_time_left_is_renewed_before_the_hand_off,
     without_auto_renew_each_hand_off_renews,
@@ -655,6 +656,24 @@ fn renewals_are_reported_to_the_current_holder() {
         assert!(two.is_held());
         unlock_held(two);
     });
+}
+
+/// While the key may outlast the ttl, the lease is not handed off. An extend that is answered
+/// replaces the key's expiry.
+fn lease_extended_and_set_back_is_handed_off() {
+    let server = Server::start();
+    let client = client(&server);
+    let a = || client.mutex("a").ttl(LONG);
+    thread::scope(|scope| {
+        let [one, two, three] = queue_behind_a_holder(scope, &server, &client, [a(), a(), a()]);
+        let one = guard_of(one);
+        one.extend(2 * LONG).unwrap();
+        one.extend(LONG).unwrap();
+        unlock_held(one);
+        unlock_held(guard_of(two));
+        unlock_held(guard_of(three));
+    });
+    assert_eq!(client.stats().totals.wakes_hand_off, 2);
 }
 
 fn a_lease_with_little_time_left_is_renewed_before_the_hand_off() {
