@@ -57,6 +57,8 @@ pub(crate) fn extend(
         let lag = lease.lag(now);
         match (found, &answer) {
             (Some(KeyState::Ours), _) => lease.extended(sent, now, ttl, is_final),
+            // The majority of a quorum rejected it. The other servers may have run it.
+            (_, Err(Fault::Rejected(_))) if hold.votes.is_some() => lease.unanswered(now, ttl),
             (_, Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Rejected(_))) => {
                 lease.not_extended(now, before);
             }

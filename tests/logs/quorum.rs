@@ -14,6 +14,7 @@ use support::{
 };
 
 support::tests![
+    extend_that_only_a_minority_ran_limits_the_lease,
     basic_calls_work_on_a_quorum,
     an_impossible_quorum_is_refused,
     contending_processes_and_threads_count_exactly,
@@ -886,4 +887,25 @@ fn waiters_with_backoff_need_no_wake_up() {
         drop(guard);
         waiting.join().unwrap().unwrap();
     });
+}
+
+/// The servers that refuse an extend outvote the one that runs it, but its key then lasts for the
+/// shorter time only. The lease may have depended on that key.
+fn extend_that_only_a_minority_ran_limits_the_lease() {
+    const SHORT: Duration = ms(5_000);
+    let servers = Servers::start(3);
+    let client = servers.client();
+    let guard = servers.lock_on_all(&client.mutex("a").auto_renew(false));
+    for server in &servers.0[1..] {
+        server.run("ACL", &["SETUSER", "default", "-pexpire"]);
+    }
+    let refused = guard.extend(SHORT);
+    assert!(matches!(refused, Err(Error::Refused { .. })), "{refused:?}");
+    assert!(guard.remaining().is_none_or(|left| left <= SHORT));
+    for server in &servers.0[1..] {
+        server.run("ACL", &["SETUSER", "default", "+pexpire"]);
+    }
+    // The extend may run late, after any renewal.
+    let _ = guard.renew();
+    assert!(guard.remaining().is_none_or(|left| left <= SHORT));
 }
