@@ -1,8 +1,10 @@
 //! An exchange as text: the request word by word, and its reply in the line below.
 
+use std::collections::HashSet;
+
 use support::Exchange;
 
-use super::placeholders::rounded;
+use super::placeholders::{rounded, without_ids};
 
 /// The commands that a client sends first on a new connection.
 const LOG_ON: [&str; 4] = ["AUTH", "CLIENT", "HELLO", "SELECT"];
@@ -38,9 +40,10 @@ pub(super) fn name(exchange: &Exchange) -> String {
     own.map_or(name, |what| format!("PUBLISH {what}"))
 }
 
-/// Returns the text of each exchange; the same text only once. Subscriptions and messages come last.
+/// Returns the text of each exchange; the same text only once, whatever ids are in it. Subscriptions
+/// and messages come last.
 pub(super) fn lines(exchanges: &[Exchange], is_shown: impl Fn(&Exchange) -> bool) -> Vec<String> {
-    let mut lines = Vec::new();
+    let (mut lines, mut known) = (Vec::new(), HashSet::new());
     let shown = exchanges.iter().enumerate();
     let shown = shown.filter(|(_, one)| is_shown(one));
     let (subscribers, others): (Vec<_>, Vec<_>) =
@@ -51,7 +54,7 @@ pub(super) fn lines(exchanges: &[Exchange], is_shown: impl Fn(&Exchange) -> bool
             continue;
         }
         let line = line(exchange, after.iter().find(|one| is_again(exchange, one)));
-        if !lines.contains(&line) {
+        if known.insert(without_ids(&line)) {
             lines.push(line);
         }
     }

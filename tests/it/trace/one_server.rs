@@ -116,7 +116,7 @@ fn waiting() -> String {
     let guard = trace.step("lock", |_| mutex.lock().unwrap());
     let waiter = trace.step("another client waits", |passed| {
         let waiter = thread::spawn(move || other.lock().unwrap());
-        passed.wait_for("acquire", 2);
+        passed.wait_for_retry("acquire");
         waiter
     });
     let guard = trace.step("unlock wakes it", |passed| {
@@ -132,7 +132,7 @@ fn waiting() -> String {
     let waiter = trace.step("a client with a subscription waits for it", |passed| {
         let mutex = two.mutex("b");
         let waiter = thread::spawn(move || mutex.lock().unwrap());
-        passed.wait_for("acquire", 2);
+        passed.wait_for_retry("acquire");
         waiter
     });
     trace.meanwhile(&[
@@ -160,7 +160,7 @@ fn hand_off() -> String {
             waiter
         };
         let first = waiting(1);
-        passed.wait_for("acquire", 1);
+        passed.wait_for_retry("acquire");
         (first, waiting(2))
     });
     let guard = trace.step("unlock wakes the first, which reserves tokens", |passed| {
@@ -192,7 +192,7 @@ pub(super) fn mutex_all_calls_are_as_recorded() {
     trace.step("extend", |_| guard.extend(LONGER).unwrap());
     let waiter = trace.step("another client waits", |passed| {
         let waiter = thread::spawn(move || other.lock().unwrap());
-        passed.wait_for("acquire_all", 2);
+        passed.wait_for_retry("acquire_all");
         waiter
     });
     let guard = trace.step("unlock wakes it", |passed| {

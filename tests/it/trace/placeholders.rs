@@ -74,6 +74,13 @@ impl Placeholders {
     }
 }
 
+/// Returns the text with the same placeholder for all ids.
+pub(super) fn without_ids(text: &str) -> String {
+    let mut placeholders = Placeholders::default();
+    let text = placeholders.put(text);
+    (1..=placeholders.ids.len()).fold(text, |text, n| text.replace(&format!("<id {n}>"), "<id>"))
+}
+
 fn number(known: &mut Vec<String>, word: &str) -> usize {
     let n = known.iter().position(|one| one == word).unwrap_or_else(|| {
         known.push(word.to_owned());

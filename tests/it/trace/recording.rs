@@ -210,6 +210,17 @@ impl Progress<'_> {
         }
     }
 
+    /// Waits until a call of this name was made after the last subscription was confirmed.
+    #[track_caller]
+    pub(super) fn wait_for_retry(&self, wanted: &str) {
+        eventually(ms(20_000), || {
+            let passed: Vec<Exchange> = self.since_then().collect();
+            let confirmed = passed.iter().rposition(is_confirmation);
+            let is_retry = |one: &Exchange| name(one) == wanted && one.reply.is_some();
+            confirmed.is_some_and(|at| passed[at..].iter().any(is_retry))
+        });
+    }
+
     /// The first server runs the next command or script of this name, and its client does not learn of it.
     pub(super) fn lose_reply_to(&self, name: &str) {
         self.servers[0].1.lose_reply_to(name);
