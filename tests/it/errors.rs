@@ -40,6 +40,13 @@ fn client(url: impl Into<String>) -> Client {
     builder(url).build().unwrap()
 }
 
+/// Returns a client for a server that replies, however late on a slow machine.
+fn patient_client(url: impl Into<String>) -> Client {
+    let patience = ms(2_500);
+    let builder = builder(url).connect_timeout(patience);
+    builder.command_timeout(patience).build().unwrap()
+}
+
 /// Returns the messages of an error and of its sources.
 fn chain(error: &Error) -> Vec<String> {
     let mut texts = vec![error.to_string()];
@@ -182,13 +189,13 @@ fn closing_peer_is_suspected_of_expecting_tls() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     proxy.set_all(Traffic::CutOnReply);
-    let text = without_repetition(&try_lock(&client(proxy.url())));
+    let text = without_repetition(&try_lock(&patient_client(proxy.url())));
     assert!(
         text.contains("closed") && text.contains("use rediss://"),
         "{text}"
     );
     let cluster = proxy.url().replace("redis://", "redis+cluster://");
-    let text = without_repetition(&try_lock(&client(cluster)));
+    let text = without_repetition(&try_lock(&patient_client(cluster)));
     assert!(
         text.contains("closed") && text.contains("use rediss://"),
         "{text}"
@@ -220,7 +227,7 @@ fn wrong_or_missing_password_is_reported_as_such() {
         format!("redis://:wr0ng@127.0.0.1:{port}"),
         format!("redis://127.0.0.1:{port}"),
     ] {
-        let error = try_lock(&client(url));
+        let error = try_lock(&patient_client(url));
         assert!(matches!(error, Error::Refused { .. }), "{error:?}");
         let text = without_repetition(&error);
         assert!(
@@ -235,7 +242,7 @@ fn wrong_or_missing_password_is_reported_as_such() {
 fn full_client_table_is_quoted() {
     let server = Server::with(&["--maxclients", "1"]);
     let _only = server.connection();
-    let text = without_repetition(&try_lock(&client(server.url())));
+    let text = without_repetition(&try_lock(&patient_client(server.url())));
     assert!(text.contains("max number of clients reached"), "{text}");
     assert!(text.contains(&server.port().to_string()), "{text}");
 }
@@ -243,13 +250,13 @@ fn full_client_table_is_quoted() {
 fn errors_of_a_replica_and_a_full_server_say_what_to_do() {
     let server = Server::start();
     let replica = server.replica();
-    let text = without_repetition(&try_lock(&client(replica.url())));
+    let text = without_repetition(&try_lock(&patient_client(replica.url())));
     assert!(
         text.contains("READONLY") && text.contains("point the URL at the master"),
         "{text}"
     );
     server.run("CONFIG", &["SET", "maxmemory", "1"]);
-    let text = without_repetition(&try_lock(&client(server.url())));
+    let text = without_repetition(&try_lock(&patient_client(server.url())));
     assert!(text.contains("OOM") && text.contains("maxmemory"), "{text}");
     assert!(text.contains(&server.port().to_string()), "{text}");
 }

@@ -234,7 +234,7 @@ fn trickling_server_does_not_delay_the_rest_of_a_quorum() {
     ];
     let client = Client::builder()
         .quorum(urls)
-        .command_timeout(ms(5_000))
+        .command_timeout(ms(2_500))
         .build()
         .unwrap();
     // Opens all connections.
