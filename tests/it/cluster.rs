@@ -24,16 +24,16 @@ support::tests![
 ];
 
 support::roughly_timed![
+    contenders_resume_after_the_slot_moves,
+    contenders_resume_after_the_master_is_killed,
+    contenders_resume_after_the_master_is_paused,
+    contenders_resume_after_a_manual_failover,
     basic_calls_work_on_every_master,
     lease_is_kept_while_its_slot_migrates,
     acquire_waits_until_both_keys_are_on_one_node,
     unreachable_seeds_are_skipped,
     calls_to_an_unreachable_cluster_return_in_time,
-    wrong_url_scheme_is_named_in_the_error,
-    contenders_resume_after_the_slot_moves,
-    contenders_resume_after_the_master_is_killed,
-    contenders_resume_after_the_master_is_paused,
-    contenders_resume_after_a_manual_failover
+    wrong_url_scheme_is_named_in_the_error
 ];
 
 fn steady() -> Cluster {
@@ -41,7 +41,7 @@ fn steady() -> Cluster {
 }
 
 /// Returns the cluster of tests that only use their own names and harm no node.
-fn shared() -> &'static Cluster {
+pub(crate) fn shared() -> &'static Cluster {
     static SHARED: OnceLock<Cluster> = OnceLock::new();
     SHARED.get_or_init(|| support::start_shared(|| steady().long_lived()))
 }

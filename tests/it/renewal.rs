@@ -49,9 +49,9 @@ fn client(url: &str) -> Client {
 
 /// Returns the mutex with a callback that sends its renewals to the channel.
 fn reporting_renewals(mutex: Mutex) -> (Mutex, Receiver<Renewed>) {
-    let (report, renewals) = unbounded();
+    let (teller, renewals) = unbounded();
     let mutex = mutex.on_renew(move |renewed| {
-        let _ = report.send(renewed.clone());
+        let _ = teller.send(renewed.clone());
     });
     (mutex, renewals)
 }
@@ -155,10 +155,10 @@ fn without_renewal_a_lease_expires() {
 fn a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock() {
     let server = Server::start();
     let client = client(&server.url());
-    let (report, losses) = unbounded();
+    let (told, losses) = unbounded();
     thread::scope(|scope| {
         for n in 0..3 {
-            let (server, client, report) = (&server, &client, report.clone());
+            let (server, client, told) = (&server, &client, told.clone());
             scope.spawn(move || {
                 let name = format!("{n}");
                 let key = format!("lock:{name}");
@@ -168,7 +168,7 @@ fn a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock() {
                         .mutex(name.as_str())
                         .ttl(ms(20_000))
                         .renew_every(ms(1))
-                        .on_lost(move |lost| report.send(*lost).unwrap()),
+                        .on_lost(move |lost| told.send(*lost).unwrap()),
                 );
                 for _ in 0..150 {
                     let guard = mutex.lock().unwrap();
@@ -186,7 +186,7 @@ fn a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock() {
             });
         }
     });
-    drop((client, report));
+    drop((client, told));
     assert_eq!(
         losses.recv_timeout(WAIT_LIMIT),
         Err(RecvTimeoutError::Disconnected)
@@ -400,16 +400,16 @@ fn renewals_that_are_due_together_are_sent_in_one_write() {
     let server = Server::start();
     let client = Client::open(&server.url()).unwrap();
     let leases = 300;
-    let (report, renewals) = unbounded();
+    let (teller, renewals) = unbounded();
     let mut guards = Vec::new();
     let began = Instant::now();
     for n in 0..leases {
-        let report = report.clone();
+        let teller = teller.clone();
         let mutex = client
             .mutex(format!("{n}"))
             .ttl(ms(60_000))
             .renew_every(ms(2_000))
-            .on_renew(move |_| report.send(()).unwrap());
+            .on_renew(move |_| teller.send(()).unwrap());
         guards.push(mutex.lock().unwrap());
     }
     // Leases acquired within 100 ms are renewed together.
@@ -448,10 +448,7 @@ fn a_failed_renewal_is_retried() {
             guard.remaining().unwrap() < ms(5_000),
             "nothing got through"
         );
-        assert!(
-            proxy.connections() >= connections + 2,
-            "the renewal was retried"
-        );
+        assert!(proxy.connections() >= connections + 2, "it was retried");
         proxy.set_all(Traffic::Pass);
         proxy.cut();
         next_renewal(&renewals);
@@ -548,10 +545,10 @@ fn a_panicking_callback_harms_no_lease() {
     let server = Server::start();
     let client = client(&server.url());
     let set = |mutex: Mutex| mutex.ttl(ms(900)).renew_every(ms(200));
-    let (report, calls) = unbounded();
+    let (teller, calls) = unbounded();
     let panicking = set(client.mutex("panicking"))
         .on_renew(move |_| {
-            let _ = report.send(());
+            let _ = teller.send(());
             panic!("the panic of this test");
         })
         .lock()

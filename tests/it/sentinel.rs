@@ -1,5 +1,6 @@
 //! Promise: through Sentinel a lock keeps the promises of a single server and follows the master.
 
+use std::sync::OnceLock;
 use std::thread;
 use std::time::Instant;
 
@@ -8,7 +9,7 @@ use leasehold::{Error, Lost, Unlocked};
 use support::{
     BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, MasterFailure, PROCESSES,
     RESUME_WITHIN, SLACK, Sentinels, Setup, builder, client, eventually, expect_unreachable,
-    free_port, ms, parameter, thread_count, time_until_acquired,
+    free_port, ms, parameter, start_shared, thread_count, time_until_acquired,
 };
 
 support::roles![threads_in_child];
@@ -22,12 +23,6 @@ support::tests![
 ];
 
 support::roughly_timed![
-    a_waiter_is_woken_by_the_release,
-    one_dead_sentinel_delays_no_call_past_its_deadline,
-    one_stopped_sentinel_delays_no_call_past_its_deadline,
-    sentinels_that_refuse_connections_are_reported_in_time,
-    silent_sentinels_are_reported_in_time,
-    an_unknown_master_name_is_reported_at_once,
     contenders_go_on_when_the_master_is_killed,
     contenders_go_on_when_the_master_is_stopped,
     contenders_go_on_after_a_manual_failover,
@@ -35,40 +30,52 @@ support::roughly_timed![
     leases_survive_or_are_reported_lost_when_the_master_is_stopped,
     leases_survive_or_are_reported_lost_after_a_manual_failover,
     a_waiter_is_woken_on_the_new_master,
-    a_demoted_master_is_no_longer_used
+    a_demoted_master_is_no_longer_used,
+    a_waiter_is_woken_by_the_release,
+    one_dead_sentinel_delays_no_call_past_its_deadline,
+    one_stopped_sentinel_delays_no_call_past_its_deadline,
+    sentinels_that_refuse_connections_are_reported_in_time,
+    silent_sentinels_are_reported_in_time,
+    an_unknown_master_name_is_reported_at_once
 ];
 
 const FENCE: &str = "leasehold:fence:{lock:a}";
 
+/// Returns the group of tests that only use their own names and harm no server.
+fn shared() -> &'static Sentinels {
+    static SHARED: OnceLock<Sentinels> = OnceLock::new();
+    SHARED.get_or_init(|| start_shared(|| Sentinels::start(Setup::steady()).long_lived()))
+}
+
 fn basic_calls_work_through_sentinel() {
-    let sentinels = Sentinels::start(Setup::steady());
+    let sentinels = shared();
     let (one, two) = (client(&sentinels.url()), client(&sentinels.url()));
     assert!(one.ping().is_ok());
-    let guard = one.mutex("a").lock().unwrap();
-    assert!(sentinels.first_master().get("lock:a").is_some());
-    assert!(two.mutex("a").try_lock().unwrap().is_none());
+    let guard = one.mutex("basic").lock().unwrap();
+    assert!(sentinels.first_master().get("lock:basic").is_some());
+    assert!(two.mutex("basic").try_lock().unwrap().is_none());
     guard.renew().unwrap();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-    let again = two
-        .mutex("a")
-        .try_lock()
-        .unwrap()
-        .expect("the lock is free");
+    let again = two.mutex("basic").try_lock().unwrap().expect("it is free");
     assert_eq!(again.unlock().unwrap(), Unlocked::Released);
 }
 
 /// The backstop is long, so only the release can wake the waiter.
 fn a_waiter_is_woken_by_the_release() {
-    let sentinels = Sentinels::start(Setup::steady());
+    let sentinels = shared();
     let one = client(&sentinels.url());
     let two = builder(&sentinels.url()).backstop(ms(60_000)).build();
     let two = two.unwrap();
-    let guard = one.mutex("a").ttl(ms(60_000)).lock().unwrap();
+    let guard = one.mutex("woken").ttl(ms(60_000)).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| two.mutex("a").lock().map(|guard| (guard, Instant::now())));
+        let waiting = scope.spawn(|| {
+            two.mutex("woken")
+                .lock()
+                .map(|guard| (guard, Instant::now()))
+        });
         sentinels
             .first_master()
-            .wait_until_waiter_sleeps("lock_release:a");
+            .wait_until_waiter_sleeps("lock_release:woken");
         let released = Instant::now();
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         let (_guard, got) = waiting.join().unwrap().unwrap();
@@ -77,21 +84,19 @@ fn a_waiter_is_woken_by_the_release() {
 }
 
 fn a_lease_is_renewed_on_the_master() {
-    let sentinels = Sentinels::start(Setup::steady());
+    let sentinels = shared();
     let (one, two) = (client(&sentinels.url()), client(&sentinels.url()));
     let (renewed, renewals) = unbounded();
-    let mutex = one.mutex("a").ttl(ms(3_000)).renew_every(ms(200));
+    let mutex = one.mutex("renewed").ttl(ms(3_000)).renew_every(ms(200));
     let mutex = mutex.on_renew(move |_| {
         let _ = renewed.send(());
     });
     let guard = mutex.lock().unwrap();
     for _ in 0..20 {
-        renewals
-            .recv_timeout(ms(10_000))
-            .expect("the lease is renewed");
+        renewals.recv_timeout(ms(10_000)).expect("it is renewed");
     }
     assert!(guard.is_held());
-    assert!(two.mutex("a").try_lock().unwrap().is_none());
+    assert!(two.mutex("renewed").try_lock().unwrap().is_none());
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
@@ -357,8 +362,8 @@ fn a_waiter_is_woken_on_the_new_master() {
         let successor = sentinels.successor();
         let listens = || {
             let command = ["PUBSUB", "NUMSUB", "lock_release:a"];
-            let subscribers = sentinels.ask_data::<(String, u32)>(successor, &command);
-            subscribers.is_ok_and(|(_, count)| count > 0)
+            let heard = sentinels.ask_data::<(String, u32)>(successor, &command);
+            heard.is_ok_and(|(_, listeners)| listeners > 0)
         };
         let timed = Control::run(RESUME_WITHIN, || eventually(ms(30_000), listens));
         timed.no_later_than(SLACK);
@@ -387,7 +392,7 @@ fn a_demoted_master_is_no_longer_used() {
     let successor = sentinels.successor();
     let lock = || {
         let guard = mutex.try_lock_for(ms(1_000)).unwrap();
-        guard.expect("no other call holds the lock")
+        guard.expect("nobody else wants it")
     };
     let is_there = || {
         let _guard = lock();
@@ -410,7 +415,7 @@ fn a_demoted_master_is_no_longer_used() {
 }
 
 fn sentinel_threads_end_with_the_client() {
-    let sentinels = Sentinels::start(Setup::steady());
+    let sentinels = shared();
     Child::spawn("sentinel::threads_in_child", &[("URL", &sentinels.url())])
         .wait()
         .succeeded();

@@ -6,7 +6,9 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use leasehold::{Backoff, Client, ClientBuilder, Error, Lost, Totals, Unlocked, WaitPolicy};
-use support::{Cluster, ClusterSetup, Proxy, Server, Traffic, eventually, let_pass, ms};
+use support::{Proxy, Server, Traffic, eventually, let_pass, ms};
+
+use crate::cluster;
 
 support::tests![
     calls_are_counted_by_outcome,
@@ -488,8 +490,7 @@ fn sum(one: &Totals, two: &Totals) -> Totals {
 
 /// Locks that are released at once need no thread there, but their counts must be sent.
 fn short_locks_in_a_cluster_are_added_to_the_shared_totals() {
-    let cluster = Cluster::with(ClusterSetup::steady(3, 0));
-    let client = client_with_shared_stats(&cluster.url());
+    let client = client_with_shared_stats(&cluster::shared().url());
     lock_times(&client, 3);
     eventually(WAIT_LIMIT, || client.shared_stats().unwrap().released == 3);
 }
@@ -615,7 +616,7 @@ fn the_hash_has_the_configured_key() {
 
 fn a_key_of_another_type_is_an_error_and_loses_no_counts() {
     let server = Server::start();
-    server.run("SET", &["lock_stats", "of another program"]);
+    server.run("SET", &["lock_stats", "of somebody else"]);
     let client = client_with_shared_stats(&server.url());
     lock_times(&client, 2);
     let error = client.shared_stats().unwrap_err();

@@ -14,7 +14,7 @@ use super::{chaos, child, contention, counter};
 const THREADS: usize = 8;
 
 /// Threads for tests that measure time, with bounds of 250 ms and more.
-const ROUGHLY_TIMED_THREADS: usize = 4;
+const ROUGHLY_TIMED_THREADS: usize = 5;
 
 /// Threads for tests with narrower bounds: more would disturb the measurements.
 const TIMED_THREADS: usize = 2;

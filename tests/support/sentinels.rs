@@ -17,6 +17,9 @@ pub(crate) const MASTER: &str = "mymaster";
 /// The number of sentinels; two of them must agree.
 const SENTINELS: usize = 3;
 
+/// Longer than any test takes.
+const STEADY: Duration = ms(60_000);
+
 /// The configuration of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
@@ -40,7 +43,7 @@ impl Setup {
             password: None,
             sentinel_password: None,
             tls: false,
-            down_after: ms(60_000),
+            down_after: STEADY,
         }
     }
 
@@ -106,7 +109,11 @@ impl Sentinels {
         this.set_periods(["100", "200"]);
         let all = || (0..SENTINELS).all(|n| this.is_ready(n));
         eventually(ms(30_000), all);
-        this.set_periods(["2000", "10000"]);
+        // A sentinel turns a former master into a replica once it has published four times.
+        this.set_periods(match setup.down_after < STEADY {
+            true => ["500", "1000"],
+            false => ["2000", "10000"],
+        });
         this
     }
 

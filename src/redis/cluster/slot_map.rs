@@ -75,7 +75,7 @@ struct Known {
     turn: usize,
 }
 
-/// The state of the refresh thread.
+/// What the refresh thread does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     /// There is no thread.

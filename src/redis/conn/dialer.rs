@@ -85,8 +85,7 @@ impl Pool {
                 return;
             }
             if ends_waits {
-                // All waiting calls fail with it. The next call starts a dialer, which first
-                // pauses.
+                // All waiting calls fail with it. The next call starts a dialer, which pauses first.
                 return state.dialing.stop();
             }
         }
