@@ -28,6 +28,7 @@ mod not_redis;
 mod outages;
 mod renewal;
 mod replicas;
+mod replies;
 mod sentinel;
 mod shutdown;
 mod signals;
@@ -77,6 +78,7 @@ const TESTS: &[Listed] = &[
     outages::TESTS,
     renewal::TESTS,
     replicas::TESTS,
+    replies::TESTS,
     sentinel::TESTS,
     shutdown::TESTS,
     stats::TESTS,

@@ -61,7 +61,7 @@ fn place(node: Value, asked: &HostPort) -> Option<HostPort> {
     let Value::Array(fields) = node else {
         return None;
     };
-    let port = number(fields.get(1)?)?;
+    let port = number(fields.get(1)?).filter(|port| *port > 0)?;
     let host = match fields.first()? {
         Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
         Value::SimpleString(host) => host.clone(),

@@ -13,7 +13,7 @@ use crate::violation::NoFirstReply;
 
 /// A command of the log-on. It decides what an error reply means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+pub(crate) enum Step {
     Hello,
     AuthWithUser,
     Auth,
@@ -65,10 +65,9 @@ impl Connection {
                     });
                 }
             };
-            let error = match (step, answer) {
-                (_, Value::ServerError(error)) => error,
-                (Step::Hello, Value::Map(_)) | (_, Value::Okay) => continue,
-                _ => return Err(self.malformed()),
+            let error = match step.read(answer).ok_or_else(|| self.malformed())? {
+                Ok(()) => continue,
+                Err(error) => error,
             };
             if let Some(refusal) = step.refusal(&error, knows_users) {
                 return Err(refusal);
@@ -126,10 +125,21 @@ fn commands(redis: &RedisConnectionInfo, name: Option<&str>, with_user: bool) ->
 }
 
 impl Step {
+    /// Reads the reply to the command; `None` for one that Redis does not send.
+    pub(crate) fn read(self, answer: Value) -> Option<Result<(), ServerError>> {
+        match (self, answer) {
+            (_, Value::ServerError(error)) => Some(Err(error)),
+            (Self::Hello, Value::Map(_)) => Some(Ok(())),
+            (Self::Hello, _) => None,
+            (_, Value::Okay) => Some(Ok(())),
+            _ => None,
+        }
+    }
+
     /// Returns why this error reply prevents the connection; `None` if the log-on continues.
     ///
     /// With `knows_users` false, the commands will be sent again after a log-on without a user.
-    fn refusal(self, error: &ServerError, knows_users: bool) -> Option<RedisError> {
+    pub(crate) fn refusal(self, error: &ServerError, knows_users: bool) -> Option<RedisError> {
         let text = error.details().unwrap_or_default();
         // Sent to every new connection, before the server reads a command.
         if text.contains("max number of clients") || error.code() == "DENIED" {

@@ -1,0 +1,433 @@
+//! Promise: servers reply as in the recordings beside this file, with which the decoders are tested.
+//!
+//! `LEASEHOLD_RECORD=1 cargo test --all-features --test it replies::` records them anew.
+
+use std::env;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+
+use redis::Value;
+use support::{Cluster, Sentinels, Server, Setup};
+
+support::tests![
+    one_server_replies_as_recorded,
+    several_servers_reply_as_recorded
+];
+
+macro_rules! source {
+    ($($name:literal),+) => {
+        concat!($(include_str!(concat!("../../../src/protocol/", $name, ".lua"))),+)
+    };
+}
+
+/// A connection on which replies are kept as they come.
+struct Raw(TcpStream);
+
+impl Raw {
+    fn to(port: u16) -> Self {
+        Self(TcpStream::connect(("127.0.0.1", port)).unwrap())
+    }
+
+    fn send(&mut self, words: &[&str]) -> Vec<u8> {
+        self.0
+            .write_all(&redis::cmd(words[0]).arg(&words[1..]).get_packed_command())
+            .unwrap();
+        self.receive()
+    }
+
+    fn script(&mut self, source: &str, keys: &[&str], args: &[&str]) -> Vec<u8> {
+        let count = keys.len().to_string();
+        self.send(&[&["EVAL", source, &count], keys, args].concat())
+    }
+
+    fn receive(&mut self) -> Vec<u8> {
+        let mut reply = Vec::new();
+        while redis::parse_redis_value(&reply).is_err() {
+            let mut bytes = [0; 4096];
+            let count = self.0.read(&mut bytes).unwrap();
+            assert!(count > 0, "closed after {}", reply.escape_ascii());
+            reply.extend_from_slice(&bytes[..count]);
+        }
+        reply
+    }
+}
+
+/// Replies, each with the request that it belongs to.
+#[derive(Default)]
+struct Replies(Vec<(&'static str, Vec<u8>)>);
+
+impl Replies {
+    fn note(&mut self, request: &'static str, reply: Vec<u8>) {
+        self.0.push((request, reply));
+    }
+}
+
+/// The type of a reply, of its parts, and its small numbers: those depend on no server, time or
+/// version.
+fn shape(value: &Value) -> String {
+    match value {
+        Value::Int(n @ -2..=3) => n.to_string(),
+        Value::Array(items) => items.iter().map(|item| shape(item) + " ").collect(),
+        value => top(value).to_owned(),
+    }
+}
+
+fn top(value: &Value) -> &'static str {
+    match value {
+        Value::Nil => "nil",
+        Value::Int(_) => "number",
+        Value::BulkString(_) => "text",
+        Value::Okay | Value::SimpleString(_) => "status",
+        Value::Array(_) => "list",
+        Value::Map(_) => "map",
+        Value::Push { .. } => "push",
+        Value::ServerError(_) => "error",
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Compares replies with those recorded in `file`, or records them.
+fn compare(file: &str, replies: &Replies) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/replies");
+    let path = path.join(file);
+    if env::var_os("LEASEHOLD_RECORD").is_some() {
+        let line =
+            |(request, reply): &(&str, Vec<u8>)| format!("{request}: {}\n", reply.escape_ascii());
+        let lines: String = replies.0.iter().map(line).collect();
+        return fs::write(path, lines).unwrap();
+    }
+    let recorded = fs::read_to_string(path).unwrap();
+    let mut lines = recorded.lines();
+    for (request, reply) in &replies.0 {
+        let line = lines.next().unwrap_or_default();
+        let (was_to, was) = line.split_once(": ").unwrap_or_default();
+        assert_eq!(was_to, *request, "record the replies anew");
+        let [is, was] = [&reply[..], &unescaped(was)].map(redis::parse_redis_value);
+        let [is, was] = [is.unwrap(), was.unwrap()];
+        // What a server adds to these differs by its version.
+        let is_alike = match request.split(' ').next() {
+            Some("CLUSTER" | "ROLE" | "HELLO") => top(&is) == top(&was),
+            _ => shape(&is) == shape(&was),
+        };
+        assert!(
+            is_alike,
+            "{request}: {is:?} is of another form than {was:?}"
+        );
+    }
+    assert_eq!(lines.next(), None);
+}
+
+/// The bytes that `escape_ascii` has escaped.
+fn unescaped(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'\\' => match rest.next() {
+                Some(b'r') => b'\r',
+                Some(b'n') => b'\n',
+                Some(b't') => b'\t',
+                Some(b'x') => {
+                    let digits: Vec<u8> = rest.by_ref().take(2).collect();
+                    u8::from_str_radix(str::from_utf8(&digits).unwrap(), 16).unwrap()
+                }
+                Some(same) => same,
+                None => panic!("{text}"),
+            },
+            byte => byte,
+        });
+    }
+    bytes
+}
+
+const IDS: [&str; 3] = [
+    "web:7:123e4567-e89b-12d3-a456-426614174000",
+    "web:7:123e4567-e89b-12d3-a456-426614174001",
+    "web:7:123e4567-e89b-12d3-a456-426614174002",
+];
+const TTL: &str = "60000";
+
+fn one_server_replies_as_recorded() {
+    let server = Server::start();
+    let mut replies = Replies::default();
+    mutex(&mut Raw::to(server.port()), &mut replies);
+    mutex_all(&mut Raw::to(server.port()), &mut replies);
+    quorum(&mut Raw::to(server.port()), &mut replies);
+    fair(&mut Raw::to(server.port()), &mut replies);
+    commands(server.port(), &mut replies);
+    compare("one_server.txt", &replies);
+}
+
+fn mutex(raw: &mut Raw, replies: &mut Replies) {
+    let [mine, other, _] = IDS;
+    let keys = &["lock:a", "fence:a"];
+    let lock = &["lock:a"];
+    let mut acquire = |raw: &mut Raw, what, id, keys: &[&str]| {
+        replies.note(
+            what,
+            raw.script(source!("last_token", "acquire"), keys, &[id, TTL, "64"]),
+        );
+    };
+    acquire(raw, "acquire, free", mine, keys);
+    acquire(raw, "acquire, held", other, keys);
+    raw.send(&["SET", "lock:foreign", "somebody"]);
+    let foreign = &["lock:foreign", "fence:foreign"];
+    acquire(raw, "acquire, held without a ttl", mine, foreign);
+    raw.send(&["SET", "fence:bad", "x"]);
+    acquire(raw, "acquire, bad fence", mine, &["lock:bad", "fence:bad"]);
+    raw.send(&["LPUSH", "lock:list", "x"]);
+    acquire(raw, "acquire, no string", mine, &["lock:list", "fence:l"]);
+
+    let mut note = |what, reply| replies.note(what, reply);
+    note("inspect, held", raw.script(source!("inspect"), keys, &[]));
+    note(
+        "inspect, foreign",
+        raw.script(source!("inspect"), foreign, &[]),
+    );
+    let free = &["lock:free", "fence:free"];
+    note("inspect, free", raw.script(source!("inspect"), free, &[]));
+    note("fence", raw.script(source!("fence"), &["fence:a"], &[]));
+    note(
+        "fence, none",
+        raw.script(source!("fence"), &["fence:free"], &[]),
+    );
+    for (what, key, id) in [
+        ("renew, held", "lock:a", mine),
+        ("renew, another's", "lock:a", other),
+        ("renew, free", "lock:free", mine),
+    ] {
+        note(
+            what,
+            raw.script(source!("rewrite", "renew"), &[key], &[id, TTL, "0"]),
+        );
+    }
+    let release = source!("rewrite", "release");
+    note(
+        "release, another's",
+        raw.script(release, lock, &[other, "c"]),
+    );
+    note("release, held", raw.script(release, lock, &[mine, "c"]));
+    note("release, free", raw.script(release, lock, &[mine, "c"]));
+    raw.script(source!("last_token", "acquire"), keys, &[mine, TTL]);
+    note(
+        "release, counted",
+        raw.script(release, lock, &[mine, "c", "1"]),
+    );
+    let undo = source!("rewrite", "undo");
+    note("undo, free", raw.script(undo, lock, &["c", mine, other]));
+    raw.script(source!("last_token", "acquire"), keys, &[other, TTL]);
+    note(
+        "undo, another's",
+        raw.script(undo, lock, &["c", mine, IDS[2]]),
+    );
+    note("undo, held", raw.script(undo, lock, &["c", mine, other]));
+}
+
+fn mutex_all(raw: &mut Raw, replies: &mut Replies) {
+    let [mine, other, _] = IDS;
+    let locks = &["lock:m1", "lock:m2"];
+    let keys = &["lock:m1", "lock:m2", "fence:m1", "fence:m2"];
+    let mut note = |what, reply| replies.note(what, reply);
+    let acquire = source!("last_token", "acquire_all");
+    note("acquire_all, free", raw.script(acquire, keys, &[mine, TTL]));
+    note(
+        "acquire_all, held",
+        raw.script(acquire, keys, &[other, TTL]),
+    );
+    let renew = source!("rewrite", "renew_all");
+    note(
+        "renew_all, held",
+        raw.script(renew, locks, &[mine, TTL, "0"]),
+    );
+    note(
+        "renew_all, another's",
+        raw.script(renew, locks, &[other, TTL, "0"]),
+    );
+    let release = source!("rewrite", "release_all");
+    note(
+        "release_all, another's",
+        raw.script(release, locks, &[other, "c", "d"]),
+    );
+    note(
+        "release_all, held",
+        raw.script(release, locks, &[mine, "c", "d"]),
+    );
+    note(
+        "release_all, free",
+        raw.script(release, locks, &[mine, "c", "d"]),
+    );
+    note(
+        "renew_all, free",
+        raw.script(renew, locks, &[mine, TTL, "0"]),
+    );
+}
+
+fn quorum(raw: &mut Raw, replies: &mut Replies) {
+    let [mine, other, _] = IDS;
+    let [low, token] = ["1700000000000000", "1764000000000000"];
+    let mut note = |what, reply| replies.note(what, reply);
+    let (propose, keys) = (source!("last_token", "propose"), &["lock:q", "fence:q"]);
+    note(
+        "propose, free",
+        raw.script(propose, keys, &[mine, TTL, token]),
+    );
+    note(
+        "propose, held",
+        raw.script(propose, keys, &[other, TTL, token]),
+    );
+    raw.send(&["DEL", "lock:q"]);
+    note(
+        "propose, too low",
+        raw.script(propose, keys, &[mine, TTL, low]),
+    );
+    let (propose, keys) = (
+        source!("last_token", "propose_all"),
+        &["lock:q1", "lock:q2", "fence:q1", "fence:q2"],
+    );
+    note(
+        "propose_all, free",
+        raw.script(propose, keys, &[mine, TTL, token]),
+    );
+    note(
+        "propose_all, held",
+        raw.script(propose, keys, &[other, TTL, token]),
+    );
+    raw.send(&["DEL", "lock:q1", "lock:q2"]);
+    note(
+        "propose_all, too low",
+        raw.script(propose, keys, &[mine, TTL, low]),
+    );
+}
+
+fn fair(raw: &mut Raw, replies: &mut Replies) {
+    let [first, second, third] = IDS;
+    let keys = &["lock:f", "fence:f", "queue:f", "places:f"];
+    let mut note = |what, reply| replies.note(what, reply);
+    let enter = source!("last_token", "fair_grant", "fair_enter");
+    let refresh = source!("last_token", "fair_grant", "fair_refresh");
+    let release = source!("last_token", "fair_grant", "fair_release");
+    let undo = source!("last_token", "fair_grant", "fair_undo");
+    note(
+        "fair_enter, free",
+        raw.script(enter, keys, &[first, TTL, "1", "i"]),
+    );
+    note(
+        "fair_enter, held",
+        raw.script(enter, keys, &[second, TTL, "1", "i"]),
+    );
+    let ids = &["i", second, third];
+    note("fair_refresh, waits", raw.script(refresh, keys, ids));
+    note(
+        "fair_release, another's",
+        raw.script(release, keys, &[third, "c"]),
+    );
+    note(
+        "fair_release, held",
+        raw.script(release, keys, &[first, "c"]),
+    );
+    note("fair_refresh, granted", raw.script(refresh, keys, ids));
+    note(
+        "fair_undo, another's",
+        raw.script(undo, keys, &["c", first, third]),
+    );
+    note(
+        "fair_undo, held",
+        raw.script(undo, keys, &["c", second, third]),
+    );
+    note("fair_refresh, free", raw.script(refresh, keys, ids));
+    note(
+        "fair_release, free",
+        raw.script(release, keys, &[first, "c"]),
+    );
+}
+
+fn commands(port: u16, replies: &mut Replies) {
+    let raw = &mut Raw::to(port);
+    let mut note = |what, reply| replies.note(what, reply);
+    let keys = &["lock_stats", "tally"];
+    let counts = &["1", "attempts 3 released 2"];
+    note("tally, new", raw.script(source!("tally"), keys, counts));
+    note("tally, again", raw.script(source!("tally"), keys, counts));
+    note("HGETALL", raw.send(&["HGETALL", "lock_stats"]));
+    note("PING", raw.send(&["PING"]));
+    note("SELECT", raw.send(&["SELECT", "0"]));
+    note("SELECT, refused", raw.send(&["SELECT", "99"]));
+    note("AUTH, refused", raw.send(&["AUTH", "ann", "wrong"]));
+    note("CLIENT SETNAME", raw.send(&["CLIENT", "SETNAME", "me"]));
+    note("LLEN", raw.send(&["LLEN", "lock:list"]));
+    note("WAIT", raw.send(&["WAIT", "0", "1"]));
+    note("PUBSUB NUMSUB", raw.send(&["PUBSUB", "NUMSUB", "c"]));
+    note(
+        "EVALSHA, unknown",
+        raw.send(&["EVALSHA", &"0".repeat(40), "0"]),
+    );
+    note("ROLE, alone", raw.send(&["ROLE"]));
+    let scan = [
+        "SCAN",
+        "0",
+        "MATCH",
+        "lock:[abf]*",
+        "COUNT",
+        "1000",
+        "TYPE",
+        "string",
+    ];
+    note("SCAN", raw.send(&scan));
+
+    let subscriber = &mut Raw::to(port);
+    let newer = &mut Raw::to(port);
+    note("HELLO", newer.send(&["HELLO", "3"]));
+    note("HELLO, refused", newer.send(&["HELLO", "9"]));
+    note("HGETALL, RESP3", newer.send(&["HGETALL", "lock_stats"]));
+    note("GET, none, RESP3", newer.send(&["GET", "none"]));
+    note("SUBSCRIBE", subscriber.send(&["SUBSCRIBE", "c"]));
+    note("SUBSCRIBE, RESP3", newer.send(&["SUBSCRIBE", "c"]));
+    let grant = format!("grant 1764000000000000 {}", IDS[0]);
+    note("PUBLISH", raw.send(&["PUBLISH", "c", &grant]));
+    note("message", subscriber.receive());
+    note("message, RESP3", newer.receive());
+}
+
+fn several_servers_reply_as_recorded() {
+    let mut replies = Replies::default();
+    let mut note = |what, reply| replies.note(what, reply);
+    let master = Server::start();
+    let replica = master.replica();
+    note("ROLE, master", Raw::to(master.port()).send(&["ROLE"]));
+    note("ROLE, replica", Raw::to(replica.port()).send(&["ROLE"]));
+    let refused = Raw::to(replica.port()).send(&["SET", "a", "b"]);
+    note("SET, replica", refused);
+
+    let sentinels = Sentinels::start(Setup {
+        replicas: 0,
+        ..Setup::steady()
+    });
+    let url = sentinels.url();
+    let ports = url.split(|c: char| !c.is_ascii_digit());
+    let port = ports
+        .filter_map(|port| port.parse().ok())
+        .find(|port| *port > 1024);
+    let raw = &mut Raw::to(port.unwrap());
+    let name = url.rsplit('/').next().unwrap();
+    let ask = |name| ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", name];
+    note("SENTINEL", raw.send(&ask(name)));
+    note("SENTINEL, unknown", raw.send(&ask("unknown")));
+    note("ROLE, sentinel", raw.send(&["ROLE"]));
+    note(
+        "SUBSCRIBE, sentinel",
+        raw.send(&["SUBSCRIBE", "+switch-master"]),
+    );
+
+    let cluster = Cluster::start(2, 0);
+    let [mut owner, mut other] = [0, 1].map(|n| Raw::to(cluster.node(n).port()));
+    let key = format!("lock:{}", cluster.name_owned_by("a", 0));
+    let slot = cluster.slot(&key);
+    note("CLUSTER SLOTS", owner.send(&["CLUSTER", "SLOTS"]));
+    note("GET, moved", other.send(&["GET", &key]));
+    cluster.begin_migration(slot, 0, 1);
+    note("GET, migrating", owner.send(&["GET", &key]));
+    note("ASKING", other.send(&["ASKING"]));
+    compare("several_servers.txt", &replies);
+}
