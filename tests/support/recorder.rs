@@ -1,4 +1,4 @@
-//! A proxy that records what passes: each request with its reply, and each message to a subscriber.
+//! A proxy that records all traffic: each request with its reply, and each message to a subscriber.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -13,9 +13,9 @@ use super::port;
 /// A request and its reply, or a message to a subscriber.
 #[derive(Clone, Debug)]
 pub struct Exchange {
-    /// Without words for a message to a subscriber.
+    /// Without words if this is a message to a subscriber.
     pub request: Request,
-    /// As text; `None` until it has come, and for a request that never reached the server.
+    /// The reply as text; `None` until it arrives, and for a request that never reached the server.
     pub reply: Option<String>,
     /// The client did not get the reply, or the server did not get the request.
     pub is_lost: bool,
@@ -37,16 +37,17 @@ pub struct Recorder {
 struct State {
     exchanges: Vec<Exchange>,
     connections: Vec<Connection>,
-    /// The name of the next request that ends its connection, and whether it is still passed on.
+    /// The name of a request after which its connection passes nothing, and whether the server gets
+    /// it.
     loses: Option<(String, bool)>,
     is_over: bool,
 }
 
 struct Connection {
     ends: [TcpStream; 2],
-    /// Has subscribed: replies do not belong to requests any more.
+    /// The connection has subscribed: what arrives are messages, not replies to requests.
     is_subscriber: bool,
-    /// Nothing passes any more, in either direction.
+    /// The connection passes nothing in either direction.
     is_lost: bool,
 }
 
@@ -70,17 +71,18 @@ impl Recorder {
         self.port
     }
 
-    /// Everything so far, in the order of the requests.
+    /// Returns all exchanges so far, in the order of the requests.
     pub fn exchanges(&self) -> Vec<Exchange> {
         self.state.lock().exchanges.clone()
     }
 
-    /// The server runs the next command or script of this name, and then its connection passes nothing any more.
+    /// Drops the reply to the next command or script of this name, and all later traffic of its
+    /// connection.
     pub fn lose_reply_to(&self, name: &str) {
         self.state.lock().loses = Some((name.to_owned(), true));
     }
 
-    /// The server does not get the next command or script of this name, and then its connection passes nothing any more.
+    /// Drops the next command or script of this name, and all later traffic of its connection.
     pub fn lose(&self, name: &str) {
         self.state.lock().loses = Some((name.to_owned(), false));
     }
@@ -94,7 +96,7 @@ impl Drop for Recorder {
             let _ = end.shutdown(Shutdown::Both);
         }
         drop(state);
-        // Ends the `accept` that the thread is in.
+        // Unblocks the accepting thread.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
         if let Some(accepting) = self.accepting.take() {
             let _ = accepting.join();
@@ -170,7 +172,7 @@ fn pass_replies(state: &Mutex<State>, connection: usize, from: TcpStream, mut to
 }
 
 impl State {
-    /// Returns whether the server gets it.
+    /// Returns whether the server gets the request.
     fn add(&mut self, request: Request) -> bool {
         let connection = &mut self.connections[request.connection];
         let mut passes = !connection.is_lost;
@@ -188,7 +190,7 @@ impl State {
         passes
     }
 
-    /// Returns whether the client gets it.
+    /// Returns whether the client gets the reply.
     fn add_reply(&mut self, connection: usize, reply: String) -> bool {
         let by = &self.connections[connection];
         let is_answered = |exchange: &&mut Exchange| {
@@ -211,7 +213,7 @@ impl State {
     }
 }
 
-/// Reads one reply: its bytes, and as text that tells its types apart.
+/// Reads one reply and returns its bytes, and a text that shows the types.
 fn reply(from: &mut impl BufRead, bytes: &mut Vec<u8>) -> Option<String> {
     let start = bytes.len();
     from.read_until(b'\n', bytes).ok()?;
@@ -241,7 +243,7 @@ fn reply(from: &mut impl BufRead, bytes: &mut Vec<u8>) -> Option<String> {
             format!("\"{}\"", text.escape_ascii())
         }
         "-" => format!("-{rest}"),
-        // A number, a status, a boolean: all in one line, and none looks like another.
+        // Numbers, statuses and booleans take one line and are distinguishable.
         _ => rest.to_owned(),
     })
 }

@@ -1,4 +1,4 @@
-//! An exchange as text: the request word by word, and its reply in the line below.
+//! An exchange as text: the request word by word, and its reply on the next line.
 
 use std::collections::HashSet;
 
@@ -25,7 +25,8 @@ pub(super) fn is_confirmation(exchange: &Exchange) -> bool {
         && (kind.starts_with("[\"subscribe\"") || kind.starts_with("[\"unsubscribe\""))
 }
 
-/// Returns the command, the script, or `message`. What a client publishes to itself is told apart by its payload.
+/// Returns the command, the script, or `message`, with the payload of a message that a client
+/// publishes to itself.
 pub(super) fn name(exchange: &Exchange) -> String {
     let mut own = ["probe", "subscribe"].into_iter();
     if exchange.is_message() {
@@ -40,8 +41,8 @@ pub(super) fn name(exchange: &Exchange) -> String {
     own.map_or(name, |what| format!("PUBLISH {what}"))
 }
 
-/// Returns the text of each exchange; the same text only once, whatever ids are in it. Subscriptions
-/// and messages come last.
+/// Returns the text of each exchange, without those that differ only in ids. Subscriptions and
+/// messages come last.
 pub(super) fn lines(exchanges: &[Exchange], is_shown: impl Fn(&Exchange) -> bool) -> Vec<String> {
     let (mut lines, mut known) = (Vec::new(), HashSet::new());
     let shown = exchanges.iter().enumerate();
@@ -75,7 +76,7 @@ fn is_again(missing: &Exchange, again: &Exchange) -> bool {
         && before.words[2..] == now.words[2..]
 }
 
-/// Returns the request and its reply, or that of the call with the source of the script.
+/// Returns the request and its reply, or the reply of its repetition with the script's source.
 pub(super) fn line(exchange: &Exchange, again: Option<&Exchange>) -> String {
     if exchange.is_message() {
         return format!("    <- {}", exchange.reply.as_deref().unwrap_or_default());
@@ -104,7 +105,7 @@ fn words(exchange: &Exchange) -> String {
 }
 
 fn reply(exchange: &Exchange, words: &str) -> String {
-    // These two differ between servers.
+    // The replies to these two commands differ between servers.
     if words.starts_with("HELLO") {
         return "<properties of the server>".to_owned();
     }

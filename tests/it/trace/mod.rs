@@ -1,4 +1,4 @@
-//! Promise: keys, arguments, commands and replies on the wire are those of the recordings beside this file.
+//! Promise: keys, arguments, commands and replies on the wire match the recordings in this folder.
 
 mod line;
 mod one_server;
@@ -29,15 +29,15 @@ support::tests![
 const TTL: Duration = ms(60_000);
 const LONGER: Duration = ms(120_000);
 
-/// Longer than any step may take.
+/// Longer than any test, so that nothing happens on a timer.
 const NEVER: Duration = ms(3_600_000);
 
 fn recorded(server: &Server) -> Trace {
     Trace::of(vec![("server", Recorder::to(server.port()))])
 }
 
-/// For clients that do the same however slow this machine is. Longer timeouts would delay the end of a client of which
-/// a server is away.
+/// Returns a builder for clients that send the same commands on a slow machine. Longer timeouts
+/// would delay the end of a client with an unreachable server.
 fn builder() -> ClientBuilder {
     let patience = ms(5_000);
     let builder = Client::builder().owner("owner").connection_name("name");

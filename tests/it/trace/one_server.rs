@@ -256,7 +256,7 @@ pub(super) fn fair_mutex_calls_are_as_recorded() {
     compare("fair_mutex.txt", &[trace.end("FairMutex on one server")]);
 }
 
-/// A lock that was granted without the client's knowledge is released, and one that may still be granted too.
+/// An acquire whose reply was lost is undone, and so is one that may still run.
 pub(super) fn undos_are_as_recorded() {
     let kinds = [
         ("acquire", "release", "undo"),

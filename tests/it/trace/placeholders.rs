@@ -1,6 +1,7 @@
-//! Replaces what differs from run to run: ids, tokens, times, ports.
+//! Replaces text that differs between runs: ids, tokens, times, ports.
 
-/// In the order of their appearance, so that the same one can be recognised.
+/// The texts replaced so far, numbered in order of appearance, so that equal texts get equal
+/// placeholders.
 #[derive(Default)]
 pub(super) struct Placeholders {
     named: Vec<(String, String)>,
@@ -9,13 +10,14 @@ pub(super) struct Placeholders {
     tokens: Vec<u64>,
 }
 
-/// Locks are taken with one of these, all far apart. A remaining time in a reply is written as the next of them.
+/// The ttls of all locks, which differ widely. A remaining time in a reply is written as the ttl
+/// above it.
 const TTLS: [u64; 3] = [60_000, 120_000, 300_000];
 
-/// How much of a ttl may have passed.
+/// The most of a ttl that can have passed.
 const PASSED: u64 = 20_000;
 
-/// How many tokens one acquire reserves at most.
+/// The most tokens that one acquire reserves.
 const RESERVED: u64 = 64;
 
 impl Placeholders {
@@ -33,7 +35,7 @@ impl Placeholders {
         while !rest.is_empty() {
             let is_part = |c: char| c.is_ascii_hexdigit() || c == '-';
             let word = &rest[..rest.find(|c| !is_part(c)).unwrap_or(rest.len())];
-            // The end of a longer word is none.
+            // The end of a longer word is not an id or a token.
             let begins = !out.ends_with(|c: char| c.is_alphanumeric());
             match begins.then(|| self.of(word)).flatten() {
                 Some(placeholder) => out.push_str(&placeholder),
@@ -89,7 +91,7 @@ fn number(known: &mut Vec<String>, word: &str) -> usize {
     n + 1
 }
 
-/// A reply with each remaining time as the ttl that it is a part of, and an error by its code.
+/// Returns a reply with each remaining time replaced by its ttl, and an error reduced to its code.
 pub(super) fn rounded(reply: &str) -> String {
     let is_redirect = reply.starts_with("-MOVED") || reply.starts_with("-ASK");
     if reply.starts_with('-') && !is_redirect {

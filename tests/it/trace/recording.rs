@@ -1,4 +1,5 @@
-//! Writes the traffic between clients and servers as text, step by step, and compares it with the recording.
+//! Writes the traffic between clients and servers as text, step by step, and compares it with a
+//! recording.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -20,16 +21,16 @@ const APART: [&str; 5] = [
     "fair_refresh",
 ];
 
-/// One scene: some servers, and the steps that clients take.
+/// One scene: servers, and the steps of clients.
 pub(super) struct Trace {
     servers: Vec<(&'static str, Recorder)>,
     text: String,
-    /// How many exchanges of each server are written.
+    /// The number of exchanges of each server that are already written.
     written: Vec<usize>,
     placeholders: Placeholders,
     /// The commands, scripts and messages that steps leave out.
     apart: Vec<&'static str>,
-    /// The log-on of each connection is written where it happens, instead of once for all.
+    /// If true, the log-on of each connection is written where it happens, not once for all.
     has_log_on: bool,
 }
 
@@ -50,12 +51,12 @@ impl Trace {
         self
     }
 
-    /// From now on steps leave these out, too.
+    /// Makes later steps leave out these commands, scripts and messages too.
     pub(super) fn set_apart(&mut self, names: &[&'static str]) {
         self.apart.extend(names);
     }
 
-    /// Writes the placeholder wherever this text would be.
+    /// Writes the placeholder in place of this text.
     pub(super) fn naming(mut self, text: &str, placeholder: &str) -> Self {
         self.placeholders.name(text, placeholder);
         self
@@ -79,14 +80,14 @@ impl Trace {
             .collect()
     }
 
-    /// Leaves out what has passed since the last step.
+    /// Leaves out the exchanges since the last step.
     pub(super) fn skip(&mut self) {
         for ((_, recorder), written) in self.servers.iter().zip(&mut self.written) {
             *written = recorder.exchanges().len();
         }
     }
 
-    /// Writes what the call makes pass, once every request has its reply.
+    /// Runs a call and writes its exchanges, once every request has its reply.
     #[track_caller]
     pub(super) fn step<T>(&mut self, title: &str, call: impl FnOnce(&Progress<'_>) -> T) -> T {
         let progress = Progress {
@@ -99,7 +100,8 @@ impl Trace {
         outcome
     }
 
-    /// Waits until these have passed, which steps leave out, and writes the first of each, over all servers.
+    /// Waits for one exchange of each of these names, which steps leave out, and writes the first
+    /// one over all servers.
     #[track_caller]
     pub(super) fn meanwhile(&mut self, names: &[&str]) {
         self.text.push_str("\n## Meanwhile, once or more often\n");
@@ -115,7 +117,7 @@ impl Trace {
                 self.servers.iter().find_map(of)
             };
             eventually(ms(20_000), || first().is_some());
-            let first = first().expect("just seen to be there");
+            let first = first().expect("the wait above ends when there is one");
             let _ = writeln!(self.text, "{first}");
         }
     }
@@ -193,7 +195,8 @@ impl Progress<'_> {
         self.servers.iter().zip(self.before).flat_map(of)
     }
 
-    /// Waits until commands, scripts or messages of this name have passed so often, over all servers.
+    /// Waits until `count` commands, scripts or messages of this name have passed, over all
+    /// servers.
     #[track_caller]
     pub(super) fn wait_for(&self, wanted: &str, count: usize) {
         let is_it =
@@ -203,7 +206,7 @@ impl Progress<'_> {
             let passed = || self.since_then().map(|one| line(&one, None));
             assert!(
                 Instant::now() < deadline,
-                "waits for {count} of {wanted} behind\n{}",
+                "{count} of {wanted} did not pass after\n{}",
                 passed().collect::<Vec<_>>().join("\n")
             );
             let_pass(ms(1));
@@ -221,12 +224,12 @@ impl Progress<'_> {
         });
     }
 
-    /// The first server runs the next command or script of this name, and its client does not learn of it.
+    /// Drops the reply to the next command or script of this name at the first server.
     pub(super) fn lose_reply_to(&self, name: &str) {
         self.servers[0].1.lose_reply_to(name);
     }
 
-    /// The next command or script of this name does not arrive at the first server.
+    /// Drops the next command or script of this name to the first server.
     pub(super) fn lose(&self, name: &str) {
         self.servers[0].1.lose(name);
     }
@@ -242,7 +245,7 @@ impl Progress<'_> {
     }
 }
 
-/// Compares with the recording, or writes it: see `CONTRIBUTING.md`.
+/// Compares the scenes with the recording, or writes the recording; see `CONTRIBUTING.md`.
 #[track_caller]
 pub(super) fn compare(file: &str, scenes: &[String]) {
     let directory = [env!("CARGO_MANIFEST_DIR"), "tests/it/trace", file];
@@ -264,13 +267,13 @@ pub(super) fn compare(file: &str, scenes: &[String]) {
         let was = recorded.next().unwrap_or("nothing more");
         assert!(
             is == was,
-            "{file}:{}, {scene}, {step}\nrecorded: {was}\nnow:      {is}\n\nall of it now:\n{now}",
+            "{file}:{}, {scene}, {step}\nrecorded: {was}\nnow:      {is}\n\nthe text now:\n{now}",
             n + 1
         );
     }
     assert_eq!(
         recorded.next(),
         None,
-        "{file} goes on; all of it now:\n{now}"
+        "{file} has more lines; the text now:\n{now}"
     );
 }

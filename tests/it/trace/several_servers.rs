@@ -11,8 +11,9 @@ pub(super) fn quorum_calls_are_as_recorded() {
     compare("quorum.txt", &[votes(), questions()]);
 }
 
-/// The third server is away: with it, calls would go on before its reply is read, and later ones differ by that. Nobody
-/// waits: how often a waiter looks depends on which server confirms its subscription first.
+/// The third server is unreachable: otherwise calls would return before its reply is read, and
+/// later calls would differ. No call waits: the number of a waiter's attempts depends on which
+/// server confirms its subscription first.
 fn votes() -> String {
     let servers = [(); 2].map(|()| Server::start());
     let mut trace = Trace::of(recorders(&servers));
