@@ -72,6 +72,9 @@
 //!   acquired the lock.
 //! - **Memory in Redis.** Each distinct name leaves its last fencing token in Redis: about 130 bytes,
 //!   for a day.
+//! - **Memory of unanswered calls.** The client remembers each acquiring call without a reply until
+//!   its ttl has passed, to undo it: about 0.7 KiB each, without a limit. Calls whose deadlines are
+//!   shorter than Redis takes to reply, with a long ttl, add up.
 //! - **A lost message** delays a waiter by at most [`backstop`](ClientBuilder::backstop) each time it
 //!   asks Redis. A waiter that finds the lock taken again by then can wait longer.
 //! - **A Redis that loses data.** An evicting `maxmemory-policy` deletes held locks; so do
