@@ -399,7 +399,7 @@ fn assert_leases_end_in_time(failure: ServerFailure) {
     let short: Vec<_> = (0..REPEATS)
         .map(|n| {
             let mutex = client.mutex(format!("short {n}"));
-            mutex.ttl(ms(600 + 10 * n as u64)).lock().unwrap()
+            mutex.ttl(ms(2_000 + 10 * n as u64)).lock().unwrap()
         })
         .collect();
     redis.fail(failure);
