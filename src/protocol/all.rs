@@ -9,35 +9,15 @@ use crate::protocol::answer::Wanted;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::{self, MutexKeys};
 use crate::protocol::primitive::{Acquire, Primitive};
-use crate::protocol::script::{Arg, Call, Script};
+use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
-pub(super) static ACQUIRE_ALL: Script = Script::new(
-    "acquire_all",
-    concat!(
-        include_str!("last_token.lua"),
-        include_str!("acquire_all.lua")
-    ),
-    &["get", "pttl", "set", "del", "time"],
-);
-pub(super) static PROPOSE_ALL: Script = Script::new(
-    "propose_all",
-    concat!(
-        include_str!("last_token.lua"),
-        include_str!("propose_all.lua")
-    ),
-    &["get", "pttl", "set", "del"],
-);
-pub(super) static RELEASE_ALL: Script = Script::new(
-    "release_all",
-    concat!(include_str!("rewrite.lua"), include_str!("release_all.lua")),
-    &["get", "del", "pttl", "pexpire", "set"],
-);
-pub(super) static RENEW_ALL: Script = Script::new(
-    "renew_all",
-    concat!(include_str!("rewrite.lua"), include_str!("renew_all.lua")),
-    &["get", "pttl", "pexpire", "set", "del"],
-);
+pub(super) static ACQUIRE_ALL: Script =
+    script!("acquire_all", "get pttl set del time", "last_token");
+pub(super) static PROPOSE_ALL: Script = script!("propose_all", "get pttl set del", "last_token");
+pub(super) static RELEASE_ALL: Script =
+    script!("release_all", "get del pttl pexpire set", "rewrite");
+pub(super) static RENEW_ALL: Script = script!("renew_all", "get pttl pexpire set del", "rewrite");
 
 /// The keys and calls of a [`MutexAll`](crate::MutexAll).
 #[derive(Debug)]
@@ -104,8 +84,7 @@ impl Primitive for MutexAllKeys {
         let wanted = Wanted {
             names: self.keys.names.len(),
             tokens: self.keys.names.len(),
-            reserved: 0,
-            proposed: None,
+            ..Wanted::ONE
         };
         Call {
             verb: Verb::Acquire(wanted),

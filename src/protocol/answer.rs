@@ -20,6 +20,16 @@ pub(crate) struct Wanted {
     pub(crate) proposed: Option<u64>,
 }
 
+impl Wanted {
+    /// One token for one name.
+    pub(super) const ONE: Self = Self {
+        names: 1,
+        tokens: 1,
+        reserved: 0,
+        proposed: None,
+    };
+}
+
 /// The meaning of a valid reply.
 #[derive(Clone, Debug)]
 #[cfg_attr(test, derive(PartialEq))]

@@ -10,7 +10,7 @@ use crate::protocol::answer::Wanted;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex;
 use crate::protocol::primitive::{Acquire, Primitive, RedisQueue};
-use crate::protocol::script::{Arg, Call, Script};
+use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
 /// The longest provisional time. A waiter that died delays the others for at most this long.
@@ -19,28 +19,22 @@ const PROVISIONAL: Duration = Duration::from_secs(3);
 /// The longest time between two refreshes of a place.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// The shared functions, then the script's own text.
-macro_rules! script {
-    ($name:literal, $($command:literal),*) => {
-        Script::new(
+/// A script behind the functions that all of them share.
+macro_rules! fair_script {
+    ($name:literal, $commands:literal) => {
+        script!(
             $name,
-            concat!(
-                include_str!("last_token.lua"),
-                include_str!("fair_grant.lua"),
-                include_str!(concat!($name, ".lua"))
-            ),
-            &[
-                "time", "get", "pexpire", "lindex", "hget", "lpop", "hdel", "set", "del"
-                $(, $command)*
-            ],
+            concat!("time get pexpire lindex hget lpop hdel set del ", $commands),
+            "last_token",
+            "fair_grant"
         )
     };
 }
 
-pub(super) static ENTER: Script = script!("fair_enter", "rpush", "hset", "pttl");
-pub(super) static REFRESH_PLACES: Script = script!("fair_refresh", "hset", "pttl");
-pub(super) static RELEASE: Script = script!("fair_release", "lrem");
-pub(super) static UNDO: Script = script!("fair_undo", "lrem");
+pub(super) static ENTER: Script = fair_script!("fair_enter", "rpush hset pttl");
+pub(super) static REFRESH_PLACES: Script = fair_script!("fair_refresh", "hset pttl");
+pub(super) static RELEASE: Script = fair_script!("fair_release", "lrem");
+pub(super) static UNDO: Script = fair_script!("fair_undo", "lrem");
 
 /// How long a grant lasts until its first renewal, and a place in the queue without a refresh.
 pub(crate) fn provisional(ttl: Duration) -> Duration {
@@ -83,12 +77,6 @@ impl Primitive for FairMutexKeys {
     }
 
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
-        let wanted = Wanted {
-            names: 1,
-            tokens: 1,
-            reserved: 0,
-            proposed: None,
-        };
         let args = [
             Arg::id(request.id),
             Arg::millis(request.ttl),
@@ -97,7 +85,7 @@ impl Primitive for FairMutexKeys {
         ];
         Call {
             rest: request.inbox.map_or(&[], slice::from_ref),
-            ..self.call(Verb::Acquire(wanted), &ENTER, args)
+            ..self.call(Verb::Acquire(Wanted::ONE), &ENTER, args)
         }
     }
 

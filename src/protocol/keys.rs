@@ -6,13 +6,12 @@ use crate::error::Error;
 use crate::holder::HolderId;
 use crate::name::{Name, shown};
 use crate::protocol::one_or_many::OneOrMany;
-use crate::protocol::script::{Call, Script};
+use crate::protocol::script::{Call, Script, script};
 use crate::protocol::slot::{hash_tag, slot};
 use crate::protocol::verb::Verb;
 
-pub(super) static INSPECT: Script =
-    Script::new("inspect", include_str!("inspect.lua"), &["get", "pttl"]);
-pub(super) static FENCE: Script = Script::new("fence", include_str!("fence.lua"), &["get"]);
+pub(super) static INSPECT: Script = script!("inspect", "get pttl");
+pub(super) static FENCE: Script = script!("fence", "get");
 
 /// The names of one lock, usually a single one, and the keys and channel of each, in the same
 /// order.

@@ -7,35 +7,15 @@ use crate::holder::HolderId;
 use crate::protocol::answer::Wanted;
 use crate::protocol::keys::Keys;
 use crate::protocol::primitive::{Acquire, Primitive};
-use crate::protocol::script::{Arg, Call, Script};
+use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
-pub(super) static ACQUIRE: Script = Script::new(
-    "acquire",
-    concat!(include_str!("last_token.lua"), include_str!("acquire.lua")),
-    &["get", "time", "set", "del", "pttl"],
-);
-pub(super) static PROPOSE: Script = Script::new(
-    "propose",
-    concat!(include_str!("last_token.lua"), include_str!("propose.lua")),
-    &["get", "set", "del", "pttl"],
-);
-pub(super) static RELEASE: Script = Script::new(
-    "release",
-    concat!(include_str!("rewrite.lua"), include_str!("release.lua")),
-    &["get", "del", "pttl", "pexpire", "set"],
-);
-pub(super) static RENEW: Script = Script::new(
-    "renew",
-    concat!(include_str!("rewrite.lua"), include_str!("renew.lua")),
-    &["get", "pttl", "pexpire", "set", "del"],
-);
+pub(super) static ACQUIRE: Script = script!("acquire", "get time set del pttl", "last_token");
+pub(super) static PROPOSE: Script = script!("propose", "get set del pttl", "last_token");
+pub(super) static RELEASE: Script = script!("release", "get del pttl pexpire set", "rewrite");
+pub(super) static RENEW: Script = script!("renew", "get pttl pexpire set del", "rewrite");
 /// It also takes several names.
-pub(super) static UNDO: Script = Script::new(
-    "undo",
-    concat!(include_str!("rewrite.lua"), include_str!("undo.lua")),
-    &["get", "del", "pttl", "pexpire", "set"],
-);
+pub(super) static UNDO: Script = script!("undo", "get del pttl pexpire set", "rewrite");
 
 /// The keys and calls of a [`Mutex`](crate::Mutex).
 #[derive(Debug)]
@@ -87,10 +67,8 @@ pub(super) fn acquire<'a>(keys: &'a Keys, request: &Acquire<'a>) -> Call<'a> {
         several => Arg::Number(several),
     };
     let wanted = Wanted {
-        names: 1,
-        tokens: 1,
         reserved: request.tokens.saturating_sub(1),
-        proposed: None,
+        ..Wanted::ONE
     };
     let args = [
         Arg::id(request.id),
@@ -111,9 +89,9 @@ pub(super) fn propose<'a>(keys: &'a Keys, request: &Acquire<'a>, token: u64) -> 
     };
     let wanted = Wanted {
         names: keys.names.len(),
-        tokens: 1,
         reserved,
         proposed: Some(token),
+        ..Wanted::ONE
     };
     let args = [
         Arg::id(request.id),

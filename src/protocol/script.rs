@@ -15,22 +15,33 @@ pub(crate) struct Script {
     pub(crate) name: &'static str,
     pub(super) source: &'static str,
     /// The commands that the user must be permitted to run; PUBLISH is optional.
-    pub(super) commands: &'static [&'static str],
+    pub(super) commands: &'static str,
     sha: OnceLock<String>,
 }
 
+/// A script from the file with its name, behind the functions in further files.
+macro_rules! script {
+    ($name:literal, $commands:expr $(, $functions:literal)*) => {
+        Script::new(
+            $name,
+            concat!(
+                $(include_str!(concat!($functions, ".lua")),)*
+                include_str!(concat!($name, ".lua"))
+            ),
+            $commands,
+        )
+    };
+}
+pub(super) use script;
+
 /// Adds to the shared statistics.
-pub(crate) static TALLY: Script = Script::new(
-    "tally",
-    include_str!("tally.lua"),
-    &["get", "hincrby", "set"],
-);
+pub(crate) static TALLY: Script = script!("tally", "get hincrby set");
 
 impl Script {
     pub(super) const fn new(
         name: &'static str,
         source: &'static str,
-        commands: &'static [&'static str],
+        commands: &'static str,
     ) -> Self {
         Self {
             name,
@@ -134,7 +145,7 @@ impl<'a> Call<'a> {
             "the {} script needs {}+evalsha +eval +{} on the keys {}{more}",
             self.script.name,
             if self.asking { "+asking " } else { "" },
-            self.script.commands.join(" +"),
+            self.script.commands.replace(' ', " +"),
             firsts.join(" and ")
         )
     }
