@@ -113,9 +113,9 @@ impl Member {
         self.latency.store(latency, Ordering::Relaxed);
     }
 
-    /// Reads what callers left unread, at most `patience` for each connection. Returns false if a
+    /// Reads what callers left unread, at most `timeout` for each connection. Returns false if a
     /// reply did not come in time.
-    pub(crate) fn read_unread(&self, patience: Duration) -> bool {
+    pub(crate) fn read_unread(&self, timeout: Duration) -> bool {
         // Cleared first: replies left unread from here on schedule the next run.
         self.has_unread.store(false, Ordering::SeqCst);
         let most = self.idle.lock().len();
@@ -126,7 +126,7 @@ impl Member {
             };
             let connection = idle.remove(n);
             drop(idle);
-            if !self.drain(connection, patience) {
+            if !self.drain(connection, timeout) {
                 return false;
             }
         }
@@ -183,10 +183,10 @@ impl Member {
         drop(idle);
     }
 
-    /// Reads all unread replies of `connection` within `patience`, then pings. Returns false if the
+    /// Reads all unread replies of `connection` within `timeout`, then pings. Returns false if the
     /// connection failed.
-    pub(crate) fn drain(&self, mut connection: PipelinedConnection, patience: Duration) -> bool {
-        let until = Instant::now().after(patience);
+    pub(crate) fn drain(&self, mut connection: PipelinedConnection, timeout: Duration) -> bool {
+        let until = Instant::now().after(timeout);
         while connection.pending() > 0 {
             let (pending, answer) = connection.receive(until);
             let Ok(answer) = answer else {
@@ -200,7 +200,7 @@ impl Member {
             self.settle(pending, Some(&answer));
         }
         let sent = Instant::now();
-        let until = sent.after(patience);
+        let until = sent.after(timeout);
         let answered = connection.ping(until).is_ok() && connection.receive(until).1.is_ok();
         if answered {
             self.set_latency(sent.until(Instant::now()));

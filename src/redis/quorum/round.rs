@@ -3,13 +3,12 @@
 //!
 //! ```text
 //! choose --> connect --> send --> read <----+
-//!    |          |                  |  |     | a reply, or a server failed,
-//!    |          |                  |  +-----+ and further votes can decide
-//!    |          |                  |
-//!    |          | out of time      | decided, or out of time
-//!    |          v                  v
-//!    +-----> end: undo an acquire that was not won; repeat a release where it was not sent
-//!  decided: too many servers are down, or, for a release, acquired nothing
+//!               |                  |  |     | a reply, or a server failed,
+//!               |                  |  +-----+ and further votes can decide
+//!   out of time |                  |
+//!    or too few | connections      | decided, or out of time
+//!               v                  v
+//!              end: undo an acquire that was not won; repeat a release where it was not sent
 //! ```
 //!
 //! A server in the round:
