@@ -204,13 +204,12 @@ impl fmt::Display for Error {
                 }
             }
             Self::NotReplicated {
-                acknowledged,
+                acknowledged: done,
                 wanted,
             } => write!(
                 f,
-                "only {acknowledged} of the {wanted} replicas required by min_replicas \
-                 acknowledged in time: check that they are up and not lagging, or ask for fewer \
-                 or for more time"
+                "only {done} of the {wanted} replicas required by min_replicas acknowledged in \
+                 time: check that they are up and not lagging, or ask for fewer or for more time"
             ),
             Self::WrongType { key } => write!(
                 f,

@@ -101,7 +101,8 @@ impl Waiter {
     }
 }
 
-/// Measures the sides in turn; each hands the lock to the waiting process `hand_offs` times a round.
+/// Measures the sides in turn; each hands the lock to the waiting process `hand_offs` times a
+/// round.
 pub(crate) fn in_turns(
     url: &str,
     rounds: usize,

@@ -10,6 +10,7 @@ use crate::clock::{Instant, nap};
 use crate::config::{LeaseTerms, OnLost, OnRenew};
 use crate::holder::HolderId;
 use crate::lease::handoff::{HandoffDecision, HandoffRun};
+use crate::lease::release::Release;
 use crate::lease::state::{LeaseState, LeaseStatus};
 use crate::lost::Lost;
 use crate::name::Name;
@@ -95,6 +96,17 @@ impl Live {
 }
 
 impl HeldLease {
+    /// Returns its release, to be repeated until `until`.
+    pub(crate) fn to_release(&self, until: Instant) -> Release {
+        Release::new(Arc::clone(&self.keys), self.id.clone(), until)
+            .with_receipt(self.votes.clone())
+    }
+
+    /// Returns its release, to be repeated until the key has expired.
+    pub(crate) fn to_repeated_release(&self, now: Instant) -> Release {
+        self.to_release(now.after(self.lease(|lease| lease.key_may_last())))
+    }
+
     /// Returns the token of the current holder.
     pub(crate) fn token(&self) -> FencingToken {
         self.live.state.lock().holding.token

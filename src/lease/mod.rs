@@ -2,7 +2,7 @@
 
 pub(crate) mod handoff;
 pub(crate) mod held;
+pub(crate) mod release;
+pub(crate) mod releases;
 pub(crate) mod schedule;
 pub(crate) mod state;
-pub(crate) mod undo;
-pub(crate) mod undos;

@@ -11,8 +11,8 @@ use crate::error::{Cause, Error};
 use crate::holder::HolderId;
 use crate::lease::handoff::HandoffRun;
 use crate::lease::held::{HeldLease, Holding, Live};
+use crate::lease::release::{Release, ReleaseReport};
 use crate::lease::state::LeaseState;
-use crate::lease::undo::{ReleaseReport, Undo};
 use crate::lock::release::give_back_unseen;
 use crate::lock::silence::Silence;
 use crate::logging;
@@ -190,7 +190,7 @@ impl<'a> Attempt<'a> {
                 Err(self.undo(part, id, Cause::text("the acquire script ran twice")))
             }
             // This client holds it: an earlier attempt or release had no reply.
-            Answer::Refused(refusal) if runtime.endpoints.is_undoing(&refusal.holder) => {
+            Answer::Refused(refusal) if runtime.endpoints.is_releasing(&refusal.holder) => {
                 Err(Fault::NotRun(Cause::text(
                     "an earlier attempt of this client, which got no reply, is being undone",
                 )))
@@ -236,17 +236,17 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Undoes granted parts, and waits for that until `until`.
+    /// Releases granted parts, and waits for that until `until`.
     fn give_back(&self, parts: &[Arc<dyn Primitive>], id: &HolderId, until: Instant) {
         let (told, found) = unbounded();
-        let told = Arc::new(ReleaseReport::new(Majority::each(parts.len()), told));
+        let report = Arc::new(ReleaseReport::new(Majority::each(parts.len()), told));
         let end = Instant::now().after(self.terms.ttl);
         for part in parts {
-            let (part, told) = (Arc::clone(part), Arc::clone(&told));
-            self.runtime.undo(Undo::told(part, id.clone(), end, told));
+            let release = Release::new(Arc::clone(part), id.clone(), end);
+            self.runtime.release(release.reporting_to(&report));
         }
-        drop(told);
-        // The outcome is the same whatever the undo found.
+        drop(report);
+        // The outcome is the same whatever the release found.
         let _ = found.recv_timeout(Instant::now().until(until));
     }
 
@@ -322,7 +322,7 @@ impl<'a> Attempt<'a> {
     pub(crate) fn undo(&self, keys: &Arc<dyn Primitive>, id: &HolderId, cause: Cause) -> Fault {
         let until = Instant::now().after(self.terms.ttl);
         self.runtime
-            .undo(Undo::of_acquire(Arc::clone(keys), id.clone(), until));
+            .release(Release::undo(Arc::clone(keys), id.clone(), until));
         Fault::Unknown(cause)
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::clock::Instant;
 use crate::error::Cause;
 use crate::holder::HolderId;
+use crate::lease::release::Release;
 use crate::lease::state::LeaseState;
-use crate::lease::undo::Undo;
 use crate::lock::attempt::{Attempt, Attempted, TTL_TOO_SHORT};
 use crate::logging;
 use crate::protocol::answer::{Answer, Refreshed};
@@ -160,7 +160,7 @@ impl<'a> Place<'a> {
             return;
         }
         let until = Instant::now().after(terms.ttl);
-        runtime.undo(Undo::of_release(Arc::clone(keys), id, until));
+        runtime.release(Release::new(Arc::clone(keys), id, until));
     }
 }
 

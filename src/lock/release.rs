@@ -6,7 +6,6 @@ use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::lease::held::HeldLease;
 use crate::lease::state::{LeaseState, LeaseStatus};
-use crate::lease::undo::Undo;
 use crate::lock::renew::renew;
 use crate::logging;
 use crate::lost::Lost;
@@ -76,7 +75,10 @@ pub(crate) fn release(
             }
             runtime.waiters.ended(hold, Some(Instant::now()));
             if runtime.deployment.may_fail_over() {
-                runtime.released.lock().note(as_undo(hold));
+                runtime
+                    .released
+                    .lock()
+                    .note(hold.to_repeated_release(Instant::now()));
             }
             log(hold, "released", None);
         }
@@ -143,6 +145,21 @@ fn count(runtime: &Runtime, in_time: bool, since: Option<Instant>, now: Instant)
     }
 }
 
+/// Releases a lease of several parts: all go out in one write to each server.
+fn release_parts(
+    runtime: &Runtime,
+    hold: &Arc<HeldLease>,
+    deadline: Instant,
+) -> Result<Unlocked, Error> {
+    let found = runtime.release_all(std::slice::from_ref(hold), deadline);
+    match found.recv_timeout(Instant::now().until(deadline)) {
+        Ok(found) => Ok(unlocked(hold, found)),
+        Err(_) => Err(runtime
+            .deployment
+            .unreachable(Cause::silence("no reply to a part of the release in time"))),
+    }
+}
+
 /// Sends the release until a reply shows what it found, or until the deadline.
 ///
 /// Sets `yields_to_fleet` to false if no other client received the release message.
@@ -153,15 +170,7 @@ fn send_until_answered(
     deadline: Instant,
 ) -> Result<Unlocked, Error> {
     if hold.keys.is_split() {
-        // All parts go out in one write to each server.
-        let found = runtime.release(vec![Arc::clone(hold)], deadline);
-        let found = found.recv_timeout(Instant::now().until(deadline));
-        return match found {
-            Ok(found) => Ok(unlocked(hold, found)),
-            Err(_) => Err(runtime
-                .deployment
-                .unreachable(Cause::silence("no reply to a part of the release in time"))),
-        };
+        return release_parts(runtime, hold, deadline);
     }
     // How many of the receivers of the message are subscribers of this client.
     let ours = runtime.endpoints.subscribed(hold.keys.key(0).channel) as u64;
@@ -221,13 +230,7 @@ fn unlocked(hold: &HeldLease, found: KeyState) -> Unlocked {
 
 /// Repeats the release in the background, until it is certain or the key has expired.
 fn repeat_in_background(runtime: &Runtime, hold: &HeldLease) {
-    runtime.undo(as_undo(hold));
-}
-
-fn as_undo(hold: &HeldLease) -> Undo {
-    let until = Instant::now().after(hold.lease(|lease| lease.key_may_last()));
-    Undo::of_release(Arc::clone(&hold.keys), hold.id.clone(), until)
-        .with_receipt(hold.votes.clone())
+    runtime.release(hold.to_repeated_release(Instant::now()));
 }
 
 /// Handles the release of a lease that was already lost.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
+use crate::lease::release::Release;
 use crate::lease::state::LeaseStatus;
-use crate::lease::undo::Undo;
 use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::answer::KeyState;
@@ -75,7 +75,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     // Even with a short `within`, the steps that wait for no reply have time to complete.
     let last = deadline.max(Instant::now().after(runtime.deployment.command_timeout()));
     for (keys, id) in runtime.waiters.fair_queues.leave_all() {
-        runtime.undo(Undo::of_release(keys, id, last));
+        runtime.release(Release::new(keys, id, last));
     }
     let woken = runtime.waiters.wake_all();
     // A lease that the timer thread is working on would be missing from `drain` below. The thread
@@ -101,7 +101,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
         unreleased: held.len(),
         ..ShutdownReport::default()
     };
-    let answers = runtime.release(held, last);
+    let answers = runtime.release_all(&held, last);
     while let Ok(found) = answers.recv_timeout(Instant::now().until(deadline)) {
         match found {
             KeyState::Ours => report.released += 1,

@@ -1,4 +1,5 @@
-//! A call that waits: the queues it waits in, how long it sleeps, and what it knows at its deadline.
+//! A call that waits: the queues it waits in, how long it sleeps, and what it knows at its
+//! deadline.
 
 use std::sync::Arc;
 use std::time::Duration;

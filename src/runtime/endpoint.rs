@@ -57,8 +57,8 @@ impl Endpoint {
 #[derive(Default)]
 pub(crate) struct Endpoints {
     endpoints: RwLock<Vec<Arc<Endpoint>>>,
-    /// The number of pending undos of each lease: such a lease in Redis has no holder.
-    undoing: Mutex<HashMap<HolderId, usize>>,
+    /// The number of pending releases of each lease: such a lease in Redis has no holder.
+    releasing: Mutex<HashMap<HolderId, usize>>,
     /// Locked while a subscription is confirmed, so that confirmations are counted one by one.
     pub(crate) confirming: Mutex<()>,
 }
@@ -124,24 +124,25 @@ impl Endpoints {
         subscribed.count()
     }
 
-    pub(crate) fn note_undo(&self, id: &HolderId) {
-        *self.undoing.lock().entry(id.clone()).or_default() += 1;
+    pub(crate) fn note_release(&self, id: &HolderId) {
+        *self.releasing.lock().entry(id.clone()).or_default() += 1;
     }
 
-    pub(crate) fn forget_undo(&self, id: &HolderId) {
-        let mut undoing = self.undoing.lock();
-        if let Some(open) = undoing.get_mut(id) {
+    pub(crate) fn forget_release(&self, id: &HolderId) {
+        let mut releasing = self.releasing.lock();
+        if let Some(open) = releasing.get_mut(id) {
             *open -= 1;
             if *open == 0 {
-                undoing.remove(id);
+                releasing.remove(id);
             }
         }
     }
 
-    /// Returns true if the value of a lock key is a lease that has a pending undo.
-    pub(crate) fn is_undoing(&self, value: &[u8]) -> bool {
-        let undoing = self.undoing.lock();
+    /// Returns true if the value of a lock key is a lease that has a pending release.
+    pub(crate) fn is_releasing(&self, value: &[u8]) -> bool {
+        let releasing = self.releasing.lock();
         // Nearly always empty; the value is then not parsed.
-        !undoing.is_empty() && HolderId::parse(value).is_some_and(|id| undoing.contains_key(&id))
+        !releasing.is_empty()
+            && HolderId::parse(value).is_some_and(|id| releasing.contains_key(&id))
     }
 }

@@ -10,8 +10,8 @@ use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::Error;
 use crate::lease::held::HeldLease;
+use crate::lease::release::{RecentReleases, Release, ReleaseReport};
 use crate::lease::state::{Due, RenewalRequest};
-use crate::lease::undo::{ReleaseReport, Released, Undo};
 use crate::logging;
 use crate::lost::Lost;
 use crate::name::Name;
@@ -45,7 +45,7 @@ pub(crate) struct Runtime {
     pub(crate) sentinel_watch: SentinelWatch,
     pub(crate) callbacks: Callbacks,
     /// Recent releases, which a new master may have lost; kept only if the master can change.
-    pub(crate) released: Mutex<Released>,
+    pub(crate) released: Mutex<RecentReleases>,
     closed: AtomicBool,
     serial: AtomicU64,
     /// For threads that a background thread starts.
@@ -297,13 +297,13 @@ impl Runtime {
         }
     }
 
-    /// Repeats a release until its effect is certain.
-    pub(crate) fn undo(&self, undo: Undo) {
-        for part in undo.keys.parts() {
+    /// Sends a release to all servers of its keys, and repeats it until its effect is certain.
+    pub(crate) fn release(&self, release: Release) {
+        for part in release.keys.parts() {
             for owner in self.endpoints_of(part.key(0)).0 {
-                self.endpoints.note_undo(&undo.id);
-                let part = undo.part(part);
-                owner.io.undo(match &owner.server.member {
+                self.endpoints.note_release(&release.id);
+                let part = release.part(part);
+                owner.io.release(match &owner.server.member {
                     Some(member) => part.at_server(member.index),
                     None => part,
                 });
@@ -313,13 +313,15 @@ impl Runtime {
 
     /// Releases all `holds`, trying until `until`. The receiver gets the result for each lease that
     /// got a reply, and is disconnected at the end.
-    pub(crate) fn release(&self, holds: Vec<Arc<HeldLease>>, until: Instant) -> Receiver<KeyState> {
+    pub(crate) fn release_all(
+        &self,
+        holds: &[Arc<HeldLease>],
+        until: Instant,
+    ) -> Receiver<KeyState> {
         let (told, found) = unbounded();
         for hold in holds {
-            let keys = Arc::clone(&hold.keys);
-            let told = Arc::new(ReleaseReport::new(self.size_of(&keys), told.clone()));
-            let undo = Undo::told(keys, hold.id.clone(), until, told);
-            self.undo(undo.with_receipt(hold.votes.clone()));
+            let report = ReleaseReport::new(self.size_of(&hold.keys), told.clone());
+            self.release(hold.to_release(until).reporting_to(&Arc::new(report)));
         }
         found
     }
@@ -335,10 +337,7 @@ impl Runtime {
         self.waiters.ended(hold, None);
         if hold.keys.outlives_its_loss() && matches!(lost, Lost::Deleted | Lost::Taken) {
             // The remaining names protect nothing alone: release them.
-            let until = Instant::now().after(hold.lease(|lease| lease.key_may_last()));
-            let (keys, id) = (Arc::clone(&hold.keys), hold.id.clone());
-            let undo = Undo::of_release(keys, id, until);
-            self.undo(undo.with_receipt(hold.votes.clone()));
+            self.release(hold.to_repeated_release(Instant::now()));
         }
         if let Some(on_lost) = on_lost {
             self.callbacks.run(Box::new(move || on_lost(&lost)));
@@ -361,8 +360,8 @@ impl Runtime {
             }
         }
         let released = self.released.lock().take(is_moved);
-        for undo in released {
-            self.undo(undo);
+        for release in released {
+            self.release(release);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crossbeam_channel::Receiver;
 
-use crate::lease::undos::Undos;
+use crate::lease::releases::Releases;
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::io::job::{IoJob, send_on};
 use crate::runtime::io::renewal::settle_renewal;
@@ -27,8 +27,8 @@ pub(in crate::runtime) fn run(
             }
         }
         contain(|| {
-            // This thread has no undos to pass on.
-            send_on(runtime, endpoint, &mut Undos::default(), &mut items);
+            // This thread has no releases to pass on.
+            send_on(runtime, endpoint, &mut Releases::default(), &mut items);
             for next in writes(items) {
                 writer.write(runtime, endpoint, next, |item, sent, answer| {
                     if let IoJob::Renew(part) = item {

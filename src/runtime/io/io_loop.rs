@@ -1,4 +1,5 @@
-//! The io thread: renews leases in batches, repeats undos until certain, and probes the subscriber.
+//! The io thread: renews leases in batches, repeats releases until certain, and probes the
+//! subscriber.
 //!
 //! ```text
 //!              a request, or something is due
@@ -19,7 +20,7 @@ use std::time::Duration;
 use crossbeam_channel::{after, never, select};
 
 use crate::clock::{Instant, nap};
-use crate::lease::undos::Undos;
+use crate::lease::releases::Releases;
 use crate::protocol::answer::Answer;
 use crate::redis::{Cap, Fault};
 use crate::runtime::endpoint::Endpoint;
@@ -31,8 +32,8 @@ use crate::runtime::io::writer::{Writer, writes};
 use crate::runtime::state::Runtime;
 use crate::runtime::worker::contain;
 
-/// How often a server with an open circuit breaker is probed, while a lease, waiter or undo needs
-/// it.
+/// How often a server with an open circuit breaker is probed, while a lease, waiter or release
+/// needs it.
 const PROBE_BREAKER_EVERY: Duration = Duration::from_millis(500);
 
 /// How often the subscriber is probed, while any caller waits.
@@ -45,7 +46,7 @@ const RETIRE_AFTER: Duration = Duration::from_secs(2);
 #[derive(Default)]
 struct IoLoop {
     writer: Writer,
-    undos: Undos,
+    releases: Releases,
     probe_at: Option<Instant>,
     /// When a server with an open circuit breaker is probed next.
     probe_breaker_at: Option<Instant>,
@@ -71,7 +72,7 @@ impl IoLoop {
             while let Some(next) = job {
                 match next {
                     IoRequest::Renew(parts) => items.extend(parts.into_iter().map(IoJob::Renew)),
-                    IoRequest::Undo(undo) => self.undos.push(undo, Instant::now()),
+                    IoRequest::Release(release) => self.releases.push(release, Instant::now()),
                     IoRequest::WakeSubscriber => endpoint.subscriber.wake_now(&endpoint.server),
                     IoRequest::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
                     IoRequest::ProbeBreaker => {
@@ -87,21 +88,21 @@ impl IoLoop {
             }
             if let Some(member) = &endpoint.server.member {
                 let left = member.tasks.try_iter();
-                let undos =
+                let releases =
                     left.filter_map(|task| self.recovery.take(runtime, endpoint, member, task));
-                undos.for_each(|undo| self.undos.push(undo, Instant::now()));
+                releases.for_each(|release| self.releases.push(release, Instant::now()));
             }
             let is_retiring = self.end_at.is_some();
-            self.take_due_undos(runtime, &mut items, stopping || is_retiring);
+            self.take_due_releases(runtime, &mut items, stopping || is_retiring);
             stopping |= self.end_at.is_some_and(|at| at <= Instant::now());
-            send_on(runtime, endpoint, &mut self.undos, &mut items);
+            send_on(runtime, endpoint, &mut self.releases, &mut items);
             let deltas = runtime.stats_due(endpoint, &mut self.stats_at, stopping);
             items.extend(deltas.into_iter().map(IoJob::AddStats));
             for next in writes(items) {
-                let undos = &mut self.undos;
+                let releases = &mut self.releases;
                 self.writer
                     .write(runtime, endpoint, next, |item, sent, answer| {
-                        settle(undos, runtime, endpoint, item, sent, answer);
+                        settle(releases, runtime, endpoint, item, sent, answer);
                     });
             }
             contain(|| self.probe(runtime, endpoint));
@@ -119,8 +120,8 @@ impl IoLoop {
     /// Waits for a request; returns `None` when something else is due.
     fn wait(&mut self, runtime: &Runtime, endpoint: &Endpoint) -> Option<IoRequest> {
         let jobs = &endpoint.io.jobs;
-        let undos = self.undos.next();
-        let next = undos
+        let releases = self.releases.next();
+        let next = releases
             .into_iter()
             .chain(self.probe_at)
             .chain(self.probe_breaker_at)
@@ -140,9 +141,9 @@ impl IoLoop {
             recv(jobs) -> job => job.ok(),
             recv(member.tasks) -> task => {
                 if let Ok(task) = task
-                    && let Some(undo) = self.recovery.take(runtime, endpoint, member, task)
+                    && let Some(release) = self.recovery.take(runtime, endpoint, member, task)
                 {
-                    self.undos.push(undo, Instant::now());
+                    self.releases.push(release, Instant::now());
                 }
                 None
             },
@@ -150,21 +151,22 @@ impl IoLoop {
         }
     }
 
-    fn take_due_undos(&mut self, runtime: &Runtime, items: &mut Vec<IoJob>, all: bool) {
+    fn take_due_releases(&mut self, runtime: &Runtime, items: &mut Vec<IoJob>, all: bool) {
         let now = Instant::now();
-        let over = self.undos.take_over(now);
+        let over = self.releases.take_over(now);
         over.iter()
-            .for_each(|undo| runtime.endpoints.forget_undo(&undo.id));
-        let due = self.undos.take_due(now, all);
-        items.extend(due.into_iter().map(IoJob::Undo));
+            .for_each(|release| runtime.endpoints.forget_release(&release.id));
+        let due = self.releases.take_due(now, all);
+        items.extend(due.into_iter().map(IoJob::Release));
     }
 
     /// Probes a server with an open circuit breaker, so that waiters continue as soon as it
     /// replies.
     fn probe_breaker(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
         let now = Instant::now();
-        let is_needed =
-            || !self.undos.is_empty() || runtime.waiters.anybody() || runtime.timer.watches_any();
+        let is_needed = || {
+            !self.releases.is_empty() || runtime.waiters.anybody() || runtime.timer.watches_any()
+        };
         if !endpoint.server.is_open() || runtime.is_closed() || !is_needed() {
             self.probe_breaker_at = None;
         } else if self.probe_breaker_at.is_none_or(|at| at <= now) {
@@ -208,7 +210,7 @@ impl IoLoop {
 }
 
 fn settle(
-    undos: &mut Undos,
+    releases: &mut Releases,
     runtime: &Runtime,
     endpoint: &Endpoint,
     item: IoJob,
@@ -218,10 +220,10 @@ fn settle(
     match item {
         IoJob::Renew(part) => settle_renewal(runtime, endpoint, part, sent, answer),
         IoJob::AddStats(delta) => runtime.shared_stats.settle(delta, answer),
-        IoJob::Undo(batch) => {
-            let over = undos.settle(&batch, answer.ok());
+        IoJob::Release(batch) => {
+            let over = releases.settle(&batch, answer.ok());
             over.iter()
-                .for_each(|undo| runtime.endpoints.forget_undo(&undo.id));
+                .for_each(|release| runtime.endpoints.forget_release(&release.id));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One command of the io thread, of which a write carries several.
 
-use crate::lease::undos::{Batch, Undos};
+use crate::lease::releases::{Batch, Releases};
 use crate::protocol::keys::Key;
 use crate::protocol::script::Call;
 use crate::replicas::Replicas;
@@ -11,7 +11,7 @@ use crate::runtime::state::Runtime;
 
 pub(in crate::runtime) enum IoJob {
     Renew(RenewalPart),
-    Undo(Batch),
+    Release(Batch),
     AddStats(StatsDelta),
 }
 
@@ -19,7 +19,7 @@ impl IoJob {
     pub(in crate::runtime) fn replicas(&self) -> Option<Replicas> {
         match self {
             Self::Renew(part) => part.round.hold.replicas,
-            Self::Undo(_) | Self::AddStats(_) => None,
+            Self::Release(_) | Self::AddStats(_) => None,
         }
     }
 
@@ -27,7 +27,7 @@ impl IoJob {
     pub(in crate::runtime) fn weight(&self) -> usize {
         match self {
             Self::Renew(part) => part.keys.names.len(),
-            Self::Undo(batch) => batch.weight(),
+            Self::Release(batch) => batch.weight(),
             Self::AddStats(_) => 1,
         }
     }
@@ -35,7 +35,7 @@ impl IoJob {
     fn key(&self) -> Option<Key<'_>> {
         match self {
             Self::Renew(part) => Some(part.keys.key(0)),
-            Self::Undo(batch) => Some(batch.keys.key(0)),
+            Self::Release(batch) => Some(batch.keys.key(0)),
             Self::AddStats(_) => None,
         }
     }
@@ -47,7 +47,7 @@ impl IoJob {
                 keys.renew(&hold.id, round.request.ttl, false)
                     .acknowledged_by(hold.replicas)
             }
-            Self::Undo(batch) => batch.call(),
+            Self::Release(batch) => batch.call(),
             Self::AddStats(delta) => delta.call(),
         }
     }
@@ -57,7 +57,7 @@ impl IoJob {
 pub(in crate::runtime) fn send_on(
     runtime: &Runtime,
     endpoint: &Endpoint,
-    undos: &mut Undos,
+    releases: &mut Releases,
     items: &mut Vec<IoJob>,
 ) {
     let is_elsewhere = |key: Key<'_>| !runtime.owns(endpoint, key);
@@ -69,9 +69,11 @@ pub(in crate::runtime) fn send_on(
         };
         match item {
             IoJob::Renew(part) => runtime.renew_at(&owner, vec![part]),
-            IoJob::Undo(batch) => {
-                let undos = undos.give_away(&batch);
-                undos.into_iter().for_each(|undo| owner.io.undo(undo));
+            IoJob::Release(batch) => {
+                let releases = releases.give_away(&batch);
+                releases
+                    .into_iter()
+                    .for_each(|release| owner.io.release(release));
             }
             IoJob::AddStats(_) => {}
         }

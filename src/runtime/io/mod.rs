@@ -16,14 +16,14 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::clock::Instant;
 use crate::error::Error;
-use crate::lease::undo::Undo;
+use crate::lease::release::Release;
 use crate::redis::ServerHealth;
 use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::worker::Worker;
 
 enum IoRequest {
     Renew(Vec<RenewalPart>),
-    Undo(Undo),
+    Release(Release),
     /// A caller waits for a release: keep testing that the subscriber receives messages.
     Probe,
     /// A caller waits for the circuit breaker to close.
@@ -77,8 +77,8 @@ impl Io {
     }
 
     /// Repeats a release until its effect is certain.
-    pub(crate) fn undo(&self, undo: Undo) {
-        self.send(IoRequest::Undo(undo));
+    pub(crate) fn release(&self, release: Release) {
+        self.send(IoRequest::Release(release));
     }
 
     /// Wakes the subscriber thread, without the caller having to wait for this server.

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::lease::undo::Undo;
+use crate::lease::release::Release;
 use crate::logging;
 use crate::redis::{Cap, Member, MemberTask, PendingRelease};
 use crate::runtime::endpoint::Endpoint;
@@ -54,18 +54,18 @@ impl Recovery {
         endpoint: &Endpoint,
         member: &Member,
         task: MemberTask,
-    ) -> Option<Undo> {
+    ) -> Option<Release> {
         match task {
             MemberTask::Undo(release) => {
-                runtime.endpoints.note_undo(&release.id);
+                runtime.endpoints.note_release(&release.id);
                 let may_yet_run = release.may_yet_run(member.index);
                 let PendingRelease {
                     keys, id, until, ..
                 } = release;
                 return Some(if may_yet_run {
-                    Undo::of_acquire(keys, id, until)
+                    Release::undo(keys, id, until)
                 } else {
-                    Undo::of_release(keys, id, until)
+                    Release::new(keys, id, until)
                 });
             }
             MemberTask::Drain(connection) => {

@@ -53,7 +53,7 @@ impl Writer {
         let over: Vec<IoJob> = items
             .extract_if(.., |item| match item {
                 IoJob::Renew(part) => !matches!(part.round.hold.status(sent), LeaseStatus::Held(_)),
-                IoJob::Undo(_) | IoJob::AddStats(_) => false,
+                IoJob::Release(_) | IoJob::AddStats(_) => false,
             })
             .collect();
         // A lease may own the last of a user's closures, whose destructor may panic.

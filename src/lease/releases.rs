@@ -1,4 +1,4 @@
-//! The pending undos of one server: which are sent together, and when. No I/O.
+//! The pending releases of one server: which are sent together, and when. No I/O.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{Hash, Hasher};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
-use crate::lease::undo::Undo;
+use crate::lease::release::Release;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::primitive::Primitive;
 use crate::protocol::script::Call;
@@ -16,18 +16,19 @@ use crate::protocol::verb::Verb;
 /// The most holder ids in one command: about 16 KiB of them.
 const MOST_IDS: usize = 256;
 
-/// The pause between the first tries of an undo.
+/// The pause between the first tries of a release.
 const SHORTEST: Duration = Duration::from_millis(50);
 
-/// The pause between tries of an undo that is a few seconds old: below 1 s with a sixteenth added.
+/// The pause between tries of a release that is a few seconds old: below 1 s with a sixteenth
+/// added.
 const YOUNG: Duration = Duration::from_millis(800);
 
 /// The longest pause after a try without a reply, so that the recovery of Redis is noticed soon.
 const UNANSWERED: Duration = Duration::from_secs(1);
 
-/// Returns the pause after a try that found nothing, for an undo of this age.
+/// Returns the pause after a try that found nothing, for a release of this age.
 ///
-/// An undo joins a command with others once 15/16 of its pause have passed, and waits for at most
+/// A release joins a command with others once 15/16 of its pause have passed, and waits for at most
 /// 1/16 more. So a late acquire is removed within 17/16 of the pause: within a second, or 1/8 of
 /// its age. After ten seconds, two commands for a name are at least a second apart: 15/16 of 2/17
 /// of 10 s.
@@ -39,22 +40,22 @@ fn goes_along_after(pause: Duration) -> Duration {
     pause * 15 / 16
 }
 
-/// The pending undos, in groups of one lock each. Adding, taking and ending one costs O(log n).
+/// The pending releases, in groups of one lock each. Adding, taking and ending one costs O(log n).
 #[derive(Debug, Default)]
-pub(crate) struct Undos {
+pub(crate) struct Releases {
     pending: HashMap<u64, Pending>,
     groups: HashMap<u64, Group>,
     by_lock: HashMap<SameLock, u64>,
     /// When each group is due.
     due: BTreeSet<(Instant, u64)>,
-    /// When each undo expires.
+    /// When each release expires.
     ends: BTreeSet<(Instant, u64)>,
     serial: u64,
 }
 
 #[derive(Debug)]
 struct Pending {
-    undo: Undo,
+    release: Release,
     group: u64,
     began: Instant,
     tried: Instant,
@@ -63,14 +64,14 @@ struct Pending {
     was_unanswered: bool,
 }
 
-/// The undos of one lock.
+/// The releases of one lock.
 #[derive(Debug)]
 struct Group {
     keys: Arc<dyn Primitive>,
-    /// The undos by due time.
+    /// The releases by due time.
     order: BTreeSet<(Instant, u64)>,
     ids: HashMap<HolderId, u64>,
-    /// When the newest undo was added.
+    /// When the newest release was added.
     newest: Instant,
     /// When the last command was sent.
     last: Option<Instant>,
@@ -95,19 +96,19 @@ impl Hash for SameLock {
     }
 }
 
-/// The undos that one command carries.
+/// The releases that one command carries.
 #[derive(Debug)]
 pub(crate) struct Batch {
     pub(crate) keys: Arc<dyn Primitive>,
     group: u64,
-    undos: Vec<(u64, HolderId)>,
+    releases: Vec<(u64, HolderId)>,
     /// The arguments of the script for several ids; empty for one id.
     arguments: Vec<Vec<u8>>,
 }
 
 impl Batch {
     pub(crate) fn call(&self) -> Call<'_> {
-        match &*self.undos {
+        match &*self.releases {
             [(_, id)] => Call {
                 verb: Verb::Undo(1),
                 ..self.keys.release(id.as_str().as_bytes(), false)
@@ -118,11 +119,11 @@ impl Batch {
 
     /// The cost of the command in a write; a renewal of one name costs 1.
     pub(crate) fn weight(&self) -> usize {
-        self.keys.names.len().max(self.undos.len() / 16)
+        self.keys.names.len().max(self.releases.len() / 16)
     }
 }
 
-impl Undos {
+impl Releases {
     pub(crate) fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
@@ -132,14 +133,14 @@ impl Undos {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Adds an undo. It is due at once, or after the pause since the last command for its lock.
-    pub(crate) fn push(&mut self, mut undo: Undo, now: Instant) {
-        let lock = SameLock(Arc::clone(&undo.keys));
+    /// Adds a release. It is due at once, or after the pause since the last command for its lock.
+    pub(crate) fn push(&mut self, mut release: Release, now: Instant) {
+        let lock = SameLock(Arc::clone(&release.keys));
         let serial = self.next_serial();
         let group = match self.by_lock.get(&lock) {
             Some(group) => *group,
             None => {
-                let keys = Arc::clone(&undo.keys);
+                let keys = Arc::clone(&release.keys);
                 self.by_lock.insert(lock, serial);
                 self.groups.insert(serial, Group::new(keys, now));
                 serial
@@ -150,11 +151,11 @@ impl Undos {
         };
         of_lock.newest = now;
         of_lock.order.insert((now, serial));
-        of_lock.ids.insert(undo.id.clone(), serial);
-        self.ends.insert((undo.until, serial));
-        let began = *undo.began.get_or_insert(now);
+        of_lock.ids.insert(release.id.clone(), serial);
+        self.ends.insert((release.until, serial));
+        let began = *release.began.get_or_insert(now);
         let pending = Pending {
-            undo,
+            release,
             group,
             began,
             tried: now,
@@ -170,8 +171,8 @@ impl Undos {
         self.serial
     }
 
-    /// Removes and returns the undos that have expired at `now`.
-    pub(crate) fn take_over(&mut self, now: Instant) -> Vec<Undo> {
+    /// Removes and returns the releases that have expired at `now`.
+    pub(crate) fn take_over(&mut self, now: Instant) -> Vec<Release> {
         let mut over = Vec::new();
         while let Some((until, serial)) = self.ends.first().copied()
             && until <= now
@@ -184,7 +185,7 @@ impl Undos {
 
     /// Returns the commands to send at `now`: those that are due, or `all`.
     ///
-    /// Each undo counts as tried without a reply until [`settle`](Self::settle) is called.
+    /// Each release counts as tried without a reply until [`settle`](Self::settle) is called.
     pub(crate) fn take_due(&mut self, now: Instant, all: bool) -> Vec<Batch> {
         if all {
             let groups: Vec<u64> = self.groups.keys().copied().collect();
@@ -210,7 +211,7 @@ impl Undos {
             .collect()
     }
 
-    /// Returns the undos of a due group that are due, or close enough to be sent with them.
+    /// Returns the releases of a due group that are due, or close enough to be sent with them.
     fn due_together(&self, group: u64, now: Instant) -> Vec<u64> {
         let order = self.groups.get(&group).map(|group| &group.order);
         let goes_along = |due: Instant, serial: &u64| {
@@ -227,11 +228,11 @@ impl Undos {
     }
 
     fn take(&mut self, group: u64, serials: &[u64], now: Instant) -> Option<Batch> {
-        let mut undos = Vec::with_capacity(serials.len());
+        let mut releases = Vec::with_capacity(serials.len());
         for &serial in serials {
             if let Some(pending) = self.pending.get_mut(&serial) {
                 pending.tried = now;
-                undos.push((serial, pending.undo.id.clone()));
+                releases.push((serial, pending.release.id.clone()));
                 let pause = pause(pending.began.until(now));
                 self.schedule(serial, now.after(pause.min(UNANSWERED)));
             }
@@ -240,7 +241,7 @@ impl Undos {
         of_lock.last = Some(now);
         let keys = Arc::clone(&of_lock.keys);
         self.plan(group);
-        let ids: Vec<&HolderId> = undos.iter().map(|(_, id)| id).collect();
+        let ids: Vec<&HolderId> = releases.iter().map(|(_, id)| id).collect();
         let arguments = match &*ids {
             [_] => Vec::new(),
             ids => keys.undo_arguments(ids),
@@ -248,7 +249,7 @@ impl Undos {
         Some(Batch {
             keys,
             group,
-            undos,
+            releases,
             arguments,
         })
     }
@@ -263,7 +264,7 @@ impl Undos {
         }
     }
 
-    /// Plans the next command of a group; removes a group without undos.
+    /// Plans the next command of a group; removes a group without releases.
     fn plan(&mut self, serial: u64) {
         let Some(group) = self.groups.get_mut(&serial) else {
             return;
@@ -282,10 +283,10 @@ impl Undos {
         self.due.insert((group.next, serial));
     }
 
-    /// Records the reply to a batch, `None` if none counts. Returns the undos that have ended.
-    pub(crate) fn settle(&mut self, batch: &Batch, answer: Option<Answer>) -> Vec<Undo> {
+    /// Records the reply to a batch, `None` if none counts. Returns the releases that have ended.
+    pub(crate) fn settle(&mut self, batch: &Batch, answer: Option<Answer>) -> Vec<Release> {
         let Some(Answer::Undone(undone)) = answer else {
-            for (serial, _) in &batch.undos {
+            for (serial, _) in &batch.releases {
                 if let Some(pending) = self.pending.get_mut(serial) {
                     pending.was_unanswered = true;
                 }
@@ -293,10 +294,10 @@ impl Undos {
             return Vec::new();
         };
         let removed = undone.removed.iter();
-        let removed = removed.filter_map(|n| Some(&batch.undos.get(*n)?.1));
+        let removed = removed.filter_map(|n| Some(&batch.releases.get(*n)?.1));
         let removed: HashSet<&HolderId> = removed.collect();
         let mut over = Vec::new();
-        for (serial, id) in &batch.undos {
+        for (serial, id) in &batch.releases {
             let found = match (removed.contains(id), &undone.other) {
                 (true, _) => KeyState::Ours,
                 (false, None) => KeyState::Gone,
@@ -308,7 +309,7 @@ impl Undos {
         }
         if let Some(id) = undone.other.as_deref().and_then(HolderId::parse)
             // A reply that contradicts itself must not send the same ids over and over.
-            && batch.undos.iter().all(|(_, sent)| *sent != id)
+            && batch.releases.iter().all(|(_, sent)| *sent != id)
         {
             self.hurry(batch.group, &id);
         }
@@ -316,17 +317,17 @@ impl Undos {
         over
     }
 
-    /// Records what a try found; returns whether the undo has ended.
+    /// Records what a try found; returns whether the release has ended.
     fn is_over(&mut self, serial: u64, found: KeyState) -> bool {
         let Some(pending) = self.pending.get_mut(&serial) else {
             return false;
         };
         // An earlier try without a reply may have removed the key.
         let was_ours = found == KeyState::Ours || pending.was_unanswered;
-        if let Some(told) = pending.undo.told.take() {
-            told.found(if was_ours { KeyState::Ours } else { found });
+        if let Some(report) = pending.release.report.take() {
+            report.found(if was_ours { KeyState::Ours } else { found });
         }
-        if found == KeyState::Ours || !pending.undo.may_overtake {
+        if found == KeyState::Ours || !pending.release.may_overtake {
             return true;
         }
         let pause = pause(pending.began.until(pending.tried));
@@ -335,7 +336,7 @@ impl Undos {
         false
     }
 
-    /// Sends the undo of `id` next, if there is one: `id` was found to hold the lock.
+    /// Sends the release of `id` next, if there is one: `id` was found to hold the lock.
     fn hurry(&mut self, group: u64, id: &HolderId) {
         let Some(of_lock) = self.groups.get_mut(&group) else {
             return;
@@ -346,32 +347,32 @@ impl Undos {
         }
     }
 
-    /// Removes and returns the undos of a batch, to be sent to another server.
-    pub(crate) fn give_away(&mut self, batch: &Batch) -> Vec<Undo> {
-        let undos = batch.undos.iter();
-        undos
+    /// Removes and returns the releases of a batch, to be sent to another server.
+    pub(crate) fn give_away(&mut self, batch: &Batch) -> Vec<Release> {
+        let releases = batch.releases.iter();
+        releases
             .filter_map(|(serial, _)| self.remove(*serial))
             .collect()
     }
 
-    fn remove(&mut self, serial: u64) -> Option<Undo> {
+    fn remove(&mut self, serial: u64) -> Option<Release> {
         let pending = self.pending.remove(&serial)?;
-        self.ends.remove(&(pending.undo.until, serial));
+        self.ends.remove(&(pending.release.until, serial));
         if let Some(group) = self.groups.get_mut(&pending.group) {
             group.order.remove(&(pending.due, serial));
-            if group.ids.get(&pending.undo.id) == Some(&serial) {
-                group.ids.remove(&pending.undo.id);
+            if group.ids.get(&pending.release.id) == Some(&serial) {
+                group.ids.remove(&pending.release.id);
             }
         }
         self.plan(pending.group);
         if self.pending.is_empty() {
-            // Frees the memory that thousands of undos took.
+            // Frees the memory that thousands of releases took.
             *self = Self {
                 serial: self.serial,
                 ..Self::default()
             };
         }
-        Some(pending.undo)
+        Some(pending.release)
     }
 }
 
@@ -391,7 +392,7 @@ impl Group {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::undo::ReleaseReport;
+    use crate::lease::release::ReleaseReport;
     use crate::protocol::answer::Undone;
     use crate::protocol::keys::Keys;
     use crate::protocol::mutex::MutexKeys;
@@ -412,8 +413,8 @@ mod tests {
         MutexKeys::of(Keys::new(name.into(), "lock:", "lock_release:"))
     }
 
-    fn undo(name: &str, now: Instant) -> Undo {
-        Undo::of_acquire(keys(name), HolderId::fresh("o"), now.after(TTL))
+    fn release(name: &str, now: Instant) -> Release {
+        Release::undo(keys(name), HolderId::fresh("o"), now.after(TTL))
     }
 
     fn undone(removed: &[usize], other: Option<&HolderId>) -> Option<Answer> {
@@ -424,16 +425,16 @@ mod tests {
     }
 
     /// Returns what is sent from `from` to `to`, and when, if no try finds anything.
-    fn sent(undos: &mut Undos, from: Instant, to: Instant) -> Vec<(Instant, Batch)> {
+    fn sent(releases: &mut Releases, from: Instant, to: Instant) -> Vec<(Instant, Batch)> {
         let mut all = Vec::new();
         let mut now = from;
         while now <= to {
-            undos.take_over(now);
-            for batch in undos.take_due(now, false) {
-                assert!(undos.settle(&batch, undone(&[], None)).is_empty());
+            releases.take_over(now);
+            for batch in releases.take_due(now, false) {
+                assert!(releases.settle(&batch, undone(&[], None)).is_empty());
                 all.push((now, batch));
             }
-            let Some(next) = undos.next() else { break };
+            let Some(next) = releases.next() else { break };
             assert!(next > now);
             now = next;
         }
@@ -441,90 +442,90 @@ mod tests {
     }
 
     #[test]
-    fn undos_of_one_lock_share_a_command() {
-        let mut undos = Undos::default();
+    fn releases_of_one_lock_share_a_command() {
+        let mut releases = Releases::default();
         for name in ["a", "b", "a"] {
-            undos.push(undo(name, at(0)), at(0));
+            releases.push(release(name, at(0)), at(0));
         }
-        let batches = undos.take_due(at(0), false);
-        let mut sizes: Vec<_> = batches.iter().map(|batch| batch.undos.len()).collect();
+        let batches = releases.take_due(at(0), false);
+        let mut sizes: Vec<_> = batches.iter().map(|batch| batch.releases.len()).collect();
         sizes.sort_unstable();
-        assert_eq!(sizes, [1, 2], "undos of one lock share a command");
-        assert!(undos.take_due(at(0), false).is_empty());
+        assert_eq!(sizes, [1, 2], "releases of one lock share a command");
+        assert!(releases.take_due(at(0), false).is_empty());
         for batch in &batches {
-            assert!(undos.settle(batch, None).is_empty());
+            assert!(releases.settle(batch, None).is_empty());
         }
-        assert_eq!(undos.next(), Some(at(50)));
-        assert_eq!(undos.take_due(at(51), false).len(), 2);
+        assert_eq!(releases.next(), Some(at(50)));
+        assert_eq!(releases.take_due(at(51), false).len(), 2);
         assert_eq!(
-            undos.take_due(at(52), true).len(),
+            releases.take_due(at(52), true).len(),
             2,
             "the last round at shutdown"
         );
     }
 
     #[test]
-    fn undo_ends_when_it_deleted_the_key_but_not_if_the_key_was_gone() {
-        let mut undos = Undos::default();
+    fn release_ends_when_it_deleted_the_key_but_not_if_the_key_was_gone() {
+        let mut releases = Releases::default();
         for _ in 0..3 {
-            undos.push(undo("a", at(0)), at(0));
+            releases.push(release("a", at(0)), at(0));
         }
-        let batch = undos.take_due(at(0), false).remove(0);
-        let over = undos.settle(&batch, undone(&[1], None));
-        let over: Vec<_> = over.into_iter().map(|undo| undo.id).collect();
-        assert_eq!(over, [batch.undos[1].1.clone()]);
-        assert_eq!(undos.pending.len(), 2);
+        let batch = releases.take_due(at(0), false).remove(0);
+        let over = releases.settle(&batch, undone(&[1], None));
+        let over: Vec<_> = over.into_iter().map(|release| release.id).collect();
+        assert_eq!(over, [batch.releases[1].1.clone()]);
+        assert_eq!(releases.pending.len(), 2);
         assert_eq!(
-            undos.take_over(at(0).after(TTL)).len(),
+            releases.take_over(at(0).after(TTL)).len(),
             2,
             "their ttl has expired"
         );
-        assert!(undos.is_empty() && undos.next().is_none());
+        assert!(releases.is_empty() && releases.next().is_none());
     }
 
     #[test]
     fn any_reply_ends_a_release() {
-        let mut undos = Undos::default();
+        let mut releases = Releases::default();
         let (sender, answers) = unbounded();
         let told = || Arc::new(ReleaseReport::new(Majority::of(1), sender.clone()));
-        let release = |name| Undo::of_release(keys(name), HolderId::fresh("o"), at(9_000));
-        let is_told = |name| Undo::told(keys(name), HolderId::fresh("o"), at(9_000), told());
-        undos.push(release("a"), at(0));
-        let batch = undos.take_due(at(0), false).remove(0);
+        let release = |name| Release::new(keys(name), HolderId::fresh("o"), at(9_000));
+        let is_told = |name| release(name).reporting_to(&told());
+        releases.push(release("a"), at(0));
+        let batch = releases.take_due(at(0), false).remove(0);
         let another = undone(&[], Some(&HolderId::fresh("o")));
-        assert_eq!(undos.settle(&batch, another).len(), 1);
-        undos.push(is_told("b"), at(0));
-        let batch = undos.take_due(at(0), false).remove(0);
-        assert_eq!(undos.settle(&batch, undone(&[], None)).len(), 1);
+        assert_eq!(releases.settle(&batch, another).len(), 1);
+        releases.push(is_told("b"), at(0));
+        let batch = releases.take_due(at(0), false).remove(0);
+        assert_eq!(releases.settle(&batch, undone(&[], None)).len(), 1);
         assert_eq!(answers.recv(), Ok(KeyState::Gone));
-        undos.push(is_told("c"), at(0));
-        let batch = undos.take_due(at(0), false).remove(0);
-        assert!(undos.settle(&batch, None).is_empty());
-        let batch = undos.take_due(at(60), false).remove(0);
-        assert_eq!(undos.settle(&batch, undone(&[], None)).len(), 1);
+        releases.push(is_told("c"), at(0));
+        let batch = releases.take_due(at(0), false).remove(0);
+        assert!(releases.settle(&batch, None).is_empty());
+        let batch = releases.take_due(at(60), false).remove(0);
+        assert_eq!(releases.settle(&batch, undone(&[], None)).len(), 1);
         assert_eq!(
             answers.recv(),
             Ok(KeyState::Ours),
             "the first try removed the key"
         );
-        assert!(undos.is_empty());
+        assert!(releases.is_empty());
     }
 
-    /// Undos are added for 20 s: checks how many commands a name costs, and how long a late acquire
-    /// can stay.
+    /// Releases are added for 20 s: checks how many commands a name costs, and how long a late
+    /// acquire can stay.
     #[test]
     fn late_acquire_is_removed_soon_and_a_name_costs_few_commands() {
-        let mut undos = Undos::default();
+        let mut releases = Releases::default();
         let mut all = Vec::new();
         for n in 0..200 {
             let (from, to) = (at(n * 100), at(n * 100 + 99));
-            undos.push(undo("a", from), from);
-            all.extend(sent(&mut undos, from, to));
+            releases.push(release("a", from), from);
+            all.extend(sent(&mut releases, from, to));
         }
-        all.extend(sent(&mut undos, at(20_000), at(615_000)));
+        all.extend(sent(&mut releases, at(20_000), at(615_000)));
         let mut tries: HashMap<u64, Vec<Instant>> = HashMap::new();
         for (now, batch) in &all {
-            for (serial, _) in &batch.undos {
+            for (serial, _) in &batch.releases {
                 tries.entry(*serial).or_default().push(*now);
             }
         }
@@ -542,59 +543,62 @@ mod tests {
     }
 
     #[test]
-    fn many_undos_of_one_lock_cost_one_command_a_second() {
-        let mut undos = Undos::default();
+    fn many_releases_of_one_lock_cost_one_command_a_second() {
+        let mut releases = Releases::default();
         for n in 0..5_000 {
-            undos.push(undo("a", at(n)), at(n));
+            releases.push(release("a", at(n)), at(n));
         }
-        let all = sent(&mut undos, at(5_000), at(60_000));
-        assert!(all.iter().all(|(_, batch)| batch.undos.len() <= MOST_IDS));
+        let all = sent(&mut releases, at(5_000), at(60_000));
+        assert!(
+            all.iter()
+                .all(|(_, batch)| batch.releases.len() <= MOST_IDS)
+        );
         let old = all.iter().filter(|(now, _)| *now > at(15_000)).count();
         assert!(old <= 45, "{old} in 45 s");
         let asked: HashSet<u64> = all
             .iter()
-            .flat_map(|(_, batch)| batch.undos.iter().map(|(serial, _)| *serial))
+            .flat_map(|(_, batch)| batch.releases.iter().map(|(serial, _)| *serial))
             .collect();
-        assert_eq!(asked.len(), 5_000, "every undo is sent");
+        assert_eq!(asked.len(), 5_000, "every release is sent");
     }
 
     #[test]
-    fn undo_of_the_current_holder_is_sent_at_once() {
-        let mut undos = Undos::default();
+    fn release_of_the_current_holder_is_sent_at_once() {
+        let mut releases = Releases::default();
         for _ in 0..=MOST_IDS {
-            undos.push(undo("a", at(0)), at(0));
+            releases.push(release("a", at(0)), at(0));
         }
-        let batch = undos.take_due(at(0), false).remove(0);
-        let sent: HashSet<u64> = batch.undos.iter().map(|(serial, _)| *serial).collect();
-        let left = undos.pending.iter().find(|(n, _)| !sent.contains(n));
-        let left = left.unwrap().1.undo.id.clone();
-        undos.settle(&batch, undone(&[], Some(&left)));
-        let next = undos.take_due(at(1), false).remove(0);
-        assert_eq!(next.undos[0].1, left);
+        let batch = releases.take_due(at(0), false).remove(0);
+        let sent: HashSet<u64> = batch.releases.iter().map(|(serial, _)| *serial).collect();
+        let left = releases.pending.iter().find(|(n, _)| !sent.contains(n));
+        let left = left.unwrap().1.release.id.clone();
+        releases.settle(&batch, undone(&[], Some(&left)));
+        let next = releases.take_due(at(1), false).remove(0);
+        assert_eq!(next.releases[0].1, left);
     }
 
     #[test]
     fn contradictory_reply_changes_no_pause() {
-        let mut undos = Undos::default();
-        undos.push(undo("a", at(0)), at(0));
-        let batch = undos.take_due(at(0), false).remove(0);
-        let itself = undone(&[], Some(&batch.undos[0].1));
-        assert!(undos.settle(&batch, itself).is_empty());
+        let mut releases = Releases::default();
+        releases.push(release("a", at(0)), at(0));
+        let batch = releases.take_due(at(0), false).remove(0);
+        let itself = undone(&[], Some(&batch.releases[0].1));
+        assert!(releases.settle(&batch, itself).is_empty());
         assert!(
-            undos.take_due(at(1), false).is_empty(),
-            "the undo is not due before its pause ends"
+            releases.take_due(at(1), false).is_empty(),
+            "the release is not due before its pause ends"
         );
     }
 
     #[test]
     fn recovered_server_is_tried_within_a_second() {
-        let mut undos = Undos::default();
-        undos.push(undo("a", at(0)), at(0));
+        let mut releases = Releases::default();
+        releases.push(release("a", at(0)), at(0));
         let mut now = at(0);
         while now < at(60_000) {
-            let batch = undos.take_due(now, false).remove(0);
-            undos.settle(&batch, None);
-            let next = undos.next().unwrap();
+            let batch = releases.take_due(now, false).remove(0);
+            releases.settle(&batch, None);
+            let next = releases.next().unwrap();
             assert!(now.until(next) <= ms(1_000));
             now = next;
         }

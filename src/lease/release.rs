@@ -14,12 +14,12 @@ use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
 use crate::redis::{Majority, ServerVotes, Verdict, Vote, Votes};
 
-/// A release that may not have run yet.
+/// A release that an io thread sends, and repeats until it has certainly run.
 #[derive(Clone, Debug)]
-pub(crate) struct Undo {
+pub(crate) struct Release {
     pub(crate) keys: Arc<dyn Primitive>,
     pub(crate) id: HolderId,
-    /// When the undo ends: the key has expired, or the caller no longer waits.
+    /// When the release ends: the key has expired, or the caller no longer waits.
     pub(crate) until: Instant,
     /// When an io thread first received it; `None` before.
     pub(crate) began: Option<Instant>,
@@ -27,8 +27,8 @@ pub(crate) struct Undo {
     pub(crate) may_overtake: bool,
     /// How each server of a quorum answered the acquire.
     votes: Option<Arc<ServerVotes>>,
-    /// The caller that waits for the first answers of the servers.
-    pub(crate) told: Option<Arc<ReleaseReport>>,
+    /// Counts the first answers of the servers, for a caller that waits for them.
+    pub(crate) report: Option<Arc<ReleaseReport>>,
 }
 
 /// Counts what the servers found at a release, and sends the outcome to the caller.
@@ -74,17 +74,17 @@ impl ReleaseReport {
     }
 }
 
-impl Undo {
+impl Release {
     /// Returns the undo of an acquire that may still run.
-    pub(crate) fn of_acquire(keys: Arc<dyn Primitive>, id: HolderId, until: Instant) -> Self {
+    pub(crate) fn undo(keys: Arc<dyn Primitive>, id: HolderId, until: Instant) -> Self {
         Self {
             may_overtake: true,
-            ..Self::of_release(keys, id, until)
+            ..Self::new(keys, id, until)
         }
     }
 
     /// Returns the repetition of a release whose acquire has run. Any reply ends it.
-    pub(crate) fn of_release(keys: Arc<dyn Primitive>, id: HolderId, until: Instant) -> Self {
+    pub(crate) fn new(keys: Arc<dyn Primitive>, id: HolderId, until: Instant) -> Self {
         Self {
             keys,
             id,
@@ -92,20 +92,15 @@ impl Undo {
             began: None,
             may_overtake: false,
             votes: None,
-            told: None,
+            report: None,
         }
     }
 
-    /// Returns a release whose outcome is sent to `told`; nothing is sent if it stays undecided.
-    pub(crate) fn told(
-        keys: Arc<dyn Primitive>,
-        id: HolderId,
-        until: Instant,
-        told: Arc<ReleaseReport>,
-    ) -> Self {
+    /// Adds a report, which counts what the servers find first.
+    pub(crate) fn reporting_to(self, report: &Arc<ReleaseReport>) -> Self {
         Self {
-            told: Some(told),
-            ..Self::of_release(keys, id, until)
+            report: Some(Arc::clone(report)),
+            ..self
         }
     }
 
@@ -115,7 +110,7 @@ impl Undo {
         Self { votes, ..self }
     }
 
-    /// Returns the same undo for a part of the keys.
+    /// Returns the same release for a part of the keys.
     pub(crate) fn part(&self, keys: &Arc<dyn Primitive>) -> Self {
         Self {
             keys: Arc::clone(keys),
@@ -123,9 +118,9 @@ impl Undo {
         }
     }
 
-    /// Returns the same undo for one server of a quorum.
+    /// Returns the same release for one server of a quorum.
     ///
-    /// Must be called before the undo is sent: an acquire whose reply comes later may have run
+    /// Must be called before the release is sent: an acquire whose reply comes later may have run
     /// after it.
     pub(crate) fn at_server(mut self, index: usize) -> Self {
         let votes = self.votes.take();
@@ -138,20 +133,20 @@ impl Undo {
 ///
 /// A new master may have replicated these leases without their releases.
 #[derive(Debug, Default)]
-pub(crate) struct Released {
-    last: VecDeque<Undo>,
+pub(crate) struct RecentReleases {
+    last: VecDeque<Release>,
     /// The number of names in all of them.
     names: usize,
 }
 
-impl Released {
+impl RecentReleases {
     /// The most names kept: enough for the seconds in which two servers are masters. Older releases
     /// were replicated, or their keys have expired.
     const MOST: usize = 4096;
 
-    pub(crate) fn note(&mut self, undo: Undo) {
-        self.names += undo.keys.names.len();
-        self.last.push_back(undo);
+    pub(crate) fn note(&mut self, release: Release) {
+        self.names += release.keys.names.len();
+        self.last.push_back(release);
         while self.names > Self::MOST
             && let Some(oldest) = self.last.pop_front()
         {
@@ -159,11 +154,11 @@ impl Released {
         }
     }
 
-    pub(crate) fn take(&mut self, is_moved: impl Fn(&Keys) -> bool) -> Vec<Undo> {
+    pub(crate) fn take(&mut self, is_moved: impl Fn(&Keys) -> bool) -> Vec<Release> {
         let (moved, rest) = std::mem::take(&mut self.last)
             .into_iter()
-            .partition::<Vec<_>, _>(|undo| is_moved(&undo.keys));
-        self.names = rest.iter().map(|undo| undo.keys.names.len()).sum();
+            .partition::<Vec<_>, _>(|release| is_moved(&release.keys));
+        self.names = rest.iter().map(|release| release.keys.names.len()).sum();
         self.last = rest.into();
         moved
     }
@@ -192,8 +187,8 @@ mod tests {
         let votes = Arc::new(ServerVotes::new(2));
         votes.note(0, Vote::Granted);
         votes.note(1, Vote::Asked);
-        let undo = Undo::of_release(keys, id, until).with_receipt(Some(Arc::clone(&votes)));
-        let (answered, unanswered) = (undo.clone().at_server(0), undo.at_server(1));
+        let release = Release::new(keys, id, until).with_receipt(Some(Arc::clone(&votes)));
+        let (answered, unanswered) = (release.clone().at_server(0), release.at_server(1));
         votes.note(1, Vote::Granted);
         assert!(!answered.may_overtake && unanswered.may_overtake);
     }
@@ -201,16 +196,16 @@ mod tests {
     #[test]
     fn latest_releases_are_kept() {
         let (keys, id, until) = parts();
-        let mut released = Released::default();
-        for _ in 0..=Released::MOST {
-            released.note(Undo::of_release(Arc::clone(&keys), id.clone(), until));
+        let mut released = RecentReleases::default();
+        for _ in 0..=RecentReleases::MOST {
+            released.note(Release::new(Arc::clone(&keys), id.clone(), until));
         }
-        assert_eq!(released.take(|_| true).len(), Released::MOST);
+        assert_eq!(released.take(|_| true).len(), RecentReleases::MOST);
         assert!(released.take(|_| true).is_empty());
         let names = ["a", "b"].map(Name::from).to_vec();
         let two = MutexAllKeys::of(names, "lock:", "r:", false);
         for keys in [&two, &two, &keys] {
-            released.note(Undo::of_release(Arc::clone(keys), id.clone(), until));
+            released.note(Release::new(Arc::clone(keys), id.clone(), until));
         }
         assert_eq!(released.names, 5);
         assert_eq!(released.take(|keys| keys.names.len() > 1).len(), 2);
