@@ -197,7 +197,7 @@ impl Cause {
     }
 
     /// Writes the message of a call to `server` that failed for this cause.
-    pub(crate) fn tell(&self, server: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    pub(crate) fn write_message(&self, server: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let advice = advice(&self.text);
         let is_waited_out = !self.is_of_client() && !self.is_malformed();
         let Some(time) = self.unserved_for.filter(|_| is_waited_out) else {

@@ -177,7 +177,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Config(what) => f.write_str(what),
-            Self::Unreachable { server, cause } => cause.tell(server, f),
+            Self::Unreachable { server, cause } => cause.write_message(server, f),
             Self::CircuitOpen {
                 server,
                 failures,

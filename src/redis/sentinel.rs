@@ -11,7 +11,7 @@ use crate::dialers::Dialers;
 use crate::error::Cause;
 use crate::error_reply::is_final_at_logon;
 use crate::redis::conn::connection::Connection;
-use crate::redis::first_answer::{Failure, inquire};
+use crate::redis::first_answer::{NoAnswer, first_answer};
 use crate::url::{Address, HostPort, Sentinel};
 
 /// The sentinels of one master, and the master address they reported.
@@ -105,9 +105,11 @@ impl Sentinels {
             move || this.ask(n, timeout)
         };
         let asks = (0..self.len()).map(ask);
-        inquire(&self.dialers, asks, timeout, is_final_at_logon).map_err(|failure| match failure {
-            Failure::Refused(error) | Failure::Silent(Some((_, error))) => error,
-            Failure::Silent(None) => (ErrorKind::Io, "no sentinel answered in time").into(),
+        first_answer(&self.dialers, asks, timeout, is_final_at_logon).map_err(|failure| {
+            match failure {
+                NoAnswer::Refused(error) | NoAnswer::Silent(Some((_, error))) => error,
+                NoAnswer::Silent(None) => (ErrorKind::Io, "no sentinel answered in time").into(),
+            }
         })
     }
 
@@ -204,7 +206,7 @@ impl Sentinels {
     }
 
     /// Waits at most `patience` for an announcement. Returns true if the master has moved.
-    pub(crate) fn hears_of_move(
+    pub(crate) fn wait_for_move(
         &self,
         connection: &mut Connection,
         patience: Duration,

@@ -123,7 +123,7 @@ impl Listener<'_> {
             if seen != self.moves {
                 follow();
             }
-            has_moved = self.sentinels.hears_of_move(&mut connection, POLL_EVERY)?;
+            has_moved = self.sentinels.wait_for_move(&mut connection, POLL_EVERY)?;
         }
         Ok(())
     }

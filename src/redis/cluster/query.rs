@@ -12,7 +12,7 @@ use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::cluster::slots::Layout;
 use crate::redis::conn::connection::Connection;
 use crate::redis::fault::Fault;
-use crate::redis::first_answer::{Failure, inquire};
+use crate::redis::first_answer::{NoAnswer, first_answer};
 use crate::url::HostPort;
 use crate::violation::NoFirstReply;
 
@@ -48,9 +48,10 @@ impl SlotMap {
         let asks = guards
             .into_iter()
             .map(|guard| move || guard.map.ask(&guard.place, timeout));
-        inquire(&self.config.dialers, asks, timeout, is_final).map_err(|failure| match failure {
-            Failure::Refused(error) => Fault::Rejected(refused(self.nodes.label(), &error)),
-            Failure::Silent(Some((n, error))) => {
+        first_answer(&self.config.dialers, asks, timeout, is_final).map_err(|failure| match failure
+        {
+            NoAnswer::Refused(error) => Fault::Rejected(refused(self.nodes.label(), &error)),
+            NoAnswer::Silent(Some((n, error))) => {
                 let (host, port) = &asked[n];
                 let cause = match NoFirstReply::of(&error) {
                     Some(event) => Cause::no_first_reply(event, self.tls_hint()),
@@ -58,7 +59,7 @@ impl SlotMap {
                 };
                 Fault::NotRun(cause.at(&format!("{host}:{port}")))
             }
-            Failure::Silent(None) => {
+            NoAnswer::Silent(None) => {
                 Fault::NotRun(Cause::silence("no node of the cluster answered in time"))
             }
         })

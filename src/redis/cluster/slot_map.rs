@@ -193,7 +193,7 @@ impl SlotMap {
             known.stale = true;
             self.ensure_refresh(&mut known);
             drop(known);
-            self.tell(&moved);
+            self.notify(&moved);
         }
         server
     }
@@ -279,7 +279,7 @@ impl SlotMap {
             MutexGuard::unlocked(&mut known, || {
                 change.retired.iter().for_each(|server| server.retire());
                 if let Some(moved) = &change.moved {
-                    self.tell(moved);
+                    self.notify(moved);
                 }
             });
             // A replica may be about to take over from a node that does not answer.
@@ -290,7 +290,7 @@ impl SlotMap {
         self.refreshed.notify_all();
     }
 
-    fn tell(&self, moved: &Moved) {
+    fn notify(&self, moved: &Moved) {
         let Some(follower) = self.follower.get() else {
             return;
         };

@@ -1,0 +1,243 @@
+//! Tests of hand-offs.
+
+use super::*;
+use crate::lease::state::RenewalRequest;
+use crate::lost::Lost;
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+fn at(n: u64) -> Instant {
+    Instant::START.after(ms(n))
+}
+
+const TERMS: LeaseTerms = LeaseTerms {
+    ttl: ms(9_000),
+    renew_every: Some(ms(3_000)),
+    max_hold: Duration::MAX,
+    replicas: None,
+    handoffs: 32,
+};
+
+fn lease(terms: &LeaseTerms) -> LeaseState {
+    LeaseState::granted(at(0), at(0), terms).unwrap()
+}
+
+/// Returns the decision of the holder after `handed` hand-offs.
+fn step(
+    lease: &LeaseState,
+    terms: &LeaseTerms,
+    handed: u64,
+    now: u64,
+    has_renewed: bool,
+) -> HandoffDecision {
+    let run = HandoffRun::new(FencingToken::new(100), 33, at(0));
+    let token = FencingToken::new(100 + handed);
+    run.step(lease, token, terms, terms.handoffs, has_renewed, at(now))
+}
+
+fn on(token: u64) -> HandoffDecision {
+    HandoffDecision::HandOff(FencingToken::new(token))
+}
+
+#[test]
+fn hand_off_draws_the_next_token() {
+    let lease = lease(&TERMS);
+    assert_eq!(step(&lease, &TERMS, 0, 1, false), on(101));
+    assert_eq!(step(&lease, &TERMS, 7, 1, false), on(108));
+}
+
+#[test]
+fn run_ends_with_its_tokens_its_length_or_its_time() {
+    let lease = lease(&TERMS);
+    assert_eq!(step(&lease, &TERMS, 31, 1, false), on(132));
+    assert_eq!(step(&lease, &TERMS, 32, 1, false), HandoffDecision::Release);
+    let many = LeaseTerms {
+        handoffs: 63,
+        ..TERMS
+    };
+    assert_eq!(
+        step(&lease, &many, 32, 1, false),
+        HandoffDecision::Release,
+        "the reserved tokens are used up"
+    );
+    let few = LeaseTerms {
+        handoffs: 2,
+        ..TERMS
+    };
+    assert_eq!(step(&lease, &few, 1, 1, false), on(102));
+    assert_eq!(step(&lease, &few, 2, 1, false), HandoffDecision::Release);
+    assert_eq!(step(&lease, &TERMS, 0, 999, false), on(101));
+    assert_eq!(
+        step(&lease, &TERMS, 0, 1_000, false),
+        HandoffDecision::Release
+    );
+    let alone = HandoffRun::new(FencingToken::new(100), 1, at(0));
+    assert!(!alone.goes_on(FencingToken::new(100)));
+}
+
+#[test]
+fn short_ttl_limits_the_run() {
+    let short = LeaseTerms {
+        ttl: ms(300),
+        renew_every: Some(ms(100)),
+        ..TERMS
+    };
+    let mut lease = lease(&short);
+    let ask = lease.ask_now(at(250)).unwrap();
+    lease.confirmed(at(250), at(251), ask);
+    assert_eq!(step(&lease, &short, 0, 299, false), on(101));
+    assert_eq!(
+        step(&lease, &short, 0, 300, false),
+        HandoffDecision::Release
+    );
+}
+
+#[test]
+fn lease_is_handed_only_to_a_waiter_with_the_same_terms() {
+    let mut lease = lease(&TERMS);
+    for other in [
+        LeaseTerms {
+            ttl: ms(9_001),
+            ..TERMS
+        },
+        LeaseTerms {
+            renew_every: Some(ms(2_999)),
+            ..TERMS
+        },
+        LeaseTerms {
+            renew_every: None,
+            ..TERMS
+        },
+        LeaseTerms {
+            handoffs: 0,
+            ..TERMS
+        },
+    ] {
+        assert_eq!(
+            step(&lease, &other, 0, 1, false),
+            HandoffDecision::Release,
+            "{other:?}"
+        );
+    }
+    // The lease's current ttl counts, not the one it was granted with.
+    lease.extend(at(1), ms(12_000)).unwrap();
+    lease.extended(at(1), at(2), ms(12_000), true);
+    assert_eq!(step(&lease, &TERMS, 0, 3, false), HandoffDecision::Release);
+    let longer = LeaseTerms {
+        ttl: ms(12_000),
+        ..TERMS
+    };
+    assert_eq!(step(&lease, &longer, 0, 3, false), on(101));
+}
+
+#[test]
+fn lease_with_little_time_left_is_renewed_first() {
+    let slow = LeaseTerms {
+        ttl: ms(900),
+        renew_every: Some(ms(800)),
+        ..TERMS
+    };
+    let mut lease = lease(&slow);
+    // The validity is 889 ms, of which 600 ms must be left.
+    assert_eq!(step(&lease, &slow, 0, 289, false), on(101));
+    assert_eq!(step(&lease, &slow, 0, 290, false), HandoffDecision::Renew);
+    assert_eq!(
+        step(&lease, &slow, 0, 290, true),
+        HandoffDecision::Release,
+        "a renewal has already failed to help"
+    );
+    let ask = lease.ask_now(at(290)).unwrap();
+    lease.confirmed(at(290), at(295), ask);
+    assert_eq!(step(&lease, &slow, 0, 295, true), on(101));
+}
+
+#[test]
+fn lease_without_auto_renew_is_renewed_before_each_hand_off() {
+    let manual = LeaseTerms {
+        renew_every: None,
+        ..TERMS
+    };
+    let lease = lease(&manual);
+    assert_eq!(step(&lease, &manual, 0, 1, false), HandoffDecision::Renew);
+    assert_eq!(step(&lease, &manual, 0, 1, true), on(101));
+}
+
+#[test]
+fn lease_with_an_unanswered_shortening_extend_is_not_handed_on() {
+    let mut lease = lease(&TERMS);
+    lease.extend(at(1), ms(500)).unwrap();
+    lease.unanswered(at(2), ms(500));
+    assert_eq!(step(&lease, &TERMS, 0, 3, false), HandoffDecision::Renew);
+    let ask = lease.ask_now(at(3)).unwrap();
+    lease.confirmed(at(3), at(4), ask);
+    assert_eq!(step(&lease, &TERMS, 0, 5, true), HandoffDecision::Release);
+}
+
+#[test]
+fn lease_whose_key_may_outlast_the_ttl_is_not_handed_on() {
+    for is_sent in [true, false] {
+        let mut lease = lease(&TERMS);
+        let before = lease.extend(at(1), ms(3_600_000)).unwrap();
+        match is_sent {
+            true => lease.unanswered(at(2), ms(3_600_000)),
+            false => lease.not_extended(at(2), before),
+        }
+        let ask = lease.ask_now(at(3)).unwrap();
+        lease.confirmed(at(3), at(4), ask);
+        let next = if is_sent {
+            HandoffDecision::Release
+        } else {
+            on(101)
+        };
+        assert_eq!(step(&lease, &TERMS, 0, 5, true), next);
+    }
+}
+
+#[test]
+fn suspected_loss_is_checked_before_a_hand_off() {
+    let mut lease = lease(&TERMS);
+    lease.suspect(at(1));
+    assert_eq!(step(&lease, &TERMS, 0, 2, false), HandoffDecision::Renew);
+    let ask = lease.ask(at(2)).unwrap();
+    lease.suspect(at(3));
+    lease.confirmed(at(2), at(4), ask);
+    assert_eq!(
+        step(&lease, &TERMS, 0, 5, false),
+        HandoffDecision::Renew,
+        "the renewal may have run before the second suspicion"
+    );
+    let ask = lease.ask(at(5)).unwrap();
+    lease.confirmed(at(5), at(6), ask);
+    assert_eq!(step(&lease, &TERMS, 0, 7, false), on(101));
+}
+
+#[test]
+fn lost_or_released_lease_is_not_handed_on() {
+    let mut lost = lease(&TERMS);
+    lost.lose(Lost::Deleted);
+    assert_eq!(step(&lost, &TERMS, 0, 1, false), HandoffDecision::Release);
+    let mut released = lease(&TERMS);
+    released.release(at(1));
+    assert_eq!(
+        step(&released, &TERMS, 0, 1, false),
+        HandoffDecision::Release
+    );
+}
+
+#[test]
+fn renewal_counts_for_the_next_holder_of_the_lease() {
+    let mut lease = lease(&TERMS);
+    let ask = lease.ask(at(500)).unwrap();
+    assert_eq!(step(&lease, &TERMS, 0, 600, false), on(101));
+    lease.hand_on(at(600), ms(50));
+    lease.confirmed(at(500), at(620), ask);
+    assert_eq!(lease.validity(at(620)), ms(500 + 8_908 - 620));
+    assert!(matches!(ask, RenewalRequest { renews: true, .. }));
+    assert_eq!(
+        lease.status(at(650)),
+        crate::lease::state::LeaseStatus::Lost(Lost::MaxHold),
+        "counted from the hand-off"
+    );
+}
