@@ -245,7 +245,7 @@ fn trickling_server_does_not_delay_the_rest_of_a_quorum() {
         let took = timed.took;
         let guard = timed.no_later_than(SLACK).unwrap().unwrap();
         // The trickling reply takes 1.3 s.
-        assert!(took < ms(400), "{took:?}");
+        assert!(took < ms(1_000), "{took:?}");
         drop(guard);
     }
 }
