@@ -19,7 +19,6 @@ support::tests![
     ten_thousand_more_names_add_nothing,
     ten_thousand_more_names_in_sets_add_nothing,
     contended_names_add_nothing_once_released,
-    unused_subscription_ends,
     threads_start_when_needed_and_never_per_lock
 ];
 
@@ -180,21 +179,6 @@ fn contended_names_add_nothing_once_released() {
     });
     resume_child(&server);
     child.wait().succeeded();
-}
-
-fn unused_subscription_ends() {
-    let server = Server::start();
-    let (holder, waiter) = (
-        Client::open(&server.url()).unwrap(),
-        Client::open(&server.url()).unwrap(),
-    );
-    let mut connection = server.connection();
-    wait_for(&holder, &waiter, "a", &mut connection);
-    eventually(ms(20_000), || {
-        server.subscribed_channels("lock_release:*") == 0
-    });
-    // The next waiter subscribes again.
-    wait_for(&holder, &waiter, "a", &mut connection);
 }
 
 fn contended_names() {

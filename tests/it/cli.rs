@@ -43,7 +43,7 @@ support::tests![
     password_is_never_printed
 ];
 
-support::timed![
+support::roughly_timed![
     held_lock_is_waited_for_only_as_long_as_asked,
     lost_lock_kills_a_command_that_ignores_term,
     leftover_processes_end_before_the_release,

@@ -26,7 +26,7 @@ support::tests![
     loading_server_is_waited_for
 ];
 
-support::timed![
+support::roughly_timed![
     full_server_grants_nothing_and_releases_everything,
     changed_password_is_reported_and_a_restored_one_saves_the_lease,
     junk_in_the_fence_is_an_error_and_leaves_no_lock,

@@ -19,7 +19,7 @@ support::tests![
     subscriber_closes_a_connection_that_never_confirms
 ];
 
-support::timed![
+support::roughly_timed![
     trickling_replies_do_not_outlast_a_deadline,
     trickling_server_does_not_delay_the_rest_of_a_quorum
 ];

@@ -25,7 +25,7 @@ support::tests![
     a_client_that_was_dropped_leaves_no_thread
 ];
 
-support::timed![
+support::roughly_timed![
     shutdown_ends_every_wait_at_once,
     shutdown_without_redis_ends_within_its_timeout,
     shutdown_ends_a_wait_that_cannot_reach_redis,

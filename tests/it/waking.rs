@@ -8,7 +8,7 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
-use leasehold::{Backoff, Client, FencingToken, WaitPolicy};
+use leasehold::{Backoff, Client, FencingToken, Unlocked, WaitPolicy};
 use parking_lot::{Condvar, Mutex};
 use support::{
     Child, Control, Proxy, Server, Traffic, eventually, let_pass, ms, parameter, tell_parent,
@@ -27,6 +27,7 @@ support::tests![
     idle_waiters_send_only_the_probe,
     a_client_that_may_not_subscribe_does_not_keep_reconnecting,
     a_subscription_is_kept_for_the_next_waiter_and_then_dropped,
+    a_name_whose_subscription_was_dropped_is_subscribed_to_again,
     idle_subscriptions_beyond_the_limit_are_dropped_sooner
 ];
 
@@ -629,6 +630,25 @@ fn a_subscription_is_kept_for_the_next_waiter_and_then_dropped() {
         server.subscribed_channels("lock_release:*") == 0
     });
     drop(guard);
+}
+
+fn a_name_whose_subscription_was_dropped_is_subscribed_to_again() {
+    let server = Server::start();
+    let (holder, waiter) = (client(&server.url()), client(&server.url()));
+    let wait = || {
+        let guard = holder.mutex("a").lock().unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| waiter.mutex("a").lock().unwrap().unlock().unwrap());
+            eventually(WAIT_LIMIT, || server.subscribers("lock_release:a") > 0);
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            assert_eq!(waiting.join().unwrap(), Unlocked::Released);
+        });
+    };
+    wait();
+    eventually(WAIT_LIMIT, || {
+        server.subscribed_channels("lock_release:*") == 0
+    });
+    wait();
 }
 
 /// The limit keeps a process small that waits for a million names in turn.
