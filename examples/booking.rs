@@ -17,6 +17,7 @@ mod support;
 /// How long a table stays reserved for a guest whose process died.
 const TTL: Duration = Duration::from_secs(2);
 
+/// Starts a private Redis for `evening`, which a program of your own would call itself.
 fn main() -> ExitCode {
     run(evening, &[("guest who crashes", guest_who_crashes)])
 }

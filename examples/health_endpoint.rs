@@ -12,6 +12,7 @@ use std::time::Duration;
 use leasehold::Client;
 use support::Outcome;
 
+/// Starts a private Redis for `story`, which a program of your own would call itself.
 fn main() -> ExitCode {
     support::run(story, &[])
 }

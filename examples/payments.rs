@@ -20,6 +20,7 @@ const WITHDRAWALS: usize = 100;
 /// Less than all customers together ask for, so that some withdrawals are refused.
 const OPENING_BALANCE: i64 = 12_000;
 
+/// Starts a private Redis for `bank`, which a program of your own would call itself.
 fn main() -> ExitCode {
     run(bank, &[("cash machine", cash_machine)])
 }

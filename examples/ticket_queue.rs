@@ -11,6 +11,7 @@ use support::{Child, Outcome, connect, key, run};
 
 mod support;
 
+/// Starts a private Redis for `one_morning`, which a program of your own would call itself.
 fn main() -> ExitCode {
     run(one_morning, &[("customer", customer)])
 }

@@ -1,4 +1,11 @@
 //! Shared by the examples: a Redis server to run against, and child processes.
+//!
+//! In a program of your own nothing of this is needed:
+//!
+//! - [`run`] starts a private Redis unless `REDIS_URL` is set. Call the story from `main`.
+//! - [`connect`] opens a connection to the Redis in `REDIS_URL`, for the example's data.
+//! - [`key`] gives the example's data names of its own. Use the plain name.
+//! - [`Child`] stands for another process of your system.
 
 // Every example compiles its own copy of this module and uses a part of it.
 #![allow(dead_code)]
