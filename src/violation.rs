@@ -17,7 +17,7 @@ const SHOWN: usize = 40;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violation {
     pub(crate) kind: Kind,
-    /// The first bytes of the reply, at most 40, not escaped: code that prints them must escape them.
+    /// The first bytes of the reply, at most 40. They are not escaped yet: a printer must do that.
     pub(crate) read: Vec<u8>,
 }
 

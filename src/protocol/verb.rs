@@ -1,10 +1,10 @@
-//! What a call does, and so which replies it can have. Any other reply shows that the peer is not
-//! Redis.
+//! The kinds of calls, and the replies that each can have. Any other reply shows that the peer is
+//! not Redis.
 
 use crate::protocol::answer::{Answer, Refreshed, Undone, Wanted};
 use crate::protocol::reply::Reply;
 
-/// What a call does.
+/// The kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Acquire(Wanted),

@@ -1,4 +1,4 @@
-//! What a refused connection or an error reply of a server means for the caller.
+//! The meaning of a refused connection or an error reply for the caller.
 
 use redis::ServerError;
 

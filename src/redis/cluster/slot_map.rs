@@ -75,7 +75,7 @@ struct Known {
     turn: usize,
 }
 
-/// What the refresh thread does.
+/// The state of the refresh thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     /// There is no thread.

@@ -85,7 +85,8 @@ impl Pool {
                 return;
             }
             if ends_waits {
-                // All waiting calls fail with it. The next call starts a dialer, which pauses first.
+                // All waiting calls fail with it. The next call starts a dialer, which first
+                // pauses.
                 return state.dialing.stop();
             }
         }

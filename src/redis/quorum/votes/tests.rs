@@ -34,7 +34,7 @@ fn refused(holder: &str, left: u64) -> Option<Answer> {
     Some(refused_by(holder, Some(ms(left))))
 }
 
-/// The verdict of so many servers on an acquiring call, after these votes.
+/// Returns the verdict of `all` servers on an acquiring call, after these votes.
 fn acquire<const N: usize>(all: usize, votes: [Option<Answer>; N]) -> Verdict {
     let mut counted = Votes::new(ACQUIRE, Majority::of(all));
     for vote in votes {
