@@ -64,7 +64,7 @@ fn three_nights() -> Outcome {
 
         let reports: usize = connect()?.llen(key(night))?;
         assert_eq!(reports, 1, "the report of {night} is written once");
-        assert_eq!(writers.len(), 1, "and by one worker");
+        assert_eq!(writers.len(), 1, "one worker writes the report");
         if night == "Tuesday" {
             let mut writer = workers.remove(writers[0]);
             writer.kill()?;

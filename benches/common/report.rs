@@ -88,7 +88,8 @@ fn date() -> String {
 
 fn target() -> &'static Path {
     let own = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    own.parent().expect("it lies in the target directory")
+    own.parent()
+        .expect("the executable is in the target directory")
 }
 
 /// The `docs` directory of the repository, whichever package this is.

@@ -117,8 +117,8 @@ fn wait_until_attempts_are_answered(server: &Server, client: &Client, before: (u
     let mut is_quiet = false;
     eventually(WAIT_LIMIT, || {
         let sent = client.stats().totals.attempts - before.0;
-        let hears = server.subscribers("lock_release:a") > 0;
-        let now = hears && requests(server) - before.1 >= sent;
+        let is_subscribed = server.subscribers("lock_release:a") > 0;
+        let now = is_subscribed && requests(server) - before.1 >= sent;
         std::mem::replace(&mut is_quiet, now) && now
     });
 }
@@ -173,12 +173,12 @@ fn without_other_waiters_no_tokens_are_reserved() {
 fn each_holder_is_told_only_of_its_own_loss() {
     let server = Server::start();
     let client = client(&server);
-    let (told, losses) = unbounded();
+    let (report, losses) = unbounded();
     let a = |who: &'static str| {
-        let told = told.clone();
+        let report = report.clone();
         client
             .mutex("a")
-            .on_lost(move |why| told.send((who, *why)).unwrap())
+            .on_lost(move |why| report.send((who, *why)).unwrap())
     };
     thread::scope(|scope| {
         let [one, two, three] =
@@ -205,7 +205,7 @@ fn each_holder_is_told_only_of_its_own_loss() {
         unlock_held(three);
     });
     drop(client);
-    drop(told);
+    drop(report);
     assert!(losses.try_recv().is_err(), "no other holder was told");
 }
 
@@ -447,7 +447,7 @@ fn a_waiter_that_redis_refuses_takes_the_lease_handed_to_it() {
         let (id, token) = (one.holder_id().clone(), one.fencing_token().value());
         wait_until_an_attempt_stalls(&client, &proxy);
         unlock_held(one);
-        assert!(!two.is_finished(), "its attempt is in flight");
+        assert!(!two.is_finished(), "the attempt of the waiter is in flight");
         proxy.set_all(Traffic::Pass);
         let two = guard_of(two);
         assert_eq!(*two.holder_id(), id);
@@ -549,23 +549,23 @@ fn a_waiter_whose_logger_panics_takes_the_lease_handed_to_it() {
             let [one, two] = queue_behind_a_holder(scope, &server, &client, [a(), a()]);
             let one = guard_of(one);
             let (id, token) = (one.holder_id().clone(), one.fencing_token().value());
-            let ((says, said), (goes_on, go_on)) = (bounded(1), bounded(1));
+            let ((waits, waiting), (resume, resumed)) = (bounded(1), bounded(1));
             let mutex = a();
             let panics = scope.spawn(move || {
                 HOOK.set(Some(Box::new(move || {
-                    says.send(()).unwrap();
-                    go_on.recv().unwrap();
+                    waits.send(()).unwrap();
+                    resumed.recv().unwrap();
                     panic!("in the logger");
                 })));
                 mutex.lock().unwrap()
             });
-            said.recv().unwrap();
+            waiting.recv().unwrap();
             let next = has_next.then(|| start_waiter(scope, &client, a()));
             unlock_held(one);
             unlock_held(guard_of(two));
             // The panicking thread has been handed the lease and does not know yet.
             assert!(a().try_lock().unwrap().is_none());
-            goes_on.send(()).unwrap();
+            resume.send(()).unwrap();
             let took = panics.join().unwrap();
             assert_eq!(*took.holder_id(), id);
             assert_eq!(took.fencing_token().value(), token + 2);
@@ -628,7 +628,7 @@ fn an_extended_lease_goes_to_a_waiter_with_that_ttl() {
         assert!(two.remaining().unwrap() > LONG);
         unlock_held(two);
         let three = guard_of(three);
-        assert_ne!(*three.holder_id(), first, "its ttl differs");
+        assert_ne!(*three.holder_id(), first, "the lease has another ttl");
         unlock_held(three);
     });
 }
@@ -636,11 +636,11 @@ fn an_extended_lease_goes_to_a_waiter_with_that_ttl() {
 fn renewals_are_reported_to_the_current_holder() {
     let server = Server::start();
     let client = client(&server);
-    let (told, renewals) = unbounded();
+    let (report, renewals) = unbounded();
     let a = |who: &'static str| {
-        let told = told.clone();
+        let report = report.clone();
         let mutex = client.mutex("a").ttl(ms(1_500)).renew_every(ms(200));
-        mutex.on_renew(move |renewed| told.send((who, renewed.clone())).unwrap())
+        mutex.on_renew(move |renewed| report.send((who, renewed.clone())).unwrap())
     };
     thread::scope(|scope| {
         let [one, two] = queue_behind_a_holder(scope, &server, &client, [a("one"), a("two")]);

@@ -202,7 +202,7 @@ fn inspect_shows_value_and_ttl_of_a_foreign_holder() {
 fn force_unlock_takes_the_lock_from_its_holder() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
-    assert!(!two.mutex("a").force_unlock().unwrap(), "nobody holds it");
+    assert!(!two.mutex("a").force_unlock().unwrap(), "the lock is free");
     let mutex = one.mutex("a").ttl(MINUTE).renew_every(ms(300));
     let guard = mutex.lock().unwrap();
     assert!(two.mutex("a").force_unlock().unwrap());
@@ -335,7 +335,10 @@ fn a_lost_lease_is_neither_renewed_nor_extended() {
         assert_eq!(guard.ensure_held().unwrap_err().lost(), Some(Lost::Taken));
         for lost in [first, second, guard.lost()] {
             assert_eq!(lost.recv_timeout(WAIT_LIMIT), Ok(Lost::Taken));
-            assert!(lost.recv().is_err(), "and then disconnected");
+            assert!(
+                lost.recv().is_err(),
+                "the channel is disconnected after the message"
+            );
         }
         assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(Lost::Taken));
         server.run("DEL", &["lock:a"]);

@@ -90,11 +90,11 @@ fn assert_loss_is_reported(
 ) -> Server {
     let mut server = Server::start();
     let client = client(&server);
-    let (told, calls) = unbounded();
+    let (report, calls) = unbounded();
     let mutex = client
         .mutex("a")
         .ttl(TTL)
-        .on_lost(move |lost| told.send(*lost).unwrap());
+        .on_lost(move |lost| report.send(*lost).unwrap());
     let guard = set(mutex).lock().unwrap();
     let channels = [guard.lost(), guard.lost()];
     assert_held(&guard);
@@ -194,10 +194,10 @@ fn a_lost_lease_stays_lost_if_its_key_comes_back() {
 fn a_released_lock_is_not_reported_lost() {
     let server = Server::start();
     let client = client(&server);
-    let (told, calls) = unbounded();
+    let (report, calls) = unbounded();
     let mutex = client
         .mutex("a")
-        .on_lost(move |lost| told.send(*lost).unwrap());
+        .on_lost(move |lost| report.send(*lost).unwrap());
     let guard = mutex.lock().unwrap();
     let channels = [guard.lost(), guard.lost()];
     assert_eq!(channels[0].try_recv(), Err(TryRecvError::Empty));
@@ -220,10 +220,10 @@ fn unlock_reports_a_loss_that_no_renewal_has_found() {
     let server = Server::start();
     let client = client(&server);
     for (taken, why) in [(false, Lost::Deleted), (true, Lost::Taken)] {
-        let (told, calls) = unbounded();
+        let (report, calls) = unbounded();
         let guard = client
             .mutex("a")
-            .on_lost(move |lost| told.send(*lost).unwrap())
+            .on_lost(move |lost| report.send(*lost).unwrap())
             .lock()
             .unwrap();
         server.run("DEL", &["lock:a"]);
@@ -250,15 +250,19 @@ fn past_max_hold_the_key_expires_by_itself() {
         .unwrap();
     assert!(guard.remaining().unwrap() <= ttl);
     assert_one_message(&guard.lost(), Lost::MaxHold);
-    let seen = Instant::now();
+    let reported_at = Instant::now();
     let left = server.pttl("lock:a");
-    assert!(left > 100, "it was renewed until the loss");
+    assert!(left > 100, "the lease was renewed until the loss");
     let left = Duration::from_millis(left.unsigned_abs());
     assert!(left <= ttl);
     assert!(other.mutex("a").try_lock().unwrap().is_none());
     let next = other.mutex("a").lock().unwrap();
     // Redis rounds down and has a different clock.
-    assert!(seen.elapsed() + ms(5) >= left, "after {:?}", seen.elapsed());
+    assert!(
+        reported_at.elapsed() + ms(5) >= left,
+        "after {:?}",
+        reported_at.elapsed()
+    );
     assert!(
         server.pttl("lock:a") > 5_000,
         "the key is the other client's new lease"

@@ -49,9 +49,9 @@ fn client(url: &str) -> Client {
 
 /// Returns the mutex with a callback that sends its renewals to the channel.
 fn reporting_renewals(mutex: Mutex) -> (Mutex, Receiver<Renewed>) {
-    let (teller, renewals) = unbounded();
+    let (report, renewals) = unbounded();
     let mutex = mutex.on_renew(move |renewed| {
-        let _ = teller.send(renewed.clone());
+        let _ = report.send(renewed.clone());
     });
     (mutex, renewals)
 }
@@ -150,10 +150,10 @@ fn without_renewal_a_lease_expires() {
 fn a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock() {
     let server = Server::start();
     let client = client(&server.url());
-    let (told, losses) = unbounded();
+    let (report, losses) = unbounded();
     thread::scope(|scope| {
         for n in 0..3 {
-            let (server, client, told) = (&server, &client, told.clone());
+            let (server, client, report) = (&server, &client, report.clone());
             scope.spawn(move || {
                 let name = format!("{n}");
                 let key = format!("lock:{name}");
@@ -163,7 +163,7 @@ fn a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock() {
                         .mutex(name.as_str())
                         .ttl(ms(20_000))
                         .renew_every(ms(1))
-                        .on_lost(move |lost| told.send(*lost).unwrap()),
+                        .on_lost(move |lost| report.send(*lost).unwrap()),
                 );
                 for _ in 0..150 {
                     let guard = mutex.lock().unwrap();
@@ -181,7 +181,7 @@ fn a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock() {
             });
         }
     });
-    drop((client, told));
+    drop((client, report));
     assert_eq!(
         losses.recv_timeout(WAIT_LIMIT),
         Err(RecvTimeoutError::Disconnected)
@@ -395,16 +395,16 @@ fn renewals_that_are_due_together_are_sent_in_one_write() {
     let server = Server::start();
     let client = Client::open(&server.url()).unwrap();
     let leases = 300;
-    let (teller, renewals) = unbounded();
+    let (report, renewals) = unbounded();
     let mut guards = Vec::new();
     let began = Instant::now();
     for n in 0..leases {
-        let teller = teller.clone();
+        let report = report.clone();
         let mutex = client
             .mutex(format!("{n}"))
             .ttl(ms(60_000))
             .renew_every(ms(2_000))
-            .on_renew(move |_| teller.send(()).unwrap());
+            .on_renew(move |_| report.send(()).unwrap());
         guards.push(mutex.lock().unwrap());
     }
     // Leases acquired within 100 ms are renewed together.
@@ -443,7 +443,10 @@ fn a_failed_renewal_is_retried() {
             guard.remaining().unwrap() < ms(5_000),
             "nothing got through"
         );
-        assert!(proxy.connections() >= connections + 2, "it was retried");
+        assert!(
+            proxy.connections() >= connections + 2,
+            "the renewal was retried"
+        );
         proxy.set_all(Traffic::Pass);
         proxy.cut();
         next_renewal(&renewals);
@@ -540,10 +543,10 @@ fn a_panicking_callback_harms_no_lease() {
     let server = Server::start();
     let client = client(&server.url());
     let set = |mutex: Mutex| mutex.ttl(ms(900)).renew_every(ms(200));
-    let (teller, calls) = unbounded();
+    let (report, calls) = unbounded();
     let panicking = set(client.mutex("panicking"))
         .on_renew(move |_| {
-            let _ = teller.send(());
+            let _ = report.send(());
             panic!("the panic of this test");
         })
         .lock()

@@ -56,7 +56,11 @@ fn basic_calls_work_through_sentinel() {
     assert!(two.mutex("basic").try_lock().unwrap().is_none());
     guard.renew().unwrap();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-    let again = two.mutex("basic").try_lock().unwrap().expect("it is free");
+    let again = two
+        .mutex("basic")
+        .try_lock()
+        .unwrap()
+        .expect("the lock is free");
     assert_eq!(again.unlock().unwrap(), Unlocked::Released);
 }
 
@@ -93,7 +97,9 @@ fn a_lease_is_renewed_on_the_master() {
     });
     let guard = mutex.lock().unwrap();
     for _ in 0..20 {
-        renewals.recv_timeout(ms(10_000)).expect("it is renewed");
+        renewals
+            .recv_timeout(ms(10_000))
+            .expect("the lease is renewed");
     }
     assert!(guard.is_held());
     assert!(two.mutex("renewed").try_lock().unwrap().is_none());
@@ -362,8 +368,8 @@ fn a_waiter_is_woken_on_the_new_master() {
         let successor = sentinels.successor();
         let listens = || {
             let command = ["PUBSUB", "NUMSUB", "lock_release:a"];
-            let heard = sentinels.ask_data::<(String, u32)>(successor, &command);
-            heard.is_ok_and(|(_, listeners)| listeners > 0)
+            let subscribers = sentinels.ask_data::<(String, u32)>(successor, &command);
+            subscribers.is_ok_and(|(_, count)| count > 0)
         };
         let timed = Control::run(RESUME_WITHIN, || eventually(ms(30_000), listens));
         timed.no_later_than(SLACK);
@@ -392,7 +398,7 @@ fn a_demoted_master_is_no_longer_used() {
     let successor = sentinels.successor();
     let lock = || {
         let guard = mutex.try_lock_for(ms(1_000)).unwrap();
-        guard.expect("nobody else wants it")
+        guard.expect("no other call holds the lock")
     };
     let is_there = || {
         let _guard = lock();

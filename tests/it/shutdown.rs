@@ -99,7 +99,7 @@ fn shutdown_releases_and_reports_every_held_lock() {
     let server = Server::start();
     let client = client(&server.url());
     let guards = lock_many(&client, HELD);
-    let (sender, told) = unbounded();
+    let (sender, losses) = unbounded();
     let callback = move |lost: &Lost| sender.send(*lost).unwrap();
     let one_more = client.mutex("callback").on_lost(callback).lock().unwrap();
     let lost: Vec<_> = guards.iter().map(MutexGuard::lost).collect();
@@ -118,14 +118,14 @@ fn shutdown_releases_and_reports_every_held_lock() {
         }
     }
     // The thread that runs callbacks has ended.
-    assert_eq!(told.try_recv(), Ok(Lost::ShutDown));
+    assert_eq!(losses.try_recv(), Ok(Lost::ShutDown));
     for guard in guards.into_iter().chain([one_more]) {
         assert_eq!(
             guard.unlock().unwrap(),
             Unlocked::AlreadyLost(Lost::ShutDown)
         );
     }
-    assert!(told.try_recv().is_err(), "the callback ran twice");
+    assert!(losses.try_recv().is_err(), "the callback ran twice");
 }
 
 fn holders_that_unlock_on_shutdown_count_as_released() {

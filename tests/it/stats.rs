@@ -616,7 +616,7 @@ fn the_hash_has_the_configured_key() {
 
 fn a_key_of_another_type_is_an_error_and_loses_no_counts() {
     let server = Server::start();
-    server.run("SET", &["lock_stats", "of somebody else"]);
+    server.run("SET", &["lock_stats", "of another program"]);
     let client = client_with_shared_stats(&server.url());
     lock_times(&client, 2);
     let error = client.shared_stats().unwrap_err();

@@ -210,10 +210,16 @@ fn waiter_behind_backoff_is_woken() {
         wait_until_asleep(&server, "a", before);
         let _ = guard.unlock().unwrap();
         let woken = woken.join().unwrap().unwrap();
-        let _ = woken.expect("it was woken").unlock().unwrap();
+        let _ = woken
+            .expect("the release wakes the waiter")
+            .unlock()
+            .unwrap();
         for pauses in pauses {
             let guard = pauses.join().unwrap().unwrap();
-            let _ = guard.expect("it was handed the lease").unlock().unwrap();
+            let _ = guard
+                .expect("the lease is handed to the waiter")
+                .unlock()
+                .unwrap();
         }
     });
 }
@@ -224,7 +230,10 @@ fn a_local_release_wakes_a_waiter_in_backoff() {
     let mutex = || client.mutex("a").local_handoffs(0);
     let takes_and_lets_go = |policy| {
         let guard = mutex().wait(policy).try_lock_for(WAIT_LIMIT).unwrap();
-        let _ = guard.expect("it was woken").unlock().unwrap();
+        let _ = guard
+            .expect("the release wakes the waiter")
+            .unlock()
+            .unwrap();
     };
     let guard = mutex().lock().unwrap();
     thread::scope(|scope| {
@@ -340,14 +349,14 @@ fn idle_waiters_send_only_the_probe() {
         }
         let calls = |command| move |server: &Server| server.calls(&[command]);
         // Each name's first waiter tries again after it subscribed.
-        let mut looks = 0;
-        while scripts(&server) != looks {
-            looks = scripts(&server);
+        let mut calls_before = 0;
+        while scripts(&server) != calls_before {
+            calls_before = scripts(&server);
             let_pass(ms(300));
         }
-        let (probes, looks) = (calls("publish")(&server), scripts(&server));
+        let (probes, calls_before) = (calls("publish")(&server), scripts(&server));
         let_pass(ms(2_500));
-        assert_eq!(scripts(&server), looks);
+        assert_eq!(scripts(&server), calls_before);
         let probes = calls("publish")(&server) - probes;
         assert!((2..=4).contains(&probes), "{probes} probes");
         for guard in guards {
@@ -510,9 +519,9 @@ fn a_subscriber_that_hangs_is_detected() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     assert_acquired_within(ms(6_000), &server, &client(&proxy.url()), || {
-        let hung = proxy.connections_that_sent("SUBSCRIBE");
-        assert_eq!(hung.len(), 1);
-        proxy.set_nth(hung[0], Traffic::Stall);
+        let subscriber = proxy.connections_that_sent("SUBSCRIBE");
+        assert_eq!(subscriber.len(), 1);
+        proxy.set_nth(subscriber[0], Traffic::Stall);
         server.run("DEL", &["lock:a"]);
         server.run("PUBLISH", &["lock_release:a", ""]);
         Instant::now()

@@ -125,7 +125,7 @@ fn the_value_is_the_owner_and_a_fresh_uuid() {
         .build()
         .unwrap()
         .mutex("x");
-    let mut seen = HashSet::new();
+    let mut ids = HashSet::new();
     for _ in 0..20 {
         let guard = mutex.lock().unwrap();
         let value = String::from_utf8(server.get("lock:x").unwrap()).unwrap();
@@ -134,7 +134,7 @@ fn the_value_is_the_owner_and_a_fresh_uuid() {
         let id = uuid::Uuid::parse_str(id).unwrap();
         assert_eq!(id.get_version_num(), 4);
         assert!(value.ends_with(&id.hyphenated().to_string()), "{value}");
-        assert!(seen.insert(id));
+        assert!(ids.insert(id));
         drop(guard);
     }
     let guard = client(&server).mutex("x").lock().unwrap();
@@ -258,7 +258,7 @@ fn a_release_publishes_the_holder_id() {
     let mut redis = server.connection();
     let mut listener = redis.as_pubsub();
     listener.subscribe("lock_release:x").unwrap();
-    let mut heard = || {
+    let mut next_release = || {
         let message = listener.get_message().unwrap();
         assert_eq!(message.get_channel_name(), "lock_release:x");
         message.get_payload::<String>().unwrap()
@@ -268,16 +268,16 @@ fn a_release_publishes_the_holder_id() {
     let guard = client.mutex("x").lock().unwrap();
     let unlocked = holder(guard.holder_id());
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-    assert_eq!(heard(), unlocked);
+    assert_eq!(next_release(), unlocked);
 
     let guard = client.mutex("x").lock().unwrap();
     let dropped = holder(guard.holder_id());
     drop(guard);
-    assert_eq!(heard(), dropped);
+    assert_eq!(next_release(), dropped);
 
     let guard = client.mutex("x").lock().unwrap();
     assert!(client.mutex("x").force_unlock().unwrap());
-    assert_eq!(heard(), holder(guard.holder_id()));
+    assert_eq!(next_release(), holder(guard.holder_id()));
 }
 
 fn a_name_with_a_hash_tag_keeps_its_cluster_slot() {
@@ -335,7 +335,9 @@ fn round_trip(client: &Client, redis: &mut Connection, waiting: impl FnOnce()) {
     foreign_release_and_publish(redis, "lock:x", "lock_release:x", b"v");
     let guard = result_of(&waiter);
     for _ in 0..4 {
-        renewals.recv_timeout(WAIT_LIMIT).expect("it is renewed");
+        renewals
+            .recv_timeout(WAIT_LIMIT)
+            .expect("the lease is renewed");
     }
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }

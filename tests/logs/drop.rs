@@ -206,8 +206,14 @@ fn a_guard_dropped_after_shutdown_leaves_the_next_holder_alone() {
     assert!(one.shutdown(WAIT_LIMIT).unwrap().is_clean());
     assert!(!dropped.is_held() && !asked.is_held());
     let next = [
-        two.mutex("a").try_lock().unwrap().expect("it is free"),
-        two.mutex("b").try_lock().unwrap().expect("it is free"),
+        two.mutex("a")
+            .try_lock()
+            .unwrap()
+            .expect("the lock is free"),
+        two.mutex("b")
+            .try_lock()
+            .unwrap()
+            .expect("the lock is free"),
     ];
     drop(dropped);
     assert_eq!(
@@ -264,7 +270,9 @@ fn a_guard_outlives_its_client() {
     let guard = mutex.lock().unwrap();
     drop((client, mutex));
     for _ in 0..5 {
-        renewals.recv_timeout(WAIT_LIMIT).expect("it is renewed");
+        renewals
+            .recv_timeout(WAIT_LIMIT)
+            .expect("the lease is renewed");
     }
     assert!(guard.is_held());
     assert_eq!(

@@ -167,8 +167,8 @@ fn server_with_error(error: &'static str, command: &'static str) -> FakeServer {
     FakeServer::start(move |request| {
         let name = request.name();
         let is_script = name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
-        let says = name == command || command == "script" && is_script;
-        says.then(|| format!("-{error} {}\r\n", hostile_line()).into_bytes())
+        let is_refused = name == command || command == "script" && is_script;
+        is_refused.then(|| format!("-{error} {}\r\n", hostile_line()).into_bytes())
     })
 }
 

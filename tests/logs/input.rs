@@ -411,8 +411,8 @@ fn a_zero_duration_means_one_attempt() {
     let pair = server.calls(&["evalsha", "eval"]) - before;
     let refused = two.mutex("x").try_lock_for(Duration::ZERO).unwrap();
     assert!(refused.is_none());
-    let asked = server.calls(&["evalsha", "eval"]) - before - pair;
-    assert_eq!(asked, 1);
+    let sent = server.calls(&["evalsha", "eval"]) - before - pair;
+    assert_eq!(sent, 1);
     drop(guard);
     assert!(one.shutdown(Duration::ZERO).is_ok());
 }
@@ -604,11 +604,11 @@ fn an_invalid_variable_is_named() {
         ("LOCK_RENEW_INTERVAL_MS", "1.5"),
     ] {
         let child = with_environment("input::show_client_from_env", &[(name, value)]);
-        let said = child.next_line();
-        assert!(said.starts_with("Config("), "{name}={value}: {said}");
-        assert!(said.contains(name), "{name}={value}: {said}");
-        assert!(said.contains("expect"), "{name}={value}: {said}");
-        assert!(!said.contains("s3cret"), "{name}={value}: {said}");
+        let line = child.next_line();
+        assert!(line.starts_with("Config("), "{name}={value}: {line}");
+        assert!(line.contains(name), "{name}={value}: {line}");
+        assert!(line.contains("expect"), "{name}={value}: {line}");
+        assert!(!line.contains("s3cret"), "{name}={value}: {line}");
     }
 }
 
@@ -620,9 +620,9 @@ fn an_impossible_setting_in_a_variable_is_named() {
         ("LOCK_RENEW_INTERVAL_MS", "10000"),
         ("LOCK_CONNECTION_NAME", "a b"),
     ] {
-        let said = with_environment("input::show_client_from_env", &[(name, value)]).next_line();
-        assert!(said.starts_with("Config("), "{name}={value}: {said}");
-        assert!(said.contains(name), "{name}={value}: {said}");
+        let line = with_environment("input::show_client_from_env", &[(name, value)]).next_line();
+        assert!(line.starts_with("Config("), "{name}={value}: {line}");
+        assert!(line.contains(name), "{name}={value}: {line}");
     }
 }
 

@@ -54,9 +54,9 @@ const CHANNEL: &str = "lock_release:a";
 /// How much later than a plain wait a bounded call may return.
 const SLACK: Duration = ms(250);
 
-/// Far longer than an undo takes, or a server needs to be used again, on a machine with other things
-/// to do; and shorter than `LONG`.
-const PATIENCE: Duration = ms(30_000);
+/// The limit for events that must happen, such as undos and recoveries: generous for a slow
+/// machine, and shorter than `LONG`.
+const WAIT_LIMIT: Duration = ms(30_000);
 
 /// Longer than any test: a key that is gone earlier was released or undone.
 const LONG: Duration = ms(60_000);
@@ -145,7 +145,7 @@ fn basic_calls_work_on_a_quorum() {
         let guard = one.mutex("a").lock().unwrap();
         assert!(servers.count(KEY) > count / 2);
         assert!(two.mutex("a").try_lock().unwrap().is_none());
-        let holder = two.mutex("a").inspect().unwrap().expect("it is held");
+        let holder = two.mutex("a").inspect().unwrap().expect("the lock is held");
         assert_eq!(holder.holder_id(), Some(guard.holder_id()));
         assert_eq!(holder.fencing_token(), Some(guard.fencing_token()));
         assert!(holder.remaining().unwrap() > ms(5_000));
@@ -154,10 +154,14 @@ fn basic_calls_work_on_a_quorum() {
         assert!(guard.remaining().unwrap() > ms(15_000));
         let token = guard.fencing_token();
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-        eventually(PATIENCE, || servers.count(KEY) == 0);
+        eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
         assert!(two.mutex("a").inspect().unwrap().is_none());
         assert!(!two.mutex("a").force_unlock().unwrap());
-        let again = two.mutex("a").try_lock().unwrap().expect("it is free");
+        let again = two
+            .mutex("a")
+            .try_lock()
+            .unwrap()
+            .expect("the lock is free");
         assert!(again.fencing_token() > token);
         assert!(two.mutex("a").force_unlock().unwrap());
         assert_eq!(
@@ -167,7 +171,7 @@ fn basic_calls_work_on_a_quorum() {
         let _held = two.mutex("b").lock().unwrap();
         let report = two.shutdown(ms(5_000)).unwrap();
         assert_eq!((report.released(), report.is_clean()), (1, true));
-        eventually(PATIENCE, || servers.count("lock:b") == 0);
+        eventually(WAIT_LIMIT, || servers.count("lock:b") == 0);
     }
 }
 
@@ -201,7 +205,8 @@ fn a_waiter_is_woken_by_the_release() {
         let guard = one.mutex("a").ttl(LONG).lock().unwrap();
         thread::scope(|scope| {
             let mutex = two.mutex("a");
-            let waiting = scope.spawn(move || mutex.try_lock_for(PATIENCE).map(|_| Instant::now()));
+            let waiting =
+                scope.spawn(move || mutex.try_lock_for(WAIT_LIMIT).map(|_| Instant::now()));
             servers.wait_until_waiter_sleeps();
             let released = Instant::now();
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
@@ -280,10 +285,10 @@ fn there_are_never_two_holders_while_servers_hang_in_turn() {
             let server = &servers.0[round % 3];
             server.pause();
             let before = count.load(Ordering::SeqCst);
-            eventually(PATIENCE, || count.load(Ordering::SeqCst) > before + 50);
+            eventually(WAIT_LIMIT, || count.load(Ordering::SeqCst) > before + 50);
             server.resume();
             let before = count.load(Ordering::SeqCst);
-            eventually(PATIENCE, || count.load(Ordering::SeqCst) > before + 50);
+            eventually(WAIT_LIMIT, || count.load(Ordering::SeqCst) > before + 50);
         }
         over.store(true, Ordering::Relaxed);
         for one in working {
@@ -302,10 +307,10 @@ fn a_token_below_the_counter_is_proposed_again_above_it() {
     let guard = client.mutex("a").ttl(LONG).lock().unwrap();
     assert!(guard.fencing_token().value() > ahead);
     // No server keeps the key of the refused proposal.
-    eventually(PATIENCE, || servers.count(KEY) >= 2);
+    eventually(WAIT_LIMIT, || servers.count(KEY) >= 2);
     for server in &servers.0 {
         let is_ours = |value: Vec<u8>| value == guard.holder_id().as_str().as_bytes();
-        eventually(PATIENCE, || server.get(KEY).is_none_or(is_ours));
+        eventually(WAIT_LIMIT, || server.get(KEY).is_none_or(is_ours));
     }
     let token = guard.fencing_token();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
@@ -328,7 +333,7 @@ fn a_broken_counter_counts_as_a_failed_server() {
         matches!(refused, Err(Error::BadFence { .. })),
         "{refused:?}"
     );
-    eventually(PATIENCE, || servers.count(KEY) == 0);
+    eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
     // A counter that is far ahead must not raise the tokens of other names.
     let far = now_us() * 2;
     for server in &servers.0 {
@@ -356,7 +361,7 @@ fn a_minority_can_die_and_return_empty() {
         held.renew().unwrap();
         assert_eq!(held.unlock().unwrap(), Unlocked::Released);
         // The restarted servers vote again.
-        eventually(PATIENCE, || {
+        eventually(WAIT_LIMIT, || {
             let guard = client.mutex("a").lock().unwrap();
             let count = servers.0[..dead]
                 .iter()
@@ -380,20 +385,20 @@ fn a_hanging_minority_costs_one_timeout_and_keeps_no_key() {
         let start = Instant::now();
         let guard = client.mutex("a").ttl(LONG).try_lock_for(limit);
         assert!(start.elapsed() < limit / 2);
-        drop(guard.unwrap().expect("nobody holds it"));
+        drop(guard.unwrap().expect("the lock is free"));
         assert!(median(&client) < ms(50));
         let label = format!("127.0.0.1:{}", servers.0[n].port());
-        let said = |what: &str| {
-            let said = log_records_about(&format!("{label} {what}"));
-            said.iter().any(|line| line.level == log::Level::Debug)
+        let is_logged = |what: &str| {
+            let records = log_records_about(&format!("{label} {what}"));
+            records.iter().any(|line| line.level == log::Level::Debug)
         };
-        eventually(PATIENCE, || said("is marked down"));
+        eventually(WAIT_LIMIT, || is_logged("is marked down"));
         let guard = client.mutex("a").ttl(LONG).lock().unwrap();
         guard.renew().unwrap();
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         servers.0[n].resume();
-        eventually(PATIENCE, || said("answers again"));
-        eventually(PATIENCE, || servers.count(KEY) == 0);
+        eventually(WAIT_LIMIT, || is_logged("answers again"));
+        eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
     }
 }
 
@@ -409,11 +414,11 @@ fn late_commands_of_a_resumed_server_leave_no_key() {
     servers.0[2].resume();
     // A new command ran, so the server has run all earlier ones.
     let before = servers.0[2].calls(&["set"]);
-    eventually(PATIENCE, || {
+    eventually(WAIT_LIMIT, || {
         lock_and_unlock(&client);
         servers.0[2].calls(&["set"]) > before
     });
-    eventually(PATIENCE, || servers.count(KEY) == 0);
+    eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
 }
 
 /// Returns a client with two idle connections to each server, and the servers' proxies. Replies of
@@ -429,7 +434,7 @@ fn client_with_two_connections(servers: &Servers) -> (Client, Vec<Proxy>) {
     thread::scope(|scope| {
         scope.spawn(|| drop(client.mutex("slow").lock().unwrap()));
         for proxy in &proxies {
-            eventually(PATIENCE, || {
+            eventually(WAIT_LIMIT, || {
                 !proxy.connections_that_sent("lock:slow").is_empty()
             });
         }
@@ -465,7 +470,7 @@ fn release_overtakes_acquire(
     let sent = || proxy.request_bytes_by_connection()[acquire];
     let before = sent();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-    eventually(PATIENCE, || {
+    eventually(WAIT_LIMIT, || {
         proxy.connections_that_sent(&key).len() > 1 || sent() > before
     });
     let release = proxy
@@ -474,10 +479,10 @@ fn release_overtakes_acquire(
         .find(|n| *n != acquire);
     if let Some(release) = release {
         proxy.set_nth(release, Traffic::Pass);
-        eventually(PATIENCE, || scripts() > has_run);
+        eventually(WAIT_LIMIT, || scripts() > has_run);
     }
     proxy.set_open(Traffic::Pass);
-    eventually(PATIENCE, || servers.0[2].calls(&["set"]) > sets);
+    eventually(WAIT_LIMIT, || servers.0[2].calls(&["set"]) > sets);
     release.is_some()
 }
 
@@ -488,7 +493,7 @@ fn an_acquire_overtaken_by_its_release_leaves_no_key() {
     let overtaken = names.filter(|name| {
         let overtakes = release_overtakes_acquire(&servers, &client, &proxies[2], name);
         let key = format!("lock:{name}");
-        eventually(PATIENCE, || servers.count(&key) == 0);
+        eventually(WAIT_LIMIT, || servers.count(&key) == 0);
         overtakes
     });
     assert_eq!(overtaken.take(2).count(), 2);
@@ -535,13 +540,13 @@ fn lost_lease_overtakes_acquire(
     );
     if is_sent {
         // The release uses a new connection, opened by the io thread.
-        eventually(PATIENCE, || scripts() > has_run);
+        eventually(WAIT_LIMIT, || scripts() > has_run);
     }
     proxy.set_open(Traffic::Pass);
     if is_sent {
-        eventually(PATIENCE, || servers.0[2].calls(&["set"]) > sets);
+        eventually(WAIT_LIMIT, || servers.0[2].calls(&["set"]) > sets);
     }
-    eventually(PATIENCE, || servers.count(&key) == 0);
+    eventually(WAIT_LIMIT, || servers.count(&key) == 0);
     is_sent
 }
 
@@ -596,9 +601,11 @@ fn without_a_majority_calls_fail_in_time_and_leave_no_key() {
                 Err(Error::Unreachable { .. })
             ));
         }
-        eventually(PATIENCE, || servers.0[0].get(KEY).is_none());
+        eventually(WAIT_LIMIT, || servers.0[0].get(KEY).is_none());
         // The lease cannot be renewed, and its loss is reported in time.
-        held.lost().recv_timeout(PATIENCE).expect("it is lost");
+        held.lost()
+            .recv_timeout(WAIT_LIMIT)
+            .expect("the lease is lost");
         assert!(!held.is_held());
         let unlock = Control::run(ms(400), || held.unlock());
         assert_eq!(
@@ -613,7 +620,7 @@ fn without_a_majority_calls_fail_in_time_and_leave_no_key() {
             }
         }
         lock_and_unlock(&client);
-        eventually(PATIENCE, || servers.count(KEY) == 0);
+        eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
     }
 }
 
@@ -654,7 +661,7 @@ fn a_server_that_replies_byte_by_byte_delays_no_call() {
                 let start = Instant::now();
                 let guard = client.mutex("a").ttl(LONG).try_lock_for(ms(200));
                 let took = start.elapsed();
-                drop(guard.unwrap().expect("nobody else wants it"));
+                drop(guard.unwrap().expect("no other call holds the lock"));
                 took
             })
             .collect();
@@ -663,7 +670,7 @@ fn a_server_that_replies_byte_by_byte_delays_no_call() {
         times.sort_unstable();
         assert!(times[4] < ms(50), "{times:?}");
         proxy.set_all(Traffic::Pass);
-        eventually(PATIENCE, || servers.count(KEY) == 0);
+        eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
     }
 }
 
@@ -686,7 +693,7 @@ fn a_server_that_pushes_without_pause_delays_no_call() {
         let mutex = client.mutex("a").ttl(LONG);
         thread::spawn(move || done.send(mutex.try_lock()));
         let guard = outcome
-            .recv_timeout(PATIENCE)
+            .recv_timeout(WAIT_LIMIT)
             .expect("the call returns in time");
         drop(guard.unwrap().expect("the other two grant it"));
     }
@@ -699,13 +706,13 @@ fn a_split_vote_is_retried() {
     servers.0[1].run("SET", &[KEY, "y", "PX", "60000"]);
     let tried = client.mutex("a").ttl(LONG).try_lock_for(ms(200)).unwrap();
     assert!(tried.is_none(), "other holders have two of the keys");
-    eventually(PATIENCE, || servers.0[2].get(KEY).is_none());
+    eventually(WAIT_LIMIT, || servers.0[2].get(KEY).is_none());
     let guard = client.mutex("a").ttl(LONG).try_lock_for(ms(10_000));
     let guard = guard.unwrap().expect("one of the keys has run out");
     assert_eq!(servers.0[1].get(KEY), Some(b"y".to_vec()));
     let id = guard.holder_id().as_str().as_bytes().to_vec();
     for n in [0, 2] {
-        eventually(PATIENCE, || servers.0[n].get(KEY).as_ref() == Some(&id));
+        eventually(WAIT_LIMIT, || servers.0[n].get(KEY).as_ref() == Some(&id));
     }
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     assert_eq!(servers.0[1].get(KEY), Some(b"y".to_vec()), "not ours");
@@ -735,7 +742,7 @@ fn a_majority_after_the_deadline_is_undone() {
     }
     let tried = client.mutex("a").ttl(LONG).try_lock_for(ms(200));
     assert!(matches!(tried, Err(Error::Unreachable { .. })), "{tried:?}");
-    eventually(PATIENCE, || servers.count(KEY) == 0);
+    eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
 }
 
 fn a_lease_lives_and_ends_with_its_majority() {
@@ -750,7 +757,9 @@ fn a_lease_lives_and_ends_with_its_majority() {
         let guard = servers.lock_on_all(&mutex);
         let next = |many: usize| {
             for _ in 0..many {
-                renewals.recv_timeout(PATIENCE).expect("it is renewed");
+                renewals
+                    .recv_timeout(WAIT_LIMIT)
+                    .expect("the lease is renewed");
             }
         };
         let spare = count / 2;
@@ -769,7 +778,7 @@ fn a_lease_lives_and_ends_with_its_majority() {
         for server in &servers.0[spare..] {
             server.run("DEL", &[KEY]);
         }
-        let why = lost.recv_timeout(PATIENCE).expect("the loss is reported");
+        let why = lost.recv_timeout(WAIT_LIMIT).expect("the loss is reported");
         assert_eq!(why, Lost::Deleted);
         assert!(!guard.is_held());
         assert_eq!(
@@ -794,10 +803,14 @@ fn a_key_lost_on_a_minority_is_not_a_loss() {
     for server in &servers.0[..3] {
         server.run("SET", &[KEY, "x", "PX", "60000"]);
     }
-    let holder = client.mutex("a").inspect().unwrap().expect("it is held");
+    let holder = client
+        .mutex("a")
+        .inspect()
+        .unwrap()
+        .expect("the lock is held");
     assert_eq!(holder.value(), b"x");
     assert!(client.mutex("a").force_unlock().unwrap());
-    eventually(PATIENCE, || servers.count(KEY) == 0);
+    eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
 }
 
 fn a_release_that_a_server_missed_is_repeated() {
@@ -811,15 +824,15 @@ fn a_release_that_a_server_missed_is_repeated() {
         let guard = servers.lock_on_all(&client.mutex("a").ttl(LONG));
         proxy.set_all(Traffic::Cut);
         if is_marked_down_first {
-            let said = format!("127.0.0.1:{} is marked down", proxy.port());
-            eventually(PATIENCE, || {
+            let message = format!("127.0.0.1:{} is marked down", proxy.port());
+            eventually(WAIT_LIMIT, || {
                 drop(client.mutex("b").lock().unwrap());
-                !log_records_about(&said).is_empty()
+                !log_records_about(&message).is_empty()
             });
         }
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         proxy.set_all(Traffic::Pass);
-        eventually(PATIENCE, || servers.count(KEY) == 0);
+        eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
     }
 }
 
@@ -830,14 +843,14 @@ fn a_client_that_ends_leaves_no_key() {
     let urls = [servers.0[0].url(), servers.0[1].url(), proxy.url()];
     let client = Client::quorum(urls).unwrap();
     lock_and_unlock(&client);
-    eventually(PATIENCE, || servers.count(KEY) == 0);
+    eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
     proxy.delay(ms(100), ms(0));
     for _ in 0..3 {
         lock_and_unlock(&client);
     }
     drop(client);
     drop(proxy);
-    eventually(PATIENCE, || servers.count(KEY) == 0);
+    eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
 }
 
 fn calls_wait_for_connections_up_to_max_connections() {
@@ -853,7 +866,7 @@ fn calls_wait_for_connections_up_to_max_connections() {
     let before = sent();
     thread::scope(|scope| {
         let first = scope.spawn(|| client.mutex("a").try_lock());
-        eventually(PATIENCE, || sent() > before);
+        eventually(WAIT_LIMIT, || sent() > before);
         let second = client.mutex("b").try_lock_for(ms(100));
         let error = second.unwrap_err().to_string();
         assert!(error.contains("max_connections"), "{error}");
@@ -877,7 +890,7 @@ fn flushed_scripts_are_loaded_again() {
         flush();
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         // Also on the servers whose replies no call waited for.
-        eventually(PATIENCE, || servers.count(KEY) == 0);
+        eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
     }
 }
 
@@ -890,7 +903,7 @@ fn waiters_with_backoff_need_no_wake_up() {
         let mutex = two.mutex("a").wait(WaitPolicy::Backoff(backoff));
         let waiting = scope.spawn(move || mutex.lock().map(drop));
         let before = servers.0[0].calls(&["evalsha"]);
-        eventually(PATIENCE, || servers.0[0].calls(&["evalsha"]) > before + 2);
+        eventually(WAIT_LIMIT, || servers.0[0].calls(&["evalsha"]) > before + 2);
         drop(guard);
         waiting.join().unwrap().unwrap();
     });

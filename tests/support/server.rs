@@ -78,9 +78,9 @@ impl Server {
             .args(["--port", "0", "--tls-port", &port::free().to_string()])
             .output()
             .expect("the server's binary runs");
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8_lossy(&said);
-        !said.contains("Bad directive") && !said.contains("Failed finding TLS support")
+        let output = [output.stdout, output.stderr].concat();
+        let output = String::from_utf8_lossy(&output);
+        !output.contains("Bad directive") && !output.contains("Failed finding TLS support")
     }
 
     /// Returns the major version. Valkey continues the numbering of Redis 7.
@@ -135,7 +135,7 @@ impl Server {
         connect(&self.url(), ms(5_000)).expect("the server accepts a connection")
     }
 
-    /// Runs a command on a connection of its own.
+    /// Runs a command on a separate connection.
     #[track_caller]
     pub fn run(&self, command: &str, arguments: &[&str]) {
         redis::cmd(command)
