@@ -67,8 +67,8 @@ fn main() {
         "calls while stuck",
         "in the write",
         "10 ms slower than control",
-        "not in the write",
-        "slowest of these, ms",
+        "not in it",
+        "slowest not in it, ms",
         "10 ms",
     ];
     common::print_table(&heads, &rows);
