@@ -186,6 +186,11 @@ fn lost_grant_message_costs_at_most_a_refresh() {
 
 /// A waiter refreshes its place as soon as it is subscribed again, not at the next regular refresh.
 fn restored_subscription_triggers_a_refresh() {
+    // A round in which the machine took longer than a refresh interval shows nothing.
+    assert!((0..5).any(|_| restored_subscription_precedes_the_next_refresh()));
+}
+
+fn restored_subscription_precedes_the_next_refresh() -> bool {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let guard = fair(&server).lock().unwrap();
@@ -198,10 +203,10 @@ fn restored_subscription_triggers_a_refresh() {
         unlock(guard);
         proxy.set_nth(subscription, Traffic::Cut);
         unlock(waiting.join().unwrap());
-        assert_eq!(refresh_count(&waiter), before);
-        assert_eq!(waiter.stats().totals.wakes_reconnect, 1);
-    });
-    wait_until_only_fences_remain(&server);
+        let is_early = refresh_count(&waiter) == before;
+        wait_until_only_fences_remain(&server);
+        is_early && waiter.stats().totals.wakes_reconnect == 1
+    })
 }
 
 /// The message arrives after the grant has expired, and the server cannot be asked: the waiter must
