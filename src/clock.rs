@@ -1,7 +1,8 @@
 //! The clock for leases and deadlines. It advances during suspend where the system has such a
 //! clock.
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, SystemTime};
 
 /// The longest single sleep. The clock behind sleeps stops during suspend, so after a resume a
 /// thread reads this clock again within a second.
@@ -50,6 +51,21 @@ impl Instant {
 /// Returns how long to sleep from `now` towards `at`: at most [`LONGEST_SLEEP`].
 pub(crate) fn nap(now: Instant, at: Instant) -> Duration {
     now.until(at).min(LONGEST_SLEEP)
+}
+
+/// Sleeps for `pause`: between attempts for which no other thread wakes this one.
+pub(crate) fn sleep(pause: Duration) {
+    thread::sleep(pause);
+}
+
+/// Returns the time left until `at`, an instant of a caller; zero if it has passed.
+pub(crate) fn left_until(at: std::time::Instant) -> Duration {
+    at.saturating_duration_since(std::time::Instant::now())
+}
+
+/// Returns the wall clock, which can jump: for reports, seeds and proposed tokens only.
+pub(crate) fn wall_time() -> SystemTime {
+    SystemTime::now()
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]

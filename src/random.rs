@@ -1,12 +1,14 @@
 //! Random numbers that also work in destructors of thread-locals, where `rand::rng()` panics.
 
 use std::sync::LazyLock;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use parking_lot::Mutex;
 use rand::rngs::{SmallRng, SysRng};
 use rand::{Rng, RngExt, SeedableRng, TryRng};
 use uuid::{Builder, Uuid};
+
+use crate::clock::wall_time;
 
 static GENERATOR: LazyLock<Mutex<SmallRng>> = LazyLock::new(|| {
     let seeded = SmallRng::try_from_rng(&mut SysRng);
@@ -15,7 +17,7 @@ static GENERATOR: LazyLock<Mutex<SmallRng>> = LazyLock::new(|| {
 
 /// A seed that differs between the processes of a machine, if the system has no random numbers.
 fn by_clock() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = wall_time().duration_since(UNIX_EPOCH);
     let nanos = now.map_or(0, |now| now.as_nanos() as u64);
     nanos ^ u64::from(std::process::id()) << 32
 }

@@ -68,6 +68,25 @@ fn upward_import_and_cycle_are_detected() {
     assert_eq!(tree.cycles().len(), 1);
 }
 
+#[test]
+fn only_the_clock_reads_the_time_and_sleeps() {
+    let tree = Tree::read(&in_repository("src"));
+    let imports_instant = |statement: &str| {
+        let imports = statement.split_once("use std::time::");
+        imports.is_some_and(|(_, names)| names.contains("Instant"))
+    };
+    let is_foreign = |source: &str| {
+        let calls = ["SystemTime::now", "time::Instant::now", "thread::sleep"];
+        calls.iter().any(|call| source.contains(call)) || source.split(';').any(imports_instant)
+    };
+    let reads = |(module, source): (&Module, &String)| {
+        (*module != ["clock"] && is_foreign(source)).then(|| module.join("/"))
+    };
+    let readers: Vec<String> = tree.sources.iter().filter_map(reads).collect();
+    assert!(readers.is_empty(), "not by crate::clock: {readers:?}");
+    assert!(is_foreign(&tree.sources[&vec!["clock".to_owned()]]));
+}
+
 fn in_repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::api::guard::MutexGuard;
 use crate::api::settings::lock_settings;
-use crate::clock::Instant;
+use crate::clock::{Instant, left_until};
 use crate::config::Settings;
 use crate::error::Error;
 use crate::holder::Holder;
@@ -204,7 +204,7 @@ impl Mutex {
     ///
     /// The errors of [`try_lock_for`](Self::try_lock_for).
     pub fn try_lock_until(&self, at: std::time::Instant) -> Result<Option<MutexGuard>, Error> {
-        self.try_lock_for(at.saturating_duration_since(std::time::Instant::now()))
+        self.try_lock_for(left_until(at))
     }
 
     /// Acquires the lock like [`lock`](Self::lock), runs `section`, and releases the lock.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::clock::Instant;
+use crate::clock::{Instant, sleep};
 use crate::config::Settings;
 use crate::error::Error;
 use crate::lease::held::HeldLease;
@@ -130,6 +130,6 @@ fn try_until_answered(attempt: &Attempt<'_>) -> Result<Attempted, Error> {
             }
             Err(fault) => attempt.silence.pause_after(fault)?,
         };
-        std::thread::sleep(pause);
+        sleep(pause);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::clock::Instant;
+use crate::clock::{Instant, sleep};
 use crate::error::{Cause, Error};
 use crate::lease::held::HeldLease;
 use crate::lease::state::{LeaseState, LeaseStatus};
@@ -210,7 +210,7 @@ fn send_until_answered(
         }
         // A pooled connection that had died unnoticed costs one attempt and no pause.
         if failures > 0 {
-            std::thread::sleep(RECONNECT.pause(failures - 1).min(now.until(deadline)));
+            sleep(RECONNECT.pause(failures - 1).min(now.until(deadline)));
         }
         failures += 1;
     }

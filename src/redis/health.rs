@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 
-use crate::clock::Instant;
+use crate::clock::{Instant, wall_time};
 use crate::error::Cause;
 use crate::health::{BreakerState, HealthPart, HealthState};
 use crate::redis::breaker::Breaker;
@@ -40,7 +40,7 @@ impl ServerHealth {
             open: AtomicBool::new(false),
             detail: Mutex::new(Detail {
                 breaker: Breaker::new(breaker_after),
-                since: SystemTime::now(),
+                since: wall_time(),
                 last_error: None,
             }),
         }
@@ -74,7 +74,7 @@ impl ServerHealth {
         }
         let mut detail = self.detail.lock();
         if self.failing.swap(false, Ordering::Relaxed) {
-            detail.since = SystemTime::now();
+            detail.since = wall_time();
         }
         self.open.store(false, Ordering::Relaxed);
         detail.breaker.succeeded()
@@ -87,7 +87,7 @@ impl ServerHealth {
     pub(crate) fn failed(&self, cause: Option<&Cause>, counts: bool) -> bool {
         let mut detail = self.detail.lock();
         if !self.failing.swap(true, Ordering::Relaxed) {
-            detail.since = SystemTime::now();
+            detail.since = wall_time();
         }
         if let Some(cause) = cause.filter(|cause| !cause.is_of_client()) {
             detail.last_error = Some(cause.clone());

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::clock::{Instant, nap};
+use crate::clock::{Instant, nap, sleep};
 use crate::error::{Cause, Error};
 use crate::logging;
 use crate::redis::Deployment;
@@ -84,7 +84,7 @@ impl SentinelWatch {
             let end = Instant::now().after(RECONNECT.pause(listener.failures));
             listener.failures += 1;
             while Instant::now() < end && !self.is_stopping() {
-                std::thread::sleep(nap(Instant::now(), end).min(POLL_EVERY));
+                sleep(nap(Instant::now(), end).min(POLL_EVERY));
             }
         }
     }

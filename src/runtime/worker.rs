@@ -10,7 +10,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, bounded};
 use parking_lot::Mutex;
 
-use crate::clock::Instant;
+use crate::clock::{Instant, sleep};
 use crate::error::Error;
 
 /// A thread that may not have been started yet.
@@ -68,7 +68,7 @@ impl Worker {
                 let _alive = alive;
                 while catch_unwind(AssertUnwindSafe(&body)).is_err() {
                     // A body that panics immediately each time must not use a whole core.
-                    thread::sleep(Duration::from_millis(100));
+                    sleep(Duration::from_millis(100));
                 }
             })
             .map_err(|error| Error::Thread {

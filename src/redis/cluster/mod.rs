@@ -6,10 +6,9 @@ pub(crate) mod slot_map;
 pub(crate) mod slots;
 
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
-use crate::clock::Instant;
+use crate::clock::{Instant, sleep};
 use crate::config::Config;
 use crate::error::{Cause, Error};
 use crate::protocol::answer::Answer;
@@ -90,7 +89,7 @@ impl Cluster {
             let next = match &fault {
                 NodeFault::Redirected(Redirect::TryAgain, _) => {
                     let pause = TRY_AGAIN.pause(tries);
-                    thread::sleep(pause.min(Instant::now().until(until)));
+                    sleep(pause.min(Instant::now().until(until)));
                     tries += 1;
                     hops = 0;
                     Some(self.map.owner_of(slot))

@@ -16,12 +16,11 @@ use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::thread;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::clock::{Instant, nap};
+use crate::clock::{Instant, nap, sleep};
 use crate::config::Config;
 use crate::error::{Cause, Error};
 use crate::redis::cluster::owners::{Change, Moved, Owners};
@@ -260,7 +259,7 @@ impl SlotMap {
             let now = Instant::now();
             let pause = now.until(known.not_before);
             if !pause.is_zero() {
-                MutexGuard::unlocked(&mut known, || thread::sleep(pause));
+                MutexGuard::unlocked(&mut known, || sleep(pause));
                 continue;
             }
             if known.not_before.until(now) > KEEP_REFRESHING {

@@ -2,12 +2,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use parking_lot::MutexGuard;
 
-use crate::clock::Instant;
+use crate::clock::{Instant, sleep};
 use crate::dialers::DIALER;
 use crate::error::{Cause, Error};
 use crate::error_reply::{is_final_at_logon, library_text};
@@ -53,7 +52,7 @@ impl Pool {
             }
             state.dialing.begin(number, now);
             if !pause.is_zero() {
-                MutexGuard::unlocked(&mut state, || thread::sleep(pause));
+                MutexGuard::unlocked(&mut state, || sleep(pause));
                 if !state.dialing.came_back(number) {
                     return;
                 }

@@ -1,7 +1,9 @@
 //! The fencing tokens that a client proposes to a quorum. Only reads the clock, no other I/O.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, UNIX_EPOCH};
+
+use crate::clock::wall_time;
 
 /// A lead beyond this is not followed: one broken counter must not spoil the tokens of all names.
 /// Acquiring a lock with such a counter takes two round trips.
@@ -46,7 +48,7 @@ impl Tokens {
 /// The wall clock in µs. A clock before 1970 counts as 0; the servers refuse its first token and
 /// report their counter.
 fn clock() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let since = wall_time().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_micros() as u64)
 }
 
