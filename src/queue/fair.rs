@@ -1,19 +1,4 @@
-//! The calls of this client that wait for fair locks, with their places in Redis. No I/O, no clock.
-//!
-//! The states of a waiter:
-//!
-//! ```text
-//! join --> no place --- begin_entering --> entering --- note_entered --> waiting <--+
-//!            ^  ^                             |                          |  |  |    |
-//!            |  +--- forget_id (no reply) ----+                          |  |  +----+
-//!            |                                                           |  | refreshed:
-//!            +--- refreshed: no longer in the queue ---------------------+  | still waiting
-//!            |                                                              |
-//!            +--- position ----- granted <--- message, or refreshed --------+
-//!
-//! A grant message can arrive while entering: it counts once the reply has confirmed the place.
-//! One refresh at a time covers all waiters of a name.
-//! ```
+//! The calls of this client that wait for fair locks, each with a place in Redis. No I/O, no clock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,14 +12,11 @@ use crate::name::{Name, NameTable};
 use crate::protocol::answer::Refreshed;
 use crate::protocol::primitive::Primitive;
 use crate::queue::answers::Answers;
+use crate::queue::fair_queue::{FairQueue, FairWaiter, RefreshPace};
 use crate::queue::parker::Parker;
 use crate::queue::position::{Grant, Position, Queue};
 use crate::stats::Wake;
 use crate::token::FencingToken;
-use crate::wait_policy::Backoff;
-
-/// How long the other calls sleep while a refresh is in flight, at most.
-const MAX_REFRESH_WAIT: Duration = Duration::from_secs(1);
 
 /// The places of this client's calls in the queues of fair locks, as far as known.
 ///
@@ -47,43 +29,10 @@ pub(crate) struct FairQueues {
 
 #[derive(Debug, Default)]
 struct State {
-    queues: NameTable<NameQueue>,
+    queues: NameTable<FairQueue>,
     /// The name that each holder id waits for: a grant message names no lock.
     owners: HashMap<HolderId, Name>,
     next_serial: u64,
-}
-
-/// The calls that wait for one name, in order of arrival.
-#[derive(Debug)]
-struct NameQueue {
-    keys: Arc<dyn Primitive>,
-    waiters: Vec<FairWaiter>,
-    /// The serial of the waiter that is refreshing the places of all.
-    refreshing: Option<u64>,
-    /// No refresh before this instant: the last one got no reply.
-    no_refresh_before: Instant,
-    /// A refresh is due at once: the lock may be free, or a grant message may have been missed.
-    refresh_now: Option<Wake>,
-    answers: Answers,
-}
-
-#[derive(Debug)]
-struct FairWaiter {
-    /// Identifies the call, which may use several holder ids in succession.
-    serial: u64,
-    id: Option<HolderId>,
-    parker: Parker,
-    /// When the last command was sent whose reply said that the call waits: no grant is older.
-    ///
-    /// `None` until the first reply.
-    seen_waiting: Option<Instant>,
-    /// When the next refresh is due.
-    due: Instant,
-    pace: RefreshPace,
-    granted: Option<FencingToken>,
-    /// The grant came by message, not by a refresh.
-    by_message: bool,
-    refusals: u32,
 }
 
 /// A call's waiter; dropping it removes it here, not in Redis.
@@ -93,84 +42,6 @@ pub(crate) struct FairTicket<'a> {
     name: &'a Name,
     serial: u64,
     parker: Parker,
-}
-
-/// The interval between refreshes of a waiter.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RefreshPace {
-    pub(crate) every: Duration,
-    /// `Some` if the call receives no grant messages.
-    pub(crate) backoff: Option<Backoff>,
-}
-
-impl RefreshPace {
-    fn next(&self, sent: Instant, refusals: u32) -> Instant {
-        let pause = self
-            .backoff
-            .map(|backoff| backoff.pause(refusals.saturating_sub(1)));
-        sent.after(self.every.min(pause.unwrap_or(Duration::MAX)))
-    }
-}
-
-impl FairWaiter {
-    /// Records a reply, to a command sent at `sent`, that the call waits.
-    fn refused(&mut self, sent: Instant) {
-        self.seen_waiting = self.seen_waiting.max(Some(sent));
-        self.refusals = self.refusals.saturating_add(1);
-        self.due = self.pace.next(sent, self.refusals);
-    }
-
-    /// Returns what was granted to the call since it has a place in Redis.
-    fn grant(&self) -> Option<Grant> {
-        Some(Grant {
-            id: self.id.clone()?,
-            token: self.granted?,
-            seen_waiting: self.seen_waiting?,
-            by_message: self.by_message,
-        })
-    }
-
-    /// Returns whether the call has a place in Redis and no grant yet.
-    fn waits(&self) -> bool {
-        self.id.is_some() && self.seen_waiting.is_some() && self.granted.is_none()
-    }
-}
-
-impl NameQueue {
-    /// Wakes one waiter to run a refresh that is due.
-    fn wake_one_to_refresh(&self) {
-        if self.refresh_now.is_some()
-            && self.refreshing.is_none()
-            && let Some(first) = self.waiters.iter().find(|waiter| waiter.waits())
-        {
-            first.parker.unpark();
-        }
-    }
-}
-
-impl State {
-    fn refresh_now(&mut self, name: &Name, why: Wake) {
-        if let Some(queue) = self.queues.get_mut(name) {
-            // A later, more specific reason replaces `Turn`.
-            if queue.refresh_now.is_none_or(|before| before == Wake::Turn) {
-                queue.refresh_now = Some(why);
-            }
-            queue.wake_one_to_refresh();
-        }
-    }
-
-    /// Records a grant; returns the parker of its call.
-    fn grant(&mut self, id: &HolderId, token: FencingToken) -> Option<Parker> {
-        let name = self.owners.get(id)?;
-        let mut waiters = self.queues.get_mut(name)?.waiters.iter_mut();
-        let waiter = waiters.find(|waiter| waiter.id.as_ref() == Some(id))?;
-        if waiter.granted.is_some() {
-            return None;
-        }
-        waiter.granted = Some(token);
-        waiter.by_message = true;
-        Some(waiter.parker.clone())
-    }
 }
 
 impl FairQueues {
@@ -185,28 +56,10 @@ impl FairQueues {
         let mut state = self.state.lock();
         let serial = state.next_serial;
         state.next_serial += 1;
-        let queue = state
-            .queues
-            .entry(name.clone())
-            .or_insert_with(|| NameQueue {
-                keys: Arc::clone(keys),
-                waiters: Vec::new(),
-                refreshing: None,
-                no_refresh_before: Instant::START,
-                refresh_now: None,
-                answers: Answers::default(),
-            });
-        queue.waiters.push(FairWaiter {
-            serial,
-            id: None,
-            parker: parker.clone(),
-            seen_waiting: None,
-            due: Instant::NEVER,
-            pace,
-            granted: None,
-            by_message: false,
-            refusals: 0,
-        });
+        let queue = state.queues.entry(name.clone());
+        let queue = queue.or_insert_with(|| FairQueue::new(keys));
+        let waiter = FairWaiter::new(serial, parker.clone(), pace);
+        queue.waiters.push(waiter);
         FairTicket {
             fair_queues: self,
             name,
@@ -217,16 +70,29 @@ impl FairQueues {
 
     /// Records that Redis has granted the lock to `id`; ignored if no call waits under it.
     pub(crate) fn granted(&self, id: &HolderId, token: FencingToken) {
-        let parker = self.state.lock().grant(id, token);
         // Outside the lock: the waiter needs no reply from Redis and continues at once.
-        if let Some(parker) = parker {
+        if let Some(parker) = self.grant(id, token) {
             parker.unpark();
         }
     }
 
+    /// Records a grant; returns the parker of its call.
+    fn grant(&self, id: &HolderId, token: FencingToken) -> Option<Parker> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let name = state.owners.get(id)?;
+        let mut waiters = state.queues.get_mut(name)?.waiters.iter_mut();
+        let waiter = waiters.find(|waiter| waiter.id.as_ref() == Some(id))?;
+        waiter
+            .note_grant(token, true)
+            .then(|| waiter.parker.clone())
+    }
+
     /// Makes a refresh of the places of `name` due at once.
     pub(crate) fn refresh_now(&self, name: &Name, why: Wake) {
-        self.state.lock().refresh_now(name, why);
+        if let Some(queue) = self.state.lock().queues.get_mut(name) {
+            queue.refresh_now(why);
+        }
     }
 
     pub(crate) fn names(&self) -> Vec<Name> {
@@ -283,7 +149,7 @@ impl FairQueues {
 }
 
 impl FairTicket<'_> {
-    fn with_queue<T>(&self, act: impl FnOnce(&mut NameQueue) -> T) -> T {
+    fn with_queue<T>(&self, act: impl FnOnce(&mut FairQueue) -> T) -> T {
         let mut state = self.fair_queues.state.lock();
         // The waiter keeps the queue in the table until the ticket is dropped.
         act(state
@@ -293,15 +159,7 @@ impl FairTicket<'_> {
     }
 
     fn with_waiter<T>(&self, act: impl FnOnce(&mut FairWaiter) -> T) -> T {
-        self.with_queue(|queue| act(self.own_waiter(&mut queue.waiters)))
-    }
-
-    fn own_waiter<'p>(&self, waiters: &'p mut [FairWaiter]) -> &'p mut FairWaiter {
-        let mut waiters = waiters.iter_mut();
-        // Only dropping the ticket removes its waiter.
-        waiters
-            .find(|waiter| waiter.serial == self.serial)
-            .expect("the waiter of a ticket")
+        self.with_queue(|queue| act(queue.waiter(self.serial)))
     }
 
     /// Records that the call is about to enter under `id`. From now on a grant to it counts.
@@ -309,11 +167,7 @@ impl FairTicket<'_> {
         let mut state = self.fair_queues.state.lock();
         state.owners.insert(id.clone(), self.name.clone());
         drop(state);
-        self.with_waiter(|waiter| {
-            waiter.id = Some(id.clone());
-            waiter.seen_waiting = None;
-            waiter.granted = None;
-        });
+        self.with_waiter(|waiter| waiter.wait_under(Some(id.clone())));
     }
 
     /// Records that the command sent at `sent` made a place.
@@ -322,7 +176,7 @@ impl FairTicket<'_> {
     pub(crate) fn note_entered(&self, sent: Instant, remaining: Option<Duration>) {
         self.with_queue(|queue| {
             queue.answers.refused(sent, remaining);
-            self.own_waiter(&mut queue.waiters).refused(sent);
+            queue.waiter(self.serial).refused(sent);
         });
     }
 
@@ -330,11 +184,7 @@ impl FairTicket<'_> {
     ///
     /// Returns the id, unless the call has none.
     pub(crate) fn forget_id(&self) -> Option<HolderId> {
-        let id = self.with_waiter(|waiter| {
-            waiter.seen_waiting = None;
-            waiter.granted = None;
-            waiter.id.take()
-        })?;
+        let id = self.with_waiter(|waiter| waiter.wait_under(None))?;
         self.fair_queues.state.lock().owners.remove(&id);
         Some(id)
     }
@@ -363,38 +213,7 @@ impl FairTicket<'_> {
 
     /// Records the replies to a refresh of `ids` that was sent at `sent`.
     pub(crate) fn note_refreshed(&self, ids: &[HolderId], answers: &[Refreshed], sent: Instant) {
-        let refused_for = answers.iter().find_map(|answer| match answer {
-            Refreshed::Waiting(remaining) => Some(*remaining),
-            Refreshed::Granted(_) | Refreshed::Gone => None,
-        });
-        let answers: HashMap<_, _> = ids.iter().zip(answers).collect();
-        let mut gone = Vec::new();
-        self.with_queue(|queue| {
-            match refused_for {
-                Some(remaining) => queue.answers.refused(sent, remaining),
-                None => queue.answers.answered(),
-            }
-            queue.refreshing = None;
-            queue.no_refresh_before = Instant::START;
-            // Other waiters may have been granted the lock, or have given up, in the meantime.
-            for waiter in queue.waiters.iter_mut().filter(|waiter| waiter.waits()) {
-                match waiter.id.as_ref().and_then(|id| answers.get(id)) {
-                    Some(Refreshed::Waiting(_)) => waiter.refused(sent),
-                    Some(Refreshed::Granted(token)) => {
-                        waiter.granted = Some(*token);
-                        waiter.by_message = false;
-                        waiter.parker.unpark();
-                    }
-                    Some(Refreshed::Gone) => {
-                        gone.extend(waiter.id.take());
-                        waiter.seen_waiting = None;
-                        waiter.parker.unpark();
-                    }
-                    None => {}
-                }
-            }
-            queue.wake_one_to_refresh();
-        });
+        let gone = self.with_queue(|queue| queue.note_refreshed(ids, answers, sent));
         let mut state = self.fair_queues.state.lock();
         for id in gone {
             state.owners.remove(&id);
@@ -403,11 +222,7 @@ impl FairTicket<'_> {
 
     /// Records that a refresh failed; none is due again before `no_refresh_before`.
     pub(crate) fn note_not_refreshed(&self, why: Wake, no_refresh_before: Instant) {
-        self.with_queue(|queue| {
-            queue.refreshing = None;
-            queue.no_refresh_before = no_refresh_before;
-            queue.refresh_now.get_or_insert(why);
-        });
+        self.with_queue(|queue| queue.note_not_refreshed(why, no_refresh_before));
     }
 }
 
@@ -416,33 +231,7 @@ impl Queue for FairTicket<'_> {
     /// [`note_refreshed`](Self::note_refreshed) or
     /// [`note_not_refreshed`](Self::note_not_refreshed).
     fn position(&self, now: Instant, _must_try: bool) -> Position {
-        let position = self.with_queue(|queue| {
-            let waiter = self.own_waiter(&mut queue.waiters);
-            if let Some(grant) = waiter.grant() {
-                return Position::Granted(grant);
-            }
-            if !waiter.waits() {
-                return Position::Contend;
-            }
-            let every = waiter.pace.every;
-            let due = match queue.refresh_now {
-                Some(_) => now,
-                None => waiter.due,
-            };
-            let due = due.max(queue.no_refresh_before);
-            if due > now {
-                return Position::Placed(due);
-            }
-            if queue.refreshing.is_some() {
-                // Its end wakes a waiter if another refresh is due.
-                return Position::Placed(now.after(MAX_REFRESH_WAIT.min(every)));
-            }
-            queue.refreshing = Some(self.serial);
-            let why = queue.refresh_now.take().unwrap_or(Wake::Backstop);
-            let waiting = queue.waiters.iter().filter(|waiter| waiter.waits());
-            let ids = waiting.filter_map(|waiter| waiter.id.clone());
-            Position::Refresh(ids.collect(), why)
-        });
+        let position = self.with_queue(|queue| queue.position(self.serial, now));
         if let Position::Granted(_) = position {
             self.forget_id();
         }
@@ -480,10 +269,7 @@ impl Drop for FairTicket<'_> {
         let Some(queue) = state.queues.get_mut(self.name) else {
             return;
         };
-        queue.waiters.retain(|waiter| waiter.serial != self.serial);
-        // If the call panicked during its refresh.
-        queue.refreshing = queue.refreshing.filter(|serial| *serial != self.serial);
-        queue.wake_one_to_refresh();
+        queue.remove(self.serial);
         if queue.waiters.is_empty() {
             state.queues.remove(self.name);
         }

@@ -2,6 +2,7 @@
 
 pub(crate) mod answers;
 pub(crate) mod fair;
+pub(crate) mod fair_queue;
 #[cfg(test)]
 mod handoff_model;
 mod held_leases;

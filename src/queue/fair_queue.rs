@@ -1,0 +1,262 @@
+//! The calls of this client that wait for one fair lock. No I/O, no clock.
+//!
+//! The states of a waiter:
+//!
+//! ```text
+//! join --> no place --- begin_entering --> entering --- note_entered --> waiting <--+
+//!            ^  ^                             |                          |  |  |    |
+//!            |  +--- forget_id (no reply) ----+                          |  |  +----+
+//!            |                                                           |  | refreshed:
+//!            +--- refreshed: no longer in the queue ---------------------+  | still waiting
+//!            |                                                              |
+//!            +--- position ----- granted <--- message, or refreshed --------+
+//!
+//! A grant message can arrive while entering: it counts once the reply has confirmed the place.
+//! One refresh at a time covers all waiters of a name.
+//! ```
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::holder::HolderId;
+use crate::protocol::answer::Refreshed;
+use crate::protocol::primitive::Primitive;
+use crate::queue::answers::Answers;
+use crate::queue::parker::Parker;
+use crate::queue::position::{Grant, Position};
+use crate::stats::Wake;
+use crate::token::FencingToken;
+use crate::wait_policy::Backoff;
+
+/// How long the other calls sleep while a refresh is in flight, at most.
+const MAX_REFRESH_WAIT: Duration = Duration::from_secs(1);
+
+/// The calls that wait for one name, in order of arrival.
+#[derive(Debug)]
+pub(super) struct FairQueue {
+    pub(super) keys: Arc<dyn Primitive>,
+    pub(super) waiters: Vec<FairWaiter>,
+    /// The serial of the waiter that is refreshing the places of all.
+    refreshing: Option<u64>,
+    /// No refresh before this instant: the last one got no reply.
+    pub(super) no_refresh_before: Instant,
+    /// A refresh is due at once: the lock may be free, or a grant message may have been missed.
+    refresh_now: Option<Wake>,
+    pub(super) answers: Answers,
+}
+
+#[derive(Debug)]
+pub(super) struct FairWaiter {
+    /// Identifies the call, which may use several holder ids in succession.
+    pub(super) serial: u64,
+    pub(super) id: Option<HolderId>,
+    pub(super) parker: Parker,
+    /// When the last command was sent whose reply said that the call waits: no grant is older.
+    ///
+    /// `None` until the first reply.
+    pub(super) seen_waiting: Option<Instant>,
+    /// When the next refresh is due.
+    due: Instant,
+    pub(super) pace: RefreshPace,
+    pub(super) granted: Option<FencingToken>,
+    /// The grant came by message, not by a refresh.
+    by_message: bool,
+    pub(super) refusals: u32,
+}
+
+/// The interval between refreshes of a waiter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RefreshPace {
+    pub(crate) every: Duration,
+    /// `Some` if the call receives no grant messages.
+    pub(crate) backoff: Option<Backoff>,
+}
+
+impl RefreshPace {
+    fn next(&self, sent: Instant, refusals: u32) -> Instant {
+        let pause = self
+            .backoff
+            .map(|backoff| backoff.pause(refusals.saturating_sub(1)));
+        sent.after(self.every.min(pause.unwrap_or(Duration::MAX)))
+    }
+}
+
+impl FairWaiter {
+    /// Records a reply, to a command sent at `sent`, that the call waits.
+    pub(super) fn refused(&mut self, sent: Instant) {
+        self.seen_waiting = self.seen_waiting.max(Some(sent));
+        self.refusals = self.refusals.saturating_add(1);
+        self.due = self.pace.next(sent, self.refusals);
+    }
+
+    /// Returns what was granted to the call since it has a place in Redis.
+    pub(super) fn grant(&self) -> Option<Grant> {
+        Some(Grant {
+            id: self.id.clone()?,
+            token: self.granted?,
+            seen_waiting: self.seen_waiting?,
+            by_message: self.by_message,
+        })
+    }
+
+    /// Returns whether the call has a place in Redis and no grant yet.
+    fn waits(&self) -> bool {
+        self.id.is_some() && self.seen_waiting.is_some() && self.granted.is_none()
+    }
+
+    /// Joins without a place in Redis.
+    pub(super) fn new(serial: u64, parker: Parker, pace: RefreshPace) -> Self {
+        Self {
+            serial,
+            id: None,
+            parker,
+            seen_waiting: None,
+            due: Instant::NEVER,
+            pace,
+            granted: None,
+            by_message: false,
+            refusals: 0,
+        }
+    }
+
+    /// Begins to wait under `id`, or under none; returns the id before.
+    pub(super) fn wait_under(&mut self, id: Option<HolderId>) -> Option<HolderId> {
+        self.seen_waiting = None;
+        self.granted = None;
+        std::mem::replace(&mut self.id, id)
+    }
+
+    /// Records a grant; returns false if it is not the first.
+    pub(super) fn note_grant(&mut self, token: FencingToken, by_message: bool) -> bool {
+        if self.granted.is_some() {
+            return false;
+        }
+        self.granted = Some(token);
+        self.by_message = by_message;
+        true
+    }
+}
+
+impl FairQueue {
+    pub(super) fn new(keys: &Arc<dyn Primitive>) -> Self {
+        Self {
+            keys: Arc::clone(keys),
+            waiters: Vec::new(),
+            refreshing: None,
+            no_refresh_before: Instant::START,
+            refresh_now: None,
+            answers: Answers::default(),
+        }
+    }
+
+    pub(super) fn waiter(&mut self, serial: u64) -> &mut FairWaiter {
+        let mut waiters = self.waiters.iter_mut();
+        // Only dropping the ticket removes its waiter.
+        waiters
+            .find(|waiter| waiter.serial == serial)
+            .expect("the waiter of a ticket")
+    }
+
+    pub(super) fn remove(&mut self, serial: u64) {
+        self.waiters.retain(|waiter| waiter.serial != serial);
+        // If the call panicked during its refresh.
+        self.refreshing = self.refreshing.filter(|refreshing| *refreshing != serial);
+        self.wake_one_to_refresh();
+    }
+
+    /// Returns what the waiter must do at `now`.
+    pub(super) fn position(&mut self, serial: u64, now: Instant) -> Position {
+        let no_refresh_before = self.no_refresh_before;
+        let is_due_at_once = self.refresh_now.is_some();
+        let waiter = self.waiter(serial);
+        if let Some(grant) = waiter.grant() {
+            return Position::Granted(grant);
+        }
+        if !waiter.waits() {
+            return Position::Contend;
+        }
+        let every = waiter.pace.every;
+        let due = if is_due_at_once { now } else { waiter.due };
+        let due = due.max(no_refresh_before);
+        if due > now {
+            return Position::Placed(due);
+        }
+        if self.refreshing.is_some() {
+            // Its end wakes a waiter if another refresh is due.
+            return Position::Placed(now.after(MAX_REFRESH_WAIT.min(every)));
+        }
+        self.refreshing = Some(serial);
+        let why = self.refresh_now.take().unwrap_or(Wake::Backstop);
+        let waiting = self.waiters.iter().filter(|waiter| waiter.waits());
+        let ids = waiting.filter_map(|waiter| waiter.id.clone());
+        Position::Refresh(ids.collect(), why)
+    }
+
+    /// Makes a refresh due at once.
+    pub(super) fn refresh_now(&mut self, why: Wake) {
+        // A later, more specific reason replaces `Turn`.
+        if self.refresh_now.is_none_or(|before| before == Wake::Turn) {
+            self.refresh_now = Some(why);
+        }
+        self.wake_one_to_refresh();
+    }
+
+    /// Wakes one waiter to run a refresh that is due.
+    fn wake_one_to_refresh(&self) {
+        if self.refresh_now.is_some()
+            && self.refreshing.is_none()
+            && let Some(first) = self.waiters.iter().find(|waiter| waiter.waits())
+        {
+            first.parker.unpark();
+        }
+    }
+
+    /// Records the replies to a refresh of `ids` that was sent at `sent`.
+    ///
+    /// Returns the ids that wait no longer.
+    pub(super) fn note_refreshed(
+        &mut self,
+        ids: &[HolderId],
+        answers: &[Refreshed],
+        sent: Instant,
+    ) -> Vec<HolderId> {
+        let refused_for = answers.iter().find_map(|answer| match answer {
+            Refreshed::Waiting(remaining) => Some(*remaining),
+            Refreshed::Granted(_) | Refreshed::Gone => None,
+        });
+        match refused_for {
+            Some(remaining) => self.answers.refused(sent, remaining),
+            None => self.answers.answered(),
+        }
+        self.refreshing = None;
+        self.no_refresh_before = Instant::START;
+        let answers: HashMap<_, _> = ids.iter().zip(answers).collect();
+        let mut gone = Vec::new();
+        // Other waiters may have been granted the lock, or have given up, in the meantime.
+        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.waits()) {
+            match waiter.id.as_ref().and_then(|id| answers.get(id)) {
+                Some(Refreshed::Waiting(_)) => waiter.refused(sent),
+                Some(Refreshed::Granted(token)) => {
+                    waiter.note_grant(*token, false);
+                    waiter.parker.unpark();
+                }
+                Some(Refreshed::Gone) => {
+                    gone.extend(waiter.wait_under(None));
+                    waiter.parker.unpark();
+                }
+                None => {}
+            }
+        }
+        self.wake_one_to_refresh();
+        gone
+    }
+
+    /// Records that a refresh failed; none is due again before `no_refresh_before`.
+    pub(super) fn note_not_refreshed(&mut self, why: Wake, no_refresh_before: Instant) {
+        self.refreshing = None;
+        self.no_refresh_before = no_refresh_before;
+        self.refresh_now.get_or_insert(why);
+    }
+}
