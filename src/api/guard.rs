@@ -10,7 +10,7 @@ use crate::clock::Instant;
 use crate::error::Error;
 use crate::holder::HolderId;
 use crate::lease::held::HeldLease;
-use crate::lease::state::LeaseStatus;
+use crate::lease::status::LeaseStatus;
 use crate::lock::release::{Unlocked, release};
 use crate::lock::renew::{ensure_held, extend, renew};
 use crate::lock::shutdown::{Core, stop};

@@ -90,7 +90,7 @@ impl HandoffRun {
             return HandoffDecision::Release;
         }
         let is_short = lease.validity(now) < lease.ttl() / 3 * 2;
-        if lease.is_unsure() || is_short {
+        if lease.is_suspected() || is_short {
             // One renewal did not help, and a second would not either.
             return if has_renewed {
                 HandoffDecision::Release

@@ -11,7 +11,8 @@ use crate::config::{LeaseTerms, OnLost, OnRenew};
 use crate::holder::HolderId;
 use crate::lease::handoff::{HandoffDecision, HandoffRun};
 use crate::lease::release::Release;
-use crate::lease::state::{LeaseState, LeaseStatus};
+use crate::lease::state::LeaseState;
+use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::one_or_many::OneOrMany;
@@ -33,7 +34,7 @@ pub(crate) struct HeldLease {
     pub(crate) replicas: Option<Replicas>,
     /// Decides whether the lease can be handed off.
     pub(crate) run: HandoffRun,
-    pub(crate) live: Live,
+    pub(crate) cell: LeaseCell,
 }
 
 /// One holder's share of a lease.
@@ -50,7 +51,7 @@ pub(crate) struct Holding {
 }
 
 /// The mutable part of a lease, for its own methods alone.
-pub(crate) struct Live {
+pub(crate) struct LeaseCell {
     state: Mutex<State>,
     /// Notified when a renewal or extend has ended.
     answered: Condvar,
@@ -78,7 +79,7 @@ impl State {
     }
 }
 
-impl Live {
+impl LeaseCell {
     pub(crate) fn new(lease: LeaseState, holding: Holding) -> Self {
         let state = State {
             lease,
@@ -109,7 +110,7 @@ impl HeldLease {
 
     /// Returns the token of the current holder.
     pub(crate) fn token(&self) -> FencingToken {
-        self.live.state.lock().holding.token
+        self.cell.state.lock().holding.token
     }
 
     /// Returns the token of `name` for the holder of `token`; `None` if the lease does not include
@@ -125,15 +126,15 @@ impl HeldLease {
 
     /// Returns when the current holder began; `None` while a hand-off waits to be taken.
     pub(crate) fn since(&self) -> Option<Instant> {
-        self.live.state.lock().holding.since
+        self.cell.state.lock().holding.since
     }
 
     pub(crate) fn trace_id(&self) -> Option<Arc<str>> {
-        self.live.state.lock().holding.trace_id.clone()
+        self.cell.state.lock().holding.trace_id.clone()
     }
 
     pub(crate) fn on_renew(&self) -> Option<Arc<OnRenew>> {
-        self.live.state.lock().holding.on_renew.clone()
+        self.cell.state.lock().holding.on_renew.clone()
     }
 
     /// Returns the status at `now`. A lease found to have ended stays lost for all callers.
@@ -174,7 +175,7 @@ impl HeldLease {
     /// `terms`.
     ///
     /// The caller must drop the returned holding outside any lock: it may own a user's closure.
-    pub(crate) fn hand_on(
+    pub(crate) fn hand_off(
         &self,
         token: FencingToken,
         terms: &LeaseTerms,
@@ -202,7 +203,7 @@ impl HeldLease {
             let HandoffDecision::HandOff(next) = step else {
                 return (step, None);
             };
-            lease.hand_on(now, Duration::MAX);
+            lease.hand_off(now, Duration::MAX);
             // Disconnects the listeners' channels.
             state.listeners.clear();
             let next = Holding {
@@ -223,7 +224,7 @@ impl HeldLease {
             if !matches!(state.status_for(holding.token, now), LeaseStatus::Held(_)) {
                 return false;
             }
-            state.lease.hand_on(now, max_hold);
+            state.lease.hand_off(now, max_hold);
             state.holding = holding;
             true
         })
@@ -248,7 +249,7 @@ impl HeldLease {
     ///
     /// `None` if the lease is not lost, or another caller announces it.
     pub(crate) fn take_unannounced_loss(&self) -> Option<(Lost, Option<Arc<OnLost>>)> {
-        let mut state = self.live.state.lock();
+        let mut state = self.cell.state.lock();
         let lost = state.lease.lost().filter(|_| !state.announced)?;
         state.announced = true;
         Some((lost, state.holding.on_lost.clone()))
@@ -256,7 +257,7 @@ impl HeldLease {
 
     /// Runs `act` on the state, then sends a loss to the listeners, whichever thread noticed it.
     fn latching_state<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = self.live.state.lock();
+        let mut state = self.cell.state.lock();
         let result = act(&mut state);
         if let Some(lost) = state.lease.lost() {
             for listener in state.listeners.drain(..) {
@@ -269,49 +270,49 @@ impl HeldLease {
 
     /// Reads or changes the lease under its lock.
     pub(crate) fn lease<T>(&self, act: impl FnOnce(&mut LeaseState) -> T) -> T {
-        act(&mut self.live.state.lock().lease)
+        act(&mut self.cell.state.lock().lease)
     }
 
     /// Records the end of a renewal or extend, and wakes the threads that wait for it.
     pub(crate) fn answered<T>(&self, act: impl FnOnce(&mut LeaseState) -> T) -> T {
         let result = self.lease(act);
-        self.live.answered.notify_all();
+        self.cell.answered.notify_all();
         result
     }
 
-    /// Begins a renewal or extend by `ask`, for the holder of `token`, once none is in flight.
+    /// Begins a renewal or extend by `begin`, for the holder of `token`, once none is in flight.
     ///
     /// `None` after `until`, or if the lease has ended.
     pub(crate) fn begin<T>(
         &self,
         token: FencingToken,
         until: Instant,
-        ask: impl Fn(&mut LeaseState, Instant) -> Option<T>,
+        begin: impl Fn(&mut LeaseState, Instant) -> Option<T>,
     ) -> Option<T> {
-        let mut state = self.live.state.lock();
+        let mut state = self.cell.state.lock();
         loop {
             let now = Instant::now();
             if state.holding.token != token {
                 return None;
             }
-            if !state.lease.is_asking() || !state.lease.is_open() {
-                return ask(&mut state.lease, now);
+            if !state.lease.is_renewing() || !state.lease.is_open() {
+                return begin(&mut state.lease, now);
             }
             if now >= until {
                 return None;
             }
-            self.live
+            self.cell
                 .answered
                 .wait_for(&mut state, nap(now, until).max(Duration::from_millis(1)));
         }
     }
 
     pub(crate) fn arm(&self, at: Instant) {
-        *self.live.armed.lock() = Some(at);
+        *self.cell.armed.lock() = Some(at);
     }
 
     pub(crate) fn disarm(&self) -> Option<Instant> {
-        self.live.armed.lock().take()
+        self.cell.armed.lock().take()
     }
 }
 
@@ -366,7 +367,7 @@ mod tests {
             serial: 0,
             replicas: None,
             run: HandoffRun::new(token, 33, now()),
-            live: Live::new(lease, holding(token)),
+            cell: LeaseCell::new(lease, holding(token)),
         };
         (hold, token)
     }
@@ -375,7 +376,7 @@ mod tests {
     fn earlier_holder_finds_the_lease_released() {
         let (hold, first) = hold();
         let lost = hold.listen(first, now());
-        let (step, before) = hold.hand_on(first, &TERMS, false, now());
+        let (step, before) = hold.hand_off(first, &TERMS, false, now());
         let HandoffDecision::HandOff(second) = step else {
             panic!("{step:?}")
         };
@@ -386,11 +387,11 @@ mod tests {
         assert_eq!(hold.status_for(first, now()), LeaseStatus::Released);
         assert_eq!(hold.release(first, now()), None);
         assert_eq!(
-            hold.hand_on(first, &TERMS, false, now()).0,
+            hold.hand_off(first, &TERMS, false, now()).0,
             HandoffDecision::Release
         );
-        let asked = hold.begin(first, now(), |lease, now| lease.ask_now(now));
-        assert_eq!(asked, None);
+        let begun = hold.begin(first, now(), |lease, now| lease.begin_full_renewal(now));
+        assert_eq!(begun, None);
         let late = hold.listen(first, now());
         assert_eq!(late.try_recv(), Err(TryRecvError::Disconnected));
 
@@ -403,7 +404,7 @@ mod tests {
             LeaseStatus::Lost(Lost::Taken)
         );
         assert_eq!(
-            hold.hand_on(second, &TERMS, false, now()).0,
+            hold.hand_off(second, &TERMS, false, now()).0,
             HandoffDecision::Release
         );
     }
@@ -411,7 +412,7 @@ mod tests {
     #[test]
     fn lease_lost_before_its_hand_off_was_taken_is_not_taken() {
         let (hold, first) = hold();
-        let (HandoffDecision::HandOff(second), _) = hold.hand_on(first, &TERMS, false, now())
+        let (HandoffDecision::HandOff(second), _) = hold.hand_off(first, &TERMS, false, now())
         else {
             panic!("nothing speaks against it")
         };
@@ -427,14 +428,14 @@ mod tests {
     fn holder_at_max_hold_hands_nothing_on() {
         let (hold, first) = hold();
         let limit = Duration::from_millis(5);
-        let (HandoffDecision::HandOff(second), _) = hold.hand_on(first, &TERMS, false, now())
+        let (HandoffDecision::HandOff(second), _) = hold.hand_off(first, &TERMS, false, now())
         else {
             panic!("nothing speaks against it")
         };
         assert!(hold.take(holding(second), now(), limit));
         let end = now().after(limit);
         assert_eq!(
-            hold.hand_on(second, &TERMS, false, end).0,
+            hold.hand_off(second, &TERMS, false, end).0,
             HandoffDecision::Release
         );
         assert_eq!(hold.status(end), LeaseStatus::Lost(Lost::MaxHold));
@@ -451,7 +452,7 @@ mod tests {
             ..TERMS
         };
         assert_eq!(
-            hold.hand_on(first, &terms, false, now()).0,
+            hold.hand_off(first, &terms, false, now()).0,
             HandoffDecision::Release
         );
     }

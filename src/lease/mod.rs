@@ -6,3 +6,4 @@ pub(crate) mod release;
 pub(crate) mod releases;
 pub(crate) mod schedule;
 pub(crate) mod state;
+pub(crate) mod status;

@@ -18,17 +18,9 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::{LeaseTerms, validity};
+use crate::lease::status::{Due, FIRST_RENEWAL_AFTER, LeaseStatus, RENEWAL_WINDOW, RenewalRequest};
 use crate::lost::Lost;
 use crate::wait_policy::RECONNECT;
-
-/// Renewals due within this time of each other are sent together.
-pub(crate) const RENEWAL_WINDOW: Duration = Duration::from_millis(100);
-
-/// The delay of the first renewal of a lease that a fair queue passed on.
-///
-/// An earlier renewal would compete with the new holder for the CPU and the server. Most such
-/// leases are released before the renewal is due.
-pub(crate) const FIRST_RENEWAL_AFTER: Duration = Duration::from_millis(3);
 
 #[derive(Debug)]
 pub(crate) struct LeaseState {
@@ -75,38 +67,6 @@ enum Phase {
     Lost(Lost),
 }
 
-/// The status of a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LeaseStatus {
-    /// Certainly held for this long.
-    Held(Duration),
-    Lost(Lost),
-    /// Released, or being released, by its holder.
-    Released,
-}
-
-/// The next action for a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Due {
-    /// Send a renewal.
-    Renewal,
-    /// Nothing before this instant.
-    At(Instant),
-    /// Nothing before the first instant; the second is early enough for a late timer.
-    Between(Instant, Instant),
-    /// Nothing: the lease has ended.
-    Nothing,
-}
-
-/// The request of a renewal to Redis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RenewalRequest {
-    pub(crate) ttl: Duration,
-    /// If false, the command only checks that the client still holds the lease, and changes
-    /// nothing.
-    pub(crate) renews: bool,
-}
-
 /// The values that an extend changes before it is sent, to restore them if it does not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BeforeExtend {
@@ -122,23 +82,7 @@ impl LeaseState {
         if now >= valid_until || now >= ends_at {
             return None;
         }
-        let mut lease = Self {
-            ttl: terms.ttl,
-            renew_every: terms.renew_every,
-            at_most: Duration::MAX,
-            longest: terms.ttl,
-            doubt_until: Instant::START,
-            valid_until,
-            ends_at,
-            renew_at: Instant::NEVER,
-            planned: Instant::NEVER,
-            renewing: false,
-            failures: 0,
-            provisional: false,
-            suspected_meanwhile: false,
-            suspected: false,
-            phase: Phase::Held,
-        };
+        let mut lease = Self::new(terms, valid_until, ends_at);
         lease.plan_renewal(sent);
         Some(lease)
     }
@@ -156,23 +100,34 @@ impl LeaseState {
         if now.until(valid_until) < lasting / 2 {
             return None;
         }
+        let renew_at = now.after(FIRST_RENEWAL_AFTER);
         Some(Self {
+            renew_at,
+            planned: renew_at,
+            provisional: true,
+            ..Self::new(terms, valid_until, now.after(terms.max_hold))
+        })
+    }
+
+    /// Returns a held lease without a planned renewal.
+    fn new(terms: &LeaseTerms, valid_until: Instant, ends_at: Instant) -> Self {
+        Self {
             ttl: terms.ttl,
             renew_every: terms.renew_every,
             at_most: Duration::MAX,
             longest: terms.ttl,
             doubt_until: Instant::START,
             valid_until,
-            ends_at: now.after(terms.max_hold),
-            renew_at: now.after(FIRST_RENEWAL_AFTER),
-            planned: now.after(FIRST_RENEWAL_AFTER),
+            ends_at,
+            renew_at: Instant::NEVER,
+            planned: Instant::NEVER,
             renewing: false,
             failures: 0,
-            provisional: true,
+            provisional: false,
             suspected_meanwhile: false,
             suspected: false,
             phase: Phase::Held,
-        })
+        }
     }
 
     /// Returns the ttl that renewals set.
@@ -198,7 +153,7 @@ impl LeaseState {
     }
 
     /// Returns whether a release was announced that Redis has not contradicted since.
-    pub(crate) fn is_unsure(&self) -> bool {
+    pub(crate) fn is_suspected(&self) -> bool {
         self.suspected
     }
 
@@ -208,7 +163,7 @@ impl LeaseState {
     }
 
     /// Passes the lease to another holder at `now`, for at most `max_hold`.
-    pub(crate) fn hand_on(&mut self, now: Instant, max_hold: Duration) {
+    pub(crate) fn hand_off(&mut self, now: Instant, max_hold: Duration) {
         self.ends_at = now.after(max_hold);
     }
 
@@ -268,19 +223,23 @@ impl LeaseState {
     /// Returns what must be done at `now`.
     pub(crate) fn due(&self, now: Instant) -> Due {
         if self.phase != Phase::Held {
-            Due::Nothing
-        } else if self.is_due_by(now) {
-            Due::Renewal
-        } else if self.renewing {
-            Due::At(self.end())
-        } else {
-            let at = self.end().min(self.renew_at);
-            match self.provisional && self.failures == 0 {
-                // The thread that received the grant wakes the timer.
-                true => Due::Between(at, now.after(now.until(self.end()) / 2)),
-                false => Due::At(at),
-            }
+            return Due::Nothing;
         }
+        if self.is_due_by(now) {
+            return Due::Renewal;
+        }
+        let end = self.end();
+        let best = if self.renewing {
+            end
+        } else {
+            end.min(self.renew_at)
+        };
+        let latest = match self.provisional && self.failures == 0 && !self.renewing {
+            // The thread that received the grant wakes the timer.
+            true => now.after(now.until(end) / 2),
+            false => best,
+        };
+        Due::At { best, latest }
     }
 
     /// Whether a renewal is due at or before `by`.
@@ -289,50 +248,39 @@ impl LeaseState {
     }
 
     /// Begins a renewal; `None` if a request is in flight or the lease has ended.
-    pub(crate) fn ask(&mut self, now: Instant) -> Option<RenewalRequest> {
+    pub(crate) fn begin_renewal(&mut self, now: Instant) -> Option<RenewalRequest> {
         if self.renewing || self.phase != Phase::Held || now >= self.end() {
             return None;
         }
         self.renewing = true;
-        Some(match self.renew_every {
-            Some(_) => RenewalRequest {
-                ttl: self.ttl,
-                renews: true,
-            },
-            None if self.provisional => RenewalRequest {
-                ttl: self.ttl,
-                renews: true,
-            },
-            // A renewal never shortens a ttl, so requesting 1 ms changes nothing.
-            None => RenewalRequest {
-                ttl: Duration::from_millis(1),
-                renews: false,
-            },
-        })
+        let renews = self.renew_every.is_some() || self.provisional;
+        // A renewal never shortens a ttl, so requesting 1 ms changes nothing.
+        let ttl = if renews {
+            self.ttl
+        } else {
+            Duration::from_millis(1)
+        };
+        Some(RenewalRequest { ttl, renews })
     }
 
     /// Begins a renewal if one is due now, or soon enough to be sent with those that are.
-    pub(crate) fn ask_if_due(&mut self, now: Instant) -> Option<RenewalRequest> {
+    pub(crate) fn begin_due_renewal(&mut self, now: Instant) -> Option<RenewalRequest> {
         let soon = match self.provisional {
             // Most are released before this renewal is due.
             true => now,
             false => now.after(RENEWAL_WINDOW.min(self.ttl / 20)),
         };
-        if self.is_due_by(soon) {
-            self.ask(now)
-        } else {
-            None
-        }
+        self.is_due_by(soon).then(|| self.begin_renewal(now))?
     }
 
     /// Returns whether a renewal or extend is in flight.
-    pub(crate) fn is_asking(&self) -> bool {
+    pub(crate) fn is_renewing(&self) -> bool {
         self.renewing
     }
 
     /// Begins a renewal that sets the ttl, even if the client does not renew the lease.
-    pub(crate) fn ask_now(&mut self, now: Instant) -> Option<RenewalRequest> {
-        self.ask(now)?;
+    pub(crate) fn begin_full_renewal(&mut self, now: Instant) -> Option<RenewalRequest> {
+        self.begin_renewal(now)?;
         Some(RenewalRequest {
             ttl: self.ttl,
             renews: true,
@@ -344,7 +292,7 @@ impl LeaseState {
     /// A shorter ttl counts from now on, before it is sent. Returns the values that the extend
     /// changes, in case it does not run.
     pub(crate) fn extend(&mut self, now: Instant, ttl: Duration) -> Option<BeforeExtend> {
-        self.ask(now)?;
+        self.begin_renewal(now)?;
         let before = BeforeExtend {
             valid_until: self.valid_until,
             longest: self.longest,
@@ -357,15 +305,15 @@ impl LeaseState {
     /// Records that Redis confirmed, by `now`, the request sent at `sent`.
     ///
     /// A lease that ran out before is not revived: its holder may already know of the loss.
-    pub(crate) fn confirmed(&mut self, sent: Instant, now: Instant, ask: RenewalRequest) {
+    pub(crate) fn confirmed(&mut self, sent: Instant, now: Instant, request: RenewalRequest) {
         self.failures = 0;
-        self.provisional &= !ask.renews;
+        self.provisional &= !request.renews;
         // The reply says nothing about a release announced after the request was sent.
         self.suspected = self.suspected_meanwhile;
-        if ask.renews && matches!(self.status(now), LeaseStatus::Held(_)) {
+        if request.renews && matches!(self.status(now), LeaseStatus::Held(_)) {
             self.valid_until = self
                 .valid_until
-                .max(sent.after(validity(ask.ttl.min(self.at_most))));
+                .max(sent.after(validity(request.ttl.min(self.at_most))));
         }
         self.plan_renewal(sent);
         self.finish_request(now);
@@ -480,6 +428,13 @@ mod tests {
         Instant::START.after(ms(n))
     }
 
+    const fn due_at(at: Instant) -> Due {
+        Due::At {
+            best: at,
+            latest: at,
+        }
+    }
+
     fn terms() -> LeaseTerms {
         LeaseTerms {
             ttl: TTL,
@@ -515,17 +470,21 @@ mod tests {
     #[test]
     fn validity_counts_from_before_the_send() {
         let mut lease = lease();
-        let ask = lease.ask(at(4000)).unwrap();
-        assert_eq!(lease.ask(at(4000)), None, "renewals never overlap");
-        lease.confirmed(at(4000), at(4000), ask);
+        let request = lease.begin_renewal(at(4000)).unwrap();
+        assert_eq!(
+            lease.begin_renewal(at(4000)),
+            None,
+            "renewals never overlap"
+        );
+        lease.confirmed(at(4000), at(4000), request);
         assert_eq!(lease.status(at(5000)), LeaseStatus::Held(ms(8898)));
     }
 
     #[test]
     fn late_renewal_revives_no_expired_lease() {
         let mut lease = lease();
-        let ask = lease.ask(at(10_800)).unwrap();
-        lease.confirmed(at(10_800), at(10_898), ask);
+        let request = lease.begin_renewal(at(10_800)).unwrap();
+        lease.confirmed(at(10_800), at(10_898), request);
         assert_eq!(lease.status(at(10_898)), LeaseStatus::Lost(Lost::Expired));
     }
 
@@ -539,10 +498,10 @@ mod tests {
             handoffs: 32,
         };
         let mut lease = LeaseState::granted(at(0), at(1), &terms).unwrap();
-        assert_eq!(lease.due(at(1)), Due::At(at(33)));
-        assert_eq!(lease.ask_if_due(at(1)), None);
+        assert_eq!(lease.due(at(1)), due_at(at(33)));
+        assert_eq!(lease.begin_due_renewal(at(1)), None);
         assert!(
-            lease.ask_if_due(at(30)).is_some(),
+            lease.begin_due_renewal(at(30)).is_some(),
             "in one round with due renewals"
         );
     }
@@ -550,13 +509,13 @@ mod tests {
     #[test]
     fn clock_jump_past_the_validity_is_a_loss() {
         let mut lease = lease();
-        assert_eq!(lease.due(at(2000)), Due::At(at(1000).after(TTL / 3)));
+        assert_eq!(lease.due(at(2000)), due_at(at(1000).after(TTL / 3)));
         assert_eq!(
             lease.status(at(3_600_000)),
             LeaseStatus::Lost(Lost::Expired)
         );
         assert_eq!(lease.due(at(3_600_000)), Due::Nothing);
-        assert_eq!(lease.ask(at(3_600_000)), None);
+        assert_eq!(lease.begin_renewal(at(3_600_000)), None);
     }
 
     #[test]
@@ -564,11 +523,11 @@ mod tests {
         let mut lease = lease();
         let mut now = at(4334);
         let mut tries = 0;
-        while lease.ask(now).is_some() {
+        while lease.begin_renewal(now).is_some() {
             tries += 1;
             lease.unconfirmed(now);
             match lease.due(now) {
-                Due::At(next) | Due::Between(next, _) => now = next.max(now.after(ms(1))),
+                Due::At { best: next, .. } => now = next.max(now.after(ms(1))),
                 Due::Renewal => now = now.after(ms(1)),
                 Due::Nothing => break,
             }
@@ -593,26 +552,35 @@ mod tests {
             );
             let mut lease = LeaseState::passed(at(0), at(1468), lasting, &terms).unwrap();
             assert_eq!(lease.status(at(1468)), LeaseStatus::Held(ms(1500)));
-            assert_eq!(lease.due(at(1468)), Due::Between(at(1471), at(2218)));
-            let ask = lease.ask_if_due(at(1471)).unwrap();
             assert_eq!(
-                ask,
+                lease.due(at(1468)),
+                Due::At {
+                    best: at(1471),
+                    latest: at(2218)
+                }
+            );
+            let request = lease.begin_due_renewal(at(1471)).unwrap();
+            assert_eq!(
+                request,
                 RenewalRequest {
                     ttl: TTL,
                     renews: true
                 }
             );
             lease.unconfirmed(at(1500));
-            assert!(matches!(lease.due(at(1500)), Due::At(next) if next < at(1600)));
-            let ask = lease.ask(at(1600)).unwrap();
-            assert!(ask.renews, "the failed renewal is repeated");
-            lease.confirmed(at(1600), at(1601), ask);
+            assert!(matches!(lease.due(at(1500)), Due::At { best: next, .. } if next < at(1600)));
+            let request = lease.begin_renewal(at(1600)).unwrap();
+            assert!(request.renews, "the failed renewal is repeated");
+            lease.confirmed(at(1600), at(1601), request);
             assert_eq!(
                 lease.status(at(1601)),
                 LeaseStatus::Held(ms(4867)),
                 "max_hold limits the renewal"
             );
-            assert_eq!(lease.ask(at(1601)).unwrap().renews, renew_every.is_some());
+            assert_eq!(
+                lease.begin_renewal(at(1601)).unwrap().renews,
+                renew_every.is_some()
+            );
         }
     }
 
@@ -627,7 +595,7 @@ mod tests {
             },
         )
         .unwrap();
-        assert_eq!(lease.due(at(1)), Due::At(at(2000)));
+        assert_eq!(lease.due(at(1)), due_at(at(2000)));
         assert_eq!(lease.status(at(2000)), LeaseStatus::Lost(Lost::MaxHold));
     }
 
@@ -642,18 +610,18 @@ mod tests {
             },
         )
         .unwrap();
-        assert_eq!(lease.due(at(1)), Due::At(at(9898)));
+        assert_eq!(lease.due(at(1)), due_at(at(9898)));
         lease.suspect(at(2));
         assert_eq!(lease.due(at(2)), Due::Renewal);
-        let ask = lease.ask(at(5000)).unwrap();
+        let request = lease.begin_renewal(at(5000)).unwrap();
         assert_eq!(
-            ask,
+            request,
             RenewalRequest {
                 ttl: ms(1),
                 renews: false
             }
         );
-        lease.confirmed(at(5000), at(5000), ask);
+        lease.confirmed(at(5000), at(5000), request);
         assert_eq!(lease.status(at(5000)), LeaseStatus::Held(ms(4898)));
     }
 
@@ -669,12 +637,14 @@ mod tests {
         )
         .unwrap();
         lease.suspect(at(10));
-        lease.ask(at(10)).unwrap();
+        lease.begin_renewal(at(10)).unwrap();
         lease.unconfirmed(at(20));
-        assert!(matches!(lease.due(at(20)), Due::At(next) if next <= at(20).after(ms(50))));
-        let ask = lease.ask(at(80)).unwrap();
+        assert!(
+            matches!(lease.due(at(20)), Due::At { best: next, .. } if next <= at(20).after(ms(50)))
+        );
+        let request = lease.begin_renewal(at(80)).unwrap();
         lease.suspect(at(81));
-        lease.confirmed(at(80), at(82), ask);
+        lease.confirmed(at(80), at(82), request);
         assert_eq!(
             lease.due(at(82)),
             Due::Renewal,
@@ -711,7 +681,7 @@ mod tests {
         assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(988)));
         lease.extended(at(2000), at(2000), ms(1000), true);
         assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(988)));
-        assert_eq!(lease.due(at(2000)), Due::At(at(2000).after(ms(1000) / 3)));
+        assert_eq!(lease.due(at(2000)), due_at(at(2000).after(ms(1000) / 3)));
     }
 
     #[test]
@@ -719,9 +689,9 @@ mod tests {
         let mut lease = lease();
         lease.extend(at(2000), ms(1000)).unwrap();
         lease.unanswered(at(2100), ms(1000));
-        let ask = lease.ask(at(2200)).unwrap();
-        assert_eq!(ask.ttl, TTL);
-        lease.confirmed(at(2200), at(2200), ask);
+        let request = lease.begin_renewal(at(2200)).unwrap();
+        assert_eq!(request.ttl, TTL);
+        lease.confirmed(at(2200), at(2200), request);
         assert_eq!(lease.status(at(2200)), LeaseStatus::Held(ms(988)));
         lease.extend(at(2300), TTL).unwrap();
         lease.extended(at(2300), at(2300), TTL, true);
@@ -774,7 +744,7 @@ mod tests {
     #[test]
     fn longest_expiry_falls_once_no_unanswered_command_can_run() {
         let renewal = |lease: &mut LeaseState| {
-            lease.ask(at(2000)).unwrap();
+            lease.begin_renewal(at(2000)).unwrap();
             lease.unconfirmed(at(2100));
         };
         let extend = |lease: &mut LeaseState| {
@@ -787,8 +757,8 @@ mod tests {
             for (sent, falls) in [(12_099, false), (12_100, true)] {
                 let mut lease = LeaseState::granted(at(1000), at(1001), &terms()).unwrap();
                 silence(&mut lease);
-                let ask = lease.ask(at(7000)).unwrap();
-                lease.confirmed(at(7000), at(7001), ask);
+                let request = lease.begin_renewal(at(7000)).unwrap();
+                lease.confirmed(at(7000), at(7001), request);
                 lease.extend(at(sent), ms(5000)).unwrap();
                 lease.extended(at(sent), at(sent), ms(5000), true);
                 assert_eq!(lease.longest_expiry() < TTL, falls, "{sent} ms");

@@ -10,7 +10,7 @@ use crate::config::{LeaseTerms, Settings};
 use crate::error::{Cause, Error};
 use crate::holder::HolderId;
 use crate::lease::handoff::HandoffRun;
-use crate::lease::held::{HeldLease, Holding, Live};
+use crate::lease::held::{HeldLease, Holding, LeaseCell};
 use crate::lease::release::{Release, ReleaseReport};
 use crate::lease::state::LeaseState;
 use crate::lock::release::give_back_unseen;
@@ -287,7 +287,7 @@ impl<'a> Attempt<'a> {
             serial: runtime.next_serial(),
             replicas: self.terms.replicas,
             run: HandoffRun::new(token, tokens, since),
-            live: Live::new(lease, self.holding(token, since)),
+            cell: LeaseCell::new(lease, self.holding(token, since)),
         });
         for before in runtime.waiters.granted(&hold) {
             let Some(before) = before.upgrade() else {

@@ -7,7 +7,7 @@ use crate::clock::Instant;
 use crate::config::check_ttl;
 use crate::error::{Cause, Error};
 use crate::lease::held::HeldLease;
-use crate::lease::state::LeaseStatus;
+use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::redis::{Cap, Fault};
@@ -22,7 +22,7 @@ pub(crate) fn renew(
     token: FencingToken,
     until: Instant,
 ) -> Result<(), Error> {
-    let Some(request) = hold.begin(token, until, |lease, now| lease.ask_now(now)) else {
+    let Some(request) = hold.begin(token, until, |lease, now| lease.begin_full_renewal(now)) else {
         return ensure_held(hold, token).and_then(|()| Err(busy(runtime)));
     };
     let sent = Instant::now();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::lease::release::Release;
-use crate::lease::state::LeaseStatus;
+use crate::lease::status::LeaseStatus;
 use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::answer::KeyState;

@@ -11,8 +11,9 @@ use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder::HolderId;
 use crate::lease::handoff::HandoffRun;
-use crate::lease::held::{HeldLease, Holding, Live};
-use crate::lease::state::{LeaseState, LeaseStatus};
+use crate::lease::held::{HeldLease, Holding, LeaseCell};
+use crate::lease::state::LeaseState;
+use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::keys::Keys;
@@ -166,7 +167,7 @@ impl World {
             serial: 0,
             replicas: None,
             run: HandoffRun::new(token, block, now()),
-            live: Live::new(
+            cell: LeaseCell::new(
                 LeaseState::granted(now(), now(), &TERMS).unwrap(),
                 holding(token),
             ),

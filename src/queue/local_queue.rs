@@ -297,7 +297,7 @@ impl LocalQueue {
             Some(terms) if first.handed.is_none() && self.held.contains(hold) => terms,
             _ => return (HandOffOutcome::Not, None),
         };
-        let (token, before) = match hold.hand_on(token, terms, has_renewed, now) {
+        let (token, before) = match hold.hand_off(token, terms, has_renewed, now) {
             (HandoffDecision::HandOff(token), Some(before)) => (token, before),
             (HandoffDecision::Renew, _) => return (HandOffOutcome::Renew, None),
             _ => return (HandOffOutcome::Not, None),

@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::lease::held::HeldLease;
 use crate::lease::release::{RecentReleases, Release, ReleaseReport};
-use crate::lease::state::{Due, RenewalRequest};
+use crate::lease::status::{Due, RenewalRequest};
 use crate::logging;
 use crate::lost::Lost;
 use crate::name::Name;
@@ -169,7 +169,7 @@ impl Runtime {
             let mut due_renewals: Vec<(Arc<HeldLease>, RenewalRequest)> = Vec::new();
             for hold in due {
                 contain(|| {
-                    if let Some(request) = hold.lease(|lease| lease.ask_if_due(now)) {
+                    if let Some(request) = hold.lease(|lease| lease.begin_due_renewal(now)) {
                         due_renewals.push((Arc::clone(&hold), request));
                     }
                     self.reschedule(&hold);
@@ -386,8 +386,7 @@ impl Runtime {
         let now = Instant::now();
         hold.status(now);
         match hold.lease(|lease| lease.due(now)) {
-            Due::At(at) => self.timer.schedule(hold, at, at),
-            Due::Between(at, by) => self.timer.schedule(hold, at, by),
+            Due::At { best, latest } => self.timer.schedule(hold, best, latest),
             Due::Renewal => self.timer.schedule(hold, now, now),
             Due::Nothing => self.announce_loss(hold),
         }

@@ -19,7 +19,7 @@ use crate::clock::{Instant, LONGEST_SLEEP, nap};
 use crate::error::Error;
 use crate::lease::held::HeldLease;
 use crate::lease::schedule::Leases;
-use crate::lease::state::RENEWAL_WINDOW;
+use crate::lease::status::RENEWAL_WINDOW;
 use crate::runtime::worker::Worker;
 
 pub(crate) struct Timer {

@@ -1,7 +1,7 @@
 //! Tests of hand-offs.
 
 use super::*;
-use crate::lease::state::RenewalRequest;
+use crate::lease::status::RenewalRequest;
 use crate::lost::Lost;
 
 const fn ms(n: u64) -> Duration {
@@ -85,8 +85,8 @@ fn short_ttl_limits_the_run() {
         ..TERMS
     };
     let mut lease = lease(&short);
-    let ask = lease.ask_now(at(250)).unwrap();
-    lease.confirmed(at(250), at(251), ask);
+    let request = lease.begin_full_renewal(at(250)).unwrap();
+    lease.confirmed(at(250), at(251), request);
     assert_eq!(step(&lease, &short, 0, 299, false), on(101));
     assert_eq!(
         step(&lease, &short, 0, 300, false),
@@ -148,8 +148,8 @@ fn lease_with_little_time_left_is_renewed_first() {
         HandoffDecision::Release,
         "a renewal has already failed to help"
     );
-    let ask = lease.ask_now(at(290)).unwrap();
-    lease.confirmed(at(290), at(295), ask);
+    let request = lease.begin_full_renewal(at(290)).unwrap();
+    lease.confirmed(at(290), at(295), request);
     assert_eq!(step(&lease, &slow, 0, 295, true), on(101));
 }
 
@@ -170,8 +170,8 @@ fn lease_with_an_unanswered_shortening_extend_is_not_handed_on() {
     lease.extend(at(1), ms(500)).unwrap();
     lease.unanswered(at(2), ms(500));
     assert_eq!(step(&lease, &TERMS, 0, 3, false), HandoffDecision::Renew);
-    let ask = lease.ask_now(at(3)).unwrap();
-    lease.confirmed(at(3), at(4), ask);
+    let request = lease.begin_full_renewal(at(3)).unwrap();
+    lease.confirmed(at(3), at(4), request);
     assert_eq!(step(&lease, &TERMS, 0, 5, true), HandoffDecision::Release);
 }
 
@@ -184,8 +184,8 @@ fn lease_whose_key_may_outlast_the_ttl_is_not_handed_on() {
             true => lease.unanswered(at(2), ms(3_600_000)),
             false => lease.not_extended(at(2), before),
         }
-        let ask = lease.ask_now(at(3)).unwrap();
-        lease.confirmed(at(3), at(4), ask);
+        let request = lease.begin_full_renewal(at(3)).unwrap();
+        lease.confirmed(at(3), at(4), request);
         let next = if is_sent {
             HandoffDecision::Release
         } else {
@@ -200,16 +200,16 @@ fn suspected_loss_is_checked_before_a_hand_off() {
     let mut lease = lease(&TERMS);
     lease.suspect(at(1));
     assert_eq!(step(&lease, &TERMS, 0, 2, false), HandoffDecision::Renew);
-    let ask = lease.ask(at(2)).unwrap();
+    let request = lease.begin_renewal(at(2)).unwrap();
     lease.suspect(at(3));
-    lease.confirmed(at(2), at(4), ask);
+    lease.confirmed(at(2), at(4), request);
     assert_eq!(
         step(&lease, &TERMS, 0, 5, false),
         HandoffDecision::Renew,
         "the renewal may have run before the second suspicion"
     );
-    let ask = lease.ask(at(5)).unwrap();
-    lease.confirmed(at(5), at(6), ask);
+    let request = lease.begin_renewal(at(5)).unwrap();
+    lease.confirmed(at(5), at(6), request);
     assert_eq!(step(&lease, &TERMS, 0, 7, false), on(101));
 }
 
@@ -229,15 +229,15 @@ fn lost_or_released_lease_is_not_handed_on() {
 #[test]
 fn renewal_counts_for_the_next_holder_of_the_lease() {
     let mut lease = lease(&TERMS);
-    let ask = lease.ask(at(500)).unwrap();
+    let request = lease.begin_renewal(at(500)).unwrap();
     assert_eq!(step(&lease, &TERMS, 0, 600, false), on(101));
-    lease.hand_on(at(600), ms(50));
-    lease.confirmed(at(500), at(620), ask);
+    lease.hand_off(at(600), ms(50));
+    lease.confirmed(at(500), at(620), request);
     assert_eq!(lease.validity(at(620)), ms(500 + 8_908 - 620));
-    assert!(matches!(ask, RenewalRequest { renews: true, .. }));
+    assert!(matches!(request, RenewalRequest { renews: true, .. }));
     assert_eq!(
         lease.status(at(650)),
-        crate::lease::state::LeaseStatus::Lost(Lost::MaxHold),
+        crate::lease::status::LeaseStatus::Lost(Lost::MaxHold),
         "counted from the hand-off"
     );
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::lease::held::HeldLease;
-use crate::lease::state::{LeaseStatus, RenewalRequest};
+use crate::lease::status::{LeaseStatus, RenewalRequest};
 use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};

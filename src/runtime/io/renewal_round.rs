@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::lease::held::HeldLease;
-use crate::lease::state::RenewalRequest;
+use crate::lease::status::RenewalRequest;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;

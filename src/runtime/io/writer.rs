@@ -3,7 +3,7 @@
 use std::iter;
 
 use crate::clock::Instant;
-use crate::lease::state::LeaseStatus;
+use crate::lease::status::LeaseStatus;
 use crate::protocol::answer::Answer;
 use crate::protocol::script::Call;
 use crate::redis::{Cap, Connection, Fault};

@@ -6,7 +6,7 @@ use redis::{PushKind, Value};
 
 use crate::clock::Instant;
 use crate::error_reply::{library_text, words};
-use crate::lease::state::FIRST_RENEWAL_AFTER;
+use crate::lease::status::FIRST_RENEWAL_AFTER;
 use crate::logging;
 use crate::protocol::answer::read_grant;
 use crate::queue::local_queue::Announcer;

@@ -1,0 +1,45 @@
+//! Where a lease stands at an instant, and what is due for it.
+
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::lost::Lost;
+
+/// Renewals due within this time of each other are sent together.
+pub(crate) const RENEWAL_WINDOW: Duration = Duration::from_millis(100);
+
+/// The delay of the first renewal of a lease that a fair queue passed on.
+///
+/// An earlier renewal would compete with the new holder for the CPU and the server. Most such
+/// leases are released before the renewal is due.
+pub(crate) const FIRST_RENEWAL_AFTER: Duration = Duration::from_millis(3);
+
+/// The status of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LeaseStatus {
+    /// Certainly held for this long.
+    Held(Duration),
+    Lost(Lost),
+    /// Released, or being released, by its holder.
+    Released,
+}
+
+/// The next action for a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// Send a renewal.
+    Renewal,
+    /// Nothing before `best`; `latest` is early enough for a late timer.
+    At { best: Instant, latest: Instant },
+    /// Nothing: the lease has ended.
+    Nothing,
+}
+
+/// The request of a renewal to Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RenewalRequest {
+    pub(crate) ttl: Duration,
+    /// If false, the command only checks that the client still holds the lease, and changes
+    /// nothing.
+    pub(crate) renews: bool,
+}
