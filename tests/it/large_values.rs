@@ -308,7 +308,7 @@ fn a_release_deletes_no_other_value_with_the_same_start() {
 }
 
 fn long_names_are_listed_in_pages_of_any_weight() {
-    // Longer together than the client reads of one reply, many times.
+    // Together many times longer than the longest reply that the client accepts.
     const LONG: usize = 100;
     let server = Server::start();
     let mut pipe = redis::pipe();

@@ -1,4 +1,4 @@
-//! The promises: a module each. Tests that measure time are listed apart from those that wait.
+//! One module for each promise. Tests that measure time are listed apart from those that only wait.
 
 mod acl;
 mod all;
@@ -89,7 +89,7 @@ const TESTS: &[Listed] = &[
     wire::TESTS,
 ];
 
-/// The longest come first, so that none of them is left alone at the end.
+/// The longest modules come first: a long test that starts last would run alone.
 const ROUGHLY_TIMED: &[Listed] = &[
     sentinel::ROUGHLY_TIMED,
     cluster::ROUGHLY_TIMED,

@@ -1,6 +1,6 @@
-//! Promise: servers reply as in the recordings beside this file, with which the decoders are tested.
+//! Promise: servers reply as recorded in this folder; the decoders are tested with the recordings.
 //!
-//! `LEASEHOLD_RECORD=1 cargo test --all-features --test it replies::` records them anew.
+//! `LEASEHOLD_RECORD=1 cargo test --all-features --test it replies::` records them again.
 
 use std::env;
 use std::fs;
@@ -22,7 +22,7 @@ macro_rules! source {
     };
 }
 
-/// A connection on which replies are kept as they come.
+/// A connection that keeps the bytes of its replies.
 struct Raw(TcpStream);
 
 impl Raw {
@@ -64,8 +64,8 @@ impl Replies {
     }
 }
 
-/// The type of a reply, of its parts, and its small numbers: those depend on no server, time or
-/// version.
+/// Returns the types of a reply and of its parts, and its small numbers: these do not depend on the
+/// server, the time or the version.
 fn shape(value: &Value) -> String {
     match value {
         Value::Int(n @ -2..=3) => n.to_string(),
@@ -88,7 +88,7 @@ fn top(value: &Value) -> &'static str {
     }
 }
 
-/// Compares replies with those recorded in `file`, or records them.
+/// Compares the replies with the recording in `file`, or records them.
 fn compare(file: &str, replies: &Replies) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/replies");
     let path = path.join(file);
@@ -103,23 +103,23 @@ fn compare(file: &str, replies: &Replies) {
     for (request, reply) in &replies.0 {
         let line = lines.next().unwrap_or_default();
         let (was_to, was) = line.split_once(": ").unwrap_or_default();
-        assert_eq!(was_to, *request, "record the replies anew");
+        assert_eq!(
+            was_to, *request,
+            "the requests have changed: record the replies again"
+        );
         let [is, was] = [&reply[..], &unescaped(was)].map(redis::parse_redis_value);
         let [is, was] = [is.unwrap(), was.unwrap()];
-        // What a server adds to these differs by its version.
+        // The contents of these replies differ by the server's version.
         let is_alike = match request.split(' ').next() {
             Some("CLUSTER" | "ROLE" | "HELLO") => top(&is) == top(&was),
             _ => shape(&is) == shape(&was),
         };
-        assert!(
-            is_alike,
-            "{request}: {is:?} is of another form than {was:?}"
-        );
+        assert!(is_alike, "{request}: {is:?} has another form than {was:?}");
     }
     assert_eq!(lines.next(), None);
 }
 
-/// The bytes that `escape_ascii` has escaped.
+/// Returns the bytes that `escape_ascii` has escaped.
 fn unescaped(text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = text.bytes();
