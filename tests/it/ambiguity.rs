@@ -111,7 +111,7 @@ impl Monitor {
     fn call(&mut self, name: &str) -> ScriptCall {
         loop {
             let line = self.next_line();
-            // `1700000000.123456 [0 127.0.0.1:1234] "EVALSHA" "…" "2" "lock:a" "leasehold:fence:…" "…" …`
+            // `1700000000.123 [0 127.0.0.1:1] "EVALSHA" "…" "2" "lock:a" "leasehold:fence:…" "…" …`
             let parts = |keys: u8| line.split_once(&format!(" \"{keys}\" \"lock:{name}\" "));
             let (is_acquire, Some((head, tail))) =
                 (parts(2).is_some(), parts(2).or_else(|| parts(1)))

@@ -208,7 +208,7 @@ fn unanswered_batch_ends_its_connection_and_each_acquire_is_undone_on_it() {
         }
     });
     assert_in_time(&failed);
-    // Releases that were sent over other connections are lost, so only locks are checked.
+    // Releases over other connections are lost: check only the names whose `try_lock` failed.
     for (n, _) in failed
         .iter()
         .enumerate()
