@@ -296,8 +296,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// - [`Error::Unreachable`] if Redis does not answer, or if the scan of a server does not end: a
-    ///   cursor comes again, or ten minutes have passed.
+    /// - [`Error::Unreachable`] if Redis does not answer, or if the scan of a server does not end:
+    ///   a cursor comes again, or ten minutes have passed.
     /// - [`Error::Refused`] if a permission is missing: `+scan`, or one that [`Mutex::inspect`]
     ///   needs.
     /// - [`Error::Closed`] after a shutdown.

@@ -1,4 +1,16 @@
 //! The pending releases of one server: which are sent together, and when. No I/O.
+//!
+//! The states of a release:
+//!
+//! ```text
+//!                due, or close to it                  it removed the key, or the
+//! +---------+ -------------------------> +-------+    acquire has certainly run     +-------+
+//! | waiting |                            | tried | -------------------------------> | ended |
+//! +---------+ <------------------------- +-------+                                  +-------+
+//!      |         no reply, or no key: the acquire may still run                         ^
+//!      +--------------------------------------------------------------------------------+
+//!                                       the key has expired
+//! ```
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{Hash, Hasher};

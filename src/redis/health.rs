@@ -1,5 +1,14 @@
 //! The health of a server, or of a thread that talks to one: its state, last error and circuit
 //! breaker.
+//!
+//! ```text
+//! +------+   reply    +-------+   a call without a valid reply    +-------+
+//! | idle | ---------> | works | --------------------------------> | fails |
+//! +------+            +-------+ <-------------------------------- +-------+
+//!    |                                      reply                     ^
+//!    +----------------------------------------------------------------+
+//!                       a call without a valid reply
+//! ```
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};

@@ -13,7 +13,7 @@ use crate::logging;
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::connection::{Connection, is_hang_up};
 use crate::redis::conn::connector::{Connector, OnFailure};
-use crate::redis::conn::pool::{ConnectRequest, GetError, Pool, PooledConnection};
+use crate::redis::conn::pool::{GetError, Pool, PooledConnection};
 use crate::redis::fault::Fault;
 use crate::redis::health::ServerHealth;
 use crate::redis::quorum::member::Member;
@@ -68,16 +68,6 @@ impl Server {
             latency: Histogram::default(),
             spin: Spin::new(config.spin),
         }
-    }
-
-    /// Requests a connection without waiting for it; a dialer starts if none is idle.
-    pub(in crate::redis) fn request_connection(&self) -> Result<ConnectRequest<'_>, Error> {
-        self.pool.request()
-    }
-
-    /// Closes the idle connections, which are most likely dead too.
-    pub(in crate::redis) fn forget_idle(&self) {
-        self.pool.forget_idle();
     }
 
     /// The server's address for messages.

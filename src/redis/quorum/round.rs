@@ -357,7 +357,7 @@ impl<'a> Round<'a> {
         let connection = connection.take();
         server.failed();
         if is_hang_up(&error) {
-            server.forget_idle();
+            server.pool.forget_idle();
         }
         member.mark_down();
         if let Some(connection) = connection {
