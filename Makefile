@@ -30,9 +30,20 @@ demo: servers
 	$(WITH_SERVER) $(CARGO) run --release --example booking
 	$(WITH_SERVER) $(CARGO) run --release --example payments
 
-# Runs unit tests, integration tests and doctests, built once with all features.
+# The binaries of the integration tests, and those of them that only compute.
+BINARIES = $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
+MODELS = layers lease_model quorum_model
+COMPUTING = --lib --bins $(MODELS:%=--test %)
+SERVING = $(patsubst %,--test %,$(filter-out $(MODELS),$(BINARIES)))
+
+# Runs unit tests, integration tests and doctests, built once with all features. The tests that only
+# compute run beside the first tests of `it`, which only wait.
 test: servers
-	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast --tests
+	$(CARGO) test --all-features --no-run --tests
+	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; status=0; \
+	$(CARGO) test --all-features --no-fail-fast $(COMPUTING) >"$$log" 2>&1 & computing=$$!; \
+	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(SERVING) || status=$$?; \
+	wait $$computing || status=$$?; cat "$$log"; exit $$status
 	$(WITH_SERVER) $(CARGO) test --all-features --doc
 
 # Tests the error of a build without the feature `tls`.

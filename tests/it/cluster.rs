@@ -257,7 +257,8 @@ fn acquire_waits_until_both_keys_are_on_one_node() {
     match timed.no_later_than(SLACK) {
         Err(error @ Error::Unreachable { .. }) => {
             let text = error.to_string();
-            assert!(text.contains("TRYAGAIN"), "{text}");
+            // The deadline may pass between the two hops of an attempt.
+            assert!(text.contains("TRYAGAIN") || text.contains("ASK"), "{text}");
             assert!(text.contains("cluster 127.0.0.1"), "{text}");
         }
         other => panic!("{other:?}"),

@@ -11,7 +11,7 @@ use super::permit;
 use super::{chaos, child, contention, counter};
 
 /// Threads for tests that mostly sleep: more than there are processors.
-const THREADS: usize = 8;
+const THREADS: usize = 12;
 
 /// Threads for tests that measure time, with bounds of 250 ms and more.
 const ROUGHLY_TIMED_THREADS: usize = 5;
