@@ -1,5 +1,4 @@
-//! Runs the tests of a binary: those that only wait eight at a time, then those that measure time
-//! four and two at a time.
+//! Runs the tests of a binary: many at a time that only wait, then fewer that measure time.
 
 use std::any::Any;
 use std::process::ExitCode;
