@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::path::Path;
 
 use redis::Value;
-use support::{Cluster, Sentinels, Server, Setup};
+use support::{Cluster, Sentinels, Server, Setup, eventually, ms};
 
 support::tests![
     one_server_replies_as_recorded,
@@ -395,7 +395,13 @@ fn several_servers_reply_as_recorded() {
     let mut note = |what, reply| replies.note(what, reply);
     let master = Server::start();
     let replica = master.replica();
-    note("ROLE, master", Raw::to(master.port()).send(&["ROLE"]));
+    // The master lists a replica only once that has acknowledged something.
+    let port = replica.port().to_string();
+    let role = || Raw::to(master.port()).send(&["ROLE"]);
+    eventually(ms(30_000), || {
+        role().escape_ascii().to_string().contains(&port)
+    });
+    note("ROLE, master", role());
     note("ROLE, replica", Raw::to(replica.port()).send(&["ROLE"]));
     let refused = Raw::to(replica.port()).send(&["SET", "a", "b"]);
     note("SET, replica", refused);
