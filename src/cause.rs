@@ -11,7 +11,7 @@ use crate::error_reply::{is_tls_refusal, library_text};
 use crate::escape::Escaped;
 use crate::violation::{NoFirstReply, Violation};
 
-/// The `command` of [`Error::Refused`] if the server refuses to log on the user.
+/// The `command` of `Error::Refused` if the server refuses to log on the user.
 const LOG_ON: &str = "the log-on";
 pub(crate) const HANDSHAKE: &str = "the TLS handshake";
 
