@@ -157,8 +157,10 @@ impl<'a> Wait<'a> {
         let (span, deadline) = (self.call.span(), self.attempt.deadline);
         let last_attempt = span.last_attempt();
         let needs_own_reply = || {
-            self.call.queue().answers().needs_another_reply(span)
-                && self.attempt.held_here().is_none()
+            // After a split vote nobody holds the name.
+            let needs_reply =
+                self.splits > 0 || self.call.queue().answers().needs_another_reply(span);
+            needs_reply && self.attempt.held_here().is_none()
         };
         if now < last_attempt {
             self.call.sleep_while_others_ask(now, last_attempt)
@@ -166,7 +168,10 @@ impl<'a> Wait<'a> {
             self.call.sleep_while_others_ask(now, deadline)
         } else {
             Ok(match self.try_once(now)? {
-                Tried::Refused { .. } => TimedOut(None),
+                Tried::Refused { .. } => {
+                    self.splits = 0;
+                    TimedOut(None)
+                }
                 Tried::Slept(end) => end,
             })
         }

@@ -319,7 +319,8 @@ impl<'a> WaitingCall<'a> {
         if silence.is_too_long(now) {
             return Err(silence.error_for_others(now).into());
         }
-        let is_woken = self.sleep(now, until.min(silence.gives_up_at(now)));
+        // `now` may be the start of the call; a sleep measured from there would end too late.
+        let is_woken = self.sleep(Instant::now(), until.min(silence.gives_up_at(now)));
         Ok(match is_woken {
             true => SleepEnd::Woken,
             false => SleepEnd::TimedOut(None),
