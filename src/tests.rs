@@ -170,6 +170,23 @@ fn scalar(random: &mut SmallRng) -> Value {
     }
 }
 
+/// Returns any value, with lists in lists at most `depth` deep.
+fn arbitrary(random: &mut SmallRng, depth: usize) -> Value {
+    if depth == 0 || random.random_range(0..3) == 0 {
+        return scalar(random);
+    }
+    let count = random.random_range(0..6);
+    let items: Vec<Value> = (0..count).map(|_| arbitrary(random, depth - 1)).collect();
+    match random.random_range(0..6) {
+        0 => Value::Map(items.into_iter().map(|key| (key, scalar(random))).collect()),
+        1 => Value::Push {
+            kind: PushKind::Message,
+            data: items,
+        },
+        _ => Value::Array(items),
+    }
+}
+
 /// Changes one thing somewhere in `value`.
 fn change(value: &mut Value, random: &mut SmallRng) {
     let items = match value {
@@ -586,7 +603,9 @@ fn run(seed: u64, cases: impl Iterator<Item = u64>) {
         let _case = Case { seed, number };
         let mut random = SmallRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let which = random.random_range(0..replies.len());
-        if number % 4 == 0 {
+        if number % 8 == 1 {
+            check(arbitrary(&mut random, 3));
+        } else if number % 4 == 0 {
             let mut bytes = replies[which].clone();
             garble(&mut bytes, &mut random);
             if let Some(value) = value(&bytes) {
