@@ -52,7 +52,7 @@
 //!   at most 4 s, a lost message by at most 1 s: see [`FairMutex`].
 //! - **Waiting is quiet.** For each name, only one thread of a client asks Redis; the others wait
 //!   behind it. A release wakes one thread. A lost message delays a waiter by at most
-//!   [`backstop`](ClientBuilder::backstop).
+//!   [`backstop`](ClientBuilder::backstop) each time.
 //!
 //! # Limitations
 //!
