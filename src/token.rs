@@ -19,7 +19,7 @@ const LIMIT: u64 = 1 << 53;
 /// by less than the failover takes.
 ///
 /// If other threads of the client wait, the script reserves up to 64 tokens for
-/// [local hand-offs](crate::Mutex::local_handoffs). Over a [quorum](crate#a-quorum-of-servers) the
+/// [local hand-offs](crate::Mutex::local_handoffs). Over a [quorum](crate::guide::quorum) the
 /// client proposes the token.
 ///
 /// ```no_run

@@ -176,7 +176,7 @@ fn basic_metrics_reach_the_recorder() {
 }
 
 fn assert_every_name_is_documented(recorder: &TestRecorder) {
-    let documentation = include_str!("../src/lib.rs");
+    let documentation = include_str!("../src/guide/observability.rs");
     let names = documentation
         .lines()
         .filter_map(|line| line.strip_prefix("//! | `leasehold_")?.split('`').next())

@@ -81,7 +81,7 @@ impl Client {
     /// Returns a client of several independent servers (the Redlock algorithm).
     ///
     /// A client holds a lock once a majority of the servers has granted it, so a minority may be
-    /// dead, hung or slow. See [the guarantees and limits](crate#a-quorum-of-servers).
+    /// dead, hung or slow. See [the guarantees and limits](crate::guide::quorum).
     ///
     /// Each URL names a single server, as for [`open`](Self::open). Every client must use the same
     /// servers. Use 3 or 5: an even number tolerates no more failures than one fewer, and logs a

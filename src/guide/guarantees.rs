@@ -1,0 +1,91 @@
+//! What the locks guarantee, and under which conditions they do not.
+//!
+//! # Guarantees
+//!
+//! - **One holder.** If Redis keeps its data (see the limitations), at most one guard of a name
+//!   returns true from [`is_held`](crate::MutexGuard::is_held) at a time, across all processes.
+//! - **A loss is noticed.** `is_held` returns false from the moment at which another client could
+//!   get the lock. It reads a local clock, so no blocked thread or socket can delay it.
+//!   [`lost`](crate::MutexGuard::lost) and [`on_lost`](crate::Mutex::on_lost) follow as soon as the
+//!   timer thread is scheduled. On Linux the clock counts the time for which the machine is
+//!   suspended; on other systems a machine that was suspended may believe in its lease for longer.
+//! - **Tokens rise.** Every holder's [fencing token](crate::FencingToken) is higher than all
+//!   earlier ones.
+//! - **Three outcomes, never mixed.** `None` means that another holder has the lock. `Err` means
+//!   that Redis could not be asked or refused. [`Lost`] means that the lock ended before its holder
+//!   released it. [`try_lock_for`](crate::Mutex::try_lock_for) states the rule. leasehold never
+//!   grants a lock because Redis is unreachable.
+//! - **Deadlines hold.** `try_lock_for(200 ms)` returns in that time even if Redis is dead, hung,
+//!   slow or refuses connections. The time covers name resolution, connecting, waiting and retries.
+//! - **Failed attempts are undone.** An acquire that got no reply is released under its own holder
+//!   id, so the undo cannot touch a later lease.
+//! - **All or none.** [`mutex_all`](crate::Client::mutex_all) acquires several names in one step.
+//!   Callers cannot deadlock, whatever order they name them in, and a waiting call holds none of
+//!   the names. In a cluster there is one step for [each slot](crate::MutexAll#all-or-none).
+//! - **First come, first served.** [`fair_mutex`](crate::Client::fair_mutex) grants the lock in the
+//!   order of the requests, across all processes. A process that dies while it waits delays the
+//!   others by at most 4 s, a lost message by at most 1 s: see [`FairMutex`].
+//! - **Waiting is quiet.** For each name, only one thread of a client asks Redis; the others wait
+//!   behind it. A release wakes one thread. A lost message delays a waiter by at most
+//!   [`backstop`](crate::ClientBuilder::backstop) each time.
+//!
+//! # Limitations
+//!
+//! - **A pause between check and write.** A process can be paused for longer than its lease between
+//!   `ensure_held` and the write that it guards. No lock can prevent that; only
+//!   [fencing](crate::FencingToken) helps.
+//! - **Failover.** Redis replicates asynchronously. If a replica that does not have a lock yet is
+//!   promoted, a second holder can acquire it. The second holder's fencing token is still higher if
+//!   the servers' clocks differ by less than the failover takes. With
+//!   [`min_replicas`](crate::Mutex::min_replicas) a lease counts only once that many replicas have
+//!   acknowledged it. If all replicas must acknowledge, any promoted replica has the lock. With
+//!   fewer, a failover can still lead to two holders.
+//! - **Replicated expiry is an absolute time.** If the clocks of a master and its replica differ,
+//!   leases become shorter or longer after a failover.
+//! - **A server's clock that steps forward** ends leases early, because Redis measures expiry by
+//!   its wall clock. The holder finds out at its next renewal. Until then another client may have
+//!   acquired the lock.
+//! - **Memory in Redis.** Each distinct name leaves its last fencing token in Redis: about 130
+//!   bytes, for a day.
+//! - **Memory of unanswered calls.** The client remembers each acquiring call without a reply until
+//!   its ttl has passed, to undo it: about 0.7 KiB each, without a limit. Calls whose deadlines are
+//!   shorter than Redis takes to reply, with a long ttl, add up.
+//! - **A lost message** delays a waiter by at most [`backstop`](crate::ClientBuilder::backstop)
+//!   each time it asks Redis. A waiter that finds the lock taken again by then can wait longer.
+//! - **A Redis that loses data.** An evicting `maxmemory-policy` deletes held locks; so do
+//!   `FLUSHALL` and a restart without persistence. The holder finds out at its next renewal. Until
+//!   then another client may have acquired the lock, while the original client keeps handing it
+//!   [between its own threads](crate::Mutex::local_handoffs). The new holder's fencing token is
+//!   higher.
+//! - **A restart can bring a released lock back** from an old snapshot, for up to its ttl.
+//! - **With Sentinel**, an old master that is alive but partitioned keeps granting locks to clients
+//!   that can reach it, until it learns that it was replaced. A sentinel with outdated information
+//!   may send a new client there.
+//! - **In a cluster** a partitioned master keeps granting locks to clients that can reach it until
+//!   `cluster-node-timeout` has passed.
+//!   - A client that holds locks there notices a failover at its next renewal, or earlier if it
+//!     waits for, acquires or releases a lock there.
+//!   - Every release is broadcast to all nodes by `PUBLISH`. A sharded channel would be in another
+//!     slot than the lock.
+//!   - While a slot migrates to another node, held locks stay held, and are renewed and released. A
+//!     free name cannot be acquired while its keys are on two nodes; calls wait for that, within
+//!     their deadlines.
+//!   - A name with a `}` and no hash tag is an [`Error::Config`], because its keys would be in
+//!     different slots.
+//! - **Plain locks barge.** [`Mutex`] ignores the queue of a [`FairMutex`] of the same name and may
+//!   overtake it.
+//! - **A fair lock in a cluster** is neither granted to the next waiter nor released while its slot
+//!   migrates. The release is repeated until the slot has arrived or the lease has expired.
+//! - **A set of names** has no queue. If each of its names is in constant demand, a call may wait
+//!   for long. In a cluster, a set that spans several slots is briefly visible half-acquired.
+//! - **A quorum** does not tolerate [servers that lose
+//!   data](crate::guide::quorum#limits-of-a-quorum).
+//! - **Spoofed DNS** can point a client at a different Redis. TLS (`rediss://`) prevents that.
+//! - **Not reentrant, not poisoned**: see [`Mutex`].
+//! - **`fork`** without `exec` does not copy the client's threads. Create the client after the
+//!   fork.
+//!
+//! [`Error::Config`]: crate::Error::Config
+//! [`FairMutex`]: crate::FairMutex
+//! [`Lost`]: crate::Lost
+//! [`Mutex`]: crate::Mutex

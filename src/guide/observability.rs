@@ -1,0 +1,63 @@
+//! Log records, statistics and metrics.
+//!
+//! # Log levels
+//!
+//! The crate logs through [`log`](https://docs.rs/log), with the key-values `name`, `holder`
+//! (shortened), `ttl_ms`, `outcome` and `trace_id`:
+//!
+//! - ERROR: a callback panicked; the background threads could not be started.
+//! - WARN:
+//!   - a lease was lost, or had ended before its release;
+//!   - a lock was forced;
+//!   - a circuit breaker opened; the master has moved;
+//!   - releases cannot be published or received; shared statistics are refused;
+//!   - a quorum has an even number of servers;
+//!   - a thread waits for a lock that it holds itself (debug builds only).
+//! - INFO: a circuit breaker closed.
+//! - DEBUG: every acquire, wait, renewal and release; connections that failed.
+//! - TRACE: whole holder ids. Anyone who knows a holder id can release that lock.
+//!
+//! No level logs a password.
+//!
+//! # Statistics
+//!
+//! [`Client::stats`] returns a snapshot of a client's counters and gauges; [`Stats`] and [`Totals`]
+//! describe each number. Counting costs a few relaxed atomic additions per lock. It takes no lock
+//! and reads no clock.
+//!
+//! With [`shared_stats`](crate::ClientBuilder::shared_stats), each client adds its [`Totals`] to
+//! one Redis hash, `lock_stats` unless [set otherwise](crate::ClientBuilder::shared_stats_key). Its
+//! fields have the names of the fields of `Totals`. [`Client::shared_stats`] reads the sum. Each
+//! client also records what it has added in the key `leasehold:tally:{lock_stats}:<uuid>`, so that
+//! an addition whose reply was lost counts only once. That key expires an hour after the client's
+//! last addition.
+//!
+//! With the feature `metrics`, the thread `leasehold-io` sends the same numbers to the program's
+//! recorder once a second, and a last time when the client ends. Counts from before the recorder
+//! was installed are not sent.
+//!
+//! | metric | kind | meaning |
+//! |---|---|---|
+//! | `leasehold_attempts_total` | counter | [`attempts`](crate::Totals::attempts) |
+//! | `leasehold_acquired_total` | counter | locks acquired; `how`: `at_once`, `after_waiting` |
+//! | `leasehold_refused_total` | counter | [`refused`](crate::Totals::refused) |
+//! | `leasehold_timed_out_total` | counter | [`timed_out`](crate::Totals::timed_out) |
+//! | `leasehold_failed_total` | counter | [`failed`](crate::Totals::failed) |
+//! | `leasehold_released_total` | counter | [`released`](crate::Totals::released) |
+//! | `leasehold_released_too_late_total` | counter | [`released_too_late`](crate::Totals::released_too_late) |
+//! | `leasehold_lost_total` | counter | locks lost; `reason`: `expired`, `taken`, `deleted`, `max_hold`, `shut_down` |
+//! | `leasehold_renewals_total` | counter | renewals; `outcome`: `ok`, `failed` |
+//! | `leasehold_wakes_total` | counter | [`wakes`](crate::Totals::wakes); `source`: `message`, `local`, `hand_off`, `ttl`, `backstop`, `reconnect` |
+//! | `leasehold_spurious_wakes_total` | counter | [`spurious_wakes`](crate::Totals::spurious_wakes) |
+//! | `leasehold_wait_seconds` | histogram | [`wait`](crate::Stats::wait); each value is at most a sixteenth too high |
+//! | `leasehold_hold_seconds` | histogram | [`hold`](crate::Stats::hold), as precise |
+//! | `leasehold_command_seconds` | histogram | [`command`](crate::Stats::command), as precise |
+//! | `leasehold_held` | gauge | [`held`](crate::Stats::held); `client` numbers the clients of the process |
+//! | `leasehold_waiting` | gauge | [`waiting`](crate::Stats::waiting); `client` |
+//! | `leasehold_connections` | gauge | [`connections`](crate::Stats::connections); `client` |
+//! | `leasehold_renewal_lag_seconds` | gauge | [`renewal_lag`](crate::Stats::renewal_lag), after the first renewal; `client` |
+//!
+//! [`Client::shared_stats`]: crate::Client::shared_stats
+//! [`Client::stats`]: crate::Client::stats
+//! [`Stats`]: crate::Stats
+//! [`Totals`]: crate::Totals

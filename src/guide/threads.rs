@@ -1,0 +1,32 @@
+//! The threads and connections of a client.
+//!
+//! A client starts no thread until it acquires its first lock. In a cluster it runs one io and one
+//! subscriber thread for each master in use; over a quorum, one of each for each server.
+//!
+//! | thread | started by | purpose |
+//! |---|---|---|
+//! | `leasehold-timer` | the first lock | tracks the leases' deadlines and schedules renewals; no I/O |
+//! | `leasehold-io` | the first lock | sends renewals in batches, repeated releases and shared statistics over its own connection |
+//! | `leasehold-replicas` | the first renewal under `min_replicas` | sends renewals that replicas must acknowledge; at most eight for each server |
+//! | `leasehold-subscriber` | the first waiter | receives release notifications over its own connection |
+//! | `leasehold-sentinel` | the first lock, with Sentinel | one per sentinel: receives master changes |
+//! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |
+//! | `leasehold-dial` | connecting, and reading a cluster's slots | opens connections, then ends |
+//!
+//! There is never a thread per lock. Dropping the last client, lock or guard ends and joins the
+//! threads.
+//!
+//! A call sends its command on the caller's thread. With up to eight calls at a time, each has its
+//! own connection. With more:
+//!
+//! - If the server is near (a round trip of at most 0.2 ms), the calls share one connection: one of
+//!   the callers sends them in one write and reads all replies.
+//! - If the server is farther away, each call keeps its own connection, up to
+//!   [`max_connections`](crate::ClientBuilder::max_connections). Calls beyond that share one.
+//! - A release waits at most 5 ms for a shared connection. A call that waits for replicas always
+//!   has its own.
+//!
+//! A thread that waits for a reply or for a lock sleeps. [`ClientBuilder::spin`] lets a call spin
+//! for the reply before it sleeps, for machines with idle cores.
+//!
+//! [`ClientBuilder::spin`]: crate::ClientBuilder::spin
