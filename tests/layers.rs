@@ -215,8 +215,8 @@ fn read_folder(folder: &Path, module: &mut Module, sources: &mut BTreeMap<Module
         let path = entry.unwrap().path();
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
         if path.is_dir() {
-            // The program only uses public names of the library.
-            if name != "bin" {
+            // The program only uses public names of the library, and tests may import anything.
+            if !["bin", "tests"].contains(&name.as_str()) {
                 module.push(name);
                 read_folder(&path, module, sources);
                 module.pop();

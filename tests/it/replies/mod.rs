@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::path::Path;
 
 use redis::Value;
-use support::{Cluster, Sentinels, Server, Setup, eventually, ms};
+use support::{Cluster, Sentinels, Server, Setup, eventually, ms, recorded_reply};
 
 support::tests![
     one_server_replies_as_recorded,
@@ -102,12 +102,12 @@ fn compare(file: &str, replies: &Replies) {
     let mut lines = recorded.lines();
     for (request, reply) in &replies.0 {
         let line = lines.next().unwrap_or_default();
-        let (was_to, was) = line.split_once(": ").unwrap_or_default();
+        let (was_to, was) = recorded_reply(line);
         assert_eq!(
             was_to, *request,
             "the requests have changed: record the replies again"
         );
-        let [is, was] = [&reply[..], &unescaped(was)].map(redis::parse_redis_value);
+        let [is, was] = [&reply[..], &was].map(redis::parse_redis_value);
         let [is, was] = [is.unwrap(), was.unwrap()];
         // The contents of these replies differ by the server's version.
         let is_alike = match request.split([' ', ',']).next() {
@@ -117,29 +117,6 @@ fn compare(file: &str, replies: &Replies) {
         assert!(is_alike, "{request}: {is:?} has another form than {was:?}");
     }
     assert_eq!(lines.next(), None);
-}
-
-/// Returns the bytes that `escape_ascii` has escaped.
-fn unescaped(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'\\' => match rest.next() {
-                Some(b'r') => b'\r',
-                Some(b'n') => b'\n',
-                Some(b't') => b'\t',
-                Some(b'x') => {
-                    let digits: Vec<u8> = rest.by_ref().take(2).collect();
-                    u8::from_str_radix(str::from_utf8(&digits).unwrap(), 16).unwrap()
-                }
-                Some(same) => same,
-                None => panic!("{text}"),
-            },
-            byte => byte,
-        });
-    }
-    bytes
 }
 
 const IDS: [&str; 3] = [

@@ -1,0 +1,88 @@
+//! Arbitrary replies, of numbers and texts with which decoders might go wrong.
+
+use rand::RngExt as _;
+use rand::rngs::SmallRng;
+use redis::{PushKind, Value};
+
+/// The smallest number too large for a token.
+pub(super) const NO_TOKEN: i64 = 1 << 53;
+
+pub(super) const NUMBERS: [i64; 18] = [
+    0,
+    1,
+    -1,
+    2,
+    3,
+    -2,
+    -3,
+    99,
+    6_379,
+    16_383,
+    16_384,
+    70_000,
+    1_764_000_000_000_000,
+    NO_TOKEN - 64,
+    NO_TOKEN - 1,
+    NO_TOKEN,
+    i64::MIN,
+    i64::MAX,
+];
+
+const TEXTS: [&[u8]; 18] = [
+    b"",
+    b"v",
+    b"c",
+    b"0",
+    b"7",
+    b"+7",
+    b"h:\xff",
+    b"6379",
+    b"70000",
+    b"master",
+    b"message",
+    b"subscribe",
+    b"+switch-master",
+    b"99999999999999999999999",
+    b"9007199254740992",
+    b"grant 0 a:123e4567-e89b-12d3-a456-426614174000",
+    b"grant +7 a:123e4567-e89b-12d3-a456-426614174000",
+    b"grant 9007199254740992 a:123e4567-e89b-12d3-a456-426614174000",
+];
+
+pub(super) fn pick<T: Copy>(random: &mut SmallRng, from: &[T]) -> T {
+    from[random.random_range(0..from.len())]
+}
+
+/// Returns any value that is not a list, or an empty list.
+pub(super) fn scalar(random: &mut SmallRng) -> Value {
+    let text = |random: &mut SmallRng| String::from_utf8_lossy(pick(random, &TEXTS)).into_owned();
+    match random.random_range(0..12) {
+        0..4 => Value::Int(pick(random, &NUMBERS)),
+        4..8 => Value::BulkString(pick(random, &TEXTS).to_vec()),
+        8 => Value::Nil,
+        9 => Value::SimpleString(text(random)),
+        10 => pick(
+            random,
+            &[Value::Okay, Value::Boolean(true), Value::Double(1.0)].each_ref(),
+        )
+        .clone(),
+        _ => Value::Array(Vec::new()),
+    }
+}
+
+/// Returns any value, with lists in lists at most `depth` deep.
+pub(super) fn arbitrary(random: &mut SmallRng, depth: usize) -> Value {
+    if depth == 0 || random.random_range(0..3) == 0 {
+        return scalar(random);
+    }
+    let count = random.random_range(0..6);
+    let items: Vec<Value> = (0..count).map(|_| arbitrary(random, depth - 1)).collect();
+    match random.random_range(0..6) {
+        0 => Value::Map(items.into_iter().map(|key| (key, scalar(random))).collect()),
+        1 => Value::Push {
+            kind: PushKind::Message,
+            data: items,
+        },
+        _ => Value::Array(items),
+    }
+}

@@ -1,0 +1,134 @@
+//! Checks of what is read from a value outside of scripts: roles, addresses, messages and errors.
+
+use redis::{Msg, PushKind, Value};
+
+use crate::error_reply;
+use crate::protocol::redirect::Redirect;
+use crate::protocol::slot::SLOTS;
+use crate::redis::cluster::slots::Layout;
+use crate::redis::conn::connector::is_master;
+use crate::redis::conn::handshake::Step;
+use crate::redis::sentinel::{is_subscribed, read_place};
+use crate::runtime::subscriber::pubsub::{Received, read as read_received};
+
+use super::answers::check_grant;
+
+pub(super) fn check_value(value: &Value, most: usize) {
+    let asked = ("asked".to_owned(), 1);
+    if let Some(layout) = Layout::read(value.clone(), &asked) {
+        let slots = layout
+            .masters
+            .iter()
+            .map(|(slots, _)| slots.clone().count());
+        assert!(slots.sum::<usize>() <= usize::from(SLOTS));
+        assert!(layout.masters.len() + layout.replicas.len() <= most);
+        let masters = layout.masters.iter().map(|(_, place)| place);
+        assert!(masters.chain(&layout.replicas).all(|place| place.1 > 0));
+    }
+    if let Some(Some((host, port))) = read_place(value.clone()) {
+        assert!(host.len() <= most && port > 0);
+    }
+    check_roles(value);
+    check_messages(value, most);
+    if let Value::ServerError(error) = value {
+        if let Some(Redirect::Moved(host, port) | Redirect::Ask(host, port)) = Redirect::read(error)
+        {
+            let said = error.details().unwrap_or_default();
+            let mut words = said.split(' ');
+            assert!(
+                words
+                    .next()
+                    .is_some_and(|slot| slot.parse().is_ok_and(|slot: u16| slot < SLOTS))
+            );
+            assert!(
+                port > 0 && words.next().is_some_and(|place| place.starts_with(&host)),
+                "{said}"
+            );
+        }
+        let _ = (error_reply::meaning(error), error_reply::words(error));
+    }
+}
+
+/// Reads what a value says at its first place, if it is a list with a text there.
+fn first_text(value: &Value) -> Option<&[u8]> {
+    match value {
+        Value::Array(items) => match items.first() {
+            Some(Value::BulkString(text)) => Some(text),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// The channel in the confirmation of a SUBSCRIBE.
+fn confirmed_channel(value: &Value) -> Option<&[u8]> {
+    let channel = match value {
+        Value::Array(items) => {
+            let is_subscribe = first_text(value)?.eq_ignore_ascii_case(b"subscribe");
+            items.get(1).filter(|_| is_subscribe)?
+        }
+        Value::Push {
+            kind: PushKind::Subscribe,
+            data,
+        } => data.first()?,
+        _ => return None,
+    };
+    match channel {
+        Value::BulkString(channel) => Some(channel),
+        _ => None,
+    }
+}
+
+fn check_roles(value: &Value) {
+    let is_error = matches!(value, Value::ServerError(_));
+    if is_master(value.clone()) == Some(true) {
+        assert!(
+            is_error || first_text(value) == Some(b"master"),
+            "{value:?}"
+        );
+    }
+    if is_subscribed(value) {
+        assert_eq!(confirmed_channel(value), Some(&b"+switch-master"[..]));
+    }
+    for step in [
+        Step::Hello,
+        Step::AuthWithUser,
+        Step::Auth,
+        Step::Select,
+        Step::Optional,
+    ] {
+        match step.read(value.clone()) {
+            Some(Ok(())) if step == Step::Hello => assert!(matches!(value, Value::Map(_))),
+            Some(Ok(())) => assert_eq!(*value, Value::Okay),
+            Some(Err(error)) => drop(step.refusal(&error, true)),
+            None => {}
+        }
+    }
+}
+
+fn check_messages(value: &Value, most: usize) {
+    if let Some(message) = Msg::from_owned_value(value.clone()) {
+        assert!(message.get_payload_bytes().len() <= most);
+        let _ = message.get_channel::<Vec<u8>>();
+    }
+    match read_received(value.clone(), "SUBSCRIBE", b"c") {
+        Some(Received::Message(_, payload)) => {
+            let is_push = matches!(
+                value,
+                Value::Push {
+                    kind: PushKind::Message,
+                    ..
+                }
+            );
+            assert!(
+                is_push || first_text(value) == Some(b"message"),
+                "{value:?}"
+            );
+            check_grant(&payload);
+        }
+        Some(Received::Done) => assert_eq!(confirmed_channel(value), Some(&b"c"[..])),
+        Some(Received::Refused(_)) => assert!(matches!(value, Value::ServerError(_))),
+        Some(Received::Other) => assert!(matches!(value, Value::Push { .. })),
+        None => {}
+    }
+}
