@@ -66,6 +66,8 @@ mod renewed;
 mod replicas;
 mod runtime;
 mod stats;
+#[cfg(feature = "testing")]
+mod testing;
 #[cfg(test)]
 mod tests;
 #[cfg(feature = "tls")]

@@ -1,0 +1,103 @@
+//! Lists.
+
+use std::collections::VecDeque;
+
+use super::args::{self, integer, parse_integer};
+use super::{Keyspace, Outcome, Reply};
+
+pub(super) type ListValue = VecDeque<Vec<u8>>;
+
+pub(super) fn lindex(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    let Some(list) = keyspace.find::<ListValue>(&args[1])? else {
+        return Ok(Reply::NIL);
+    };
+    let index = from_start(integer(&args[2])?, list.len());
+    let item = usize::try_from(index)
+        .ok()
+        .and_then(|index| list.get(index));
+    Ok(Reply::Bulk(item.cloned()))
+}
+
+pub(super) fn llen(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    keyspace.read(&args[1], Reply::Int(0), |list: &ListValue| {
+        Reply::count(list.len())
+    })
+}
+
+pub(super) fn lrange(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    let (first, last) = (integer(&args[2])?, integer(&args[3])?);
+    keyspace.read(&args[1], Reply::array([]), |list: &ListValue| {
+        // Negative and too large indexes select what exists between them.
+        let index = |index| usize::try_from(from_start(index, list.len())).ok();
+        let first = index(first).unwrap_or(0);
+        let count = index(last).map_or(0, |last| last.saturating_add(1).saturating_sub(first));
+        let items = list.iter().skip(first).take(count);
+        Reply::array(items.cloned().map(Reply::bulk))
+    })
+}
+
+pub(super) fn rpush(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    let list: &mut ListValue = keyspace.find_or_create(&args[1])?;
+    list.extend(args[2..].iter().cloned());
+    Ok(Reply::count(list.len()))
+}
+
+pub(super) fn lpush(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    let list: &mut ListValue = keyspace.find_or_create(&args[1])?;
+    for item in &args[2..] {
+        list.push_front(item.clone());
+    }
+    Ok(Reply::count(list.len()))
+}
+
+pub(super) fn lpop(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    let key = &args[1];
+    let Some(count) = args.get(2) else {
+        return keyspace.change(key, Reply::NIL, |list: &mut ListValue| {
+            Reply::Bulk(list.pop_front())
+        });
+    };
+    if args.len() > 3 {
+        return Err(args::wrong_number("lpop"));
+    }
+    let count = parse_integer(count)
+        .and_then(|count| usize::try_from(count).ok())
+        .ok_or("ERR value is out of range, must be positive")?;
+    keyspace.change(key, Reply::Array(None), |list: &mut ListValue| {
+        let items = list.drain(..count.min(list.len()));
+        Reply::array(items.map(Reply::bulk))
+    })
+}
+
+pub(super) fn lrem(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    let count = integer(&args[2])?;
+    if count == i64::MIN {
+        let most = i64::MAX;
+        return Err(format!(
+            "ERR value is out of range, value must between {} and {most}",
+            -most
+        ));
+    }
+    let most = match count {
+        0 => usize::MAX,
+        _ => usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX),
+    };
+    keyspace.change(&args[1], Reply::Int(0), |list: &mut ListValue| {
+        let matches = |(index, item)| (item == &args[3]).then_some(index);
+        let indexes = list.iter().enumerate();
+        let removed: Vec<usize> = if count < 0 {
+            indexes.rev().filter_map(matches).take(most).collect()
+        } else {
+            indexes.filter_map(matches).take(most).collect()
+        };
+        let mut index = 0..;
+        list.retain(|_| !removed.contains(&index.next().unwrap_or(0)));
+        Reply::count(removed.len())
+    })
+}
+
+/// Counts a negative index from the end; the result is negative if it is before the start.
+fn from_start(index: i64, len: usize) -> i64 {
+    let len = i64::try_from(len).unwrap_or(i64::MAX);
+    if index < 0 { index + len } else { index }
+}

@@ -1,0 +1,57 @@
+//! Listing keys.
+
+use super::args::{self, integer, is};
+use super::glob;
+use super::{Keyspace, Outcome, Reply};
+
+/// How many keys one SCAN looks at, unless COUNT says otherwise.
+const COUNT: usize = 10;
+
+pub(super) fn keys(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    keyspace.remove_expired();
+    let keys = keyspace.entries.keys().map(|(_, key)| key);
+    let found = keys.filter(|key| glob::matches(&args[1], key));
+    Ok(Reply::array(found.cloned().map(Reply::bulk)))
+}
+
+pub(super) fn scan(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    let cursor: Option<u64> = str::from_utf8(&args[1])
+        .ok()
+        .and_then(|arg| arg.parse().ok());
+    let cursor = cursor.ok_or("ERR invalid cursor")?;
+    let (mut count, mut pattern, mut kind) = (COUNT, &b"*"[..], None);
+    let (options, rest) = args[2..].as_chunks();
+    for [option, value] in options {
+        if is(option, "COUNT") {
+            let given = usize::try_from(integer(value)?).ok();
+            count = given.filter(|count| *count > 0).ok_or_else(args::syntax)?;
+        } else if is(option, "MATCH") {
+            pattern = value;
+        } else if is(option, "TYPE") {
+            kind = Some(value);
+        } else {
+            return Err(args::syntax());
+        }
+    }
+    if !rest.is_empty() {
+        return Err(args::syntax());
+    }
+    keyspace.remove_expired();
+    let mut rest = keyspace.entries.range((cursor, Vec::new())..).peekable();
+    let (mut found, mut seen, mut last) = (Vec::new(), 0, None);
+    // All keys at one place are in one page: the cursor is only a place.
+    while let Some(((place, key), entry)) =
+        rest.next_if(|((place, _), _)| seen < count || last == Some(*place))
+    {
+        (seen, last) = (seen + 1, Some(*place));
+        if glob::matches(pattern, key) && kind.is_none_or(|kind| is(kind, entry.value.type_name()))
+        {
+            found.push(Reply::bulk(key.clone()));
+        }
+    }
+    let next = rest.peek().map_or(0, |((place, _), _)| *place);
+    Ok(Reply::array([
+        Reply::bulk(next.to_string()),
+        Reply::array(found),
+    ]))
+}

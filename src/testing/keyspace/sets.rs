@@ -1,0 +1,41 @@
+//! Sets, which only the crate's own tests use.
+
+use std::collections::BTreeSet;
+
+use super::{Keyspace, Outcome, Reply};
+
+/// In the order of the members. Redis's order is arbitrary.
+pub(super) type SetValue = BTreeSet<Vec<u8>>;
+
+pub(super) fn sadd(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    let set: &mut SetValue = keyspace.find_or_create(&args[1])?;
+    let members = args[2..].iter();
+    Ok(Reply::count(
+        members.filter(|member| set.insert(member.to_vec())).count(),
+    ))
+}
+
+pub(super) fn srem(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    keyspace.change(&args[1], Reply::Int(0), |set: &mut SetValue| {
+        let members = args[2..].iter();
+        Reply::count(members.filter(|member| set.remove(*member)).count())
+    })
+}
+
+pub(super) fn scard(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    keyspace.read(&args[1], Reply::Int(0), |set: &SetValue| {
+        Reply::count(set.len())
+    })
+}
+
+pub(super) fn sismember(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    keyspace.read(&args[1], Reply::Int(0), |set: &SetValue| {
+        Reply::flag(set.contains(&args[2]))
+    })
+}
+
+pub(super) fn smembers(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    keyspace.read(&args[1], Reply::array([]), |set: &SetValue| {
+        Reply::array(set.iter().cloned().map(Reply::bulk))
+    })
+}
