@@ -712,13 +712,13 @@ fn calls_return_by_their_deadline() {
         WaitPolicy::Backoff(Backoff::new(ms(5), ms(50))),
     ] {
         let all = all.clone().wait(policy);
-        let waited = Control::run(ms(300), || all.try_lock_for(ms(300)));
+        let waited = Control::run(ms(1_000), || all.try_lock_for(ms(1_000)));
         assert!(waited.no_later_than(SLACK).unwrap().is_none());
     }
     let mut held = held.into_iter();
     // Blocked by one name first, then by another.
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| Control::run(ms(1_000), || all.try_lock_for(ms(1_000))));
+        let waiting = scope.spawn(|| Control::run(ms(4_000), || all.try_lock_for(ms(4_000))));
         server.wait_until_waiter_sleeps("lock_release:b");
         drop(held.next());
         server.wait_until_waiter_sleeps("lock_release:d");

@@ -9,8 +9,8 @@ use leasehold::{Client, Error, Lost, MutexGuard, Unlocked};
 use redis::RedisResult;
 use support::{
     BlackHole, COMMAND_TIMEOUT, Cluster, ClusterSetup, Contention, Control, MasterFailure, Outcome,
-    PROCESSES, RESUME_WITHIN, SLACK, Server, builder, client, contend_and_then, eventually,
-    expect_unreachable, free_port, ms, parameter, thread_count, time_until_acquired,
+    PROCESSES, RESUME_WITHIN, SLACK, Server, WAKE_UPS, builder, client, contend_and_then,
+    eventually, expect_unreachable, free_port, ms, parameter, thread_count, time_until_acquired,
 };
 
 support::roles![tidy_contender];
@@ -509,7 +509,10 @@ fn assert_contenders_resume(trouble: MasterFailure) {
     let reported = began.elapsed();
     let at = parked_got.recv_timeout(ms(60_000)).unwrap();
     let got = at.saturating_duration_since(began);
-    assert!(got <= RESUME_WITHIN + SLACK + overshoot, "{got:?}");
+    assert!(
+        got <= RESUME_WITHIN + SLACK + WAKE_UPS * overshoot,
+        "{got:?}"
+    );
     parked.join().unwrap();
 
     // By then all processes use the new master; the old one must not disturb them.

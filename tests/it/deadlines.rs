@@ -14,7 +14,7 @@ use crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, Lost, MutexGuard};
 use support::{
     BlackHole, Cluster, ClusterSetup, Control, Proxy, Sentinels, Server, Setup, Timed, Traffic,
-    eventually, expect_unreachable, let_pass, ms, refusing_url,
+    WAKE_UPS, eventually, expect_unreachable, let_pass, ms, refusing_url,
 };
 
 support::tests![
@@ -48,15 +48,17 @@ support::timed![
     waiters_for_the_same_name_give_up_together
 ];
 
-/// How much later than a plain wait of the same length a call may return.
-const SLACK: Duration = ms(50);
+/// How much later than a plain wait of the same length a call may return. Generous, since other
+/// programs run on this machine: the benchmark `bounds` measures how late calls really are.
+const SLACK: Duration = ms(250);
 
 const REPEATS: usize = 20;
 
 /// How many repeats run at a time: they spend nearly all their time waiting.
 const LANES: usize = 10;
 
-const COMMAND_TIMEOUT: Duration = ms(300);
+/// So long that a call which ignored its deadline of 200 ms would return later than [`SLACK`].
+const COMMAND_TIMEOUT: Duration = ms(600);
 
 /// The silence after which `lock` gives up on a server.
 const UNREACHABLE_FOR: Duration = ms(900);
@@ -175,14 +177,14 @@ fn assert_in_time<T>(timed: &[Timed<T>]) {
         .map(|timed| timed.took.saturating_sub(timed.limit))
         .collect();
     late.sort();
-    let overshoot = 3 * timed.iter().map(|timed| timed.overshoot).max().unwrap();
+    let overshoot = WAKE_UPS * timed.iter().map(|timed| timed.overshoot).max().unwrap();
     assert_eq!(late.len(), REPEATS);
     let [.., most, _, worst] = late[..] else {
         unreachable!("there are {REPEATS} calls")
     };
     assert!(
         most <= overshoot + SLACK && worst <= overshoot + 4 * SLACK,
-        "{most:?} late, and once {worst:?}; three plain waits overshoot by up to {overshoot:?}"
+        "{most:?} late, and once {worst:?}; {WAKE_UPS} plain waits overshoot by up to {overshoot:?}"
     );
 }
 
@@ -370,12 +372,12 @@ fn waiting_calls_return_in_time_after_the_server_pauses() {
     let _held = holder.mutex("a").ttl(ms(60_000)).lock().unwrap();
     let client = warmed_up(redis.client(ServerFailure::Paused));
     let mutex = client.mutex("a");
-    let limit = ms(1_000);
+    let limit = ms(3_000);
     let timed: Vec<_> = thread::scope(|scope| {
         let calls: Vec<_> = (0..REPEATS)
             .map(|_| scope.spawn(|| Control::run(limit, || mutex.try_lock_for(limit))))
             .collect();
-        eventually(ms(900), || redis.server.subscribers("lock_release:a") == 1);
+        eventually(limit, || redis.server.subscribers("lock_release:a") == 1);
         redis.fail(ServerFailure::Paused);
         calls.into_iter().map(|call| call.join().unwrap()).collect()
     });

@@ -360,9 +360,10 @@ fn waiter_that_gives_up_leaves_the_queue() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     let mutex = client(&server.url()).fair_mutex("a");
-    let answer = Control::run(ms(300), || mutex.try_lock_for(ms(300)));
-    assert!(answer.no_later_than(ms(100)).unwrap().is_none());
-    eventually(ms(1_000), || queue_length(&server) == 0);
+    let limit = ms(1_000);
+    let answer = Control::run(limit, || mutex.try_lock_for(limit));
+    assert!(answer.no_later_than(ms(250)).unwrap().is_none());
+    eventually(PATIENCE, || queue_length(&server) == 0);
     assert!(!server.keys().contains(&PLACES.into()));
     unlock(guard);
     wait_until_only_fences_remain(&server);

@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, Error, MutexGuard, Unlocked};
-use support::{FakeServer, builder, client, eventually, ms};
+use leasehold::{Client, ClientBuilder, Error, MutexGuard, Unlocked};
+use support::{FakeServer, eventually, ms};
 
 support::tests![
     well_formed_replies_grant_and_release,
@@ -39,6 +39,17 @@ fn reply_bytes(reply: &str) -> Option<Vec<u8>> {
 
 /// Longer than any pause between attempts of an undo, on a busy machine.
 const WAIT_LIMIT: Duration = ms(30_000);
+
+/// Returns a builder for clients that reach the server even on a busy machine.
+fn builder(url: &str) -> ClientBuilder {
+    let patience = ms(2_000);
+    let builder = Client::builder().url(url);
+    builder.connect_timeout(patience).command_timeout(patience)
+}
+
+fn client(url: &str) -> Client {
+    builder(url).build().unwrap()
+}
 
 /// Replies to `script` with `reply`, and to every release with success.
 fn server_replying(script: &'static str, reply: &'static str) -> FakeServer {
@@ -385,7 +396,7 @@ fn redirecting(redirect: &'static str) -> FakeServer {
 }
 
 fn a_malformed_redirect_is_not_followed() {
-    for redirect in [
+    let redirects = [
         "MOVED 16384 127.0.0.1:6379",
         "MOVED 5 6379",
         "MOVED 5 127.0.0.1:0",
@@ -393,12 +404,17 @@ fn a_malformed_redirect_is_not_followed() {
         "MOVED",
         "ASK -1 127.0.0.1:6379",
         "ASK 5 127.0.0.1:0",
-    ] {
-        let node = redirecting(redirect);
-        let url = format!("redis+cluster://127.0.0.1:{}", node.port());
-        assert_unanswered(&client(&url).mutex("a").try_lock(), redirect);
-        assert_undone(&node, "acquire");
-    }
+    ];
+    thread::scope(|scope| {
+        for redirect in redirects {
+            scope.spawn(move || {
+                let node = redirecting(redirect);
+                let url = format!("redis+cluster://127.0.0.1:{}", node.port());
+                assert_unanswered(&client(&url).mutex("a").try_lock(), redirect);
+                assert_undone(&node, "acquire");
+            });
+        }
+    });
 }
 
 fn a_scan_whose_cursor_comes_again_is_an_error() {

@@ -29,28 +29,41 @@ fn builder() -> ClientBuilder {
     Client::builder().command_timeout(ms(500))
 }
 
+const KEY: &str = "lock:a";
+
+/// The ttl of a key that outlasts every call.
+const OUTLASTS: &str = "60000";
+
+/// The ttl of a key that expires in the outage.
+const EXPIRES: &str = "3000";
+
+/// Longer than a slow machine takes until all callers wait, and [`EXPIRES`] after it.
+const LIMIT: Duration = ms(9_000);
+
 /// Sets the lock's key on every server, as another client would.
-fn set_foreign_lock(servers: &[Server], ttl_ms: &str) {
+fn set_foreign_lock(servers: &[Server]) {
     for server in servers {
-        server.run("SET", &["lock:a", "foreign", "PX", ttl_ms]);
+        server.run("SET", &[KEY, "foreign", "PX", OUTLASTS]);
     }
 }
 
-/// Runs a call in several threads, stops the servers once all of them wait, and returns for each
-/// thread whether it got the lock.
+/// Runs a call in several threads. Once all of them wait and have been refused with a key that
+/// lasts `ttl_ms`, stops the servers. Returns for each thread whether it got the lock.
 fn results_when_servers_stop<G>(
     servers: &[Server],
     client: &Client,
+    ttl_ms: &str,
     callers: u64,
     call: impl Fn() -> Result<Option<G>, Error> + Sync,
 ) -> Vec<Result<bool, Error>> {
     let answers = thread::scope(|scope| {
         let call = || call().map(|guard| guard.is_some());
         let calls: Vec<_> = (0..callers).map(|_| scope.spawn(call)).collect();
+        eventually(WAIT_LIMIT, || client.stats().waiting == callers);
         for server in servers {
             server.wait_until_waiter_sleeps("lock_release:a");
         }
-        eventually(WAIT_LIMIT, || client.stats().waiting == callers);
+        refuse_again(servers, client, ttl_ms);
         servers.iter().for_each(Server::pause);
         calls.into_iter().map(|call| call.join().unwrap()).collect()
     });
@@ -58,10 +71,19 @@ fn results_when_servers_stop<G>(
     answers
 }
 
-const KEY_LASTS_MS: &str = "3000";
-
-/// Longer than the key's lifetime.
-const LIMIT: Duration = ms(5_000);
+/// Sets the key's ttl and wakes the client's contender, which is refused. Otherwise a caller that
+/// joined the queue late would know of no refusal.
+fn refuse_again(servers: &[Server], client: &Client, ttl_ms: &str) {
+    let refusals = || client.stats().totals.spurious_wakes;
+    let before = refusals();
+    for server in servers {
+        server.run("PEXPIRE", &[KEY, ttl_ms]);
+    }
+    for server in servers {
+        server.run("PUBLISH", &["lock_release:a", "anything"]);
+    }
+    eventually(WAIT_LIMIT, || refusals() > before);
+}
 
 #[track_caller]
 fn assert_all_unreachable(answers: Vec<Result<bool, Error>>) {
@@ -77,43 +99,51 @@ fn a_key_that_expires_in_an_outage_is_not_reported_held() {
     let servers = [Server::start()];
     let client = builder().url(servers[0].url()).build().unwrap();
     for callers in [1, 5] {
-        set_foreign_lock(&servers, KEY_LASTS_MS);
+        set_foreign_lock(&servers);
         let call = || client.mutex("a").try_lock_for(LIMIT);
-        assert_all_unreachable(results_when_servers_stop(&servers, &client, callers, call));
+        assert_all_unreachable(results_when_servers_stop(
+            &servers, &client, EXPIRES, callers, call,
+        ));
     }
 }
 
 fn one_of_several_keys_that_expires_in_an_outage_is_not_reported_held() {
     let servers = [Server::start()];
     let client = builder().url(servers[0].url()).build().unwrap();
-    set_foreign_lock(&servers, KEY_LASTS_MS);
+    set_foreign_lock(&servers);
     let call = || client.mutex_all(["a", "b"]).try_lock_for(LIMIT);
-    assert_all_unreachable(results_when_servers_stop(&servers, &client, 3, call));
+    assert_all_unreachable(results_when_servers_stop(
+        &servers, &client, EXPIRES, 3, call,
+    ));
 }
 
 fn a_fair_lock_that_expires_in_an_outage_is_not_reported_held() {
     let servers = [Server::start()];
     let client = builder().url(servers[0].url()).build().unwrap();
-    set_foreign_lock(&servers, KEY_LASTS_MS);
+    set_foreign_lock(&servers);
     let call = || client.fair_mutex("a").try_lock_for(LIMIT);
-    assert_all_unreachable(results_when_servers_stop(&servers, &client, 3, call));
+    assert_all_unreachable(results_when_servers_stop(
+        &servers, &client, EXPIRES, 3, call,
+    ));
 }
 
 fn a_quorum_key_that_expires_in_an_outage_is_not_reported_held() {
     let servers = [(); 3].map(|()| Server::start());
     let urls = servers.each_ref().map(Server::url);
     let client = builder().quorum(urls).build().unwrap();
-    set_foreign_lock(&servers, KEY_LASTS_MS);
+    set_foreign_lock(&servers);
     let call = || client.mutex("a").try_lock_for(LIMIT);
-    assert_all_unreachable(results_when_servers_stop(&servers, &client, 3, call));
+    assert_all_unreachable(results_when_servers_stop(
+        &servers, &client, EXPIRES, 3, call,
+    ));
 }
 
 fn a_key_that_outlasts_the_deadline_is_reported_held() {
     let servers = [Server::start()];
     let client = builder().url(servers[0].url()).build().unwrap();
-    set_foreign_lock(&servers, "60000");
-    let call = || client.mutex("a").try_lock_for(ms(3_000));
-    for answer in results_when_servers_stop(&servers, &client, 5, call) {
+    set_foreign_lock(&servers);
+    let call = || client.mutex("a").try_lock_for(LIMIT);
+    for answer in results_when_servers_stop(&servers, &client, OUTLASTS, 5, call) {
         assert!(matches!(answer, Ok(false)), "{answer:?}");
     }
 }
@@ -122,14 +152,15 @@ fn a_key_that_outlasts_the_deadline_is_reported_held() {
 fn a_fair_key_that_outlasts_the_deadline_is_reported_held_after_a_refresh() {
     let servers = [Server::start()];
     let client = builder().url(servers[0].url()).build().unwrap();
-    set_foreign_lock(&servers, "60000");
+    set_foreign_lock(&servers);
     let mutex = client.fair_mutex("a");
     thread::scope(|scope| {
         let call = || mutex.try_lock_for(LIMIT).map(|guard| guard.is_some());
         let calls = [(); 3].map(|()| scope.spawn(call));
-        // A refresh that finds the lock held counts as a spurious wake-up.
-        eventually(WAIT_LIMIT, || client.stats().totals.spurious_wakes > 0);
         eventually(WAIT_LIMIT, || client.stats().waiting == 3);
+        // A refresh that finds the lock held counts as a spurious wake-up.
+        let before = client.stats().totals.spurious_wakes;
+        eventually(WAIT_LIMIT, || client.stats().totals.spurious_wakes > before);
         servers[0].pause();
         for call in calls {
             let outcome = call.join().unwrap();
@@ -143,8 +174,8 @@ fn a_name_that_this_client_holds_is_reported_held() {
     let servers = [Server::start()];
     let client = builder().url(servers[0].url()).build().unwrap();
     let guard = client.mutex("a").ttl(ms(60_000)).lock().unwrap();
-    let call = || client.mutex("a").try_lock_for(ms(3_000));
-    for answer in results_when_servers_stop(&servers, &client, 5, call) {
+    let call = || client.mutex("a").try_lock_for(LIMIT);
+    for answer in results_when_servers_stop(&servers, &client, OUTLASTS, 5, call) {
         assert!(matches!(answer, Ok(false)), "{answer:?}");
     }
     let _ = guard.unlock().unwrap();
@@ -157,9 +188,9 @@ fn an_old_refusal_is_rechecked_before_the_deadline() {
         .backstop(NO_BACKSTOP)
         .build()
         .unwrap();
-    set_foreign_lock(&servers, "60000");
+    set_foreign_lock(&servers);
     thread::scope(|scope| {
-        let call = || client.mutex("a").try_lock_for(ms(3_000)).unwrap().is_some();
+        let call = || client.mutex("a").try_lock_for(LIMIT).unwrap().is_some();
         let calls = [(); 3].map(|()| scope.spawn(call));
         servers[0].wait_until_waiter_sleeps("lock_release:a");
         eventually(WAIT_LIMIT, || client.stats().waiting == 3);
@@ -181,9 +212,9 @@ fn an_old_refusal_by_a_distant_server_is_rechecked() {
     let client = client.command_timeout(ms(2_000)).build().unwrap();
     client.ping().unwrap();
     proxy.delay(ms(0), ms(150));
-    set_foreign_lock(std::slice::from_ref(&server), "60000");
+    set_foreign_lock(std::slice::from_ref(&server));
     thread::scope(|scope| {
-        let call = scope.spawn(|| client.mutex("a").try_lock_for(ms(5_000)).unwrap().is_some());
+        let call = scope.spawn(|| client.mutex("a").try_lock_for(LIMIT).unwrap().is_some());
         server.wait_until_waiter_sleeps("lock_release:a");
         // One attempt before the call waits, one when it waits, and one when it is subscribed.
         eventually(WAIT_LIMIT, || client.stats().totals.attempts == 3);

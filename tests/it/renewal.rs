@@ -140,7 +140,7 @@ fn without_renewal_a_lease_expires() {
     let guard = mutex.lock().unwrap();
     let lost = guard.lost();
     let timed = Control::run(ttl, || lost.recv_timeout(WAIT_LIMIT));
-    assert_eq!(timed.no_later_than(ms(200)), Ok(Lost::Expired));
+    assert_eq!(timed.no_later_than(ms(250)), Ok(Lost::Expired));
     eventually(WAIT_LIMIT, || server.get("lock:a").is_none());
     assert!(renewals.is_empty());
     assert_eq!(server.calls(&["pexpire"]), 0);

@@ -11,7 +11,8 @@ use crossbeam_channel::unbounded;
 use leasehold::{Backoff, Client, FencingToken, Unlocked, WaitPolicy};
 use parking_lot::{Condvar, Mutex};
 use support::{
-    Child, Control, Proxy, Server, Traffic, eventually, let_pass, ms, parameter, tell_parent,
+    Child, Control, Proxy, Server, Traffic, WAKE_UPS, eventually, let_pass, ms, parameter,
+    tell_parent,
 };
 
 support::roles![waiter];
@@ -442,7 +443,7 @@ fn a_subscriber_killed_repeatedly_costs_at_most_the_backstop() {
         .windows(2)
         .map(|pair| pair[1].taken.saturating_duration_since(pair[0].released));
     let longest = gaps.max().unwrap();
-    let limit = backstop + ms(150) + 3 * overshoot;
+    let limit = backstop + ms(250) + WAKE_UPS * overshoot;
     assert!(longest <= limit, "{longest:?} without a holder");
 }
 
@@ -670,25 +671,24 @@ fn idle_subscriptions_beyond_the_limit_are_dropped_sooner() {
         for lane in 0..lanes {
             let (server, client) = (&server, &client);
             scope.spawn(move || {
-                let mut connection = server.connection();
                 for n in (lane..names).step_by(lanes) {
-                    redis::cmd("SET")
-                        .arg(format!("lock:{n}"))
-                        .arg("foreign")
-                        .exec(&mut connection)
-                        .unwrap();
+                    server.run("SET", &[&format!("lock:{n}"), "foreign"]);
                     let mutex = client.mutex(format!("{n}"));
-                    match mutex.try_lock_for(ms(10)) {
-                        Ok(got) => assert!(got.is_none()),
-                        Err(error) => assert!(error.is_unreachable(), "{error:?}"),
-                    }
+                    // On a slow machine, a call may end before its client has subscribed.
+                    eventually(WAIT_LIMIT, || {
+                        match mutex.try_lock_for(ms(10)) {
+                            Ok(got) => assert!(got.is_none()),
+                            Err(error) => assert!(error.is_unreachable(), "{error:?}"),
+                        }
+                        server.subscribers(format!("lock_release:{n}")) > 0
+                    });
                 }
             });
         }
     });
-    // The few that are left came after the others were dropped.
-    eventually(ms(3_000), || {
+    // The few that are left came after the others were dropped. Without the limit, subscriptions
+    // stay for ten seconds.
+    eventually(ms(8_000), || {
         server.subscribed_channels("lock_release:*") <= 1_024
     });
-    assert!(server.calls(&["subscribe"]) > 1_024);
 }

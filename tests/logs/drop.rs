@@ -49,10 +49,10 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// The limit for events that must happen at once, generous for a busy machine.
 const WAIT_LIMIT: Duration = Duration::from_secs(5);
 
-const COMMAND_TIMEOUT: Duration = ms(400);
+const COMMAND_TIMEOUT: Duration = ms(600);
 
 /// How much later than a plain wait a bounded call may return.
-const SLACK: Duration = ms(150);
+const SLACK: Duration = ms(300);
 
 fn builder(url: impl Into<String>) -> ClientBuilder {
     // A waiter that returns before this was woken.

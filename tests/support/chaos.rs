@@ -14,7 +14,7 @@ use redis::Connection;
 
 use super::child::{Child, parameter, tell_parent};
 use super::server::Server;
-use super::time::{Control, eventually, let_pass, ms};
+use super::time::{Control, WAKE_UPS, eventually, let_pass, ms};
 
 /// The lease of a killed holder expires after at most this.
 const TTL: Duration = ms(2_000);
@@ -169,7 +169,7 @@ impl Chaos {
             overtaken: overtaken.len(),
             rejected: rejected.len(),
             stall: Duration::from_micros(stalls.max().expect("there were several entries")),
-            bound: self.bound() + 3 * overshoot + ms(300),
+            bound: self.bound() + WAKE_UPS * overshoot + ms(300),
         }
     }
 

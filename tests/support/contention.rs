@@ -11,7 +11,7 @@ use redis::RedisResult;
 use super::child::{Child, parameter, tell_parent};
 use super::client::{COMMAND_TIMEOUT, builder};
 use super::server::Server;
-use super::time::{Control, Timed, eventually, ms};
+use super::time::{Control, Timed, WAKE_UPS, eventually, ms};
 
 /// The number of contending processes.
 pub const PROCESSES: usize = 8;
@@ -150,11 +150,11 @@ impl Contention {
 impl Outcome {
     /// Asserts that no call was too late and that the resource accepted tokens in rising order.
     ///
-    /// A call may exceed its deadline by `slack`, and by 3 times the overshoot of a plain wait.
+    /// A call may exceed its deadline by `slack` and the overshoot of [`WAKE_UPS`] plain waits.
     #[track_caller]
     pub fn assert_promises(&self, slack: Duration) {
         assert!(
-            self.lateness <= slack + 3 * self.overshoot,
+            self.lateness <= slack + WAKE_UPS * self.overshoot,
             "a call was {:?} late; a plain wait overshoots by {:?}",
             self.lateness,
             self.overshoot
@@ -188,8 +188,7 @@ pub fn time_until_acquired(
             value: (),
             took,
             limit: RESUME_WITHIN,
-            // Several waits in a row may each be as late as the latest plain wait.
-            overshoot: 3 * overshoot.join().expect("no panic"),
+            overshoot: overshoot.join().expect("no panic"),
         }
     })
 }

@@ -41,7 +41,7 @@ pub fn only_fences_remain(server: &Server) -> bool {
 
 #[track_caller]
 pub fn wait_until_only_fences_remain(server: &Server) {
-    eventually(ms(5_000), || only_fences_remain(server));
+    eventually(PATIENCE, || only_fences_remain(server));
 }
 
 /// Releases a lock that must still be held.

@@ -59,6 +59,6 @@ pub use sentinels::{Sentinels, Setup};
 pub use server::Server;
 pub use snapshot::Snapshot;
 pub use tempdir::TempDir;
-pub use time::{Control, Timed, eventually, let_pass, ms};
+pub use time::{Control, Timed, WAKE_UPS, eventually, let_pass, ms};
 pub use unreachable::expect_unreachable;
 pub use watchdog::{Watchdog, watchdog};

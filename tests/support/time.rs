@@ -10,6 +10,10 @@ pub const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
+/// How often a thread is woken in a call, at most: each time, it may run as late as after a plain
+/// wait.
+pub const WAKE_UPS: u32 = 3;
+
 /// Sleeps for `time`, for tests that assert that nothing happens meanwhile.
 pub fn let_pass(time: Duration) {
     let _ = never::<()>().recv_timeout(time);
@@ -81,17 +85,20 @@ pub struct Timed<T> {
 }
 
 impl<T> Timed<T> {
-    /// Returns by how much the call exceeded the limit and the plain wait's overshoot.
+    /// Returns by how much the call exceeded the limit and [`WAKE_UPS`] plain waits' overshoot.
     pub fn overrun(&self) -> Duration {
-        self.took.saturating_sub(self.limit + self.overshoot)
+        self.took
+            .saturating_sub(self.limit + WAKE_UPS * self.overshoot)
     }
 
-    /// Returns the value; fails the test if the call returned more than `slack` after a plain wait.
+    /// Returns the value; fails the test if the call was more than `slack` later than
+    /// [`WAKE_UPS`] plain waits overshoot.
     #[track_caller]
     pub fn no_later_than(self, slack: Duration) -> T {
         assert!(
             self.overrun() <= slack,
-            "took {:?} with a limit of {:?}; a plain wait overshot by {:?}, and {slack:?} more are allowed",
+            "took {:?} with a limit of {:?}; {WAKE_UPS} plain waits overshoot by {:?} each, and \
+             {slack:?} more are allowed",
             self.took,
             self.limit,
             self.overshoot,
