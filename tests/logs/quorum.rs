@@ -708,8 +708,11 @@ fn a_split_vote_is_retried() {
     for (server, holder) in servers.0.iter().zip(["x", "y"]) {
         server.run("SET", &[KEY, holder, "PX", "60000"]);
     }
-    let tried = client.mutex("a").ttl(LONG).try_lock().unwrap();
-    assert!(tried.is_none(), "other holders have two of the keys");
+    // Other holders have two of the keys. The last attempt may get no reply in the time left.
+    match client.mutex("a").ttl(LONG).try_lock() {
+        Ok(granted) => assert!(granted.is_none()),
+        Err(error) => assert!(error.is_unreachable(), "{error:?}"),
+    }
     eventually(WAIT_LIMIT, || servers.0[2].get(KEY).is_none());
     servers.0[0].run("PEXPIRE", &[KEY, "700"]);
     let guard = client.mutex("a").ttl(LONG).try_lock_for(WAIT_LIMIT);
