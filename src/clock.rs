@@ -1,6 +1,8 @@
 //! The clock for leases and deadlines. It advances during suspend where the system has such a
 //! clock.
 
+#[cfg(feature = "testing")]
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -20,7 +22,7 @@ impl Instant {
     pub(crate) const START: Self = Self(Duration::ZERO);
 
     pub(crate) fn now() -> Self {
-        Self(since_start())
+        Self(since_start() + suspended())
     }
 
     pub(crate) const fn from_nanos(nanos: u64) -> Self {
@@ -56,6 +58,36 @@ pub(crate) fn nap(now: Instant, at: Instant) -> Duration {
 /// Sleeps for `pause`: between attempts for which no other thread wakes this one.
 pub(crate) fn sleep(pause: Duration) {
     thread::sleep(pause);
+}
+
+/// How long a test says that this machine was suspended, in nanoseconds.
+#[cfg(feature = "testing")]
+static SUSPENDED: AtomicU64 = AtomicU64::new(0);
+
+#[cfg(feature = "testing")]
+fn suspended() -> Duration {
+    Duration::from_nanos(SUSPENDED.load(Ordering::SeqCst))
+}
+
+#[cfg(not(feature = "testing"))]
+const fn suspended() -> Duration {
+    Duration::ZERO
+}
+
+/// Moves this clock ahead, for the whole process.
+#[cfg(feature = "testing")]
+pub(crate) fn suspend(time: Duration) {
+    // Enough for 584 years.
+    let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let _ = SUSPENDED.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |before| {
+        Some(before.saturating_add(nanos))
+    });
+}
+
+/// Returns the time since the machine started, whatever tests say of it.
+#[cfg(feature = "testing")]
+pub(crate) fn unsuspended() -> Duration {
+    since_start()
 }
 
 /// Returns the time left until `at`, an instant of a caller; zero if it has passed.

@@ -64,10 +64,12 @@ mod random;
 mod redis;
 mod renewed;
 mod replicas;
+#[cfg(feature = "testing")]
+mod running;
 mod runtime;
 mod stats;
 #[cfg(feature = "testing")]
-mod testing;
+pub mod testing;
 #[cfg(test)]
 mod tests;
 #[cfg(feature = "tls")]

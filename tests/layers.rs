@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The folders of `src` from the top down. Files directly in `src` are the lowest layer.
-const LAYERS: [&str; 8] = [
-    "api", "lock", "runtime", "queue", "lease", "redis", "protocol", "stats",
+const LAYERS: [&str; 9] = [
+    "testing", "api", "lock", "runtime", "queue", "lease", "redis", "protocol", "stats",
 ];
 
 /// A module's path below the crate's root, in segments.

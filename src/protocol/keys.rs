@@ -40,25 +40,38 @@ impl Key<'_> {
 
 impl Keys {
     pub(crate) fn new(name: Name, key_prefix: &str, channel_prefix: &str) -> Self {
-        Self::of(&[name], key_prefix, channel_prefix)
+        let lock = [key_prefix.as_bytes(), name.as_bytes()].concat();
+        let channel = [channel_prefix.as_bytes(), name.as_bytes()].concat();
+        Self {
+            fences: OneOrMany::One(sibling_key(&lock, "fence")),
+            locks: OneOrMany::One(lock),
+            channels: OneOrMany::One(channel),
+            names: OneOrMany::One(name),
+        }
     }
 
-    pub(super) fn of(names: &[Name], key_prefix: &str, channel_prefix: &str) -> Self {
-        let behind = |prefix: &str| -> OneOrMany<Vec<u8>> {
-            let bytes = names.iter().map(Name::as_bytes);
-            bytes
-                .map(|name| [prefix.as_bytes(), name].concat())
-                .collect()
+    /// Returns the keys of each of several names, sorted and without duplicates: every client then
+    /// tries them in the same order.
+    pub(super) fn each(mut names: Vec<Name>, key_prefix: &str, channel_prefix: &str) -> Vec<Self> {
+        names.sort_unstable();
+        names.dedup();
+        let each = names
+            .into_iter()
+            .map(|name| Self::new(name, key_prefix, channel_prefix));
+        each.collect()
+    }
+
+    pub(super) fn join(each: &[Self]) -> Self {
+        let all = |part: fn(&Self) -> &OneOrMany<Vec<u8>>| {
+            let all = each.iter().flat_map(|keys| part(keys).iter());
+            all.cloned().collect()
         };
-        let locks = behind(key_prefix);
+        let names = each.iter().flat_map(|keys| keys.names.iter());
         Self {
-            fences: locks
-                .iter()
-                .map(|lock| sibling_key(lock, "fence"))
-                .collect(),
-            channels: behind(channel_prefix),
-            locks,
-            names: names.iter().cloned().collect(),
+            names: names.cloned().collect(),
+            locks: all(|keys| &keys.locks),
+            fences: all(|keys| &keys.fences),
+            channels: all(|keys| &keys.channels),
         }
     }
 
@@ -82,12 +95,14 @@ impl Keys {
 
     /// Reads the holder of a lock of one name.
     pub(crate) fn inspect(&self) -> Call<'_> {
-        Call::new(Verb::Inspect, &INSPECT, [&self.locks, &self.fences], [])
+        let keys: [&[Vec<u8>]; 2] = [&self.locks, &self.fences];
+        Call::new(Verb::Inspect, &INSPECT, keys, Default::default())
     }
 
     /// Reads the last fencing token of a lock of one name.
     pub(crate) fn last_token(&self) -> Call<'_> {
-        Call::new(Verb::ReadFence, &FENCE, [&self.fences, &[]], [])
+        let keys: [&[Vec<u8>]; 2] = [&self.fences, &[]];
+        Call::new(Verb::ReadFence, &FENCE, keys, Default::default())
     }
 
     /// The wake channels, then the holder ids: the arguments of an undo.

@@ -87,10 +87,9 @@ impl Server {
                 .any(|answer| NodeFault::not_run_in(answer).is_some());
         if !usable {
             self.failed();
-            match alive {
-                true => self.pool.suspect(connection.generation),
-                false => self.pool.forget_idle(),
-            }
+        }
+        if alive && !usable {
+            self.pool.suspect(connection.generation);
         }
         (answers, usable)
     }

@@ -3,6 +3,8 @@
 pub(crate) mod callbacks;
 pub(crate) mod endpoint;
 pub(crate) mod io;
+#[cfg(feature = "testing")]
+mod look_again;
 pub(crate) mod sentinel_watch;
 pub(crate) mod snapshot;
 pub(crate) mod state;
@@ -26,5 +28,8 @@ pub(crate) fn new(config: Config, deployment: Deployment) -> Arc<Runtime> {
         acknowledged: acknowledged_loop::run,
         subscriber: listen::run,
     };
-    Runtime::new(config, deployment, bodies)
+    let runtime = Runtime::new(config, deployment, bodies);
+    #[cfg(feature = "testing")]
+    look_again::follow(&runtime);
+    runtime
 }

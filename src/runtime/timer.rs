@@ -110,6 +110,13 @@ impl Timer {
         }
     }
 
+    /// Wakes the thread, whose clock has jumped.
+    #[cfg(feature = "testing")]
+    pub(crate) fn wake(&self) {
+        let _state = self.state.lock();
+        self.changed.notify_one();
+    }
+
     /// Removes a lease from the schedule.
     pub(crate) fn forget(&self, hold: &HeldLease) {
         let forgotten = self.state.lock().leases.disarm(hold);

@@ -1,0 +1,26 @@
+//! The clients of this process, for tests that make time pass or take locks away.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+/// A client that can be made to look at its leases.
+pub(crate) trait Running: Send + Sync {
+    /// The clock has jumped: leases may have ended.
+    fn clock_jumped(&self);
+
+    /// The lease with this holder id may be lost: asks the server.
+    fn doubt(&self, holder: &[u8]);
+}
+
+static CLIENTS: Mutex<Vec<Weak<dyn Running>>> = Mutex::new(Vec::new());
+
+pub(crate) fn add(client: Weak<dyn Running>) {
+    let mut clients = CLIENTS.lock();
+    clients.retain(|client| client.strong_count() > 0);
+    clients.push(client);
+}
+
+pub(crate) fn all() -> Vec<Arc<dyn Running>> {
+    CLIENTS.lock().iter().filter_map(Weak::upgrade).collect()
+}

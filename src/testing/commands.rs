@@ -1,0 +1,404 @@
+//! The commands about connections, scripts and messages. All others are commands on the data.
+
+use std::fmt::Write as _;
+
+use super::reply::Reply;
+use super::resp::Protocol;
+use super::state::State;
+
+/// Commands of what the kit is not, and what that is.
+const BEYOND: [(&str, &[&str]); 5] = [
+    (
+        "no cluster",
+        &["ASKING", "CLUSTER", "MIGRATE", "READONLY", "READWRITE"],
+    ),
+    ("no Sentinel", &["SENTINEL"]),
+    (
+        "no replicas",
+        &[
+            "FAILOVER",
+            "PSYNC",
+            "REPLCONF",
+            "REPLICAOF",
+            "SLAVEOF",
+            "SYNC",
+        ],
+    ),
+    ("no users and no passwords", &["ACL", "AUTH"]),
+    (
+        "no settings, memory limits or persistence",
+        &[
+            "BGREWRITEAOF",
+            "BGSAVE",
+            "CONFIG",
+            "DEBUG",
+            "DUMP",
+            "LASTSAVE",
+            "MEMORY",
+            "MODULE",
+            "RESTORE",
+            "SAVE",
+            "SHUTDOWN",
+        ],
+    ),
+];
+
+/// What a connection may send while it is subscribed, in version 2 of the protocol.
+const WHILE_SUBSCRIBED: [&str; 4] = ["SUBSCRIBE", "UNSUBSCRIBE", "PING", "QUIT"];
+
+impl State {
+    /// Runs a command, and adds its reply to the connection's output.
+    pub(super) fn serve(&mut self, id: u64, words: &[Vec<u8>]) {
+        let Some(connection) = self.connections.get(&id) else {
+            return;
+        };
+        let (database, protocol) = (connection.database, connection.protocol);
+        let is_subscribed = connection.channels > 0 && protocol == Protocol::Resp2;
+        let Some((verb, args)) = words.split_first() else {
+            return;
+        };
+        let verb = String::from_utf8_lossy(verb).to_ascii_uppercase();
+        self.count(&verb, args);
+        self.prepare(database);
+        if is_subscribed && !WHILE_SUBSCRIBED.contains(&verb.as_str()) {
+            let verb = verb.to_ascii_lowercase();
+            let text = format!(
+                "ERR Can't execute '{verb}': only SUBSCRIBE / UNSUBSCRIBE / PING / QUIT are \
+                 allowed in this context"
+            );
+            return self.reply(id, &Reply::Error(text));
+        }
+        match verb.as_str() {
+            "EVAL" | "EVALSHA" => match self.eval(verb == "EVAL", args) {
+                Some(reply) => self.reply(id, &reply),
+                None => self.mute(id),
+            },
+            "SUBSCRIBE" | "UNSUBSCRIBE" => self.subscribe(id, verb == "SUBSCRIBE", args),
+            "HELLO" => self.hello(id, args),
+            "QUIT" => self.end(id, &Reply::OK),
+            "PING" if is_subscribed => {
+                self.push(id, [Reply::bulk("pong"), Reply::bulk("")]);
+            }
+            _ => {
+                let reply = self.plain(id, &verb, words);
+                self.reply(id, &reply);
+            }
+        }
+    }
+
+    /// Runs a command with a plain reply.
+    fn plain(&mut self, id: u64, verb: &str, words: &[Vec<u8>]) -> Reply {
+        let args = words.get(1..).unwrap_or_default();
+        match (verb, args) {
+            ("PING", []) => Reply::Status("PONG"),
+            ("PING" | "ECHO", [text]) => Reply::bulk(text.clone()),
+            ("SELECT", [number]) => self.select(id, number),
+            ("CLIENT", [what, rest @ ..]) => self.client(id, &upper(what), rest),
+            ("SCRIPT", [what, rest @ ..]) => self.script(&upper(what), rest),
+            ("PUBLISH", [channel, message]) => {
+                Reply::Int(self.database.lock().publish(channel, message, false))
+            }
+            ("PUBSUB", [what, rest @ ..]) => self.pubsub(&upper(what), rest),
+            ("ROLE", []) => Reply::array([Reply::bulk("master"), Reply::Int(0), Reply::array([])]),
+            ("WAIT", [replicas, _]) if replicas == b"0" => Reply::Int(0),
+            ("WAIT", [_, _]) => beyond("WAIT", "no replicas"),
+            ("INFO", _) => Reply::bulk(self.info()),
+            (
+                "PING" | "ECHO" | "SELECT" | "CLIENT" | "SCRIPT" | "PUBLISH" | "PUBSUB" | "ROLE"
+                | "WAIT",
+                _,
+            ) => wrong_number(verb),
+            _ => match BEYOND.iter().find(|(_, verbs)| verbs.contains(&verb)) {
+                Some((what, _)) => beyond(verb, what),
+                None => self.database.lock().run(words),
+            },
+        }
+    }
+
+    /// Runs a script; `None` if its reply is to be lost.
+    fn eval(&mut self, by_source: bool, args: &[Vec<u8>]) -> Option<Reply> {
+        if let Some(error) = self.faults.refusal() {
+            return Some(Reply::Error(error.into()));
+        }
+        let verb = if by_source { "eval" } else { "evalsha" };
+        let [script, count, words @ ..] = args else {
+            return Some(wrong_number(verb));
+        };
+        let count = std::str::from_utf8(count)
+            .ok()
+            .and_then(|count| count.parse().ok());
+        let Some(count) = count else {
+            return Some(Reply::Error(
+                "ERR value is not an integer or out of range".into(),
+            ));
+        };
+        let Some((keys, args)) = words.split_at_checked(count) else {
+            let text = "ERR Number of keys can't be greater than number of args";
+            return Some(Reply::Error(text.into()));
+        };
+        let name = match by_source {
+            true => match self.scripts().load(script) {
+                Ok(name) => name,
+                Err(error) => return Some(error),
+            },
+            false => String::from_utf8_lossy(script).to_ascii_lowercase(),
+        };
+        match self.scripts().run(&name, keys, args) {
+            Some(_) if self.faults.loses_reply() => None,
+            Some(reply) => Some(reply),
+            None => Some(Reply::Error(
+                "NOSCRIPT No matching script. Please use EVAL.".into(),
+            )),
+        }
+    }
+
+    /// Runs a script for the test: no fault applies to it.
+    pub(super) fn eval_unharmed(&mut self, words: &[Vec<u8>]) -> Reply {
+        self.prepare(0);
+        let faults = std::mem::take(&mut self.faults);
+        let reply = self.eval(true, words.get(1..).unwrap_or_default());
+        self.faults = faults;
+        reply.expect("without a fault no reply is lost")
+    }
+
+    fn script(&mut self, what: &str, args: &[Vec<u8>]) -> Reply {
+        match (what, args) {
+            ("LOAD", [source]) => match self.scripts().load(source) {
+                Ok(name) => Reply::bulk(name),
+                Err(error) => error,
+            },
+            ("EXISTS", names) => {
+                let scripts = self.scripts();
+                let known = |name: &Vec<u8>| {
+                    let name = String::from_utf8_lossy(name).to_ascii_lowercase();
+                    Reply::flag(scripts.knows(&name))
+                };
+                Reply::array(names.iter().map(known).collect::<Vec<_>>())
+            }
+            ("FLUSH", _) => {
+                self.scripts().flush();
+                Reply::OK
+            }
+            _ => unknown_part("SCRIPT", what),
+        }
+    }
+
+    fn subscribe(&mut self, id: u64, is_new: bool, args: &[Vec<u8>]) {
+        let mut channels = args.to_vec();
+        if channels.is_empty() && is_new {
+            return self.reply(id, &wrong_number("subscribe"));
+        }
+        let mut database = self.database.lock();
+        if channels.is_empty() {
+            channels = database.channels_of(id);
+        }
+        let mut confirmed = Vec::new();
+        for channel in channels {
+            match is_new {
+                true => database.subscribe(id, &channel),
+                false => database.unsubscribe(id, &channel),
+            }
+            confirmed.push((Reply::bulk(channel), database.channels_of(id).len()));
+        }
+        drop(database);
+        if confirmed.is_empty() {
+            confirmed.push((Reply::NIL, 0));
+        }
+        let kind = if is_new { "subscribe" } else { "unsubscribe" };
+        for (channel, count) in confirmed {
+            if let Some(connection) = self.connections.get_mut(&id) {
+                connection.channels = count;
+            }
+            self.push(id, [Reply::bulk(kind), channel, Reply::count(count)]);
+        }
+    }
+
+    fn pubsub(&self, what: &str, args: &[Vec<u8>]) -> Reply {
+        let database = self.database.lock();
+        match (what, args) {
+            ("NUMSUB", channels) => Reply::array(channels.iter().flat_map(|channel| {
+                let count = database.count_subscribers(channel);
+                [Reply::bulk(channel.clone()), Reply::count(count)]
+            })),
+            ("CHANNELS", []) => Reply::array(database.channels().cloned().map(Reply::bulk)),
+            _ => unknown_part("PUBSUB", what),
+        }
+    }
+
+    fn hello(&mut self, id: u64, args: &[Vec<u8>]) {
+        let protocol = match args {
+            [] => None,
+            [version] if version == b"2" => Some(Protocol::Resp2),
+            [version] if version == b"3" => Some(Protocol::Resp3),
+            [_] => {
+                let error = "NOPROTO unsupported protocol version";
+                return self.reply(id, &Reply::Error(error.into()));
+            }
+            [_, ..] => return self.reply(id, &beyond("AUTH", "no users and no passwords")),
+        };
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        connection.protocol = protocol.unwrap_or(connection.protocol);
+        let version = match connection.protocol {
+            Protocol::Resp2 => 2,
+            Protocol::Resp3 => 3,
+        };
+        let items = [
+            (Reply::bulk("server"), Reply::bulk("redis")),
+            (Reply::bulk("version"), Reply::bulk(VERSION)),
+            (Reply::bulk("proto"), Reply::Int(version)),
+            (
+                Reply::bulk("id"),
+                Reply::count(usize::try_from(id).unwrap_or(0)),
+            ),
+            (Reply::bulk("mode"), Reply::bulk("standalone")),
+            (Reply::bulk("role"), Reply::bulk("master")),
+            (Reply::bulk("modules"), Reply::array([])),
+        ];
+        let items: Vec<Reply> = items
+            .into_iter()
+            .flat_map(|(key, value)| [key, value])
+            .collect();
+        connection
+            .protocol
+            .write_map(&items, &mut connection.output);
+    }
+
+    fn select(&mut self, id: u64, number: &[u8]) -> Reply {
+        let number = std::str::from_utf8(number)
+            .ok()
+            .and_then(|number| number.parse().ok());
+        match (number, self.connections.get_mut(&id)) {
+            (Some(number), Some(connection)) if number < super::database::DATABASES => {
+                connection.database = number;
+                Reply::OK
+            }
+            (Some(_), _) => Reply::Error("ERR DB index is out of range".into()),
+            (None, _) => Reply::Error("ERR value is not an integer or out of range".into()),
+        }
+    }
+
+    fn client(&mut self, id: u64, what: &str, args: &[Vec<u8>]) -> Reply {
+        match (what, args) {
+            ("ID", []) => Reply::count(usize::try_from(id).unwrap_or(0)),
+            ("SETINFO", [_, _]) => Reply::OK,
+            ("SETNAME", [name]) => {
+                if let Some(connection) = self.connections.get_mut(&id) {
+                    connection.name.clone_from(name);
+                }
+                Reply::OK
+            }
+            ("GETNAME", []) => match self.connections.get(&id) {
+                Some(connection) => Reply::bulk(connection.name.clone()),
+                None => Reply::NIL,
+            },
+            ("LIST", []) => Reply::bulk(self.client_list()),
+            ("KILL", _) => self.client_kill(id, args),
+            _ => unknown_part("CLIENT", what),
+        }
+    }
+
+    fn client_list(&self) -> String {
+        let mut list = String::new();
+        for (id, connection) in &self.connections {
+            let name = String::from_utf8_lossy(&connection.name);
+            let flags = if connection.channels > 0 { "P" } else { "N" };
+            let (database, channels) = (connection.database, connection.channels);
+            let _ = writeln!(
+                list,
+                "id={id} name={name} flags={flags} db={database} sub={channels}"
+            );
+        }
+        list
+    }
+
+    /// Closes the connections of a type, without the one that asks.
+    fn client_kill(&mut self, id: u64, args: &[Vec<u8>]) -> Reply {
+        let [option, kind, ..] = args else {
+            return wrong_number("client|kill");
+        };
+        if !option.eq_ignore_ascii_case(b"TYPE") {
+            return unknown_part("CLIENT KILL", &upper(option));
+        }
+        let is_about_subscribers = kind.eq_ignore_ascii_case(b"PUBSUB");
+        let mut killed = 0;
+        for (other, connection) in &mut self.connections {
+            if *other != id && (connection.channels > 0) == is_about_subscribers {
+                connection.is_ending = true;
+                killed += 1;
+            }
+        }
+        Reply::Int(killed)
+    }
+
+    /// The sections that tools ask for, whichever are named.
+    fn info(&self) -> String {
+        let mut info = format!(
+            "# Server\r\nredis_version:{VERSION}\r\nredis_mode:standalone\r\n\r\n# Replication\r\n\
+             role:master\r\nconnected_slaves:0\r\n\r\n# Commandstats\r\n"
+        );
+        for (command, calls) in &self.calls {
+            let _ = write!(info, "cmdstat_{command}:calls={calls}\r\n");
+        }
+        info
+    }
+
+    /// Counts a command, under the name that Redis has for it.
+    fn count(&mut self, verb: &str, args: &[Vec<u8>]) {
+        let mut name = verb.to_ascii_lowercase();
+        if let ("CLIENT" | "SCRIPT" | "PUBSUB", [what, ..]) = (verb, args) {
+            name = format!("{name}|{}", upper(what).to_ascii_lowercase());
+        }
+        *self.calls.entry(name).or_default() += 1;
+    }
+
+    /// Sends what the connection was replied before, and nothing more.
+    fn mute(&mut self, id: u64) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.send();
+            connection.is_mute = true;
+        }
+    }
+
+    fn reply(&mut self, id: u64, reply: &Reply) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.protocol.write(reply, &mut connection.output);
+        }
+    }
+
+    fn push<const N: usize>(&mut self, id: u64, items: [Reply; N]) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection
+                .protocol
+                .write_push(&items, &mut connection.output);
+        }
+    }
+}
+
+/// The version of Redis whose replies the kit gives.
+const VERSION: &str = "7.0.15";
+
+fn upper(word: &[u8]) -> String {
+    String::from_utf8_lossy(word).to_ascii_uppercase()
+}
+
+fn beyond(verb: &str, what: &str) -> Reply {
+    Reply::Error(format!(
+        "ERR {verb}: the server of leasehold::testing has {what}; test this with a real server"
+    ))
+}
+
+fn wrong_number(verb: &str) -> Reply {
+    let verb = verb.to_ascii_lowercase();
+    Reply::Error(format!(
+        "ERR wrong number of arguments for '{verb}' command"
+    ))
+}
+
+fn unknown_part(verb: &str, what: &str) -> Reply {
+    Reply::Error(format!(
+        "ERR {verb} {what}: the server of leasehold::testing does not know this command, or these \
+         arguments; test this with a real server"
+    ))
+}

@@ -1,0 +1,116 @@
+//! The data of a server: keyspaces, its time, and who is subscribed to what.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::keyspace::Keyspace;
+use super::reply::Reply;
+
+/// How many databases a Redis has unless it is configured otherwise.
+pub(super) const DATABASES: u32 = 16;
+
+/// A message for a connection.
+pub(super) struct Message {
+    pub(super) to: u64,
+    pub(super) channel: Vec<u8>,
+    pub(super) payload: Vec<u8>,
+}
+
+#[derive(Default)]
+pub(super) struct Database {
+    keyspaces: BTreeMap<u32, Keyspace>,
+    subscribers: BTreeMap<Vec<u8>, BTreeSet<u64>>,
+    /// Published, and not handed to the connections yet.
+    pub(super) outbox: Vec<Message>,
+    /// How many of the next messages of scripts reach nobody.
+    pub(super) messages_to_drop: u64,
+    /// The server's time while a command runs, in µs since 1970: a script sees a single instant.
+    pub(super) now: u64,
+    /// The number of the keyspace that commands use.
+    pub(super) selected: u32,
+}
+
+impl Database {
+    /// Runs a command on the data.
+    pub(super) fn run(&mut self, words: &[Vec<u8>]) -> Reply {
+        if words
+            .first()
+            .is_some_and(|verb| verb.eq_ignore_ascii_case(b"FLUSHALL"))
+        {
+            self.keyspaces.clear();
+        }
+        let keyspace = self.keyspaces.entry(self.selected).or_default();
+        keyspace.execute(self.now, words)
+    }
+
+    /// Runs a command that a script calls.
+    pub(super) fn run_in_script(&mut self, words: &[Vec<u8>]) -> Reply {
+        match words {
+            [verb, channel, payload] if verb.eq_ignore_ascii_case(b"PUBLISH") => {
+                let is_lost = self.messages_to_drop > 0;
+                self.messages_to_drop = self.messages_to_drop.saturating_sub(1);
+                Reply::Int(self.publish(channel, payload, is_lost))
+            }
+            _ => self.run(words),
+        }
+    }
+
+    /// Returns how many connections are subscribed. Redis counts them when it sends the message: it
+    /// does not know whether the message arrives.
+    pub(super) fn publish(&mut self, channel: &[u8], payload: &[u8], is_lost: bool) -> i64 {
+        let receivers = self.subscribers.get(channel);
+        let receivers: Vec<u64> = receivers.into_iter().flatten().copied().collect();
+        if !is_lost {
+            for &to in &receivers {
+                self.outbox.push(Message {
+                    to,
+                    channel: channel.to_vec(),
+                    payload: payload.to_vec(),
+                });
+            }
+        }
+        i64::try_from(receivers.len()).unwrap_or(i64::MAX)
+    }
+
+    pub(super) fn subscribe(&mut self, connection: u64, channel: &[u8]) {
+        let subscribers = self.subscribers.entry(channel.to_vec()).or_default();
+        subscribers.insert(connection);
+    }
+
+    pub(super) fn unsubscribe(&mut self, connection: u64, channel: &[u8]) {
+        if let Some(subscribers) = self.subscribers.get_mut(channel) {
+            subscribers.remove(&connection);
+            if subscribers.is_empty() {
+                self.subscribers.remove(channel);
+            }
+        }
+    }
+
+    /// Returns the channels that a connection is subscribed to.
+    pub(super) fn channels_of(&self, connection: u64) -> Vec<Vec<u8>> {
+        let subscribed = self.subscribers.iter();
+        let subscribed = subscribed.filter(|(_, subscribers)| subscribers.contains(&connection));
+        subscribed.map(|(channel, _)| channel.clone()).collect()
+    }
+
+    pub(super) fn channels(&self) -> impl Iterator<Item = &Vec<u8>> {
+        self.subscribers.keys()
+    }
+
+    pub(super) fn count_subscribers(&self, channel: &[u8]) -> usize {
+        self.subscribers.get(channel).map_or(0, BTreeSet::len)
+    }
+
+    /// Returns the names of all keys, of all databases.
+    pub(super) fn keys(&mut self) -> Vec<String> {
+        let now = self.now;
+        let keys = self
+            .keyspaces
+            .values_mut()
+            .flat_map(|keyspace| keyspace.keys(now));
+        let mut keys: Vec<String> = keys
+            .map(|key| String::from_utf8_lossy(&key).into_owned())
+            .collect();
+        keys.sort_unstable();
+        keys
+    }
+}

@@ -1,0 +1,143 @@
+//! A holder that is none of the program's clients.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::holder::HolderId;
+use crate::protocol::fair::FairMutexKeys;
+use crate::protocol::keys::Keys;
+use crate::protocol::mutex::MutexKeys;
+use crate::protocol::primitive::Acquire;
+use crate::protocol::script::Call;
+use crate::running;
+
+use super::reply::Reply;
+use super::resp::read_request;
+use super::shared::Shared;
+use super::state::{FOREIGN_TTL, State};
+
+/// The owner in a foreign holder's id.
+const OWNER: &str = "somebody-else";
+
+const KEY_PREFIX: &str = "lock:";
+const CHANNEL_PREFIX: &str = "lock_release:";
+
+/// Somebody else, who holds a lock; see [`Server::hold`](super::Server::hold).
+///
+/// Its lease is renewed like that of a live client, until it is dropped or forgotten.
+#[must_use = "the lock is released when this is dropped"]
+pub struct Foreign {
+    shared: Arc<Shared>,
+    name: String,
+    id: HolderId,
+    is_forgotten: bool,
+}
+
+impl Foreign {
+    /// Acquires the lock; otherwise returns the value of its key.
+    pub(super) fn hold(shared: &Arc<Shared>, name: &str) -> Result<Self, String> {
+        let id = HolderId::fresh(OWNER);
+        let keys = MutexKeys::of(keys(name));
+        let acquire = keys.acquire(Acquire {
+            id: &id,
+            ttl: FOREIGN_TTL,
+            tokens: 1,
+            proposed: None,
+            inbox: None,
+        });
+        let key = lock_key(name);
+        shared.change(|state| match run(state, &acquire) {
+            Reply::Array(Some(items)) if items.first() == Some(&Reply::Int(1)) => {
+                state.foreign.push((key, id.as_str().into()));
+                Ok(())
+            }
+            Reply::Array(Some(items)) => Err(match items.get(1) {
+                Some(Reply::Bulk(Some(value))) => String::from_utf8_lossy(value).into_owned(),
+                _ => "another holder".into(),
+            }),
+            other => Err(format!("{other:?}")),
+        })?;
+        Ok(Self {
+            shared: Arc::clone(shared),
+            name: name.to_owned(),
+            id,
+            is_forgotten: false,
+        })
+    }
+
+    /// Leaves the lock taken, as if the holder had crashed: it becomes free when its lease of 10 s
+    /// has expired. [`Server::advance`](super::Server::advance) makes that time pass.
+    pub fn forget(mut self) {
+        self.is_forgotten = true;
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        let id = self.id.as_str().as_bytes();
+        // This release also passes the lock on, if calls wait in the queue of a fair lock.
+        let keys = FairMutexKeys::of(keys(&self.name));
+        let release = keys.release(id, false);
+        self.shared.change(|state| {
+            state.foreign.retain(|(_, other)| other != id);
+            if !self.is_forgotten {
+                // Its answer is no matter: the lease may have expired or been lost.
+                run(state, &release);
+            }
+        });
+    }
+}
+
+impl fmt::Debug for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Foreign")
+            .field("name", &self.name)
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Deletes the lock and announces it; returns false if nobody had it.
+pub(super) fn lose(shared: &Shared, name: &str) -> bool {
+    let key = lock_key(name);
+    let channel = [CHANNEL_PREFIX, name].concat();
+    let holder = shared.change(|state| {
+        let Reply::Bulk(Some(holder)) = state.run_on_data(&[b"GET", &key]) else {
+            return None;
+        };
+        state.run_on_data(&[b"DEL", &key]);
+        state
+            .database
+            .lock()
+            .publish(channel.as_bytes(), &holder, false);
+        Some(holder)
+    });
+    match holder {
+        Some(holder) => {
+            // A client without waiters does not listen to the channel.
+            for client in running::all() {
+                client.doubt(&holder);
+            }
+            true
+        }
+        None => false,
+    }
+}
+
+fn keys(name: &str) -> Keys {
+    Keys::new(name.into(), KEY_PREFIX, CHANNEL_PREFIX)
+}
+
+fn lock_key(name: &str) -> Vec<u8> {
+    [KEY_PREFIX, name].concat().into_bytes()
+}
+
+/// Runs the script of a call, as the client would send it.
+fn run(state: &mut State, call: &Call<'_>) -> Reply {
+    let mut request = Vec::new();
+    call.pack_by_source(&mut request);
+    match read_request(&request) {
+        Ok(Some((words, _))) => state.eval_unharmed(&words),
+        _ => unreachable!("the client packs whole requests"),
+    }
+}

@@ -1,0 +1,117 @@
+//! Where a server accepts connections.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::Arc;
+
+use redis::io::tcp::socket2::{Domain, Socket, Type};
+use rustix::net::sockopt::{set_socket_reuseport, set_tcp_nodelay};
+
+/// How many connections may wait to be accepted, while the server is paused.
+const BACKLOG: i32 = 1024;
+
+/// A listening socket.
+pub(super) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    /// Returns a connection, if one waits.
+    pub(super) fn accept(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept()?;
+                set_tcp_nodelay(&stream, true)?;
+                Ok(stream.into())
+            }
+            Self::Unix(listener) => Ok(listener.accept()?.0.into()),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix(listener) => listener.as_fd(),
+        }
+    }
+}
+
+/// The port of a server, which keeps its number while it refuses connections.
+pub(super) struct Port {
+    pub(super) number: u16,
+    tcp: Option<Arc<Listener>>,
+    unix: Option<Arc<Listener>>,
+    /// Bound and not listening: connections are refused, and no other program gets the port.
+    reserved: Option<Socket>,
+}
+
+impl Port {
+    /// Opens a port of this machine; 0 takes a free one.
+    pub(super) fn open(number: u16, unix: Option<&Path>) -> io::Result<Self> {
+        let tcp = listen(number)?;
+        let unix = match unix {
+            Some(path) => {
+                let listener = UnixListener::bind(path)?;
+                listener.set_nonblocking(true)?;
+                Some(Arc::new(Listener::Unix(listener)))
+            }
+            None => None,
+        };
+        Ok(Self {
+            number: tcp.local_addr()?.port(),
+            tcp: Some(Arc::new(Listener::Tcp(tcp))),
+            unix,
+            reserved: None,
+        })
+    }
+
+    pub(super) fn listeners(&self) -> impl Iterator<Item = &Arc<Listener>> {
+        self.tcp.iter().chain(&self.unix)
+    }
+
+    /// Refuses connections from now on, as soon as nothing else holds the listener.
+    pub(super) fn close(&mut self) -> io::Result<()> {
+        if self.tcp.is_some() {
+            self.reserved = Some(bind(self.number)?);
+            self.tcp = None;
+        }
+        Ok(())
+    }
+
+    pub(super) fn reopen(&mut self) -> io::Result<()> {
+        if self.tcp.is_none() {
+            self.tcp = Some(Arc::new(Listener::Tcp(listen(self.number)?)));
+            self.reserved = None;
+        }
+        Ok(())
+    }
+
+    /// Closes everything for good.
+    pub(super) fn end(&mut self) {
+        (self.tcp, self.unix, self.reserved) = (None, None, None);
+    }
+}
+
+fn listen(number: u16) -> io::Result<TcpListener> {
+    let socket = bind(number)?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+/// Binds a port so that another socket of this user may bind it too: the one that keeps it reserved
+/// while the other is closed.
+fn bind(number: u16) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    // A port that was just closed has old connections that linger.
+    socket.set_reuse_address(true)?;
+    set_socket_reuseport(&socket, true)?;
+    socket.bind(&SocketAddrV4::new(Ipv4Addr::LOCALHOST, number).into())?;
+    Ok(socket)
+}

@@ -1,0 +1,111 @@
+//! The thread of a server: waits for its sockets, and serves them one after the other.
+
+use std::io::{PipeReader, Read as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::port::Listener;
+use super::shared::Shared;
+use super::state::State;
+
+/// How often foreign holders renew their leases.
+const RENEW_EVERY: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+
+/// A socket that the thread waits for. It shares the socket, so that the number of a closed one is
+/// not given to another socket meanwhile.
+enum Watched {
+    Listener(Arc<Listener>),
+    Connection {
+        id: u64,
+        socket: Arc<OwnedFd>,
+        has_output: bool,
+    },
+}
+
+impl Watched {
+    fn poll_fd(&self) -> PollFd<'_> {
+        let (fd, flags): (BorrowedFd<'_>, _) = match self {
+            Self::Listener(listener) => (listener.as_fd(), PollFlags::IN),
+            Self::Connection {
+                socket,
+                has_output: false,
+                ..
+            } => (socket.as_fd(), PollFlags::IN),
+            Self::Connection { socket, .. } => (socket.as_fd(), PollFlags::IN | PollFlags::OUT),
+        };
+        PollFd::from_borrowed_fd(fd, flags)
+    }
+}
+
+/// Serves until the server stops. Then its sockets are closed.
+pub(super) fn serve(shared: &Shared, mut woken: PipeReader) {
+    let mut watched = Vec::new();
+    loop {
+        // Before the round counts: a listener is closed only if nobody holds it.
+        watched.clear();
+        let mut state = shared.state.lock();
+        state.rounds += 1;
+        shared.round.notify_all();
+        if state.is_stopping {
+            state.connections.clear();
+            state.port.end();
+            return;
+        }
+        state.renew_foreign(true);
+        watch(&state, &mut watched);
+        let timeout = (!state.foreign.is_empty()).then_some(&RENEW_EVERY);
+        drop(state);
+
+        let mut polled = vec![PollFd::new(&woken, PollFlags::IN)];
+        polled.extend(watched.iter().map(Watched::poll_fd));
+        // An error is a signal: nothing is ready then.
+        let _ = poll(&mut polled, timeout);
+        let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(polled);
+
+        let (is_woken, ready) = match ready.split_first() {
+            Some((woken, ready)) => (*woken, ready),
+            None => continue,
+        };
+        if is_woken {
+            let _ = woken.read(&mut [0; 64]);
+        }
+        handle(&mut shared.state.lock(), &watched, ready);
+    }
+}
+
+/// Lists the sockets to wait for: none while the server is paused.
+fn watch(state: &State, watched: &mut Vec<Watched>) {
+    if state.faults.pauses > 0 {
+        return;
+    }
+    let listeners = state.port.listeners().map(Arc::clone);
+    watched.extend(listeners.map(Watched::Listener));
+    for (id, connection) in &state.connections {
+        watched.push(Watched::Connection {
+            id: *id,
+            socket: Arc::clone(&connection.socket),
+            has_output: !connection.output.is_empty(),
+        });
+    }
+}
+
+fn handle(state: &mut State, watched: &[Watched], ready: &[bool]) {
+    for (socket, _) in watched.iter().zip(ready).filter(|(_, ready)| **ready) {
+        // A test may have begun a fault since the sockets were ready.
+        if state.faults.pauses > 0 {
+            return;
+        }
+        match socket {
+            Watched::Listener(listener) if state.faults.cuts == 0 => state.accept(listener),
+            Watched::Listener(_) => {}
+            Watched::Connection { id, .. } => state.receive(*id),
+        }
+    }
+    state.deliver();
+}

@@ -1,0 +1,229 @@
+//! The server of a test.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::api::client::Client;
+
+use super::foreign::{self, Foreign};
+use super::guards::{Cut, Pause, Refusal};
+use super::port::Port;
+use super::serve::serve;
+use super::shared::Shared;
+use super::state::State;
+
+/// A Redis in this process, with a port, data and a clock of its own.
+///
+/// It ends when it is dropped: its thread is joined, and its port is closed. Starting one takes less
+/// than the first connection to it, so each test can have its own.
+///
+/// ```
+/// use leasehold::testing::Server;
+///
+/// let server = Server::start();
+/// let client = server.client();
+/// let guard = client.mutex("account:123").lock()?;
+/// assert!(server.keys().contains(&"lock:account:123".to_owned()));
+/// guard.unlock()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+pub struct Server {
+    shared: Arc<Shared>,
+    url: String,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts a server on a free port of this machine.
+    ///
+    /// # Panics
+    ///
+    /// If the system has no port, file descriptor or thread left. A server needs three descriptors,
+    /// and one for each connection.
+    pub fn start() -> Self {
+        Self::listen(0, None)
+            .unwrap_or_else(|error| panic!("cannot start a testing::Server: {error}"))
+    }
+
+    /// Starts a server on a port, and on a Unix socket: for a program that takes the place of
+    /// `redis-server`.
+    #[doc(hidden)]
+    pub fn listen(port: u16, unix_socket: Option<&Path>) -> io::Result<Self> {
+        let port = Port::open(port, unix_socket)?;
+        let url = format!("redis://127.0.0.1:{}", port.number);
+        let (shared, woken) = Shared::new(State::new(port))?;
+        let shared = Arc::new(shared);
+        let of_thread = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("testing-server".into())
+            .spawn(move || serve(&of_thread, woken))?;
+        Ok(Self {
+            shared,
+            url,
+            thread: Some(thread),
+        })
+    }
+
+    /// Returns the URL, for [`ClientBuilder::url`](crate::ClientBuilder::url).
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Returns a new client of this server, with the default settings.
+    ///
+    /// For other settings, call `Client::builder().url(server.url())`.
+    pub fn client(&self) -> Client {
+        match Client::open(&self.url) {
+            Ok(client) => client,
+            Err(error) => unreachable!("{} is a valid URL: {error}", self.url),
+        }
+    }
+
+    /// Moves the server's clock ahead: leases and queues expire that end within `time`.
+    ///
+    /// The clock of this process does not move: see [`suspend`](super::suspend). A client that has
+    /// a lease notices its end at the next renewal. A thread that waits for the lock notices it
+    /// within the [backstop](crate::ClientBuilder::backstop), because Redis announces no expiry.
+    pub fn advance(&self, time: Duration) {
+        self.shared.change(|state| state.advance(time));
+    }
+
+    /// Lets somebody else acquire a lock, with a ttl of 10 s.
+    ///
+    /// The name is that of a [`Mutex`](crate::Mutex) or [`FairMutex`](crate::FairMutex) of a client
+    /// with the default prefixes.
+    ///
+    /// ```
+    /// # use leasehold::testing::Server;
+    /// # let server = Server::start();
+    /// # let client = server.client();
+    /// let somebody = server.hold("account:123");
+    /// assert!(client.mutex("account:123").try_lock()?.is_none());
+    /// drop(somebody);
+    /// assert!(client.mutex("account:123").try_lock()?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the lock is taken.
+    #[track_caller]
+    pub fn hold(&self, name: &str) -> Foreign {
+        match Foreign::hold(&self.shared, name) {
+            Ok(foreign) => foreign,
+            Err(holder) => panic!("nobody else can acquire {name}: {holder} has it"),
+        }
+    }
+
+    /// Takes a lock away from its holder: deletes its key, and announces that it is free.
+    ///
+    /// When this returns, the key is gone. The holder, if it is a client of this process, has been
+    /// told to ask the server, which takes one round trip: wait for
+    /// [`lost`](crate::MutexGuard::lost).
+    ///
+    /// ```
+    /// # use leasehold::testing::Server;
+    /// # let server = Server::start();
+    /// # let client = server.client();
+    /// use leasehold::Lost;
+    ///
+    /// let guard = client.mutex("account:123").lock()?;
+    /// server.lose("account:123");
+    /// assert_eq!(guard.lost().recv(), Ok(Lost::Deleted));
+    /// assert!(!guard.is_held());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// A real client that nobody waits behind would notice the deletion at its next renewal.
+    ///
+    /// # Panics
+    ///
+    /// If nobody has the lock.
+    #[track_caller]
+    pub fn lose(&self, name: &str) {
+        assert!(foreign::lose(&self.shared, name), "nobody has {name}");
+    }
+
+    /// Stops answering until the guard is dropped, like a stopped process: connections stay open,
+    /// new ones are not accepted, and nothing is run.
+    ///
+    /// When this returns, nothing more is answered. Commands that arrive meanwhile run when the
+    /// guard is dropped, even if their callers no longer wait.
+    pub fn pause(&self) -> Pause {
+        Pause::begin(&self.shared)
+    }
+
+    /// Breaks all connections and refuses new ones, until the guard is dropped. The data stays.
+    pub fn cut(&self) -> Cut {
+        Cut::begin(&self.shared)
+    }
+
+    /// Answers every script with an error, and runs none, until the guard is dropped.
+    ///
+    /// ```
+    /// # use leasehold::testing::Server;
+    /// # let server = Server::start();
+    /// # let client = server.client();
+    /// let refusal = server.refuse("OOM command not allowed when used memory > 'maxmemory'.");
+    /// assert!(client.mutex("account:123").try_lock().is_err());
+    /// drop(refusal);
+    /// assert!(client.mutex("account:123").try_lock().is_ok());
+    /// ```
+    pub fn refuse(&self, error: &str) -> Refusal {
+        Refusal::begin(&self.shared, error)
+    }
+
+    /// Runs the next `count` scripts without a reply. Their connections stay open, and get no later
+    /// replies either.
+    ///
+    /// The caller cannot know whether its call took effect. It did. The caller waits for the reply
+    /// until its deadline, or for the [command timeout](crate::ClientBuilder::command_timeout).
+    pub fn drop_replies(&self, count: u64) {
+        self.shared
+            .change(|state| state.faults.replies_to_drop = count);
+    }
+
+    /// Loses the next `count` messages that scripts publish: those of releases, and of the grants of
+    /// a fair lock.
+    pub fn drop_messages(&self, count: u64) {
+        self.shared
+            .change(|state| state.database.lock().messages_to_drop = count);
+    }
+
+    /// Returns the keys that exist, sorted.
+    ///
+    /// A name that was ever locked leaves its last fencing token for a day, in
+    /// `leasehold:fence:{lock:<name>}`.
+    pub fn keys(&self) -> Vec<String> {
+        let mut state = self.shared.state.lock();
+        state.prepare(0);
+        state.database.lock().keys()
+    }
+
+    /// Returns how many commands clients have sent. One that runs a script counts once.
+    pub fn commands(&self) -> u64 {
+        self.shared.state.lock().calls.values().sum()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.stop();
+        if let Some(thread) = self.thread.take() {
+            // It has panicked, and said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server")
+            .field("url", &self.url)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,58 @@
+//! The seam between a server's thread and the test.
+
+use std::io::{self, PipeReader, PipeWriter, Write as _};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::state::State;
+
+/// The longest time for which the server's thread can be busy, on a machine that is overloaded.
+const LONGEST_ROUND: Duration = Duration::from_secs(60);
+
+pub(super) struct Shared {
+    pub(super) state: Mutex<State>,
+    /// Notified in every round of the thread.
+    pub(super) round: Condvar,
+    waker: PipeWriter,
+}
+
+impl Shared {
+    pub(super) fn new(state: State) -> io::Result<(Self, PipeReader)> {
+        let (reader, waker) = io::pipe()?;
+        let shared = Self {
+            state: Mutex::new(state),
+            round: Condvar::new(),
+            waker,
+        };
+        Ok((shared, reader))
+    }
+
+    /// Changes the state, and returns when the thread has seen the change: what it did before is
+    /// over.
+    pub(super) fn change<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let result = act(&mut state);
+        state.deliver();
+        let before = state.rounds;
+        self.wake();
+        while state.rounds == before {
+            let waited = self.round.wait_for(&mut state, LONGEST_ROUND);
+            assert!(
+                !waited.timed_out(),
+                "the thread of a testing::Server has ended"
+            );
+        }
+        result
+    }
+
+    fn wake(&self) {
+        // Fails only if the thread has ended.
+        let _ = (&self.waker).write(&[0]);
+    }
+
+    pub(super) fn stop(&self) {
+        self.state.lock().is_stopping = true;
+        self.wake();
+    }
+}

@@ -1,0 +1,239 @@
+//! The state of a server, which its thread and the test share.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+
+use crate::clock;
+
+use super::connection::Connection;
+use super::database::{Database, Message};
+use super::faults::Faults;
+use super::port::{Listener, Port};
+use super::reply::Reply;
+use super::resp::read_request;
+use super::script::Scripts;
+
+/// The ttl of a foreign holder's lease: that of a client's lock without other settings.
+pub(super) const FOREIGN_TTL: Duration = Duration::from_secs(10);
+
+pub(super) struct State {
+    pub(super) database: Arc<Mutex<Database>>,
+    /// Lua is started for the first script.
+    scripts: Option<Scripts>,
+    pub(super) port: Port,
+    pub(super) connections: BTreeMap<u64, Connection>,
+    next_connection: u64,
+    clock: ServerClock,
+    pub(super) faults: Faults,
+    /// How often each command was called.
+    pub(super) calls: BTreeMap<String, u64>,
+    /// The keys and ids of foreign holders, which renew their leases.
+    pub(super) foreign: Vec<(Vec<u8>, Vec<u8>)>,
+    /// How often the thread has looked at this.
+    pub(super) rounds: u64,
+    pub(super) is_stopping: bool,
+}
+
+impl State {
+    pub(super) fn new(port: Port) -> Self {
+        Self {
+            database: Arc::default(),
+            scripts: None,
+            port,
+            connections: BTreeMap::new(),
+            next_connection: 1,
+            clock: ServerClock::start(),
+            faults: Faults::default(),
+            calls: BTreeMap::new(),
+            foreign: Vec::new(),
+            rounds: 0,
+            is_stopping: false,
+        }
+    }
+
+    pub(super) fn advance(&mut self, time: Duration) {
+        self.clock.ahead += time;
+        // A foreign holder does not renew what has expired.
+        self.renew_foreign(false);
+    }
+
+    /// Runs a command on the data of database 0, for the test.
+    pub(super) fn run_on_data(&mut self, words: &[&[u8]]) -> Reply {
+        self.prepare(0);
+        let words: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
+        self.database.lock().run(&words)
+    }
+
+    /// Sets the time and the database of the next commands.
+    pub(super) fn prepare(&mut self, database: u32) {
+        let mut data = self.database.lock();
+        data.now = self.clock.now();
+        data.selected = database;
+    }
+
+    /// Returns the interpreter; starts it for the first script.
+    ///
+    /// # Panics
+    ///
+    /// If Lua cannot be started, which takes a few dozen KiB of memory.
+    pub(super) fn scripts(&mut self) -> &mut Scripts {
+        let database = &self.database;
+        self.scripts.get_or_insert_with(|| {
+            Scripts::new(database).unwrap_or_else(|error| panic!("cannot start Lua: {error}"))
+        })
+    }
+
+    pub(super) fn accept(&mut self, listener: &Listener) {
+        while let Ok(socket) = listener.accept() {
+            let connection = Connection::new(socket);
+            self.connections.insert(self.next_connection, connection);
+            self.next_connection += 1;
+        }
+    }
+
+    /// Reads and serves what a connection has sent.
+    pub(super) fn receive(&mut self, id: u64) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        let is_open = connection.receive();
+        let mut input = std::mem::take(&mut connection.input);
+        let mut served = 0;
+        // A connection that ends is not served any more, even if the peer has sent more.
+        while self.is_served(id) {
+            match read_request(input.get(served..).unwrap_or_default()) {
+                Ok(None) => break,
+                Ok(Some((words, length))) => {
+                    served += length;
+                    self.serve(id, &words);
+                }
+                Err(error) => self.end(id, &Reply::Error(error.into())),
+            }
+        }
+        input.drain(..served);
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.input = input;
+        }
+        self.deliver();
+        if !is_open {
+            self.close(id);
+        }
+    }
+
+    fn is_served(&self, id: u64) -> bool {
+        let connection = self.connections.get(&id);
+        connection.is_some_and(|connection| !connection.is_ending)
+    }
+
+    /// Closes a connection when `last` is sent.
+    pub(super) fn end(&mut self, id: u64, last: &Reply) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.protocol.write(last, &mut connection.output);
+            connection.is_ending = true;
+        }
+    }
+
+    /// Sends all replies and messages as far as the sockets take them.
+    pub(super) fn deliver(&mut self) {
+        let messages = std::mem::take(&mut self.database.lock().outbox);
+        for Message {
+            to,
+            channel,
+            payload,
+        } in messages
+        {
+            if let Some(connection) = self.connections.get_mut(&to) {
+                let items = [
+                    Reply::bulk("message"),
+                    Reply::bulk(channel),
+                    Reply::bulk(payload),
+                ];
+                connection
+                    .protocol
+                    .write_push(&items, &mut connection.output);
+            }
+        }
+        if self.faults.pauses > 0 {
+            return;
+        }
+        let has_output =
+            |connection: &Connection| !connection.output.is_empty() || connection.is_ending;
+        let mut broken = Vec::new();
+        for (id, connection) in &mut self.connections {
+            if has_output(connection) && !connection.send() {
+                broken.push(*id);
+            }
+        }
+        for id in broken {
+            self.close(id);
+        }
+    }
+
+    fn close(&mut self, id: u64) {
+        self.connections.remove(&id);
+        let mut database = self.database.lock();
+        for channel in database.channels_of(id) {
+            database.unsubscribe(id, &channel);
+        }
+    }
+
+    /// Closes all connections, and refuses further ones.
+    pub(super) fn close_port(&mut self) {
+        let open: Vec<u64> = self.connections.keys().copied().collect();
+        for id in open {
+            self.close(id);
+        }
+        self.port
+            .close()
+            .expect("the port, which is ours, can be bound again");
+    }
+
+    pub(super) fn open_port(&mut self) {
+        self.port
+            .reopen()
+            .expect("the port, which was reserved, can be bound again");
+    }
+
+    /// Renews the leases of foreign holders; with `also_extend` false only forgets the expired.
+    pub(super) fn renew_foreign(&mut self, also_extend: bool) {
+        let mut foreign = std::mem::take(&mut self.foreign);
+        foreign.retain(|(key, id)| {
+            let is_held = self.run_on_data(&[b"GET", key]) == Reply::bulk(id.clone());
+            if is_held && also_extend {
+                let ttl = FOREIGN_TTL.as_millis().to_string();
+                self.run_on_data(&[b"PEXPIRE", key, ttl.as_bytes()]);
+            }
+            is_held
+        });
+        self.foreign = foreign;
+    }
+}
+
+/// The server's time, which goes on with the machine's and is moved ahead by the test.
+struct ServerClock {
+    /// The wall clock when the server started.
+    base: Duration,
+    started: Duration,
+    ahead: Duration,
+}
+
+impl ServerClock {
+    fn start() -> Self {
+        let since = clock::wall_time().duration_since(SystemTime::UNIX_EPOCH);
+        Self {
+            base: since.unwrap_or_default(),
+            started: clock::unsuspended(),
+            ahead: Duration::ZERO,
+        }
+    }
+
+    /// Returns µs since 1970.
+    fn now(&self) -> u64 {
+        let elapsed = clock::unsuspended().saturating_sub(self.started);
+        let now = self.base + elapsed + self.ahead;
+        u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
+    }
+}
