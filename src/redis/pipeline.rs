@@ -87,9 +87,10 @@ impl Server {
                 .any(|answer| NodeFault::not_run_in(answer).is_some());
         if !usable {
             self.failed();
-        }
-        if alive && !usable {
-            self.pool.suspect(connection.generation);
+            match alive {
+                true => self.pool.suspect(connection.generation),
+                false => self.pool.forget_idle(),
+            }
         }
         (answers, usable)
     }

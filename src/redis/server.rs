@@ -11,7 +11,7 @@ use crate::error::{Cause, Error};
 use crate::health::HealthPart;
 use crate::logging;
 use crate::redis::conn::callers::Cap;
-use crate::redis::conn::connection::{Connection, is_hang_up};
+use crate::redis::conn::connection::Connection;
 use crate::redis::conn::connector::{Connector, OnFailure};
 use crate::redis::conn::pool::{GetError, Pool, PooledConnection};
 use crate::redis::fault::Fault;
@@ -100,7 +100,6 @@ impl Server {
     }
 
     pub(super) fn no_answer(&self, error: RedisError, sent: Instant, until: Instant) -> Fault {
-        let is_hang_up = is_hang_up(&error);
         // A server whose reply is too large is not away.
         let counts = match error.is_timeout() {
             true => self.had_time(sent, until),
@@ -108,7 +107,7 @@ impl Server {
         };
         let cause = Cause::lost_reply(error, sent.until(Instant::now()));
         self.failed_by(Some(&cause), counts);
-        if is_hang_up {
+        if counts {
             self.pool.forget_idle();
         }
         Fault::Unknown(cause)

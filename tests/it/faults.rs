@@ -9,14 +9,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{bounded, unbounded};
-use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard, Unlocked};
+use crossbeam_channel::{Receiver, bounded, unbounded};
+use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard, Renewed, Unlocked};
 use redis::{Connection, FromRedisValue};
-use support::{Proxy, Server, eventually, free_port, ms};
+use support::{Proxy, Server, Traffic, eventually, free_port, ms};
 
 support::tests![
     empty_restart_is_outlasted_and_the_loss_reported,
     connections_closed_by_a_restart_fail_no_call,
+    closed_idle_connections_delay_no_renewal,
+    dead_idle_connections_delay_no_renewal,
+    closed_idle_connections_delay_no_repeated_release,
+    dead_idle_connections_cost_few_attempts,
     flushed_scripts_are_sent_again,
     flushall_is_a_loss_and_wakes_waiters,
     user_without_publish_permission_can_release,
@@ -288,6 +292,84 @@ fn user_without_publish_permission_can_release() {
             "{rights:?}"
         );
     }
+}
+
+/// More than a renewal or a release is tried in [`SOON`], once its pauses have grown.
+const IDLE: usize = 40;
+
+/// Returns a client that has taken a lock, has renewed it, and has [`IDLE`] idle connections.
+fn client_with_idle_connections(proxy: &Proxy) -> (Client, MutexGuard, Receiver<Renewed>) {
+    let client = builder(&proxy.url())
+        .max_connections(IDLE)
+        .command_timeout(ms(1_500))
+        .build()
+        .unwrap();
+    let (renewed, renewals) = unbounded();
+    let guard = client
+        .mutex("held")
+        .ttl(ms(60_000))
+        .renew_every(ms(300))
+        .on_renew(move |renewal| drop(renewed.send(renewal.clone())))
+        .lock()
+        .unwrap();
+    // The io thread takes a connection for its renewals.
+    renewals.recv_timeout(SOON).unwrap();
+    // Each of these calls has a connection of its own while it waits for a replica.
+    thread::scope(|scope| {
+        for n in 0..IDLE {
+            let mutex = client.mutex(format!("name-{n}"));
+            let mutex = mutex.min_replicas(1, ms(1_000));
+            scope.spawn(move || assert!(mutex.try_lock().is_err(), "there is no replica"));
+        }
+    });
+    assert!(proxy.open_connections() >= IDLE);
+    (client, guard, renewals)
+}
+
+fn closed_idle_connections_delay_no_renewal() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let (_client, guard, renewals) = client_with_idle_connections(&proxy);
+    proxy.cut();
+    while renewals.try_recv().is_ok() {}
+    // One may have been answered before.
+    (0..2).for_each(|_| drop(renewals.recv_timeout(SOON).unwrap()));
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+fn dead_idle_connections_delay_no_renewal() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let (_client, guard, renewals) = client_with_idle_connections(&proxy);
+    proxy.set_open(Traffic::DropBoth);
+    while renewals.try_recv().is_ok() {}
+    (0..2).for_each(|_| drop(renewals.recv_timeout(2 * SOON).unwrap()));
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+fn closed_idle_connections_delay_no_repeated_release() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let (_client, guard, _) = client_with_idle_connections(&proxy);
+    proxy.set_all(Traffic::DropBoth);
+    assert!(guard.unlock().unwrap_err().is_unreachable());
+    assert!(server.get("lock:held").is_some());
+    proxy.cut();
+    proxy.set_future(Traffic::Pass);
+    eventually(SOON, || server.get("lock:held").is_none());
+}
+
+fn dead_idle_connections_cost_few_attempts() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let (client, guard, _) = client_with_idle_connections(&proxy);
+    let attempts = || client.stats().totals.attempts;
+    let before = attempts();
+    proxy.set_open(Traffic::DropBoth);
+    let other = client.mutex("other").lock().unwrap();
+    assert!(attempts() < before + 5, "{}", attempts() - before);
+    assert_eq!(other.unlock().unwrap(), Unlocked::Released);
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
 fn changed_password_is_reported_and_a_restored_one_saves_the_lease() {

@@ -116,6 +116,7 @@ impl Pool {
         };
         let connection = pooled.connection();
         if let Err(error) = connection.send_all(sent.after(self.node.command_timeout), commands()) {
+            self.forget_idle();
             return fail(pooled, others.iter().chain([&reader]), sent, &error);
         }
         let connection = pooled.hand();

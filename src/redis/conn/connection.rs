@@ -259,12 +259,6 @@ fn ensure_left(until: Instant) -> RedisResult<()> {
     Ok(())
 }
 
-/// Returns whether the server closed the connection, so that other connections to it are most
-/// likely dead too.
-pub(crate) fn is_hang_up(error: &RedisError) -> bool {
-    error.is_connection_dropped()
-}
-
 /// Converts a reply; an error reply becomes `Err`.
 pub(crate) fn reply(value: Value) -> Result<Reply, ServerError> {
     match value {

@@ -345,8 +345,8 @@ impl Pool {
         }
     }
 
-    /// Closes the idle connections after the server closed one: the others are most likely dead
-    /// too, and each dead connection would cost an acquire with an unknown outcome.
+    /// Closes the idle connections after one failed: the others are most likely dead too, and each
+    /// dead connection would cost an acquire with an unknown outcome, or a try of a renewal.
     pub(crate) fn forget_idle(&self) {
         let idle = std::mem::take(&mut self.state.lock().idle);
         // Each close takes a system call: not under the lock.

@@ -34,7 +34,7 @@ use crate::error::Cause;
 use crate::protocol::answer::Answer;
 use crate::protocol::script::Call;
 use crate::protocol::verb::Verb;
-use crate::redis::conn::connection::{is_hang_up, wait_for_any};
+use crate::redis::conn::connection::wait_for_any;
 use crate::redis::fault::Fault;
 use crate::redis::quorum::Quorum;
 use crate::redis::quorum::member::{Member, is_no_script};
@@ -356,9 +356,7 @@ impl<'a> Round<'a> {
         let (server, member) = (*server, *member);
         let connection = connection.take();
         server.failed();
-        if is_hang_up(&error) {
-            server.pool.forget_idle();
-        }
+        server.pool.forget_idle();
         member.mark_down();
         if let Some(connection) = connection {
             let is_acquire = matches!(self.verb, Verb::Acquire(_));
