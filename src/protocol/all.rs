@@ -1,11 +1,11 @@
 //! The lock of several names, all or none. In a cluster it has a part for each slot.
 
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::holder::HolderId;
 use crate::name::Name;
-use crate::protocol::answer::Wanted;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::{self, MutexKeys};
 use crate::protocol::primitive::{Acquire, Primitive};
@@ -29,33 +29,38 @@ pub(crate) struct MutexAllKeys {
 impl MutexAllKeys {
     /// Returns the lock of these names, each taken once. One name is locked like any mutex.
     pub(crate) fn of(
-        names: Vec<Name>,
+        mut names: Vec<Name>,
         key_prefix: &str,
         channel_prefix: &str,
         is_cluster: bool,
     ) -> Arc<dyn Primitive> {
-        let mut each = Keys::each(names, key_prefix, channel_prefix);
+        // Sorted, so that every client tries them in the same order.
+        names.sort_unstable();
+        names.dedup();
+        let keys_of = |names: &[Name]| Keys::of(names, key_prefix, channel_prefix);
+        let part_of = |names: &[Name]| Self::part(keys_of(names));
         let mut slots = Vec::new();
         if is_cluster {
-            // Sorted by name before, so that every client tries them in the same order.
-            each.sort_by_key(|keys| keys.key(0).slot());
-            let same = |a: &Keys, b: &Keys| a.key(0).slot() == b.key(0).slot();
-            slots = each.chunk_by(same).map(Self::part).collect();
+            let slot = |name: &Name| keys_of(slice::from_ref(name)).key(0).slot();
+            names.sort_by_cached_key(slot);
+            slots = names
+                .chunk_by(|a, b| slot(a) == slot(b))
+                .map(part_of)
+                .collect();
         }
         match slots.len() {
-            0 | 1 => Self::part(&each),
+            0 | 1 => part_of(&names),
             _ => Arc::new(Self {
-                keys: Keys::join(&each),
+                keys: keys_of(&names),
                 slots,
             }),
         }
     }
 
     /// The lock of names that one script call can take.
-    fn part(each: &[Keys]) -> Arc<dyn Primitive> {
-        let keys = Keys::join(each);
-        match each {
-            [_] => MutexKeys::of(keys),
+    fn part(keys: Keys) -> Arc<dyn Primitive> {
+        match keys.names.len() {
+            1 => MutexKeys::of(keys),
             _ => Arc::new(Self {
                 keys,
                 slots: Vec::new(),
@@ -75,31 +80,13 @@ impl Primitive for MutexAllKeys {
             tokens: 1,
             ..request
         };
-        if let Some(token) = request.proposed {
-            return Call {
-                script: &PROPOSE_ALL,
-                ..mutex::propose(&self.keys, &request, token)
-            };
-        }
-        let wanted = Wanted {
-            names: self.keys.names.len(),
-            tokens: self.keys.names.len(),
-            ..Wanted::ONE
-        };
-        Call {
-            verb: Verb::Acquire(wanted),
-            script: &ACQUIRE_ALL,
-            ..mutex::acquire(&self.keys, &request)
-        }
+        mutex::acquire(&self.keys, &request, [&ACQUIRE_ALL, &PROPOSE_ALL])
     }
 
     fn release<'a>(&'a self, value: &'a [u8], _: bool) -> Call<'a> {
-        let args = [Arg::Bytes(value), Arg::Absent, Arg::Absent, Arg::Absent];
         let verb = Verb::Release { counts: false };
-        Call {
-            rest: &self.keys.channels,
-            ..Call::new(verb, &RELEASE_ALL, [&self.keys.locks, &[]], args)
-        }
+        let keys: [&[Vec<u8>]; 2] = [&self.keys.locks, &[]];
+        Call::new(verb, &RELEASE_ALL, keys, [Arg::Bytes(value)]).followed_by(&self.keys.channels)
     }
 
     fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
@@ -107,10 +94,7 @@ impl Primitive for MutexAllKeys {
     }
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
-        Call {
-            script: &RENEW_ALL,
-            ..mutex::renew(&self.keys, id, ttl, may_shorten)
-        }
+        mutex::renew(&self.keys, &RENEW_ALL, id, ttl, may_shorten)
     }
 
     fn slots(&self) -> &[Arc<dyn Primitive>] {

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use crate::holder::{Holder, HolderId};
+use crate::holder::Holder;
 use crate::protocol::one_or_many::OneOrMany;
-use crate::protocol::reply::Reply;
+use crate::protocol::place::Refreshed;
+use crate::protocol::reply::{Reply, read_pttl};
 use crate::token::FencingToken;
 
 /// The properties of an acquiring call on which its valid replies depend.
@@ -12,8 +13,6 @@ use crate::token::FencingToken;
 pub(crate) struct Wanted {
     /// The number of names.
     pub(crate) names: usize,
-    /// The number of tokens in a grant.
-    pub(crate) tokens: usize,
     /// The number of tokens reserved after the first.
     pub(crate) reserved: u64,
     /// The first token, if the client proposes it.
@@ -24,10 +23,17 @@ impl Wanted {
     /// One token for one name.
     pub(super) const ONE: Self = Self {
         names: 1,
-        tokens: 1,
         reserved: 0,
         proposed: None,
     };
+
+    /// The number of tokens in a grant: one for each name, unless the client proposes one for all.
+    fn tokens(&self) -> usize {
+        match self.proposed {
+            Some(_) => 1,
+            None => self.names,
+        }
+    }
 }
 
 /// The meaning of a valid reply.
@@ -108,11 +114,8 @@ impl Answer {
 
     /// Reads the reply to an acquiring call; `None` if no such script can give it.
     pub(super) fn read_acquired(reply: Reply, wanted: Wanted) -> Option<Self> {
-        let Reply::List(mut items) = reply else {
-            return None;
-        };
-        match items.as_mut_slice() {
-            [Reply::Int(1), tokens @ ..] if tokens.len() == wanted.tokens => {
+        match reply.into_list()?.as_mut_slice() {
+            [Reply::Int(1), tokens @ ..] if tokens.len() == wanted.tokens() => {
                 let tokens = tokens.iter().map(|token| read_token(token, wanted));
                 Some(Self::Granted(tokens.collect::<Option<_>>()?))
             }
@@ -131,7 +134,7 @@ impl Answer {
                     Reply::Nil => Vec::new(),
                     _ => return None,
                 },
-                remaining: remaining(*ttl)?,
+                remaining: read_pttl(*ttl)?,
             })),
             [Reply::Int(2), Reply::Int(last)] => {
                 let last = FencingToken::read(*last)?.value();
@@ -146,9 +149,7 @@ impl Answer {
         match reply {
             Reply::Int(1) if !counts => Some(Self::Ours(None)),
             Reply::List(items) if counts => match items.as_slice() {
-                [Reply::Int(1), Reply::Int(heard)] => {
-                    Some(Self::Ours(Some(u64::try_from(*heard).ok()?)))
-                }
+                [Reply::Int(1), heard] => Some(Self::Ours(Some(heard.count()?))),
                 _ => None,
             },
             Reply::Int(0) => Some(Self::Gone),
@@ -174,16 +175,14 @@ impl Answer {
             Reply::Text(digits) => FencingToken::parse(&digits),
             _ => return None,
         };
-        let holder = Holder::new(value, remaining(ttl)?, token);
+        let holder = Holder::new(value, read_pttl(ttl)?, token);
         Some(Self::Holder(Some(holder)))
     }
 }
 
 fn read_token(token: &Reply, wanted: Wanted) -> Option<FencingToken> {
-    let Reply::Int(token) = token else {
-        return None;
-    };
-    let first = FencingToken::read(*token)?;
+    let token = token.int()?;
+    let first = FencingToken::read(token)?;
     // Hand-offs use the tokens up to this one.
     FencingToken::read(token.checked_add_unsigned(wanted.reserved)?)?;
     let is_ours = wanted.proposed.is_none_or(|token| token == first.value());
@@ -210,14 +209,9 @@ impl Undone {
             };
             return Some(Self { removed, other });
         }
-        let Reply::List(items) = reply else {
-            return None;
-        };
+        let items = reply.into_list()?;
         let (first, numbers) = items.split_first()?;
-        let index = |number: &Reply| match number {
-            Reply::Int(n) => usize::try_from(*n).ok()?.checked_sub(1),
-            _ => None,
-        };
+        let index = |number: &Reply| usize::try_from(number.int()?).ok()?.checked_sub(1);
         let removed = numbers.iter().map(|n| index(n).filter(|n| *n < ids));
         Some(Self {
             removed: removed.collect::<Option<_>>()?,
@@ -228,67 +222,6 @@ impl Undone {
             },
         })
     }
-}
-
-/// Reads the reply of PTTL: -1 is a key without expiry, -2 a key that has just expired.
-#[expect(
-    clippy::option_option,
-    reason = "a key may not expire, and a number may be no valid reply"
-)]
-fn remaining(pttl: i64) -> Option<Option<Duration>> {
-    match pttl {
-        -1 => Some(None),
-        -2 => Some(Some(Duration::ZERO)),
-        left => Some(Some(Duration::from_millis(left.try_into().ok()?))),
-    }
-}
-
-/// The state of a place that a refresh found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refreshed {
-    /// Others hold the lock, or are ahead; its key lasts for this much longer, `None` if without
-    /// end.
-    Waiting(Option<Duration>),
-    Granted(FencingToken),
-    /// The place was removed, or its grant has expired.
-    Gone,
-}
-
-impl Refreshed {
-    /// Reads the reply to a refresh of this number of places; `None` if the script cannot give it.
-    pub(super) fn read(reply: &Reply, places: usize) -> Option<Vec<Self>> {
-        let Reply::List(items) = reply else {
-            return None;
-        };
-        let (Reply::Int(ttl), items) = items.split_last()? else {
-            return None;
-        };
-        if items.len() != places {
-            return None;
-        }
-        let remaining = remaining(*ttl)?;
-        let read = |item: &Reply| match item {
-            Reply::Int(0) => Some(Self::Waiting(remaining)),
-            Reply::Int(-1) => Some(Self::Gone),
-            Reply::Int(token) => FencingToken::read(*token).map(Self::Granted),
-            _ => None,
-        };
-        let places: Vec<Self> = items.iter().map(read).collect::<Option<_>>()?;
-        let granted = places
-            .iter()
-            .filter(|place| matches!(place, Self::Granted(_)));
-        // A lock has at most one holder.
-        (granted.count() < 2).then_some(places)
-    }
-}
-
-/// Reads a message published to an inbox; `None` if it is no grant.
-pub(crate) fn read_grant(payload: &[u8]) -> Option<(HolderId, FencingToken)> {
-    let rest = payload.strip_prefix(b"grant ")?;
-    let space = rest.iter().position(|byte| *byte == b' ')?;
-    let (token, id) = rest.split_at(space);
-    let token = FencingToken::parse(token)?;
-    Some((HolderId::parse(id.get(1..)?)?, token))
 }
 
 #[cfg(test)]
@@ -315,7 +248,6 @@ mod tests {
     fn read(items: &[Reply], names: usize) -> Option<Answer> {
         let wanted = Wanted {
             names,
-            tokens: names,
             reserved: 63,
             proposed: None,
         };
@@ -373,10 +305,8 @@ mod tests {
         assert_eq!(read(&[int(1), text()], 1), None);
         assert_eq!(read(&[int(4), int(7)], 1), None);
         let wanted = Wanted {
-            names: 1,
-            tokens: 1,
-            reserved: 0,
             proposed: Some(7),
+            ..Wanted::ONE
         };
         let proposed = |items: &[Reply]| Answer::read_acquired(list(items), wanted);
         assert!(proposed(&[int(1), int(7)]).is_some());
@@ -420,49 +350,5 @@ mod tests {
         let foreign = [text(), int(5), Reply::Text(b"9007199254740992".to_vec())];
         let held = holder(list(&foreign)).unwrap().unwrap();
         assert_eq!(held.fencing_token(), None, "no token is that high");
-    }
-
-    #[test]
-    fn only_a_grant_is_read_from_an_inbox() {
-        let id = HolderId::fresh("host/7 of ours");
-        let payload = format!("grant 1700000000000000 {id}");
-        let token = FencingToken::new(1_700_000_000_000_000);
-        assert_eq!(read_grant(payload.as_bytes()), Some((id, token)));
-        for payload in [
-            &b"probe"[..],
-            b"grant ",
-            b"grant 7",
-            b"grant x y:z",
-            b"grant 0 o:123e4567-e89b-12d3-a456-426614174000",
-            b"grant 9007199254740992 o:123e4567-e89b-12d3-a456-426614174000",
-            b"\xff",
-            b"",
-        ] {
-            assert_eq!(read_grant(payload), None);
-        }
-    }
-
-    #[test]
-    fn each_place_has_its_state_and_one_lock_one_holder() {
-        let read = |items: &[i64]| {
-            let reply = Reply::List(items.iter().map(|n| Reply::Int(*n)).collect());
-            Refreshed::read(&reply, 3)
-        };
-        assert_eq!(
-            read(&[0, 7, -1, 900]),
-            Some(vec![
-                Refreshed::Waiting(Some(Duration::from_millis(900))),
-                Refreshed::Granted(FencingToken::new(7)),
-                Refreshed::Gone
-            ])
-        );
-        let endless = Refreshed::Waiting(None);
-        assert_eq!(read(&[0, 0, 0, -1]), Some(vec![endless; 3]));
-        assert_eq!(read(&[0, 0, -2, 900]), None);
-        assert_eq!(read(&[0, 0, 0, -3]), None);
-        assert_eq!(read(&[0, 0, 1 << 53, 900]), None);
-        assert_eq!(read(&[0, 0, 0]), None, "one is missing");
-        assert_eq!(read(&[7, 7, 0, 900]), None, "one lock has one holder");
-        assert_eq!(Refreshed::read(&Reply::Int(1), 3), None);
     }
 }

@@ -66,7 +66,12 @@ impl FairMutexKeys {
         })
     }
 
-    fn call<'a>(&'a self, verb: Verb, script: &'static Script, args: [Arg<'a>; 4]) -> Call<'a> {
+    fn call<'a, const N: usize>(
+        &'a self,
+        verb: Verb,
+        script: &'static Script,
+        args: [Arg<'a>; N],
+    ) -> Call<'a> {
         Call::new(verb, script, [&self.keys.locks, &self.queue], args)
     }
 }
@@ -77,37 +82,26 @@ impl Primitive for FairMutexKeys {
     }
 
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
-        let args = [
-            Arg::id(request.id),
-            Arg::millis(request.ttl),
-            Arg::Number(request.inbox.is_some().into()),
-            Arg::Absent,
-        ];
-        Call {
-            rest: request.inbox.map_or(&[], slice::from_ref),
-            ..self.call(Verb::Acquire(Wanted::ONE), &ENTER, args)
-        }
+        let waits = Arg::Number(request.inbox.is_some().into());
+        let args = [Arg::id(request.id), Arg::millis(request.ttl), waits];
+        self.call(Verb::Acquire(Wanted::ONE), &ENTER, args)
+            .followed_by(request.inbox.map_or(&[], slice::from_ref))
     }
 
     /// Also passes the lock to the next waiter.
     fn release<'a>(&'a self, value: &'a [u8], _: bool) -> Call<'a> {
-        let args = [Arg::Bytes(value), Arg::Absent, Arg::Absent, Arg::Absent];
-        Call {
-            rest: &self.keys.channels,
-            ..self.call(Verb::Release { counts: false }, &RELEASE, args)
-        }
+        let verb = Verb::Release { counts: false };
+        self.call(verb, &RELEASE, [Arg::Bytes(value)])
+            .followed_by(&self.keys.channels)
     }
 
     fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
         let verb = Verb::Undo(self.keys.undone_ids(arguments));
-        Call {
-            rest: arguments,
-            ..self.call(verb, &UNDO, Default::default())
-        }
+        self.call(verb, &UNDO, []).followed_by(arguments)
     }
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
-        mutex::renew(&self.keys, id, ttl, may_shorten)
+        mutex::renew(&self.keys, &mutex::RENEW, id, ttl, may_shorten)
     }
 
     fn queue(&self) -> Option<&dyn RedisQueue> {
@@ -130,11 +124,9 @@ impl RedisQueue for FairMutexKeys {
     }
 
     fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
-        let args = [Arg::Bytes(inbox), Arg::Absent, Arg::Absent, Arg::Absent];
-        Call {
-            rest: ids,
-            ..self.call(Verb::Refresh(ids.len()), &REFRESH_PLACES, args)
-        }
+        let verb = Verb::Refresh(ids.len());
+        self.call(verb, &REFRESH_PLACES, [Arg::Bytes(inbox)])
+            .followed_by(ids)
     }
 }
 

@@ -40,38 +40,25 @@ impl Key<'_> {
 
 impl Keys {
     pub(crate) fn new(name: Name, key_prefix: &str, channel_prefix: &str) -> Self {
-        let lock = [key_prefix.as_bytes(), name.as_bytes()].concat();
-        let channel = [channel_prefix.as_bytes(), name.as_bytes()].concat();
-        Self {
-            fences: OneOrMany::One(sibling_key(&lock, "fence")),
-            locks: OneOrMany::One(lock),
-            channels: OneOrMany::One(channel),
-            names: OneOrMany::One(name),
-        }
+        Self::of(&[name], key_prefix, channel_prefix)
     }
 
-    /// Returns the keys of each of several names, sorted and without duplicates: every client then
-    /// tries them in the same order.
-    pub(super) fn each(mut names: Vec<Name>, key_prefix: &str, channel_prefix: &str) -> Vec<Self> {
-        names.sort_unstable();
-        names.dedup();
-        let each = names
-            .into_iter()
-            .map(|name| Self::new(name, key_prefix, channel_prefix));
-        each.collect()
-    }
-
-    pub(super) fn join(each: &[Self]) -> Self {
-        let all = |part: fn(&Self) -> &OneOrMany<Vec<u8>>| {
-            let all = each.iter().flat_map(|keys| part(keys).iter());
-            all.cloned().collect()
+    pub(super) fn of(names: &[Name], key_prefix: &str, channel_prefix: &str) -> Self {
+        let behind = |prefix: &str| -> OneOrMany<Vec<u8>> {
+            let bytes = names.iter().map(Name::as_bytes);
+            bytes
+                .map(|name| [prefix.as_bytes(), name].concat())
+                .collect()
         };
-        let names = each.iter().flat_map(|keys| keys.names.iter());
+        let locks = behind(key_prefix);
         Self {
-            names: names.cloned().collect(),
-            locks: all(|keys| &keys.locks),
-            fences: all(|keys| &keys.fences),
-            channels: all(|keys| &keys.channels),
+            fences: locks
+                .iter()
+                .map(|lock| sibling_key(lock, "fence"))
+                .collect(),
+            channels: behind(channel_prefix),
+            locks,
+            names: names.iter().cloned().collect(),
         }
     }
 
@@ -95,14 +82,12 @@ impl Keys {
 
     /// Reads the holder of a lock of one name.
     pub(crate) fn inspect(&self) -> Call<'_> {
-        let keys: [&[Vec<u8>]; 2] = [&self.locks, &self.fences];
-        Call::new(Verb::Inspect, &INSPECT, keys, Default::default())
+        Call::new(Verb::Inspect, &INSPECT, [&self.locks, &self.fences], [])
     }
 
     /// Reads the last fencing token of a lock of one name.
     pub(crate) fn last_token(&self) -> Call<'_> {
-        let keys: [&[Vec<u8>]; 2] = [&self.fences, &[]];
-        Call::new(Verb::ReadFence, &FENCE, keys, Default::default())
+        Call::new(Verb::ReadFence, &FENCE, [&self.fences, &[]], [])
     }
 
     /// The wake channels, then the holder ids: the arguments of an undo.

@@ -33,10 +33,7 @@ impl Primitive for MutexKeys {
     }
 
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
-        match request.proposed {
-            None => acquire(&self.0, &request),
-            Some(token) => propose(&self.0, &request, token),
-        }
+        acquire(&self.0, &request, [&ACQUIRE, &PROPOSE])
     }
 
     fn release<'a>(&'a self, value: &'a [u8], counts: bool) -> Call<'a> {
@@ -44,8 +41,7 @@ impl Primitive for MutexKeys {
             true => Arg::Number(1),
             false => Arg::Absent,
         };
-        let channel = Arg::Bytes(&self.0.channels[0]);
-        let args = [Arg::Bytes(value), channel, counted, Arg::Absent];
+        let args = [Arg::Bytes(value), Arg::Bytes(&self.0.channels[0]), counted];
         let verb = Verb::Release { counts };
         Call::new(verb, &RELEASE, [&self.0.locks, &[]], args)
     }
@@ -55,70 +51,52 @@ impl Primitive for MutexKeys {
     }
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
-        renew(&self.0, id, ttl, may_shorten)
+        renew(&self.0, &RENEW, id, ttl, may_shorten)
     }
 }
 
-/// Acquires the lock and reserves tokens.
-pub(super) fn acquire<'a>(keys: &'a Keys, request: &Acquire<'a>) -> Call<'a> {
-    let reserved = match request.tokens {
-        // One token is the script's default: most acquires need no further argument.
-        0 | 1 => Arg::Absent,
-        several => Arg::Number(several),
-    };
-    let wanted = Wanted {
-        reserved: request.tokens.saturating_sub(1),
-        ..Wanted::ONE
-    };
-    let args = [
-        Arg::id(request.id),
-        Arg::millis(request.ttl),
-        reserved,
-        Arg::Absent,
-    ];
-    let keys: [&[Vec<u8>]; 2] = [&keys.locks, &keys.fences];
-    Call::new(Verb::Acquire(wanted), &ACQUIRE, keys, args)
-}
-
-/// Acquires the lock on one server of a quorum, under a token that the client proposes.
-pub(super) fn propose<'a>(keys: &'a Keys, request: &Acquire<'a>, token: u64) -> Call<'a> {
-    let reserved = request.tokens.saturating_sub(1);
-    let last = match reserved {
-        0 => Arg::Absent,
-        reserved => Arg::Number(token.saturating_add(reserved)),
-    };
+/// Acquires by the first script, or by the second if the client proposes the token.
+pub(super) fn acquire<'a>(
+    keys: &'a Keys,
+    request: &Acquire<'a>,
+    [acquire, propose]: [&'static Script; 2],
+) -> Call<'a> {
     let wanted = Wanted {
         names: keys.names.len(),
-        reserved,
-        proposed: Some(token),
-        ..Wanted::ONE
+        reserved: request.tokens.saturating_sub(1),
+        proposed: request.proposed,
     };
-    let args = [
-        Arg::id(request.id),
-        Arg::millis(request.ttl),
-        Arg::Number(token),
-        last,
-    ];
+    // One token is the default of the scripts: most acquires need no further argument.
+    let unless_one = |number| match wanted.reserved {
+        0 => Arg::Absent,
+        _ => Arg::Number(number),
+    };
+    let (script, [first, second]) = match request.proposed {
+        None => (acquire, [unless_one(request.tokens), Arg::Absent]),
+        Some(token) => {
+            let last = token.saturating_add(wanted.reserved);
+            (propose, [Arg::Number(token), unless_one(last)])
+        }
+    };
+    let args = [Arg::id(request.id), Arg::millis(request.ttl), first, second];
     let keys: [&[Vec<u8>]; 2] = [&keys.locks, &keys.fences];
-    Call::new(Verb::Acquire(wanted), &PROPOSE, keys, args)
+    Call::new(Verb::Acquire(wanted), script, keys, args)
 }
 
 /// Releases the lock if one of several holder ids holds it.
 pub(super) fn undo<'a>(keys: &'a Keys, arguments: &'a [Vec<u8>]) -> Call<'a> {
     let verb = Verb::Undo(keys.undone_ids(arguments));
-    Call {
-        rest: arguments,
-        ..Call::new(verb, &UNDO, [&keys.locks, &[]], Default::default())
-    }
+    Call::new(verb, &UNDO, [&keys.locks, &[]], []).followed_by(arguments)
 }
 
 pub(super) fn renew<'a>(
     keys: &'a Keys,
+    script: &'static Script,
     id: &'a HolderId,
     ttl: Duration,
     may_shorten: bool,
 ) -> Call<'a> {
     let shortens = Arg::Number(may_shorten.into());
-    let args = [Arg::id(id), Arg::millis(ttl), shortens, Arg::Absent];
-    Call::new(Verb::Renew, &RENEW, [&keys.locks, &[]], args)
+    let args = [Arg::id(id), Arg::millis(ttl), shortens];
+    Call::new(Verb::Renew, script, [&keys.locks, &[]], args)
 }

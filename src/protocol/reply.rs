@@ -1,5 +1,7 @@
 //! A reply as it came from a server.
 
+use std::time::Duration;
+
 use redis::Value;
 
 /// A reply, without the types of the redis crate.
@@ -12,6 +14,27 @@ pub(crate) enum Reply {
     Status(String),
     List(Vec<Self>),
     Other,
+}
+
+impl Reply {
+    pub(crate) fn into_list(self) -> Option<Vec<Self>> {
+        match self {
+            Self::List(items) => Some(items),
+            _ => None,
+        }
+    }
+
+    pub(super) fn int(&self) -> Option<i64> {
+        match self {
+            Self::Int(number) => Some(*number),
+            _ => None,
+        }
+    }
+
+    /// Returns a number that is not negative.
+    pub(crate) fn count(&self) -> Option<u64> {
+        u64::try_from(self.int()?).ok()
+    }
 }
 
 impl From<Value> for Reply {
@@ -30,5 +53,18 @@ impl From<Value> for Reply {
             }
             _ => Self::Other,
         }
+    }
+}
+
+/// Reads the reply of PTTL: -1 is a key without expiry, -2 a key that has just expired.
+#[expect(
+    clippy::option_option,
+    reason = "a key may not expire, and a number may be no valid reply"
+)]
+pub(super) fn read_pttl(pttl: i64) -> Option<Option<Duration>> {
+    match pttl {
+        -1 => Some(None),
+        -2 => Some(Some(Duration::ZERO)),
+        left => Some(Some(Duration::from_millis(left.try_into().ok()?))),
     }
 }

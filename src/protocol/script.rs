@@ -16,20 +16,21 @@ pub(crate) struct Script {
     pub(super) source: &'static str,
     /// The commands that the user must be permitted to run; PUBLISH is optional.
     pub(super) commands: &'static str,
-    sha: OnceLock<String>,
+    pub(super) sha: OnceLock<String>,
 }
 
 /// A script from the file with its name, behind the functions in further files.
 macro_rules! script {
     ($name:literal, $commands:expr $(, $functions:literal)*) => {
-        Script::new(
-            $name,
-            concat!(
+        Script {
+            name: $name,
+            source: concat!(
                 $(include_str!(concat!($functions, ".lua")),)*
                 include_str!(concat!($name, ".lua"))
             ),
-            $commands,
-        )
+            commands: $commands,
+            sha: ::std::sync::OnceLock::new(),
+        }
     };
 }
 pub(super) use script;
@@ -38,19 +39,6 @@ pub(super) use script;
 pub(crate) static TALLY: Script = script!("tally", "get hincrby set");
 
 impl Script {
-    pub(super) const fn new(
-        name: &'static str,
-        source: &'static str,
-        commands: &'static str,
-    ) -> Self {
-        Self {
-            name,
-            source,
-            commands,
-            sha: OnceLock::new(),
-        }
-    }
-
     fn sha(&self) -> &str {
         let hash = || redis::Script::new(self.source).get_hash().to_owned();
         self.sha.get_or_init(hash)
@@ -96,21 +84,29 @@ impl<'a> Arg<'a> {
 }
 
 impl<'a> Call<'a> {
-    pub(crate) fn new(
+    pub(crate) fn new<const N: usize>(
         verb: Verb,
         script: &'static Script,
         keys: [&'a [Vec<u8>]; 2],
-        args: [Arg<'a>; 4],
+        args: [Arg<'a>; N],
     ) -> Self {
+        const { assert!(N <= 4) };
+        let mut four = [Arg::Absent; 4];
+        four[..N].copy_from_slice(&args);
         Self {
             verb,
             script,
             keys,
-            args,
+            args: four,
             rest: &[],
             replicas: None,
             asking: false,
         }
+    }
+
+    /// Returns the same call with further arguments.
+    pub(super) fn followed_by(self, rest: &'a [Vec<u8>]) -> Self {
+        Self { rest, ..self }
     }
 
     /// Returns the same call, which counts only if `replicas` acknowledge it.
@@ -152,7 +148,8 @@ impl<'a> Call<'a> {
 
     fn pack(&self, verb: &str, script: &str, buffer: &mut Vec<u8>) {
         if self.asking {
-            redis::cmd("ASKING").write_packed_command(buffer);
+            header(b'*', 1, buffer);
+            bulk(b"ASKING", buffer);
         }
         let [first, second] = self.keys;
         let keys = first.len() + second.len();
@@ -205,12 +202,12 @@ fn number(n: u64, buffer: &mut Vec<u8>) {
 /// Appends the command that waits until `replicas` have received the earlier writes of this
 /// connection.
 pub(crate) fn pack_wait(replicas: &Replicas, buffer: &mut Vec<u8>) {
-    let mut command = redis::cmd("WAIT");
-    command
-        .arg(replicas.wanted)
-        // 0 would wait forever; a checked time is at least 1 ms, and fits.
-        .arg(u64::try_from(replicas.within.as_millis()).unwrap_or(u64::MAX));
-    command.write_packed_command(buffer);
+    header(b'*', 3, buffer);
+    bulk(b"WAIT", buffer);
+    number(replicas.wanted as u64, buffer);
+    // 0 would wait forever; a checked time is at least 1 ms, and fits.
+    let millis = u64::try_from(replicas.within.as_millis()).unwrap_or(u64::MAX);
+    number(millis, buffer);
 }
 
 #[cfg(test)]
@@ -219,12 +216,7 @@ mod tests {
 
     #[test]
     fn a_call_is_packed_as_evalsha_or_eval_with_keys_then_arguments() {
-        let args = [
-            Arg::Bytes(b"\xff"),
-            Arg::Number(7),
-            Arg::Absent,
-            Arg::Absent,
-        ];
+        let args = [Arg::Bytes(b"\xff"), Arg::Number(7)];
         let (k, n) = ([b"k".to_vec()], [b"n".to_vec()]);
         let call = Call::new(Verb::Renew, &TALLY, [&k, &n], args);
         let mut sent = Vec::new();

@@ -1,7 +1,8 @@
 //! The kinds of calls, and the replies that each can have. Any other reply shows that the peer is
 //! not Redis.
 
-use crate::protocol::answer::{Answer, Refreshed, Undone, Wanted};
+use crate::protocol::answer::{Answer, Undone, Wanted};
+use crate::protocol::place::Refreshed;
 use crate::protocol::reply::Reply;
 
 /// The kind of a call.
@@ -38,17 +39,14 @@ impl Verb {
             Self::Undo(ids) => Undone::read(reply, ids).map(Answer::Undone),
             Self::Renew => Answer::read_key(reply, false),
             Self::Inspect => Answer::read_holder(reply),
-            Self::Refresh(places) => Refreshed::read(&reply, places).map(Answer::Places),
+            Self::Refresh(places) => Refreshed::read(reply, places).map(Answer::Places),
             Self::ReadFence => match reply {
                 Reply::Nil => Some(Answer::Fence(None)),
                 Reply::Text(digits) => Some(Answer::Fence(Some(digits))),
                 _ => None,
             },
             Self::AddStats => matches!(reply, Reply::Int(0 | 1)).then_some(Answer::Done),
-            Self::Count => match reply {
-                Reply::Int(count) => u64::try_from(count).ok().map(Answer::Count),
-                _ => None,
-            },
+            Self::Count => reply.count().map(Answer::Count),
             Self::Asking => is_status(&reply, "OK").then_some(Answer::Done),
             Self::Ping => is_status(&reply, "PONG").then_some(Answer::Done),
         }

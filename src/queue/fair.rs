@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::name::{Name, NameTable};
-use crate::protocol::answer::Refreshed;
+use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::Primitive;
 use crate::queue::answers::Answers;
 use crate::queue::fair_queue::{FairQueue, FairWaiter, RefreshPace};

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
-use crate::protocol::answer::Refreshed;
+use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::Primitive;
 use crate::queue::answers::Answers;
 use crate::queue::parker::Parker;

@@ -1,6 +1,7 @@
 //! Checks of the answers that are read from a reply to a script or a command.
 
-use crate::protocol::answer::{Answer, Refreshed, Wanted, read_grant};
+use crate::protocol::answer::{Answer, Wanted};
+use crate::protocol::place::{Refreshed, read_grant};
 use crate::protocol::reply::Reply;
 use crate::protocol::verb::Verb;
 use crate::redis::inspect::{read_count, read_listeners, read_page};
@@ -12,26 +13,25 @@ use super::arbitrary::NO_TOKEN;
 pub(super) fn check_answers(reply: &Reply, most: usize) {
     let one = Wanted {
         names: 1,
-        tokens: 1,
         reserved: 63,
         proposed: None,
     };
     let proposed = Some(1_764_000_000_000_000);
     check_acquired(reply, one);
     check_acquired(reply, Wanted { proposed, ..one });
+    let (names, reserved) = (3, 0);
     check_acquired(
         reply,
         Wanted {
-            names: 3,
-            tokens: 3,
-            reserved: 0,
+            names,
+            reserved,
             ..one
         },
     );
     check_acquired(
         reply,
         Wanted {
-            names: 3,
+            names,
             proposed,
             ..one
         },
@@ -75,7 +75,12 @@ fn check_acquired(reply: &Reply, wanted: Wanted) {
                     .clone()
                     .all(|token| wanted.proposed.is_none_or(|ours| ours == token))
             );
-            assert_eq!(tokens.len(), wanted.tokens);
+            let count = if wanted.proposed.is_some() {
+                1
+            } else {
+                wanted.names
+            };
+            assert_eq!(tokens.len(), count);
             let granted = std::iter::once(1).chain(tokens.map(|token| token as i64));
             assert!(granted.eq(numbers(reply)), "{reply:?}");
         }

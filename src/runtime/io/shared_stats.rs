@@ -78,12 +78,7 @@ impl StatsDelta {
     }
 
     pub(crate) fn call(&self) -> Call<'_> {
-        let args = [
-            Arg::Number(self.serial),
-            Arg::Bytes(&self.text),
-            Arg::Absent,
-            Arg::Absent,
-        ];
+        let args = [Arg::Number(self.serial), Arg::Bytes(&self.text)];
         let keys: [&[Vec<u8>]; 2] = [&self.keys.hash, &self.keys.mark];
         Call::new(Verb::AddStats, &TALLY, keys, args)
     }

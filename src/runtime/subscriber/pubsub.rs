@@ -8,7 +8,7 @@ use crate::clock::Instant;
 use crate::error_reply::{library_text, words};
 use crate::lease::status::FIRST_RENEWAL_AFTER;
 use crate::logging;
-use crate::protocol::answer::read_grant;
+use crate::protocol::place::read_grant;
 use crate::queue::local_queue::Announcer;
 use crate::redis::Connection;
 use crate::runtime::endpoint::Endpoint;

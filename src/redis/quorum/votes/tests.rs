@@ -13,7 +13,6 @@ const TOKEN: FencingToken = FencingToken::new(7);
 
 const ACQUIRE: Verb = Verb::Acquire(Wanted {
     names: 1,
-    tokens: 1,
     reserved: 0,
     proposed: Some(7),
 });

@@ -1,0 +1,95 @@
+//! What a waiter learns about its place in a queue in Redis: the state after a refresh, and grants.
+
+use std::time::Duration;
+
+use crate::holder::HolderId;
+use crate::protocol::reply::{Reply, read_pttl};
+use crate::token::FencingToken;
+
+/// The state of a place that a refresh found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refreshed {
+    /// Others hold the lock, or are ahead; its key lasts for this much longer, `None` if without
+    /// end.
+    Waiting(Option<Duration>),
+    Granted(FencingToken),
+    /// The place was removed, or its grant has expired.
+    Gone,
+}
+
+impl Refreshed {
+    /// Reads the reply to a refresh of this number of places; `None` if the script cannot give it.
+    pub(super) fn read(reply: Reply, places: usize) -> Option<Vec<Self>> {
+        let mut items = reply.into_list()?;
+        let remaining = read_pttl(items.pop()?.int()?)?;
+        let read = |item: &Reply| match item.int()? {
+            0 => Some(Self::Waiting(remaining)),
+            -1 => Some(Self::Gone),
+            token => FencingToken::read(token).map(Self::Granted),
+        };
+        let found: Vec<Self> = items.iter().map(read).collect::<Option<_>>()?;
+        let granted = found
+            .iter()
+            .filter(|place| matches!(place, Self::Granted(_)));
+        // A lock has at most one holder.
+        (found.len() == places && granted.count() < 2).then_some(found)
+    }
+}
+
+/// Reads a message published to an inbox; `None` if it is no grant.
+pub(crate) fn read_grant(payload: &[u8]) -> Option<(HolderId, FencingToken)> {
+    let rest = payload.strip_prefix(b"grant ")?;
+    let space = rest.iter().position(|byte| *byte == b' ')?;
+    let (token, id) = rest.split_at(space);
+    let token = FencingToken::parse(token)?;
+    Some((HolderId::parse(id.get(1..)?)?, token))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_grant_is_read_from_an_inbox() {
+        let id = HolderId::fresh("host/7 of ours");
+        let payload = format!("grant 1700000000000000 {id}");
+        let token = FencingToken::new(1_700_000_000_000_000);
+        assert_eq!(read_grant(payload.as_bytes()), Some((id, token)));
+        for payload in [
+            &b"probe"[..],
+            b"grant ",
+            b"grant 7",
+            b"grant x y:z",
+            b"grant 0 o:123e4567-e89b-12d3-a456-426614174000",
+            b"grant 9007199254740992 o:123e4567-e89b-12d3-a456-426614174000",
+            b"\xff",
+            b"",
+        ] {
+            assert_eq!(read_grant(payload), None);
+        }
+    }
+
+    #[test]
+    fn each_place_has_its_state_and_one_lock_one_holder() {
+        let read = |items: &[i64]| {
+            let reply = Reply::List(items.iter().map(|n| Reply::Int(*n)).collect());
+            Refreshed::read(reply, 3)
+        };
+        assert_eq!(
+            read(&[0, 7, -1, 900]),
+            Some(vec![
+                Refreshed::Waiting(Some(Duration::from_millis(900))),
+                Refreshed::Granted(FencingToken::new(7)),
+                Refreshed::Gone
+            ])
+        );
+        let endless = Refreshed::Waiting(None);
+        assert_eq!(read(&[0, 0, 0, -1]), Some(vec![endless; 3]));
+        assert_eq!(read(&[0, 0, -2, 900]), None);
+        assert_eq!(read(&[0, 0, 0, -3]), None);
+        assert_eq!(read(&[0, 0, 1 << 53, 900]), None);
+        assert_eq!(read(&[0, 0, 0]), None, "one is missing");
+        assert_eq!(read(&[7, 7, 0, 900]), None, "one lock has one holder");
+        assert_eq!(Refreshed::read(Reply::Int(1), 3), None);
+    }
+}
