@@ -8,6 +8,7 @@ use crate::api::builder::ClientBuilder;
 use crate::api::fair_mutex::FairMutex;
 use crate::api::mutex::Mutex;
 use crate::api::mutex_all::MutexAll;
+use crate::api::query::query;
 use crate::clock::Instant;
 use crate::dialers::Dialers;
 use crate::error::Error;
@@ -187,7 +188,7 @@ impl Client {
     /// - [`Error::Closed`] after a shutdown.
     pub fn ping(&self) -> Result<Duration, Error> {
         let deployment = &self.runtime().deployment;
-        self.ask(|until| {
+        self.query(|until| {
             let sent = Instant::now();
             deployment.ping(until).map(|_| sent.until(Instant::now()))
         })
@@ -224,24 +225,16 @@ impl Client {
     ///   if the key is not a hash.
     /// - [`Error::Closed`] after a shutdown.
     pub fn shared_stats(&self) -> Result<Totals, Error> {
-        self.ask(|until| self.runtime().shared_totals(until))
+        self.query(|until| self.runtime().shared_totals(until))
     }
 
-    /// Calls `ask` with the command timeout as its deadline, and once more if a connection failed.
-    fn ask<T>(&self, ask: impl Fn(Instant) -> Result<T, Fault>) -> Result<T, Error> {
-        let runtime = self.runtime();
-        runtime.check_open()?;
-        let until = Instant::now().after(runtime.deployment.command_timeout());
-        let mut again = true;
-        loop {
-            match ask(until) {
-                Ok(answer) => return Ok(answer),
-                // The pooled connection may have been dead already: only a second failure says
-                // anything about Redis.
-                Err(Fault::Unknown(_)) if again && Instant::now() < until => again = false,
-                Err(fault) => return Err(runtime.deployment.error(fault)),
-            }
-        }
+    /// Asks Redis, and again if no reply came.
+    fn query<T>(&self, ask: impl Fn(Instant) -> Result<T, Fault>) -> Result<T, Error> {
+        query(
+            self.runtime(),
+            |fault| matches!(fault, Fault::Unknown(_)),
+            ask,
+        )
     }
 
     /// Checks every server once and reports the state of servers and background threads.

@@ -1,17 +1,17 @@
 //! The fair lock: first come, first served, across all processes.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::api::calls::lock_calls;
 use crate::api::guard::MutexGuard;
 use crate::api::mutex::Mutex;
 use crate::api::settings::lock_settings;
-use crate::config::Settings;
 use crate::error::Error;
 use crate::holder::Holder;
 use crate::lock::shutdown::Core;
-use crate::protocol::primitive::Primitive;
+use crate::protocol::primitive::{Primitive, RedisQueue};
+use crate::redis::inspect::Gauge;
 use crate::token::FencingToken;
 
 /// A lock that is granted to the call that has waited longest, across all processes.
@@ -75,21 +75,18 @@ use crate::token::FencingToken;
 /// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct FairMutex(Mutex);
 
 impl FairMutex {
-    pub(crate) fn new(core: Arc<Core>, keys: Arc<dyn Primitive>) -> Self {
+    pub(super) fn new(core: Arc<Core>, keys: Arc<dyn Primitive>) -> Self {
         // The queue in Redis decides which call is next, not this client.
         Self(Mutex::new(core, keys).local_handoffs(0))
     }
-
-    fn settings_mut(&mut self) -> &mut Settings {
-        self.0.settings_mut()
-    }
 }
 
-lock_settings!(FairMutex);
+lock_settings!(FairMutex, 0.settings);
+lock_calls!(FairMutex, MutexGuard);
 
 /// Acquiring.
 impl FairMutex {
@@ -124,41 +121,6 @@ impl FairMutex {
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MutexGuard>, Error> {
         self.0.try_lock_for(limit)
     }
-
-    /// Acquires the lock, waiting until `at` at the latest; returns `None` if it was not granted.
-    ///
-    /// An `at` in the past asks once, like [`try_lock`](Self::try_lock).
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`try_lock_for`](Self::try_lock_for).
-    pub fn try_lock_until(&self, at: std::time::Instant) -> Result<Option<MutexGuard>, Error> {
-        self.0.try_lock_until(at)
-    }
-
-    /// Acquires the lock like [`lock`](Self::lock), runs `section`, and releases the lock.
-    ///
-    /// The lock is also released if `section` panics.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Mutex::with`] and [`lock`](Self::lock).
-    pub fn with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
-        self.0.with(section)
-    }
-
-    /// Runs `section` under the lock if it is free and no call waits for it; otherwise returns
-    /// `None`.
-    ///
-    /// Acquires like [`try_lock`](Self::try_lock), and releases like [`with`](Self::with). After
-    /// `None`, `section` has not run.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Mutex::try_with`] and [`lock`](Self::lock).
-    pub fn try_with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<Option<T>, Error> {
-        self.0.try_with(section)
-    }
 }
 
 /// For operators.
@@ -180,7 +142,10 @@ impl FairMutex {
     ///
     /// The errors of [`Mutex::inspect`]. The call needs the permission `+llen`.
     pub fn waiting(&self) -> Result<u64, Error> {
-        self.0.queued()
+        let Mutex { core, keys, .. } = &self.0;
+        core.runtime.deployment.check(keys)?;
+        let queue = keys.queue().map_or(&[][..], RedisQueue::key);
+        Ok(self.0.number(Gauge::Length(queue))?.unwrap_or(0))
     }
 
     /// Returns the last fencing token that was drawn, like [`Mutex::last_fencing_token`].
@@ -201,11 +166,5 @@ impl FairMutex {
     /// The errors of [`Mutex::force_unlock`].
     pub fn force_unlock(&self) -> Result<bool, Error> {
         self.0.force_unlock()
-    }
-}
-
-impl fmt::Debug for FairMutex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("FairMutex").field(&self.0).finish()
     }
 }

@@ -55,7 +55,7 @@ pub struct MutexGuard {
 }
 
 impl MutexGuard {
-    pub(crate) fn new(core: Arc<Core>, hold: Arc<HeldLease>) -> Self {
+    pub(super) fn new(core: Arc<Core>, hold: Arc<HeldLease>) -> Self {
         Self {
             core,
             token: hold.token(),
@@ -69,11 +69,11 @@ impl MutexGuard {
         self.hold.keys.key(0).name
     }
 
-    pub(crate) fn names(&self) -> &[Name] {
+    pub(super) fn names(&self) -> &[Name] {
         &self.hold.keys.names
     }
 
-    pub(crate) fn fencing_token_of(&self, name: &Name) -> Option<FencingToken> {
+    pub(super) fn fencing_token_of(&self, name: &Name) -> Option<FencingToken> {
         self.hold.token_of(name, self.token)
     }
 
@@ -219,7 +219,7 @@ impl fmt::Debug for MutexGuard {
             .field("name", &self.hold.keys.names)
             .field("holder_id", &self.hold.id)
             .field("fencing_token", &self.token)
-            .field("standing", &self.status())
+            .field("status", &self.status())
             .finish()
     }
 }

@@ -1,6 +1,7 @@
 //! The public types: clients, locks and guards.
 
 pub(crate) mod builder;
+pub(crate) mod calls;
 pub(crate) mod client;
 pub(crate) mod env;
 pub(crate) mod fair_mutex;
@@ -8,4 +9,5 @@ pub(crate) mod guard;
 pub(crate) mod mutex;
 pub(crate) mod mutex_all;
 pub(crate) mod mutex_all_guard;
+pub(crate) mod query;
 pub(crate) mod settings;

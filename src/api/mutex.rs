@@ -4,18 +4,18 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::api::calls::lock_calls;
 use crate::api::guard::MutexGuard;
+use crate::api::query::query;
 use crate::api::settings::lock_settings;
-use crate::clock::{Instant, left_until};
+use crate::clock::Instant;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::holder::Holder;
 use crate::lock::acquire::{WaitLimit, acquire};
-use crate::lock::release::Unlocked;
 use crate::lock::shutdown::Core;
 use crate::logging;
-use crate::name::Name;
-use crate::protocol::primitive::{Primitive, RedisQueue};
+use crate::protocol::primitive::Primitive;
 use crate::redis::inspect::Gauge;
 use crate::redis::{Cap, Fault};
 use crate::token::FencingToken;
@@ -64,27 +64,19 @@ use crate::token::FencingToken;
 /// ```
 #[derive(Clone)]
 pub struct Mutex {
-    core: Arc<Core>,
-    keys: Arc<dyn Primitive>,
-    settings: Settings,
+    pub(super) core: Arc<Core>,
+    pub(super) keys: Arc<dyn Primitive>,
+    pub(super) settings: Settings,
 }
 
 /// Settings.
 impl Mutex {
-    pub(crate) fn new(core: Arc<Core>, keys: Arc<dyn Primitive>) -> Self {
+    pub(super) fn new(core: Arc<Core>, keys: Arc<dyn Primitive>) -> Self {
         Self {
             core,
             keys,
             settings: Settings::default(),
         }
-    }
-
-    pub(crate) fn settings_mut(&mut self) -> &mut Settings {
-        &mut self.settings
-    }
-
-    pub(crate) fn names(&self) -> &[Name] {
-        &self.keys.names
     }
 
     /// Sets how many times in a row the lock is handed between threads of this client.
@@ -121,7 +113,8 @@ impl Mutex {
     }
 }
 
-lock_settings!(Mutex);
+lock_settings!(Mutex, settings);
+lock_calls!(Mutex, MutexGuard);
 
 /// Acquiring.
 impl Mutex {
@@ -141,10 +134,8 @@ impl Mutex {
     /// - [`Error::Closed`]: the client was shut down, before or during the wait.
     /// - [`Error::Thread`]: a background thread could not be started.
     pub fn lock(&self) -> Result<MutexGuard, Error> {
-        // Without a deadline only an error ends the wait without the lock.
-        Ok(self
-            .acquire(WaitLimit::Endless)?
-            .expect("a lock or an error"))
+        let guard = self.acquire(WaitLimit::Endless)?;
+        Ok(guard.expect("without a deadline, only an error ends the wait without the lock"))
     }
 
     /// Acquires the lock if it is free; returns `None` if another holder has it.
@@ -195,59 +186,8 @@ impl Mutex {
         self.acquire(WaitLimit::Until(Instant::now().after(limit)))
     }
 
-    /// Acquires the lock, waiting until `at` at the latest; returns `None` if it is still held
-    /// then.
-    ///
-    /// An `at` in the past asks once, like [`try_lock`](Self::try_lock).
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`try_lock_for`](Self::try_lock_for).
-    pub fn try_lock_until(&self, at: std::time::Instant) -> Result<Option<MutexGuard>, Error> {
-        self.try_lock_for(left_until(at))
-    }
-
-    /// Acquires the lock like [`lock`](Self::lock), runs `section`, and releases the lock.
-    ///
-    /// The lock is also released if `section` panics.
-    ///
-    /// ```no_run
-    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
-    /// let total = client.mutex("report").with(|guard| {
-    ///     format!("written under token {}", guard.fencing_token())
-    /// })?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// - The errors of [`lock`](Self::lock): `section` has not run.
-    /// - [`Error::Lost`]: `section` has run, but the lock was lost before it ended, so `section`
-    ///   may have overlapped with another holder.
-    ///
-    /// A release that Redis does not confirm is not an error here, because the lock was held until
-    /// `section` ended. The release is repeated in the background.
-    pub fn with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<T, Error> {
-        run(self.lock()?, section, MutexGuard::unlock)
-    }
-
-    /// Runs `section` under the lock if it is free; returns `None` if another holder has it.
-    ///
-    /// Acquires like [`try_lock`](Self::try_lock), and releases like [`with`](Self::with). After
-    /// `None`, `section` has not run.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`try_lock`](Self::try_lock) and [`with`](Self::with).
-    pub fn try_with<T>(&self, section: impl FnOnce(&MutexGuard) -> T) -> Result<Option<T>, Error> {
-        match self.try_lock()? {
-            Some(guard) => run(guard, section, MutexGuard::unlock).map(Some),
-            None => Ok(None),
-        }
-    }
-
-    fn acquire(&self, patience: WaitLimit) -> Result<Option<MutexGuard>, Error> {
-        let hold = acquire(&self.core.runtime, &self.keys, &self.settings, patience)?;
+    fn acquire(&self, limit: WaitLimit) -> Result<Option<MutexGuard>, Error> {
+        let hold = acquire(&self.core.runtime, &self.keys, &self.settings, limit)?;
         Ok(hold.map(|hold| MutexGuard::new(Arc::clone(&self.core), hold)))
     }
 }
@@ -263,23 +203,11 @@ impl Mutex {
     /// [`Error::Unreachable`], [`Error::Refused`], [`Error::WrongType`], [`Error::Config`],
     /// [`Error::Closed`].
     pub fn inspect(&self) -> Result<Option<Holder>, Error> {
-        let runtime = &self.core.runtime;
+        let deployment = &self.core.runtime.deployment;
         self.keys.check()?;
-        runtime.deployment.check(&self.keys)?;
-        runtime.check_open()?;
-        let until = Instant::now().after(runtime.deployment.command_timeout());
-        let call = || {
-            runtime
-                .deployment
-                .call(self.keys.inspect(), until, Cap::Counted)
-        };
-        let answer = match call() {
-            // The pooled connection may have been dead already, and the call changes nothing.
-            Err(Fault::NotRun(_) | Fault::Unknown(_)) if Instant::now() < until => call(),
-            answer => answer,
-        };
-        let answer = answer.map_err(|fault| runtime.deployment.error(fault))?;
-        Ok(answer.holder())
+        deployment.check(&self.keys)?;
+        let ask = |until| deployment.call(self.keys.inspect(), until, Cap::Counted);
+        Ok(query(&self.core.runtime, has_no_answer, ask)?.holder())
     }
 
     /// Returns how many clients are subscribed to the lock's release.
@@ -310,25 +238,11 @@ impl Mutex {
         Ok(self.number(Gauge::Token)?.map(FencingToken::new))
     }
 
-    /// Returns how many calls wait in the queue of a fair lock.
-    pub(crate) fn queued(&self) -> Result<u64, Error> {
-        self.core.runtime.deployment.check(&self.keys)?;
-        let queue = self.keys.queue().map_or(&[][..], RedisQueue::key);
-        Ok(self.number(Gauge::Length(queue))?.unwrap_or(0))
-    }
-
-    fn number(&self, what: Gauge<'_>) -> Result<Option<u64>, Error> {
+    pub(super) fn number(&self, what: Gauge<'_>) -> Result<Option<u64>, Error> {
         let runtime = &self.core.runtime;
         self.keys.check()?;
-        runtime.check_open()?;
-        let until = Instant::now().after(runtime.deployment.command_timeout());
-        let ask = || runtime.deployment.number(&self.keys, what, until);
-        let number = match ask() {
-            // As in `inspect`.
-            Err(Fault::NotRun(_) | Fault::Unknown(_)) if Instant::now() < until => ask(),
-            number => number,
-        };
-        number.map_err(|fault| runtime.deployment.error(fault))
+        let ask = |until| runtime.deployment.number(&self.keys, what, until);
+        query(runtime, has_no_answer, ask)
     }
 
     /// Releases the lock on behalf of its holder; returns true if it was released.
@@ -351,10 +265,8 @@ impl Mutex {
         let runtime = &self.core.runtime;
         let until = Instant::now().after(runtime.deployment.command_timeout());
         let call = self.keys.release(holder.seen(), false);
-        let answer = runtime
-            .deployment
-            .call(call, until, Cap::Counted)
-            .map_err(|fault| runtime.deployment.error(fault))?;
+        let answer = runtime.deployment.call(call, until, Cap::Counted);
+        let answer = answer.map_err(|fault| runtime.deployment.error(fault))?;
         if answer.is_done() {
             logging::warn!(
                 name:% = self.keys;
@@ -365,18 +277,9 @@ impl Mutex {
     }
 }
 
-/// Runs `section` under `guard`, and then releases it with `unlock`.
-pub(crate) fn run<G, T>(
-    guard: G,
-    section: impl FnOnce(&G) -> T,
-    unlock: impl FnOnce(G) -> Result<Unlocked, Error>,
-) -> Result<T, Error> {
-    let result = section(&guard);
-    match unlock(guard) {
-        Ok(Unlocked::AlreadyLost(lost)) => Err(Error::Lost(lost)),
-        // `unlock` has logged the failure.
-        Ok(Unlocked::Released) | Err(_) => Ok(result),
-    }
+/// Returns true if a query may be repeated.
+fn has_no_answer(fault: &Fault) -> bool {
+    matches!(fault, Fault::NotRun(_) | Fault::Unknown(_))
 }
 
 impl fmt::Debug for Mutex {

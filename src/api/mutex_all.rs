@@ -1,13 +1,12 @@
 //! The lock of several names: its settings, and the calls that acquire it.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::mutex::{Mutex, run};
+use crate::api::calls::lock_calls;
+use crate::api::mutex::Mutex;
 use crate::api::mutex_all_guard::MutexAllGuard;
 use crate::api::settings::lock_settings;
-use crate::config::Settings;
 use crate::error::Error;
 use crate::lock::shutdown::Core;
 use crate::name::Name;
@@ -62,21 +61,18 @@ use crate::protocol::primitive::Primitive;
 /// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct MutexAll(Mutex);
 
 impl MutexAll {
-    pub(crate) fn new(core: Arc<Core>, keys: Arc<dyn Primitive>) -> Self {
+    pub(super) fn new(core: Arc<Core>, keys: Arc<dyn Primitive>) -> Self {
         // Sets are never handed on, not even a set of one name: all sets behave alike.
         Self(Mutex::new(core, keys).local_handoffs(0))
     }
-
-    fn settings_mut(&mut self) -> &mut Settings {
-        self.0.settings_mut()
-    }
 }
 
-lock_settings!(MutexAll);
+lock_settings!(MutexAll, 0.settings);
+lock_calls!(MutexAll, MutexAllGuard);
 
 /// Acquiring.
 impl MutexAll {
@@ -84,7 +80,7 @@ impl MutexAll {
     ///
     /// They are sorted; in a cluster they are sorted by slot first.
     pub fn names(&self) -> &[Name] {
-        self.0.names()
+        &self.0.keys.names
     }
 
     /// Acquires all names, waiting until they are granted.
@@ -93,7 +89,7 @@ impl MutexAll {
     ///
     /// The errors of [`Mutex::lock`], and [`Error::Config`] if there is no name.
     pub fn lock(&self) -> Result<MutexAllGuard, Error> {
-        self.0.lock().map(MutexAllGuard::new)
+        self.0.lock().map(MutexAllGuard)
     }
 
     /// Acquires all names if they are free; returns `None` if another holder has one of them.
@@ -102,7 +98,7 @@ impl MutexAll {
     ///
     /// The errors of [`Mutex::try_lock`] and [`lock`](Self::lock).
     pub fn try_lock(&self) -> Result<Option<MutexAllGuard>, Error> {
-        Ok(self.0.try_lock()?.map(MutexAllGuard::new))
+        Ok(self.0.try_lock()?.map(MutexAllGuard))
     }
 
     /// Acquires all names, waiting for at most `limit`; returns `None` if one is still held then.
@@ -114,52 +110,6 @@ impl MutexAll {
     ///
     /// The errors of [`Mutex::try_lock_for`] and [`lock`](Self::lock).
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MutexAllGuard>, Error> {
-        Ok(self.0.try_lock_for(limit)?.map(MutexAllGuard::new))
-    }
-
-    /// Acquires all names, waiting until `at` at the latest; returns `None` if one is still held.
-    ///
-    /// An `at` in the past asks once, like [`try_lock`](Self::try_lock).
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`try_lock_for`](Self::try_lock_for).
-    pub fn try_lock_until(&self, at: std::time::Instant) -> Result<Option<MutexAllGuard>, Error> {
-        Ok(self.0.try_lock_until(at)?.map(MutexAllGuard::new))
-    }
-
-    /// Acquires all names like [`lock`](Self::lock), runs `section`, and releases the names.
-    ///
-    /// They are also released if `section` panics.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Mutex::with`].
-    pub fn with<T>(&self, section: impl FnOnce(&MutexAllGuard) -> T) -> Result<T, Error> {
-        run(self.lock()?, section, MutexAllGuard::unlock)
-    }
-
-    /// Runs `section` under all names if they are free; returns `None` if one of them is held.
-    ///
-    /// Acquires like [`try_lock`](Self::try_lock), and releases like [`with`](Self::with). After
-    /// `None`, `section` has not run.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Mutex::try_with`].
-    pub fn try_with<T>(
-        &self,
-        section: impl FnOnce(&MutexAllGuard) -> T,
-    ) -> Result<Option<T>, Error> {
-        match self.try_lock()? {
-            Some(guard) => run(guard, section, MutexAllGuard::unlock).map(Some),
-            None => Ok(None),
-        }
-    }
-}
-
-impl fmt::Debug for MutexAll {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("MutexAll").field(&self.0).finish()
+        Ok(self.0.try_lock_for(limit)?.map(MutexAllGuard))
     }
 }

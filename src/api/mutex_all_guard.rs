@@ -1,6 +1,5 @@
 //! The guard of several names that are held together.
 
-use std::fmt;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
@@ -25,15 +24,12 @@ use crate::token::FencingToken;
 /// guard.unlock()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
+#[derive(Debug)]
 #[must_use = "if unused the locks are released at once"]
 #[clippy::has_significant_drop]
-pub struct MutexAllGuard(MutexGuard);
+pub struct MutexAllGuard(pub(super) MutexGuard);
 
 impl MutexAllGuard {
-    pub(crate) fn new(guard: MutexGuard) -> Self {
-        Self(guard)
-    }
-
     /// Returns the held names, each once, in the order in which they were acquired.
     ///
     /// They are sorted; in a cluster they are sorted by slot first.
@@ -110,11 +106,5 @@ impl MutexAllGuard {
     /// The errors of [`MutexGuard::unlock`].
     pub fn unlock(self) -> Result<Unlocked, Error> {
         self.0.unlock()
-    }
-}
-
-impl fmt::Debug for MutexAllGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("MutexAllGuard").field(&self.0).finish()
     }
 }

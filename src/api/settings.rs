@@ -1,8 +1,8 @@
 //! The settings that every kind of lock has, documented once.
 
-/// Implements the setters of `$lock`, whose `settings_mut` returns its `Settings`.
+/// Implements the setters of `$lock`, whose `Settings` are the field at this path.
 macro_rules! lock_settings {
-    ($lock:ident) => {
+    ($lock:ident, $($settings:tt)+) => {
         /// Settings. Each setter consumes the lock and returns it.
         impl $lock {
             /// Sets how long a lease lasts unless it is renewed.
@@ -11,7 +11,7 @@ macro_rules! lock_settings {
             /// unless set.
             #[must_use]
             pub fn ttl(mut self, ttl: ::std::time::Duration) -> Self {
-                self.settings_mut().ttl = Some(ttl);
+                self.$($settings)+.ttl = Some(ttl);
                 self
             }
 
@@ -20,7 +20,7 @@ macro_rules! lock_settings {
             /// At most nine tenths of the ttl. Defaults to a third of it.
             #[must_use]
             pub fn renew_every(mut self, interval: ::std::time::Duration) -> Self {
-                self.settings_mut().renew_every = Some(interval);
+                self.$($settings)+.renew_every = Some(interval);
                 self
             }
 
@@ -30,7 +30,7 @@ macro_rules! lock_settings {
             /// holder calls `renew` or `extend` on the guard.
             #[must_use]
             pub fn auto_renew(mut self, renewed: bool) -> Self {
-                self.settings_mut().no_renewal = !renewed;
+                self.$($settings)+.no_renewal = !renewed;
                 self
             }
 
@@ -41,14 +41,14 @@ macro_rules! lock_settings {
             /// not deleted, because the critical section may still run.
             #[must_use]
             pub fn max_hold(mut self, longest: ::std::time::Duration) -> Self {
-                self.settings_mut().max_hold = Some(longest);
+                self.$($settings)+.max_hold = Some(longest);
                 self
             }
 
             /// Attaches an identifier, such as a request id, to every log record about this lock.
             #[must_use]
             pub fn trace_id(mut self, id: impl Into<::std::sync::Arc<str>>) -> Self {
-                self.settings_mut().trace_id = Some(id.into());
+                self.$($settings)+.trace_id = Some(id.into());
                 self
             }
 
@@ -62,7 +62,7 @@ macro_rules! lock_settings {
                 mut self,
                 callback: impl Fn(&crate::Lost) + Send + Sync + 'static,
             ) -> Self {
-                self.settings_mut().on_lost = Some(::std::sync::Arc::new(callback));
+                self.$($settings)+.on_lost = Some(::std::sync::Arc::new(callback));
                 self
             }
 
@@ -72,7 +72,7 @@ macro_rules! lock_settings {
                 mut self,
                 callback: impl Fn(&crate::Renewed) + Send + Sync + 'static,
             ) -> Self {
-                self.settings_mut().on_renew = Some(::std::sync::Arc::new(callback));
+                self.$($settings)+.on_renew = Some(::std::sync::Arc::new(callback));
                 self
             }
 
@@ -81,7 +81,7 @@ macro_rules! lock_settings {
             /// Defaults to [`WaitPolicy::Wake`](crate::WaitPolicy::Wake).
             #[must_use]
             pub fn wait(mut self, policy: crate::WaitPolicy) -> Self {
-                self.settings_mut().wait = policy;
+                self.$($settings)+.wait = policy;
                 self
             }
 
@@ -109,7 +109,7 @@ macro_rules! lock_settings {
             /// [`Error::Config`](crate::Error::Config).
             #[must_use]
             pub fn min_replicas(mut self, count: usize, within: ::std::time::Duration) -> Self {
-                self.settings_mut().replicas = Some(crate::replicas::Replicas {
+                self.$($settings)+.replicas = Some(crate::replicas::Replicas {
                     wanted: count,
                     within,
                 });
