@@ -2,17 +2,23 @@
 //! INFO and no secret.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
-use leasehold::{Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, Unlocked};
+use leasehold::{
+    Backoff, Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, Unlocked, WaitPolicy,
+};
 use log::Level;
-use support::{LogRecord, Server, eventually, free_port, log_records, log_records_about, ms};
+use support::{
+    LogRecord, Server, at_next_record_about, eventually, free_port, let_pass, log_records,
+    log_records_about, ms,
+};
 
 support::tests![
     acquire_renewal_and_release_are_logged,
     many_names_are_logged_in_short_form,
     refusals_and_waits_are_logged,
+    sleep_after_a_slow_record_ends_no_later,
     a_lost_lock_is_logged_as_a_warning,
     a_release_after_the_expiry_is_logged_as_a_warning,
     unanswered_renewals_and_releases_are_logged,
@@ -161,6 +167,35 @@ fn lock_and_lose(server: &Server, mutex: &Mutex) -> (MutexGuard, String) {
         .unwrap();
     assert!(matches!(guard.renew(), Err(Error::Lost(Lost::Taken))));
     (guard, id)
+}
+
+/// A call behind another one sleeps until its last attempt. Here that is over when the logger has
+/// taken its time, and the call returns.
+fn sleep_after_a_slow_record_ends_no_later() {
+    let server = Server::start();
+    let (name, trace) = ("log-slow", "req-slow");
+    let held = client(&server).mutex(name).lock().unwrap();
+    let waiting = client(&server);
+    let pauses = WaitPolicy::Backoff(Backoff::new(WAIT_LIMIT, WAIT_LIMIT));
+    let first = waiting.mutex(name).wait(pauses);
+    let first = thread::spawn(move || first.lock().map(drop));
+    eventually(WAIT_LIMIT, || waiting.stats().waiting == 1);
+    let (logged, end_of_record) = unbounded();
+    at_next_record_about(trace, move || {
+        let_pass(ms(1_300));
+        logged.send(Instant::now()).unwrap();
+    });
+    let outcome = waiting
+        .mutex(name)
+        .trace_id(trace)
+        .wait(pauses)
+        .try_lock_for(ms(1_250));
+    let late = end_of_record.try_recv().unwrap().elapsed();
+    // A sleep measured from the start of the call would take 1 s.
+    assert!(late < ms(900), "{late:?}: {outcome:?}");
+    assert_eq!(held.unlock().unwrap(), Unlocked::Released);
+    let _ = waiting.shutdown(WAIT_LIMIT);
+    let _ = first.join().unwrap();
 }
 
 fn a_lost_lock_is_logged_as_a_warning() {

@@ -44,8 +44,16 @@ pub fn log_records_about(text: &str) -> Vec<LogRecord> {
     lines
 }
 
+/// Runs `act` in the thread that logs the next record about the text, before it continues.
+pub fn at_next_record_about(text: &'static str, act: impl FnOnce() + Send + 'static) {
+    capture().hooks.lock().push((text, Box::new(act)));
+}
+
+type Hook = (&'static str, Box<dyn FnOnce() + Send>);
+
 struct Capture {
     lines: Mutex<Vec<LogRecord>>,
+    hooks: Mutex<Vec<Hook>>,
 }
 
 fn capture() -> &'static Capture {
@@ -53,6 +61,7 @@ fn capture() -> &'static Capture {
     CAPTURE.get_or_init(|| {
         let capture: &'static Capture = Box::leak(Box::new(Capture {
             lines: Mutex::new(Vec::new()),
+            hooks: Mutex::new(Vec::new()),
         }));
         log::set_logger(capture).expect("no other logger is set in this process");
         log::set_max_level(LevelFilter::Trace);
@@ -68,12 +77,19 @@ impl Log for Capture {
     fn log(&self, record: &Record<'_>) {
         let mut pairs = Pairs(Vec::new());
         let _ = record.key_values().visit(&mut pairs);
-        self.lines.lock().push(LogRecord {
+        let record = LogRecord {
             level: record.level(),
             target: record.target().to_owned(),
             message: record.args().to_string(),
             pairs: pairs.0,
-        });
+        };
+        let mut hooks = self.hooks.lock();
+        let due: Vec<Hook> = hooks
+            .extract_if(.., |(text, _)| record.mentions(text))
+            .collect();
+        drop(hooks);
+        self.lines.lock().push(record);
+        due.into_iter().for_each(|(_, act)| act());
     }
 
     fn flush(&self) {}

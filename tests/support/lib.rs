@@ -34,7 +34,7 @@ mod unreachable;
 mod watchdog;
 
 pub use blackhole::{BlackHole, refusing_url};
-pub use capture::{LogRecord, log_records, log_records_about};
+pub use capture::{LogRecord, at_next_record_about, log_records, log_records_about};
 pub use certificates::{certificate_path, read_pem, tls_server};
 pub use chaos::{Chaos, ChaosReport, survivor};
 pub use child::{Child, Finished, parameter, run_role, tell_parent, thread_count};
