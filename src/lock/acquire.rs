@@ -7,7 +7,7 @@ use crate::config::Settings;
 use crate::error::Error;
 use crate::lease::held::HeldLease;
 use crate::lock::attempt::{Attempt, Attempted, SPLIT_VOTE_BACKOFF};
-use crate::lock::wait::Wait;
+use crate::lock::waiting_call::WaitingCall;
 use crate::protocol::primitive::Primitive;
 use crate::redis::Fault;
 use crate::runtime::Runtime;
@@ -81,13 +81,13 @@ fn take(
     if let WaitLimit::None = limit {
         return at_once(&attempt);
     }
-    let mut wait = Wait::new(&attempt);
-    let hold = wait.run()?;
-    *has_waited = wait.call.has_waited;
+    let mut call = WaitingCall::new(&attempt);
+    let hold = call.run()?;
+    *has_waited = call.has_waited;
     match (hold, limit) {
         // Without a deadline, only the attempt limit of the policy ends a wait.
         (None, WaitLimit::Endless) => Err(Error::AttemptsUsedUp {
-            attempts: wait.call.refusals(),
+            attempts: call.refusals(),
         }),
         (hold, _) => Ok(hold),
     }
@@ -115,7 +115,7 @@ fn try_until_answered(attempt: &Attempt<'_>) -> Result<Attempted, Error> {
     let mut splits = 0;
     loop {
         let pause = match attempt.try_once(tokens) {
-            Ok(Attempted::SplitVote) => {
+            Ok((Attempted::SplitVote, _)) => {
                 let pause = SPLIT_VOTE_BACKOFF.pause(splits);
                 splits += 1;
                 if Instant::now().after(pause) >= attempt.deadline {
@@ -124,7 +124,7 @@ fn try_until_answered(attempt: &Attempt<'_>) -> Result<Attempted, Error> {
                 }
                 pause
             }
-            Ok(attempted) => return Ok(attempted),
+            Ok((attempted, _)) => return Ok(attempted),
             Err(Fault::Open(open)) => {
                 return Err(attempt.silence.open_circuit_error(*open, Instant::now()));
             }

@@ -91,8 +91,9 @@ impl<'a> Attempt<'a> {
 
     /// Tries once, under a fresh holder id; a grant reserves this number of `tokens`.
     ///
-    /// If no reply arrives, the undo is already on its way when this returns.
-    pub(crate) fn try_once(&self, tokens: u64) -> Result<Attempted, Fault> {
+    /// Also returns when the command was sent. If no reply arrives, the undo is already on its way
+    /// when this returns.
+    pub(crate) fn try_once(&self, tokens: u64) -> Result<(Attempted, Instant), Fault> {
         if let Some(cause) = self.silence.final_failure() {
             return Err(Fault::NotRun(cause));
         }
@@ -114,7 +115,7 @@ impl<'a> Attempt<'a> {
                 inbox: None,
             };
             let (answer, sent) = self.try_parts(request, votes.as_ref(), until, above)?;
-            return Ok(match answer {
+            let attempted = match answer {
                 Answer::Granted(granted) => {
                     Attempted::Acquired(self.hold_granted(id, granted, sent, votes, tokens)?)
                 }
@@ -124,7 +125,8 @@ impl<'a> Attempt<'a> {
                     continue;
                 }
                 _ => Attempted::SplitVote,
-            });
+            };
+            return Ok((attempted, sent));
         }
         Err(Fault::NotRun(Cause::text(
             "other clients used higher fencing tokens each time",

@@ -15,7 +15,8 @@ use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::{Acquire, RedisQueue};
 use crate::queue::fair::FairTicket;
 use crate::queue::fair_queue::RefreshPace;
-use crate::queue::position::{Grant, Queue};
+use crate::queue::parker::Parker;
+use crate::queue::position::Grant;
 use crate::redis::{Cap, Fault};
 use crate::wait_policy::WaitPolicy;
 
@@ -27,7 +28,12 @@ pub(crate) struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    pub(crate) fn new(attempt: &'a Attempt<'a>, queue_keys: &'a dyn RedisQueue) -> Self {
+    pub(crate) fn new(
+        attempt: &'a Attempt<'a>,
+        queue_keys: &'a dyn RedisQueue,
+        parker: Parker,
+    ) -> Self {
+        let fair_queues = &attempt.runtime.waiters.fair_queues;
         let pace = RefreshPace {
             every: refresh_every(attempt.terms.ttl),
             backoff: match attempt.settings.wait {
@@ -38,12 +44,14 @@ impl<'a> Place<'a> {
         Self {
             attempt,
             queue_keys,
-            ticket: attempt.runtime.waiters.fair_queues.join(attempt.keys, pace),
+            ticket: fair_queues.join(attempt.keys, pace, parker),
         }
     }
 
     /// Acquires the lock, or a place at the end of the queue if it is refused.
-    pub(crate) fn enter(&self) -> Result<Attempted, Fault> {
+    ///
+    /// Also returns when the command was sent.
+    pub(crate) fn enter(&self) -> Result<(Attempted, Instant), Fault> {
         let Attempt { runtime, keys, .. } = self.attempt;
         let id = HolderId::fresh(&runtime.config.owner);
         logging::trace!(
@@ -68,15 +76,16 @@ impl<'a> Place<'a> {
         self.ticket.begin_entering(&id);
         let answer = self.attempt.send(call, keys, &id, None, until);
         if let Ok((Answer::Refused(refusal), sent)) = answer {
-            self.ticket.note_entered(sent, refusal.remaining);
-            return Ok(Attempted::Refused(refusal.name, refusal.remaining));
+            self.ticket.note_entered(sent);
+            let attempted = Attempted::Refused(refusal.name, refusal.remaining);
+            return Ok((attempted, sent));
         }
         // It has the lock. Otherwise what the command may have done is undone, or expires.
         self.ticket.forget_id();
         match answer? {
             (Answer::Granted(tokens), sent) => {
                 let hold = self.attempt.hold_granted(id, tokens, sent, None, 1)?;
-                Ok(Attempted::Acquired(hold))
+                Ok((Attempted::Acquired(hold), sent))
             }
             _ => Err(self.attempt.undo_unread(keys, &id)),
         }
@@ -84,9 +93,9 @@ impl<'a> Place<'a> {
 
     /// Refreshes the places of all calls of this client that wait for the name.
     ///
-    /// Returns whether all of them still wait. After a fault, the caller must report it to the
-    /// ticket.
-    pub(crate) fn refresh(&self, ids: &[HolderId]) -> Result<bool, Fault> {
+    /// Returns the state of each, and when the command was sent. The caller must report the outcome
+    /// to the ticket.
+    pub(crate) fn refresh(&self, ids: &[HolderId]) -> Result<(Vec<Refreshed>, Instant), Fault> {
         let Attempt { runtime, keys, .. } = self.attempt;
         // All places of this client share one channel.
         let inbox = match self.ticket.any_subscribed() {
@@ -96,18 +105,17 @@ impl<'a> Place<'a> {
         let values: Vec<Vec<u8>> = ids.iter().map(|id| id.as_str().into()).collect();
         let call = self.queue_keys.refresh(&inbox, &values);
         let until = self.attempt.silence.reply_deadline();
-        self.ticket.about_to_try(Instant::now());
         let answer = runtime
             .deployment
             .call_or_undo(call, until, Cap::Counted, None);
         self.attempt.silence.note_sent(&answer);
-        let (Answer::Places(found), sent) = answer? else {
-            let cause = Cause::text("unexpected reply to the fair_refresh script");
-            return Err(Fault::Unknown(cause));
-        };
-        self.ticket.note_refreshed(ids, &found, sent);
-        let waits = |found: &Refreshed| matches!(found, Refreshed::Waiting(_));
-        Ok(found.iter().all(waits))
+        match answer? {
+            (Answer::Places(found), sent) => Ok((found, sent)),
+            _ => {
+                let cause = Cause::text("unexpected reply to the fair_refresh script");
+                Err(Fault::Unknown(cause))
+            }
+        }
     }
 
     /// Returns the provisional lease of a grant, unless Redis must confirm it.

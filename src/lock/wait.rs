@@ -45,6 +45,7 @@ use crate::lock::release::pass_on_unclaimed;
 use crate::lock::waiting_call::SleepEnd::{self, TimedOut, Woken};
 use crate::lock::waiting_call::{Over, WaitingCall};
 use crate::protocol::one_or_many::OneOrMany;
+use crate::protocol::place::Refreshed;
 use crate::queue::local_queue::TakeOver;
 use crate::queue::position::{Grant, Position};
 use crate::stats::Wake;
@@ -67,23 +68,7 @@ enum Tried {
     Slept(SleepEnd),
 }
 
-/// The wait loop of one call.
-pub(crate) struct Wait<'a> {
-    pub(crate) call: WaitingCall<'a>,
-    attempt: &'a Attempt<'a>,
-    /// Split votes in a row.
-    splits: u32,
-}
-
-impl<'a> Wait<'a> {
-    pub(crate) fn new(attempt: &'a Attempt<'a>) -> Self {
-        Self {
-            call: WaitingCall::new(attempt),
-            attempt,
-            splits: 0,
-        }
-    }
-
+impl WaitingCall<'_> {
     /// Waits for the lock; returns `None` at the deadline or when the attempts are used up.
     pub(crate) fn run(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
         let Err(Over(outcome)) = self.turns();
@@ -91,7 +76,7 @@ impl<'a> Wait<'a> {
             return outcome;
         }
         // The lock may have been handed or granted to this call in the meantime: take it.
-        let place = self.call.place.as_ref();
+        let place = self.place.as_ref();
         let hold = match place.and_then(|place| place.ticket.take_grant()) {
             Some(grant) => match self.take_grant(grant) {
                 Ok(hold) => hold,
@@ -112,25 +97,25 @@ impl<'a> Wait<'a> {
             must_try = matches!(end, TimedOut(_));
             now = Instant::now();
             let is_at_deadline = now >= self.attempt.deadline;
-            if self.call.is_used_up() || is_at_deadline && self.call.is_taken() {
+            if self.is_used_up() || is_at_deadline && self.is_taken() {
                 return Err(Over(Ok(None)));
             }
-            self.call.count_wake(end);
+            self.count_wake(end);
         }
     }
 
     /// Does what the position of the call asks for.
     fn turn(&mut self, now: Instant, must_try: bool) -> Result<SleepEnd, Over> {
-        Ok(match self.call.position(now, must_try) {
+        Ok(match self.position(now, must_try) {
             Position::Behind => self.behind(now)?,
             Position::HeldLocally => {
-                self.call.log_waiting_once(None);
-                self.call.ensure_subscribed()?;
-                self.call.count_spurious_wake();
+                self.log_waiting_once(None);
+                self.ensure_subscribed()?;
+                self.count_spurious_wake();
                 // The holder wakes this call. A timeout is for a wake-up that was missed.
-                self.call.sleep_after_refusal(true, None, Instant::NEVER)
+                self.sleep_after_refusal(true, None, Instant::NEVER)
             }
-            Position::Yield => self.call.park(FLEET_YIELD),
+            Position::Yield => self.park(FLEET_YIELD),
             Position::HandedOff => match self.take_hand_off() {
                 Some(hold) => return Err(Over(Ok(Some(hold)))),
                 // The lease was lost before this call took it: ask Redis.
@@ -139,7 +124,7 @@ impl<'a> Wait<'a> {
             Position::Placed(_) if now >= self.attempt.deadline => {
                 return Err(self.attempt.silence.error_for_others(now).into());
             }
-            Position::Placed(until) => self.call.sleep_while_others_ask(now, until)?,
+            Position::Placed(until) => self.sleep_while_others_ask(now, until)?,
             Position::Refresh(ids, why) => self.refresh(now, &ids, why)?,
             Position::Granted(grant) => match self.take_grant(grant)? {
                 Some(hold) => return Err(Over(Ok(Some(hold)))),
@@ -153,25 +138,21 @@ impl<'a> Wait<'a> {
     ///
     /// Shortly before the deadline, tries Redis if the replies to the others do not suffice.
     fn behind(&mut self, now: Instant) -> Result<SleepEnd, Over> {
-        self.call.log_waiting_once(None);
-        let (span, deadline) = (self.call.span(), self.attempt.deadline);
+        self.log_waiting_once(None);
+        let (span, deadline) = (self.span(), self.attempt.deadline);
         let last_attempt = span.last_attempt();
         let needs_own_reply = || {
             // After a split vote nobody holds the name.
-            let needs_reply =
-                self.splits > 0 || self.call.queue().answers().needs_another_reply(span);
+            let needs_reply = self.splits > 0 || self.queue().answers().needs_another_reply(span);
             needs_reply && self.attempt.held_here().is_none()
         };
         if now < last_attempt {
-            self.call.sleep_while_others_ask(now, last_attempt)
+            self.sleep_while_others_ask(now, last_attempt)
         } else if self.attempt.silence.is_too_long(now) || now < deadline && !needs_own_reply() {
-            self.call.sleep_while_others_ask(now, deadline)
+            self.sleep_while_others_ask(now, deadline)
         } else {
             Ok(match self.try_once(now)? {
-                Tried::Refused { .. } => {
-                    self.splits = 0;
-                    TimedOut(None)
-                }
+                Tried::Refused { .. } => TimedOut(None),
                 Tried::Slept(end) => end,
             })
         }
@@ -179,8 +160,8 @@ impl<'a> Wait<'a> {
 
     /// Tries Redis; after a refusal, sleeps until a release or a timeout.
     fn contend(&mut self, now: Instant) -> Result<SleepEnd, Over> {
-        if self.call.is_too_late(now) {
-            return Ok(self.call.park_until(self.attempt.deadline));
+        if self.is_too_late(now) {
+            return Ok(self.park_until(self.attempt.deadline));
         }
         let (has_moved, remaining) = match self.try_once(now)? {
             Tried::Refused {
@@ -191,44 +172,39 @@ impl<'a> Wait<'a> {
         };
         // A subscription that was live before the attempt receives every release after it. One that
         // becomes live later wakes this call to try again.
-        let is_subscribed = self
-            .call
-            .ensure_subscribed()?
-            .is_some_and(|subscription| subscription.hears_since(now));
-        self.splits = 0;
-        if self.call.place.is_some() {
+        let subscription = self.ensure_subscribed()?;
+        let is_subscribed = subscription.is_some_and(|subscription| subscription.hears_since(now));
+        if self.place.is_some() {
             // The place says how long to sleep.
             return Ok(TimedOut(None));
         }
         if has_moved && self.attempt.settings.wait == WaitPolicy::Wake {
             // A release before this call joined the queue woke other waiters: try at once, as if
             // it had woken this one.
-            self.call.back_off_after_move();
+            self.back_off_after_move();
             return Ok(Woken);
         }
-        let latest = self.call.span().asks_again_by(Instant::now());
-        Ok(self
-            .call
-            .sleep_after_refusal(is_subscribed, remaining, latest))
+        let latest = self.span().asks_again_by(Instant::now());
+        Ok(self.sleep_after_refusal(is_subscribed, remaining, latest))
     }
 
     /// Tries Redis once, and records its reply.
     fn try_once(&mut self, now: Instant) -> Result<Tried, Over> {
-        let call = &mut self.call;
-        let others_wait = call.queue().about_to_try(now);
-        let tried = match &call.place {
+        let others_wait = self.about_to_try(now);
+        let tried = match &self.place {
             Some(place) => place.enter(),
             None => self.attempt.try_once(self.attempt.tokens(others_wait)),
         };
         match tried {
-            Ok(Attempted::Acquired(hold)) => Err(Over(Ok(Some(hold)))),
-            Ok(Attempted::Refused(name, remaining)) => {
-                let has_moved = call.move_to_queue_of(name);
-                call.note_refusal(now, remaining);
-                call.count_spurious_wake();
-                call.refusals = call.refusals.saturating_add(1);
-                call.log_waiting_once(remaining);
-                if call.is_used_up() {
+            Ok((Attempted::Acquired(hold), _)) => Err(Over(Ok(Some(hold)))),
+            Ok((Attempted::Refused(name, remaining), sent)) => {
+                self.splits = 0;
+                let has_moved = self.move_to_queue_of(name);
+                self.note_refusal(sent, remaining);
+                self.count_spurious_wake();
+                self.refusals = self.refusals.saturating_add(1);
+                self.log_waiting_once(remaining);
+                if self.is_used_up() {
                     return Err(Over(Ok(None)));
                 }
                 Ok(Tried::Refused {
@@ -236,16 +212,17 @@ impl<'a> Wait<'a> {
                     remaining,
                 })
             }
-            Ok(Attempted::SplitVote) => {
-                call.note_refusal(now, Some(Duration::ZERO));
-                call.log_waiting_once(None);
+            Ok((Attempted::SplitVote, sent)) => {
+                self.note_refusal(sent, Some(Duration::ZERO));
+                self.log_waiting_once(None);
                 self.splits = self.splits.saturating_add(1);
-                let pause = SPLIT_VOTE_BACKOFF.pause(self.splits - 1);
-                Ok(Tried::Slept(call.park(pause)))
+                Ok(Tried::Slept(
+                    self.park(SPLIT_VOTE_BACKOFF.pause(self.splits - 1)),
+                ))
             }
             Err(fault) => {
-                let pause = call.pause_after(fault)?;
-                call.park(pause);
+                let pause = self.pause_after(fault)?;
+                self.park(pause);
                 // The name may be free: try again even if this client holds it.
                 Ok(Tried::Slept(TimedOut(None)))
             }
@@ -254,26 +231,31 @@ impl<'a> Wait<'a> {
 
     /// Refreshes all places of this client, unless no reply can arrive before the deadline.
     fn refresh(&mut self, now: Instant, ids: &[HolderId], why: Wake) -> Result<SleepEnd, Over> {
-        let (call, runtime) = (&mut self.call, self.attempt.runtime);
-        let Some(place) = &call.place else {
+        let Some(place) = &self.place else {
             return Ok(TimedOut(None));
         };
-        if call.is_too_late(now) {
-            // Leave the refresh to waiters with a later deadline.
-            place.ticket.note_not_refreshed(why, now);
-            return Ok(call.park_until(self.attempt.deadline));
+        if self.is_too_late(now) {
+            place.ticket.pass_refresh_on(why);
+            return Ok(self.park_until(self.attempt.deadline));
         }
-        call.was_woken = runtime.meters.woke(why);
+        self.was_woken = self.attempt.runtime.meters.woke(why);
+        self.about_to_try(now);
         match place.refresh(ids) {
-            Ok(all_wait) => {
-                call.note_reply(now, Instant::now());
-                if all_wait {
-                    call.count_spurious_wake();
+            Ok((found, sent)) => {
+                let arrived = Instant::now();
+                self.update_answers(|answers| answers.refreshed(sent, arrived, &found));
+                place.ticket.note_refreshed(ids, &found, sent);
+                self.note_reply(sent, arrived);
+                if found
+                    .iter()
+                    .all(|place| matches!(place, Refreshed::Waiting(_)))
+                {
+                    self.count_spurious_wake();
                 }
-                call.ensure_subscribed()?;
+                self.ensure_subscribed()?;
             }
             Err(fault) => {
-                let pause = call.pause_after(fault);
+                let pause = self.pause_after(fault);
                 // Another call may have a later deadline.
                 let until = Instant::now().after(*pause.as_ref().unwrap_or(&Duration::ZERO));
                 place.ticket.note_not_refreshed(why, until);
@@ -285,7 +267,7 @@ impl<'a> Wait<'a> {
 
     /// Takes a grant; returns `None` if it has lapsed, or may have and Redis confirms it.
     fn take_grant(&self, grant: Grant) -> Result<Option<Arc<HeldLease>>, Over> {
-        let Some(place) = &self.call.place else {
+        let Some(place) = &self.place else {
             return Ok(None);
         };
         let runtime = self.attempt.runtime;
@@ -316,7 +298,7 @@ impl<'a> Wait<'a> {
             self.attempt.runtime.check_open()?;
             match place.confirm(id) {
                 Ok(lease) => return Ok(lease),
-                Err(fault) => self.call.park(self.call.pause_after(fault)?),
+                Err(fault) => self.park(self.pause_after(fault)?),
             };
         }
     }
@@ -326,7 +308,7 @@ impl<'a> Wait<'a> {
         let Attempt { runtime, terms, .. } = self.attempt;
         let now = Instant::now();
         let holding = |token| self.attempt.holding(token, now);
-        let hold = match self.call.local.as_ref()?.take(now, terms.max_hold, holding) {
+        let hold = match self.local.as_ref()?.take(now, terms.max_hold, holding) {
             TakeOver::Held(hold) => hold,
             TakeOver::Nothing => return None,
             TakeOver::Lost(handed) => {
@@ -337,7 +319,7 @@ impl<'a> Wait<'a> {
         if terms.max_hold < Duration::MAX {
             runtime.reschedule(&hold);
         }
-        self.call.has_waited = true;
+        self.has_waited = true;
         runtime.meters.woke(Wake::HandOff);
         self.attempt.log_granted(&hold);
         Some(hold)

@@ -13,6 +13,7 @@ use crate::lock::release::pass_on_unclaimed;
 use crate::logging;
 use crate::queue::answers::{Answers, Span};
 use crate::queue::local::QueueTicket;
+use crate::queue::parker::Parker;
 use crate::queue::position::{Position, Queue};
 use crate::redis::Fault;
 use crate::runtime::subscriber::subscription::Subscription;
@@ -57,6 +58,8 @@ pub(crate) struct WaitingCall<'a> {
     pub(crate) refusals: u32,
     /// Refusals in a row that each named another name than the one before.
     moves: u32,
+    /// Split votes in a row.
+    pub(crate) splits: u32,
     /// How long the last reply took.
     last_reply_took: Duration,
     /// The call has waited for another holder; this was logged, or need not be.
@@ -67,7 +70,7 @@ pub(crate) struct WaitingCall<'a> {
 
 impl<'a> WaitingCall<'a> {
     pub(crate) fn new(attempt: &'a Attempt<'a>) -> Self {
-        let mut wait = Self {
+        let mut call = Self {
             attempt,
             name_index: 0,
             local: None,
@@ -75,21 +78,22 @@ impl<'a> WaitingCall<'a> {
             subscription: None,
             refusals: 0,
             moves: 0,
+            splits: 0,
             last_reply_took: Duration::ZERO,
             has_waited: false,
             was_woken: false,
         };
-        match attempt.keys.queue() {
-            Some(queue_keys) => wait.place = Some(Place::new(attempt, queue_keys)),
-            None => {
-                if attempt.keys.names.len() > 1 {
-                    // If this client holds one of the names, Redis would refuse that name.
-                    wait.name_index = attempt.held_here().unwrap_or(0);
-                }
-                wait.join_local_queue(attempt.terms.handoffs > 0);
-            }
+        if attempt.keys.has_local_queue() {
+            // If this client holds one of the names, Redis would refuse that name.
+            call.name_index = attempt.held_here().unwrap_or(0);
+            call.join_local_queue(attempt.terms.handoffs > 0);
         }
-        wait
+        if let Some(queue_keys) = attempt.keys.queue() {
+            let parker = call.local.as_ref().map(QueueTicket::parker);
+            let parker = parker.map_or_else(Parker::new, Parker::clone);
+            call.place = Some(Place::new(attempt, queue_keys, parker));
+        }
+        call
     }
 
     /// Joins the local queue of the current name; leaves the one before it.
@@ -115,7 +119,7 @@ impl<'a> WaitingCall<'a> {
         local.into_iter().chain(place)
     }
 
-    /// The queue on whose parker the call sleeps, and whose answers count at the deadline.
+    /// The first queue, whose answers count at the deadline. All have the same parker.
     pub(crate) fn queue(&self) -> &dyn Queue {
         let mut queues = self.queues();
         queues.next().expect("every call joined one in `new`")
@@ -136,7 +140,7 @@ impl<'a> WaitingCall<'a> {
         self.moves = self.moves.saturating_add(1);
         self.name_index = name;
         self.subscription = None;
-        self.queue().update_answers(&mut Answers::answered);
+        self.update_answers(Answers::answered);
         // Leaving the old queue wakes the next waiter there, which then tries Redis.
         self.join_local_queue(false);
         true
@@ -210,19 +214,32 @@ impl<'a> WaitingCall<'a> {
         }
     }
 
-    /// Records the refusal that arrived now to an attempt begun at `asked`.
-    pub(crate) fn note_refusal(&mut self, asked: Instant, remaining: Option<Duration>) {
-        let now = Instant::now();
-        if let Some(local) = &self.local {
-            local.update_answers(&mut |answers| answers.refused(now, remaining));
-        }
-        self.note_reply(asked, now);
+    /// Records what Redis said, for all calls of this client that wait with this one.
+    pub(crate) fn update_answers(&self, mut act: impl FnMut(&mut Answers)) {
+        self.queues()
+            .for_each(|queue| queue.update_answers(&mut act));
     }
 
-    /// Records the reply that arrived at `now` to a command sent at `sent`.
-    pub(crate) fn note_reply(&mut self, sent: Instant, now: Instant) {
+    /// Records that the call is about to ask Redis; returns whether other calls of this client wait
+    /// behind it.
+    pub(crate) fn about_to_try(&self, now: Instant) -> bool {
+        let queues = self.queues();
+        queues.fold(false, |others_wait, queue| {
+            queue.about_to_try(now) | others_wait
+        })
+    }
+
+    /// Records the refusal that arrived now to a command sent at `sent`.
+    pub(crate) fn note_refusal(&mut self, sent: Instant, remaining: Option<Duration>) {
+        let arrived = Instant::now();
+        self.update_answers(|answers| answers.refused(sent, arrived, remaining));
+        self.note_reply(sent, arrived);
+    }
+
+    /// Records the reply that arrived at `arrived` to a command sent at `sent`.
+    pub(crate) fn note_reply(&mut self, sent: Instant, arrived: Instant) {
         self.attempt.silence.note_reply();
-        self.last_reply_took = sent.until(now);
+        self.last_reply_took = sent.until(arrived);
     }
 
     /// Records a command without a reply, and returns how long to pause.
@@ -230,8 +247,7 @@ impl<'a> WaitingCall<'a> {
     /// At the deadline an earlier refusal is a better outcome than the fault, if it still counts.
     pub(crate) fn pause_after(&self, fault: Fault) -> Result<Duration, Over> {
         let now = Instant::now();
-        self.queue()
-            .update_answers(&mut |answers| answers.failed(now));
+        self.update_answers(|answers| answers.failed(now));
         self.attempt.silence.pause_after(fault).map_err(|error| {
             let is_at_deadline = Instant::now() >= self.attempt.deadline;
             Over(match error {

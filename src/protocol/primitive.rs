@@ -31,9 +31,16 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
     /// Sets the ttl; shortens it only if `may_shorten`.
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a>;
 
-    /// The queue in Redis in which calls wait; `None` if they wait in the queues of their clients.
+    /// The queue in Redis in which calls wait, if there is one.
     fn queue(&self) -> Option<&dyn RedisQueue> {
         None
+    }
+
+    /// Returns true if the calls of each client wait behind each other in a queue of that client.
+    ///
+    /// If there is a queue in Redis, too, only the first of them has a place there.
+    fn has_local_queue(&self) -> bool {
+        self.queue().is_none()
     }
 
     /// The parts of the lock, if its keys lie in several slots of a cluster; empty otherwise.

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
+use crate::protocol::place::Refreshed;
 
 /// The shortest time before its deadline at which a call makes its last attempt; most servers reply
 /// in this time.
@@ -114,21 +115,30 @@ impl Answers {
         self.unanswered = None;
     }
 
-    /// Records a reply that arrived at `now`.
-    fn replied(&mut self, now: Instant) {
-        let before = self.unanswered.take();
-        if let Some(asked) = before.filter(|asked| !asked.has_failed) {
-            self.reply_took = asked.since.until(now);
+    /// Records the reply, arrived at `arrived`, that the name was held at some time after `sent`,
+    /// for `remaining` more; `None` if without end.
+    pub(crate) fn refused(&mut self, sent: Instant, arrived: Instant, remaining: Option<Duration>) {
+        if let Some(asked) = self.unanswered.take()
+            && !asked.has_failed
+        {
+            self.reply_took = asked.since.until(arrived);
         }
+        self.refused = Some(Refusal {
+            at: sent,
+            until: remaining.map_or(Instant::NEVER, |remaining| sent.after(remaining)),
+        });
     }
 
-    /// Records that the name was held at `now`, for `remaining` more; `None` if without end.
-    pub(crate) fn refused(&mut self, now: Instant, remaining: Option<Duration>) {
-        self.replied(now);
-        self.refused = Some(Refusal {
-            at: now,
-            until: remaining.map_or(Instant::NEVER, |remaining| now.after(remaining)),
+    /// Records the reply, arrived at `arrived`, to a refresh of places that was sent at `sent`.
+    pub(crate) fn refreshed(&mut self, sent: Instant, arrived: Instant, found: &[Refreshed]) {
+        let held_for = found.iter().find_map(|place| match place {
+            Refreshed::Waiting(remaining) => Some(*remaining),
+            Refreshed::Granted(_) | Refreshed::Gone => None,
         });
+        match held_for {
+            Some(remaining) => self.refused(sent, arrived, remaining),
+            None => self.answered(),
+        }
     }
 
     fn refusal_in(&self, span: Span) -> Option<Refusal> {

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -45,14 +44,14 @@ pub(crate) struct FairTicket<'a> {
 }
 
 impl FairQueues {
-    /// Adds a waiter for the fair lock of `keys`.
+    /// Adds a waiter for the fair lock of `keys`, which sleeps on `parker`.
     pub(crate) fn join<'a>(
         &'a self,
         keys: &'a Arc<dyn Primitive>,
         pace: RefreshPace,
+        parker: Parker,
     ) -> FairTicket<'a> {
         let name = keys.key(0).name;
-        let parker = Parker::new();
         let mut state = self.state.lock();
         let serial = state.next_serial;
         state.next_serial += 1;
@@ -171,13 +170,8 @@ impl FairTicket<'_> {
     }
 
     /// Records that the command sent at `sent` made a place.
-    ///
-    /// The lock is held for `remaining` more.
-    pub(crate) fn note_entered(&self, sent: Instant, remaining: Option<Duration>) {
-        self.with_queue(|queue| {
-            queue.answers.refused(sent, remaining);
-            queue.waiter(self.serial).refused(sent);
-        });
+    pub(crate) fn note_entered(&self, sent: Instant) {
+        self.with_waiter(|waiter| waiter.refused(sent));
     }
 
     /// Ends the wait under the current id: a grant to it no longer counts.
@@ -220,6 +214,12 @@ impl FairTicket<'_> {
         }
     }
 
+    /// Leaves a refresh that is due to the other waiters: no reply could arrive before this one's
+    /// deadline.
+    pub(crate) fn pass_refresh_on(&self, why: Wake) {
+        self.with_queue(|queue| queue.pass_refresh_on(self.serial, why));
+    }
+
     /// Records that a refresh failed; none is due again before `no_refresh_before`.
     pub(crate) fn note_not_refreshed(&self, why: Wake, no_refresh_before: Instant) {
         self.with_queue(|queue| queue.note_not_refreshed(why, no_refresh_before));
@@ -229,7 +229,7 @@ impl FairTicket<'_> {
 impl Queue for FairTicket<'_> {
     /// The caller must report the outcome of a refresh with
     /// [`note_refreshed`](Self::note_refreshed) or
-    /// [`note_not_refreshed`](Self::note_not_refreshed).
+    /// [`note_not_refreshed`](Self::note_not_refreshed), or pass it on.
     fn position(&self, now: Instant, _must_try: bool) -> Position {
         let position = self.with_queue(|queue| queue.position(self.serial, now));
         if let Position::Granted(_) = position {
@@ -282,6 +282,7 @@ mod tests {
     use crate::protocol::fair::FairMutexKeys;
     use crate::protocol::keys::Keys;
     use crate::queue::answers::Span;
+    use std::time::Duration;
 
     const PACE: RefreshPace = RefreshPace {
         every: Duration::from_millis(900),
@@ -310,7 +311,7 @@ mod tests {
     fn enter(ticket: &FairTicket<'_>, sent: u64) -> HolderId {
         let id = HolderId::fresh("o");
         ticket.begin_entering(&id);
-        ticket.note_entered(at(sent), None);
+        ticket.note_entered(at(sent));
         id
     }
 
@@ -326,7 +327,7 @@ mod tests {
     #[test]
     fn a_waiter_enters_refreshes_and_takes_its_grant() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
-        let ticket = fair_queues.join(&keys, PACE);
+        let ticket = fair_queues.join(&keys, PACE, Parker::new());
         assert_eq!(ticket.position(at(0), false), Position::Contend);
         let id = enter(&ticket, 10);
         assert_eq!((fair_queues.count(), ticket.refusals()), (1, 1));
@@ -353,7 +354,7 @@ mod tests {
     #[test]
     fn a_grant_can_arrive_before_the_reply_to_entering() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
-        let ticket = fair_queues.join(&keys, PACE);
+        let ticket = fair_queues.join(&keys, PACE, Parker::new());
         let id = HolderId::fresh("o");
         ticket.begin_entering(&id);
         fair_queues.granted(&id, token(7));
@@ -362,14 +363,14 @@ mod tests {
             Position::Contend,
             "nothing is known of its place yet"
         );
-        ticket.note_entered(at(10), None);
+        ticket.note_entered(at(10));
         assert_eq!(ticket.position(at(20), false), grant(&id, 7, 10));
     }
 
     #[test]
     fn a_grant_to_any_other_id_is_ignored() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
-        let ticket = fair_queues.join(&keys, PACE);
+        let ticket = fair_queues.join(&keys, PACE, Parker::new());
         let before = enter(&ticket, 10);
         assert_eq!(ticket.forget_id(), Some(before.clone()));
         let id = enter(&ticket, 20);
@@ -395,7 +396,9 @@ mod tests {
     #[test]
     fn one_waiter_refreshes_for_all_and_a_reply_counts_for_its_id_only() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
-        let tickets: Vec<_> = (0..4).map(|_| fair_queues.join(&keys, PACE)).collect();
+        let tickets: Vec<_> = (0..4)
+            .map(|_| fair_queues.join(&keys, PACE, Parker::new()))
+            .collect();
         let ids: Vec<_> = tickets.iter().map(|ticket| enter(ticket, 0)).collect();
         let Position::Refresh(asked, _) = tickets[2].position(at(900), false) else {
             panic!()
@@ -432,7 +435,10 @@ mod tests {
     #[test]
     fn a_due_refresh_is_run_by_another_waiter_if_one_leaves() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
-        let (first, second) = (fair_queues.join(&keys, PACE), fair_queues.join(&keys, PACE));
+        let (first, second) = (
+            fair_queues.join(&keys, PACE, Parker::new()),
+            fair_queues.join(&keys, PACE, Parker::new()),
+        );
         let name = keys.key(0).name;
         let id = enter(&first, 0);
         fair_queues.refresh_now(name, Wake::Message);
@@ -462,39 +468,50 @@ mod tests {
     }
 
     #[test]
+    fn waiter_without_time_for_a_reply_passes_a_due_refresh_on_at_once() {
+        let (fair_queues, keys) = (FairQueues::default(), keys());
+        let [first, second, third] = [(); 3].map(|()| fair_queues.join(&keys, PACE, Parker::new()));
+        let ids = [&first, &second, &third]
+            .map(|ticket| enter(ticket, 0))
+            .to_vec();
+        let refresh = |why| Position::Refresh(ids.clone(), why);
+        assert_eq!(first.position(at(900), false), refresh(Wake::Backstop));
+        first.pass_refresh_on(Wake::Backstop);
+        assert!(is_woken(&second) && !is_woken(&first));
+        assert_eq!(second.position(at(901), false), refresh(Wake::Backstop));
+        second.pass_refresh_on(Wake::Backstop);
+        assert!(is_woken(&third) && !is_woken(&first) && !is_woken(&second));
+        let endless = Position::Placed(Instant::NEVER);
+        assert_eq!(first.position(at(902), false), endless);
+        assert_eq!(third.position(at(902), false), refresh(Wake::Backstop));
+        third.note_refreshed(&ids, &[WAITING; 3], at(902));
+        fair_queues.refresh_now(keys.key(0).name, Wake::Message);
+        assert!(is_woken(&third) && !is_woken(&first));
+        fair_queues.granted(&ids[0], token(7));
+        assert!(is_woken(&first));
+        assert_eq!(first.position(at(903), false), grant(&ids[0], 7, 902));
+    }
+
+    #[test]
     fn refusal_counts_for_every_waiter_that_had_joined_before_it() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
-        let (asks, waits) = (fair_queues.join(&keys, PACE), fair_queues.join(&keys, PACE));
-        let id = enter(&asks, 10);
+        let [asks, waits] = [(); 2].map(|()| fair_queues.join(&keys, PACE, Parker::new()));
         let since = |start| Span {
             start: at(start),
             deadline: at(5_000),
             last_reply_took: Duration::ZERO,
         };
+        asks.update_answers(&mut |answers| answers.refused(at(10), at(10), None));
         assert!(waits.answers().is_taken(since(10)) && !waits.answers().is_taken(since(11)));
-        let refresh = |answer, sent| {
-            assert!(matches!(
-                asks.position(at(sent), false),
-                Position::Refresh(..)
-            ));
-            asks.note_refreshed(std::slice::from_ref(&id), &[answer], at(sent));
-        };
-        let for_ms = |left| Refreshed::Waiting(Some(Duration::from_millis(left)));
-        for (sent, left, outlasts) in [(1_000, 3_999, false), (2_000, 3_000, true)] {
-            refresh(for_ms(left), sent);
-            assert!(waits.answers().is_taken(since(sent)));
-            waits.update_answers(&mut |answers| answers.failed(at(sent + 100)));
-            let is_taken = waits.answers().is_taken(since(sent));
-            assert_eq!(is_taken, outlasts, "{left} ms");
-        }
-        refresh(Refreshed::Gone, 3_000);
-        assert!(waits.answers().is_taken(since(2_000)) && !waits.answers().is_taken(since(2_001)));
     }
 
     #[test]
     fn at_shutdown_every_waiter_leaves_once() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
-        let (waits, enters) = (fair_queues.join(&keys, PACE), fair_queues.join(&keys, PACE));
+        let (waits, enters) = (
+            fair_queues.join(&keys, PACE, Parker::new()),
+            fair_queues.join(&keys, PACE, Parker::new()),
+        );
         let id = enter(&waits, 0);
         let asking = HolderId::fresh("o");
         enters.begin_entering(&asking);

@@ -64,6 +64,8 @@ pub(super) struct FairWaiter {
     /// The grant came by message, not by a refresh.
     by_message: bool,
     pub(super) refusals: u32,
+    /// False once no reply to a refresh could arrive before the call's deadline.
+    refreshes: bool,
 }
 
 /// The interval between refreshes of a waiter.
@@ -118,6 +120,7 @@ impl FairWaiter {
             granted: None,
             by_message: false,
             refusals: 0,
+            refreshes: true,
         }
     }
 
@@ -177,6 +180,9 @@ impl FairQueue {
         if !waiter.waits() {
             return Position::Contend;
         }
+        if !waiter.refreshes {
+            return Position::Placed(Instant::NEVER);
+        }
         let every = waiter.pace.every;
         let due = if is_due_at_once { now } else { waiter.due };
         let due = due.max(no_refresh_before);
@@ -207,7 +213,8 @@ impl FairQueue {
     fn wake_one_to_refresh(&self) {
         if self.refresh_now.is_some()
             && self.refreshing.is_none()
-            && let Some(first) = self.waiters.iter().find(|waiter| waiter.waits())
+            && let mut waiters = self.waiters.iter()
+            && let Some(first) = waiters.find(|waiter| waiter.waits() && waiter.refreshes)
         {
             first.parker.unpark();
         }
@@ -222,14 +229,6 @@ impl FairQueue {
         answers: &[Refreshed],
         sent: Instant,
     ) -> Vec<HolderId> {
-        let refused_for = answers.iter().find_map(|answer| match answer {
-            Refreshed::Waiting(remaining) => Some(*remaining),
-            Refreshed::Granted(_) | Refreshed::Gone => None,
-        });
-        match refused_for {
-            Some(remaining) => self.answers.refused(sent, remaining),
-            None => self.answers.answered(),
-        }
         self.refreshing = None;
         self.no_refresh_before = Instant::START;
         let answers: HashMap<_, _> = ids.iter().zip(answers).collect();
@@ -251,6 +250,14 @@ impl FairQueue {
         }
         self.wake_one_to_refresh();
         gone
+    }
+
+    /// Leaves a refresh that is due to the other waiters: no reply could arrive before this one's
+    /// deadline.
+    pub(super) fn pass_refresh_on(&mut self, serial: u64, why: Wake) {
+        self.waiter(serial).refreshes = false;
+        self.note_not_refreshed(why, Instant::START);
+        self.wake_one_to_refresh();
     }
 
     /// Records that a refresh failed; none is due again before `no_refresh_before`.

@@ -559,7 +559,7 @@ mod tests {
             last_reply_took: Duration::ZERO,
         };
         let at = Instant::now();
-        first.update_answers(&mut |answers| answers.refused(at, Some(Duration::ZERO)));
+        first.update_answers(&mut |answers| answers.refused(at, at, Some(Duration::ZERO)));
         assert!(second.answers().is_taken(since(at)));
         assert!(
             !second

@@ -365,7 +365,7 @@ impl LocalQueue {
             && !self.waiters.is_empty()
         {
             // For the waiters here, the name counts as held by another call until now.
-            self.answers_mut().refused(now, Some(Duration::ZERO));
+            self.answers_mut().refused(now, now, Some(Duration::ZERO));
         }
         self.wake_active(Wake::Local);
     }

@@ -36,6 +36,7 @@ mod stats;
 #[cfg(feature = "tls")]
 mod tls;
 mod trace;
+mod waiting;
 mod waking;
 mod wire;
 
@@ -85,6 +86,7 @@ const TESTS: &[Listed] = &[
     #[cfg(feature = "tls")]
     tls::TESTS,
     trace::TESTS,
+    waiting::TESTS,
     waking::TESTS,
     wire::TESTS,
 ];

@@ -21,7 +21,7 @@ fn span() -> Span {
 
 fn refused(now: u64, remaining: u64) -> Answers {
     let mut answers = Answers::default();
-    answers.refused(at(now), Some(ms(remaining)));
+    answers.refused(at(now), at(now), Some(ms(remaining)));
     answers
 }
 
@@ -45,7 +45,7 @@ fn a_later_command_without_a_reply_outweighs_a_refusal() {
     assert!(!answers.is_taken(span()));
     answers.asked(at(3_950));
     assert!(!answers.is_taken(span()));
-    answers.refused(at(3_960), Some(ms(1)));
+    answers.refused(at(3_960), at(3_960), Some(ms(1)));
     assert!(answers.is_taken(span()), "answered after all");
     let mut unsent = refused(3_000, 500);
     unsent.failed(at(3_900));
@@ -61,7 +61,7 @@ fn a_refusal_that_lasts_until_the_deadline_counts_despite_later_failures() {
     assert!(!unanswered(refused(3_000, 999)).is_taken(span()));
     assert!(unanswered(refused(3_000, 1_000)).is_taken(span()));
     let mut endless = Answers::default();
-    endless.refused(at(1_500), None);
+    endless.refused(at(1_500), at(1_500), None);
     assert!(unanswered(endless).is_taken(span()));
 }
 
@@ -91,11 +91,11 @@ fn a_command_counts_as_unanswered_after_twice_the_time_of_the_last_reply() {
     // The reply may have been one to another call.
     let mut by_other = Answers::default();
     by_other.asked(at(2_000));
-    by_other.refused(at(2_150), Some(ms(500)));
+    by_other.refused(at(2_000), at(2_150), Some(ms(500)));
     by_other.asked(at(3_701));
     assert!(by_other.is_taken(span()));
     for mut answers in [refused(3_000, 500), by_other] {
-        answers.refused(at(3_000), Some(ms(500)));
+        answers.refused(at(3_000), at(3_000), Some(ms(500)));
         answers.asked(at(3_700));
         assert!(!answers.is_taken(distant));
     }
@@ -129,6 +129,29 @@ fn a_reply_about_another_name_ends_the_silence_but_is_no_refusal() {
     let mut answers = Answers::default();
     answers.answered();
     assert!(!answers.is_taken(span()));
+}
+
+#[test]
+fn a_refresh_on_a_slow_server_is_not_overdue_before_twice_the_time_of_the_last() {
+    for (sent, is_taken) in [(3_101, true), (3_100, false)] {
+        let mut answers = Answers::default();
+        answers.asked(at(2_000));
+        answers.refreshed(at(2_000), at(2_450), &[Refreshed::Waiting(Some(ms(10)))]);
+        answers.asked(at(sent));
+        assert_eq!(answers.is_taken(span()), is_taken, "sent at {sent} ms");
+    }
+}
+
+#[test]
+fn a_refresh_that_finds_nobody_waiting_is_no_refusal() {
+    let mut answers = refused(1_500, 10);
+    answers.failed(at(2_000));
+    answers.refreshed(at(2_000), at(2_010), &[Refreshed::Gone]);
+    assert!(answers.is_taken(span()), "by the refusal before");
+    assert!(!answers.is_taken(Span {
+        start: at(1_501),
+        ..span()
+    }));
 }
 
 #[test]

@@ -1,0 +1,124 @@
+//! Promise: at its deadline a waiting call reports what the servers said, however slow they are.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Backoff, Client, WaitPolicy};
+use support::{FakeServer, Request, default_reply, eventually, let_pass, ms};
+
+support::tests![
+    time_to_connect_is_no_time_of_a_reply,
+    fair_call_on_a_slow_server_finds_the_lock_taken,
+    split_vote_is_tried_again_behind_other_calls
+];
+
+/// Longer than any test.
+const LONG: Duration = ms(60_000);
+
+/// Retries after this pause, without pub/sub.
+fn every(pause: Duration) -> WaitPolicy {
+    WaitPolicy::Backoff(Backoff::new(pause, pause).jitter(0.0))
+}
+
+/// Returns a reply that an acquiring script refuses: the name with this index from 1 is held.
+fn refused(holder: &str, remaining: Duration, name: Option<usize>) -> Vec<u8> {
+    let (count, length, left) = (3 + name.iter().count(), holder.len(), remaining.as_millis());
+    let name = name.map_or_else(String::new, |name| format!(":{name}\r\n"));
+    format!("*{count}\r\n:0\r\n${length}\r\n{holder}\r\n:{left}\r\n{name}").into_bytes()
+}
+
+fn granted(token: &[u8]) -> Vec<u8> {
+    [b"*2\r\n:1\r\n:", token, b"\r\n"].concat()
+}
+
+/// The reply to commands that are not the subject of a test.
+fn other_reply(request: &Request) -> Option<Vec<u8>> {
+    match request.name().as_str() {
+        "release" | "release_all" | "fair_release" => Some(b":1\r\n".to_vec()),
+        _ => default_reply(request),
+    }
+}
+
+/// The first command takes long to connect: the second is sent all the same before the deadline.
+fn time_to_connect_is_no_time_of_a_reply() {
+    let acquires = AtomicUsize::new(0);
+    let server = FakeServer::start(move |request| match request.name().as_str() {
+        "CLIENT" if request.words[1].eq_ignore_ascii_case(b"setname") => {
+            let_pass(ms(2_000));
+            other_reply(request)
+        }
+        "acquire" if acquires.fetch_add(1, Ordering::SeqCst) == 0 => Some(refused("x", LONG, None)),
+        "acquire" => Some(granted(b"7")),
+        _ => other_reply(request),
+    });
+    let client = Client::builder()
+        .url(server.url())
+        .connect_timeout(LONG)
+        .command_timeout(LONG)
+        .build()
+        .unwrap();
+    let mutex = client.mutex("a").wait(every(ms(50)));
+    let guard = mutex.try_lock_for(ms(5_500)).unwrap();
+    assert!(guard.is_some(), "the second attempt is granted");
+}
+
+/// Another call of the client refreshes the places; each refresh takes 400 ms, and one is in flight
+/// at the deadline.
+fn fair_call_on_a_slow_server_finds_the_lock_taken() {
+    let server = FakeServer::start(|request| match request.name().as_str() {
+        "fair_enter" => Some(refused("x", ms(10), None)),
+        "fair_refresh" => {
+            let_pass(ms(400));
+            let places = request.args().len() - 1;
+            let waiting = ":0\r\n".repeat(places);
+            Some(format!("*{}\r\n{waiting}:10\r\n", places + 1).into_bytes())
+        }
+        _ => other_reply(request),
+    });
+    let client = Client::builder().url(server.url()).build().unwrap();
+    let fair = client.fair_mutex("a").wait(every(LONG));
+    // The shorter the ttl, the earlier the refreshes.
+    let refreshing = fair.clone().ttl(ms(400));
+    let refreshing = thread::spawn(move || refreshing.lock().map(drop));
+    eventually(LONG, || server.requests("fair_enter").len() == 1);
+    let outcome = fair.try_lock_for(ms(2_000));
+    assert!(matches!(outcome, Ok(None)), "{outcome:?}");
+    let _ = client.shutdown(LONG);
+    assert!(refreshing.join().unwrap().is_err(), "shut down");
+}
+
+/// A call for `a` and `b` is refused because of `b`, and waits behind a call for `b` that sleeps.
+/// Its last attempt, early because the servers are slow, meets a split vote. The next is granted.
+fn split_vote_is_tried_again_behind_other_calls() {
+    let reply = |n: usize| {
+        let attempts = AtomicUsize::new(0);
+        move |request: &Request| match request.name().as_str() {
+            "propose" => Some(refused("x", ms(500), None)),
+            "propose_all" => {
+                let attempt = attempts.fetch_add(1, Ordering::SeqCst);
+                let_pass([ms(900), ms(1_100), ms(0)][attempt.min(2)]);
+                Some(match (attempt, n) {
+                    (0, _) | (1, 0) => refused("x", ms(500), Some(2)),
+                    (1, 1) => refused("y", ms(500), Some(2)),
+                    _ => granted(&request.args()[2]),
+                })
+            }
+            _ => other_reply(request),
+        }
+    };
+    let servers: Vec<_> = (0..3).map(|n| FakeServer::start(reply(n))).collect();
+    let client = Client::builder()
+        .quorum(servers.iter().map(|server| server.url()))
+        .command_timeout(LONG)
+        .build()
+        .unwrap();
+    let first = client.mutex("b").wait(every(LONG));
+    let first = thread::spawn(move || first.lock().map(drop));
+    eventually(LONG, || client.stats().waiting == 1);
+    let both = client.mutex_all(["a", "b"]).wait(every(ms(1)));
+    let guard = both.try_lock_for(ms(6_600)).unwrap();
+    assert!(guard.is_some(), "the third attempt is granted");
+    let _ = client.shutdown(LONG);
+    assert!(first.join().unwrap().is_err(), "shut down");
+}
