@@ -325,3 +325,6 @@ impl WaitingCall<'_> {
         Some(hold)
     }
 }
+
+#[cfg(test)]
+mod tests;

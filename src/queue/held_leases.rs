@@ -33,6 +33,15 @@ impl Default for HeldLeases {
 }
 
 impl HeldLeases {
+    /// Returns the set of a lock that this many holders share.
+    #[cfg(test)]
+    pub(super) fn with_capacity(capacity: usize) -> Self {
+        Self {
+            capacity,
+            ..Self::default()
+        }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.first.is_none()
     }
@@ -121,10 +130,7 @@ mod tests {
 
     #[test]
     fn a_set_holds_as_many_leases_as_it_has_room_for() {
-        let mut held = HeldLeases {
-            capacity: 3,
-            ..HeldLeases::default()
-        };
+        let mut held = HeldLeases::with_capacity(3);
         let [a, b, c, d] = ids();
         for id in [&a, &b, &c] {
             assert!(!held.is_full());

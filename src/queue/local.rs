@@ -337,7 +337,11 @@ impl Drop for QueueTicket<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::fair::FairMutexKeys;
+    use crate::protocol::keys::Keys;
     use crate::queue::answers::Span;
+    use crate::queue::fair_queue::RefreshPace;
+    use crate::queue::held_leases::HeldLeases;
     use crate::queue::local_queue::MAX_PARTIAL_ANNOUNCEMENTS;
 
     const NOW: Instant = Instant::START;
@@ -349,6 +353,50 @@ mod tests {
 
     fn is_woken(ticket: &QueueTicket<'_>) -> bool {
         ticket.parker().is_unparked()
+    }
+
+    #[test]
+    fn two_leases_of_a_name_with_room_for_two_make_the_third_call_wait() {
+        let (waiters, name) = (Waiters::default(), Name::from("a"));
+        let ids = [(); 3].map(|()| HolderId::fresh("o"));
+        let third = waiters.join(&name, None, true);
+        waiters.names.lock().get_mut(&name).unwrap().held = HeldLeases::with_capacity(2);
+        for id in &ids[..2] {
+            assert_eq!(third.position(NOW, false), Position::Contend);
+            assert!(waiters.granted_one(&name, id, Weak::new()).is_none());
+        }
+        assert_eq!(third.position(NOW, false), Position::HeldLocally);
+        assert_eq!(waiters.count(), (1, 0), "one name is held");
+        waiters.ended_one(&name, &ids[0], Some(NOW));
+        assert!(is_woken(&third));
+        assert_eq!(third.position(NOW, false), Position::Contend);
+        assert!(waiters.granted_one(&name, &ids[2], Weak::new()).is_none());
+        drop(third);
+        let is_held = |id: &HolderId| waiters.announced(&name, id.as_str().as_bytes(), ALONE);
+        assert_eq!(
+            [0, 1, 2].map(|n| is_held(&ids[n]).is_some()),
+            [false, true, true]
+        );
+        ids.iter().for_each(|id| waiters.ended_one(&name, id, None));
+        assert!(waiters.is_idle());
+    }
+
+    #[test]
+    fn grant_wakes_a_call_that_also_waits_in_the_local_queue() {
+        let (waiters, keys) = (Waiters::default(), Keys::new("a".into(), "lock:", "r:"));
+        let fair = FairMutexKeys::of(keys);
+        let local = waiters.join(fair.key(0).name, None, true);
+        let pace = RefreshPace {
+            every: Duration::from_secs(1),
+            backoff: None,
+        };
+        let place = waiters
+            .fair_queues
+            .join(&fair, pace, local.parker().clone());
+        let id = HolderId::fresh("o");
+        place.begin_entering(&id);
+        waiters.fair_queues.granted(&id, FencingToken::new(7));
+        assert!(is_woken(&local));
     }
 
     #[test]
