@@ -1,12 +1,114 @@
-//! A Redis in this process, for tests of programs that lock.
+//! Tests without a Redis: a server in the test's process, the real client, and faults on demand.
+//!
+//! ```
+//! use leasehold::testing::Server;
+//! # use leasehold::{Client, Error};
+//! # fn book(client: &Client, seat: &str) -> Result<&'static str, Error> {
+//! #     Ok(match client.mutex(seat).try_lock()? {
+//! #         Some(_guard) => "booked",
+//! #         None => "taken",
+//! #     })
+//! # }
+//!
+//! fn a_seat_that_another_request_books_is_taken() {
+//!     let server = Server::start();
+//!     let _other = server.hold("seat:12A");
+//!     assert_eq!(book(&server.client(), "seat:12A").unwrap(), "taken");
+//! }
+//! # a_seat_that_another_request_books_is_taken();
+//! ```
+//!
+//! `book` is the program's function, which takes `&Client`. With `#[test]` above it, that is a whole
+//! test. `examples/testing.rs` tests a booking service with contention, a loss in the middle of a
+//! booking, Redis away, and a holder that crashes.
+//!
+//! ```toml
+//! [dev-dependencies]
+//! leasehold = { version = "0.1", features = ["testing"] }
+//! ```
+//!
+//! The feature needs a C compiler, because it builds Lua 5.1. No part of it is built without the
+//! feature. Until version 1.0 this module may change in any release.
+//!
+//! # What is real
+//!
+//! The client is the one that ships, with its threads, connections, timeouts and retries. It talks
+//! over a socket to a [`Server`], which runs the same Lua scripts as Redis would, in the same version
+//! of Lua. Only the commands that the scripts call are written anew, over data in memory.
+//!
+//! Each server has data, a port and a clock of its own. Tests with different servers run beside each
+//! other. Three servers make a [quorum](crate::Client::quorum).
+//!
+//! # Situations
+//!
+//! | in the test | what the program sees |
+//! |---|---|
+//! | [`server.hold(name)`](Server::hold) | another holder has the lock: `try_lock` returns `None` |
+//! | [`server.lose(name)`](Server::lose) | the lock was deleted: [`lost`](crate::MutexGuard::lost) tells, and [`ensure_held`](crate::MutexGuard::ensure_held) fails |
+//! | [`foreign.forget()`](Foreign::forget), then [`server.advance(ttl)`](Server::advance) | the holder crashed, and its lease has expired |
+//! | [`server.pause()`](Server::pause) | Redis hangs: no reply until the deadline |
+//! | [`server.cut()`](Server::cut) | Redis is away: connections break and are refused |
+//! | [`server.refuse("OOM …")`](Server::refuse) | Redis replies with an error |
+//! | [`server.drop_replies(1)`](Server::drop_replies) | the lock was acquired, and the caller does not know |
+//! | [`server.drop_messages(1)`](Server::drop_messages) | a release wakes nobody |
+//! | [`suspend(time)`](suspend()) | the machine was suspended |
+//! | [`server.keys()`](Server::keys), [`server.commands()`](Server::commands) | what is left, and whether anything polls |
+//!
+//! A fault lasts until its guard is dropped. It has begun when the method returns.
+//!
+//! Calls wait in real time. Tests of outages are faster with short deadlines:
+//!
+//! ```
+//! use std::time::Duration;
+//! use leasehold::{Client, Error, testing::Server};
+//!
+//! let server = Server::start();
+//! let timeout = Duration::from_millis(100);
+//! let client = Client::builder().url(server.url()).command_timeout(timeout).build()?;
+//! let outage = server.cut();
+//! assert!(matches!(client.mutex("seat:12A").try_lock(), Err(Error::Unreachable { .. })));
+//! drop(outage);
+//! assert!(client.mutex("seat:12A").try_lock_for(Duration::from_secs(10))?.is_some());
+//! # Ok::<(), Error>(())
+//! ```
+//!
+//! # When a holder notices a loss
+//!
+//! [`Server::lose`] deletes the key and publishes the release on the lock's channel. A real client
+//! listens to that channel only if a thread waits for the lock, or did so shortly before; otherwise
+//! it notices the deletion at its next renewal, at most a third of the ttl later. The clients of the
+//! test's process are told in any case. They ask the server before they report the loss, so wait for
+//! [`lost`](crate::MutexGuard::lost), and do not assert `is_held()` at once.
+//!
+//! # What it does not do
+//!
+//! The server is one Redis that never fails over. It refuses the following with an error that names
+//! `leasehold::testing`; test them with real servers:
+//!
+//! - Cluster and Sentinel.
+//! - Replicas: a lock with [`min_replicas`](crate::Mutex::min_replicas) is not acquired.
+//! - Users, passwords and TLS. [`Server::refuse`] can reply `NOPERM …`.
+//! - Memory limits, persistence and other settings. [`Server::refuse`] can reply `OOM …`.
+//! - Commands that neither leasehold nor its tools send, and Lua libraries that its scripts do not
+//!   use, such as `cjson`.
+//!
+//! It does not show what a failover, a lagging replica or an eviction does to locks: see the
+//! [limitations](crate#limitations).
+//!
+//! # Values
+//!
+//! [`error`], [`lost`](mod@lost) and [`fencing_token`] make the values that a double of the program's own traits
+//! returns, without any server.
 
 mod commands;
 mod connection;
 mod database;
+pub mod error;
 mod faults;
 mod foreign;
 mod guards;
 mod keyspace;
+pub mod lost;
 mod port;
 mod reply;
 mod resp;
@@ -20,10 +122,28 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::running;
+use crate::token::FencingToken;
 
 pub use foreign::Foreign;
 pub use guards::{Cut, Pause, Refusal};
 pub use server::Server;
+
+/// Makes a fencing token.
+///
+/// ```
+/// use leasehold::testing::fencing_token;
+///
+/// assert!(fencing_token(7) < fencing_token(8));
+/// ```
+///
+/// # Panics
+///
+/// If no script draws this number: if it is 0, or 2^53 or above.
+#[track_caller]
+pub fn fencing_token(value: u64) -> FencingToken {
+    let token = i64::try_from(value).ok().and_then(FencingToken::read);
+    token.unwrap_or_else(|| panic!("{value} is no fencing token: expected 1 to 2^53 - 1"))
+}
 
 /// Moves the clock of this process ahead, as if the machine had been suspended for `time`.
 ///
@@ -31,7 +151,20 @@ pub use server::Server;
 /// all clients of the process, and never goes back. So tests that call this must run alone: in a
 /// binary of their own, with `cargo nextest`, or with `--test-threads 1`.
 ///
-/// The clocks of servers do not move: see [`Server::advance`].
+/// The clocks of servers do not move. While a machine is suspended, its Redis goes on: also call
+/// [`Server::advance`], unless the test is about a Redis that was suspended too.
+///
+/// ```standalone_crate
+/// use std::time::Duration;
+/// use leasehold::{Lost, testing};
+///
+/// let server = testing::Server::start();
+/// let guard = server.client().mutex("account:123").lock()?;
+/// testing::suspend(Duration::from_secs(10));
+/// assert!(!guard.is_held());
+/// assert_eq!(guard.lost().recv(), Ok(Lost::Expired));
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 pub fn suspend(time: Duration) {
     clock::suspend(time);
     for client in running::all() {

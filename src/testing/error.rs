@@ -1,0 +1,159 @@
+//! Makes every variant of [`Error`](crate::Error), for doubles and for tests of how a program handles errors.
+//!
+//! ```
+//! use leasehold::{Error, testing};
+//!
+//! fn status(error: &Error) -> u16 {
+//!     match error {
+//!         Error::CircuitOpen { .. } | Error::Unreachable { .. } => 503,
+//!         _ => 500,
+//!     }
+//! }
+//!
+//! assert_eq!(status(&testing::error::unreachable("redis-1:6379", "no reply in 1.0 s")), 503);
+//! assert_eq!(status(&testing::error::closed()), 500);
+//! ```
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Cause, Error};
+use crate::lost::Lost;
+
+/// Makes an [`Error::Config`] with this message.
+pub fn config(message: impl Into<String>) -> Error {
+    Error::Config(message.into())
+}
+
+/// Makes an [`Error::Unreachable`]; `cause` is the text of the last failure.
+pub fn unreachable(server: impl Into<String>, cause: &str) -> Error {
+    Error::Unreachable {
+        server: server.into(),
+        cause: Cause::text(cause),
+    }
+}
+
+/// Makes an [`Error::CircuitOpen`]; `last` is the text of the last failure.
+pub fn circuit_open(
+    server: impl Into<String>,
+    failures: u32,
+    last: &str,
+    retry_in: Duration,
+) -> Error {
+    Error::CircuitOpen {
+        server: server.into(),
+        failures,
+        last: Cause::text(last),
+        retry_in,
+    }
+}
+
+/// Makes an [`Error::Refused`]; `answer` is the error that Redis replied.
+pub fn refused(
+    server: impl Into<String>,
+    command: &'static str,
+    answer: impl Into<String>,
+) -> Error {
+    Error::Refused {
+        server: server.into(),
+        command,
+        answer: answer.into(),
+    }
+}
+
+/// Makes an [`Error::NotReplicated`].
+pub fn not_replicated(acknowledged: usize, wanted: usize) -> Error {
+    Error::NotReplicated {
+        acknowledged,
+        wanted,
+    }
+}
+
+/// Makes an [`Error::WrongType`] about a key.
+pub fn wrong_type(key: impl Into<String>) -> Error {
+    Error::WrongType { key: key.into() }
+}
+
+/// Makes an [`Error::BadFence`] about a key.
+pub fn bad_fence(key: impl Into<String>) -> Error {
+    Error::BadFence { key: key.into() }
+}
+
+/// Makes an [`Error::AttemptsUsedUp`].
+pub fn attempts_used_up(attempts: u32) -> Error {
+    Error::AttemptsUsedUp { attempts }
+}
+
+/// Makes an [`Error::Lost`].
+pub fn lost(lost: Lost) -> Error {
+    Error::Lost(lost)
+}
+
+/// Makes an [`Error::Closed`].
+pub fn closed() -> Error {
+    Error::Closed
+}
+
+/// Makes an [`Error::Thread`] about the thread with this name.
+pub fn thread(name: &'static str, cause: io::Error) -> Error {
+    Error::Thread {
+        name,
+        cause: Arc::new(cause),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Has no arm for "others", so that it does not compile for a variant without a constructor.
+    fn constructor(error: &Error) -> &'static str {
+        match error {
+            Error::Config(_) => "config",
+            Error::Unreachable { .. } => "unreachable",
+            Error::CircuitOpen { .. } => "circuit_open",
+            Error::Refused { .. } => "refused",
+            Error::NotReplicated { .. } => "not_replicated",
+            Error::WrongType { .. } => "wrong_type",
+            Error::BadFence { .. } => "bad_fence",
+            Error::AttemptsUsedUp { .. } => "attempts_used_up",
+            Error::Lost(_) => "lost",
+            Error::Closed => "closed",
+            Error::Thread { .. } => "thread",
+        }
+    }
+
+    #[test]
+    fn every_variant_has_a_constructor_and_its_message() {
+        let made = [
+            (config("no such scheme"), "config", "no such scheme"),
+            (unreachable("h:1", "no reply"), "unreachable", "h:1"),
+            (
+                circuit_open("h:1", 5, "no reply", Duration::from_secs(1)),
+                "circuit_open",
+                "after 5 failures at h:1 (last: no reply)",
+            ),
+            (refused("h:1", "acquire", "OOM full"), "refused", "OOM full"),
+            (not_replicated(1, 2), "not_replicated", "1 of the 2"),
+            (wrong_type("lock:a"), "wrong_type", "lock:a"),
+            (
+                bad_fence("leasehold:fence:{lock:a}"),
+                "bad_fence",
+                "{lock:a}",
+            ),
+            (attempts_used_up(3), "attempts_used_up", "3 attempts"),
+            (lost(Lost::Expired), "lost", "expired"),
+            (closed(), "closed", "shut down"),
+            (
+                thread("leasehold-io", io::Error::other("no more")),
+                "thread",
+                "leasehold-io: no more",
+            ),
+        ];
+        for (error, name, text) in made {
+            assert_eq!(constructor(&error), name);
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Makes every variant of [`Lost`](crate::Lost), for doubles and for tests of how a program handles a loss.
+
+use crate::lost::Lost;
+
+/// Returns [`Lost::Expired`].
+pub const fn expired() -> Lost {
+    Lost::Expired
+}
+
+/// Returns [`Lost::Taken`].
+pub const fn taken() -> Lost {
+    Lost::Taken
+}
+
+/// Returns [`Lost::Deleted`].
+pub const fn deleted() -> Lost {
+    Lost::Deleted
+}
+
+/// Returns [`Lost::MaxHold`].
+pub const fn max_hold() -> Lost {
+    Lost::MaxHold
+}
+
+/// Returns [`Lost::ShutDown`].
+pub const fn shut_down() -> Lost {
+    Lost::ShutDown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Has no arm for "others", so that it does not compile for a variant without a constructor.
+    fn constructor(lost: Lost) -> fn() -> Lost {
+        match lost {
+            Lost::Expired => expired,
+            Lost::Taken => taken,
+            Lost::Deleted => deleted,
+            Lost::MaxHold => max_hold,
+            Lost::ShutDown => shut_down,
+        }
+    }
+
+    #[test]
+    fn every_variant_has_a_constructor() {
+        for lost in [expired(), taken(), deleted(), max_hold(), shut_down()] {
+            assert_eq!(constructor(lost)(), lost);
+        }
+    }
+}
