@@ -12,16 +12,12 @@ impl Object {
         Self(String::from("{"))
     }
 
-    /// Adds a number, or null.
-    pub(crate) fn number(&mut self, key: &str, value: Option<impl Display>) -> &mut Self {
+    /// Adds a number or a boolean, or null.
+    pub(crate) fn plain(&mut self, key: &str, value: Option<impl Display>) -> &mut Self {
         match value {
             Some(value) => self.raw(key, value),
             None => self.raw(key, "null"),
         }
-    }
-
-    pub(crate) fn boolean(&mut self, key: &str, value: bool) -> &mut Self {
-        self.raw(key, value)
     }
 
     /// Adds a string, or null.
@@ -84,8 +80,8 @@ mod tests {
         object
             .text("a", Some("x\"\\\n\u{9b}ü\u{202e}\u{e0041}"))
             .text("b", None)
-            .number("c", Some(7))
-            .boolean("d", true)
+            .plain("c", Some(7))
+            .plain("d", Some(true))
             .hex("e", b"\x00\xff");
         assert_eq!(
             object.finish(),

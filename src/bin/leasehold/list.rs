@@ -19,17 +19,7 @@ pub(crate) fn list(connection: &Connection, args: &List) -> Result<u8, Failure> 
             writeln!(out, "{}", record.json().finish())?;
         }
     } else if !records.is_empty() {
-        let rows: Vec<_> = records
-            .iter()
-            .map(|record| {
-                [
-                    record.name(),
-                    record.holder(),
-                    record.left(),
-                    record.token(),
-                ]
-            })
-            .collect();
+        let rows: Vec<_> = records.iter().map(Record::cells).collect();
         for line in table::lines(["NAME", "HOLDER", "LEFT", "TOKEN"], &rows) {
             writeln!(out, "{line}")?;
         }

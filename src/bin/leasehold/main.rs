@@ -4,15 +4,14 @@
 compile_error!("the feature `cli` needs Unix process groups and signals");
 
 mod args;
-mod completions;
 #[expect(dead_code, reason = "the library, too, is made of this file")]
 #[path = "../../escape.rs"]
 mod escape;
 mod exit;
+mod generated;
 mod group;
 mod json;
 mod list;
-mod man;
 mod rate;
 mod record;
 mod run;
@@ -28,7 +27,6 @@ use std::io::{self, Write};
 use std::process;
 
 use clap::Parser;
-use clap::error::ErrorKind;
 
 use args::{Action, Cli};
 use exit::Failure;
@@ -44,12 +42,8 @@ fn main() {
     }
     let code = match Cli::try_parse() {
         Ok(cli) => act(cli),
-        Err(error)
-            if matches!(
-                error.kind(),
-                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
-            ) =>
-        {
+        // The help and the version are such errors.
+        Err(error) if !error.use_stderr() => {
             write!(io::stdout(), "{error}").map_or_else(|error| Failure::from(error).tell(), |()| 0)
         }
         Err(error) => {
@@ -70,8 +64,8 @@ fn act(cli: Cli) -> u8 {
         Action::List(args) => list::list(connection, &args),
         Action::Top(args) => top::top(connection, &args),
         Action::Unlock(args) => unlock::unlock(connection, &args),
-        Action::Completions { shell } => completions::completions(shell),
-        Action::Man { command } => man::man(command.as_deref()),
+        Action::Completions { shell } => generated::completions(shell),
+        Action::Man { command } => generated::man(command.as_deref()),
     };
     outcome.unwrap_or_else(Failure::tell)
 }

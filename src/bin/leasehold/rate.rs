@@ -6,12 +6,12 @@ use std::time::Instant;
 use leasehold::Name;
 
 /// The number of samples that a rate covers, and after which a released name is forgotten.
-const LOOKS: usize = 10;
+const SAMPLES: usize = 10;
 
 /// The latest samples of all names.
 #[derive(Default)]
 pub(crate) struct Rates {
-    looks: VecDeque<Instant>,
+    samples: VecDeque<Instant>,
     names: BTreeMap<Name, History>,
 }
 
@@ -25,22 +25,22 @@ struct History {
 
 impl Rates {
     /// Begins a sample.
-    pub(crate) fn look(&mut self, now: Instant) {
-        self.looks.push_back(now);
-        if self.looks.len() > LOOKS + 1 {
-            self.looks.pop_front();
+    pub(crate) fn begin_sample(&mut self, now: Instant) {
+        self.samples.push_back(now);
+        if self.samples.len() > SAMPLES + 1 {
+            self.samples.pop_front();
         }
     }
 
     /// Adds a name to this sample.
     ///
     /// A name's first token is not a change, because it may be old.
-    pub(crate) fn saw(&mut self, name: &Name, token: Option<u64>, is_held: bool) {
+    pub(crate) fn add(&mut self, name: &Name, token: Option<u64>, is_held: bool) {
         let history = self.names.entry(name.clone()).or_default();
         let changed = history.token.is_some() && token.is_some() && token != history.token;
         history.token = token.or(history.token);
         history.changed.push_back(changed);
-        if history.changed.len() > LOOKS {
+        if history.changed.len() > SAMPLES {
             history.changed.pop_front();
         }
         history.unheld = if is_held { 0 } else { history.unheld + 1 };
@@ -48,17 +48,15 @@ impl Rates {
 
     /// Returns the changes of holder per second.
     pub(crate) fn of(&self, name: &Name) -> f64 {
-        let (Some(first), Some(last)) = (self.looks.front(), self.looks.back()) else {
+        let (Some(first), Some(last)) = (self.samples.front(), self.samples.back()) else {
             return 0.0;
         };
         let span = last.duration_since(*first).as_secs_f64();
-        let changes = self.names.get(name).map_or(0, |history| {
-            history.changed.iter().filter(|changed| **changed).count()
-        });
-        if span > 0.0 {
-            changes as f64 / span
-        } else {
-            0.0
+        let changed = self.names.get(name).map(|history| history.changed.iter());
+        let changes = changed.into_iter().flatten().filter(|changed| **changed);
+        match span > 0.0 {
+            true => changes.count() as f64 / span,
+            false => 0.0,
         }
     }
 
@@ -67,9 +65,9 @@ impl Rates {
         self.names.keys().cloned().collect()
     }
 
-    /// Forgets the names that were free at the latest [`LOOKS`] samples.
+    /// Forgets the names that were free at the latest [`SAMPLES`] samples.
     pub(crate) fn forget(&mut self) {
-        self.names.retain(|_, history| history.unheld < LOOKS);
+        self.names.retain(|_, history| history.unheld < SAMPLES);
     }
 }
 
@@ -85,8 +83,8 @@ mod tests {
         let name = Name::from("a");
         let mut rates = Rates::default();
         for n in 0..=20_u32 {
-            rates.look(start + Duration::from_secs(2) * n);
-            rates.saw(&name, Some(100 + u64::from(n / 2)), true);
+            rates.begin_sample(start + Duration::from_secs(2) * n);
+            rates.add(&name, Some(100 + u64::from(n / 2)), true);
         }
         // A change at every second sample, and a sample every two seconds.
         assert_eq!(rates.of(&name), 0.25);
@@ -97,12 +95,12 @@ mod tests {
     fn a_released_name_is_forgotten_after_ten_samples() {
         let mut rates = Rates::default();
         let name = Name::from("a");
-        rates.look(Instant::now());
-        rates.saw(&name, Some(1), true);
-        for _ in 0..LOOKS {
+        rates.begin_sample(Instant::now());
+        rates.add(&name, Some(1), true);
+        for _ in 0..SAMPLES {
             rates.forget();
             assert_eq!(rates.names().len(), 1);
-            rates.saw(&name, None, false);
+            rates.add(&name, None, false);
         }
         rates.forget();
         assert!(rates.names().is_empty());

@@ -1,7 +1,5 @@
 //! The state of a lock at one moment, as text and as JSON.
 
-use std::time::Duration;
-
 use leasehold::{FencingToken, Holder, Name};
 
 use crate::json::Object;
@@ -25,49 +23,39 @@ impl Record {
         if text.is_none() {
             object.hex("name_hex", bytes);
         }
-        let id = holder
-            .and_then(Holder::holder_id)
-            .map(|id| id.short().to_string());
-        let left = holder
-            .and_then(Holder::remaining)
-            .map(|left| left.as_millis());
+        let id = holder.and_then(Holder::holder_id);
+        let left = holder.and_then(Holder::remaining);
         object
-            .boolean("held", holder.is_some())
+            .plain("held", Some(holder.is_some()))
             .text("owner", holder.and_then(Holder::owner))
-            .text("holder", id.as_deref())
-            .number("remaining_ms", left)
-            .number("fencing_token", self.token);
+            .text("holder", id.map(|id| id.short().to_string()).as_deref())
+            .plain("remaining_ms", left.map(|left| left.as_millis()))
+            .plain("fencing_token", self.token);
         object
     }
 
-    pub(crate) fn name(&self) -> String {
-        self.name.to_string()
-    }
-
-    /// Returns the holder as text, `-` if the lock is free.
-    pub(crate) fn holder(&self) -> String {
-        match &self.holder {
+    /// Returns the name, the holder, the time left and the token as text; `-` if there is none.
+    pub(crate) fn cells(&self) -> [String; 4] {
+        let left = match self.holder.as_ref().map(Holder::remaining) {
             None => "-".into(),
-            Some(holder) => match holder.holder_id() {
-                Some(id) => id.short().to_string(),
-                // The value may be a secret of the other program.
-                None => "(not leasehold)".into(),
-            },
-        }
+            Some(None) => "no expiry".into(),
+            Some(Some(left)) => format!("{:.1}s", left.as_secs_f64()),
+        };
+        let holder = self
+            .holder
+            .as_ref()
+            .map_or_else(|| "-".into(), shown_holder);
+        let token = self
+            .token
+            .map_or_else(|| "-".into(), |token| token.to_string());
+        [self.name.to_string(), holder, left, token]
     }
+}
 
-    pub(crate) fn left(&self) -> String {
-        match &self.holder {
-            None => "-".into(),
-            Some(holder) => holder.remaining().map_or_else(
-                || "no expiry".into(),
-                |left: Duration| format!("{:.1}s", left.as_secs_f64()),
-            ),
-        }
-    }
-
-    pub(crate) fn token(&self) -> String {
-        self.token
-            .map_or_else(|| "-".into(), |token| token.to_string())
+pub(crate) fn shown_holder(holder: &Holder) -> String {
+    match holder.holder_id() {
+        Some(id) => id.short().to_string(),
+        // The value may be a secret of the other program.
+        None => "(not leasehold)".into(),
     }
 }

@@ -18,7 +18,7 @@ use crate::group::Group;
 use crate::signals::{ends, signals};
 
 /// How often to check whether the processes that the command left behind have ended.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const CHECK_EVERY: Duration = Duration::from_millis(10);
 
 /// How long to wait after KILL. A process that is left after that hangs in the kernel.
 const DYING: Duration = Duration::from_secs(2);
@@ -193,8 +193,8 @@ impl Running<'_> {
                 }
                 kill_at = None;
             }
-            let look = match kill_at {
-                _ if status.is_some() => after(LOOK_EVERY),
+            let check = match kill_at {
+                _ if status.is_some() => after(CHECK_EVERY),
                 Some(at) => after(at.saturating_duration_since(Instant::now())),
                 None => never(),
             };
@@ -218,7 +218,7 @@ impl Running<'_> {
                         self.pass_on(signal);
                     }
                 }
-                recv(look) -> _ => {}
+                recv(check) -> _ => {}
             }
         }
         match loss {
@@ -248,7 +248,7 @@ impl Running<'_> {
                 say("the command left processes behind that do not end after KILL");
                 return;
             }
-            thread::sleep(LOOK_EVERY);
+            thread::sleep(CHECK_EVERY);
         }
     }
 }

@@ -33,28 +33,17 @@ pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failu
     if args.form.json {
         for (record, waiting, queued) in &seen {
             let mut json = record.json();
-            json.number("waiting", *waiting).number("queued", *queued);
+            json.plain("waiting", *waiting).plain("queued", *queued);
             writeln!(out, "{}", json.finish())?;
         }
         return Ok(0);
     }
-    let rows: Vec<_> = seen
-        .iter()
-        .map(|(record, waiting, queued)| {
-            [
-                record.name(),
-                record.holder(),
-                record.left(),
-                shown(*waiting),
-                shown(*queued),
-                record.token(),
-            ]
-        })
-        .collect();
-    for line in table::lines(
-        ["NAME", "HOLDER", "LEFT", "WAITING", "QUEUED", "TOKEN"],
-        &rows,
-    ) {
+    let rows = seen.iter().map(|(record, waiting, queued)| {
+        let [name, holder, left, token] = record.cells();
+        [name, holder, left, shown(*waiting), shown(*queued), token]
+    });
+    let header = ["NAME", "HOLDER", "LEFT", "WAITING", "QUEUED", "TOKEN"];
+    for line in table::lines(header, &rows.collect::<Vec<_>>()) {
         writeln!(out, "{line}")?;
     }
     Ok(0)

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::{self, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::thread;
@@ -20,31 +21,32 @@ use crate::table;
 const USUAL: (usize, usize) = (24, 80);
 
 pub(crate) fn top(connection: &Connection, args: &Top) -> Result<u8, Failure> {
-    let mut screen = Screen::new(args);
-    let mut sight = Sight {
+    let screen = Screen::new(args);
+    let mut watched = Watched {
         client: connection.client()?,
         prefix: args.prefix.as_bytes().to_vec(),
         rates: Rates::default(),
         waiting: Waiting::default(),
     };
-    let mut looks = 0;
+    let mut refreshes = 0;
     loop {
         let began = Instant::now();
-        match sight.look(began) {
+        match watched.refresh(began) {
             Ok(rows) => screen.show(&rows)?,
             // Redis may be reachable at the next refresh. At the first one, this is a failure.
-            Err(error) if error.is_unreachable() && looks > 0 => screen.complain(&error)?,
+            Err(error) if error.is_unreachable() && refreshes > 0 => screen.complain(&error)?,
             Err(error) => return Err(error.into()),
         }
-        looks += 1;
-        if args.count.is_some_and(|count| looks >= count) {
+        refreshes += 1;
+        if args.count.is_some_and(|count| refreshes >= count) {
             return Ok(0);
         }
         thread::sleep(args.interval.saturating_sub(began.elapsed()));
     }
 }
 
-struct Sight {
+/// The locks that the display shows.
+struct Watched {
     client: Client,
     prefix: Vec<u8>,
     rates: Rates,
@@ -57,33 +59,30 @@ struct Row {
     changes: f64,
 }
 
-impl Sight {
+impl Watched {
     /// Returns all held locks and those released recently, the busiest first.
-    fn look(&mut self, now: Instant) -> Result<Vec<Row>, Error> {
+    fn refresh(&mut self, now: Instant) -> Result<Vec<Row>, Error> {
         let held = self.client.list(&self.prefix)?;
         let mut seen: BTreeMap<Name, Record> = held
             .iter()
             .map(|held| (held.name().clone(), held.into()))
             .collect();
         for name in self.rates.names() {
-            if !seen.contains_key(&name) {
-                let token = self.client.mutex(&name).last_fencing_token()?;
-                let holder = None;
-                seen.insert(
-                    name.clone(),
-                    Record {
-                        name,
-                        holder,
-                        token,
-                    },
-                );
+            if let Entry::Vacant(free) = seen.entry(name) {
+                let token = self.client.mutex(free.key()).last_fencing_token()?;
+                let name = free.key().clone();
+                free.insert(Record {
+                    name,
+                    holder: None,
+                    token,
+                });
             }
         }
-        self.rates.look(now);
+        self.rates.begin_sample(now);
         let mut rows = Vec::new();
         for (name, record) in seen {
             let token = record.token.map(u64::from);
-            self.rates.saw(&name, token, record.holder.is_some());
+            self.rates.add(&name, token, record.holder.is_some());
             rows.push(Row {
                 waiting: self.waiting.ask(|| self.client.mutex(&name).waiting())?,
                 changes: self.rates.of(&name),
@@ -118,7 +117,7 @@ impl Screen {
         }
     }
 
-    fn show(&mut self, rows: &[Row]) -> io::Result<()> {
+    fn show(&self, rows: &[Row]) -> io::Result<()> {
         let mut out = io::BufWriter::new(io::stdout().lock());
         match self {
             Self::Terminal { interval } => {
@@ -132,12 +131,12 @@ impl Screen {
                 let header = ["NAME", "HOLDER", "LEFT", "WAITING", "CHANGES/s", "TOKEN"];
                 let mut lines = vec![head, String::new()];
                 lines.extend(table::lines(header, &cells));
-                refresh(&mut out, &lines)?;
+                redraw(&mut out, &lines)?;
             }
             Self::Lines => {
                 for row in rows {
                     let cells = table::escaped(&cells(row));
-                    writeln!(out, "{}\t{}", seconds(), cells.join("\t"))?;
+                    writeln!(out, "{}\t{}", since_epoch().as_secs(), cells.join("\t"))?;
                 }
             }
             Self::Json => {
@@ -145,9 +144,9 @@ impl Screen {
                 for row in rows {
                     let mut object = row.record.json();
                     object
-                        .number("waiting", row.waiting)
-                        .number("changes_per_s", Some(format!("{:.2}", row.changes)))
-                        .number("at_ms", Some(at));
+                        .plain("waiting", row.waiting)
+                        .plain("changes_per_s", Some(format!("{:.2}", row.changes)))
+                        .plain("at_ms", Some(at));
                     writeln!(out, "{}", object.finish())?;
                 }
             }
@@ -155,11 +154,11 @@ impl Screen {
         out.flush()
     }
 
-    fn complain(&mut self, error: &Error) -> io::Result<()> {
+    fn complain(&self, error: &Error) -> io::Result<()> {
         match self {
             Self::Terminal { .. } => {
                 let mut out = io::stdout().lock();
-                refresh(&mut out, &[error.to_string()])?;
+                redraw(&mut out, &[error.to_string()])?;
                 out.flush()
             }
             _ => {
@@ -171,19 +170,14 @@ impl Screen {
 }
 
 fn cells(row: &Row) -> [String; 6] {
-    [
-        row.record.name(),
-        row.record.holder(),
-        row.record.left(),
-        shown(row.waiting),
-        format!("{:.1}", row.changes),
-        row.record.token(),
-    ]
+    let [name, holder, left, token] = row.record.cells();
+    let changes = format!("{:.1}", row.changes);
+    [name, holder, left, shown(row.waiting), changes, token]
 }
 
 /// Overwrites the screen without clearing it first, which would flicker; omits lines that do not
 /// fit.
-fn refresh(out: &mut impl Write, lines: &[String]) -> io::Result<()> {
+fn redraw(out: &mut impl Write, lines: &[String]) -> io::Result<()> {
     let (height, width) = size();
     write!(out, "\x1b[H")?;
     for line in lines.iter().take(height.saturating_sub(1)) {
@@ -199,10 +193,6 @@ fn size() -> (usize, usize) {
         Ok(size) if size.ws_row > 1 && size.ws_col > 0 => (size.ws_row.into(), size.ws_col.into()),
         _ => USUAL,
     }
-}
-
-fn seconds() -> u64 {
-    since_epoch().as_secs()
 }
 
 fn since_epoch() -> Duration {

@@ -2,7 +2,7 @@
 
 use crate::args::{Connection, Unlock, name};
 use crate::exit::{Failure, NOT_HELD, USAGE, say};
-use crate::record::Record;
+use crate::record::shown_holder;
 
 pub(crate) fn unlock(connection: &Connection, args: &Unlock) -> Result<u8, Failure> {
     let name = name(&args.name);
@@ -18,19 +18,11 @@ pub(crate) fn unlock(connection: &Connection, args: &Unlock) -> Result<u8, Failu
     }
     let mutex = connection.client()?.mutex(&name);
     let holder = mutex.inspect()?;
-    let record = Record {
-        name,
-        holder,
-        token: None,
-    };
     if mutex.force_unlock()? {
-        say(&format!(
-            "released {}, which {} held",
-            record.name(),
-            record.holder()
-        ));
+        let holder = holder.as_ref().map_or_else(|| "-".into(), shown_holder);
+        say(&format!("released {name}, which {holder} held"));
         return Ok(0);
     }
-    say(&format!("{} is not held", record.name()));
+    say(&format!("{name} is not held"));
     Ok(NOT_HELD)
 }
