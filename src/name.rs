@@ -103,39 +103,20 @@ pub(crate) fn shown(bytes: &[u8]) -> String {
     Escaped::name(bytes).to_string()
 }
 
-impl From<&str> for Name {
-    fn from(name: &str) -> Self {
-        Self::new(name.as_bytes().into())
-    }
+macro_rules! from_bytes {
+    ($($text:ty)+) => {$(
+        impl From<$text> for Name {
+            fn from(name: $text) -> Self {
+                Self::new(AsRef::<[u8]>::as_ref(&name).into())
+            }
+        }
+    )+};
 }
-
-impl From<String> for Name {
-    fn from(name: String) -> Self {
-        Self::new(name.into_bytes().into())
-    }
-}
-
-impl From<&String> for Name {
-    fn from(name: &String) -> Self {
-        Self::new(name.as_bytes().into())
-    }
-}
-
-impl From<&[u8]> for Name {
-    fn from(name: &[u8]) -> Self {
-        Self::new(name.into())
-    }
-}
+from_bytes!(&str String &String &[u8] Vec<u8>);
 
 impl<const N: usize> From<&[u8; N]> for Name {
     fn from(name: &[u8; N]) -> Self {
         Self::new(name.as_slice().into())
-    }
-}
-
-impl From<Vec<u8>> for Name {
-    fn from(name: Vec<u8>) -> Self {
-        Self::new(name.into())
     }
 }
 

@@ -101,13 +101,9 @@ impl NoFirstReply {
 
     /// Marks `error`, which came before any reply, if it is a timeout or a closed connection.
     pub(crate) fn mark(error: RedisError) -> RedisError {
-        let kind = match io_error(&error) {
-            // A TLS error about the peer's data, or a violation.
-            Some(error) if error.get_ref().is_some() => None,
-            Some(error) => Some(error.kind()),
-            None => None,
-        };
-        match kind {
+        // A payload is a TLS error about the peer's data, or a violation.
+        let bare = io_error(&error).filter(|error| error.get_ref().is_none());
+        match bare.map(io::Error::kind) {
             Some(kind @ (io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)) => {
                 io::Error::new(kind, Self::Silent).into()
             }

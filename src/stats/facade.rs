@@ -86,61 +86,47 @@ impl Facade {
 type Pair = (&'static str, &'static str);
 
 /// Returns the name and label of the metric for a field of [`Totals`].
-fn metric(field: &'static str) -> (&'static str, Option<Pair>) {
-    for (prefix, name, key) in [
-        ("acquired_", "leasehold_acquired_total", "how"),
-        ("lost_", "leasehold_lost_total", "reason"),
-        ("renewals_", "leasehold_renewals_total", "outcome"),
-        ("wakes_", "leasehold_wakes_total", "source"),
+fn metric(field: &'static str) -> (String, Option<Pair>) {
+    for (counted, key) in [
+        ("acquired", "how"),
+        ("lost", "reason"),
+        ("renewals", "outcome"),
+        ("wakes", "source"),
     ] {
-        if let Some(value) = field.strip_prefix(prefix) {
-            return (name, Some((key, value)));
+        let value = field.strip_prefix(counted);
+        if let Some(value) = value.and_then(|rest| rest.strip_prefix('_')) {
+            return (total(counted), Some((key, value)));
         }
     }
-    let name = match field {
-        "attempts" => "leasehold_attempts_total",
-        "refused" => "leasehold_refused_total",
-        "timed_out" => "leasehold_timed_out_total",
-        "failed" => "leasehold_failed_total",
-        "released" => "leasehold_released_total",
-        "released_too_late" => "leasehold_released_too_late_total",
-        "spurious_wakes" => "leasehold_spurious_wakes_total",
-        // Never reached: a test checks every field.
-        other => other,
-    };
-    (name, None)
+    (total(field), None)
+}
+
+fn total(counted: &str) -> String {
+    format!("leasehold_{counted}_total")
 }
 
 fn describe() {
-    for (name, text) in [
-        ("leasehold_attempts_total", "Acquiring commands"),
-        ("leasehold_acquired_total", "Locks acquired"),
+    const WITHOUT_WAITING: &str =
+        "Calls that found the lock held and did not wait, or used up their attempts";
+    const TOO_LATE: &str = "Locks that were already lost when they were released";
+    const SPURIOUS: &str = "Retries of waiters that found the lock still held";
+    for (counted, text) in [
+        ("attempts", "Acquiring commands"),
+        ("acquired", "Locks acquired"),
+        ("refused", WITHOUT_WAITING),
         (
-            "leasehold_refused_total",
-            "Calls that found the lock held and did not wait, or used up their attempts",
-        ),
-        (
-            "leasehold_timed_out_total",
+            "timed_out",
             "Calls whose deadline passed while the lock was held",
         ),
-        ("leasehold_failed_total", "Calls that ended in an error"),
-        (
-            "leasehold_released_total",
-            "Locks released while they were held",
-        ),
-        (
-            "leasehold_released_too_late_total",
-            "Locks that were already lost when they were released",
-        ),
-        ("leasehold_lost_total", "Locks lost"),
-        ("leasehold_renewals_total", "Renewals"),
-        ("leasehold_wakes_total", "Retries of waiters"),
-        (
-            "leasehold_spurious_wakes_total",
-            "Retries of waiters that found the lock still held",
-        ),
+        ("failed", "Calls that ended in an error"),
+        ("released", "Locks released while they were held"),
+        ("released_too_late", TOO_LATE),
+        ("lost", "Locks lost"),
+        ("renewals", "Renewals"),
+        ("wakes", "Retries of waiters"),
+        ("spurious_wakes", SPURIOUS),
     ] {
-        describe_counter!(name, Unit::Count, text);
+        describe_counter!(total(counted), Unit::Count, text);
     }
     let texts = [
         "Time from the call to the lock",
@@ -168,7 +154,7 @@ mod tests {
     fn every_total_has_a_metric() {
         assert_eq!(
             metric("lost_max_hold"),
-            ("leasehold_lost_total", Some(("reason", "max_hold")))
+            ("leasehold_lost_total".into(), Some(("reason", "max_hold")))
         );
         for (field, _) in Totals::default().fields() {
             let (name, _) = metric(field);

@@ -1,0 +1,128 @@
+//! What a client counts while it runs.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::lost::Lost;
+use crate::stats::histogram::Histogram;
+use crate::stats::totals::Counters;
+
+/// The reason why a waiter woke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wake {
+    Message,
+    Local,
+    HandOff,
+    Ttl,
+    Backstop,
+    Reconnect,
+    /// Nothing was released: the waiter moved up in the queue, its subscription was confirmed, or
+    /// the client was shut down.
+    Turn,
+}
+
+/// The counters of one client, all of them relaxed atomics: counting never blocks.
+#[derive(Debug, Default)]
+pub(crate) struct Meters {
+    pub(crate) counters: Counters,
+    pub(crate) wait: Histogram,
+    pub(crate) hold: Histogram,
+    /// The renewal lag in nanoseconds, plus one; 0 before the first renewal.
+    lag: AtomicU64,
+}
+
+impl Meters {
+    /// Counts a call that acquired its lock `after` this time.
+    pub(crate) fn acquired(&self, has_waited: bool, after: Duration) {
+        if has_waited {
+            self.counters.acquired_after_waiting.up();
+        } else {
+            self.counters.acquired_at_once.up();
+        }
+        self.wait.record(after);
+    }
+
+    /// Counts a lock that its holder released, `after` having it for this time.
+    pub(crate) fn let_go(&self, in_time: bool, after: Duration) {
+        if in_time {
+            self.counters.released.up();
+        } else {
+            self.counters.released_too_late.up();
+        }
+        self.hold.record(after);
+    }
+
+    pub(crate) fn lost(&self, lost: Lost) {
+        let counters = &self.counters;
+        match lost {
+            Lost::Expired => counters.lost_expired.up(),
+            Lost::Taken => counters.lost_taken.up(),
+            Lost::Deleted => counters.lost_deleted.up(),
+            Lost::MaxHold => counters.lost_max_hold.up(),
+            Lost::ShutDown => counters.lost_shut_down.up(),
+        }
+    }
+
+    /// Counts a renewal that was confirmed `lag` after it was due; `None` if it failed.
+    pub(crate) fn renewed(&self, lag: Option<Duration>) {
+        match lag {
+            Some(lag) => {
+                self.counters.renewals_ok.up();
+                let nanos = u64::try_from(lag.as_nanos()).unwrap_or(u64::MAX);
+                self.lag.store(nanos.saturating_add(1), Ordering::Relaxed);
+            }
+            None => self.counters.renewals_failed.up(),
+        }
+    }
+
+    pub(crate) fn lag(&self) -> Option<Duration> {
+        let nanos = self.lag.load(Ordering::Relaxed).checked_sub(1)?;
+        Some(Duration::from_nanos(nanos))
+    }
+
+    /// Counts a waiter that retries; returns false for a reason that is not counted.
+    pub(crate) fn woke(&self, wake: Wake) -> bool {
+        let counters = &self.counters;
+        match wake {
+            Wake::Message => counters.wakes_message.up(),
+            Wake::Local => counters.wakes_local.up(),
+            Wake::HandOff => counters.wakes_hand_off.up(),
+            Wake::Ttl => counters.wakes_ttl.up(),
+            Wake::Backstop => counters.wakes_backstop.up(),
+            Wake::Reconnect => counters.wakes_reconnect.up(),
+            Wake::Turn => return false,
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::totals::Totals;
+
+    #[test]
+    fn events_are_counted_in_their_totals() {
+        let meters = Meters::default();
+        meters.acquired(false, Duration::from_millis(1));
+        meters.acquired(true, Duration::from_millis(3));
+        meters.let_go(true, Duration::from_millis(5));
+        meters.lost(Lost::Taken);
+        assert!(meters.woke(Wake::Message));
+        assert!(!meters.woke(Wake::Turn));
+        assert_eq!(
+            meters.counters.totals(),
+            Totals {
+                acquired_at_once: 1,
+                acquired_after_waiting: 1,
+                released: 1,
+                lost_taken: 1,
+                wakes_message: 1,
+                ..Totals::default()
+            }
+        );
+        assert_eq!(meters.lag(), None);
+        meters.renewed(Some(Duration::ZERO));
+        assert_eq!(meters.lag(), Some(Duration::ZERO));
+    }
+}

@@ -1,0 +1,234 @@
+//! The counters of events, as atomics and as a snapshot.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A counter. Relaxed atomics suffice: no other memory access depends on its value.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn up(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn value(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Defines all totals once: as fields of the snapshot, as counters, and by name.
+macro_rules! totals {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// The counters of one client, or their sum over several clients.
+        ///
+        /// [`Stats`](crate::Stats) contains those of one client, since it was made.
+        /// [`Client::shared_stats`](crate::Client::shared_stats) returns the sum over all clients
+        /// that share theirs; the fields of the Redis hash have the names of the fields here.
+        ///
+        /// *A call that locks* is one of `lock`, `try_lock`, `try_lock_for`, `try_lock_until`,
+        /// `with` and `try_with`. When it returns, it is counted in exactly one of
+        /// `acquired_at_once`, `acquired_after_waiting`, `refused`, `timed_out` and `failed`. An
+        /// acquired lock is counted again when its holder releases it, in `released` or
+        /// `released_too_late`.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Totals {
+            $($(#[doc = $doc])+ pub $name: u64,)+
+        }
+
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: Counter,)+
+        }
+
+        impl Counters {
+            pub(crate) fn totals(&self) -> Totals {
+                Totals { $($name: self.$name.value(),)+ }
+            }
+        }
+
+        impl Totals {
+            /// Returns the name and value of every field.
+            pub(crate) fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)+].into_iter()
+            }
+
+            /// Returns the field with this name.
+            pub(crate) fn field(&mut self, name: &[u8]) -> Option<&mut u64> {
+                $(if name == stringify!($name).as_bytes() {
+                    return Some(&mut self.$name);
+                })+
+                None
+            }
+
+            /// Returns what was counted after `before`.
+            pub(crate) fn since(&self, before: &Self) -> Self {
+                Self { $($name: self.$name.saturating_sub(before.$name),)+ }
+            }
+        }
+    };
+}
+
+totals! {
+    /// Acquiring commands, including those that could not be sent because Redis was unreachable.
+    ///
+    /// A call that locks makes one attempt if the lock is free, and more if it waits or retries. It
+    /// makes none if the client knows without asking that the lock is held.
+    attempts,
+    /// Calls that acquired the lock without waiting for another holder.
+    acquired_at_once,
+    /// Calls that acquired the lock after waiting for another holder, or behind earlier waiters of
+    /// this client.
+    acquired_after_waiting,
+    /// Calls that ended without the lock because it was held, and that had no deadline left to wait
+    /// for: `try_lock`, and calls that used up the attempts of their [`Backoff`](crate::Backoff).
+    refused,
+    /// Calls that ended without the lock because it was still held at their deadline.
+    timed_out,
+    /// Calls that ended in an error, except [`AttemptsUsedUp`](crate::Error::AttemptsUsedUp), which
+    /// counts as `refused`.
+    failed,
+    /// Locks that were released while they were held, including those whose release was not
+    /// confirmed and is repeated in the background.
+    released,
+    /// Locks that were already lost when their holder released them:
+    /// [`AlreadyLost`](crate::Unlocked::AlreadyLost).
+    released_too_late,
+    /// Locks lost to [`Lost::Expired`].
+    lost_expired,
+    /// Locks lost to [`Lost::Taken`].
+    lost_taken,
+    /// Locks lost to [`Lost::Deleted`].
+    lost_deleted,
+    /// Locks lost to [`Lost::MaxHold`].
+    lost_max_hold,
+    /// Locks lost to [`Lost::ShutDown`].
+    lost_shut_down,
+    /// Renewals that Redis confirmed, both in the background and by `renew` and `extend`.
+    renewals_ok,
+    /// Renewals that Redis did not answer, or refused. They are retried while the lease lasts. A
+    /// renewal that finds the lock gone counts as a loss instead.
+    renewals_failed,
+    /// Waiters woken by a message on the lock's channel, such as a release.
+    wakes_message,
+    /// Waiters woken because this client itself released or lost the lock.
+    wakes_local,
+    /// Waiters that received the lock from a holder of the same client by a
+    /// [local hand-off](crate::Mutex::local_handoffs).
+    wakes_hand_off,
+    /// Waiters that retried because the holder's ttl was about to end.
+    wakes_ttl,
+    /// Waiters that retried without having been woken: after the
+    /// [`backstop`](crate::ClientBuilder::backstop), after a pause of their
+    /// [`Backoff`](crate::Backoff), or after a pause because messages cannot be received.
+    wakes_backstop,
+    /// Waiters woken because the subscriber reconnected and messages are received again.
+    wakes_reconnect,
+    /// Wakes from any source after which another holder still, or again, had the lock.
+    spurious_wakes,
+}
+
+impl Totals {
+    /// Returns the number of locks acquired, at once or after waiting.
+    pub fn acquired(&self) -> u64 {
+        self.acquired_at_once + self.acquired_after_waiting
+    }
+
+    /// Returns the number of locks lost, for any reason.
+    pub fn lost(&self) -> u64 {
+        self.lost_expired
+            + self.lost_taken
+            + self.lost_deleted
+            + self.lost_max_hold
+            + self.lost_shut_down
+    }
+
+    /// Returns the number of times that waiters retried, from any source.
+    ///
+    /// Two cases are not counted: a waiter that only moves up to the head of its client's queue,
+    /// and the retry after a first subscription.
+    pub fn wakes(&self) -> u64 {
+        self.wakes_message
+            + self.wakes_local
+            + self.wakes_hand_off
+            + self.wakes_ttl
+            + self.wakes_backstop
+            + self.wakes_reconnect
+    }
+
+    /// Returns the share of acquired locks that had to wait, from 0 to 1.
+    ///
+    /// It is 0 if no lock was acquired. A useful threshold for an alert is 0.05.
+    pub fn contention_rate(&self) -> f64 {
+        match self.acquired() {
+            0 => 0.0,
+            acquired => self.acquired_after_waiting as f64 / acquired as f64,
+        }
+    }
+}
+
+impl fmt::Display for Totals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "attempts {}, acquired {} ({:.1} % after waiting), refused {}, timed out {}, \
+             failed {}, released {}, too late {}, lost {}, renewed {}, \
+             not renewed {}, wakes {} ({} spurious)",
+            self.attempts,
+            self.acquired(),
+            self.contention_rate() * 100.0,
+            self.refused,
+            self.timed_out,
+            self.failed,
+            self.released,
+            self.released_too_late,
+            self.lost(),
+            self.renewals_ok,
+            self.renewals_failed,
+            self.wakes(),
+            self.spurious_wakes
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_contention_rate_is_a_share_of_acquired_locks() {
+        let rate = |acquired_at_once, acquired_after_waiting| {
+            Totals {
+                acquired_at_once,
+                acquired_after_waiting,
+                refused: 100,
+                ..Totals::default()
+            }
+            .contention_rate()
+        };
+        assert_eq!(rate(0, 0), 0.0);
+        assert_eq!(rate(7, 0), 0.0);
+        assert_eq!(rate(0, 7), 1.0);
+        assert_eq!(rate(95, 5), 0.05);
+    }
+
+    #[test]
+    fn every_field_is_found_by_its_name() {
+        let mut totals = Totals::default();
+        let names: Vec<_> = totals.fields().map(|(name, _)| name).collect();
+        assert_eq!(names.first(), Some(&"attempts"));
+        assert_eq!(names.len(), 22);
+        for (n, name) in (1..).zip(&names) {
+            *totals.field(name.as_bytes()).unwrap() = n;
+        }
+        assert!((1..=22).eq(totals.fields().map(|(_, n)| n)));
+        assert_eq!(totals.field(b"unheard_of"), None);
+        let one = Totals {
+            refused: 1,
+            ..Totals::default()
+        };
+        assert_eq!(totals.since(&one).refused, totals.refused - 1);
+        assert_eq!(one.since(&totals), Totals::default());
+    }
+}
