@@ -1,6 +1,7 @@
 //! A client's settings from environment variables.
 
 use std::ffi::OsString;
+use std::str::FromStr;
 use std::time::Duration;
 
 use crate::api::builder::ClientBuilder;
@@ -78,30 +79,22 @@ fn checked(name: &str, builder: ClientBuilder) -> Result<ClientBuilder, Error> {
 /// Makes a URL of its parts.
 fn assemble(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<String, Error> {
     let host = text("REDIS_HOST")?.unwrap_or_else(|| "127.0.0.1".into());
-    let port = match text("REDIS_PORT")? {
-        None => 6379,
-        Some(port) => port
-            .parse::<u16>()
-            .map_err(|_| expected("REDIS_PORT", "a port number"))?,
-    };
-    let db = match text("REDIS_DB")? {
-        None => 0,
-        Some(db) => db
-            .parse::<u32>()
-            .map_err(|_| expected("REDIS_DB", "the number of a database"))?,
-    };
-    let host = if host.contains(':') && !host.starts_with('[') {
-        format!("[{host}]")
-    } else {
-        host
+    let port: u16 = text("REDIS_PORT")?.map_or(Ok(6379), |port| {
+        parsed("REDIS_PORT", &port, "a port number")
+    })?;
+    let db: u32 = text("REDIS_DB")?.map_or(Ok(0), |db| {
+        parsed("REDIS_DB", &db, "the number of a database")
+    })?;
+    let host = match host.contains(':') && !host.starts_with('[') {
+        true => format!("[{host}]"),
+        false => host,
     };
     let user = text("REDIS_USERNAME")?.map_or_else(String::new, |user| encode(&user));
     let password = text("REDIS_PASSWORD")?
         .map_or_else(String::new, |password| format!(":{}", encode(&password)));
-    let at = if user.is_empty() && password.is_empty() {
-        ""
-    } else {
-        "@"
+    let at = match user.is_empty() && password.is_empty() {
+        true => "",
+        false => "@",
     };
     Ok(format!("redis://{user}{password}{at}{host}:{port}/{db}"))
 }
@@ -121,10 +114,11 @@ fn encode(text: &str) -> String {
 }
 
 fn millis(name: &str, value: &str) -> Result<Duration, Error> {
-    value
-        .parse()
-        .map(Duration::from_millis)
-        .map_err(|_| expected(name, "a whole number of milliseconds"))
+    parsed(name, value, "a whole number of milliseconds").map(Duration::from_millis)
+}
+
+fn parsed<T: FromStr>(name: &str, value: &str, what: &str) -> Result<T, Error> {
+    value.parse().map_err(|_| expected(name, what))
 }
 
 /// The value is not repeated: it may be a password that ended up in the wrong variable.

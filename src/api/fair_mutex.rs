@@ -86,7 +86,6 @@ impl FairMutex {
 }
 
 lock_settings!(FairMutex, 0.settings);
-lock_calls!(FairMutex, MutexGuard);
 
 /// Acquiring.
 impl FairMutex {
@@ -122,6 +121,8 @@ impl FairMutex {
         self.0.try_lock_for(limit)
     }
 }
+
+lock_calls!(FairMutex, MutexGuard);
 
 /// For operators.
 impl FairMutex {

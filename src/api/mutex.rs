@@ -114,7 +114,6 @@ impl Mutex {
 }
 
 lock_settings!(Mutex, settings);
-lock_calls!(Mutex, MutexGuard);
 
 /// Acquiring.
 impl Mutex {
@@ -191,6 +190,8 @@ impl Mutex {
         Ok(hold.map(|hold| MutexGuard::new(Arc::clone(&self.core), hold)))
     }
 }
+
+lock_calls!(Mutex, MutexGuard);
 
 /// For operators.
 impl Mutex {

@@ -72,7 +72,6 @@ impl MutexAll {
 }
 
 lock_settings!(MutexAll, 0.settings);
-lock_calls!(MutexAll, MutexAllGuard);
 
 /// Acquiring.
 impl MutexAll {
@@ -113,3 +112,5 @@ impl MutexAll {
         Ok(self.0.try_lock_for(limit)?.map(MutexAllGuard))
     }
 }
+
+lock_calls!(MutexAll, MutexAllGuard);

@@ -5,7 +5,7 @@ pub(crate) const SLOTS: u16 = 16_384;
 
 /// Returns the cluster slot of a key.
 pub(crate) fn slot(key: &[u8]) -> u16 {
-    crc16::State::<crc16::XMODEM>::calculate(hashed(key)) % SLOTS
+    crc16::State::<crc16::XMODEM>::calculate(hash_tag(key).unwrap_or(key)) % SLOTS
 }
 
 /// Returns the hash tag of a key: the text between its first opening brace and the next closing
@@ -17,10 +17,6 @@ pub(crate) fn hash_tag(key: &[u8]) -> Option<&[u8]> {
     let rest = key.get(open + 1..)?;
     let length = rest.iter().position(|&b| b == b'}')?;
     rest.get(..length).filter(|tag| !tag.is_empty())
-}
-
-fn hashed(key: &[u8]) -> &[u8] {
-    hash_tag(key).unwrap_or(key)
 }
 
 #[cfg(test)]
