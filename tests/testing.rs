@@ -1,33 +1,48 @@
 //! Promise: the server of `leasehold::testing` does what its page says.
 #![cfg(feature = "testing")]
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use leasehold::testing::Server;
-use leasehold::{Client, Error, Lost, Unlocked};
+use leasehold::{Client, ClientBuilder, Error, Lost, Unlocked};
+use support::{eventually, let_pass, ms};
 
 const NAME: &str = "account:123";
 const KEY: &str = "lock:account:123";
 
-const fn ms(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
-
 /// Long enough for a machine that is overloaded.
 const LONG: Duration = Duration::from_secs(60);
 
+fn builder(server: &Server) -> ClientBuilder {
+    Client::builder().url(server.url())
+}
+
 /// A client whose calls give up soon.
 fn impatient(server: &Server) -> Client {
-    let builder = Client::builder().url(server.url());
-    builder.command_timeout(ms(200)).breaker(0).build().unwrap()
+    let builder = builder(server).command_timeout(ms(300));
+    builder.breaker(0).build().unwrap()
 }
 
 fn is_taken(server: &Server) -> bool {
     server.keys().iter().any(|key| key == KEY)
 }
 
+/// Waits until a thread of `client` waits for the lock and is subscribed to its releases.
+fn until_waiting(client: &Client) {
+    eventually(LONG, || client.mutex(NAME).waiting().unwrap() == 1);
+}
+
+/// The message with which a call panics.
+fn panic_message(call: impl FnOnce() + Send) -> String {
+    thread::scope(|scope| {
+        let panic = scope.spawn(call).join().unwrap_err();
+        *panic.downcast::<String>().unwrap()
+    })
+}
+
 #[test]
-fn a_lock_is_taken_and_released() {
+fn lock_is_taken_and_released() {
     let server = Server::start();
     let client = server.client();
     let guard = client.mutex(NAME).lock().unwrap();
@@ -38,17 +53,160 @@ fn a_lock_is_taken_and_released() {
 }
 
 #[test]
-fn the_loss_of_a_lock_is_told() {
+fn every_kind_of_lock_works() {
     let server = Server::start();
     let client = server.client();
-    let guard = client.mutex(NAME).lock().unwrap();
-    server.lose(NAME);
-    assert!(!is_taken(&server));
-    assert_eq!(guard.lost().recv_timeout(LONG), Ok(Lost::Deleted));
+    let all = client.mutex_all(["a", "b"]).lock().unwrap();
+    assert!(client.mutex("b").try_lock().unwrap().is_none());
+    drop(all);
+    let fair = client.fair_mutex(NAME).lock().unwrap();
+    assert!(client.mutex(NAME).try_lock().unwrap().is_none());
+    assert_eq!(client.list("").unwrap().len(), 1);
+    fair.renew().unwrap();
+    assert_eq!(fair.unlock().unwrap(), Unlocked::Released);
 }
 
 #[test]
-fn a_paused_server_answers_nothing() {
+fn several_servers_are_a_quorum() {
+    let servers = [(); 3].map(|()| Server::start());
+    let client = Client::quorum(servers.iter().map(Server::url)).unwrap();
+    let _cut = servers[0].cut();
+    let guard = client.mutex(NAME).try_lock_for(LONG).unwrap().unwrap();
+    assert!(!is_taken(&servers[0]) && is_taken(&servers[1]) && is_taken(&servers[2]));
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+#[test]
+fn both_protocols_and_all_databases_are_served() {
+    let server = Server::start();
+    for path in ["/2", "?protocol=resp3"] {
+        let client = Client::open(&format!("{}{path}", server.url())).unwrap();
+        let guard = client.mutex(NAME).lock().unwrap();
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| client.mutex(NAME).local_handoffs(0).lock().map(drop));
+            until_waiting(&client);
+            drop(guard);
+            waiter.join().unwrap().unwrap();
+        });
+    }
+    let _in_database_2 = Client::open(&format!("{}/2", server.url()))
+        .unwrap()
+        .mutex(NAME)
+        .lock()
+        .unwrap();
+    assert!(server.client().mutex(NAME).try_lock().unwrap().is_some());
+}
+
+#[test]
+fn foreign_holder_keeps_the_lock_until_it_is_dropped() {
+    let server = Server::start();
+    let client = builder(&server).backstop(LONG).build().unwrap();
+    let foreign = server.hold(NAME);
+    assert!(client.mutex(NAME).try_lock().unwrap().is_none());
+    let holder = client.mutex(NAME).inspect().unwrap().unwrap();
+    assert_eq!(holder.owner(), Some("somebody-else"));
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| client.mutex(NAME).lock().unwrap().fencing_token());
+        until_waiting(&client);
+        drop(foreign);
+        let token = waiter.join().unwrap();
+        assert!(token > holder.fencing_token().unwrap());
+    });
+    let totals = client.stats().totals;
+    assert_eq!(
+        (totals.wakes_ttl, totals.wakes_backstop),
+        (0, 0),
+        "no message came"
+    );
+}
+
+#[test]
+fn foreign_holder_hands_a_fair_lock_to_the_first_in_line() {
+    let server = Server::start();
+    let client = server.client();
+    let foreign = server.hold(NAME);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| client.fair_mutex(NAME).lock().map(drop));
+        eventually(LONG, || client.fair_mutex(NAME).waiting().unwrap() == 1);
+        drop(foreign);
+        waiter.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn foreign_holder_renews_its_lease_and_a_forgotten_one_does_not() {
+    let server = Server::start();
+    let foreign = server.hold(NAME);
+    for _ in 0..3 {
+        server.advance(ms(9_000));
+        assert!(is_taken(&server));
+    }
+    foreign.forget();
+    assert!(is_taken(&server));
+    server.advance(ms(10_000));
+    assert!(!is_taken(&server));
+    let expired = server.hold(NAME);
+    server.advance(ms(10_000));
+    assert!(!is_taken(&server), "its lease has run out");
+    let _next = server.client().mutex(NAME).lock().unwrap();
+    drop(expired);
+    assert!(is_taken(&server), "it releases only its own lease");
+}
+
+#[test]
+fn foreign_holder_cannot_take_a_lock_that_is_taken() {
+    let server = Server::start();
+    let _first = server.hold(NAME);
+    let message = panic_message(|| drop(server.hold(NAME)));
+    assert!(message.contains("account:123: somebody-else:"), "{message}");
+}
+
+#[test]
+fn loss_is_told_even_if_no_renewal_is_near() {
+    let server = Server::start();
+    let client = server.client();
+    let guard = client.mutex(NAME).ttl(LONG * 60).lock().unwrap();
+    server.lose(NAME);
+    assert!(!is_taken(&server));
+    assert_eq!(guard.lost().recv_timeout(LONG), Ok(Lost::Deleted));
+    let message = panic_message(|| server.lose(NAME));
+    assert_eq!(message, "nobody has account:123");
+}
+
+#[test]
+fn lost_lock_goes_to_a_waiter() {
+    let server = Server::start();
+    let holder = server.client();
+    let client = builder(&server).backstop(LONG).build().unwrap();
+    let guard = holder.mutex(NAME).ttl(LONG * 60).lock().unwrap();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| client.mutex(NAME).lock().unwrap().unlock().unwrap());
+        until_waiting(&client);
+        server.lose(NAME);
+        assert_eq!(waiter.join().unwrap(), Unlocked::Released);
+    });
+    assert_eq!(client.stats().totals.wakes_backstop, 0, "no message came");
+    // The waiter may have had the lock when the holder asked.
+    assert!(guard.lost().recv_timeout(LONG).is_ok());
+}
+
+#[test]
+fn advance_ends_leases_and_raises_tokens() {
+    let server = Server::start();
+    let client = server.client();
+    let mutex = client.mutex(NAME).ttl(ms(900));
+    let guard = mutex.lock().unwrap();
+    let before = guard.fencing_token().value();
+    server.advance(ms(900));
+    assert!(!is_taken(&server));
+    // At the next renewal, or by its own clock if this machine was slow.
+    assert!(guard.lost().recv_timeout(LONG).is_ok());
+    let after = mutex.lock().unwrap().fencing_token().value();
+    assert!(after - before >= 900_000, "tokens are the server's µs");
+}
+
+#[test]
+fn paused_server_answers_nothing() {
     let server = Server::start();
     let client = impatient(&server);
     client.ping().unwrap();
@@ -57,20 +215,127 @@ fn a_paused_server_answers_nothing() {
     let error = client.mutex(NAME).try_lock().unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
     assert_eq!((server.commands(), server.keys()), (commands, keys));
+    let second = server.pause();
     drop(pause);
+    assert!(client.ping().is_err());
+    drop(second);
     assert!(client.mutex(NAME).try_lock_for(LONG).unwrap().is_some());
 }
 
 #[test]
-fn a_cut_server_refuses_connections_and_keeps_its_data() {
+fn cut_server_refuses_connections_and_keeps_its_data() {
     let server = Server::start();
     let client = impatient(&server);
     let guard = client.mutex(NAME).lock().unwrap();
-    let cut = server.cut();
-    let error = server.client().ping().unwrap_err();
-    assert!(error.to_string().contains("refused"), "{error}");
-    drop(cut);
+    let cuts = [server.cut(), server.cut()];
+    for cut in cuts {
+        let error = server.client().ping().unwrap_err();
+        assert!(error.to_string().contains("refused"), "{error}");
+        drop(cut);
+    }
     assert!(is_taken(&server));
-    client.ping().unwrap();
+    server.client().ping().unwrap();
+    eventually(LONG, || client.ping().is_ok());
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+#[test]
+fn refused_script_does_not_run() {
+    let server = Server::start();
+    let client = server.client();
+    let refusals = [server.refuse("-OOM first"), server.refuse("NOPERM second")];
+    for (refusal, code) in refusals.into_iter().rev().zip(["NOPERM", "OOM"]) {
+        match client.mutex(NAME).try_lock() {
+            Err(Error::Refused { answer, .. }) => assert!(answer.starts_with(code), "{answer}"),
+            other => panic!("{other:?}"),
+        }
+        client.ping().unwrap();
+        drop(refusal);
+    }
+    assert!(!is_taken(&server));
+    assert!(client.mutex(NAME).try_lock().unwrap().is_some());
+}
+
+#[test]
+fn lock_whose_reply_is_lost_is_taken_and_undone() {
+    let server = Server::start();
+    let client = impatient(&server);
+    // The server has the script from now on: a caller that must send its source runs nothing.
+    drop(client.mutex(NAME).lock().unwrap());
+    let tokens = client.mutex(NAME).last_fencing_token().unwrap();
+    server.drop_replies(1);
+    let error = client.mutex(NAME).try_lock().unwrap_err();
+    assert!(error.may_be_held(), "{error}");
+    eventually(LONG, || !is_taken(&server));
+    assert!(
+        client.mutex(NAME).last_fencing_token().unwrap() > tokens,
+        "it ran"
+    );
+}
+
+#[test]
+fn lost_message_wakes_nobody() {
+    let server = Server::start();
+    let client = builder(&server).backstop(ms(300)).build().unwrap();
+    let foreign = server.hold(NAME);
+    server.drop_messages(1);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| client.mutex(NAME).lock().map(drop));
+        until_waiting(&client);
+        drop(foreign);
+        waiter.join().unwrap().unwrap();
+    });
+    assert_eq!(client.stats().totals.wakes_message, 0);
+}
+
+#[test]
+fn waiting_threads_send_nothing() {
+    let server = Server::start();
+    let client = builder(&server).backstop(LONG).build().unwrap();
+    let foreign = server.hold(NAME);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| client.mutex(NAME).lock().map(drop).unwrap());
+        }
+        until_waiting(&client);
+        // The first waiter asks once more after it has subscribed.
+        eventually(LONG, || {
+            let before = server.commands();
+            let_pass(ms(200));
+            server.commands() == before
+        });
+        drop(foreign);
+    });
+}
+
+#[test]
+fn what_the_server_is_not_is_refused_by_name() {
+    let server = Server::start();
+    let port = server.url().rsplit_once(':').unwrap().1;
+    let urls = [
+        format!("redis+cluster://127.0.0.1:{port}"),
+        format!("redis+sentinel://127.0.0.1:{port}/mymaster"),
+        format!("redis://:secret@127.0.0.1:{port}"),
+        format!("redis://:secret@127.0.0.1:{port}?protocol=resp3"),
+    ];
+    for url in urls {
+        let client = Client::open(&url).unwrap();
+        let error = client.mutex(NAME).try_lock().unwrap_err();
+        assert!(error.to_string().contains("leasehold::testing"), "{error}");
+    }
+    let client = server.client();
+    let replicated = client.mutex(NAME).min_replicas(1, ms(100));
+    let error = replicated.try_lock().unwrap_err();
+    assert!(error.to_string().contains("leasehold::testing"), "{error}");
+}
+
+#[test]
+fn servers_are_independent() {
+    let servers = [Server::start(), Server::start()];
+    let _foreign = servers[0].hold(NAME);
+    let began = Instant::now();
+    servers[0].advance(LONG);
+    let _pause = servers[0].pause();
+    assert!(servers[1].client().mutex(NAME).lock().is_ok());
+    assert!(began.elapsed() < LONG);
 }

@@ -83,8 +83,10 @@ impl Server {
         }
     }
 
-    /// Moves the server's clock ahead: leases and queues expire that end within `time`.
+    /// Moves the server's clock ahead: leases and queues that end within `time` expire.
     ///
+    /// The clock moves by a millisecond more, because a key of Redis exists until the end of its last
+    /// millisecond.
     /// The clock of this process does not move: see [`suspend`](super::suspend). A client that has
     /// a lease notices its end at the next renewal. A thread that waits for the lock notices it
     /// within the [backstop](crate::ClientBuilder::backstop), because Redis announces no expiry.

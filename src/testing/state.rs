@@ -55,7 +55,8 @@ impl State {
     }
 
     pub(super) fn advance(&mut self, time: Duration) {
-        self.clock.ahead += time;
+        // A key exists until its last millisecond has passed.
+        self.clock.ahead += time + Duration::from_millis(1);
         // A foreign holder does not renew what has expired.
         self.renew_foreign(false);
     }
