@@ -1,5 +1,6 @@
-//! What a stuck connection costs: a proxy holds one write of many calls back, and all calls that
-//! take longer than without that are counted. Only those in the write should.
+//! Measures which calls a stuck connection delays. Many threads share connections, and a proxy
+//! delays one write that contains the commands of several calls. The bench counts the calls that
+//! take longer than in a run without the delay: only the calls in that write should.
 
 mod common;
 

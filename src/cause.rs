@@ -59,12 +59,12 @@ impl Cause {
         Self::new(CauseKind::Server, text.as_ref())
     }
 
-    /// Time ran out.
+    /// A timeout, such as of connecting.
     pub(crate) fn silence(text: impl AsRef<str>) -> Self {
         Self::new(CauseKind::Timeout, text.as_ref())
     }
 
-    /// The client's own limits are the reason.
+    /// A limit of the client itself was reached.
     pub(crate) fn of_client(text: impl AsRef<str>) -> Self {
         Self::new(CauseKind::Client, text.as_ref())
     }
@@ -100,7 +100,7 @@ impl Cause {
         }
     }
 
-    /// The same, for a caller that was not served for this long.
+    /// Returns this cause, for a caller that waited this long without being served.
     pub(crate) fn unserved_for(mut self, time: Duration) -> Self {
         self.unserved_for = Some(time).filter(|time| !time.is_zero());
         self
@@ -132,13 +132,13 @@ impl Cause {
         self.kind == CauseKind::NotRedis
     }
 
-    /// This cause, as the last of `count` malformed replies in a row.
+    /// Returns this cause as the last of `count` malformed replies in a row.
     pub(crate) fn last_malformed(&self, count: u32) -> Self {
         let text = format!("this does not look like Redis: {count} times in a row, {self}");
         Self::new(CauseKind::NotRedis, &text)
     }
 
-    /// The same text, about a peer as in `cause`.
+    /// Returns this text with the kind of `cause`.
     pub(crate) fn with_kind_of(self, cause: &Self) -> Self {
         let kind = cause.kind;
         Self { kind, ..self }

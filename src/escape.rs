@@ -19,8 +19,8 @@ pub(crate) fn is_printable(c: char) -> bool {
     }
 }
 
-/// Arbitrary bytes to print. `Display` escapes everything that is not printable and cuts a long
-/// end. Escaping twice changes nothing.
+/// Arbitrary bytes to print. `Display` escapes everything that is not printable and truncates long
+/// text. Escaping twice changes nothing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Escaped<'a> {
     bytes: &'a [u8],

@@ -334,7 +334,7 @@ impl ClientBuilder {
     /// [`Error::Config`] if a setting is invalid; the message names it and what it expects.
     pub fn build(self) -> Result<Client, Error> {
         let (mut config, deployment) = self.check()?;
-        // Clones of a builder make clients of their own.
+        // Clients made from clones of one builder must not share the threads that connect.
         config.dialers = Dialers::default();
         let deployment = Deployment::new(deployment, &config)?;
         let runtime = runtime::new(config, deployment);

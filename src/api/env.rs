@@ -8,7 +8,7 @@ use crate::api::builder::ClientBuilder;
 use crate::error::Error;
 
 impl ClientBuilder {
-    /// Adds the settings that the environment holds.
+    /// Adds the settings that environment variables contain.
     ///
     /// [`Client::from_env`](crate::Client::from_env) lists the variables. If a URL was set before,
     /// `REDIS_URL` and its companions are not read. Setters called later override the environment.
@@ -28,7 +28,7 @@ impl ClientBuilder {
     }
 }
 
-/// Reads the settings through `var`, so that tests need no environment.
+/// Reads each variable with `var`, so that tests need not change the environment.
 fn builder(
     mut builder: ClientBuilder,
     var: impl Fn(&str) -> Option<OsString>,
@@ -66,7 +66,8 @@ fn builder(
     Ok(builder)
 }
 
-/// Settings that worked before `name` was added to them: what does not work now is its value.
+/// Returns `builder` if its settings are valid. They were valid without the variable `name`, so an
+/// error is about its value.
 fn checked(name: &str, builder: ClientBuilder) -> Result<ClientBuilder, Error> {
     match builder.clone().check() {
         Ok(_) => Ok(builder),
@@ -76,7 +77,7 @@ fn checked(name: &str, builder: ClientBuilder) -> Result<ClientBuilder, Error> {
     }
 }
 
-/// Makes a URL of its parts.
+/// Returns the URL that `REDIS_HOST` and its companions describe.
 fn assemble(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<String, Error> {
     let host = text("REDIS_HOST")?.unwrap_or_else(|| "127.0.0.1".into());
     let port: u16 = text("REDIS_PORT")?.map_or(Ok(6379), |port| {

@@ -58,9 +58,11 @@
 //! * The clocks must run at the same rate, within the drift that is subtracted from the validity. A
 //!   pause between check and write still needs fencing.
 //!
-//! `tests/quorum_model` searches all interleavings of two to three attempts at three servers. It
-//! finds no counter-example while the assumptions hold. It does find one for early expiry, one for
-//! a server that loses data, and one for each of eight deliberate mistakes.
+//! `tests/quorum_model` searches all interleavings of two to three attempts at three servers, with
+//! releases that run late, are lost, or overtake their acquire on another connection. It finds no
+//! violation of these promises while the assumptions hold, and no key that outlives its release. It
+//! does find a violation for early expiry, for a server that loses data, and for each of ten
+//! deliberate mistakes in the protocol.
 //!
 //! [`Client::quorum`]: crate::Client::quorum
 //! [`Error::Unreachable`]: crate::Error::Unreachable

@@ -1,12 +1,19 @@
 //! How long a lease should last.
 //!
-//! Renewal is on by default. The ttl then does not limit how long the work may take. It is the time
-//! for which other clients wait after a holder died, and the time for which a holder survives
-//! without Redis. The default of 10 s suits most programs.
+//! Renewal is on by default, so the ttl does not limit how long the work may take;
+//! [`max_hold`](crate::Mutex::max_hold) does. The ttl determines two times:
+//!
+//! - *How long other clients wait after a holder has crashed.* At most the ttl: shorter is better.
+//! - *How long a pause or outage a healthy holder survives.* At least two thirds of the ttl,
+//!   because the lease is renewed every third of it: longer is better.
+//!
+//! The default of 10 s suits most programs: a holder survives a pause of about six seconds, and a
+//! crash costs the others ten.
 //!
 //! - Choose a ttl longer than the longest pause you expect of a process, such as a live migration
 //!   of its machine, and longer than a restart of Redis takes.
-//! - Choose at least ten times the [`command_timeout`](crate::ClientBuilder::command_timeout).
+//! - Choose at least ten times the [`command_timeout`](crate::ClientBuilder::command_timeout), so
+//!   that a failed renewal can be retried.
 //!
 //! Without renewal the ttl must be longer than the work, or the work must check
 //! [`remaining`](crate::MutexGuard::remaining) while it runs.

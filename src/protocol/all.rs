@@ -57,7 +57,7 @@ impl MutexAllKeys {
         }
     }
 
-    /// The lock of names that one script call can take.
+    /// Returns the lock of names that one script call can acquire.
     fn part(keys: Keys) -> Arc<dyn Primitive> {
         match keys.names.len() {
             1 => MutexKeys::of(keys),

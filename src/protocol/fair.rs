@@ -13,13 +13,14 @@ use crate::protocol::primitive::{Acquire, Primitive, RedisQueue};
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
-/// The longest provisional time. A waiter that died delays the others for at most this long.
+/// The longest time for which a grant lasts without a renewal, and a place without a refresh. A
+/// waiter that died delays the others for at most this long.
 const PROVISIONAL: Duration = Duration::from_secs(3);
 
 /// The longest time between two refreshes of a place.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// A script behind the functions that all of them share.
+/// Makes a script of this kind of lock, with the Lua functions that all of them share.
 macro_rules! fair_script {
     ($name:literal, $commands:literal) => {
         script!(

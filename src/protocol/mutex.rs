@@ -14,7 +14,7 @@ pub(super) static ACQUIRE: Script = script!("acquire", "get time set del pttl", 
 pub(super) static PROPOSE: Script = script!("propose", "get set del pttl", "last_token");
 pub(super) static RELEASE: Script = script!("release", "get del pttl pexpire set", "rewrite");
 pub(super) static RENEW: Script = script!("renew", "get pttl pexpire set del", "rewrite");
-/// It also takes several names.
+/// Also serves locks of several names.
 pub(super) static UNDO: Script = script!("undo", "get del pttl pexpire set", "rewrite");
 
 /// The keys and calls of a [`Mutex`](crate::Mutex).

@@ -1,4 +1,4 @@
-//! What a waiter learns about its place in a queue in Redis: the state after a refresh, and grants.
+//! The state of a waiter's place in a queue in Redis, and the message that grants it the lock.
 
 use std::time::Duration;
 

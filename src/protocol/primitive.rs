@@ -1,4 +1,4 @@
-//! The seam between a kind of lock and all else: its keys, and its calls.
+//! The interface between a kind of lock and the layers above, which serve all kinds alike.
 
 use std::fmt;
 use std::ops::Deref;
@@ -11,21 +11,25 @@ use crate::holder::HolderId;
 use crate::protocol::keys::Keys;
 use crate::protocol::script::Call;
 
-/// One kind of lock. Each has a file of its own, with its scripts beside it; the verbs of its calls
-/// say what their replies mean.
+/// A kind of lock: its keys and its calls.
+///
+/// Each kind is implemented in a separate file of this folder, next to its scripts. The
+/// [`Verb`](crate::protocol::verb::Verb) of a call determines how its reply is read.
 pub(crate) trait Primitive: fmt::Debug + Send + Sync {
     fn keys(&self) -> &Keys;
 
     /// Acquires the lock, or joins its queue in Redis.
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a>;
 
-    /// Releases the lock if its key holds `value`, or removes its place from the queue in Redis.
+    /// Releases the lock if its key contains `value`, or removes its place from the queue in Redis.
     ///
     /// With `counts`, the reply includes the number of subscribers that received the wake-up, if
     /// the lock can be handed off.
     fn release<'a>(&'a self, value: &'a [u8], counts: bool) -> Call<'a>;
 
-    /// Does the same for several holder ids. `arguments` come from [`Keys::undo_arguments`].
+    /// Releases the lock, or removes the place, of each of several holder ids.
+    ///
+    /// `arguments` are those of [`Keys::undo_arguments`].
     fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a>;
 
     /// Sets the ttl; shortens it only if `may_shorten`.
@@ -59,7 +63,7 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
     }
 }
 
-/// What a call that acquires a lock asks for.
+/// The parameters of a call that acquires a lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acquire<'a> {
     pub(crate) id: &'a HolderId,
@@ -68,8 +72,8 @@ pub(crate) struct Acquire<'a> {
     pub(crate) tokens: u64,
     /// The first token, if the client proposes it to the servers of a quorum.
     pub(crate) proposed: Option<u64>,
-    /// Where grants are published to a call that joins the queue in Redis. Without it, a call that
-    /// is refused does not wait.
+    /// The channel that is notified when a call in the queue in Redis is granted the lock. `None`
+    /// for a call that does not wait: it does not join the queue.
     pub(crate) inbox: Option<&'a Vec<u8>>,
 }
 

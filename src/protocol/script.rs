@@ -19,7 +19,7 @@ pub(crate) struct Script {
     pub(super) sha: OnceLock<String>,
 }
 
-/// A script from the file with its name, behind the functions in further files.
+/// Makes a script from the file `<name>.lua`, preceded by the Lua functions in further files.
 macro_rules! script {
     ($name:literal, $commands:expr $(, $functions:literal)*) => {
         Script {

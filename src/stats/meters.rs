@@ -1,4 +1,4 @@
-//! What a client counts while it runs.
+//! The counters and histograms that a running client updates.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
