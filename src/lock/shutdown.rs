@@ -81,7 +81,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     // A lease that the timer thread is working on would be missing from `drain` below. The thread
     // does no I/O, so it ends at once.
     runtime.timer.stop();
-    let timer_is_joined = runtime.timer.join(last);
+    let timer_is_joined = runtime.timer.worker.join(last);
     // Holders are told before the release, so that none continues under a lock that is already
     // free.
     let held = runtime.timer.drain().into_iter().filter(|hold| {
@@ -129,9 +129,9 @@ pub(crate) fn stop(runtime: &Runtime, until: Instant) -> bool {
         endpoint.stop(Instant::now().after(patience / endpoints.len() as u32));
     }
     let mut joined = vec![
-        runtime.timer.join(until),
+        runtime.timer.worker.join(until),
         runtime.sentinel_watch.join(until),
-        runtime.callbacks.join(until),
+        runtime.callbacks.worker.join(until),
     ];
     joined.extend(endpoints.iter().map(|endpoint| endpoint.join(until)));
     runtime.deployment.close();

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use crate::clock::Instant;
 use crate::error::Error;
 use crate::logging;
 use crate::runtime::worker::Worker;
@@ -17,7 +16,7 @@ pub(crate) struct Callbacks {
     queue: Sender<Option<Job>>,
     jobs: Receiver<Option<Job>>,
     stopped: AtomicBool,
-    worker: Worker,
+    pub(crate) worker: Worker,
 }
 
 impl Default for Callbacks {
@@ -53,10 +52,6 @@ impl Callbacks {
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
         let _ = self.queue.send(None);
-    }
-
-    pub(crate) fn join(&self, until: Instant) -> bool {
-        self.worker.join(until)
     }
 }
 

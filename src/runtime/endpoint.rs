@@ -8,8 +8,8 @@ use parking_lot::{Mutex, RwLock};
 use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::redis::Server;
-use crate::runtime::io::Io;
 use crate::runtime::io::acknowledged::AcknowledgedRenewals;
+use crate::runtime::io::{Io, IoRequest};
 use crate::runtime::subscriber::Subscriber;
 
 /// One server and its threads. Each server has its own, so that one that hangs delays no other.
@@ -33,23 +33,25 @@ impl Endpoint {
     /// Tells the threads to end. Waking the subscriber takes until `until` at most.
     pub(crate) fn stop(&self, until: Instant) {
         self.acknowledged.stop();
-        self.io.stop();
+        self.io.send(IoRequest::Stop);
         self.subscriber.stop(&self.server, until);
     }
 
     fn is_finished(&self) -> bool {
-        self.subscriber.is_finished() && self.io.is_finished() && self.acknowledged.is_finished()
+        let workers = [&self.subscriber.worker, &self.io.worker];
+        workers.iter().all(|worker| worker.is_finished()) && self.acknowledged.is_finished()
     }
 
     /// Ends the threads after a delay: a caller may be about to send them a job.
     fn retire(&self) {
         self.acknowledged.stop();
-        self.io.retire();
+        self.io.send(IoRequest::Retire);
     }
 
     /// Waits for the threads; returns false if one still runs at `until`.
     pub(crate) fn join(&self, until: Instant) -> bool {
-        self.subscriber.join(until) & self.acknowledged.join(until) & self.io.join(until)
+        let is_joined = self.subscriber.worker.join(until);
+        is_joined & self.acknowledged.join(until) & self.io.worker.join(until)
     }
 }
 

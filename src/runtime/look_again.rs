@@ -2,7 +2,6 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::clock::Instant;
 use crate::running::{self, Running};
 use crate::runtime::state::Runtime;
 
@@ -20,8 +19,7 @@ impl Running for Runtime {
     fn doubt(&self, holder: &[u8]) {
         for hold in self.timer.all() {
             if hold.id.as_str().as_bytes() == holder {
-                hold.lease(|lease| lease.suspect(Instant::now()));
-                self.reschedule(&hold);
+                self.suspect(&hold);
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The threads that listen to the sentinels, one of which announces that the master has moved.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -7,7 +8,6 @@ use crate::clock::{Instant, nap, sleep};
 use crate::error::{Cause, Error};
 use crate::logging;
 use crate::redis::Deployment;
-use crate::redis::sentinel::Sentinels;
 use crate::runtime::worker::Worker;
 use crate::wait_policy::RECONNECT;
 
@@ -23,11 +23,9 @@ pub(crate) struct SentinelWatch {
 impl SentinelWatch {
     /// Creates one worker for each of `sentinels`; zero without Sentinel.
     pub(crate) fn new(sentinels: usize) -> Self {
-        let workers = (0..sentinels)
-            .map(|_| Worker::new("leasehold-sentinel"))
-            .collect();
+        let workers = (0..sentinels).map(|_| Worker::new("leasehold-sentinel"));
         Self {
-            workers,
+            workers: workers.collect(),
             stopping: AtomicBool::new(false),
         }
     }
@@ -37,10 +35,8 @@ impl SentinelWatch {
         &self,
         body: impl Fn(usize) -> B,
     ) -> Result<(), Error> {
-        self.workers
-            .iter()
-            .enumerate()
-            .try_for_each(|(n, worker)| worker.start(|| body(n)))
+        let mut workers = self.workers.iter().enumerate();
+        workers.try_for_each(|(n, worker)| worker.start(|| body(n)))
     }
 
     pub(crate) fn stop(&self) {
@@ -48,12 +44,9 @@ impl SentinelWatch {
     }
 
     pub(crate) fn join(&self, until: Instant) -> bool {
-        // Joins every worker, also if one before it has not ended in time.
-        self.workers
-            .iter()
-            .filter(|worker| !worker.join(until))
-            .count()
-            == 0
+        // Joins every worker, even if one before it has not ended in time.
+        let workers = self.workers.iter();
+        workers.fold(true, |is_joined, worker| worker.join(until) & is_joined)
     }
 
     fn is_stopping(&self) -> bool {
@@ -71,60 +64,39 @@ impl SentinelWatch {
         let Some(sentinels) = deployment.sentinels() else {
             return;
         };
-        let mut listener = Listener {
-            watch: self,
-            deployment,
-            sentinels,
-            n,
-            moves: sentinels.moves(),
-            failures: 0,
+        let failures = Cell::new(0);
+        // The number of moves of the master that `follow` was called for.
+        let mut moves = sentinels.moves();
+        let mut listen = || -> Result<(), Cause> {
+            if self.is_stopping() {
+                return Ok(());
+            }
+            let (mut connection, mut has_moved) = sentinels.listen(n, connect_timeout)?;
+            failures.set(0);
+            while !self.is_stopping() {
+                if has_moved {
+                    deployment.moved();
+                    logging::warn!(
+                        server = deployment.label();
+                        "the master has moved: every connection to the old one is closed"
+                    );
+                }
+                // A thread that connects may have noticed the move first.
+                let seen = std::mem::replace(&mut moves, sentinels.moves());
+                if seen != moves {
+                    follow();
+                }
+                has_moved = sentinels.wait_for_move(&mut connection, POLL_EVERY)?;
+            }
+            Ok(())
         };
-        while let Err(cause) = listener.listen(connect_timeout, &follow) {
+        while let Err(cause) = listen() {
             logging::debug!(server = deployment.label(); "cannot listen to sentinel {n}: {cause}");
-            let end = Instant::now().after(RECONNECT.pause(listener.failures));
-            listener.failures += 1;
+            let end = Instant::now().after(RECONNECT.pause(failures.get()));
+            failures.set(failures.get() + 1);
             while Instant::now() < end && !self.is_stopping() {
                 sleep(nap(Instant::now(), end).min(POLL_EVERY));
             }
         }
-    }
-}
-
-struct Listener<'a> {
-    watch: &'a SentinelWatch,
-    deployment: &'a Deployment,
-    sentinels: &'a Sentinels,
-    n: usize,
-    /// The number of moves of the master that `follow` was called for.
-    moves: u64,
-    /// Failed attempts in a row.
-    failures: u32,
-}
-
-impl Listener<'_> {
-    /// Listens until `stop`, or until the connection to the sentinel fails.
-    fn listen(&mut self, connect_timeout: Duration, follow: impl Fn()) -> Result<(), Cause> {
-        if self.watch.is_stopping() {
-            return Ok(());
-        }
-        let (mut connection, mut has_moved) = self.sentinels.listen(self.n, connect_timeout)?;
-        self.failures = 0;
-        while !self.watch.is_stopping() {
-            if has_moved {
-                self.deployment.moved();
-                let server = self.deployment.label();
-                logging::warn!(
-                    server = server;
-                    "the master has moved: every connection to the old one is closed"
-                );
-            }
-            // A thread that connects may have noticed the move first.
-            let seen = std::mem::replace(&mut self.moves, self.sentinels.moves());
-            if seen != self.moves {
-                follow();
-            }
-            has_moved = self.sentinels.wait_for_move(&mut connection, POLL_EVERY)?;
-        }
-        Ok(())
     }
 }

@@ -24,6 +24,7 @@ use crate::redis::cluster::owners::Moved;
 use crate::redis::{Deployment, Majority};
 use crate::runtime::callbacks::Callbacks;
 use crate::runtime::endpoint::{Endpoint, Endpoints};
+use crate::runtime::io::IoRequest;
 use crate::runtime::io::renewal_round::{RenewalPart, RenewalRound};
 use crate::runtime::io::shared_stats::SharedStats;
 use crate::runtime::sentinel_watch::SentinelWatch;
@@ -67,11 +68,8 @@ impl Runtime {
         deployment: Deployment,
         bodies: ThreadBodies,
     ) -> Arc<Self> {
-        let sentinel_watch = SentinelWatch::new(
-            deployment
-                .sentinels()
-                .map_or(0, |sentinels| sentinels.len()),
-        );
+        let sentinels = deployment.sentinels();
+        let sentinel_watch = SentinelWatch::new(sentinels.map_or(0, |sentinels| sentinels.len()));
         let shared_stats = SharedStats::new(&config);
         let runtime = Arc::new_cyclic(|me| Self {
             shared_stats,
@@ -105,13 +103,9 @@ impl Runtime {
     }
 
     pub(crate) fn keys_of_all(&self, names: Vec<Name>) -> Arc<dyn Primitive> {
-        let Config {
-            key_prefix,
-            channel_prefix,
-            ..
-        } = &self.config;
+        let (keys, channels) = (&self.config.key_prefix, &self.config.channel_prefix);
         let is_cluster = self.deployment.slot_map().is_some();
-        MutexAllKeys::of(names, key_prefix, channel_prefix, is_cluster)
+        MutexAllKeys::of(names, keys, channels, is_cluster)
     }
 
     /// Returns [`Error::Closed`] once the client is shut down.
@@ -139,7 +133,7 @@ impl Runtime {
     /// Starts the threads that every lease needs. Called before the first lease is acquired: if the
     /// system has no threads left, the caller gets an error and not a lease without renewal.
     pub(crate) fn start(self: &Arc<Self>) -> Result<(), Error> {
-        self.timer.start(|| {
+        self.timer.worker.start(|| {
             let me = Arc::clone(self);
             move || me.run_timer()
         })?;
@@ -157,7 +151,7 @@ impl Runtime {
     }
 
     fn start_io(self: &Arc<Self>, endpoint: &Arc<Endpoint>) -> Result<(), Error> {
-        endpoint.io.start(|| {
+        endpoint.io.worker.start(|| {
             let (me, endpoint) = (Arc::clone(self), Arc::clone(endpoint));
             move || (me.bodies.io)(&me, &endpoint)
         })
@@ -213,7 +207,7 @@ impl Runtime {
     ) -> Result<Subscription<'a>, Error> {
         let (endpoints, size) = self.endpoints_of(key);
         let part = |endpoint: Arc<Endpoint>| {
-            endpoint.subscriber.start(|| {
+            endpoint.subscriber.worker.start(|| {
                 let (me, endpoint) = (Arc::clone(self), Arc::clone(&endpoint));
                 move || (me.bodies.subscriber)(&me, &endpoint)
             })?;
@@ -275,7 +269,7 @@ impl Runtime {
             }
         }
         if !plain.is_empty() {
-            endpoint.io.renew(plain);
+            endpoint.io.send(IoRequest::Renew(plain));
         }
     }
 
@@ -283,7 +277,7 @@ impl Runtime {
     pub(crate) fn probe_breaker(&self, keys: &Arc<dyn Primitive>) {
         for part in keys.parts() {
             for owner in self.endpoints_of(part.key(0)).0 {
-                owner.io.probe_breaker();
+                owner.io.send(IoRequest::ProbeBreaker);
             }
         }
     }
@@ -302,11 +296,11 @@ impl Runtime {
         for part in release.keys.parts() {
             for owner in self.endpoints_of(part.key(0)).0 {
                 self.endpoints.note_release(&release.id);
-                let part = release.part(part);
-                owner.io.release(match &owner.server.member {
-                    Some(member) => part.at_server(member.index),
-                    None => part,
-                });
+                let mut part = release.part(part);
+                if let Some(member) = &owner.server.member {
+                    part = part.at_server(member.index);
+                }
+                owner.io.send(IoRequest::Release(part));
             }
         }
     }
@@ -355,14 +349,19 @@ impl Runtime {
         let is_moved = |keys: &Keys| (0..keys.names.len()).any(|n| is_moved(keys.key(n)));
         for hold in self.timer.all() {
             if is_moved(&hold.keys) {
-                hold.lease(|lease| lease.suspect(Instant::now()));
-                self.reschedule(&hold);
+                self.suspect(&hold);
             }
         }
         let released = self.released.lock().take(is_moved);
         for release in released {
             self.release(release);
         }
+    }
+
+    /// Asks Redis at once whether a lease is still held.
+    pub(in crate::runtime) fn suspect(&self, hold: &Arc<HeldLease>) {
+        hold.lease(|lease| lease.suspect(Instant::now()));
+        self.reschedule(hold);
     }
 
     /// Handles the move of cluster slots to other nodes.

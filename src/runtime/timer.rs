@@ -16,7 +16,6 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use crate::clock::{Instant, LONGEST_SLEEP, nap};
-use crate::error::Error;
 use crate::lease::held::HeldLease;
 use crate::lease::schedule::Leases;
 use crate::lease::status::RENEWAL_WINDOW;
@@ -25,7 +24,7 @@ use crate::runtime::worker::Worker;
 pub(crate) struct Timer {
     state: Mutex<State>,
     changed: Condvar,
-    worker: Worker,
+    pub(crate) worker: Worker,
 }
 
 struct State {
@@ -79,13 +78,6 @@ impl Default for Timer {
 }
 
 impl Timer {
-    pub(in crate::runtime) fn start<B: Fn() + Send + 'static>(
-        &self,
-        body: impl FnOnce() -> B,
-    ) -> Result<(), Error> {
-        self.worker.start(body)
-    }
-
     /// Schedules the lease for `at`, in place of an earlier schedule. The thread may rely on a
     /// promised wake-up until `at`; without one it checks the lease by `by`.
     pub(crate) fn schedule(&self, hold: &Arc<HeldLease>, at: Instant, by: Instant) {
@@ -144,10 +136,6 @@ impl Timer {
     pub(crate) fn stop(&self) {
         self.state.lock().stopping = true;
         self.changed.notify_one();
-    }
-
-    pub(crate) fn join(&self, until: Instant) -> bool {
-        self.worker.join(until)
     }
 
     /// Sleeps until a lease is due, then returns all leases due within `RENEWAL_WINDOW`. Returns

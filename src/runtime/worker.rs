@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use parking_lot::Mutex;
 
 use crate::clock::{Instant, sleep};
@@ -83,9 +83,8 @@ impl Worker {
     /// Returns true if the thread has ended or was never started.
     pub(crate) fn is_finished(&self) -> bool {
         let running = self.running.lock();
-        running.as_ref().is_none_or(|running| {
-            running.ended.try_recv() == Err(crossbeam_channel::TryRecvError::Disconnected)
-        })
+        let running = running.as_ref();
+        running.is_none_or(|running| running.handle.is_finished())
     }
 
     /// Waits until the thread has ended; returns false if it still runs at `until`. It then ends
@@ -98,10 +97,9 @@ impl Worker {
         if handle.thread().id() == thread::current().id() {
             return true;
         }
-        let _ = ended.recv_timeout(Instant::now().until(until));
-        match ended.try_recv() {
-            Err(crossbeam_channel::TryRecvError::Disconnected) => handle.join().is_ok(),
-            _ => false,
+        match ended.recv_timeout(Instant::now().until(until)) {
+            Err(RecvTimeoutError::Disconnected) => handle.join().is_ok(),
+            Ok(_) | Err(RecvTimeoutError::Timeout) => false,
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::protocol::keys::Key;
 use crate::protocol::script::Call;
 use crate::replicas::Replicas;
 use crate::runtime::endpoint::Endpoint;
+use crate::runtime::io::IoRequest;
 use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::io::shared_stats::StatsDelta;
 use crate::runtime::state::Runtime;
@@ -73,7 +74,7 @@ pub(in crate::runtime) fn send_on(
                 let releases = releases.give_away(&batch);
                 releases
                     .into_iter()
-                    .for_each(|release| owner.io.release(release));
+                    .for_each(|release| owner.io.send(IoRequest::Release(release)));
             }
             IoJob::AddStats(_) => {}
         }

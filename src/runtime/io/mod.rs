@@ -14,23 +14,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use crate::clock::Instant;
-use crate::error::Error;
 use crate::lease::release::Release;
 use crate::redis::ServerHealth;
 use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::worker::Worker;
 
-enum IoRequest {
+/// A request to the io thread.
+pub(in crate::runtime) enum IoRequest {
     Renew(Vec<RenewalPart>),
+    /// Repeat a release until its effect is certain.
     Release(Release),
     /// A caller waits for a release: keep testing that the subscriber receives messages.
     Probe,
-    /// A caller waits for the circuit breaker to close.
+    /// A caller waits for the circuit breaker to close: probe the server while it is open.
     ProbeBreaker,
-    /// The server was replaced: end after a delay.
+    /// The server was replaced: end after a delay, since a caller may be about to send a job.
     Retire,
-    /// Wake the subscriber thread: a channel was added to its queue.
+    /// Wake the subscriber thread, in the place of a caller that does not wait for this server.
     WakeSubscriber,
     Stop,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Io {
     probing: AtomicBool,
     /// The health of this server as renewals find it.
     pub(crate) condition: ServerHealth,
-    worker: Worker,
+    pub(in crate::runtime) worker: Worker,
 }
 
 impl Default for Io {
@@ -60,30 +60,9 @@ impl Default for Io {
 }
 
 impl Io {
-    pub(in crate::runtime) fn start<B: Fn() + Send + 'static>(
-        &self,
-        body: impl FnOnce() -> B,
-    ) -> Result<(), Error> {
-        self.worker.start(body)
-    }
-
-    fn send(&self, job: IoRequest) {
+    pub(in crate::runtime) fn send(&self, request: IoRequest) {
         // Sending cannot fail: `self` owns a receiver.
-        let _ = self.queue.send(job);
-    }
-
-    pub(crate) fn renew(&self, parts: Vec<RenewalPart>) {
-        self.send(IoRequest::Renew(parts));
-    }
-
-    /// Repeats a release until its effect is certain.
-    pub(crate) fn release(&self, release: Release) {
-        self.send(IoRequest::Release(release));
-    }
-
-    /// Wakes the subscriber thread, without the caller having to wait for this server.
-    pub(crate) fn wake_subscriber(&self) {
-        self.send(IoRequest::WakeSubscriber);
+        let _ = self.queue.send(request);
     }
 
     /// Tests from now on, while a caller waits, that the subscriber receives messages.
@@ -92,27 +71,5 @@ impl Io {
         if !self.probing.swap(true, Ordering::SeqCst) {
             self.send(IoRequest::Probe);
         }
-    }
-
-    /// Probes the server while its circuit breaker is open: a caller waits for it to close.
-    pub(crate) fn probe_breaker(&self) {
-        self.send(IoRequest::ProbeBreaker);
-    }
-
-    /// Ends the thread after a delay: a caller may be about to send it a job.
-    pub(crate) fn retire(&self) {
-        self.send(IoRequest::Retire);
-    }
-
-    pub(crate) fn is_finished(&self) -> bool {
-        self.worker.is_finished()
-    }
-
-    pub(crate) fn stop(&self) {
-        self.send(IoRequest::Stop);
-    }
-
-    pub(crate) fn join(&self, until: Instant) -> bool {
-        self.worker.join(until)
     }
 }

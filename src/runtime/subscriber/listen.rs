@@ -13,10 +13,9 @@
 
 use std::time::Duration;
 
-use crate::clock::Instant;
+use crate::clock::{Instant, LONGEST_SLEEP};
 use crate::error::Cause;
 use crate::logging;
-use crate::redis::Fault;
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::state::Runtime;
 use crate::runtime::subscriber::State;
@@ -35,34 +34,32 @@ const MAX_LINGERING: usize = 1024;
 pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
     let mut failures = 0;
     while !endpoint.subscriber.is_stopping() && !endpoint.server.is_retired() {
-        match listen(runtime, endpoint, &mut failures) {
-            Ok(()) => return,
-            Err(why) => {
-                let mut state = endpoint.subscriber.state.lock();
-                state.up = false;
-                for channel in state.channels.values() {
-                    channel.live.set(None);
-                }
-                drop(state);
-                if endpoint.server.is_retired() {
-                    return;
-                }
-                endpoint
-                    .subscriber
-                    .condition
-                    .failed(Some(&Cause::text(why.clone())), false);
-                runtime.deployment.suspect();
-                // One warning for each outage, however long it lasts.
-                logging::record!(
-                    if failures == 0 { log::Level::Warn } else { log::Level::Debug },
-                    server = endpoint.server.label();
-                    "no subscription to releases, waiters retry on a timer; reconnecting: {why}"
-                );
-            }
+        let Err(why) = listen(runtime, endpoint, &mut failures) else {
+            return;
+        };
+        let this = &endpoint.subscriber;
+        let mut state = this.state.lock();
+        state.up = false;
+        for channel in state.channels.values() {
+            *channel.live.lock() = None;
         }
+        drop(state);
+        if endpoint.server.is_retired() {
+            return;
+        }
+        this.condition
+            .failed(Some(&Cause::text(why.clone())), false);
+        runtime.deployment.suspect();
+        // One warning for each outage, however long it lasts.
+        logging::record!(
+            if failures == 0 { log::Level::Warn } else { log::Level::Debug },
+            server = endpoint.server.label();
+            "no subscription to releases, waiters retry on a timer; reconnecting: {why}"
+        );
         // After the first failure of a working connection, reconnects without a pause.
         if failures > 0 {
-            endpoint.subscriber.pause(RECONNECT.pause(failures - 1));
+            let pause = RECONNECT.pause(failures - 1);
+            this.ending.park_timeout(pause.min(LONGEST_SLEEP));
         }
         failures += 1;
     }
@@ -72,10 +69,8 @@ pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
 fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<(), String> {
     let this = &endpoint.subscriber;
     let timeout = endpoint.server.command_timeout();
-    let connection = endpoint
-        .server
-        .connection(Instant::now().after(timeout))
-        .map_err(|fault: Fault| fault.to_string())?;
+    let connection = endpoint.server.connection(Instant::now().after(timeout));
+    let connection = connection.map_err(|fault| fault.to_string())?;
     let mut pubsub = PubSub::new(runtime, endpoint, connection);
     let wanted: Vec<Vec<u8>> = {
         let mut state = this.state.lock();
@@ -101,10 +96,8 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<
         if state.stopping {
             return Ok(());
         }
-        if state
-            .probe_sent
-            .is_some_and(|sent| sent.until(now) > PROBE_TIMEOUT)
-        {
+        let is_late = |sent: Instant| sent.until(now) > PROBE_TIMEOUT;
+        if state.probe_sent.is_some_and(is_late) {
             return Err(format!("no probe arrived within {PROBE_TIMEOUT:?}"));
         }
         if !pubsub.is_current() {
@@ -112,12 +105,11 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<
         }
         // Includes channels that were queued before this connection was up, without a wake-up.
         let wanted = std::mem::take(&mut state.queue);
-        let unused = if tidied.until(now) >= POLL_EVERY {
+        let mut unused = Vec::new();
+        if tidied.until(now) >= POLL_EVERY {
             tidied = now;
-            take_unused(&mut state, now)
-        } else {
-            Vec::new()
-        };
+            unused = take_unused(&mut state, now);
+        }
         drop(state);
         pubsub.unsubscribe(&unused)?;
         pubsub.subscribe(&wanted)?;
@@ -127,21 +119,17 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<
 
 /// Removes and returns the channels that have been unused for `LINGER`.
 fn take_unused(state: &mut State, now: Instant) -> Vec<Vec<u8>> {
-    let idle = state
-        .channels
-        .values()
-        .filter(|channel| channel.users == 0)
-        .count();
-    let linger = if idle > MAX_LINGERING {
-        Duration::ZERO
-    } else {
-        LINGER
+    let channels = state.channels.values();
+    let idle = channels.filter(|channel| channel.users == 0).count();
+    let linger = match idle > MAX_LINGERING {
+        true => Duration::ZERO,
+        false => LINGER,
     };
     let unused = state.channels.extract_if(|_, channel| {
         let over =
             channel.users == 0 && channel.idle.is_some_and(|since| since.until(now) >= linger);
         if over {
-            channel.live.set(None);
+            *channel.live.lock() = None;
         }
         over
     });

@@ -6,17 +6,16 @@ pub(crate) mod subscription;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
-use crate::clock::{Instant, LONGEST_SLEEP};
-use crate::error::Error;
+use crate::clock::Instant;
 use crate::logging;
 use crate::name::Name;
 use crate::protocol::keys::Key;
 use crate::protocol::verb::Verb;
+use crate::queue::parker::Parker;
 use crate::random;
 use crate::redis::{Cap, Fault, Server, ServerHealth};
 use crate::runtime::worker::Worker;
@@ -30,11 +29,11 @@ pub(crate) struct Subscriber {
     /// The server refuses PUBLISH. No client of this Redis user can then announce a release, so
     /// waiters retry on a timer.
     mute: AtomicBool,
-    /// Notified by `stop`, for a thread that pauses between two attempts to connect.
-    ending: Condvar,
+    /// Unparked by `stop`, for a thread that pauses between two attempts to connect.
+    ending: Parker,
     /// The health of the subscriber connection.
     pub(crate) condition: ServerHealth,
-    worker: Worker,
+    pub(in crate::runtime) worker: Worker,
 }
 
 #[derive(Default)]
@@ -65,7 +64,7 @@ impl Default for Subscriber {
             control: format!("leasehold:{}", random::uuid()).into_bytes(),
             state: Mutex::default(),
             mute: AtomicBool::new(false),
-            ending: Condvar::new(),
+            ending: Parker::new(),
             condition: ServerHealth::new(0),
             worker: Worker::new("leasehold-subscriber"),
         }
@@ -73,13 +72,6 @@ impl Default for Subscriber {
 }
 
 impl Subscriber {
-    pub(in crate::runtime) fn start<B: Fn() + Send + 'static>(
-        &self,
-        body: impl FnOnce() -> B,
-    ) -> Result<(), Error> {
-        self.worker.start(body)
-    }
-
     /// Counts a user of a name's channel. Returns whether the thread must be woken to subscribe.
     fn add_user(&self, key: Key<'_>) -> (Arc<Live>, bool) {
         let mut state = self.state.lock();
@@ -138,7 +130,7 @@ impl Subscriber {
     pub(crate) fn is_subscribed(&self, channel: &[u8]) -> bool {
         let state = self.state.lock();
         let channel = state.channels.get(channel);
-        channel.is_some_and(|channel| channel.live.is_on())
+        channel.is_some_and(|channel| channel.live.lock().is_some())
     }
 
     /// Interrupts the thread's read. If that fails, the thread checks its work by itself within
@@ -185,56 +177,16 @@ impl Subscriber {
         state.stopping = true;
         let up = state.up;
         drop(state);
-        self.ending.notify_all();
+        self.ending.unpark();
         if up {
             self.wake(server, b"stop", until);
         }
     }
 
-    pub(crate) fn join(&self, until: Instant) -> bool {
-        self.worker.join(until)
-    }
-
-    pub(crate) fn is_finished(&self) -> bool {
-        self.worker.is_finished()
-    }
-
     fn is_stopping(&self) -> bool {
         self.state.lock().stopping
     }
-
-    /// Sleeps for `pause`, or until `stop`.
-    fn pause(&self, pause: Duration) {
-        let mut state = self.state.lock();
-        if !state.stopping {
-            self.ending.wait_for(&mut state, pause.min(LONGEST_SLEEP));
-        }
-    }
 }
 
-/// When the subscription to a channel was confirmed, in nanoseconds of our clock.
-#[derive(Debug)]
-pub(in crate::runtime) struct Live(AtomicU64);
-
-impl Live {
-    const NOT: u64 = u64::MAX;
-
-    pub(in crate::runtime) fn set(&self, since: Option<Instant>) {
-        self.0
-            .store(since.map_or(Self::NOT, Instant::as_nanos), Ordering::SeqCst);
-    }
-
-    pub(in crate::runtime) fn is_on(&self) -> bool {
-        self.0.load(Ordering::SeqCst) != Self::NOT
-    }
-
-    fn is_on_since(&self, at: Instant) -> bool {
-        self.0.load(Ordering::SeqCst) <= at.as_nanos()
-    }
-}
-
-impl Default for Live {
-    fn default() -> Self {
-        Self(AtomicU64::new(Self::NOT))
-    }
-}
+/// When the subscription to a channel was confirmed; `None` while it is not.
+type Live = Mutex<Option<Instant>>;

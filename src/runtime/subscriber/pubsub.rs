@@ -94,29 +94,20 @@ impl<'a> PubSub<'a> {
             }
             return;
         }
-        let Some(name) = state
-            .channels
-            .get(channel)
-            .map(|channel| channel.name.clone())
-        else {
+        let channel = state.channels.get(channel);
+        let Some(name) = channel.map(|channel| channel.name.clone()) else {
             return;
         };
         drop(state);
+        let member = self.endpoint.server.member.as_ref();
         let announcer = Announcer {
-            server: self
-                .endpoint
-                .server
-                .member
-                .as_ref()
-                .map_or(0, |member| member.index),
+            server: member.map_or(0, |member| member.index),
             needed: self.runtime.deployment.size().needed,
         };
         let suspected_meanwhile = self.runtime.waiters.announced(&name, payload, announcer);
         if let Some(hold) = suspected_meanwhile.and_then(|hold| hold.upgrade()) {
-            // A message says that a lease of this client was released: check whether it still
-            // holds.
-            hold.lease(|lease| lease.suspect(Instant::now()));
-            self.runtime.reschedule(&hold);
+            // A message says that a lease of this client was released.
+            self.runtime.suspect(&hold);
         }
     }
 
@@ -182,14 +173,13 @@ impl<'a> PubSub<'a> {
     }
 
     fn refused(&mut self, verb: &str, why: &str) {
-        let level = if self.has_warned {
-            log::Level::Debug
-        } else {
-            log::Level::Warn
-        };
-        self.has_warned = true;
+        let has_warned = std::mem::replace(&mut self.has_warned, true);
         logging::record!(
-            level,
+            if has_warned {
+                log::Level::Debug
+            } else {
+                log::Level::Warn
+            },
             "{verb} was refused, waiters retry on a timer: {why} (grant +{} on the channels)",
             verb.to_ascii_lowercase()
         );
@@ -203,7 +193,7 @@ impl<'a> PubSub<'a> {
         let Some(confirmed) = state.channels.get_mut(channel) else {
             return;
         };
-        confirmed.live.set(Some(Instant::now()));
+        *confirmed.live.lock() = Some(Instant::now());
         let name = confirmed.name.clone();
         let why = match std::mem::replace(&mut confirmed.was_live, true) {
             true => Wake::Reconnect,

@@ -6,6 +6,7 @@ use crate::clock::Instant;
 use crate::protocol::keys::Key;
 use crate::redis::{Deployment, Majority};
 use crate::runtime::endpoint::Endpoint;
+use crate::runtime::io::IoRequest;
 use crate::runtime::subscriber::Live;
 
 /// A waiter's use of a name's channel, on all servers that own the name.
@@ -51,7 +52,7 @@ impl<'a> Part<'a> {
         let (live, wake) = subscriber.add_user(key);
         if wake && endpoint.server.member.is_some() {
             // This server of a quorum may hang, and the others may suffice: do not wait for it.
-            endpoint.io.wake_subscriber();
+            endpoint.io.send(IoRequest::WakeSubscriber);
         } else if wake {
             subscriber.wake(&endpoint.server, b"subscribe", until);
         }
@@ -64,7 +65,8 @@ impl<'a> Part<'a> {
     }
 
     fn hears_since(&self, at: Instant) -> bool {
-        self.live.is_on_since(at) && !self.endpoint.subscriber.is_mute()
+        let is_live = self.live.lock().is_some_and(|since| since <= at);
+        is_live && !self.endpoint.subscriber.is_mute()
     }
 
     /// Returns true if, as far as is known, its server still owns the name.
