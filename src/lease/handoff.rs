@@ -4,12 +4,12 @@
 //!                      a holder releases
 //!                             |
 //!                             v   suspected, short, or not renewed by the client
-//!            +------------- step ------------> Renew
+//!            +------------- step ----------> RenewFirst
 //!            |                |  ^               |
 //!            | all conditions |  +---------------+
 //!            v                |    once, then no second renewal
-//!  Hand-off to the          | tokens, hand-offs or time used up, other terms,
-//!  token; its holder          | lost, or still suspected or short after Renew
+//!  Hand-off to the next       | tokens, hand-offs or time used up, other terms,
+//!  token; its holder          | lost, or still suspected or short after a renewal
 //!  releases later             v
 //!                          Release
 //! ```
@@ -34,13 +34,11 @@ pub(crate) struct HandoffRun {
     granted: Instant,
 }
 
-/// How a holder gives up its lease.
+/// What the holder of a lease must do instead of a hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HandoffDecision {
-    /// Hand the lease to the next waiter, under this token.
-    HandOff(FencingToken),
+pub(crate) enum NoHandoff {
     /// Renew the lease first: it may be gone, or may expire soon.
-    Renew,
+    RenewFirst,
     /// Release the lock in Redis, where any client can acquire it.
     Release,
 }
@@ -65,7 +63,7 @@ impl HandoffRun {
         token > self.first
     }
 
-    /// Decides what the holder of `token` must do at `now`.
+    /// Returns the token under which the holder of `token` hands the lease off at `now`.
     ///
     /// The first waiter wants the lock on `terms`, and both allow `handoffs` in a row. A lease that
     /// is not held is never handed off.
@@ -77,7 +75,7 @@ impl HandoffRun {
         handoffs: u32,
         has_renewed: bool,
         now: Instant,
-    ) -> HandoffDecision {
+    ) -> Result<FencingToken, NoHandoff> {
         let handed = token.value().saturating_sub(self.first.value());
         let is_spent = !self.goes_on(token)
             || handed >= handoffs.into()
@@ -87,22 +85,21 @@ impl HandoffRun {
             && lease.longest_expiry() <= terms.ttl
             && lease.renew_every() == terms.renew_every;
         if is_spent || !fits || !lease.is_open() {
-            return HandoffDecision::Release;
+            return Err(NoHandoff::Release);
         }
         let is_short = lease.validity(now) < lease.ttl() / 3 * 2;
         if lease.is_suspected() || is_short {
             // One renewal did not help, and a second would not either.
-            return if has_renewed {
-                HandoffDecision::Release
-            } else {
-                HandoffDecision::Renew
-            };
+            return Err(match has_renewed {
+                true => NoHandoff::Release,
+                false => NoHandoff::RenewFirst,
+            });
         }
         // Without automatic renewal, no recent reply shows that the key exists.
         if lease.renew_every().is_none() && !has_renewed {
-            return HandoffDecision::Renew;
+            return Err(NoHandoff::RenewFirst);
         }
-        HandoffDecision::HandOff(FencingToken::new(token.value() + 1))
+        Ok(FencingToken::new(token.value() + 1))
     }
 }
 

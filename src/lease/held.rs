@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::clock::{Instant, nap};
 use crate::config::{LeaseTerms, OnLost, OnRenew};
 use crate::holder::HolderId;
-use crate::lease::handoff::{HandoffDecision, HandoffRun};
+use crate::lease::handoff::{HandoffRun, NoHandoff};
 use crate::lease::release::Release;
 use crate::lease::state::LeaseState;
 use crate::lease::status::LeaseStatus;
@@ -174,47 +174,40 @@ impl HeldLease {
     /// Hands the lease off at `now`, from the holder of `token` to a waiter that wants it on
     /// `terms`.
     ///
-    /// The caller must drop the returned holding outside any lock: it may own a user's closure.
+    /// Returns the token of the next holder, and the share of the previous one. The caller must drop
+    /// that outside any lock: it may own a user's closure.
     pub(crate) fn hand_off(
         &self,
         token: FencingToken,
         terms: &LeaseTerms,
         has_renewed: bool,
         now: Instant,
-    ) -> (HandoffDecision, Option<Holding>) {
+    ) -> Result<(FencingToken, Holding), NoHandoff> {
         self.latching_state(|state| {
             let State { lease, holding, .. } = state;
             // As in `release`: a holder may call twice.
             if holding.token != token
                 || state.released_by_holder
+                || self.replicas != terms.replicas
                 || !matches!(lease.status(now), LeaseStatus::Held(_))
             {
-                return (HandoffDecision::Release, None);
+                return Err(NoHandoff::Release);
             }
             let handoffs = holding.handoffs.min(terms.handoffs);
-            let fits = self.replicas == terms.replicas;
-            let step = match self
-                .run
-                .step(lease, token, terms, handoffs, has_renewed, now)
-            {
-                step if fits => step,
-                _ => HandoffDecision::Release,
-            };
-            let HandoffDecision::HandOff(next) = step else {
-                return (step, None);
-            };
+            let run = &self.run;
+            let token = run.step(lease, token, terms, handoffs, has_renewed, now)?;
             lease.hand_off(now, Duration::MAX);
             // Disconnects the listeners' channels.
             state.listeners.clear();
             let next = Holding {
-                token: next,
+                token,
                 since: None,
                 handoffs,
                 trace_id: None,
                 on_lost: None,
                 on_renew: None,
             };
-            (step, Some(std::mem::replace(&mut state.holding, next)))
+            Ok((token, std::mem::replace(&mut state.holding, next)))
         })
     }
 
@@ -372,24 +365,27 @@ mod tests {
         (hold, token)
     }
 
+    /// Returns the tokens of the next holder and of the one before.
+    fn hand_off(
+        hold: &HeldLease,
+        token: FencingToken,
+    ) -> Result<(FencingToken, FencingToken), NoHandoff> {
+        let outcome = hold.hand_off(token, &TERMS, false, now());
+        outcome.map(|(next, before)| (next, before.token))
+    }
+
     #[test]
     fn earlier_holder_finds_the_lease_released() {
         let (hold, first) = hold();
         let lost = hold.listen(first, now());
-        let (step, before) = hold.hand_off(first, &TERMS, false, now());
-        let HandoffDecision::HandOff(second) = step else {
-            panic!("{step:?}")
-        };
-        assert!(second > first && before.is_some_and(|before| before.token == first));
+        let (second, before) = hand_off(&hold, first).unwrap();
+        assert!(second > first && before == first);
         assert_eq!(lost.try_recv(), Err(TryRecvError::Disconnected));
         assert!(hold.take(holding(second), now(), Duration::MAX));
 
         assert_eq!(hold.status_for(first, now()), LeaseStatus::Released);
         assert_eq!(hold.release(first, now()), None);
-        assert_eq!(
-            hold.hand_off(first, &TERMS, false, now()).0,
-            HandoffDecision::Release
-        );
+        assert_eq!(hand_off(&hold, first), Err(NoHandoff::Release));
         let begun = hold.begin(first, now(), |lease, now| lease.begin_full_renewal(now));
         assert_eq!(begun, None);
         let late = hold.listen(first, now());
@@ -403,19 +399,13 @@ mod tests {
             hold.status_for(second, now()),
             LeaseStatus::Lost(Lost::Taken)
         );
-        assert_eq!(
-            hold.hand_off(second, &TERMS, false, now()).0,
-            HandoffDecision::Release
-        );
+        assert_eq!(hand_off(&hold, second), Err(NoHandoff::Release));
     }
 
     #[test]
     fn lease_lost_before_its_hand_off_was_taken_is_not_taken() {
         let (hold, first) = hold();
-        let (HandoffDecision::HandOff(second), _) = hold.hand_off(first, &TERMS, false, now())
-        else {
-            panic!("nothing speaks against it")
-        };
+        let (second, _) = hand_off(&hold, first).unwrap();
         hold.lose(Lost::Deleted);
         assert!(!hold.take(holding(second), now(), Duration::MAX));
         assert!(
@@ -428,16 +418,11 @@ mod tests {
     fn holder_at_max_hold_hands_nothing_on() {
         let (hold, first) = hold();
         let limit = Duration::from_millis(5);
-        let (HandoffDecision::HandOff(second), _) = hold.hand_off(first, &TERMS, false, now())
-        else {
-            panic!("nothing speaks against it")
-        };
+        let (second, _) = hand_off(&hold, first).unwrap();
         assert!(hold.take(holding(second), now(), limit));
         let end = now().after(limit);
-        assert_eq!(
-            hold.hand_off(second, &TERMS, false, end).0,
-            HandoffDecision::Release
-        );
+        let late = hold.hand_off(second, &TERMS, false, end);
+        assert_eq!(late.err(), Some(NoHandoff::Release));
         assert_eq!(hold.status(end), LeaseStatus::Lost(Lost::MaxHold));
     }
 
@@ -451,9 +436,7 @@ mod tests {
             }),
             ..TERMS
         };
-        assert_eq!(
-            hold.hand_off(first, &terms, false, now()).0,
-            HandoffDecision::Release
-        );
+        let other = hold.hand_off(first, &terms, false, now());
+        assert_eq!(other.err(), Some(NoHandoff::Release));
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::clock::{Instant, sleep};
 use crate::error::{Cause, Error};
+use crate::lease::handoff::NoHandoff;
 use crate::lease::held::HeldLease;
 use crate::lease::state::LeaseState;
 use crate::lease::status::LeaseStatus;
@@ -12,7 +13,7 @@ use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::primitive::Primitive;
-use crate::queue::local_queue::{HandOffOutcome, HandedOff};
+use crate::queue::local_queue::HandedOff;
 use crate::redis::{Cap, Fault, Undoable};
 use crate::runtime::Runtime;
 use crate::token::FencingToken;
@@ -107,7 +108,7 @@ fn hand_off(
     let mut has_renewed = false;
     while !runtime.is_closed() {
         match runtime.waiters.hand_off(hold, token, has_renewed, *now) {
-            HandOffOutcome::Done(holding) => {
+            Ok(holding) => {
                 count(runtime, true, holding.since, *now);
                 logging::debug!(
                     name:% = hold.keys, holder:% = hold.id.short(), token = token.value(),
@@ -116,7 +117,7 @@ fn hand_off(
                 );
                 return true;
             }
-            HandOffOutcome::Renew => {
+            Err(NoHandoff::RenewFirst) => {
                 // The other half of the time is for the release.
                 let until = now.after(now.until(deadline) / 2);
                 has_renewed = renew(runtime, hold, token, until).is_ok();
@@ -125,7 +126,7 @@ fn hand_off(
                     break;
                 }
             }
-            HandOffOutcome::Not => break,
+            Err(NoHandoff::Release) => break,
         }
     }
     false

@@ -21,7 +21,7 @@ use crate::protocol::mutex::MutexKeys;
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::Primitive;
 use crate::queue::local::Waiters;
-use crate::queue::local_queue::{HandOffOutcome, HandedOff, TakeOver};
+use crate::queue::local_queue::{HandedOff, TakeOver};
 use crate::queue::position::{Position, Queue};
 use crate::token::FencingToken;
 
@@ -187,7 +187,8 @@ impl World {
     }
 
     fn unlock(&self, hold: &Arc<HeldLease>, token: FencingToken) {
-        if let HandOffOutcome::Done(_) = self.waiters.hand_off(hold, token, false, now()) {
+        let handed = self.waiters.hand_off(hold, token, false, now());
+        if handed.is_ok() {
             return;
         }
         yield_now();

@@ -9,13 +9,12 @@ use parking_lot::Mutex;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder::HolderId;
+use crate::lease::handoff::NoHandoff;
 use crate::lease::held::{HeldLease, Holding};
 use crate::name::{Name, NameTable};
 use crate::queue::answers::Answers;
 use crate::queue::fair::FairQueues;
-use crate::queue::local_queue::{
-    Announcer, FleetYield, HandOffOutcome, HandedOff, LocalQueue, TakeOver,
-};
+use crate::queue::local_queue::{Announcer, FleetYield, HandedOff, LocalQueue, TakeOver};
 use crate::queue::parker::Parker;
 use crate::queue::position::{Position, Queue};
 use crate::stats::Wake;
@@ -82,7 +81,8 @@ impl Waiters {
         names.get(name).is_some_and(LocalQueue::is_held_by_us)
     }
 
-    /// Hands a lease off at `now` to the first waiter for its name.
+    /// Hands a lease off at `now` to the first waiter for its name; returns the share of the
+    /// previous holder.
     ///
     /// Only the holder with `token` can do so.
     pub(crate) fn hand_off(
@@ -91,18 +91,17 @@ impl Waiters {
         token: FencingToken,
         has_renewed: bool,
         now: Instant,
-    ) -> HandOffOutcome {
+    ) -> Result<Holding, NoHandoff> {
         let mut names = self.names.lock();
-        let Some(queue) = names.get_mut(hold.keys.key(0).name) else {
-            return HandOffOutcome::Not;
-        };
-        let (outcome, parker) = queue.hand_off(hold, token, has_renewed, now);
+        let queue = names.get_mut(hold.keys.key(0).name);
+        let queue = queue.ok_or(NoHandoff::Release)?;
+        let (before, parker) = queue.hand_off(hold, token, has_renewed, now)?;
         // Outside the lock: the waiter needs no reply from Redis and continues at once.
         drop(names);
         if let Some(parker) = parker {
             parker.unpark();
         }
-        outcome
+        Ok(before)
     }
 
     /// Returns whether any call waits for the name.

@@ -30,7 +30,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder::HolderId;
-use crate::lease::handoff::HandoffDecision;
+use crate::lease::handoff::NoHandoff;
 use crate::lease::held::{HeldLease, Holding};
 use crate::queue::answers::Answers;
 use crate::queue::held_leases::HeldLeases;
@@ -110,16 +110,6 @@ pub(super) struct Waiter {
 pub(crate) struct HandedOff {
     pub(crate) hold: Arc<HeldLease>,
     pub(crate) token: FencingToken,
-}
-
-/// The outcome of an attempt to hand a lease off.
-pub(crate) enum HandOffOutcome {
-    /// The lease has a new holder. Contains the share of the previous holder.
-    Done(Holding),
-    /// The lease must be renewed first.
-    Renew,
-    /// No waiter can take it, or it must not be handed off.
-    Not,
 }
 
 /// The outcome of taking a lease that was handed off.
@@ -280,8 +270,9 @@ impl LocalQueue {
         }
     }
 
-    /// Hands `hold` off at `now` to the first waiter; also returns the parker to wake it with.
+    /// Hands `hold` off at `now` to the first waiter.
     ///
+    /// Returns the share of the previous holder, and the parker to wake the waiter with.
     /// Only the holder with `token` can do so.
     pub(super) fn hand_off(
         &mut self,
@@ -289,25 +280,19 @@ impl LocalQueue {
         token: FencingToken,
         has_renewed: bool,
         now: Instant,
-    ) -> (HandOffOutcome, Option<Parker>) {
-        let Some(first) = self.waiters.front_mut() else {
-            return (HandOffOutcome::Not, None);
-        };
+    ) -> Result<(Holding, Option<Parker>), NoHandoff> {
+        let first = self.waiters.front_mut().ok_or(NoHandoff::Release)?;
         let terms = match &first.handoff_terms {
             Some(terms) if first.handed.is_none() && self.held.contains(hold) => terms,
-            _ => return (HandOffOutcome::Not, None),
+            _ => return Err(NoHandoff::Release),
         };
-        let (token, before) = match hold.hand_off(token, terms, has_renewed, now) {
-            (HandoffDecision::HandOff(token), Some(before)) => (token, before),
-            (HandoffDecision::Renew, _) => return (HandOffOutcome::Renew, None),
-            _ => return (HandOffOutcome::Not, None),
-        };
+        let (token, before) = hold.hand_off(token, terms, has_renewed, now)?;
         first.handed = Some(HandedOff {
             hold: Arc::clone(hold),
             token,
         });
         first.woken_early |= first.parker.is_none();
-        (HandOffOutcome::Done(before), first.parker.clone())
+        Ok((before, first.parker.clone()))
     }
 
     /// Takes the lease that was handed to the waiter, and removes the waiter, which is returned.

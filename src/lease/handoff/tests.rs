@@ -31,14 +31,14 @@ fn step(
     handed: u64,
     now: u64,
     has_renewed: bool,
-) -> HandoffDecision {
+) -> Result<FencingToken, NoHandoff> {
     let run = HandoffRun::new(FencingToken::new(100), 33, at(0));
     let token = FencingToken::new(100 + handed);
     run.step(lease, token, terms, terms.handoffs, has_renewed, at(now))
 }
 
-fn on(token: u64) -> HandoffDecision {
-    HandoffDecision::HandOff(FencingToken::new(token))
+fn on(token: u64) -> Result<FencingToken, NoHandoff> {
+    Ok(FencingToken::new(token))
 }
 
 #[test]
@@ -52,14 +52,14 @@ fn hand_off_draws_the_next_token() {
 fn run_ends_with_its_tokens_its_length_or_its_time() {
     let lease = lease(&TERMS);
     assert_eq!(step(&lease, &TERMS, 31, 1, false), on(132));
-    assert_eq!(step(&lease, &TERMS, 32, 1, false), HandoffDecision::Release);
+    assert_eq!(step(&lease, &TERMS, 32, 1, false), Err(NoHandoff::Release));
     let many = LeaseTerms {
         handoffs: 63,
         ..TERMS
     };
     assert_eq!(
         step(&lease, &many, 32, 1, false),
-        HandoffDecision::Release,
+        Err(NoHandoff::Release),
         "the reserved tokens are used up"
     );
     let few = LeaseTerms {
@@ -67,11 +67,11 @@ fn run_ends_with_its_tokens_its_length_or_its_time() {
         ..TERMS
     };
     assert_eq!(step(&lease, &few, 1, 1, false), on(102));
-    assert_eq!(step(&lease, &few, 2, 1, false), HandoffDecision::Release);
+    assert_eq!(step(&lease, &few, 2, 1, false), Err(NoHandoff::Release));
     assert_eq!(step(&lease, &TERMS, 0, 999, false), on(101));
     assert_eq!(
         step(&lease, &TERMS, 0, 1_000, false),
-        HandoffDecision::Release
+        Err(NoHandoff::Release)
     );
     let alone = HandoffRun::new(FencingToken::new(100), 1, at(0));
     assert!(!alone.goes_on(FencingToken::new(100)));
@@ -88,10 +88,7 @@ fn short_ttl_limits_the_run() {
     let request = lease.begin_full_renewal(at(250)).unwrap();
     lease.confirmed(at(250), at(251), request);
     assert_eq!(step(&lease, &short, 0, 299, false), on(101));
-    assert_eq!(
-        step(&lease, &short, 0, 300, false),
-        HandoffDecision::Release
-    );
+    assert_eq!(step(&lease, &short, 0, 300, false), Err(NoHandoff::Release));
 }
 
 #[test]
@@ -117,14 +114,14 @@ fn lease_is_handed_only_to_a_waiter_with_the_same_terms() {
     ] {
         assert_eq!(
             step(&lease, &other, 0, 1, false),
-            HandoffDecision::Release,
+            Err(NoHandoff::Release),
             "{other:?}"
         );
     }
     // The lease's current ttl counts, not the one it was granted with.
     lease.extend(at(1), ms(12_000)).unwrap();
     lease.extended(at(1), at(2), ms(12_000), true);
-    assert_eq!(step(&lease, &TERMS, 0, 3, false), HandoffDecision::Release);
+    assert_eq!(step(&lease, &TERMS, 0, 3, false), Err(NoHandoff::Release));
     let longer = LeaseTerms {
         ttl: ms(12_000),
         ..TERMS
@@ -142,10 +139,13 @@ fn lease_with_little_time_left_is_renewed_first() {
     let mut lease = lease(&slow);
     // The validity is 889 ms, of which 600 ms must be left.
     assert_eq!(step(&lease, &slow, 0, 289, false), on(101));
-    assert_eq!(step(&lease, &slow, 0, 290, false), HandoffDecision::Renew);
+    assert_eq!(
+        step(&lease, &slow, 0, 290, false),
+        Err(NoHandoff::RenewFirst)
+    );
     assert_eq!(
         step(&lease, &slow, 0, 290, true),
-        HandoffDecision::Release,
+        Err(NoHandoff::Release),
         "a renewal has already failed to help"
     );
     let request = lease.begin_full_renewal(at(290)).unwrap();
@@ -160,7 +160,10 @@ fn lease_without_auto_renew_is_renewed_before_each_hand_off() {
         ..TERMS
     };
     let lease = lease(&manual);
-    assert_eq!(step(&lease, &manual, 0, 1, false), HandoffDecision::Renew);
+    assert_eq!(
+        step(&lease, &manual, 0, 1, false),
+        Err(NoHandoff::RenewFirst)
+    );
     assert_eq!(step(&lease, &manual, 0, 1, true), on(101));
 }
 
@@ -169,10 +172,13 @@ fn lease_with_an_unanswered_shortening_extend_is_not_handed_on() {
     let mut lease = lease(&TERMS);
     lease.extend(at(1), ms(500)).unwrap();
     lease.unanswered(at(2), ms(500));
-    assert_eq!(step(&lease, &TERMS, 0, 3, false), HandoffDecision::Renew);
+    assert_eq!(
+        step(&lease, &TERMS, 0, 3, false),
+        Err(NoHandoff::RenewFirst)
+    );
     let request = lease.begin_full_renewal(at(3)).unwrap();
     lease.confirmed(at(3), at(4), request);
-    assert_eq!(step(&lease, &TERMS, 0, 5, true), HandoffDecision::Release);
+    assert_eq!(step(&lease, &TERMS, 0, 5, true), Err(NoHandoff::Release));
 }
 
 #[test]
@@ -187,7 +193,7 @@ fn lease_whose_key_may_outlast_the_ttl_is_not_handed_on() {
         let request = lease.begin_full_renewal(at(3)).unwrap();
         lease.confirmed(at(3), at(4), request);
         let next = if is_sent {
-            HandoffDecision::Release
+            Err(NoHandoff::Release)
         } else {
             on(101)
         };
@@ -199,13 +205,16 @@ fn lease_whose_key_may_outlast_the_ttl_is_not_handed_on() {
 fn suspected_loss_is_checked_before_a_hand_off() {
     let mut lease = lease(&TERMS);
     lease.suspect(at(1));
-    assert_eq!(step(&lease, &TERMS, 0, 2, false), HandoffDecision::Renew);
+    assert_eq!(
+        step(&lease, &TERMS, 0, 2, false),
+        Err(NoHandoff::RenewFirst)
+    );
     let request = lease.begin_renewal(at(2)).unwrap();
     lease.suspect(at(3));
     lease.confirmed(at(2), at(4), request);
     assert_eq!(
         step(&lease, &TERMS, 0, 5, false),
-        HandoffDecision::Renew,
+        Err(NoHandoff::RenewFirst),
         "the renewal may have run before the second suspicion"
     );
     let request = lease.begin_renewal(at(5)).unwrap();
@@ -217,12 +226,12 @@ fn suspected_loss_is_checked_before_a_hand_off() {
 fn lost_or_released_lease_is_not_handed_on() {
     let mut lost = lease(&TERMS);
     lost.lose(Lost::Deleted);
-    assert_eq!(step(&lost, &TERMS, 0, 1, false), HandoffDecision::Release);
+    assert_eq!(step(&lost, &TERMS, 0, 1, false), Err(NoHandoff::Release));
     let mut released = lease(&TERMS);
     released.release(at(1));
     assert_eq!(
         step(&released, &TERMS, 0, 1, false),
-        HandoffDecision::Release
+        Err(NoHandoff::Release)
     );
 }
 
