@@ -8,11 +8,10 @@ use crate::config::check_ttl;
 use crate::error::{Cause, Error};
 use crate::lease::held::HeldLease;
 use crate::lease::status::LeaseStatus;
-use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::redis::{Cap, Fault};
 use crate::runtime::Runtime;
-use crate::runtime::io::renewal::{count, renewed};
+use crate::runtime::io::renewal::{renewed, settle};
 use crate::token::FencingToken;
 
 /// Renews the lease for its full ttl; waits for the reply until `until`.
@@ -49,12 +48,8 @@ pub(crate) fn extend(
     let answer = renew_parts(runtime, hold, ttl, true, until);
     // A minority of a quorum, or a replica that becomes the master, may not have run it.
     let is_final = hold.votes.is_none() && !runtime.deployment.may_fail_over();
-    let found = answer.as_ref().ok().and_then(Answer::key_state);
     let now = Instant::now();
-    // If the lease expired before the reply arrived, it is lost as expired.
-    hold.status(now);
-    let lag = hold.answered(|lease| {
-        let lag = lease.lag(now);
+    let found = settle(runtime, hold, &answer, now, true, |lease, found| {
         match (found, &answer) {
             (Some(KeyState::Ours), _) => lease.extended(sent, now, ttl, is_final),
             // The majority of a quorum rejected it. The other servers may have run it.
@@ -64,15 +59,7 @@ pub(crate) fn extend(
             }
             _ => lease.unanswered(now, ttl),
         }
-        lag
     });
-    count(runtime, found, lag);
-    match found {
-        Some(KeyState::Gone) => hold.lose(Lost::Deleted),
-        Some(KeyState::Foreign) => hold.lose(Lost::Taken),
-        _ => {}
-    }
-    runtime.reschedule(hold);
     outcome(runtime, hold, token, found, answer)
 }
 

@@ -5,49 +5,34 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::lease::held::HeldLease;
+use crate::lease::state::LeaseState;
 use crate::lease::status::{LeaseStatus, RenewalRequest};
 use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
-use crate::redis::{Fault, ServerHealth};
+use crate::redis::Fault;
 use crate::renewed::Renewed;
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::state::Runtime;
 use crate::runtime::worker::contain;
 
-/// Applies the reply to a renewal, and returns the state of the key, if known. A failed call is not
-/// a loss; a reply that the key is gone or has another holder is.
+/// Applies the reply to a renewal, and returns the state of the key, if known.
 pub(crate) fn renewed(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
-    ask: RenewalRequest,
+    request: RenewalRequest,
     sent: Instant,
     answer: &Result<Answer, Fault>,
 ) -> Option<KeyState> {
     let now = Instant::now();
-    let found = answer.as_ref().ok().and_then(Answer::key_state);
-    // First records the loss of a lease that expired before the reply arrived.
-    hold.status(now);
-    let lag = hold.answered(|lease| {
-        let lag = lease.lag(now);
-        match found {
-            Some(KeyState::Ours) => lease.confirmed(sent, now, ask),
-            _ => lease.unconfirmed(now),
-        }
-        lag
-    });
-    if ask.renews {
-        count(runtime, found, lag);
-    }
-    match found {
-        Some(KeyState::Gone) => hold.lose(Lost::Deleted),
-        Some(KeyState::Foreign) => hold.lose(Lost::Taken),
-        Some(KeyState::Ours) | None => {}
-    }
-    runtime.reschedule(hold);
+    let change = |lease: &mut LeaseState, found| match found {
+        Some(KeyState::Ours) => lease.confirmed(sent, now, request),
+        _ => lease.unconfirmed(now),
+    };
+    let found = settle(runtime, hold, answer, now, request.renews, change);
     match (found, answer) {
-        (Some(KeyState::Ours), _) if ask.renews => {
+        (Some(KeyState::Ours), _) if request.renews => {
             if let LeaseStatus::Held(remaining) = hold.status(now) {
                 report_renewal(runtime, hold, remaining, sent.until(now));
             }
@@ -62,13 +47,36 @@ pub(crate) fn renewed(
     found
 }
 
-/// Counts a renewal and its lag behind the due time. A lease found gone counts as a loss instead.
-pub(crate) fn count(runtime: &Runtime, found: Option<KeyState>, lag: Duration) {
+/// Changes the lease by the reply to a renewal or extend, and returns the state of the key, if
+/// known.
+///
+/// A failed call is not a loss; a reply that the key is gone or has another holder is.
+pub(crate) fn settle(
+    runtime: &Runtime,
+    hold: &Arc<HeldLease>,
+    answer: &Result<Answer, Fault>,
+    now: Instant,
+    counts: bool,
+    change: impl FnOnce(&mut LeaseState, Option<KeyState>),
+) -> Option<KeyState> {
+    let found = answer.as_ref().ok().and_then(Answer::key_state);
+    // First records the loss of a lease that expired before the reply arrived.
+    hold.status(now);
+    let lag = hold.answered(|lease| {
+        let lag = lease.lag(now);
+        change(lease, found);
+        lag
+    });
     match found {
-        Some(KeyState::Ours) => runtime.meters.renewed(Some(lag)),
-        Some(KeyState::Gone | KeyState::Foreign) => {}
-        None => runtime.meters.renewed(None),
+        Some(KeyState::Gone) => hold.lose(Lost::Deleted),
+        Some(KeyState::Foreign) => hold.lose(Lost::Taken),
+        // The lag behind the due time. A lease found gone counts as a loss instead.
+        Some(KeyState::Ours) if counts => runtime.meters.renewed(Some(lag)),
+        None if counts => runtime.meters.renewed(None),
+        Some(KeyState::Ours) | None => {}
     }
+    runtime.reschedule(hold);
+    found
 }
 
 fn report_renewal(runtime: &Runtime, hold: &Arc<HeldLease>, remaining: Duration, took: Duration) {
@@ -97,22 +105,19 @@ pub(in crate::runtime) fn settle_renewal(
     answer: Result<Answer, Fault>,
 ) {
     contain(|| {
-        note(&endpoint.io.condition, &answer);
+        let condition = &endpoint.io.condition;
+        match &answer {
+            Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
+                condition.failed(Some(cause), false);
+            }
+            _ => {
+                condition.answered(Instant::now());
+            }
+        }
         let round = &part.round;
         if let Some((sent, answer)) = round.cast(sent, answer) {
             renewed(runtime, &round.hold, round.request, sent, &answer);
         }
         drop(part);
     });
-}
-
-fn note(condition: &ServerHealth, answer: &Result<Answer, Fault>) {
-    match answer {
-        Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
-            condition.failed(Some(cause), false);
-        }
-        _ => {
-            condition.answered(Instant::now());
-        }
-    }
 }
