@@ -1,4 +1,4 @@
-//! Where a lease stands at an instant, and what is due for it.
+//! The status of a lease, and the next action that is due for it.
 
 use std::time::Duration;
 

@@ -188,16 +188,10 @@ impl Scan {
 fn by_majority(runtime: &Runtime, keys: &Keys) -> Result<Option<Holder>, Fault> {
     // Each name has its own deadline, so that one without a reply leaves the next ones their time.
     let until = Instant::now().after(runtime.deployment.command_timeout());
-    match holder(runtime, keys, until) {
+    match runtime.deployment.call(keys.inspect(), until, Cap::Counted) {
         Err(Fault::NotRun(_) | Fault::Unknown(_)) => Ok(None),
-        holder => holder,
+        answer => known(answer),
     }
-}
-
-/// Returns the holder of a name, asking the servers that keep it.
-fn holder(runtime: &Runtime, keys: &Keys, until: Instant) -> Result<Option<Holder>, Fault> {
-    let answer = runtime.deployment.call(keys.inspect(), until, Cap::Counted);
-    known(answer)
 }
 
 fn known(answer: Result<Answer, Fault>) -> Result<Option<Holder>, Fault> {

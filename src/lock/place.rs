@@ -131,14 +131,9 @@ impl<'a> Place<'a> {
 
     /// Renews a grant; returns `None` if it has lapsed.
     pub(crate) fn confirm(&self, id: &HolderId) -> Result<Option<LeaseState>, Fault> {
-        let Attempt {
-            runtime,
-            keys,
-            terms,
-            ..
-        } = self.attempt;
+        let (keys, terms) = (self.attempt.keys, &self.attempt.terms);
         let call = keys.renew(id, terms.ttl, false);
-        let (answer, sent) = runtime.deployment.call_or_undo(
+        let (answer, sent) = self.attempt.runtime.deployment.call_or_undo(
             call.acknowledged_by(terms.replicas),
             self.attempt.silence.reply_deadline(),
             Cap::Exempt,
@@ -155,12 +150,7 @@ impl<'a> Place<'a> {
 
     /// Leaves the queue, or passes on the grant to `id`.
     pub(crate) fn leave(&self, id: HolderId) {
-        let Attempt {
-            runtime,
-            keys,
-            terms,
-            ..
-        } = self.attempt;
+        let (runtime, keys) = (self.attempt.runtime, self.attempt.keys);
         if runtime.is_closed() {
             // After a shutdown no thread does this in the background. If it fails, the place
             // expires.
@@ -169,7 +159,7 @@ impl<'a> Place<'a> {
             let _ = runtime.deployment.call(call, until, Cap::Exempt);
             return;
         }
-        let until = Instant::now().after(terms.ttl);
+        let until = Instant::now().after(self.attempt.terms.ttl);
         runtime.release(Release::new(Arc::clone(keys), id, until));
     }
 }

@@ -98,17 +98,11 @@ impl<'a> WaitingCall<'a> {
 
     /// Joins the local queue of the current name; leaves the one before it.
     fn join_local_queue(&mut self, takes_hand_offs: bool) {
-        let Attempt {
-            runtime,
-            keys,
-            settings,
-            terms,
-            ..
-        } = self.attempt;
-        self.local = Some(runtime.waiters.join(
-            keys.key(self.name_index).name,
-            takes_hand_offs.then_some(*terms),
-            settings.wait == WaitPolicy::Wake,
+        let attempt = self.attempt;
+        self.local = Some(attempt.runtime.waiters.join(
+            attempt.keys.key(self.name_index).name,
+            takes_hand_offs.then_some(attempt.terms),
+            attempt.settings.wait == WaitPolicy::Wake,
         ));
     }
 
@@ -162,16 +156,11 @@ impl<'a> WaitingCall<'a> {
     /// Returns the subscription, or `None` under `Backoff`. Once it is live, the waiter is woken:
     /// earlier messages did not arrive.
     pub(crate) fn ensure_subscribed(&mut self) -> Result<Option<&Subscription<'a>>, Error> {
-        let Attempt {
-            runtime,
-            keys,
-            settings,
-            ..
-        } = self.attempt;
+        let Attempt { runtime, keys, .. } = self.attempt;
         // After a failover, the subscription to the previous server is useless.
-        let is_current =
-            |subscription: &Subscription<'_>| subscription.is_current(&runtime.deployment);
-        if !self.subscription.as_ref().is_some_and(is_current) && settings.wait == WaitPolicy::Wake
+        let current = self.subscription.as_ref();
+        if !current.is_some_and(|current| current.is_current(&runtime.deployment))
+            && self.attempt.settings.wait == WaitPolicy::Wake
         {
             let until = self.attempt.silence.reply_deadline();
             self.subscription = Some(runtime.subscribe(keys.key(self.name_index), until)?);
@@ -187,12 +176,11 @@ impl<'a> WaitingCall<'a> {
 
     /// Returns whether the policy allows no more attempts.
     pub(crate) fn is_used_up(&self) -> bool {
-        match self.attempt.settings.wait {
-            WaitPolicy::Wake => false,
-            WaitPolicy::Backoff(backoff) => backoff
-                .limit()
-                .is_some_and(|limit| self.refusals() >= limit),
-        }
+        let limit = match self.attempt.settings.wait {
+            WaitPolicy::Wake => None,
+            WaitPolicy::Backoff(backoff) => backoff.limit(),
+        };
+        limit.is_some_and(|limit| self.refusals() >= limit)
     }
 
     /// Returns whether this call may report at its deadline that another holder has the name.
@@ -335,12 +323,7 @@ impl<'a> WaitingCall<'a> {
         if silence.is_too_long(now) {
             return Err(silence.error_for_others(now).into());
         }
-        // `now` may be the start of the call; a sleep measured from there would end too late.
-        let is_woken = self.sleep(Instant::now(), until.min(silence.gives_up_at(now)));
-        Ok(match is_woken {
-            true => SleepEnd::Woken,
-            false => SleepEnd::TimedOut(None),
-        })
+        Ok(self.sleep(until.min(silence.gives_up_at(now))))
     }
 
     /// Sleeps for `pause`, or until woken or the deadline.
@@ -350,23 +333,26 @@ impl<'a> WaitingCall<'a> {
 
     /// Sleeps until `until`, or until woken or the deadline.
     pub(crate) fn park_until(&self, until: Instant) -> SleepEnd {
-        let end = until.min(self.attempt.deadline);
+        let until = until.min(self.attempt.deadline);
         loop {
-            let now = Instant::now();
-            if self.sleep(now, end) {
-                return SleepEnd::Woken;
-            }
-            if now >= end || self.attempt.runtime.is_closed() {
-                return SleepEnd::TimedOut(None);
+            let end = self.sleep(until);
+            if matches!(end, SleepEnd::Woken)
+                || Instant::now() >= until
+                || self.attempt.runtime.is_closed()
+            {
+                return end;
             }
         }
     }
 
-    /// Sleeps until `until`, woken (returns true) or the deadline, but no longer than the clock
-    /// allows.
-    fn sleep(&self, now: Instant, until: Instant) -> bool {
-        let pause = nap(now, until.min(self.attempt.deadline));
-        self.queue().parker().park_timeout(pause)
+    /// Sleeps until `until`, or until woken or the deadline, but no longer than the clock allows.
+    fn sleep(&self, until: Instant) -> SleepEnd {
+        // Not from the start of the turn, which may be long ago: the sleep would end too late.
+        let pause = nap(Instant::now(), until.min(self.attempt.deadline));
+        match self.queue().parker().park_timeout(pause) {
+            true => SleepEnd::Woken,
+            false => SleepEnd::TimedOut(None),
+        }
     }
 }
 

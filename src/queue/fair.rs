@@ -82,9 +82,8 @@ impl FairQueues {
         let name = state.owners.get(id)?;
         let mut waiters = state.queues.get_mut(name)?.waiters.iter_mut();
         let waiter = waiters.find(|waiter| waiter.id.as_ref() == Some(id))?;
-        waiter
-            .note_grant(token, true)
-            .then(|| waiter.parker.clone())
+        let is_first = waiter.note_grant(token, true);
+        is_first.then(|| waiter.parker.clone())
     }
 
     /// Makes a refresh of the places of `name` due at once.
@@ -102,9 +101,8 @@ impl FairQueues {
     pub(crate) fn count(&self) -> usize {
         let state = self.state.lock();
         let waiters = state.queues.values().flat_map(|queue| &queue.waiters);
-        waiters
-            .filter(|waiter| waiter.seen_waiting.is_some())
-            .count()
+        let have_place = waiters.filter(|waiter| waiter.seen_waiting.is_some());
+        have_place.count()
     }
 
     pub(crate) fn anybody(&self) -> bool {
@@ -117,11 +115,8 @@ impl FairQueues {
         let mut count = 0;
         for queue in state.queues.values_mut() {
             queue.no_refresh_before = Instant::START;
-            queue
-                .waiters
-                .iter()
-                .for_each(|waiter| waiter.parker.unpark());
-            count += queue.waiters.len();
+            let waiters = queue.waiters.iter();
+            count += waiters.map(|waiter| waiter.parker.unpark()).count();
         }
         count
     }
@@ -135,13 +130,10 @@ impl FairQueues {
         let mut left = Vec::new();
         for queue in state.queues.values_mut() {
             // A call whose first reply is outstanding leaves by itself.
-            let there = queue
-                .waiters
-                .iter_mut()
-                .filter(|waiter| waiter.seen_waiting.is_some());
-            left.extend(
-                there.filter_map(|waiter| Some((Arc::clone(&queue.keys), waiter.id.take()?))),
-            );
+            let waiters = queue.waiters.iter_mut();
+            let there = waiters.filter(|waiter| waiter.seen_waiting.is_some());
+            let ids = there.filter_map(|waiter| waiter.id.take());
+            left.extend(ids.map(|id| (Arc::clone(&queue.keys), id)));
         }
         left
     }
@@ -149,24 +141,29 @@ impl FairQueues {
 
 impl FairTicket<'_> {
     fn with_queue<T>(&self, act: impl FnOnce(&mut FairQueue) -> T) -> T {
-        let mut state = self.fair_queues.state.lock();
-        // The waiter keeps the queue in the table until the ticket is dropped.
-        act(state
-            .queues
-            .get_mut(self.name)
-            .expect("a queue with a waiter in it"))
+        self.with_owners(|queue, _| act(queue))
     }
 
     fn with_waiter<T>(&self, act: impl FnOnce(&mut FairWaiter) -> T) -> T {
         self.with_queue(|queue| act(queue.waiter(self.serial)))
     }
 
+    fn with_owners<T>(
+        &self,
+        act: impl FnOnce(&mut FairQueue, &mut HashMap<HolderId, Name>) -> T,
+    ) -> T {
+        let State { queues, owners, .. } = &mut *self.fair_queues.state.lock();
+        // The waiter keeps the queue in the table until the ticket is dropped.
+        let queue = queues.get_mut(self.name);
+        act(queue.expect("a queue with a waiter in it"), owners)
+    }
+
     /// Records that the call is about to enter under `id`. From now on a grant to it counts.
     pub(crate) fn begin_entering(&self, id: &HolderId) {
-        let mut state = self.fair_queues.state.lock();
-        state.owners.insert(id.clone(), self.name.clone());
-        drop(state);
-        self.with_waiter(|waiter| waiter.wait_under(Some(id.clone())));
+        self.with_owners(|queue, owners| {
+            owners.insert(id.clone(), self.name.clone());
+            queue.waiter(self.serial).wait_under(Some(id.clone()));
+        });
     }
 
     /// Records that the command sent at `sent` made a place.
@@ -178,19 +175,17 @@ impl FairTicket<'_> {
     ///
     /// Returns the id, unless the call has none.
     pub(crate) fn forget_id(&self) -> Option<HolderId> {
-        let id = self.with_waiter(|waiter| waiter.wait_under(None))?;
-        self.fair_queues.state.lock().owners.remove(&id);
-        Some(id)
+        self.with_owners(|queue, owners| {
+            let id = queue.waiter(self.serial).wait_under(None)?;
+            owners.remove(&id);
+            Some(id)
+        })
     }
 
     /// Returns whether any call of this client for the name can receive a grant message.
     pub(crate) fn any_subscribed(&self) -> bool {
-        self.with_queue(|queue| {
-            queue
-                .waiters
-                .iter()
-                .any(|waiter| waiter.pace.backoff.is_none())
-        })
+        let is_subscribed = |waiter: &FairWaiter| waiter.pace.backoff.is_none();
+        self.with_queue(|queue| queue.waiters.iter().any(is_subscribed))
     }
 
     /// How many replies said that the call waits.
@@ -207,11 +202,11 @@ impl FairTicket<'_> {
 
     /// Records the replies to a refresh of `ids` that was sent at `sent`.
     pub(crate) fn note_refreshed(&self, ids: &[HolderId], answers: &[Refreshed], sent: Instant) {
-        let gone = self.with_queue(|queue| queue.note_refreshed(ids, answers, sent));
-        let mut state = self.fair_queues.state.lock();
-        for id in gone {
-            state.owners.remove(&id);
-        }
+        self.with_owners(|queue, owners| {
+            for id in queue.note_refreshed(ids, answers, sent) {
+                owners.remove(&id);
+            }
+        });
     }
 
     /// Leaves a refresh that is due to the other waiters: no reply could arrive before this one's
