@@ -122,7 +122,7 @@ impl ServerHealth {
         self.failing.load(Ordering::Relaxed)
     }
 
-    pub(in crate::redis) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.open.load(Ordering::Relaxed)
     }
 

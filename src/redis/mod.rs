@@ -70,16 +70,16 @@ impl Deployment {
     pub(crate) fn label(&self) -> &str {
         match self {
             Self::One(server) => server.label(),
-            Self::Cluster(cluster) => cluster.label(),
-            Self::Quorum(quorum) => quorum.label(),
+            Self::Cluster(cluster) => &cluster.label,
+            Self::Quorum(quorum) => &quorum.label,
         }
     }
 
     pub(crate) fn command_timeout(&self) -> Duration {
         match self {
             Self::One(server) => server.command_timeout(),
-            Self::Cluster(cluster) => cluster.command_timeout(),
-            Self::Quorum(quorum) => quorum.command_timeout(),
+            Self::Cluster(cluster) => cluster.command_timeout,
+            Self::Quorum(quorum) => quorum.command_timeout,
         }
     }
 
@@ -87,7 +87,7 @@ impl Deployment {
     pub(crate) fn owns(&self, server: &Arc<Server>, key: Key<'_>) -> bool {
         match self {
             Self::One(_) | Self::Quorum(_) => true,
-            Self::Cluster(cluster) => Arc::ptr_eq(&cluster.owner_of(key), server),
+            Self::Cluster(cluster) => Arc::ptr_eq(&cluster.map.owner_of(key.slot()), server),
         }
     }
 
@@ -115,7 +115,7 @@ impl Deployment {
     /// Returns the known owners of a name, and how many of them decide.
     pub(crate) fn owners_of(&self, key: Key<'_>) -> (Vec<Arc<Server>>, Majority) {
         let servers = match self {
-            Self::Quorum(quorum) => quorum.servers().to_vec(),
+            Self::Quorum(quorum) => quorum.servers.clone(),
             Self::One(_) | Self::Cluster(_) => vec![self.primary_owner_of(key)],
         };
         (servers, self.size())
@@ -125,7 +125,7 @@ impl Deployment {
     pub(crate) fn primary_owner_of(&self, key: Key<'_>) -> Arc<Server> {
         match self {
             Self::One(server) => Arc::clone(server),
-            Self::Cluster(cluster) => cluster.owner_of(key),
+            Self::Cluster(cluster) => cluster.map.owner_of(key.slot()),
             Self::Quorum(quorum) => Arc::clone(quorum.first()),
         }
     }
@@ -135,14 +135,14 @@ impl Deployment {
         match self {
             Self::One(server) => std::slice::from_ref(server),
             Self::Cluster(_) => &[],
-            Self::Quorum(quorum) => quorum.servers(),
+            Self::Quorum(quorum) => &quorum.servers,
         }
     }
 
     /// Returns how many servers have each name, and how many of them decide.
     pub(crate) fn size(&self) -> Majority {
         match self {
-            Self::Quorum(quorum) => quorum.size(),
+            Self::Quorum(quorum) => quorum.size,
             Self::One(_) | Self::Cluster(_) => Majority::of(1),
         }
     }
@@ -151,7 +151,7 @@ impl Deployment {
     /// a quorum.
     pub(crate) fn votes(&self) -> Option<Arc<ServerVotes>> {
         match self {
-            Self::Quorum(quorum) => Some(Arc::new(ServerVotes::new(quorum.size().all))),
+            Self::Quorum(quorum) => Some(Arc::new(ServerVotes::new(quorum.size.all))),
             Self::One(_) | Self::Cluster(_) => None,
         }
     }
@@ -165,7 +165,7 @@ impl Deployment {
         above: u64,
     ) -> Call<'a> {
         let proposed = match self {
-            Self::Quorum(quorum) => Some(quorum.propose(above)),
+            Self::Quorum(quorum) => Some(quorum.tokens.propose(above)),
             Self::One(_) | Self::Cluster(_) => None,
         };
         keys.acquire(Acquire {
@@ -219,8 +219,10 @@ impl Deployment {
     pub(crate) fn silent_since(&self, key: Key<'_>, now: Instant, start: Instant) -> Instant {
         match self {
             Self::Quorum(quorum) => quorum.silent_since(now, start),
-            Self::One(server) => server.silent_since(now, start),
-            Self::Cluster(cluster) => cluster.owner_of(key).silent_since(now, start),
+            Self::One(_) | Self::Cluster(_) => {
+                let owner = self.primary_owner_of(key);
+                owner.condition.silent_since(now, start)
+            }
         }
     }
 
@@ -233,14 +235,14 @@ impl Deployment {
     pub(crate) fn slot_map(&self) -> Option<&SlotMap> {
         match self {
             Self::One(_) | Self::Quorum(_) => None,
-            Self::Cluster(cluster) => Some(cluster.map()),
+            Self::Cluster(cluster) => Some(&cluster.map),
         }
     }
 
     /// The sentinels, if there are any.
     pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
         match self {
-            Self::One(server) => server.sentinels(),
+            Self::One(server) => server.pool.node.sentinels(),
             Self::Cluster(_) | Self::Quorum(_) => None,
         }
     }
@@ -256,7 +258,7 @@ impl Deployment {
     /// master, and a quorum replaces no server.
     pub(crate) fn suspect(&self) {
         if let Self::Cluster(cluster) = self {
-            cluster.map().suspect();
+            cluster.map.suspect();
         }
     }
 
@@ -271,7 +273,7 @@ impl Deployment {
     pub(crate) fn close(&self) {
         match self {
             Self::One(server) => server.close(),
-            Self::Cluster(cluster) => cluster.map().close(),
+            Self::Cluster(cluster) => cluster.map.close(),
             Self::Quorum(quorum) => quorum.close(),
         }
     }
@@ -288,10 +290,10 @@ impl Deployment {
     /// The last failure of a name's owner.
     pub(crate) fn last_failure(&self, key: Key<'_>) -> Option<Cause> {
         match self {
-            Self::Quorum(quorum) => quorum.last_failure(),
+            Self::Quorum(quorum) => quorum.condition.last_failure(),
             Self::One(server) => server.condition.last_failure(),
             Self::Cluster(cluster) => {
-                let owner = cluster.owner_of(key);
+                let owner = cluster.map.owner_of(key.slot());
                 let last = owner.condition.last_failure();
                 last.map(|cause| cause.at(owner.label()))
             }

@@ -17,7 +17,6 @@ use crate::redis::conn::pool::{GetError, Pool, PooledConnection};
 use crate::redis::fault::Fault;
 use crate::redis::health::ServerHealth;
 use crate::redis::quorum::member::Member;
-use crate::redis::sentinel::Sentinels;
 use crate::redis::spin::Spin;
 use crate::stats::Histogram;
 use crate::url::{Address, Target};
@@ -150,11 +149,6 @@ impl Server {
         self.pool.move_on();
     }
 
-    /// The sentinels that name the master, if there are any.
-    pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
-        self.pool.node.sentinels()
-    }
-
     /// Returns whether `connection` leads to the server that currently grants the locks, as far as
     /// known.
     pub(crate) fn is_current(&self, connection: &Connection) -> bool {
@@ -203,16 +197,6 @@ impl Server {
         self.condition.part(self.label(), latency)
     }
 
-    /// Returns whether something has failed since the last reply.
-    pub(crate) fn is_failing(&self) -> bool {
-        self.condition.is_failing()
-    }
-
-    /// Returns whether the circuit breaker is open.
-    pub(crate) fn is_open(&self) -> bool {
-        self.condition.is_open()
-    }
-
     /// Retires the server: it owns no slot of its cluster any more.
     pub(in crate::redis) fn retire(&self) {
         self.pool.retire();
@@ -220,12 +204,6 @@ impl Server {
 
     pub(crate) fn is_retired(&self) -> bool {
         self.pool.is_retired()
-    }
-
-    /// Returns since when the server has not replied to a caller that began at `start`; `now` if
-    /// nothing has failed since its last reply.
-    pub(crate) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
-        self.condition.silent_since(now, start)
     }
 
     /// Returns how many connections to it are open.

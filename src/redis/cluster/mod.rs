@@ -12,7 +12,6 @@ use crate::clock::{Instant, sleep};
 use crate::config::Config;
 use crate::error::{Cause, Error};
 use crate::protocol::answer::Answer;
-use crate::protocol::keys::Key;
 use crate::protocol::redirect::Redirect;
 use crate::protocol::script::Call;
 use crate::protocol::slot::slot;
@@ -33,10 +32,10 @@ const TRY_AGAIN: Backoff = Backoff::new(Duration::from_millis(2), Duration::from
 
 /// The nodes of a cluster, as the slot map knows them.
 pub(crate) struct Cluster {
-    map: Arc<SlotMap>,
+    pub(super) map: Arc<SlotMap>,
     /// The addresses given for the cluster, for messages.
-    label: String,
-    command_timeout: Duration,
+    pub(super) label: String,
+    pub(super) command_timeout: Duration,
 }
 
 impl Cluster {
@@ -46,24 +45,6 @@ impl Cluster {
             map: SlotMap::new(nodes, config)?,
             command_timeout: config.command_timeout,
         })
-    }
-
-    pub(in crate::redis) fn label(&self) -> &str {
-        &self.label
-    }
-
-    pub(in crate::redis) fn command_timeout(&self) -> Duration {
-        self.command_timeout
-    }
-
-    /// Returns the known owner of a name, or a stand-in that nothing can be sent to.
-    pub(in crate::redis) fn owner_of(&self, key: Key<'_>) -> Arc<Server> {
-        self.map.owner_of(key.slot())
-    }
-
-    /// The map from slots to nodes.
-    pub(in crate::redis) fn map(&self) -> &SlotMap {
-        &self.map
     }
 
     /// Like [`Server::call_or_undo`], on the node that owns the keys' slot.
@@ -141,7 +122,7 @@ impl Cluster {
     /// master is failing.
     pub(in crate::redis) fn masters(&self, until: Instant) -> Result<Vec<Arc<Server>>, Fault> {
         let masters = self.map.masters();
-        if !masters.is_empty() && !masters.iter().any(|master| master.is_failing()) {
+        if !masters.is_empty() && !masters.iter().any(|master| master.condition.is_failing()) {
             return Ok(masters);
         }
         let failure = self.map.refresh(until);

@@ -145,7 +145,9 @@ impl Owners {
     fn forget_old_redirects(&mut self, asked: Instant) {
         let servers = &self.servers;
         self.redirects.retain(|_, (place, at)| {
-            let has_failed = servers.get(place).is_some_and(|server| server.is_failing());
+            let has_failed = servers
+                .get(place)
+                .is_some_and(|server| server.condition.is_failing());
             at.until(asked) < GOSSIP && !has_failed
         });
     }

@@ -133,7 +133,7 @@ impl SlotMap {
     /// failing, refreshes the map first.
     pub(super) fn find_owner(&self, slot: u16, until: Instant) -> Result<Arc<Server>, Fault> {
         let known_owner = || self.known.lock().owners.owner_of(slot).cloned();
-        if let Some(owner) = known_owner().filter(|owner| !owner.is_failing()) {
+        if let Some(owner) = known_owner().filter(|owner| !owner.condition.is_failing()) {
             return Ok(owner);
         }
         loop {
@@ -283,7 +283,11 @@ impl SlotMap {
             });
             // A replica may be about to take over from a node that does not answer.
             let is_recent = known.suspected.until(Instant::now()) < KEEP_REFRESHING;
-            known.stale |= is_recent && known.owners.masters().any(|server| server.is_failing());
+            known.stale |= is_recent
+                && known
+                    .owners
+                    .masters()
+                    .any(|server| server.condition.is_failing());
         }
         known.state = State::Idle;
         self.refreshed.notify_all();

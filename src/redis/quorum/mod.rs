@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::config::Config;
-use crate::error::{Cause, Error};
+use crate::error::Error;
 use crate::holder::HolderId;
 use crate::logging;
 use crate::redis::health::ServerHealth;
@@ -35,15 +35,15 @@ const MAX_ABANDONED: usize = 256;
 
 /// Several independent servers.
 pub(crate) struct Quorum {
-    servers: Vec<Arc<Server>>,
+    pub(super) servers: Vec<Arc<Server>>,
     /// The addresses of all servers, for messages.
-    label: String,
-    pub(in crate::redis) size: Majority,
-    tokens: Tokens,
+    pub(super) label: String,
+    pub(super) size: Majority,
+    pub(super) tokens: Tokens,
     permits: Permits,
     /// The health of the majority, with one circuit breaker for all servers.
-    condition: ServerHealth,
-    command_timeout: Duration,
+    pub(super) condition: ServerHealth,
+    pub(super) command_timeout: Duration,
     /// Holder ids of the attempts that failed last: a key with such an id is not held by anyone.
     abandoned: Mutex<VecDeque<HolderId>>,
 }
@@ -81,21 +81,6 @@ impl Quorum {
         })
     }
 
-    /// Returns a fencing token higher than `above` and than every token this client has seen.
-    pub(crate) fn propose(&self, above: u64) -> u64 {
-        self.tokens.propose(above)
-    }
-
-    /// Records the token counter that a server reported.
-    pub(crate) fn learn(&self, counter: u64) {
-        self.tokens.learn(counter);
-    }
-
-    /// The cause of the last call that no majority answered.
-    pub(in crate::redis) fn last_failure(&self) -> Option<Cause> {
-        self.condition.last_failure()
-    }
-
     /// Closes the circuit breaker if, with a server that has recovered, a majority is up again.
     pub(crate) fn member_is_up(&self) {
         let answering = self.members().filter(|(_, member)| !member.is_down());
@@ -112,9 +97,9 @@ impl Quorum {
         members.filter_map(|(server, member)| Some((server, member?)))
     }
 
-    /// When the majority stopped replying; see [`Server::silent_since`].
+    /// When the majority stopped replying; see [`ServerHealth::silent_since`].
     pub(crate) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
-        let each = |server: &Arc<Server>| server.silent_since(now, start);
+        let each = |server: &Arc<Server>| server.condition.silent_since(now, start);
         let mut since: Vec<Instant> = self.servers.iter().map(each).collect();
         // The servers that replied most recently come first.
         since.sort_unstable_by(|a, b| b.cmp(a));
@@ -136,26 +121,10 @@ impl Quorum {
         abandoned.iter().any(|id| id.as_str().as_bytes() == value)
     }
 
-    pub(in crate::redis) fn label(&self) -> &str {
-        &self.label
-    }
-
-    pub(in crate::redis) fn command_timeout(&self) -> Duration {
-        self.command_timeout
-    }
-
     /// Returns the server for what is stored on one server only.
     pub(in crate::redis) fn first(&self) -> &Arc<Server> {
         // `check` admits no quorum without servers.
         &self.servers[0]
-    }
-
-    pub(crate) fn servers(&self) -> &[Arc<Server>] {
-        &self.servers
-    }
-
-    pub(crate) fn size(&self) -> Majority {
-        self.size
     }
 
     pub(crate) fn close(&self) {

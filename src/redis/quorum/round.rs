@@ -220,7 +220,7 @@ impl<'a> Round<'a> {
         let vote = match answer {
             Answer::Refused(refusal) if self.quorum.is_abandoned(&refusal.holder) => None,
             Answer::TooLow(counter) => {
-                self.quorum.learn(counter);
+                self.quorum.tokens.learn(counter);
                 Some(answer)
             }
             answer => Some(answer),

@@ -167,7 +167,7 @@ impl IoLoop {
         let is_needed = || {
             !self.releases.is_empty() || runtime.waiters.anybody() || runtime.timer.watches_any()
         };
-        if !endpoint.server.is_open() || runtime.is_closed() || !is_needed() {
+        if !endpoint.server.condition.is_open() || runtime.is_closed() || !is_needed() {
             self.probe_breaker_at = None;
         } else if self.probe_breaker_at.is_none_or(|at| at <= now) {
             self.probe_breaker_at = Some(now.after(PROBE_BREAKER_EVERY));
