@@ -126,7 +126,8 @@ impl Deployment {
         match self {
             Self::One(server) => Arc::clone(server),
             Self::Cluster(cluster) => cluster.map.owner_of(key.slot()),
-            Self::Quorum(quorum) => Arc::clone(quorum.first()),
+            // `quorum::check` admits no quorum without servers.
+            Self::Quorum(quorum) => Arc::clone(&quorum.servers[0]),
         }
     }
 

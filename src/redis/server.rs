@@ -39,9 +39,7 @@ impl Server {
         config: &Config,
         member: Option<Member>,
     ) -> Result<Self, Error> {
-        let node =
-            Connector::new(target, config).map_err(|error| Error::Config(error.to_string()))?;
-        Ok(Self::at(node, config, member))
+        Ok(Self::at(Connector::new(target, config)?, config, member))
     }
 
     /// A node of a cluster.

@@ -1,6 +1,7 @@
 //! A connection: writes commands and reads replies, each by a deadline.
 
 use std::os::fd::AsFd as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Msg, RedisError, RedisResult, ServerError, Value};
@@ -14,7 +15,6 @@ use crate::protocol::redirect::Redirect;
 use crate::protocol::reply::Reply;
 use crate::protocol::script::Call;
 use crate::protocol::verb::Verb;
-use crate::redis::conn::open::Open;
 use crate::url::Address;
 
 /// A message must end within this time after it was first found unfinished. A subscription waits
@@ -40,8 +40,8 @@ pub(crate) struct Connection {
     message_since: Option<Instant>,
     /// The generation of its pool to which it belongs; set by the pool.
     pub(crate) generation: u64,
-    /// Counts the connection as open until it is dropped.
-    pub(crate) open: Option<Open>,
+    /// Counts the connection as open until it is dropped; set by the connector.
+    pub(crate) open: Option<Arc<()>>,
 }
 
 impl Connection {

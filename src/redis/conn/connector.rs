@@ -1,7 +1,7 @@
 //! Makes connections to one Redis server.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, RedisResult, Value};
@@ -9,23 +9,24 @@ use redis::{ErrorKind, RedisError, RedisResult, Value};
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::dialers::Dialers;
-use crate::error::Cause;
+use crate::error::{Cause, Error};
 use crate::redis::conn::connection::Connection;
-use crate::redis::conn::open::Open;
 use crate::redis::sentinel::Sentinels;
 use crate::url::{Address, Target};
 use crate::violation::NoFirstReply;
 
 /// How to connect to a server.
 pub(crate) struct Connector {
-    origin: ConnectorKind,
+    origin: Origin,
+    /// Only for a node of a cluster.
+    on_failure: Option<OnFailure>,
     pub(crate) label: String,
     connection_name: String,
     pub(crate) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
     pub(crate) dialers: Dialers,
-    /// How many connections to it are open.
-    open: Arc<AtomicU64>,
+    /// One reference more than connections to it are open.
+    open: Arc<()>,
     /// The server has accepted a connection that is being made, and has not yet replied on it.
     has_accepted: AtomicBool,
     /// The server has replied on an earlier connection.
@@ -36,37 +37,38 @@ pub(crate) struct Connector {
 /// take over.
 pub(in crate::redis) type OnFailure = Arc<dyn Fn() + Send + Sync>;
 
-enum ConnectorKind {
+/// The address of a server, or where to ask for it.
+enum Origin {
     Server(Box<Address>),
     Sentinels(Arc<Sentinels>),
-    /// One node of a cluster.
-    Member(Box<Address>, OnFailure),
 }
 
 impl Connector {
-    pub(crate) fn new(target: Target, config: &Config) -> Result<Self, RedisError> {
+    pub(crate) fn new(target: Target, config: &Config) -> Result<Self, Error> {
         let label = target.label();
         let origin = match target {
-            Target::Server(address) => ConnectorKind::Server(Box::new(address)),
+            Target::Server(address) => Origin::Server(Box::new(address)),
             Target::Sentinel(sentinel) => {
-                ConnectorKind::Sentinels(Arc::new(Sentinels::new(sentinel, &config.dialers)))
+                Origin::Sentinels(Arc::new(Sentinels::new(sentinel, &config.dialers)))
             }
             Target::Cluster(_) | Target::Quorum(_) => {
-                return Err((ErrorKind::Client, "several servers are not one").into());
+                return Err(Error::Config("several servers are not one".into()));
             }
         };
-        Ok(Self::with(label, origin, config))
+        Ok(Self::with(label, origin, None, config))
     }
 
+    /// Connects to one node of a cluster.
     pub(crate) fn member(address: Address, on_failure: OnFailure, config: &Config) -> Self {
         let label = address.label.clone();
-        let origin = ConnectorKind::Member(Box::new(address), on_failure);
-        Self::with(label, origin, config)
+        let origin = Origin::Server(Box::new(address));
+        Self::with(label, origin, Some(on_failure), config)
     }
 
-    fn with(label: String, origin: ConnectorKind, config: &Config) -> Self {
+    fn with(label: String, origin: Origin, on_failure: Option<OnFailure>, config: &Config) -> Self {
         Self {
             origin,
+            on_failure,
             label,
             connection_name: config.connection_name.clone(),
             connect_timeout: config.connect_timeout,
@@ -79,20 +81,20 @@ impl Connector {
     }
 
     pub(crate) fn is_member(&self) -> bool {
-        matches!(self.origin, ConnectorKind::Member(..))
+        self.on_failure.is_some()
     }
 
     /// Reports a failed command or connection to the cluster, if there is one.
     pub(crate) fn failed(&self) {
-        if let ConnectorKind::Member(_, on_failure) = &self.origin {
+        if let Some(on_failure) = &self.on_failure {
             on_failure();
         }
     }
 
     pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
         match &self.origin {
-            ConnectorKind::Server(_) | ConnectorKind::Member(..) => None,
-            ConnectorKind::Sentinels(sentinels) => Some(sentinels),
+            Origin::Server(_) => None,
+            Origin::Sentinels(sentinels) => Some(sentinels),
         }
     }
 
@@ -102,11 +104,11 @@ impl Connector {
     /// Calls `moved` if the sentinels name another master than before.
     pub(crate) fn connect(&self, moved: impl FnOnce()) -> RedisResult<Connection> {
         match &self.origin {
-            ConnectorKind::Server(address) => self.log_on(address, self.deadline()),
-            ConnectorKind::Member(address, _) => self
-                .log_on(address, self.deadline())
-                .inspect_err(|_| self.failed()),
-            ConnectorKind::Sentinels(sentinels) => {
+            Origin::Server(address) => {
+                let connection = self.log_on(address, self.deadline());
+                connection.inspect_err(|_| self.failed())
+            }
+            Origin::Sentinels(sentinels) => {
                 let (master, has_moved) = sentinels.master(self.connect_timeout)?;
                 if has_moved {
                     moved();
@@ -151,15 +153,14 @@ impl Connector {
             return "";
         }
         match &self.origin {
-            ConnectorKind::Server(address) | ConnectorKind::Member(address, _) => {
-                address.tls_hint()
-            }
-            ConnectorKind::Sentinels(sentinels) => sentinels.tls_hint(),
+            Origin::Server(address) => address.tls_hint(),
+            Origin::Sentinels(sentinels) => sentinels.tls_hint(),
         }
     }
 
+    /// Returns how many connections are open.
     pub(crate) fn connections(&self) -> u64 {
-        self.open.load(Ordering::Relaxed)
+        Arc::strong_count(&self.open) as u64 - 1
     }
 
     fn log_on(&self, address: &Address, until: Instant) -> RedisResult<Connection> {
@@ -168,7 +169,7 @@ impl Connector {
         self.has_accepted.store(false, Ordering::Relaxed);
         let mut connection = opened?;
         self.has_replied.store(true, Ordering::Relaxed);
-        connection.open = Some(Open::new(&self.open));
+        connection.open = Some(Arc::clone(&self.open));
         Ok(connection)
     }
 }

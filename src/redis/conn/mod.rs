@@ -16,7 +16,6 @@ pub(crate) mod dialer;
 pub(crate) mod frame;
 pub(crate) mod handshake;
 pub(crate) mod input;
-pub(crate) mod open;
 pub(crate) mod pool;
 pub(crate) mod short_reply;
 pub(crate) mod socket;

@@ -1,6 +1,5 @@
 //! A quorum: a call goes to several independent servers, and the majority decides its answer.
 
-pub(crate) mod call;
 pub(crate) mod member;
 pub(crate) mod permits;
 pub(crate) mod pipelined_connection;
@@ -19,12 +18,18 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::holder::HolderId;
 use crate::logging;
+use crate::protocol::answer::Answer;
+use crate::protocol::script::Call;
+use crate::redis::conn::callers::Cap;
+use crate::redis::fault::Fault;
 use crate::redis::health::ServerHealth;
 use crate::redis::quorum::member::Member;
 use crate::redis::quorum::permits::Permits;
+use crate::redis::quorum::round::Round;
 use crate::redis::quorum::tokens::Tokens;
 use crate::redis::quorum::votes::Majority;
 use crate::redis::server::Server;
+use crate::redis::undoable::Undoable;
 use crate::url::{Address, Target};
 
 /// The most servers: local queues note which of them announced a release in the bits of one `u64`.
@@ -121,10 +126,43 @@ impl Quorum {
         abandoned.iter().any(|id| id.as_str().as_bytes() == value)
     }
 
-    /// Returns the server for what is stored on one server only.
-    pub(in crate::redis) fn first(&self) -> &Arc<Server> {
-        // `check` admits no quorum without servers.
-        &self.servers[0]
+    /// Sends `call` to all servers and waits at most until `until` for enough replies to decide it.
+    ///
+    /// If an acquiring call fails, this round or the servers' io threads release what it may have
+    /// left behind. The caller has nothing to undo.
+    pub(crate) fn call(
+        &self,
+        call: Call<'_>,
+        until: Instant,
+        cap_rule: Cap,
+        undoable: Option<&Undoable<'_>>,
+    ) -> Result<(Answer, Instant), Fault> {
+        let asked = Instant::now();
+        if cap_rule == Cap::Counted {
+            self.condition.admit(&self.label)?;
+        }
+        let _permit = self.permits.take(cap_rule, until)?;
+        let answer = Round::new(self, Some(call), until, undoable).run();
+        match &answer {
+            Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
+                let had_time = asked.until(until) >= self.command_timeout / 10 * 9;
+                if self.condition.failed(Some(cause), had_time) {
+                    logging::warn!(
+                        "no majority has answered again and again, calls fail at once: {cause}"
+                    );
+                }
+            }
+            _ => {
+                self.condition.answered(Instant::now());
+            }
+        }
+        answer
+    }
+
+    /// Pings all servers; succeeds if a majority replies.
+    pub(crate) fn ping(&self, until: Instant) -> Result<(), Fault> {
+        let _permit = self.permits.take(Cap::Counted, until)?;
+        Round::new(self, None, until, None).run().map(drop)
     }
 
     pub(crate) fn close(&self) {
