@@ -34,6 +34,15 @@ pub(crate) struct ConnectError {
 }
 
 impl ConnectError {
+    /// A failure that says nothing about the server.
+    pub(crate) const fn of_client(cause: Cause) -> Self {
+        Self {
+            cause,
+            is_final: false,
+            is_the_servers: false,
+        }
+    }
+
     /// Whether the calls that wait for a connection fail with this now. A peer that speaks another
     /// protocol does not become a Redis while they wait.
     pub(crate) fn ends_waits(&self) -> bool {

@@ -25,7 +25,7 @@ impl Pool {
     ) -> Result<(), Error> {
         // Connecting and logging on may each take the whole timeout.
         let limit = self.node.connect_timeout * 2 + Duration::from_millis(100);
-        if state.wanted(self.cap) == 0 || !state.dialing.needs_dialer(now, limit) {
+        if !state.wants_connection(self.cap) || !state.dialing.needs_dialer(now, limit) {
             return Ok(());
         }
         let number = state.dialing.start(now);
@@ -47,7 +47,7 @@ impl Pool {
         loop {
             let now = Instant::now();
             let pause = state.dialing.pause(now);
-            if state.wanted(self.cap) == 0 {
+            if !state.wants_connection(self.cap) {
                 return state.dialing.stop();
             }
             state.dialing.begin(number, now);
@@ -65,7 +65,7 @@ impl Pool {
                 Ok(connection) if connection.generation == self.generation() => {
                     state.dialing.succeeded();
                     state.idle.push(connection);
-                    if !state.is_awaited() {
+                    if state.callers.is_empty() {
                         // The caller that requested it has another connection now, and a combined
                         // call may wait for a connection that does not come back.
                         state.dismiss_one();

@@ -16,9 +16,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Thread};
-use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error};
@@ -33,8 +32,6 @@ pub(crate) struct Pool {
     pub(crate) node: Connector,
     pub(in crate::redis) cap: usize,
     pub(in crate::redis) state: Mutex<State>,
-    /// Notified when a connection is returned or made, and when making one fails.
-    requested: Condvar,
     pub(in crate::redis) combiner: Combiner,
     closed: AtomicBool,
     /// Set when the server no longer owns a slot of its cluster.
@@ -48,9 +45,7 @@ pub(in crate::redis) struct State {
     pub(in crate::redis) idle: Vec<Connection>,
     /// How many connections are in use.
     pub(in crate::redis) out: usize,
-    callers: Callers<Thread>,
-    /// How many connections are requested, exempt from the cap.
-    requests: usize,
+    pub(super) callers: Callers<Thread>,
     pub(in crate::redis) combiner: CombinerState,
     pub(in crate::redis) dialing: Dialing,
 }
@@ -66,12 +61,7 @@ impl State {
     ) -> Option<Connection> {
         let room = cap.saturating_sub(self.out);
         let before = self.callers.before(number, cap_rule, room)?;
-        let requests = if cap_rule == Cap::Counted {
-            self.requests
-        } else {
-            0
-        };
-        if self.idle.len() <= before + requests {
+        if self.idle.len() <= before {
             return None;
         }
         let connection = self.idle.pop()?;
@@ -89,17 +79,10 @@ impl State {
         self.out + self.idle.len() + self.callers.count(Cap::Counted) < cap
     }
 
-    /// Returns whether a call waits for a connection of its own.
-    pub(in crate::redis) fn is_awaited(&self) -> bool {
-        !self.callers.is_empty() || self.requests > 0
-    }
-
-    /// Returns how many connections are missing: those requested, less those idle.
-    pub(in crate::redis) fn wanted(&self, cap: usize) -> usize {
-        let room = cap.saturating_sub(self.out);
-        let capped = self.callers.count(Cap::Counted).min(room);
-        let free = self.callers.count(Cap::Exempt) + self.requests;
-        (free + capped).saturating_sub(self.idle.len())
+    /// Returns whether a connection must be made: the queued calls can use more than are idle.
+    pub(in crate::redis) fn wants_connection(&self, cap: usize) -> bool {
+        let usable = self.callers.next(cap.saturating_sub(self.out));
+        usable.count() > self.idle.len()
     }
 
     /// Returns whether the next free connection goes to the queue of combined calls.
@@ -109,7 +92,7 @@ impl State {
         if self.combiner.queue.is_empty() {
             return false;
         }
-        if self.is_awaited() {
+        if !self.callers.is_empty() {
             self.combiner.is_turn_of_own = !self.combiner.is_turn_of_own;
             return !self.combiner.is_turn_of_own;
         }
@@ -138,7 +121,8 @@ pub(crate) struct PooledConnection<'a> {
 
 /// A request for a connection, made while the caller does something else.
 pub(crate) struct ConnectRequest<'a> {
-    pool: &'a Arc<Pool>,
+    pool: &'a Pool,
+    number: Number,
     /// How often dialing had failed when the request was made.
     failed_before: u64,
     /// Whether a dialer was already at work when the request was made.
@@ -158,7 +142,6 @@ impl Pool {
             node,
             cap,
             state: Mutex::default(),
-            requested: Condvar::new(),
             combiner: Combiner::default(),
             closed: AtomicBool::new(false),
             retired: AtomicBool::new(false),
@@ -197,11 +180,8 @@ impl Pool {
         let mut in_time = true;
         loop {
             if self.is_retired() {
-                return Err(GetError::NotYet(ConnectError {
-                    cause: Cause::text("it keeps no slot of the cluster any more"),
-                    is_final: false,
-                    is_the_servers: false,
-                }));
+                let cause = Cause::text("it keeps no slot of the cluster any more");
+                return Err(GetError::NotYet(ConnectError::of_client(cause)));
             }
             if let Some(connection) = state.take(cap_rule, self.cap, *number) {
                 return Ok(self.pooled(connection, None));
@@ -212,15 +192,11 @@ impl Pool {
             // A failure is reported to the calls that waited for it; a later call waits for the
             // next attempt.
             let has_failed = state.dialing.failed_times != failed_before;
-            let failure = state
-                .dialing
-                .failure()
-                .filter(|failure| has_failed || !failure.is_final);
+            let failure = state.dialing.failure();
+            let failure = failure.filter(|failure| has_failed || !failure.is_final);
+            let is_over = |failure: &ConnectError| !in_time || (has_failed && failure.ends_waits());
             match failure {
-                Some(failure) if has_failed && failure.ends_waits() => {
-                    return Err(GetError::NotYet(failure.clone()));
-                }
-                Some(failure) if !in_time => return Err(GetError::NotYet(failure.clone())),
+                Some(failure) if is_over(failure) => return Err(GetError::NotYet(failure.clone())),
                 None if !in_time => return Err(GetError::NotYet(self.no_reason(state, cap_rule))),
                 _ => {}
             }
@@ -234,17 +210,21 @@ impl Pool {
         }
     }
 
-    /// Requests a connection without waiting for it; a dialer starts if none is idle.
+    /// Requests a connection without waiting for it; a dialer starts if none is idle. Unparks the
+    /// current thread when [`poll`](ConnectRequest::poll) may return something.
     pub(crate) fn request(self: &Arc<Self>) -> Result<ConnectRequest<'_>, Error> {
         let mut state = self.state.lock();
-        let request = ConnectRequest {
-            pool: self,
-            failed_before: state.dialing.failed_times,
-            is_late: state.dialing.is_at_work(),
-        };
-        state.requests += 1;
+        let failed_before = state.dialing.failed_times;
+        let is_late = state.dialing.is_at_work();
+        let number = state.callers.join(Cap::Exempt, thread::current());
         let started = self.ensure_dialer(&mut state, Instant::now());
         drop(state);
+        let request = ConnectRequest {
+            pool: self,
+            number,
+            failed_before,
+            is_late,
+        };
         started.map(|()| request)
     }
 
@@ -307,15 +287,11 @@ impl Pool {
 
     /// Wakes the next waiters: a connection is idle, or there is room to make one.
     fn wake_next(&self, state: &State) {
-        if state.requests > 0 {
-            self.requested.notify_all();
-        }
         let next = state.callers.next(self.cap.saturating_sub(state.out));
         next.take(state.idle.len().max(1)).for_each(Thread::unpark);
     }
 
     pub(in crate::redis) fn wake_all(&self, state: &State) {
-        self.requested.notify_all();
         state.callers.next(usize::MAX).for_each(Thread::unpark);
     }
 
@@ -338,11 +314,7 @@ impl Pool {
         } else {
             self.node.no_connection_yet()
         };
-        ConnectError {
-            cause,
-            is_final: false,
-            is_the_servers: false,
-        }
+        ConnectError::of_client(cause)
     }
 
     /// Closes the idle connections after one failed: the others are most likely dead too, and each
@@ -428,20 +400,12 @@ impl ConnectRequest<'_> {
         let failure = state.dialing.failure().filter(|_| has_failed);
         failure.cloned().map(Err)
     }
-
-    /// Waits until [`poll`](Self::poll) may return something, for at most `patience`.
-    pub(crate) fn wait(&self, patience: Duration) {
-        let mut state = self.pool.state.lock();
-        if state.idle.is_empty() && state.dialing.failed_times == self.failed_before {
-            self.pool.requested.wait_for(&mut state, patience);
-        }
-    }
 }
 
 impl Drop for ConnectRequest<'_> {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock();
-        state.requests -= 1;
+        state.callers.leave(self.number);
         self.pool.wake_next(&state);
     }
 }

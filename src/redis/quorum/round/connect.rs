@@ -1,8 +1,9 @@
 //! The connections of a round: idle ones, and new ones while they come about as soon.
 
+use std::thread;
 use std::time::Duration;
 
-use crate::clock::Instant;
+use crate::clock::{Instant, nap};
 use crate::redis::conn::pool::ConnectRequest;
 use crate::redis::fault::Fault;
 use crate::redis::quorum::pipelined_connection::PipelinedConnection;
@@ -57,15 +58,11 @@ impl<'a> Round<'a> {
                 requested.retain(|(_, request)| !request.is_late);
             }
             let is_hopeless = connected + requested.len() < enough;
-            let left = now.until(by);
-            match requested.first() {
-                Some((_, request)) if !is_hopeless && !left.is_zero() => {
-                    // With several pending, all are polled once a millisecond.
-                    let slice = if requested.len() == 1 { 250 } else { 1 };
-                    request.wait(Duration::from_millis(slice).min(left));
-                }
-                _ => break,
+            if requested.is_empty() || is_hopeless || now >= by {
+                break;
             }
+            // Each pool unparks this thread; one that comes before is not missed.
+            thread::park_timeout(nap(now, by));
         }
     }
 
