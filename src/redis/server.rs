@@ -85,9 +85,7 @@ impl Server {
         not_run: Option<&Cause>,
     ) {
         if let Some(cause) = not_run {
-            let generation = pooled.generation();
-            drop(pooled);
-            self.pool.suspect(generation);
+            pooled.reject();
             // The server replies, so the failure does not count towards the breaker.
             self.failed_by(Some(cause), false);
         } else {

@@ -9,7 +9,8 @@ use crate::redis::conn::call_queue::Ticket;
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::combined_call::CombinedCall;
 use crate::redis::conn::connection::Connection;
-use crate::redis::conn::pool::{Pool, PooledConnection, State};
+use crate::redis::conn::pool::{Pool, PooledConnection};
+use crate::redis::conn::pool_state::State;
 
 /// This many calls at a time get a connection each. From the next one on, calls are combined until
 /// the queue is empty.
@@ -76,7 +77,7 @@ impl Pool {
     /// shared work to save.
     fn queues_calls(&self, state: &State, now: Instant) -> bool {
         let is_late = |sent: Instant| sent.until(now) > STUCK;
-        state.combiner.batch_sent.is_some_and(|sent| !is_late(sent)) && self.combiner.is_near()
+        state.batch_sent.is_some_and(|sent| !is_late(sent)) && self.combiner.is_near()
     }
 
     /// Queues a call. Returns a batch if one can be sent now, and `None` if no connection would
@@ -89,14 +90,14 @@ impl Pool {
         call: &Arc<CombinedCall>,
     ) -> Option<(Ticket, Option<Batch<'_>>)> {
         let mut state = self.state.lock();
-        let ticket = state.combiner.queue.join(now, until, Arc::clone(call));
+        let ticket = state.queue.join(now, until, Arc::clone(call));
         let batch = if self.queues_calls(&state, now) {
             None
         } else {
             self.take_batch(&mut state, cap_rule, now)
         };
         if batch.is_none() && (state.out == 0 || self.is_closed() || self.is_retired()) {
-            state.combiner.queue.leave(ticket);
+            state.queue.leave(ticket);
             return None;
         }
         Some((ticket, batch))
@@ -106,14 +107,14 @@ impl Pool {
     /// if `is_over`.
     pub(crate) fn next_step(&self, ticket: Ticket, cap_rule: Cap, is_over: bool) -> NextStep<'_> {
         let mut state = self.state.lock();
-        if !state.combiner.queue.contains(ticket) {
+        if !state.queue.contains(ticket) {
             return NextStep::Waits;
         }
         if !is_over && let Some(batch) = self.take_batch(&mut state, cap_rule, Instant::now()) {
             return NextStep::Sends(Box::new(batch));
         }
         if is_over || cap_rule == Cap::Exempt || state.has_room(self.cap) {
-            state.combiner.queue.leave(ticket);
+            state.queue.leave(ticket);
             return NextStep::Alone;
         }
         NextStep::Waits
@@ -122,7 +123,7 @@ impl Pool {
     /// Takes an idle connection for the queued calls.
     fn take_batch(&self, state: &mut State, cap_rule: Cap, now: Instant) -> Option<Batch<'_>> {
         let connection = state.take(cap_rule, self.cap, None)?;
-        let Some(calls) = state.combiner.queue.take(now) else {
+        let Some(calls) = state.queue.take(now) else {
             state.put_back(connection);
             return None;
         };
@@ -136,7 +137,7 @@ impl Pool {
         (reader, others): (Arc<CombinedCall>, Vec<Arc<CombinedCall>>),
         now: Instant,
     ) -> Batch<'_> {
-        state.combiner.batch_sent = Some(now);
+        state.batch_sent = Some(now);
         self.combiner.is_on.store(true, Ordering::Relaxed);
         Batch {
             pooled: self.pooled(connection, Some(now)),
@@ -162,18 +163,19 @@ impl<'a> PooledConnection<'a> {
             drop(connection);
             return None;
         }
-        if !state.combiner.queue.is_empty() {
+        if !state.queue.is_empty() {
             let now = Instant::now();
             let has_waited = |waited| waited >= PATIENCE;
-            let is_due = || state.combiner.queue.waited(now).is_some_and(has_waited);
+            let is_due = || state.queue.waited(now).is_some_and(has_waited);
             if (!pool.queues_calls(&state, now) || is_due())
                 && state.is_turn_of_queue()
-                && let Some(calls) = state.combiner.queue.take(now)
+                && let Some(calls) = state.queue.take(now)
             {
                 return Some(pool.batch(&mut state, connection, calls, now));
             }
         }
-        pool.put_back(&mut state, connection);
+        state.put_back(connection);
+        pool.wake_next(&state);
         None
     }
 }

@@ -175,9 +175,7 @@ impl Pool {
         if let Err(error) = &answer {
             fail(pooled, unread.chain([own]), sent, error);
         } else if not_now {
-            let generation = pooled.generation();
-            drop(pooled);
-            self.suspect(generation);
+            pooled.reject();
         } else {
             self.pass_on(pooled);
         }

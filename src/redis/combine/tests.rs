@@ -57,7 +57,7 @@ fn call(command: Vec<u8>) -> Arc<CombinedCall> {
 fn enqueue(pool: &Pool, call: &Arc<CombinedCall>) {
     let (now, mut state) = (Instant::now(), pool.state.lock());
     let until = now.after(LONG);
-    state.combiner.queue.join(now, until, Arc::clone(call));
+    state.queue.join(now, until, Arc::clone(call));
 }
 
 #[test]

@@ -13,7 +13,8 @@ use crate::error_reply::{is_final_at_logon, library_text};
 use crate::logging;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::dial::ConnectError;
-use crate::redis::conn::pool::{Pool, State};
+use crate::redis::conn::pool::Pool;
+use crate::redis::conn::pool_state::State;
 
 impl Pool {
     /// Starts a dialer if a connection is wanted and no dialer works. Dialing has its own thread:

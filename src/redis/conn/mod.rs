@@ -8,7 +8,6 @@
 pub(crate) mod call_queue;
 pub(crate) mod callers;
 pub(crate) mod combined_call;
-pub(crate) mod combiner_state;
 pub(crate) mod connection;
 pub(crate) mod connector;
 pub(crate) mod dial;
@@ -17,6 +16,7 @@ pub(crate) mod frame;
 pub(crate) mod handshake;
 pub(crate) mod input;
 pub(crate) mod pool;
+pub(crate) mod pool_state;
 pub(crate) mod short_reply;
 pub(crate) mod socket;
 pub(crate) mod stream;

@@ -21,12 +21,12 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error};
-use crate::redis::conn::callers::{Callers, Cap, Number};
+use crate::redis::conn::callers::{Cap, Number};
 use crate::redis::conn::combined_call::Delivery;
-use crate::redis::conn::combiner_state::{Combiner, CombinerState};
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::connector::Connector;
-use crate::redis::conn::dial::{ConnectError, Dialing};
+use crate::redis::conn::dial::ConnectError;
+use crate::redis::conn::pool_state::{Combiner, State};
 
 pub(crate) struct Pool {
     pub(crate) node: Connector,
@@ -38,77 +38,6 @@ pub(crate) struct Pool {
     retired: AtomicBool,
     /// Increased when all existing connections have become useless.
     generation: AtomicU64,
-}
-
-#[derive(Default)]
-pub(in crate::redis) struct State {
-    pub(in crate::redis) idle: Vec<Connection>,
-    /// How many connections are in use.
-    pub(in crate::redis) out: usize,
-    pub(super) callers: Callers<Thread>,
-    pub(in crate::redis) combiner: CombinerState,
-    pub(in crate::redis) dialing: Dialing,
-}
-
-impl State {
-    /// Takes an idle connection for the queued call `number`, or for one that is not queued yet.
-    /// Returns `None` if the cap leaves no room, or if earlier calls need all idle connections.
-    pub(in crate::redis) fn take(
-        &mut self,
-        cap_rule: Cap,
-        cap: usize,
-        number: Option<Number>,
-    ) -> Option<Connection> {
-        let room = cap.saturating_sub(self.out);
-        let before = self.callers.before(number, cap_rule, room)?;
-        if self.idle.len() <= before {
-            return None;
-        }
-        let connection = self.idle.pop()?;
-        self.out += 1;
-        Some(connection)
-    }
-
-    pub(in crate::redis) fn put_back(&mut self, connection: Connection) {
-        self.out -= 1;
-        self.idle.push(connection);
-    }
-
-    /// Returns whether another connection may be made in addition to those already requested.
-    pub(in crate::redis) fn has_room(&self, cap: usize) -> bool {
-        self.out + self.idle.len() + self.callers.count(Cap::Counted) < cap
-    }
-
-    /// Returns whether a connection must be made: the queued calls can use more than are idle.
-    pub(in crate::redis) fn wants_connection(&self, cap: usize) -> bool {
-        let usable = self.callers.next(cap.saturating_sub(self.out));
-        usable.count() > self.idle.len()
-    }
-
-    /// Returns whether the next free connection goes to the queue of combined calls.
-    ///
-    /// The queue takes turns with calls that wait for a connection of their own.
-    pub(in crate::redis) fn is_turn_of_queue(&mut self) -> bool {
-        if self.combiner.queue.is_empty() {
-            return false;
-        }
-        if !self.callers.is_empty() {
-            self.combiner.is_turn_of_own = !self.combiner.is_turn_of_own;
-            return !self.combiner.is_turn_of_own;
-        }
-        true
-    }
-
-    /// Removes the first combined call from the queue, so that it asks for a connection of its own.
-    /// Without this, no connection may come back to the queue.
-    pub(in crate::redis) fn dismiss_one(&mut self) {
-        if self.is_turn_of_queue()
-            && let Some(call) = self.combiner.queue.first(Instant::now())
-        {
-            // Fails only if the call has given up, and then it needs no connection.
-            let _ = call.deliver(Delivery::Alone);
-        }
-    }
 }
 
 /// A connection in use. Dropping it closes it: only failed connections are dropped.
@@ -246,12 +175,6 @@ impl Pool {
         is_current && !connection.has_surplus() && state.out + state.idle.len() <= self.cap
     }
 
-    /// Returns a connection to the pool and wakes the next waiter.
-    pub(in crate::redis) fn put_back(&self, state: &mut State, connection: Connection) {
-        state.put_back(connection);
-        self.wake_next(state);
-    }
-
     /// Counts a connection as closed and wakes the waiters that may now have one made.
     pub(in crate::redis) fn vacated(&self, state: &mut State) {
         state.out -= 1;
@@ -263,19 +186,20 @@ impl Pool {
 
     /// Records that the replies to the batch sent at `sent` are read or lost.
     pub(in crate::redis) fn is_answered(&self, state: &mut State, sent: Option<Instant>) {
-        if sent.is_some() && state.combiner.batch_sent == sent {
-            state.combiner.batch_sent = None;
+        if sent.is_some() && state.batch_sent == sent {
+            state.batch_sent = None;
             self.combiner.is_on.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Removes all combined calls from the queue, so that each asks for a connection of its own.
+    /// Wakes all waiters, and has each combined call ask for a connection of its own.
     fn dismiss(&self) {
-        let all = self.state.lock().combiner.queue.dismiss();
+        let all = self.state.lock().queue.dismiss();
         for call in all {
             // Fails only if the call has given up, and then it needs no connection.
             let _ = call.deliver(Delivery::Alone);
         }
+        self.wake_all(&self.state.lock());
     }
 
     /// Records that a connection was closed or taken out of the pool.
@@ -286,7 +210,7 @@ impl Pool {
     }
 
     /// Wakes the next waiters: a connection is idle, or there is room to make one.
-    fn wake_next(&self, state: &State) {
+    pub(in crate::redis) fn wake_next(&self, state: &State) {
         let next = state.callers.next(self.cap.saturating_sub(state.out));
         next.take(state.idle.len().max(1)).for_each(Thread::unpark);
     }
@@ -357,7 +281,6 @@ impl Pool {
         self.leave(self.generation());
         self.state.lock().dialing.abandon_current();
         self.dismiss();
-        self.wake_all(&self.state.lock());
     }
 
     /// Retires the pool: the server owns no slot any more, and waiting calls fail.
@@ -380,7 +303,6 @@ impl Pool {
         self.closed.store(true, Ordering::Relaxed);
         self.forget_idle();
         self.dismiss();
-        self.wake_all(&self.state.lock());
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -412,27 +334,30 @@ impl Drop for ConnectRequest<'_> {
 
 impl PooledConnection<'_> {
     pub(crate) fn connection(&mut self) -> &mut Connection {
-        // Taken only by the methods that consume self.
-        self.connection.as_mut().expect("the connection in use")
-    }
-
-    pub(crate) fn generation(&self) -> u64 {
-        // Taken only by the methods that consume self.
-        self.connection
-            .as_ref()
-            .map_or(0, |connection| connection.generation)
+        let connection = self.connection.as_mut();
+        connection.expect("taken only by the methods that consume self")
     }
 
     /// Returns the connection for another thread to use; it still counts as in use.
     pub(crate) fn hand(mut self) -> Connection {
-        // Taken only by the methods that consume self.
-        self.connection.take().expect("the connection in use")
+        self.take()
+    }
+
+    fn take(&mut self) -> Connection {
+        let connection = self.connection.take();
+        connection.expect("taken only by the methods that consume self")
+    }
+
+    /// Closes the connection after a reply that the server cannot serve now.
+    pub(in crate::redis) fn reject(self) {
+        let pool = self.pool;
+        let generation = self.keep().generation;
+        pool.suspect(generation);
     }
 
     /// Takes the connection out of the pool permanently, for a thread that keeps it.
     pub(crate) fn keep(mut self) -> Connection {
-        // Taken only by the methods that consume self.
-        let connection = self.connection.take().expect("the connection in use");
+        let connection = self.take();
         self.pool.is_gone(self.sent);
         connection
     }

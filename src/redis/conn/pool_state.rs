@@ -1,0 +1,131 @@
+//! The state of a pool: its connections, the calls that wait for one, and the combined calls, which
+//! share a write. No I/O.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::Thread;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::redis::conn::call_queue::CallQueue;
+use crate::redis::conn::callers::{Callers, Cap, Number};
+use crate::redis::conn::combined_call::{CombinedCall, Delivery};
+use crate::redis::conn::connection::Connection;
+use crate::redis::conn::dial::Dialing;
+
+/// Calls are combined if the shortest round trip takes no longer than this: then the network takes
+/// about as long as the work of a call. With a more distant server, combined calls would only wait
+/// for each other, so each gets a connection while there are any.
+const NEAR: Duration = Duration::from_micros(200);
+
+#[derive(Default)]
+pub(in crate::redis) struct State {
+    pub(in crate::redis) idle: Vec<Connection>,
+    /// How many connections are in use.
+    pub(in crate::redis) out: usize,
+    pub(super) callers: Callers<Thread>,
+    /// The combined calls that wait for a connection.
+    pub(in crate::redis) queue: CallQueue<Arc<CombinedCall>>,
+    /// Whether the next returned connection goes to one of `callers` rather than to `queue`.
+    is_turn_of_callers: bool,
+    /// When the last batch was sent whose replies are not all read.
+    pub(in crate::redis) batch_sent: Option<Instant>,
+    pub(super) dialing: Dialing,
+}
+
+impl State {
+    /// Takes an idle connection for the queued call `number`, or for one that is not queued yet.
+    /// Returns `None` if the cap leaves no room, or if earlier calls need all idle connections.
+    pub(in crate::redis) fn take(
+        &mut self,
+        cap_rule: Cap,
+        cap: usize,
+        number: Option<Number>,
+    ) -> Option<Connection> {
+        let room = cap.saturating_sub(self.out);
+        let before = self.callers.before(number, cap_rule, room)?;
+        if self.idle.len() <= before {
+            return None;
+        }
+        let connection = self.idle.pop()?;
+        self.out += 1;
+        Some(connection)
+    }
+
+    pub(in crate::redis) fn put_back(&mut self, connection: Connection) {
+        self.out -= 1;
+        self.idle.push(connection);
+    }
+
+    /// Returns whether another connection may be made in addition to those already requested.
+    pub(in crate::redis) fn has_room(&self, cap: usize) -> bool {
+        self.out + self.idle.len() + self.callers.count(Cap::Counted) < cap
+    }
+
+    /// Returns whether a connection must be made: the queued calls can use more than are idle.
+    pub(in crate::redis) fn wants_connection(&self, cap: usize) -> bool {
+        let usable = self.callers.next(cap.saturating_sub(self.out));
+        usable.count() > self.idle.len()
+    }
+
+    /// Returns whether the next free connection goes to the queue of combined calls.
+    ///
+    /// The queue takes turns with calls that wait for a connection of their own.
+    pub(in crate::redis) fn is_turn_of_queue(&mut self) -> bool {
+        if !self.queue.is_empty() && !self.callers.is_empty() {
+            self.is_turn_of_callers = !self.is_turn_of_callers;
+            return !self.is_turn_of_callers;
+        }
+        !self.queue.is_empty()
+    }
+
+    /// Removes the first combined call from the queue, so that it asks for a connection of its own.
+    /// Without this, no connection may come back to the queue.
+    pub(in crate::redis) fn dismiss_one(&mut self) {
+        if self.is_turn_of_queue()
+            && let Some(call) = self.queue.first(Instant::now())
+        {
+            // Fails only if the call has given up, and then it needs no connection.
+            let _ = call.deliver(Delivery::Alone);
+        }
+    }
+}
+
+/// What is read about combined calls without the pool's lock.
+pub(in crate::redis) struct Combiner {
+    /// How many calls are in progress.
+    pub(in crate::redis) calls: AtomicUsize,
+    /// Whether a batch is in flight, as a hint.
+    pub(in crate::redis) is_on: AtomicBool,
+    /// The shortest round trip to the server so far, in nanoseconds.
+    shortest: AtomicU64,
+}
+
+impl Default for Combiner {
+    fn default() -> Self {
+        Self {
+            calls: AtomicUsize::new(0),
+            is_on: AtomicBool::new(false),
+            shortest: AtomicU64::new(u64::MAX),
+        }
+    }
+}
+
+impl Combiner {
+    /// Forgets the round trips: connections now lead to another server.
+    pub(in crate::redis) fn forget_trips(&self) {
+        self.shortest.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    pub(in crate::redis) fn is_near(&self) -> bool {
+        Duration::from_nanos(self.shortest.load(Ordering::Relaxed)) <= NEAR
+    }
+
+    /// Records the duration of a round trip.
+    pub(in crate::redis) fn took(&self, trip: Duration) {
+        let nanos = u64::try_from(trip.as_nanos()).unwrap_or(u64::MAX);
+        if nanos < self.shortest.load(Ordering::Relaxed) {
+            self.shortest.store(nanos, Ordering::Relaxed);
+        }
+    }
+}
