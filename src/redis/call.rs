@@ -1,15 +1,15 @@
 //! Sends a script to one server and returns its reply or a fault.
 
-use redis::{RedisError, ServerError};
+use redis::RedisResult;
 
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
-use crate::error_reply::{Meaning, meaning};
 use crate::protocol::answer::Answer;
 use crate::protocol::script::{Call, pack_wait};
 use crate::protocol::verb::Verb;
 use crate::redis::combine::Combined;
 use crate::redis::conn::callers::Cap;
+use crate::redis::conn::connection::{Replied, is_no_script};
 use crate::redis::conn::pool::PooledConnection;
 use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::server::Server;
@@ -36,11 +36,7 @@ impl Server {
         let entered = self.pool.enter();
         if may_combine && entered.is_one_of_many(cap_rule) {
             match self.pool.combine(&call, until, cap_rule, undoable) {
-                // Nothing ran, so the same call may be sent again.
-                Some(Combined {
-                    answer: Ok(Err(error)),
-                    ..
-                }) if matches!(meaning(&error), Meaning::NoScript) => {}
+                Some(sent) if sent.answer.as_ref().is_ok_and(is_no_script) => {}
                 Some(sent) => return self.read(&call, sent, until),
                 None => {}
             }
@@ -54,14 +50,11 @@ impl Server {
         }
         // Several spinning calls would compete for the processor.
         let is_alone = entered.is_alone();
-        let mut answer = self.run(&mut pooled, &call, sent, until, is_alone, |buffer| {
-            call.pack_by_sha(buffer)
-        });
-        if matches!(&answer, Ok((Err(error), _)) if matches!(meaning(error), Meaning::NoScript)) {
-            // Nothing ran, so the same call may be sent again.
-            answer = self.run(&mut pooled, &call, Instant::now(), until, false, |buffer| {
-                call.pack_by_source(buffer)
-            });
+        let by_sha = Call::pack_by_sha;
+        let mut answer = self.run(&mut pooled, &call, sent, until, is_alone, by_sha);
+        if matches!(&answer, Ok((reply, _)) if is_no_script(reply)) {
+            let (now, by_source) = (Instant::now(), Call::pack_by_source);
+            answer = self.run(&mut pooled, &call, now, until, false, by_source);
         }
         match answer {
             Ok((answer, waited)) => {
@@ -76,7 +69,7 @@ impl Server {
                     let undo = undoable.release().asking(call.asking);
                     pooled.keep().undo_behind([undo]);
                 }
-                Err(self.no_answer(error, sent, until).into())
+                Err(self.no_answer(error, sent, until, true).into())
             }
         }
     }
@@ -93,15 +86,8 @@ impl Server {
             answer,
             has_read,
         } = sent;
-        let answer = answer.map_err(|error| match has_read {
-            true => self.no_answer(error, sent, until),
-            // A connection that fails counts as one failure of the server, not one for each call.
-            false => {
-                let cause = Cause::lost_reply(error, sent.until(Instant::now()));
-                self.failed_by(Some(&cause), false);
-                Fault::Unknown(cause)
-            }
-        })?;
+        // A connection that fails counts as one failure of the server, not one for each call.
+        let answer = answer.map_err(|error| self.no_answer(error, sent, until, has_read))?;
         let reply = answer.map_err(|error| self.node_fault(call, &error));
         match NodeFault::not_run_in(&reply) {
             Some(cause) => self.failed_by(Some(cause), false),
@@ -112,29 +98,19 @@ impl Server {
 
     /// Sends a script, followed by WAIT in the same write if replicas must acknowledge it, and
     /// reads all replies.
-    #[expect(
-        clippy::type_complexity,
-        reason = "an answer or an error answer, to each of two commands; seen only here"
-    )]
-    fn run(
+    fn run<'c>(
         &self,
         pooled: &mut PooledConnection<'_>,
-        call: &Call<'_>,
+        call: &Call<'c>,
         now: Instant,
         until: Instant,
         is_alone: bool,
-        pack: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<
-        (
-            Result<Answer, ServerError>,
-            Option<Result<Answer, ServerError>>,
-        ),
-        RedisError,
-    > {
+        pack: impl FnOnce(&Call<'c>, &mut Vec<u8>),
+    ) -> RedisResult<(Replied, Option<Replied>)> {
         let first_until = now.after(self.command_timeout()).min(until);
         let connection = pooled.connection();
         connection.write(first_until, |buffer| {
-            pack(buffer);
+            pack(call, buffer);
             if let Some(replicas) = &call.replicas {
                 pack_wait(replicas, buffer);
             }
@@ -166,7 +142,7 @@ impl Server {
     pub(in crate::redis) fn acknowledged(
         &self,
         answer: Answer,
-        waited: Option<Result<Answer, ServerError>>,
+        waited: Option<Replied>,
         replicas: Option<Replicas>,
     ) -> Result<Answer, Fault> {
         let (Some(replicas), Some(waited), true) = (replicas, waited, answer.is_done()) else {

@@ -42,7 +42,7 @@ impl Server {
                 self.settle(pooled, sent, not_run);
                 answer
             }
-            Err(error) => Err(self.no_answer(error, sent, until)),
+            Err(error) => Err(self.no_answer(error, sent, until, true)),
         }
     }
 

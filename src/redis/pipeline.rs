@@ -1,13 +1,10 @@
 //! Sends many calls in one write and reads their replies after it.
 
-use redis::ServerError;
-
 use crate::clock::Instant;
-use crate::error_reply::{Meaning, meaning};
 use crate::protocol::answer::Answer;
 use crate::protocol::script::{Call, pack_wait};
 use crate::protocol::verb::Verb;
-use crate::redis::conn::connection::Connection;
+use crate::redis::conn::connection::{Connection, Replied, is_no_script};
 use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::server::Server;
 
@@ -31,14 +28,14 @@ impl Server {
         let (answers, usable) = self.send_all(connection, &calls, sent);
         drop(calls);
         for (job, answer) in jobs.into_iter().zip(answers) {
-            match answer {
-                Ok(answer) => settle(job, sent, Ok(answer)),
-                Err(NodeFault::Fault(fault)) => settle(job, sent, Err(fault)),
+            let (sent, answer) = match answer {
                 Err(NodeFault::Redirected(..)) => match follow(call(&job)) {
-                    Ok((answer, sent)) => settle(job, sent, Ok(answer)),
-                    Err(fault) => settle(job, sent, Err(fault)),
+                    Ok((answer, sent)) => (sent, Ok(answer)),
+                    Err(fault) => (sent, Err(fault)),
                 },
-            }
+                answer => (sent, answer.map_err(Fault::from)),
+            };
+            settle(job, sent, answer);
         }
         usable
     }
@@ -51,25 +48,16 @@ impl Server {
         calls: &[Call<'_>],
         sent: Instant,
     ) -> (Vec<Result<Answer, NodeFault>>, bool) {
-        let (mut answers, mut alive) =
-            self.write_and_read(connection, calls, |call, buffer| call.pack_by_sha(buffer));
-        let unknown: Vec<usize> = (0..answers.len())
-            .filter(|&n| matches!(answers.get(n), Some(Ok(Err(error))) if is_no_script(error)))
-            .collect();
+        let (mut answers, mut alive) = self.write_and_read(connection, calls, Call::pack_by_sha);
+        let unknown = answers.iter_mut().zip(calls);
+        let unknown = unknown.filter(|(answer, _)| answer.as_ref().is_ok_and(is_no_script));
+        let (unknown, again): (Vec<_>, Vec<Call<'_>>) = unknown.unzip();
         if alive && !unknown.is_empty() {
-            // These did not run, so sending them again is safe.
-            let again: Vec<Call<'_>> = unknown
-                .iter()
-                .filter_map(|&n| calls.get(n).copied())
-                .collect();
-            let (second, still_alive) = self.write_and_read(connection, &again, |call, buffer| {
-                call.pack_by_source(buffer)
-            });
+            let (second, still_alive) =
+                self.write_and_read(connection, &again, Call::pack_by_source);
             alive = still_alive;
-            for (n, answer) in unknown.into_iter().zip(second) {
-                if let Some(slot) = answers.get_mut(n) {
-                    *slot = answer;
-                }
+            for (slot, answer) in unknown.into_iter().zip(second) {
+                *slot = answer;
             }
         }
         let answers: Vec<_> = answers
@@ -95,16 +83,12 @@ impl Server {
         (answers, usable)
     }
 
-    #[expect(
-        clippy::type_complexity,
-        reason = "a reply, an error reply, or no reply; used only here"
-    )]
-    fn write_and_read(
+    fn write_and_read<'c>(
         &self,
         connection: &mut Connection,
-        calls: &[Call<'_>],
-        pack: impl Fn(&Call<'_>, &mut Vec<u8>),
-    ) -> (Vec<Result<Result<Answer, ServerError>, Fault>>, bool) {
+        calls: &[Call<'c>],
+        pack: impl Fn(&Call<'c>, &mut Vec<u8>),
+    ) -> (Vec<Result<Replied, Fault>>, bool) {
         let mut commands = Vec::new();
         for call in calls {
             pack(call, &mut commands);
@@ -132,23 +116,17 @@ impl Server {
         if replicas.is_some() && broken.is_none() {
             let until = Instant::now().after(self.command_timeout());
             let waited = connection.answer_to(until, Verb::Count);
-            for answer in &mut answers {
-                if let Ok(Ok(done)) = answer {
-                    let done = std::mem::replace(done, Answer::Done);
-                    *answer = match &waited {
-                        Ok(waited) => self
-                            .acknowledged(done, Some(waited.clone()), replicas)
-                            .map(Ok),
-                        Err(error) => Err(Fault::Unknown(error.clone().into())),
-                    };
+            let acknowledged = |answer| match (answer, &waited) {
+                (Ok(Ok(done)), Ok(waited)) => {
+                    let waited = Some(waited.clone());
+                    self.acknowledged(done, waited, replicas).map(Ok)
                 }
-            }
+                (Ok(Ok(_)), Err(error)) => Err(Fault::Unknown(error.clone().into())),
+                (answer, _) => answer,
+            };
+            answers = answers.into_iter().map(acknowledged).collect();
             broken = waited.err();
         }
         (answers, broken.is_none() && !connection.has_surplus())
     }
-}
-
-fn is_no_script(error: &ServerError) -> bool {
-    matches!(meaning(error), Meaning::NoScript)
 }

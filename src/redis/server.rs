@@ -94,12 +94,20 @@ impl Server {
         }
     }
 
-    pub(super) fn no_answer(&self, error: RedisError, sent: Instant, until: Instant) -> Fault {
+    /// Records that no reply came. Pass `counts` unless another call reports the same connection.
+    pub(super) fn no_answer(
+        &self,
+        error: RedisError,
+        sent: Instant,
+        until: Instant,
+        counts: bool,
+    ) -> Fault {
         // A server whose reply is too large is not away.
-        let counts = match error.is_timeout() {
+        let is_the_servers = match error.is_timeout() {
             true => self.had_time(sent, until),
             false => !Violation::is_too_large(&error),
         };
+        let counts = counts && is_the_servers;
         let cause = Cause::lost_reply(error, sent.until(Instant::now()));
         self.failed_by(Some(&cause), counts);
         if counts {

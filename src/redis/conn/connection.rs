@@ -10,6 +10,7 @@ use super::input::Input;
 use super::socket::{timed_out, wait_to_read};
 use super::stream::Stream;
 use crate::clock::Instant;
+use crate::error_reply::{Meaning, meaning};
 use crate::protocol::answer::Answer;
 use crate::protocol::redirect::Redirect;
 use crate::protocol::reply::Reply;
@@ -27,8 +28,11 @@ const MOST_READS: u32 = 16;
 /// A buffer of commands larger than this, in bytes, is not kept.
 const LARGE: usize = 16 * 1024;
 
-/// The answer to a call or the server's error, or why neither came.
-pub(crate) type CallResult = RedisResult<Result<Answer, ServerError>>;
+/// The answer to a call, or the server's error.
+pub(crate) type Replied = Result<Answer, ServerError>;
+
+/// A reply, or why none came.
+pub(crate) type CallResult = RedisResult<Replied>;
 
 /// A connection that is logged on. Any error ends it: a late reply would be taken for the next one.
 pub(crate) struct Connection {
@@ -257,6 +261,12 @@ fn ensure_left(until: Instant) -> RedisResult<()> {
         return Err(timed_out().into());
     }
     Ok(())
+}
+
+/// Returns whether the server lacks the script of a call: then nothing ran, so the call may be sent
+/// again, with the source.
+pub(crate) fn is_no_script(reply: &Replied) -> bool {
+    matches!(reply, Err(error) if matches!(meaning(error), Meaning::NoScript))
 }
 
 /// Converts a reply; an error reply becomes `Err`.

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
-use redis::ServerError;
 
 use crate::clock::Instant;
-use crate::error_reply::{Meaning, meaning};
 use crate::protocol::answer::Answer;
+use crate::redis::conn::connection::{Replied, is_no_script};
 use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection};
 use crate::redis::undoable::{PendingRelease, Vote};
 
@@ -217,11 +216,7 @@ impl Member {
     }
 
     /// Handles a reply that no caller waits for; `None` if it will never come.
-    pub(crate) fn settle(
-        &self,
-        pending: PendingReply,
-        answer: Option<&Result<Answer, ServerError>>,
-    ) {
+    pub(crate) fn settle(&self, pending: PendingReply, answer: Option<&Replied>) {
         match (pending, answer) {
             (PendingReply::Nothing, _) | (PendingReply::Acquire(_), None) => {}
             (PendingReply::Acquire(votes), Some(answer)) => {
@@ -247,8 +242,4 @@ impl Member {
             self.send(MemberTask::Undo(release));
         }
     }
-}
-
-pub(crate) fn is_no_script(answer: &Result<Answer, ServerError>) -> bool {
-    matches!(answer, Err(error) if matches!(meaning(error), Meaning::NoScript))
 }

@@ -27,17 +27,17 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{RedisError, RedisResult, ServerError};
+use redis::{RedisError, RedisResult};
 
 use crate::clock::Instant;
 use crate::error::Cause;
 use crate::protocol::answer::Answer;
 use crate::protocol::script::Call;
 use crate::protocol::verb::Verb;
-use crate::redis::conn::connection::wait_for_any;
+use crate::redis::conn::connection::{Replied, is_no_script, wait_for_any};
 use crate::redis::fault::Fault;
 use crate::redis::quorum::Quorum;
-use crate::redis::quorum::member::{Member, is_no_script};
+use crate::redis::quorum::member::Member;
 use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection};
 use crate::redis::quorum::votes::{Verdict, Votes};
 use crate::redis::server::Server;
@@ -319,7 +319,7 @@ impl<'a> Round<'a> {
         server: &'a Server,
         member: &Member,
         began: Instant,
-        answer: Result<Answer, ServerError>,
+        answer: Replied,
     ) -> Option<Answer> {
         let now = Instant::now();
         server.answered(self.sent.unwrap_or(now));
