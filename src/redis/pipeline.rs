@@ -89,16 +89,15 @@ impl Server {
         calls: &[Call<'c>],
         pack: impl Fn(&Call<'c>, &mut Vec<u8>),
     ) -> (Vec<Result<Replied, Fault>>, bool) {
-        let mut commands = Vec::new();
-        for call in calls {
-            pack(call, &mut commands);
-        }
         let replicas = calls.first().and_then(|call| call.replicas);
-        if let Some(replicas) = &replicas {
-            pack_wait(replicas, &mut commands);
-        }
         let until = Instant::now().after(self.command_timeout());
-        let mut broken = connection.send(until, &commands).err();
+        let sent = connection.write(until, |buffer| {
+            calls.iter().for_each(|call| pack(call, buffer));
+            if let Some(replicas) = &replicas {
+                pack_wait(replicas, buffer);
+            }
+        });
+        let mut broken = sent.err();
         let mut answers: Vec<_> = calls
             .iter()
             .map(|call| {

@@ -110,12 +110,13 @@ impl Pool {
             now: sent,
         } = batch;
         // The reader's own command is last: it reads its own reply after all others.
-        let commands = || {
-            let others = others.iter().map(|other| other.command.as_slice());
-            others.chain(std::iter::once(reader.command.as_slice()))
-        };
-        let connection = pooled.connection();
-        if let Err(error) = connection.send_all(sent.after(self.node.command_timeout), commands()) {
+        let until = sent.after(self.node.command_timeout);
+        let written = pooled.connection().write(until, |buffer| {
+            for call in others.iter().chain([&reader]) {
+                buffer.extend_from_slice(&call.command);
+            }
+        });
+        if let Err(error) = written {
             self.forget_idle();
             return fail(pooled, others.iter().chain([&reader]), sent, &error);
         }

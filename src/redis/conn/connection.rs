@@ -150,21 +150,6 @@ impl Connection {
         Ok(sent?)
     }
 
-    /// Sends commands without reading their replies.
-    pub(crate) fn send(&mut self, until: Instant, commands: &[u8]) -> RedisResult<()> {
-        Ok(self.stream.write(commands, until)?)
-    }
-
-    /// Sends all commands in one write.
-    pub(crate) fn send_all<'a, I>(&mut self, until: Instant, commands: I) -> RedisResult<()>
-    where
-        I: Iterator<Item = &'a [u8]>,
-    {
-        self.write(until, |buffer| {
-            commands.for_each(|command| buffer.extend_from_slice(command));
-        })
-    }
-
     /// Reads one reply, or a message on a subscription, by `until`. Bytes that have arrived by then
     /// are read even if this thread runs late.
     pub(crate) fn receive(&mut self, until: Instant) -> RedisResult<Value> {

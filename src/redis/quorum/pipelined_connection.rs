@@ -30,7 +30,6 @@ pub(crate) struct PipelinedConnection {
     /// The scripts whose source was sent over this connection: from then on the digest is enough.
     known_scripts: Vec<&'static str>,
     pending: VecDeque<(PendingReply, Verb)>,
-    buffer: Vec<u8>,
 }
 
 impl PipelinedConnection {
@@ -39,7 +38,6 @@ impl PipelinedConnection {
             connection,
             known_scripts: Vec::new(),
             pending: VecDeque::new(),
-            buffer: Vec::new(),
         }
     }
 
@@ -71,15 +69,15 @@ impl PipelinedConnection {
         pending: PendingReply,
         until: Instant,
     ) -> RedisResult<()> {
-        self.buffer.clear();
-        if self.known_scripts.contains(&call.script.name) {
-            call.pack_by_sha(&mut self.buffer);
-        } else {
+        let is_known = self.known_scripts.contains(&call.script.name);
+        if !is_known {
             self.known_scripts.push(call.script.name);
-            call.pack_by_source(&mut self.buffer);
         }
         self.pending.push_back((pending, call.verb));
-        self.connection.send(until, &self.buffer)
+        self.connection.write(until, |buffer| match is_known {
+            true => call.pack_by_sha(buffer),
+            false => call.pack_by_source(buffer),
+        })
     }
 
     /// Forgets which scripts the server knows, so that their source is sent again.
@@ -88,10 +86,10 @@ impl PipelinedConnection {
     }
 
     pub(crate) fn ping(&mut self, until: Instant) -> RedisResult<()> {
-        self.buffer.clear();
-        redis::cmd("PING").write_packed_command(&mut self.buffer);
         self.pending.push_back((PendingReply::Nothing, Verb::Ping));
-        self.connection.send(until, &self.buffer)
+        let ping = redis::cmd("PING");
+        self.connection
+            .write(until, |buffer| ping.write_packed_command(buffer))
     }
 
     /// Reads the next reply and returns it with the entry it belongs to. On an error, the

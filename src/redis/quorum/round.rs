@@ -48,8 +48,18 @@ struct Slot<'a> {
     server: &'a Server,
     member: &'a Member,
     connection: Option<PipelinedConnection>,
+    /// The socket may have something to read.
+    is_ready: bool,
     /// The server did not know the script and was sent its source.
     sent_source: bool,
+}
+
+impl Slot<'_> {
+    /// The connection, if it has unread replies.
+    fn unread(&self) -> Option<&PipelinedConnection> {
+        let connection = self.connection.as_ref();
+        connection.filter(|connection| connection.pending() > 0)
+    }
 }
 
 pub(in crate::redis) struct Round<'a> {
@@ -142,6 +152,8 @@ impl<'a> Round<'a> {
                     server,
                     member,
                     connection: None,
+                    // Earlier reads may have buffered more than one reply.
+                    is_ready: false,
                     sent_source: false,
                 });
             }
@@ -189,25 +201,22 @@ impl<'a> Round<'a> {
     /// one that hangs or sends slowly delays no other.
     fn read(&mut self) {
         let began = Instant::now();
-        // Earlier reads may have buffered more than one reply.
-        let mut ready = vec![false; self.slots.len()];
         loop {
             for n in 0..self.slots.len() {
-                let is_ready = ready.get(n).is_some_and(|is_ready| *is_ready);
                 if self.votes.is_decided() {
                     return;
                 }
-                if let Some(answer) = self.read_one(n, began, is_ready) {
+                if let Some(answer) = self.read_one(n, began) {
                     self.count(answer);
                 }
             }
-            let is_over = self.votes.is_decided() || self.unread().next().is_none();
+            let is_over =
+                self.votes.is_decided() || !self.slots.iter().any(|slot| slot.unread().is_some());
             if is_over || Instant::now() >= self.until {
                 break;
             }
-            match self.wait() {
-                Ok(now_ready) => ready = now_ready,
-                Err(error) => return self.lose_unread(&error),
+            if let Err(error) = self.wait() {
+                return self.lose_unread(&error);
             }
         }
         if !self.votes.is_decided() {
@@ -228,36 +237,23 @@ impl<'a> Round<'a> {
         self.votes.count(vote);
     }
 
-    /// The connections with unread replies.
-    fn unread(&self) -> impl Iterator<Item = (usize, &PipelinedConnection)> {
-        let slots = self.slots.iter().enumerate();
-        let connections = slots.filter_map(|(n, slot)| Some((n, slot.connection.as_ref()?)));
-        connections.filter(|(_, connection)| connection.pending() > 0)
-    }
-
-    /// Waits until a connection may have something to read; returns which.
-    fn wait(&self) -> RedisResult<Vec<bool>> {
-        let (indices, connections): (Vec<_>, Vec<_>) = self
-            .unread()
-            .map(|(n, connection)| (n, connection.connection()))
-            .unzip();
-        let mut ready = vec![false; self.slots.len()];
-        for (n, is_ready) in indices
-            .into_iter()
-            .zip(wait_for_any(&connections, self.until)?)
-        {
-            if let Some(slot) = ready.get_mut(n) {
-                *slot = is_ready;
-            }
+    /// Waits until a connection may have something to read, and notes which.
+    fn wait(&mut self) -> RedisResult<()> {
+        let unread = self.slots.iter().filter_map(Slot::unread);
+        let connections: Vec<_> = unread.map(PipelinedConnection::connection).collect();
+        let mut ready = wait_for_any(&connections, self.until)?.into_iter();
+        for slot in &mut self.slots {
+            slot.is_ready = slot.unread().is_some() && ready.next() == Some(true);
         }
-        Ok(ready)
+        Ok(())
     }
 
     /// Fails every connection that still has unread replies.
     fn lose_unread(&mut self, error: &RedisError) {
-        let unread: Vec<usize> = self.unread().map(|(n, _)| n).collect();
-        for n in unread {
-            self.lose(n, error.clone());
+        for n in 0..self.slots.len() {
+            if self.slots.get(n).and_then(Slot::unread).is_some() {
+                self.lose(n, error.clone());
+            }
         }
     }
 
@@ -274,7 +270,7 @@ impl<'a> Round<'a> {
     }
 
     /// Reads the reply of the n-th server if it is there, after unread replies of earlier calls.
-    fn read_one(&mut self, n: usize, began: Instant, is_ready: bool) -> Option<Answer> {
+    fn read_one(&mut self, n: usize, began: Instant) -> Option<Answer> {
         loop {
             let slot = self.slots.get_mut(n)?;
             let (server, member) = (slot.server, slot.member);
@@ -282,7 +278,7 @@ impl<'a> Round<'a> {
             if connection.pending() == 0 {
                 return None;
             }
-            let (pending, answer) = connection.receive_at_hand(is_ready)?;
+            let (pending, answer) = connection.receive_at_hand(slot.is_ready)?;
             let answer = match answer {
                 Ok(answer) => answer,
                 Err(error) => {

@@ -128,11 +128,14 @@ impl<'a> PubSub<'a> {
         let failed = |error| library_text(&error);
         let mut confirmed = 0;
         for some in channels.chunks(MAX_BATCH) {
-            let command = |channel: &Vec<u8>| redis::cmd(verb).arg(channel).get_packed_command();
-            let commands: Vec<u8> = some.iter().flat_map(command).collect();
+            let pack = |buffer: &mut Vec<u8>| {
+                for channel in some {
+                    redis::cmd(verb).arg(channel).write_packed_command(buffer);
+                }
+            };
             let timeout = self.endpoint.server.command_timeout();
             let until = Instant::now().after(timeout);
-            self.connection.send(until, &commands).map_err(failed)?;
+            self.connection.write(until, pack).map_err(failed)?;
             let mut open = some.iter();
             let mut is_late = false;
             while let Some(channel) = open.as_slice().first() {
