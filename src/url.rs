@@ -39,8 +39,9 @@ pub(crate) type HostPort = (String, u16);
 
 /// The seed nodes of a cluster, and the credentials for all nodes.
 pub(crate) struct Nodes {
-    pub(crate) seeds: Vec<Address>,
-    data: Address,
+    seeds: Vec<Address>,
+    /// The first of them, for the credentials and TLS settings of all nodes.
+    pub(crate) data: Address,
 }
 
 /// The sentinels of a master, and the credentials for the master.
@@ -219,11 +220,6 @@ impl Nodes {
         })
     }
 
-    /// Advice for a node that accepts connections and does not reply.
-    pub(crate) fn tls_hint(&self) -> &'static str {
-        self.data.tls_hint()
-    }
-
     /// The address of a node that another node reported.
     pub(crate) fn at(&self, host: &str, port: u16) -> Address {
         self.data.at(host, port)
@@ -264,7 +260,8 @@ impl Sentinel {
         })
     }
 
-    fn label(&self) -> String {
+    /// The addresses without credentials, for messages.
+    pub(crate) fn label(&self) -> String {
         format!(
             "{} of sentinels {}",
             self.master,

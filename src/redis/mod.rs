@@ -31,6 +31,7 @@ use crate::protocol::script::Call;
 use crate::protocol::verb::Verb;
 use crate::redis::cluster::Cluster;
 use crate::redis::cluster::slot_map::SlotMap;
+use crate::redis::conn::connector::Connector;
 use crate::redis::quorum::Quorum;
 use crate::redis::sentinel::Sentinels;
 use crate::url::Target;
@@ -57,12 +58,14 @@ pub(crate) enum Deployment {
 impl Deployment {
     pub(crate) fn new(target: Target, config: &Config) -> Result<Self, Error> {
         let label = target.label();
+        let one = |connector| Self::One(Arc::new(Server::new(connector, config, None)));
         Ok(match target {
-            Target::Cluster(nodes) => Self::Cluster(Cluster::new(nodes, config)?),
+            Target::Cluster(nodes) => Self::Cluster(Cluster::new(nodes, config)),
             Target::Quorum(addresses) => {
                 Self::Quorum(Box::new(Quorum::new(addresses, label, config)?))
             }
-            target => Self::One(Arc::new(Server::new(target, config, None)?)),
+            Target::Server(address) => one(Connector::to_server(address, None, config)),
+            Target::Sentinel(sentinel) => one(Connector::to_master(sentinel, config)),
         })
     }
 

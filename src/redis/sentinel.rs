@@ -16,7 +16,7 @@ use crate::url::{Address, HostPort, Sentinel};
 
 /// The sentinels of one master, and the master address they reported.
 pub(crate) struct Sentinels {
-    sentinel: Sentinel,
+    pub(super) sentinel: Sentinel,
     dialers: Dialers,
     known: Mutex<Known>,
 }
@@ -142,11 +142,6 @@ impl Sentinels {
             .get(n)
             .ok_or((ErrorKind::Client, "no such sentinel"))?;
         Connection::open(address, None, until, || ())
-    }
-
-    /// Advice for a sentinel or a master that accepts connections and does not reply.
-    pub(crate) fn tls_hint(&self) -> &'static str {
-        self.sentinel.data.tls_hint()
     }
 
     /// How many times the master was found to have moved.

@@ -7,19 +7,18 @@ use redis::RedisError;
 
 use crate::clock::Instant;
 use crate::config::Config;
-use crate::error::{Cause, Error};
+use crate::error::Cause;
 use crate::health::HealthPart;
 use crate::logging;
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::connection::Connection;
-use crate::redis::conn::connector::{Connector, OnFailure};
+use crate::redis::conn::connector::Connector;
 use crate::redis::conn::pool::{GetError, Pool, PooledConnection};
 use crate::redis::fault::Fault;
 use crate::redis::health::ServerHealth;
 use crate::redis::quorum::member::Member;
 use crate::redis::spin::Spin;
 use crate::stats::Histogram;
-use crate::url::{Address, Target};
 use crate::violation::Violation;
 
 /// A server, or the master that sentinels name.
@@ -34,32 +33,14 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn new(
-        target: Target,
-        config: &Config,
-        member: Option<Member>,
-    ) -> Result<Self, Error> {
-        Ok(Self::at(Connector::new(target, config)?, config, member))
-    }
-
-    /// A node of a cluster.
-    pub(in crate::redis) fn member(
-        address: Address,
-        on_failure: OnFailure,
-        config: &Config,
-    ) -> Self {
-        let node = Connector::member(address, on_failure, config);
-        Self::at(node, config, None)
-    }
-
-    fn at(node: Connector, config: &Config, member: Option<Member>) -> Self {
+    /// With `member`, it is one of the servers of a quorum.
+    pub(in crate::redis) fn new(node: Connector, config: &Config, member: Option<Member>) -> Self {
         Self {
             pool: Arc::new(Pool::new(node, config.max_connections)),
             // A quorum marks a failing member down instead of opening a breaker.
-            condition: ServerHealth::new(if member.is_some() {
-                0
-            } else {
-                config.breaker_after
+            condition: ServerHealth::new(match &member {
+                Some(_) => 0,
+                None => config.breaker_after,
             }),
             member,
             latency: Histogram::default(),

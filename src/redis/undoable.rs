@@ -2,8 +2,9 @@
 //! at each server.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
@@ -40,7 +41,6 @@ impl Undoable<'_> {
 
 /// The known state of an acquiring command at one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
 pub(crate) enum Vote {
     /// The command was not sent to the server.
     NotAsked,
@@ -56,32 +56,22 @@ pub(crate) enum Vote {
 /// A release skips the servers that acquired nothing. "Key not found" is proof only if the command
 /// is known to have run.
 #[derive(Debug)]
-pub(crate) struct ServerVotes {
-    votes: Box<[AtomicU8]>,
-}
+pub(crate) struct ServerVotes(Mutex<Box<[Vote]>>);
 
 impl ServerVotes {
     pub(crate) fn new(servers: usize) -> Self {
-        let none = || AtomicU8::new(Vote::NotAsked as u8);
-        Self {
-            votes: std::iter::repeat_with(none).take(servers).collect(),
-        }
+        Self(Mutex::new(vec![Vote::NotAsked; servers].into()))
     }
 
     pub(crate) fn note(&self, server: usize, vote: Vote) {
-        if let Some(slot) = self.votes.get(server) {
-            slot.store(vote as u8, Ordering::SeqCst);
+        if let Some(slot) = self.0.lock().get_mut(server) {
+            *slot = vote;
         }
     }
 
     pub(crate) fn vote(&self, server: usize) -> Vote {
-        let vote = self.votes.get(server);
-        match vote.map_or(0, |vote| vote.load(Ordering::SeqCst)) {
-            1 => Vote::Asked,
-            2 => Vote::Granted,
-            3 => Vote::Refused,
-            _ => Vote::NotAsked,
-        }
+        let votes = self.0.lock();
+        votes.get(server).copied().unwrap_or(Vote::NotAsked)
     }
 }
 

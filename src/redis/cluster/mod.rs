@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::clock::{Instant, sleep};
 use crate::config::Config;
-use crate::error::{Cause, Error};
+use crate::error::Cause;
 use crate::protocol::answer::Answer;
 use crate::protocol::redirect::Redirect;
 use crate::protocol::script::Call;
@@ -39,12 +39,12 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    pub(in crate::redis) fn new(nodes: Nodes, config: &Config) -> Result<Self, Error> {
-        Ok(Self {
+    pub(in crate::redis) fn new(nodes: Nodes, config: &Config) -> Self {
+        Self {
             label: nodes.label(),
-            map: SlotMap::new(nodes, config)?,
+            map: SlotMap::new(nodes, config),
             command_timeout: config.command_timeout,
-        })
+        }
     }
 
     /// Like [`Server::call_or_undo`], on the node that owns the keys' slot.

@@ -22,8 +22,9 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::clock::{Instant, nap, sleep};
 use crate::config::Config;
-use crate::error::{Cause, Error};
+use crate::error::Cause;
 use crate::redis::cluster::owners::{Change, Moved, Owners};
+use crate::redis::conn::connector::Connector;
 use crate::redis::fault::Fault;
 use crate::redis::server::Server;
 use crate::url::{HostPort, Nodes};
@@ -84,12 +85,10 @@ enum State {
 }
 
 impl SlotMap {
-    pub(super) fn new(nodes: Nodes, config: &Config) -> Result<Arc<Self>, Error> {
-        let Some((host, port)) = nodes.places().next() else {
-            return Err(Error::Config("the cluster has no node".into()));
-        };
-        let nobody = Server::member(nodes.at(&host, port), Arc::new(|| ()), config);
-        Ok(Arc::new_cyclic(|me| Self {
+    pub(super) fn new(nodes: Nodes, config: &Config) -> Arc<Self> {
+        let nobody = Connector::to_server(nodes.data.clone(), Some(Arc::new(|| ())), config);
+        let nobody = Server::new(nobody, config, None);
+        Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             nodes,
             config: config.clone(),
@@ -109,7 +108,7 @@ impl SlotMap {
             asking: Mutex::default(),
             follower: OnceLock::new(),
             closed: AtomicBool::new(false),
-        }))
+        })
     }
 
     /// Calls `follower` for all slots that move from now on.
@@ -221,7 +220,8 @@ impl SlotMap {
             }
         };
         let address = self.nodes.at(host, *port);
-        let server = Server::member(address, Arc::new(suspect), &self.config);
+        let connector = Connector::to_server(address, Some(Arc::new(suspect)), &self.config);
+        let server = Server::new(connector, &self.config, None);
         if self.is_closed() {
             server.close();
         }
@@ -304,7 +304,7 @@ impl SlotMap {
     /// Advice for a node that accepts connections and does not reply; empty once one has replied.
     pub(super) fn tls_hint(&self) -> &'static str {
         match self.known.lock().owners.masters().next() {
-            None => self.nodes.tls_hint(),
+            None => self.nodes.data.tls_hint(),
             Some(_) => "",
         }
     }

@@ -2,7 +2,6 @@
 
 pub(crate) mod combiner;
 
-use std::io;
 use std::sync::Arc;
 
 use redis::RedisError;
@@ -16,6 +15,7 @@ use crate::redis::conn::callers::Cap;
 use crate::redis::conn::combined_call::{CombinedCall, Delivery, Write};
 use crate::redis::conn::connection::CallResult;
 use crate::redis::conn::pool::{Pool, PooledConnection};
+use crate::redis::conn::socket::timed_out;
 use crate::redis::undoable::Undoable;
 
 /// Longer commands, of unusually long names, are not combined. A batch must fit into the socket's
@@ -85,7 +85,7 @@ impl Pool {
                 NextStep::Sends(batch) => self.send(*batch),
                 // The call is being sent, and the thread that reads its reply writes its undo.
                 NextStep::Waits if is_over => {
-                    let unanswered = || Delivery::Answer(joined, Err(timed_out()));
+                    let unanswered = || Delivery::Answer(joined, Err(timed_out().into()));
                     return Some(combined.give_up().unwrap_or_else(unanswered));
                 }
                 NextStep::Waits => {}
@@ -133,7 +133,7 @@ impl Pool {
                 pooled,
                 write.others.iter().chain([&reader]),
                 sent,
-                &timed_out(),
+                &timed_out().into(),
             );
         }
     }
@@ -211,10 +211,6 @@ where
     });
     pooled.keep().undo_behind(undos);
     deliver_all(sent, unread.map(|combined| (combined, Err(error.clone()))));
-}
-
-fn timed_out() -> RedisError {
-    io::Error::from(io::ErrorKind::TimedOut).into()
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::redis::conn::callers::Cap;
 use crate::redis::conn::combined_call::{CombinedCall, Delivery, Write};
 use crate::redis::conn::connector::Connector;
 use crate::redis::conn::pool::{GetError, Pool, PooledConnection};
-use crate::url::Target;
+use crate::url::Address;
 
 /// Longer than anything here takes; without the promise, the calls below wait for it.
 const LONG: Duration = Duration::from_secs(30);
@@ -32,7 +32,7 @@ fn pool_of(listener: &TcpListener, cap: usize) -> Arc<Pool> {
         command_timeout: LONG,
         ..Config::default()
     };
-    let connector = Connector::new(Target::parse(&url).unwrap(), &config).unwrap();
+    let connector = Connector::to_server(Address::parse(&url).unwrap(), None, &config);
     Arc::new(Pool::new(connector, cap))
 }
 

@@ -9,10 +9,10 @@ use redis::{ErrorKind, RedisError, RedisResult, Value};
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::dialers::Dialers;
-use crate::error::{Cause, Error};
+use crate::error::Cause;
 use crate::redis::conn::connection::Connection;
 use crate::redis::sentinel::Sentinels;
-use crate::url::{Address, Target};
+use crate::url::{Address, Sentinel};
 use crate::violation::NoFirstReply;
 
 /// How to connect to a server.
@@ -44,25 +44,22 @@ enum Origin {
 }
 
 impl Connector {
-    pub(crate) fn new(target: Target, config: &Config) -> Result<Self, Error> {
-        let label = target.label();
-        let origin = match target {
-            Target::Server(address) => Origin::Server(Box::new(address)),
-            Target::Sentinel(sentinel) => {
-                Origin::Sentinels(Arc::new(Sentinels::new(sentinel, &config.dialers)))
-            }
-            Target::Cluster(_) | Target::Quorum(_) => {
-                return Err(Error::Config("several servers are not one".into()));
-            }
-        };
-        Ok(Self::with(label, origin, None, config))
-    }
-
-    /// Connects to one node of a cluster.
-    pub(crate) fn member(address: Address, on_failure: OnFailure, config: &Config) -> Self {
+    /// Connects to one server; to a node of a cluster with `on_failure`.
+    pub(in crate::redis) fn to_server(
+        address: Address,
+        on_failure: Option<OnFailure>,
+        config: &Config,
+    ) -> Self {
         let label = address.label.clone();
         let origin = Origin::Server(Box::new(address));
-        Self::with(label, origin, Some(on_failure), config)
+        Self::with(label, origin, on_failure, config)
+    }
+
+    /// Connects to the master that the sentinels name.
+    pub(in crate::redis) fn to_master(sentinel: Sentinel, config: &Config) -> Self {
+        let label = sentinel.label();
+        let sentinels = Arc::new(Sentinels::new(sentinel, &config.dialers));
+        Self::with(label, Origin::Sentinels(sentinels), None, config)
     }
 
     fn with(label: String, origin: Origin, on_failure: Option<OnFailure>, config: &Config) -> Self {
@@ -154,7 +151,7 @@ impl Connector {
         }
         match &self.origin {
             Origin::Server(address) => address.tls_hint(),
-            Origin::Sentinels(sentinels) => sentinels.tls_hint(),
+            Origin::Sentinels(sentinels) => sentinels.sentinel.data.tls_hint(),
         }
     }
 

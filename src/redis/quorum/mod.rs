@@ -21,6 +21,7 @@ use crate::logging;
 use crate::protocol::answer::Answer;
 use crate::protocol::script::Call;
 use crate::redis::conn::callers::Cap;
+use crate::redis::conn::connector::Connector;
 use crate::redis::fault::Fault;
 use crate::redis::health::ServerHealth;
 use crate::redis::quorum::member::Member;
@@ -30,7 +31,7 @@ use crate::redis::quorum::tokens::Tokens;
 use crate::redis::quorum::votes::Majority;
 use crate::redis::server::Server;
 use crate::redis::undoable::Undoable;
-use crate::url::{Address, Target};
+use crate::url::Address;
 
 /// The most servers: local queues note which of them announced a release in the bits of one `u64`.
 const MOST_SERVERS: usize = 63;
@@ -72,10 +73,11 @@ impl Quorum {
         }
         let servers = addresses.into_iter().enumerate().map(|(index, address)| {
             let member = Some(Member::new(index, config.max_connections));
-            Server::new(Target::Server(address), config, member).map(Arc::new)
+            let connector = Connector::to_server(address, None, config);
+            Arc::new(Server::new(connector, config, member))
         });
         Ok(Self {
-            servers: servers.collect::<Result<_, _>>()?,
+            servers: servers.collect(),
             label,
             size,
             tokens: Tokens::default(),

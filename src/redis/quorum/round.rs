@@ -23,7 +23,6 @@ mod connect;
 mod fault;
 mod undo;
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +34,7 @@ use crate::protocol::answer::Answer;
 use crate::protocol::script::Call;
 use crate::protocol::verb::Verb;
 use crate::redis::conn::connection::{Replied, is_no_script, wait_for_any};
+use crate::redis::conn::socket::timed_out;
 use crate::redis::fault::Fault;
 use crate::redis::quorum::Quorum;
 use crate::redis::quorum::member::Member;
@@ -220,7 +220,7 @@ impl<'a> Round<'a> {
             }
         }
         if !self.votes.is_decided() {
-            self.lose_unread(&io::Error::from(io::ErrorKind::TimedOut).into());
+            self.lose_unread(&timed_out().into());
         }
     }
 
