@@ -24,7 +24,7 @@ fn main() {
     );
     let one = affinity::apart(|| Server::start().long_lived());
     let sentinels = affinity::apart(|| Sentinels::start(Setup::steady()).long_lived());
-    // No lock waits for the hung server.
+    // No call waits for the replicas of the master.
     sentinels.data()[1..].iter().for_each(affinity::aside);
     let cluster = affinity::apart(|| Cluster::with(ClusterSetup::steady(3, 0)).long_lived());
     let replicas = affinity::apart(|| Replicas::start(1).long_lived());
@@ -61,7 +61,7 @@ fn main() {
         pair(lock);
     }
     with_one_hung[0].pause();
-    // The first timeout is not measured.
+    // The client waits for the hung server once, and then skips it. That wait is not measured.
     for _ in 0..20 {
         pair(&locks[locks.len() - 1].1);
     }

@@ -17,7 +17,7 @@ mod support;
 /// How long a table stays reserved for a guest whose process died.
 const TTL: Duration = Duration::from_secs(2);
 
-/// Starts a private Redis for `evening`, which a program of your own would call itself.
+/// Starts a private Redis and then calls `evening`. Your own program would not need this.
 fn main() -> ExitCode {
     run(evening, &[("guest who crashes", guest_who_crashes)])
 }

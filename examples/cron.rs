@@ -10,7 +10,7 @@ use support::{Child, Outcome, connect, key, run};
 
 mod support;
 
-/// Starts a private Redis for `three_nights`, which a program of your own would call itself.
+/// Starts a private Redis and then calls `three_nights`. Your own program would not need this.
 fn main() -> ExitCode {
     run(three_nights, &[("worker", worker)])
 }

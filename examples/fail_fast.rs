@@ -13,7 +13,7 @@ use support::Outcome;
 /// How long a request may wait for Redis.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Starts a private Redis for `story`, which a program of your own would call itself.
+/// Starts a private Redis and then calls `story`. Your own program would not need this.
 fn main() -> ExitCode {
     support::run(story, &[])
 }

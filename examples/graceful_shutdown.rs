@@ -17,7 +17,7 @@ mod support;
 
 const ORDERS: [&str; 4] = ["order 1", "order 2", "order 3", "order 4"];
 
-/// Starts a private Redis for `warehouse`, which a program of your own would call itself.
+/// Starts a private Redis and then calls `warehouse`. Your own program would not need this.
 fn main() -> ExitCode {
     run(warehouse, &[("service", service)])
 }

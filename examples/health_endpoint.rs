@@ -12,7 +12,7 @@ use std::time::Duration;
 use leasehold::Client;
 use support::Outcome;
 
-/// Starts a private Redis for `story`, which a program of your own would call itself.
+/// Starts a private Redis and then calls `story`. Your own program would not need this.
 fn main() -> ExitCode {
     support::run(story, &[])
 }

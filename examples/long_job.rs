@@ -17,7 +17,7 @@ const TTL: Duration = Duration::from_secs(1);
 const PAGES: u32 = 8;
 const PAGE: Duration = Duration::from_millis(300);
 
-/// Starts a private Redis for `two_jobs`, which a program of your own would call itself.
+/// Starts a private Redis and then calls `two_jobs`. Your own program would not need this.
 fn main() -> ExitCode {
     run(two_jobs, &[])
 }

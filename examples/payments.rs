@@ -20,7 +20,7 @@ const WITHDRAWALS: usize = 100;
 /// Less than all customers together ask for, so that some withdrawals are refused.
 const OPENING_BALANCE: i64 = 12_000;
 
-/// Starts a private Redis for `bank`, which a program of your own would call itself.
+/// Starts a private Redis and then calls `bank`. Your own program would not need this.
 fn main() -> ExitCode {
     run(bank, &[("cash machine", cash_machine)])
 }

@@ -18,7 +18,7 @@ const TOO_MUCH: f64 = 0.05;
 const WORKERS: usize = 8;
 const TURNS: usize = 20;
 
-/// Starts a private Redis for `two_services`, which a program of your own would call itself.
+/// Starts a private Redis and then calls `two_services`. Your own program would not need this.
 fn main() -> ExitCode {
     run(two_services, &[])
 }

@@ -11,7 +11,7 @@ use support::{Child, Outcome, connect, key, run};
 
 mod support;
 
-/// Starts a private Redis for `one_morning`, which a program of your own would call itself.
+/// Starts a private Redis and then calls `one_morning`. Your own program would not need this.
 fn main() -> ExitCode {
     run(one_morning, &[("customer", customer)])
 }

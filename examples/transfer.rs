@@ -19,7 +19,7 @@ const TRANSFERS: usize = 60;
 const ACCOUNTS: [&str; 4] = ["Ada", "Ben", "Cleo", "Dan"];
 const OPENING_BALANCE: i64 = 100;
 
-/// Starts a private Redis for `bank`, which a program of your own would call itself.
+/// Starts a private Redis and then calls `bank`. Your own program would not need this.
 fn main() -> ExitCode {
     run(bank, &[("clerks", clerks)])
 }

@@ -3,7 +3,8 @@
 /// A part of an error's text, and the advice for it with a leading separator. The first match
 /// counts.
 const ADVICE: [(&str, &str); 22] = [
-    // The needed permissions were appended, with names that may contain any of the words below.
+    // The error lists the missing permissions already. The names of keys in that list may contain
+    // any of the texts below.
     (" needs +", ""),
     (
         "MOVED ",

@@ -1,4 +1,4 @@
-//! Bars and ranges as SVG, with the target that each should reach.
+//! Draws measurements as bars and ranges in an SVG file, each with the target that it should reach.
 
 use std::path::Path;
 
@@ -36,6 +36,7 @@ pub(crate) struct Row {
     label: String,
     shape: Shape,
     is_ours: bool,
+    /// The value of the target, if it is one, and the text at the end of the row.
     mark: Option<(Option<f64>, String)>,
 }
 
@@ -45,7 +46,7 @@ enum Shape {
     Bar(Spread),
     /// p50, p99 and maximum on a logarithmic scale, since they differ widely.
     Range([f64; 3]),
-    /// A row without a measurement, and why.
+    /// No measurement, for this reason.
     Nothing(String),
 }
 
@@ -72,7 +73,7 @@ impl Row {
         }
     }
 
-    /// Highlights the row against what it is compared with.
+    /// Draws the row in the colour of leasehold; all others are grey.
     pub(crate) fn ours(self) -> Self {
         Self {
             is_ours: true,
@@ -80,7 +81,7 @@ impl Row {
         }
     }
 
-    /// The target: `"≤"` or `"≥"`, and a value.
+    /// Adds a target: `"≤"` or `"≥"`, and a value.
     pub(crate) fn mark(self, side: &str, at: f64) -> Self {
         Self {
             mark: Some((Some(at), format!("{side} {at}"))),
@@ -88,7 +89,7 @@ impl Row {
         }
     }
 
-    /// A note in place of a target.
+    /// Adds a note in place of a target.
     pub(crate) fn note(self, what: &str) -> Self {
         Self {
             mark: Some((None, what.to_owned())),

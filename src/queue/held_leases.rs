@@ -8,7 +8,8 @@ use crate::lease::held::HeldLease;
 /// The leases under which this client holds a name, at most as many as the kind of lock allows.
 #[derive(Debug)]
 pub(super) struct HeldLeases {
-    /// The oldest. Apart from the others: most sets have one, which then needs no allocation.
+    /// The oldest lease. It is kept apart from the others, because most names have a single lease,
+    /// which then needs no allocation.
     first: Option<NamedLease>,
     others: Vec<NamedLease>,
     capacity: usize,
@@ -74,7 +75,7 @@ impl HeldLeases {
 
     /// Adds a lease. If the set was full, removes and returns the oldest.
     ///
-    /// Redis grants no more leases than fit: that one is lost.
+    /// Redis grants at most as many leases as the set may have, so the oldest must have been lost.
     pub(super) fn insert(
         &mut self,
         id: HolderId,

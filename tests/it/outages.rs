@@ -37,7 +37,8 @@ const OUTLASTS: &str = "60000";
 /// The ttl of a key that expires in the outage.
 const EXPIRES: &str = "3000";
 
-/// Longer than a slow machine takes until all callers wait, and [`EXPIRES`] after it.
+/// The limit of the calls. Even on a slow machine, all of them wait before it ends, and a key with
+/// the ttl [`EXPIRES`] has expired.
 const LIMIT: Duration = ms(9_000);
 
 /// Sets the lock's key on every server, as another client would.
