@@ -1,7 +1,7 @@
 # The targets that `.ci/run` runs, and some for developers.
 
 CARGO ?= cargo
-EXAMPLES = booking payments transfer ticket_queue cron long_job graceful_shutdown health_endpoint fail_fast stats
+EXAMPLES = booking payments transfer ticket_queue cron long_job graceful_shutdown health_endpoint fail_fast stats testing
 BENCHES = uncontended handoff local_handoff fair threads waiting fleet held deployments failovers bounds stuck
 
 # The server binary that tests, examples and benches start. The target `servers` installs one first.
@@ -32,8 +32,10 @@ demo: servers
 
 # The binaries of the integration tests, and those of them that only compute.
 BINARIES = $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
+# Examples with tests, which start the test kit.
+KIT_EXAMPLES = testing fail_fast health_endpoint long_job
 MODELS = layers lease_model quorum_model
-COMPUTING = --lib --bins $(MODELS:%=--test %)
+COMPUTING = --lib --bins $(MODELS:%=--test %) $(KIT_EXAMPLES:%=--example %)
 SERVING = $(patsubst %,--test %,$(filter-out $(MODELS),$(BINARIES)))
 
 # Runs unit tests, integration tests and doctests, built once with all features. The tests that only

@@ -56,3 +56,31 @@ fn book(client: &Client) -> String {
         Err(error) => format!("500 ({error})"),
     }
 }
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::*;
+    use leasehold::testing::Server;
+
+    #[test]
+    fn seat_is_booked_unless_another_request_books_it() {
+        let server = Server::start();
+        assert_eq!(book(&server.client()), "201 booked");
+        let _other = server.hold("seat:12A");
+        assert!(book(&server.client()).starts_with("409"));
+    }
+
+    #[test]
+    fn requests_fail_at_once_after_redis_has_hung_for_three_of_them() {
+        let server = Server::start();
+        let client = Client::builder().url(server.url());
+        let client = client.command_timeout(PATIENCE).breaker(3).build().unwrap();
+        let hung = server.pause();
+        assert!(book(&client).starts_with("500"));
+        // The fourth request, or a later one on a machine that is slow.
+        assert!((0..30).any(|_| book(&client).starts_with("503, Retry-After: ")));
+        drop(hung);
+        let guard = client.mutex("seat:12A").lock();
+        assert!(guard.is_ok(), "the breaker closes");
+    }
+}

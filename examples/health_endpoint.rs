@@ -88,3 +88,22 @@ fn ask(address: &str) -> Outcome<String> {
     let answer: Result<Vec<String>, _> = BufReader::new(stream).lines().collect();
     Ok(answer?.join("\n"))
 }
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::*;
+    use leasehold::testing::Server;
+
+    #[test]
+    fn status_is_503_while_redis_is_away() {
+        let server = Server::start();
+        let client = server.client();
+        assert_eq!(status(&client).0, "200 OK");
+        let outage = server.cut();
+        let (code, body) = status(&client);
+        assert_eq!(code, "503 Service Unavailable");
+        assert!(body.contains("failing"), "{body}");
+        drop(outage);
+        assert_eq!(status(&client).0, "200 OK");
+    }
+}

@@ -109,3 +109,25 @@ fn taken_away(mutex: &Mutex) -> Outcome {
     println!("  The job stops {noticed:.1?} later: {why}.");
     Ok(())
 }
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::*;
+    use leasehold::testing::Server;
+
+    #[test]
+    fn book_is_printed_to_the_end_while_the_lock_is_held() {
+        let server = Server::start();
+        let guard = server.client().mutex("printer").lock().unwrap();
+        assert_eq!(print_book(&guard), Ok(()));
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    }
+
+    #[test]
+    fn printing_stops_when_the_lock_is_lost() {
+        let server = Server::start();
+        let guard = server.client().mutex("printer").lock().unwrap();
+        server.lose("printer");
+        assert_eq!(print_book(&guard), Err(Lost::Deleted));
+    }
+}

@@ -14,11 +14,17 @@ const KEY: &str = "lock:account:123";
 /// Long enough for a machine that is overloaded.
 const LONG: Duration = Duration::from_secs(60);
 
+/// Builds clients whose calls succeed on a machine that is overloaded, too.
 fn builder(server: &Server) -> ClientBuilder {
-    Client::builder().url(server.url())
+    let builder = Client::builder().url(server.url());
+    builder.command_timeout(LONG).connect_timeout(LONG)
 }
 
-/// A client whose calls give up soon.
+fn patient(server: &Server) -> Client {
+    builder(server).build().unwrap()
+}
+
+/// A client whose calls give up soon, for calls that must fail.
 fn impatient(server: &Server) -> Client {
     let builder = builder(server).command_timeout(ms(300));
     builder.breaker(0).build().unwrap()
@@ -44,10 +50,10 @@ fn panic_message(call: impl FnOnce() + Send) -> String {
 #[test]
 fn lock_is_taken_and_released() {
     let server = Server::start();
-    let client = server.client();
+    let client = patient(&server);
     let guard = client.mutex(NAME).lock().unwrap();
     assert!(is_taken(&server));
-    assert!(server.client().mutex(NAME).try_lock().unwrap().is_none());
+    assert!(patient(&server).mutex(NAME).try_lock().unwrap().is_none());
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     assert_eq!(server.keys(), ["leasehold:fence:{lock:account:123}"]);
 }
@@ -55,7 +61,7 @@ fn lock_is_taken_and_released() {
 #[test]
 fn every_kind_of_lock_works() {
     let server = Server::start();
-    let client = server.client();
+    let client = patient(&server);
     let all = client.mutex_all(["a", "b"]).lock().unwrap();
     assert!(client.mutex("b").try_lock().unwrap().is_none());
     drop(all);
@@ -94,7 +100,7 @@ fn both_protocols_and_all_databases_are_served() {
         .mutex(NAME)
         .lock()
         .unwrap();
-    assert!(server.client().mutex(NAME).try_lock().unwrap().is_some());
+    assert!(patient(&server).mutex(NAME).try_lock().unwrap().is_some());
 }
 
 #[test]
@@ -123,7 +129,7 @@ fn foreign_holder_keeps_the_lock_until_it_is_dropped() {
 #[test]
 fn foreign_holder_hands_a_fair_lock_to_the_first_in_line() {
     let server = Server::start();
-    let client = server.client();
+    let client = patient(&server);
     let foreign = server.hold(NAME);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| client.fair_mutex(NAME).lock().map(drop));
@@ -148,7 +154,7 @@ fn foreign_holder_renews_its_lease_and_a_forgotten_one_does_not() {
     let expired = server.hold(NAME);
     server.advance(ms(10_000));
     assert!(!is_taken(&server), "its lease has run out");
-    let _next = server.client().mutex(NAME).lock().unwrap();
+    let _next = patient(&server).mutex(NAME).lock().unwrap();
     drop(expired);
     assert!(is_taken(&server), "it releases only its own lease");
 }
@@ -164,7 +170,7 @@ fn foreign_holder_cannot_take_a_lock_that_is_taken() {
 #[test]
 fn loss_is_told_even_if_no_renewal_is_near() {
     let server = Server::start();
-    let client = server.client();
+    let client = patient(&server);
     let guard = client.mutex(NAME).ttl(LONG * 60).lock().unwrap();
     server.lose(NAME);
     assert!(!is_taken(&server));
@@ -176,7 +182,7 @@ fn loss_is_told_even_if_no_renewal_is_near() {
 #[test]
 fn lost_lock_goes_to_a_waiter() {
     let server = Server::start();
-    let holder = server.client();
+    let holder = patient(&server);
     let client = builder(&server).backstop(LONG).build().unwrap();
     let guard = holder.mutex(NAME).ttl(LONG * 60).lock().unwrap();
     thread::scope(|scope| {
@@ -193,7 +199,7 @@ fn lost_lock_goes_to_a_waiter() {
 #[test]
 fn advance_ends_leases_and_raises_tokens() {
     let server = Server::start();
-    let client = server.client();
+    let client = patient(&server);
     let mutex = client.mutex(NAME).ttl(ms(900));
     let guard = mutex.lock().unwrap();
     let before = guard.fencing_token().value();
@@ -209,7 +215,7 @@ fn advance_ends_leases_and_raises_tokens() {
 fn paused_server_answers_nothing() {
     let server = Server::start();
     let client = impatient(&server);
-    client.ping().unwrap();
+    drop(client.mutex(NAME).lock().unwrap());
     let pause = server.pause();
     let (commands, keys) = (server.commands(), server.keys());
     let error = client.mutex(NAME).try_lock().unwrap_err();
@@ -225,16 +231,16 @@ fn paused_server_answers_nothing() {
 #[test]
 fn cut_server_refuses_connections_and_keeps_its_data() {
     let server = Server::start();
-    let client = impatient(&server);
+    let client = patient(&server);
     let guard = client.mutex(NAME).lock().unwrap();
     let cuts = [server.cut(), server.cut()];
     for cut in cuts {
-        let error = server.client().ping().unwrap_err();
+        let error = impatient(&server).ping().unwrap_err();
         assert!(error.to_string().contains("refused"), "{error}");
         drop(cut);
     }
     assert!(is_taken(&server));
-    server.client().ping().unwrap();
+    // The first call may find a connection that the cut has closed.
     eventually(LONG, || client.ping().is_ok());
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
@@ -242,7 +248,7 @@ fn cut_server_refuses_connections_and_keeps_its_data() {
 #[test]
 fn refused_script_does_not_run() {
     let server = Server::start();
-    let client = server.client();
+    let client = patient(&server);
     let refusals = [server.refuse("-OOM first"), server.refuse("NOPERM second")];
     for (refusal, code) in refusals.into_iter().rev().zip(["NOPERM", "OOM"]) {
         match client.mutex(NAME).try_lock() {
@@ -259,16 +265,17 @@ fn refused_script_does_not_run() {
 #[test]
 fn lock_whose_reply_is_lost_is_taken_and_undone() {
     let server = Server::start();
-    let client = impatient(&server);
+    let client = builder(&server).command_timeout(ms(2_000)).build().unwrap();
+    let other = patient(&server);
     // The server has the script from now on: a caller that must send its source runs nothing.
-    drop(client.mutex(NAME).lock().unwrap());
-    let tokens = client.mutex(NAME).last_fencing_token().unwrap();
+    drop(other.mutex(NAME).lock().unwrap());
+    let tokens = other.mutex(NAME).last_fencing_token().unwrap();
     server.drop_replies(1);
     let error = client.mutex(NAME).try_lock().unwrap_err();
     assert!(error.may_be_held(), "{error}");
     eventually(LONG, || !is_taken(&server));
     assert!(
-        client.mutex(NAME).last_fencing_token().unwrap() > tokens,
+        other.mutex(NAME).last_fencing_token().unwrap() > tokens,
         "it ran"
     );
 }
@@ -323,7 +330,7 @@ fn what_the_server_is_not_is_refused_by_name() {
         let error = client.mutex(NAME).try_lock().unwrap_err();
         assert!(error.to_string().contains("leasehold::testing"), "{error}");
     }
-    let client = server.client();
+    let client = patient(&server);
     let replicated = client.mutex(NAME).min_replicas(1, ms(100));
     let error = replicated.try_lock().unwrap_err();
     assert!(error.to_string().contains("leasehold::testing"), "{error}");
@@ -336,6 +343,6 @@ fn servers_are_independent() {
     let began = Instant::now();
     servers[0].advance(LONG);
     let _pause = servers[0].pause();
-    assert!(servers[1].client().mutex(NAME).lock().is_ok());
+    assert!(patient(&servers[1]).mutex(NAME).lock().is_ok());
     assert!(began.elapsed() < LONG);
 }

@@ -1,0 +1,181 @@
+//! A booking service, and its tests: they need no Redis, and each takes milliseconds.
+//!
+//! ```sh
+//! cargo test --features testing --example testing
+//! ```
+
+use std::collections::BTreeMap;
+
+use leasehold::testing::Server;
+use leasehold::{Client, Error, FencingToken, MutexGuard};
+use parking_lot::Mutex;
+
+/// The seats of a train, and who has booked them.
+///
+/// The bookings stand for a database: each write has the token of the lock under which it is made, and
+/// one with a lower token than the last is rejected.
+#[derive(Default)]
+struct Train {
+    bookings: Mutex<BTreeMap<String, (String, FencingToken)>>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Answer {
+    Booked,
+    /// The seat is booked already.
+    Taken,
+    /// Another request is booking the seat.
+    Busy,
+    /// The lock was lost: nothing was booked, and the payment must be returned.
+    Cancelled,
+    /// Redis is away: nothing was booked, and the guest may try again.
+    Unavailable,
+}
+
+impl Train {
+    /// Books a seat. `pay` takes a while, and may stop when the guard tells that the lock is lost.
+    fn book(
+        &self,
+        client: &Client,
+        seat: &str,
+        guest: &str,
+        pay: impl FnOnce(&MutexGuard),
+    ) -> Answer {
+        match self.try_book(client, seat, guest, pay) {
+            Ok(answer) => answer,
+            Err(Error::Lost(_)) => Answer::Cancelled,
+            Err(_) => Answer::Unavailable,
+        }
+    }
+
+    fn try_book(
+        &self,
+        client: &Client,
+        seat: &str,
+        guest: &str,
+        pay: impl FnOnce(&MutexGuard),
+    ) -> Result<Answer, Error> {
+        let Some(guard) = client.mutex(seat).try_lock()? else {
+            return Ok(Answer::Busy);
+        };
+        if self.guest(seat).is_some() {
+            return Ok(Answer::Taken);
+        }
+        pay(&guard);
+        guard.ensure_held()?;
+        Ok(self.write(seat, guest, guard.fencing_token()))
+    }
+
+    fn write(&self, seat: &str, guest: &str, token: FencingToken) -> Answer {
+        let mut bookings = self.bookings.lock();
+        match bookings.get(seat) {
+            Some((_, last)) if *last > token => Answer::Cancelled,
+            _ => {
+                bookings.insert(seat.to_owned(), (guest.to_owned(), token));
+                Answer::Booked
+            }
+        }
+    }
+
+    fn guest(&self, seat: &str) -> Option<String> {
+        let bookings = self.bookings.lock();
+        bookings.get(seat).map(|(guest, _)| guest.clone())
+    }
+}
+
+fn main() {
+    let (server, train) = (Server::start(), Train::default());
+    let answer = train.book(&server.client(), "12A", "Ada", |_| {});
+    println!("Ada asks for seat 12A: {answer:?}.");
+    let answer = train.book(&server.client(), "12A", "Ben", |_| {});
+    println!("Ben asks for seat 12A: {answer:?}.");
+    assert_eq!(answer, Answer::Taken);
+    println!("The tests of this service: cargo test --features testing --example testing");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use leasehold::testing;
+
+    #[test]
+    fn free_seat_is_booked() {
+        let (server, train) = (Server::start(), Train::default());
+        let client = server.client();
+        assert_eq!(train.book(&client, "12A", "Ada", |_| {}), Answer::Booked);
+        assert_eq!(train.book(&client, "12A", "Ben", |_| {}), Answer::Taken);
+        assert_eq!(train.guest("12A").as_deref(), Some("Ada"));
+        assert!(
+            !server.keys().contains(&"lock:12A".to_owned()),
+            "no lock is left"
+        );
+    }
+
+    #[test]
+    fn seat_that_somebody_else_is_booking_is_busy() {
+        let (server, train) = (Server::start(), Train::default());
+        let _somebody = server.hold("12A");
+        let answer = train.book(&server.client(), "12A", "Ada", |_| unreachable!());
+        assert_eq!(answer, Answer::Busy);
+    }
+
+    #[test]
+    fn booking_whose_lock_is_lost_is_cancelled() {
+        let (server, train) = (Server::start(), Train::default());
+        let answer = train.book(&server.client(), "12A", "Ada", |guard| {
+            server.lose("12A");
+            // A payment that takes long waits for this and for its own end.
+            guard.lost().recv().unwrap();
+        });
+        assert_eq!(answer, Answer::Cancelled);
+        assert_eq!(train.guest("12A"), None);
+    }
+
+    #[test]
+    fn late_write_of_an_earlier_holder_is_rejected() {
+        let train = Train::default();
+        let [early, late] = [7, 8].map(testing::fencing_token);
+        assert_eq!(train.write("12A", "Ben", late), Answer::Booked);
+        assert_eq!(train.write("12A", "Ada", early), Answer::Cancelled);
+        assert_eq!(train.guest("12A").as_deref(), Some("Ben"));
+    }
+
+    #[test]
+    fn nothing_is_booked_while_redis_is_away() {
+        let (server, train) = (Server::start(), Train::default());
+        let soon = Duration::from_millis(100);
+        let client = Client::builder().url(server.url()).command_timeout(soon);
+        let client = client.build().unwrap();
+        let outage = server.cut();
+        let answer = train.book(&client, "12A", "Ada", |_| unreachable!());
+        assert_eq!(answer, Answer::Unavailable);
+        drop(outage);
+        assert_eq!(
+            train.book(&server.client(), "12A", "Ada", |_| {}),
+            Answer::Booked
+        );
+    }
+
+    #[test]
+    fn seat_of_a_crashed_request_is_free_after_its_ttl() {
+        let (server, train) = (Server::start(), Train::default());
+        let client = server.client();
+        server.hold("12A").forget();
+        assert_eq!(train.book(&client, "12A", "Ada", |_| {}), Answer::Busy);
+        server.advance(Duration::from_secs(10));
+        assert_eq!(train.book(&client, "12A", "Ada", |_| {}), Answer::Booked);
+    }
+
+    #[test]
+    fn two_requests_for_a_seat_book_it_once() {
+        let (server, train) = (Server::start(), Train::default());
+        let client = server.client();
+        let answer = train.book(&client, "12A", "Ada", |_| {
+            let second = train.book(&client, "12A", "Ben", |_| unreachable!());
+            assert_eq!(second, Answer::Busy);
+        });
+        assert_eq!(answer, Answer::Booked);
+    }
+}
