@@ -1,4 +1,4 @@
-//! A booking service, and its tests: they need no Redis, and each takes milliseconds.
+//! A booking service, and its tests, which need no Redis.
 //!
 //! ```sh
 //! cargo test --features testing --example testing

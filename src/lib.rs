@@ -36,6 +36,8 @@
 //!   README. It does not change the library.
 //! - `metrics`: sends [statistics](guide::observability#statistics) to the recorder of the
 //!   [`metrics`](https://docs.rs/metrics) facade.
+//! - `testing`: the module `testing`, a server in the process for the tests of your own code. Needs
+//!   a C compiler.
 //!
 //! # Minimum supported Rust version
 //!

@@ -93,7 +93,7 @@
 //!   use, such as `cjson`.
 //!
 //! It does not show what a failover, a lagging replica or an eviction does to locks: see the
-//! [limitations](crate#limitations).
+//! [limitations](crate::guide::guarantees).
 //!
 //! # Values
 //!
