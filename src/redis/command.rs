@@ -26,7 +26,11 @@ impl Server {
         let sent = Instant::now();
         let by = sent.after(self.command_timeout()).min(until);
         let connection = pooled.connection();
-        let answer = connection.trip(by, |buffer| command.write_packed_command(buffer));
+        let pack = |buffer: &mut _| command.write_packed_command(buffer);
+        let answer = match name {
+            "SCAN" => connection.long_trip(by, pack),
+            _ => connection.trip(by, pack),
+        };
         let answer = answer.and_then(|answer| match reply(answer) {
             Ok(reply) => read(reply).map(Ok).ok_or_else(|| connection.malformed()),
             Err(error) => Ok(Err(error)),

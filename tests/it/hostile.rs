@@ -12,11 +12,12 @@ use support::{
     thread_count,
 };
 
-support::roles![caller];
+support::roles![caller, many_callers];
 
 support::tests![
     endless_replies_cost_little_memory_and_delay_no_call,
-    subscriber_closes_a_connection_that_never_confirms
+    subscriber_closes_a_connection_that_never_confirms,
+    long_replies_on_many_connections_cost_little_memory
 ];
 
 support::roughly_timed![
@@ -187,6 +188,49 @@ fn subscriber_closes_a_connection_that_never_confirms() {
         let report = client.shutdown(ms(5_000)).unwrap();
         assert!(report.is_clean(), "{unit:?}: {report:?}");
     }
+}
+
+/// Replies a little shorter than the longest of a script, and of a command that lists keys.
+const LONG: [usize; 2] = [32 * 1024 - 64, 1024 * 1024 - 64];
+
+/// How many calls get such a reply at the same time, each on a connection of its own.
+const CALLS: usize = 32;
+
+/// A child's role: makes many calls at a time, then reports its growth.
+fn many_callers() {
+    let client = builder(&parameter("URL")).build().unwrap();
+    let before = peak_memory();
+    std::thread::scope(|scope| {
+        for n in 0..CALLS {
+            let mutex = client.mutex(format!("{n}"));
+            scope.spawn(move || {
+                assert!(!matches!(mutex.try_lock_for(ms(3_000)), Ok(Some(_))));
+            });
+        }
+    });
+    tell_parent(&(peak_memory() - before).to_string());
+}
+
+fn long_replies_on_many_connections_cost_little_memory() {
+    for length in LONG {
+        let text = format!("${length}\r\n{}", "x".repeat(length));
+        let numbers = format!("*{}\r\n{}", length / 16, ":1\r\n".repeat(length / 16));
+        for reply in [format!("{text}\r\n"), text, numbers] {
+            assert_long_reply_costs_little_memory(reply);
+        }
+    }
+}
+
+fn assert_long_reply_costs_little_memory(reply: String) {
+    let shown = format!("{:?}, {} bytes", &reply[..8], reply.len());
+    let server =
+        server_with_hostile_reply("acquire", move |client| client.write_all(reply.as_bytes()));
+    let callers = Child::spawn("hostile::many_callers", &[("URL", &server.url())]);
+    let grown: u64 = callers.next_line().parse().unwrap();
+    callers.wait().succeeded();
+    let calls = server.requests("acquire").len();
+    assert!(calls >= CALLS, "{shown}: {calls} calls");
+    assert!(grown < ADDED, "{shown}: {grown} KiB");
 }
 
 fn trickling_replies_do_not_outlast_a_deadline() {

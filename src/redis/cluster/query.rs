@@ -73,7 +73,7 @@ impl SlotMap {
         let mut ask = redis::cmd("CLUSTER");
         ask.arg("SLOTS");
         let answer = connection
-            .trip(until, |buffer| ask.write_packed_command(buffer))?
+            .long_trip(until, |buffer| ask.write_packed_command(buffer))?
             .extract_error()?;
         Layout::read(answer, place)
             .ok_or_else(|| (ErrorKind::Client, "the node knows of no slots").into())

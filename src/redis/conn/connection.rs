@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redis::{Msg, RedisError, RedisResult, ServerError, Value};
 
+use super::frame::Limit;
 use super::input::Input;
 use super::socket::{timed_out, wait_to_read};
 use super::stream::Stream;
@@ -76,6 +77,24 @@ impl Connection {
         self.answer(until)
     }
 
+    /// Like [`trip`](Self::trip), for a command that lists what is in Redis: its reply may be long.
+    pub(crate) fn long_trip(
+        &mut self,
+        until: Instant,
+        pack: impl FnOnce(&mut Vec<u8>),
+    ) -> RedisResult<Value> {
+        let usual = self.input.limit;
+        self.accept_long();
+        let answer = self.trip(until, pack);
+        self.input.limit = usual;
+        answer
+    }
+
+    /// Accepts long replies from now on: those of a subscription, whose messages others write.
+    pub(crate) fn accept_long(&mut self) {
+        self.input.limit = Limit::MOST;
+    }
+
     /// Reads one reply, by `until`, on a connection without subscriptions.
     pub(crate) fn answer(&mut self, until: Instant) -> RedisResult<Value> {
         loop {
@@ -142,6 +161,7 @@ impl Connection {
     ) -> RedisResult<()> {
         self.buffer.clear();
         pack(&mut self.buffer);
+        self.input.limit.raise_for(self.buffer.len());
         let sent = self.stream.write(&self.buffer, until);
         if self.buffer.capacity() > LARGE {
             // Only unusually long names need a large buffer, and there may be many connections.

@@ -5,9 +5,14 @@
 
 use crate::violation::Kind;
 
-/// The most bytes of a reply. Scripts return at most 1 KiB of a value that others wrote, and lists
-/// are read in pages.
-pub(in crate::redis) const MOST_BYTES: usize = 1024 * 1024;
+/// The most bytes of a reply to a command that lists what is in Redis, and of a message. Lists are
+/// read in pages.
+const MOST_BYTES: usize = 1024 * 1024;
+
+/// The most bytes of another reply beyond those of the commands that were sent: scripts return at
+/// most 1 KiB of a value that others wrote, and less for each name than the name takes in the
+/// command. Many connections may get such a reply at the same time.
+const USUAL_BYTES: usize = 32 * 1024;
 
 /// The most bytes of a line of text: a status or an error.
 const LONGEST_TEXT: usize = 64 * 1024;
@@ -15,14 +20,39 @@ const LONGEST_TEXT: usize = 64 * 1024;
 /// The most bytes of a line that is a number or a length.
 const LONGEST_NUMBER: usize = 64;
 
-/// The most values in a reply: a parsed value takes more memory than its bytes.
-const MOST_VALUES: usize = 64 * 1024;
+/// The most values in a reply are one for so many of the bytes that it may have: a parsed value
+/// takes more memory than its bytes.
+const BYTES_PER_VALUE: usize = 16;
 
 /// The deepest nesting of a reply. The deepest replies known, of HELLO with modules and of CLUSTER
 /// SLOTS, have five levels.
 const DEEPEST: usize = 16;
 
 pub(in crate::redis) const LINE_END: &[u8; 2] = b"\r\n";
+
+/// The most bytes that the next replies may have.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::redis) struct Limit(usize);
+
+impl Default for Limit {
+    fn default() -> Self {
+        Self(USUAL_BYTES)
+    }
+}
+
+impl Limit {
+    pub(in crate::redis) const MOST: Self = Self(MOST_BYTES);
+
+    /// Raises the limit for the replies to commands of this many bytes.
+    pub(in crate::redis) fn raise_for(&mut self, commands: usize) {
+        let wanted = USUAL_BYTES.saturating_add(commands);
+        self.0 = self.0.max(wanted.min(MOST_BYTES));
+    }
+
+    pub(in crate::redis) fn bytes(self) -> usize {
+        self.0
+    }
+}
 
 /// The progress through a reply whose end is still missing.
 #[derive(Debug, Default)]
@@ -56,12 +86,16 @@ impl Scan {
 
     /// Returns the length of the reply at the start of `bytes`; `None` while a part is missing.
     /// Then it must be called again with the same bytes and more after them.
-    pub(in crate::redis) fn end(&mut self, bytes: &[u8]) -> Result<Option<usize>, Kind> {
+    pub(in crate::redis) fn end(
+        &mut self,
+        bytes: &[u8],
+        limit: Limit,
+    ) -> Result<Option<usize>, Kind> {
         while let Some(&kind) = bytes.get(self.at) {
-            let Some(next) = self.value(kind, bytes)? else {
+            let Some(next) = self.value(kind, bytes, limit)? else {
                 break;
             };
-            if next > MOST_BYTES {
+            if next > limit.bytes() {
                 return Err(Kind::TooLarge);
             }
             self.at = next;
@@ -70,14 +104,14 @@ impl Scan {
             }
         }
         // All these bytes belong to this reply.
-        if bytes.len() > MOST_BYTES {
+        if bytes.len() > limit.bytes() {
             return Err(Kind::TooLarge);
         }
         Ok(None)
     }
 
     /// Returns where the next value begins; `None` while a part of this one is missing.
-    fn value(&mut self, kind: u8, bytes: &[u8]) -> Result<Option<usize>, Kind> {
+    fn value(&mut self, kind: u8, bytes: &[u8], limit: Limit) -> Result<Option<usize>, Kind> {
         let (is_text, factor, more) = match kind {
             b'+' | b'-' | b'(' => (true, 0, 0),
             b':' | b',' | b'#' | b'_' | b'$' | b'!' | b'=' => (false, 0, 0),
@@ -97,7 +131,7 @@ impl Scan {
             Body::Line => self.close(),
             Body::Bytes(length) => {
                 let end = next.saturating_add(length);
-                if end > MOST_BYTES {
+                if end > limit.bytes() {
                     return Err(Kind::TooLarge);
                 }
                 let Some(behind) = bytes.get(end..end + LINE_END.len()) else {
@@ -109,7 +143,9 @@ impl Scan {
                 self.close();
                 return Ok(Some(end + LINE_END.len()));
             }
-            Body::Values(count) => self.open(count.saturating_mul(factor).saturating_add(more))?,
+            Body::Values(count) => {
+                self.open(count.saturating_mul(factor).saturating_add(more), limit)?;
+            }
         }
         Ok(Some(next))
     }
@@ -134,9 +170,9 @@ impl Scan {
     }
 
     /// Opens a level for an aggregate of `count` values.
-    fn open(&mut self, count: usize) -> Result<(), Kind> {
+    fn open(&mut self, count: usize, limit: Limit) -> Result<(), Kind> {
         self.values = self.values.saturating_add(count);
-        if self.values > MOST_VALUES {
+        if self.values > limit.bytes() / BYTES_PER_VALUE {
             return Err(Kind::TooLarge);
         }
         if count == 0 {
@@ -211,7 +247,7 @@ mod tests {
     ];
 
     fn end(bytes: &[u8]) -> Result<Option<usize>, Kind> {
-        Scan::default().end(bytes)
+        Scan::default().end(bytes, Limit::MOST)
     }
 
     #[test]
@@ -237,7 +273,7 @@ mod tests {
             let mut seen = 0;
             let found = loop {
                 seen = (seen + random.random_range(1..5)).min(bytes.len());
-                match scan.end(&bytes[..seen]).unwrap() {
+                match scan.end(&bytes[..seen], Limit::MOST).unwrap() {
                     None => assert!(seen < reply.len(), "{round}: {}", reply.escape_ascii()),
                     Some(end) => break end,
                 }
@@ -310,6 +346,23 @@ mod tests {
         ]
         .concat();
         assert_eq!(end(&many), Err(Kind::TooLarge));
+    }
+
+    #[test]
+    fn usual_reply_may_be_as_much_longer_as_its_command() {
+        let whole = format!(
+            "${}\r\n{}\r\n",
+            2 * USUAL_BYTES,
+            "x".repeat(2 * USUAL_BYTES)
+        );
+        let mut limit = Limit::default();
+        let refused = Scan::default().end(whole.as_bytes(), limit);
+        assert_eq!(refused, Err(Kind::TooLarge));
+        limit.raise_for(whole.len());
+        let end = Scan::default().end(whole.as_bytes(), limit);
+        assert_eq!(end, Ok(Some(whole.len())));
+        limit.raise_for(usize::MAX);
+        assert_eq!(limit.bytes(), MOST_BYTES);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use redis::{RedisError, Value};
 
-use super::frame::{MOST_BYTES, Scan};
+use super::frame::{Limit, Scan};
 use super::short_reply;
 use crate::violation::{Kind, Violation};
 
@@ -26,6 +26,7 @@ pub(in crate::redis) struct Input {
     last: Range<usize>,
     /// The progress through the reply that begins at `start`.
     scan: Scan,
+    pub(in crate::redis) limit: Limit,
 }
 
 impl Input {
@@ -38,7 +39,7 @@ impl Input {
             self.take(end);
             return Ok(Some(value));
         }
-        let end = match self.scan.end(bytes) {
+        let end = match self.scan.end(bytes, self.limit) {
             Ok(None) => return Ok(None),
             Ok(Some(end)) => end,
             Err(kind) => return Err(Violation::new(kind, bytes).into()),
@@ -100,7 +101,7 @@ impl Input {
     fn make_room(&mut self) {
         let held = self.end - self.start;
         // A reply beyond the limit is rejected before, so this ends.
-        let wanted = (held * 2).clamp(CHUNK, MOST_BYTES + CHUNK);
+        let wanted = (held * 2).clamp(CHUNK, self.limit.bytes() + CHUNK);
         if wanted.saturating_sub(held) >= LEAST_ROOM && wanted > self.bytes.len() {
             let mut bytes = vec![0; wanted].into_boxed_slice();
             if let (Some(to), Some(from)) =
@@ -119,7 +120,10 @@ impl Input {
 /// Reads one reply as a connection does; `None` if it is incomplete.
 #[cfg(test)]
 pub(crate) fn read_frame(mut bytes: &[u8]) -> Result<Option<Value>, RedisError> {
-    let mut input = Input::default();
+    let mut input = Input {
+        limit: Limit::MOST,
+        ..Input::default()
+    };
     while !bytes.is_empty() {
         let room = input.room();
         let (now, later) = bytes.split_at(bytes.len().min(room.len()));
@@ -128,6 +132,6 @@ pub(crate) fn read_frame(mut bytes: &[u8]) -> Result<Option<Value>, RedisError> 
         bytes = later;
     }
     let value = input.next();
-    assert!(input.bytes.len() <= MOST_BYTES + CHUNK);
+    assert!(input.bytes.len() <= Limit::MOST.bytes() + CHUNK);
     value
 }

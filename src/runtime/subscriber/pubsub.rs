@@ -39,8 +39,9 @@ impl<'a> PubSub<'a> {
     pub(in crate::runtime) fn new(
         runtime: &'a Runtime,
         endpoint: &'a Endpoint,
-        connection: Connection,
+        mut connection: Connection,
     ) -> Self {
+        connection.accept_long();
         Self {
             runtime,
             endpoint,
