@@ -14,8 +14,8 @@ use leasehold::{
     WaitPolicy,
 };
 use support::{
-    Child, Cluster, ClusterSetup, Control, Proxy, Sentinels, Server, Setup, Traffic, eventually,
-    ms, parameter, tell_parent,
+    Child, Cluster, ClusterSetup, Control, Proxy, SLACK, Sentinels, Server, Setup, Traffic,
+    eventually, ms, parameter, tell_parent,
 };
 
 support::roles![locker];
@@ -52,9 +52,6 @@ const ROUNDS: usize = 60;
 
 /// Longer than any test: a key that disappears earlier was released or undone.
 const LONG: Duration = ms(300_000);
-
-/// How much later than a plain wait of the same length a call may return.
-const SLACK: Duration = ms(250);
 
 fn builder(url: &str) -> ClientBuilder {
     Client::builder().url(url).ttl(LONG)

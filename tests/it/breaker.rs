@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use leasehold::{BreakerState, Client, ClientBuilder, Error, HealthState, Lost, Unlocked};
 use support::{
-    Child, Control, Sentinels, Server, Setup, eventually, free_port, ms, parameter, tell_parent,
+    Child, Control, SLACK, Sentinels, Server, Setup, eventually, free_port, ms, parameter,
+    tell_parent,
 };
 
 support::roles![without_threads];
@@ -177,7 +178,7 @@ fn waiter_behind_an_open_breaker_gets_the_lock() {
             let limit = ms(700);
             Control::run(limit, || client.mutex("b").try_lock_for(limit))
         });
-        let outcome = in_time.join().unwrap().no_later_than(ms(250));
+        let outcome = in_time.join().unwrap().no_later_than(SLACK);
         assert!(outcome.unwrap_err().is_unreachable());
         // Without a waiter, the next probe would be several seconds away.
         open_breaker(&client);
@@ -308,7 +309,7 @@ fn health_returns_in_time_and_hides_the_password() {
         .build()
         .unwrap();
     let timed = Control::run(COMMAND_TIMEOUT, || client.health());
-    let health = timed.no_later_than(ms(250));
+    let health = timed.no_later_than(SLACK);
     assert!(!health.is_healthy());
     assert!(!format!("{health:?}{health}").contains("s3cret"));
 }

@@ -8,13 +8,11 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, ClientBuilder, Error, Lost, Unlocked};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use support::{
-    Cluster, ClusterSetup, Control, Sentinels, Server, Setup, Watchdog, eventually, ms, watchdog,
+    Cluster, ClusterSetup, Control, SLACK, Sentinels, Server, Setup, Watchdog, eventually, ms,
+    watchdog,
 };
 #[cfg(feature = "tls")]
 use support::{free_port, read_pem, tls_server};
-
-/// How much later than a plain wait of the same length a call may return.
-const SLACK: Duration = ms(250);
 
 const COMMAND_TIMEOUT: Duration = ms(1_000);
 

@@ -11,8 +11,8 @@ use support::fair::{
     wait_for_refresh, wait_until_only_fences_remain, warmed_up,
 };
 use support::{
-    Child, Cluster, ClusterSetup, Control, Counters, Proxy, Replicas, Sentinels, Server, Setup,
-    Traffic, counter_with, eventually, let_pass, ms, parameter, tell_parent,
+    Child, Cluster, ClusterSetup, Control, Counters, Proxy, Replicas, SLACK, Sentinels, Server,
+    Setup, Traffic, counter_with, eventually, let_pass, ms, parameter, tell_parent,
 };
 
 support::roles![waiter, fair_counter, mixed_counter];
@@ -362,7 +362,7 @@ fn waiter_that_gives_up_leaves_the_queue() {
     let mutex = client(&server.url()).fair_mutex("a");
     let limit = ms(1_000);
     let answer = Control::run(limit, || mutex.try_lock_for(limit));
-    assert!(answer.no_later_than(ms(250)).unwrap().is_none());
+    assert!(answer.no_later_than(SLACK).unwrap().is_none());
     eventually(PATIENCE, || queue_length(&server) == 0);
     assert!(!server.keys().contains(&PLACES.into()));
     unlock(guard);
@@ -729,21 +729,23 @@ fn fair_lock_is_granted_in_a_cluster() {
     let (one, two) = (client(&cluster.url()), client(&cluster.url()));
     for node in 0..3 {
         let name = cluster.name_owned_by("fair", node);
-        let guard = one.fair_mutex(&*name).lock().unwrap();
-        assert!(two.fair_mutex(&*name).try_lock().unwrap().is_none());
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| lock_in_turn(&two.fair_mutex(&*name)));
-            eventually(PATIENCE, || one.fair_mutex(&*name).waiting().unwrap() == 1);
-            cluster
-                .node(node)
-                .wait_until_waiter_sleeps(format!("lock_release:{name}"));
-            let before = two.stats().totals.wakes_message;
-            unlock(guard);
-            unlock(waiting.join().unwrap());
-            let wakes = two.stats().totals.wakes_message;
-            assert_eq!(wakes, before + 1, "the message woke the waiter");
-        });
-        wait_until_only_fences_remain(cluster.node(node));
+        let server = cluster.node(node);
+        let is_woken_by_message = || {
+            let guard = one.fair_mutex(&*name).lock().unwrap();
+            assert!(two.fair_mutex(&*name).try_lock().unwrap().is_none());
+            thread::scope(|scope| {
+                let waiting = scope.spawn(|| lock_in_turn(&two.fair_mutex(&*name)));
+                eventually(PATIENCE, || one.fair_mutex(&*name).waiting().unwrap() == 1);
+                server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
+                let before = two.stats().totals.wakes_message;
+                unlock(guard);
+                unlock(waiting.join().unwrap());
+                two.stats().totals.wakes_message > before
+            })
+        };
+        // A refresh, which comes once a second, may find the grant before its message is read.
+        assert!((0..10).any(|_| is_woken_by_message()));
+        wait_until_only_fences_remain(server);
     }
     assert!(matches!(
         one.fair_mutex("a}b").lock(),

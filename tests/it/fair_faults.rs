@@ -11,8 +11,8 @@ use support::fair::{
     wait_for_refresh, wait_until_only_fences_remain, warmed_up,
 };
 use support::{
-    COMMAND_TIMEOUT, Child, Control, Proxy, Server, Traffic, client, eventually, let_pass, ms,
-    parameter, tell_parent,
+    COMMAND_TIMEOUT, Child, Control, Proxy, SLACK, Server, Traffic, client, eventually, let_pass,
+    ms, parameter, tell_parent,
 };
 
 support::roles![waiter, contender];
@@ -51,9 +51,6 @@ const REFRESH: Duration = ms(1_000);
 
 /// The longest delay by a dead waiter: the provisional lease of a grant to it, and a refresh.
 const DEATH: Duration = ms(4_000);
-
-/// How much later than a plain wait of the same length a call may return.
-const SLACK: Duration = ms(300);
 
 /// A child's role: waits for the lock, reports its holder id and releases the lock.
 fn waiter() {

@@ -78,7 +78,7 @@ fn in_thread<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> im
         let _ = sender.send(call());
     });
     move || {
-        let result = receiver.recv_timeout(ms(20_000));
+        let result = receiver.recv_timeout(ms(60_000));
         result.expect("the call returns")
     }
 }
@@ -659,7 +659,9 @@ fn loading_server_is_waited_for() {
     let fill = "for n = 1, 300 do redis.call('SET', n, string.rep('x', 100000)) end";
     let () = query(&mut connection, &["EVAL", fill, "0"]);
     let snapshot = server.snapshot();
-    let client = client(&server.url());
+    // A slow machine loads for longer than `lock` usually outlasts.
+    let client = builder(&server.url()).unreachable_for(ms(60_000));
+    let client = client.build().unwrap();
     // The snapshot does not contain this holder.
     run(&server, &["SET", LOCK, "another program"]);
     let waiting = sleeping_waiter(&server, client.clone());

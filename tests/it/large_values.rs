@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use leasehold::{Client, Error, Lost, Unlocked};
 use redis::Value;
-use support::{Server, client, eventually, ms};
+use support::{Server, eventually, ms};
 
 support::tests![
     no_script_returns_more_than_the_start_of_a_foreign_value,
@@ -30,6 +30,14 @@ const DIGEST: usize = 40;
 const SMALL: usize = CUT + DIGEST + 17;
 
 const FENCE: &str = "leasehold:fence:{lock:a}";
+
+/// Returns a client for replies of megabytes on a busy machine.
+fn client(url: &str) -> Client {
+    let patience = ms(20_000);
+    let builder = Client::builder().url(url);
+    let builder = builder.connect_timeout(patience).command_timeout(patience);
+    builder.build().unwrap()
+}
 
 fn set(server: &Server, key: &str, value: &[u8]) {
     redis::cmd("SET")
@@ -152,11 +160,11 @@ fn renewals_report_a_lock_taken_by_a_large_value_and_renew_the_others() {
         set_large(&server, key);
     }
     for lost in [taken.lost(), fair.lost(), several.lost()] {
-        assert_eq!(lost.recv_timeout(ms(10_000)), Ok(Lost::Taken));
+        assert_eq!(lost.recv_timeout(ms(20_000)), Ok(Lost::Taken));
     }
     let renewals = || client.stats().totals.renewals_ok;
     let before = renewals();
-    eventually(ms(10_000), || renewals() > before + 3);
+    eventually(ms(20_000), || renewals() > before + 3);
     assert_eq!(client.stats().totals.renewals_failed, 0);
     for other in others {
         other.renew().unwrap();
@@ -185,11 +193,11 @@ fn waiting_for_a_large_value_ends_at_the_deadline() {
     let client = client(&server.url());
     set_large(&server, "lock:a");
     assert!(client.mutex("a").try_lock().unwrap().is_none());
-    assert!(client.mutex("a").try_lock_for(ms(300)).unwrap().is_none());
+    assert!(client.mutex("a").try_lock_for(ms(1_500)).unwrap().is_none());
     let fair = client.fair_mutex("a");
-    assert!(fair.try_lock_for(ms(300)).unwrap().is_none());
+    assert!(fair.try_lock_for(ms(1_500)).unwrap().is_none());
     let several = client.mutex_all(["a", "b"]);
-    assert!(several.try_lock_for(ms(300)).unwrap().is_none());
+    assert!(several.try_lock_for(ms(1_500)).unwrap().is_none());
 }
 
 /// Inspects lock `a`, lists it beside a lock of this client, and returns its value.

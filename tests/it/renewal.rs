@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
 use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Renewed, Unlocked};
-use support::{Control, Proxy, Server, Traffic, eventually, ms};
+use support::{Control, Proxy, SLACK, Server, Traffic, eventually, ms};
 
 support::tests![
     locks_use_the_clients_renewal_interval_by_default,
@@ -140,7 +140,7 @@ fn without_renewal_a_lease_expires() {
     let guard = mutex.lock().unwrap();
     let lost = guard.lost();
     let timed = Control::run(ttl, || lost.recv_timeout(WAIT_LIMIT));
-    assert_eq!(timed.no_later_than(ms(250)), Ok(Lost::Expired));
+    assert_eq!(timed.no_later_than(SLACK), Ok(Lost::Expired));
     eventually(WAIT_LIMIT, || server.get("lock:a").is_none());
     assert!(renewals.is_empty());
     assert_eq!(server.calls(&["pexpire"]), 0);

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, Lost, Mutex, Unlocked};
-use support::{Control, Replicas, Server, eventually, ms};
+use support::{Control, Replicas, SLACK, Server, eventually, ms};
 
 support::tests![
     an_acknowledged_lease_is_renewed_and_on_every_replica,
@@ -159,7 +159,7 @@ fn a_deadline_shorter_than_the_replica_wait_is_met() {
     let limit = ms(150);
     let mutex = client.mutex("a").min_replicas(1, ms(700));
     let timed = Control::run(limit, || mutex.try_lock_for(limit));
-    let error = timed.no_later_than(ms(250)).unwrap_err();
+    let error = timed.no_later_than(SLACK).unwrap_err();
     assert!(error.may_be_held(), "{error}");
     eventually(ms(5_000), || servers.master().get("lock:a").is_none());
 }

@@ -304,7 +304,7 @@ fn losses_are_counted_by_reason() {
         assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(lost));
     };
 
-    let guard = mutex("expired").ttl(ms(100)).lock().unwrap();
+    let guard = mutex("expired").ttl(ms(1_000)).lock().unwrap();
     assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Expired));
     late(guard, Lost::Expired);
 
@@ -318,7 +318,7 @@ fn losses_are_counted_by_reason() {
     server.run("DEL", &["lock:deleted"]);
     late(guard, Lost::Deleted);
 
-    let guard = mutex("max_hold").max_hold(ms(100)).lock().unwrap();
+    let guard = mutex("max_hold").max_hold(ms(1_000)).lock().unwrap();
     assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::MaxHold));
     eventually(WAIT_LIMIT, || client.stats().totals.lost_max_hold == 1);
     assert_eq!(client.stats().totals.released_too_late, 3);

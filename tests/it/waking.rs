@@ -11,7 +11,7 @@ use crossbeam_channel::unbounded;
 use leasehold::{Backoff, Client, FencingToken, Unlocked, WaitPolicy};
 use parking_lot::{Condvar, Mutex};
 use support::{
-    Child, Control, Proxy, Server, Traffic, WAKE_UPS, eventually, let_pass, ms, parameter,
+    Child, Control, Proxy, SLACK, Server, Traffic, WAKE_UPS, eventually, let_pass, ms, parameter,
     tell_parent,
 };
 
@@ -379,7 +379,7 @@ fn a_subscriber_killed_repeatedly_costs_at_most_the_backstop() {
     let (kill, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let turns: Mutex<Vec<Turn>> = Mutex::new(Vec::new());
     let (latest, changed) = (Mutex::new(usize::MAX), Condvar::new());
-    let mut overshoot = ms(0);
+    let control = Control::start();
     thread::scope(|scope| {
         // One waiter in each client, so that every wake-up comes through a subscription.
         for n in 0..4 {
@@ -430,7 +430,7 @@ fn a_subscriber_killed_repeatedly_costs_at_most_the_backstop() {
             });
         }
         for _ in 0..20 {
-            overshoot = overshoot.max(Control::run(ms(500), || let_pass(ms(500))).overshoot);
+            let_pass(ms(500));
             kill.store(true, Ordering::Relaxed);
         }
         over.store(true, Ordering::Relaxed);
@@ -443,7 +443,7 @@ fn a_subscriber_killed_repeatedly_costs_at_most_the_backstop() {
         .windows(2)
         .map(|pair| pair[1].taken.saturating_duration_since(pair[0].released));
     let longest = gaps.max().unwrap();
-    let limit = backstop + ms(250) + WAKE_UPS * overshoot;
+    let limit = backstop + SLACK + WAKE_UPS * control.overshoot();
     assert!(longest <= limit, "{longest:?} without a holder");
 }
 
@@ -621,7 +621,7 @@ fn clients_that_may_not_publish_are_woken_and_release() {
         let waiter = scope.spawn(|| waiting.mutex("b").lock().map(drop).unwrap());
         eventually(WAIT_LIMIT, || server.subscribers("lock_release:b") > 0);
         let _ = guard.unlock().unwrap();
-        Control::run(backstop, || waiter.join().unwrap()).no_later_than(ms(400));
+        Control::run(backstop, || waiter.join().unwrap()).no_later_than(SLACK);
     });
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use leasehold::crossbeam_channel::{Receiver, bounded, unbounded};
 use leasehold::{Client, ClientBuilder, HolderId, Lost, Unlocked};
 use redis::Connection;
-use support::{Control, Server, eventually, ms};
+use support::{Control, SLACK, Server, eventually, ms};
 
 support::tests![
     lock_writes_only_its_key_and_its_fence,
@@ -187,7 +187,7 @@ fn a_foreign_release_without_a_message_is_noticed_within_the_backstop() {
         assert!(foreign_release(&mut redis, "lock:x", b"v"));
         waiter.recv().unwrap()
     });
-    noticed.no_later_than(ms(250)).unwrap();
+    noticed.no_later_than(SLACK).unwrap();
 }
 
 fn a_lock_that_a_foreign_client_released_is_lost_at_the_next_renewal() {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use leasehold::crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use leasehold::{Backoff, Client, ClientBuilder, Lost, Mutex, MutexGuard, Unlocked, WaitPolicy};
-use support::{Child, Control, Proxy, Server, eventually, log_records_about, ms, parameter};
+use support::{Child, Control, Proxy, SLACK, Server, eventually, log_records_about, ms, parameter};
 
 support::roles![
     last_owners,
@@ -49,10 +49,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// The limit for events that must happen at once, generous for a busy machine.
 const WAIT_LIMIT: Duration = Duration::from_secs(5);
 
-const COMMAND_TIMEOUT: Duration = ms(600);
-
-/// How much later than a plain wait a bounded call may return.
-const SLACK: Duration = ms(300);
+const COMMAND_TIMEOUT: Duration = ms(800);
 
 fn builder(url: impl Into<String>) -> ClientBuilder {
     // A waiter that returns before this was woken.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::{bounded, unbounded};
 use leasehold::{Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, Unlocked, WaitPolicy};
 use support::{
-    Control, Counters, FakeServer, Fenced, Proxy, Server, Traffic, default_reply, eventually,
-    let_pass, log_records, log_records_about, ms,
+    Control, Counters, FakeServer, Fenced, Proxy, SLACK, Server, Traffic, default_reply,
+    eventually, let_pass, log_records, log_records_about, ms,
 };
 
 support::tests![
@@ -50,9 +50,6 @@ support::timed![
 const KEY: &str = "lock:a";
 const FENCE: &str = "leasehold:fence:{lock:a}";
 const CHANNEL: &str = "lock_release:a";
-
-/// How much later than a plain wait a bounded call may return.
-const SLACK: Duration = ms(250);
 
 /// Less than any delay of a server in these tests, and far more than a call to the others takes.
 const UNDELAYED: Duration = ms(250);

@@ -96,7 +96,7 @@ impl Chaos {
 
         let mut harmed = HashSet::new();
         let (mut killed, mut paused) = (0, 0);
-        let mut overshoot = Duration::ZERO;
+        let control = Control::start();
         let mut random = rand::rng();
         let ends = Instant::now() + self.duration;
         // A run without an overtaken holder proves little.
@@ -106,7 +106,6 @@ impl Chaos {
             // longer than one, since their leases and places expire at the same time.
             let victims = random.random_range(1..self.processes);
             let pause = TTL.mul_f64(random.random_range(0.1..1.5));
-            let control = Control::start(pause);
             let mut stopped = Vec::new();
             let mut dead = Vec::new();
             for child in children.split_off(children.len() - victims) {
@@ -131,7 +130,6 @@ impl Chaos {
             for child in &stopped {
                 child.resume();
             }
-            overshoot = overshoot.max(control.overshoot());
             children.splice(0..0, stopped.into_iter().chain(fresh));
         }
         wait_for_progress(witness);
@@ -169,7 +167,7 @@ impl Chaos {
             overtaken: overtaken.len(),
             rejected: rejected.len(),
             stall: Duration::from_micros(stalls.max().expect("there were several entries")),
-            bound: self.bound() + WAKE_UPS * overshoot + ms(300),
+            bound: self.bound() + WAKE_UPS * control.overshoot() + ms(300),
         }
     }
 

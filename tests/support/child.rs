@@ -112,10 +112,10 @@ impl Child {
         }
     }
 
-    /// Returns the next line for the parent; fails the test after 30 s without one.
+    /// Returns the next line for the parent; fails the test after 60 s without one.
     #[track_caller]
     pub fn next_line(&self) -> String {
-        match self.next_line_within(ms(30_000)) {
+        match self.next_line_within(ms(60_000)) {
             Some(line) => line,
             None => panic!(
                 "no further line from the child; it printed:\n{}",
@@ -134,13 +134,13 @@ impl Child {
         while self.next_line() != line {}
     }
 
-    /// Waits until the child exits; fails the test if it takes more than 60 s since its last line.
+    /// Waits until the child exits; fails the test if it takes more than 240 s since its last line.
     #[track_caller]
     pub fn wait(mut self) -> Finished {
         let mut lines = Vec::new();
         // The pipe closes when the child ends.
         loop {
-            match self.lines.recv_timeout(ms(60_000)) {
+            match self.lines.recv_timeout(ms(240_000)) {
                 Ok(line) => lines.push(line),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => panic!(

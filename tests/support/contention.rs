@@ -1,7 +1,6 @@
 //! Processes that contend for a lock while its servers fail, and the resource that it protects.
 
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,9 +14,6 @@ use super::time::{Control, Timed, WAKE_UPS, eventually, ms};
 
 /// The number of contending processes.
 pub const PROCESSES: usize = 8;
-
-/// How much later than a plain wait of the same length a call may return.
-pub const SLACK: Duration = ms(250);
 
 /// The time after the new master accepts writes within which a process must hold the lock there.
 pub const RESUME_WITHIN: Duration = ms(2_000);
@@ -170,27 +166,22 @@ pub fn time_until_acquired(
     began: Instant,
     counter: impl Fn() -> RedisResult<Option<u64>>,
 ) -> Timed<()> {
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let overshoot = scope.spawn(|| overshoot_until(&is_over));
-        let mut before = None;
-        eventually(ms(30_000), || match (counter(), before) {
-            (Ok(now), Some(before)) => now != before,
-            (Ok(now), None) => {
-                before = Some(now);
-                false
-            }
-            (Err(_), _) => false,
-        });
-        let took = began.elapsed();
-        is_over.store(true, Ordering::SeqCst);
-        Timed {
-            value: (),
-            took,
-            limit: RESUME_WITHIN,
-            overshoot: overshoot.join().expect("no panic"),
+    let control = Control::start();
+    let mut before = None;
+    eventually(ms(30_000), || match (counter(), before) {
+        (Ok(now), Some(before)) => now != before,
+        (Ok(now), None) => {
+            before = Some(now);
+            false
         }
-    })
+        (Err(_), _) => false,
+    });
+    Timed {
+        value: (),
+        took: began.elapsed(),
+        limit: RESUME_WITHIN,
+        overshoot: control.overshoot(),
+    }
 }
 
 /// The role of each process: acquires the lock until told to stop, then reports its delays.
@@ -207,27 +198,16 @@ pub fn contend_and_then(finish: impl FnOnce(&Client)) {
         .expect("the URL is valid");
     let witness = redis::Client::open(parameter("WITNESS")).expect("a URL");
     let ready = Barrier::new(2);
-    let is_over = AtomicBool::new(false);
-    let (late, overshoot) = thread::scope(|scope| {
-        let overshoot = scope.spawn(|| overshoot_until(&is_over));
+    let control = Control::start();
+    let late = thread::scope(|scope| {
         let contending = scope.spawn(|| contend(&client, &witness, &ready));
         ready.wait();
         tell_parent("ready");
-        let late = contending.join().expect("no panic");
-        is_over.store(true, Ordering::SeqCst);
-        (late, overshoot.join().expect("no panic"))
+        contending.join().expect("no panic")
     });
+    let overshoot = control.overshoot();
     finish(&client);
     tell_parent(&format!("{} {}", late.as_millis(), overshoot.as_millis()));
-}
-
-/// Returns the most by which a plain wait of 100 ms overshot.
-fn overshoot_until(is_over: &AtomicBool) -> Duration {
-    let mut most = Duration::ZERO;
-    while !is_over.load(Ordering::SeqCst) {
-        most = most.max(Control::start(ms(100)).overshoot());
-    }
-    most
 }
 
 /// Returns the most by which a call exceeded its deadline.

@@ -41,8 +41,8 @@ pub use child::{Child, Finished, parameter, run_role, tell_parent, thread_count}
 pub use client::{COMMAND_TIMEOUT, builder, client};
 pub use cluster::{Cluster, ClusterSetup};
 pub use contention::{
-    Contention, MasterFailure, Outcome, PROCESSES, RESUME_WITHIN, SLACK, contend_and_then,
-    contender, time_until_acquired,
+    Contention, MasterFailure, Outcome, PROCESSES, RESUME_WITHIN, contend_and_then, contender,
+    time_until_acquired,
 };
 pub use counter::{Counters, counter, counter_with};
 pub use fake_server::{FakeServer, Request, default_reply};
@@ -59,6 +59,6 @@ pub use sentinels::{Sentinels, Setup};
 pub use server::Server;
 pub use snapshot::Snapshot;
 pub use tempdir::TempDir;
-pub use time::{Control, Timed, WAKE_UPS, eventually, let_pass, ms};
+pub use time::{Control, SLACK, Timed, WAKE_UPS, eventually, let_pass, ms};
 pub use unreachable::expect_unreachable;
 pub use watchdog::{Watchdog, watchdog};

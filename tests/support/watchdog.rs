@@ -36,10 +36,10 @@ pub fn watchdog(limit: Duration) -> Watchdog {
     Watchdog { _held: held }
 }
 
-/// Returns the limit for tests that start a server: `LEASEHOLD_TEST_LIMIT` seconds, else 120 s.
+/// Returns the limit for tests that start a server: `LEASEHOLD_TEST_LIMIT` seconds, else 300 s.
 pub(crate) fn default_limit() -> Duration {
     let seconds = env::var("LEASEHOLD_TEST_LIMIT")
         .ok()
         .and_then(|limit| limit.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(120))
+    Duration::from_secs(seconds.unwrap_or(300))
 }
