@@ -148,8 +148,8 @@ impl HeldLease {
     }
 
     /// Ends the lease as lost, unless it has ended or is being released.
-    pub(crate) fn lose(&self, lost: Lost) {
-        self.latching_state(|state| state.lease.lose(lost));
+    pub(crate) fn lose(&self, lost: Lost, now: Instant) {
+        self.latching_state(|state| state.lease.lose(lost, now));
     }
 
     /// Begins the release by the holder of `token`, and returns the status before it.
@@ -392,7 +392,7 @@ mod tests {
         assert_eq!(late.try_recv(), Err(TryRecvError::Disconnected));
 
         let lost = hold.listen(second, now());
-        hold.lose(Lost::Taken);
+        hold.lose(Lost::Taken, now());
         assert_eq!(lost.try_recv(), Ok(Lost::Taken));
         assert_eq!(hold.status_for(first, now()), LeaseStatus::Released);
         assert_eq!(
@@ -406,7 +406,7 @@ mod tests {
     fn lease_lost_before_its_hand_off_was_taken_is_not_taken() {
         let (hold, first) = hold();
         let (second, _) = hand_off(&hold, first).unwrap();
-        hold.lose(Lost::Deleted);
+        hold.lose(Lost::Deleted, now());
         assert!(!hold.take(holding(second), now(), Duration::MAX));
         assert!(
             hold.take_unannounced_loss()

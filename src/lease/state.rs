@@ -206,8 +206,10 @@ impl LeaseState {
     }
 
     /// Ends the lease as lost, unless it has ended or is being released.
-    pub(crate) fn lose(&mut self, lost: Lost) {
-        if self.phase == Phase::Held {
+    ///
+    /// A lease that has run out by `now` expired, whatever has become of its key since.
+    pub(crate) fn lose(&mut self, lost: Lost, now: Instant) {
+        if let LeaseStatus::Held(_) = self.status(now) {
             self.phase = Phase::Lost(lost);
         }
     }
@@ -790,8 +792,15 @@ mod tests {
     fn released_lease_cannot_be_lost() {
         let mut lease = lease();
         assert_eq!(lease.release(at(2000)), LeaseStatus::Held(ms(8898)));
-        lease.lose(Lost::Deleted);
+        lease.lose(Lost::Deleted, at(2000));
         assert_eq!(lease.status(at(60_000)), LeaseStatus::Released);
         assert_eq!(lease.release(at(2001)), LeaseStatus::Released);
+    }
+
+    #[test]
+    fn lease_that_has_run_out_expired_whoever_holds_the_key() {
+        let mut lease = lease();
+        lease.lose(Lost::Taken, at(60_000));
+        assert_eq!(lease.lost(), Some(Lost::Expired));
     }
 }

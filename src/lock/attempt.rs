@@ -295,7 +295,7 @@ impl<'a> Attempt<'a> {
             let Some(before) = before.upgrade() else {
                 continue;
             };
-            before.lose(Lost::Taken);
+            before.lose(Lost::Taken, Instant::now());
             runtime.reschedule(&before);
         }
         runtime.reschedule(&hold);

@@ -85,9 +85,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     // Holders are told before the release, so that none continues under a lock that is already
     // free.
     let held = runtime.timer.drain().into_iter().filter(|hold| {
-        // Records `Expired` first, for a lease that has expired unnoticed.
-        hold.status(Instant::now());
-        hold.lose(Lost::ShutDown);
+        hold.lose(Lost::ShutDown, Instant::now());
         runtime.announce_loss(hold);
         // If the holder is releasing the lease at this moment, leave the release to it.
         matches!(

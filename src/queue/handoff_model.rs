@@ -175,7 +175,7 @@ impl World {
         for before in self.waiters.granted(&hold) {
             let before = before.upgrade();
             if let Some(before) = before {
-                before.lose(Lost::Taken);
+                before.lose(Lost::Taken, now());
                 self.waiters.ended(&before, None);
             }
         }

@@ -225,7 +225,7 @@ fn suspected_loss_is_checked_before_a_hand_off() {
 #[test]
 fn lost_or_released_lease_is_not_handed_on() {
     let mut lost = lease(&TERMS);
-    lost.lose(Lost::Deleted);
+    lost.lose(Lost::Deleted, at(1));
     assert_eq!(step(&lost, &TERMS, 0, 1, false), Err(NoHandoff::Release));
     let mut released = lease(&TERMS);
     released.release(at(1));

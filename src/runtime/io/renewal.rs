@@ -68,8 +68,8 @@ pub(crate) fn settle(
         lag
     });
     match found {
-        Some(KeyState::Gone) => hold.lose(Lost::Deleted),
-        Some(KeyState::Foreign) => hold.lose(Lost::Taken),
+        Some(KeyState::Gone) => hold.lose(Lost::Deleted, now),
+        Some(KeyState::Foreign) => hold.lose(Lost::Taken, now),
         // The lag behind the due time. A lease found gone counts as a loss instead.
         Some(KeyState::Ours) if counts => runtime.meters.renewed(Some(lag)),
         None if counts => runtime.meters.renewed(None),
