@@ -205,20 +205,11 @@ impl Cause {
         };
         let time = Rounded(time);
         match self.kind {
-            CauseKind::NoReply => write!(f, "no reply from {server} for {time}"),
-            CauseKind::Timeout | CauseKind::Connection => {
-                write!(
-                    f,
-                    "no reply from {server} for {time} (last: {self}){advice}"
-                )
-            }
-            _ => {
-                write!(
-                    f,
-                    "{server} did not serve the call for {time} (last: {self}){advice}"
-                )
-            }
+            CauseKind::NoReply => return write!(f, "no reply from {server} for {time}"),
+            CauseKind::Timeout | CauseKind::Connection => write!(f, "no reply from {server}")?,
+            _ => write!(f, "{server} did not serve the call")?,
         }
+        write!(f, " for {time} (last: {self}){advice}")
     }
 }
 

@@ -95,15 +95,15 @@ totals! {
     /// Locks that were already lost when their holder released them:
     /// [`AlreadyLost`](crate::Unlocked::AlreadyLost).
     released_too_late,
-    /// Locks lost to [`Lost::Expired`].
+    /// Locks lost to [`Lost::Expired`](crate::Lost::Expired).
     lost_expired,
-    /// Locks lost to [`Lost::Taken`].
+    /// Locks lost to [`Lost::Taken`](crate::Lost::Taken).
     lost_taken,
-    /// Locks lost to [`Lost::Deleted`].
+    /// Locks lost to [`Lost::Deleted`](crate::Lost::Deleted).
     lost_deleted,
-    /// Locks lost to [`Lost::MaxHold`].
+    /// Locks lost to [`Lost::MaxHold`](crate::Lost::MaxHold).
     lost_max_hold,
-    /// Locks lost to [`Lost::ShutDown`].
+    /// Locks lost to [`Lost::ShutDown`](crate::Lost::ShutDown).
     lost_shut_down,
     /// Renewals that Redis confirmed, both in the background and by `renew` and `extend`.
     renewals_ok,

@@ -52,37 +52,23 @@ pub(crate) fn run(connection: &Connection, args: &Run) -> Result<u8, Failure> {
     if let Some(most) = args.max_hold {
         mutex = mutex.max_hold(most);
     }
-    let guard = match take(&client, mutex, args, &signals)? {
-        Taken::Ours(guard) => guard,
-        Taken::NotOurs => {
-            say(&format!("{} is held by another holder", name(&args.name)));
-            return Ok(args.not_acquired_exit);
-        }
-        Taken::Signalled(signal) => return Ok(exit::by_signal(signal)),
-    };
+    let guard = take(&client, mutex, args, &signals)?;
     let granted = Instant::now();
     let group = Group::start()
         .map_err(|error| Failure::system("cannot start the supervisor process", &error))?;
     // On failure the guard is dropped, which frees the name at once: the command has not run.
     let command = start(&group, &guard, args)?;
-    let end = Running {
+    let running = Running {
         group,
         guard: &guard,
         kill_after: args.kill_after,
-    }
-    .until_the_end(command, &signals);
-    let code = match end {
-        End::Lost(lost) => lost_code(lost),
-        End::Ended(status) => let_go(guard, granted, args.min_hold, &signals)?
-            .map_or_else(|| exit::code(status), lost_code),
     };
-    Ok(code)
-}
-
-enum Taken {
-    Ours(MutexGuard),
-    NotOurs,
-    Signalled(i32),
+    let status = running.until_the_end(command, &signals);
+    let held = status.and_then(|status| {
+        let_go(guard, granted, args.min_hold, &signals)?;
+        Ok(status)
+    });
+    Ok(held.map_or_else(lost_code, exit::code))
 }
 
 /// Waits for the lock, and handles signals during the wait.
@@ -91,7 +77,7 @@ fn take(
     mutex: Mutex,
     args: &Run,
     signals: &Receiver<i32>,
-) -> Result<Taken, Failure> {
+) -> Result<MutexGuard, Failure> {
     let (answer, answered) = bounded(1);
     let (wait, no_wait) = (args.wait, args.no_wait);
     let waiting = move || {
@@ -113,13 +99,14 @@ fn take(
             recv(answered) -> taken => {
                 // The thread always sends a result, unless it has panicked and printed why.
                 let taken = taken.unwrap_or(Err(Error::Closed))?;
-                return Ok(taken.map_or(Taken::NotOurs, Taken::Ours));
+                let held = || format!("{} is held by another holder", name(&args.name));
+                return taken.ok_or_else(|| Failure::new(args.not_acquired_exit, held()));
             }
             recv(signals) -> signal => match signal {
                 Ok(signal) if ends(signal) => {
                     // Wakes the waiting thread, and undoes its attempt.
                     client.shutdown(LEAVING)?;
-                    return Ok(Taken::Signalled(signal));
+                    return Err(Failure::new(exit::by_signal(signal), ""));
                 }
                 Ok(SIGTSTP) => suspend(),
                 _ => {}
@@ -151,12 +138,6 @@ fn start(group: &Group, guard: &MutexGuard, args: &Run) -> Result<Child, Failure
     })
 }
 
-/// How the command ended.
-enum End {
-    Lost(Lost),
-    Ended(ExitStatus),
-}
-
 /// A running command, with its lock.
 struct Running<'a> {
     group: Group,
@@ -165,11 +146,16 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// Waits until the command and all processes of its group have ended.
+    /// Waits until the command and all processes of its group have ended. Returns the command's exit
+    /// status, or why the lock was lost.
     ///
     /// After the command itself, or after the loss of the lock, the group is ended: TERM first, and
     /// KILL after `kill_after`.
-    fn until_the_end(mut self, mut command: Child, signals: &Receiver<i32>) -> End {
+    fn until_the_end(
+        mut self,
+        mut command: Child,
+        signals: &Receiver<i32>,
+    ) -> Result<ExitStatus, Lost> {
         let (tell, mut ended) = bounded(1);
         thread::spawn(move || tell.send(command.wait()));
         let mut lost = self.guard.lost();
@@ -221,10 +207,7 @@ impl Running<'_> {
                 recv(check) -> _ => {}
             }
         }
-        match loss {
-            Some(loss) => End::Lost(loss),
-            None => End::Ended(status.unwrap_or_default()),
-        }
+        loss.map_or_else(|| Ok(status.unwrap_or_default()), Err)
     }
 
     fn pass_on(&self, signal: i32) {
@@ -268,13 +251,13 @@ fn lost_code(lost: Lost) -> u8 {
 
 /// Releases the lock, or leaves it in Redis for the rest of `min_hold`.
 ///
-/// Returns the reason if the lock was lost before.
+/// Returns an error if the lock was lost before.
 fn let_go(
     guard: MutexGuard,
     granted: Instant,
     min_hold: Duration,
     signals: &Receiver<i32>,
-) -> Result<Option<Lost>, Failure> {
+) -> Result<(), Lost> {
     let mut said = false;
     loop {
         let left = min_hold.saturating_sub(granted.elapsed());
@@ -285,9 +268,9 @@ fn let_go(
         match guard.extend(left) {
             Ok(()) => {
                 mem::forget(guard);
-                return Ok(None);
+                return Ok(());
             }
-            Err(Error::Lost(lost)) => return Ok(Some(said_lost(lost))),
+            Err(Error::Lost(lost)) => return Err(said_lost(lost)),
             Err(error) => {
                 if !mem::replace(&mut said, true) {
                     say(&format!(
@@ -299,7 +282,7 @@ fn let_go(
                         if signal.is_ok_and(ends) {
                             say("exiting before --min-hold ends: the lock is free after the ttl");
                             mem::forget(guard);
-                            return Ok(None);
+                            return Ok(());
                         }
                     }
                     default(ASK_AGAIN) => {}
@@ -308,14 +291,14 @@ fn let_go(
         }
     }
     match guard.unlock() {
-        Ok(Unlocked::Released) => Ok(None),
-        Ok(Unlocked::AlreadyLost(lost)) => Ok(Some(said_lost(lost))),
+        Ok(Unlocked::Released) => Ok(()),
+        Ok(Unlocked::AlreadyLost(lost)) => Err(said_lost(lost)),
         Err(error) => {
             // The lock was held until the command ended, so the command has succeeded.
             say(&format!(
                 "the release was not confirmed, the lock is free after the ttl: {error}"
             ));
-            Ok(None)
+            Ok(())
         }
     }
 }
