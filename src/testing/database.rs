@@ -32,14 +32,12 @@ pub(super) struct Database {
 impl Database {
     /// Runs a command on the data.
     pub(super) fn run(&mut self, words: &[Vec<u8>]) -> Reply {
-        if words
-            .first()
-            .is_some_and(|verb| verb.eq_ignore_ascii_case(b"FLUSHALL"))
-        {
+        let keyspace = self.keyspaces.entry(self.selected).or_default();
+        let reply = keyspace.execute(self.now, words);
+        if reply == Reply::OK && words[0].eq_ignore_ascii_case(b"FLUSHALL") {
             self.keyspaces.clear();
         }
-        let keyspace = self.keyspaces.entry(self.selected).or_default();
-        keyspace.execute(self.now, words)
+        reply
     }
 
     /// Runs a command that a script calls.

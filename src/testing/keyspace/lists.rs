@@ -71,13 +71,6 @@ pub(super) fn lpop(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
 
 pub(super) fn lrem(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
     let count = integer(&args[2])?;
-    if count == i64::MIN {
-        let most = i64::MAX;
-        return Err(format!(
-            "ERR value is out of range, value must between {} and {most}",
-            -most
-        ));
-    }
     let most = match count {
         0 => usize::MAX,
         _ => usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX),
