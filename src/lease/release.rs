@@ -34,14 +34,13 @@ pub(crate) struct Release {
 /// Counts what the servers found at a release, and sends the outcome to the caller.
 #[derive(Debug)]
 pub(crate) struct ReleaseReport {
-    /// The votes, unless one server decides, and the caller. `None` after the outcome was sent.
-    open: Mutex<Option<(Option<Votes>, Sender<KeyState>)>>,
+    /// The votes and the caller. `None` after the outcome was sent.
+    open: Mutex<Option<(Votes, Sender<KeyState>)>>,
 }
 
 impl ReleaseReport {
     pub(crate) fn new(size: Majority, told: Sender<KeyState>) -> Self {
-        let votes = || Votes::new(Verb::Release { counts: false }, size);
-        let votes = (size.all > 1).then(votes);
+        let votes = Votes::new(Verb::Release { counts: false }, size);
         Self {
             open: Mutex::new(Some((votes, told))),
         }
@@ -53,21 +52,14 @@ impl ReleaseReport {
         let Some((votes, _)) = slot.as_mut() else {
             return;
         };
-        let found = match votes {
-            None => Some(found),
-            Some(votes) => {
-                votes.count(Some(match found {
-                    KeyState::Ours => Answer::Ours(None),
-                    KeyState::Gone => Answer::Gone,
-                    KeyState::Foreign => Answer::Foreign(Vec::new()),
-                }));
-                match votes.verdict() {
-                    Verdict::Decided(answer) => answer.key_state(),
-                    Verdict::Open | Verdict::Unknown => return,
-                }
-            }
-        };
-        if let (Some((_, told)), Some(found)) = (slot.take(), found) {
+        votes.count(Some(match found {
+            KeyState::Ours => Answer::Ours(None),
+            KeyState::Gone => Answer::Gone,
+            KeyState::Foreign => Answer::Foreign(Vec::new()),
+        }));
+        if let Verdict::Decided(answer) = votes.verdict()
+            && let (Some((_, told)), Some(found)) = (slot.take(), answer.key_state())
+        {
             // The caller may have timed out.
             let _ = told.send(found);
         }

@@ -17,8 +17,8 @@ use crate::redis::{Fault, Majority, Verdict, Votes};
 pub(crate) struct RenewalRound {
     pub(crate) hold: Arc<HeldLease>,
     pub(crate) request: RenewalRequest,
-    /// The votes, while the round is open; no votes are counted for one server.
-    open: Option<Mutex<Option<Open>>>,
+    /// The votes, while the round is open.
+    open: Mutex<Option<Open>>,
 }
 
 /// The part of a renewal that one server gets.
@@ -46,7 +46,7 @@ struct Open {
 
 impl RenewalRound {
     pub(crate) fn new(hold: Arc<HeldLease>, request: RenewalRequest, size: Majority) -> Self {
-        let open = || Open {
+        let open = Open {
             votes: Votes::new(Verb::Renew, size),
             sent: Instant::NEVER,
             fault: None,
@@ -54,7 +54,7 @@ impl RenewalRound {
         Self {
             hold,
             request,
-            open: (size.all > 1).then(|| Mutex::new(Some(open()))),
+            open: Mutex::new(Some(open)),
         }
     }
 
@@ -65,16 +65,12 @@ impl RenewalRound {
         sent: Instant,
         answer: Result<Answer, Fault>,
     ) -> Option<(Instant, Result<Answer, Fault>)> {
-        let Some(open) = &self.open else {
-            return Some((sent, answer));
-        };
-        let mut slot = open.lock();
+        let mut slot = self.open.lock();
         let open = slot.as_mut()?;
         open.sent = open.sent.min(sent);
         let vote = answer.map_err(|fault| open.fault = Some(fault)).ok();
         open.votes.count(vote);
-        let verdict = open.votes.verdict();
-        let answer = match verdict {
+        let answer = match open.votes.verdict() {
             Verdict::Open => return None,
             Verdict::Decided(answer) => Ok(answer),
             // At least one server failed.
