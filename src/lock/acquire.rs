@@ -7,6 +7,7 @@ use crate::config::Settings;
 use crate::error::Error;
 use crate::lease::held::HeldLease;
 use crate::lock::attempt::{Attempt, Attempted, SPLIT_VOTE_BACKOFF};
+use crate::lock::silence::Silence;
 use crate::lock::waiting_call::WaitingCall;
 use crate::protocol::primitive::Primitive;
 use crate::redis::Fault;
@@ -77,7 +78,15 @@ fn take(
         WaitLimit::Until(deadline) => deadline,
         WaitLimit::Endless => Instant::NEVER,
     };
-    let attempt = Attempt::new(runtime, keys, settings, terms, start, deadline);
+    let attempt = Attempt {
+        runtime,
+        keys,
+        settings,
+        terms,
+        start,
+        deadline,
+        silence: Silence::new(runtime, keys, start, deadline),
+    };
     if let WaitLimit::None = limit {
         return at_once(&attempt);
     }
@@ -94,42 +103,35 @@ fn take(
 }
 
 /// Acquires the lock without waiting for another holder: within the command timeout.
+///
+/// Retries until Redis replies.
 fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
-    let remaining = if attempt.held_here().is_some() {
-        None
-    } else {
-        match try_until_answered(attempt)? {
-            Attempted::Acquired(hold) => return Ok(Some(hold)),
-            Attempted::Refused(_, remaining) => remaining,
-            Attempted::SplitVote => None,
-        }
-    };
-    attempt.log_refused("refused", remaining);
-    Ok(None)
-}
-
-/// Retries until Redis replies or the deadline passes.
-fn try_until_answered(attempt: &Attempt<'_>) -> Result<Attempted, Error> {
     let name = attempt.keys.key(0).name;
     let tokens = attempt.tokens(attempt.runtime.waiters.anybody_for(name));
     let mut splits = 0;
-    loop {
+    let remaining = loop {
+        if attempt.held_here().is_some() {
+            break None;
+        }
         let pause = match attempt.try_once(tokens) {
+            Ok((Attempted::Acquired(hold), _)) => return Ok(Some(hold)),
+            Ok((Attempted::Refused(_, remaining), _)) => break remaining,
             Ok((Attempted::SplitVote, _)) => {
                 let pause = SPLIT_VOTE_BACKOFF.pause(splits);
                 splits += 1;
                 if Instant::now().after(pause) >= attempt.deadline {
                     // Another client held it on some servers.
-                    return Ok(Attempted::Refused(0, Some(pause)));
+                    break Some(pause);
                 }
                 pause
             }
-            Ok((attempted, _)) => return Ok(attempted),
             Err(Fault::Open(open)) => {
                 return Err(attempt.silence.open_circuit_error(*open, Instant::now()));
             }
             Err(fault) => attempt.silence.pause_after(fault)?,
         };
         sleep(pause);
-    }
+    };
+    attempt.log_refused("refused", remaining);
+    Ok(None)
 }

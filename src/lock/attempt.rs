@@ -1,6 +1,6 @@
 //! One acquiring command: its verdict and its undo.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crossbeam_channel::unbounded;
@@ -61,26 +61,7 @@ pub(crate) enum Attempted {
     SplitVote,
 }
 
-impl<'a> Attempt<'a> {
-    pub(crate) fn new(
-        runtime: &'a Arc<Runtime>,
-        keys: &'a Arc<dyn Primitive>,
-        settings: &'a Settings,
-        terms: LeaseTerms,
-        start: Instant,
-        deadline: Instant,
-    ) -> Self {
-        Self {
-            runtime,
-            keys,
-            settings,
-            terms,
-            start,
-            deadline,
-            silence: Silence::new(runtime, keys, start, deadline),
-        }
-    }
-
+impl Attempt<'_> {
     /// How many tokens to reserve: more than one if the lock can be handed off.
     pub(crate) fn tokens(&self, others_wait: bool) -> u64 {
         match others_wait {
@@ -97,7 +78,6 @@ impl<'a> Attempt<'a> {
         if let Some(cause) = self.silence.final_failure() {
             return Err(Fault::NotRun(cause));
         }
-        let until = self.silence.reply_deadline();
         let mut above = 0;
         for _ in 0..MAX_PROPOSALS {
             let (runtime, keys) = (self.runtime, self.keys);
@@ -114,7 +94,7 @@ impl<'a> Attempt<'a> {
                 proposed: None,
                 inbox: None,
             };
-            let (answer, sent) = self.try_parts(request, votes.as_ref(), until, above)?;
+            let (answer, sent) = self.try_parts(request, votes.as_ref(), above)?;
             let attempted = match answer {
                 Answer::Granted(granted) => {
                     Attempted::Acquired(self.hold_granted(id, granted, sent, votes, tokens)?)
@@ -133,25 +113,19 @@ impl<'a> Attempt<'a> {
         )))
     }
 
-    /// Tries one part of the keys after the other, each within a command timeout, the first until
-    /// `until`. Most locks have one part.
+    /// Tries one part of the keys after the other. Most locks have one part.
     ///
     /// If one is not granted, gives back those before it.
     fn try_parts(
         &self,
         request: Acquire<'_>,
         votes: Option<&Arc<ServerVotes>>,
-        mut until: Instant,
         above: u64,
     ) -> Result<(Answer, Instant), Fault> {
         let parts = self.keys.parts();
         let mut granted: Option<(OneOrMany<FencingToken>, Instant)> = None;
         for (n, part) in parts.iter().enumerate() {
-            if n > 0 {
-                until = self.silence.reply_deadline();
-            }
-            let answer = self.try_part(part, request, votes, until, above);
-            match (answer, &mut granted) {
+            match (self.try_part(part, request, votes, above), &mut granted) {
                 (Ok((Answer::Granted(tokens), sent)), None) => granted = Some((tokens, sent)),
                 (Ok((Answer::Granted(more), _)), Some((tokens, _))) => {
                     *tokens = tokens.iter().chain(&*more).copied().collect();
@@ -159,7 +133,7 @@ impl<'a> Attempt<'a> {
                 (answer, None) => return answer,
                 (answer, Some((tokens, _))) => {
                     let before = parts.get(..n).unwrap_or_default();
-                    self.give_back(before, request.id, self.silence.reply_deadline());
+                    self.give_back(before, request.id);
                     let (mut answer, sent) = answer?;
                     if let Answer::Refused(refusal) = &mut answer {
                         // There is a token for each name before those of this part.
@@ -180,12 +154,11 @@ impl<'a> Attempt<'a> {
         part: &Arc<dyn Primitive>,
         request: Acquire<'_>,
         votes: Option<&Arc<ServerVotes>>,
-        until: Instant,
         above: u64,
     ) -> Result<(Answer, Instant), Fault> {
         let (runtime, id) = (self.runtime, request.id);
         let acquire = runtime.deployment.acquire(part, request, above);
-        let (answer, sent) = self.send(acquire, part, id, votes, until)?;
+        let (answer, sent) = self.send(acquire, part, id, votes)?;
         match answer {
             // The first run of the command was granted; a proxy or the network ran it again.
             Answer::Refused(refusal) if refusal.holder == id.as_str().as_bytes() => {
@@ -206,6 +179,7 @@ impl<'a> Attempt<'a> {
 
     /// Sends `call`, which acquires `part` under `id`; returns its reply and when it was sent.
     ///
+    /// Waits for the reply for at most the command timeout.
     /// If no reply shows what the call did, its undo is already on its way when this returns.
     pub(crate) fn send(
         &self,
@@ -213,7 +187,6 @@ impl<'a> Attempt<'a> {
         part: &Arc<dyn Primitive>,
         id: &HolderId,
         votes: Option<&Arc<ServerVotes>>,
-        until: Instant,
     ) -> Result<(Answer, Instant), Fault> {
         let undoable = Undoable {
             keys: part,
@@ -223,7 +196,7 @@ impl<'a> Attempt<'a> {
         };
         let answer = self.runtime.deployment.call_or_undo(
             call.acknowledged_by(self.terms.replicas),
-            until,
+            self.silence.reply_deadline(),
             Cap::Counted,
             Some(&undoable),
         );
@@ -238,8 +211,9 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Releases granted parts, and waits for that until `until`.
-    fn give_back(&self, parts: &[Arc<dyn Primitive>], id: &HolderId, until: Instant) {
+    /// Releases granted parts, and waits for that for at most the command timeout.
+    fn give_back(&self, parts: &[Arc<dyn Primitive>], id: &HolderId) {
+        let until = self.silence.reply_deadline();
         let (told, found) = unbounded();
         let report = Arc::new(ReleaseReport::new(Majority::each(parts.len()), told));
         let end = Instant::now().after(self.terms.ttl);
@@ -291,10 +265,8 @@ impl<'a> Attempt<'a> {
             run: HandoffRun::new(token, tokens, since),
             cell: LeaseCell::new(lease, self.holding(token, since)),
         });
-        for before in runtime.waiters.granted(&hold) {
-            let Some(before) = before.upgrade() else {
-                continue;
-            };
+        let before = runtime.waiters.granted(&hold);
+        for before in before.iter().filter_map(Weak::upgrade) {
             before.lose(Lost::Taken, Instant::now());
             runtime.reschedule(&before);
         }
@@ -343,19 +315,14 @@ impl<'a> Attempt<'a> {
     }
 
     pub(crate) fn log_granted(&self, hold: &HeldLease) {
-        // Reading the clock costs time, and debug records are rarely enabled.
-        let mut is_wanted = false;
-        logging::contain(|| is_wanted = log::log_enabled!(log::Level::Debug));
-        if !is_wanted {
-            return;
-        }
-        let waited = self.start.until(Instant::now());
+        // Called for a record only: reading the clock costs time.
+        let waited = || self.start.until(Instant::now());
         logging::debug!(
             name:% = hold.keys, holder:% = hold.id.short(), token = hold.token().value(),
-            ttl_ms = self.terms.ttl.as_millis() as u64, waited_us = waited.as_micros() as u64,
+            ttl_ms = self.terms.ttl.as_millis() as u64, waited_us = waited().as_micros() as u64,
             outcome = "acquired", trace_id = hold.trace_id().as_deref();
-            "acquired {} (holder {}, token {}, ttl {:?}, waited {waited:?})",
-            hold.keys, hold.id.short(), hold.token(), self.terms.ttl
+            "acquired {} (holder {}, token {}, ttl {:?}, waited {:?})",
+            hold.keys, hold.id.short(), hold.token(), self.terms.ttl, waited()
         );
     }
 

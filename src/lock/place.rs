@@ -71,10 +71,9 @@ impl<'a> Place<'a> {
             proposed: None,
             inbox: Some(&inbox),
         });
-        let until = self.attempt.silence.reply_deadline();
         // Before sending: the lock may be granted before the reply arrives.
         self.ticket.begin_entering(&id);
-        let answer = self.attempt.send(call, keys, &id, None, until);
+        let answer = self.attempt.send(call, keys, &id, None);
         if let Ok((Answer::Refused(refusal), sent)) = answer {
             self.ticket.note_entered(sent);
             let attempted = Attempted::Refused(refusal.name, refusal.remaining);
