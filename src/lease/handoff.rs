@@ -79,16 +79,16 @@ impl HandoffRun {
         let handed = token.value().saturating_sub(self.first.value());
         let is_spent = !self.goes_on(token)
             || handed >= handoffs.into()
-            || self.granted.until(now) >= LONGEST.min(lease.ttl());
+            || self.granted.until(now) >= LONGEST.min(lease.ttl);
         // The key must not outlast the ttl that the next holder requested.
-        let fits = lease.ttl() == terms.ttl
-            && lease.longest_expiry() <= terms.ttl
-            && lease.renew_every() == terms.renew_every;
+        let fits = lease.ttl == terms.ttl
+            && lease.longest <= terms.ttl
+            && lease.renew_every == terms.renew_every;
         if is_spent || !fits || !lease.is_open() {
             return Err(NoHandoff::Release);
         }
-        let is_short = lease.validity(now) < lease.ttl() / 3 * 2;
-        if lease.is_suspected() || is_short {
+        let is_short = lease.validity(now) < lease.ttl / 3 * 2;
+        if lease.suspected || is_short {
             // One renewal did not help, and a second would not either.
             return Err(match has_renewed {
                 true => NoHandoff::Release,
@@ -96,7 +96,7 @@ impl HandoffRun {
             });
         }
         // Without automatic renewal, no recent reply shows that the key exists.
-        if lease.renew_every().is_none() && !has_renewed {
+        if lease.renew_every.is_none() && !has_renewed {
             return Err(NoHandoff::RenewFirst);
         }
         Ok(FencingToken::new(token.value() + 1))

@@ -235,7 +235,7 @@ impl HeldLease {
 
     /// Returns the ttl that renewals set, in ms, for log records.
     pub(crate) fn ttl_ms(&self) -> u64 {
-        self.lease(|lease| lease.ttl()).as_millis() as u64
+        self.lease(|lease| lease.ttl).as_millis() as u64
     }
 
     /// Returns the loss and the holder's callback to the one caller that must announce it.
@@ -288,7 +288,7 @@ impl HeldLease {
             if state.holding.token != token {
                 return None;
             }
-            if !state.lease.is_renewing() || !state.lease.is_open() {
+            if !state.lease.renewing || !state.lease.is_open() {
                 return begin(&mut state.lease, now);
             }
             if now >= until {

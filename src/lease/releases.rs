@@ -1,4 +1,4 @@
-//! The pending releases of one server: which are sent together, and when. No I/O.
+//! The pending releases of one server: which of them one command carries, and when. No I/O.
 //!
 //! The states of a release:
 //!

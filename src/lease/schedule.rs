@@ -1,4 +1,4 @@
-//! The leases in use, ordered by when the timer must handle each next.
+//! The leases in use, in the order in which the timer must act on them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

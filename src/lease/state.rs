@@ -25,15 +25,15 @@ use crate::wait_policy::RECONNECT;
 #[derive(Debug)]
 pub(crate) struct LeaseState {
     /// The ttl that renewals set.
-    ttl: Duration,
+    pub(super) ttl: Duration,
     /// The renewal interval; `None` if the client does not renew the lease.
-    renew_every: Option<Duration>,
+    pub(super) renew_every: Option<Duration>,
     /// The ttl of the shortest extend without a reply. Such an extend may still run after any later
     /// renewal or extend, so none of them counts for longer.
     at_most: Duration,
     /// The longest ttl that any command has requested that may still count. The key may last that
     /// long: a command without a reply may have run, or may run later.
-    longest: Duration,
+    pub(super) longest: Duration,
     /// When no command without a reply can run any more.
     ///
     /// A command that runs at all runs within the longest ttl that any command had requested by
@@ -46,7 +46,7 @@ pub(crate) struct LeaseState {
     /// When the next renewal was first due, before any of its tries failed.
     planned: Instant,
     /// A renewal or extend is in flight: there is never a second one.
-    renewing: bool,
+    pub(super) renewing: bool,
     /// The number of renewals that failed in a row.
     failures: u32,
     /// Redis keeps the key for less than the ttl until the first renewal, which is always sent.
@@ -54,7 +54,7 @@ pub(crate) struct LeaseState {
     /// A release of the key was announced while a request was in flight.
     suspected_meanwhile: bool,
     /// A release of the key was announced, and Redis has not confirmed the lease since.
-    suspected: bool,
+    pub(super) suspected: bool,
     phase: Phase,
 }
 
@@ -130,31 +130,11 @@ impl LeaseState {
         }
     }
 
-    /// Returns the ttl that renewals set.
-    pub(crate) fn ttl(&self) -> Duration {
-        self.ttl
-    }
-
-    /// Returns the longest ttl that Redis may have, or may yet set, for the key.
-    pub(crate) fn longest_expiry(&self) -> Duration {
-        self.longest
-    }
-
     /// Returns how long the key may still exist in Redis if no release arrives.
     pub(crate) fn key_may_last(&self) -> Duration {
         // A delayed command may run just before the key expires, and set its longest ttl once more
         // (tests/lease_model.rs).
         self.longest.saturating_mul(2)
-    }
-
-    /// Returns the renewal interval; `None` if the client does not renew the lease.
-    pub(crate) fn renew_every(&self) -> Option<Duration> {
-        self.renew_every
-    }
-
-    /// Returns whether a release was announced that Redis has not contradicted since.
-    pub(crate) fn is_suspected(&self) -> bool {
-        self.suspected
     }
 
     /// Returns how long the lease is valid at `now`, without regard to `max_hold`.
@@ -273,11 +253,6 @@ impl LeaseState {
             false => now.after(RENEWAL_WINDOW.min(self.ttl / 20)),
         };
         self.is_due_by(soon).then(|| self.begin_renewal(now))?
-    }
-
-    /// Returns whether a renewal or extend is in flight.
-    pub(crate) fn is_renewing(&self) -> bool {
-        self.renewing
     }
 
     /// Begins a renewal that sets the ttl, even if the client does not renew the lease.
@@ -707,20 +682,16 @@ mod tests {
     #[test]
     fn unanswered_lengthening_extend_prolongs_the_key_but_not_the_lease() {
         let mut lease = lease();
-        assert_eq!(lease.longest_expiry(), TTL);
+        assert_eq!(lease.longest, TTL);
         lease.extend(at(2000), 360 * TTL).unwrap();
-        assert_eq!(
-            lease.longest_expiry(),
-            360 * TTL,
-            "counts before it is sent"
-        );
+        assert_eq!(lease.longest, 360 * TTL, "counts before it is sent");
         lease.unanswered(at(2100), 360 * TTL);
-        assert_eq!(lease.ttl(), TTL);
+        assert_eq!(lease.ttl, TTL);
         assert_eq!(lease.status(at(2100)), LeaseStatus::Held(ms(8798)));
         lease.extend(at(2200), TTL).unwrap();
         lease.extended(at(2200), at(2201), TTL, true);
         assert_eq!(
-            lease.longest_expiry(),
+            lease.longest,
             360 * TTL,
             "the first extend may run after the second"
         );
@@ -733,14 +704,14 @@ mod tests {
         lease.extend(at(2000), 360 * TTL).unwrap();
         lease.extended(at(2000), at(2001), 360 * TTL, true);
         lease.extend(at(3000), TTL).unwrap();
-        assert_eq!(lease.longest_expiry(), 360 * TTL, "until it is answered");
+        assert_eq!(lease.longest, 360 * TTL, "until it is answered");
         lease.extended(at(3000), at(3001), TTL, true);
-        assert_eq!(lease.longest_expiry(), TTL);
+        assert_eq!(lease.longest, TTL);
         assert_eq!(lease.key_may_last(), 2 * TTL);
         // Some other copy of the key may not have it.
         lease.extend(at(4000), ms(1000)).unwrap();
         lease.extended(at(4000), at(4001), ms(1000), false);
-        assert_eq!(lease.longest_expiry(), TTL);
+        assert_eq!(lease.longest, TTL);
     }
 
     #[test]
@@ -763,7 +734,7 @@ mod tests {
                 lease.confirmed(at(7000), at(7001), request);
                 lease.extend(at(sent), ms(5000)).unwrap();
                 lease.extended(at(sent), at(sent), ms(5000), true);
-                assert_eq!(lease.longest_expiry() < TTL, falls, "{sent} ms");
+                assert_eq!(lease.longest < TTL, falls, "{sent} ms");
             }
         }
     }
@@ -776,7 +747,7 @@ mod tests {
         assert_eq!(lease.status(at(2010)), LeaseStatus::Held(ms(8888)));
         let before = lease.extend(at(2020), 2 * TTL).unwrap();
         lease.not_extended(at(2030), before);
-        assert_eq!(lease.longest_expiry(), TTL);
+        assert_eq!(lease.longest, TTL);
     }
 
     #[test]

@@ -126,14 +126,14 @@ pub(crate) fn stop(runtime: &Runtime, until: Instant) -> bool {
     for endpoint in &endpoints {
         endpoint.stop(Instant::now().after(patience / endpoints.len() as u32));
     }
-    let mut joined = vec![
-        runtime.timer.worker.join(until),
-        runtime.sentinel_watch.join(until),
-        runtime.callbacks.worker.join(until),
-    ];
-    joined.extend(endpoints.iter().map(|endpoint| endpoint.join(until)));
+    let mut is_joined = runtime.timer.worker.join(until);
+    is_joined &= runtime.sentinel_watch.join(until);
+    is_joined &= runtime.callbacks.worker.join(until);
+    for endpoint in &endpoints {
+        is_joined &= endpoint.join(until);
+    }
     runtime.deployment.close();
-    joined.into_iter().all(|is_joined| is_joined)
+    is_joined
 }
 
 /// The state shared by clients, locks and guards; dropping the last of them ends the threads.

@@ -1,4 +1,4 @@
-//! How long a call endures the silence of Redis: its pauses after faults, and the error at the end.
+//! The commands of a call that got no reply: its pauses after them, and the error when it gives up.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -175,12 +175,8 @@ impl<'a> Silence<'a> {
     /// Returns the error of a call that gives up at `now` while others await a reply on its behalf.
     pub(crate) fn error_for_others(&self, now: Instant) -> Error {
         let silence = self.since(now).until(now);
-        let deployment = &self.runtime.deployment;
-        let silent_since = |part: &&Arc<dyn Primitive>| {
-            deployment.silent_since(part.key(0), now, self.counts_from.get())
-        };
-        let part = self.keys.parts().iter().min_by_key(silent_since);
-        let cause = part.and_then(|part| deployment.last_failure(part.key(0)));
+        let part = (self.keys.parts().iter()).min_by_key(|part| self.part_since(part, now));
+        let cause = part.and_then(|part| self.runtime.deployment.last_failure(part.key(0)));
         self.unreachable(cause.unwrap_or_else(|| Cause::no_reply(silence)), now)
     }
 
@@ -212,11 +208,13 @@ impl<'a> Silence<'a> {
 
     /// Since when this call has been without a reply at `now`.
     fn since(&self, now: Instant) -> Instant {
-        let deployment = &self.runtime.deployment;
-        let each = |part: &Arc<dyn Primitive>| {
-            deployment.silent_since(part.key(0), now, self.counts_from.get())
-        };
-        let first = self.keys.parts().iter().map(each).min();
+        let parts = self.keys.parts().iter();
+        let first = parts.map(|part| self.part_since(part, now)).min();
         first.unwrap_or(now)
+    }
+
+    fn part_since(&self, part: &Arc<dyn Primitive>, now: Instant) -> Instant {
+        let deployment = &self.runtime.deployment;
+        deployment.silent_since(part.key(0), now, self.counts_from.get())
     }
 }

@@ -1,4 +1,4 @@
-//! The wait loop of every kind of lock: does what the call's [`Position`] asks for, until it ends.
+//! The wait loop of every kind of lock: takes the action of the call's [`Position`] until it ends.
 //!
 //! A call waits in the local queue of this client, by a place in the queue in Redis, or in both:
 //! then the place counts once the local queue lets the call contend.

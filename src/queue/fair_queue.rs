@@ -10,10 +10,10 @@
 //!            +--- refreshed: no longer in the queue ---------------------+  | still waiting
 //!            |                                                              |
 //!            +--- position ----- granted <--- message, or refreshed --------+
+//! ```
 //!
 //! A grant message can arrive while entering: it counts once the reply has confirmed the place.
 //! One refresh at a time covers all waiters of a name.
-//! ```
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -107,9 +107,8 @@ impl Waiters {
     /// Returns whether any call waits for the name.
     pub(crate) fn anybody_for(&self, name: &Name) -> bool {
         let names = self.names.lock();
-        names
-            .get(name)
-            .is_some_and(|queue| !queue.waiters.is_empty())
+        let queue = names.get(name);
+        queue.is_some_and(|queue| !queue.waiters.is_empty())
     }
 
     /// Returns the lease under which this client holds the name, if it does.
@@ -252,15 +251,9 @@ impl QueueTicket<'_> {
         max_hold: Duration,
         holding: impl FnOnce(FencingToken) -> Holding,
     ) -> TakeOver {
-        let mut names = self.waiters.names.lock();
-        let Some(queue) = names.get_mut(self.name) else {
-            return TakeOver::Nothing;
-        };
-        let (outcome, waiter) = queue.take(self.id, now, max_hold, holding);
-        drop(names);
-        if waiter.is_some() {
-            self.has_left.set(true);
-        }
+        let (outcome, waiter) =
+            self.with_queue(|queue| queue.take(self.id, now, max_hold, holding));
+        self.has_left.set(waiter.is_some());
         outcome
     }
 

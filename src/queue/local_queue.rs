@@ -86,7 +86,7 @@ pub(super) struct PartialAnnouncement {
 /// If a message is evicted, a waiter may sleep until the backstop.
 pub(super) const MAX_PARTIAL_ANNOUNCEMENTS: usize = 64;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Waiter {
     id: u64,
     /// Created when the waiter first sleeps; most never do.
@@ -159,11 +159,8 @@ impl LocalQueue {
         hasher.write(payload);
         let payload = hasher.finish();
         let bit = 1 << (announcer.server % 64);
-        if let Some(heard) = self
-            .announcements
-            .iter_mut()
-            .find(|heard| heard.payload == payload)
-        {
+        let mut announcements = self.announcements.iter_mut();
+        if let Some(heard) = announcements.find(|heard| heard.payload == payload) {
             let is_new = heard.by & bit == 0;
             heard.by |= bit;
             return is_new && heard.by.count_ones() as usize == announcer.needed;
@@ -214,13 +211,9 @@ impl LocalQueue {
         self.next += 1;
         self.waiters.push_back(Waiter {
             id,
-            parker: None,
-            woken_early: false,
-            why: None,
-            must_try: false,
             wakes_on_release,
             handoff_terms,
-            handed: None,
+            ..Waiter::default()
         });
         id
     }

@@ -1,4 +1,4 @@
-//! The next action of a waiting call, as its queue decides. No I/O.
+//! The next action of a waiting call, which its queues decide. No I/O.
 
 use crate::clock::Instant;
 use crate::holder::HolderId;

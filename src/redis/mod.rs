@@ -43,7 +43,7 @@ pub(crate) use crate::redis::health::ServerHealth;
 pub(crate) use crate::redis::quorum::member::{Member, MemberTask};
 pub(crate) use crate::redis::quorum::votes::{Majority, Verdict, Votes};
 pub(crate) use crate::redis::server::Server;
-pub(crate) use crate::redis::undoable::{PendingRelease, ServerVotes, Undoable, Vote};
+pub(crate) use crate::redis::undoable::{ServerVotes, Undoable, Vote};
 
 /// All servers of one client, whichever way they are deployed.
 pub(crate) enum Deployment {

@@ -42,16 +42,14 @@ impl Runtime {
 
     /// Returns all servers in use: the configured ones, and those discovered later.
     fn all_servers(&self) -> Vec<Arc<Server>> {
-        let mut deployment = self.deployment.fixed().to_vec();
+        let mut servers = self.deployment.fixed().to_vec();
         for endpoint in self.endpoints.all() {
-            if !deployment
-                .iter()
-                .any(|known| Arc::ptr_eq(known, &endpoint.server))
-            {
-                deployment.push(Arc::clone(&endpoint.server));
+            let is_known = |known| Arc::ptr_eq(known, &endpoint.server);
+            if !servers.iter().any(is_known) {
+                servers.push(Arc::clone(&endpoint.server));
             }
         }
-        deployment
+        servers
     }
 
     /// Reads the sums of all clients from the shared statistics.
@@ -88,10 +86,9 @@ impl Runtime {
             Arc::ptr_eq(&self.stats_server(), &endpoint.server)
         } else {
             let endpoints = self.endpoints.all();
-            let in_use = endpoints
-                .iter()
-                .find(|endpoint| !endpoint.server.is_retired());
-            in_use.is_some_and(|first| Arc::ptr_eq(&first.server, &endpoint.server))
+            let mut in_use = (endpoints.iter()).filter(|used| !used.server.is_retired());
+            let first = in_use.next();
+            first.is_some_and(|first| Arc::ptr_eq(&first.server, &endpoint.server))
         }
     }
 

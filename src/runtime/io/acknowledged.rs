@@ -47,28 +47,19 @@ impl AcknowledgedRenewals {
             return Err((part, None));
         }
         let running = &mut threads.running;
-        let n = match running
-            .iter()
-            .position(|thread| thread.replicas == replicas)
-        {
-            Some(n) => n,
-            None if running.len() < MAX_THREADS => match Thread::start(replicas, body) {
-                Ok(thread) => {
-                    running.push(thread);
-                    running.len() - 1
-                }
+        let is_new = !running.iter().any(|thread| thread.replicas == replicas);
+        if is_new && running.len() < MAX_THREADS {
+            match Thread::start(replicas, body) {
+                Ok(thread) => running.push(thread),
                 Err(error) => return Err((part, Some(Box::new(error)))),
-            },
-            // Shares the thread whose waiting time is nearest.
-            None => {
-                let nearest = running
-                    .iter()
-                    .enumerate()
-                    .min_by_key(|(_, thread)| thread.replicas.within.abs_diff(replicas.within));
-                nearest.map_or(0, |(n, _)| n)
             }
+        }
+        // Its own thread, or else the one whose waiting time is nearest.
+        let distance = |thread: &&Thread| {
+            let other = thread.replicas;
+            (other != replicas, other.within.abs_diff(replicas.within))
         };
-        if let Some(thread) = running.get(n) {
+        if let Some(thread) = running.iter().min_by_key(distance) {
             // Sending cannot fail: the worker keeps the receiver until it is told to stop.
             let _ = thread.queue.send(Some(part));
         }

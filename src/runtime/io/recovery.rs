@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::lease::release::Release;
 use crate::logging;
-use crate::redis::{Cap, Member, MemberTask, PendingRelease};
+use crate::redis::{Cap, Member, MemberTask};
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::state::Runtime;
 use crate::wait_policy::Backoff;
@@ -58,15 +58,10 @@ impl Recovery {
         match task {
             MemberTask::Undo(release) => {
                 runtime.endpoints.note_release(&release.id);
-                let may_yet_run = release.may_yet_run(member.index);
-                let PendingRelease {
-                    keys, id, until, ..
-                } = release;
-                return Some(if may_yet_run {
-                    Release::undo(keys, id, until)
-                } else {
-                    Release::new(keys, id, until)
-                });
+                let may_overtake = release.may_yet_run(member.index);
+                let mut repeated = Release::new(release.keys, release.id, release.until);
+                repeated.may_overtake = may_overtake;
+                return Some(repeated);
             }
             MemberTask::Drain(connection) => {
                 if !member.drain(*connection, endpoint.server.command_timeout()) {
