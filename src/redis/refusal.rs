@@ -12,8 +12,12 @@ use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::server::Server;
 
 impl Server {
-    /// Returns the fault for a caller that got no connection.
-    pub(in crate::redis) fn connect_error(&self, connect_error: ConnectError) -> Fault {
+    /// Records that a caller got no connection, and returns its fault.
+    pub(in crate::redis) fn connect_error(
+        &self,
+        connect_error: ConnectError,
+        counts: bool,
+    ) -> Fault {
         if connect_error.is_final {
             return Fault::Rejected(Error::Refused {
                 server: self.label().to_owned(),
@@ -21,7 +25,7 @@ impl Server {
                 answer: connect_error.cause.to_string(),
             });
         }
-        self.failed();
+        self.failed_by(Some(&connect_error.cause), counts);
         Fault::NotRun(connect_error.cause)
     }
 

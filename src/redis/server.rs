@@ -111,13 +111,9 @@ impl Server {
         self.pool
             .acquire_connection(until, cap_rule)
             .map_err(|refusal| match refusal {
-                GetError::NotYet(connect_error) if connect_error.is_final => {
-                    self.connect_error(connect_error)
-                }
                 GetError::NotYet(connect_error) => {
                     let counts = connect_error.is_the_servers || self.had_time(asked, until);
-                    self.failed_by(Some(&connect_error.cause), counts);
-                    Fault::NotRun(connect_error.cause)
+                    self.connect_error(connect_error, counts)
                 }
                 GetError::Never(error) => Fault::Rejected(error),
             })

@@ -77,7 +77,7 @@ impl<'a> Round<'a> {
                 }
                 (Some(Err(error)), Some(slot)) => {
                     slot.member.mark_down();
-                    failed.push((slot.server, slot.server.connect_error(error)));
+                    failed.push((slot.server, slot.server.connect_error(error, false)));
                     false
                 }
                 _ => true,
