@@ -23,7 +23,7 @@ const OPEN: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(3
 const PROBE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub(in crate::redis) struct Breaker {
+pub(super) struct Breaker {
     /// Consecutive failures that open it; zero disables it.
     after: u32,
     failures: u32,
@@ -42,7 +42,7 @@ enum State {
 }
 
 impl Breaker {
-    pub(in crate::redis) const fn new(after: u32) -> Self {
+    pub(super) const fn new(after: u32) -> Self {
         Self {
             after,
             failures: 0,
@@ -52,7 +52,7 @@ impl Breaker {
     }
 
     /// Admits a call, or returns how long to wait before asking again.
-    pub(in crate::redis) fn admit(&mut self, now: Instant) -> Result<(), Duration> {
+    pub(super) fn admit(&mut self, now: Instant) -> Result<(), Duration> {
         match self.state {
             State::Closed => Ok(()),
             State::Open(until) | State::Probing(until) if now < until => Err(now.until(until)),
@@ -64,7 +64,7 @@ impl Breaker {
     }
 
     /// Counts a failed call. Returns true if this opened a closed breaker.
-    pub(in crate::redis) fn failed(&mut self, now: Instant) -> bool {
+    pub(super) fn failed(&mut self, now: Instant) -> bool {
         self.failures = self.failures.saturating_add(1);
         let opens = match self.state {
             State::Closed => self.after > 0 && self.failures >= self.after,
@@ -80,23 +80,23 @@ impl Breaker {
     }
 
     /// Closes the breaker after a reply. Returns true if it was open.
-    pub(in crate::redis) fn succeeded(&mut self) -> bool {
+    pub(super) fn succeeded(&mut self) -> bool {
         let was_open = self.is_open();
         *self = Self::new(self.after);
         was_open
     }
 
     /// The number of consecutive failures.
-    pub(in crate::redis) fn failures(&self) -> u32 {
+    pub(super) fn failures(&self) -> u32 {
         self.failures
     }
 
-    pub(in crate::redis) fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         self.state != State::Closed
     }
 
     /// The remaining time in which calls fail at once; `None` if closed.
-    pub(in crate::redis) fn retry_in(&self, now: Instant) -> Option<Duration> {
+    pub(super) fn retry_in(&self, now: Instant) -> Option<Duration> {
         match self.state {
             State::Closed => None,
             State::Open(until) | State::Probing(until) => Some(now.until(until)),

@@ -21,7 +21,7 @@ impl Server {
     /// no reply comes, the undo is written behind the call on the same connection.
     ///
     /// Also returns the instant before the call was sent: a lease counts from then.
-    pub(in crate::redis) fn call_or_undo(
+    pub(super) fn call_or_undo(
         &self,
         call: Call<'_>,
         until: Instant,
@@ -139,7 +139,7 @@ impl Server {
     }
 
     /// Returns an error if too few replicas acknowledged a script, by the reply to WAIT.
-    pub(in crate::redis) fn acknowledged(
+    pub(super) fn acknowledged(
         &self,
         answer: Answer,
         waited: Option<Replied>,

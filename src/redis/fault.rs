@@ -24,11 +24,11 @@ pub(crate) enum Fault {
 /// Why an open circuit breaker rejected a call, and when it admits the next one.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenCircuit {
-    pub(crate) server: String,
+    pub(super) server: String,
     /// How many calls in a row have failed.
-    pub(crate) failures: u32,
+    pub(super) failures: u32,
     /// Why the last call failed.
-    pub(crate) last: Cause,
+    pub(super) last: Cause,
     pub(crate) retry_in: Duration,
 }
 
@@ -54,7 +54,7 @@ impl From<OpenCircuit> for Error {
 }
 
 /// Why one server has no result for a call, before a cluster follows the redirect.
-pub(in crate::redis) enum NodeFault {
+pub(super) enum NodeFault {
     /// The call did not run: this node of a cluster does not own its keys, or not all of them.
     Redirected(Redirect, Cause),
     Fault(Fault),
@@ -62,7 +62,7 @@ pub(in crate::redis) enum NodeFault {
 
 impl NodeFault {
     /// Returns why the server did not run the call, if it cannot serve calls now.
-    pub(in crate::redis) fn not_run_in<T>(answer: &Result<T, Self>) -> Option<&Cause> {
+    pub(super) fn not_run_in<T>(answer: &Result<T, Self>) -> Option<&Cause> {
         match answer {
             Err(Self::Fault(Fault::NotRun(cause))) => Some(cause),
             _ => None,
@@ -87,7 +87,7 @@ impl From<NodeFault> for Fault {
 
 impl Fault {
     /// Returns the cause of a fault that may pass.
-    pub(in crate::redis) fn cause(&self) -> Option<&Cause> {
+    pub(super) fn cause(&self) -> Option<&Cause> {
         match self {
             Self::NotRun(cause) | Self::Unknown(cause) => Some(cause),
             Self::Open(_) | Self::NotReplicated(_) | Self::Rejected(_) => None,
@@ -105,7 +105,7 @@ impl Fault {
     }
 
     /// Adds the address of the node to the cause.
-    pub(in crate::redis) fn at(self, node: &str) -> Self {
+    pub(super) fn at(self, node: &str) -> Self {
         match self {
             Self::NotRun(cause) => Self::NotRun(cause.at(node)),
             Self::Unknown(cause) => Self::Unknown(cause.at(node)),
@@ -114,7 +114,7 @@ impl Fault {
     }
 
     /// Returns the text of the fault for a message that names the server itself.
-    pub(in crate::redis) fn without_server(&self) -> String {
+    pub(super) fn without_server(&self) -> String {
         match self {
             Self::Rejected(Error::Refused {
                 command, answer, ..

@@ -10,7 +10,7 @@ use crate::dialers::Dialers;
 
 /// Why there was no good answer.
 #[derive(Debug)]
-pub(in crate::redis) enum NoAnswer {
+pub(super) enum NoAnswer {
     /// Most refused; this is one of the errors. A single server may be misconfigured or not set up
     /// yet, so a minority of refusals does not count.
     Refused(RedisError),
@@ -21,7 +21,7 @@ pub(in crate::redis) enum NoAnswer {
 
 /// Runs all `asks` at once, each on its own thread, so that a dead server costs no time. An error
 /// for which `is_final` returns true is a refusal.
-pub(in crate::redis) fn first_answer<T, A>(
+pub(super) fn first_answer<T, A>(
     dialers: &Dialers,
     asks: impl IntoIterator<Item = A>,
     timeout: Duration,

@@ -56,7 +56,7 @@ impl ServerHealth {
     }
 
     /// Returns an error while the breaker is open; `server` is the address for its message.
-    pub(in crate::redis) fn admit(&self, server: &str) -> Result<(), Fault> {
+    pub(super) fn admit(&self, server: &str) -> Result<(), Fault> {
         if !self.open.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -107,18 +107,18 @@ impl ServerHealth {
     }
 
     /// Closes the breaker: another server has taken its place.
-    pub(in crate::redis) fn reset(&self) {
+    pub(super) fn reset(&self) {
         let mut detail = self.detail.lock();
         detail.breaker.succeeded();
         self.open.store(false, Ordering::Relaxed);
     }
 
     /// The last failure, for a caller without an error of its own.
-    pub(in crate::redis) fn last_failure(&self) -> Option<Cause> {
+    pub(super) fn last_failure(&self) -> Option<Cause> {
         self.detail.lock().last_error.clone()
     }
 
-    pub(in crate::redis) fn is_failing(&self) -> bool {
+    pub(super) fn is_failing(&self) -> bool {
         self.failing.load(Ordering::Relaxed)
     }
 
@@ -128,7 +128,7 @@ impl ServerHealth {
 
     /// When it stopped answering, but not before `start`, when the caller first asked. Returns
     /// `now` if nothing has failed since the last answer.
-    pub(in crate::redis) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
+    pub(super) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
         if !self.is_failing() {
             return now;
         }

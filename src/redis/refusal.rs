@@ -13,11 +13,7 @@ use crate::redis::server::Server;
 
 impl Server {
     /// Records that a caller got no connection, and returns its fault.
-    pub(in crate::redis) fn connect_error(
-        &self,
-        connect_error: ConnectError,
-        counts: bool,
-    ) -> Fault {
+    pub(super) fn connect_error(&self, connect_error: ConnectError, counts: bool) -> Fault {
         if connect_error.is_final {
             return Fault::Rejected(Error::Refused {
                 server: self.label().to_owned(),
@@ -30,7 +26,7 @@ impl Server {
     }
 
     /// Returns what an error reply to `call` means for its caller.
-    pub(in crate::redis) fn fault(&self, call: &Call<'_>, error: &ServerError) -> Fault {
+    pub(super) fn fault(&self, call: &Call<'_>, error: &ServerError) -> Fault {
         // With several names, a script's error begins with the number of the name, counted from 1.
         let which = error
             .details()
@@ -48,7 +44,7 @@ impl Server {
     }
 
     /// Like [`fault`](Self::fault), for a server that may be a node of a cluster.
-    pub(in crate::redis) fn node_fault(&self, call: &Call<'_>, error: &ServerError) -> NodeFault {
+    pub(super) fn node_fault(&self, call: &Call<'_>, error: &ServerError) -> NodeFault {
         let redirect = Redirect::read(error).filter(|_| self.pool.node.is_member());
         match redirect {
             Some(redirect) => NodeFault::Redirected(redirect, Cause::text(words(error))),
@@ -58,7 +54,7 @@ impl Server {
 
     /// Returns what an error reply to `command` means. `rights` lists the permissions that it
     /// needs.
-    pub(in crate::redis) fn refusal(
+    pub(super) fn refusal(
         &self,
         command: &'static str,
         error: &ServerError,

@@ -83,7 +83,7 @@ impl Sentinels {
     /// Uses the last known address unless it is in doubt; else asks all sentinels at once, so that
     /// a dead one costs no time, and takes the first answer. If no sentinel answers, an address in
     /// doubt is better than none.
-    pub(crate) fn master(self: &Arc<Self>, timeout: Duration) -> RedisResult<(Address, bool)> {
+    pub(super) fn master(self: &Arc<Self>, timeout: Duration) -> RedisResult<(Address, bool)> {
         let announced = {
             let known = self.known.lock();
             match &known.place {
@@ -150,7 +150,7 @@ impl Sentinels {
     }
 
     /// Records that the master may have moved.
-    pub(crate) fn suspect(&self) {
+    pub(super) fn suspect(&self) {
         self.known.lock().suspected = true;
     }
 

@@ -23,7 +23,7 @@ use crate::violation::Violation;
 
 /// A server, or the master that sentinels name.
 pub(crate) struct Server {
-    pub(in crate::redis) pool: Arc<Pool>,
+    pub(super) pool: Arc<Pool>,
     pub(crate) condition: ServerHealth,
     /// Its state as a member of a quorum.
     pub(crate) member: Option<Member>,
@@ -34,7 +34,7 @@ pub(crate) struct Server {
 
 impl Server {
     /// With `member`, it is one of the servers of a quorum.
-    pub(in crate::redis) fn new(node: Connector, config: &Config, member: Option<Member>) -> Self {
+    pub(super) fn new(node: Connector, config: &Config, member: Option<Member>) -> Self {
         Self {
             pool: Arc::new(Pool::new(node, config.max_connections)),
             // A quorum marks a failing member down instead of opening a breaker.
@@ -125,7 +125,7 @@ impl Server {
     }
 
     /// Moves on to the master that the sentinels now name.
-    pub(crate) fn moved(&self) {
+    pub(super) fn moved(&self) {
         self.condition.reset();
         self.pool.move_on();
     }
@@ -168,7 +168,7 @@ impl Server {
     }
 
     /// Sends a PING and returns the server's state.
-    pub(in crate::redis) fn health(&self, until: Instant) -> HealthPart {
+    pub(super) fn health(&self, until: Instant) -> HealthPart {
         let asked = Instant::now();
         let latency = match self.ping(until, Cap::Exempt) {
             // An error reply is a reply, too: the user may lack the permission to ping.
@@ -179,7 +179,7 @@ impl Server {
     }
 
     /// Retires the server: it owns no slot of its cluster any more.
-    pub(in crate::redis) fn retire(&self) {
+    pub(super) fn retire(&self) {
         self.pool.retire();
     }
 
@@ -193,7 +193,7 @@ impl Server {
     }
 
     /// Closes the connections; those in use are closed when they are returned.
-    pub(crate) fn close(&self) {
+    pub(super) fn close(&self) {
         if let Some(member) = &self.member {
             member.close();
         }

@@ -30,7 +30,7 @@ const YIELD: Duration = Duration::from_micros(5);
 
 /// How long a call spins before it reads the reply to what it sent.
 #[derive(Debug)]
-pub(in crate::redis) struct Spin {
+pub(super) struct Spin {
     /// The longest time to spin; zero turns spinning off.
     limit: Duration,
     /// The time to spin, as learned so far, in nanoseconds.
@@ -47,7 +47,7 @@ pub(in crate::redis) struct Spin {
 impl Spin {
     const MOST_SKIPPED: u32 = 1 << 16;
 
-    pub(in crate::redis) const fn new(limit: Duration) -> Self {
+    pub(super) const fn new(limit: Duration) -> Self {
         Self {
             limit,
             length: AtomicU64::new(0),
@@ -57,7 +57,7 @@ impl Spin {
     }
 
     /// Spins, then reads a reply with `read`.
-    pub(in crate::redis) fn read<T>(&self, read: impl FnOnce() -> T) -> T {
+    pub(super) fn read<T>(&self, read: impl FnOnce() -> T) -> T {
         if self.limit.is_zero() || self.is_skipped() {
             return read();
         }

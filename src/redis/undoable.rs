@@ -20,16 +20,16 @@ pub(crate) struct Undoable<'a> {
 }
 
 impl Undoable<'_> {
-    pub(crate) fn release(&self) -> Call<'_> {
+    pub(super) fn release(&self) -> Call<'_> {
         self.keys.release(self.id.as_str().as_bytes(), false)
     }
 
     /// The known state of the acquiring command at a server.
-    pub(in crate::redis) fn vote(&self, server: usize) -> Vote {
+    pub(super) fn vote(&self, server: usize) -> Vote {
         self.votes.map_or(Vote::Asked, |votes| votes.vote(server))
     }
 
-    pub(in crate::redis) fn pending_release(&self) -> PendingRelease {
+    pub(super) fn pending_release(&self) -> PendingRelease {
         PendingRelease {
             keys: Arc::clone(self.keys),
             id: self.id.clone(),

@@ -96,7 +96,7 @@ impl Address {
     }
 
     /// Another address with the same credentials and TLS settings.
-    pub(in crate::url) fn at(&self, host: &str, port: u16) -> Self {
+    pub(super) fn at(&self, host: &str, port: u16) -> Self {
         let host = host.to_owned();
         let addr = match self.info.addr() {
             ConnectionAddr::TcpTls {
@@ -120,7 +120,7 @@ impl Address {
     }
 
     #[cfg(feature = "tls")]
-    pub(in crate::url) fn set_tls(&mut self, tls: &Arc<Tls>) -> Result<(), Error> {
+    pub(super) fn set_tls(&mut self, tls: &Arc<Tls>) -> Result<(), Error> {
         if !matches!(self.info.addr(), ConnectionAddr::TcpTls { .. }) {
             return Err(Error::Config(
                 "tls_root and tls_client_cert need a URL with TLS: \

@@ -3,11 +3,11 @@
 use crate::error::Error;
 
 /// The error for a user or password containing a character that ends that part of the URL.
-pub(in crate::url) const UNESCAPED: &str = "a character of the user or password is not escaped \
+pub(super) const UNESCAPED: &str = "a character of the user or password is not escaped \
      (write / as %2F, ? as %3F, # as %23, @ as %40 and % as %25)";
 
 /// Returns an error for a URL that the `redis` crate would misread, or reject without a reason.
-pub(in crate::url) fn check_places(url: &str) -> Result<(), String> {
+pub(super) fn check_places(url: &str) -> Result<(), String> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     check_fragment(rest)?;
     // A path may contain an @.
@@ -22,13 +22,13 @@ pub(in crate::url) fn check_places(url: &str) -> Result<(), String> {
 
 /// Returns true if an `@` follows the first `/`, `?` or `#`: the user or password then contains one
 /// of these unescaped.
-pub(in crate::url) fn is_logon_cut_off(rest: &str) -> bool {
+pub(super) fn is_logon_cut_off(rest: &str) -> bool {
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     rest.get(end..).is_some_and(|behind| behind.contains('@'))
 }
 
 /// Returns an error for a fragment: the `redis` crate ignores most of them.
-pub(in crate::url) fn check_fragment(rest: &str) -> Result<(), String> {
+pub(super) fn check_fragment(rest: &str) -> Result<(), String> {
     match rest.split_once('#') {
         None => Ok(()),
         Some((_, "insecure")) => Err(
@@ -42,7 +42,7 @@ pub(in crate::url) fn check_fragment(rest: &str) -> Result<(), String> {
 }
 
 /// Returns an error for an invalid port.
-pub(in crate::url) fn check_port(rest: &str) -> Result<(), String> {
+pub(super) fn check_port(rest: &str) -> Result<(), String> {
     let authority = rest.split(['/', '?']).next().unwrap_or_default();
     let host = authority.rsplit('@').next().unwrap_or_default();
     // The colons in brackets belong to an IPv6 address.
@@ -66,7 +66,7 @@ pub(in crate::url) fn check_port(rest: &str) -> Result<(), String> {
 
 /// Returns an error for an unknown parameter, which would have no effect. The error names it only
 /// if it cannot be a piece of a password whose `?` or `&` is not escaped.
-pub(in crate::url) fn check_query(query: &str, known: &[&str]) -> Result<(), String> {
+pub(super) fn check_query(query: &str, known: &[&str]) -> Result<(), String> {
     let query = query.split('#').next().unwrap_or_default();
     let mut may_be_secret = query.contains('@');
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -96,7 +96,7 @@ pub(in crate::url) fn check_query(query: &str, known: &[&str]) -> Result<(), Str
 }
 
 /// Returns the error for a URL that is none of the `expected` form.
-pub(in crate::url) fn invalid(what: impl AsRef<str>, expected: &str) -> Error {
+pub(super) fn invalid(what: impl AsRef<str>, expected: &str) -> Error {
     Error::Config(format!(
         "invalid URL: {}; expected {expected}",
         what.as_ref()

@@ -37,7 +37,7 @@ const STUCK: Duration = Duration::from_millis(2);
 
 /// A call that has been queued this long takes any idle connection, even if a batch is in flight.
 /// Longer than [`STUCK`], so that few calls need a timer.
-pub(in crate::redis) const PATIENCE: Duration = Duration::from_millis(5);
+pub(super) const PATIENCE: Duration = Duration::from_millis(5);
 
 /// A call in progress.
 pub(crate) struct InFlight<'a> {
@@ -50,14 +50,14 @@ pub(crate) struct InFlight<'a> {
 pub(crate) struct Batch<'a> {
     pub(crate) pooled: PooledConnection<'a>,
     /// The call whose thread reads the replies to all of them.
-    pub(crate) reader: Arc<CombinedCall>,
+    pub(super) reader: Arc<CombinedCall>,
     pub(crate) others: Vec<Arc<CombinedCall>>,
     /// When the batch was taken: each call still had time.
-    pub(crate) now: Instant,
+    pub(super) now: Instant,
 }
 
 /// The next step of a call that has waited in the queue for [`PATIENCE`].
-pub(crate) enum NextStep<'a> {
+pub(super) enum NextStep<'a> {
     /// It keeps waiting: for a connection, or for its reply if it was sent meanwhile.
     Waits,
     /// It sends this batch, which most likely contains its own command.
@@ -105,7 +105,7 @@ impl Pool {
 
     /// Returns the next step of a call that has been queued for [`PATIENCE`], or until its deadline
     /// if `is_over`.
-    pub(crate) fn next_step(&self, ticket: Ticket, cap_rule: Cap, is_over: bool) -> NextStep<'_> {
+    pub(super) fn next_step(&self, ticket: Ticket, cap_rule: Cap, is_over: bool) -> NextStep<'_> {
         let mut state = self.state.lock();
         if !state.queue.contains(ticket) {
             return NextStep::Waits;
@@ -151,7 +151,7 @@ impl Pool {
 impl<'a> PooledConnection<'a> {
     /// Returns the connection after an exchange that left no reply unread. Returns the batch to
     /// send over it, if queued calls take it.
-    pub(crate) fn put_back_or_batch(mut self) -> Option<Batch<'a>> {
+    pub(super) fn put_back_or_batch(mut self) -> Option<Batch<'a>> {
         let connection = self.connection.take()?;
         let pool = self.pool;
         let mut state = pool.state.lock();

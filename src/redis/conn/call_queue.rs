@@ -103,7 +103,7 @@ impl<T> CallQueue<T> {
     }
 
     /// Takes out the first call whose deadline has not passed at `now`.
-    pub(crate) fn first(&mut self, now: Instant) -> Option<T> {
+    pub(super) fn first(&mut self, now: Instant) -> Option<T> {
         let first = self
             .waiting
             .iter()
@@ -112,7 +112,7 @@ impl<T> CallQueue<T> {
     }
 
     /// Takes out all calls.
-    pub(crate) fn dismiss(&mut self) -> impl Iterator<Item = T> + use<T> {
+    pub(super) fn dismiss(&mut self) -> impl Iterator<Item = T> + use<T> {
         let all = std::mem::take(&mut self.waiting);
         all.into_iter().map(|waiting| waiting.call)
     }

@@ -13,7 +13,7 @@ pub(crate) enum Cap {
 
 /// The queue, with a waker for each call.
 #[derive(Debug)]
-pub(in crate::redis) struct Callers<T> {
+pub(super) struct Callers<T> {
     waiting: VecDeque<Caller<T>>,
     numbers: u64,
 }
@@ -65,7 +65,7 @@ impl<T> Callers<T> {
 
     /// Returns how many connections go to others before the call `number`, or before one that is
     /// not queued. Returns `None` if the cap, with `room` left, gives it none.
-    pub(in crate::redis) fn before(
+    pub(super) fn before(
         &self,
         number: Option<Number>,
         cap_rule: Cap,
@@ -85,7 +85,7 @@ impl<T> Callers<T> {
     }
 
     /// Returns the wakers of the calls that can use the next connections, in order.
-    pub(in crate::redis) fn next(&self, mut room: usize) -> impl Iterator<Item = &T> {
+    pub(super) fn next(&self, mut room: usize) -> impl Iterator<Item = &T> {
         let has_room = move |caller: &&Caller<T>| {
             if caller.cap_rule == Cap::Exempt {
                 return true;

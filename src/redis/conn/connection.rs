@@ -51,7 +51,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Connects by `until`, without logging on.
-    pub(in crate::redis) fn connect(
+    pub(super) fn connect(
         address: &Address,
         until: Instant,
         accepted: impl FnOnce(),

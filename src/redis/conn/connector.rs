@@ -22,9 +22,9 @@ pub(crate) struct Connector {
     on_failure: Option<OnFailure>,
     pub(crate) label: String,
     connection_name: String,
-    pub(crate) connect_timeout: Duration,
+    pub(super) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
-    pub(crate) dialers: Dialers,
+    pub(super) dialers: Dialers,
     /// One reference more than connections to it are open.
     open: Arc<()>,
     /// The server has accepted a connection that is being made, and has not yet replied on it.
@@ -35,7 +35,7 @@ pub(crate) struct Connector {
 
 /// Called when a command or a connection to a node of a cluster fails: another node may be about to
 /// take over.
-pub(in crate::redis) type OnFailure = Arc<dyn Fn() + Send + Sync>;
+pub(super) type OnFailure = Arc<dyn Fn() + Send + Sync>;
 
 /// The address of a server, or where to ask for it.
 enum Origin {
@@ -99,7 +99,7 @@ impl Connector {
     /// so this may block for longer: only a dialer calls it.
     ///
     /// Calls `moved` if the sentinels name another master than before.
-    pub(crate) fn connect(&self, moved: impl FnOnce()) -> RedisResult<Connection> {
+    pub(super) fn connect(&self, moved: impl FnOnce()) -> RedisResult<Connection> {
         match &self.origin {
             Origin::Server(address) => {
                 let connection = self.log_on(address, self.deadline());
@@ -128,7 +128,7 @@ impl Connector {
     }
 
     /// Returns why no connection could be made.
-    pub(crate) fn no_connection(&self, error: RedisError) -> Cause {
+    pub(super) fn no_connection(&self, error: RedisError) -> Cause {
         match NoFirstReply::of(&error) {
             Some(event) => Cause::no_first_reply(event, self.tls_hint()),
             None => Cause::no_connection(error, self.connect_timeout),
@@ -136,7 +136,7 @@ impl Connector {
     }
 
     /// Returns why no connection was ready in time.
-    pub(crate) fn no_connection_yet(&self) -> Cause {
+    pub(super) fn no_connection_yet(&self) -> Cause {
         match self.has_accepted.load(Ordering::Relaxed) {
             true => Cause::no_first_reply(NoFirstReply::Silent, self.tls_hint()),
             false => Cause::silence("no connection in time"),

@@ -35,7 +35,7 @@ pub(crate) struct ConnectError {
 
 impl ConnectError {
     /// A failure that says nothing about the server.
-    pub(crate) const fn of_client(cause: Cause) -> Self {
+    pub(super) const fn of_client(cause: Cause) -> Self {
         Self {
             cause,
             is_final: false,
@@ -45,7 +45,7 @@ impl ConnectError {
 
     /// Whether the calls that wait for a connection fail with this now. A peer that speaks another
     /// protocol does not become a Redis while they wait.
-    pub(crate) fn ends_waits(&self) -> bool {
+    pub(super) fn ends_waits(&self) -> bool {
         self.is_final || self.cause.is_not_redis()
     }
 }
@@ -53,7 +53,7 @@ impl ConnectError {
 /// The state of dialing one server. One dialer works at a time; one that hangs is abandoned, and
 /// another replaces it.
 #[derive(Debug, Default)]
-pub(crate) struct Dialing {
+pub(super) struct Dialing {
     /// The number of the working dialer, and when it began its current connection.
     current: Option<(u64, Instant)>,
     number: u64,
@@ -64,24 +64,24 @@ pub(crate) struct Dialing {
     not_before: Option<Instant>,
     failure: Option<ConnectError>,
     /// How often dialing has failed.
-    pub(crate) failed_times: u64,
+    pub(super) failed_times: u64,
 }
 
 impl Dialing {
     /// Returns whether another dialer must start; each connection should take at most `limit`.
-    pub(crate) fn needs_dialer(&self, now: Instant, limit: Duration) -> bool {
+    pub(super) fn needs_dialer(&self, now: Instant, limit: Duration) -> bool {
         match self.current {
             None => true,
             Some((_, since)) => since.until(now) > limit && self.abandoned < MOST_ABANDONED,
         }
     }
 
-    pub(crate) fn is_at_work(&self) -> bool {
+    pub(super) fn is_at_work(&self) -> bool {
         self.current.is_some()
     }
 
     /// Starts a dialer in place of the current one, and returns its number.
-    pub(crate) fn start(&mut self, now: Instant) -> u64 {
+    pub(super) fn start(&mut self, now: Instant) -> u64 {
         if self.current.is_some() {
             self.abandoned += 1;
         }
@@ -91,7 +91,7 @@ impl Dialing {
     }
 
     /// Abandons the working dialer and ends the pause: another server has taken over.
-    pub(crate) fn abandon_current(&mut self) {
+    pub(super) fn abandon_current(&mut self) {
         if self.current.take().is_some() {
             self.abandoned += 1;
         }
@@ -99,21 +99,21 @@ impl Dialing {
     }
 
     /// Records that the dialer `number` begins a connection.
-    pub(crate) fn begin(&mut self, number: u64, now: Instant) {
+    pub(super) fn begin(&mut self, number: u64, now: Instant) {
         self.current = Some((number, now));
     }
 
     /// Records that the working dialer has nothing left to do.
-    pub(crate) fn stop(&mut self) {
+    pub(super) fn stop(&mut self) {
         self.current = None;
     }
 
     /// Returns how long the next connection must wait after failures.
-    pub(crate) fn pause(&self, now: Instant) -> Duration {
+    pub(super) fn pause(&self, now: Instant) -> Duration {
         self.not_before.map_or(Duration::ZERO, |at| now.until(at))
     }
 
-    pub(crate) fn succeeded(&mut self) {
+    pub(super) fn succeeded(&mut self) {
         self.failures = 0;
         self.not_before = None;
         self.failure = None;
@@ -127,13 +127,13 @@ impl Dialing {
     }
 
     /// Returns the last failure, unless a connection was made since.
-    pub(crate) fn failure(&self) -> Option<&ConnectError> {
+    pub(super) fn failure(&self) -> Option<&ConnectError> {
         self.failure.as_ref()
     }
 
     /// Records that the dialer `number` has finished an attempt. Returns false if it was abandoned
     /// and must end.
-    pub(crate) fn came_back(&mut self, number: u64) -> bool {
+    pub(super) fn came_back(&mut self, number: u64) -> bool {
         let is_current = self.current.is_some_and(|(current, _)| current == number);
         if !is_current {
             self.abandoned -= 1;

@@ -19,7 +19,7 @@ use crate::redis::conn::pool_state::State;
 impl Pool {
     /// Starts a dialer if a connection is wanted and no dialer works. Dialing has its own thread:
     /// name resolution and connecting to a unix socket may block for longer than a caller has time.
-    pub(in crate::redis) fn ensure_dialer(
+    pub(super) fn ensure_dialer(
         self: &Arc<Self>,
         state: &mut State,
         now: Instant,

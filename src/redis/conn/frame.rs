@@ -28,11 +28,11 @@ const BYTES_PER_VALUE: usize = 16;
 /// SLOTS, have five levels.
 const DEEPEST: usize = 16;
 
-pub(in crate::redis) const LINE_END: &[u8; 2] = b"\r\n";
+pub(super) const LINE_END: &[u8; 2] = b"\r\n";
 
 /// The most bytes that the next replies may have.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::redis) struct Limit(usize);
+pub(super) struct Limit(usize);
 
 impl Default for Limit {
     fn default() -> Self {
@@ -41,22 +41,22 @@ impl Default for Limit {
 }
 
 impl Limit {
-    pub(in crate::redis) const MOST: Self = Self(MOST_BYTES);
+    pub(super) const MOST: Self = Self(MOST_BYTES);
 
     /// Raises the limit for the replies to commands of this many bytes.
-    pub(in crate::redis) fn raise_for(&mut self, commands: usize) {
+    pub(super) fn raise_for(&mut self, commands: usize) {
         let wanted = USUAL_BYTES.saturating_add(commands);
         self.0 = self.0.max(wanted.min(MOST_BYTES));
     }
 
-    pub(in crate::redis) fn bytes(self) -> usize {
+    pub(super) fn bytes(self) -> usize {
         self.0
     }
 }
 
 /// The progress through a reply whose end is still missing.
 #[derive(Debug, Default)]
-pub(in crate::redis) struct Scan {
+pub(super) struct Scan {
     /// The position of the next value.
     at: usize,
     /// The first line of that value does not end before this position.
@@ -80,13 +80,13 @@ enum Body {
 
 impl Scan {
     /// Returns whether nothing of the reply has been examined.
-    pub(in crate::redis) fn is_new(&self) -> bool {
+    pub(super) fn is_new(&self) -> bool {
         self.at == 0 && self.sought == 0
     }
 
     /// Returns the length of the reply at the start of `bytes`; `None` while a part is missing.
     /// Then it must be called again with the same bytes and more after them.
-    pub(in crate::redis) fn end(
+    pub(super) fn end(
         &mut self,
         bytes: &[u8],
         limit: Limit,

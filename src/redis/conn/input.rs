@@ -17,7 +17,7 @@ const CHUNK: usize = 2 * 1024;
 const LEAST_ROOM: usize = 512;
 
 #[derive(Default)]
-pub(in crate::redis) struct Input {
+pub(super) struct Input {
     /// The peer's bytes are those from `start` to `end`. The rest is initialised, but not data.
     bytes: Box<[u8]>,
     start: usize,
@@ -31,7 +31,7 @@ pub(in crate::redis) struct Input {
 
 impl Input {
     /// Takes out the next reply; `None` while a part of it is missing.
-    pub(in crate::redis) fn next(&mut self) -> Result<Option<Value>, RedisError> {
+    pub(super) fn next(&mut self) -> Result<Option<Value>, RedisError> {
         let bytes = self.bytes.get(self.start..self.end).unwrap_or_default();
         if self.scan.is_new()
             && let Some((value, end)) = short_reply::read(bytes)
@@ -69,24 +69,24 @@ impl Input {
     }
 
     /// Returns whether a part of a reply has arrived.
-    pub(in crate::redis) fn is_within_reply(&self) -> bool {
+    pub(super) fn is_within_reply(&self) -> bool {
         self.start < self.end
     }
 
     /// Returns the violation by the last reply, which does not fit the command.
-    pub(in crate::redis) fn misfit(&self) -> Violation {
+    pub(super) fn misfit(&self) -> Violation {
         let reply = self.bytes.get(self.last.clone()).unwrap_or_default();
         Violation::new(Kind::Malformed, reply)
     }
 
     /// Returns the violation by a reply that does not end in time.
-    pub(in crate::redis) fn endless(&self) -> Violation {
+    pub(super) fn endless(&self) -> Violation {
         let bytes = self.bytes.get(self.start..self.end).unwrap_or_default();
         Violation::new(Kind::Endless, bytes)
     }
 
     /// Returns where to put the next bytes; never empty.
-    pub(in crate::redis) fn room(&mut self) -> &mut [u8] {
+    pub(super) fn room(&mut self) -> &mut [u8] {
         if self.bytes.len() - self.end < LEAST_ROOM {
             self.make_room();
         }
@@ -94,7 +94,7 @@ impl Input {
     }
 
     /// Records that `count` bytes were written to [`room`](Self::room).
-    pub(in crate::redis) fn filled(&mut self, count: usize) {
+    pub(super) fn filled(&mut self, count: usize) {
         self.end = (self.end + count).min(self.bytes.len());
     }
 

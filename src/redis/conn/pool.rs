@@ -215,7 +215,7 @@ impl Pool {
         next.take(state.idle.len().max(1)).for_each(Thread::unpark);
     }
 
-    pub(in crate::redis) fn wake_all(&self, state: &State) {
+    pub(super) fn wake_all(&self, state: &State) {
         state.callers.next(usize::MAX).for_each(Thread::unpark);
     }
 

@@ -63,7 +63,7 @@ impl State {
     }
 
     /// Returns whether a connection must be made: the queued calls can use more than are idle.
-    pub(in crate::redis) fn wants_connection(&self, cap: usize) -> bool {
+    pub(super) fn wants_connection(&self, cap: usize) -> bool {
         let usable = self.callers.next(cap.saturating_sub(self.out));
         usable.count() > self.idle.len()
     }
@@ -81,7 +81,7 @@ impl State {
 
     /// Removes the first combined call from the queue, so that it asks for a connection of its own.
     /// Without this, no connection may come back to the queue.
-    pub(in crate::redis) fn dismiss_one(&mut self) {
+    pub(super) fn dismiss_one(&mut self) {
         if self.is_turn_of_queue()
             && let Some(call) = self.queue.first(Instant::now())
         {
@@ -113,7 +113,7 @@ impl Default for Combiner {
 
 impl Combiner {
     /// Forgets the round trips: connections now lead to another server.
-    pub(in crate::redis) fn forget_trips(&self) {
+    pub(super) fn forget_trips(&self) {
         self.shortest.store(u64::MAX, Ordering::Relaxed);
     }
 

@@ -28,12 +28,12 @@ const TOO_SHORT_TO_BLOCK: Duration = Duration::from_millis(40);
 /// Short, because the kernel rounds longer timeouts up by more.
 const UNIX_STEP: Duration = Duration::from_millis(50);
 
-pub(in crate::redis) struct Socket(OwnedFd);
+pub(super) struct Socket(OwnedFd);
 
 impl Socket {
     /// Connects to one of the addresses of `host`, by `until`. Name resolution has no deadline:
     /// only a dialer calls this.
-    pub(in crate::redis) fn connect_tcp(
+    pub(super) fn connect_tcp(
         host: &str,
         port: u16,
         settings: &TcpSettings,
@@ -66,7 +66,7 @@ impl Socket {
         Ok(Self(socket.into()))
     }
 
-    pub(in crate::redis) fn connect_unix(path: &Path, until: Instant) -> io::Result<Self> {
+    pub(super) fn connect_unix(path: &Path, until: Instant) -> io::Result<Self> {
         let socket = RawSocket::new(Domain::UNIX, Type::STREAM, None)?;
         socket.set_read_timeout(Some(SOCKET_TIMEOUT))?;
         let address = SockAddr::unix(path)?;
@@ -96,7 +96,7 @@ impl Socket {
 
     /// Like [`read`](Self::read), but leaves the bytes for the next read.
     #[cfg(feature = "tls")]
-    pub(in crate::redis) fn peek(&self, bytes: &mut [u8], until: Instant) -> io::Result<usize> {
+    pub(super) fn peek(&self, bytes: &mut [u8], until: Instant) -> io::Result<usize> {
         self.receive(bytes, until, RecvFlags::PEEK)
     }
 
@@ -141,7 +141,7 @@ impl Socket {
         }
     }
 
-    pub(in crate::redis) fn write_all(&self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+    pub(super) fn write_all(&self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
             let count = self.write(bytes, until)?;
             bytes = bytes.get(count..).unwrap_or_default();
@@ -173,10 +173,7 @@ fn wait(socket: &OwnedFd, what: PollFlags, left: Duration) -> io::Result<()> {
 
 /// Waits until one of the sockets can be read, at most until `until`, and possibly less. Returns
 /// which of them are ready.
-pub(in crate::redis) fn wait_to_read(
-    sockets: &[BorrowedFd<'_>],
-    until: Instant,
-) -> io::Result<Vec<bool>> {
+pub(super) fn wait_to_read(sockets: &[BorrowedFd<'_>], until: Instant) -> io::Result<Vec<bool>> {
     let polled = |socket| PollFd::from_borrowed_fd(socket, PollFlags::IN);
     let mut polled: Vec<_> = sockets.iter().copied().map(polled).collect();
     wait_for(&mut polled, Instant::now().until(until))?;

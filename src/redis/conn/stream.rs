@@ -12,7 +12,7 @@ use super::tls::TlsStream;
 use crate::clock::Instant;
 use crate::url::Address;
 
-pub(in crate::redis) enum Stream {
+pub(super) enum Stream {
     Plain(Socket),
     #[cfg(feature = "tls")]
     Tls(Box<TlsStream>),
@@ -25,7 +25,7 @@ impl Stream {
         not(feature = "tls"),
         expect(unused_variables, reason = "no handshake")
     )]
-    pub(in crate::redis) fn connect(
+    pub(super) fn connect(
         address: &Address,
         input: &mut Input,
         until: Instant,

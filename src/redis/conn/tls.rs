@@ -22,7 +22,7 @@ const HANDSHAKE: u8 = 22;
 /// How many of a peer's first bytes are examined.
 const SHOWN: usize = 40;
 
-pub(in crate::redis) struct TlsStream {
+pub(super) struct TlsStream {
     socket: Socket,
     tls: ClientConnection,
 }
@@ -144,11 +144,7 @@ impl TlsStream {
         }
     }
 
-    pub(in crate::redis) fn write_all(
-        &mut self,
-        mut bytes: &[u8],
-        until: Instant,
-    ) -> io::Result<()> {
+    pub(super) fn write_all(&mut self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
             // As much as fits into the buffer of rustls.
             let count = self.tls.writer().write(bytes)?;

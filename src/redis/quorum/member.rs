@@ -88,17 +88,17 @@ impl Member {
         self.down.store(false, Ordering::SeqCst);
     }
 
-    pub(crate) fn latency(&self) -> u64 {
+    pub(super) fn latency(&self) -> u64 {
         self.latency.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_latency(&self, took: Duration) {
+    pub(super) fn set_latency(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.latency.store(nanos, Ordering::Relaxed);
     }
 
     /// Updates the recent latency by a reply that took `took`, for which a caller waited `waited`.
-    pub(crate) fn answered_after(&self, took: Duration, waited: Duration) {
+    pub(super) fn answered_after(&self, took: Duration, waited: Duration) {
         let (latency, nanos) = (self.latency(), took.as_nanos() as u64);
         // A reply that was there before anyone waited for it is only an upper bound of the latency.
         let was_waited_for = waited * 8 >= took;
@@ -133,7 +133,7 @@ impl Member {
     }
 
     /// Takes an idle connection. One with too many unread replies goes to the io thread first.
-    pub(crate) fn take_idle(&self) -> Option<PipelinedConnection> {
+    pub(super) fn take_idle(&self) -> Option<PipelinedConnection> {
         let connection = self.idle.lock().pop()?;
         if connection.pending() < MAX_PENDING {
             return Some(connection);
@@ -209,14 +209,14 @@ impl Member {
     }
 
     /// Settles every unread reply of a connection that failed.
-    pub(crate) fn settle_all(&self, connection: PipelinedConnection) {
+    pub(super) fn settle_all(&self, connection: PipelinedConnection) {
         for pending in connection.abandon(None) {
             self.settle(pending, None);
         }
     }
 
     /// Handles a reply that no caller waits for; `None` if it will never come.
-    pub(crate) fn settle(&self, pending: PendingReply, answer: Option<&Replied>) {
+    pub(super) fn settle(&self, pending: PendingReply, answer: Option<&Replied>) {
         match (pending, answer) {
             (PendingReply::Nothing, _) | (PendingReply::Acquire(_), None) => {}
             (PendingReply::Acquire(votes), Some(answer)) => {
@@ -235,7 +235,7 @@ impl Member {
     }
 
     /// Lets the io thread repeat a release until it is confirmed, unless nothing was acquired here.
-    pub(crate) fn undo(&self, release: PendingRelease) {
+    pub(super) fn undo(&self, release: PendingRelease) {
         let votes = release.votes.as_ref();
         let nothing = [Vote::NotAsked, Vote::Refused];
         if votes.is_none_or(|votes| !nothing.contains(&votes.vote(self.index))) {

@@ -42,13 +42,13 @@ impl PipelinedConnection {
     }
 
     /// The number of unread replies.
-    pub(crate) fn pending(&self) -> usize {
+    pub(super) fn pending(&self) -> usize {
         self.pending.len()
     }
 
     /// The entry for a release that is sent over this connection next. An acquire whose reply is
     /// still unread on the same connection runs before the release.
-    pub(crate) fn pending_reply_to(&self, release: PendingRelease, server: usize) -> PendingReply {
+    pub(super) fn pending_reply_to(&self, release: PendingRelease, server: usize) -> PendingReply {
         let acquire = release.votes.as_ref();
         let is_behind = acquire.is_some_and(|acquire| {
             self.pending.iter().any(|(pending, _)| match pending {
@@ -63,7 +63,7 @@ impl PipelinedConnection {
     }
 
     /// Sends `call` without waiting for its reply.
-    pub(crate) fn send(
+    pub(super) fn send(
         &mut self,
         call: &Call<'_>,
         pending: PendingReply,
@@ -81,11 +81,11 @@ impl PipelinedConnection {
     }
 
     /// Forgets which scripts the server knows, so that their source is sent again.
-    pub(crate) fn forget_scripts(&mut self) {
+    pub(super) fn forget_scripts(&mut self) {
         self.known_scripts.clear();
     }
 
-    pub(crate) fn ping(&mut self, until: Instant) -> RedisResult<()> {
+    pub(super) fn ping(&mut self, until: Instant) -> RedisResult<()> {
         self.pending.push_back((PendingReply::Nothing, Verb::Ping));
         let ping = redis::cmd("PING");
         self.connection
@@ -101,7 +101,7 @@ impl PipelinedConnection {
 
     /// Like [`receive`](Self::receive), but returns `None` unless the reply is already there. Pass
     /// `is_ready` if the socket may have something to read.
-    pub(crate) fn receive_at_hand(&mut self, is_ready: bool) -> Option<(PendingReply, CallResult)> {
+    pub(super) fn receive_at_hand(&mut self, is_ready: bool) -> Option<(PendingReply, CallResult)> {
         let value = self.connection.answer_at_hand(is_ready).transpose()?;
         let (pending, verb) = self.next_pending();
         Some((
@@ -123,7 +123,7 @@ impl PipelinedConnection {
 
     /// Closes the connection and returns the entries of its unread replies. Sends `undo` behind
     /// them first, if given.
-    pub(crate) fn abandon(
+    pub(super) fn abandon(
         self,
         undo: Option<&Call<'_>>,
     ) -> impl Iterator<Item = PendingReply> + use<> {

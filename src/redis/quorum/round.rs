@@ -62,7 +62,7 @@ impl Slot<'_> {
     }
 }
 
-pub(in crate::redis) struct Round<'a> {
+pub(super) struct Round<'a> {
     quorum: &'a Quorum,
     call: Option<Call<'a>>,
     until: Instant,
@@ -99,7 +99,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    pub(in crate::redis) fn run(mut self) -> Result<(Answer, Instant), Fault> {
+    pub(super) fn run(mut self) -> Result<(Answer, Instant), Fault> {
         self.choose();
         let connected = self.connect();
         // A release is sent to every server that can be reached.

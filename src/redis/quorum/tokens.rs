@@ -33,7 +33,7 @@ impl Tokens {
     }
 
     /// Records the token counter that a server reported.
-    pub(crate) fn learn(&self, counter: u64) {
+    pub(super) fn learn(&self, counter: u64) {
         self.learn_at(clock(), counter);
     }
 

@@ -89,7 +89,7 @@ impl Votes {
     }
 
     /// The least number of further votes that can decide.
-    pub(crate) fn missing(&self) -> usize {
+    pub(super) fn missing(&self) -> usize {
         let counted = match self.verb {
             Verb::Inspect => self.others.len(),
             _ => self.yes,
@@ -98,11 +98,11 @@ impl Votes {
     }
 
     /// Returns true if the lock was acquired.
-    pub(crate) fn is_won(&self) -> bool {
+    pub(super) fn is_won(&self) -> bool {
         self.yes >= self.size.needed
     }
 
-    pub(crate) fn is_decided(&self) -> bool {
+    pub(super) fn is_decided(&self) -> bool {
         !matches!(self.verdict(), Verdict::Open)
     }
 
