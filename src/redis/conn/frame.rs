@@ -86,11 +86,7 @@ impl Scan {
 
     /// Returns the length of the reply at the start of `bytes`; `None` while a part is missing.
     /// Then it must be called again with the same bytes and more after them.
-    pub(super) fn end(
-        &mut self,
-        bytes: &[u8],
-        limit: Limit,
-    ) -> Result<Option<usize>, Kind> {
+    pub(super) fn end(&mut self, bytes: &[u8], limit: Limit) -> Result<Option<usize>, Kind> {
         while let Some(&kind) = bytes.get(self.at) {
             let Some(next) = self.value(kind, bytes, limit)? else {
                 break;

@@ -26,7 +26,7 @@ pub(super) struct Input {
     last: Range<usize>,
     /// The progress through the reply that begins at `start`.
     scan: Scan,
-    pub(in crate::redis) limit: Limit,
+    pub(super) limit: Limit,
 }
 
 impl Input {
