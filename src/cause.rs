@@ -107,7 +107,7 @@ impl Cause {
     }
 
     /// Whether this is only a timeout: an earlier cause is more informative.
-    pub(crate) fn is_silence(&self) -> bool {
+    fn is_silence(&self) -> bool {
         matches!(self.kind, CauseKind::NoReply | CauseKind::Timeout)
     }
 

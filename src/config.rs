@@ -237,7 +237,7 @@ pub(crate) fn check_ttl(ttl: Duration) -> Result<(), Error> {
     Ok(())
 }
 
-pub(crate) fn check_renew_every(every: Duration, ttl: Duration) -> Result<(), Error> {
+fn check_renew_every(every: Duration, ttl: Duration) -> Result<(), Error> {
     if every < Duration::from_millis(1) || every > validity(ttl) / 10 * 9 {
         return wrong(format!(
             "renew_every must be between 1 ms and nine tenths of the ttl ({ttl:?}), not {every:?}: \

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::escape::Escaped;
 
 /// The longest name, in bytes.
-pub(crate) const LONGEST_NAME: usize = 64 * 1024;
+const LONGEST_NAME: usize = 64 * 1024;
 
 /// The name of a lock: 1 byte to 64 KiB of any bytes, not necessarily text.
 ///

@@ -75,7 +75,7 @@ impl ClientBuilder {
     }
 
     /// Returns whether the servers have been set.
-    pub(crate) fn has_place(&self) -> bool {
+    pub(super) fn has_place(&self) -> bool {
         self.place.is_some()
     }
 
@@ -91,8 +91,7 @@ impl ClientBuilder {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn cluster(self, nodes: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        let nodes = nodes.into_iter().map(Into::into).collect();
-        self.at(UrlSource::Cluster(nodes))
+        self.at(UrlSource::Cluster(strings(nodes)))
     }
 
     /// Sets the sentinels and the name of the master that they monitor.
@@ -113,8 +112,7 @@ impl ClientBuilder {
         sentinels: impl IntoIterator<Item = impl Into<String>>,
         master: impl Into<String>,
     ) -> Self {
-        let sentinels = sentinels.into_iter().map(Into::into).collect();
-        self.at(UrlSource::Sentinel(sentinels, master.into()))
+        self.at(UrlSource::Sentinel(strings(sentinels), master.into()))
     }
 
     /// Sets the certificate authorities to trust, as one or more concatenated PEM certificates.
@@ -168,9 +166,7 @@ impl ClientBuilder {
 
     /// Sets the servers of a quorum, one URL each; see [`Client::quorum`](crate::Client::quorum).
     pub fn quorum<U: Into<String>>(self, urls: impl IntoIterator<Item = U>) -> Self {
-        self.at(UrlSource::Quorum(
-            urls.into_iter().map(Into::into).collect(),
-        ))
+        self.at(UrlSource::Quorum(strings(urls)))
     }
 
     /// Sets how long a lease lasts unless it is renewed, for locks without a ttl of their own.
@@ -354,6 +350,10 @@ impl ClientBuilder {
         let target = target.with_tls(&self.tls)?;
         Ok((self.config, target))
     }
+}
+
+fn strings(items: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {
+    items.into_iter().map(Into::into).collect()
 }
 
 impl fmt::Debug for ClientBuilder {

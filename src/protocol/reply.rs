@@ -17,7 +17,7 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
-    pub(crate) fn into_list(self) -> Option<Vec<Self>> {
+    pub(super) fn into_list(self) -> Option<Vec<Self>> {
         match self {
             Self::List(items) => Some(items),
             _ => None,

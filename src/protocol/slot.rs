@@ -12,7 +12,7 @@ pub(crate) fn slot(key: &[u8]) -> u16 {
 /// one.
 ///
 /// `None` if there is no such text.
-pub(crate) fn hash_tag(key: &[u8]) -> Option<&[u8]> {
+pub(super) fn hash_tag(key: &[u8]) -> Option<&[u8]> {
     let open = key.iter().position(|&b| b == b'{')?;
     let rest = key.get(open + 1..)?;
     let length = rest.iter().position(|&b| b == b'}')?;
