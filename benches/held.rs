@@ -16,10 +16,10 @@ use support::Server;
 const LEASES: usize = 10_000;
 const TTL: Duration = Duration::from_secs(10);
 
-/// Each lease is renewed every third of its ttl: six times while watched.
+/// How long the leases are watched. Each is renewed six times in this time, every third of its ttl.
 const WATCHED: Duration = Duration::from_secs(20);
 
-/// The time watched, and the parts over which the processor share is taken.
+/// The number of parts of that time. The share of the processor is measured in each.
 const PARTS: u32 = 10;
 
 const RENEW: &str = concat!(
@@ -160,8 +160,7 @@ fn renewals_by_hand(url: &str, guards: &[MutexGuard], renewals: u64) -> Duration
         .iter()
         .map(|guard| {
             let lock = format!("lock:{}", guard.name());
-            let none = format!("leasehold:none:{{{lock}}}");
-            (lock, none, guard.holder_id())
+            (lock, guard.holder_id())
         })
         .collect();
     let used = processor();
@@ -169,15 +168,8 @@ fn renewals_by_hand(url: &str, guards: &[MutexGuard], renewals: u64) -> Duration
     for some in names.chunks(256).cycle() {
         let some = &some[..left.min(some.len())];
         let mut pipe = redis::pipe();
-        for (lock, none, id) in some {
-            pipe.invoke_script(
-                script
-                    .key(lock)
-                    .key(none)
-                    .arg(id.as_str())
-                    .arg(10_000)
-                    .arg(0),
-            );
+        for (lock, id) in some {
+            pipe.invoke_script(script.key(lock).arg(id.as_str()).arg(10_000).arg(0));
         }
         let answers: Vec<i64> = pipe.query(&mut connection).unwrap();
         assert!(answers.iter().all(|answer| *answer == 1), "all are held");

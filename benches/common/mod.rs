@@ -1,4 +1,4 @@
-//! Shared by the benches: turns, percentiles, tables, the hand-written floor, and reports.
+//! Helpers of the benches: turns, percentiles, tables, hand-written equivalents, and reports.
 
 // Every bench compiles its own copy of this module and uses only a part.
 #![allow(dead_code)]
@@ -59,13 +59,13 @@ impl Samples {
         Spread::of(self.medians())
     }
 
-    /// The time relative to `floor`. Compares within each round, since this machine's speed changes
+    /// The time relative to `floor`. Compares within each round, because the machine's speed changes
     /// from one moment to the next.
     pub(crate) fn ratio(&self, floor: &Self) -> Spread {
         Spread::of(self.medians().zip(floor.medians()).map(|(a, b)| a / b))
     }
 
-    /// The difference to `floor` in µs, compared the same way.
+    /// The difference to `floor` in µs, compared within each round, too.
     pub(crate) fn surplus(&self, floor: &Self) -> Spread {
         Spread::of(self.medians().zip(floor.medians()).map(|(a, b)| a - b))
     }
@@ -100,8 +100,9 @@ impl Spread {
 /// A contender: runs a round and returns how long each operation took.
 pub(crate) type Contender<'a> = Box<dyn FnMut() -> Vec<Duration> + 'a>;
 
-/// Runs every contender in every round. Each round starts with the next contender: the first one
-/// after another finds colder caches. Rounds before the first counted one warm everything up.
+/// Runs every contender in every round. Each round starts with another contender, because the order
+/// matters: a contender finds the caches as the one before it has left them. The first rounds are
+/// not counted.
 pub(crate) fn take_turns(rounds: usize, contenders: &mut [Contender<'_>]) -> Vec<Samples> {
     const WARM_UP: usize = 2;
     let mut samples: Vec<Samples> = contenders.iter().map(|_| Samples::default()).collect();

@@ -11,12 +11,12 @@ use super::time::{eventually, ms};
 
 /// Makes every call that opens a connection: commands, renewals and the subscription.
 ///
-/// `keepers` are the servers that store the name. Returns the clients, still connected.
+/// `owners` are the servers that store the name. Returns the clients, still connected.
 #[track_caller]
 pub fn exercise_every_call(
     builder: impl Fn() -> ClientBuilder,
     name: &str,
-    keepers: &[&Server],
+    owners: &[&Server],
 ) -> [Client; 2] {
     let one = builder().build().unwrap();
     one.ping().unwrap();
@@ -32,7 +32,7 @@ pub fn exercise_every_call(
     guard.renew().unwrap();
     guard.extend(ms(30_000)).unwrap();
 
-    // So long a backstop that only the release can wake the waiter in time.
+    // With this backstop, only the release can wake the waiter in time.
     let two = builder().backstop(ms(60_000)).build().unwrap();
     assert!(two.mutex(name).try_lock().unwrap().is_none());
     let held = two
@@ -46,7 +46,7 @@ pub fn exercise_every_call(
             let guard = two.mutex(name).try_lock_for(ms(30_000)).unwrap();
             (guard.expect("the lock is released"), Instant::now())
         });
-        for server in keepers {
+        for server in owners {
             server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
         }
         let released = Instant::now();

@@ -1,4 +1,4 @@
-//! The same work by hand: what a lock costs without this crate.
+//! Hand-written equivalents of the crate's calls: the costs with which benches compare it.
 
 pub(crate) mod batched;
 pub(crate) mod fair;
