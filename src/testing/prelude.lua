@@ -1,15 +1,19 @@
 -- What a script finds in Redis: the table `redis`, errors that are tables, and read-only globals.
 -- Receives the host's functions; returns the function that runs a script.
-local execute, sha1hex, line = ...
-local error, type, tostring, tonumber, xpcall = error, type, tostring, tonumber, xpcall
+local call, protected_call, reply_of, sha1hex, line = ...
+local error, pcall_of_host, type, tostring, xpcall = error, pcall, type, tostring, xpcall
 local find, gsub = string.find, string.gsub
 
-redis = {pcall = execute, sha1hex = sha1hex}
+redis = {call = call, pcall = protected_call, sha1hex = sha1hex}
 
-function redis.call(...)
-  local reply = execute(...)
-  if type(reply) == 'table' and reply.err then error(reply, 0) end
-  return reply
+-- An error of the host, as the table that it is in Redis.
+local function converted(ran, ...)
+  if not ran and type(...) == 'userdata' then return false, reply_of((...)) end
+  return ran, ...
+end
+
+function pcall(...)
+  return converted(pcall_of_host(...))
 end
 
 function redis.error_reply(text)
@@ -36,6 +40,7 @@ setmetatable(_G, {
 })
 
 local function handler(err)
+  if type(err) == 'userdata' then err = reply_of(err) end
   if type(err) ~= 'table' then err = {err = 'ERR ' .. tostring(err)} end
   err.line = line()
   return err

@@ -1,6 +1,7 @@
 //! The scripts, run by Lua 5.1 as Redis runs them.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 use mlua::{Function, Lua, LuaOptions, LuaString, MultiValue, StdLib, Table, Value};
@@ -29,18 +30,29 @@ impl Scripts {
         let format: Function = lua.globals().get::<Table>("string")?.get("format")?;
         let execute = {
             let database = Arc::clone(database);
-            lua.create_function(move |lua, arguments: MultiValue| {
-                let reply = match words(&format, arguments)? {
+            move |arguments: MultiValue| -> mlua::Result<Reply> {
+                Ok(match words(&format, arguments)? {
                     Ok(words) => database.lock().run_in_script(&words),
                     Err(refusal) => Reply::Error(refusal.into()),
-                };
-                to_lua(lua, reply)
-            })?
+                })
+            }
         };
+        let execute = Arc::new(execute);
+        let protected = Arc::clone(&execute);
+        let protected =
+            lua.create_function(move |lua, arguments| to_lua(lua, protected(arguments)?))?;
+        let call =
+            lua.create_function(
+                move |lua, arguments: MultiValue| match execute(arguments)? {
+                    Reply::Error(text) => Err(mlua::Error::external(Raised(text))),
+                    reply => to_lua(lua, reply),
+                },
+            )?;
+        let reply_of = lua.create_function(|lua, raised| to_lua(lua, raised_reply(&raised)))?;
         let sha1hex = lua.create_function(|_, text: LuaString| Ok(sha1(&text.as_bytes())))?;
         let line = lua.create_function(|lua, ()| Ok(line_of_script(lua)))?;
         let prelude = lua.load(include_str!("prelude.lua")).set_name("=prelude");
-        let run = prelude.call((execute, sha1hex, line))?;
+        let run = prelude.call((call, protected, reply_of, sha1hex, line))?;
         Ok(Self {
             lua,
             run,
@@ -103,6 +115,30 @@ impl Scripts {
         }
         self.run.call(script)
     }
+}
+
+/// An error reply, on its way through Lua as an error of the host. A function of Lua would be missing
+/// from the stack after `return redis.call(…)`, and with it the line of the script.
+#[derive(Debug)]
+struct Raised(String);
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Raised {}
+
+/// Returns the error reply that a function of the host has raised.
+fn raised_reply(raised: &Value) -> Reply {
+    let error = raised.as_error();
+    let reply = error.and_then(|error| error.downcast_ref::<Raised>());
+    Reply::Error(match (reply, error) {
+        (Some(Raised(text)), _) => text.clone(),
+        (None, Some(error)) => format!("ERR {error}"),
+        (None, None) => "ERR unknown error".into(),
+    })
 }
 
 pub(super) fn sha1(bytes: &[u8]) -> String {
@@ -218,5 +254,98 @@ fn line_of_script(lua: &Lua) -> Option<usize> {
             return line;
         }
         level += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(source: &str) -> Reply {
+        let mut scripts = Scripts::new(&Arc::default()).unwrap();
+        match scripts.load(source.as_bytes()) {
+            Ok(name) => scripts.run(&name, &[b"k".to_vec()], &[]).unwrap(),
+            Err(error) => error,
+        }
+    }
+
+    /// The replies of Redis 7.0.
+    #[test]
+    fn errors_are_worded_as_redis_words_them() {
+        let here =
+            |source: &str| format!(" script: {}, on @user_script:1.", sha1(source.as_bytes()));
+        for (source, text) in [
+            (
+                "redis.call('RPUSH', 'k', 'x') return redis.call('GET', 'k')",
+                "WRONGTYPE Operation against a key holding the wrong kind of value",
+            ),
+            (
+                "return foo",
+                "ERR user_script:1: Script attempted to access nonexistent global variable 'foo'",
+            ),
+            (
+                "foo = 1",
+                "ERR user_script:1: Attempt to modify a readonly table",
+            ),
+            (
+                "local x = nil; return x.y",
+                "ERR user_script:1: attempt to index local 'x' (a nil value)",
+            ),
+            (
+                "return redis.call({})",
+                "ERR Lua redis lib command arguments must be strings or integers",
+            ),
+            (
+                "return redis.call()",
+                "ERR Please specify at least one argument for this redis lib call",
+            ),
+            ("error('boo')", "ERR user_script:1: boo"),
+            ("error({err='FOO bar'})", "FOO bar"),
+        ] {
+            assert_eq!(run(source), Reply::Error(format!("{text}{}", here(source))));
+        }
+        let text =
+            "ERR Error compiling script (new function): user_script:1: '<eof>' expected near 'x'";
+        assert_eq!(run("return x x"), Reply::Error(text.into()));
+    }
+
+    #[test]
+    fn returned_errors_bear_no_place() {
+        for (source, text) in [
+            ("return redis.error_reply('X')", "ERR X"),
+            ("return redis.error_reply('-X')", "ERR X"),
+            ("return redis.error_reply('BADFENCE a b')", "BADFENCE a b"),
+            ("return {err = 'FOO bar'}", "FOO bar"),
+        ] {
+            assert_eq!(run(source), Reply::Error(text.into()), "{source}");
+        }
+    }
+
+    #[test]
+    fn values_are_converted_as_redis_converts_them() {
+        let int = Reply::Int;
+        for (source, reply) in [
+            ("return {1, 2.9, nil, 3}", Reply::array([int(1), int(2)])),
+            (
+                "return {true, false, 'a'}",
+                Reply::array([int(1), Reply::NIL, Reply::bulk("a")]),
+            ),
+            ("return -2.9", int(-2)),
+            ("return redis.call('SET', 'k', 'v')", Reply::OK),
+            ("return redis.call('GET', 'none') == false", int(1)),
+            (
+                "redis.call('SET', 'k', 1.1) return redis.call('GET', 'k')",
+                Reply::bulk("1.1000000000000001"),
+            ),
+            (
+                "redis.call('SET', 'k', 2^53 - 1) return redis.call('GET', 'k')",
+                Reply::bulk("9007199254740991"),
+            ),
+            ("return KEYS[1] .. #ARGV", Reply::bulk("k0")),
+            ("return redis.pcall('GET').err and 1", int(1)),
+            ("return redis.sha1hex('')", Reply::bulk(sha1(b""))),
+        ] {
+            assert_eq!(run(source), reply, "{source}");
+        }
     }
 }
