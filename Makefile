@@ -110,6 +110,7 @@ bench: servers
 	@set -e; for bench in $(BENCHES); do \
 		$(WITH_SERVER) $(CARGO) bench --bench $$bench; \
 	done
+	$(CARGO) bench --features testing --bench testing
 
 # Runs the same contention through other crates: a separate package.
 peers: servers
