@@ -1,6 +1,8 @@
 //! The traffic between clients and a quorum, a cluster, or a master behind Sentinel.
 
-use leasehold::Unlocked;
+use std::thread;
+
+use leasehold::{Client, Unlocked};
 use redis::Value;
 use support::{Cluster, ClusterSetup, FakeServer, Recorder, Server, eventually, ms, refusing_url};
 
@@ -8,19 +10,25 @@ use super::recording::{Trace, compare};
 use super::{LONGER, builder};
 
 pub(super) fn quorum_calls_are_as_recorded() {
-    compare("quorum.txt", &[votes(), questions()]);
+    compare("quorum.txt", &[votes(), waiting(), questions()]);
 }
 
+/// Records two servers, and returns two clients of a quorum of these and a third.
+///
 /// The third server is unreachable: otherwise calls would return before its reply is read, and
-/// later calls would differ. No call waits: the number of a waiter's attempts depends on which
-/// server confirms its subscription first.
-fn votes() -> String {
-    let servers = [(); 2].map(|()| Server::start());
-    let mut trace = Trace::of(recorders(&servers));
+/// later calls would differ.
+fn quorum_with_one_away(servers: &[Server; 2]) -> (Trace, Client, Client) {
+    let trace = Trace::of(recorders(servers));
     let mut urls = trace.urls();
     urls.push(refusing_url());
     let client = || builder().quorum(urls.clone()).build().unwrap();
     let (one, two) = (client(), client());
+    (trace, one, two)
+}
+
+fn votes() -> String {
+    let servers = [(); 2].map(|()| Server::start());
+    let (mut trace, one, two) = quorum_with_one_away(&servers);
     let [mutex, other] = [&one, &two].map(|client| client.mutex("a"));
     let guard = trace.step("try_lock", |_| mutex.try_lock().unwrap().unwrap());
     trace.step("try_lock, held", |_| {
@@ -44,6 +52,35 @@ fn votes() -> String {
     trace.end("A quorum of three servers, one of which is away")
 }
 
+/// The waiter's attempts, which are those of [`votes`], are left out: their number depends on which
+/// server confirms the subscription first.
+fn waiting() -> String {
+    let servers = [(); 2].map(|()| Server::start());
+    let (mut trace, one, two) = quorum_with_one_away(&servers);
+    let [mutex, other] = [&one, &two].map(|client| client.mutex("a"));
+    let guard = mutex.lock().unwrap();
+    trace.skip();
+    trace.set_apart(&["propose"]);
+    let waiter = trace.step("another client waits", |passed| {
+        let waiter = thread::spawn(move || other.lock().unwrap());
+        passed.wait_for_retry("propose");
+        for server in &servers {
+            server.wait_until_waiter_sleeps("lock_release:a");
+        }
+        waiter
+    });
+    let guard = trace.step("unlock wakes it", |passed| {
+        released(guard.unlock());
+        passed.wait_for("message", 2);
+        waiter.join().unwrap()
+    });
+    trace.step("its unlock", |passed| {
+        released(guard.unlock());
+        passed.wait_for("message", 2);
+    });
+    trace.end("A quorum of three servers, one of which is away: waiting")
+}
+
 fn questions() -> String {
     let servers = [(); 3].map(|()| Server::start());
     let mut trace = Trace::of(recorders(&servers));
@@ -63,64 +100,125 @@ fn recorders(servers: &[Server]) -> Vec<(&'static str, Recorder)> {
     labels.zip(recorders).collect()
 }
 
+/// A cluster behind recorders, and a client of it.
+struct RecordedCluster {
+    cluster: Cluster,
+    trace: Trace,
+    client: Client,
+    /// A name on each node.
+    names: [String; 2],
+}
+
+impl RecordedCluster {
+    fn start() -> Self {
+        let cluster = Cluster::with(ClusterSetup::steady(2, 0));
+        let labels = ["node 1", "node 2"].into_iter();
+        let nodes = labels.enumerate().map(|(n, label)| {
+            let recorder = Recorder::to(cluster.client_port(n));
+            let port = recorder.port().to_string();
+            let announced = ["CONFIG", "SET", "cluster-announce-port", &port];
+            let () = cluster.ask(n, &announced).unwrap();
+            (label, recorder)
+        });
+        let mut trace = Trace::of(nodes.collect());
+        trace.set_apart(&["CLUSTER", "PING", "undo"]);
+        let ports = trace.ports();
+        for (n, port) in ports.iter().enumerate() {
+            trace = trace.naming(port, &format!("<port {}>", n + 1));
+        }
+        eventually(ms(30_000), || {
+            let knows_all = |n| {
+                let slots = format!("{:?}", cluster.ask::<Value>(n, &["CLUSTER", "SLOTS"]));
+                ports.iter().all(|port| slots.contains(port))
+            };
+            (0..2).all(knows_all)
+        });
+        let client = builder().cluster(trace.urls()).build().unwrap();
+        client.ping().unwrap();
+        let names = [cluster.name_owned_by("a", 0), cluster.name_owned_by("b", 1)];
+        Self {
+            cluster,
+            trace,
+            client,
+            names,
+        }
+    }
+
+    fn call(&mut self) {
+        let (trace, client) = (&mut self.trace, &self.client);
+        let mutex = client.mutex(&*self.names[1]);
+        let guard = trace.step("lock", |_| mutex.lock().unwrap());
+        trace.step("inspect", |_| mutex.inspect().unwrap());
+        trace.step("list", |_| client.list("").unwrap());
+        trace.step("renew", |_| guard.renew().unwrap());
+        trace.step("unlock", |_| released(guard.unlock()));
+        let fair = client.fair_mutex(&*self.names[0]);
+        let guard = trace.step("FairMutex: lock", |_| fair.lock().unwrap());
+        trace.step("FairMutex: unlock", |_| released(guard.unlock()));
+    }
+
+    fn lock_several_names(&mut self) {
+        let (trace, client) = (&mut self.trace, &self.client);
+        let all = client.mutex_all(["{s}a", "{s}b"]);
+        let guard = trace.step("MutexAll in one slot: lock", |_| all.lock().unwrap());
+        trace.step("MutexAll in one slot: unlock", |_| released(guard.unlock()));
+        // Far from the other tokens, so that the recording does not depend on the time between two.
+        let fence = format!("leasehold:fence:{{lock:{}}}", self.names[1]);
+        let ahead = ["SET", &fence, "4000000000000000"];
+        let () = self.cluster.ask(1, &ahead).unwrap();
+        let all = client.mutex_all(&self.names);
+        let guard = trace.step("MutexAll in two slots: lock", |_| all.lock().unwrap());
+        trace.step("MutexAll in two slots: renew", |_| guard.renew().unwrap());
+        trace.step("MutexAll in two slots: extend", |_| {
+            guard.extend(LONGER).unwrap();
+        });
+        trace.step("MutexAll in two slots: unlock", |_| {
+            released(guard.unlock());
+        });
+        let other = builder().cluster(trace.urls()).build().unwrap();
+        let held = other.mutex(&*self.names[1]).lock().unwrap();
+        trace.skip();
+        trace.step(
+            "MutexAll in two slots: try_lock, the second held",
+            |passed| {
+                assert!(all.try_lock().unwrap().is_none());
+                passed.wait_for("release", 1);
+            },
+        );
+        released(held.unlock());
+        trace.skip();
+    }
+
+    fn call_while_a_slot_moves(&mut self) {
+        let (cluster, trace) = (&self.cluster, &mut self.trace);
+        let mutex = self.client.mutex(&*self.names[1]);
+        let key = format!("lock:{}", self.names[1]);
+        let (slot, guard) = (cluster.slot(&key), mutex.lock().unwrap());
+        cluster.begin_migration(slot, 1, 0);
+        cluster.move_key(&key, 1, 0);
+        trace.skip();
+        trace.step("renew, while the slot moves and the key has moved", |_| {
+            guard.renew().unwrap()
+        });
+        trace.step("unlock, the same", |_| released(guard.unlock()));
+        let owner: String = cluster.ask(0, &["CLUSTER", "MYID"]).unwrap();
+        let assign = ["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &owner];
+        for n in 0..2 {
+            let () = cluster.ask(n, &["FLUSHALL"]).unwrap();
+            let () = cluster.ask(n, &assign).unwrap();
+        }
+        // The client repeats its recent releases on the slot's new owner.
+        trace.set_apart(&["release", "release_all", "fair_release"]);
+        trace.step("lock, the slot has moved", |_| drop(mutex.lock().unwrap()));
+    }
+}
+
 pub(super) fn cluster_calls_are_as_recorded() {
-    let cluster = Cluster::with(ClusterSetup::steady(2, 0));
-    let labels = ["node 1", "node 2"].into_iter();
-    let nodes = labels.enumerate().map(|(n, label)| {
-        let recorder = Recorder::to(cluster.client_port(n));
-        let port = recorder.port().to_string();
-        let announced = ["CONFIG", "SET", "cluster-announce-port", &port];
-        let () = cluster.ask(n, &announced).unwrap();
-        (label, recorder)
-    });
-    let mut trace = Trace::of(nodes.collect());
-    trace.set_apart(&["CLUSTER", "PING", "undo"]);
-    let ports = trace.ports();
-    for (n, port) in ports.iter().enumerate() {
-        trace = trace.naming(port, &format!("<port {}>", n + 1));
-    }
-    eventually(ms(30_000), || {
-        let knows_all = |n| {
-            let slots = format!("{:?}", cluster.ask::<Value>(n, &["CLUSTER", "SLOTS"]));
-            ports.iter().all(|port| slots.contains(port))
-        };
-        (0..2).all(knows_all)
-    });
-    let client = builder().cluster(trace.urls()).build().unwrap();
-    client.ping().unwrap();
-    let names = [cluster.name_owned_by("a", 0), cluster.name_owned_by("b", 1)];
-    let mutex = client.mutex(&*names[1]);
-    let guard = trace.step("lock", |_| mutex.lock().unwrap());
-    trace.step("inspect", |_| mutex.inspect().unwrap());
-    trace.step("list", |_| client.list("").unwrap());
-    trace.step("renew", |_| guard.renew().unwrap());
-    trace.step("unlock", |_| released(guard.unlock()));
-    let fair = client.fair_mutex(&*names[0]);
-    let guard = trace.step("FairMutex: lock", |_| fair.lock().unwrap());
-    trace.step("FairMutex: unlock", |_| released(guard.unlock()));
-    let all = client.mutex_all(["{s}a", "{s}b"]);
-    let guard = trace.step("MutexAll in one slot: lock", |_| all.lock().unwrap());
-    trace.step("MutexAll in one slot: unlock", |_| released(guard.unlock()));
-    let key = format!("lock:{}", names[1]);
-    let (slot, guard) = (cluster.slot(&key), mutex.lock().unwrap());
-    cluster.begin_migration(slot, 1, 0);
-    cluster.move_key(&key, 1, 0);
-    trace.skip();
-    trace.step("renew, while the slot moves and the key has moved", |_| {
-        guard.renew().unwrap()
-    });
-    trace.step("unlock, the same", |_| released(guard.unlock()));
-    let owner: String = cluster.ask(0, &["CLUSTER", "MYID"]).unwrap();
-    for n in 0..2 {
-        let () = cluster.ask(n, &["FLUSHALL"]).unwrap();
-        let () = cluster
-            .ask(
-                n,
-                &["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &owner],
-            )
-            .unwrap();
-    }
-    trace.step("lock, the slot has moved", |_| drop(mutex.lock().unwrap()));
+    let mut recorded = RecordedCluster::start();
+    recorded.call();
+    recorded.lock_several_names();
+    recorded.call_while_a_slot_moves();
+    let trace = &mut recorded.trace;
     trace.meanwhile(&["CLUSTER"]);
     compare("cluster.txt", &[trace.end("A cluster of two masters")]);
 }
