@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{RecvTimeoutError, TryRecvError, unbounded};
-use leasehold::{Client, Error, MutexGuard, Unlocked};
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, unbounded};
+use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Unlocked};
 use support::{Proxy, Server, Traffic, eventually, expect_unreachable, let_pass, ms};
 
 support::tests![
@@ -331,14 +331,25 @@ fn unanswered_attempt_of_this_call_is_not_reported_as_another_holder() {
     eventually(PATIENCE, || server.get("lock:a").is_none());
 }
 
+/// Returns a mutex and the losses that its callback receives.
+fn reporting_losses(client: &Client) -> (Mutex, Receiver<Lost>) {
+    let (report, losses) = unbounded();
+    let mutex = client.mutex("a");
+    let mutex = mutex.on_lost(move |lost| report.send(*lost).unwrap());
+    (mutex, losses)
+}
+
+/// Asserts that the callback was never called. Its client and its mutex must be dropped before.
+#[track_caller]
+fn assert_no_loss_reported(losses: &Receiver<Lost>) {
+    assert_eq!(losses.try_recv(), Err(TryRecvError::Disconnected));
+}
+
 fn release_on_a_closed_connection_succeeds() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
-    let (report, losses) = unbounded();
-    let mutex = client
-        .mutex("a")
-        .on_lost(move |lost| report.send(*lost).unwrap());
+    let (mutex, losses) = reporting_losses(&client);
     let guard = mutex.lock().unwrap();
     let lost = guard.lost();
     proxy.set_open(Traffic::CutOnReply);
@@ -358,17 +369,14 @@ fn release_on_a_closed_connection_succeeds() {
     });
     assert_untouched_and_release(next, &server);
     drop((client, mutex));
-    assert_eq!(losses.try_recv(), Err(TryRecvError::Disconnected));
+    assert_no_loss_reported(&losses);
 }
 
 fn release_without_a_reply_is_no_loss() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
-    let (report, losses) = unbounded();
-    let mutex = client
-        .mutex("a")
-        .on_lost(move |lost| report.send(*lost).unwrap());
+    let (mutex, losses) = reporting_losses(&client);
     let guard = mutex.lock().unwrap();
     let lost = guard.lost();
     proxy.set_all(Traffic::DropReplies);
@@ -378,7 +386,7 @@ fn release_without_a_reply_is_no_loss() {
     let other = self::client(&server.url());
     assert_untouched_and_release(other.mutex("a").lock().unwrap(), &server);
     drop((client, mutex));
-    assert_eq!(losses.try_recv(), Err(TryRecvError::Disconnected));
+    assert_no_loss_reported(&losses);
 }
 
 fn dropped_release_is_repeated() {

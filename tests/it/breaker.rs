@@ -80,13 +80,7 @@ fn calls_fail_at_once_until_the_first_reply() {
     server.resume();
     // Any reply closes the breaker; `health` bypasses it.
     assert!(client.health().is_healthy());
-    drop(
-        client
-            .mutex("a")
-            .try_lock()
-            .unwrap()
-            .expect("the lock is free"),
-    );
+    assert!(client.mutex("a").try_lock().unwrap().is_some());
 }
 
 fn open_breaker_names_the_server_and_its_last_failure() {
@@ -147,13 +141,7 @@ fn short_deadlines_do_not_open_the_breaker() {
         }
     }
     server.resume();
-    drop(
-        client
-            .mutex("a")
-            .try_lock()
-            .unwrap()
-            .expect("the lock is free"),
-    );
+    assert!(client.mutex("a").try_lock().unwrap().is_some());
 }
 
 /// `lock` keeps waiting behind an open breaker and gets the lock soon after the server is back.

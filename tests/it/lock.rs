@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::crossbeam_channel::{Receiver, bounded, unbounded};
+use leasehold::crossbeam_channel::{bounded, unbounded};
 use leasehold::{Backoff, Client, ClientBuilder, Error, Lost, MutexGuard, Unlocked, WaitPolicy};
-use support::{Proxy, Server, Traffic, eventually, ms, refusing_url};
+use support::{Proxy, Server, Traffic, eventually, ms, refusing_url, result_of, spawn_call};
 
 support::tests![
     another_client_is_refused_then_woken_by_the_release,
@@ -54,19 +54,6 @@ fn foreign_lock(server: &Server, key: &str, value: &str) {
 
 fn scripts(server: &Server) -> u64 {
     server.calls(&["evalsha", "eval"])
-}
-
-/// Runs a call in another thread and returns a channel for its result.
-fn spawn_call<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
-    let (done, outcome) = bounded(1);
-    thread::spawn(move || done.send(call()));
-    outcome
-}
-
-/// Waits for the result of a call that must return at once.
-#[track_caller]
-fn result_of<T>(outcome: &Receiver<T>) -> T {
-    outcome.recv_timeout(WAIT_LIMIT).expect("the call returns")
 }
 
 fn basic_calls_work_on_a_mutex() {

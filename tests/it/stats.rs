@@ -56,6 +56,14 @@ fn totals(set: impl FnOnce(&mut Totals)) -> Totals {
     totals
 }
 
+/// Returns the totals after a call that sent this many attempts, waited, acquired and released.
+fn after_one_wait(mut totals: Totals, attempts: u64) -> Totals {
+    totals.attempts += attempts;
+    totals.acquired_after_waiting += 1;
+    totals.released += 1;
+    totals
+}
+
 /// Waits until the client has subscribed to the releases of a name that another client holds.
 ///
 /// From then on a waiter sends one attempt and sleeps.
@@ -178,10 +186,7 @@ fn remote_and_local_releases_count_as_different_wakes() {
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         call.join().unwrap();
     });
-    let mut expected = before;
-    expected.attempts += 2;
-    expected.acquired_after_waiting += 1;
-    expected.released += 1;
+    let mut expected = after_one_wait(before, 2);
     expected.wakes_message += 1;
     assert_eq!(client.stats().totals, expected);
     assert_eq!(client.stats().contention_rate(), 1.0);
@@ -222,10 +227,7 @@ fn a_message_without_a_release_is_a_spurious_wake() {
         drop(guard);
         call.join().unwrap();
     });
-    let mut expected = before;
-    expected.attempts += 3;
-    expected.acquired_after_waiting += 1;
-    expected.released += 1;
+    let mut expected = after_one_wait(before, 3);
     expected.wakes_message += 2;
     expected.spurious_wakes += 1;
     assert_eq!(client.stats().totals, expected);
@@ -242,13 +244,10 @@ fn an_expired_ttl_counts_as_a_ttl_wake() {
     let now = client.stats().totals;
     let wakes = now.wakes_ttl - before.wakes_ttl;
     assert!(wakes > 0, "{now:?}");
-    let mut expected = before;
     // Redis may expire the key a moment later.
-    expected.attempts += 1 + wakes;
+    let mut expected = after_one_wait(before, 1 + wakes);
     expected.wakes_ttl += wakes;
     expected.spurious_wakes += wakes - 1;
-    expected.acquired_after_waiting += 1;
-    expected.released += 1;
     assert_eq!(now, expected);
 }
 
@@ -286,13 +285,10 @@ fn reconnections_of_the_subscriber_count_as_wakes() {
         server.run("PUBLISH", &["lock_release:a", "foreign"]);
         call.join().unwrap();
     });
-    let mut expected = before;
-    expected.attempts += 4;
+    let mut expected = after_one_wait(before, 4);
     expected.wakes_reconnect += 2;
     expected.wakes_message += 1;
     expected.spurious_wakes += 2;
-    expected.acquired_after_waiting += 1;
-    expected.released += 1;
     assert_eq!(client.stats().totals, expected);
 }
 

@@ -5,10 +5,10 @@ use std::collections::HashSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::crossbeam_channel::{Receiver, bounded, unbounded};
+use leasehold::crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, HolderId, Lost, Unlocked};
 use redis::Connection;
-use support::{Control, SLACK, Server, eventually, ms};
+use support::{Control, SLACK, Server, eventually, ms, result_of, spawn_call};
 
 support::tests![
     lock_writes_only_its_key_and_its_fence,
@@ -38,19 +38,6 @@ const FOR_EVER: Duration = Duration::from_secs(600);
 
 /// The limit for events that must happen at once, generous for a busy machine.
 const WAIT_LIMIT: Duration = Duration::from_secs(5);
-
-/// Runs a call in another thread and returns a channel for its result.
-fn spawn_call<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
-    let (done, outcome) = bounded(1);
-    thread::spawn(move || done.send(call()));
-    outcome
-}
-
-/// Waits for the result of a call that must return at once.
-#[track_caller]
-fn result_of<T>(outcome: &Receiver<T>) -> T {
-    outcome.recv_timeout(WAIT_LIMIT).expect("the call returns")
-}
 
 fn builder(server: &Server) -> ClientBuilder {
     Client::builder().url(server.url()).backstop(FOR_EVER)

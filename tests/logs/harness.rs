@@ -212,19 +212,19 @@ fn connect_through(proxy: &Proxy) -> redis::Connection {
     connection
 }
 
+/// Returns the error of a SET that cannot succeed.
+#[track_caller]
+fn failure_of_set(connection: &mut redis::Connection) -> redis::RedisError {
+    let mut set = redis::cmd("SET");
+    set.arg("a").arg("1").exec(connection).unwrap_err()
+}
+
 fn a_proxy_drops_replies() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let mut connection = connect_through(&proxy);
     proxy.set_all(Traffic::DropReplies);
-    assert!(
-        redis::cmd("SET")
-            .arg("a")
-            .arg("1")
-            .exec(&mut connection)
-            .unwrap_err()
-            .is_timeout()
-    );
+    assert!(failure_of_set(&mut connection).is_timeout());
     assert_eq!(get(&mut server.connection(), "a").as_deref(), Some("1"));
 
     proxy.set_all(Traffic::Pass);
@@ -239,14 +239,7 @@ fn a_proxy_drops_requests() {
     let proxy = Proxy::new(&server);
     let mut connection = connect_through(&proxy);
     proxy.set_nth(0, Traffic::DropBoth);
-    assert!(
-        redis::cmd("SET")
-            .arg("a")
-            .arg("1")
-            .exec(&mut connection)
-            .unwrap_err()
-            .is_timeout()
-    );
+    assert!(failure_of_set(&mut connection).is_timeout());
     assert_eq!(get(&mut server.connection(), "a"), None);
     redis::cmd("PING")
         .exec(&mut connect_through(&proxy))
@@ -258,14 +251,7 @@ fn a_stalled_request_runs_once_it_may_pass() {
     let proxy = Proxy::new(&server);
     let mut connection = connect_through(&proxy);
     proxy.set_open(Traffic::Stall);
-    assert!(
-        redis::cmd("SET")
-            .arg("a")
-            .arg("1")
-            .exec(&mut connection)
-            .unwrap_err()
-            .is_timeout()
-    );
+    assert!(failure_of_set(&mut connection).is_timeout());
     drop(connection);
     assert_eq!(get(&mut server.connection(), "a"), None);
     proxy.set_open(Traffic::Pass);
@@ -287,14 +273,7 @@ fn a_cut_connection_is_closed() {
 
     let mut connection = connect_through(&proxy);
     proxy.set_open(Traffic::CutOnReply);
-    assert!(
-        !redis::cmd("SET")
-            .arg("a")
-            .arg("1")
-            .exec(&mut connection)
-            .unwrap_err()
-            .is_timeout()
-    );
+    assert!(!failure_of_set(&mut connection).is_timeout());
     assert_eq!(get(&mut server.connection(), "a").as_deref(), Some("1"));
 }
 

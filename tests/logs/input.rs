@@ -4,9 +4,10 @@ use std::fmt::Debug;
 use std::thread;
 use std::time::Duration;
 
-use leasehold::crossbeam_channel::{Receiver, bounded};
 use leasehold::{Backoff, Client, ClientBuilder, Error, Mutex, Name, WaitPolicy};
-use support::{Child, Server, eventually, log_records_about, ms, refusing_url, tell_parent};
+use support::{
+    Child, Server, eventually, log_records_about, ms, refusing_url, spawn_call, tell_parent,
+};
 
 support::roles![show_client_from_env, hold_with_client_from_env];
 
@@ -60,15 +61,7 @@ fn client(server: &Server) -> Client {
 /// Runs a call in another thread and returns its result, which must come at once.
 #[track_caller]
 fn result_of<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
-    spawn_call(call)
-        .recv_timeout(WAIT_LIMIT)
-        .expect("the call returns")
-}
-
-fn spawn_call<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
-    let (done, outcome) = bounded(1);
-    thread::spawn(move || done.send(call()));
-    outcome
+    support::result_of(&spawn_call(call))
 }
 
 /// Returns the error of every call that acquires.

@@ -447,20 +447,34 @@ fn client_with_two_connections(servers: &Servers) -> (Client, Vec<Proxy>) {
     (client, proxies)
 }
 
+/// A client of three servers, of which the third gets an acquire late.
+struct Delayed<'a> {
+    servers: &'a Servers,
+    client: &'a Client,
+    proxy: &'a Proxy,
+}
+
+impl Delayed<'_> {
+    /// Returns the number of scripts that the third server has run.
+    fn scripts(&self) -> u64 {
+        self.servers.0[2].calls(&["evalsha", "eval"])
+    }
+
+    /// Returns the number of keys that the third server has set.
+    fn sets(&self) -> u64 {
+        self.servers.0[2].calls(&["set"])
+    }
+}
+
 /// Delays the acquire to one server until the release has run there on another connection.
 ///
 /// The client chooses the connections, so a round may fail; returns whether it succeeded.
-fn release_overtakes_acquire(
-    servers: &Servers,
-    client: &Client,
-    proxy: &Proxy,
-    name: &str,
-) -> bool {
+fn release_overtakes_acquire(delayed: &Delayed<'_>, name: &str) -> bool {
     let key = format!("lock:{name}");
-    let scripts = || servers.0[2].calls(&["evalsha", "eval"]);
-    let (has_run, sets) = (scripts(), servers.0[2].calls(&["set"]));
+    let proxy = delayed.proxy;
+    let (has_run, sets) = (delayed.scripts(), delayed.sets());
     proxy.set_open(Traffic::StallRequests);
-    let guard = client.mutex(name).ttl(LONG).lock().unwrap();
+    let guard = delayed.client.mutex(name).ttl(LONG).lock().unwrap();
     // The io thread reads replies that calls left unread, and keeps the connection meanwhile.
     let_pass(ms(200));
     let [acquire] = proxy.connections_that_sent(&key)[..] else {
@@ -479,19 +493,24 @@ fn release_overtakes_acquire(
         .find(|n| *n != acquire);
     if let Some(release) = release {
         proxy.set_nth(release, Traffic::Pass);
-        eventually(WAIT_LIMIT, || scripts() > has_run);
+        eventually(WAIT_LIMIT, || delayed.scripts() > has_run);
     }
     proxy.set_open(Traffic::Pass);
-    eventually(WAIT_LIMIT, || servers.0[2].calls(&["set"]) > sets);
+    eventually(WAIT_LIMIT, || delayed.sets() > sets);
     release.is_some()
 }
 
 fn an_acquire_overtaken_by_its_release_leaves_no_key() {
     let servers = Servers::start(3);
     let (client, proxies) = client_with_two_connections(&servers);
+    let delayed = Delayed {
+        servers: &servers,
+        client: &client,
+        proxy: &proxies[2],
+    };
     let names = (0..30).map(|n| format!("late {n}"));
     let overtaken = names.filter(|name| {
-        let overtakes = release_overtakes_acquire(&servers, &client, &proxies[2], name);
+        let overtakes = release_overtakes_acquire(&delayed, name);
         let key = format!("lock:{name}");
         eventually(WAIT_LIMIT, || servers.count(&key) == 0);
         overtakes
@@ -503,9 +522,13 @@ fn an_acquire_overtaken_by_its_release_leaves_no_key() {
 fn an_acquire_overtaken_by_its_release_blocks_nobody_while_a_server_is_down() {
     let mut servers = Servers::start(3);
     let (client, proxies) = client_with_two_connections(&servers);
+    let delayed = Delayed {
+        servers: &servers,
+        client: &client,
+        proxy: &proxies[2],
+    };
     let names = (0..30).map(|n| format!("late {n}"));
-    let overtaken =
-        names.filter(|name| release_overtakes_acquire(&servers, &client, &proxies[2], name));
+    let overtaken = names.filter(|name| release_overtakes_acquire(&delayed, name));
     let overtaken: Vec<_> = overtaken.take(3).collect();
     assert_eq!(overtaken.len(), 3);
     servers.0[0].kill();
@@ -520,17 +543,12 @@ fn an_acquire_overtaken_by_its_release_blocks_nobody_while_a_server_is_down() {
 /// Ends a lease while its acquire is on its way to one server, and lets the acquire run afterwards.
 ///
 /// The client leaves out a server that was slow, so a round may fail; returns whether it succeeded.
-fn lost_lease_overtakes_acquire(
-    servers: &Servers,
-    client: &Client,
-    proxy: &Proxy,
-    name: &str,
-) -> bool {
+fn lost_lease_overtakes_acquire(delayed: &Delayed<'_>, name: &str) -> bool {
     let key = format!("lock:{name}");
-    let scripts = || servers.0[2].calls(&["evalsha", "eval"]);
-    let (has_run, sets) = (scripts(), servers.0[2].calls(&["set"]));
+    let proxy = delayed.proxy;
+    let (has_run, sets) = (delayed.scripts(), delayed.sets());
     proxy.set_open(Traffic::StallRequests);
-    let mutex = client.mutex(name).ttl(LONG).max_hold(ms(20));
+    let mutex = delayed.client.mutex(name).ttl(LONG).max_hold(ms(20));
     let guard = mutex.lock().unwrap();
     let is_sent = !proxy.connections_that_sent(&key).is_empty();
     assert_eq!(guard.lost().recv(), Ok(Lost::MaxHold));
@@ -540,22 +558,26 @@ fn lost_lease_overtakes_acquire(
     );
     if is_sent {
         // The release uses a new connection, opened by the io thread.
-        eventually(WAIT_LIMIT, || scripts() > has_run);
+        eventually(WAIT_LIMIT, || delayed.scripts() > has_run);
     }
     proxy.set_open(Traffic::Pass);
     if is_sent {
-        eventually(WAIT_LIMIT, || servers.0[2].calls(&["set"]) > sets);
+        eventually(WAIT_LIMIT, || delayed.sets() > sets);
     }
-    eventually(WAIT_LIMIT, || servers.count(&key) == 0);
+    eventually(WAIT_LIMIT, || delayed.servers.count(&key) == 0);
     is_sent
 }
 
 fn a_late_acquire_of_a_lost_lease_leaves_no_key() {
     let servers = Servers::start(3);
     let (client, proxies) = client_with_two_connections(&servers);
+    let delayed = Delayed {
+        servers: &servers,
+        client: &client,
+        proxy: &proxies[2],
+    };
     let mut names = (0..10).map(|n| format!("lost {n}"));
-    let overtaken =
-        names.any(|name| lost_lease_overtakes_acquire(&servers, &client, &proxies[2], &name));
+    let overtaken = names.any(|name| lost_lease_overtakes_acquire(&delayed, &name));
     assert!(overtaken);
 }
 

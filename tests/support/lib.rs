@@ -2,6 +2,7 @@
 //! clocks.
 
 mod blackhole;
+mod call;
 mod capture;
 mod certificates;
 mod chaos;
@@ -34,6 +35,7 @@ mod unreachable;
 mod watchdog;
 
 pub use blackhole::{BlackHole, refusing_url};
+pub use call::{result_of, spawn_call};
 pub use capture::{LogRecord, at_next_record_about, log_records, log_records_about};
 pub use certificates::{certificate_path, read_pem, tls_server};
 pub use chaos::{Chaos, ChaosReport, survivor};

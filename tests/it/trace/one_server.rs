@@ -1,13 +1,13 @@
 //! The traffic between clients and one server.
 
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::unbounded;
 use leasehold::{Client, Mutex, Unlocked};
 use support::{Replicas, Server, eventually, ms};
 
-use super::recording::compare;
+use super::recording::{Trace, compare};
 use super::{LONGER, NEVER, TTL, builder, client, recorded};
 
 pub(super) fn log_on_is_as_recorded() {
@@ -119,15 +119,7 @@ fn waiting() -> String {
         passed.wait_for_retry("acquire");
         waiter
     });
-    let guard = trace.step("unlock wakes it", |passed| {
-        released(guard.unlock());
-        passed.wait_for("message", 1);
-        waiter.join().unwrap()
-    });
-    trace.step("its unlock", |passed| {
-        released(guard.unlock());
-        passed.wait_for("message", 1);
-    });
+    unlock_and_wake(&mut trace, guard, waiter, |guard| released(guard.unlock()));
     let guard = trace.step("lock of another name", |_| one.mutex("b").lock().unwrap());
     let waiter = trace.step("a client with a subscription waits for it", |passed| {
         let mutex = two.mutex("b");
@@ -144,6 +136,19 @@ fn waiting() -> String {
     drop(guard);
     drop(waiter.join().unwrap());
     trace.end("Mutex: waiting")
+}
+
+/// Unlocks, which wakes the waiter, and then unlocks for the waiter.
+fn unlock_and_wake<G>(trace: &mut Trace, guard: G, waiter: JoinHandle<G>, unlock: impl Fn(G)) {
+    let guard = trace.step("unlock wakes it", |passed| {
+        unlock(guard);
+        passed.wait_for("message", 1);
+        waiter.join().unwrap()
+    });
+    trace.step("its unlock", |passed| {
+        unlock(guard);
+        passed.wait_for("message", 1);
+    });
 }
 
 fn hand_off() -> String {
@@ -195,15 +200,7 @@ pub(super) fn mutex_all_calls_are_as_recorded() {
         passed.wait_for_retry("acquire_all");
         waiter
     });
-    let guard = trace.step("unlock wakes it", |passed| {
-        released(guard.unlock());
-        passed.wait_for("message", 1);
-        waiter.join().unwrap()
-    });
-    trace.step("its unlock", |passed| {
-        released(guard.unlock());
-        passed.wait_for("message", 1);
-    });
+    unlock_and_wake(&mut trace, guard, waiter, |guard| released(guard.unlock()));
     server.run("SET", &["leasehold:fence:{lock:b}", "word"]);
     trace.step("try_lock, a fence is no number", |_| {
         all.try_lock().unwrap_err()
