@@ -23,7 +23,7 @@ RACES = exclusion waking deadlines ambiguity loss conformance
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
-.PHONY: demo test test-without-tls test-tls test-release test-servers test-valkey fmt lint doc examples deny bench peers pictures servers clean
+.PHONY: demo test test-without-tls test-tls test-release test-servers test-valkey kit test-kit test-kit-short fmt lint doc examples deny bench peers pictures servers clean
 
 # Runs the two examples to begin with.
 demo: servers
@@ -77,6 +77,26 @@ test-servers:
 test-valkey:
 	@set -e; for promise in $(SHORT); do $(ROUND) valkey --test it $$promise::; done
 	$(ROUND) valkey --tests basic
+
+# The test kit in the place of a server, without the tests listed in the file.
+WITH_KIT = REDIS_SERVER_BIN="$$(cd "$${CARGO_TARGET_DIR:-target}" && pwd)/debug/kit-server"
+NOT_ON_THE_KIT = $$(sed -n 's/^\([a-z_:0-9]*\) .*/--skip \1/p' tests/not_on_the_kit.txt)
+
+# Modules that run on the test kit in `.ci/run`. Under a minute.
+SHORT_ON_KIT = lock fencing fair exclusion local_handoff
+
+kit:
+	$(CARGO) build -p leasehold-test-support --features kit --bin kit-server
+
+# Runs the tests that need a single server on the test kit.
+test-kit: kit
+	$(WITH_KIT) $(CARGO) test --all-features --no-fail-fast --test it --test logs -- $(NOT_ON_THE_KIT)
+
+# Runs a short round on the test kit.
+test-kit-short: kit
+	@set -e; for promise in $(SHORT_ON_KIT); do \
+		$(WITH_KIT) $(CARGO) test --all-features --test it -- $$promise:: $(NOT_ON_THE_KIT); \
+	done
 
 fmt:
 	$(CARGO) fmt --all -- --check

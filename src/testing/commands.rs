@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::keyspace::glob;
 use super::reply::Reply;
 use super::resp::Protocol;
 use super::state::State;
@@ -220,7 +221,12 @@ impl State {
                 let count = database.count_subscribers(channel);
                 [Reply::bulk(channel.clone()), Reply::count(count)]
             })),
-            ("CHANNELS", []) => Reply::array(database.channels().cloned().map(Reply::bulk)),
+            ("CHANNELS", [] | [_]) => {
+                let pattern = args.first().map_or(&b"*"[..], Vec::as_slice);
+                let channels = database.channels();
+                let found = channels.filter(|channel| glob::matches(pattern, channel));
+                Reply::array(found.cloned().map(Reply::bulk))
+            }
             _ => unknown_part("PUBSUB", what),
         }
     }
@@ -305,9 +311,13 @@ impl State {
             let name = String::from_utf8_lossy(&connection.name);
             let flags = if connection.channels > 0 { "P" } else { "N" };
             let (database, channels) = (connection.database, connection.channels);
+            let resp = match connection.protocol {
+                Protocol::Resp2 => 2,
+                Protocol::Resp3 => 3,
+            };
             let _ = writeln!(
                 list,
-                "id={id} name={name} flags={flags} db={database} sub={channels}"
+                "id={id} name={name} flags={flags} db={database} sub={channels} resp={resp}"
             );
         }
         list
@@ -338,7 +348,11 @@ impl State {
             "# Server\r\nredis_version:{VERSION}\r\nredis_mode:standalone\r\n\r\n# Replication\r\n\
              role:master\r\nconnected_slaves:0\r\n\r\n# Commandstats\r\n"
         );
-        for (command, calls) in &self.calls {
+        let mut calls = self.calls.clone();
+        for (command, called) in &self.database.lock().calls_in_scripts {
+            *calls.entry(command.clone()).or_default() += called;
+        }
+        for (command, calls) in calls {
             let _ = write!(info, "cmdstat_{command}:calls={calls}\r\n");
         }
         info

@@ -21,6 +21,8 @@ pub(super) struct Database {
     subscribers: BTreeMap<Vec<u8>, BTreeSet<u64>>,
     /// Published, and not handed to the connections yet.
     pub(super) outbox: Vec<Message>,
+    /// How often scripts called each command.
+    pub(super) calls_in_scripts: BTreeMap<String, u64>,
     /// How many of the next messages of scripts reach nobody.
     pub(super) messages_to_drop: u64,
     /// The server's time while a command runs, in µs since 1970: a script sees a single instant.
@@ -42,6 +44,10 @@ impl Database {
 
     /// Runs a command that a script calls.
     pub(super) fn run_in_script(&mut self, words: &[Vec<u8>]) -> Reply {
+        if let Some(verb) = words.first() {
+            let verb = String::from_utf8_lossy(verb).to_ascii_lowercase();
+            *self.calls_in_scripts.entry(verb).or_default() += 1;
+        }
         match words {
             [verb, channel, payload] if verb.eq_ignore_ascii_case(b"PUBLISH") => {
                 let is_lost = self.messages_to_drop > 0;

@@ -1,5 +1,6 @@
 //! Where a server accepts connections.
 
+use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -57,6 +58,8 @@ impl Port {
         let tcp = listen(number)?;
         let unix = match unix {
             Some(path) => {
+                // A server that was killed has left its socket there. Redis replaces it, too.
+                let _ = fs::remove_file(path);
                 let listener = UnixListener::bind(path)?;
                 listener.set_nonblocking(true)?;
                 Some(Arc::new(Listener::Unix(listener)))

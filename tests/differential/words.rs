@@ -33,6 +33,16 @@ const INTEGERS: [&str; 16] = [
     "01",
 ];
 const NO_INTEGERS: [&str; 6] = ["", "abc", "1.5", " 1", "-0", "1e3"];
+/// Ttls that are refused or over at once. A positive one could end while its batch runs.
+const NO_TTLS: [&str; 7] = [
+    "0",
+    "-1",
+    "-100",
+    "9223372036854775807",
+    "-9223372036854775808",
+    "9223372036854775808",
+    "+1",
+];
 const SCORES: [&str; 14] = [
     "0",
     "1",
@@ -191,7 +201,7 @@ impl Words<'_> {
     /// Returns a ttl that ends at once, soon after this batch of commands, or late.
     pub(crate) fn ms(&mut self) -> Vec<u8> {
         let ms = match self.rng.random_range(0..20) {
-            0 => return self.one_of(&INTEGERS),
+            0 => return self.one_of(&NO_TTLS),
             1 => return self.one_of(&NO_INTEGERS),
             2..4 => self.rng.random_range(SOON),
             _ => self.rng.random_range(1_000..100_000),

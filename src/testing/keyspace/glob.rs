@@ -1,7 +1,7 @@
-//! The patterns of KEYS and SCAN: `*`, `?`, `[a-z]`, `[^…]`, and `\` before a character itself.
+//! The patterns of KEYS, SCAN and PUBSUB CHANNELS: `*`, `?`, `[a-z]`, `[^…]`, and `\` before a character itself.
 
 /// Returns whether a pattern matches the whole text.
-pub(super) fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
+pub(crate) fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
     // The pattern behind the last `*`, and the text from which that was tried last.
     let mut star: Option<(&[u8], &[u8])> = None;
     loop {

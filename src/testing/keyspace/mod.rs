@@ -5,7 +5,7 @@
 
 mod args;
 mod expiry;
-mod glob;
+pub(super) mod glob;
 mod hashes;
 mod lists;
 mod scan;
