@@ -46,7 +46,6 @@ use crate::lock::waiting_call::SleepEnd::{self, TimedOut, Woken};
 use crate::lock::waiting_call::{Over, WaitingCall};
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::place::Refreshed;
-use crate::queue::local_queue::TakeOver;
 use crate::queue::position::{Grant, Position};
 use crate::stats::Wake;
 use crate::wait_policy::WaitPolicy;
@@ -308,10 +307,9 @@ impl WaitingCall<'_> {
         let Attempt { runtime, terms, .. } = self.attempt;
         let now = Instant::now();
         let holding = |token| self.attempt.holding(token, now);
-        let hold = match self.local.as_ref()?.take(now, terms.max_hold, holding) {
-            TakeOver::Held(hold) => hold,
-            TakeOver::Nothing => return None,
-            TakeOver::Lost(handed) => {
+        let hold = match self.local.as_ref()?.take(now, terms.max_hold, holding)? {
+            Ok(hold) => hold,
+            Err(handed) => {
                 pass_on_unclaimed(runtime, &handed);
                 return None;
             }

@@ -21,7 +21,7 @@ use crate::protocol::mutex::MutexKeys;
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::Primitive;
 use crate::queue::local::Waiters;
-use crate::queue::local_queue::{HandedOff, TakeOver};
+use crate::queue::local_queue::HandedOff;
 use crate::queue::position::{Position, Queue};
 use crate::token::FencingToken;
 
@@ -108,12 +108,12 @@ impl World {
             yield_now();
             match ticket.position(now(), must_try) {
                 Position::HandedOff => match ticket.take(now(), Duration::MAX, holding) {
-                    TakeOver::Held(hold) => {
+                    Some(Ok(hold)) => {
                         self.inside.lock().unwrap().handed += 1;
                         break Some((Arc::clone(&hold), hold.token()));
                     }
-                    TakeOver::Lost(handed) => self.pass_on_unclaimed(&handed),
-                    TakeOver::Nothing => panic!("it was handed one"),
+                    Some(Err(handed)) => self.pass_on_unclaimed(&handed),
+                    None => panic!("it was handed one"),
                 },
                 Position::Contend => {
                     if let Some(granted) = self.ask(ticket.about_to_try(now())) {

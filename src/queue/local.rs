@@ -14,7 +14,7 @@ use crate::lease::held::{HeldLease, Holding};
 use crate::name::{Name, NameTable};
 use crate::queue::answers::Answers;
 use crate::queue::fair::FairQueues;
-use crate::queue::local_queue::{Announcer, FleetYield, HandedOff, LocalQueue, TakeOver};
+use crate::queue::local_queue::{Announcer, FleetYield, HandedOff, LocalQueue};
 use crate::queue::parker::Parker;
 use crate::queue::position::{Position, Queue};
 use crate::stats::Wake;
@@ -244,17 +244,18 @@ impl QueueTicket<'_> {
             .expect("a queue with a waiter in it"))
     }
 
-    /// Takes the lease that was handed to the waiter, and leaves the queue with it.
+    /// Takes the lease that was handed to the waiter, if one was, and leaves the queue with it.
+    ///
+    /// Returns it as an error if the lease was lost before the waiter woke.
     pub(crate) fn take(
         &self,
         now: Instant,
         max_hold: Duration,
         holding: impl FnOnce(FencingToken) -> Holding,
-    ) -> TakeOver {
-        let (outcome, waiter) =
-            self.with_queue(|queue| queue.take(self.id, now, max_hold, holding));
-        self.has_left.set(waiter.is_some());
-        outcome
+    ) -> Option<Result<Arc<HeldLease>, HandedOff>> {
+        let taken = self.with_queue(|queue| queue.take(self.id, now, max_hold, holding));
+        self.has_left.set(matches!(taken, Some(Ok(_))));
+        taken
     }
 
     /// Leaves the queue.
@@ -266,12 +267,11 @@ impl QueueTicket<'_> {
         }
         let mut names = self.waiters.names.lock();
         let queue = names.get_mut(self.name)?;
-        let waiter = queue.leave(self.id);
+        let handed = queue.leave(self.id);
         if queue.is_idle() {
             names.remove(self.name);
         }
-        drop(names);
-        waiter?.handed
+        handed
     }
 }
 

@@ -112,15 +112,6 @@ pub(crate) struct HandedOff {
     pub(crate) token: FencingToken,
 }
 
-/// The outcome of taking a lease that was handed off.
-pub(crate) enum TakeOver {
-    /// No lease was handed to this waiter.
-    Nothing,
-    Held(Arc<HeldLease>),
-    /// The lease was lost before its waiter woke.
-    Lost(HandedOff),
-}
-
 impl Waiter {
     pub(super) fn wake(&mut self, why: Wake) {
         // A later, more specific reason replaces `Turn`.
@@ -223,11 +214,13 @@ impl LocalQueue {
     }
 
     /// Removes a waiter, and wakes those that must send commands to Redis from now on.
-    pub(super) fn leave(&mut self, id: u64) -> Option<Waiter> {
+    ///
+    /// Returns a lease that was handed to the waiter.
+    pub(super) fn leave(&mut self, id: u64) -> Option<HandedOff> {
         let id_at = |queue: &Self, n: usize| Some(queue.waiters.get(n)?.id);
         let before = self.active().map(|n| id_at(self, n));
         let n = self.waiters.iter().position(|waiter| waiter.id == id)?;
-        let waiter = self.waiters.remove(n);
+        let left = self.waiters.remove(n)?;
         // The waiter may have been woken and leaves without the name: pass the wake-up on, so that
         // the next one tries Redis even if this client holds the name by then.
         let left_without = !self.held.is_full();
@@ -236,7 +229,7 @@ impl LocalQueue {
                 self.wake(n, left_without, Wake::Turn);
             }
         }
-        waiter
+        left.handed
     }
 
     /// Returns what the waiter must do; `must_try` asks for an attempt even if this client holds
@@ -288,25 +281,26 @@ impl LocalQueue {
         Ok((before, first.parker.clone()))
     }
 
-    /// Takes the lease that was handed to the waiter, and removes the waiter, which is returned.
+    /// Takes the lease that was handed to the waiter, if one was, and removes the waiter.
+    ///
+    /// Returns it as an error if the lease was lost before the waiter woke.
     pub(super) fn take(
         &mut self,
         id: u64,
         now: Instant,
         max_hold: Duration,
         holding: impl FnOnce(FencingToken) -> Holding,
-    ) -> (TakeOver, Option<Waiter>) {
-        let first = self.waiters.front_mut().filter(|first| first.id == id);
-        let Some(handed) = first.and_then(|first| first.handed.take()) else {
-            return (TakeOver::Nothing, None);
-        };
+    ) -> Option<Result<Arc<HeldLease>, HandedOff>> {
+        let first = self.waiters.front_mut().filter(|first| first.id == id)?;
+        let handed = first.handed.take()?;
         if !handed.hold.take(holding(handed.token), now, max_hold) {
-            return (TakeOver::Lost(handed), None);
+            return Some(Err(handed));
         }
         self.note_holder();
         // The next waiter sleeps on: it can do nothing while this client holds the name, and the
         // end of that wakes it.
-        (TakeOver::Held(handed.hold), self.waiters.pop_front())
+        self.waiters.pop_front();
+        Some(Ok(handed.hold))
     }
 
     /// Records that this client now holds the name; returns a lease that is lost by that.
