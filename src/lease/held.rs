@@ -99,8 +99,10 @@ impl LeaseCell {
 impl HeldLease {
     /// Returns its release, to be repeated until `until`.
     pub(crate) fn to_release(&self, until: Instant) -> Release {
-        Release::new(Arc::clone(&self.keys), self.id.clone(), until)
-            .with_receipt(self.votes.clone())
+        Release {
+            votes: self.votes.clone(),
+            ..Release::new(Arc::clone(&self.keys), self.id.clone(), until)
+        }
     }
 
     /// Returns its release, to be repeated until the key has expired.
@@ -311,7 +313,7 @@ impl HeldLease {
 
 impl std::fmt::Debug for HeldLease {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hold")
+        f.debug_struct("HeldLease")
             .field("name", &self.keys.names)
             .field("id", &self.id)
             .field("tokens", &self.tokens)

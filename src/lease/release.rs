@@ -25,8 +25,9 @@ pub(crate) struct Release {
     pub(crate) began: Option<Instant>,
     /// The acquire may run after this release: a missing key then proves nothing.
     pub(crate) may_overtake: bool,
-    /// How each server of a quorum answered the acquire.
-    votes: Option<Arc<ServerVotes>>,
+    /// How each server of a quorum answered the acquire: one that has not answered yet may run it
+    /// after the release.
+    pub(crate) votes: Option<Arc<ServerVotes>>,
     /// Counts the first answers of the servers, for a caller that waits for them.
     pub(crate) report: Option<Arc<ReleaseReport>>,
 }
@@ -86,20 +87,6 @@ impl Release {
             votes: None,
             report: None,
         }
-    }
-
-    /// Adds a report, which counts what the servers find first.
-    pub(crate) fn reporting_to(self, report: &Arc<ReleaseReport>) -> Self {
-        Self {
-            report: Some(Arc::clone(report)),
-            ..self
-        }
-    }
-
-    /// Adds how the servers of a quorum replied to the acquire: one that has not replied yet may
-    /// run the acquire after the release.
-    pub(crate) fn with_receipt(self, votes: Option<Arc<ServerVotes>>) -> Self {
-        Self { votes, ..self }
     }
 
     /// Returns the same release for a part of the keys.
@@ -179,7 +166,10 @@ mod tests {
         let votes = Arc::new(ServerVotes::new(2));
         votes.note(0, Vote::Granted);
         votes.note(1, Vote::Asked);
-        let release = Release::new(keys, id, until).with_receipt(Some(Arc::clone(&votes)));
+        let release = Release {
+            votes: Some(Arc::clone(&votes)),
+            ..Release::new(keys, id, until)
+        };
         let (answered, unanswered) = (release.clone().at_server(0), release.at_server(1));
         votes.note(1, Vote::Granted);
         assert!(!answered.may_overtake && unanswered.may_overtake);

@@ -501,7 +501,10 @@ mod tests {
         let (sender, answers) = unbounded();
         let told = || Arc::new(ReleaseReport::new(Majority::of(1), sender.clone()));
         let release = |name| Release::new(keys(name), HolderId::fresh("o"), at(9_000));
-        let is_told = |name| release(name).reporting_to(&told());
+        let is_told = |name| Release {
+            report: Some(told()),
+            ..release(name)
+        };
         releases.push(release("a"), at(0));
         let batch = releases.take_due(at(0), false).remove(0);
         let another = undone(&[], Some(&HolderId::fresh("o")));

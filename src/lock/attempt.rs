@@ -218,8 +218,10 @@ impl Attempt<'_> {
         let report = Arc::new(ReleaseReport::new(Majority::each(parts.len()), told));
         let end = Instant::now().after(self.terms.ttl);
         for part in parts {
-            let release = Release::new(Arc::clone(part), id.clone(), end);
-            self.runtime.release(release.reporting_to(&report));
+            self.runtime.release(Release {
+                report: Some(Arc::clone(&report)),
+                ..Release::new(Arc::clone(part), id.clone(), end)
+            });
         }
         drop(report);
         // The outcome is the same whatever the release found.

@@ -176,11 +176,6 @@ impl Runtime {
         }
     }
 
-    /// Returns true if, as far as is known, `endpoint` owns a key now.
-    pub(crate) fn owns(&self, endpoint: &Endpoint, key: Key<'_>) -> bool {
-        self.deployment.owns(&endpoint.server, key)
-    }
-
     /// Returns the endpoints that, as far as is known, own a key now, and the majority of them.
     /// Starts their io threads.
     pub(in crate::runtime) fn endpoints_of(&self, key: Key<'_>) -> (Vec<Arc<Endpoint>>, Majority) {
@@ -315,7 +310,10 @@ impl Runtime {
         let (told, found) = unbounded();
         for hold in holds {
             let report = ReleaseReport::new(self.size_of(&hold.keys), told.clone());
-            self.release(hold.to_release(until).reporting_to(&Arc::new(report)));
+            self.release(Release {
+                report: Some(Arc::new(report)),
+                ..hold.to_release(until)
+            });
         }
         found
     }

@@ -73,7 +73,10 @@ impl IoLoop {
                 match next {
                     IoRequest::Renew(parts) => items.extend(parts.into_iter().map(IoJob::Renew)),
                     IoRequest::Release(release) => self.releases.push(release, Instant::now()),
-                    IoRequest::WakeSubscriber => endpoint.subscriber.wake_now(&endpoint.server),
+                    IoRequest::WakeSubscriber => {
+                        let until = Instant::now().after(endpoint.server.command_timeout());
+                        (endpoint.subscriber).wake(&endpoint.server, b"subscribe", until);
+                    }
                     IoRequest::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
                     IoRequest::ProbeBreaker => {
                         self.probe_breaker_at = self.probe_breaker_at.or(Some(Instant::START))

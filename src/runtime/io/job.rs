@@ -61,7 +61,7 @@ pub(in crate::runtime) fn send_on(
     releases: &mut Releases,
     items: &mut Vec<IoJob>,
 ) {
-    let is_elsewhere = |key: Key<'_>| !runtime.owns(endpoint, key);
+    let is_elsewhere = |key: Key<'_>| !runtime.deployment.owns(&endpoint.server, key);
     for item in items.extract_if(.., |item| item.key().is_some_and(is_elsewhere)) {
         let owners = item.key().map(|key| runtime.endpoints_of(key).0);
         // Names move only in a cluster, where each has one owner.

@@ -103,11 +103,6 @@ impl Subscriber {
         }
     }
 
-    /// Returns true if the server refuses PUBLISH.
-    fn is_mute(&self) -> bool {
-        self.mute.load(Ordering::SeqCst)
-    }
-
     /// Returns the channel on which this client also receives grants.
     pub(crate) fn inbox(&self) -> &[u8] {
         &self.control
@@ -135,7 +130,7 @@ impl Subscriber {
 
     /// Interrupts the thread's read. If that fails, the thread checks its work by itself within
     /// `POLL_EVERY`.
-    fn wake(&self, server: &Server, why: &[u8], until: Instant) -> bool {
+    pub(in crate::runtime) fn wake(&self, server: &Server, why: &[u8], until: Instant) -> bool {
         let args: [&[u8]; 2] = [&self.control, why];
         let read = |reply| Verb::Count.read(reply);
         let published = server.command("PUBLISH", &args, until, Cap::Exempt, read);
@@ -147,12 +142,6 @@ impl Subscriber {
             Err(fault) => logging::debug!("could not wake the subscriber: {fault}"),
         }
         published.is_ok()
-    }
-
-    /// Wakes the thread, so that it subscribes to the channels that were added.
-    pub(crate) fn wake_now(&self, server: &Server) {
-        let until = Instant::now().after(server.command_timeout());
-        self.wake(server, b"subscribe", until);
     }
 
     /// Publishes a message that the thread receives within a second, if its connection is alive and

@@ -1,6 +1,7 @@
 //! A waiter's use of a name's channel, on one server or on all servers of the name.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::clock::Instant;
 use crate::protocol::keys::Key;
@@ -66,7 +67,7 @@ impl<'a> Part<'a> {
 
     fn hears_since(&self, at: Instant) -> bool {
         let is_live = self.live.lock().is_some_and(|since| since <= at);
-        is_live && !self.endpoint.subscriber.is_mute()
+        is_live && !self.endpoint.subscriber.mute.load(Ordering::SeqCst)
     }
 
     /// Returns true if, as far as is known, its server still owns the name.
