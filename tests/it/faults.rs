@@ -418,13 +418,13 @@ fn replica_grants_nothing_and_error_says_so() {
     let server = Server::start();
     let replica = server.replica();
     let client = builder(&replica.url())
-        .unreachable_for(ms(400))
-        .command_timeout(ms(300))
+        .unreachable_for(ms(800))
+        .command_timeout(ms(700))
         .build()
         .unwrap();
     for text in [
         expect_unreachable(client.mutex(NAME).try_lock()),
-        expect_unreachable(client.mutex(NAME).try_lock_for(ms(150))),
+        expect_unreachable(client.mutex(NAME).try_lock_for(ms(600))),
         expect_unreachable(client.mutex(NAME).lock()),
     ] {
         assert!(text.contains("READONLY"), "{text}");

@@ -210,7 +210,8 @@ fn calls_after_the_shutdown_are_refused() {
     assert_closed(client.mutex("b").lock());
     assert_closed(client.ping());
     assert_eq!(server.calls(&["evalsha", "eval", "ping"]), calls);
-    assert!(server.client_list().is_empty(), "a connection is left open");
+    // No connection is left open. The server may notice late that they are closed.
+    eventually(ms(10_000), || server.client_list().is_empty());
 }
 
 fn shutdown_ends_every_wait_at_once() {
