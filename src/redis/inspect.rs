@@ -33,7 +33,7 @@ impl Deployment {
         let servers = servers.unwrap_or_default();
         let needed = match self {
             Self::One(_) | Self::Cluster(_) => servers.len().max(1),
-            Self::Quorum(quorum) => quorum.size.needed,
+            Self::Quorum(quorum) => quorum.members.size.needed,
         };
         (health_of_all(&servers, until), needed)
     }
@@ -54,10 +54,10 @@ impl Deployment {
             Self::Quorum(quorum) => {
                 let (mut highest, mut answered) = (None, 0);
                 let mut fault = Fault::NotRun(Cause::text("no server was asked"));
-                for (n, server) in quorum.servers.iter().enumerate() {
+                for (n, server) in quorum.members.servers.iter().enumerate() {
                     // A server that hangs must leave time for the others.
                     let now = Instant::now();
-                    let part = now.until(until) / (quorum.size.all - n) as u32;
+                    let part = now.until(until) / (quorum.members.size.all - n) as u32;
                     match server.number(keys, what, now.after(part)) {
                         Ok(number) => {
                             highest = highest.max(number);
@@ -66,7 +66,7 @@ impl Deployment {
                         Err(why) => fault = why.at(server.label()),
                     }
                 }
-                if answered < quorum.size.needed {
+                if answered < quorum.members.size.needed {
                     return Err(fault);
                 }
                 Ok(highest)

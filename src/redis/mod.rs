@@ -118,7 +118,7 @@ impl Deployment {
     /// Returns the known owners of a name, and how many of them decide.
     pub(crate) fn owners_of(&self, key: Key<'_>) -> (Vec<Arc<Server>>, Majority) {
         let servers = match self {
-            Self::Quorum(quorum) => quorum.servers.clone(),
+            Self::Quorum(quorum) => quorum.members.servers.clone(),
             Self::One(_) | Self::Cluster(_) => vec![self.primary_owner_of(key)],
         };
         (servers, self.size())
@@ -130,7 +130,7 @@ impl Deployment {
             Self::One(server) => Arc::clone(server),
             Self::Cluster(cluster) => cluster.map.owner_of(key.slot()),
             // `quorum::check` admits no quorum without servers.
-            Self::Quorum(quorum) => Arc::clone(&quorum.servers[0]),
+            Self::Quorum(quorum) => Arc::clone(&quorum.members.servers[0]),
         }
     }
 
@@ -139,14 +139,14 @@ impl Deployment {
         match self {
             Self::One(server) => std::slice::from_ref(server),
             Self::Cluster(_) => &[],
-            Self::Quorum(quorum) => &quorum.servers,
+            Self::Quorum(quorum) => &quorum.members.servers,
         }
     }
 
     /// Returns how many servers have each name, and how many of them decide.
     pub(crate) fn size(&self) -> Majority {
         match self {
-            Self::Quorum(quorum) => quorum.size,
+            Self::Quorum(quorum) => quorum.members.size,
             Self::One(_) | Self::Cluster(_) => Majority::of(1),
         }
     }
@@ -155,7 +155,7 @@ impl Deployment {
     /// a quorum.
     pub(crate) fn votes(&self) -> Option<Arc<ServerVotes>> {
         match self {
-            Self::Quorum(quorum) => Some(Arc::new(ServerVotes::new(quorum.size.all))),
+            Self::Quorum(quorum) => Some(Arc::new(ServerVotes::new(quorum.members.size.all))),
             Self::One(_) | Self::Cluster(_) => None,
         }
     }
@@ -169,7 +169,7 @@ impl Deployment {
         above: u64,
     ) -> Call<'a> {
         let proposed = match self {
-            Self::Quorum(quorum) => Some(quorum.tokens.propose(above)),
+            Self::Quorum(quorum) => Some(quorum.members.tokens.propose(above)),
             Self::One(_) | Self::Cluster(_) => None,
         };
         keys.acquire(Acquire {

@@ -36,8 +36,8 @@ use crate::protocol::verb::Verb;
 use crate::redis::conn::connection::{Replied, is_no_script, wait_for_any};
 use crate::redis::conn::socket::timed_out;
 use crate::redis::fault::Fault;
-use crate::redis::quorum::Quorum;
 use crate::redis::quorum::member::Member;
+use crate::redis::quorum::members::Members;
 use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection};
 use crate::redis::quorum::votes::{Verdict, Votes};
 use crate::redis::server::Server;
@@ -63,7 +63,7 @@ impl Slot<'_> {
 }
 
 pub(super) struct Round<'a> {
-    quorum: &'a Quorum,
+    members: &'a Members,
     call: Option<Call<'a>>,
     until: Instant,
     undoable: Option<&'a Undoable<'a>>,
@@ -80,19 +80,19 @@ pub(super) struct Round<'a> {
 impl<'a> Round<'a> {
     /// A round that sends `call`, or PING if there is none.
     pub(in crate::redis) fn new(
-        quorum: &'a Quorum,
+        members: &'a Members,
         call: Option<Call<'a>>,
         until: Instant,
         undoable: Option<&'a Undoable<'a>>,
     ) -> Self {
         let verb = call.as_ref().map_or(Verb::Ping, |call| call.verb);
         Self {
-            quorum,
+            members,
             until,
             undoable,
-            slots: Vec::with_capacity(quorum.size.all),
+            slots: Vec::with_capacity(members.size.all),
             verb,
-            votes: Votes::new(verb, quorum.size),
+            votes: Votes::new(verb, members.size),
             call,
             sent: None,
             faults: Vec::new(),
@@ -136,10 +136,10 @@ impl<'a> Round<'a> {
     /// Chooses the servers to ask, the fastest first: those that are up, or all if these are fewer
     /// than a majority.
     fn choose(&mut self) {
-        let quorum = self.quorum;
-        let present = quorum.members().filter(|(_, member)| !member.is_down());
-        let is_enough = present.count() >= quorum.size.needed;
-        for (server, member) in quorum.members() {
+        let members = self.members;
+        let present = members.each().filter(|(_, member)| !member.is_down());
+        let is_enough = present.count() >= members.size.needed;
+        for (server, member) in members.each() {
             let vote = self.undoable.map(|undoable| undoable.vote(member.index));
             let took_nothing = matches!(vote, Some(Vote::NotAsked | Vote::Refused));
             if took_nothing && matches!(self.verb, Verb::Release { .. }) {
@@ -227,9 +227,9 @@ impl<'a> Round<'a> {
     /// Counts a server's answer.
     fn count(&mut self, answer: Answer) {
         let vote = match answer {
-            Answer::Refused(refusal) if self.quorum.is_abandoned(&refusal.holder) => None,
+            Answer::Refused(refusal) if self.members.is_abandoned(&refusal.holder) => None,
             Answer::TooLow(counter) => {
-                self.quorum.tokens.learn(counter);
+                self.members.tokens.learn(counter);
                 Some(answer)
             }
             answer => Some(answer),

@@ -41,7 +41,7 @@ impl<'a> Round<'a> {
 
     fn wait_for(&mut self, mut requested: Vec<Requested<'a>>) {
         let start = Instant::now();
-        let enough = self.quorum.size.needed.min(self.slots.len());
+        let enough = self.members.size.needed.min(self.slots.len());
         let mut by = self.until;
         let mut had_enough = false;
         loop {

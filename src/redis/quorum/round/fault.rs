@@ -8,7 +8,7 @@ use crate::redis::quorum::round::Round;
 impl Round<'_> {
     /// Why the round has no outcome.
     pub(super) fn fault(&self) -> Fault {
-        let size = self.quorum.size;
+        let size = self.members.size;
         let mut rejections = self.faults.iter().filter_map(|(_, fault)| match fault {
             Fault::Rejected(error) => Some(error),
             _ => None,
@@ -57,7 +57,7 @@ impl Round<'_> {
 
     /// Returns a cause if too many servers are not Redis for a majority.
     fn no_redis(&self) -> Option<&Cause> {
-        let spare = self.quorum.size.all - self.quorum.size.needed;
+        let spare = self.members.size.all - self.members.size.needed;
         let causes = || self.faults.iter().filter_map(|(_, fault)| fault.cause());
         let not_redis = causes().filter(|cause| cause.is_not_redis()).nth(spare);
         not_redis.or_else(|| causes().filter(|cause| cause.is_malformed()).nth(spare))

@@ -11,7 +11,7 @@ impl Round<'_> {
         let (Some(undoable), Some(_)) = (self.undoable, self.sent) else {
             return;
         };
-        self.quorum.note_abandoned(undoable.id);
+        self.members.note_abandoned(undoable.id);
         let granted = self.send_undo(undoable);
         // Waits for the servers that granted: then this client's next attempt does not meet its own
         // key.
@@ -66,7 +66,7 @@ impl Round<'_> {
         let Some(undoable) = self.undoable else {
             return;
         };
-        for (server, member) in self.quorum.members() {
+        for (server, member) in self.members.each() {
             let is_it = |slot: &Slot<'_>| std::ptr::eq(slot.server, server);
             if !self.slots.iter().any(is_it) {
                 member.undo(undoable.pending_release());
