@@ -52,6 +52,7 @@ impl SlotMap {
         {
             NoAnswer::Refused(error) => Fault::Rejected(refused(self.nodes.label(), &error)),
             NoAnswer::Silent(Some((n, error))) => {
+                // `n` counts `asks`, one for each of `asked`.
                 let (host, port) = &asked[n];
                 let cause = match NoFirstReply::of(&error) {
                     Some(event) => Cause::no_first_reply(event, self.tls_hint()),

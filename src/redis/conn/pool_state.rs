@@ -91,7 +91,7 @@ impl State {
     }
 }
 
-/// What is read about combined calls without the pool's lock.
+/// The state of combined calls that is read without the pool's lock.
 pub(in crate::redis) struct Combiner {
     /// How many calls are in progress.
     pub(in crate::redis) calls: AtomicUsize,
