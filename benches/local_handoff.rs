@@ -40,104 +40,35 @@ fn main() {
     let mut side = Woken::new(&server.url());
     waiter.hand_offs(HAND_OFFS, 0, &mut side);
 
-    let mut over_redis = Samples::default();
-    let mut ours = Series::new("Mutex", ms(0));
-    let mut pollers = Series::new("poller by hand, every 1 ms", ms(0));
+    let mut results = Results {
+        over_redis: Samples::default(),
+        ours: Series::new("Mutex", ms(0)),
+        pollers: Series::new("poller by hand, every 1 ms", ms(0)),
+    };
     for round in 0..ROUNDS {
         for turn in 0..3 {
             match (round + turn) % 3 {
-                0 => over_redis.push(waiter.hand_offs(HAND_OFFS, 0, &mut side)),
-                1 => ours.rounds.push(in_one_process(&server, "mutex")),
-                _ => pollers.rounds.push(in_one_process(&server, "poller")),
+                0 => {
+                    let samples = waiter.hand_offs(HAND_OFFS, 0, &mut side);
+                    results.over_redis.push(samples);
+                }
+                1 => results.ours.rounds.push(in_one_process(&server, "mutex")),
+                _ => {
+                    let window = in_one_process(&server, "poller");
+                    results.pollers.rounds.push(window);
+                }
             }
         }
     }
     waiter.end();
 
-    let gap_vs_redis = Spread::of(
-        ours.rounds
-            .iter()
-            .zip(over_redis.medians())
-            .map(|(ours, over_redis)| ours.gaps()[0] / over_redis),
-    );
-    let acq_vs_poller = ours.ratio(&pollers, Window::acquisitions_per_s);
-    let requests = ours.spread(Window::requests_per_acquisition);
-    let jain = ours.spread(Window::jain_threads);
-
-    let points = |points: [f64; 3]| points.map(|point| format!("{point:.1}"));
-    let row = |ran: &Series| {
-        let [p50, p99, most] = points(ran.points(Window::gaps));
-        vec![
-            ran.label.to_owned(),
-            p50,
-            p99,
-            most,
-            ran.spread(Window::acquisitions_per_s).show(0),
-            ran.spread(Window::jain_threads).show(3),
-            ran.spread(Window::requests_per_acquisition).show(3),
-            ran.spread(Window::client_cpu_per_acquisition).show(1),
-        ]
-    };
-    let [p50, p99, most] = points(over_redis.range());
-    let none = String::new;
-    common::print_table(
-        &[
-            "8 threads",
-            "gap p50 µs",
-            "p99",
-            "max",
-            "acquisitions/s (quartiles)",
-            "Jain",
-            "requests",
-            "client CPU µs",
-        ],
-        &[
-            row(&ours),
-            row(&pollers),
-            vec![
-                "through Redis by hand, two processes".to_owned(),
-                p50,
-                p99,
-                most,
-                none(),
-                none(),
-                none(),
-                none(),
-            ],
-        ],
-    );
-    let per_s = |ran: &Series| ran.spread(Window::acquisitions_per_s);
-    let picture = Picture {
-        title: "Eight threads of one process, one name, empty sections".to_owned(),
-        panels: vec![
-            Panel::new(
-                "from unlock to another thread's lock, µs: p50 · p99 · max",
-                vec![
-                    Row::range("Mutex, same process", ours.points(Window::gaps)).ours(),
-                    Row::range("pollers, same process", pollers.points(Window::gaps)),
-                    Row::range("through Redis by hand", over_redis.range()),
-                ],
-            ),
-            Panel::new(
-                "that p50 relative to the hand-off through Redis by hand",
-                vec![Row::bar("Mutex", gap_vs_redis).ours().mark("≤", 0.15)],
-            ),
-            Panel::new(
-                "acquisitions per second",
-                vec![
-                    Row::bar("Mutex", per_s(&ours)).ours(),
-                    Row::bar("pollers", per_s(&pollers)),
-                ],
-            ),
-            Panel::new(
-                "requests per acquisition",
-                vec![
-                    Row::bar("Mutex", requests).ours().mark("≤", 0.15),
-                    Row::bar("pollers", pollers.spread(Window::requests_per_acquisition)),
-                ],
-            ),
-        ],
-    };
+    results.print();
+    let acq_vs_poller = results
+        .ours
+        .ratio(&results.pollers, Window::acquisitions_per_s);
+    let requests = results.ours.spread(Window::requests_per_acquisition);
+    let jain = results.ours.spread(Window::jain_threads);
+    let gap_vs_redis = results.gap_vs_redis();
     report.end(
         &[
             ("gap_vs_redis", format!("{:.3}", gap_vs_redis.median)),
@@ -145,8 +76,89 @@ fn main() {
             ("jain", format!("{:.3}", jain.median)),
             ("requests_per_acq", format!("{:.3}", requests.median)),
         ],
-        &picture,
+        &results.picture(),
     );
+}
+
+struct Results {
+    over_redis: Samples,
+    ours: Series,
+    pollers: Series,
+}
+
+impl Results {
+    fn gap_vs_redis(&self) -> Spread {
+        let rounds = self.ours.rounds.iter().zip(self.over_redis.medians());
+        Spread::of(rounds.map(|(ours, over_redis)| ours.gaps()[0] / over_redis))
+    }
+
+    fn print(&self) {
+        let points = |points: [f64; 3]| points.map(|point| format!("{point:.1}"));
+        let row = |ran: &Series| {
+            let [p50, p99, most] = points(ran.points(Window::gaps));
+            vec![
+                ran.label.to_owned(),
+                p50,
+                p99,
+                most,
+                ran.spread(Window::acquisitions_per_s).show(0),
+                ran.spread(Window::jain_threads).show(3),
+                ran.spread(Window::requests_per_acquisition).show(3),
+                ran.spread(Window::client_cpu_per_acquisition).show(1),
+            ]
+        };
+        let mut over_redis = vec!["through Redis by hand, two processes".to_owned()];
+        over_redis.extend(points(self.over_redis.range()));
+        over_redis.resize(8, String::new());
+        common::print_table(
+            &[
+                "8 threads",
+                "gap p50 µs",
+                "p99",
+                "max",
+                "acquisitions/s (quartiles)",
+                "Jain",
+                "requests",
+                "client CPU µs",
+            ],
+            &[row(&self.ours), row(&self.pollers), over_redis],
+        );
+    }
+
+    fn picture(&self) -> Picture {
+        let (ours, pollers) = (&self.ours, &self.pollers);
+        let per_s = |ran: &Series| ran.spread(Window::acquisitions_per_s);
+        let requests = |ran: &Series| ran.spread(Window::requests_per_acquisition);
+        let gaps = vec![
+            Row::range("Mutex, same process", ours.points(Window::gaps)).ours(),
+            Row::range("pollers, same process", pollers.points(Window::gaps)),
+            Row::range("through Redis by hand", self.over_redis.range()),
+        ];
+        let relative = Row::bar("Mutex", self.gap_vs_redis()).ours();
+        let acquisitions = vec![
+            Row::bar("Mutex", per_s(ours)).ours(),
+            Row::bar("pollers", per_s(pollers)),
+        ];
+        let requests = vec![
+            Row::bar("Mutex", requests(ours)).ours().mark("≤", 0.15),
+            Row::bar("pollers", requests(pollers)),
+        ];
+        Picture {
+            title: "Eight threads of one process, one name, empty sections".to_owned(),
+            panels: vec![
+                Panel::new(
+                    "from unlock to another thread's lock, µs: p50 · p99 · max",
+                    gaps,
+                ),
+                Panel::new(
+                    "that p50 relative to the hand-off through Redis by hand",
+                    vec![relative.mark("≤", 0.15)],
+                ),
+                Panel::new("acquisitions per second", acquisitions),
+                Panel::new("requests per acquisition", requests),
+            ],
+        }
+    }
 }
 
 fn in_one_process(server: &Server, kind: &'static str) -> Window {

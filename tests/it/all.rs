@@ -778,54 +778,13 @@ fn set_across_slots_is_acquired_or_rolled_back() {
         client_with_long_backstop(&cluster.url()),
     );
     let names = one_name_per_master(&cluster, "n");
-    let all = one.mutex_all(&names).ttl(ms(20_000)).renew_every(ms(200));
-    let (renewed, renewals) = unbounded();
-    let all = all.on_renew(move |_| {
-        let _ = renewed.send(());
-    });
-    let guard = all.lock().unwrap();
-    assert_eq!(
-        guard.names(),
-        names.iter().map(Name::from).collect::<Vec<_>>()
-    );
-    for name in &names {
-        assert!(is_locked(&cluster, name));
-        assert!(two.mutex(name).try_lock().unwrap().is_none());
-    }
-    renewals
-        .recv_timeout(ms(10_000))
-        .expect("the lease is renewed");
-    guard.renew().unwrap();
-    guard.extend(ms(60_000)).unwrap();
-    let before: Vec<_> = names.iter().map(|name| token(&guard, name)).collect();
-    release(guard);
-    assert!(names.iter().all(|name| !is_locked(&cluster, name)));
-
-    // Blocked by the last, the second and the first slot: nothing stays behind, and the release of
-    // the blocking name wakes the waiter.
+    let before = assert_set_is_held(&cluster, &one, &two, &names);
     for held in names.iter().rev() {
-        let plain = one.mutex(held).lock().unwrap();
-        assert!(one.mutex_all(&names).try_lock().unwrap().is_none());
-        assert!(two.mutex_all(&names).try_lock().unwrap().is_none());
-        let taken = names.iter().filter(|name| is_locked(&cluster, name));
-        assert!(taken.eq([held]));
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| two.mutex_all(&names).try_lock_for(ms(20_000)));
-            let home = cluster.master_of(&format!("lock:{held}"));
-            cluster
-                .node(home)
-                .wait_until_waiter_sleeps(format!("lock_release:{held}"));
-            assert_eq!(plain.unlock().unwrap(), Unlocked::Released);
-            let guard = waiting
-                .join()
-                .unwrap()
-                .unwrap()
-                .expect("the waiter is woken");
-            for (name, before) in names.iter().zip(&before) {
-                assert!(token(&guard, name) > *before);
-            }
-            release(guard);
-        });
+        let guard = assert_name_blocks_the_set(&cluster, &one, &two, &names, held);
+        for (name, before) in names.iter().zip(&before) {
+            assert!(token(&guard, name) > *before);
+        }
+        release(guard);
     }
 
     // The loss of one name loses the set across slots too.
@@ -833,9 +792,7 @@ fn set_across_slots_is_acquired_or_rolled_back() {
     let key = format!("lock:{}", names[1]);
     cluster.node(cluster.master_of(&key)).run("DEL", &[&key]);
     assert_eq!(guard.lost().recv_timeout(ms(10_000)), Ok(Lost::Deleted));
-    eventually(ms(10_000), || {
-        names.iter().all(|name| !is_locked(&cluster, name))
-    });
+    wait_until_unlocked(&cluster, &names);
     drop(guard);
 
     // Names in one slot take a single script.
@@ -846,23 +803,9 @@ fn set_across_slots_is_acquired_or_rolled_back() {
         one.mutex_all(["a", "a}b"]).lock(),
         Err(Error::Config(_))
     ));
-
-    // Sets in opposite orders do not deadlock.
     drop(guard);
-    thread::scope(|scope| {
-        for n in 0..4 {
-            let client = if n % 2 == 0 { &one } else { &two };
-            let mut names = names.clone();
-            names.rotate_left(n % 3);
-            names.truncate(2 + n % 2);
-            scope.spawn(move || {
-                for _ in 0..20 {
-                    let guard = client.mutex_all(&names).try_lock_for(ms(20_000)).unwrap();
-                    release(guard.expect("no deadlock"));
-                }
-            });
-        }
-    });
+
+    assert_opposite_orders_do_not_deadlock([&one, &two], &names);
     assert!(names.iter().all(|name| !is_locked(&cluster, name)));
 
     // A renewal that reaches two slots of three is none: the set expires.
@@ -872,10 +815,90 @@ fn set_across_slots_is_acquired_or_rolled_back() {
     assert_eq!(guard.lost().recv_timeout(ms(10_000)), Ok(Lost::Expired));
     cluster.resume(node);
     drop(guard);
-    eventually(ms(10_000), || {
-        names.iter().all(|name| !is_locked(&cluster, name))
-    });
+    wait_until_unlocked(&cluster, &names);
     assert!(one.shutdown(ms(5_000)).unwrap().is_clean());
+}
+
+#[track_caller]
+fn wait_until_unlocked(cluster: &Cluster, names: &[String]) {
+    eventually(ms(10_000), || {
+        names.iter().all(|name| !is_locked(cluster, name))
+    });
+}
+
+/// Acquires, renews and releases the names as one set; returns the tokens.
+fn assert_set_is_held(
+    cluster: &Cluster,
+    one: &Client,
+    two: &Client,
+    names: &[String],
+) -> Vec<FencingToken> {
+    let all = one.mutex_all(names).ttl(ms(20_000)).renew_every(ms(200));
+    let (renewed, renewals) = unbounded();
+    let all = all.on_renew(move |_| {
+        let _ = renewed.send(());
+    });
+    let guard = all.lock().unwrap();
+    assert_eq!(
+        guard.names(),
+        names.iter().map(Name::from).collect::<Vec<_>>()
+    );
+    for name in names {
+        assert!(is_locked(cluster, name));
+        assert!(two.mutex(name).try_lock().unwrap().is_none());
+    }
+    renewals
+        .recv_timeout(ms(10_000))
+        .expect("the lease is renewed");
+    guard.renew().unwrap();
+    guard.extend(ms(60_000)).unwrap();
+    let tokens = names.iter().map(|name| token(&guard, name)).collect();
+    release(guard);
+    assert!(names.iter().all(|name| !is_locked(cluster, name)));
+    tokens
+}
+
+/// While one name is held, no part of the set stays behind, and the release of the name wakes the
+/// waiter for the set.
+fn assert_name_blocks_the_set(
+    cluster: &Cluster,
+    one: &Client,
+    two: &Client,
+    names: &[String],
+    held: &String,
+) -> MutexAllGuard {
+    let plain = one.mutex(held).lock().unwrap();
+    assert!(one.mutex_all(names).try_lock().unwrap().is_none());
+    assert!(two.mutex_all(names).try_lock().unwrap().is_none());
+    let taken = names.iter().filter(|name| is_locked(cluster, name));
+    assert!(taken.eq([held]));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| two.mutex_all(names).try_lock_for(ms(20_000)));
+        let home = cluster.master_of(&format!("lock:{held}"));
+        cluster
+            .node(home)
+            .wait_until_waiter_sleeps(format!("lock_release:{held}"));
+        assert_eq!(plain.unlock().unwrap(), Unlocked::Released);
+        let guard = waiting.join().unwrap().unwrap();
+        guard.expect("the waiter is woken")
+    })
+}
+
+fn assert_opposite_orders_do_not_deadlock(clients: [&Client; 2], names: &[String]) {
+    thread::scope(|scope| {
+        for n in 0..4 {
+            let mut names = names.to_vec();
+            names.rotate_left(n % 3);
+            names.truncate(2 + n % 2);
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    let all = clients[n % 2].mutex_all(&names);
+                    let guard = all.try_lock_for(ms(20_000)).unwrap();
+                    release(guard.expect("no deadlock"));
+                }
+            });
+        }
+    });
 }
 
 /// A server votes for the whole set: a majority must have granted all names.

@@ -14,7 +14,7 @@ use redis::Connection;
 
 use super::child::{Child, parameter, tell_parent};
 use super::server::Server;
-use super::time::{Control, WAKE_UPS, eventually, let_pass, ms};
+use super::time::{Control, SLACK, WAKE_UPS, eventually, let_pass, ms};
 
 /// The lease of a killed holder expires after at most this.
 const TTL: Duration = ms(2_000);
@@ -94,50 +94,26 @@ impl Chaos {
             child.wait_for_line("ready");
         }
 
-        let mut harmed = HashSet::new();
-        let (mut killed, mut paused) = (0, 0);
         let control = Control::start();
-        let mut random = rand::rng();
+        let mut harmed = Harmed::default();
         let ends = Instant::now() + self.duration;
         // A run without an overtaken holder proves little.
         while Instant::now() < ends || length(witness, "overtaken") == 0 {
             wait_for_progress(witness);
-            // Several victims at once are likelier to include the holder. They delay the others no
-            // longer than one, since their leases and places expire at the same time.
-            let victims = random.random_range(1..self.processes);
-            let pause = TTL.mul_f64(random.random_range(0.1..1.5));
-            let mut stopped = Vec::new();
-            let mut dead = Vec::new();
-            for child in children.split_off(children.len() - victims) {
-                harmed.insert(child.id().to_string());
-                match random.random() {
-                    true => dead.push(child),
-                    false => stopped.push(child),
-                }
-            }
-            for child in &mut dead {
-                child.kill();
-            }
-            for child in &stopped {
-                child.pause();
-            }
-            killed += dead.len();
-            paused += stopped.len();
-            // The next victims are at the end: the processes that have run for longest.
-            let fresh: Vec<Child> = dead.iter().map(|_| start()).collect();
-            // The others must make progress meanwhile.
-            let_pass(pause);
-            for child in &stopped {
-                child.resume();
-            }
-            children.splice(0..0, stopped.into_iter().chain(fresh));
+            harmed.harm_some(&mut children, start);
         }
         wait_for_progress(witness);
         witness.run("SET", &["stop", "1"]);
         for child in children {
             child.wait().succeeded();
         }
+        // A second lease would cost more than this.
+        let margin = WAKE_UPS * control.overshoot() + 2 * SLACK;
+        self.report(&harmed, witness, self.bound() + margin)
+    }
 
+    #[track_caller]
+    fn report(self, harmed: &Harmed, witness: &Server, bound: Duration) -> ChaosReport {
         let list = |key: &str| -> Vec<String> {
             redis::cmd("LRANGE")
                 .arg(&[key, "0", "-1"])
@@ -152,7 +128,7 @@ impl Chaos {
         let known_losses = list("known losses");
         for process in overtaken.iter().chain(&rejected).chain(&known_losses) {
             assert!(
-                harmed.contains(process),
+                harmed.processes.contains(process),
                 "process {process} lost the lock, but was neither killed nor paused: {self:?}"
             );
         }
@@ -161,13 +137,13 @@ impl Chaos {
         let at = numbers("at");
         let stalls = at.windows(2).map(|both| both[1] - both[0]);
         ChaosReport {
-            killed,
-            paused,
+            killed: harmed.killed,
+            paused: harmed.paused,
             accepted: accepted.len(),
             overtaken: overtaken.len(),
             rejected: rejected.len(),
             stall: Duration::from_micros(stalls.max().expect("there were several entries")),
-            bound: self.bound() + WAKE_UPS * control.overshoot() + ms(300),
+            bound,
         }
     }
 
@@ -180,6 +156,51 @@ impl Chaos {
             // was killed at the same time. The refresh after that grant's expiry ends the stall.
             _ => TTL + GRANT + REFRESH,
         }
+    }
+}
+
+/// The processes that were killed or paused so far.
+#[derive(Default)]
+struct Harmed {
+    /// Their ids.
+    processes: HashSet<String>,
+    killed: usize,
+    paused: usize,
+}
+
+impl Harmed {
+    /// Kills some of the processes and starts others in their places; pauses others for a while.
+    fn harm_some(&mut self, children: &mut Vec<Child>, start: impl Fn() -> Child) {
+        let mut random = rand::rng();
+        // Several victims at once are likelier to include the holder. They delay the others no
+        // longer than one, since their leases and places expire at the same time.
+        let victims = random.random_range(1..children.len());
+        let pause = TTL.mul_f64(random.random_range(0.1..1.5));
+        let mut stopped = Vec::new();
+        let mut dead = Vec::new();
+        for child in children.split_off(children.len() - victims) {
+            self.processes.insert(child.id().to_string());
+            match random.random() {
+                true => dead.push(child),
+                false => stopped.push(child),
+            }
+        }
+        for child in &mut dead {
+            child.kill();
+        }
+        for child in &stopped {
+            child.pause();
+        }
+        self.killed += dead.len();
+        self.paused += stopped.len();
+        // The next victims are at the end: the processes that have run for longest.
+        let fresh: Vec<Child> = dead.iter().map(|_| start()).collect();
+        // The others must make progress meanwhile.
+        let_pass(pause);
+        for child in &stopped {
+            child.resume();
+        }
+        children.splice(0..0, stopped.into_iter().chain(fresh));
     }
 }
 
