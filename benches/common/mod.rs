@@ -59,8 +59,8 @@ impl Samples {
         Spread::of(self.medians())
     }
 
-    /// The time relative to `floor`. Compares within each round, because the machine's speed changes
-    /// from one moment to the next.
+    /// The time relative to `floor`. Compares within each round, because the machine's speed
+    /// changes from one moment to the next.
     pub(crate) fn ratio(&self, floor: &Self) -> Spread {
         Spread::of(self.medians().zip(floor.medians()).map(|(a, b)| a / b))
     }

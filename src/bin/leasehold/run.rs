@@ -146,8 +146,8 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// Waits until the command and all processes of its group have ended. Returns the command's exit
-    /// status, or why the lock was lost.
+    /// Waits until the command and all processes of its group have ended. Returns the command's
+    /// exit status, or why the lock was lost.
     ///
     /// After the command itself, or after the loss of the lock, the group is ended: TERM first, and
     /// KILL after `kill_after`.
