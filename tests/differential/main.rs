@@ -37,11 +37,11 @@ const COMMANDS: &[&str] = &[
     "PTTL $key",
     "TTL $key",
     "PEXPIRE $key $ms",
-    "PEXPIRE $key $ms $condition*",
+    "PEXPIRE $key $late-ms $condition*",
     "EXPIRE $key $seconds",
-    "EXPIRE $key $seconds $condition*",
+    "EXPIRE $key $late-seconds $condition*",
     "PEXPIREAT $key $when",
-    "PEXPIREAT $key $when $condition*",
+    "PEXPIREAT $key $late-when $condition*",
     "PERSIST $key",
     "HGET $hash $member",
     "HSET $hash $pair+",
@@ -74,6 +74,7 @@ const COMMANDS: &[&str] = &[
     "KEYS $pattern",
     "SCAN 0 COUNT 1000 MATCH $pattern",
     "SCAN 0 COUNT 1000 TYPE $type",
+    "SCAN 0 COUNT $integer",
 ];
 
 #[test]
@@ -81,7 +82,7 @@ fn random_commands_have_the_replies_of_a_real_server() {
     Session::start(&words::KEYS).run(steps(), seed(), |words| {
         // Rarely, or no test would get far.
         if words.rng.random_ratio(1, 500) {
-            return words.command("FLUSHALL $flush-option?");
+            return words.command("$flush $flush-option?");
         }
         let template = words.choose(COMMANDS);
         words.command(template)

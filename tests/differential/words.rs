@@ -1,5 +1,7 @@
 //! Random commands from templates.
 
+use std::ops::Range;
+
 use rand::rngs::SmallRng;
 use rand::{RngExt, seq::IndexedRandom};
 
@@ -43,6 +45,7 @@ const NO_TTLS: [&str; 7] = [
     "9223372036854775808",
     "+1",
 ];
+const SECONDS: [&str; 6] = ["0", "-1", "1", "10", "9223372036854775", "9223372036854776"];
 const SCORES: [&str; 14] = [
     "0",
     "1",
@@ -60,7 +63,17 @@ const SCORES: [&str; 14] = [
     "5.",
 ];
 const NO_SCORES: [&str; 7] = ["nan", "abc", "", "1e400", "1e-400", "1 ", "--1"];
-const MEMBERS: [&[u8]; 7] = [b"a", b"b", b"c", b"ab", b"", b"\xff\x00\r\n", b"1"];
+const MEMBERS: [&[u8]; 9] = [
+    b"a",
+    b"b",
+    b"c",
+    b"",
+    b"\xff\x00\r\n",
+    b"1",
+    b"hash0",
+    b"set0",
+    b"zset0",
+];
 const PATTERNS: [&str; 12] = [
     "*",
     "list*",
@@ -147,12 +160,15 @@ impl Words<'_> {
             "pattern" => self.one_of(&PATTERNS),
             "type" => self.one_of(&["string", "hash", "LIST", "set", "zset"]),
             "ms" => self.ms(),
-            "seconds" => {
-                self.one_of(&["0", "-1", "1", "10", "9223372036854775", "9223372036854776"])
-            }
+            "seconds" => self.one_of(&SECONDS),
+            // Conditions compare ends. Two that are almost equal would depend on the millisecond.
+            "late-seconds" => self.late(1..100_000, &SECONDS[..2]),
+            "late-when" => self.late_when(),
+            "late-ms" => self.late(1_000..100_000_000, &NO_TTLS),
             "when" => self.when(),
             "condition" => self.one_of(&["NX", "XX", "GT", "LT", "lt"]),
             "zadd-option" => self.one_of(&["NX", "XX", "GT", "LT", "CH", "INCR", "ch"]),
+            "flush" => self.one_of(&["FLUSHALL", "FLUSHDB"]),
             "flush-option" => self.one_of(&["ASYNC", "SYNC", "NOW"]),
             "set-option" => return self.set_option(),
             "range-option" => return self.range_option(),
@@ -209,6 +225,14 @@ impl Words<'_> {
         ms.to_string().into_bytes()
     }
 
+    /// Returns a number of a range, or sometimes one of the others.
+    fn late(&mut self, range: Range<u64>, others: &[&str]) -> Vec<u8> {
+        match self.rng.random_ratio(1, 10) {
+            true => self.one_of(others),
+            false => self.rng.random_range(range).to_string().into_bytes(),
+        }
+    }
+
     /// Returns a time in ms that is past, soon after this batch of commands, or later.
     fn when(&mut self) -> Vec<u8> {
         let when = match self.rng.random_range(0..20) {
@@ -216,6 +240,15 @@ impl Words<'_> {
             1 => self.now - 5_000,
             2..4 => self.now + self.rng.random_range(SOON),
             _ => self.now + self.rng.random_range(1_000..100_000),
+        };
+        when.to_string().into_bytes()
+    }
+
+    /// Returns a time in ms that is past or late.
+    fn late_when(&mut self) -> Vec<u8> {
+        let when = match self.rng.random_ratio(1, 10) {
+            true => self.now - 5_000,
+            false => self.now + self.rng.random_range(1_000..100_000_000),
         };
         when.to_string().into_bytes()
     }
