@@ -65,6 +65,7 @@ const COMMANDS: &[&str] = &[
     "SMEMBERS $set",
     "ZADD $zset $scored+",
     "ZADD $zset $zadd-option* $scored+",
+    "ZADD $zset $zadd-option INCR $score $member",
     "ZINCRBY $zset $score $member",
     "ZRANGEBYSCORE $zset $bound $bound $range-option*",
     "ZREM $zset $member+",

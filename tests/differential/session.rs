@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use support::let_pass;
+use support::{let_pass, watchdog};
 
 use crate::compare::{are_equal, micros};
 use crate::kit::{Kit, Reply};
@@ -30,6 +30,9 @@ const BATCH_LIMIT: u64 = 10_000;
 
 /// Nor does a batch with a command that takes longer.
 const COMMAND_LIMIT: u64 = 1_000;
+
+/// The longest time for 100 000 commands, on a machine that is overloaded.
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// No key expires this long after a batch begins, in ms.
 const QUIET: u64 = 20;
@@ -88,6 +91,8 @@ impl Session {
 
     /// Runs random commands until `steps` of them were compared.
     pub(crate) fn run(&mut self, steps: u64, seed: u64, next: impl Fn(&mut Words<'_>) -> Command) {
+        // A script that never ends on the kit must not keep the test running.
+        let _watchdog = watchdog(LIMIT * u32::try_from(steps / 100_000 + 1).unwrap());
         let mut rng = SmallRng::seed_from_u64(seed);
         while self.done < steps {
             let now = self.wait_until_nothing_expires();
