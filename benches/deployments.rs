@@ -6,7 +6,7 @@ mod common;
 
 use common::floor::pair::Hand;
 use common::picture::{Panel, Picture, Row};
-use common::{Contender, Report, affinity};
+use common::{Contender, Report, Samples, affinity};
 use leasehold::{Client, Mutex, Unlocked};
 use support::{Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, ms};
 
@@ -22,60 +22,87 @@ fn main() {
         ROUNDS,
         &format!("lock + unlock on one thread, {ROUNDS} rounds of {PAIRS}"),
     );
-    let one = affinity::apart(|| Server::start().long_lived());
-    let sentinels = affinity::apart(|| Sentinels::start(Setup::steady()).long_lived());
-    // No call waits for the replicas of the master.
-    sentinels.data()[1..].iter().for_each(affinity::aside);
-    let cluster = affinity::apart(|| Cluster::with(ClusterSetup::steady(3, 0)).long_lived());
-    let replicas = affinity::apart(|| Replicas::start(1).long_lived());
-    let servers = || (0..SERVERS).map(|_| Server::start().long_lived()).collect();
-    let [quorum, with_one_hung] = [(); 2].map(|()| -> Vec<Server> { affinity::apart(servers) });
-    let urls = |servers: &[Server]| servers.iter().map(Server::url).collect::<Vec<_>>();
-
-    let mut hand = Hand::new(&one.url(), "hand");
-    let name = "ours";
-    let locks: Vec<(&str, Mutex)> = vec![
-        ("one server", Client::open(&one.url()).unwrap().mutex(name)),
-        (
-            "sentinel",
-            Client::open(&sentinels.url()).unwrap().mutex(name),
-        ),
-        ("cluster", Client::open(&cluster.url()).unwrap().mutex(name)),
-        (
-            "min_replicas(1)",
-            Client::open(&replicas.master().url())
-                .unwrap()
-                .mutex(name)
-                .min_replicas(1, ms(100)),
-        ),
-        (
-            "quorum of 5",
-            Client::quorum(urls(&quorum)).unwrap().mutex(name),
-        ),
-        (
-            "quorum of 5, one hung",
-            Client::quorum(urls(&with_one_hung)).unwrap().mutex(name),
-        ),
-    ];
+    let servers = Deployments::start();
+    let locks = servers.locks();
     for (_, lock) in &locks {
         pair(lock);
     }
-    with_one_hung[0].pause();
+    servers.with_one_hung[0].pause();
     // The client waits for the hung server once, and then skips it. That wait is not measured.
     for _ in 0..20 {
         pair(&locks[locks.len() - 1].1);
     }
+    let results = measure(&servers, &locks);
+    results.print();
+    report.end(&results.figures(), &results.picture());
+    servers.with_one_hung[0].resume();
+}
 
-    let mut there = Hand::new(&sentinels.first_master().url(), "hand");
+struct Deployments {
+    one: Server,
+    sentinels: Sentinels,
+    cluster: Cluster,
+    replicas: Replicas,
+    quorum: Vec<Server>,
+    with_one_hung: Vec<Server>,
+}
+
+impl Deployments {
+    fn start() -> Self {
+        let servers = || (0..SERVERS).map(|_| Server::start().long_lived()).collect();
+        let this = Self {
+            one: affinity::apart(|| Server::start().long_lived()),
+            sentinels: affinity::apart(|| Sentinels::start(Setup::steady()).long_lived()),
+            cluster: affinity::apart(|| Cluster::with(ClusterSetup::steady(3, 0)).long_lived()),
+            replicas: affinity::apart(|| Replicas::start(1).long_lived()),
+            quorum: affinity::apart(servers),
+            with_one_hung: affinity::apart(servers),
+        };
+        // No call waits for the replicas of the master.
+        this.sentinels.data()[1..].iter().for_each(affinity::aside);
+        this
+    }
+
+    /// Returns a lock on each deployment, with its label.
+    fn locks(&self) -> Vec<(&'static str, Mutex)> {
+        let open = |url: String| Client::open(&url).unwrap().mutex("ours");
+        let quorum = |servers: &[Server]| {
+            let urls: Vec<_> = servers.iter().map(Server::url).collect();
+            Client::quorum(urls).unwrap().mutex("ours")
+        };
+        let acknowledged = open(self.replicas.master().url()).min_replicas(1, ms(100));
+        vec![
+            ("one server", open(self.one.url())),
+            ("sentinel", open(self.sentinels.url())),
+            ("cluster", open(self.cluster.url())),
+            ("min_replicas(1)", acknowledged),
+            ("quorum of 5", quorum(&self.quorum)),
+            ("quorum of 5, one hung", quorum(&self.with_one_hung)),
+        ]
+    }
+}
+
+struct Results {
+    /// The label of each lock.
+    locks: Vec<&'static str>,
+    /// First by hand on one server, then each lock, then by hand on the servers of the second,
+    /// third and fourth lock.
+    samples: Vec<Samples>,
+}
+
+fn measure(servers: &Deployments, locks: &[(&'static str, Mutex)]) -> Results {
+    let cluster = &servers.cluster;
     let owner = cluster.master_of("lock:hand");
+    let mut hand = Hand::new(&servers.one.url(), "hand");
+    let mut there = Hand::new(&servers.sentinels.first_master().url(), "hand");
     let mut in_slot = Hand::new(&cluster.node(owner).url(), "hand");
-    let mut acknowledged = Hand::new(&replicas.master().url(), "hand");
+    let mut acknowledged = Hand::new(&servers.replicas.master().url(), "hand");
     // Loads the scripts and warms up all contenders.
     acknowledged.pair();
 
     let mut contenders: Vec<Contender<'_>> =
         vec![Box::new(|| common::timed(PAIRS, || hand.pair()))];
-    for (_, lock) in &locks {
+    for (_, lock) in locks {
         contenders.push(Box::new(|| common::timed(PAIRS, || pair(lock))));
     }
     contenders.push(Box::new(|| common::timed(PAIRS, || there.pair())));
@@ -83,78 +110,94 @@ fn main() {
     contenders.push(Box::new(|| {
         common::timed(PAIRS, || acknowledged.acknowledged_pair())
     }));
-    let samples = common::take_turns(ROUNDS, &mut contenders);
-    drop(contenders);
-    let by_hand = &samples[0];
-    // First by hand on one server, then each lock, then by hand on the servers of the second, third
-    // and fourth lock.
-    let there = |n: usize| (2..5).contains(&n).then(|| &samples[locks.len() + n - 1]);
-    let rows: Vec<_> = ["the scripts by hand"]
-        .into_iter()
-        .chain(locks.iter().map(|(name, _)| *name))
-        .enumerate()
-        .map(|(n, name)| {
-            let samples = &samples[n];
-            vec![
-                name.to_owned(),
-                format!("{:.1}", samples.percentile(50.0)),
-                format!("{:.1}", samples.percentile(99.0)),
-                samples.ratio(by_hand).show(3),
-                there(n).map_or_else(String::new, |there| there.ratio(by_hand).show(3)),
-                there(n).map_or_else(String::new, |there| samples.ratio(there).show(3)),
-            ]
-        })
-        .collect();
-    common::print_table(
-        &[
+    Results {
+        locks: locks.iter().map(|(label, _)| *label).collect(),
+        samples: common::take_turns(ROUNDS, &mut contenders),
+    }
+}
+
+impl Results {
+    fn by_hand(&self) -> &Samples {
+        &self.samples[0]
+    }
+
+    /// Returns the samples by hand on the servers of the `n`th lock, if they were taken.
+    fn there(&self, n: usize) -> Option<&Samples> {
+        (2..5)
+            .contains(&n)
+            .then(|| &self.samples[self.locks.len() + n - 1])
+    }
+
+    fn print(&self) {
+        let rows: Vec<_> = ["the scripts by hand"]
+            .iter()
+            .chain(&self.locks)
+            .enumerate()
+            .map(|(n, label)| {
+                let (samples, there) = (&self.samples[n], self.there(n));
+                let there_vs_hand = there.map(|there| there.ratio(self.by_hand()).show(3));
+                let vs_there = there.map(|there| samples.ratio(there).show(3));
+                vec![
+                    (*label).to_owned(),
+                    format!("{:.1}", samples.percentile(50.0)),
+                    format!("{:.1}", samples.percentile(99.0)),
+                    samples.ratio(self.by_hand()).show(3),
+                    there_vs_hand.unwrap_or_default(),
+                    vs_there.unwrap_or_default(),
+                ]
+            })
+            .collect();
+        let heads = [
             "pair",
             "p50 µs",
             "p99 µs",
             "vs by hand, one server (quartiles)",
             "by hand, same servers, vs one server",
             "vs by hand, same servers",
-        ],
-        &rows,
-    );
-    let [_, _, sentinel, cluster, wait, quorum, hung, ..] = &samples[..] else {
-        unreachable!("one result per contender");
-    };
-    let vs_hand = |samples: &common::Samples| format!("{:.3}", samples.ratio(by_hand).median);
-    let vs_there = |n: usize| format!("{:.3}", samples[n].ratio(there(n).unwrap()).median);
-    let figures = [
-        ("sentinel", vs_hand(sentinel)),
-        ("cluster", vs_hand(cluster)),
-        ("wait1", vs_hand(wait)),
-        ("quorum5", vs_hand(quorum)),
-        (
-            "quorum5_hung_vs_quorum5",
-            format!("{:.3}", hung.ratio(quorum).median),
-        ),
-        ("sentinel_vs_hand_there", vs_there(2)),
-        ("cluster_vs_hand_there", vs_there(3)),
-        ("wait1_vs_hand_there", vs_there(4)),
-    ];
-    let of_locks = locks.iter().zip(&samples[1..]);
-    let mut bars: Vec<Row> = of_locks
-        .map(|((name, _), samples)| Row::bar(*name, samples.ratio(by_hand)).ours())
-        .collect();
-    for (n, name) in [(2, "sentinel"), (3, "cluster"), (4, "min_replicas(1)")] {
-        bars.extend(there(n).map(|there| {
-            Row::bar(
-                format!("{name}, by hand on the same servers"),
-                there.ratio(by_hand),
-            )
-        }));
+        ];
+        common::print_table(&heads, &rows);
     }
-    let picture = Picture {
-        title: "Lock + unlock on one thread, on every kind of deployment".to_owned(),
-        panels: vec![Panel::new(
-            "time relative to the same scripts by hand on one server",
-            bars,
-        )],
-    };
-    report.end(&figures, &picture);
-    with_one_hung[0].resume();
+
+    fn figures(&self) -> [(&'static str, String); 8] {
+        let [_, _, sentinel, cluster, wait, quorum, hung, ..] = &self.samples[..] else {
+            unreachable!("one result per contender");
+        };
+        let ratio = |of: &Samples, to: &Samples| format!("{:.3}", of.ratio(to).median);
+        let vs_hand = |samples: &Samples| ratio(samples, self.by_hand());
+        let vs_there = |n: usize| ratio(&self.samples[n], self.there(n).unwrap());
+        [
+            ("sentinel", vs_hand(sentinel)),
+            ("cluster", vs_hand(cluster)),
+            ("wait1", vs_hand(wait)),
+            ("quorum5", vs_hand(quorum)),
+            ("quorum5_hung_vs_quorum5", ratio(hung, quorum)),
+            ("sentinel_vs_hand_there", vs_there(2)),
+            ("cluster_vs_hand_there", vs_there(3)),
+            ("wait1_vs_hand_there", vs_there(4)),
+        ]
+    }
+
+    fn picture(&self) -> Picture {
+        let of_locks = self.locks.iter().zip(&self.samples[1..]);
+        let mut bars: Vec<Row> = of_locks
+            .map(|(label, samples)| Row::bar(*label, samples.ratio(self.by_hand())).ours())
+            .collect();
+        for (n, label) in [(2, "sentinel"), (3, "cluster"), (4, "min_replicas(1)")] {
+            bars.extend(self.there(n).map(|there| {
+                Row::bar(
+                    format!("{label}, by hand on the same servers"),
+                    there.ratio(self.by_hand()),
+                )
+            }));
+        }
+        Picture {
+            title: "Lock + unlock on one thread, on every kind of deployment".to_owned(),
+            panels: vec![Panel::new(
+                "time relative to the same scripts by hand on one server",
+                bars,
+            )],
+        }
+    }
 }
 
 fn pair(lock: &Mutex) {

@@ -44,20 +44,11 @@ fn main() {
         ] {
             let outcomes: Vec<Outcome> =
                 (0..failovers).map(|_| replace(trouble, replicas)).collect();
-            let sum = |count: fn(&Outcome) -> u64| outcomes.iter().map(count).sum::<u64>();
-            let many = |is: fn(&Outcome) -> bool| outcomes.iter().filter(|it| is(it)).count();
-            // A process whose write is rejected held the lock while another one did.
-            let overlaps = many(|outcome| outcome.overlaps + outcome.rejected > 0);
+            let overlaps = overlaps(&outcomes);
             overlaps_in_all += overlaps;
-            rows.push(vec![
-                replicas.to_string(),
-                format!("{trouble:?}"),
-                sum(|outcome| outcome.entered).to_string(),
-                overlaps.to_string(),
-                sum(|outcome| outcome.rejected).to_string(),
-                sum(|outcome| outcome.known_losses).to_string(),
-                many(|outcome| !outcome.is_in_order).to_string(),
-            ]);
+            let mut row = vec![replicas.to_string(), format!("{trouble:?}")];
+            row.extend(counts(&outcomes, overlaps));
+            rows.push(row);
         }
         figures.push((figure, overlaps_in_all.to_string()));
         let value = Spread::of([overlaps_in_all as f64].into_iter());
@@ -75,17 +66,35 @@ fn main() {
         ],
         &rows,
     );
-    let picture = Picture {
+    report.end(&figures, &picture(3 * failovers, bars));
+}
+
+/// Returns the number of failovers in which two processes held the lock at once.
+fn overlaps(outcomes: &[Outcome]) -> usize {
+    // A process whose write is rejected held the lock while another one did.
+    let with_two = |outcome: &&Outcome| outcome.overlaps + outcome.rejected > 0;
+    outcomes.iter().filter(with_two).count()
+}
+
+/// Returns the counts of a row, from "acquired" on.
+fn counts(outcomes: &[Outcome], overlaps: usize) -> [String; 5] {
+    let sum = |count: fn(&Outcome) -> u64| outcomes.iter().map(count).sum::<u64>();
+    let out_of_order = outcomes.iter().filter(|outcome| !outcome.is_in_order);
+    [
+        sum(|outcome| outcome.entered).to_string(),
+        overlaps.to_string(),
+        sum(|outcome| outcome.rejected).to_string(),
+        sum(|outcome| outcome.known_losses).to_string(),
+        out_of_order.count().to_string(),
+    ]
+}
+
+fn picture(failovers: usize, bars: Vec<Row>) -> Picture {
+    let panel = format!("of {failovers} failovers, by the replicas that must acknowledge");
+    Picture {
         title: "Failovers with two holders at once".to_owned(),
-        panels: vec![Panel::new(
-            format!(
-                "of {} failovers, by the replicas that must acknowledge",
-                3 * failovers
-            ),
-            bars,
-        )],
-    };
-    report.end(&figures, &picture);
+        panels: vec![Panel::new(panel, bars)],
+    }
 }
 
 fn contend_and_end() {

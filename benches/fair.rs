@@ -63,10 +63,44 @@ fn main() {
     };
     let (vs_hand, vs_mutex) = (fair.ratio(by_hand), fair.ratio(mutex));
     let vs_scripts = fair.ratio(its_scripts);
+    print(&samples, &trips);
+    let ratios = vec![
+        Row::bar("FairMutex vs by hand", vs_hand)
+            .ours()
+            .mark("≤", 1.10),
+        Row::bar("FairMutex vs Mutex", vs_mutex)
+            .ours()
+            .mark("≤", 0.90),
+        Row::bar("FairMutex vs its scripts by hand", vs_scripts).ours(),
+    ];
+    let picture = Picture {
+        title: "From unlock in one process to lock in another, first come, first served".to_owned(),
+        panels: vec![
+            Panel::new("µs: p50 · p99 · max", times(&samples)),
+            Panel::new("relative time", ratios),
+        ],
+    };
+    report.end(
+        &[
+            ("fair_vs_hand", format!("{:.3}", vs_hand.median)),
+            ("fair_vs_mutex", format!("{:.3}", vs_mutex.median)),
+            ("fair_vs_scripts", format!("{:.3}", vs_scripts.median)),
+            ("trips_after_wake", format!("{:.0}", trips[0].abs())),
+            ("mutex_trips_after_wake", format!("{:.0}", trips[1].abs())),
+        ],
+        &picture,
+    );
+}
+
+/// Prints a row per side; `trips` are the round trips after the wake-up.
+fn print(samples: &[Samples], trips: &[f64]) {
+    let [_, mutex, by_hand, _] = samples else {
+        unreachable!("one result per contender");
+    };
     let rows: Vec<_> = NAMES
         .iter()
-        .zip(&samples)
-        .zip(&trips)
+        .zip(samples)
+        .zip(trips)
         .map(|((name, samples), trips)| {
             vec![
                 (*name).to_owned(),
@@ -89,37 +123,16 @@ fn main() {
         ],
         &rows,
     );
-    let times = NAMES.iter().zip(&samples).enumerate();
+}
+
+/// Returns the range of each side's times.
+fn times(samples: &[Samples]) -> Vec<Row> {
+    let times = NAMES.iter().zip(samples).enumerate();
     let times = times.map(|(n, (name, samples))| {
         let row = Row::range(*name, samples.range());
         if n < 2 { row.ours() } else { row }
     });
-    let ratios = vec![
-        Row::bar("FairMutex vs by hand", vs_hand)
-            .ours()
-            .mark("≤", 1.10),
-        Row::bar("FairMutex vs Mutex", vs_mutex)
-            .ours()
-            .mark("≤", 0.90),
-        Row::bar("FairMutex vs its scripts by hand", vs_scripts).ours(),
-    ];
-    let picture = Picture {
-        title: "From unlock in one process to lock in another, first come, first served".to_owned(),
-        panels: vec![
-            Panel::new("µs: p50 · p99 · max", times.collect()),
-            Panel::new("relative time", ratios),
-        ],
-    };
-    report.end(
-        &[
-            ("fair_vs_hand", format!("{:.3}", vs_hand.median)),
-            ("fair_vs_mutex", format!("{:.3}", vs_mutex.median)),
-            ("fair_vs_scripts", format!("{:.3}", vs_scripts.median)),
-            ("trips_after_wake", format!("{:.0}", trips[0].abs())),
-            ("mutex_trips_after_wake", format!("{:.0}", trips[1].abs())),
-        ],
-        &picture,
-    );
+    times.collect()
 }
 
 /// Counts the round trips of each side. Only the waiter's direction to Redis is delayed: each round

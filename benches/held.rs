@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::floor::pair::connect;
 use common::picture::{Panel, Picture, Row};
-use common::{Report, Spread, processor};
+use common::{Report, Samples, Spread, processor};
 use leasehold::{Client, MutexGuard};
 use support::Server;
 
@@ -41,24 +41,62 @@ fn main() {
     drop(client.mutex("first").lock().unwrap());
     let mut guards: Vec<MutexGuard> = Vec::with_capacity(LEASES);
     let before = resident_mib();
+    let locking = lock_all(&client, &mut guards);
+    let watched = watch(&server, &guards, before);
+    let threads = own_threads();
+    let by_hand = renewals_by_hand(&url, &guards, watched.renewals);
+    let by_hand = by_hand.as_secs_f64() / WATCHED.as_secs_f64() * 100.0;
 
-    let mut locking = common::Samples::default();
-    locking.push(
-        (0..LEASES)
-            .map(|n| {
-                let mutex = client.mutex(format!("account:{n}"));
-                let began = Instant::now();
-                guards.push(mutex.try_lock().unwrap().expect("the name is free"));
-                began.elapsed()
-            })
-            .collect(),
-    );
-    let held = resident_mib() - before;
+    let figures = [
+        ("held_mib", format!("{:.2}", watched.highest)),
+        ("held_core_pct", format!("{:.2}", watched.share())),
+        ("held_threads", threads.len().to_string()),
+    ];
+    let picture = picture(&watched, by_hand);
+    print(&locking, &threads, watched, by_hand);
+    report.end(&figures, &picture);
+    drop(client);
+    // Exits without dropping the guards: ten thousand single releases would dominate the run.
+    std::process::exit(0);
+}
 
+/// Takes the leases; returns the time of each call.
+fn lock_all(client: &Client, guards: &mut Vec<MutexGuard>) -> Samples {
+    let times = (0..LEASES).map(|n| {
+        let mutex = client.mutex(format!("account:{n}"));
+        let began = Instant::now();
+        guards.push(mutex.try_lock().unwrap().expect("the name is free"));
+        began.elapsed()
+    });
+    let mut locking = Samples::default();
+    locking.push(times.collect());
+    locking
+}
+
+/// The measurements taken while the leases are held.
+struct Watched {
+    /// The processor time in each part, in % of a core.
+    shares: Vec<f64>,
+    /// The remaining time of each lease at the end of each part, in s.
+    remaining: Vec<f64>,
+    /// The most memory added, in MiB.
+    highest: f64,
+    renewals: u64,
+}
+
+impl Watched {
+    /// The mean share of a core, in %.
+    fn share(&self) -> f64 {
+        self.shares.iter().sum::<f64>() / self.shares.len() as f64
+    }
+}
+
+/// Watches the leases; `before` is the memory used before they were taken, in MiB.
+fn watch(server: &Server, guards: &[MutexGuard], before: f64) -> Watched {
+    let mut highest = resident_mib() - before;
     let calls = server.calls(&["pexpire"]);
     let mut shares = Vec::new();
     let mut remaining = Vec::new();
-    let mut highest = held;
     for _ in 0..PARTS {
         let (began, used) = (Instant::now(), processor());
         thread::sleep(WATCHED / PARTS);
@@ -69,32 +107,23 @@ fn main() {
             remaining.as_secs_f64()
         }));
     }
-    let renewals = server.calls(&["pexpire"]) - calls;
-    let share = shares.iter().sum::<f64>() / shares.len() as f64;
-    let threads = own_threads();
-    let by_hand = renewals_by_hand(&url, &guards, renewals);
-    let by_hand = by_hand.as_secs_f64() / WATCHED.as_secs_f64() * 100.0;
+    Watched {
+        shares,
+        remaining,
+        highest,
+        renewals: server.calls(&["pexpire"]) - calls,
+    }
+}
 
-    let bar = |label: &str, value: Spread| Row::bar(label, value);
-    let once = |value| Spread::of([value].into_iter());
-    let picture = Picture {
-        title: "10 000 held leases in one process, ttl 10 s".to_owned(),
-        panels: vec![
-            Panel::new(
-                "% of a core for renewals",
-                vec![
-                    bar("leasehold", Spread::of(shares.iter().copied()))
-                        .ours()
-                        .mark("≤", 3.0),
-                    bar("the same by hand", once(by_hand)),
-                ],
-            ),
-            Panel::new(
-                "MiB",
-                vec![bar("leasehold", once(highest)).ours().mark("≤", 16.0)],
-            ),
-        ],
-    };
+/// Prints the measured values; `by_hand` is the share of a core for the same renewals by hand.
+fn print(locking: &Samples, threads: &[String], watched: Watched, by_hand: f64) {
+    let share = watched.share();
+    let Watched {
+        shares,
+        remaining,
+        highest,
+        renewals,
+    } = watched;
     let row =
         |what: &str, value: String, asked: &str| vec![what.to_owned(), value, asked.to_owned()];
     let rows = [
@@ -140,15 +169,25 @@ fn main() {
         ),
     ];
     common::print_table(&["held", "measured", "target"], &rows);
-    let figures = [
-        ("held_mib", format!("{highest:.2}")),
-        ("held_core_pct", format!("{share:.2}")),
-        ("held_threads", threads.len().to_string()),
-    ];
-    report.end(&figures, &picture);
-    drop(client);
-    // Exits without dropping the guards: ten thousand single releases would dominate the run.
-    std::process::exit(0);
+}
+
+fn picture(watched: &Watched, by_hand: f64) -> Picture {
+    let once = |value| Spread::of([value].into_iter());
+    let shares = Spread::of(watched.shares.iter().copied());
+    let memory = Row::bar("leasehold", once(watched.highest));
+    Picture {
+        title: "10 000 held leases in one process, ttl 10 s".to_owned(),
+        panels: vec![
+            Panel::new(
+                "% of a core for renewals",
+                vec![
+                    Row::bar("leasehold", shares).ours().mark("≤", 3.0),
+                    Row::bar("the same by hand", once(by_hand)),
+                ],
+            ),
+            Panel::new("MiB", vec![memory.ours().mark("≤", 16.0)]),
+        ],
+    }
 }
 
 /// Measures the processor time of the same renewals by hand, in pipelines of 256.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::picture::{Panel, Picture, Row};
 use common::{Report, Spread};
-use leasehold::{Client, Unlocked};
+use leasehold::{Client, Mutex, Unlocked};
 use support::{Proxy, Server, Traffic, let_pass, ms};
 
 const ROUNDS: usize = 10;
@@ -94,6 +94,35 @@ struct Round {
     in_write: usize,
 }
 
+/// The phase of a round, set by the thread that runs it.
+struct Phase {
+    start: Barrier,
+    is_stuck: AtomicBool,
+    is_over: AtomicBool,
+}
+
+/// Locks and unlocks until the round is over; returns the times of `Round::control` and
+/// `Round::stuck`.
+fn call_until_over(mutex: &Mutex, phase: &Phase) -> (Vec<Duration>, Vec<Duration>) {
+    let (mut control, mut stuck) = (Vec::new(), Vec::new());
+    // Connections are made, and scripts sent, before anything is timed.
+    drop(mutex.lock());
+    phase.start.wait();
+    while !phase.is_over.load(Ordering::Relaxed) {
+        let began = Instant::now();
+        let guard = mutex.lock().expect("the server answers");
+        let locked = Instant::now();
+        let unlocked = guard.unlock().expect("the server answers");
+        assert_eq!(unlocked, Unlocked::Released);
+        let times = match phase.is_stuck.load(Ordering::Relaxed) {
+            true => &mut stuck,
+            false => &mut control,
+        };
+        times.extend([locked - began, locked.elapsed()]);
+    }
+    (control, stuck)
+}
+
 fn round(server: &Server) -> Round {
     let proxy = Proxy::new(server);
     let client = Client::builder()
@@ -102,37 +131,22 @@ fn round(server: &Server) -> Round {
         .command_timeout(4 * HELD)
         .build()
         .expect("the settings are valid");
-    let (is_stuck, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
-    let start = Barrier::new(THREADS + 1);
+    let phase = Phase {
+        start: Barrier::new(THREADS + 1),
+        is_stuck: AtomicBool::new(false),
+        is_over: AtomicBool::new(false),
+    };
     thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
             .map(|n| {
                 let mutex = client.mutex(format!("stuck-{n}"));
-                let (start, is_stuck, is_over) = (&start, &is_stuck, &is_over);
-                scope.spawn(move || {
-                    let (mut control, mut stuck) = (Vec::new(), Vec::new());
-                    // Connections are made, and scripts sent, before anything is timed.
-                    drop(mutex.lock());
-                    start.wait();
-                    while !is_over.load(Ordering::Relaxed) {
-                        let began = Instant::now();
-                        let guard = mutex.lock().expect("the server answers");
-                        let locked = Instant::now();
-                        let unlocked = guard.unlock().expect("the server answers");
-                        assert_eq!(unlocked, Unlocked::Released);
-                        let times = match is_stuck.load(Ordering::Relaxed) {
-                            true => &mut stuck,
-                            false => &mut control,
-                        };
-                        times.extend([locked - began, locked.elapsed()]);
-                    }
-                    (control, stuck)
-                })
+                let phase = &phase;
+                scope.spawn(move || call_until_over(&mutex, phase))
             })
             .collect();
-        start.wait();
+        phase.start.wait();
         let_pass(HELD);
-        is_stuck.store(true, Ordering::Relaxed);
+        phase.is_stuck.store(true, Ordering::Relaxed);
         proxy.set_on_batch(BATCH, Traffic::StallRequests);
         let found = loop {
             match proxy.found_batch() {
@@ -142,7 +156,7 @@ fn round(server: &Server) -> Round {
         };
         let_pass(HELD);
         proxy.set_nth(found.0, Traffic::Pass);
-        is_over.store(true, Ordering::Relaxed);
+        phase.is_over.store(true, Ordering::Relaxed);
         let mut round = Round {
             control: Vec::new(),
             stuck: Vec::new(),

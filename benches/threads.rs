@@ -19,6 +19,18 @@ use support::Server;
 const THREADS: [usize; 7] = [1, 2, 8, 12, 16, 24, 32];
 const ROUNDS: usize = 25;
 
+const HEADS: [&str; 9] = [
+    "pairs",
+    "pairs/s",
+    "p50 µs",
+    "p99 µs",
+    "pairs/s vs one connection per thread (quartiles)",
+    "client CPU/pair vs the same",
+    "server CPU/pair vs the same",
+    "client CPU µs/pair",
+    "server CPU µs/pair",
+];
+
 /// How long each contender runs per round.
 const ROUND: Duration = Duration::from_millis(100);
 
@@ -46,42 +58,19 @@ fn main() {
             32 => bar.mark("≥", 1.5),
             _ => bar,
         });
-        let speed = |label: &str, run: &Run| {
-            let pairs = run.per_pair.medians().map(|micros| 1e6 / micros);
-            Row::bar(format!("{threads} threads, {label}"), Spread::of(pairs))
-        };
-        speeds.push(speed("leasehold", &ours).ours());
-        speeds.push(speed("one connection per thread", &own));
+        speeds.push(ours.speed(threads, "leasehold").ours());
+        speeds.push(own.speed(threads, "one connection per thread"));
         for (name, run) in [
             ("leasehold", &ours),
             ("one connection per thread, by hand", &own),
             ("one shared connection, by hand", &batched),
         ] {
-            rows.push(vec![
-                format!("{threads:>2} threads, {name}"),
-                format!("{:.0}", 1e6 / run.per_pair.percentile(50.0)),
-                format!("{:.0}", run.pairs.percentile(50.0)),
-                format!("{:.0}", run.pairs.percentile(99.0)),
-                own.per_pair.ratio(&run.per_pair).show(2),
-                run.clients_cpu.ratio(&own.clients_cpu).show(2),
-                run.servers_cpu.ratio(&own.servers_cpu).show(2),
-                format!("{:.1}", run.clients_cpu.percentile(50.0)),
-                format!("{:.1}", run.servers_cpu.percentile(50.0)),
-            ]);
+            let mut row = vec![format!("{threads:>2} threads, {name}")];
+            row.extend(run.values(&own));
+            rows.push(row);
         }
     }
-    let heads = [
-        "pairs",
-        "pairs/s",
-        "p50 µs",
-        "p99 µs",
-        "pairs/s vs one connection per thread (quartiles)",
-        "client CPU/pair vs the same",
-        "server CPU/pair vs the same",
-        "client CPU µs/pair",
-        "server CPU µs/pair",
-    ];
-    common::print_table(&heads, &rows);
+    common::print_table(&HEADS, &rows);
     let figures: Vec<_> = figures
         .iter()
         .map(|(name, gain)| (name.as_str(), format!("{gain:.3}")))
@@ -108,6 +97,28 @@ struct Run {
     pairs: Samples,
     clients_cpu: Samples,
     servers_cpu: Samples,
+}
+
+impl Run {
+    /// The bar of its pairs per second.
+    fn speed(&self, threads: usize, label: &str) -> Row {
+        let pairs = self.per_pair.medians().map(|micros| 1e6 / micros);
+        Row::bar(format!("{threads} threads, {label}"), Spread::of(pairs))
+    }
+
+    /// The row of the table, without its label; `own` is one connection per thread.
+    fn values(&self, own: &Self) -> [String; 8] {
+        [
+            format!("{:.0}", 1e6 / self.per_pair.percentile(50.0)),
+            format!("{:.0}", self.pairs.percentile(50.0)),
+            format!("{:.0}", self.pairs.percentile(99.0)),
+            own.per_pair.ratio(&self.per_pair).show(2),
+            self.clients_cpu.ratio(&own.clients_cpu).show(2),
+            self.servers_cpu.ratio(&own.servers_cpu).show(2),
+            format!("{:.1}", self.clients_cpu.percentile(50.0)),
+            format!("{:.1}", self.servers_cpu.percentile(50.0)),
+        ]
+    }
 }
 
 /// Runs the client, one connection per thread by hand, and one shared connection by hand, each with

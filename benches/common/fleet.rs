@@ -166,25 +166,7 @@ fn lock_until(
 /// calls `contend`.
 pub(crate) fn stretch(server: &Server, terms: Terms) -> Window {
     let plain = Plain::new();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (url, port) = (server.url(), listener.local_addr().unwrap().port());
-    let (port, threads) = (port.to_string(), terms.threads.to_string());
-    let section = terms.section.as_micros().to_string();
-    let given = [
-        ("URL", &*url),
-        ("KIND", terms.kind),
-        ("PORT", &port),
-        ("THREADS", &threads),
-        ("SECTION_US", &section),
-        ("PLAIN", &plain.path()),
-    ];
-    let children: Vec<_> = (0..terms.processes)
-        .map(|_| Child::spawn("member", &given))
-        .collect();
-    let mut wires: Vec<_> = children
-        .iter()
-        .map(|_| listener.accept().unwrap().0)
-        .collect();
+    let (children, mut wires) = start_processes(server, terms, &plain);
 
     let begins = clock() + Duration::from_millis(50);
     let counts = begins + WARM_UP;
@@ -226,6 +208,28 @@ pub(crate) fn stretch(server: &Server, terms: Terms) -> Window {
     drop(children);
     stretch.sum_up(plain.count());
     stretch
+}
+
+/// Starts the processes, and returns them with a connection to each.
+fn start_processes(server: &Server, terms: Terms, plain: &Plain) -> (Vec<Child>, Vec<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (url, port) = (server.url(), listener.local_addr().unwrap().port());
+    let (port, threads) = (port.to_string(), terms.threads.to_string());
+    let section = terms.section.as_micros().to_string();
+    let given = [
+        ("URL", &*url),
+        ("KIND", terms.kind),
+        ("PORT", &port),
+        ("THREADS", &threads),
+        ("SECTION_US", &section),
+        ("PLAIN", &plain.path()),
+    ];
+    let children: Vec<_> = (0..terms.processes)
+        .map(|_| Child::spawn("member", &given))
+        .collect();
+    let accept = |_| listener.accept().unwrap().0;
+    let wires = children.iter().map(accept).collect();
+    (children, wires)
 }
 
 fn account(mut wire: TcpStream, within: Duration) -> Option<Account> {
