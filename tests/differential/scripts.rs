@@ -1,5 +1,6 @@
 //! The crate's scripts, and random calls of them by several holders.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -15,30 +16,29 @@ pub(crate) const KEYS: [&str; 10] = [
 /// The channels of all calls.
 pub(crate) const CHANNELS: [&str; 4] = ["wake0", "wake1", "inbox0", "inbox1"];
 
-/// Each script's name, the files before it, and a template of its keys and arguments. `#` is the
-/// number of a lock.
-#[rustfmt::skip]
-const SCRIPTS: &[(&str, &[&str], &str)] = &[
-    ("acquire", &["last_token"], "2 lock# fence# $id $ttl $tokens?"),
-    ("acquire_all", &["last_token"], "4 lock0 lock1 fence0 fence1 $id $ttl"),
-    ("propose", &["last_token"], "2 lock# fence# $id $ttl $token $token?"),
-    ("propose_all", &["last_token"], "4 lock0 lock1 fence0 fence1 $id $ttl $token"),
-    ("release", &["rewrite"], "1 lock# $id wake# $one?"),
-    ("release_all", &["rewrite"], "2 lock0 lock1 wake0 wake1 $id+"),
-    ("undo", &["rewrite"], "1 lock# wake# $id+"),
-    ("renew", &["rewrite"], "1 lock# $id $ttl $one?"),
-    ("renew_all", &["rewrite"], "2 lock0 lock1 $id $ttl $one?"),
-    ("inspect", &[], "2 lock# fence#"),
-    ("fence", &[], "1 fence#"),
-    ("tally", &[], "2 tally last $tokens $counts"),
-    ("fair_enter", &FAIR, "4 lock# fence# queue# places# $id $ttl 1 $inbox?"),
-    ("fair_enter", &FAIR, "4 lock# fence# queue# places# $id $ttl 0"),
-    ("fair_refresh", &FAIR, "4 lock# fence# queue# places# $inbox $id+"),
-    ("fair_release", &FAIR, "4 lock# fence# queue# places# $id wake#"),
-    ("fair_undo", &FAIR, "4 lock# fence# queue# places# wake# $id+"),
+/// Each script's name, and a template of its keys and arguments. `#` is the number of a lock.
+const SCRIPTS: &[(&str, &str)] = &[
+    ("acquire", "2 lock# fence# $id $ttl $tokens?"),
+    ("acquire_all", "4 lock0 lock1 fence0 fence1 $id $ttl"),
+    ("propose", "2 lock# fence# $id $ttl $token $token?"),
+    ("propose_all", "4 lock0 lock1 fence0 fence1 $id $ttl $token"),
+    ("release", "1 lock# $id wake# $one?"),
+    ("release_all", "2 lock0 lock1 wake0 wake1 $id+"),
+    ("undo", "1 lock# wake# $id+"),
+    ("renew", "1 lock# $id $ttl $one?"),
+    ("renew_all", "2 lock0 lock1 $id $ttl $one?"),
+    ("inspect", "2 lock# fence#"),
+    ("fence", "1 fence#"),
+    ("tally", "2 tally last $tokens $counts"),
+    (
+        "fair_enter",
+        "4 lock# fence# queue# places# $id $ttl 1 $inbox?",
+    ),
+    ("fair_enter", "4 lock# fence# queue# places# $id $ttl 0"),
+    ("fair_refresh", "4 lock# fence# queue# places# $inbox $id+"),
+    ("fair_release", "4 lock# fence# queue# places# $id wake#"),
+    ("fair_undo", "4 lock# fence# queue# places# wake# $id+"),
 ];
-
-const FAIR: [&str; 2] = ["last_token", "fair_grant"];
 
 /// Commands of other clients, some of which damage the keys.
 const OTHERS: &[&str] = &[
@@ -72,9 +72,12 @@ pub(crate) struct Script {
 impl Script {
     /// Returns all scripts; `load` returns the digest of a source.
     pub(crate) fn all(mut load: impl FnMut(&str) -> String) -> Vec<Self> {
-        let script = |&(name, functions, template): &(&'static str, &[&str], _)| {
-            let files = functions.iter().chain([&name]);
-            let source: String = files.map(|name| read(&in_sources(name))).collect();
+        let files = files_of_scripts();
+        let script = |&(name, template): &(&'static str, &'static str)| {
+            let files = files
+                .get(name)
+                .unwrap_or_else(|| panic!("no script {name}"));
+            let source: String = files.iter().map(|file| read(&in_sources(file))).collect();
             Self {
                 name,
                 digest: load(&source),
@@ -136,14 +139,49 @@ pub(crate) fn fill(name: &str, words: &mut Words<'_>) -> Option<Vec<u8>> {
     })
 }
 
-/// Returns an error for each script in the folder that is not in the table.
+/// Returns the scripts that the table lacks, and the files that no script has.
 pub(crate) fn unlisted() -> Vec<String> {
-    let is_listed = |name: &str| {
-        let mut scripts = SCRIPTS.iter();
-        scripts.any(|(script, functions, _)| *script == name || functions.contains(&name))
+    let scripts = files_of_scripts();
+    let is_in_table = |name: &String| SCRIPTS.iter().any(|(script, _)| script == name);
+    let is_in_script = |name: &String| scripts.values().flatten().any(|file| file == name);
+    let unused = files().into_iter().map(|file| stem(&file));
+    let unused = unused.filter(|name| !is_in_script(name));
+    let lacking = scripts.keys().filter(|name| !is_in_table(name)).cloned();
+    lacking.chain(unused).collect()
+}
+
+/// Returns the files of each script, in their order, as the crate's sources list them:
+/// `static FENCE: Script = script!("fence", "get")`, with the files before it behind the commands.
+///
+/// Another macro, such as `fair_script!`, adds the files that it names itself.
+fn files_of_scripts() -> BTreeMap<String, Vec<String>> {
+    let names: Vec<String> = files().iter().map(|file| stem(file)).collect();
+    let named_in = |text: &str| -> Vec<String> {
+        let literals = text.split('"').skip(1).step_by(2).map(str::to_owned);
+        literals.filter(|literal| names.contains(literal)).collect()
     };
-    let names = files().into_iter().map(|file| stem(&file));
-    names.filter(|name| !is_listed(name)).collect()
+    let mut scripts = BTreeMap::new();
+    for source in in_folder("rs").iter().map(|file| read(file)) {
+        for script in statements(&source, ": Script =") {
+            let (kind, _) = script.trim().split_once('!').expect("a macro makes it");
+            let mut named = named_in(script);
+            for body in statements(&source, &format!("macro_rules! {kind} ")) {
+                named.extend(named_in(body));
+            }
+            // The script itself comes last.
+            named.rotate_left(1);
+            let name = named.last().expect("a script has a file").clone();
+            assert!(scripts.insert(name, named).is_none(), "twice: {script}");
+        }
+    }
+    scripts
+}
+
+/// Returns what stands in a source behind each `start`, up to the end of the statement or item.
+fn statements<'a>(source: &'a str, start: &str) -> impl Iterator<Item = &'a str> {
+    let ends = |text: &str| [";\n", "\n}"].iter().filter_map(|end| text.find(end)).min();
+    let begun = source.split(start).skip(1);
+    begun.map(move |text| &text[..ends(text).unwrap_or(text.len())])
 }
 
 /// Returns the commands that the crate's scripts call, each with the script's name.
@@ -159,23 +197,43 @@ pub(crate) fn calls() -> Vec<(String, String)> {
 }
 
 /// Returns the commands of `redis.call('GET', …)` and `redis.pcall("GET", …)`.
+///
+/// # Panics
+///
+/// If a command is not written at its call: this test could not know it.
 pub(crate) fn commands_in(source: &str) -> Vec<String> {
-    let calls = source.split("call(").skip(1);
+    let code = source
+        .lines()
+        .map(|line| line.split("--").next().unwrap_or(line));
+    let code: String = code.flat_map(|line| [line, "\n"]).collect();
     let command = |call: &str| {
-        let call = call.trim_start();
-        let quoted = call.strip_prefix(['\'', '"'])?;
-        Some(quoted.split(['\'', '"']).next()?.to_owned())
+        let name = call.trim_start().strip_prefix('(')?.trim_start();
+        let name = name.strip_prefix(['\'', '"'])?.split(['\'', '"']).next()?;
+        Some(name.to_owned())
     };
-    calls.filter_map(command).collect()
+    let calls = code.replace("redis.pcall", "redis.call");
+    let calls = calls.split("redis.call").skip(1);
+    let command = |call| {
+        command(call).unwrap_or_else(|| {
+            let line = call.lines().next().unwrap_or_default();
+            panic!("the command is not written at its call: redis.call{line}")
+        })
+    };
+    calls.map(command).collect()
 }
 
 fn files() -> Vec<PathBuf> {
+    in_folder("lua")
+}
+
+/// Returns the crate's files about scripts that have this extension.
+fn in_folder(extension: &str) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/protocol");
     let files = fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path());
     files
-        .filter(|file| file.extension().is_some_and(|it| it == "lua"))
+        .filter(|file| file.extension().is_some_and(|it| it == extension))
         .collect()
 }
 
