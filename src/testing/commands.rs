@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::keyspace::args::{not_an_integer, unknown_part, wrong_number};
 use super::keyspace::glob;
 use super::reply::Reply;
 use super::resp::Protocol;
@@ -45,7 +46,7 @@ const BEYOND: [(&str, &[&str]); 5] = [
 ];
 
 /// What a connection may send while it is subscribed, in version 2 of the protocol.
-const WHILE_SUBSCRIBED: [&str; 4] = ["SUBSCRIBE", "UNSUBSCRIBE", "PING", "QUIT"];
+const WHILE_SUBSCRIBED: [&str; 3] = ["SUBSCRIBE", "UNSUBSCRIBE", "PING"];
 
 impl State {
     /// Runs a command, and adds its reply to the connection's output.
@@ -64,7 +65,7 @@ impl State {
         if is_subscribed && !WHILE_SUBSCRIBED.contains(&verb.as_str()) {
             let verb = verb.to_ascii_lowercase();
             let text = format!(
-                "ERR Can't execute '{verb}': only SUBSCRIBE / UNSUBSCRIBE / PING / QUIT are \
+                "ERR Can't execute '{verb}': only SUBSCRIBE / UNSUBSCRIBE / PING are \
                  allowed in this context"
             );
             return self.reply(id, &Reply::Error(text));
@@ -76,7 +77,6 @@ impl State {
             },
             "SUBSCRIBE" | "UNSUBSCRIBE" => self.subscribe(id, verb == "SUBSCRIBE", args),
             "HELLO" => self.hello(id, args),
-            "QUIT" => self.end(id, &Reply::OK),
             "PING" if is_subscribed => {
                 self.push(id, [Reply::bulk("pong"), Reply::bulk("")]);
             }
@@ -92,7 +92,7 @@ impl State {
         let args = words.get(1..).unwrap_or_default();
         match (verb, args) {
             ("PING", []) => Reply::Status("PONG"),
-            ("PING" | "ECHO", [text]) => Reply::bulk(text.clone()),
+            ("PING", [text]) => Reply::bulk(text.clone()),
             ("SELECT", [number]) => self.select(id, number),
             ("CLIENT", [what, rest @ ..]) => self.client(id, &upper(what), rest),
             ("SCRIPT", [what, rest @ ..]) => self.script(&upper(what), rest),
@@ -105,10 +105,9 @@ impl State {
             ("WAIT", [_, _]) => beyond("WAIT", "no replicas"),
             ("INFO", _) => Reply::bulk(self.info()),
             (
-                "PING" | "ECHO" | "SELECT" | "CLIENT" | "SCRIPT" | "PUBLISH" | "PUBSUB" | "ROLE"
-                | "WAIT",
+                "PING" | "SELECT" | "CLIENT" | "SCRIPT" | "PUBLISH" | "PUBSUB" | "ROLE" | "WAIT",
                 _,
-            ) => wrong_number(verb),
+            ) => Reply::Error(wrong_number(verb)),
             _ => match BEYOND.iter().find(|(_, verbs)| verbs.contains(&verb)) {
                 Some((what, _)) => beyond(verb, what),
                 None => self.database.lock().run(words),
@@ -123,15 +122,13 @@ impl State {
         }
         let verb = if by_source { "eval" } else { "evalsha" };
         let [script, count, words @ ..] = args else {
-            return Some(wrong_number(verb));
+            return Some(Reply::Error(wrong_number(verb)));
         };
         let count = std::str::from_utf8(count)
             .ok()
             .and_then(|count| count.parse().ok());
         let Some(count) = count else {
-            return Some(Reply::Error(
-                "ERR value is not an integer or out of range".into(),
-            ));
+            return Some(Reply::Error(not_an_integer()));
         };
         let Some((keys, args)) = words.split_at_checked(count) else {
             let text = "ERR Number of keys can't be greater than number of args";
@@ -164,30 +161,18 @@ impl State {
 
     fn script(&mut self, what: &str, args: &[Vec<u8>]) -> Reply {
         match (what, args) {
-            ("LOAD", [source]) => match self.scripts().load(source) {
-                Ok(name) => Reply::bulk(name),
-                Err(error) => error,
-            },
-            ("EXISTS", names) => {
-                let scripts = self.scripts();
-                let known = |name: &Vec<u8>| {
-                    let name = String::from_utf8_lossy(name).to_ascii_lowercase();
-                    Reply::flag(scripts.knows(&name))
-                };
-                Reply::array(names.iter().map(known).collect::<Vec<_>>())
-            }
             ("FLUSH", _) => {
                 self.scripts().flush();
                 Reply::OK
             }
-            _ => unknown_part("SCRIPT", what),
+            _ => Reply::Error(unknown_part(b"SCRIPT", what.as_bytes())),
         }
     }
 
     fn subscribe(&mut self, id: u64, is_new: bool, args: &[Vec<u8>]) {
         let mut channels = args.to_vec();
         if channels.is_empty() && is_new {
-            return self.reply(id, &wrong_number("subscribe"));
+            return self.reply(id, &Reply::Error(wrong_number("subscribe")));
         }
         let mut database = self.database.lock();
         if channels.is_empty() {
@@ -227,7 +212,7 @@ impl State {
                 let found = channels.filter(|channel| glob::matches(pattern, channel));
                 Reply::array(found.cloned().map(Reply::bulk))
             }
-            _ => unknown_part("PUBSUB", what),
+            _ => Reply::Error(unknown_part(b"PUBSUB", what.as_bytes())),
         }
     }
 
@@ -281,7 +266,7 @@ impl State {
                 Reply::OK
             }
             (Some(_), _) => Reply::Error("ERR DB index is out of range".into()),
-            (None, _) => Reply::Error("ERR value is not an integer or out of range".into()),
+            (None, _) => Reply::Error(not_an_integer()),
         }
     }
 
@@ -295,13 +280,9 @@ impl State {
                 }
                 Reply::OK
             }
-            ("GETNAME", []) => match self.connections.get(&id) {
-                Some(connection) => Reply::bulk(connection.name.clone()),
-                None => Reply::NIL,
-            },
             ("LIST", []) => Reply::bulk(self.client_list()),
             ("KILL", _) => self.client_kill(id, args),
-            _ => unknown_part("CLIENT", what),
+            _ => Reply::Error(unknown_part(b"CLIENT", what.as_bytes())),
         }
     }
 
@@ -326,10 +307,10 @@ impl State {
     /// Closes the connections of a type, without the one that asks.
     fn client_kill(&mut self, id: u64, args: &[Vec<u8>]) -> Reply {
         let [option, kind, ..] = args else {
-            return wrong_number("client|kill");
+            return Reply::Error(wrong_number("client|kill"));
         };
         if !option.eq_ignore_ascii_case(b"TYPE") {
-            return unknown_part("CLIENT KILL", &upper(option));
+            return Reply::Error(unknown_part(b"CLIENT KILL", option));
         }
         let is_about_subscribers = kind.eq_ignore_ascii_case(b"PUBSUB");
         let mut killed = 0;
@@ -400,19 +381,5 @@ fn upper(word: &[u8]) -> String {
 fn beyond(verb: &str, what: &str) -> Reply {
     Reply::Error(format!(
         "ERR {verb}: the server of leasehold::testing has {what}; test this with a real server"
-    ))
-}
-
-fn wrong_number(verb: &str) -> Reply {
-    let verb = verb.to_ascii_lowercase();
-    Reply::Error(format!(
-        "ERR wrong number of arguments for '{verb}' command"
-    ))
-}
-
-fn unknown_part(verb: &str, what: &str) -> Reply {
-    Reply::Error(format!(
-        "ERR {verb} {what}: the server of leasehold::testing does not know this command, or these \
-         arguments; test this with a real server"
     ))
 }

@@ -79,10 +79,6 @@ impl Scripts {
         Ok(name)
     }
 
-    pub(super) fn knows(&self, name: &str) -> bool {
-        self.compiled.contains_key(name)
-    }
-
     pub(super) fn flush(&mut self) {
         self.compiled.clear();
     }

@@ -19,6 +19,12 @@ pub(crate) struct Tolerance {
 
 /// Returns whether two replies to a command are equal, up to the order of unordered collections.
 pub(crate) fn are_equal(command: &[u8], real: &Reply, kit: &Reply, now: u64) -> bool {
+    // The kit refuses an option that it lacks before it looks for the error that Redis reports.
+    if let (Reply::Error(_), Reply::Error(text)) = (real, kit)
+        && text.contains("leasehold::testing does not know")
+    {
+        return true;
+    }
     let width = match &command.to_ascii_uppercase()[..] {
         b"HGETALL" => 2,
         b"HVALS" | b"KEYS" | b"SMEMBERS" => 1,

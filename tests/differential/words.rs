@@ -1,7 +1,5 @@
 //! Random commands from templates.
 
-use std::ops::Range;
-
 use rand::rngs::SmallRng;
 use rand::{RngExt, seq::IndexedRandom};
 
@@ -161,15 +159,7 @@ impl Words<'_> {
             "type" => self.one_of(&["string", "hash", "LIST", "set", "zset"]),
             "ms" => self.ms(),
             "seconds" => self.one_of(&SECONDS),
-            // Conditions compare ends. Two that are almost equal would depend on the millisecond.
-            "late-seconds" => self.late(1..100_000, &SECONDS[..2]),
-            "late-when" => self.late_when(),
-            "late-ms" => self.late(1_000..100_000_000, &NO_TTLS),
             "when" => self.when(),
-            "condition" => self.one_of(&["NX", "XX", "GT", "LT", "lt"]),
-            "zadd-option" => self.one_of(&["NX", "XX", "GT", "LT", "CH", "INCR", "ch"]),
-            "flush" => self.one_of(&["FLUSHALL", "FLUSHDB"]),
-            "flush-option" => self.one_of(&["ASYNC", "SYNC", "NOW"]),
             "set-option" => return self.set_option(),
             "range-option" => return self.range_option(),
             "pair" => return [self.fill("member"), self.fill("value")].concat(),
@@ -225,14 +215,6 @@ impl Words<'_> {
         ms.to_string().into_bytes()
     }
 
-    /// Returns a number of a range, or sometimes one of the others.
-    fn late(&mut self, range: Range<u64>, others: &[&str]) -> Vec<u8> {
-        match self.rng.random_ratio(1, 10) {
-            true => self.one_of(others),
-            false => self.rng.random_range(range).to_string().into_bytes(),
-        }
-    }
-
     /// Returns a time in ms that is past, soon after this batch of commands, or later.
     fn when(&mut self) -> Vec<u8> {
         let when = match self.rng.random_range(0..20) {
@@ -244,28 +226,12 @@ impl Words<'_> {
         when.to_string().into_bytes()
     }
 
-    /// Returns a time in ms that is past or late.
-    fn late_when(&mut self) -> Vec<u8> {
-        let when = match self.rng.random_ratio(1, 10) {
-            true => self.now - 5_000,
-            false => self.now + self.rng.random_range(1_000..100_000_000),
-        };
-        when.to_string().into_bytes()
-    }
-
     fn set_option(&mut self) -> Vec<Vec<u8>> {
-        let option = self.one_of(&[
-            "NX", "XX", "GET", "KEEPTTL", "EX", "PX", "EXAT", "PXAT", "px",
-        ]);
+        let option = self.one_of(&["NX", "EX", "PX", "PXAT", "px"]);
         let number = match &option[..] {
             b"EX" => self.fill("seconds"),
             b"PX" | b"px" => self.fill("ms"),
             b"PXAT" => self.fill("when"),
-            b"EXAT" => {
-                let seconds = self.now / 1000;
-                let times = [seconds - 100, seconds + 100].map(|time| time.to_string());
-                vec![self.one_of(&times.each_ref().map(String::as_str))]
-            }
             _ => Vec::new(),
         };
         [vec![option], number].concat()

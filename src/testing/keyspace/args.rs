@@ -37,7 +37,26 @@ pub(super) fn score(arg: &[u8]) -> Result<f64, String> {
         .ok_or_else(|| "ERR value is not a valid float".to_owned())
 }
 
-pub(super) fn wrong_number(command: &str) -> String {
+/// Refuses what stands behind the first `count` arguments.
+pub(super) fn no_options(args: &[Vec<u8>], count: usize) -> Result<(), String> {
+    match args.get(count) {
+        None => Ok(()),
+        Some(option) => Err(unknown_part(&args[0], option)),
+    }
+}
+
+/// Words the refusal of a part of a command that the kit lacks.
+pub(crate) fn unknown_part(command: &[u8], part: &[u8]) -> String {
+    let [command, part] = [command, part].map(|word| word.to_ascii_uppercase());
+    format!(
+        "ERR {} {}: the server of leasehold::testing does not know this command, or these \
+         arguments; test this with a real server",
+        command.escape_ascii(),
+        part.escape_ascii()
+    )
+}
+
+pub(crate) fn wrong_number(command: &str) -> String {
     format!(
         "ERR wrong number of arguments for '{}' command",
         command.to_ascii_lowercase()
@@ -52,7 +71,7 @@ pub(super) fn syntax() -> String {
     "ERR syntax error".to_owned()
 }
 
-pub(super) fn not_an_integer() -> String {
+pub(crate) fn not_an_integer() -> String {
     "ERR value is not an integer or out of range".to_owned()
 }
 

@@ -67,9 +67,3 @@ pub(super) fn hlen(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
         Reply::count(hash.len())
     })
 }
-
-pub(super) fn hexists(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
-    keyspace.read(&args[1], Reply::Int(0), |hash: &HashValue| {
-        Reply::flag(hash.contains_key(&args[2]))
-    })
-}

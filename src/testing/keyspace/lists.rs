@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::args::{self, integer, parse_integer};
+use super::args::{self, integer};
 use super::{Keyspace, Outcome, Reply};
 
 pub(super) type ListValue = VecDeque<Vec<u8>>;
@@ -51,21 +51,9 @@ pub(super) fn lpush(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
 }
 
 pub(super) fn lpop(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
-    let key = &args[1];
-    let Some(count) = args.get(2) else {
-        return keyspace.change(key, Reply::NIL, |list: &mut ListValue| {
-            Reply::Bulk(list.pop_front())
-        });
-    };
-    if args.len() > 3 {
-        return Err(args::wrong_number("lpop"));
-    }
-    let count = parse_integer(count)
-        .and_then(|count| usize::try_from(count).ok())
-        .ok_or("ERR value is out of range, must be positive")?;
-    keyspace.change(key, Reply::Array(None), |list: &mut ListValue| {
-        let items = list.drain(..count.min(list.len()));
-        Reply::array(items.map(Reply::bulk))
+    args::no_options(args, 2)?;
+    keyspace.change(&args[1], Reply::NIL, |list: &mut ListValue| {
+        Reply::Bulk(list.pop_front())
     })
 }
 

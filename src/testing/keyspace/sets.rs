@@ -28,12 +28,6 @@ pub(super) fn scard(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
     })
 }
 
-pub(super) fn sismember(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
-    keyspace.read(&args[1], Reply::Int(0), |set: &SetValue| {
-        Reply::flag(set.contains(&args[2]))
-    })
-}
-
 pub(super) fn smembers(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
     keyspace.read(&args[1], Reply::array([]), |set: &SetValue| {
         Reply::array(set.iter().cloned().map(Reply::bulk))

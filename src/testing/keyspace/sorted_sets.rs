@@ -8,24 +8,8 @@ use super::{Keyspace, Outcome, Reply};
 /// The score of each member. Ranges sort by score: no set of a test is large.
 pub(super) type SortedSetValue = BTreeMap<Vec<u8>, f64>;
 
-/// The options of ZADD.
-#[derive(Clone, Copy, Default)]
-struct Options {
-    only_new: bool,
-    only_existing: bool,
-    only_greater: bool,
-    only_less: bool,
-    count_changed: bool,
-    increment: bool,
-}
-
-/// What adding a member did.
-enum Added {
-    New(f64),
-    /// The member existed; its score is now this, and was another if the flag is set.
-    Existing(f64, bool),
-    Refused,
-}
+/// The options of ZADD that the kit lacks.
+const LACKING: [&str; 5] = ["NX", "GT", "LT", "CH", "INCR"];
 
 /// A range of scores.
 struct Range {
@@ -36,66 +20,49 @@ struct Range {
 }
 
 pub(super) fn zadd(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
-    let (options, pairs) = Options::parse(&args[2..]);
-    add(keyspace, &args[1], options, pairs)
-}
-
-pub(super) fn zincrby(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
-    let options = Options {
-        increment: true,
-        ..Options::default()
-    };
-    add(keyspace, &args[1], options, &args[2..])
-}
-
-fn add(keyspace: &mut Keyspace, key: &[u8], options: Options, pairs: &[Vec<u8>]) -> Outcome {
-    let (pairs, rest) = pairs.as_chunks();
+    let options = args[2..].iter().take_while(|arg| is(arg, "XX")).count();
+    let is_lacking = |arg: &Vec<u8>| LACKING.iter().any(|option| is(arg, option));
+    if args.get(2 + options).is_some_and(is_lacking) {
+        args::no_options(args, 2 + options)?;
+    }
+    let (pairs, rest) = args[2 + options..].as_chunks();
     if pairs.is_empty() || !rest.is_empty() {
         return Err(args::syntax());
     }
-    options.check(pairs.len())?;
     let scores = pairs.iter().map(|[number, _]| score(number));
     let scores = scores.collect::<Result<Vec<f64>, String>>()?;
-    let is_absent = keyspace.find::<SortedSetValue>(key)?.is_none();
-    if options.only_existing && is_absent {
-        return Ok(match options.increment {
-            true => Reply::NIL,
-            false => Reply::Int(0),
-        });
+    let only_existing = options > 0;
+    if only_existing && keyspace.find::<SortedSetValue>(&args[1])?.is_none() {
+        return Ok(Reply::Int(0));
     }
-    let set = keyspace.find_or_create(key)?;
-    let (mut new, mut changed, mut last) = (0, 0, None);
+    let set: &mut SortedSetValue = keyspace.find_or_create(&args[1])?;
+    let mut new = 0;
     for ([_, member], score) in pairs.iter().zip(scores) {
-        match options.add(set, member, score)? {
-            Added::New(score) => {
-                new += 1;
-                last = Some(score);
-            }
-            Added::Existing(score, has_changed) => {
-                changed += usize::from(has_changed);
-                last = Some(score);
-            }
-            Added::Refused => {}
+        if let Some(current) = set.get_mut(member) {
+            *current = score;
+        } else if !only_existing {
+            set.insert(member.clone(), score);
+            new += 1;
         }
     }
-    Ok(if options.increment {
-        Reply::Bulk(last.map(format_score))
-    } else if options.count_changed {
-        Reply::count(new + changed)
-    } else {
-        Reply::count(new)
-    })
+    Ok(Reply::count(new))
+}
+
+pub(super) fn zincrby(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    let (by, member) = (score(&args[2])?, &args[3]);
+    let set: &mut SortedSetValue = keyspace.find_or_create(&args[1])?;
+    let score = set.get(member).map_or(by, |current| current + by);
+    // Only a member that exists can be infinite, so no empty set is left behind.
+    if score.is_nan() {
+        return Err("ERR resulting score is not a number (NaN)".to_owned());
+    }
+    set.insert(member.clone(), score);
+    Ok(Reply::Bulk(Some(format_score(score))))
 }
 
 pub(super) fn zscore(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
     keyspace.read(&args[1], Reply::NIL, |set: &SortedSetValue| {
         Reply::Bulk(set.get(&args[2]).copied().map(format_score))
-    })
-}
-
-pub(super) fn zcard(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
-    keyspace.read(&args[1], Reply::Int(0), |set: &SortedSetValue| {
-        Reply::count(set.len())
     })
 }
 
@@ -151,69 +118,6 @@ pub(super) fn zrangebyscore(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcom
                 .flatten()
         }))
     })
-}
-
-impl Options {
-    /// Returns the options, and the scores and members behind them.
-    fn parse(args: &[Vec<u8>]) -> (Self, &[Vec<u8>]) {
-        let mut options = Self::default();
-        for (index, arg) in args.iter().enumerate() {
-            let option = match arg {
-                arg if is(arg, "NX") => &mut options.only_new,
-                arg if is(arg, "XX") => &mut options.only_existing,
-                arg if is(arg, "GT") => &mut options.only_greater,
-                arg if is(arg, "LT") => &mut options.only_less,
-                arg if is(arg, "CH") => &mut options.count_changed,
-                arg if is(arg, "INCR") => &mut options.increment,
-                _ => return (options, &args[index..]),
-            };
-            *option = true;
-        }
-        (options, &[])
-    }
-
-    fn check(self, pairs: usize) -> Result<(), String> {
-        let error = if self.only_new && self.only_existing {
-            "ERR XX and NX options at the same time are not compatible"
-        } else if (self.only_new && (self.only_greater || self.only_less))
-            || (self.only_greater && self.only_less)
-        {
-            "ERR GT, LT, and/or NX options at the same time are not compatible"
-        } else if self.increment && pairs > 1 {
-            "ERR INCR option supports a single increment-element pair"
-        } else {
-            return Ok(());
-        };
-        Err(error.to_owned())
-    }
-
-    fn add(self, set: &mut SortedSetValue, member: &[u8], score: f64) -> Result<Added, String> {
-        let Some(current) = set.get_mut(member) else {
-            if self.only_existing {
-                return Ok(Added::Refused);
-            }
-            set.insert(member.to_vec(), score);
-            return Ok(Added::New(score));
-        };
-        if self.only_new {
-            return Ok(Added::Refused);
-        }
-        let score = match self.increment {
-            true => *current + score,
-            false => score,
-        };
-        if score.is_nan() {
-            return Err("ERR resulting score is not a number (NaN)".to_owned());
-        }
-        if (self.only_greater && score <= *current) || (self.only_less && score >= *current) {
-            return Ok(Added::Refused);
-        }
-        let has_changed = score != *current;
-        if has_changed {
-            *current = score;
-        }
-        Ok(Added::Existing(score, has_changed))
-    }
 }
 
 impl Range {
