@@ -105,9 +105,18 @@ impl State {
         for (key, content) in &self.0 {
             let is_same = |old: &Content| old.end == content.end && old.value == content.value;
             if !old.0.get(key).is_some_and(is_same) {
-                content.write(kit, key, now);
+                for command in content.write_commands(key) {
+                    kit.run(now, &command);
+                }
             }
         }
+    }
+
+    /// Returns the commands that write these keys.
+    pub(crate) fn write_commands(&self) -> impl Iterator<Item = Command> {
+        self.0
+            .iter()
+            .flat_map(|(key, content)| content.write_commands(key))
     }
 
     /// Returns when keys and places in queues expire, in ms since 1970.
@@ -128,8 +137,7 @@ impl Content {
             && are_alike(&ends[0], &ends[1], Tolerance { now, ttls: true })
     }
 
-    fn write(&self, kit: &mut Kit, key: &str, now: u64) {
-        kit.run(now, &command("DEL", key, &[]));
+    fn write_commands(&self, key: &str) -> Vec<Command> {
         let (name, is_swapped) = match self.kind {
             "string" => ("SET", false),
             "hash" => ("HSET", false),
@@ -151,10 +159,11 @@ impl Content {
             };
             write.push(item);
         }
-        kit.run(now, &write);
+        let mut commands = vec![command("DEL", key, &[]), write];
         if let Some(end) = self.end {
-            kit.run(now, &command("PEXPIREAT", key, &[&end.to_string()]));
+            commands.push(command("PEXPIREAT", key, &[&end.to_string()]));
         }
+        commands
     }
 
     /// Returns the times at which places expire: a hash's values `refreshed provisional inbox`.
