@@ -78,10 +78,10 @@ impl Drop for Foreign {
         // This release also passes the lock on, if calls wait in the queue of a fair lock.
         let keys = FairMutexKeys::of(keys(&self.name));
         let release = keys.release(id, false);
-        self.shared.change(|state| {
+        self.shared.change_if_running(|state| {
             state.foreign.retain(|(_, other)| other != id);
             if !self.is_forgotten {
-                // Its answer is no matter: the lease may have expired or been lost.
+                // The result is ignored: the lease may have expired or been lost.
                 run(state, &release);
             }
         });

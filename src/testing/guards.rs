@@ -18,7 +18,7 @@ impl Pause {
 
 impl Drop for Pause {
     fn drop(&mut self) {
-        self.0.change(|state| state.faults.pauses -= 1);
+        self.0.change_if_running(|state| state.faults.pauses -= 1);
     }
 }
 
@@ -38,7 +38,7 @@ impl Cut {
 
 impl Drop for Cut {
     fn drop(&mut self) {
-        self.0.change(|state| {
+        self.0.change_if_running(|state| {
             state.faults.cuts -= 1;
             if state.faults.cuts == 0 {
                 state.open_port();
@@ -69,7 +69,8 @@ impl Refusal {
 impl Drop for Refusal {
     fn drop(&mut self) {
         let number = self.number;
-        self.shared.change(|state| state.faults.end_refusal(number));
+        self.shared
+            .change_if_running(|state| state.faults.end_refusal(number));
     }
 }
 

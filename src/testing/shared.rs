@@ -29,9 +29,18 @@ impl Shared {
     }
 
     /// Changes the state, and returns when the thread has seen the change: what it did before is
-    /// over.
+    /// over. The caller borrows the server, so the thread runs.
     pub(super) fn change<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        self.change_if_running(act)
+            .expect("a server runs while it is borrowed")
+    }
+
+    /// The same for a guard, which can outlive the server; then it changes nothing.
+    pub(super) fn change_if_running<T>(&self, act: impl FnOnce(&mut State) -> T) -> Option<T> {
         let mut state = self.state.lock();
+        if state.is_stopping {
+            return None;
+        }
         let result = act(&mut state);
         state.deliver();
         let before = state.rounds;
@@ -43,7 +52,7 @@ impl Shared {
                 "the thread of a testing::Server has ended"
             );
         }
-        result
+        Some(result)
     }
 
     fn wake(&self) {
