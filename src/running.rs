@@ -4,10 +4,14 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-/// A client that can be made to look at its leases.
+/// A client that can be made to check its leases.
 pub(crate) trait Running: Send + Sync {
-    /// The clock has jumped: leases may have ended.
+    /// The clock has jumped: leases may have ended, and deadlines may have passed.
     fn clock_jumped(&self);
+
+    /// The clock of the server at `address` has jumped: locks there may have become free. Redis
+    /// announces no expiry.
+    fn wake_waiters_of(&self, address: &str);
 
     /// The lease with this holder id may be lost: asks the server.
     fn doubt(&self, holder: &[u8]);

@@ -1,6 +1,7 @@
 //! Promise: the server of `leasehold::testing` does what its page says.
 #![cfg(feature = "testing")]
 
+use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -143,20 +144,36 @@ fn foreign_holder_hands_a_fair_lock_to_the_first_in_line() {
 fn foreign_holder_renews_its_lease_and_a_forgotten_one_does_not() {
     let server = Server::start();
     let foreign = server.hold(NAME);
-    for _ in 0..3 {
-        server.advance(ms(9_000));
+    for time in [ms(9_000), ms(10_000), LONG * 60] {
+        server.advance(time);
         assert!(is_taken(&server));
     }
     foreign.forget();
     assert!(is_taken(&server));
     server.advance(ms(10_000));
     assert!(!is_taken(&server));
-    let expired = server.hold(NAME);
-    server.advance(ms(10_000));
-    assert!(!is_taken(&server), "its lease has run out");
-    let _next = patient(&server).mutex(NAME).lock().unwrap();
-    drop(expired);
-    assert!(is_taken(&server), "it releases only its own lease");
+    // The clock stops in 100 years.
+    let _foreign = server.hold(NAME);
+    server.advance(Duration::MAX);
+    assert!(is_taken(&server));
+}
+
+#[test]
+fn foreign_holder_cannot_renew_while_the_server_is_unreachable() {
+    let server = Server::start();
+    for is_cut in [true, false] {
+        let foreign = server.hold(NAME);
+        let faults = (
+            is_cut.then(|| server.cut()),
+            (!is_cut).then(|| server.pause()),
+        );
+        server.advance(ms(10_000));
+        assert!(!is_taken(&server), "its lease has run out");
+        drop(faults);
+        let _next = patient(&server).mutex(NAME).lock().unwrap();
+        drop(foreign);
+        assert!(is_taken(&server), "it releases only its own lease");
+    }
 }
 
 #[test]
@@ -209,6 +226,47 @@ fn advance_ends_leases_and_raises_tokens() {
     assert!(guard.lost().recv_timeout(LONG).is_ok());
     let after = mutex.lock().unwrap().fencing_token().value();
     assert!(after - before >= 900_000, "tokens are the server's µs");
+}
+
+#[test]
+fn advance_makes_waiting_calls_try_again() {
+    let server = Server::start();
+    let client = builder(&server).backstop(LONG * 60).build().unwrap();
+    // With this ttl, neither a renewal nor the waiter's own clock is near.
+    let holder = patient(&server).mutex(NAME).ttl(LONG * 60).lock().unwrap();
+    thread::scope(|scope| {
+        let (acquired, acquires) = crossbeam_channel::bounded(1);
+        let (mutex, deadline) = (client.mutex(NAME), LONG * 3);
+        scope.spawn(move || acquired.send(mutex.try_lock_for(deadline).unwrap().is_some()));
+        until_waiting(&client);
+        server.advance(LONG * 60);
+        // Long before the last attempt, which is shortly before the deadline.
+        assert_eq!(acquires.recv_timeout(LONG), Ok(true));
+    });
+    assert!(holder.lost().recv_timeout(LONG).is_ok());
+    assert_eq!(client.stats().totals.wakes_backstop, 0);
+}
+
+#[test]
+fn lost_fair_lock_goes_to_the_first_in_line_at_once() {
+    let server = Server::start();
+    let client = patient(&server);
+    let guard = patient(&server).fair_mutex(NAME).lock().unwrap();
+    let (ended, end) = crossbeam_channel::bounded::<()>(0);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let guard = client.fair_mutex(NAME).lock().unwrap();
+            // Holds the lock until the test has looked at the keys.
+            let _ = end.recv();
+            guard.unlock().unwrap()
+        });
+        eventually(LONG, || client.fair_mutex(NAME).waiting().unwrap() == 1);
+        server.lose(NAME);
+        assert!(is_taken(&server), "the server has granted it");
+        drop(ended);
+        assert_eq!(waiter.join().unwrap(), Unlocked::Released);
+    });
+    assert!(guard.lost().recv_timeout(LONG).is_ok());
 }
 
 #[test]
@@ -334,6 +392,20 @@ fn what_the_server_is_not_is_refused_by_name() {
     let replicated = client.mutex(NAME).min_replicas(1, ms(100));
     let error = replicated.try_lock().unwrap_err();
     assert!(error.to_string().contains("leasehold::testing"), "{error}");
+}
+
+#[test]
+fn guards_may_be_dropped_after_their_server() {
+    let server = Server::start();
+    let url = server.url().to_owned();
+    let foreign = server.hold(NAME);
+    let refusal = server.refuse("OOM");
+    let (pause, cut) = (server.pause(), server.cut());
+    drop(server);
+    // A drop that waits for the server's thread panics after a minute.
+    drop((foreign, refusal, pause, cut));
+    let address = url.trim_start_matches("redis://");
+    assert!(TcpStream::connect(address).is_err(), "its port is closed");
 }
 
 #[test]

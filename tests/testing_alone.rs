@@ -6,7 +6,7 @@
 use std::net::TcpStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::testing::{Server, suspend};
 use leasehold::{Client, Error, Lost};
@@ -56,6 +56,27 @@ fn suspended_process_has_passed_its_deadlines() {
         // An error if the suspend interrupted one of its commands.
         assert!(!matches!(waiter.join().unwrap(), Ok(Some(_))));
     });
+}
+
+#[test]
+fn suspend_wakes_waiting_calls() {
+    let _alone = alone();
+    let server = Server::start();
+    let client = server.client();
+    let _foreign = server.hold("a");
+    let times = [(); 5].map(|()| {
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| client.mutex("a").try_lock_for(LONG * 60));
+            eventually(LONG, || client.mutex("a").waiting().unwrap() == 1);
+            let began = Instant::now();
+            suspend(LONG * 60);
+            let _ = waiter.join().unwrap();
+            began.elapsed()
+        })
+    });
+    // A call that is not woken reads the clock once a second. The least of five, because this
+    // machine may be overloaded.
+    assert!(times.iter().min() < Some(&ms(500)), "{times:?}");
 }
 
 #[test]

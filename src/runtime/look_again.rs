@@ -1,9 +1,10 @@
-//! Lets tests make a client look at its leases at once.
+//! A client that tests can make to check its leases at once.
 
 use std::sync::{Arc, Weak};
 
 use crate::running::{self, Running};
 use crate::runtime::state::Runtime;
+use crate::stats::Wake;
 
 /// Lets tests find the client, for as long as it lives.
 pub(super) fn follow(runtime: &Arc<Runtime>) {
@@ -14,6 +15,16 @@ pub(super) fn follow(runtime: &Arc<Runtime>) {
 impl Running for Runtime {
     fn clock_jumped(&self) {
         self.timer.wake();
+        self.waiters.wake_all();
+    }
+
+    fn wake_waiters_of(&self, address: &str) {
+        let servers = self.deployment.fixed();
+        if servers.iter().any(|server| server.label() == address) {
+            for name in self.waiters.waiting() {
+                self.waiters.wake_to_retry(&name, Wake::Turn);
+            }
+        }
     }
 
     fn doubt(&self, holder: &[u8]) {

@@ -100,16 +100,15 @@ impl fmt::Debug for Foreign {
 /// Deletes the lock and announces it; returns false if nobody had it.
 pub(super) fn lose(shared: &Shared, name: &str) -> bool {
     let key = lock_key(name);
-    let channel = [CHANNEL_PREFIX, name].concat();
     let holder = shared.change(|state| {
         let Reply::Bulk(Some(holder)) = state.run_on_data(&[b"GET", &key]) else {
             return None;
         };
-        state.run_on_data(&[b"DEL", &key]);
-        state
-            .database
-            .lock()
-            .publish(channel.as_bytes(), &holder, false);
+        // This release also passes the lock on, if calls wait in the queue of a fair lock.
+        run(
+            state,
+            &FairMutexKeys::of(keys(name)).release(&holder, false),
+        );
         Some(holder)
     });
     match holder {

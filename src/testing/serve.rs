@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::port::Listener;
 use super::shared::Shared;
-use super::state::State;
+use super::state::{FOREIGN_TTL, State};
 
 /// How often foreign holders renew their leases.
 const RENEW_EVERY: Timespec = Timespec {
@@ -56,7 +56,7 @@ pub(super) fn serve(shared: &Shared, mut woken: PipeReader) {
             state.port.end();
             return;
         }
-        state.renew_foreign(true);
+        state.renew_foreign(FOREIGN_TTL);
         watch(&state, &mut watched);
         let timeout = (!state.foreign.is_empty()).then_some(&RENEW_EVERY);
         drop(state);

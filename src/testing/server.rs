@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::api::client::Client;
+use crate::running;
 
 use super::foreign::{self, Foreign};
 use super::guards::{Cut, Pause, Refusal};
@@ -86,12 +87,23 @@ impl Server {
     /// Moves the server's clock ahead: leases and queues that end within `time` expire.
     ///
     /// The clock moves by a millisecond more, because a key of Redis exists until the end of its last
-    /// millisecond.
-    /// The clock of this process does not move: see [`suspend`](super::suspend). A client that has
-    /// a lease notices its end at the next renewal. A thread that waits for the lock notices it
-    /// within the [backstop](crate::ClientBuilder::backstop), because Redis announces no expiry.
+    /// millisecond. It moves by 100 years at most, in all calls together.
+    ///
+    /// The clock of this process does not move: see [`suspend`](super::suspend). The clients of the
+    /// test's process check leases that have expired at once, and their waiting calls try again.
+    /// Redis announces no expiry: a client elsewhere notices the end of its lease at the next
+    /// renewal, and a waiting call within the [backstop](crate::ClientBuilder::backstop).
+    ///
+    /// A [`Foreign`] holder renews its lease while the time passes.
     pub fn advance(&self, time: Duration) {
-        self.shared.change(|state| state.advance(time));
+        let expired = self.shared.change(|state| state.advance(time));
+        let address = self.url.trim_start_matches("redis://");
+        for client in running::all() {
+            for holder in &expired {
+                client.doubt(holder);
+            }
+            client.wake_waiters_of(address);
+        }
     }
 
     /// Lets somebody else acquire a lock, with a ttl of 10 s.

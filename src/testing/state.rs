@@ -1,6 +1,6 @@
 //! The state of a server, which its thread and the test share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::clock;
 
 use super::connection::Connection;
-use super::database::{Database, Message};
+use super::database::{DATABASES, Database, Message};
 use super::faults::Faults;
 use super::port::{Listener, Port};
 use super::reply::Reply;
@@ -18,6 +18,10 @@ use super::script::Scripts;
 
 /// The ttl of a foreign holder's lease: that of a client's lock without other settings.
 pub(super) const FOREIGN_TTL: Duration = Duration::from_secs(10);
+
+/// The most by which a server's clock can be moved ahead: 100 years. Fencing tokens are its time in
+/// µs, and must stay below 2^53, which is in the year 2255.
+const LONGEST_AHEAD: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 pub(super) struct State {
     pub(super) database: Arc<Mutex<Database>>,
@@ -54,16 +58,44 @@ impl State {
         }
     }
 
-    pub(super) fn advance(&mut self, time: Duration) {
+    /// Moves the clock ahead; returns the values of the keys that have expired, such as holder ids.
+    pub(super) fn advance(&mut self, time: Duration) -> Vec<Vec<u8>> {
+        let before = self.values();
         // A key exists until its last millisecond has passed.
-        self.clock.ahead += time + Duration::from_millis(1);
-        // A foreign holder does not renew what has expired.
-        self.renew_foreign(false);
+        let time = time.saturating_add(Duration::from_millis(1));
+        // Foreign holders renew their leases while the time passes: none of them expires.
+        self.renew_foreign(time.min(LONGEST_AHEAD) + FOREIGN_TTL);
+        self.clock.advance(time);
+        self.renew_foreign(FOREIGN_TTL);
+        let after = self.values();
+        before.difference(&after).cloned().collect()
+    }
+
+    /// Returns the values of all strings, of all databases.
+    fn values(&mut self) -> BTreeSet<Vec<u8>> {
+        let mut values = BTreeSet::new();
+        for database in 0..DATABASES {
+            let Reply::Array(Some(keys)) = self.run_on(database, &[b"KEYS", b"*"]) else {
+                continue;
+            };
+            for key in keys {
+                if let Reply::Bulk(Some(key)) = key
+                    && let Reply::Bulk(Some(value)) = self.run_on(database, &[b"GET", &key])
+                {
+                    values.insert(value);
+                }
+            }
+        }
+        values
     }
 
     /// Runs a command on the data of database 0, for the test.
     pub(super) fn run_on_data(&mut self, words: &[&[u8]]) -> Reply {
-        self.prepare(0);
+        self.run_on(0, words)
+    }
+
+    fn run_on(&mut self, database: u32, words: &[&[u8]]) -> Reply {
+        self.prepare(database);
         let words: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
         self.database.lock().run(&words)
     }
@@ -198,13 +230,17 @@ impl State {
             .expect("the port, which was reserved, can be bound again");
     }
 
-    /// Renews the leases of foreign holders; with `also_extend` false only forgets the expired.
-    pub(super) fn renew_foreign(&mut self, also_extend: bool) {
+    /// Extends the leases of foreign holders to `ttl`, unless faults keep their commands away.
+    /// Forgets holders whose leases have ended.
+    pub(super) fn renew_foreign(&mut self, ttl: Duration) {
+        if self.faults.pauses > 0 || self.faults.cuts > 0 {
+            return;
+        }
         let mut foreign = std::mem::take(&mut self.foreign);
+        let ttl = ttl.as_millis().to_string();
         foreign.retain(|(key, id)| {
             let is_held = self.run_on_data(&[b"GET", key]) == Reply::bulk(id.clone());
-            if is_held && also_extend {
-                let ttl = FOREIGN_TTL.as_millis().to_string();
+            if is_held {
                 self.run_on_data(&[b"PEXPIRE", key, ttl.as_bytes()]);
             }
             is_held
@@ -229,6 +265,10 @@ impl ServerClock {
             started: clock::unsuspended(),
             ahead: Duration::ZERO,
         }
+    }
+
+    fn advance(&mut self, time: Duration) {
+        self.ahead = self.ahead.saturating_add(time).min(LONGEST_AHEAD);
     }
 
     /// Returns µs since 1970.
