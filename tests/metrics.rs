@@ -118,6 +118,29 @@ fn basic_metrics_reach_the_recorder() {
     eventually(ms(20_000), || {
         recorder.counter("leasehold_renewals_total{outcome=ok}") == 2
     });
+    assert_values_of_first_client(&recorder, &client);
+
+    // A second client adds to the counts, but has its own gauges.
+    let other = Client::open(&server.url()).unwrap();
+    drop(other.mutex("a").lock().unwrap());
+    drop(other);
+    assert_eq!(recorder.counter("leasehold_acquired_total{how=at_once}"), 5);
+    assert_eq!(recorder.gauge("leasehold_connections{client=2}"), Some(0.0));
+
+    // The effects of a shutdown are reported before it returns.
+    assert!(client.shutdown(ms(10_000)).unwrap().is_clean());
+    assert_eq!(
+        recorder.counter("leasehold_lost_total{reason=shut_down}"),
+        1
+    );
+    assert_eq!(recorder.gauge("leasehold_held{client=1}"), Some(0.0));
+
+    assert_any_io_thread_reports(&recorder);
+    assert_every_name_is_documented(&recorder);
+}
+
+/// Asserts the values after four locks and three releases by one client.
+fn assert_values_of_first_client(recorder: &TestRecorder, client: &Client) {
     assert_eq!(recorder.counter("leasehold_attempts_total{}"), 4);
     assert_eq!(recorder.counter("leasehold_acquired_total{how=at_once}"), 4);
     assert_eq!(
@@ -139,24 +162,10 @@ fn basic_metrics_reach_the_recorder() {
     let longest = client.stats().wait.max.as_secs_f64();
     assert_eq!(wait.iter().copied().fold(0.0, f64::max), longest);
     assert!(recorder.times("leasehold_command_seconds{}").len() >= 8);
+}
 
-    // A second client adds to the counts, but has its own gauges.
-    let other = Client::open(&server.url()).unwrap();
-    drop(other.mutex("a").lock().unwrap());
-    drop(other);
-    assert_eq!(recorder.counter("leasehold_acquired_total{how=at_once}"), 5);
-    assert_eq!(recorder.gauge("leasehold_connections{client=2}"), Some(0.0));
-
-    // The effects of a shutdown are reported before it returns.
-    assert!(client.shutdown(ms(10_000)).unwrap().is_clean());
-    assert_eq!(
-        recorder.counter("leasehold_lost_total{reason=shut_down}"),
-        1
-    );
-    assert_eq!(recorder.gauge("leasehold_held{client=1}"), Some(0.0));
-
-    // In a cluster, the io thread of any master in use reports them: the statistics are not in
-    // Redis.
+/// In a cluster, the io thread of any master in use reports the statistics: they are not in Redis.
+fn assert_any_io_thread_reports(recorder: &TestRecorder) {
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
     for (node, number) in [(0, 3), (1, 4), (2, 5)] {
         let client = Client::open(&cluster.url()).unwrap();
@@ -171,8 +180,6 @@ fn basic_metrics_reach_the_recorder() {
         assert!(client.shutdown(ms(10_000)).unwrap().is_clean());
         assert_eq!(recorder.gauge(&held), Some(0.0));
     }
-
-    assert_every_name_is_documented(&recorder);
 }
 
 fn assert_every_name_is_documented(recorder: &TestRecorder) {

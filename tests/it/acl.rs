@@ -142,12 +142,8 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
             let waiting = thread::spawn({
                 let mutex = ours.mutex("held");
                 move || {
-                    drop(
-                        mutex
-                            .try_lock_for(ms(10_000))
-                            .unwrap()
-                            .expect("the lock was released"),
-                    )
+                    let locked = mutex.try_lock_for(ms(10_000)).unwrap();
+                    drop(locked.expect("the lock was released"))
                 }
             });
             let calls = || server.calls(&["evalsha", "eval"]);

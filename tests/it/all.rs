@@ -928,11 +928,8 @@ fn quorum_counts_only_votes_for_the_whole_set() {
             server.wait_until_waiter_sleeps("lock_release:b");
         }
         release(guard);
-        let guard = waiting
-            .join()
-            .unwrap()
-            .unwrap()
-            .expect("the waiter is woken");
+        let guard = waiting.join().unwrap().unwrap();
+        let guard = guard.expect("the waiter is woken");
         assert!(token(&guard, "b") > before);
         release(guard);
     });

@@ -710,7 +710,6 @@ fn status_shows_holders_and_waiters() {
     let guard = holder.mutex("a").lock().unwrap();
     let _bytes = holder.mutex(b"b\"\n\xff").lock().unwrap();
     drop(holder.mutex("free").lock().unwrap());
-    let token = guard.fencing_token().to_string();
     let _waiting = Program::run(&url, &[], "true");
     eventually(SOON, || holder.mutex("a").waiting().unwrap() == 1);
     let queued = client(&server).fair_mutex("a");
@@ -718,7 +717,18 @@ fn status_shows_holders_and_waiters() {
     eventually(SOON, || holder.fair_mutex("a").waiting().unwrap() == 1);
     eventually(SOON, || holder.mutex("a").waiting().unwrap() == 2);
 
-    let plain = text(&url, &["status", "a", "free", "never"]);
+    assert_text_status(&text(&url, &["status", "a", "free", "never"]), &guard);
+    let mut command = program(&url);
+    command
+        .args(["status", "--json", "a", "never"])
+        .arg(OsStr::from_bytes(b"b\"\n\xff"));
+    let output = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    assert_json_status(&output, &guard);
+}
+
+/// Asserts the lines about the names `a` (held by `guard`), `free` and `never`.
+fn assert_text_status(plain: &str, guard: &MutexGuard) {
+    let token = guard.fencing_token().to_string();
     assert!(!plain.contains('\x1b'), "{plain:?}");
     let lines: Vec<Vec<&str>> = plain
         .lines()
@@ -739,12 +749,11 @@ fn status_shows_holders_and_waiters() {
         !plain.contains(guard.holder_id().as_str().rsplit(':').next().unwrap()),
         "the full holder id must stay secret: it suffices to release the lock"
     );
+}
 
-    let mut command = program(&url);
-    command
-        .args(["status", "--json", "a", "never"])
-        .arg(OsStr::from_bytes(b"b\"\n\xff"));
-    let output = String::from_utf8(command.output().unwrap().stdout).unwrap();
+/// Asserts the lines about the names `a` (held by `guard`), `never`, and one that is not UTF-8.
+fn assert_json_status(output: &str, guard: &MutexGuard) {
+    let token = guard.fencing_token().to_string();
     let [held, never, bytes] = output
         .lines()
         .map(json)

@@ -1,10 +1,10 @@
 //! Promise: in a cluster, locks work as on one server, while slots move and masters are replaced.
 
 use std::sync::OnceLock;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use crossbeam_channel::unbounded;
+use crossbeam_channel::{Receiver, unbounded};
 use leasehold::{Client, Error, Lost, MutexGuard, Unlocked};
 use redis::RedisResult;
 use support::{
@@ -471,30 +471,15 @@ fn assert_contenders_resume(trouble: MasterFailure) {
     let mutex =
         |client: &Client, what: &str| client.mutex(name_in_same_slot(&name, what)).ttl(ms(40_000));
     let hold = |what: &str| mutex(&client, what).renew_every(ms(500)).lock().unwrap();
-    let replica = cluster
-        .replicas_of(0)
-        .next()
-        .expect("the master has a replica");
+    let replica = cluster.replicas_of(0).next();
+    let replica = replica.expect("the master has a replica");
     let dies = hold("dies");
     // Its next renewal is far away.
     let sleeps = mutex(&parked, "sleeps").lock().unwrap();
-    flush_replica(
-        &cluster,
-        replica,
-        &lock(&name_in_same_slot(&name, "sleeps")),
-    );
+    let of_sleeps = lock(&name_in_same_slot(&name, "sleeps"));
+    flush_replica(&cluster, replica, &of_sleeps);
     let survives = hold("survives");
-    let (got, parked_got) = unbounded();
-    let parked = thread::spawn({
-        let name = name_in_same_slot(&name, "dies");
-        move || {
-            let guard = parked.mutex(name).lock().unwrap();
-            got.send(Instant::now()).unwrap();
-            release(guard);
-        }
-    });
-    let channel = format!("lock_release:{}", name_in_same_slot(&name, "dies"));
-    eventually(ms(10_000), || cluster.node(0).subscribers(&channel) > 0);
+    let (parked, parked_got) = park(&cluster, parked, name_in_same_slot(&name, "dies"));
     let contention = Contention::start_as(
         "cluster::tidy_contender",
         &cluster.url(),
@@ -522,15 +507,7 @@ fn assert_contenders_resume(trouble: MasterFailure) {
     );
     parked.join().unwrap();
 
-    // By then all processes use the new master; the old one must not disturb them.
-    contention.wait_for_progress(30);
-    if trouble == MasterFailure::Stopped {
-        cluster.resume(0);
-    }
-    if trouble != MasterFailure::Killed {
-        cluster.wait_until_settled();
-        contention.wait_for_progress(30);
-    }
+    let_old_master_return(trouble, &mut cluster, &contention);
     let outcome = contention.finish();
     println!(
         "{trouble:?}: resumed after {took:?}, loss reported after {reported:?}, \
@@ -539,6 +516,32 @@ fn assert_contenders_resume(trouble: MasterFailure) {
     outcome.assert_promises(SLACK);
     assert_eq!(survives.unlock().unwrap(), Unlocked::Released);
     assert_eq!(dies.unlock().unwrap(), Unlocked::AlreadyLost(lost));
+}
+
+/// Waits for the lock in a thread, which sends the time when it has it. Returns once the thread is
+/// subscribed on node 0.
+fn park(cluster: &Cluster, client: Client, name: String) -> (JoinHandle<()>, Receiver<Instant>) {
+    let (got, parked_got) = unbounded();
+    let channel = format!("lock_release:{name}");
+    let parked = thread::spawn(move || {
+        let guard = client.mutex(name).lock().unwrap();
+        got.send(Instant::now()).unwrap();
+        release(guard);
+    });
+    eventually(ms(10_000), || cluster.node(0).subscribers(&channel) > 0);
+    (parked, parked_got)
+}
+
+/// Waits until all processes use the new master; the old one, if alive, must not disturb them.
+fn let_old_master_return(trouble: MasterFailure, cluster: &mut Cluster, contention: &Contention) {
+    contention.wait_for_progress(30);
+    if trouble == MasterFailure::Stopped {
+        cluster.resume(0);
+    }
+    if trouble != MasterFailure::Killed {
+        cluster.wait_until_settled();
+        contention.wait_for_progress(30);
+    }
 }
 
 /// Returns another name in the same slot.

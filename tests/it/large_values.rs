@@ -57,6 +57,61 @@ macro_rules! source {
     };
 }
 
+const FAIR_KEYS: [&str; 4] = ["lock:a", "fence", "queue", "places"];
+
+/// The scripts that read a lock's value: name, source and keys.
+const SCRIPTS: [(&str, &str, &[&str]); 13] = [
+    (
+        "acquire",
+        source!("last_token", "acquire"),
+        &["lock:a", "fence"],
+    ),
+    (
+        "acquire_all",
+        source!("last_token", "acquire_all"),
+        &["lock:a", "lock:b", "fence", "f"],
+    ),
+    (
+        "propose",
+        source!("last_token", "propose"),
+        &["lock:a", "fence"],
+    ),
+    (
+        "propose_all",
+        source!("last_token", "propose_all"),
+        &["lock:a", "lock:b", "fence", "f"],
+    ),
+    ("release", source!("rewrite", "release"), &["lock:a"]),
+    (
+        "release_all",
+        source!("rewrite", "release_all"),
+        &["lock:a", "lock:b"],
+    ),
+    ("renew", source!("rewrite", "renew"), &["lock:a"]),
+    (
+        "renew_all",
+        source!("rewrite", "renew_all"),
+        &["lock:a", "lock:b"],
+    ),
+    ("undo", source!("rewrite", "undo"), &["lock:a", "lock:b"]),
+    ("inspect", source!("inspect"), &["lock:a", "large"]),
+    (
+        "fair_enter",
+        source!("last_token", "fair_grant", "fair_enter"),
+        &FAIR_KEYS,
+    ),
+    (
+        "fair_release",
+        source!("last_token", "fair_grant", "fair_release"),
+        &FAIR_KEYS,
+    ),
+    (
+        "fair_undo",
+        source!("last_token", "fair_grant", "fair_undo"),
+        &FAIR_KEYS,
+    ),
+];
+
 fn eval(server: &Server, source: &str, keys: &[&str], args: &[&[u8]]) -> Value {
     redis::cmd("EVAL")
         .arg(source)
@@ -78,59 +133,8 @@ fn size(reply: &Value) -> usize {
 
 fn no_script_returns_more_than_the_start_of_a_foreign_value() {
     let server = Server::start();
-    let fair_keys = ["lock:a", "fence", "queue", "places"];
     let args: [&[u8]; 4] = [b"id", b"1000", b"1", b"1"];
-    for (name, source, keys) in [
-        (
-            "acquire",
-            source!("last_token", "acquire"),
-            &["lock:a", "fence"][..],
-        ),
-        (
-            "acquire_all",
-            source!("last_token", "acquire_all"),
-            &["lock:a", "lock:b", "fence", "f"],
-        ),
-        (
-            "propose",
-            source!("last_token", "propose"),
-            &["lock:a", "fence"],
-        ),
-        (
-            "propose_all",
-            source!("last_token", "propose_all"),
-            &["lock:a", "lock:b", "fence", "f"],
-        ),
-        ("release", source!("rewrite", "release"), &["lock:a"]),
-        (
-            "release_all",
-            source!("rewrite", "release_all"),
-            &["lock:a", "lock:b"],
-        ),
-        ("renew", source!("rewrite", "renew"), &["lock:a"]),
-        (
-            "renew_all",
-            source!("rewrite", "renew_all"),
-            &["lock:a", "lock:b"],
-        ),
-        ("undo", source!("rewrite", "undo"), &["lock:a", "lock:b"]),
-        ("inspect", source!("inspect"), &["lock:a", "large"]),
-        (
-            "fair_enter",
-            source!("last_token", "fair_grant", "fair_enter"),
-            &fair_keys,
-        ),
-        (
-            "fair_release",
-            source!("last_token", "fair_grant", "fair_release"),
-            &fair_keys,
-        ),
-        (
-            "fair_undo",
-            source!("last_token", "fair_grant", "fair_undo"),
-            &fair_keys,
-        ),
-    ] {
+    for (name, source, keys) in SCRIPTS {
         server.run("FLUSHALL", &[]);
         set_large(&server, "lock:a");
         set_large(&server, "large");

@@ -373,18 +373,65 @@ struct Turn {
     released: Instant,
 }
 
+/// Threads that hold the lock in turn.
+#[derive(Default)]
+struct Holders {
+    /// Whether the next holder must kill all subscribers.
+    kill: AtomicBool,
+    over: AtomicBool,
+    turns: Mutex<Vec<Turn>>,
+    /// The number of the thread that held the lock last.
+    latest: Mutex<Option<usize>>,
+    changed: Condvar,
+}
+
+impl Holders {
+    /// Holds the lock repeatedly, each time after another thread.
+    fn take_turns(&self, n: usize, mutex: &leasehold::Mutex, connection: &mut redis::Connection) {
+        while !self.over.load(Ordering::Relaxed) {
+            let guard = mutex.lock().unwrap();
+            let taken = Instant::now();
+            let token = guard.fencing_token();
+            *self.latest.lock() = Some(n);
+            self.changed.notify_all();
+            // Gives the others time to sleep again.
+            let_pass(ms(2));
+            if self.kill.swap(false, Ordering::Relaxed) {
+                // In one write with the kill, so that no subscriber receives this release.
+                redis::pipe()
+                    .cmd("CLIENT")
+                    .arg(&["KILL", "TYPE", "pubsub"])
+                    .cmd("DEL")
+                    .arg("lock:a")
+                    .cmd("PUBLISH")
+                    .arg("lock_release:a")
+                    .arg(guard.holder_id().as_str())
+                    .exec(connection)
+                    .unwrap();
+            }
+            let _ = guard.unlock().unwrap();
+            self.turns.lock().push(Turn {
+                token,
+                taken,
+                released: Instant::now(),
+            });
+            // A thread that locks again at once would acquire without a wake-up.
+            let mut latest = self.latest.lock();
+            while *latest == Some(n) && !self.over.load(Ordering::Relaxed) {
+                self.changed.wait_for(&mut latest, ms(50));
+            }
+        }
+    }
+}
+
 fn a_subscriber_killed_repeatedly_costs_at_most_the_backstop() {
     let server = Server::start();
     let backstop = ms(500);
-    let (kill, over) = (AtomicBool::new(false), AtomicBool::new(false));
-    let turns: Mutex<Vec<Turn>> = Mutex::new(Vec::new());
-    let (latest, changed) = (Mutex::new(usize::MAX), Condvar::new());
+    let holders = Holders::default();
     let control = Control::start();
     thread::scope(|scope| {
         // One waiter in each client, so that every wake-up comes through a subscription.
         for n in 0..4 {
-            let (kill, over) = (&kill, &over);
-            let (turns, latest, changed) = (&turns, &latest, &changed);
             let mut connection = server.connection();
             let client = Client::builder()
                 .url(server.url())
@@ -392,51 +439,17 @@ fn a_subscriber_killed_repeatedly_costs_at_most_the_backstop() {
                 .backstop(backstop)
                 .build()
                 .unwrap();
-            scope.spawn(move || {
-                let mutex = client.mutex("a");
-                while !over.load(Ordering::Relaxed) {
-                    let guard = mutex.lock().unwrap();
-                    let taken = Instant::now();
-                    let token = guard.fencing_token();
-                    *latest.lock() = n;
-                    changed.notify_all();
-                    // Gives the others time to sleep again.
-                    let_pass(ms(2));
-                    if kill.swap(false, Ordering::Relaxed) {
-                        // In one write with the kill, so that no subscriber receives this release.
-                        redis::pipe()
-                            .cmd("CLIENT")
-                            .arg(&["KILL", "TYPE", "pubsub"])
-                            .cmd("DEL")
-                            .arg("lock:a")
-                            .cmd("PUBLISH")
-                            .arg("lock_release:a")
-                            .arg(guard.holder_id().as_str())
-                            .exec(&mut connection)
-                            .unwrap();
-                    }
-                    let _ = guard.unlock().unwrap();
-                    turns.lock().push(Turn {
-                        token,
-                        taken,
-                        released: Instant::now(),
-                    });
-                    // A thread that locks again at once would acquire without a wake-up.
-                    let mut latest = latest.lock();
-                    while *latest == n && !over.load(Ordering::Relaxed) {
-                        changed.wait_for(&mut latest, ms(50));
-                    }
-                }
-            });
+            let holders = &holders;
+            scope.spawn(move || holders.take_turns(n, &client.mutex("a"), &mut connection));
         }
         for _ in 0..20 {
             let_pass(ms(500));
-            kill.store(true, Ordering::Relaxed);
+            holders.kill.store(true, Ordering::Relaxed);
         }
-        over.store(true, Ordering::Relaxed);
-        changed.notify_all();
+        holders.over.store(true, Ordering::Relaxed);
+        holders.changed.notify_all();
     });
-    let mut turns = turns.into_inner();
+    let mut turns = holders.turns.into_inner();
     turns.sort_by_key(|turn| turn.token);
     assert!(turns.len() > 100, "{} turns", turns.len());
     let gaps = turns

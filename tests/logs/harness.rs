@@ -355,6 +355,25 @@ fn started_replicas_acknowledge_writes() {
     replicas.wait_until_linked();
 }
 
+/// Moves the slot of `a` from `old`, its master, to another one and back, with the key.
+fn assert_slot_moves_and_returns(cluster: &Cluster, old: usize) {
+    let slot = cluster.slot("a");
+    let new = (old + 1) % 3;
+    let get_a = |i: usize| cluster.ask::<Option<String>>(i, &["GET", "a"]);
+    let asks = |kind| Err(redis::ErrorKind::Server(kind));
+    cluster.begin_migration(slot, old, new);
+    assert_eq!(get_a(old).unwrap().as_deref(), Some("1"));
+    assert_eq!(cluster.move_keys(slot, old, new), 1);
+    let kind_of = |i| get_a(i).map_err(|error| error.kind());
+    assert_eq!(kind_of(old), asks(redis::ServerErrorKind::Ask));
+    assert_eq!(kind_of(new), asks(redis::ServerErrorKind::Moved));
+    cluster.end_migration(slot, old, new);
+    assert_eq!(kind_of(old), asks(redis::ServerErrorKind::Moved));
+    assert_eq!(get_a(new).unwrap().as_deref(), Some("1"));
+    cluster.move_slot(slot, new, old);
+    assert_eq!(get_a(old).unwrap().as_deref(), Some("1"));
+}
+
 fn a_cluster_fails_over_and_moves_slots() {
     let mut cluster = Cluster::start(3, 1);
     let ids: Vec<String> = (0..cluster.count())
@@ -371,21 +390,8 @@ fn a_cluster_fails_over_and_moves_slots() {
     masters.sort_unstable();
     assert_eq!(masters, [0, 1, 2]);
 
-    let (slot, old) = (cluster.slot("a"), cluster.master_of("a"));
-    let new = (old + 1) % 3;
-    let get_a = |i: usize| cluster.ask::<Option<String>>(i, &["GET", "a"]);
-    let asks = |kind| Err(redis::ErrorKind::Server(kind));
-    cluster.begin_migration(slot, old, new);
-    assert_eq!(get_a(old).unwrap().as_deref(), Some("1"));
-    assert_eq!(cluster.move_keys(slot, old, new), 1);
-    let kind_of = |i| get_a(i).map_err(|error| error.kind());
-    assert_eq!(kind_of(old), asks(redis::ServerErrorKind::Ask));
-    assert_eq!(kind_of(new), asks(redis::ServerErrorKind::Moved));
-    cluster.end_migration(slot, old, new);
-    assert_eq!(kind_of(old), asks(redis::ServerErrorKind::Moved));
-    assert_eq!(get_a(new).unwrap().as_deref(), Some("1"));
-    cluster.move_slot(slot, new, old);
-    assert_eq!(get_a(old).unwrap().as_deref(), Some("1"));
+    let old = cluster.master_of("a");
+    assert_slot_moves_and_returns(&cluster, old);
 
     let master = cluster.master_of("b");
     let replica = cluster.replicas_of(master).next().unwrap();

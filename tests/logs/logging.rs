@@ -339,28 +339,39 @@ fn nothing_is_logged_at_info_and_no_whole_id_above_trace() {
     assert!(info.is_empty(), "{info:?}");
 }
 
+/// Sets the password of the test below; the rule is the password after `>`.
+fn set_password(server: &Server, rule: &str) {
+    let () = redis::cmd("ACL")
+        .arg(&[
+            "SETUSER",
+            "log-user",
+            "on",
+            "resetpass",
+            rule,
+            "~*",
+            "&*",
+            "+@all",
+        ])
+        .query(&mut server.connection())
+        .unwrap();
+}
+
+fn assert_hidden(secret: &str, texts: &[String]) {
+    assert!(
+        texts.iter().all(|text| !text.contains(secret)),
+        "{texts:#?}"
+    );
+    let lines = log_records_about(secret);
+    assert!(lines.is_empty(), "{lines:#?}");
+}
+
 fn no_password_appears_in_logs_or_errors() {
     const SECRETS: [&str; 3] = ["log-hush-right", "log-hush-wrong", "log-hush-new"];
     let mut server = Server::start();
     let url = |user: &str, password: &str, port: u16| {
         format!("redis://{user}:{password}@127.0.0.1:{port}/0")
     };
-    let acl = |rule: &str| {
-        let () = redis::cmd("ACL")
-            .arg(&[
-                "SETUSER",
-                "log-user",
-                "on",
-                "resetpass",
-                rule,
-                "~*",
-                "&*",
-                "+@all",
-            ])
-            .query(&mut server.connection())
-            .unwrap();
-    };
-    acl(">log-hush-right");
+    set_password(&server, ">log-hush-right");
     let right = builder(&url("log-user", "log-hush-right", server.port()))
         .command_timeout(ms(200))
         .build()
@@ -380,7 +391,7 @@ fn no_password_appears_in_logs_or_errors() {
     record_error(wrong.mutex("log-hush").try_lock().unwrap_err());
     record_error(wrong.ping().unwrap_err());
     record_error(nobody.mutex("log-hush").try_lock().unwrap_err());
-    acl(">log-hush-new");
+    set_password(&server, ">log-hush-new");
     server.kill_clients();
     record_error(
         right
@@ -406,12 +417,7 @@ fn no_password_appears_in_logs_or_errors() {
 
     let texts: Vec<String> = received_texts.try_iter().collect();
     for secret in SECRETS {
-        assert!(
-            texts.iter().all(|text| !text.contains(secret)),
-            "{texts:#?}"
-        );
-        let lines = log_records_about(secret);
-        assert!(lines.is_empty(), "{lines:#?}");
+        assert_hidden(secret, &texts);
     }
     assert!(
         !log_records_about("no connection to").is_empty(),

@@ -581,6 +581,31 @@ fn a_late_acquire_of_a_lost_lease_leaves_no_key() {
     assert!(overtaken);
 }
 
+/// Asserts that every call fails in time because only `answers`, the first of three servers, does.
+fn assert_calls_fail_in_time(client: &Client, answers: &Server) {
+    let mutex = client.mutex("a").ttl(LONG);
+    let tried = Control::run(ms(300), || mutex.try_lock_for(ms(300)));
+    match tried.no_later_than(SLACK) {
+        Err(error @ Error::Unreachable { .. }) => {
+            let text = error.to_string();
+            let label = format!("quorum of 127.0.0.1:{}", answers.port());
+            assert!(text.contains(&label), "{text}");
+            assert!(text.contains("of 3 servers answered, 2 needed"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let tried = Control::run(ms(400), || mutex.try_lock());
+    assert!(matches!(
+        tried.no_later_than(SLACK),
+        Err(Error::Unreachable { .. })
+    ));
+    let pinged = Control::run(ms(400), || client.ping());
+    assert!(matches!(
+        pinged.no_later_than(SLACK),
+        Err(Error::Unreachable { .. })
+    ));
+}
+
 fn without_a_majority_calls_fail_in_time_and_leave_no_key() {
     for is_killed in [true, false] {
         let mut servers = Servers::start(3);
@@ -601,27 +626,7 @@ fn without_a_majority_calls_fail_in_time_and_leave_no_key() {
             }
         }
         for client in [&client, &fresh, &client] {
-            let mutex = client.mutex("a").ttl(LONG);
-            let tried = Control::run(ms(300), || mutex.try_lock_for(ms(300)));
-            match tried.no_later_than(SLACK) {
-                Err(error @ Error::Unreachable { .. }) => {
-                    let text = error.to_string();
-                    let label = format!("quorum of 127.0.0.1:{}", servers.0[0].port());
-                    assert!(text.contains(&label), "{text}");
-                    assert!(text.contains("of 3 servers answered, 2 needed"), "{text}");
-                }
-                other => panic!("{other:?}"),
-            }
-            let tried = Control::run(ms(400), || mutex.try_lock());
-            assert!(matches!(
-                tried.no_later_than(SLACK),
-                Err(Error::Unreachable { .. })
-            ));
-            let pinged = Control::run(ms(400), || client.ping());
-            assert!(matches!(
-                pinged.no_later_than(SLACK),
-                Err(Error::Unreachable { .. })
-            ));
+            assert_calls_fail_in_time(client, &servers.0[0]);
         }
         eventually(WAIT_LIMIT, || servers.0[0].get(KEY).is_none());
         // The lease cannot be renewed, and its loss is reported in time.

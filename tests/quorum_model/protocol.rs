@@ -130,19 +130,27 @@ impl Protocol {
                     });
                 }
             }
-            if state.early > 0 && now.holder.is_some() {
-                take(Step::ExpiresEarly { server }, &|next| {
-                    next.early -= 1;
-                    next.servers[server].holder = None;
-                });
-            }
-            if state.restarts > 0 {
-                take(Step::RestartsEmpty { server }, &|next| {
-                    next.restarts -= 1;
-                    next.servers[server].holder = None;
-                    next.servers[server].counter = 0;
-                });
-            }
+            Self::each_of_faults(state, server, &mut take);
+        }
+    }
+
+    fn each_of_faults(
+        state: &State,
+        server: usize,
+        take: &mut impl FnMut(Step, &dyn Fn(&mut State)),
+    ) {
+        if state.early > 0 && state.servers[server].holder.is_some() {
+            take(Step::ExpiresEarly { server }, &|next| {
+                next.early -= 1;
+                next.servers[server].holder = None;
+            });
+        }
+        if state.restarts > 0 {
+            take(Step::RestartsEmpty { server }, &|next| {
+                next.restarts -= 1;
+                next.servers[server].holder = None;
+                next.servers[server].counter = 0;
+            });
         }
     }
 
@@ -155,65 +163,81 @@ impl Protocol {
     ) {
         match attempt.phase {
             Phase::Idle | Phase::Over => {}
-            Phase::Asking => {
-                take(Step::GivesUp { id }, &|next| {
-                    next.attempts[id].phase = Phase::Over;
-                });
-                let token = attempt.token;
-                if self.votes(state, id) >= MAJORITY {
-                    take(Step::Holds { id, token }, &|next| {
-                        next.attempts[id].phase = Phase::Holding;
-                        next.held |= 1 << token;
-                        if self.has(Flaw::ValidFromTheAnswer) {
-                            next.attempts[id].left = self.bounds.ttl;
-                        }
-                    });
+            Phase::Asking => self.each_of_asking(state, id, attempt, take),
+            Phase::Holding => self.each_of_holding(state, id, attempt, take),
+        }
+    }
+
+    fn each_of_asking(
+        &self,
+        state: &State,
+        id: usize,
+        attempt: &Attempt,
+        take: &mut impl FnMut(Step, &dyn Fn(&mut State)),
+    ) {
+        take(Step::GivesUp { id }, &|next| {
+            next.attempts[id].phase = Phase::Over;
+        });
+        let token = attempt.token;
+        if self.votes(state, id) >= MAJORITY {
+            take(Step::Holds { id, token }, &|next| {
+                next.attempts[id].phase = Phase::Holding;
+                next.held |= 1 << token;
+                if self.has(Flaw::ValidFromTheAnswer) {
+                    next.attempts[id].left = self.bounds.ttl;
                 }
-                if self.has(Flaw::VotesOverTwoTokens) && token < self.bounds.tokens {
-                    let token = token + 1;
-                    take(Step::AsksHigher { id, token }, &|next| {
-                        next.attempts[id].token = token;
-                        for server in &mut next.servers {
-                            if server.acquire[id] == Asked::No {
-                                server.acquire[id] = Asked::Sent;
-                            }
-                        }
-                    });
+            });
+        }
+        if self.has(Flaw::VotesOverTwoTokens) && token < self.bounds.tokens {
+            let token = token + 1;
+            take(Step::AsksHigher { id, token }, &|next| {
+                next.attempts[id].token = token;
+                for server in &mut next.servers {
+                    if server.acquire[id] == Asked::No {
+                        server.acquire[id] = Asked::Sent;
+                    }
                 }
-            }
-            Phase::Holding => {
-                take(Step::Releases { id }, &|next| {
-                    next.attempts[id].phase = Phase::Over;
-                });
-                if self.bounds.block > 1 && !attempt.is_handed_on {
-                    let token = attempt.token + 1;
-                    take(Step::HandsOn { id, token }, &|next| {
-                        next.attempts[id].is_handed_on = true;
-                        next.held |= 1 << token;
-                    });
+            });
+        }
+    }
+
+    fn each_of_holding(
+        &self,
+        state: &State,
+        id: usize,
+        attempt: &Attempt,
+        take: &mut impl FnMut(Step, &dyn Fn(&mut State)),
+    ) {
+        take(Step::Releases { id }, &|next| {
+            next.attempts[id].phase = Phase::Over;
+        });
+        if self.bounds.block > 1 && !attempt.is_handed_on {
+            let token = attempt.token + 1;
+            take(Step::HandsOn { id, token }, &|next| {
+                next.attempts[id].is_handed_on = true;
+                next.held |= 1 << token;
+            });
+        }
+        if self.bounds.renewing && !attempt.has_renewed {
+            take(Step::AsksToRenew { id }, &|next| {
+                next.attempts[id].has_renewed = true;
+                next.attempts[id].renewed_left = self.bounds.ttl;
+                for server in &mut next.servers {
+                    server.renew[id] = Asked::Sent;
                 }
-                if self.bounds.renewing && !attempt.has_renewed {
-                    take(Step::AsksToRenew { id }, &|next| {
-                        next.attempts[id].has_renewed = true;
-                        next.attempts[id].renewed_left = self.bounds.ttl;
-                        for server in &mut next.servers {
-                            server.renew[id] = Asked::Sent;
-                        }
-                    });
-                }
-                let yes = state.servers.iter().filter(|s| s.renew[id] == Asked::Yes);
-                let yes = yes.count();
-                if yes >= MAJORITY || yes == 1 && self.has(Flaw::RenewedByTheAnswering) {
-                    take(Step::HoldsOn { id }, &|next| {
-                        let attempt = &mut next.attempts[id];
-                        attempt.left = match self.flaw {
-                            Some(Flaw::RenewedFromTheAnswer) => self.bounds.ttl,
-                            _ => attempt.left.max(attempt.renewed_left),
-                        };
-                        attempt.renewed_left = 0;
-                    });
-                }
-            }
+            });
+        }
+        let yes = state.servers.iter().filter(|s| s.renew[id] == Asked::Yes);
+        let yes = yes.count();
+        if yes >= MAJORITY || yes == 1 && self.has(Flaw::RenewedByTheAnswering) {
+            take(Step::HoldsOn { id }, &|next| {
+                let attempt = &mut next.attempts[id];
+                attempt.left = match self.flaw {
+                    Some(Flaw::RenewedFromTheAnswer) => self.bounds.ttl,
+                    _ => attempt.left.max(attempt.renewed_left),
+                };
+                attempt.renewed_left = 0;
+            });
         }
     }
 

@@ -137,10 +137,10 @@ fn one_server_replies_as_recorded() {
     compare("one_server.txt", &replies);
 }
 
-fn mutex(raw: &mut Raw, replies: &mut Replies) {
+/// Leaves `lock:a` held by the first id, and `lock:foreign` without a ttl.
+fn mutex_acquire(raw: &mut Raw, replies: &mut Replies) {
     let [mine, other, _] = IDS;
     let keys = &["lock:a", "fence:a"];
-    let lock = &["lock:a"];
     let mut acquire = |raw: &mut Raw, what, id, keys: &[&str]| {
         replies.note(
             what,
@@ -156,7 +156,14 @@ fn mutex(raw: &mut Raw, replies: &mut Replies) {
     acquire(raw, "acquire, bad fence", mine, &["lock:bad", "fence:bad"]);
     raw.send(&["LPUSH", "lock:list", "x"]);
     acquire(raw, "acquire, no string", mine, &["lock:list", "fence:l"]);
+}
 
+fn mutex(raw: &mut Raw, replies: &mut Replies) {
+    mutex_acquire(raw, replies);
+    let [mine, other, _] = IDS;
+    let keys = &["lock:a", "fence:a"];
+    let lock = &["lock:a"];
+    let foreign = &["lock:foreign", "fence:foreign"];
     let mut note = |what, reply| replies.note(what, reply);
     note("inspect, held", raw.script(source!("inspect"), keys, &[]));
     note(
