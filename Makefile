@@ -23,7 +23,7 @@ RACES = exclusion waking deadlines ambiguity loss conformance
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
-.PHONY: demo test test-without-tls test-tls test-release test-servers test-valkey kit test-kit test-kit-short fmt lint doc examples deny bench peers pictures servers clean
+.PHONY: demo test test-without-tls test-tls test-release test-servers test-valkey kit kit-list test-kit test-kit-short fmt lint doc examples deny bench peers pictures servers clean
 
 # Runs the two examples to begin with.
 demo: servers
@@ -80,7 +80,11 @@ test-valkey:
 
 # The test kit in the place of a server, without the tests listed in the file.
 WITH_KIT = REDIS_SERVER_BIN="$$(cd "$${CARGO_TARGET_DIR:-target}" && pwd)/debug/kit-server"
-NOT_ON_THE_KIT = $$(sed -n 's/^\([a-z_:0-9]*\) .*/--skip \1/p' tests/not_on_the_kit.txt)
+LISTED = $$(sed -n 's/^\([a-z_:0-9]*\) .*/$(1)\1/p' tests/not_on_the_kit.txt)
+NOT_ON_THE_KIT = $(call LISTED,--skip )
+
+# The test binaries that start servers, without the tests of the kit itself.
+ON_THE_KIT = --test it --test logs --test memory --test metrics --test panicking_logger
 
 # Modules that run on the test kit in `.ci/run`. Under a minute.
 SHORT_ON_KIT = lock fencing fair exclusion local_handoff
@@ -88,12 +92,21 @@ SHORT_ON_KIT = lock fencing fair exclusion local_handoff
 kit:
 	$(CARGO) build -p leasehold-test-support --features kit --bin kit-server
 
+# Checks that each name in the file is a part of a test's name: a test may have been renamed.
+kit-list:
+	@tests=$$($(CARGO) test --all-features $(ON_THE_KIT) -- --list) || exit; status=0; \
+	for name in $(call LISTED); do \
+		echo "$$tests" | grep -qF -e "$$name" || { \
+			echo "tests/not_on_the_kit.txt: no test is named $$name"; status=1; \
+		}; \
+	done; exit $$status
+
 # Runs the tests that need a single server on the test kit.
-test-kit: kit
-	$(WITH_KIT) $(CARGO) test --all-features --no-fail-fast --test it --test logs -- $(NOT_ON_THE_KIT)
+test-kit: kit kit-list
+	$(WITH_KIT) $(CARGO) test --all-features --no-fail-fast $(ON_THE_KIT) -- $(NOT_ON_THE_KIT)
 
 # Runs a short round on the test kit.
-test-kit-short: kit
+test-kit-short: kit kit-list
 	@set -e; for promise in $(SHORT_ON_KIT); do \
 		$(WITH_KIT) $(CARGO) test --all-features --test it -- $$promise:: $(NOT_ON_THE_KIT); \
 	done
