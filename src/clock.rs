@@ -60,7 +60,7 @@ pub(crate) fn sleep(pause: Duration) {
     thread::sleep(pause);
 }
 
-/// How long a test says that this machine was suspended, in nanoseconds.
+/// The time added by `testing::suspend`, in nanoseconds.
 #[cfg(feature = "testing")]
 static SUSPENDED: AtomicU64 = AtomicU64::new(0);
 
@@ -84,7 +84,7 @@ pub(crate) fn suspend(time: Duration) {
     });
 }
 
-/// Returns the time since the machine started, whatever tests say of it.
+/// Returns the time since the machine started; ignores `suspend`.
 #[cfg(feature = "testing")]
 pub(crate) fn unsuspended() -> Duration {
     since_start()

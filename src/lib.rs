@@ -66,6 +66,11 @@ mod random;
 mod redis;
 mod renewed;
 mod replicas;
+#[cfg(all(feature = "testing", not(unix)))]
+compile_error!(
+    "the feature `testing` of leasehold needs a Unix: it waits for sockets with poll(2)"
+);
+
 #[cfg(feature = "testing")]
 mod running;
 mod runtime;

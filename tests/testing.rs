@@ -10,7 +10,6 @@ use leasehold::{Client, ClientBuilder, Error, Lost, Unlocked};
 use support::{eventually, let_pass, ms};
 
 const NAME: &str = "account:123";
-const KEY: &str = "lock:account:123";
 
 /// Long enough for a machine that is overloaded.
 const LONG: Duration = Duration::from_secs(60);
@@ -32,7 +31,7 @@ fn impatient(server: &Server) -> Client {
 }
 
 fn is_taken(server: &Server) -> bool {
-    server.keys().iter().any(|key| key == KEY)
+    server.is_locked(NAME)
 }
 
 /// Waits until a thread of `client` waits for the lock and is subscribed to its releases.
@@ -193,7 +192,10 @@ fn loss_is_told_even_if_no_renewal_is_near() {
     assert!(!is_taken(&server));
     assert_eq!(guard.lost().recv_timeout(LONG), Ok(Lost::Deleted));
     let message = panic_message(|| server.lose(NAME));
-    assert_eq!(message, "nobody has account:123");
+    assert_eq!(
+        message,
+        "nobody has account:123 (key lock:account:123 of database 0)"
+    );
 }
 
 #[test]

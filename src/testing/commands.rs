@@ -225,6 +225,10 @@ impl State {
                 let error = "NOPROTO unsupported protocol version";
                 return self.reply(id, &Reply::Error(error.into()));
             }
+            [_, option, ..] if !option.eq_ignore_ascii_case(b"AUTH") => {
+                let error = Reply::Error(unknown_part(b"HELLO", option));
+                return self.reply(id, &error);
+            }
             [_, ..] => return self.reply(id, &beyond("AUTH", "no users and no passwords")),
         };
         let Some(connection) = self.connections.get_mut(&id) else {

@@ -50,8 +50,8 @@ impl Database {
         }
         match words {
             [verb, channel, payload] if verb.eq_ignore_ascii_case(b"PUBLISH") => {
-                let is_lost = self.messages_to_drop > 0;
-                self.messages_to_drop = self.messages_to_drop.saturating_sub(1);
+                let is_lost = self.messages_to_drop > 0 && self.count_subscribers(channel) > 0;
+                self.messages_to_drop -= u64::from(is_lost);
                 Reply::Int(self.publish(channel, payload, is_lost))
             }
             _ => self.run(words),

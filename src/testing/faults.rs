@@ -7,7 +7,7 @@ pub(super) struct Faults {
     pub(super) pauses: usize,
     /// How many guards cut it off.
     pub(super) cuts: usize,
-    /// The error replies to scripts, with their numbers. The last one counts.
+    /// The error replies to scripts, with their numbers. The most recent one applies.
     refusals: Vec<(u64, String)>,
     next: u64,
     /// How many of the next scripts run without a reply.

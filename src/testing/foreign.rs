@@ -1,4 +1,4 @@
-//! A holder that is none of the program's clients.
+//! Another client that holds a lock, and is none of the program's.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,9 +22,10 @@ const OWNER: &str = "somebody-else";
 const KEY_PREFIX: &str = "lock:";
 const CHANNEL_PREFIX: &str = "lock_release:";
 
-/// Somebody else, who holds a lock; see [`Server::hold`](super::Server::hold).
+/// Another client, which holds a lock; see [`Server::hold`](super::Server::hold).
 ///
-/// Its lease is renewed like that of a live client, until it is dropped or forgotten.
+/// Its lease of 10 s is renewed like that of a live client, until this is dropped or forgotten: so
+/// not while the server is paused or cut.
 #[must_use = "the lock is released when this is dropped"]
 pub struct Foreign {
     shared: Arc<Shared>,
@@ -95,6 +96,12 @@ impl fmt::Debug for Foreign {
             .field("id", &self.id)
             .finish_non_exhaustive()
     }
+}
+
+/// Returns whether the lock's key exists.
+pub(super) fn is_locked(shared: &Shared, name: &str) -> bool {
+    let mut state = shared.state.lock();
+    state.run_on_data(&[b"EXISTS", &lock_key(name)]) == Reply::Int(1)
 }
 
 /// Deletes the lock and announces it; returns false if nobody had it.

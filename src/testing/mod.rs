@@ -20,41 +20,42 @@
 //!
 //! `book` is the program's function, which takes `&Client`. With `#[test]` above it, that is a whole
 //! test. `examples/testing.rs` tests a booking service with contention, a loss in the middle of a
-//! booking, Redis away, and a holder that crashes.
+//! booking, Redis unreachable, and a holder that crashes.
 //!
 //! ```toml
 //! [dev-dependencies]
 //! leasehold = { version = "0.1", features = ["testing"] }
 //! ```
 //!
-//! The feature needs a C compiler, because it builds Lua 5.1. No part of it is built without the
+//! The feature is for Unix only. It needs a C compiler, because it builds Lua 5.1. No part of it is built without the
 //! feature. Until version 1.0 this module may change in any release.
 //!
 //! # What is real
 //!
 //! The client is the one that ships, with its threads, connections, timeouts and retries. It talks
 //! over a socket to a [`Server`], which runs the same Lua scripts as Redis would, in the same version
-//! of Lua. Only the commands that the scripts call are written anew, over data in memory.
+//! of Lua. Only the commands that the scripts call are reimplemented, on data in memory.
 //!
-//! Each server has data, a port and a clock of its own. Tests with different servers run beside each
-//! other. Three servers make a [quorum](crate::Client::quorum).
+//! Each server has data, a port and a clock of its own. Tests with different servers can run in
+//! parallel. Three servers make a [quorum](crate::Client::quorum).
 //!
 //! # Situations
 //!
 //! | in the test | what the program sees |
 //! |---|---|
 //! | [`server.hold(name)`](Server::hold) | another holder has the lock: `try_lock` returns `None` |
-//! | [`server.lose(name)`](Server::lose) | the lock was deleted: [`lost`](crate::MutexGuard::lost) tells, and [`ensure_held`](crate::MutexGuard::ensure_held) fails |
+//! | [`server.lose(name)`](Server::lose) | the lock was deleted: [`lost`](crate::MutexGuard::lost) receives the loss, and [`ensure_held`](crate::MutexGuard::ensure_held) fails |
 //! | [`foreign.forget()`](Foreign::forget), then [`server.advance(ttl)`](Server::advance) | the holder crashed, and its lease has expired |
 //! | [`server.pause()`](Server::pause) | Redis hangs: no reply until the deadline |
-//! | [`server.cut()`](Server::cut) | Redis is away: connections break and are refused |
+//! | [`server.cut()`](Server::cut) | Redis is unreachable: connections break and are refused |
 //! | [`server.refuse("OOM …")`](Server::refuse) | Redis replies with an error |
 //! | [`server.drop_replies(1)`](Server::drop_replies) | the lock was acquired, and the caller does not know |
 //! | [`server.drop_messages(1)`](Server::drop_messages) | a release wakes nobody |
 //! | [`suspend(time)`](suspend()) | the machine was suspended |
-//! | [`server.keys()`](Server::keys), [`server.commands()`](Server::commands) | what is left, and whether anything polls |
+//! | [`server.keys()`](Server::keys), [`server.commands()`](Server::commands) | the keys that exist; the number of commands received |
 //!
-//! A fault lasts until its guard is dropped. It has begun when the method returns.
+//! A fault has begun when its method returns. It lasts until its guard is dropped; `drop_replies` and
+//! `drop_messages` last until their count is used up.
 //!
 //! Calls wait in real time. Tests of outages are faster with short deadlines:
 //!
@@ -76,9 +77,9 @@
 //!
 //! [`Server::lose`] deletes the key and publishes the release on the lock's channel. A real client
 //! listens to that channel only if a thread waits for the lock, or did so shortly before; otherwise
-//! it notices the deletion at its next renewal, at most a third of the ttl later. The clients of the
-//! test's process are told in any case. They ask the server before they report the loss, so wait for
-//! [`lost`](crate::MutexGuard::lost), and do not assert `is_held()` at once.
+//! it notices the deletion at its next renewal, at most a third of the ttl later. The kit also
+//! makes the clients of the test's process check the lock at once. That takes a round trip, so wait
+//! for [`lost`](crate::MutexGuard::lost), and do not assert `is_held()` at once.
 //!
 //! # What it does not do
 //!
@@ -138,11 +139,11 @@ pub use server::Server;
 ///
 /// # Panics
 ///
-/// If no script draws this number: if it is 0, or 2^53 or above.
+/// If `value` is 0, or 2^53 or more.
 #[track_caller]
 pub fn fencing_token(value: u64) -> FencingToken {
     let token = i64::try_from(value).ok().and_then(FencingToken::read);
-    token.unwrap_or_else(|| panic!("{value} is no fencing token: expected 1 to 2^53 - 1"))
+    token.unwrap_or_else(|| panic!("{value} is not a valid fencing token: expected 1 to 2^53 - 1"))
 }
 
 /// Moves the clock of this process ahead, as if the machine had been suspended for `time`.

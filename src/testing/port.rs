@@ -55,7 +55,7 @@ pub(super) struct Port {
 impl Port {
     /// Opens a port of this machine; 0 takes a free one.
     pub(super) fn open(number: u16, unix: Option<&Path>) -> io::Result<Self> {
-        let tcp = listen(number)?;
+        let tcp = listen(bind(number, false)?)?;
         let unix = match unix {
             Some(path) => {
                 // A server that was killed has left its socket there. Redis replaces it, too.
@@ -80,8 +80,9 @@ impl Port {
 
     /// Refuses connections from now on, as soon as nothing else holds the listener.
     pub(super) fn close(&mut self) -> io::Result<()> {
-        if self.tcp.is_some() {
-            self.reserved = Some(bind(self.number)?);
+        if let Some(tcp) = &self.tcp {
+            set_socket_reuseport(tcp, true)?;
+            self.reserved = Some(bind(self.number, true)?);
             self.tcp = None;
         }
         Ok(())
@@ -89,8 +90,10 @@ impl Port {
 
     pub(super) fn reopen(&mut self) -> io::Result<()> {
         if self.tcp.is_none() {
-            self.tcp = Some(Arc::new(Listener::Tcp(listen(self.number)?)));
+            let socket = listen(bind(self.number, true)?)?;
             self.reserved = None;
+            set_socket_reuseport(&socket, false)?;
+            self.tcp = Some(Arc::new(Listener::Tcp(socket)));
         }
         Ok(())
     }
@@ -101,20 +104,36 @@ impl Port {
     }
 }
 
-fn listen(number: u16) -> io::Result<TcpListener> {
-    let socket = bind(number)?;
+fn listen(socket: Socket) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
     Ok(socket.into())
 }
 
-/// Binds a port so that another socket of this user may bind it too: the one that keeps it reserved
-/// while the other is closed.
-fn bind(number: u16) -> io::Result<Socket> {
+/// Binds a port. Two sockets can have it if `is_shared` for both: one keeps it reserved while the
+/// other is closed.
+fn bind(number: u16, is_shared: bool) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     // A port that was just closed has old connections that linger.
     socket.set_reuse_address(true)?;
-    set_socket_reuseport(&socket, true)?;
+    set_socket_reuseport(&socket, is_shared)?;
     socket.bind(&SocketAddrV4::new(Ipv4Addr::LOCALHOST, number).into())?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn port_of_a_server_cannot_be_opened_again() {
+        let mut port = Port::open(0, None).unwrap();
+        for _ in 0..2 {
+            let second = Port::open(port.number, None);
+            let error = second.err().map(|error| error.kind());
+            assert_eq!(error, Some(io::ErrorKind::AddrInUse));
+            port.close().unwrap();
+            port.reopen().unwrap();
+        }
+    }
 }

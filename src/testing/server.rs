@@ -20,7 +20,7 @@ use super::state::State;
 /// A Redis in this process, with a port, data and a clock of its own.
 ///
 /// It ends when it is dropped: its thread is joined, and its port is closed. Starting one takes less
-/// than the first connection to it, so each test can have its own.
+/// than 2 ms, so each test can have its own.
 ///
 /// ```
 /// use leasehold::testing::Server;
@@ -28,7 +28,7 @@ use super::state::State;
 /// let server = Server::start();
 /// let client = server.client();
 /// let guard = client.mutex("account:123").lock()?;
-/// assert!(server.keys().contains(&"lock:account:123".to_owned()));
+/// assert!(server.is_locked("account:123"));
 /// guard.unlock()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -44,7 +44,7 @@ impl Server {
     /// # Panics
     ///
     /// If the system has no port, file descriptor or thread left. A server needs three descriptors,
-    /// and one for each connection.
+    /// and one for each connection: a thousand servers need `ulimit -n 4096`.
     pub fn start() -> Self {
         Self::listen(0, None)
             .unwrap_or_else(|error| panic!("cannot start a testing::Server: {error}"))
@@ -106,10 +106,10 @@ impl Server {
         }
     }
 
-    /// Lets somebody else acquire a lock, with a ttl of 10 s.
+    /// Lets another client acquire a lock, with a ttl of 10 s.
     ///
     /// The name is that of a [`Mutex`](crate::Mutex) or [`FairMutex`](crate::FairMutex) of a client
-    /// with the default prefixes.
+    /// with the default prefixes, in database 0.
     ///
     /// ```
     /// # use leasehold::testing::Server;
@@ -133,11 +133,12 @@ impl Server {
         }
     }
 
-    /// Takes a lock away from its holder: deletes its key, and announces that it is free.
+    /// Takes a lock away from its holder, as if the holder had released it: deletes its key, and
+    /// announces that it is free. The first in the queue of a fair lock gets it.
     ///
-    /// When this returns, the key is gone. The holder, if it is a client of this process, has been
-    /// told to ask the server, which takes one round trip: wait for
-    /// [`lost`](crate::MutexGuard::lost).
+    /// The name is like that of [`hold`](Self::hold). When this returns, the holder has lost its
+    /// key. The holder, if it is a client of this process, checks the lock with one round trip: wait
+    /// for [`lost`](crate::MutexGuard::lost).
     ///
     /// ```
     /// # use leasehold::testing::Server;
@@ -159,7 +160,10 @@ impl Server {
     /// If nobody has the lock.
     #[track_caller]
     pub fn lose(&self, name: &str) {
-        assert!(foreign::lose(&self.shared, name), "nobody has {name}");
+        assert!(
+            foreign::lose(&self.shared, name),
+            "nobody has {name} (key lock:{name} of database 0)"
+        );
     }
 
     /// Stops answering until the guard is dropped, like a stopped process: connections stay open,
@@ -194,15 +198,19 @@ impl Server {
     /// Runs the next `count` scripts without a reply. Their connections stay open, and get no later
     /// replies either.
     ///
-    /// The caller cannot know whether its call took effect. It did. The caller waits for the reply
-    /// until its deadline, or for the [command timeout](crate::ClientBuilder::command_timeout).
+    /// The script takes effect, but its caller receives no reply. The caller waits for it until its
+    /// deadline, or for the [command timeout](crate::ClientBuilder::command_timeout).
+    ///
+    /// `count` replaces an earlier count; 0 ends the fault.
     pub fn drop_replies(&self, count: u64) {
         self.shared
             .change(|state| state.faults.replies_to_drop = count);
     }
 
-    /// Loses the next `count` messages that scripts publish: those of releases, and of the grants of
-    /// a fair lock.
+    /// Loses the next `count` messages that scripts publish to subscribed clients: those of releases,
+    /// and of the grants of a fair lock. A message without receivers does not count.
+    ///
+    /// `count` replaces an earlier count; 0 ends the fault.
     pub fn drop_messages(&self, count: u64) {
         self.shared
             .change(|state| state.database.lock().messages_to_drop = count);
@@ -218,7 +226,27 @@ impl Server {
         state.database.lock().keys()
     }
 
+    /// Returns whether a lock is held, by any client or by a [`Foreign`] holder.
+    ///
+    /// The name is like that of [`hold`](Self::hold).
+    ///
+    /// ```
+    /// # use leasehold::testing::Server;
+    /// # let server = Server::start();
+    /// let guard = server.client().mutex("account:123").lock()?;
+    /// assert!(server.is_locked("account:123"));
+    /// guard.unlock()?;
+    /// assert!(!server.is_locked("account:123"));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn is_locked(&self, name: &str) -> bool {
+        foreign::is_locked(&self.shared, name)
+    }
+
     /// Returns how many commands clients have sent. One that runs a script counts once.
+    ///
+    /// The count includes those that open a connection, such as `HELLO`, those that check it, and
+    /// renewals. To test that nothing polls, compare two readings while the program waits.
     pub fn commands(&self) -> u64 {
         self.shared.state.lock().calls.values().sum()
     }
@@ -228,7 +256,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shared.stop();
         if let Some(thread) = self.thread.take() {
-            // It has panicked, and said so.
+            // A panic of the thread was printed when it happened.
             let _ = thread.join();
         }
     }

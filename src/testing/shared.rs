@@ -1,4 +1,4 @@
-//! The seam between a server's thread and the test.
+//! State shared by the server's thread and the test.
 
 use std::io::{self, PipeReader, PipeWriter, Write as _};
 use std::time::Duration;

@@ -156,7 +156,7 @@ impl Keyspace {
         let Some((name, arity, run)) = known else {
             let name = name.escape_ascii();
             return Reply::Error(format!(
-                "ERR unknown command '{name}': leasehold's test kit has no such command"
+                "ERR unknown command '{name}': leasehold::testing has no such command"
             ));
         };
         let is_complete = match *arity {

@@ -79,7 +79,7 @@ fn unknown_command_is_named() {
     check(&[
         (
             "GETDEL k",
-            "ERR unknown command 'GETDEL': leasehold's test kit has no such command",
+            "ERR unknown command 'GETDEL': leasehold::testing has no such command",
         ),
         ("get k k", "ERR wrong number of arguments for 'get' command"),
     ]);
