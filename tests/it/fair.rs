@@ -388,7 +388,7 @@ fn waiter_that_gives_up_at_its_turn_passes_the_grant_on() {
     let next = warmed_up(client(&server.url())).fair_mutex("a");
     thread::scope(|scope| {
         let first = scope.spawn(|| gives_up.try_lock_for(ms(1_700)).unwrap());
-        server.wait_until_waiter_sleeps("lock_release:a");
+        wait_for_queue_length(&server, 1);
         // Waits for the next refresh (they are 900 ms apart): no other one precedes the deadline.
         let entered = last_refresh_ms(&server);
         eventually(PATIENCE, || last_refresh_ms(&server) >= entered + 850);
