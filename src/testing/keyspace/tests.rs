@@ -140,3 +140,21 @@ fn patterns_match_as_in_redis() {
         assert_eq!(found, is_match, "{pattern} {text}");
     }
 }
+
+#[test]
+fn an_option_that_the_kit_lacks_is_refused_by_name() {
+    let mut keyspace = Keyspace::default();
+    for (command, named) in [
+        ("SET k v keepttl", "SET KEEPTTL"),
+        ("ZADD z GT 1 m", "ZADD GT"),
+        ("ZADD z XX CH 1 m", "ZADD CH"),
+        ("FLUSHALL ASYNC", "FLUSHALL ASYNC"),
+    ] {
+        let expected = format!(
+            "ERR {named}: the server of leasehold::testing does not know this command, or these \
+             arguments; test this with a real server"
+        );
+        assert_eq!(run(&mut keyspace, NOW, command), expected);
+    }
+    assert_eq!(run(&mut keyspace, NOW, "DBSIZE"), "0");
+}
