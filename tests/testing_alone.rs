@@ -63,20 +63,22 @@ fn suspend_wakes_waiting_calls() {
     let _alone = alone();
     let server = Server::start();
     let client = server.client();
-    let _foreign = server.hold("a");
-    let times = [(); 5].map(|()| {
+    // A name for each round: a subscription outlives its call, and `waiting` counts it.
+    let mut times = ["a", "b", "c", "d", "e"].map(|name| {
+        let _foreign = server.hold(name);
         thread::scope(|scope| {
-            let waiter = scope.spawn(|| client.mutex("a").try_lock_for(LONG * 60));
-            eventually(LONG, || client.mutex("a").waiting().unwrap() == 1);
+            let waiter = scope.spawn(|| client.mutex(name).try_lock_for(LONG * 60));
+            eventually(LONG, || client.mutex(name).waiting().unwrap() == 1);
             let began = Instant::now();
             suspend(LONG * 60);
             let _ = waiter.join().unwrap();
             began.elapsed()
         })
     });
-    // A call that is not woken reads the clock once a second. The least of five, because this
-    // machine may be overloaded.
-    assert!(times.iter().min() < Some(&ms(500)), "{times:?}");
+    // A call that is not woken reads the clock once a second. The median, because a call may not
+    // sleep yet, and this machine may be overloaded.
+    times.sort_unstable();
+    assert!(times[2] < ms(500), "{times:?}");
 }
 
 #[test]
