@@ -12,8 +12,8 @@ use leasehold::{Client, Error, FencingToken, MutexGuard};
 
 /// The seats of a train, and who has booked them.
 ///
-/// The bookings stand for a database: each write has the token of the lock under which it is made, and
-/// one with a lower token than the last is rejected.
+/// The bookings stand for a database: each write has the token of the lock under which it is made,
+/// and one with a lower token than the last is rejected.
 #[derive(Default)]
 struct Train {
     bookings: Mutex<BTreeMap<String, (String, FencingToken)>>,

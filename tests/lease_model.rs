@@ -7,9 +7,9 @@
 //!
 //! Time is counted in ticks of one clock. A key's expiry starts when the server runs a command,
 //! validity starts when the client sends it, and both end with the same tick: the tightest case. A
-//! command runs within the longest requested expiry, or never, counted from the release or from when
-//! the client stopped waiting for the reply: without a bound on delays, no number of repetitions
-//! would suffice. An acquire and its undo are not in the model.
+//! command runs within the longest requested expiry, or never, counted from the release or from
+//! when the client stopped waiting for the reply: without a bound on delays, no number of
+//! repetitions would suffice. An acquire and its undo are not in the model.
 
 use std::collections::{HashMap, VecDeque};
 

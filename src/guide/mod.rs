@@ -5,5 +5,6 @@ pub mod observability;
 pub mod outages;
 pub mod permissions;
 pub mod quorum;
+pub mod testing;
 pub mod threads;
 pub mod ttl;

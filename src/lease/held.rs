@@ -176,8 +176,8 @@ impl HeldLease {
     /// Hands the lease off at `now`, from the holder of `token` to a waiter that wants it on
     /// `terms`.
     ///
-    /// Returns the token of the next holder, and the share of the previous one. The caller must drop
-    /// that outside any lock: it may own a user's closure.
+    /// Returns the token of the next holder, and the share of the previous one. The caller must
+    /// drop that outside any lock: it may own a user's closure.
     pub(crate) fn hand_off(
         &self,
         token: FencingToken,

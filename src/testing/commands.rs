@@ -8,7 +8,7 @@ use super::reply::Reply;
 use super::resp::Protocol;
 use super::state::State;
 
-/// Commands of what the kit is not, and what that is.
+/// Unsupported commands, grouped by the feature that is missing.
 const BEYOND: [(&str, &[&str]); 5] = [
     (
         "no cluster",

@@ -1,4 +1,4 @@
-//! Makes every variant of [`Error`], for doubles and for tests of how a program handles errors.
+//! Makes every variant of [`Error`], for mocks, fakes and tests of how a program handles errors.
 //!
 //! ```
 //! use leasehold::{Error, testing};

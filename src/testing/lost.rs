@@ -1,4 +1,4 @@
-//! Makes every variant of [`Lost`], for doubles and for tests of how a program handles a loss.
+//! Makes every variant of [`Lost`], for mocks, fakes and tests of how a program handles a loss.
 
 use crate::lost::Lost;
 

@@ -18,23 +18,23 @@
 //! # a_seat_that_another_request_books_is_taken();
 //! ```
 //!
-//! `book` is the program's function, which takes `&Client`. With `#[test]` above it, that is a whole
-//! test. `examples/testing.rs` tests a booking service with contention, a loss in the middle of a
-//! booking, Redis unreachable, and a holder that crashes.
+//! `book` is the program's function, which takes `&Client`. With `#[test]` above it, that is a
+//! whole test. `examples/testing.rs` tests a booking service with contention, a loss in the middle
+//! of a booking, Redis unreachable, and a holder that crashes.
 //!
 //! ```toml
 //! [dev-dependencies]
 //! leasehold = { version = "0.1", features = ["testing"] }
 //! ```
 //!
-//! The feature is for Unix only. It needs a C compiler, because it builds Lua 5.1. No part of it is built without the
-//! feature. Until version 1.0 this module may change in any release.
+//! The feature is for Unix only. It needs a C compiler, because it builds Lua 5.1. No part of it is
+//! built without the feature. Until version 1.0 this module may change in any release.
 //!
 //! # What is real
 //!
 //! The client is the one that ships, with its threads, connections, timeouts and retries. It talks
-//! over a socket to a [`Server`], which runs the same Lua scripts as Redis would, in the same version
-//! of Lua. Only the commands that the scripts call are reimplemented, on data in memory.
+//! over a socket to a [`Server`], which runs the same Lua scripts as Redis would, in the same
+//! version of Lua. Only the commands that the scripts call are reimplemented, on data in memory.
 //!
 //! Each server has data, a port and a clock of its own. Tests with different servers can run in
 //! parallel. Three servers make a [quorum](crate::Client::quorum).
@@ -54,8 +54,8 @@
 //! | [`suspend(time)`](suspend()) | the machine was suspended |
 //! | [`server.keys()`](Server::keys), [`server.commands()`](Server::commands) | the keys that exist; the number of commands received |
 //!
-//! A fault has begun when its method returns. It lasts until its guard is dropped; `drop_replies` and
-//! `drop_messages` last until their count is used up.
+//! A fault has begun when its method returns. It lasts until its guard is dropped; `drop_replies`
+//! and `drop_messages` last until their count is used up.
 //!
 //! Calls wait in real time. Tests of outages are faster with short deadlines:
 //!
@@ -148,8 +148,8 @@ pub fn fencing_token(value: u64) -> FencingToken {
 
 /// Moves the clock of this process ahead, as if the machine had been suspended for `time`.
 ///
-/// Leases whose validity has ended are lost at once, and deadlines have passed. The clock is that of
-/// all clients of the process, and never goes back. So tests that call this must run alone: in a
+/// Leases whose validity has ended are lost at once, and deadlines have passed. The clock is that
+/// of all clients of the process, and never goes back. So tests that call this must run alone: in a
 /// binary of their own, with `cargo nextest`, or with `--test-threads 1`.
 ///
 /// The clocks of servers do not move. While a machine is suspended, its Redis goes on: also call

@@ -2,7 +2,7 @@
 
 use super::reply::Reply;
 
-/// The most bytes of a request, so that a peer that is no client is turned away.
+/// The most bytes of a request. Longer requests are rejected.
 const MOST_BYTES: usize = 512 * 1024 * 1024;
 
 /// A command and its arguments, and its length in bytes.

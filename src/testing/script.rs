@@ -113,8 +113,8 @@ impl Scripts {
     }
 }
 
-/// An error reply, on its way through Lua as an error of the host. A function of Lua would be missing
-/// from the stack after `return redis.call(…)`, and with it the line of the script.
+/// An error reply, on its way through Lua as an error of the host. A function of Lua would be
+/// missing from the stack after `return redis.call(…)`, and with it the line of the script.
 #[derive(Debug)]
 struct Raised(String);
 
@@ -194,7 +194,8 @@ fn to_lua(lua: &Lua, reply: Reply) -> mlua::Result<Value> {
     })
 }
 
-/// Converts what a script returned: <https://redis.io/docs/latest/develop/programmability/lua-api/>.
+/// Converts what a script returned:
+/// <https://redis.io/docs/latest/develop/programmability/lua-api/>.
 fn to_reply(value: Value) -> Reply {
     match value {
         Value::String(text) => Reply::Bulk(Some(text.as_bytes().to_vec())),

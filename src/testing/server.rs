@@ -19,8 +19,8 @@ use super::state::State;
 
 /// A Redis in this process, with a port, data and a clock of its own.
 ///
-/// It ends when it is dropped: its thread is joined, and its port is closed. Starting one takes less
-/// than 2 ms, so each test can have its own.
+/// It ends when it is dropped: its thread is joined, and its port is closed. Starting one takes
+/// less than 2 ms, so each test can have its own.
 ///
 /// ```
 /// use leasehold::testing::Server;
@@ -86,8 +86,8 @@ impl Server {
 
     /// Moves the server's clock ahead: leases and queues that end within `time` expire.
     ///
-    /// The clock moves by a millisecond more, because a key of Redis exists until the end of its last
-    /// millisecond. It moves by 100 years at most, in all calls together.
+    /// The clock moves by a millisecond more, because a key of Redis exists until the end of its
+    /// last millisecond. It moves by 100 years at most, in all calls together.
     ///
     /// The clock of this process does not move: see [`suspend`](super::suspend). The clients of the
     /// test's process check leases that have expired at once, and their waiting calls try again.
@@ -137,8 +137,8 @@ impl Server {
     /// announces that it is free. The first in the queue of a fair lock gets it.
     ///
     /// The name is like that of [`hold`](Self::hold). When this returns, the holder has lost its
-    /// key. The holder, if it is a client of this process, checks the lock with one round trip: wait
-    /// for [`lost`](crate::MutexGuard::lost).
+    /// key. The holder, if it is a client of this process, checks the lock with one round trip:
+    /// wait for [`lost`](crate::MutexGuard::lost).
     ///
     /// ```
     /// # use leasehold::testing::Server;
@@ -207,8 +207,8 @@ impl Server {
             .change(|state| state.faults.replies_to_drop = count);
     }
 
-    /// Loses the next `count` messages that scripts publish to subscribed clients: those of releases,
-    /// and of the grants of a fair lock. A message without receivers does not count.
+    /// Loses the next `count` messages that scripts publish to subscribed clients: those of
+    /// releases, and of the grants of a fair lock. A message without receivers does not count.
     ///
     /// `count` replaces an earlier count; 0 ends the fault.
     pub fn drop_messages(&self, count: u64) {

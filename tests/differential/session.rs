@@ -3,8 +3,8 @@
 //! Commands run in batches: each between two `TIME`s of the real server, in one write. The kit runs
 //! them at the first of the two times. A batch in which the real server took too long proves
 //! nothing: the real server gets back the keys from before the batch, and the same commands run
-//! again in shorter batches. After each batch the keys are compared, and the kit takes over the exact
-//! times of the real server, so that differences do not add up.
+//! again in shorter batches. After each batch the keys are compared, and the kit takes over the
+//! exact times of the real server, so that differences do not add up.
 //!
 //! Each command depends only on the seed, its number and the time: a run with the same seed repeats
 //! the commands, however long the batches are.

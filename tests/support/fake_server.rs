@@ -105,7 +105,8 @@ impl FakeServer {
         Self::serving(move |connection, stream, seen| serve(connection, stream, seen, &*reply))
     }
 
-    /// Starts a server that ignores requests and sends `bytes` on each connection, once or endlessly.
+    /// Starts a server that ignores requests and sends `bytes` on each connection, once or
+    /// endlessly.
     pub fn sending(bytes: &'static [u8], is_endless: bool) -> Self {
         Self::serving(move |_, mut stream, _| {
             let bytes = bytes.repeat(if is_endless { 1_000 } else { 1 });
