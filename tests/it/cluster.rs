@@ -495,7 +495,14 @@ fn assert_contenders_resume(trouble: MasterFailure) {
     let timed = time_until_acquired(began, || fence_on(&cluster, replica, &name));
     let (took, overshoot) = (timed.took, timed.overshoot);
     timed.no_later_than(SLACK);
-    let lost = lost.recv_timeout(ms(5_000)).expect("the loss is reported");
+    let lost = lost.recv_timeout(ms(5_000));
+    let lost = lost.unwrap_or_else(|_| {
+        let (health, stats) = (client.health(), client.stats());
+        panic!(
+            "the loss is not reported; {:?}, {health:?}, {stats:?}",
+            dies.remaining()
+        )
+    });
     assert!(matches!(lost, Lost::Deleted | Lost::Taken), "{lost}");
     assert_eq!(sleeper_lost.recv_timeout(ms(5_000)), Ok(Lost::Deleted));
     let reported = began.elapsed();
