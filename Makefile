@@ -30,22 +30,25 @@ demo: servers
 	$(WITH_SERVER) $(CARGO) run --release --example booking
 	$(WITH_SERVER) $(CARGO) run --release --example payments
 
-# The binaries of the integration tests, and those of them that only compute.
+# The binaries of the integration tests; those of them that only compute; those that load the
+# machine little and measure no time.
 BINARIES = $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
 # Examples with tests, which start the test kit.
 KIT_EXAMPLES = testing fail_fast health_endpoint long_job
 MODELS = layers lease_model quorum_model
-COMPUTING = --lib --bins $(MODELS:%=--test %) $(KIT_EXAMPLES:%=--example %)
-SERVING = $(patsubst %,--test %,$(filter-out $(MODELS),$(BINARIES)))
+LIGHT = differential metrics testing testing_alone
+BESIDE = --lib --bins $(patsubst %,--test %,$(MODELS) $(LIGHT)) $(KIT_EXAMPLES:%=--example %)
+AFTER = $(patsubst %,--test %,$(filter-out $(MODELS) $(LIGHT),$(BINARIES)))
 
-# Runs unit tests, integration tests and doctests, built once with all features. The tests that only
-# compute run beside the first tests of `it`, which only wait.
+# Runs unit tests, integration tests and doctests, built once with all features. Some run beside the
+# first tests of `it`, which only wait.
 test: servers
 	$(CARGO) test --all-features --no-run --tests
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; status=0; \
-	$(CARGO) test --all-features --no-fail-fast $(COMPUTING) >"$$log" 2>&1 & computing=$$!; \
-	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(SERVING) || status=$$?; \
-	wait $$computing || status=$$?; cat "$$log"; exit $$status
+	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(BESIDE) >"$$log" 2>&1 & \
+	beside=$$!; \
+	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(AFTER) || status=$$?; \
+	wait $$beside || status=$$?; cat "$$log"; exit $$status
 	$(WITH_SERVER) $(CARGO) test --all-features --doc
 
 # Tests the error of a build without the feature `tls`.
