@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use leasehold::testing::Server;
 use leasehold::{Client, Error, FencingToken, MutexGuard};
 
-/// The seats of a train, and who has booked them.
+/// The booked seats of a train, each with its passenger.
 ///
 /// The bookings stand for a database: each write has the token of the lock under which it is made,
 /// and one with a lower token than the last is rejected.

@@ -1,4 +1,4 @@
-//! What the locks guarantee, and under which conditions they do not.
+//! The guarantees of the locks, and the conditions under which they do not hold.
 //!
 //! # Guarantees
 //!

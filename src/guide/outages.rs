@@ -1,4 +1,4 @@
-//! What calls do while Redis is unreachable.
+//! How calls behave while Redis is unreachable.
 //!
 //! leasehold never grants a lock because Redis is unreachable. After five failures in a row, a
 //! circuit breaker opens for that server: calls fail at once with [`Error::CircuitOpen`]. Renewals

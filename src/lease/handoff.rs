@@ -34,7 +34,7 @@ pub(crate) struct HandoffRun {
     granted: Instant,
 }
 
-/// What the holder of a lease must do instead of a hand-off.
+/// Why a lease cannot be handed off: its holder must do this instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoHandoff {
     /// Renew the lease first: it may be gone, or may expire soon.

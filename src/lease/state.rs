@@ -187,7 +187,8 @@ impl LeaseState {
 
     /// Ends the lease as lost, unless it has ended or is being released.
     ///
-    /// A lease that has run out by `now` expired, whatever has become of its key since.
+    /// A lease that had run out at `now` counts as expired, even if its key was deleted or taken
+    /// since.
     pub(crate) fn lose(&mut self, lost: Lost, now: Instant) {
         if let LeaseStatus::Held(_) = self.status(now) {
             self.phase = Phase::Lost(lost);

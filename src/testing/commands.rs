@@ -45,7 +45,7 @@ const BEYOND: [(&str, &[&str]); 5] = [
     ),
 ];
 
-/// What a connection may send while it is subscribed, in version 2 of the protocol.
+/// The commands that a subscribed connection may send, in version 2 of the protocol.
 const WHILE_SUBSCRIBED: [&str; 3] = ["SUBSCRIBE", "UNSUBSCRIBE", "PING"];
 
 impl State {

@@ -1,4 +1,4 @@
-//! The data of a server: keyspaces, its time, and who is subscribed to what.
+//! The data of a server: its keyspaces, its time, and the subscribers of each channel.
 
 use std::collections::{BTreeMap, BTreeSet};
 

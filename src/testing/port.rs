@@ -1,4 +1,4 @@
-//! Where a server accepts connections.
+//! The port of a server, and its listening sockets.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,4 @@
-//! What a command replies, before it is written to a connection or handed to a script.
+//! The reply of a command, before it is written to a connection or handed to a script.
 
 /// A reply of the Redis protocol, version 2.
 #[derive(Clone, Debug, PartialEq, Eq)]

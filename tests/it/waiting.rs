@@ -40,7 +40,7 @@ fn other_reply(request: &Request) -> Option<Vec<u8>> {
     }
 }
 
-/// The first command takes long to connect: the second is sent all the same before the deadline.
+/// The first command takes long to connect. The second is still sent before the deadline.
 fn time_to_connect_is_no_time_of_a_reply() {
     let acquires = AtomicUsize::new(0);
     let server = FakeServer::start(move |request| match request.name().as_str() {

@@ -20,8 +20,8 @@ const LONGEST_TEXT: usize = 64 * 1024;
 /// The most bytes of a line that is a number or a length.
 const LONGEST_NUMBER: usize = 64;
 
-/// The most values in a reply are one for so many of the bytes that it may have: a parsed value
-/// takes more memory than its bytes.
+/// A reply that may have n bytes may have n / 16 values: a parsed value takes more memory than its
+/// bytes do.
 const BYTES_PER_VALUE: usize = 16;
 
 /// The deepest nesting of a reply. The deepest replies known, of HELLO with modules and of CLUSTER

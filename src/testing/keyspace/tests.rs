@@ -1,4 +1,5 @@
-//! What the test against a real server cannot show: exact times, and a scan beside deletions.
+//! Tests of exact times, and of a scan during deletions: a comparison with a real server cannot
+//! show these.
 
 use super::*;
 
