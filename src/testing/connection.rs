@@ -4,7 +4,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, recv, send};
+
+use crate::redis::conn::socket::flags_of_send;
 
 use super::resp::Protocol;
 
@@ -81,12 +83,4 @@ impl Connection {
         self.output.drain(..sent);
         !(self.is_ending && self.output.is_empty())
     }
-}
-
-fn flags_of_send() -> SendFlags {
-    #[cfg(not(target_vendor = "apple"))]
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    #[cfg(target_vendor = "apple")]
-    let flags = SendFlags::DONTWAIT;
-    flags
 }

@@ -156,9 +156,11 @@ impl AsFd for Socket {
     }
 }
 
+/// Returns the flags for sending what the socket takes at once.
+///
 /// A closed peer must be an error and not a signal. On systems without this flag, the socket was
 /// created with an equivalent option.
-fn flags_of_send() -> SendFlags {
+pub(crate) fn flags_of_send() -> SendFlags {
     #[cfg(not(target_vendor = "apple"))]
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     #[cfg(target_vendor = "apple")]
