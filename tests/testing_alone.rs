@@ -3,7 +3,10 @@
 //! These tests move the clock of their process, or count its threads: one at a time.
 #![cfg(feature = "testing")]
 
+use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +14,8 @@ use std::time::{Duration, Instant};
 use leasehold::testing::{Server, suspend};
 use leasehold::{Client, Error, Lost};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use support::{eventually, ms, thread_count};
+use rustix::time::{ClockId, clock_gettime};
+use support::{eventually, let_pass, ms, thread_count};
 
 /// Long enough for a machine that is overloaded.
 const LONG: Duration = Duration::from_secs(60);
@@ -122,6 +126,56 @@ fn thousand_servers_run_beside_each_other_and_leave_nothing() {
         .iter()
         .filter(|at| TcpStream::connect(at.as_str()).is_err());
     assert!(refused.count() > 900);
+}
+
+/// A connection that cannot be accepted keeps the listener ready.
+#[test]
+fn server_without_a_file_descriptor_for_a_connection_sleeps() {
+    let _alone = alone();
+    let server = Server::start();
+    let pause = server.pause();
+    let address = server.url().trim_start_matches("redis://");
+    let mut waiting = TcpStream::connect(address).unwrap();
+    let all_taken = NoDescriptors::begin();
+    drop(pause);
+    let before = processor_time();
+    let_pass(ms(500));
+    let used = processor_time() - before;
+    drop(all_taken);
+    assert!(used < ms(100), "{used:?} of processor time");
+    waiting.write_all(b"*1\r\n$4\r\nPING\r\n").unwrap();
+    waiting.set_read_timeout(Some(LONG)).unwrap();
+    let mut reply = [0; 7];
+    waiting.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply, b"+PONG\r\n", "it is accepted later");
+}
+
+/// Lets this process open no file descriptor, until it is dropped.
+struct NoDescriptors(Rlimit);
+
+impl NoDescriptors {
+    fn begin() -> Self {
+        let before = getrlimit(Resource::Nofile);
+        let lowest_free = File::open("/dev/null").unwrap().as_raw_fd();
+        let lowered = Rlimit {
+            current: Some(u64::try_from(lowest_free).unwrap()),
+            ..before
+        };
+        setrlimit(Resource::Nofile, lowered).unwrap();
+        Self(before)
+    }
+}
+
+impl Drop for NoDescriptors {
+    fn drop(&mut self) {
+        setrlimit(Resource::Nofile, self.0).unwrap();
+    }
+}
+
+/// Returns the time for which processors have run the threads of this process.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.try_into().unwrap()
 }
 
 #[test]

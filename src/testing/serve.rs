@@ -16,6 +16,13 @@ const RENEW_EVERY: Timespec = Timespec {
     tv_nsec: 0,
 };
 
+/// The pause before the thread accepts connections again after the process had no file descriptor
+/// left. The connections that wait keep the listener ready: without a pause the thread would spin.
+const ACCEPT_AGAIN_AFTER: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
+
 /// A socket that the thread waits for. It shares the socket, so that the number of a closed one is
 /// not given to another socket meanwhile.
 enum Watched {
@@ -45,6 +52,7 @@ impl Watched {
 /// Serves until the server stops. Then its sockets are closed.
 pub(super) fn serve(shared: &Shared, mut woken: PipeReader) {
     let mut watched = Vec::new();
+    let mut can_accept = true;
     loop {
         // Before the round counts: a listener is closed only if nobody holds it.
         watched.clear();
@@ -57,8 +65,11 @@ pub(super) fn serve(shared: &Shared, mut woken: PipeReader) {
             return;
         }
         state.renew_foreign(FOREIGN_TTL);
-        watch(&state, &mut watched);
-        let timeout = (!state.foreign.is_empty()).then_some(&RENEW_EVERY);
+        watch(&state, can_accept, &mut watched);
+        let timeout = match can_accept {
+            true => (!state.foreign.is_empty()).then_some(&RENEW_EVERY),
+            false => Some(&ACCEPT_AGAIN_AFTER),
+        };
         drop(state);
 
         let mut polled = vec![PollFd::new(&woken, PollFlags::IN)];
@@ -75,17 +86,19 @@ pub(super) fn serve(shared: &Shared, mut woken: PipeReader) {
         if is_woken {
             let _ = woken.read(&mut [0; 64]);
         }
-        handle(&mut shared.state.lock(), &watched, ready);
+        can_accept = handle(&mut shared.state.lock(), &watched, ready);
     }
 }
 
 /// Lists the sockets to wait for: none while the server is paused.
-fn watch(state: &State, watched: &mut Vec<Watched>) {
+fn watch(state: &State, can_accept: bool, watched: &mut Vec<Watched>) {
     if state.faults.pauses > 0 {
         return;
     }
-    let listeners = state.port.listeners().map(Arc::clone);
-    watched.extend(listeners.map(Watched::Listener));
+    if can_accept {
+        let listeners = state.port.listeners().map(Arc::clone);
+        watched.extend(listeners.map(Watched::Listener));
+    }
     for (id, connection) in &state.connections {
         watched.push(Watched::Connection {
             id: *id,
@@ -95,17 +108,21 @@ fn watch(state: &State, watched: &mut Vec<Watched>) {
     }
 }
 
-fn handle(state: &mut State, watched: &[Watched], ready: &[bool]) {
+/// Serves the sockets that are ready; returns false if connections could not be accepted.
+fn handle(state: &mut State, watched: &[Watched], ready: &[bool]) -> bool {
+    let mut can_accept = true;
+    // A test may have begun a fault since the sockets were ready.
+    if state.faults.pauses > 0 {
+        return can_accept;
+    }
     for (socket, _) in watched.iter().zip(ready).filter(|(_, ready)| **ready) {
-        // A test may have begun a fault since the sockets were ready.
-        if state.faults.pauses > 0 {
-            return;
-        }
         match socket {
-            Watched::Listener(listener) if state.faults.cuts == 0 => state.accept(listener),
+            Watched::Listener(listener) if state.faults.cuts == 0 => {
+                can_accept &= state.accept(listener);
+            }
             Watched::Listener(_) => {}
             Watched::Connection { id, .. } => state.receive(*id),
         }
     }
-    state.deliver();
+    can_accept
 }

@@ -1,6 +1,7 @@
 //! The state of a server, which its thread and the test share.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -119,11 +120,18 @@ impl State {
         })
     }
 
-    pub(super) fn accept(&mut self, listener: &Listener) {
-        while let Ok(socket) = listener.accept() {
-            let connection = Connection::new(socket);
-            self.connections.insert(self.next_connection, connection);
-            self.next_connection += 1;
+    /// Accepts the connections that wait; returns false if the process cannot accept them now.
+    pub(super) fn accept(&mut self, listener: &Listener) -> bool {
+        loop {
+            match listener.accept() {
+                Ok(socket) => {
+                    let connection = Connection::new(socket);
+                    self.connections.insert(self.next_connection, connection);
+                    self.next_connection += 1;
+                }
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+            }
         }
     }
 
