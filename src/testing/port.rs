@@ -90,11 +90,10 @@ impl Port {
     }
 
     pub(super) fn reopen(&mut self) -> io::Result<()> {
-        if self.tcp.is_none() {
-            let socket = listen(bind(self.number, true)?)?;
-            self.reserved = None;
-            set_socket_reuseport(&socket, false)?;
-            self.tcp = Some(Arc::new(Listener::Tcp(socket)));
+        if let Some(socket) = self.reserved.take() {
+            let listener = listen(socket)?;
+            set_socket_reuseport(&listener, false)?;
+            self.tcp = Some(Arc::new(Listener::Tcp(listener)));
         }
         Ok(())
     }

@@ -176,6 +176,10 @@ impl Server {
     }
 
     /// Breaks all connections and refuses new ones, until the guard is dropped. The data stays.
+    ///
+    /// # Panics
+    ///
+    /// If the process has no file descriptor left: one keeps the port.
     pub fn cut(&self) -> Cut {
         Cut::begin(&self.shared)
     }

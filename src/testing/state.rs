@@ -227,15 +227,15 @@ impl State {
         for id in open {
             self.close(id);
         }
-        self.port
-            .close()
-            .expect("the port, which is ours, can be bound again");
+        self.port.close().unwrap_or_else(|error| {
+            panic!("cannot reserve the port of a testing::Server while it is cut off: {error}")
+        });
     }
 
     pub(super) fn open_port(&mut self) {
         self.port
             .reopen()
-            .expect("the port, which was reserved, can be bound again");
+            .expect("a socket that is bound to the port can listen");
     }
 
     /// Extends the leases of foreign holders to `ttl`, unless faults keep their commands away.

@@ -205,7 +205,7 @@ impl Keyspace {
             self.insert(key, T::default(), None);
         }
         let found = self.find(key)?;
-        Ok(found.expect("the key was just inserted"))
+        Ok(found.expect("the key existed or was just inserted"))
     }
 
     /// Returns what `read` finds in the value of a key, or `absent`.

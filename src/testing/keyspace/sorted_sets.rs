@@ -105,8 +105,9 @@ pub(super) fn zrangebyscore(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcom
             .iter()
             .filter(|(_, score)| range.contains(**score))
             .collect();
-        // No score is NaN. The sort keeps members with the same score in their order.
-        found.sort_by(|(_, one), (_, other)| one.partial_cmp(other).unwrap());
+        // The sort keeps members with the same score in their order. `f64::total_cmp` would order
+        // the scores -0 and 0.
+        found.sort_by(|(_, one), (_, other)| one.partial_cmp(other).expect("no score is NaN"));
         // A negative offset skips all, a negative limit is none.
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
