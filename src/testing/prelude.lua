@@ -1,7 +1,8 @@
--- What a script finds in Redis: the table `redis`, errors that are tables, and read-only globals.
+-- The globals of a script, as in Redis: the table `redis`, errors that are tables; all read-only.
 -- Receives the host's functions; returns the function that runs a script.
 local call, protected_call, reply_of, sha1hex, line = ...
 local error, pcall_of_host, type, tostring, xpcall = error, pcall, type, tostring, xpcall
+local rawset_of_host, setmetatable_of_host = rawset, setmetatable
 local find, gsub = string.find, string.gsub
 
 redis = {call = call, pcall = protected_call, sha1hex = sha1hex}
@@ -28,16 +29,57 @@ function redis.status_reply(text)
   return {ok = text}
 end
 
-for _, name in ipairs({'collectgarbage', 'dofile', 'loadfile', 'newproxy', 'print', 'require'}) do
+-- Redis's Lua has read-only tables, and Lua 5.1 has none. A stand-in is an empty table that reads
+-- from the real one and refuses writes.
+local is_stand_in = {}
+
+local function refuse(level)
+  error('Attempt to modify a readonly table', level)
+end
+
+local function protect(stand_in, real)
+  is_stand_in[stand_in] = true
+  return setmetatable_of_host(stand_in, {
+    __index = real,
+    __newindex = function() refuse(3) end,
+    __metatable = false,
+  })
+end
+
+function rawset(target, ...)
+  if is_stand_in[target] then refuse(0) end
+  return rawset_of_host(target, ...)
+end
+
+function setmetatable(target, ...)
+  if is_stand_in[target] then refuse(0) end
+  return setmetatable_of_host(target, ...)
+end
+
+local removed = {
+  'collectgarbage', 'dofile', 'getfenv', 'loadfile', 'newproxy', 'print', 'require', 'setfenv',
+}
+for _, name in ipairs(removed) do
   _G[name] = nil
 end
 
-setmetatable(_G, {
+local globals, stand_in = {}, _G
+for name, value in pairs(stand_in) do
+  local is_library = type(value) == 'table' and value ~= stand_in
+  globals[name] = is_library and protect({}, value) or value
+end
+for name in pairs(globals) do
+  stand_in[name] = nil
+end
+protect(stand_in, setmetatable_of_host(globals, {
   __index = function(_, name)
     error("Script attempted to access nonexistent global variable '" .. tostring(name) .. "'", 2)
   end,
-  __newindex = function() error('Attempt to modify a readonly table', 2) end,
-})
+}))
+
+local of_strings = getmetatable('')
+of_strings.__index = string
+of_strings.__metatable = protect({}, {__index = string})
 
 local function handler(err)
   if type(err) == 'userdata' then err = reply_of(err) end
@@ -46,4 +88,7 @@ local function handler(err)
   return err
 end
 
-return function(script) return xpcall(script, handler) end
+return function(script, keys, args)
+  globals.KEYS, globals.ARGV = keys, args
+  return xpcall(script, handler)
+end

@@ -101,15 +101,12 @@ impl Scripts {
         keys: &[Vec<u8>],
         args: &[Vec<u8>],
     ) -> mlua::Result<(bool, Value)> {
-        let globals = self.lua.globals();
-        for (name, words) in [("KEYS", keys), ("ARGV", args)] {
-            let table = self.lua.create_table_with_capacity(words.len(), 0)?;
-            for word in words {
-                table.raw_push(self.lua.create_string(word)?)?;
-            }
-            globals.raw_set(name, table)?;
-        }
-        self.run.call(script)
+        let list = |words: &[Vec<u8>]| {
+            let words = words.iter().map(|word| self.lua.create_string(word));
+            let words = words.collect::<mlua::Result<Vec<_>>>()?;
+            self.lua.create_sequence_from(words)
+        };
+        self.run.call((script, list(keys)?, list(args)?))
     }
 }
 
@@ -283,6 +280,30 @@ mod tests {
             (
                 "foo = 1",
                 "ERR user_script:1: Attempt to modify a readonly table",
+            ),
+            (
+                "string.format = nil",
+                "ERR user_script:1: Attempt to modify a readonly table",
+            ),
+            (
+                "redis.call = nil",
+                "ERR user_script:1: Attempt to modify a readonly table",
+            ),
+            (
+                "tostring = nil",
+                "ERR user_script:1: Attempt to modify a readonly table",
+            ),
+            (
+                "getmetatable('').__index.format = nil",
+                "ERR user_script:1: Attempt to modify a readonly table",
+            ),
+            (
+                "rawset(math, 'pi', 3)",
+                "ERR Attempt to modify a readonly table",
+            ),
+            (
+                "setmetatable(_G, nil)",
+                "ERR Attempt to modify a readonly table",
             ),
             (
                 "local x = nil; return x.y",
