@@ -50,9 +50,16 @@ impl Server {
             .unwrap_or_else(|error| panic!("cannot start a testing::Server: {error}"))
     }
 
-    /// Starts a server on a port, and on a Unix socket: for a program that takes the place of
-    /// `redis-server`.
-    #[doc(hidden)]
+    /// Starts a server on a given port of this machine, and on a Unix socket if one is given: for a
+    /// program that takes the place of `redis-server`.
+    ///
+    /// Port 0 takes a free one. A file at the path of the socket is replaced. Tests need neither:
+    /// see [`start`](Self::start).
+    ///
+    /// # Errors
+    ///
+    /// If the port is taken, the socket cannot be created, or the system has no file descriptor or
+    /// thread left.
     pub fn listen(port: u16, unix_socket: Option<&Path>) -> io::Result<Self> {
         let port = Port::open(port, unix_socket)?;
         let url = format!("redis://127.0.0.1:{}", port.number);

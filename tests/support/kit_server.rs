@@ -5,7 +5,6 @@
 //! `--maxmemory`, is an error, so that a test of that fails at its start.
 
 use std::env;
-use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
@@ -45,10 +44,6 @@ fn main() -> ExitCode {
                 return ExitCode::FAILURE;
             }
         }
-    }
-    if let Some(path) = &unix_socket {
-        // Left behind by a server that was killed.
-        let _ = fs::remove_file(path);
     }
     match Server::listen(port, unix_socket.as_deref()) {
         Ok(_server) => loop {
