@@ -150,6 +150,17 @@ fn server_without_a_file_descriptor_for_a_connection_sleeps() {
     assert_eq!(&reply, b"+PONG\r\n", "it is accepted later");
 }
 
+#[test]
+fn cut_server_comes_back_without_a_free_file_descriptor() {
+    let _alone = alone();
+    let server = Server::start();
+    let outage = server.cut();
+    let all_taken = NoDescriptors::begin();
+    drop(outage);
+    drop(all_taken);
+    server.client().ping().unwrap();
+}
+
 /// Lets this process open no file descriptor, until it is dropped.
 struct NoDescriptors(Rlimit);
 
