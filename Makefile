@@ -23,7 +23,7 @@ RACES = exclusion waking deadlines ambiguity loss conformance
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
-.PHONY: demo test test-without-tls test-tls test-release test-servers test-valkey kit kit-list test-kit test-kit-short fmt lint doc examples deny bench peers pictures servers clean
+.PHONY: demo test test-without-tls test-tls test-release test-servers test-valkey kit kit-list test-kit test-kit-short fmt lint doc examples deny bench peers pictures diagrams servers clean
 
 # Runs the two examples to begin with.
 demo: servers
@@ -155,7 +155,11 @@ peers: servers
 
 # Redraws docs/*.svg. Without LEASEHOLD_PICTURES, a bench only draws to the target directory.
 pictures: export LEASEHOLD_PICTURES = 1
-pictures: bench peers
+pictures: diagrams bench peers
+
+# Redraws the sequence diagrams, which need no measurement.
+diagrams:
+	$(CARGO) bench --bench diagrams
 
 servers:
 	@.ci/server >/dev/null
