@@ -32,8 +32,8 @@
 //! # Features
 //!
 //! - `tls`: `rediss://` through rustls, with `ring`.
-//! - `cli`: the program `leasehold`, which runs a command under a lock and shows locks: see the
-//!   README. It does not change the library.
+//! - `cli`: the [program `leasehold`](guide::cli), which runs a command under a lock and shows
+//!   locks. It does not change the library.
 //! - `metrics`: sends [statistics](guide::observability#statistics) to the recorder of the
 //!   [`metrics`](https://docs.rs/metrics) facade.
 //! - `testing`: the module `testing`, a server in the process for the tests of your own code. Needs

@@ -62,20 +62,10 @@
 //!   that can reach it, until it learns that it was replaced. A sentinel with outdated information
 //!   may send a new client there.
 //! - **In a cluster** a partitioned master keeps granting locks to clients that can reach it until
-//!   `cluster-node-timeout` has passed.
-//!   - A client that holds locks there notices a failover at its next renewal, or earlier if it
-//!     waits for, acquires or releases a lock there.
-//!   - Every release is broadcast to all nodes by `PUBLISH`. A sharded channel would be in another
-//!     slot than the lock.
-//!   - While a slot migrates to another node, held locks stay held, and are renewed and released. A
-//!     free name cannot be acquired while its keys are on two nodes; calls wait for that, within
-//!     their deadlines.
-//!   - A name with a `}` and no hash tag is an [`Error::Config`], because its keys would be in
-//!     different slots.
+//!   `cluster-node-timeout` has passed. [Cluster](crate::guide::cluster) lists what else differs
+//!   there.
 //! - **Plain locks barge.** [`Mutex`] ignores the queue of a [`FairMutex`] of the same name and may
 //!   overtake it.
-//! - **A fair lock in a cluster** is neither granted to the next waiter nor released while its slot
-//!   migrates. The release is repeated until the slot has arrived or the lease has expired.
 //! - **A set of names** has no queue. If each of its names is in constant demand, a call may wait
 //!   for long. In a cluster, a set that spans several slots is briefly visible half-acquired.
 //! - **A quorum** does not tolerate [servers that lose
@@ -85,7 +75,6 @@
 //! - **`fork`** without `exec` does not copy the client's threads. Create the client after the
 //!   fork.
 //!
-//! [`Error::Config`]: crate::Error::Config
 //! [`FairMutex`]: crate::FairMutex
 //! [`Lost`]: crate::Lost
 //! [`Mutex`]: crate::Mutex

@@ -57,6 +57,9 @@
 //! | `leasehold_connections` | gauge | [`connections`](crate::Stats::connections); `client` |
 //! | `leasehold_renewal_lag_seconds` | gauge | [`renewal_lag`](crate::Stats::renewal_lag), after the first renewal; `client` |
 //!
+// `tests/async` runs the example.
+#![cfg_attr(not(doctest), doc = include_str!("tracing.md"))]
+//!
 //! [`Client::shared_stats`]: crate::Client::shared_stats
 //! [`Client::stats`]: crate::Client::stats
 //! [`Stats`]: crate::Stats

@@ -1,10 +1,39 @@
 //! How calls behave while Redis is unreachable.
 //!
-//! leasehold never grants a lock because Redis is unreachable. After five failures in a row, a
-//! circuit breaker opens for that server: calls fail at once with [`Error::CircuitOpen`]. Renewals
-//! and releases bypass the breaker, and waiting calls keep waiting; see [`ClientBuilder::breaker`].
-//! [`Client::health`] reports the state of servers and background threads.
+//! leasehold never grants a lock because Redis is unreachable.
+//!
+//! # The circuit breaker
+//!
+//! After five failures in a row, a circuit breaker opens for that server: calls fail at once with
+//! [`Error::CircuitOpen`], instead of each waiting for its timeout. The error names the server, its
+//! last failure and when to retry. [`ClientBuilder::breaker`] sets the number, and describes how
+//! long the breaker stays open and what closes it. `examples/fail_fast.rs` answers HTTP requests
+//! with 503 and `Retry-After` on that error.
+//!
+//! - A call that sent a command before the breaker opened fails with [`Error::Unreachable`]: its
+//!   lock may be held.
+//! - Renewals and releases bypass the breaker.
+//! - `lock` keeps waiting, for as long as [`ClientBuilder::unreachable_for`] allows.
+//! - Over a quorum, the breaker applies to the majority; a single failing server is merely skipped.
+//!
+//! # What holders and waiters see
+//!
+//! - **A holder** keeps its lock until its lease ends: [`is_held`](crate::MutexGuard::is_held)
+//!   stays true for the rest of the validity, at least two thirds of the ttl. The io thread repeats
+//!   the renewal all the while. If the lease ends first, the holder receives
+//!   [`Lost::Expired`](crate::Lost::Expired).
+//! - **A waiter** sleeps, and asks again as soon as the server answers.
+//! - **A release** that got no reply is repeated in the background until it succeeds or the lease
+//!   has ended.
+//!
+//! # Health checks
+//!
+//! [`Client::health`] checks every server once, and reports what works and since when, the last
+//! failure, the latency, and whether the breaker lets calls through. `is_healthy()` suits a load
+//! balancer: `examples/health_endpoint.rs` serves it over HTTP.
 //!
 //! [`Client::health`]: crate::Client::health
 //! [`ClientBuilder::breaker`]: crate::ClientBuilder::breaker
+//! [`ClientBuilder::unreachable_for`]: crate::ClientBuilder::unreachable_for
 //! [`Error::CircuitOpen`]: crate::Error::CircuitOpen
+//! [`Error::Unreachable`]: crate::Error::Unreachable

@@ -24,11 +24,11 @@ support::tests![
     documented_users_can_do_everything_with_sentinel
 ];
 
-/// Returns the rule of a user in the README, from `SETUSER` on.
+/// Returns the documented rule of a user, from `SETUSER` on.
 fn documented(user: &str) -> Vec<String> {
-    let readme = include_str!("../../README.md");
+    let page = include_str!("../../docs/operations.md");
     let start = format!("ACL SETUSER {user} reset ");
-    let lines: Vec<&str> = readme
+    let lines: Vec<&str> = page
         .lines()
         .filter(|line| line.starts_with(&start))
         .collect();
@@ -364,7 +364,7 @@ fn shared_statistics_need_the_additional_rule() {
 
     let more = "ACL SETUSER leasehold ~lock_stats +hincrby +hgetall";
     assert!(
-        include_str!("../../README.md")
+        include_str!("../../docs/operations.md")
             .lines()
             .any(|line| line == more)
     );

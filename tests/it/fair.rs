@@ -526,7 +526,7 @@ fn backoff_waits_without_a_subscription() {
 /// The clients get no messages about grants and releases.
 fn waiters_without_pubsub_permissions_get_the_lock_by_refreshing() {
     let server = Server::start();
-    let line = include_str!("../../README.md").lines();
+    let line = include_str!("../../docs/operations.md").lines();
     let mut rules = line
         .filter(|line| line.starts_with("ACL SETUSER leasehold reset"))
         .collect::<Vec<_>>()[0]

@@ -1,0 +1,31 @@
+//! Locks in a Redis Cluster.
+//!
+//! ```no_run
+//! use leasehold::Client;
+//!
+//! let client = Client::open("redis+cluster://user:password@h1:7000,h2:7000/")?;
+//! # Ok::<(), leasehold::Error>(())
+//! ```
+//!
+//! The URL lists some of the nodes; the client learns the others from them. All nodes use the same
+//! user and password. That user must be allowed `CLUSTER SLOTS` and `ASKING`: see the
+//! [permissions](crate::guide::operations#permissions-of-the-redis-user).
+//!
+//! - **Where a name is.** The keys of a name are in one slot, and the master of that slot keeps the
+//!   lock. Calls go directly to it. A name with a `}` but no hash tag (`a}b`, `{}a`) would have
+//!   keys in different slots; it fails with [`Error::Config`].
+//! - **Releases are broadcast.** A release is published with `PUBLISH` on the master of the slot,
+//!   where the waiters are subscribed, and the cluster forwards it to all nodes. A sharded channel
+//!   would be in another slot than the lock.
+//! - **Threads.** A client has one subscriber connection and two threads for each master in use.
+//! - **A promoted replica.** Calls, renewals and waiters follow, and holders ask at once whether
+//!   the new master has their lease. A client in which no call acquires, releases or waits for
+//!   anything there notices at its next renewal, at most a third of the ttl later.
+//! - **A slot that moves.** Its held locks stay held, and are renewed and released. A free name
+//!   cannot be acquired while its two keys are on two nodes; calls wait for that, within their
+//!   deadlines. A fair lock is neither passed on nor released until the slot has moved.
+//!
+//! [Guarantees and limitations](crate::guide::guarantees) apply here too, those of a failover
+//! included.
+//!
+//! [`Error::Config`]: crate::Error::Config

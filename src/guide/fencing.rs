@@ -1,0 +1,45 @@
+//! How a resource rejects the writes of a holder that was overtaken.
+//!
+//! A process can be paused for longer than its lease after it has checked the lock and before it
+//! writes. Then another holder may have written in between, and no lock can prevent it. The
+//! resource can: every holder has a [fencing token](crate::FencingToken), which is higher than that
+//! of every earlier holder. Store the token with the data, and let the write compare it.
+//!
+#![doc = include_str!("../../docs/lost_lease.svg")]
+//!
+//! # In a database
+//!
+//! ```sql
+//! -- once
+//! ALTER TABLE account ADD COLUMN last_token bigint NOT NULL DEFAULT 0;
+//!
+//! -- every write made under the lock, with guard.fencing_token() as $1
+//! UPDATE account
+//!    SET balance = balance - 30, last_token = $1
+//!  WHERE id = 123 AND last_token <= $1;
+//! ```
+//!
+//! If no row was changed, a later holder has written: stop, and do not retry with this guard. The
+//! comparison is `<=`, so that one holder can write several times. The same statement works in
+//! Postgres, MySQL and SQLite. Tokens are integers from 1 to 2^53 - 1, and fit into a `bigint` and
+//! a double.
+//!
+//! A write that touches several rows needs only one row with a token: change that row first, in the
+//! same transaction, and roll back if it did not change.
+//!
+//! # Elsewhere
+//!
+//! - *An object store.* Keep the token in the object's metadata, and write with a condition on the
+//!   version that you read (`If-Match`). A holder that reads a higher token stops.
+//! - *A service of your own.* Send the token with the request. The service remembers the highest
+//!   token of each name, and rejects lower ones.
+//! - *A service that cannot compare*, such as a payment provider. Send an idempotency key made of
+//!   the operation, not of the token: the token differs between two holders that repeat it.
+//!
+//! # Limits
+//!
+//! - Tokens are comparable for one name only.
+//! - Only clients of this crate draw tokens. A program that takes the lock with a plain
+//!   `SET … NX PX` has none, and the resource cannot tell when it was overtaken.
+//! - A resource that remembers the highest token must keep it as long as the data: a memory that is
+//!   emptied accepts an old token.

@@ -1,0 +1,25 @@
+//! Locking several names at once, all or none.
+//!
+//! ```no_run
+//! # let client = leasehold::Client::open("redis://127.0.0.1")?;
+//! let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
+//! let token = guard.fencing_token_of("account:1");
+//! // … move money between the two accounts …
+//! guard.unlock()?;
+//! # let _ = token;
+//! # Ok::<(), leasehold::Error>(())
+//! ```
+//!
+//! A name is the same lock whether it is acquired alone or in a set. [`MutexAll`] states what "all
+//! or none" means on one server and in a cluster, how a set waits, and what the loss of one name
+//! does to the others.
+//!
+//! - **Name every lock in one call.** A thread that holds one name and then locks another can
+//!   deadlock with a thread that does it the other way round; two leases, unlike one, also end at
+//!   different times.
+//! - **In a cluster, give the names one hash tag**: `{order:7}:stock` and `{order:7}:bill`. Then
+//!   one script acquires them. Names of several slots take a round trip for each slot.
+//! - **Keep sets small.** A set of a thousand names keeps the server busy for milliseconds, during
+//!   which it serves nothing else.
+//!
+//! [`MutexAll`]: crate::MutexAll

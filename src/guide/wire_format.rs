@@ -1,0 +1,34 @@
+//! The keys and channels in Redis, and how other programs can share a lock.
+//!
+//! For a lock named `x`, with the default prefixes:
+//!
+//! | key or channel | type | contents |
+//! |---|---|---|
+//! | `lock:x` | string with a ttl | the holder id, `<owner>:<uuid>`; the key exists while the lock is held |
+//! | `leasehold:fence:{lock:x}` | string, expires after a day | the last fencing token |
+//! | `lock_release:x` | channel | a message for each release: the holder id |
+//! | `leasehold:queue:{lock:x}` | list | the queue of a fair lock: holder ids in order of arrival |
+//! | `leasehold:places:{lock:x}` | hash | of each entry of the queue: when it was refreshed last, and where its grant is sent |
+//! | `leasehold:tally:{lock_stats}:<uuid>` | hash | what a client has added to the shared statistics |
+//!
+//! [`key_prefix`](crate::ClientBuilder::key_prefix) and
+//! [`channel_prefix`](crate::ClientBuilder::channel_prefix) replace `lock:` and `lock_release:`. If
+//! the name has a hash tag, the other keys end in `:lock:…` without braces of their own, so that
+//! all keys of a name are in one slot.
+//!
+//! # Sharing a lock with other programs
+//!
+//! A program in any language shares the lock with these three commands:
+//!
+//! ```text
+//! SET lock:x <unique value> NX PX 10000            acquires; a nil reply means that it is held
+//! EVAL "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0" 1 lock:x <unique value>
+//! PUBLISH lock_release:x <unique value>            wakes waiters at once; optional
+//! ```
+//!
+//! - The value must be unique for each attempt.
+//! - Without the `PUBLISH`, waiters notice the release within the
+//!   [`backstop`](crate::ClientBuilder::backstop), 1 s unless set.
+//! - Such a program draws no fencing token, and does not enter the queue of a fair lock.
+//! - Holders of both kinds are listed by [`Client::list`](crate::Client::list) and `leasehold
+//!   status`.
