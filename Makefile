@@ -23,7 +23,7 @@ RACES = exclusion waking deadlines ambiguity loss conformance
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
-.PHONY: demo test test-without-tls test-tls test-release test-servers test-valkey kit kit-list test-kit test-kit-short fmt lint doc examples deny bench peers pictures diagrams servers clean
+.PHONY: demo test test-without-tls test-async test-tls test-release test-servers test-valkey kit kit-list test-kit test-kit-short fmt lint doc examples deny bench peers pictures diagrams servers clean
 
 # Runs the two examples to begin with.
 demo: servers
@@ -54,6 +54,11 @@ test: servers
 # Tests the error of a build without the feature `tls`.
 test-without-tls:
 	$(CARGO) test --lib tls_names_its_feature
+
+# Runs the examples of the guide that need Tokio or tracing: a separate package.
+test-async:
+	$(CARGO) test --manifest-path tests/async/Cargo.toml --doc \
+		--target-dir "$${CARGO_TARGET_DIR:-target}"
 
 # Runs the tests that need a server with TLS.
 test-tls: servers
