@@ -714,7 +714,9 @@ fn a_server_that_pushes_without_pause_delays_no_call() {
     });
     let mut urls = servers.urls();
     urls[0] = pushing.url();
-    let client = Client::quorum(urls).unwrap();
+    // The pushes also take time from the other two servers.
+    let patient = Client::builder().quorum(urls).command_timeout(ms(10_000));
+    let client = patient.build().unwrap();
     for _ in 0..5 {
         let (done, outcome) = bounded(1);
         let mutex = client.mutex("a").ttl(LONG);

@@ -28,7 +28,7 @@ impl Placeholders {
     pub(super) fn put(&mut self, text: &str) -> String {
         let mut text = text.to_owned();
         for (named, placeholder) in &self.named {
-            text = text.replace(named, placeholder);
+            text = replace_words(&text, named, placeholder);
         }
         let mut out = String::new();
         let mut rest = &*text;
@@ -74,6 +74,21 @@ impl Placeholders {
             more => format!("<token {} + {more}>", n + 1),
         }
     }
+}
+
+/// Replaces `word` where it is a whole word: a port can be a part of a token.
+fn replace_words(text: &str, word: &str, placeholder: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(word) {
+        let (before, after) = (&rest[..at], &rest[at + word.len()..]);
+        out.push_str(before);
+        let begins = !out.ends_with(char::is_alphanumeric);
+        let ends = !after.starts_with(char::is_alphanumeric);
+        out.push_str(if begins && ends { placeholder } else { word });
+        rest = after;
+    }
+    out + rest
 }
 
 /// Returns the text with the same placeholder for all ids.
