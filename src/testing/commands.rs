@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 
 use super::keyspace::args::{not_an_integer, unknown_part, wrong_number};
-use super::keyspace::glob;
 use super::reply::Reply;
 use super::resp::Protocol;
 use super::state::State;
@@ -99,7 +98,7 @@ impl State {
             ("PUBLISH", [channel, message]) => {
                 Reply::Int(self.database.lock().publish(channel, message, false))
             }
-            ("PUBSUB", [what, rest @ ..]) => self.pubsub(&upper(what), rest),
+            ("PUBSUB", [what, rest @ ..]) => self.database.lock().pubsub(&upper(what), rest),
             ("ROLE", []) => Reply::array([Reply::bulk("master"), Reply::Int(0), Reply::array([])]),
             ("WAIT", [replicas, _]) if replicas == b"0" => Reply::Int(0),
             ("WAIT", [_, _]) => beyond("WAIT", "no replicas"),
@@ -196,23 +195,6 @@ impl State {
                 connection.channels = count;
             }
             self.push(id, [Reply::bulk(kind), channel, Reply::count(count)]);
-        }
-    }
-
-    fn pubsub(&self, what: &str, args: &[Vec<u8>]) -> Reply {
-        let database = self.database.lock();
-        match (what, args) {
-            ("NUMSUB", channels) => Reply::array(channels.iter().flat_map(|channel| {
-                let count = database.count_subscribers(channel);
-                [Reply::bulk(channel.clone()), Reply::count(count)]
-            })),
-            ("CHANNELS", [] | [_]) => {
-                let pattern = args.first().map_or(&b"*"[..], Vec::as_slice);
-                let channels = database.channels();
-                let found = channels.filter(|channel| glob::matches(pattern, channel));
-                Reply::array(found.cloned().map(Reply::bulk))
-            }
-            _ => Reply::Error(unknown_part(b"PUBSUB", what.as_bytes())),
         }
     }
 

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::keyspace::Keyspace;
+use super::keyspace::args::unknown_part;
+use super::keyspace::{Keyspace, glob};
 use super::reply::Reply;
 
 /// How many databases a Redis has unless it is configured otherwise.
@@ -54,6 +55,10 @@ impl Database {
                 self.messages_to_drop -= u64::from(is_lost);
                 Reply::Int(self.publish(channel, payload, is_lost))
             }
+            [verb, what, args @ ..] if verb.eq_ignore_ascii_case(b"PUBSUB") => {
+                let what = String::from_utf8_lossy(what).to_ascii_uppercase();
+                self.pubsub(&what, args)
+            }
             _ => self.run(words),
         }
     }
@@ -96,12 +101,25 @@ impl Database {
         subscribed.map(|(channel, _)| channel.clone()).collect()
     }
 
-    pub(super) fn channels(&self) -> impl Iterator<Item = &Vec<u8>> {
-        self.subscribers.keys()
+    fn count_subscribers(&self, channel: &[u8]) -> usize {
+        self.subscribers.get(channel).map_or(0, BTreeSet::len)
     }
 
-    pub(super) fn count_subscribers(&self, channel: &[u8]) -> usize {
-        self.subscribers.get(channel).map_or(0, BTreeSet::len)
+    /// Runs a part of PUBSUB.
+    pub(super) fn pubsub(&self, what: &str, args: &[Vec<u8>]) -> Reply {
+        match (what, args) {
+            ("NUMSUB", channels) => Reply::array(channels.iter().flat_map(|channel| {
+                let count = self.count_subscribers(channel);
+                [Reply::bulk(channel.clone()), Reply::count(count)]
+            })),
+            ("CHANNELS", [] | [_]) => {
+                let pattern = args.first().map_or(&b"*"[..], Vec::as_slice);
+                let channels = self.subscribers.keys();
+                let found = channels.filter(|channel| glob::matches(pattern, channel));
+                Reply::array(found.cloned().map(Reply::bulk))
+            }
+            _ => Reply::Error(unknown_part(b"PUBSUB", what.as_bytes())),
+        }
     }
 
     /// Returns the names of all keys, of all databases.
