@@ -1,0 +1,236 @@
+//! The queue of a lock: an exhaustive search for two holders at once, for a waiter that is passed
+//! over again and again, and for the longest time that the lock is free while clients wait.
+//!
+//! The model has one lock on one server, and two or three clients that enter its queue, refresh
+//! their places, are granted the lock, renew it, release it and give up. A grant goes to the first
+//! living place that it reaches. In every state the search tries every possible next step.
+//!
+//! * Commands, replies and grant messages are delayed, overtaken, or lost (a given number of them).
+//!   The undo of an enter without a reply is behind it on the same connection, and is also sent on
+//!   another.
+//! * Clients are killed: their connections close, and the server knows that nobody listens. Clients
+//!   are stopped: the server does not know. Subscriptions are lost and come back, or stay at a
+//!   server that has become a replica: there a client receives what is published, but the server
+//!   that grants does not count it.
+//! * Time: ticks of one clock. A place and a grant to it end three ticks after the last refresh.
+//!   Validity starts when a command is sent, a ttl when it runs; both end with the same tick.
+//! * In prompt runs, a tick passes only once everything that is on its way has arrived and every
+//!   client has refreshed or renewed: a tick is an interval between refreshes. These runs measure
+//!   how long the lock is free.
+//!
+//! Not in the model: fencing tokens, several locks, the expiry of the queue's keys, a server that
+//! loses data. Change the protocol here before changing the scripts.
+
+mod client;
+mod rules;
+mod search;
+mod server;
+mod state;
+mod steps;
+
+use rules::{Broken, Flaw, Rules};
+use search::{holds, longest_stall};
+use state::{Listens, State};
+
+/// Clients that enter once. Nothing is certain to arrive.
+const SAFETY: Rules = Rules {
+    clients: 2,
+    entries: 1,
+    calls: 1,
+    ttl: 3,
+    is_prompt: false,
+    max_stall: 0,
+    flaw: None,
+};
+
+/// Clients that refresh in every tick. Whatever was sent arrives.
+const PROMPT: Rules = Rules {
+    clients: 3,
+    entries: 1,
+    calls: 0,
+    ttl: 6,
+    is_prompt: true,
+    max_stall: u8::MAX,
+    flaw: None,
+};
+
+fn start(rules: &Rules) -> State {
+    State::new(rules)
+}
+
+#[track_caller]
+fn assert_found(flaw: Flaw, broken: Broken, rules: Rules, state: State) {
+    let rules = Rules {
+        flaw: Some(flaw),
+        ..rules
+    };
+    let (found, steps) = holds(&rules, state).expect_err("the flaw breaks a promise");
+    println!("{steps:#?}");
+    assert_eq!(found, broken);
+}
+
+#[test]
+fn two_clients_exclude_each_other_although_something_is_lost() {
+    let state = State {
+        losses: 1,
+        ..start(&SAFETY)
+    };
+    assert_eq!(holds(&SAFETY, state), Ok(()));
+}
+
+#[test]
+fn clients_whose_subscription_stays_at_a_replica_exclude_each_other() {
+    let mut state = start(&SAFETY);
+    state.clients[0].listens = Listens::AtReplica;
+    assert_eq!(holds(&SAFETY, state), Ok(()));
+}
+
+#[test]
+fn a_message_to_a_place_that_is_passed_over_makes_two_holders() {
+    let mut state = start(&SAFETY);
+    state.clients[0].listens = Listens::AtReplica;
+    assert_found(Flaw::CountsByPublishing, Broken::Exclusion, SAFETY, state);
+}
+
+#[test]
+fn validity_must_not_be_counted_from_the_message() {
+    let flaw = Flaw::ValidFromTheMessage;
+    assert_found(flaw, Broken::Exclusion, SAFETY, start(&SAFETY));
+}
+
+#[test]
+fn a_granted_place_must_leave_the_queue() {
+    let flaw = Flaw::GrantedPlaceStays;
+    assert_found(flaw, Broken::GrantedTwice, SAFETY, start(&SAFETY));
+}
+
+#[test]
+fn an_id_must_not_be_used_for_two_entries() {
+    let rules = Rules {
+        entries: 2,
+        calls: 0,
+        ..SAFETY
+    };
+    let state = start(&rules);
+    let rules = Rules {
+        flaw: Some(Flaw::IdUsedTwice),
+        ..rules
+    };
+    let (broken, _) = holds(&rules, state).expect_err("the flaw breaks a promise");
+    assert_eq!(broken, Broken::GrantedTwice);
+}
+
+#[test]
+fn killed_waiters_cost_nothing() {
+    for kills in [1, 2] {
+        let state = State {
+            kills,
+            ..start(&PROMPT)
+        };
+        assert_eq!(longest_stall(&PROMPT, state), 0, "{kills} kills");
+    }
+}
+
+/// Without passing places over, a killed waiter costs as much as a stopped one.
+#[test]
+fn a_killed_waiter_that_is_not_passed_over_costs_its_grant() {
+    let rules = Rules {
+        flaw: Some(Flaw::PassesNobodyOver),
+        ..PROMPT
+    };
+    let state = State {
+        kills: 1,
+        ..start(&rules)
+    };
+    assert_eq!(longest_stall(&rules, state), 3);
+}
+
+#[test]
+fn a_stopped_waiter_costs_its_place() {
+    for (stops, stall) in [(1, 3), (2, 4)] {
+        let state = State {
+            stops,
+            ..start(&PROMPT)
+        };
+        assert_eq!(longest_stall(&PROMPT, state), stall);
+    }
+}
+
+#[test]
+fn what_is_lost_costs_a_refresh_each() {
+    let rules = Rules {
+        clients: 2,
+        ..PROMPT
+    };
+    for losses in [0, 1, 2] {
+        let state = State {
+            losses,
+            ..start(&rules)
+        };
+        assert_eq!(longest_stall(&rules, state), losses);
+    }
+}
+
+#[test]
+fn a_lost_subscription_costs_at_most_a_refresh() {
+    for kills in [0, 1] {
+        let state = State {
+            disconnections: 1,
+            kills,
+            ..start(&PROMPT)
+        };
+        assert!(longest_stall(&PROMPT, state) <= 1);
+    }
+}
+
+/// One client is never reached, the others enter without end.
+const CROWDED: Rules = Rules {
+    entries: u8::MAX,
+    ..PROMPT
+};
+
+fn crowded(listens: Listens) -> State {
+    let mut state = start(&CROWDED);
+    state.clients[0].listens = listens;
+    state
+}
+
+#[test]
+fn a_place_is_passed_over_in_one_interval_between_refreshes_at_most() {
+    assert_eq!(holds(&CROWDED, crowded(Listens::AtReplica)), Ok(()));
+}
+
+#[test]
+fn a_place_that_was_passed_over_must_have_the_next_turn() {
+    let flaw = Flaw::NoTurnAfterARefresh;
+    assert_found(flaw, Broken::PassedOver, CROWDED, crowded(Listens::Never));
+}
+
+#[test]
+fn a_place_that_is_passed_over_must_stay() {
+    let flaw = Flaw::PassedPlaceLeaves;
+    assert_found(flaw, Broken::PlaceLost, CROWDED, crowded(Listens::Never));
+}
+
+#[test]
+fn a_refresh_must_not_go_before_places_that_are_reached() {
+    let mut state = start(&PROMPT);
+    state.disconnections = 2;
+    assert_found(Flaw::AskerGoesFirst, Broken::Overtaken, PROMPT, state);
+}
+
+/// A client that has not listened yet refreshes as soon as it does.
+#[test]
+fn a_client_that_is_about_to_listen_keeps_its_turn() {
+    let mut state = start(&PROMPT);
+    state.clients[0].listens = Listens::Soon;
+    state.clients[1].listens = Listens::Soon;
+    assert_eq!(holds(&PROMPT, state), Ok(()));
+    assert_eq!(longest_stall(&PROMPT, state), 0);
+    assert_found(
+        Flaw::NewPlaceIsPassedOver,
+        Broken::NewPassedOver,
+        PROMPT,
+        state,
+    );
+}

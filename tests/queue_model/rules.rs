@@ -1,0 +1,78 @@
+//! The bounds of a search, its deliberate flaws, and the promises.
+
+/// How many clients there are at most.
+pub(crate) const CLIENTS: usize = 3;
+
+/// How many ids each client has.
+pub(crate) const IDS: usize = 2;
+
+/// How many ticks a place lasts after a refresh, and a grant to it.
+pub(crate) const GRANT: u8 = 3;
+
+/// All higher ages count as this one.
+pub(crate) const OLD: u8 = 6;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) clients: usize,
+    /// How often each client enters.
+    pub(crate) entries: u8,
+    /// How often each client refreshes and renews, in runs that are not prompt.
+    pub(crate) calls: u8,
+    pub(crate) ttl: u8,
+    /// Whether everything arrives before the next tick.
+    pub(crate) is_prompt: bool,
+    /// How many ticks the lock may be free while a client waits, in prompt runs.
+    pub(crate) max_stall: u8,
+    pub(crate) flaw: Option<Flaw>,
+}
+
+impl Rules {
+    pub(crate) fn has(&self, flaw: Flaw) -> bool {
+        self.flaw == Some(flaw)
+    }
+}
+
+/// A deliberate flaw, which the search must find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    /// A grant is published to find out whether anybody listens.
+    CountsByPublishing,
+    /// A grant that comes by message counts from the message.
+    ValidFromTheMessage,
+    /// A granted place stays in the queue.
+    GrantedPlaceStays,
+    /// A client enters again under the id that it used before.
+    IdUsedTwice,
+    /// A grant goes to the first living place.
+    PassesNobodyOver,
+    /// A place that was passed over and refreshed is passed over again.
+    NoTurnAfterARefresh,
+    /// A place that is passed over leaves the queue.
+    PassedPlaceLeaves,
+    /// A refresh of a free lock grants it to the client that asks.
+    AskerGoesFirst,
+    /// The place of a client that is about to listen for the first time is passed over.
+    NewPlaceIsPassedOver,
+}
+
+/// A broken promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Broken {
+    /// A client considers the lock held, and the server does not.
+    Exclusion,
+    /// An id holds the lock and is still queued.
+    GrantedTwice,
+    /// A release or an undo took a lease or a place that is in use.
+    TakenInUse,
+    /// A grant went to a place although an earlier one was living and reached.
+    Overtaken,
+    /// A living place was passed over in more than one interval between refreshes.
+    PassedOver,
+    /// The place of a client that is about to listen was passed over.
+    NewPassedOver,
+    /// A place that was refreshed in time is gone.
+    PlaceLost,
+    /// The lock was free for too long.
+    Stalled,
+}
