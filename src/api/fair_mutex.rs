@@ -40,17 +40,21 @@ use crate::token::FencingToken;
 /// 3 s, or for the ttl if that is shorter, is skipped. A call that was paused for longer rejoins at
 /// the back of the queue.
 ///
-/// A granted lock initially has a lease of that same length. The new holder's first renewal extends
-/// it to the full ttl. It is sent a few milliseconds after the grant, even without
-/// [`auto_renew`](Self::auto_renew).
+/// A granted lock initially has a lease that ends when the queue entry would have. The new holder's
+/// first renewal extends it to the full ttl. It is sent a few milliseconds after the grant, even
+/// without [`auto_renew`](Self::auto_renew).
 ///
-/// - A process that dies while it waits delays the others by at most 4 s: 3 s, and up to a second
-///   until the next refresh notices.
-/// - A lost message, an expired lock or a deleted key delays them by at most a second.
+/// - A process that is killed while it waits delays nobody. Its connections close, so the server
+///   knows that no client listens for the grant, and grants the lock to the next call.
+/// - A process that is stopped, or whose machine fails or loses its network, delays the others by
+///   at most 3 s, counted from its last refresh. In a cluster, so does a process that is killed:
+///   its client may listen at any node.
+/// - A lost message or a deleted key delays the others by at most a second. An expiry delays nobody.
+/// - A client whose subscription is broken refreshes four times as often. The calls behind it may
+///   be granted the lock first, but only until its next refresh; from then on its call is next.
 ///
 /// If Redis forbids subscribing or publishing, or with
-/// [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff), a call learns of its grant from the next
-/// refresh.
+/// [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff), a call learns of its grant from a refresh.
 ///
 /// # Settings
 ///

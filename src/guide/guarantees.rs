@@ -23,8 +23,9 @@
 //!   Callers cannot deadlock, whatever order they name them in, and a waiting call holds none of
 //!   the names. In a cluster there is one step for [each slot](crate::MutexAll#all-or-none).
 //! - **First come, first served.** [`fair_mutex`](crate::Client::fair_mutex) grants the lock in the
-//!   order of the requests, across all processes. A process that dies while it waits delays the
-//!   others by at most 4 s, a lost message by at most 1 s: see [`FairMutex`].
+//!   order of the requests, across all processes. A process that is killed while it waits delays
+//!   nobody. One that is stopped or cut off delays the others by at most 3 s, a lost message by at
+//!   most 1 s: see [`FairMutex`].
 //! - **Waiting is quiet.** For each name, only one thread of a client asks Redis; the others wait
 //!   behind it. A release wakes one thread. A lost message delays a waiter by at most
 //!   [`backstop`](crate::ClientBuilder::backstop) each time.

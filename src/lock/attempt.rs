@@ -92,7 +92,7 @@ impl Attempt<'_> {
                 ttl: self.terms.ttl,
                 tokens,
                 proposed: None,
-                inbox: None,
+                place: None,
             };
             let (answer, sent) = self.try_parts(request, votes.as_ref(), above)?;
             let attempted = match answer {

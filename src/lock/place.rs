@@ -12,12 +12,13 @@ use crate::logging;
 use crate::protocol::answer::Answer;
 use crate::protocol::fair::{provisional, refresh_every};
 use crate::protocol::place::Refreshed;
-use crate::protocol::primitive::{Acquire, RedisQueue};
+use crate::protocol::primitive::{Acquire, NewPlace, Reached, RedisQueue};
 use crate::queue::fair::FairTicket;
-use crate::queue::fair_queue::RefreshPace;
+use crate::queue::fair_queue::{RefreshPace, WaitingReply};
 use crate::queue::parker::Parker;
 use crate::queue::position::Grant;
 use crate::redis::{Cap, Fault};
+use crate::runtime::subscriber::Inbox;
 use crate::wait_policy::WaitPolicy;
 
 /// A call's place in the queue in Redis, once it has one; dropping it leaves the queue.
@@ -48,6 +49,15 @@ impl<'a> Place<'a> {
         }
     }
 
+    /// Returns how this client receives grants, unless none of its calls can.
+    fn inbox(&self, can_receive: bool) -> Inbox {
+        let Attempt { runtime, keys, .. } = self.attempt;
+        match can_receive {
+            true => runtime.inbox(keys.key(0)),
+            false => Inbox::default(),
+        }
+    }
+
     /// Acquires the lock, or a place at the end of the queue if it is refused.
     ///
     /// Also returns when the command was sent.
@@ -59,23 +69,27 @@ impl<'a> Place<'a> {
             "enter the queue of {keys} as {}", id.as_str()
         );
         runtime.meters.counters.attempts.up();
-        // Without an inbox, this client receives no grants.
-        let inbox = match self.attempt.settings.wait {
-            WaitPolicy::Wake => runtime.inbox(keys.key(0)),
-            WaitPolicy::Backoff(_) => Vec::new(),
-        };
+        let inbox = self.inbox(self.attempt.settings.wait == WaitPolicy::Wake);
         let call = keys.acquire(Acquire {
             id: &id,
             ttl: self.attempt.terms.ttl,
             tokens: 1,
             proposed: None,
-            inbox: Some(&inbox),
+            place: Some(NewPlace {
+                inbox: &inbox.channel,
+                reached: match runtime.deployment.counts_listeners() {
+                    false => Reached::Always,
+                    true if inbox.is_starting => Reached::Soon,
+                    true => Reached::WhileListening,
+                },
+            }),
         });
         // Before sending: the lock may be granted before the reply arrives.
         self.ticket.begin_entering(&id);
         let answer = self.attempt.send(call, keys, &id, None);
         if let Ok((Answer::Refused(refusal), sent)) = answer {
-            self.ticket.note_entered(sent);
+            let reply = self.waiting_reply(sent, Instant::now());
+            self.ticket.note_entered(reply, refusal.remaining);
             let attempted = Attempted::Refused(refusal.name, refusal.remaining);
             return Ok((attempted, sent));
         }
@@ -95,14 +109,11 @@ impl<'a> Place<'a> {
     /// Returns the state of each, and when the command was sent. The caller must report the outcome
     /// to the ticket.
     pub(crate) fn refresh(&self, ids: &[HolderId]) -> Result<(Vec<Refreshed>, Instant), Fault> {
-        let Attempt { runtime, keys, .. } = self.attempt;
+        let runtime = self.attempt.runtime;
         // All places of this client share one channel.
-        let inbox = match self.ticket.any_subscribed() {
-            true => runtime.inbox(keys.key(0)),
-            false => Vec::new(),
-        };
+        let inbox = self.inbox(self.ticket.any_subscribed());
         let values: Vec<Vec<u8>> = ids.iter().map(|id| id.as_str().into()).collect();
-        let call = self.queue_keys.refresh(&inbox, &values);
+        let call = self.queue_keys.refresh(&inbox.channel, &values);
         let until = self.attempt.silence.reply_deadline();
         let answer = runtime
             .deployment
@@ -111,9 +122,18 @@ impl<'a> Place<'a> {
         match answer? {
             (Answer::Places(found), sent) => Ok((found, sent)),
             _ => {
-                let cause = Cause::text("unexpected reply to the fair_refresh script");
+                let cause = Cause::text("unexpected reply to the queue_refresh script");
                 Err(Fault::Unknown(cause))
             }
+        }
+    }
+
+    /// Describes a reply that a call waits.
+    pub(crate) fn waiting_reply(&self, sent: Instant, arrived: Instant) -> WaitingReply {
+        WaitingReply {
+            sent,
+            arrived,
+            is_listening: self.inbox(true).is_live,
         }
     }
 

@@ -45,7 +45,7 @@ use crate::lock::release::pass_on_unclaimed;
 use crate::lock::waiting_call::SleepEnd::{self, TimedOut, Woken};
 use crate::lock::waiting_call::{Over, WaitingCall};
 use crate::protocol::one_or_many::OneOrMany;
-use crate::protocol::place::Refreshed;
+use crate::protocol::place::{Refreshed, TokenBlock};
 use crate::queue::position::{Grant, Position};
 use crate::stats::Wake;
 use crate::wait_policy::WaitPolicy;
@@ -243,7 +243,8 @@ impl WaitingCall<'_> {
             Ok((found, sent)) => {
                 let arrived = Instant::now();
                 self.update_answers(|answers| answers.refreshed(sent, arrived, &found));
-                place.ticket.note_refreshed(ids, &found, sent);
+                let reply = place.waiting_reply(sent, arrived);
+                place.ticket.note_refreshed(ids, &found, reply);
                 self.note_reply(sent, arrived);
                 if found
                     .iter()
@@ -279,8 +280,9 @@ impl WaitingCall<'_> {
         };
         match lease {
             Ok(Some(lease)) => {
-                let (tokens, now) = (OneOrMany::One(grant.token), Instant::now());
-                let hold = self.attempt.hold(grant.id, tokens, lease, None, now, 1);
+                let TokenBlock { first, count } = grant.tokens;
+                let (tokens, now) = (OneOrMany::One(first), Instant::now());
+                let hold = self.attempt.hold(grant.id, tokens, lease, None, now, count);
                 Ok(Some(hold.map_err(|fault| runtime.deployment.error(fault))?))
             }
             Ok(None) => Ok(None),

@@ -9,7 +9,7 @@ use crate::holder::HolderId;
 use crate::protocol::answer::Wanted;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex;
-use crate::protocol::primitive::{Acquire, Primitive, RedisQueue};
+use crate::protocol::primitive::{Acquire, Primitive, Reached, RedisQueue};
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
@@ -20,22 +20,28 @@ const PROVISIONAL: Duration = Duration::from_secs(3);
 /// The longest time between two refreshes of a place.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// Makes a script of this kind of lock, with the Lua functions that all of them share.
-macro_rules! fair_script {
+/// Makes a script of a queue, with the Lua functions of the queue and those that admit waiters to a
+/// lock.
+macro_rules! queue_script {
     ($name:literal, $commands:literal) => {
         script!(
             $name,
-            concat!("time get pexpire lindex hget lpop hdel set del ", $commands),
+            concat!(
+                "time get set del pttl lindex lpop lrem hget hset hdel",
+                $commands
+            ),
             "last_token",
-            "fair_grant"
+            "now",
+            "admit_lock",
+            "queue"
         )
     };
 }
 
-pub(super) static ENTER: Script = fair_script!("fair_enter", "rpush hset pttl");
-pub(super) static REFRESH_PLACES: Script = fair_script!("fair_refresh", "hset pttl");
-pub(super) static RELEASE: Script = fair_script!("fair_release", "lrem");
-pub(super) static UNDO: Script = fair_script!("fair_undo", "lrem");
+pub(super) static ENTER: Script = queue_script!("queue_enter", " pexpire rpush");
+pub(super) static REFRESH_PLACES: Script = queue_script!("queue_refresh", " pexpire");
+pub(super) static RELEASE: Script = queue_script!("queue_release", "");
+pub(super) static UNDO: Script = queue_script!("queue_undo", "");
 
 /// How long a grant lasts until its first renewal, and a place in the queue without a refresh.
 pub(crate) fn provisional(ttl: Duration) -> Duration {
@@ -83,10 +89,26 @@ impl Primitive for FairMutexKeys {
     }
 
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
-        let waits = Arg::Number(request.inbox.is_some().into());
-        let args = [Arg::id(request.id), Arg::millis(request.ttl), waits];
-        self.call(Verb::Acquire(Wanted::ONE), &ENTER, args)
-            .followed_by(request.inbox.map_or(&[], slice::from_ref))
+        let tokens = request.tokens.max(1);
+        let mark: &[u8] = match request.place.map(|place| place.reached) {
+            None => b"0",
+            Some(Reached::WhileListening) => b"l",
+            Some(Reached::Soon) => b"n",
+            Some(Reached::Always) => b"a",
+        };
+        let args = [
+            Arg::id(request.id),
+            Arg::millis(request.ttl),
+            Arg::Number(tokens),
+            Arg::Bytes(mark),
+        ];
+        let wanted = Wanted {
+            reserved: tokens - 1,
+            ..Wanted::ONE
+        };
+        let inbox = request.place.map(|place| slice::from_ref(place.inbox));
+        self.call(Verb::Acquire(wanted), &ENTER, args)
+            .followed_by(inbox.unwrap_or_default())
     }
 
     /// Also passes the lock to the next waiter.

@@ -36,13 +36,30 @@ impl Refreshed {
     }
 }
 
-/// Reads a message published to an inbox; `None` if it is no grant.
-pub(crate) fn read_grant(payload: &[u8]) -> Option<(HolderId, FencingToken)> {
+/// Consecutive fencing tokens of one grant: hand-offs use those after the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TokenBlock {
+    pub(crate) first: FencingToken,
+    pub(crate) count: u64,
+}
+
+impl TokenBlock {
+    pub(crate) fn one(first: FencingToken) -> Self {
+        Self { first, count: 1 }
+    }
+}
+
+/// Reads a message published to an inbox, `grant <token> <count> <id>`; `None` if it is no grant.
+pub(crate) fn read_grant(payload: &[u8]) -> Option<(HolderId, TokenBlock)> {
     let rest = payload.strip_prefix(b"grant ")?;
-    let space = rest.iter().position(|byte| *byte == b' ')?;
-    let (token, id) = rest.split_at(space);
-    let token = FencingToken::parse(token)?;
-    Some((HolderId::parse(id.get(1..)?)?, token))
+    let mut words = rest.splitn(3, |byte| *byte == b' ');
+    let first = FencingToken::parse(words.next()?)?;
+    // The digits of a count are those of a token.
+    let count = FencingToken::parse(words.next()?)?.value();
+    let last = first.value() + count - 1;
+    FencingToken::read(i64::try_from(last).ok()?)?;
+    let id = HolderId::parse(words.next()?)?;
+    Some((id, TokenBlock { first, count }))
 }
 
 #[cfg(test)]
@@ -52,16 +69,23 @@ mod tests {
     #[test]
     fn only_a_grant_is_read_from_an_inbox() {
         let id = HolderId::fresh("host/7 of ours");
-        let payload = format!("grant 1700000000000000 {id}");
-        let token = FencingToken::new(1_700_000_000_000_000);
-        assert_eq!(read_grant(payload.as_bytes()), Some((id, token)));
+        let payload = format!("grant 1700000000000000 33 {id}");
+        let tokens = TokenBlock {
+            first: FencingToken::new(1_700_000_000_000_000),
+            count: 33,
+        };
+        assert_eq!(read_grant(payload.as_bytes()), Some((id, tokens)));
         for payload in [
             &b"probe"[..],
             b"grant ",
             b"grant 7",
-            b"grant x y:z",
-            b"grant 0 o:123e4567-e89b-12d3-a456-426614174000",
-            b"grant 9007199254740992 o:123e4567-e89b-12d3-a456-426614174000",
+            b"grant 7 1",
+            b"grant x 1 y:z",
+            b"grant 7 o:123e4567-e89b-12d3-a456-426614174000",
+            b"grant 7 0 o:123e4567-e89b-12d3-a456-426614174000",
+            b"grant 0 1 o:123e4567-e89b-12d3-a456-426614174000",
+            b"grant 9007199254740992 1 o:123e4567-e89b-12d3-a456-426614174000",
+            b"grant 9007199254740991 2 o:123e4567-e89b-12d3-a456-426614174000",
             b"\xff",
             b"",
         ] {

@@ -72,9 +72,28 @@ pub(crate) struct Acquire<'a> {
     pub(crate) tokens: u64,
     /// The first token, if the client proposes it to the servers of a quorum.
     pub(crate) proposed: Option<u64>,
-    /// The channel that is notified when a call in the queue in Redis is granted the lock. `None`
-    /// for a call that does not wait: it does not join the queue.
-    pub(crate) inbox: Option<&'a Vec<u8>>,
+    /// The place to take in the queue in Redis. Without it, a call that is refused does not wait.
+    pub(crate) place: Option<NewPlace<'a>>,
+}
+
+/// A place that a call takes at the end of a queue in Redis.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewPlace<'a> {
+    /// The channel to which grants are published; empty if the client receives no messages.
+    pub(crate) inbox: &'a Vec<u8>,
+    pub(crate) reached: Reached,
+}
+
+/// When a grant reaches a waiter. A grant passes over the waiters that it does not reach.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reached {
+    /// While its client listens to the inbox.
+    WhileListening,
+    /// The same from its first refresh on. Until then its client is about to listen for the first
+    /// time, and refreshes when it does.
+    Soon,
+    /// Always: its client may listen at another node, where the server cannot see it.
+    Always,
 }
 
 /// A queue in Redis of the calls that wait for a lock, from all clients.

@@ -2,20 +2,20 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::name::{Name, NameTable};
-use crate::protocol::place::Refreshed;
+use crate::protocol::place::{Refreshed, TokenBlock};
 use crate::protocol::primitive::Primitive;
 use crate::queue::answers::Answers;
-use crate::queue::fair_queue::{FairQueue, FairWaiter, RefreshPace};
+use crate::queue::fair_queue::{FairQueue, FairWaiter, RefreshPace, WaitingReply};
 use crate::queue::parker::Parker;
 use crate::queue::position::{Grant, Position, Queue};
 use crate::stats::Wake;
-use crate::token::FencingToken;
 
 /// The places of this client's calls in the queues of fair locks, as far as known.
 ///
@@ -68,21 +68,21 @@ impl FairQueues {
     }
 
     /// Records that Redis has granted the lock to `id`; ignored if no call waits under it.
-    pub(crate) fn granted(&self, id: &HolderId, token: FencingToken) {
+    pub(crate) fn granted(&self, id: &HolderId, tokens: TokenBlock) {
         // Outside the lock: the waiter needs no reply from Redis and continues at once.
-        if let Some(parker) = self.grant(id, token) {
+        if let Some(parker) = self.grant(id, tokens) {
             parker.unpark();
         }
     }
 
     /// Records a grant; returns the parker of its call.
-    fn grant(&self, id: &HolderId, token: FencingToken) -> Option<Parker> {
+    fn grant(&self, id: &HolderId, tokens: TokenBlock) -> Option<Parker> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let name = state.owners.get(id)?;
         let mut waiters = state.queues.get_mut(name)?.waiters.iter_mut();
         let waiter = waiters.find(|waiter| waiter.id.as_ref() == Some(id))?;
-        let is_first = waiter.note_grant(token, true);
+        let is_first = waiter.note_grant(tokens, true);
         is_first.then(|| waiter.parker.clone())
     }
 
@@ -166,9 +166,9 @@ impl FairTicket<'_> {
         });
     }
 
-    /// Records that the command sent at `sent` made a place.
-    pub(crate) fn note_entered(&self, sent: Instant) {
-        self.with_waiter(|waiter| waiter.refused(sent));
+    /// Records the reply to a command that made a place. The lock is held for `remaining` more.
+    pub(crate) fn note_entered(&self, reply: WaitingReply, remaining: Option<Duration>) {
+        self.with_waiter(|waiter| waiter.refused(reply, remaining));
     }
 
     /// Ends the wait under the current id: a grant to it no longer counts.
@@ -200,10 +200,15 @@ impl FairTicket<'_> {
         Some(grant)
     }
 
-    /// Records the replies to a refresh of `ids` that was sent at `sent`.
-    pub(crate) fn note_refreshed(&self, ids: &[HolderId], answers: &[Refreshed], sent: Instant) {
+    /// Records the replies to a refresh of `ids`.
+    pub(crate) fn note_refreshed(
+        &self,
+        ids: &[HolderId],
+        answers: &[Refreshed],
+        reply: WaitingReply,
+    ) {
         self.with_owners(|queue, owners| {
-            for id in queue.note_refreshed(ids, answers, sent) {
+            for id in queue.note_refreshed(ids, answers, reply) {
                 owners.remove(&id);
             }
         });
@@ -277,14 +282,14 @@ mod tests {
     use crate::protocol::fair::FairMutexKeys;
     use crate::protocol::keys::Keys;
     use crate::queue::answers::Span;
-    use std::time::Duration;
+    use crate::token::FencingToken;
 
     const PACE: RefreshPace = RefreshPace {
         every: Duration::from_millis(900),
         backoff: None,
     };
 
-    const WAITING: Refreshed = Refreshed::Waiting(Some(Duration::ZERO));
+    const WAITING: Refreshed = Refreshed::Waiting(None);
 
     fn at(n: u64) -> Instant {
         Instant::START.after(Duration::from_millis(n))
@@ -298,6 +303,18 @@ mod tests {
         FencingToken::new(n)
     }
 
+    fn tokens(n: u64) -> TokenBlock {
+        TokenBlock::one(token(n))
+    }
+
+    fn sent_at(sent: u64) -> WaitingReply {
+        WaitingReply {
+            sent: at(sent),
+            arrived: at(sent + 1),
+            is_listening: true,
+        }
+    }
+
     fn is_woken(ticket: &FairTicket<'_>) -> bool {
         ticket.parker().is_unparked()
     }
@@ -306,14 +323,14 @@ mod tests {
     fn enter(ticket: &FairTicket<'_>, sent: u64) -> HolderId {
         let id = HolderId::fresh("o");
         ticket.begin_entering(&id);
-        ticket.note_entered(at(sent));
+        ticket.note_entered(sent_at(sent), None);
         id
     }
 
     fn grant(id: &HolderId, n: u64, seen_waiting: u64) -> Position {
         Position::Granted(Grant {
             id: id.clone(),
-            token: token(n),
+            tokens: tokens(n),
             seen_waiting: at(seen_waiting),
             by_message: true,
         })
@@ -331,9 +348,9 @@ mod tests {
             ticket.position(at(910), false),
             Position::Refresh(vec![id.clone()], Wake::Backstop)
         );
-        ticket.note_refreshed(std::slice::from_ref(&id), &[WAITING], at(911));
+        ticket.note_refreshed(std::slice::from_ref(&id), &[WAITING], sent_at(911));
         assert_eq!(ticket.position(at(912), false), Position::Placed(at(1811)));
-        fair_queues.granted(&id, token(7));
+        fair_queues.granted(&id, tokens(7));
         assert!(is_woken(&ticket));
         assert_eq!(
             ticket.position(at(913), false),
@@ -352,13 +369,13 @@ mod tests {
         let ticket = fair_queues.join(&keys, PACE, Parker::new());
         let id = HolderId::fresh("o");
         ticket.begin_entering(&id);
-        fair_queues.granted(&id, token(7));
+        fair_queues.granted(&id, tokens(7));
         assert_eq!(
             ticket.position(at(20), false),
             Position::Contend,
             "nothing is known of its place yet"
         );
-        ticket.note_entered(at(10));
+        ticket.note_entered(sent_at(10), None);
         assert_eq!(ticket.position(at(20), false), grant(&id, 7, 10));
     }
 
@@ -369,18 +386,18 @@ mod tests {
         let before = enter(&ticket, 10);
         assert_eq!(ticket.forget_id(), Some(before.clone()));
         let id = enter(&ticket, 20);
-        fair_queues.granted(&before, token(7));
-        fair_queues.granted(&HolderId::fresh("o"), token(8));
+        fair_queues.granted(&before, tokens(7));
+        fair_queues.granted(&HolderId::fresh("o"), tokens(8));
         assert!(!is_woken(&ticket));
         assert_eq!(ticket.position(at(21), false), Position::Placed(at(920)));
-        fair_queues.granted(&id, token(9));
-        fair_queues.granted(&id, token(10));
+        fair_queues.granted(&id, tokens(9));
+        fair_queues.granted(&id, tokens(10));
         assert_eq!(
             ticket.position(at(22), false),
             grant(&id, 9, 20),
             "the first grant counts"
         );
-        fair_queues.granted(&id, token(11));
+        fair_queues.granted(&id, tokens(11));
         assert_eq!(
             ticket.position(at(23), false),
             Position::Contend,
@@ -404,10 +421,14 @@ mod tests {
             Position::Placed(at(1801)),
             "one at a time"
         );
-        fair_queues.granted(&ids[1], token(7));
+        fair_queues.granted(&ids[1], tokens(7));
         let late = enter(&tickets[3], 902);
         use Refreshed::{Gone, Granted};
-        tickets[2].note_refreshed(&asked, &[Gone, Gone, WAITING, Granted(token(8))], at(900));
+        tickets[2].note_refreshed(
+            &asked,
+            &[Gone, Gone, WAITING, Granted(token(8))],
+            sent_at(900),
+        );
         assert_eq!(tickets[0].position(at(903), false), Position::Contend);
         assert_eq!(
             tickets[1].position(at(903), false),
@@ -423,8 +444,36 @@ mod tests {
             Position::Placed(at(1802)),
             "it waits under another id by now"
         );
-        fair_queues.granted(&late, token(9));
+        fair_queues.granted(&late, tokens(9));
         assert_eq!(tickets[3].position(at(904), false), grant(&late, 9, 902));
+    }
+
+    #[test]
+    fn a_refresh_is_due_when_the_lock_expires_and_sooner_without_a_subscription() {
+        let (fair_queues, keys) = (FairQueues::default(), keys());
+        let ticket = fair_queues.join(&keys, PACE, Parker::new());
+        let id = HolderId::fresh("o");
+        let next = |is_listening, remaining: Option<u64>| {
+            ticket.begin_entering(&id);
+            let reply = WaitingReply {
+                is_listening,
+                ..sent_at(100)
+            };
+            ticket.note_entered(reply, remaining.map(Duration::from_millis));
+            ticket.position(at(101), false)
+        };
+        for (is_listening, remaining, due) in [
+            (true, None, 1_000),
+            (true, Some(5_000), 1_000),
+            (true, Some(300), 402),
+            (true, Some(0), 110),
+            (false, None, 325),
+            (false, Some(5_000), 325),
+            (false, Some(100), 202),
+        ] {
+            let position = next(is_listening, remaining);
+            assert_eq!(position, Position::Placed(at(due)), "{remaining:?}");
+        }
     }
 
     #[test]
@@ -445,7 +494,7 @@ mod tests {
         enter(&second, 2);
         fair_queues.refresh_now(name, Wake::Message);
         assert!(!is_woken(&second), "a refresh is in flight");
-        first.note_refreshed(&[id], &[Refreshed::Granted(token(7))], at(1));
+        first.note_refreshed(&[id], &[Refreshed::Granted(token(7))], sent_at(1));
         assert!(is_woken(&second), "that refresh may have been too early");
         first.position(at(3), false);
         drop(first);
@@ -479,10 +528,10 @@ mod tests {
         let endless = Position::Placed(Instant::NEVER);
         assert_eq!(first.position(at(902), false), endless);
         assert_eq!(third.position(at(902), false), refresh(Wake::Backstop));
-        third.note_refreshed(&ids, &[WAITING; 3], at(902));
+        third.note_refreshed(&ids, &[WAITING; 3], sent_at(902));
         fair_queues.refresh_now(keys.key(0).name, Wake::Message);
         assert!(is_woken(&third) && !is_woken(&first));
-        fair_queues.granted(&ids[0], token(7));
+        fair_queues.granted(&ids[0], tokens(7));
         assert!(is_woken(&first));
         assert_eq!(first.position(at(903), false), grant(&ids[0], 7, 902));
     }
@@ -510,7 +559,7 @@ mod tests {
         let id = enter(&waits, 0);
         let asking = HolderId::fresh("o");
         enters.begin_entering(&asking);
-        fair_queues.granted(&id, token(7));
+        fair_queues.granted(&id, tokens(7));
         let left: Vec<_> = fair_queues
             .leave_all()
             .into_iter()

@@ -21,14 +21,16 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
-use crate::protocol::place::Refreshed;
+use crate::protocol::place::{Refreshed, TokenBlock};
 use crate::protocol::primitive::Primitive;
 use crate::queue::answers::Answers;
 use crate::queue::parker::Parker;
 use crate::queue::position::{Grant, Position};
 use crate::stats::Wake;
-use crate::token::FencingToken;
 use crate::wait_policy::Backoff;
+
+/// The shortest time between two refreshes, however soon the lock expires.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 
 /// How long the other calls sleep while a refresh is in flight, at most.
 const MAX_REFRESH_WAIT: Duration = Duration::from_secs(1);
@@ -60,7 +62,7 @@ pub(super) struct FairWaiter {
     /// When the next refresh is due.
     due: Instant,
     pub(super) pace: RefreshPace,
-    pub(super) granted: Option<FencingToken>,
+    pub(super) granted: Option<TokenBlock>,
     /// The grant came by message, not by a refresh.
     by_message: bool,
     pub(super) refusals: u32,
@@ -76,28 +78,52 @@ pub(crate) struct RefreshPace {
     pub(crate) backoff: Option<Backoff>,
 }
 
+/// A reply that a call waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitingReply {
+    /// When its command was sent.
+    pub(crate) sent: Instant,
+    pub(crate) arrived: Instant,
+    /// Whether grant messages reach this client, as far as is known.
+    pub(crate) is_listening: bool,
+}
+
 impl RefreshPace {
-    fn next(&self, sent: Instant, refusals: u32) -> Instant {
-        let pause = self
-            .backoff
-            .map(|backoff| backoff.pause(refusals.saturating_sub(1)));
-        sent.after(self.every.min(pause.unwrap_or(Duration::MAX)))
+    /// Returns when to refresh a place after a reply. The lock is held for `remaining` more, `None`
+    /// if without end.
+    fn next(&self, reply: WaitingReply, remaining: Option<Duration>, refusals: u32) -> Instant {
+        if let Some(backoff) = self.backoff {
+            let pause = backoff.pause(refusals.saturating_sub(1));
+            return reply.sent.after(self.every.min(pause));
+        }
+        let pause = match reply.is_listening {
+            true => self.every,
+            // Only a refresh finds a grant.
+            false => self.every / 4,
+        };
+        // The expiry of a key is not announced. Redis rounds the remaining time down to whole ms.
+        let expiry = remaining.map_or(Instant::NEVER, |left| {
+            let rounded = left.saturating_add(Duration::from_millis(1));
+            reply.arrived.after(rounded)
+        });
+        let earliest = reply.sent.after(SHORTEST_PAUSE);
+        reply.sent.after(pause).min(expiry.max(earliest))
     }
 }
 
 impl FairWaiter {
-    /// Records a reply, to a command sent at `sent`, that the call waits.
-    pub(super) fn refused(&mut self, sent: Instant) {
-        self.seen_waiting = self.seen_waiting.max(Some(sent));
+    /// Records a reply that the call waits.
+    pub(super) fn refused(&mut self, reply: WaitingReply, remaining: Option<Duration>) {
+        self.seen_waiting = self.seen_waiting.max(Some(reply.sent));
         self.refusals = self.refusals.saturating_add(1);
-        self.due = self.pace.next(sent, self.refusals);
+        self.due = self.pace.next(reply, remaining, self.refusals);
     }
 
     /// Returns what was granted to the call since it has a place in Redis.
     pub(super) fn grant(&self) -> Option<Grant> {
         Some(Grant {
             id: self.id.clone()?,
-            token: self.granted?,
+            tokens: self.granted?,
             seen_waiting: self.seen_waiting?,
             by_message: self.by_message,
         })
@@ -132,11 +158,11 @@ impl FairWaiter {
     }
 
     /// Records a grant; returns false if it is not the first.
-    pub(super) fn note_grant(&mut self, token: FencingToken, by_message: bool) -> bool {
+    pub(super) fn note_grant(&mut self, tokens: TokenBlock, by_message: bool) -> bool {
         if self.granted.is_some() {
             return false;
         }
-        self.granted = Some(token);
+        self.granted = Some(tokens);
         self.by_message = by_message;
         true
     }
@@ -220,14 +246,14 @@ impl FairQueue {
         }
     }
 
-    /// Records the replies to a refresh of `ids` that was sent at `sent`.
+    /// Records the replies to a refresh of `ids`.
     ///
     /// Returns the ids that wait no longer.
     pub(super) fn note_refreshed(
         &mut self,
         ids: &[HolderId],
         answers: &[Refreshed],
-        sent: Instant,
+        reply: WaitingReply,
     ) -> Vec<HolderId> {
         self.refreshing = None;
         self.no_refresh_before = Instant::START;
@@ -236,9 +262,9 @@ impl FairQueue {
         // Other waiters may have been granted the lock, or have given up, in the meantime.
         for waiter in self.waiters.iter_mut().filter(|waiter| waiter.waits()) {
             match waiter.id.as_ref().and_then(|id| answers.get(id)) {
-                Some(Refreshed::Waiting(_)) => waiter.refused(sent),
+                Some(Refreshed::Waiting(remaining)) => waiter.refused(reply, *remaining),
                 Some(Refreshed::Granted(token)) => {
-                    waiter.note_grant(*token, false);
+                    waiter.note_grant(TokenBlock::one(*token), false);
                     waiter.parker.unpark();
                 }
                 Some(Refreshed::Gone) => {

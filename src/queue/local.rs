@@ -331,6 +331,7 @@ mod tests {
     use super::*;
     use crate::protocol::fair::FairMutexKeys;
     use crate::protocol::keys::Keys;
+    use crate::protocol::place::TokenBlock;
     use crate::queue::answers::Span;
     use crate::queue::fair_queue::RefreshPace;
     use crate::queue::held_leases::HeldLeases;
@@ -387,7 +388,8 @@ mod tests {
             .join(&fair, pace, local.parker().clone());
         let id = HolderId::fresh("o");
         place.begin_entering(&id);
-        waiters.fair_queues.granted(&id, FencingToken::new(7));
+        let tokens = TokenBlock::one(FencingToken::new(7));
+        waiters.fair_queues.granted(&id, tokens);
         assert!(is_woken(&local));
     }
 

@@ -2,10 +2,10 @@
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
+use crate::protocol::place::TokenBlock;
 use crate::queue::answers::Answers;
 use crate::queue::parker::Parker;
 use crate::stats::Wake;
-use crate::token::FencingToken;
 
 /// A queue, seen by one of the calls that wait in it.
 ///
@@ -58,7 +58,7 @@ pub(crate) enum Position {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub(crate) id: HolderId,
-    pub(crate) token: FencingToken,
+    pub(crate) tokens: TokenBlock,
     /// An instant before the grant: the provisional lease is counted from then.
     pub(crate) seen_waiting: Instant,
     /// The client received a message and did not have to ask.

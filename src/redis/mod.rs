@@ -151,6 +151,12 @@ impl Deployment {
         }
     }
 
+    /// Returns whether the server that keeps a name has the subscriptions of all its waiters.
+    pub(crate) fn counts_listeners(&self) -> bool {
+        // The nodes of a cluster pass messages on to each other.
+        !matches!(self, Self::Cluster(_))
+    }
+
     /// Returns a new record of what each server did about an acquiring command; `None` unless over
     /// a quorum.
     pub(crate) fn votes(&self) -> Option<Arc<ServerVotes>> {

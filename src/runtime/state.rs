@@ -28,6 +28,7 @@ use crate::runtime::io::IoRequest;
 use crate::runtime::io::renewal_round::{RenewalPart, RenewalRound};
 use crate::runtime::io::shared_stats::SharedStats;
 use crate::runtime::sentinel_watch::SentinelWatch;
+use crate::runtime::subscriber::Inbox;
 use crate::runtime::subscriber::subscription::{Part, Subscription};
 use crate::runtime::timer::Timer;
 use crate::runtime::worker::contain;
@@ -212,10 +213,10 @@ impl Runtime {
         Ok(Subscription::of(parts?, size))
     }
 
-    /// Returns the channel on which this client receives grants of a name.
-    pub(crate) fn inbox(&self, key: Key<'_>) -> Vec<u8> {
+    /// Returns how this client receives grants of a name.
+    pub(crate) fn inbox(&self, key: Key<'_>) -> Inbox {
         let endpoint = self.endpoints.known(&self.deployment.primary_owner_of(key));
-        endpoint.map_or_else(Vec::new, |endpoint| endpoint.subscriber.inbox().to_vec())
+        endpoint.map_or_else(Inbox::default, |endpoint| endpoint.subscriber.inbox())
     }
 
     /// Queues the renewals that are due, in one batch for each server.

@@ -44,7 +44,7 @@ impl Foreign {
             ttl: FOREIGN_TTL,
             tokens: 1,
             proposed: None,
-            inbox: None,
+            place: None,
         });
         let key = lock_key(name);
         shared.change(|state| match run(state, &acquire) {

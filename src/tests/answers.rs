@@ -134,11 +134,16 @@ fn check_refreshed(reply: &Reply, places: usize) {
 }
 
 pub(super) fn check_grant(payload: &[u8]) {
-    if let Some((id, token)) = read_grant(payload) {
+    if let Some((id, tokens)) = read_grant(payload) {
         let said = format!(" {id}", id = id.as_str()).into_bytes();
-        let digits = payload.strip_suffix(&*said).unwrap();
-        let digits = digits.strip_prefix(b"grant ").unwrap();
-        assert!(digits.iter().all(u8::is_ascii_digit) && is_token(token.value()));
+        let numbers = payload.strip_suffix(&*said).unwrap();
+        let numbers = numbers.strip_prefix(b"grant ").unwrap();
+        let [first, count] = &numbers.split(|byte| *byte == b' ').collect::<Vec<_>>()[..] else {
+            panic!("{payload:?}")
+        };
+        assert!(first.iter().chain(*count).all(u8::is_ascii_digit));
+        assert!(is_token(tokens.first.value()) && tokens.count > 0);
+        assert!(is_token(tokens.first.value() + tokens.count - 1));
     }
 }
 

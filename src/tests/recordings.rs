@@ -14,7 +14,7 @@ const RECORDINGS: [&str; 2] = [
 
 /// Further replies of Redis 7, of rarer forms.
 const RARE: [&str; 36] = [
-    // acquire, propose, fair_enter, and the scripts for several names
+    // acquire, propose, queue_enter, and the scripts for several names
     "*2\r\n:1\r\n:1764000000000000\r\n",
     "*3\r\n:0\r\n$42\r\nweb:7:123e4567-e89b-12d3-a456-426614174000\r\n:9876\r\n",
     "*3\r\n:0\r\n$1\r\nv\r\n:-1\r\n",
@@ -31,7 +31,7 @@ const RARE: [&str; 36] = [
     "*3\r\n$1\r\nv\r\n:9876\r\n$16\r\n1764000000000000\r\n",
     "*3\r\n$1\r\nv\r\n:-1\r\n$-1\r\n",
     "$-1\r\n",
-    // fair_refresh
+    // queue_refresh
     "*4\r\n:0\r\n:1764000000000000\r\n:-1\r\n:9876\r\n",
     "*2\r\n:0\r\n:-1\r\n",
     // commands
@@ -52,8 +52,8 @@ const RARE: [&str; 36] = [
     // subscriptions
     "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
     ">3\r\n$9\r\nsubscribe\r\n$14\r\n+switch-master\r\n:1\r\n",
-    "*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$65\r\n\
-     grant 1764000000000000 web:7:123e4567-e89b-12d3-a456-426614174000\r\n",
+    "*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$67\r\n\
+     grant 1764000000000000 1 web:7:123e4567-e89b-12d3-a456-426614174000\r\n",
     ">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$5\r\nprobe\r\n",
     // errors
     "-NOSCRIPT No matching script. Please use EVAL.\r\n",

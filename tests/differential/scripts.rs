@@ -31,13 +31,16 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("fence", "1 fence#"),
     ("tally", "2 tally last $tokens $counts"),
     (
-        "fair_enter",
-        "4 lock# fence# queue# places# $id $ttl 1 $inbox?",
+        "queue_enter",
+        "4 lock# fence# queue# places# $id $ttl $tokens $mark $inbox",
     ),
-    ("fair_enter", "4 lock# fence# queue# places# $id $ttl 0"),
-    ("fair_refresh", "4 lock# fence# queue# places# $inbox $id+"),
-    ("fair_release", "4 lock# fence# queue# places# $id wake#"),
-    ("fair_undo", "4 lock# fence# queue# places# wake# $id+"),
+    (
+        "queue_enter",
+        "4 lock# fence# queue# places# $id $ttl $tokens 0",
+    ),
+    ("queue_refresh", "4 lock# fence# queue# places# $inbox $id+"),
+    ("queue_release", "4 lock# fence# queue# places# $id wake#"),
+    ("queue_undo", "4 lock# fence# queue# places# wake# $id+"),
 ];
 
 /// Commands of other clients, some of which damage the keys.
@@ -132,7 +135,8 @@ pub(crate) fn fill(name: &str, words: &mut Words<'_>) -> Option<Vec<u8>> {
         ]),
         "foreign" if words.rng.random_ratio(1, 4) => vec![b'f'; 2000],
         "foreign" => words.one_of(&["foreign", "", "5"]),
-        "inbox" => words.one_of(&["inbox0", "inbox1", ""]),
+        "inbox" => words.one_of(&["inbox0", "inbox1", "nobody listens", ""]),
+        "mark" => words.one_of(&["l", "n", "a"]),
         "place" => words.place(),
         "counts" => words.one_of(&["attempts 3 released 2", "attempts 1", "", "lost x"]),
         _ => return None,
@@ -153,7 +157,7 @@ pub(crate) fn unlisted() -> Vec<String> {
 /// Returns the files of each script, in their order, as the crate's sources list them:
 /// `static FENCE: Script = script!("fence", "get")`, with the files before it behind the commands.
 ///
-/// Another macro, such as `fair_script!`, adds the files that it names itself.
+/// Another macro, such as `queue_script!`, adds the files that it names itself.
 fn files_of_scripts() -> BTreeMap<String, Vec<String>> {
     let names: Vec<String> = files().iter().map(|file| stem(file)).collect();
     let named_in = |text: &str| -> Vec<String> {

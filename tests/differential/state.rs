@@ -166,7 +166,8 @@ impl Content {
         commands
     }
 
-    /// Returns the times at which places expire: a hash's values `refreshed provisional inbox`.
+    /// Returns the times at which places expire: a hash's values begin with
+    /// `refreshed provisional`.
     fn places(&self) -> Vec<u64> {
         let Reply::Array(Some(items)) = &self.value else {
             return Vec::new();

@@ -193,12 +193,17 @@ impl Words<'_> {
         (ms * 1000).to_string().into_bytes()
     }
 
-    /// Returns a place in a queue: when it was refreshed, its provisional time, and an inbox.
+    /// Returns a place in a queue: when it was refreshed, its provisional time, and more.
     pub(crate) fn place(&mut self) -> Vec<u8> {
-        let place = match self.rng.random_range(0..4) {
-            0 => format!("{} 3000 inbox0", self.now - 5_000),
-            1 => format!("{} 3000 ", self.now),
-            2 => format!("{} {} inbox1", self.now, self.rng.random_range(SOON)),
+        let now = self.now;
+        let place = match self.rng.random_range(0..7) {
+            0 => format!("{} 3000 5 {} l inbox0", now - 5_000, now - 9_000),
+            1 => format!("{now} 3000 1 {now} p nobody listens"),
+            2 => format!("{now} {} 30 {now} r ", self.rng.random_range(SOON)),
+            3 => format!("{now} 3000 x {now} l inbox0"),
+            // The form of an earlier version.
+            4 => format!("{} 3000 inbox0", now - 5_000),
+            5 => format!("{now} {} inbox1", self.rng.random_range(SOON)),
             _ => "no place".to_owned(),
         };
         place.into_bytes()

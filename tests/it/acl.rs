@@ -178,7 +178,7 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
 }
 
 /// The calls that fail without a permission. All others work, including waiting.
-const CLIENT_FAILURES: [(&str, &[&str]); 29] = [
+const CLIENT_FAILURES: [(&str, &[&str]); 30] = [
     (
         "~lock:*",
         &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
@@ -221,6 +221,8 @@ const CLIENT_FAILURES: [(&str, &[&str]); 29] = [
     ("+lrem", &[]),
     ("+ping", &["ping"]),
     ("+publish", &[]),
+    // A grant goes to the first in the queue, whether or not its client is subscribed.
+    ("+pubsub|numsub", &[]),
     ("+subscribe", &[]),
     ("+unsubscribe", &[]),
     ("+client|setname", &[]),
@@ -266,9 +268,9 @@ fn assert_failures_without(right: &str, fails: &[&str]) {
             "unlock" => "the release script needs",
             "inspect" => "the inspect script needs",
             "force_unlock" => "script needs",
-            "fair lock" => "the fair_enter script needs",
-            "fair unlock" => "the fair_release script needs",
-            "fair wait" => "the fair_",
+            "fair lock" => "the queue_enter script needs",
+            "fair unlock" => "the queue_release script needs",
+            "fair wait" => "the queue_",
             _ => "PING needs",
         };
         assert!(text.contains(script), "{right}: {text}");
@@ -343,11 +345,11 @@ fn operator_can_inspect_locks_but_not_acquire_them() {
             assert!(error.to_string().contains(named), "{right}: {error}");
         }
     }
-    // The user for locking cannot list locks and waiters, and needs neither.
+    // The user for locking cannot list locks or read the length of a queue, and needs neither.
     set_user(&server, &documented("leasehold"));
     let failed = operator_failures(&server, "leasehold");
     let steps: Vec<&str> = failed.iter().map(|(step, _)| *step).collect();
-    assert_eq!(steps, ["list", "waiting", "queued"], "{failed:?}");
+    assert_eq!(steps, ["list", "queued"], "{failed:?}");
 }
 
 fn shared_statistics_need_the_additional_rule() {

@@ -31,12 +31,15 @@ support::tests![
     grant_that_cannot_be_renewed_is_reported_lost,
     unanswered_leave_is_repeated,
     long_outage_ends_the_wait,
+    waiter_without_a_subscription_refreshes_more_often,
     contenders_progress_in_order_while_some_are_killed_or_paused
 ];
 
 support::roughly_timed![
     basic_fair_release_wakes_the_next_waiter_promptly,
     killed_waiter_costs_at_most_its_provisional_lease,
+    killed_waiters_delay_nobody,
+    expiry_is_noticed_when_it_happens,
     waiters_dead_for_long_cost_nothing,
     paused_waiter_is_skipped_and_granted_under_a_new_id,
     lost_grant_message_costs_at_most_a_refresh,
@@ -111,6 +114,59 @@ fn killed_waiter_costs_at_most_its_provisional_lease() {
         unlock(guard);
     });
     wait_until_only_fences_remain(&server);
+}
+
+/// The server knows that nobody listens to their inboxes any more, and grants to the next.
+fn killed_waiters_delay_nobody() {
+    let server = Server::start();
+    let guard = fair(&server).lock().unwrap();
+    let mut children: Vec<_> = (0..3).map(|_| spawn_waiting_child(&server)).collect();
+    thread::scope(|scope| {
+        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
+        children.iter_mut().for_each(Child::kill);
+        let inboxes = || {
+            let mut channels = redis::cmd("PUBSUB");
+            let channels: Vec<String> = channels
+                .arg(&["CHANNELS", "leasehold:*"])
+                .query(&mut server.connection())
+                .unwrap();
+            channels.len()
+        };
+        eventually(PATIENCE, || inboxes() == 1);
+        unlock(time_until_granted(ms(0), waiting, || unlock(guard)));
+    });
+    // The places of the killed waiters expire.
+    eventually(ms(10_000), || only_fences_remain(&server));
+}
+
+/// The lease of a killed holder ends without a message. A waiter refreshes its place when the key
+/// expires, not at the next regular refresh.
+fn expiry_is_noticed_when_it_happens() {
+    let server = Server::start();
+    server.run("SET", &["lock:a", "another program", "PX", "2000"]);
+    thread::scope(|scope| {
+        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
+        unlock(time_until_granted(ms(2_000), waiting, || {}));
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+/// Grants pass over the place of a client without a subscription, or reach it by a refresh only.
+fn waiter_without_a_subscription_refreshes_more_often() {
+    let server = Server::start();
+    let rules = "SETUSER default resetchannels";
+    let _guard = fair(&server).lock().unwrap();
+    server.run("ACL", &rules.split(' ').collect::<Vec<_>>());
+    let client = client(&server.url());
+    thread::scope(|scope| {
+        let mutex = client.fair_mutex("a");
+        let waiting = scope.spawn(move || mutex.try_lock_for(ms(6_000)).unwrap());
+        wait_for_refresh(&client);
+        let before = refresh_count(&client);
+        // Six regular refreshes take more than 5 s.
+        eventually(ms(4_500), || refresh_count(&client) >= before + 6);
+        assert!(waiting.join().unwrap().is_none());
+    });
 }
 
 fn waiters_dead_for_long_cost_nothing() {

@@ -96,18 +96,18 @@ const SCRIPTS: [(&str, &str, &[&str]); 13] = [
     ("undo", source!("rewrite", "undo"), &["lock:a", "lock:b"]),
     ("inspect", source!("inspect"), &["lock:a", "large"]),
     (
-        "fair_enter",
-        source!("last_token", "fair_grant", "fair_enter"),
+        "queue_enter",
+        source!("last_token", "now", "admit_lock", "queue", "queue_enter"),
         &FAIR_KEYS,
     ),
     (
-        "fair_release",
-        source!("last_token", "fair_grant", "fair_release"),
+        "queue_release",
+        source!("last_token", "now", "admit_lock", "queue", "queue_release"),
         &FAIR_KEYS,
     ),
     (
-        "fair_undo",
-        source!("last_token", "fair_grant", "fair_undo"),
+        "queue_undo",
+        source!("last_token", "now", "admit_lock", "queue", "queue_undo"),
         &FAIR_KEYS,
     ),
 ];
@@ -301,7 +301,7 @@ fn a_release_deletes_no_other_value_with_the_same_start() {
         eval(&server, source!("rewrite", "release"), &["lock:a"], &args);
         assert_eq!(server.get("lock:a").as_deref(), Some(other));
         let keys = ["lock:a", "fence", "queue", "places"];
-        let fair = source!("last_token", "fair_grant", "fair_release");
+        let fair = source!("last_token", "now", "admit_lock", "queue", "queue_release");
         eval(&server, fair, &keys, &args);
         assert_eq!(server.get("lock:a").as_deref(), Some(other));
         // A release whose id is the start of the value.

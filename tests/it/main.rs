@@ -26,6 +26,7 @@ mod loss;
 mod malformed;
 mod not_redis;
 mod outages;
+mod queue;
 mod renewal;
 mod replicas;
 mod replies;
@@ -77,6 +78,7 @@ const TESTS: &[Listed] = &[
     malformed::TESTS,
     not_redis::TESTS,
     outages::TESTS,
+    queue::TESTS,
     renewal::TESTS,
     replicas::TESTS,
     replies::TESTS,

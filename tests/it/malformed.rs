@@ -55,8 +55,8 @@ fn client(url: &str) -> Client {
 fn server_replying(script: &'static str, reply: &'static str) -> FakeServer {
     FakeServer::start(move |request| match request.name().as_str() {
         name if name == script => reply_bytes(reply),
-        "release" | "release_all" | "fair_release" => reply_bytes(":1\r\n"),
-        "undo" | "fair_undo" => reply_bytes("*1\r\n:0\r\n"),
+        "release" | "release_all" | "queue_release" => reply_bytes(":1\r\n"),
+        "undo" | "queue_undo" => reply_bytes("*1\r\n:0\r\n"),
         _ => None,
     })
 }
@@ -148,10 +148,10 @@ fn a_refusal_for_a_name_that_was_not_asked_for_is_undone() {
 
 fn a_fair_lock_with_an_impossible_reply_is_undone() {
     for reply in ["*2\r\n:1\r\n:0\r\n", "+OK\r\n"] {
-        let server = server_replying("fair_enter", reply);
+        let server = server_replying("queue_enter", reply);
         let fair = client(&server.url()).fair_mutex("a");
         assert_unanswered(&fair.try_lock_for(ms(5_000)), reply);
-        assert_undone(&server, "fair_enter");
+        assert_undone(&server, "queue_enter");
     }
 }
 
@@ -164,15 +164,15 @@ fn an_impossible_reply_grants_nothing_to_a_queued_waiter() {
         ":7\r\n",
     ] {
         let server = FakeServer::start(move |request| match request.name().as_str() {
-            "fair_enter" => reply_bytes("*3\r\n:0\r\n$1\r\nx\r\n:60000\r\n"),
-            "fair_refresh" => reply_bytes(reply),
-            "fair_release" => reply_bytes(":1\r\n"),
+            "queue_enter" => reply_bytes("*3\r\n:0\r\n$1\r\nx\r\n:60000\r\n"),
+            "queue_refresh" => reply_bytes(reply),
+            "queue_release" => reply_bytes(":1\r\n"),
             _ => None,
         });
         let fair = client(&server.url()).fair_mutex("a");
         let granted = fair.try_lock_for(ms(2_500));
         assert!(!matches!(granted, Ok(Some(_))), "{reply:?}");
-        assert!(!server.requests("fair_refresh").is_empty());
+        assert!(!server.requests("queue_refresh").is_empty());
     }
 }
 

@@ -144,7 +144,7 @@ fn well_formed_nonsense_ends_the_call_at_the_third_reply() {
     assert_reports(&client.mutex("a").lock().unwrap_err(), "\"+OK\\r\\n\"");
     assert_eq!(server.requests("acquire").len(), 3);
     assert_reports(&client.fair_mutex("a").lock().unwrap_err(), "\"+OK\\r\\n\"");
-    assert_eq!(server.requests("fair_enter").len(), 3);
+    assert_eq!(server.requests("queue_enter").len(), 3);
 }
 
 fn endless_well_formed_nonsense_is_reported() {

@@ -35,7 +35,7 @@ fn granted(token: &[u8]) -> Vec<u8> {
 /// The reply to commands that are not the subject of a test.
 fn other_reply(request: &Request) -> Option<Vec<u8>> {
     match request.name().as_str() {
-        "release" | "release_all" | "fair_release" => Some(b":1\r\n".to_vec()),
+        "release" | "release_all" | "queue_release" => Some(b":1\r\n".to_vec()),
         _ => default_reply(request),
     }
 }
@@ -67,8 +67,8 @@ fn time_to_connect_is_no_time_of_a_reply() {
 /// at the deadline.
 fn fair_call_on_a_slow_server_finds_the_lock_taken() {
     let server = FakeServer::start(|request| match request.name().as_str() {
-        "fair_enter" => Some(refused("x", ms(10), None)),
-        "fair_refresh" => {
+        "queue_enter" => Some(refused("x", ms(10), None)),
+        "queue_refresh" => {
             let_pass(ms(400));
             let places = request.args().len() - 1;
             let waiting = ":0\r\n".repeat(places);
@@ -81,7 +81,7 @@ fn fair_call_on_a_slow_server_finds_the_lock_taken() {
     // The shorter the ttl, the earlier the refreshes.
     let refreshing = fair.clone().ttl(ms(400));
     let refreshing = thread::spawn(move || refreshing.lock().map(drop));
-    eventually(LONG, || server.requests("fair_enter").len() == 1);
+    eventually(LONG, || server.requests("queue_enter").len() == 1);
     let outcome = fair.try_lock_for(ms(2_000));
     assert!(matches!(outcome, Ok(None)), "{outcome:?}");
     let _ = client.shutdown(LONG);

@@ -52,12 +52,17 @@ fn script(sha: &str) -> String {
         }
         let sha = |source: &str| redis::Script::new(source).get_hash().to_owned();
         let (token, rewrite) = (source!("last_token"), source!("rewrite"));
-        let grant = [token, source!("fair_grant")];
+        let queue = [
+            token,
+            source!("now"),
+            source!("admit_lock"),
+            source!("queue"),
+        ];
         let all = [
             scripts!("acquire", "acquire_all", "propose", "propose_all" after [token]),
             scripts!("release", "release_all", "renew", "renew_all", "undo" after [rewrite]),
             scripts!("inspect", "fence", "tally" after [""; 0]),
-            scripts!("fair_enter", "fair_refresh", "fair_release", "fair_undo" after grant),
+            scripts!("queue_enter", "queue_refresh", "queue_release", "queue_undo" after queue),
         ];
         let all = all.into_iter().flatten();
         all.map(|(source, name)| (sha(&source), name)).collect()
@@ -162,9 +167,9 @@ impl FakeServer {
         const UNDOING: [&str; 5] = [
             "release",
             "release_all",
-            "fair_release",
+            "queue_release",
             "undo",
-            "fair_undo",
+            "queue_undo",
         ];
         let requests = &self.seen.lock().requests;
         let mut undos = requests

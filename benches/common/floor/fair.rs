@@ -45,12 +45,14 @@ redis.call('PUBLISH', inbox, id .. ' ' .. string.format('%.0f', draw()))
 return 1
 ";
 
-const GRANT: &str = concat!(
+const QUEUE: &str = concat!(
     include_str!("../../../src/protocol/last_token.lua"),
-    include_str!("../../../src/protocol/fair_grant.lua")
+    include_str!("../../../src/protocol/now.lua"),
+    include_str!("../../../src/protocol/admit_lock.lua"),
+    include_str!("../../../src/protocol/queue.lua")
 );
-const FAIR_ENTER: &str = include_str!("../../../src/protocol/fair_enter.lua");
-const FAIR_RELEASE: &str = include_str!("../../../src/protocol/fair_release.lua");
+const QUEUE_ENTER: &str = include_str!("../../../src/protocol/queue_enter.lua");
+const QUEUE_RELEASE: &str = include_str!("../../../src/protocol/queue_release.lua");
 
 pub(crate) struct Granted {
     connection: Connection,
@@ -119,11 +121,11 @@ impl Granted {
         let inbox = format!("bench:{}", Uuid::new_v4());
         Self {
             connection: connect(url),
-            enter: Script::new(&format!("{GRANT}{FAIR_ENTER}")),
-            leave: Script::new(&format!("{GRANT}{FAIR_RELEASE}")),
+            enter: Script::new(&format!("{QUEUE}{QUEUE_ENTER}")),
+            leave: Script::new(&format!("{QUEUE}{QUEUE_RELEASE}")),
             keys: vec![lock.into(), fence, queue, places],
             receive: over_subscriber_thread(url, &inbox),
-            arguments: [vec!["1".into(), inbox], vec![channel(lock)]],
+            arguments: [vec!["1".into(), "l".into(), inbox], vec![channel(lock)]],
             id: None,
         }
     }

@@ -40,6 +40,7 @@ pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
         let this = &endpoint.subscriber;
         let mut state = this.state.lock();
         state.up = false;
+        state.has_tried = true;
         for channel in state.channels.values() {
             *channel.live.lock() = None;
         }
@@ -83,6 +84,7 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<
     {
         let mut state = this.state.lock();
         state.up = up;
+        state.has_tried = true;
         state.probe_sent = None;
     }
     pubsub.subscribe(&wanted)?;

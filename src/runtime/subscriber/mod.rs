@@ -42,9 +42,22 @@ struct State {
     /// Channels for which no SUBSCRIBE was sent on this connection yet.
     queue: Vec<Vec<u8>>,
     up: bool,
+    /// The thread has subscribed to the control channel, or has failed to.
+    has_tried: bool,
     /// When the oldest probe was published that has not been received.
     probe_sent: Option<Instant>,
     stopping: bool,
+}
+
+/// How a client receives grants of a name.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    /// The channel; empty if there is none.
+    pub(crate) channel: Vec<u8>,
+    /// As far as is known, messages arrive.
+    pub(crate) is_live: bool,
+    /// They do not yet: the thread that receives them has not tried to subscribe.
+    pub(crate) is_starting: bool,
 }
 
 #[derive(Debug)]
@@ -103,9 +116,14 @@ impl Subscriber {
         }
     }
 
-    /// Returns the channel on which this client also receives grants.
-    pub(crate) fn inbox(&self) -> &[u8] {
-        &self.control
+    /// Returns how this client receives grants.
+    pub(crate) fn inbox(&self) -> Inbox {
+        let state = self.state.lock();
+        Inbox {
+            channel: self.control.clone(),
+            is_live: state.up && !self.mute.load(Ordering::SeqCst),
+            is_starting: !state.has_tried,
+        }
     }
 
     /// Returns true if any channel has a user.

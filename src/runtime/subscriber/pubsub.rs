@@ -78,7 +78,7 @@ impl<'a> PubSub<'a> {
         if channel == this.control {
             if payload == PROBE {
                 state.probe_sent = None;
-            } else if let Some((id, token)) = read_grant(payload) {
+            } else if let Some((id, tokens)) = read_grant(payload) {
                 drop(state);
                 let now = Instant::now();
                 // A wake-up that is almost due, or late, would come before the new lease is due
@@ -91,7 +91,7 @@ impl<'a> PubSub<'a> {
                     self.wakes_timer_at = Some(at);
                     self.runtime.timer.wake_if_due(at);
                 }
-                self.runtime.waiters.fair_queues.granted(&id, token);
+                self.runtime.waiters.fair_queues.granted(&id, tokens);
             }
             return;
         }

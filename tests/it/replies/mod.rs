@@ -289,40 +289,40 @@ fn fair(raw: &mut Raw, replies: &mut Replies) {
     let [first, second, third] = IDS;
     let keys = &["lock:f", "fence:f", "queue:f", "places:f"];
     let mut note = |what, reply| replies.note(what, reply);
-    let enter = source!("last_token", "fair_grant", "fair_enter");
-    let refresh = source!("last_token", "fair_grant", "fair_refresh");
-    let release = source!("last_token", "fair_grant", "fair_release");
-    let undo = source!("last_token", "fair_grant", "fair_undo");
+    let enter = source!("last_token", "now", "admit_lock", "queue", "queue_enter");
+    let refresh = source!("last_token", "now", "admit_lock", "queue", "queue_refresh");
+    let release = source!("last_token", "now", "admit_lock", "queue", "queue_release");
+    let undo = source!("last_token", "now", "admit_lock", "queue", "queue_undo");
     note(
-        "fair_enter, free",
-        raw.script(enter, keys, &[first, TTL, "1", "i"]),
+        "queue_enter, free",
+        raw.script(enter, keys, &[first, TTL, "1", "l", "i"]),
     );
     note(
-        "fair_enter, held",
-        raw.script(enter, keys, &[second, TTL, "1", "i"]),
+        "queue_enter, held",
+        raw.script(enter, keys, &[second, TTL, "1", "l", "i"]),
     );
     let ids = &["i", second, third];
-    note("fair_refresh, waits", raw.script(refresh, keys, ids));
+    note("queue_refresh, waits", raw.script(refresh, keys, ids));
     note(
-        "fair_release, another's",
+        "queue_release, another's",
         raw.script(release, keys, &[third, "c"]),
     );
     note(
-        "fair_release, held",
+        "queue_release, held",
         raw.script(release, keys, &[first, "c"]),
     );
-    note("fair_refresh, granted", raw.script(refresh, keys, ids));
+    note("queue_refresh, granted", raw.script(refresh, keys, ids));
     note(
-        "fair_undo, another's",
+        "queue_undo, another's",
         raw.script(undo, keys, &["c", first, third]),
     );
     note(
-        "fair_undo, held",
+        "queue_undo, held",
         raw.script(undo, keys, &["c", second, third]),
     );
-    note("fair_refresh, free", raw.script(refresh, keys, ids));
+    note("queue_refresh, free", raw.script(refresh, keys, ids));
     note(
-        "fair_release, free",
+        "queue_release, free",
         raw.script(release, keys, &[first, "c"]),
     );
 }

@@ -222,8 +222,8 @@ pub(super) fn fair_mutex_calls_are_as_recorded() {
     let waiter = trace.step("another client waits", |passed| {
         let other = other.clone();
         let waiter = thread::spawn(move || other.lock().unwrap());
-        passed.wait_for("fair_enter", 1);
-        passed.wait_for("fair_refresh", 1);
+        passed.wait_for("queue_enter", 1);
+        passed.wait_for("queue_refresh", 1);
         waiter
     });
     trace.step("waiting", |_| assert_eq!(fair.waiting().unwrap(), 1));
@@ -233,10 +233,10 @@ pub(super) fn fair_mutex_calls_are_as_recorded() {
         passed.wait_for("renew", 1);
         guard
     });
-    trace.meanwhile(&["fair_refresh"]);
+    trace.meanwhile(&["queue_refresh"]);
     trace.step("a waiter gives up", |passed| {
         assert!(fair.try_lock_for(ms(500)).unwrap().is_none());
-        passed.wait_for("fair_release", 1);
+        passed.wait_for("queue_release", 1);
     });
     trace.step("its unlock", |passed| {
         released(guard.unlock());
@@ -258,7 +258,7 @@ pub(super) fn undos_are_as_recorded() {
     let kinds = [
         ("acquire", "release", "undo"),
         ("acquire_all", "release_all", "undo"),
-        ("fair_enter", "fair_release", "fair_undo"),
+        ("queue_enter", "queue_release", "queue_undo"),
     ];
     let scenes = kinds.map(|(acquire, release, undo)| {
         let server = Server::start();
@@ -266,7 +266,7 @@ pub(super) fn undos_are_as_recorded() {
         let client = client(&trace);
         let try_lock = |limit: Duration| match acquire {
             "acquire_all" => client.mutex_all(["a", "b"]).try_lock_for(limit).map(drop),
-            "fair_enter" => client.fair_mutex("a").try_lock_for(limit).map(drop),
+            "queue_enter" => client.fair_mutex("a").try_lock_for(limit).map(drop),
             _ => client.mutex("a").try_lock_for(limit).map(drop),
         };
         trace.step("lock and unlock", |_| try_lock(NEVER).unwrap());

@@ -18,7 +18,7 @@ const APART: [&str; 5] = [
     "message probe",
     "PUBLISH subscribe",
     "message subscribe",
-    "fair_refresh",
+    "queue_refresh",
 ];
 
 /// One scene: servers, and the steps of clients.

@@ -1,0 +1,70 @@
+-- The admission to a lock: one holder at a time. Prepended to the scripts of its queue, which call
+-- these functions and know nothing else of the lock.
+-- KEYS[1] lock, KEYS[2] fence
+-- A waiter wants a block of fencing tokens, given by its size; a grant reserves the whole block.
+
+-- The value of the lock key; false or nil if the lock is free.
+local holder
+
+-- Reads who holds the lock.
+local function settle()
+  holder = redis.call('GET', KEYS[1])
+end
+
+-- Returns whether a waiter with this want fits; without one, whether any waiter can.
+local function fits()
+  return not holder
+end
+
+-- Returns the first token of the next block, or nil and an error: BADFENCE if the fence holds no
+-- integer that, with the block, is below 2^53.
+local function draw(want)
+  local last, bad = last_token(KEYS[2], '', want - 1)
+  if bad then return nil, bad end
+  return math.max(micros, (last or 0) + 1)
+end
+
+-- Makes a client the holder for this many ms, under a token from `draw`. Returns an error if it is
+-- not the holder.
+local function hold(id, want, ms, token)
+  local kept = redis.pcall('SET', KEYS[2], token + want - 1, 'EX', 86400)
+  if kept.err then return kept end
+  redis.call('SET', KEYS[1], id, 'PX', ms)
+  holder = id
+end
+
+-- Returns the token of the client if it holds the lock; nil if it does not; nil and an error.
+local function held(id)
+  if holder ~= id then return nil end
+  -- The last token drawn is the holder's. If someone deleted the fence, a new token serves.
+  local token, bad = draw(1)
+  if bad then return nil, bad end
+  return tonumber(redis.call('GET', KEYS[2]) or token)
+end
+
+-- Ends the client's hold, and returns whether it had one. The key stays until `left`: a grant
+-- replaces it.
+local function take_out(id)
+  local value = holder
+  -- A forced release names a longer value as the inspect script does: by its start and its digest.
+  if value and #id > 1088 and #value > 1088 then
+    value = string.sub(value, 1, 1088) .. redis.sha1hex(value)
+  end
+  if not value or value ~= id then return false end
+  holder = nil
+  return true
+end
+
+-- Frees the lock after `take_out` unless it was granted since, and announces that.
+local function left(channel, id)
+  if holder then return end
+  redis.call('DEL', KEYS[1])
+  -- A user without the PUBLISH permission can still release.
+  redis.pcall('PUBLISH', channel, id)
+end
+
+-- Returns in how many ms the lock expires: -1 without an expiry, -2 if it is free.
+local function soonest()
+  return redis.call('PTTL', KEYS[1])
+end
+

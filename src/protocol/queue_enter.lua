@@ -1,0 +1,40 @@
+-- Acquires what the caller wants if it fits and no client waits; otherwise joins the end of the
+-- queue.
+-- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
+-- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] what it wants, ARGV[4] the mark of its place, or 0
+-- not to join the queue, ARGV[5] inbox
+-- Granted: {1, first token}. Refused, and queued unless ARGV[4] is 0: {0, value of the holder, ms
+-- until it ends or -1}.
+-- Errors: BADFENCE if the fence holds no integer below 2^53. After any error nothing is held.
+local token, bad = draw(ARGV[3])
+if bad then return bad end
+settle()
+-- The first living place; the dead ones before it are removed.
+local first = redis.call('LINDEX', KEYS[3], 0)
+while first and not living(first) do
+  remove(first, 0)
+  first = redis.call('LINDEX', KEYS[3], 0)
+end
+if not first and fits(ARGV[3]) then
+  return hold(ARGV[1], ARGV[3], ARGV[2], token) or {1, token}
+end
+if ARGV[4] == '0' then
+  -- A write that changes nothing: a server that has become a replica replies READONLY, not
+  -- "refused".
+  redis.call('HDEL', KEYS[4], '')
+else
+  if redis.call('RPUSH', KEYS[3], ARGV[1]) == 1 then
+    -- The queue was empty, or someone deleted it: places without a queue would never be granted.
+    redis.call('DEL', KEYS[4])
+  end
+  local provisional = math.min(3000, tonumber(ARGV[2]))
+  local place = {now, provisional, ARGV[3], now, ARGV[4], ARGV[5]}
+  redis.call('HSET', KEYS[4], ARGV[1], table.concat(place, ' '))
+  -- A queue in which all waiters have died ends after twice the longest provisional time.
+  redis.call('PEXPIRE', KEYS[3], 6000)
+  redis.call('PEXPIRE', KEYS[4], 6000)
+end
+bad = grant()
+if bad then return bad end
+-- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
+return {0, holder and string.sub(holder, 1, 1088), soonest()}

@@ -1,0 +1,43 @@
+-- Refreshes the places of a client's waiters, and grants to those in line who fit.
+-- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
+-- ARGV[1] the client's inbox, ARGV[2..] holder ids
+-- Replies with a list of one item for each holder id: 0 if it waits, its fencing token if it was
+-- granted what it wants, -1 if neither: then it is not granted later. The last item is the number
+-- of ms until a holder ends, -1 without an expiry, or -2 if nobody holds.
+-- Errors: BADFENCE if the fence holds no integer below 2^53. After an error no waiter is granted
+-- anything.
+settle()
+-- As in queue_enter.lua.
+redis.call('PEXPIRE', KEYS[3], 6000)
+redis.call('PEXPIRE', KEYS[4], 6000)
+if not redis.call('LINDEX', KEYS[3], 0) then
+  -- Places without a queue have no order.
+  redis.call('DEL', KEYS[4])
+end
+asking, granted = {}, {}
+local refreshed = {n = 'l', p = 'r'}
+local reply = {}
+for n = 2, #ARGV do
+  local id = ARGV[n]
+  local place = redis.call('HGET', KEYS[4], id)
+  local before, mark = string.match(place or '', '^%d+ (%d+ %S+ %d+) (%a) ')
+  if before then
+    mark = refreshed[mark] or mark
+    redis.call('HSET', KEYS[4], id, table.concat({now, before, mark, ARGV[1]}, ' '))
+    asking[id] = true
+  end
+  reply[n - 1] = before and 0 or -1
+end
+local bad = grant()
+if bad then return bad end
+for n = 2, #ARGV do
+  local token = granted[ARGV[n]]
+  if reply[n - 1] == -1 then
+    -- Granted before: the message was lost or is on its way.
+    token, bad = held(ARGV[n])
+    if bad then return bad end
+  end
+  reply[n - 1] = token or reply[n - 1]
+end
+reply[#ARGV] = soonest()
+return reply

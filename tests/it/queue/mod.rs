@@ -1,0 +1,412 @@
+//! Promise: a grant goes to the first living place in a queue that it reaches, and lasts as long as
+//! that place would have. The scripts are called directly.
+
+use std::thread;
+
+use redis::{Connection, Value};
+use support::fair::{PLACES, QUEUE, holder};
+use support::{Replicas, Server, eventually, let_pass, ms};
+
+support::tests![
+    grant_passes_over_a_place_that_nobody_listens_for,
+    place_that_was_passed_over_and_refreshed_is_granted_next,
+    lock_is_free_if_a_grant_reaches_nobody,
+    refresh_is_granted_whether_or_not_anybody_listens,
+    enter_of_a_free_lock_grants_to_whom_it_reaches,
+    new_place_is_granted_before_its_client_listens,
+    place_in_a_cluster_is_granted_whoever_listens,
+    nobody_is_passed_over_without_the_permission_to_count,
+    listener_at_a_replica_receives_no_grant_that_passes_it_over,
+    grant_lasts_from_the_last_refresh,
+    grant_reserves_and_tells_the_whole_block_of_tokens,
+    refresh_keeps_the_time_of_entry,
+    place_of_an_earlier_version_is_granted_in_its_words,
+    earlier_version_grants_places_of_this_one,
+    versions_side_by_side_have_one_holder_and_rising_tokens
+];
+
+const FENCE: &str = "leasehold:fence:{lock:a}";
+const KEYS: [&str; 4] = ["lock:a", FENCE, QUEUE, PLACES];
+const TTL: &str = "60000";
+const CHANNEL: &str = "lock_release:a";
+
+macro_rules! ours {
+    ($name:literal) => {
+        concat!(
+            include_str!("../../../src/protocol/last_token.lua"),
+            include_str!("../../../src/protocol/now.lua"),
+            include_str!("../../../src/protocol/admit_lock.lua"),
+            include_str!("../../../src/protocol/queue.lua"),
+            include_str!(concat!("../../../src/protocol/queue_", $name, ".lua"))
+        )
+    };
+}
+
+/// The scripts before places had a mark.
+macro_rules! earlier {
+    ($name:literal) => {
+        concat!(
+            include_str!("earlier/last_token.lua"),
+            include_str!("earlier/fair_grant.lua"),
+            include_str!(concat!("earlier/fair_", $name, ".lua"))
+        )
+    };
+}
+
+/// A user of the scripts.
+struct Raw(Connection);
+
+impl Raw {
+    fn to(server: &Server) -> Self {
+        Self(server.connection())
+    }
+
+    fn run(&mut self, source: &str, args: &[&str]) -> Value {
+        let mut eval = redis::cmd("EVAL");
+        let eval = eval.arg(source).arg(KEYS.len()).arg(&KEYS).arg(args);
+        eval.query(&mut self.0).unwrap()
+    }
+
+    /// Enters the queue, or acquires the lock and returns its token.
+    fn enter(&mut self, id: &str, mark: &str) -> Option<u64> {
+        self.enter_for(id, "1", mark)
+    }
+
+    fn enter_for(&mut self, id: &str, tokens: &str, mark: &str) -> Option<u64> {
+        let inbox = inbox(id);
+        token(&self.run(ours!("enter"), &[id, TTL, tokens, mark, &inbox]))
+    }
+
+    fn refresh(&mut self, id: &str) -> i64 {
+        let inbox = inbox(id);
+        numbers(&self.run(ours!("refresh"), &[&inbox, id]))[0]
+    }
+
+    fn release(&mut self, id: &str) {
+        let reply = self.run(ours!("release"), &[id, CHANNEL]);
+        assert_eq!(reply, Value::Int(1));
+    }
+
+    /// Returns the fields of a place.
+    fn place(&mut self, id: &str) -> Vec<String> {
+        let mut get = redis::cmd("HGET");
+        let place: Option<String> = get.arg(PLACES).arg(id).query(&mut self.0).unwrap();
+        let place = place.unwrap_or_default();
+        place.split(' ').map(str::to_owned).collect()
+    }
+
+    fn mark(&mut self, id: &str) -> String {
+        self.place(id)[4].clone()
+    }
+}
+
+fn inbox(id: &str) -> String {
+    format!("inbox of {id}")
+}
+
+fn numbers(reply: &Value) -> Vec<i64> {
+    let Value::Array(items) = reply else {
+        panic!("{reply:?}")
+    };
+    let number = |item: &Value| match item {
+        Value::Int(number) => *number,
+        _ => -3,
+    };
+    items.iter().map(number).collect()
+}
+
+/// Returns the token of a reply to an enter that was granted.
+fn token(reply: &Value) -> Option<u64> {
+    let numbers = numbers(reply);
+    (numbers[0] == 1).then(|| numbers[1].try_into().unwrap())
+}
+
+/// A listener of the inboxes of these ids.
+fn listener(server: &Server, ids: &[&str]) -> Connection {
+    let mut connection = server.connection();
+    for id in ids {
+        let subscribe = redis::cmd("SUBSCRIBE").arg(inbox(id)).get_packed_command();
+        connection.send_packed_command(&subscribe).unwrap();
+        connection.recv_response().unwrap();
+    }
+    connection
+}
+
+/// Returns the next message of a listener.
+fn message(listener: &mut Connection) -> String {
+    let Value::Array(items) = listener.recv_response().unwrap() else {
+        panic!("no message")
+    };
+    redis::from_redis_value(items.into_iter().next_back().unwrap()).unwrap()
+}
+
+fn fence(server: &Server) -> u64 {
+    let fence = String::from_utf8(server.get(FENCE).unwrap()).unwrap();
+    fence.parse().unwrap()
+}
+
+fn grant_passes_over_a_place_that_nobody_listens_for() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    let mut listener = listener(&server, &["third"]);
+    let first = raw.enter("holder", "l").expect("the lock is free");
+    for id in ["first", "second", "third"] {
+        assert_eq!(raw.enter(id, "l"), None);
+    }
+    raw.release("holder");
+    assert_eq!(holder(&server).as_deref(), Some("third"));
+    let token = fence(&server);
+    assert!(token > first);
+    assert_eq!(message(&mut listener), format!("grant {token} 1 third"));
+    assert_eq!([raw.mark("first"), raw.mark("second")], ["p", "p"]);
+}
+
+fn place_that_was_passed_over_and_refreshed_is_granted_next() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    let _listener = listener(&server, &["second", "third"]);
+    raw.enter("holder", "l");
+    for id in ["first", "second", "third"] {
+        raw.enter(id, "l");
+    }
+    raw.release("holder");
+    assert_eq!(holder(&server).as_deref(), Some("second"));
+    assert_eq!(raw.refresh("first"), 0);
+    assert_eq!(raw.mark("first"), "r");
+    raw.release("second");
+    assert_eq!(holder(&server).as_deref(), Some("first"), "it is the first");
+    let token = fence(&server);
+    assert_eq!(raw.refresh("first"), i64::try_from(token).unwrap());
+}
+
+fn lock_is_free_if_a_grant_reaches_nobody() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    let mut releases = server.connection();
+    let mut releases = releases.as_pubsub();
+    releases.subscribe(CHANNEL).unwrap();
+    raw.enter("holder", "l");
+    raw.enter("first", "l");
+    let before = fence(&server);
+    raw.release("holder");
+    assert_eq!(holder(&server), None);
+    assert_eq!(fence(&server), before, "no token was drawn");
+    let announced: String = releases.get_message().unwrap().get_payload().unwrap();
+    assert_eq!(announced, "holder");
+}
+
+fn refresh_is_granted_whether_or_not_anybody_listens() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    raw.enter("holder", "l");
+    for id in ["first", "second"] {
+        raw.enter(id, "l");
+    }
+    raw.release("holder");
+    assert_eq!(holder(&server), None);
+    let token = raw.refresh("second");
+    assert_eq!(holder(&server).as_deref(), Some("second"));
+    assert_eq!(token, i64::try_from(fence(&server)).unwrap());
+}
+
+fn enter_of_a_free_lock_grants_to_whom_it_reaches() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    raw.enter("holder", "l");
+    raw.enter("first", "l");
+    raw.release("holder");
+    assert_eq!(raw.enter("second", "0"), None, "others wait");
+    assert_eq!(holder(&server), None);
+    let mut listener = listener(&server, &["first", "third"]);
+    assert_eq!(raw.enter("third", "l"), None);
+    assert_eq!(holder(&server).as_deref(), Some("first"));
+    assert!(message(&mut listener).ends_with(" 1 first"));
+}
+
+fn new_place_is_granted_before_its_client_listens() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    let _listener = listener(&server, &["second"]);
+    raw.enter("holder", "l");
+    raw.enter("first", "n");
+    raw.enter("second", "l");
+    raw.release("holder");
+    assert_eq!(holder(&server).as_deref(), Some("first"));
+    raw.release("first");
+    assert_eq!(holder(&server).as_deref(), Some("second"));
+    raw.enter("third", "n");
+    assert_eq!(raw.refresh("third"), 0);
+    assert_eq!(raw.mark("third"), "l");
+}
+
+fn place_in_a_cluster_is_granted_whoever_listens() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    raw.enter("holder", "l");
+    raw.enter("first", "a");
+    assert_eq!(raw.refresh("first"), 0);
+    raw.release("holder");
+    assert_eq!(holder(&server).as_deref(), Some("first"));
+}
+
+fn nobody_is_passed_over_without_the_permission_to_count() {
+    let server = Server::start();
+    let url = format!("redis://user:password@127.0.0.1:{}", server.port());
+    let rules = "SETUSER user on >password allkeys allchannels +@all -pubsub";
+    server.run("ACL", &rules.split(' ').collect::<Vec<_>>());
+    let user = redis::Client::open(url).unwrap().get_connection();
+    let mut raw = Raw(user.unwrap());
+    raw.enter("holder", "l");
+    raw.enter("first", "l");
+    raw.release("holder");
+    assert_eq!(holder(&server).as_deref(), Some("first"));
+}
+
+/// A client may stay subscribed at a server that has become a replica. It receives what is
+/// published at the master, which does not count it.
+fn listener_at_a_replica_receives_no_grant_that_passes_it_over() {
+    let replicas = Replicas::start(1);
+    let server = replicas.master();
+    let mut raw = Raw::to(server);
+    let mut elsewhere = listener(replicas.replica(0), &["first"]);
+    let _listener = listener(server, &["second"]);
+    raw.enter("holder", "l");
+    raw.enter("first", "l");
+    raw.enter("second", "l");
+    raw.release("holder");
+    assert_eq!(holder(server).as_deref(), Some("second"));
+    // The replica passes messages on in order.
+    server.run("PUBLISH", &[&inbox("first"), "later"]);
+    assert_eq!(message(&mut elsewhere), "later");
+}
+
+fn grant_lasts_from_the_last_refresh() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    raw.enter("holder", "l");
+    raw.enter("first", "n");
+    let_pass(ms(1_000));
+    raw.release("holder");
+    assert_eq!(holder(&server).as_deref(), Some("first"));
+    let left = server.pttl("lock:a");
+    assert!((1..=2_000).contains(&left), "{left}");
+}
+
+fn grant_reserves_and_tells_the_whole_block_of_tokens() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    let mut listener = listener(&server, &["first"]);
+    let mut last = raw.enter_for("holder", "5", "l").unwrap() + 4;
+    assert_eq!(fence(&server), last);
+    raw.enter_for("first", "33", "l");
+    raw.release("holder");
+    let told = message(&mut listener);
+    let words: Vec<&str> = told.split(' ').collect();
+    let first: u64 = words[1].parse().unwrap();
+    assert!(first > last);
+    last = fence(&server);
+    assert_eq!((words[2], last), ("33", first + 32));
+    assert_eq!(raw.refresh("first"), i64::try_from(last).unwrap());
+}
+
+fn refresh_keeps_the_time_of_entry() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    raw.enter("holder", "l");
+    raw.enter_for("first", "7", "l");
+    let entered = raw.place("first");
+    eventually(ms(10_000), || {
+        raw.refresh("first");
+        raw.place("first")[0] > entered[0]
+    });
+    let now = raw.place("first");
+    assert_eq!(now[1..], entered[1..]);
+    assert_eq!(now[1..3], ["3000", "7"].map(str::to_owned));
+    assert_eq!(now[3], entered[0], "it entered when it was first seen");
+}
+
+fn enter_as_before(raw: &mut Raw, id: &str) -> Option<u64> {
+    let inbox = inbox(id);
+    token(&raw.run(earlier!("enter"), &[id, TTL, "1", &inbox]))
+}
+
+fn place_of_an_earlier_version_is_granted_in_its_words() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    let mut listener = listener(&server, &["first"]);
+    raw.enter("holder", "l");
+    enter_as_before(&mut raw, "first");
+    raw.release("holder");
+    assert_eq!(holder(&server).as_deref(), Some("first"));
+    let token = fence(&server);
+    assert_eq!(message(&mut listener), format!("grant {token} first"));
+    // It is granted even if nobody listens, as in its version.
+    enter_as_before(&mut raw, "second");
+    raw.release("first");
+    assert_eq!(holder(&server).as_deref(), Some("second"));
+}
+
+/// The message of an earlier version does not reach the client: its next refresh learns of it.
+fn earlier_version_grants_places_of_this_one() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    let before = enter_as_before(&mut raw, "holder").unwrap();
+    raw.enter("first", "l");
+    raw.run(earlier!("release"), &["holder", CHANNEL]);
+    assert_eq!(holder(&server).as_deref(), Some("first"));
+    let token = raw.refresh("first");
+    assert!(token > i64::try_from(before).unwrap());
+    raw.release("first");
+    assert_eq!(holder(&server), None);
+}
+
+/// Each user enters, refreshes until it is granted the lock, checks that nobody else has it, and
+/// releases it.
+fn versions_side_by_side_have_one_holder_and_rising_tokens() {
+    const ROUNDS: usize = 60;
+    let server = Server::start();
+    thread::scope(|scope| {
+        for n in 0..6 {
+            let mut raw = Raw::to(&server);
+            let server = &server;
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let id = format!("{n}-{round}");
+                    hold_once(&mut raw, server, &id, n % 2 == 0);
+                }
+            });
+        }
+    });
+    let held: Vec<u64> = redis::cmd("LRANGE")
+        .arg(&["held", "0", "-1"])
+        .query(&mut server.connection())
+        .unwrap();
+    assert_eq!(held.len(), 6 * ROUNDS);
+    assert!(held.is_sorted_by(|earlier, later| earlier < later));
+}
+
+fn hold_once(raw: &mut Raw, server: &Server, id: &str, is_earlier: bool) {
+    let mut granted = match is_earlier {
+        true => enter_as_before(raw, id),
+        false => raw.enter(id, "l"),
+    };
+    while granted.is_none() {
+        let inbox = inbox(id);
+        let found = match is_earlier {
+            true => numbers(&raw.run(earlier!("refresh"), &[&inbox, id]))[0],
+            false => raw.refresh(id),
+        };
+        assert!(found >= 0, "the place of {id} is refreshed in time");
+        granted = u64::try_from(found).ok().filter(|token| *token > 0);
+    }
+    assert_eq!(holder(server).as_deref(), Some(id));
+    let mut push = redis::cmd("RPUSH");
+    let pushed = push.arg("held").arg(granted).exec(&mut raw.0);
+    pushed.unwrap();
+    assert_eq!(holder(server).as_deref(), Some(id));
+    let reply = match is_earlier {
+        true => raw.run(earlier!("release"), &[id, CHANNEL]),
+        false => raw.run(ours!("release"), &[id, CHANNEL]),
+    };
+    assert_eq!(reply, Value::Int(1));
+}
