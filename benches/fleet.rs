@@ -31,8 +31,12 @@ const FAIR: &str = "FairMutex";
 const MUTEX: &str = "Mutex";
 const MUTEX_4: &str = "Mutex, 4 threads each";
 
-/// The kinds of lock in the chaos run, and the figure for the longest time without a holder.
-const KINDS: [(&str, &str); 2] = [("mutex", "mutex_stall_s"), ("fair", "fair_stall_s")];
+/// The kinds of lock in the chaos run, whether processes are paused too, and the figure for the longest time without a holder.
+const KINDS: [(&str, bool, &str); 3] = [
+    ("mutex", true, "mutex_stall_s"),
+    ("fair", true, "fair_stall_s"),
+    ("fair", false, "fair_killed_stall_s"),
+];
 
 /// Label, kind, threads per process, and the length of the section.
 const CONTENDERS: [(&str, &str, usize, Duration); 12] = [
@@ -112,18 +116,23 @@ fn strike(lasts: Duration) {
         &format!("{PROCESSES} processes, killed and paused at random for {lasts:?} each"),
     );
     let (mut rows, mut bars, mut figures) = (Vec::new(), Vec::new(), Vec::new());
-    for (kind, figure) in KINDS {
+    for (kind, pauses, figure) in KINDS {
         let chaos = Chaos {
             kind,
             processes: PROCESSES,
             threads: 4,
+            pauses,
             duration: lasts,
         };
         let (server, witness) = (Server::start().long_lived(), Server::start().long_lived());
         let went = chaos.run(&server, &witness);
         let [stall, bound] = [went.stall, went.bound].map(|it| it.as_secs_f64());
+        let label = match pauses {
+            true => kind.to_owned(),
+            false => format!("{kind}, killed only"),
+        };
         rows.push(vec![
-            kind.to_owned(),
+            label.clone(),
             went.killed.to_string(),
             went.paused.to_string(),
             went.accepted.to_string(),
@@ -132,7 +141,7 @@ fn strike(lasts: Duration) {
             format!("{stall:.2}"),
             format!("{bound:.2}"),
         ]);
-        let bar = Row::bar(kind, Spread::of([stall].into_iter()));
+        let bar = Row::bar(label, Spread::of([stall].into_iter()));
         bars.push(bar.ours().mark("≤", (bound * 100.0).round() / 100.0));
         figures.push((figure, format!("{stall:.3}")));
         went.assert_promises();

@@ -7,14 +7,16 @@ use support::{Chaos, Server, ms};
 
 support::tests![
     survivors_of_kills_and_pauses_get_a_mutex_in_bounded_time,
-    survivors_of_kills_and_pauses_get_a_fair_mutex_in_bounded_time
+    survivors_of_kills_and_pauses_get_a_fair_mutex_in_bounded_time,
+    survivors_of_kills_get_a_fair_mutex_when_the_lease_of_its_holder_ends
 ];
 
-fn assert_bounded_stalls(kind: &'static str) {
+fn assert_bounded_stalls(kind: &'static str, pauses: bool) {
     let chaos = Chaos {
         kind,
         processes: 8,
         threads: 2,
+        pauses,
         duration: ms(10_000),
     };
     let (server, witness) = (Server::start(), Server::start());
@@ -22,9 +24,13 @@ fn assert_bounded_stalls(kind: &'static str) {
 }
 
 fn survivors_of_kills_and_pauses_get_a_mutex_in_bounded_time() {
-    assert_bounded_stalls("mutex");
+    assert_bounded_stalls("mutex", true);
 }
 
 fn survivors_of_kills_and_pauses_get_a_fair_mutex_in_bounded_time() {
-    assert_bounded_stalls("fair");
+    assert_bounded_stalls("fair", true);
+}
+
+fn survivors_of_kills_get_a_fair_mutex_when_the_lease_of_its_holder_ends() {
+    assert_bounded_stalls("fair", false);
 }

@@ -54,6 +54,8 @@ pub struct Chaos {
     pub processes: usize,
     /// In each process.
     pub threads: usize,
+    /// Some of the processes are paused; otherwise all of them are killed.
+    pub pauses: bool,
     pub duration: Duration,
 }
 
@@ -100,7 +102,7 @@ impl Chaos {
         // A run without an overtaken holder proves little.
         while Instant::now() < ends || length(witness, "overtaken") == 0 {
             wait_for_progress(witness);
-            harmed.harm_some(&mut children, start);
+            harmed.harm_some(self.pauses, &mut children, start);
         }
         wait_for_progress(witness);
         witness.run("SET", &["stop", "1"]);
@@ -150,8 +152,10 @@ impl Chaos {
     /// Returns the longest stall that processes killed or paused at the same time may cause.
     fn bound(self) -> Duration {
         match self.kind {
-            // The lease of the harmed holder expires.
+            // The lease of the harmed holder expires. A fair lock passes over those that were
+            // killed, and waiters ask again when it expires.
             "mutex" => TTL,
+            _ if !self.pauses => TTL,
             // A paused holder may also resume just before that and grant the lock to a waiter that
             // was killed at the same time. The refresh after that grant's expiry ends the stall.
             _ => TTL + GRANT + REFRESH,
@@ -169,8 +173,9 @@ struct Harmed {
 }
 
 impl Harmed {
-    /// Kills some of the processes and starts others in their places; pauses others for a while.
-    fn harm_some(&mut self, children: &mut Vec<Child>, start: impl Fn() -> Child) {
+    /// Kills some of the processes and starts others in their places. If it `pauses`, pauses others
+    /// for a while.
+    fn harm_some(&mut self, pauses: bool, children: &mut Vec<Child>, start: impl Fn() -> Child) {
         let mut random = rand::rng();
         // Several victims at once are likelier to include the holder. They delay the others no
         // longer than one, since their leases and places expire at the same time.
@@ -180,9 +185,9 @@ impl Harmed {
         let mut dead = Vec::new();
         for child in children.split_off(children.len() - victims) {
             self.processes.insert(child.id().to_string());
-            match random.random() {
-                true => dead.push(child),
-                false => stopped.push(child),
+            match pauses && random.random() {
+                true => stopped.push(child),
+                false => dead.push(child),
             }
         }
         for child in &mut dead {
