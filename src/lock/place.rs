@@ -70,9 +70,10 @@ impl<'a> Place<'a> {
         );
         runtime.meters.counters.attempts.up();
         let inbox = self.inbox(self.attempt.settings.wait == WaitPolicy::Wake);
+        let ttl = self.attempt.terms.ttl;
         let call = keys.acquire(Acquire {
             id: &id,
-            ttl: self.attempt.terms.ttl,
+            ttl,
             tokens: 1,
             proposed: None,
             place: Some(NewPlace {
@@ -88,6 +89,18 @@ impl<'a> Place<'a> {
         self.ticket.begin_entering(&id);
         let answer = self.attempt.send(call, keys, &id, None);
         if let Ok((Answer::Refused(refusal), sent)) = answer {
+            if refusal.holder == id.as_str().as_bytes()
+                && refusal.remaining.is_none_or(|left| left > provisional(ttl))
+            {
+                // The first run of the command found the lock free, and a proxy or the network ran
+                // it again. A grant by way of the queue lasts no longer than a place.
+                self.ticket.forget_id();
+                return Err(self.attempt.undo(
+                    keys,
+                    &id,
+                    Cause::text("the queue_enter script ran twice"),
+                ));
+            }
             let reply = self.waiting_reply(sent, Instant::now());
             self.ticket.note_entered(reply, refusal.remaining);
             let attempted = Attempted::Refused(refusal.name, refusal.remaining);

@@ -14,6 +14,7 @@ support::tests![
     an_acquire_with_an_impossible_reply_is_undone,
     a_refusal_for_a_name_that_was_not_asked_for_is_undone,
     a_fair_lock_with_an_impossible_reply_is_undone,
+    an_enter_that_ran_twice_is_undone,
     an_impossible_reply_grants_nothing_to_a_queued_waiter,
     a_quorum_counts_no_impossible_vote,
     no_lease_is_lost_or_renewed_by_an_impossible_reply,
@@ -153,6 +154,29 @@ fn a_fair_lock_with_an_impossible_reply_is_undone() {
         assert_unanswered(&fair.try_lock_for(ms(5_000)), reply);
         assert_undone(&server, "queue_enter");
     }
+}
+
+/// The first run found the lock free; the second was refused because of the first.
+fn an_enter_that_ran_twice_is_undone() {
+    let has_run_twice = AtomicBool::new(false);
+    let server = FakeServer::start(move |request| match request.name().as_str() {
+        "queue_enter" if has_run_twice.swap(true, Ordering::SeqCst) => reply_bytes(GRANTED),
+        "queue_enter" => {
+            let id = String::from_utf8_lossy(&request.args()[0]).into_owned();
+            let length = id.len();
+            reply_bytes(&format!("*3\r\n:0\r\n${length}\r\n{id}\r\n:9999\r\n"))
+        }
+        "queue_refresh" => reply_bytes("*2\r\n:0\r\n:9999\r\n"),
+        "queue_release" => reply_bytes(":1\r\n"),
+        "queue_undo" => reply_bytes("*2\r\n:0\r\n:1\r\n"),
+        _ => None,
+    });
+    let fair = client(&server.url()).fair_mutex("a");
+    let guard = fair.try_lock_for(ms(5_000)).unwrap();
+    assert!(guard.is_some());
+    let enters = server.requests("queue_enter");
+    eventually(WAIT_LIMIT, || server.has_undo_of(&enters[0].args()[0]));
+    drop(guard);
 }
 
 fn an_impossible_reply_grants_nothing_to_a_queued_waiter() {
