@@ -511,6 +511,30 @@ mod tests {
         ));
     }
 
+    /// It has slept since before the last reply, which told that the lock expires soon.
+    #[test]
+    fn waiter_that_would_oversleep_a_refresh_is_woken_if_another_leaves() {
+        let (fair_queues, keys) = (FairQueues::default(), keys());
+        let [first, second] = [(); 2].map(|()| fair_queues.join(&keys, PACE, Parker::new()));
+        let ids = [enter(&first, 0), enter(&second, 0)].to_vec();
+        assert!(matches!(
+            first.position(at(900), false),
+            Position::Refresh(..)
+        ));
+        assert_eq!(second.position(at(901), false), Position::Placed(at(1_801)));
+        let expires_soon = Refreshed::Waiting(Some(Duration::from_millis(50)));
+        first.note_refreshed(&ids, &[expires_soon; 2], sent_at(901));
+        assert_eq!(first.position(at(903), false), Position::Placed(at(953)));
+        assert!(!is_woken(&second));
+        drop(first);
+        assert!(is_woken(&second));
+        assert_eq!(second.position(at(904), false), Position::Placed(at(953)));
+        assert!(matches!(
+            second.position(at(953), false),
+            Position::Refresh(..)
+        ));
+    }
+
     #[test]
     fn waiter_without_time_for_a_reply_passes_a_due_refresh_on_at_once() {
         let (fair_queues, keys) = (FairQueues::default(), keys());

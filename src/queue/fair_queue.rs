@@ -68,6 +68,8 @@ pub(super) struct FairWaiter {
     pub(super) refusals: u32,
     /// False once no reply to a refresh could arrive before the call's deadline.
     refreshes: bool,
+    /// When the call sleeps no longer, unless it is woken.
+    sleeps_until: Instant,
 }
 
 /// The interval between refreshes of a waiter.
@@ -147,6 +149,7 @@ impl FairWaiter {
             by_message: false,
             refusals: 0,
             refreshes: true,
+            sleeps_until: Instant::START,
         }
     }
 
@@ -193,10 +196,31 @@ impl FairQueue {
         // If the call panicked during its refresh.
         self.refreshing = self.refreshing.filter(|refreshing| *refreshing != serial);
         self.wake_one_to_refresh();
+        self.wake_one_that_oversleeps();
+    }
+
+    /// Wakes a waiter if all of them sleep beyond the next refresh: the one that has left would
+    /// have run it.
+    fn wake_one_that_oversleeps(&self) {
+        let sleepers = || self.waiters.iter().filter(|it| it.waits() && it.refreshes);
+        let Some(first) = sleepers().min_by_key(|waiter| waiter.due) else {
+            return;
+        };
+        if self.refreshing.is_none() && sleepers().all(|waiter| waiter.sleeps_until > first.due) {
+            first.parker.unpark();
+        }
     }
 
     /// Returns what the waiter must do at `now`.
     pub(super) fn position(&mut self, serial: u64, now: Instant) -> Position {
+        let position = self.next_position(serial, now);
+        if let Position::Placed(until) = position {
+            self.waiter(serial).sleeps_until = until;
+        }
+        position
+    }
+
+    fn next_position(&mut self, serial: u64, now: Instant) -> Position {
         let no_refresh_before = self.no_refresh_before;
         let is_due_at_once = self.refresh_now.is_some();
         let waiter = self.waiter(serial);
