@@ -53,8 +53,16 @@ use crate::token::FencingToken;
 /// - A client whose subscription is broken refreshes four times as often. The calls behind it may
 ///   be granted the lock first, but only until its next refresh; from then on its call is next.
 ///
+/// # Calls that receive no messages
+///
 /// If Redis forbids subscribing or publishing, or with
 /// [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff), a call learns of its grant from a refresh.
+/// Such calls are not strictly first come, first served:
+///
+/// - If the lock is released when it is the call's turn, the calls behind it may be granted the
+///   lock first, until the call's next refresh. From then on it is next, and the lock waits for its
+///   refresh after the grant.
+/// - A lock that is free goes to the call that refreshes first.
 ///
 /// # Settings
 ///
