@@ -27,7 +27,7 @@ end
 -- Makes a client the holder for this many ms, under a token from `draw`. Returns an error if it is
 -- not the holder.
 local function hold(id, want, ms, token)
-  local kept = redis.pcall('SET', KEYS[2], token + want - 1, 'EX', 86400)
+  local kept = redis.pcall('SET', KEYS[2], token + want - 1, 'EX', '86400')
   if kept.err then return kept end
   redis.call('SET', KEYS[1], id, 'PX', ms)
   holder = id

@@ -89,8 +89,8 @@ pub(crate) struct NewPlace<'a> {
 pub(crate) enum Reached {
     /// While its client listens to the inbox.
     WhileListening,
-    /// The same from its first refresh on. Until then its client is about to listen for the first
-    /// time, and refreshes when it does.
+    /// The same from the first refresh on at which its client listens. Until then it is about to
+    /// listen for the first time, and refreshes when it does.
     Soon,
     /// Always: its client may listen at another node, where the server cannot see it.
     Always,

@@ -1,18 +1,19 @@
 -- The functions that the scripts of a queue share; prepended to each of them, behind those of an
--- admission, which know the holders and whether a waiter fits. They are few: Redis makes all of
--- them anew for every call of a script.
+-- admission, which know the holders and whether a waiter fits. They are few: Redis creates them in
+-- every call of a script. Constant numbers are strings: Redis would format them in every call.
 -- KEYS[3] queue: a list of the waiters' holder ids, first in line first
 -- KEYS[4] places: a hash from holder id to "seen provisional want entered mark inbox"
 --   seen: when the place was last refreshed, in ms
 --   provisional: how long the place lasts without a refresh, and a grant to it, both from `seen`
 --   want: what the waiter wants, for the admission
 --   entered: when the place entered the queue, in ms
---   mark: when a grant to the place reaches its client
---     l: while the client listens to its inbox
---     n: the client is new and about to listen; its first refresh makes it l
---     p: as l; the place was passed over, and its next refresh makes it r
---     r: its next refresh learns of the grant, whether or not the client listens
---     a: as r; the client may listen at another node, where this server cannot see it
+--   mark: when a grant reaches the place
+--     l: while a client listens to its inbox
+--     n: always: its client is new and about to listen
+--     p: as l; the place was passed over
+--     r: always: it was passed over, and its next refresh learns of the grant
+--     a: always: its client may listen at another node, where this server cannot see it
+--     A refresh makes n, p and r an l if a client listens by then; otherwise it makes p an r.
 --   inbox: the channel on which the client receives grants, empty for none
 -- Earlier versions of leasehold write "seen provisional inbox". Such a place counts as marked `a`,
 -- and its client gets the message of its version. Their scripts read the rest of a newer place as
@@ -22,58 +23,60 @@
 -- granted what they want. Only a refresh has them.
 local asking, granted
 
--- Returns how long a place still lasts, in ms, and its text; nil if its refresh is overdue.
-local function living(id)
-  local place = redis.call('HGET', KEYS[4], id)
-  local seen, provisional = string.match(place or '', '^(%d+) (%d+) ')
-  local left = seen and seen + provisional - now or 0
-  if left > 0 then return left, place end
-end
-
--- Removes the place at index `n` of the queue. A deletion first: a server whose memory is full
--- allows it, and then the other writes too.
-local function remove(id, n)
-  if n == 0 then
-    redis.call('LPOP', KEYS[3])
-  else
-    redis.call('LREM', KEYS[3], 1, id)
-  end
-  redis.call('HDEL', KEYS[4], id)
-end
-
--- Returns whether a grant to the waiter reaches its client.
-local function reaches(id, mark, inbox)
-  if mark ~= 'l' and mark ~= 'p' or asking and asking[id] then return true end
-  if inbox == '' then return false end
-  -- Not the reply of PUBLISH: a client whose subscription has stayed at a replica would receive a
-  -- grant that nobody here has received, and hold the lock beside the next waiter.
-  local listeners = redis.pcall('PUBSUB', 'NUMSUB', inbox)
-  -- A user without this permission grants to the first living place.
-  return listeners.err or listeners[2] > 0
-end
-
 -- Grants the waiters in line what they want, as long as they fit, and tells their clients. A waiter
 -- that a grant does not reach keeps its position and is marked as passed over. Returns an error if
 -- a grant failed.
 local function grant()
   local n, count = 0, 0
-  -- At most 100 of each: the server does nothing else meanwhile. The first renewals go on.
-  while fits() and n < 100 and count < 100 do
-    local id = redis.call('LINDEX', KEYS[3], n)
+  -- The inboxes to which nobody listens, and how many they are.
+  local silent, silent_count = nil, 0
+  -- At most 100 grants: the server does nothing else meanwhile. The first renewals go on. A refresh
+  -- must find its own places.
+  while fits() and count < 100 and (n < 1000 or asking) do
+    local id = redis.call('LINDEX', KEYS[3], n == 0 and '0' or n)
     if not id then return nil end
-    local left, place = living(id)
-    if not left then
-      remove(id, n)
-    else
-      local want, mark, inbox = string.match(place, '^%d+ %d+ (%S+) %d+ (%a) (.*)$')
-      local message = 'grant %.0f ' .. (want or '') .. ' %s'
-      if not want then
-        want, mark, inbox = '1', 'a', string.match(place, '^%d+ %d+ (.*)$')
-        message = 'grant %.0f %s'
+    read_clock()
+    local place = redis.call('HGET', KEYS[4], id) or ''
+    local seen, left, want, mark, inbox =
+      string.match(place, '^(%d+) (%d+) (%S+) %d+ (%a) (.*)$')
+    local size = want and ' ' .. want or ''
+    if not want then
+      seen, left, inbox = string.match(place, '^(%d+) (%d+) (.*)$')
+      want, mark = '1', 'a'
+    end
+    -- Not longer than a place lasts, even if the clock was set back.
+    left = seen and math.min(seen + left - now, left) or 0
+    local is_reached = mark ~= 'l' and mark ~= 'p' or asking and asking[id]
+    if left > 0 and not is_reached and inbox ~= '' and not (silent and silent[inbox])
+      and silent_count < 100
+    then
+      -- Not the reply of PUBLISH: a client whose subscription has stayed at a replica would receive
+      -- a grant that nobody here has received, and hold the lock beside the next waiter.
+      local listeners = redis.pcall('PUBSUB', 'NUMSUB', inbox)
+      -- A user without this permission grants to the first living place.
+      is_reached = listeners.err or listeners[2] > 0
+      if not is_reached then
+        silent = silent or {}
+        silent[inbox] = true
+        silent_count = silent_count + 1
       end
-      if reaches(id, mark, inbox) then
-        if not fits(want) then return nil end
-        remove(id, n)
+    end
+    if left > 0 and not is_reached then
+      if mark == 'l' then
+        -- A deletion first: a server whose memory is full allows it, and then the other writes too.
+        redis.call('HDEL', KEYS[4], '')
+        redis.call('HSET', KEYS[4], id, (string.gsub(place, '^(%d+ %d+ %S+ %d+) l', '%1 p')))
+      end
+      n = n + 1
+    else
+      if left > 0 and not fits(want) then return nil end
+      if n == 0 then
+        redis.call('LPOP', KEYS[3])
+      else
+        redis.call('LREM', KEYS[3], '1', id)
+      end
+      redis.call('HDEL', KEYS[4], id)
+      if left > 0 then
         local token, bad = draw(want)
         bad = bad or hold(id, want, left, token)
         -- The waiter has left the queue: it joins again and receives this error.
@@ -81,16 +84,9 @@ local function grant()
         if granted then granted[id] = token end
         if inbox ~= '' then
           -- A user without the PUBLISH permission can still grant: the next refresh reports it.
-          redis.pcall('PUBLISH', inbox, string.format(message, token, id))
+          redis.pcall('PUBLISH', inbox, string.format('grant %.0f%s %s', token, size, id))
         end
         count = count + 1
-      else
-        if mark == 'l' then
-          -- A deletion first, as in `remove`.
-          redis.call('HDEL', KEYS[4], id)
-          redis.call('HSET', KEYS[4], id, (string.gsub(place, '^(%d+ %d+ %S+ %d+) l', '%1 p')))
-        end
-        n = n + 1
       end
     end
   end

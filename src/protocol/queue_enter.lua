@@ -6,33 +6,42 @@
 -- Granted: {1, first token}. Refused, and queued unless ARGV[4] is 0: {0, value of the holder, ms
 -- until it ends or -1}.
 -- Errors: BADFENCE if the fence holds no integer below 2^53. After any error nothing is held.
+read_clock()
 local token, bad = draw(ARGV[3])
 if bad then return bad end
 settle()
--- The first living place; the dead ones before it are removed.
-local first = redis.call('LINDEX', KEYS[3], 0)
-while first and not living(first) do
-  remove(first, 0)
-  first = redis.call('LINDEX', KEYS[3], 0)
-end
-if not first and fits(ARGV[3]) then
-  return hold(ARGV[1], ARGV[3], ARGV[2], token) or {1, token}
+if fits(ARGV[3]) then
+  -- The first living place; the dead ones before it are removed.
+  local first = redis.call('LINDEX', KEYS[3], '0')
+  while first do
+    local place = redis.call('HGET', KEYS[4], first)
+    local seen, lasts = string.match(place or '', '^(%d+) (%d+) ')
+    if seen and seen + lasts > now then break end
+    redis.call('LPOP', KEYS[3])
+    redis.call('HDEL', KEYS[4], first)
+    first = redis.call('LINDEX', KEYS[3], '0')
+  end
+  if not first then
+    return hold(ARGV[1], ARGV[3], ARGV[2], token) or {1, token}
+  end
 end
 if ARGV[4] == '0' then
   -- A write that changes nothing: a server that has become a replica replies READONLY, not
-  -- "refused".
+  -- "refused". And an error if the queue is no list, as without a 0.
   redis.call('HDEL', KEYS[4], '')
+  redis.call('LINDEX', KEYS[3], '0')
 else
   if redis.call('RPUSH', KEYS[3], ARGV[1]) == 1 then
     -- The queue was empty, or someone deleted it: places without a queue would never be granted.
     redis.call('DEL', KEYS[4])
   end
-  local provisional = math.min(3000, tonumber(ARGV[2]))
-  local place = {now, provisional, ARGV[3], now, ARGV[4], ARGV[5]}
-  redis.call('HSET', KEYS[4], ARGV[1], table.concat(place, ' '))
+  local seen = now .. ' '
+  local lasts = tonumber(ARGV[2]) < 3000 and ARGV[2] or '3000'
+  local place = seen .. lasts .. ' ' .. ARGV[3] .. ' ' .. seen .. ARGV[4] .. ' ' .. (ARGV[5] or '')
+  redis.call('HSET', KEYS[4], ARGV[1], place)
   -- A queue in which all waiters have died ends after twice the longest provisional time.
-  redis.call('PEXPIRE', KEYS[3], 6000)
-  redis.call('PEXPIRE', KEYS[4], 6000)
+  redis.call('PEXPIRE', KEYS[3], '6000')
+  redis.call('PEXPIRE', KEYS[4], '6000')
 end
 bad = grant()
 if bad then return bad end

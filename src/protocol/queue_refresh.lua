@@ -6,23 +6,32 @@
 -- of ms until a holder ends, -1 without an expiry, or -2 if nobody holds.
 -- Errors: BADFENCE if the fence holds no integer below 2^53. After an error no waiter is granted
 -- anything.
+read_clock()
 settle()
 -- As in queue_enter.lua.
-redis.call('PEXPIRE', KEYS[3], 6000)
-redis.call('PEXPIRE', KEYS[4], 6000)
-if not redis.call('LINDEX', KEYS[3], 0) then
+redis.call('PEXPIRE', KEYS[3], '6000')
+redis.call('PEXPIRE', KEYS[4], '6000')
+if not redis.call('LINDEX', KEYS[3], '0') then
   -- Places without a queue have no order.
   redis.call('DEL', KEYS[4])
 end
 asking, granted = {}, {}
-local refreshed = {n = 'l', p = 'r'}
+-- Whether a client listens to the inbox now.
+local listens
 local reply = {}
 for n = 2, #ARGV do
   local id = ARGV[n]
   local place = redis.call('HGET', KEYS[4], id)
   local before, mark = string.match(place or '', '^%d+ (%d+ %S+ %d+) (%a) ')
   if before then
-    mark = refreshed[mark] or mark
+    if mark ~= 'l' and mark ~= 'a' then
+      if listens == nil then
+        local listeners = redis.pcall('PUBSUB', 'NUMSUB', ARGV[1])
+        -- As in queue.lua.
+        listens = ARGV[1] ~= '' and (listeners.err ~= nil or listeners[2] > 0)
+      end
+      mark = listens and 'l' or mark == 'p' and 'r' or mark
+    end
     redis.call('HSET', KEYS[4], id, table.concat({now, before, mark, ARGV[1]}, ' '))
     asking[id] = true
   end

@@ -2,18 +2,20 @@
 -- who fit.
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
 -- ARGV[1] holder id, ARGV[2] wake channel
--- Released, or removed from the queue: 1. Otherwise 0 if nobody holds, or the other holder's value.
+-- Released, or removed from the queue: 1. Otherwise 0 if nobody held, or the other holder's value.
 settle()
 local out = take_out(ARGV[1])
+local reply = 1
 if not out then
   -- Always a write: a server that has become a replica then replies READONLY, not "not yours".
-  if redis.call('HDEL', KEYS[4], ARGV[1]) == 0 then
+  if redis.call('HDEL', KEYS[4], ARGV[1]) == 1 then
+    redis.call('LREM', KEYS[3], '1', ARGV[1])
+  else
     -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
-    return holder and string.sub(holder, 1, 1088) or 0
+    reply = holder and string.sub(holder, 1, 1088) or 0
   end
-  redis.call('LREM', KEYS[3], 1, ARGV[1])
 end
 -- A damaged queue must not keep the lock from being released.
 pcall(grant)
 if out then left(ARGV[2], ARGV[1]) end
-return 1
+return reply

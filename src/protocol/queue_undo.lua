@@ -15,7 +15,7 @@ for n = 2, #ARGV do
     reply[#reply + 1] = n - 1
   -- Always a write: a server that has become a replica then replies READONLY, not "not yours".
   elseif redis.call('HDEL', KEYS[4], id) == 1 then
-    redis.call('LREM', KEYS[3], 1, id)
+    redis.call('LREM', KEYS[3], '1', id)
     reply[#reply + 1] = n - 1
   end
 end

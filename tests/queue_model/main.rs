@@ -201,6 +201,21 @@ fn a_place_is_passed_over_in_one_interval_between_refreshes_at_most() {
 }
 
 #[test]
+fn a_client_that_listens_again_must_be_passed_over_once_it_is_killed() {
+    let rules = Rules {
+        clients: 2,
+        ..CROWDED
+    };
+    let state = State {
+        kills: 1,
+        disconnections: 1,
+        ..start(&rules)
+    };
+    assert_eq!(holds(&rules, state), Ok(()));
+    assert_found(Flaw::TurnIsKept, Broken::KilledGranted, rules, state);
+}
+
+#[test]
 fn a_place_that_was_passed_over_must_have_the_next_turn() {
     let flaw = Flaw::NoTurnAfterARefresh;
     assert_found(flaw, Broken::PassedOver, CROWDED, crowded(Listens::Never));

@@ -48,6 +48,8 @@ pub(crate) enum Flaw {
     PassesNobodyOver,
     /// A place that was passed over and refreshed is passed over again.
     NoTurnAfterARefresh,
+    /// A place that was passed over and refreshed counts as reached for ever.
+    TurnIsKept,
     /// A place that is passed over leaves the queue.
     PassedPlaceLeaves,
     /// A refresh of a free lock grants it to the client that asks.
@@ -67,8 +69,11 @@ pub(crate) enum Broken {
     TakenInUse,
     /// A grant went to a place although an earlier one was living and reached.
     Overtaken,
-    /// A living place was passed over in more than one interval between refreshes.
+    /// A living place was passed over in more than one interval between refreshes, and its client
+    /// did not listen in between.
     PassedOver,
+    /// A grant went to a killed client that had listened at its last refresh.
+    KilledGranted,
     /// The place of a client that is about to listen was passed over.
     NewPassedOver,
     /// A place that was refreshed in time is gone.

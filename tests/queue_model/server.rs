@@ -46,19 +46,26 @@ impl State {
         if is_granted {
             (self.holder, self.left, self.is_provisional) = (Some(id), rules.ttl, false);
         } else {
-            let is_new = self.clients[owner(id)].listens == Listens::Soon;
+            let listens = self.clients[owner(id)].listens;
+            let is_new = listens == Listens::Soon;
             let mark = match is_new && !rules.has(Flaw::NewPlaceIsPassedOver) {
                 true => Mark::New,
                 false => Mark::Listed,
             };
             let end = self.queue.iter().flatten().count();
-            self.queue[end] = Some(Place { id, age: 0, mark });
+            self.queue[end] = Some(Place {
+                id,
+                age: 0,
+                mark,
+                has_listener: listens == Listens::Here,
+            });
             self.grant(None, rules);
         }
         self.on_their_way[id].entered = Some(is_granted);
     }
 
     fn run_refresh(&mut self, id: Id, rules: &Rules) {
+        let is_listening = self.clients[owner(id)].listens == Listens::Here;
         let mut was_passed = false;
         for place in self
             .queue
@@ -67,17 +74,22 @@ impl State {
             .filter(|place| place.id == id)
         {
             place.age = 0;
+            place.has_listener = is_listening;
             was_passed = place.mark == Mark::Passed;
             place.mark = match place.mark {
-                Mark::Passed if !rules.has(Flaw::NoTurnAfterARefresh) => Mark::Returned,
-                Mark::Passed | Mark::New => Mark::Listed,
+                Mark::Returned if rules.has(Flaw::TurnIsKept) => Mark::Returned,
+                _ if is_listening => Mark::Listed,
+                Mark::Passed if rules.has(Flaw::NoTurnAfterARefresh) => Mark::Listed,
+                Mark::Passed => Mark::Returned,
                 mark => mark,
             };
         }
         self.grant(Some(id), rules);
         let waits = matches!(self.phase(id), Phase::Waiting { id: by, .. } if by == id);
         let client = &mut self.clients[owner(id)];
-        if was_passed && rules.is_prompt && waits {
+        if is_listening {
+            client.passed = 0;
+        } else if was_passed && rules.is_prompt && waits {
             client.passed += 1;
             if client.passed > 1 {
                 self.break_promise(Broken::PassedOver);
@@ -114,8 +126,8 @@ impl State {
         if was_ours && self.holder.is_none() {
             self.left = 0;
             for client in &mut self.clients {
-                let hears = matches!(client.listens, Listens::Here | Listens::AtReplica);
-                client.is_announced |= hears;
+                let is_told = matches!(client.listens, Listens::Here | Listens::AtReplica);
+                client.is_announced |= is_told;
             }
         }
         self.on_their_way[id].released = Some(was_ours || was_queued);
@@ -161,6 +173,11 @@ impl State {
             self.pass_over(place, rules);
         }
         let Some(place) = next else { return };
+        let client = self.clients[owner(place.id)];
+        let is_killed = client.phase == Phase::Dead && client.listens == Listens::Never;
+        if is_killed && place.has_listener && !rules.has(Flaw::PassesNobodyOver) {
+            self.break_promise(Broken::KilledGranted);
+        }
         if !rules.has(Flaw::GrantedPlaceStays) {
             self.remove_place(place.id);
         }

@@ -37,6 +37,8 @@ pub(crate) struct Place {
     /// Ticks since the last refresh.
     pub(crate) age: u8,
     pub(crate) mark: Mark,
+    /// Its client listened at the last enter or refresh.
+    pub(crate) has_listener: bool,
 }
 
 /// When a grant reaches a place.

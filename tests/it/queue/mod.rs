@@ -20,6 +20,13 @@ support::tests![
     grant_lasts_from_the_last_refresh,
     grant_reserves_and_tells_the_whole_block_of_tokens,
     refresh_keeps_the_time_of_entry,
+    passing_over_the_only_place_keeps_the_end_of_the_queue,
+    place_whose_client_listens_again_is_passed_over_when_it_is_killed,
+    new_place_stays_new_until_its_client_listens,
+    refresh_is_granted_behind_any_number_of_places_that_nobody_listens_for,
+    release_is_granted_behind_many_places_of_one_killed_client,
+    grant_lasts_no_longer_than_a_place_although_the_clock_was_set_back,
+    release_of_nothing_grants_a_free_lock,
     place_of_an_earlier_version_is_granted_in_its_words,
     earlier_version_grants_places_of_this_one,
     versions_side_by_side_have_one_holder_and_rising_tokens
@@ -234,9 +241,114 @@ fn new_place_is_granted_before_its_client_listens() {
     assert_eq!(holder(&server).as_deref(), Some("first"));
     raw.release("first");
     assert_eq!(holder(&server).as_deref(), Some("second"));
-    raw.enter("third", "n");
-    assert_eq!(raw.refresh("third"), 0);
-    assert_eq!(raw.mark("third"), "l");
+}
+
+fn new_place_stays_new_until_its_client_listens() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    raw.enter("holder", "l");
+    raw.enter("first", "n");
+    assert_eq!(raw.refresh("first"), 0);
+    assert_eq!(raw.mark("first"), "n");
+    let _listener = listener(&server, &["first"]);
+    assert_eq!(raw.refresh("first"), 0);
+    assert_eq!(raw.mark("first"), "l");
+}
+
+fn place_whose_client_listens_again_is_passed_over_when_it_is_killed() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    let _listener = listener(&server, &["second"]);
+    raw.enter("holder", "l");
+    for id in ["first", "second"] {
+        raw.enter(id, "l");
+    }
+    raw.release("holder");
+    for mark in ["p", "r"] {
+        assert_eq!(raw.mark("first"), mark);
+        raw.refresh("first");
+    }
+    let first = listener(&server, &["first"]);
+    assert_eq!(raw.refresh("first"), 0);
+    assert_eq!(raw.mark("first"), "l");
+    raw.enter("third", "r");
+    drop(first);
+    let has_listener = || {
+        let mut count = redis::cmd("PUBSUB");
+        let count = count.arg("NUMSUB").arg(inbox("first"));
+        let (_, listeners): (String, u64) = count.query(&mut server.connection()).unwrap();
+        listeners > 0
+    };
+    eventually(ms(10_000), || !has_listener());
+    raw.release("second");
+    assert_eq!(holder(&server).as_deref(), Some("third"));
+}
+
+/// Otherwise the places would stay on the server for ever.
+fn passing_over_the_only_place_keeps_the_end_of_the_queue() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    raw.enter("holder", "l");
+    raw.enter("first", "l");
+    raw.release("holder");
+    assert_eq!(raw.mark("first"), "p");
+    for key in [QUEUE, PLACES] {
+        assert!((1..=6_000).contains(&server.pttl(key)), "{key}");
+    }
+}
+
+fn refresh_is_granted_behind_any_number_of_places_that_nobody_listens_for() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    raw.enter("holder", "l");
+    for n in 0..120 {
+        raw.enter(&format!("killed {n}"), "l");
+    }
+    raw.enter("last", "l");
+    raw.release("holder");
+    assert_eq!(holder(&server), None);
+    let token = raw.refresh("last");
+    assert_eq!(holder(&server).as_deref(), Some("last"));
+    assert_eq!(token, i64::try_from(fence(&server)).unwrap());
+}
+
+fn release_is_granted_behind_many_places_of_one_killed_client() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    let _listener = listener(&server, &["last"]);
+    raw.enter("holder", "l");
+    for n in 0..120 {
+        let id = format!("killed {n}");
+        raw.run(ours!("enter"), &[&id, TTL, "1", "l", "one inbox"]);
+    }
+    raw.enter("last", "l");
+    raw.release("holder");
+    assert_eq!(holder(&server).as_deref(), Some("last"));
+}
+
+fn grant_lasts_no_longer_than_a_place_although_the_clock_was_set_back() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    raw.enter("holder", "l");
+    raw.enter("first", "a");
+    let mut place = raw.place("first");
+    place[0] = format!("9{}", place[0]);
+    server.run("HSET", &[PLACES, "first", &place.join(" ")]);
+    raw.release("holder");
+    assert_eq!(holder(&server).as_deref(), Some("first"));
+    assert!((1..=3_000).contains(&server.pttl("lock:a")));
+}
+
+fn release_of_nothing_grants_a_free_lock() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    let _listener = listener(&server, &["first"]);
+    raw.enter("holder", "l");
+    raw.enter("first", "l");
+    server.run("DEL", &["lock:a"]);
+    let reply = raw.run(ours!("release"), &["nobody", CHANNEL]);
+    assert_eq!(reply, Value::Int(0), "it released nothing");
+    assert_eq!(holder(&server).as_deref(), Some("first"));
 }
 
 fn place_in_a_cluster_is_granted_whoever_listens() {
