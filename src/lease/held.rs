@@ -322,7 +322,7 @@ impl std::fmt::Debug for HeldLease {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::protocol::keys::Keys;
     use crate::protocol::mutex::MutexKeys;
@@ -352,9 +352,13 @@ mod tests {
     }
 
     fn hold() -> (HeldLease, FencingToken) {
-        let token = FencingToken::new(7);
         let lease = LeaseState::granted(now(), now(), &TERMS).unwrap();
-        let hold = HeldLease {
+        let token = FencingToken::new(7);
+        (hold_of(lease, token), token)
+    }
+
+    pub(crate) fn hold_of(lease: LeaseState, token: FencingToken) -> HeldLease {
+        HeldLease {
             keys: MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:")),
             id: HolderId::fresh("o"),
             tokens: OneOrMany::One(token),
@@ -363,8 +367,7 @@ mod tests {
             replicas: None,
             run: HandoffRun::new(token, 33, now()),
             cell: LeaseCell::new(lease, holding(token)),
-        };
-        (hold, token)
+        }
     }
 
     /// Returns the tokens of the next holder and of the one before.

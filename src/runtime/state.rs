@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::lease::held::HeldLease;
 use crate::lease::release::{RecentReleases, Release, ReleaseReport};
-use crate::lease::status::{Due, RenewalRequest};
+use crate::lease::status::RenewalRequest;
 use crate::logging;
 use crate::lost::Lost;
 use crate::name::Name;
@@ -383,10 +383,8 @@ impl Runtime {
     pub(crate) fn reschedule(&self, hold: &Arc<HeldLease>) {
         let now = Instant::now();
         hold.status(now);
-        match hold.lease(|lease| lease.due(now)) {
-            Due::At { best, latest } => self.timer.schedule(hold, best, latest),
-            Due::Renewal => self.timer.schedule(hold, now, now),
-            Due::Nothing => self.announce_loss(hold),
+        if !self.timer.schedule(hold, now) {
+            self.announce_loss(hold);
         }
     }
 }

@@ -18,7 +18,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::clock::{Instant, LONGEST_SLEEP, nap};
 use crate::lease::held::HeldLease;
 use crate::lease::schedule::Leases;
-use crate::lease::status::RENEWAL_WINDOW;
+use crate::lease::status::{Due, RENEWAL_WINDOW};
 use crate::runtime::worker::Worker;
 
 pub(crate) struct Timer {
@@ -78,18 +78,24 @@ impl Default for Timer {
 }
 
 impl Timer {
-    /// Schedules the lease for `at`, in place of an earlier schedule. The thread may rely on a
-    /// promised wake-up until `at`; without one it checks the lease by `by`.
-    pub(crate) fn schedule(&self, hold: &Arc<HeldLease>, at: Instant, by: Instant) {
+    /// Schedules what is due next for the lease at `now`, in place of an earlier schedule. Returns
+    /// false if the lease has ended.
+    pub(crate) fn schedule(&self, hold: &Arc<HeldLease>, now: Instant) -> bool {
         let mut state = self.state.lock();
-        // The holder may have released it meanwhile: nothing would remove it from the schedule.
-        if state.drained || !hold.lease(|lease| lease.is_open()) {
-            return;
+        // Read under the timer's lock: an older plan must not replace that of a thread that has
+        // changed the lease since. And nothing would remove a lease that was released meanwhile.
+        let (at, by) = match hold.lease(|lease| lease.due(now)) {
+            Due::At { best, latest } => (best, latest),
+            Due::Renewal => (now, now),
+            Due::Nothing => return false,
+        };
+        if !state.drained {
+            state.leases.arm(hold, at);
+            if state.sleep.misses(at, by) {
+                self.changed.notify_one();
+            }
         }
-        state.leases.arm(hold, at);
-        if state.sleep.misses(at, by) {
-            self.changed.notify_one();
-        }
+        true
     }
 
     /// Wakes the thread if a lease is due before `again`. The caller promises to call this again
@@ -175,7 +181,24 @@ impl Timer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Config, LeaseTerms};
+    use crate::lease::held::tests::hold_of;
+    use crate::lease::state::LeaseState;
+    use crate::redis::Deployment;
+    use crate::runtime;
+    use crate::token::FencingToken;
+    use crate::url::Target;
+    use std::thread;
     use std::time::Duration;
+    use support::ms;
+
+    const TERMS: LeaseTerms = LeaseTerms {
+        ttl: ms(3_600_000),
+        renew_every: Some(ms(60_000)),
+        max_hold: Duration::MAX,
+        replicas: None,
+        handoffs: 0,
+    };
 
     fn at(ms: u64) -> Instant {
         Instant::START.after(Duration::from_millis(ms))
@@ -208,5 +231,42 @@ mod tests {
         assert!(!sleep.misses(at(8), at(2_000)));
         assert!(sleep.promise(at(8), at(11)));
         assert!(!sleep.promise(at(12), at(11)));
+    }
+
+    /// One thread suspects a lease, for example because its slot has moved, while another has the
+    /// reply to a renewal. An older plan must not replace a newer one.
+    #[test]
+    fn lease_suspected_while_its_renewal_ends_is_checked_at_once() {
+        let config = Config::default();
+        let target = Target::parse("redis://127.0.0.1:1").unwrap();
+        let deployment = Deployment::new(target, &config).unwrap();
+        let runtime = runtime::new(config, deployment);
+        let now = Instant::now();
+        let lease = LeaseState::granted(now, now, &TERMS).unwrap();
+        let hold = Arc::new(hold_of(lease, FencingToken::new(7)));
+        let is_late = |_: &u32| {
+            let request = hold.lease(|lease| lease.begin_renewal(Instant::now()));
+            let request = request.expect("no other renewal is in flight");
+            thread::scope(|scope| {
+                // Most likely the other thread suspects the lease now, and changes the schedule
+                // only after this one.
+                let schedule = runtime.timer.state.lock();
+                scope.spawn(|| runtime.suspect(&hold));
+                let began = Instant::now();
+                while began.until(Instant::now()) < Duration::from_micros(100) {
+                    thread::yield_now();
+                }
+                let now = Instant::now();
+                hold.lease(|lease| lease.confirmed(now, now, request));
+                drop(schedule);
+                runtime.reschedule(&hold);
+            });
+            runtime.timer.state.lock().leases.next() > Instant::now()
+        };
+        let late = (0..2_000).filter(is_late).count();
+        assert_eq!(
+            late, 0,
+            "rounds in which the timer would check the lease later"
+        );
     }
 }
