@@ -34,22 +34,27 @@ impl Leases {
             .and_then(|at| self.due.remove(&(at, hold.serial)))
     }
 
-    /// Returns when the first lease is due; `Instant::NEVER` if there is none.
+    /// Returns when the first lease is due; `Instant::NEVER` if none is.
     pub(crate) fn next(&self) -> Instant {
         self.due
             .first_key_value()
             .map_or(Instant::NEVER, |((at, _), _)| *at)
     }
 
-    /// Removes and returns the first lease if it is due by `until`.
-    pub(crate) fn take_due(&mut self, until: Instant) -> Option<Arc<HeldLease>> {
-        let first = self
-            .due
-            .first_entry()
-            .filter(|entry| entry.key().0 <= until)?;
-        let hold = first.remove();
-        hold.disarm();
+    /// Returns the first lease if it is due by `until`. It stays in use, and is not due until it is
+    /// armed again.
+    pub(crate) fn next_due(&mut self, until: Instant) -> Option<Arc<HeldLease>> {
+        let ((at, _), hold) = self.due.first_key_value()?;
+        if *at > until {
+            return None;
+        }
+        let hold = Arc::clone(hold);
+        self.arm(&hold, Instant::NEVER);
         Some(hold)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.due.is_empty()
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<HeldLease>> {

@@ -78,8 +78,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
         runtime.release(Release::new(keys, id, last));
     }
     let woken = runtime.waiters.wake_all();
-    // A lease that the timer thread is working on would be missing from `drain` below. The thread
-    // does no I/O, so it ends at once.
+    // The timer thread renews nothing that is released below. It does no I/O, so it ends at once.
     runtime.timer.stop();
     let timer_is_joined = runtime.timer.worker.join(last);
     // Holders are told before the release, so that none continues under a lock that is already

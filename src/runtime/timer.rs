@@ -124,7 +124,7 @@ impl Timer {
 
     /// Returns true if any lease is in use.
     pub(crate) fn watches_any(&self) -> bool {
-        self.state.lock().leases.next() != Instant::NEVER
+        !self.state.lock().leases.is_empty()
     }
 
     /// Returns all leases in use.
@@ -157,7 +157,7 @@ impl Timer {
             let next = state.leases.next();
             if next <= now {
                 let mut due = Vec::new();
-                while let Some(hold) = state.leases.take_due(now.after(RENEWAL_WINDOW)) {
+                while let Some(hold) = state.leases.next_due(now.after(RENEWAL_WINDOW)) {
                     due.push(hold);
                 }
                 return Some(due);
@@ -231,6 +231,21 @@ mod tests {
         assert!(!sleep.misses(at(8), at(2_000)));
         assert!(sleep.promise(at(8), at(11)));
         assert!(!sleep.promise(at(12), at(11)));
+    }
+
+    #[test]
+    fn lease_that_the_thread_works_on_is_in_use() {
+        let timer = Timer::default();
+        let now = Instant::now();
+        let lease = LeaseState::granted(now, now, &TERMS).unwrap();
+        let hold = Arc::new(hold_of(lease, FencingToken::new(7)));
+        hold.lease(|lease| lease.suspect(Instant::now()));
+        assert!(timer.schedule(&hold, Instant::now()));
+        assert_eq!(timer.next_due().unwrap().len(), 1);
+        assert!(timer.watches_any());
+        assert_eq!(timer.all().len(), 1);
+        timer.forget(&hold);
+        assert!(timer.all().is_empty());
     }
 
     /// One thread suspects a lease, for example because its slot has moved, while another has the
