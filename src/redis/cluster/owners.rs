@@ -114,10 +114,10 @@ impl Owners {
 
     /// Applies the layout that a node reported when asked at `asked`.
     pub(super) fn learn(&mut self, layout: Layout, asked: Instant, make: MakeServer<'_>) -> Change {
-        self.forget_old_redirects(asked);
+        let has_forgotten = self.forget_old_redirects(asked);
         let mut change = Change::default();
         // Usually nothing has changed, and many clients may refresh at once.
-        if self.redirects.is_empty() && self.layout == layout {
+        if !has_forgotten && self.redirects.is_empty() && self.layout == layout {
             return change;
         }
         let redirects = self.redirects.clone();
@@ -142,14 +142,16 @@ impl Owners {
         change
     }
 
-    fn forget_old_redirects(&mut self, asked: Instant) {
-        let servers = &self.servers;
+    /// Returns true if there were any: the layout decides about their slots again.
+    fn forget_old_redirects(&mut self, asked: Instant) -> bool {
+        let (servers, before) = (&self.servers, self.redirects.len());
         self.redirects.retain(|_, (place, at)| {
             let has_failed = servers
                 .get(place)
                 .is_some_and(|server| server.condition.is_failing());
             at.until(asked) < GOSSIP && !has_failed
         });
+        self.redirects.len() < before
     }
 
     /// Makes `server` the owner of `slot`, and notes it in `moved` if another server was.
@@ -172,5 +174,49 @@ impl Owners {
             .servers
             .extract_if(|_, server| !owners.contains(&Arc::as_ptr(server)));
         retired.map(|(_, server)| server).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::redis::conn::connector::Connector;
+    use crate::url::Target;
+
+    fn server((host, port): &HostPort) -> Arc<Server> {
+        let Ok(Target::Cluster(nodes)) = Target::parse("redis+cluster://127.0.0.1:1") else {
+            unreachable!("the URL is valid");
+        };
+        let config = Config::default();
+        let connector = Connector::to_server(nodes.at(host, *port), None, &config);
+        Arc::new(Server::new(connector, &config, None))
+    }
+
+    fn layout() -> Layout {
+        Layout {
+            masters: vec![(0..=SLOTS - 1, ("127.0.0.1".into(), 1))],
+            replicas: Vec::new(),
+        }
+    }
+
+    /// The slot was moved there and back, or the redirect came from a node of another cluster that
+    /// now has the address of a node of this one.
+    #[test]
+    fn slot_returns_to_the_owner_that_nodes_report_when_a_redirect_is_old() {
+        let mut owners = Owners::none();
+        let asked = Instant::START.after(Duration::from_secs(1));
+        owners.learn(layout(), asked, &server);
+        let owner = Arc::clone(owners.owner_of(7).unwrap());
+        let (elsewhere, moved) = owners.redirected(7, ("127.0.0.1".into(), 2), asked, &server);
+        assert!(moved.is_some());
+        for (after, expected) in [(GOSSIP / 2, &elsewhere), (GOSSIP, &owner)] {
+            owners.learn(layout(), asked.after(after), &server);
+            assert!(
+                Arc::ptr_eq(owners.owner_of(7).unwrap(), expected),
+                "{after:?}"
+            );
+        }
+        assert_eq!(owners.masters().count(), 1, "the other one is retired");
     }
 }
