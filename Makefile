@@ -23,7 +23,7 @@ RACES = exclusion waking deadlines ambiguity loss conformance
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
-.PHONY: demo test test-without-tls test-async test-tls test-release test-servers test-valkey kit kit-list test-kit test-kit-short fmt lint doc examples deny bench peers pictures diagrams servers clean
+.PHONY: demo test test-without-tls test-async test-tls test-release test-servers msrv test-valkey kit kit-list test-kit test-kit-short fmt lint doc examples deny bench peers pictures diagrams servers clean
 
 # Runs the two examples to begin with.
 demo: servers
@@ -118,6 +118,17 @@ test-kit-short: kit kit-list
 	@set -e; for promise in $(SHORT_ON_KIT); do \
 		$(WITH_KIT) $(CARGO) test --all-features --test it -- $$promise:: $(NOT_ON_THE_KIT); \
 	done
+
+# Checks the library and the program with the oldest supported Rust, if that toolchain is installed.
+MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+
+msrv:
+	@toolchain=$$(rustup toolchain list 2>/dev/null | sed -n 's/^\($(MSRV)[.-][^ ]*\).*/\1/p' | head -n 1); \
+	if [ -n "$$toolchain" ]; then \
+		rustup run "$$toolchain" cargo check --locked --all-features --lib --bins; \
+	else \
+		echo "Rust $(MSRV) is not installed, so it is not checked: rustup toolchain install $(MSRV) --profile minimal"; \
+	fi
 
 fmt:
 	$(CARGO) fmt --all -- --check

@@ -43,6 +43,9 @@
 //!
 //! 1.88. Raising it is not a breaking change; the changelog announces it.
 
+// Shows on docs.rs which feature an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod advice;
 mod api;
 mod cause;
