@@ -23,7 +23,7 @@ RACES = exclusion waking deadlines ambiguity loss conformance
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
-.PHONY: demo test test-without-tls test-async test-tls test-release test-servers msrv test-valkey kit kit-list test-kit test-kit-short fmt lint doc examples deny bench peers pictures diagrams servers clean
+.PHONY: demo test test-without-tls test-async test-tls test-release test-servers alerts msrv test-valkey kit kit-list test-kit test-kit-short fmt lint doc examples deny bench peers pictures diagrams servers clean
 
 # Runs the two examples to begin with.
 demo: servers
@@ -36,7 +36,7 @@ BINARIES = $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/ma
 # Examples with tests, which start the test kit.
 KIT_EXAMPLES = testing fail_fast health_endpoint long_job
 MODELS = layers lease_model quorum_model
-LIGHT = differential metrics testing testing_alone
+LIGHT = differential metrics repository testing testing_alone
 BESIDE = --lib --bins $(patsubst %,--test %,$(MODELS) $(LIGHT)) $(KIT_EXAMPLES:%=--example %)
 AFTER = $(patsubst %,--test %,$(filter-out $(MODELS) $(LIGHT),$(BINARIES)))
 
@@ -118,6 +118,14 @@ test-kit-short: kit kit-list
 	@set -e; for promise in $(SHORT_ON_KIT); do \
 		$(WITH_KIT) $(CARGO) test --all-features --test it -- $$promise:: $(NOT_ON_THE_KIT); \
 	done
+
+# Checks and tests the alerts, if promtool is installed.
+alerts:
+	@if command -v promtool >/dev/null; then \
+		promtool check rules docs/prometheus/leasehold.yml && promtool test rules docs/prometheus/tests.yml; \
+	else \
+		echo "promtool is not installed, so the alerts are not tested: it comes with Prometheus"; \
+	fi
 
 # Checks the library and the program with the oldest supported Rust, if that toolchain is installed.
 MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)

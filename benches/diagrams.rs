@@ -13,8 +13,8 @@ const HEAD: usize = 92;
 /// The width of a character, on average, at the size of the labels.
 const CHARACTER: usize = 7;
 
-struct Diagram {
-    file: &'static str,
+pub(crate) struct Diagram {
+    pub(crate) file: &'static str,
     title: &'static str,
     participants: &'static [&'static str],
     rows: &'static [Row],
@@ -83,9 +83,11 @@ const LOST_LEASE: Diagram = Diagram {
     ],
 };
 
+pub(crate) const ALL: [Diagram; 2] = [WAIT_AND_WAKE, LOST_LEASE];
+
 fn main() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
-    for diagram in [WAIT_AND_WAKE, LOST_LEASE] {
+    for diagram in ALL {
         fs::write(docs.join(diagram.file), diagram.svg()).expect("the tree can be written");
     }
 }
@@ -97,7 +99,7 @@ impl Diagram {
     }
 
     /// Rustdoc pages include the result, so it has no blank line, which would end the HTML block.
-    fn svg(&self) -> String {
+    pub(crate) fn svg(&self) -> String {
         let height = HEAD + ROW * self.rows.len() + 16;
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \

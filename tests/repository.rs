@@ -1,0 +1,147 @@
+//! Promise: documents, pictures and scripts of the repository agree with the source.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+#[path = "../benches/diagrams.rs"]
+#[allow(dead_code)]
+mod diagrams;
+
+fn in_repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn text(path: &str) -> String {
+    fs::read_to_string(in_repository(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+const PAGES: [&str; 9] = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docs/benchmarks.md",
+    "docs/cli.md",
+    "docs/design.md",
+    "docs/operations.md",
+    "src/guide/other_libraries.md",
+];
+
+/// Pages that the guide includes: their links must work on docs.rs, too.
+const INCLUDED: [&str; 3] = [
+    "docs/cli.md",
+    "docs/operations.md",
+    "src/guide/other_libraries.md",
+];
+
+#[test]
+fn readme_is_a_page_for_a_person_deciding_in_five_minutes() {
+    assert!(text("README.md").lines().count() <= 180);
+}
+
+#[test]
+fn links_lead_to_files_of_the_package_or_to_pages_of_the_guide() {
+    for page in PAGES {
+        let folder = Path::new(page).parent().unwrap();
+        for link in links(&text(page)) {
+            let (path, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let guide = "https://docs.rs/leasehold/latest/leasehold/guide/";
+            if let Some(rest) = path.strip_prefix(guide) {
+                let module = rest.trim_end_matches("index.html").trim_end_matches('/');
+                let line = format!("pub mod {module}");
+                let is_page = module.is_empty() || text("src/guide/mod.rs").contains(&line);
+                assert!(is_page, "{page}: {link}");
+            } else if path.is_empty() {
+                assert!(has_heading(&text(page), anchor), "{page}: {link}");
+            } else if !path.contains("://") && !path.starts_with("crate::") {
+                assert!(!INCLUDED.contains(&page), "{page}: {link} is not absolute");
+                let file = in_repository(&folder.join(path).to_string_lossy());
+                assert!(file.exists(), "{page}: {link}");
+                if !anchor.is_empty() {
+                    let headings = fs::read_to_string(file).unwrap();
+                    assert!(has_heading(&headings, anchor), "{page}: {link}");
+                }
+            }
+        }
+    }
+}
+
+/// Returns the targets of all links, those in `[name]: target` lines included.
+fn links(page: &str) -> Vec<String> {
+    let inline = page.split("](").skip(1);
+    let inline = inline.filter_map(|rest| rest.split(')').next());
+    let references = page.lines().filter_map(|line| {
+        let (_, target) = line.strip_prefix('[')?.split_once("]: ")?;
+        Some(target)
+    });
+    inline.chain(references).map(str::to_owned).collect()
+}
+
+fn has_heading(page: &str, anchor: &str) -> bool {
+    page.lines()
+        .filter(|line| line.starts_with('#'))
+        .any(|line| {
+            let title = line.trim_start_matches('#').trim().to_lowercase();
+            let slug = title.replace(' ', "-");
+            slug.replace(['`', ',', ':'], "") == anchor
+        })
+}
+
+/// `tests/metrics.rs` asserts that the page lists exactly the metrics that a client reports.
+#[test]
+fn dashboard_and_alerts_use_exported_metrics_and_labels() {
+    let guide = text("src/guide/observability.rs");
+    for file in [
+        "docs/grafana/leasehold.json",
+        "docs/prometheus/leasehold.yml",
+        "docs/prometheus/tests.yml",
+    ] {
+        let text = text(file).replace("\\\"", "\"");
+        let mut used = 0;
+        for rest in text.split("leasehold_").skip(1) {
+            let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_');
+            let (name, rest) = rest.split_at(end.unwrap_or(rest.len()));
+            let row = guide
+                .lines()
+                .find(|line| line.starts_with(&format!("//! | `leasehold_{name}`")))
+                .unwrap_or_else(|| panic!("{file}: no metric is named leasehold_{name}"));
+            used += 1;
+            let Some(selector) = rest.strip_prefix('{') else {
+                continue;
+            };
+            for label in selector.split('}').next().unwrap().split(", ") {
+                let label = label.split(['=', '!']).next().unwrap();
+                let is_known = ["job", "instance", "quantile"].contains(&label)
+                    || row.contains(&format!("`{label}`"));
+                assert!(is_known, "{file}: leasehold_{name} has no label {label}");
+            }
+        }
+        assert!(used >= 10, "{file}: {used} metrics");
+    }
+}
+
+#[test]
+fn every_alert_has_an_entry_in_the_runbook() {
+    let rules = text("docs/prometheus/leasehold.yml");
+    let page = text("docs/operations.md");
+    let alerts: BTreeSet<&str> = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+        .collect();
+    let entries: BTreeSet<&str> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("### "))
+        .filter(|title| title.starts_with("Leasehold"))
+        .collect();
+    assert_eq!(alerts, entries);
+    assert!(alerts.len() >= 4, "{alerts:?}");
+}
+
+#[test]
+fn sequence_diagrams_are_those_that_the_program_draws() {
+    for diagram in diagrams::ALL {
+        let path = format!("docs/{}", diagram.file);
+        assert!(text(&path) == diagram.svg(), "{path}: run `make diagrams`");
+    }
+}
