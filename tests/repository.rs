@@ -2,7 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use support::TempDir;
 
 #[path = "../benches/diagrams.rs"]
 #[allow(dead_code)]
@@ -144,4 +148,73 @@ fn sequence_diagrams_are_those_that_the_program_draws() {
         let path = format!("docs/{}", diagram.file);
         assert!(text(&path) == diagram.svg(), "{path}: run `make diagrams`");
     }
+}
+
+/// Runs `.ci/server` on a machine with these programs, each of them a shell script.
+fn run_server_script(programs: &[(&str, &str)], ci: &str) -> Output {
+    let folder = TempDir::create();
+    for (name, script) in programs
+        .iter()
+        .chain(&[("dirname", "echo \"${1%/*}\""), ("env", "shift; \"$@\"")])
+    {
+        let file = folder.join(name);
+        fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    Command::new("/bin/sh")
+        .arg(in_repository(".ci/server"))
+        .arg("redis")
+        .env("PATH", folder.path())
+        .env("CI", ci)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+/// Makes a server appear, as an installation does.
+const APT_GET: &str = "echo \"ran apt-get $1\" >&2; [ \"$1\" = update ] || \
+    { echo > \"${0%/*}/redis-server\"; PATH=/usr/bin:/bin chmod +x \"${0%/*}/redis-server\"; }";
+
+#[test]
+fn installation_of_a_server_is_announced_before_anything_runs_as_root() {
+    let sudo = "echo \"ran sudo $1\" >&2; [ \"$1\" = -n ] && shift; exec \"$@\"";
+    for ci in ["true", ""] {
+        let programs = [("apt-get", APT_GET), ("id", "echo 1000"), ("sudo", sudo)];
+        let output = run_server_script(&programs, ci);
+        let messages = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{messages}");
+        let announced = messages.find("apt-get as root, with sudo");
+        let ran = messages
+            .find("ran sudo -n")
+            .expect("sudo asks for no password");
+        assert!(announced.is_some_and(|at| at < ran), "{messages}");
+        // Nobody can answer.
+        assert!(!messages.contains("Go ahead?"), "{messages}");
+        assert!(
+            String::from_utf8(output.stdout)
+                .unwrap()
+                .ends_with("/redis-server\n")
+        );
+    }
+}
+
+#[test]
+fn root_needs_no_sudo_to_install_a_server() {
+    let programs = [("apt-get", APT_GET), ("id", "echo 0")];
+    let output = run_server_script(&programs, "true");
+    let messages = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{messages}");
+    assert!(messages.contains("installing the package redis-server with apt-get"));
+    assert!(!messages.contains("sudo"), "{messages}");
+}
+
+#[test]
+fn machine_without_a_server_and_an_installer_gets_a_hint() {
+    let output = run_server_script(&[("id", "echo 1000")], "true");
+    let messages = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{messages}");
+    assert!(
+        messages.contains("there is none on this machine"),
+        "{messages}"
+    );
 }
