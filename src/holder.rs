@@ -91,6 +91,52 @@ impl AsRef<str> for HolderId {
     }
 }
 
+/// A holder of permits, as [`Semaphore::holders`](crate::Semaphore::holders) found it.
+#[derive(Clone, Debug)]
+#[cfg_attr(test, derive(PartialEq))]
+pub struct PermitHolder {
+    id: HolderId,
+    permits: u32,
+    remaining: Duration,
+}
+
+impl PermitHolder {
+    /// Returns the holder with this holder id; `None` if no leasehold client wrote it.
+    pub(crate) fn new(member: &[u8], remaining: Duration) -> Option<Self> {
+        let id = HolderId::parse(member)?;
+        let (permits, _) = id.as_str().split_once(' ')?;
+        let permits = permits.parse().ok()?;
+        Some(Self {
+            id,
+            permits,
+            remaining,
+        })
+    }
+
+    /// Returns the owner: `<host>/<pid>`, unless
+    /// [`ClientBuilder::owner`](crate::ClientBuilder::owner) sets another.
+    pub fn owner(&self) -> &str {
+        let owner = self.id.owner().split_once(' ');
+        owner.map_or("", |(_, owner)| owner)
+    }
+
+    /// Returns the holder id, the member of the sorted set in Redis: it begins with the number of
+    /// permits and a space.
+    pub fn holder_id(&self) -> &HolderId {
+        &self.id
+    }
+
+    /// Returns how many permits it holds.
+    pub fn permits(&self) -> u32 {
+        self.permits
+    }
+
+    /// Returns how long it holds them without a renewal.
+    pub fn remaining(&self) -> Duration {
+        self.remaining
+    }
+}
+
 /// The longest value that the scripts return whole, in bytes.
 const LONGEST_VALUE: usize = 1088;
 

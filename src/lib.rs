@@ -24,7 +24,8 @@
 //! ```
 //!
 //! Start with [`Client`], [`Mutex`] and [`MutexGuard`]. [`Client::mutex_all`] locks several names
-//! together, and [`Client::fair_mutex`] grants a lock in the order of the requests.
+//! together, and [`Client::fair_mutex`] grants a lock in the order of the requests. A
+//! [`Client::semaphore`] has several holders at a time.
 //!
 //! The [`guide`] is the manual. Read its [guarantees and limitations](guide::guarantees) before you
 //! trust a lock.
@@ -98,10 +99,12 @@ pub use api::guard::MutexGuard;
 pub use api::mutex::Mutex;
 pub use api::mutex_all::MutexAll;
 pub use api::mutex_all_guard::MutexAllGuard;
+pub use api::semaphore::Semaphore;
+pub use api::semaphore_permit::SemaphorePermit;
 pub use error::{Cause, Error};
 pub use health::{BreakerState, Health, HealthPart, HealthState};
-pub use holder::{Holder, HolderId};
-pub use lock::list::Held;
+pub use holder::{Holder, HolderId, PermitHolder};
+pub use lock::list::{Held, HeldPermits};
 pub use lock::release::Unlocked;
 pub use lock::shutdown::ShutdownReport;
 pub use lost::Lost;

@@ -30,6 +30,9 @@ pub struct Name {
     bytes: Arc<[u8]>,
     /// The hash of the bytes, computed once: a lock and its release look the name up five times.
     hash: u64,
+    /// It is in the tables of this client as the name of a semaphore, which has nothing to do with
+    /// the lock of the same name. Always false for names that callers see.
+    is_of_semaphore: bool,
 }
 
 /// A map keyed by lock name.
@@ -65,7 +68,32 @@ impl Name {
     fn new(bytes: Arc<[u8]>) -> Self {
         static KEYED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         let hash = KEYED.hash_one(&*bytes);
-        Self { bytes, hash }
+        Self {
+            bytes,
+            hash,
+            is_of_semaphore: false,
+        }
+    }
+
+    /// Returns the key of the semaphore of this name in the tables of the client.
+    pub(crate) fn of_semaphore(self) -> Self {
+        Self {
+            is_of_semaphore: true,
+            ..self
+        }
+    }
+
+    /// Returns whether it is the name of a semaphore, in the tables of the client.
+    pub(crate) fn is_of_semaphore(&self) -> bool {
+        self.is_of_semaphore
+    }
+
+    /// Returns the name as its caller knows it.
+    pub(crate) fn as_given(&self) -> Self {
+        Self {
+            is_of_semaphore: false,
+            ..self.clone()
+        }
     }
 
     /// Returns the bytes of the name.

@@ -73,6 +73,29 @@ fn every_kind_of_lock_works() {
 }
 
 #[test]
+fn permits_are_granted_and_end() {
+    let server = Server::start();
+    let (holder, client) = (patient(&server), patient(&server));
+    let semaphore = client.semaphore(NAME, 2);
+    let of_holder = holder.semaphore(NAME, 2).many(2).auto_renew(false);
+    let both = of_holder.acquire().unwrap();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| semaphore.acquire().unwrap());
+        eventually(LONG, || semaphore.waiting().unwrap() == 1);
+        assert_eq!(both.release().unwrap(), Unlocked::Released);
+        let permit = waiter.join().unwrap();
+        assert_eq!(semaphore.available().unwrap(), 1);
+        assert_eq!(permit.release().unwrap(), Unlocked::Released);
+    });
+    let crashed = of_holder.ttl(LONG).acquire().unwrap();
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    server.advance(LONG + ms(1));
+    assert_eq!(semaphore.available().unwrap(), 2);
+    assert!(semaphore.try_acquire().unwrap().is_some());
+    drop(crashed);
+}
+
+#[test]
 fn several_servers_are_a_quorum() {
     let servers = [(); 3].map(|()| Server::start());
     let client = Client::quorum(servers.iter().map(Server::url)).unwrap();

@@ -9,11 +9,12 @@ use crate::api::fair_mutex::FairMutex;
 use crate::api::mutex::Mutex;
 use crate::api::mutex_all::MutexAll;
 use crate::api::query::query;
+use crate::api::semaphore::Semaphore;
 use crate::clock::Instant;
 use crate::dialers::Dialers;
 use crate::error::Error;
 use crate::health::{Health, HealthState};
-use crate::lock::list::{Held, list};
+use crate::lock::list::{Held, HeldPermits, list, list_permits};
 use crate::lock::shutdown::{Core, ShutdownReport, shutdown};
 use crate::name::Name;
 use crate::protocol::fair::FairMutexKeys;
@@ -177,6 +178,24 @@ impl Client {
         MutexAll::new(Arc::clone(&self.core), keys)
     }
 
+    /// Returns the semaphore called `name`, with this many permits. Does no I/O.
+    ///
+    /// It has nothing to do with the locks of that name. A call never gets a permit if more than
+    /// `permits` would then be out. Clients may pass different numbers, as during a deployment: see
+    /// [`Semaphore`]. With 0, or more than 2³¹ − 1, the first call fails with [`Error::Config`], as
+    /// over a quorum.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
+    /// // … at most 10 calls at a time, from all processes together …
+    /// permit.release()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn semaphore(&self, name: impl Into<Name>, permits: u32) -> Semaphore {
+        Semaphore::new(Arc::clone(&self.core), name.into(), permits)
+    }
+
     /// Sends a `PING` and returns how long the reply took.
     ///
     /// Returns within the command timeout. In a cluster, a reply from any one master is enough.
@@ -296,6 +315,27 @@ impl Client {
     /// - [`Error::Closed`] after a shutdown.
     pub fn list(&self, prefix: impl AsRef<[u8]>) -> Result<Vec<Held>, Error> {
         list(self.runtime(), prefix.as_ref())
+    }
+
+    /// Returns all semaphores whose name begins with `prefix` and that have permits out, sorted by
+    /// name.
+    ///
+    /// Meant for operators, like [`list`](Self::list), and scans all keys in the same way. Over a
+    /// quorum there are none.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// for held in client.list_permits("api.")? {
+    ///     println!("{} permits of {} are out", held.permits(), held.name());
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`list`](Self::list); the permission `+zrangebyscore` is needed, too.
+    pub fn list_permits(&self, prefix: impl AsRef<[u8]>) -> Result<Vec<HeldPermits>, Error> {
+        list_permits(self.runtime(), prefix.as_ref())
     }
 
     /// Shuts the client down: releases all held locks, wakes all waiters and joins the threads.

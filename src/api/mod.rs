@@ -10,4 +10,6 @@ pub(crate) mod mutex;
 pub(crate) mod mutex_all;
 pub(crate) mod mutex_all_guard;
 pub(crate) mod query;
+pub(crate) mod semaphore;
+pub(crate) mod semaphore_permit;
 pub(crate) mod settings;

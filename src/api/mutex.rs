@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::api::calls::lock_calls;
 use crate::api::guard::MutexGuard;
-use crate::api::query::query;
+use crate::api::query::{has_no_answer, query};
 use crate::api::settings::lock_settings;
 use crate::clock::Instant;
 use crate::config::Settings;
@@ -16,8 +16,8 @@ use crate::lock::acquire::{WaitLimit, acquire};
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::protocol::primitive::Primitive;
+use crate::redis::Cap;
 use crate::redis::inspect::Gauge;
-use crate::redis::{Cap, Fault};
 use crate::token::FencingToken;
 
 /// A lock that has at most one holder at a time, across processes and machines.
@@ -276,11 +276,6 @@ impl Mutex {
         }
         Ok(answer.is_done())
     }
-}
-
-/// Returns true if a query may be repeated.
-fn has_no_answer(fault: &Fault) -> bool {
-    matches!(fault, Fault::NotRun(_) | Fault::Unknown(_))
 }
 
 impl fmt::Debug for Mutex {

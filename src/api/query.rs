@@ -23,3 +23,8 @@ pub(super) fn query<T>(
     };
     answer.map_err(|fault| runtime.deployment.error(fault))
 }
+
+/// Returns true if a query may be repeated.
+pub(super) fn has_no_answer(fault: &Fault) -> bool {
+    matches!(fault, Fault::NotRun(_) | Fault::Unknown(_))
+}

@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | [`Mutex`] | first come, first served | the first to ask after a release |
 //! | [`FairMutex`] | first come, first served | first come, first served |
+//! | [`Semaphore`] | first come, first served | first come, first served |
 //! | [`MutexAll`] | none | none: see [several names](crate::guide::several_names) |
 //!
 //! A fair lock and a plain one with the same name are one lock, but plain calls ignore the queue of
@@ -44,3 +45,4 @@
 //! [`FairMutex`]: crate::FairMutex
 //! [`Mutex`]: crate::Mutex
 //! [`MutexAll`]: crate::MutexAll
+//! [`Semaphore`]: crate::Semaphore

@@ -9,12 +9,22 @@
 //! | `lock_release:x` | channel | a message for each release: the holder id |
 //! | `leasehold:queue:{lock:x}` | list | the queue of a fair lock: holder ids in order of arrival |
 //! | `leasehold:places:{lock:x}` | hash | of each entry of the queue: when it was refreshed last, and where its grant is sent |
+//! | `leasehold:permits:{lock:x}` | sorted set | of the semaphore `x`: its holders, see below |
+//! | `leasehold:permits-fence:…`, `…-queue:…`, `…-places:…` | | as those of a lock |
 //! | `leasehold:tally:{lock_stats}:<uuid>` | hash | what a client has added to the shared statistics |
 //!
 //! [`key_prefix`](crate::ClientBuilder::key_prefix) and
 //! [`channel_prefix`](crate::ClientBuilder::channel_prefix) replace `lock:` and `lock_release:`. If
 //! the name has a hash tag, the other keys end in `:lock:…` without braces of their own, so that
 //! all keys of a name are in one slot.
+//!
+//! # Permits
+//!
+//! A semaphore has nothing to do with the lock of the same name. Each of its holders is a member of
+//! the sorted set: `<k> <owner>:<uuid>` holds *k* permits, and its score is when they end, in ms of
+//! the server's clock. The member `out` has the score −*n* while *n* permits are out. The set ends
+//! with the last permit. If someone deletes it, all holders lose their permits, and the count
+//! begins again from nothing. Other programs cannot share a semaphore.
 //!
 //! # Sharing a lock with other programs
 //!

@@ -82,7 +82,7 @@ impl Attempt<'_> {
         for _ in 0..MAX_PROPOSALS {
             let (runtime, keys) = (self.runtime, self.keys);
             runtime.meters.counters.attempts.up();
-            let id = HolderId::fresh(&runtime.config.owner);
+            let id = keys.fresh_id(&runtime.config.owner);
             logging::trace!(
                 name:% = keys, holder:% = id.as_str(); "acquire {keys} as {}", id.as_str()
             );

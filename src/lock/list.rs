@@ -1,4 +1,4 @@
-//! Lists the held locks, by scanning the keys of every server.
+//! Lists the held locks, or the permits that are out, by scanning the keys of every server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,15 +7,20 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::{Cause, Error};
-use crate::holder::Holder;
+use crate::holder::{Holder, PermitHolder};
 use crate::name::{Name, shown};
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::script::Call;
+use crate::protocol::semaphore::{self, PermitsOut, SemaphoreKeys};
 use crate::redis::{Cap, Connection, Fault, Server};
 use crate::runtime::Runtime;
+use crate::token::FencingToken;
+
+/// The most holders that an inspection of a semaphore returns.
+pub(crate) const MOST_HOLDERS: u32 = 10_000;
 
 /// How many names are inspected in one write.
 const TOGETHER: usize = 64;
@@ -45,6 +50,79 @@ impl Held {
     }
 }
 
+/// A semaphore with permits that are out, as [`Client::list_permits`](crate::Client::list_permits)
+/// found it.
+#[derive(Clone, Debug)]
+pub struct HeldPermits {
+    name: Name,
+    found: PermitsOut,
+}
+
+impl HeldPermits {
+    /// Returns the semaphore's name.
+    pub fn name(&self) -> &Name {
+        &self.name
+    }
+
+    /// Returns how many permits are out.
+    pub fn permits(&self) -> u64 {
+        self.found.out
+    }
+
+    /// Returns the holders, at most 10,000; those whose leases end first come first.
+    pub fn holders(&self) -> &[PermitHolder] {
+        &self.found.holders
+    }
+
+    /// Returns the last fencing token that was drawn; `None` if no token was drawn within the last
+    /// day.
+    pub fn last_fencing_token(&self) -> Option<FencingToken> {
+        self.found.last_token
+    }
+}
+
+/// Scans each server page by page and inspects the semaphores on each page.
+pub(crate) fn list_permits(runtime: &Runtime, prefix: &[u8]) -> Result<Vec<HeldPermits>, Error> {
+    runtime.check_open()?;
+    if runtime.deployment.size().all > 1 {
+        // A quorum keeps no semaphores.
+        return Ok(Vec::new());
+    }
+    let config = &runtime.config;
+    let pattern = semaphore::pattern_of_all();
+    let mut found = BTreeMap::new();
+    for server in twice(runtime, |until| runtime.deployment.all(until))? {
+        each_page(runtime, &server, b"zset", &pattern, |page| {
+            for key in page {
+                let lock = semaphore::lock_of(key, &config.key_prefix, &config.channel_prefix);
+                let Some(lock) = lock.filter(|lock| lock.names[0].as_bytes().starts_with(prefix))
+                else {
+                    continue;
+                };
+                let name = lock.names[0].clone();
+                let keys = SemaphoreKeys::of(lock, 1, 1);
+                let permits = twice(runtime, |until| {
+                    let call = keys.inspect_permits(MOST_HOLDERS);
+                    match runtime.deployment.call(call, until, Cap::Counted) {
+                        Ok(Answer::Permits(permits)) => Ok(permits),
+                        // The key was replaced after the scan by one that is no sorted set.
+                        Ok(_) | Err(Fault::Rejected(Error::WrongType { .. })) => {
+                            Ok(PermitsOut::default())
+                        }
+                        Err(fault) => Err(fault),
+                    }
+                })?;
+                found.insert(name, permits);
+            }
+            Ok(())
+        })?;
+    }
+    let held = found.into_iter().filter(|(_, found)| found.out > 0);
+    Ok(held
+        .map(|(name, found)| HeldPermits { name, found })
+        .collect())
+}
+
 /// Scans each server page by page and inspects the names on each page.
 ///
 /// Over a quorum, a minority of the servers may fail.
@@ -72,10 +150,8 @@ fn collect(
     pattern: &[u8],
     found: &mut BTreeMap<Name, Option<Holder>>,
 ) -> Result<(), Error> {
-    let mut scan = Scan::new(Instant::now());
     let mut connection = None;
-    loop {
-        let page = twice(runtime, |until| scan.page(server, pattern, until))?;
+    each_page(runtime, server, b"string", pattern, |page| {
         let names: Vec<Arc<dyn Primitive>> = page
             .iter()
             .filter_map(|key| named(key, &runtime.config))
@@ -98,6 +174,22 @@ fn collect(
                 found.insert(keys.key(0).name.clone(), holder);
             }
         }
+        Ok(())
+    })
+}
+
+/// Calls `act` with each page of the keys of one server that have this type and match `pattern`.
+fn each_page(
+    runtime: &Runtime,
+    server: &Server,
+    kind: &[u8],
+    pattern: &[u8],
+    mut act: impl FnMut(&[Vec<u8>]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut scan = Scan::new(Instant::now());
+    loop {
+        let page = twice(runtime, |until| scan.page(server, kind, pattern, until))?;
+        act(&page)?;
         if scan.is_over() {
             return Ok(());
         }
@@ -138,11 +230,12 @@ impl Scan {
     fn page(
         &mut self,
         server: &Server,
+        kind: &[u8],
         pattern: &[u8],
         until: Instant,
     ) -> Result<Vec<Vec<u8>>, Fault> {
         let (next, page) = loop {
-            match server.scan(&self.cursor, pattern, self.count, until) {
+            match server.scan(&self.cursor, kind, pattern, self.count, until) {
                 Err(Fault::Unknown(cause)) if cause.is_too_large() && self.count > 1 => {
                     self.count = self.count.div_ceil(10);
                 }

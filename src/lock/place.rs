@@ -63,7 +63,7 @@ impl<'a> Place<'a> {
     /// Also returns when the command was sent.
     pub(crate) fn enter(&self) -> Result<(Attempted, Instant), Fault> {
         let Attempt { runtime, keys, .. } = self.attempt;
-        let id = HolderId::fresh(&runtime.config.owner);
+        let id = keys.fresh_id(&runtime.config.owner);
         logging::trace!(
             name:% = keys, holder:% = id.as_str();
             "enter the queue of {keys} as {}", id.as_str()

@@ -6,6 +6,7 @@ use crate::holder::Holder;
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::place::Refreshed;
 use crate::protocol::reply::{Reply, read_pttl};
+use crate::protocol::semaphore::PermitsOut;
 use crate::token::FencingToken;
 
 /// The properties of an acquiring call on which its valid replies depend.
@@ -59,6 +60,7 @@ pub(crate) enum Answer {
     Holder(Option<Holder>),
     /// The text of a fence, if there is one.
     Fence(Option<Vec<u8>>),
+    Permits(PermitsOut),
     /// The state of each place.
     Places(Vec<Refreshed>),
     Count(u64),

@@ -147,7 +147,10 @@ impl RedisQueue for FairMutexKeys {
     }
 
     fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
-        let verb = Verb::Refresh(ids.len());
+        let verb = Verb::Refresh {
+            places: ids.len(),
+            is_shared: false,
+        };
         self.call(verb, &REFRESH_PLACES, [Arg::Bytes(inbox)])
             .followed_by(ids)
     }

@@ -19,7 +19,7 @@ pub(crate) enum Refreshed {
 
 impl Refreshed {
     /// Reads the reply to a refresh of this number of places; `None` if the script cannot give it.
-    pub(super) fn read(reply: Reply, places: usize) -> Option<Vec<Self>> {
+    pub(super) fn read(reply: Reply, places: usize, is_shared: bool) -> Option<Vec<Self>> {
         let mut items = reply.into_list()?;
         let remaining = read_pttl(items.pop()?.int()?)?;
         let read = |item: &Reply| match item.int()? {
@@ -31,8 +31,8 @@ impl Refreshed {
         let granted = found
             .iter()
             .filter(|place| matches!(place, Self::Granted(_)));
-        // A lock has at most one holder.
-        (found.len() == places && granted.count() < 2).then_some(found)
+        let is_possible = found.len() == places && (is_shared || granted.count() < 2);
+        is_possible.then_some(found)
     }
 }
 
@@ -49,13 +49,19 @@ impl TokenBlock {
     }
 }
 
-/// Reads a message published to an inbox, `grant <token> <count> <id>`; `None` if it is no grant.
+/// Reads a message published to an inbox, `grant <token> <want> <id>`; `None` if it is no grant.
 pub(crate) fn read_grant(payload: &[u8]) -> Option<(HolderId, TokenBlock)> {
     let rest = payload.strip_prefix(b"grant ")?;
     let mut words = rest.splitn(3, |byte| *byte == b' ');
     let first = FencingToken::parse(words.next()?)?;
+    let want = words.next()?;
+    // Of permits, `<k>/<n>`: a grant has one token, whatever their number.
+    let is_of_permits = want.contains(&b'/');
     // The digits of a count are those of a token.
-    let count = FencingToken::parse(words.next()?)?.value();
+    let count = match is_of_permits {
+        true => 1,
+        false => FencingToken::parse(want)?.value(),
+    };
     let last = first.value() + count - 1;
     FencingToken::read(i64::try_from(last).ok()?)?;
     let id = HolderId::parse(words.next()?)?;
@@ -75,6 +81,10 @@ mod tests {
             count: 33,
         };
         assert_eq!(read_grant(payload.as_bytes()), Some((id, tokens)));
+        let id = HolderId::fresh("3 host/7");
+        let payload = format!("grant 7 3/10 {id}");
+        let token = TokenBlock::one(FencingToken::new(7));
+        assert_eq!(read_grant(payload.as_bytes()), Some((id, token)));
         for payload in [
             &b"probe"[..],
             b"grant ",
@@ -97,7 +107,7 @@ mod tests {
     fn each_place_has_its_state_and_one_lock_one_holder() {
         let read = |items: &[i64]| {
             let reply = Reply::List(items.iter().map(|n| Reply::Int(*n)).collect());
-            Refreshed::read(reply, 3)
+            Refreshed::read(reply, 3, false)
         };
         assert_eq!(
             read(&[0, 7, -1, 900]),
@@ -114,6 +124,8 @@ mod tests {
         assert_eq!(read(&[0, 0, 1 << 53, 900]), None);
         assert_eq!(read(&[0, 0, 0]), None, "one is missing");
         assert_eq!(read(&[7, 7, 0, 900]), None, "one lock has one holder");
-        assert_eq!(Refreshed::read(Reply::Int(1), 3), None);
+        let reply = Reply::List([7, 8, 0, 900].map(Reply::Int).to_vec());
+        assert!(Refreshed::read(reply, 3, true).is_some(), "two of several");
+        assert_eq!(Refreshed::read(Reply::Int(1), 3, false), None);
     }
 }

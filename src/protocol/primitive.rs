@@ -35,6 +35,16 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
     /// Sets the ttl; shortens it only if `may_shorten`.
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a>;
 
+    /// Returns a new id for a lease of `owner`.
+    fn fresh_id(&self, owner: &str) -> HolderId {
+        HolderId::fresh(owner)
+    }
+
+    /// Returns an error if no lock can have these names, or a call cannot want what it wants.
+    fn check(&self) -> Result<(), Error> {
+        self.keys().check()
+    }
+
     /// The queue in Redis in which calls wait, if there is one.
     fn queue(&self) -> Option<&dyn RedisQueue> {
         None

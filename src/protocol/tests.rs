@@ -1,6 +1,6 @@
 //! The scripts of all kinds of locks, against the documents.
 
-use crate::protocol::{all, fair, keys, mutex};
+use crate::protocol::{all, fair, keys, mutex, semaphore};
 
 fn called(source: &str) -> Vec<String> {
     let calls = source.split("call('").skip(1);
@@ -42,8 +42,17 @@ fn the_documented_user_may_do_what_the_scripts_call() {
         &fair::RELEASE,
         &fair::UNDO,
     ];
+    let permits = [
+        &semaphore::ENTER,
+        &semaphore::REFRESH_PLACES,
+        &semaphore::RELEASE,
+        &semaphore::UNDO,
+        &semaphore::RENEW,
+        &semaphore::INSPECT,
+    ];
     let reads = [&keys::INSPECT, &keys::FENCE];
-    let scripts = mutex.into_iter().chain(all).chain(fair).chain(reads);
+    let locks = mutex.into_iter().chain(all).chain(fair);
+    let scripts = locks.chain(permits).chain(reads);
     for script in scripts {
         let mut called = called(script.source);
         assert!(

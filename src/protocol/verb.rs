@@ -4,6 +4,7 @@
 use crate::protocol::answer::{Answer, Undone, Wanted};
 use crate::protocol::place::Refreshed;
 use crate::protocol::reply::Reply;
+use crate::protocol::semaphore::PermitsOut;
 
 /// The kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +21,14 @@ pub(crate) enum Verb {
     Inspect,
     /// Reads the last fencing token.
     ReadFence,
-    /// Refreshes this number of places in a queue.
-    Refresh(usize),
+    /// Reads who holds the permits of a semaphore.
+    InspectPermits,
+    /// Refreshes this number of places in a queue. Several can be granted at once only if the lock
+    /// is shared.
+    Refresh {
+        places: usize,
+        is_shared: bool,
+    },
     /// Adds to the shared statistics; the reply is 0 if this addition was made before.
     AddStats,
     /// A command that replies with a number, such as `WAIT` and `PUBLISH`.
@@ -39,7 +46,10 @@ impl Verb {
             Self::Undo(ids) => Undone::read(reply, ids).map(Answer::Undone),
             Self::Renew => Answer::read_key(reply, false),
             Self::Inspect => Answer::read_holder(reply),
-            Self::Refresh(places) => Refreshed::read(reply, places).map(Answer::Places),
+            Self::InspectPermits => PermitsOut::read(reply).map(Answer::Permits),
+            Self::Refresh { places, is_shared } => {
+                Refreshed::read(reply, places, is_shared).map(Answer::Places)
+            }
             Self::ReadFence => match reply {
                 Reply::Nil => Some(Answer::Fence(None)),
                 Reply::Text(digits) => Some(Answer::Fence(Some(digits))),

@@ -35,7 +35,6 @@ impl Default for HeldLeases {
 
 impl HeldLeases {
     /// Returns the set of a lock that this many holders share.
-    #[cfg(test)]
     pub(super) fn with_capacity(capacity: usize) -> Self {
         Self {
             capacity,
@@ -49,7 +48,11 @@ impl HeldLeases {
 
     /// Returns whether Redis would refuse a further lease to this client.
     pub(super) fn is_full(&self) -> bool {
-        self.iter().count() >= self.capacity
+        self.len() >= self.capacity
+    }
+
+    pub(super) fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.others.len()
     }
 
     fn iter(&self) -> impl Iterator<Item = &NamedLease> {

@@ -112,8 +112,13 @@ impl Waiters {
     }
 
     /// Returns the lease under which this client holds the name, if it does.
+    ///
+    /// Never one of a semaphore, which may have permits for further calls.
     pub(crate) fn holder(&self, name: &Name) -> Option<Arc<HeldLease>> {
-        let hold = self.names.lock().get(name)?.held.first()?.clone();
+        let names = self.names.lock();
+        let held = &names.get(name)?.held;
+        let hold = held.first().filter(|_| held.is_full())?.clone();
+        drop(names);
         // Upgraded and dropped outside the lock: the lease may own a user's closure.
         hold.upgrade()
     }
@@ -138,7 +143,9 @@ impl Waiters {
         let mut names = self.names.lock();
         let queue = match names.get_mut(name) {
             Some(queue) => queue,
-            None => names.entry(name.clone()).or_default(),
+            None => names
+                .entry(name.clone())
+                .or_insert_with(|| LocalQueue::of(name)),
         };
         queue.granted(id.clone(), hold)
     }
@@ -224,14 +231,14 @@ impl Waiters {
         waiters.map(|waiter| waiter.wake(Wake::Turn)).count() + fair
     }
 
-    /// Returns how many names this client holds, and how many of its calls sleep for a name.
+    /// Returns how many leases this client holds, and how many of its calls sleep for a name.
     pub(crate) fn count(&self) -> (u64, u64) {
         let names = self.names.lock();
-        let held = names.values().filter(|queue| !queue.held.is_empty());
+        let held: usize = names.values().map(|queue| queue.held.len()).sum();
         let waiters = names.values().flat_map(|queue| &queue.waiters);
         let asleep = waiters.filter(|waiter| waiter.parker.is_some());
         let asleep = asleep.count() + self.fair_queues.count();
-        (held.count() as u64, asleep as u64)
+        (held as u64, asleep as u64)
     }
 }
 
@@ -359,7 +366,7 @@ mod tests {
             assert!(waiters.granted_one(&name, id, Weak::new()).is_none());
         }
         assert_eq!(third.position(NOW, false), Position::HeldLocally);
-        assert_eq!(waiters.count(), (1, 0), "one name is held");
+        assert_eq!(waiters.count(), (2, 0), "two leases of one name");
         waiters.ended_one(&name, &ids[0], Some(NOW));
         assert!(is_woken(&third));
         assert_eq!(third.position(NOW, false), Position::Contend);

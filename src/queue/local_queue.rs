@@ -32,6 +32,7 @@ use crate::config::LeaseTerms;
 use crate::holder::HolderId;
 use crate::lease::handoff::NoHandoff;
 use crate::lease::held::{HeldLease, Holding};
+use crate::name::Name;
 use crate::queue::answers::Answers;
 use crate::queue::held_leases::HeldLeases;
 use crate::queue::parker::Parker;
@@ -129,6 +130,16 @@ impl Waiter {
 }
 
 impl LocalQueue {
+    /// Returns the empty queue of a name.
+    pub(super) fn of(name: &Name) -> Self {
+        let mut queue = Self::default();
+        if name.is_of_semaphore() {
+            // How many permits this client may have is Redis's to say.
+            queue.held = HeldLeases::with_capacity(usize::MAX);
+        }
+        queue
+    }
+
     pub(super) fn answers(&self) -> Answers {
         self.answers.as_deref().copied().unwrap_or_default()
     }
@@ -322,9 +333,10 @@ impl LocalQueue {
         }
     }
 
-    /// Returns whether the calling thread acquired the name, and this client still holds it.
+    /// Returns whether the calling thread acquired the name, this client still holds it, and Redis
+    /// would refuse it to another call.
     pub(super) fn is_held_by_us(&self) -> bool {
-        !self.held.is_empty() && self.holder == Some(std::thread::current().id())
+        self.held.is_full() && self.holder == Some(std::thread::current().id())
     }
 
     /// Records that a lease has ended, and wakes waiters to try Redis.

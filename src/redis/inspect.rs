@@ -120,11 +120,12 @@ pub(crate) enum Gauge<'a> {
 }
 
 impl Server {
-    /// Returns one page of the string keys that match `pattern`, and the next cursor. Cursor `0`
+    /// Returns one page of the keys of this type that match `pattern`, and the next cursor. Cursor `0`
     /// starts a scan and ends it. The server examines about `count` keys for the page.
     pub(crate) fn scan(
         &self,
         cursor: &[u8],
+        kind: &[u8],
         pattern: &[u8],
         count: usize,
         until: Instant,
@@ -137,7 +138,7 @@ impl Server {
             b"COUNT",
             digits.format(count).as_bytes(),
             b"TYPE",
-            b"string",
+            kind,
         ];
         self.command("SCAN", &args, until, Cap::Counted, read_page)
     }

@@ -61,6 +61,8 @@ pub struct Stats {
     /// The counters since the client was made.
     pub totals: Totals,
     /// How many locks this client holds now, including leases whose end was not noticed yet.
+    ///
+    /// The permits of one call to a semaphore count as one lock.
     pub held: u64,
     /// How many calls wait for a lock now.
     pub waiting: u64,

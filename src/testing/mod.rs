@@ -54,6 +54,8 @@
 //! | [`suspend(time)`](suspend()) | the machine was suspended |
 //! | [`server.keys()`](Server::keys), [`server.commands()`](Server::commands) | the keys that exist; the number of commands received |
 //!
+//! Semaphores work, too; `hold`, `lose` and `is_locked` are for locks.
+//!
 //! A fault has begun when its method returns. It lasts until its guard is dropped; `drop_replies`
 //! and `drop_messages` last until their count is used up.
 //!

@@ -116,7 +116,15 @@ fn check_lease(reply: &Reply, most: usize) {
 }
 
 fn check_refreshed(reply: &Reply, places: usize) {
-    let Some(Answer::Places(found)) = Verb::Refresh(places).read(reply.clone()) else {
+    let read = |is_shared| {
+        let verb = Verb::Refresh { places, is_shared };
+        match verb.read(reply.clone()) {
+            Some(Answer::Places(found)) => Some(found),
+            _ => None,
+        }
+    };
+    let Some(found) = read(true) else {
+        assert_eq!(read(false), None);
         return;
     };
     let said = found.iter().map(|place| match place {
@@ -130,7 +138,9 @@ fn check_refreshed(reply: &Reply, places: usize) {
     let mut numbers = numbers(reply);
     assert!(numbers.pop().is_some_and(|ttl| ttl >= -2), "{reply:?}");
     assert!(said.clone().eq(numbers), "{reply:?}");
-    assert!(found.len() == places && said.filter(|said| *said > 0).count() <= 1);
+    assert_eq!(found.len(), places);
+    let is_of_lock = said.filter(|said| *said > 0).count() <= 1;
+    assert_eq!(read(false).is_some(), is_of_lock, "a lock has one holder");
 }
 
 pub(super) fn check_grant(payload: &[u8]) {

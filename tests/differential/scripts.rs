@@ -9,8 +9,9 @@ use rand::RngExt;
 use crate::words::{Command, Words};
 
 /// The keys of all calls.
-pub(crate) const KEYS: [&str; 10] = [
-    "lock0", "fence0", "queue0", "places0", "lock1", "fence1", "queue1", "places1", "tally", "last",
+pub(crate) const KEYS: [&str; 12] = [
+    "lock0", "fence0", "queue0", "places0", "permits0", "lock1", "fence1", "queue1", "places1",
+    "permits1", "tally", "last",
 ];
 
 /// The channels of all calls.
@@ -41,6 +42,28 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("queue_refresh", "4 lock# fence# queue# places# $inbox $id+"),
     ("queue_release", "4 lock# fence# queue# places# $id wake#"),
     ("queue_undo", "4 lock# fence# queue# places# wake# $id+"),
+    (
+        "permits queue_enter",
+        "4 permits# fence# queue# places# $member $ttl $want $mark $inbox",
+    ),
+    (
+        "permits queue_enter",
+        "4 permits# fence# queue# places# $member $ttl $want 0",
+    ),
+    (
+        "permits queue_refresh",
+        "4 permits# fence# queue# places# $inbox $member+",
+    ),
+    (
+        "permits queue_release",
+        "4 permits# fence# queue# places# $member wake#",
+    ),
+    (
+        "permits queue_undo",
+        "4 permits# fence# queue# places# wake# $member+",
+    ),
+    ("permits_renew", "1 permits# $member $ttl $one?"),
+    ("permits_inspect", "2 permits# fence# $tokens"),
 ];
 
 /// Commands of other clients, some of which damage the keys.
@@ -49,6 +72,12 @@ const OTHERS: &[&str] = &[
     "DEL lock# fence# queue# places#",
     "SET lock# $id PX $ttl",
     "SET lock# $foreign",
+    "DEL permits#",
+    "SET permits# $foreign",
+    "ZADD permits# $ends $member",
+    "ZADD permits# $ends out",
+    "ZREM permits# $member",
+    "PEXPIRE permits# $ttl",
     "SET fence# $fence",
     "SET queue# $foreign",
     "RPUSH lock# $id",
@@ -114,6 +143,11 @@ pub(crate) fn fill(name: &str, words: &mut Words<'_>) -> Option<Vec<u8>> {
         // Redis cuts foreign values of more than 1088 bytes.
         "id" if words.rng.random_ratio(1, 50) => vec![b'x'; 1200],
         "id" => words.one_of(&["id0", "id1", "id2", "id3", "id-4"]),
+        "member" => words.one_of(&[
+            "1 id0", "1 id1", "2 id2", "3 id3", "1 id-4", "id0", "07 id5",
+        ]),
+        "want" => words.one_of(&["1/3", "1/3", "2/3", "3/3", "1/1", "2/5"]),
+        "ends" => words.end(),
         "ttl" => words.lasting_ms(),
         "one" => b"1".to_vec(),
         "tokens" => words.one_of(&["1", "2", "5", "30"]),
@@ -174,7 +208,11 @@ fn files_of_scripts() -> BTreeMap<String, Vec<String>> {
             }
             // The script itself comes last.
             named.rotate_left(1);
-            let name = named.last().expect("a script has a file").clone();
+            let mut name = named.last().expect("a script has a file").clone();
+            if kind == "permits_script" {
+                // Other scripts have the same body.
+                name.insert_str(0, "permits ");
+            }
             assert!(scripts.insert(name, named).is_none(), "twice: {script}");
         }
     }

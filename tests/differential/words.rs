@@ -187,6 +187,17 @@ impl Words<'_> {
         ms.to_string().into_bytes()
     }
 
+    /// Returns when permits end, in ms: that is past, or after this batch of commands.
+    pub(crate) fn end(&mut self) -> Vec<u8> {
+        let end = match self.rng.random_range(0..8) {
+            0 => return self.one_of(&["-1", "-3", "0", "inf", "-inf", "1.5"]),
+            1 => self.now - 5_000,
+            2 => self.now + self.rng.random_range(SOON),
+            _ => self.now + self.rng.random_range(1_000..100_000),
+        };
+        end.to_string().into_bytes()
+    }
+
     /// Returns the server's time in µs, as a token, or one of other clocks.
     pub(crate) fn fresh_token(&mut self) -> Vec<u8> {
         let ms = self.now + self.choose(&[0, 0, 60_000, 120_000]) - 60_000;

@@ -14,6 +14,7 @@ use support::{
 support::tests![
     documented_user_can_do_everything,
     error_names_the_missing_permission_unless_it_is_optional,
+    error_names_the_missing_permission_of_a_semaphore,
     operator_can_inspect_locks_but_not_acquire_them,
     shared_statistics_need_the_additional_rule,
     set_needs_the_same_permissions_as_one_name,
@@ -178,7 +179,7 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
 }
 
 /// The calls that fail without a permission. All others work, including waiting.
-const CLIENT_FAILURES: [(&str, &[&str]); 30] = [
+const CLIENT_FAILURES: [(&str, &[&str]); 36] = [
     (
         "~lock:*",
         &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
@@ -219,6 +220,13 @@ const CLIENT_FAILURES: [(&str, &[&str]); 30] = [
     // that gave up is skipped like that of a dead one.
     ("+hdel", &[]),
     ("+lrem", &[]),
+    // Needed by semaphores only.
+    ("+zadd", &[]),
+    ("+zrem", &[]),
+    ("+zscore", &[]),
+    ("+zrangebyscore", &[]),
+    ("+exists", &[]),
+    ("+pexpireat", &[]),
     ("+ping", &["ping"]),
     ("+publish", &[]),
     // A grant goes to the first in the queue, whether or not its client is subscribed.
@@ -283,10 +291,41 @@ fn assert_failures_without(right: &str, fails: &[&str]) {
     }
 }
 
+fn error_names_the_missing_permission_of_a_semaphore() {
+    let server = Server::start();
+    for (right, script) in [
+        ("~leasehold:*", "queue_enter"),
+        ("+zadd", "queue_enter"),
+        ("+zrangebyscore", "queue_enter"),
+        ("+exists", "queue_enter"),
+        ("+pexpireat", "queue_enter"),
+        ("+zscore", "permits_renew"),
+        ("+zrem", "queue_release"),
+    ] {
+        set_user(&server, &without("leasehold", right));
+        let semaphore = client(&url(&server)).semaphore(right, 2).ttl(ms(1_000));
+        let failed = match semaphore.acquire() {
+            Err(error) => error,
+            Ok(permit) => match permit.extend(ms(500)) {
+                Err(error) => error,
+                Ok(()) => permit.release().unwrap_err(),
+            },
+        };
+        let named = match right {
+            "~leasehold:*" => "on the keys leasehold:permits:{lock:",
+            command => command,
+        };
+        let script = format!("the {script} script needs");
+        assert_refused(Err::<(), _>(failed), &[&script, named]);
+    }
+}
+
 /// Makes an operator's calls and returns the failures.
 fn operator_failures(server: &Server, user: &str) -> Vec<(&'static str, Error)> {
     let operator = client(&url(server).replace("leasehold", user));
-    let _held = client(&server.url()).mutex("a").lock().unwrap();
+    let holder = client(&server.url());
+    let _held = holder.mutex("a").lock().unwrap();
+    let _permit = holder.semaphore("a", 2).acquire().unwrap();
     let mutex = operator.mutex("a");
     let steps = [
         ("list", operator.list("").err()),
@@ -294,6 +333,8 @@ fn operator_failures(server: &Server, user: &str) -> Vec<(&'static str, Error)> 
         ("waiting", mutex.waiting().err()),
         ("queued", operator.fair_mutex("a").waiting().err()),
         ("token", mutex.last_fencing_token().err()),
+        ("permits", operator.list_permits("").err()),
+        ("holders", operator.semaphore("a", 2).holders().err()),
         ("force_unlock", mutex.force_unlock().err()),
         ("lock", operator.mutex("b").try_lock().err()),
     ];
@@ -304,8 +345,13 @@ fn operator_failures(server: &Server, user: &str) -> Vec<(&'static str, Error)> 
 }
 
 /// The operator's calls that fail without a permission, and the text that the error must contain.
-const OPERATOR_FAILURES: [(&str, &str, &[&str]); 5] = [
-    ("+scan", "SCAN needs +scan", &["list"]),
+const OPERATOR_FAILURES: [(&str, &str, &[&str]); 6] = [
+    ("+scan", "SCAN needs +scan", &["list", "permits"]),
+    (
+        "+zrangebyscore",
+        "the permits_inspect script needs +evalsha +eval +get +time +zrangebyscore",
+        &["permits", "holders"],
+    ),
     (
         "+pubsub|numsub",
         "PUBSUB needs +pubsub|numsub",
@@ -319,7 +365,15 @@ const OPERATOR_FAILURES: [(&str, &str, &[&str]); 5] = [
     (
         "~leasehold:*",
         "leasehold:",
-        &["list", "inspect", "queued", "token", "force_unlock"],
+        &[
+            "list",
+            "inspect",
+            "queued",
+            "token",
+            "permits",
+            "holders",
+            "force_unlock",
+        ],
     ),
     (
         "+get",
@@ -349,7 +403,7 @@ fn operator_can_inspect_locks_but_not_acquire_them() {
     set_user(&server, &documented("leasehold"));
     let failed = operator_failures(&server, "leasehold");
     let steps: Vec<&str> = failed.iter().map(|(step, _)| *step).collect();
-    assert_eq!(steps, ["list", "queued"], "{failed:?}");
+    assert_eq!(steps, ["list", "queued", "permits"], "{failed:?}");
 }
 
 fn shared_statistics_need_the_additional_rule() {

@@ -30,6 +30,8 @@ mod queue;
 mod renewal;
 mod replicas;
 mod replies;
+mod semaphore;
+mod semaphore_faults;
 mod sentinel;
 mod shutdown;
 mod signals;
@@ -82,6 +84,8 @@ const TESTS: &[Listed] = &[
     renewal::TESTS,
     replicas::TESTS,
     replies::TESTS,
+    semaphore::TESTS,
+    semaphore_faults::TESTS,
     sentinel::TESTS,
     shutdown::TESTS,
     stats::TESTS,
@@ -97,6 +101,7 @@ const TESTS: &[Listed] = &[
 const ROUGHLY_TIMED: &[Listed] = &[
     sentinel::ROUGHLY_TIMED,
     cluster::ROUGHLY_TIMED,
+    semaphore_faults::ROUGHLY_TIMED,
     fair_faults::ROUGHLY_TIMED,
     hostile::ROUGHLY_TIMED,
     breaker::ROUGHLY_TIMED,
@@ -139,6 +144,7 @@ const ROLES: &[Listed] = &[
     fair_faults::ROLES,
     hostile::ROLES,
     loss::ROLES,
+    semaphore_faults::ROLES,
     sentinel::ROLES,
     shutdown::ROLES,
     signals::ROLES,

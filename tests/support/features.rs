@@ -69,5 +69,23 @@ pub fn exercise_every_call(
             assert!(fair(&two).try_lock().unwrap().is_some());
         }),
     }
+    let semaphore = |client: &Client| client.semaphore(name, 2);
+    match semaphore(&one).many(2).acquire() {
+        // A quorum has no semaphores.
+        Err(error) => assert!(matches!(error, Error::Config(_)), "{error}"),
+        Ok(permit) => thread::scope(|scope| {
+            let waiting = scope.spawn(|| semaphore(&two).try_acquire_for(ms(30_000)).unwrap());
+            eventually(ms(10_000), || two.stats().waiting == 1);
+            permit.extend(ms(20_000)).unwrap();
+            assert_eq!(permit.release().unwrap(), Unlocked::Released);
+            let permit = waiting.join().unwrap().expect("the waiter gets its turn");
+            assert_eq!(semaphore(&one).available().unwrap(), 1);
+            let id = permit.holder_id();
+            assert_eq!(semaphore(&one).holders().unwrap()[0].holder_id(), id);
+            assert!(semaphore(&one).force_release(id).unwrap());
+            let lost = permit.release().unwrap();
+            assert!(matches!(lost, Unlocked::AlreadyLost(_)));
+        }),
+    }
     [one, two]
 }

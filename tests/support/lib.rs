@@ -19,6 +19,7 @@ mod features;
 mod fenced;
 mod link;
 mod permit;
+pub mod permits;
 mod port;
 mod proxy;
 mod recorded_reply;

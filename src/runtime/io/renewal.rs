@@ -82,7 +82,7 @@ pub(crate) fn settle(
 fn report_renewal(runtime: &Runtime, hold: &Arc<HeldLease>, remaining: Duration, took: Duration) {
     if let Some(on_renew) = hold.on_renew() {
         let renewed = Renewed {
-            name: hold.keys.key(0).name.clone(),
+            name: hold.keys.key(0).name.as_given(),
             holder_id: hold.id.clone(),
             fencing_token: hold.token(),
             remaining,

@@ -1,0 +1,320 @@
+//! The semaphore: its settings, and the calls that acquire its permits.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::api::calls::run;
+use crate::api::guard::MutexGuard;
+use crate::api::mutex::Mutex;
+use crate::api::query::{has_no_answer, query};
+use crate::api::semaphore_permit::SemaphorePermit;
+use crate::api::settings::lock_settings;
+use crate::clock::{Instant, left_until};
+use crate::error::Error;
+use crate::holder::{HolderId, PermitHolder};
+use crate::lock::list::MOST_HOLDERS;
+use crate::lock::shutdown::Core;
+use crate::logging;
+use crate::name::Name;
+use crate::protocol::answer::Answer;
+use crate::protocol::primitive::{Primitive, RedisQueue};
+use crate::protocol::semaphore::{PermitsOut, SemaphoreKeys};
+use crate::redis::Cap;
+use crate::redis::inspect::Gauge;
+
+/// A number of permits that calls share, across processes and machines.
+///
+/// [`Client::semaphore`](crate::Client::semaphore) makes it. Making, cloning and configuring a
+/// semaphore is cheap and does no I/O. Setters consume and return the semaphore and never fail: the
+/// first call that acquires reports an invalid value. Available for one server, Sentinel and
+/// Cluster. Over a quorum of independent servers, the first call fails with [`Error::Config`].
+///
+/// A semaphore has nothing to do with the locks of the same name, even if it has a single permit.
+///
+/// # Leases
+///
+/// The permits of a call have a lease, like a lock, which a background thread renews. The permits
+/// of a process that crashes come back after the [`ttl`](Self::ttl): waiting calls get them when it
+/// ends. A holder that loses its permits finds out as described for
+/// [`MutexGuard`](crate::MutexGuard). Redis drops permits by the clock of its master. After a
+/// failover to a replica whose clock is ahead or behind, they end earlier or later by as much.
+///
+/// # Order
+///
+/// Permits are granted in the order in which Redis received the calls, across all processes. A
+/// release grants them to the calls that have waited longest and notifies their clients. The calls
+/// then return without another round trip. If permits are free and no call waits, acquiring takes
+/// one round trip. [`try_acquire`](Self::try_acquire) never overtakes.
+///
+/// A call that wants [many](Self::many) permits is not overtaken either. While it is the first in
+/// the queue, free permits that are too few for it stay unused.
+///
+/// If a process is killed while it waits, it delays the others only in a cluster, or if Redis
+/// refuses `PUBSUB NUMSUB` to its user. Then, or if a process is stopped or cut off, it delays them
+/// by at most 3 s from its last refresh, or by the ttl if that is shorter.
+///
+/// # Different numbers
+///
+/// The number of permits is not stored in Redis. Each call waits until its permits and those that
+/// are out are at most the number in *its* client. Where one client says 5 and another 10, at most
+/// 10 permits are out, and the client with 5 gets none while 5 are. No permit is revoked. Calls
+/// keep their order: while the call with 5 is the first in the queue, calls with 10 wait behind it.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// let api = client.semaphore("api.example.com", 10).ttl(Duration::from_secs(30));
+/// match api.try_acquire_for(Duration::from_secs(5))? {
+///     Some(permit) => println!("calling, with {} permit", permit.count()),
+///     None => println!("too many calls are in progress"),
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Semaphore {
+    lock: Mutex,
+    /// The same keys as those of `lock`.
+    keys: Arc<SemaphoreKeys>,
+    name: Name,
+    permits: u32,
+    many: u32,
+}
+
+impl Semaphore {
+    pub(super) fn new(core: Arc<Core>, name: Name, permits: u32) -> Self {
+        let many = 1;
+        let lock = core.runtime.keys(name.clone());
+        let keys = Arc::new(SemaphoreKeys::of(lock, permits, many));
+        let primitive = Arc::clone(&keys) as Arc<dyn Primitive>;
+        Self {
+            // The queue in Redis decides which call is next, not this client.
+            lock: Mutex::new(core, primitive).local_handoffs(0),
+            keys,
+            name,
+            permits,
+            many,
+        }
+    }
+
+    /// Sets how many permits a call acquires: all of them or none. Defaults to 1.
+    ///
+    /// With 0, or more than the semaphore has, the first call fails with [`Error::Config`].
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let memory = client.semaphore("worker-7:gigabytes", 64);
+    /// let permit = memory.many(12).acquire()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    #[must_use]
+    pub fn many(mut self, permits: u32) -> Self {
+        let lock = self.lock.core.runtime.keys(self.name.clone());
+        self.many = permits;
+        self.keys = Arc::new(SemaphoreKeys::of(lock, self.permits, permits));
+        self.lock.keys = Arc::clone(&self.keys) as Arc<dyn Primitive>;
+        self
+    }
+}
+
+lock_settings!(Semaphore, lock.settings);
+
+/// Acquiring.
+impl Semaphore {
+    /// Acquires the permits, waiting behind all earlier calls until they are granted.
+    ///
+    /// The call waits through other holders and outages of Redis. It gives up only if Redis has not
+    /// answered for [`unreachable_for`](crate::ClientBuilder::unreachable_for).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::lock`], and [`Error::Config`] if the numbers of permits are invalid,
+    /// or over a quorum.
+    pub fn acquire(&self) -> Result<SemaphorePermit, Error> {
+        self.lock.lock().map(|guard| self.permit(guard))
+    }
+
+    /// Acquires the permits if they are free and no call waits; otherwise returns `None`.
+    ///
+    /// Returns within the command timeout, 1 s unless set.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`acquire`](Self::acquire), but [`Error::Unreachable`] after the command
+    /// timeout.
+    pub fn try_acquire(&self) -> Result<Option<SemaphorePermit>, Error> {
+        Ok(self.lock.try_lock()?.map(|guard| self.permit(guard)))
+    }
+
+    /// Acquires the permits, waiting for at most `limit`; returns `None` if they were not granted
+    /// by then.
+    ///
+    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error, except that this
+    /// client may hold other permits. A call that gives up leaves the queue. If the permits are
+    /// granted to it at that moment, they go to the next call.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`acquire`](Self::acquire), but [`Error::Unreachable`] if Redis did not answer
+    /// within `limit`.
+    pub fn try_acquire_for(&self, limit: Duration) -> Result<Option<SemaphorePermit>, Error> {
+        let guard = self.lock.try_lock_for(limit)?;
+        Ok(guard.map(|guard| self.permit(guard)))
+    }
+
+    /// Acquires the permits like [`try_acquire_for`](Self::try_acquire_for), waiting until `at` at
+    /// the latest.
+    ///
+    /// An `at` in the past asks once, like [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`try_acquire_for`](Self::try_acquire_for).
+    pub fn try_acquire_until(
+        &self,
+        at: std::time::Instant,
+    ) -> Result<Option<SemaphorePermit>, Error> {
+        self.try_acquire_for(left_until(at))
+    }
+
+    /// Acquires the permits like [`acquire`](Self::acquire), runs `section`, and releases them.
+    ///
+    /// They are also released if `section` panics.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let api = client.semaphore("api.example.com", 10);
+    /// let answer = api.with(|_permit| "the answer of the API")?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - The errors of [`acquire`](Self::acquire): `section` has not run.
+    /// - [`Error::Lost`]: `section` has run, but the permits were lost before it ended, so more
+    ///   sections than there are permits may have run at a time.
+    ///
+    /// A release that Redis does not confirm is not an error here: it is repeated in the
+    /// background.
+    pub fn with<T>(&self, section: impl FnOnce(&SemaphorePermit) -> T) -> Result<T, Error> {
+        run(self.acquire()?, section, SemaphorePermit::release)
+    }
+
+    /// Runs `section` if [`try_acquire`](Self::try_acquire) acquires the permits; otherwise returns
+    /// `None`.
+    ///
+    /// Releases like [`with`](Self::with). After `None`, `section` has not run.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`try_acquire`](Self::try_acquire) and [`with`](Self::with).
+    pub fn try_with<T>(
+        &self,
+        section: impl FnOnce(&SemaphorePermit) -> T,
+    ) -> Result<Option<T>, Error> {
+        let run = |permit| run(permit, section, SemaphorePermit::release);
+        self.try_acquire()?.map(run).transpose()
+    }
+
+    fn permit(&self, guard: MutexGuard) -> SemaphorePermit {
+        SemaphorePermit::new(guard, &self.name, self.many)
+    }
+}
+
+/// For operators.
+impl Semaphore {
+    /// Asks Redis how many permits are free: the number of permits less those that are out.
+    ///
+    /// 0 if other clients have given out more. Calls that wait in the queue do not count. Returns
+    /// within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::inspect`].
+    pub fn available(&self) -> Result<u32, Error> {
+        let out = self.inspect(0)?.out;
+        Ok(self
+            .permits
+            .saturating_sub(u32::try_from(out).unwrap_or(u32::MAX)))
+    }
+
+    /// Asks Redis who holds permits; those whose leases end first come first.
+    ///
+    /// Returns at most 10,000 holders, within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::inspect`].
+    pub fn holders(&self) -> Result<Vec<PermitHolder>, Error> {
+        Ok(self.inspect(MOST_HOLDERS)?.holders)
+    }
+
+    /// Returns how many calls wait in the queue, across all processes.
+    ///
+    /// Calls of processes that died recently still count. Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::inspect`]. The call needs the permission `+llen`.
+    pub fn waiting(&self) -> Result<u64, Error> {
+        self.lock.core.runtime.deployment.check(&self.lock.keys)?;
+        let waiting = self.lock.number(Gauge::Length(self.keys.key()))?;
+        Ok(waiting.unwrap_or(0))
+    }
+
+    /// Releases the permits of this holder on its behalf; returns true if they were released.
+    ///
+    /// They are granted to the first calls in the queue. A call of this id that still waits leaves
+    /// the queue. Returns within the command timeout.
+    ///
+    /// Use it only if you know that the holder is dead. A live one finds out at its next renewal.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::inspect`]. After [`Error::Unreachable`] the permits may have been
+    /// released.
+    pub fn force_release(&self, holder: &HolderId) -> Result<bool, Error> {
+        let runtime = &self.lock.core.runtime;
+        self.check()?;
+        runtime.check_open()?;
+        let until = Instant::now().after(runtime.deployment.command_timeout());
+        let call = self.keys.release(holder.as_str().as_bytes(), false);
+        let answer = runtime.deployment.call(call, until, Cap::Counted);
+        let answer = answer.map_err(|fault| runtime.deployment.error(fault))?;
+        if answer.is_done() {
+            logging::warn!(
+                name:% = self.name;
+                "forced the release of permits of {}, held by {holder:?}", self.name
+            );
+        }
+        Ok(answer.is_done())
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.lock.keys.check()?;
+        self.lock.core.runtime.deployment.check(&self.lock.keys)
+    }
+
+    fn inspect(&self, holders: u32) -> Result<PermitsOut, Error> {
+        let runtime = &self.lock.core.runtime;
+        self.check()?;
+        let call = || self.keys.inspect_permits(holders);
+        let ask = |until| runtime.deployment.call(call(), until, Cap::Counted);
+        match query(runtime, has_no_answer, ask)? {
+            Answer::Permits(found) => Ok(found),
+            _ => Ok(PermitsOut::default()),
+        }
+    }
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Semaphore")
+            .field("name", &self.name)
+            .field("permits", &self.permits)
+            .field("many", &self.many)
+            .field("settings", &self.lock.settings)
+            .finish()
+    }
+}

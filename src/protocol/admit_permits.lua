@@ -1,0 +1,107 @@
+-- The admission to a semaphore: as many holders as its permits allow. Prepended to the scripts of
+-- its queue, which call these functions and know nothing else of the semaphore.
+-- KEYS[1] permits: a sorted set with a member for each holder, and `out` in front of them
+--   member "<k> <owner>:<uuid>", the holder id: holds k permits; its score is when they end, in ms
+--   member "out": its score is minus the number of permits that are out
+-- KEYS[2] fence
+-- A waiter wants "<k>/<n>": k permits, if with them at most n are out. The number n belongs to the
+-- waiter and is stored nowhere else.
+
+-- Never set: no single value stands for the holders.
+local holder = false
+
+-- How many permits are out.
+local used
+
+-- Reads how many permits are out, after removing those that have ended.
+local function settle()
+  read_clock()
+  used = 0
+  local found
+  repeat
+    found = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(' .. now, 'WITHSCORES', 'LIMIT', '0', '1001')
+    used = found[1] == 'out' and -found[2] or 0
+    local ended, sum = {}, 0
+    for n = 3, #found, 2 do
+      ended[#ended + 1] = found[n]
+      sum = sum + (string.match(found[n], '^(%d+) ') or 0)
+    end
+    if used <= sum then
+      -- All have ended, or someone else has written here: then no holder keeps its permits.
+      -- Only if there is a key: after any write, a server whose memory is full allows more.
+      if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('DEL', KEYS[1]) end
+      used = 0
+      return
+    end
+    if #ended > 0 then
+      redis.call('ZREM', KEYS[1], unpack(ended))
+      used = used - sum
+      redis.call('ZADD', KEYS[1], -used, 'out')
+    end
+  until #found < 2002
+end
+
+-- Returns whether a waiter with this want fits; without one, whether any waiter may.
+local function fits(want)
+  if not want then return true end
+  local k, n = string.match(want, '^(%d+)/(%d+)$')
+  return k and used + k <= tonumber(n)
+end
+
+-- Returns the next token, or nil and an error: BADFENCE if the fence holds no integer below 2^53.
+local function draw()
+  local last, bad = last_token(KEYS[2], '', 0)
+  if bad then return nil, bad end
+  return math.max(micros, (last or 0) + 1)
+end
+
+-- Gives a client the permits that it wants for this many ms, under a token from `draw`. Returns an
+-- error if it has none.
+local function hold(id, want, ms, token)
+  local kept = redis.pcall('SET', KEYS[2], token, 'EX', '86400')
+  if kept.err then return kept end
+  local more = used + string.match(want, '^%d+')
+  local new = redis.call('ZADD', KEYS[1], -more, 'out', now + ms, id)
+  if new < (used == 0 and 2 or 1) then
+    -- The network has run the call twice: its first run has counted these permits.
+    redis.call('ZADD', KEYS[1], -used, 'out')
+  else
+    used = more
+  end
+  -- The key lasts until the last permit ends.
+  if redis.call('PTTL', KEYS[1]) < tonumber(ms) then redis.call('PEXPIREAT', KEYS[1], now + ms) end
+end
+
+-- Returns a token of the client if it has permits; nil if it has none; nil and an error.
+local function held(id)
+  if not redis.call('ZSCORE', KEYS[1], id) then return nil end
+  -- Its first token was in a message that is lost or on its way. Others have drawn tokens since.
+  local token, bad = draw()
+  if bad then return nil, bad end
+  local kept = redis.pcall('SET', KEYS[2], token, 'EX', '86400')
+  if kept.err then return nil, kept end
+  return token
+end
+
+-- Takes the permits back that the client has, and returns whether it had any.
+local function take_out(id)
+  local k = string.match(id, '^(%d+) ')
+  if not k or redis.call('ZREM', KEYS[1], id) == 0 then return false end
+  used = used - k
+  if used > 0 then
+    redis.call('ZADD', KEYS[1], -used, 'out')
+  else
+    redis.call('DEL', KEYS[1])
+  end
+  return true
+end
+
+-- Nobody is told: every waiter has a place, and only a grant ends its wait.
+local function left() end
+
+-- Returns in how many ms the first of the holders ends; -2 if nobody holds.
+local function soonest()
+  local first = redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+  return first[2] and math.min(first[2] - now, 2 ^ 53) or -2
+end
+

@@ -1,0 +1,28 @@
+-- Reads how many permits of a semaphore are out, and who has them.
+-- KEYS[1] permits, KEYS[2] fence
+-- ARGV[1] the most holders to return
+-- {permits out, last fencing token or nil, holder id, ms until its permits end, …}; the holders
+-- whose permits end first come first.
+read_clock()
+local used, n, found = 0, 0, nil
+repeat
+  found = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(' .. now, 'WITHSCORES', 'LIMIT', n, '1001')
+  for i = 1, #found, 2 do
+    if found[i] == 'out' then
+      used = used - found[i + 1]
+    else
+      used = used - (string.match(found[i], '^(%d+) ') or 0)
+    end
+  end
+  n = n + 1001
+until #found < 2002
+-- A token has at most 16 digits: with a seventeenth it is none.
+local fence = redis.pcall('GET', KEYS[2])
+local reply = {math.min(math.max(used, 0), 2 ^ 53), type(fence) == 'string' and string.sub(fence, 1, 17)}
+found = redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf', 'WITHSCORES', 'LIMIT', '0', ARGV[1])
+for i = 1, #found, 2 do
+  -- A foreign member can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
+  reply[#reply + 1] = string.sub(found[i], 1, 1088)
+  reply[#reply + 1] = math.min(found[i + 1] - now, 2 ^ 53)
+end
+return reply

@@ -1,0 +1,357 @@
+//! The semaphore: its keys, its calls, and who holds its permits.
+
+use std::slice;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::holder::{HolderId, PermitHolder};
+use crate::name::Name;
+use crate::protocol::answer::Wanted;
+use crate::protocol::keys::{Keys, sibling_key};
+use crate::protocol::one_or_many::OneOrMany;
+use crate::protocol::primitive::{Acquire, Primitive, Reached, RedisQueue};
+use crate::protocol::reply::Reply;
+use crate::protocol::script::{Arg, Call, Script, script};
+use crate::protocol::verb::Verb;
+use crate::token::FencingToken;
+
+/// The most permits that a semaphore can have.
+const MOST_PERMITS: u32 = (1 << 31) - 1;
+
+/// The channel that a client listens to while it waits for permits. Nothing is published there:
+/// grants arrive in the client's inbox, over the same connection.
+const CHANNEL: &[u8] = b"leasehold:grants";
+
+/// What the permits keys of all names begin with.
+const KEY_PREFIX: &str = "leasehold:permits:";
+
+/// Makes a script of a queue, with the Lua functions of the queue and those that admit waiters to a
+/// semaphore.
+macro_rules! permits_script {
+    ($name:literal, $commands:literal) => {
+        script!(
+            $name,
+            concat!(
+                "time get set del pttl lindex lpop lrem hget hset hdel ",
+                "exists pexpireat zadd zrangebyscore zrem zscore",
+                $commands
+            ),
+            "last_token",
+            "now",
+            "admit_permits",
+            "queue"
+        )
+    };
+}
+
+pub(super) static ENTER: Script = permits_script!("queue_enter", " pexpire rpush");
+pub(super) static REFRESH_PLACES: Script = permits_script!("queue_refresh", " pexpire");
+pub(super) static RELEASE: Script = permits_script!("queue_release", "");
+pub(super) static UNDO: Script = permits_script!("queue_undo", "");
+pub(super) static RENEW: Script = script!(
+    "permits_renew",
+    "time pexpireat pttl zadd zrem zscore",
+    "now"
+);
+pub(super) static INSPECT: Script = script!("permits_inspect", "get time zrangebyscore", "now");
+
+/// The keys and calls of a [`Semaphore`](crate::Semaphore), and how many permits a call wants.
+#[derive(Debug)]
+pub(crate) struct SemaphoreKeys {
+    /// The lock of the same name, whose keys those of the semaphore are derived from.
+    lock: Keys,
+    keys: Keys,
+    /// The fence, the queue, and the places: the holder id of each waiter with its refresh time.
+    queue: [Vec<u8>; 3],
+    permits: u32,
+    many: u32,
+    /// `<many>/<permits>`, as the scripts read it.
+    want: String,
+}
+
+impl SemaphoreKeys {
+    /// Returns the keys of a semaphore with this many `permits`, for calls that acquire `many`.
+    pub(crate) fn of(lock: Keys, permits: u32, many: u32) -> Self {
+        let sibling = |what| sibling_key(&lock.locks[0], what);
+        let one = |key: &[u8]| -> OneOrMany<Vec<u8>> { [key.to_vec()].into_iter().collect() };
+        let fence = sibling("permits-fence");
+        let name = lock.names[0].clone().of_semaphore();
+        Self {
+            keys: Keys {
+                names: [name].into_iter().collect(),
+                locks: one(&sibling("permits")),
+                fences: one(&fence),
+                channels: one(CHANNEL),
+            },
+            queue: [fence, sibling("permits-queue"), sibling("permits-places")],
+            lock,
+            permits,
+            many,
+            want: format!("{many}/{permits}"),
+        }
+    }
+
+    /// Reads how many permits are out, and at most this many of their holders.
+    pub(crate) fn inspect_permits(&self, holders: u32) -> Call<'_> {
+        let keys = [&*self.keys.locks, &self.keys.fences];
+        let args = [Arg::Number(holders.into())];
+        Call::new(Verb::InspectPermits, &INSPECT, keys, args)
+    }
+
+    fn call<'a, const N: usize>(
+        &'a self,
+        verb: Verb,
+        script: &'static Script,
+        args: [Arg<'a>; N],
+    ) -> Call<'a> {
+        Call::new(verb, script, [&self.keys.locks, &self.queue], args)
+    }
+}
+
+impl Primitive for SemaphoreKeys {
+    fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
+        let mark: &[u8] = match request.place.map(|place| place.reached) {
+            None => b"0",
+            Some(Reached::WhileListening) => b"l",
+            Some(Reached::Soon) => b"n",
+            Some(Reached::Always) => b"a",
+        };
+        let args = [
+            Arg::id(request.id),
+            Arg::millis(request.ttl),
+            Arg::Bytes(self.want.as_bytes()),
+            Arg::Bytes(mark),
+        ];
+        let inbox = request.place.map(|place| slice::from_ref(place.inbox));
+        self.call(Verb::Acquire(Wanted::ONE), &ENTER, args)
+            .followed_by(inbox.unwrap_or_default())
+    }
+
+    /// Also passes the permits to the next waiters.
+    fn release<'a>(&'a self, value: &'a [u8], _: bool) -> Call<'a> {
+        let verb = Verb::Release { counts: false };
+        self.call(verb, &RELEASE, [Arg::Bytes(value)])
+            .followed_by(&self.keys.channels)
+    }
+
+    fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
+        let verb = Verb::Undo(self.keys.undone_ids(arguments));
+        self.call(verb, &UNDO, []).followed_by(arguments)
+    }
+
+    fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
+        let shortens = Arg::Number(may_shorten.into());
+        let args = [Arg::id(id), Arg::millis(ttl), shortens];
+        Call::new(Verb::Renew, &RENEW, [&self.keys.locks, &[]], args)
+    }
+
+    /// The number of permits comes first: a script that is given the id then knows it.
+    fn fresh_id(&self, owner: &str) -> HolderId {
+        HolderId::fresh(&format!("{} {owner}", self.many))
+    }
+
+    fn queue(&self) -> Option<&dyn RedisQueue> {
+        Some(self)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.lock.check()?;
+        let Self { permits, many, .. } = self;
+        let why = if *permits == 0 {
+            "it needs at least 1".to_owned()
+        } else if *permits > MOST_PERMITS {
+            format!("it can have at most {MOST_PERMITS}")
+        } else if *many == 0 {
+            "a call must acquire at least 1".to_owned()
+        } else if many > permits {
+            format!("no call can acquire {many} of them")
+        } else {
+            return Ok(());
+        };
+        let name = &self.keys.names[0];
+        Err(Error::Config(format!(
+            "the semaphore {name} has {permits} permits: {why}"
+        )))
+    }
+
+    fn check_quorum(&self) -> Result<(), Error> {
+        Err(Error::Config(
+            "a semaphore needs one server, Sentinel or Cluster: with the votes of a quorum, more \
+             holders than it has permits can each have a majority"
+                .into(),
+        ))
+    }
+}
+
+impl RedisQueue for SemaphoreKeys {
+    fn key(&self) -> &[u8] {
+        let [_, queue, _] = &self.queue;
+        queue
+    }
+
+    fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
+        let verb = Verb::Refresh {
+            places: ids.len(),
+            is_shared: true,
+        };
+        self.call(verb, &REFRESH_PLACES, [Arg::Bytes(inbox)])
+            .followed_by(ids)
+    }
+}
+
+/// What is known of a semaphore's permits.
+#[derive(Clone, Debug, Default)]
+#[cfg_attr(test, derive(PartialEq))]
+pub(crate) struct PermitsOut {
+    /// How many permits are out.
+    pub(crate) out: u64,
+    /// The last token drawn, if it is known.
+    pub(crate) last_token: Option<FencingToken>,
+    pub(crate) holders: Vec<PermitHolder>,
+}
+
+impl PermitsOut {
+    /// Reads the reply to an inspection; `None` if the script cannot give it.
+    pub(super) fn read(reply: Reply) -> Option<Self> {
+        let items = reply.into_list()?;
+        let [out, token, holders @ ..] = &*items else {
+            return None;
+        };
+        let last_token = match token {
+            Reply::Nil => None,
+            // A foreign client may have written anything.
+            Reply::Text(digits) => FencingToken::parse(digits),
+            _ => return None,
+        };
+        let (holders, rest) = holders.as_chunks();
+        let read = |[member, left]: &[Reply; 2]| match (member, left.count()) {
+            (Reply::Text(member), Some(left)) => {
+                Some(PermitHolder::new(member, Duration::from_millis(left)))
+            }
+            _ => None,
+        };
+        let holders: Vec<Option<PermitHolder>> = holders.iter().map(read).collect::<Option<_>>()?;
+        rest.is_empty().then_some(Self {
+            out: out.count()?,
+            last_token,
+            // No other member is a holder's.
+            holders: holders.into_iter().flatten().collect(),
+        })
+    }
+}
+
+/// Returns a glob pattern of the permits keys of all names.
+pub(crate) fn pattern_of_all() -> Vec<u8> {
+    format!("{KEY_PREFIX}*").into_bytes()
+}
+
+/// Returns the lock of the same name as the semaphore with this permits key; `None` if no semaphore
+/// has it.
+pub(crate) fn lock_of(key: &[u8], key_prefix: &str, channel_prefix: &str) -> Option<Keys> {
+    let rest = key.strip_prefix(KEY_PREFIX.as_bytes())?;
+    let bare = rest
+        .strip_prefix(b"{")
+        .and_then(|rest| rest.strip_suffix(b"}"));
+    // The braces may be those of the name.
+    let locks = [Some(rest), bare].into_iter().flatten();
+    let mut keys = locks.filter_map(|lock| {
+        let name = Name::from(lock.strip_prefix(key_prefix.as_bytes())?);
+        Some(Keys::new(name, key_prefix, channel_prefix))
+    });
+    keys.find(|keys| keys.check().is_ok() && sibling_key(&keys.locks[0], "permits") == key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::slot::slot;
+
+    fn of(name: &str, permits: u32, many: u32) -> SemaphoreKeys {
+        SemaphoreKeys::of(Keys::new(name.into(), "lock:", "r:"), permits, many)
+    }
+
+    #[test]
+    fn all_keys_of_a_semaphore_are_in_one_slot() {
+        for name in ["a", "{u1}:a", "a{b"] {
+            let keys = of(name, 3, 1);
+            let [permits, queue] = keys.release(b"", false).keys;
+            let mut slots = permits.iter().chain(queue).map(|key| slot(key));
+            let of_lock = slot(format!("lock:{name}").as_bytes());
+            assert!(slots.all(|slot| slot == of_lock), "{name}");
+        }
+        let keys = of("a", 3, 1);
+        assert_eq!(*keys.keys.locks, [b"leasehold:permits:{lock:a}".to_vec()]);
+        assert_eq!(keys.key(), b"leasehold:permits-queue:{lock:a}");
+    }
+
+    #[test]
+    fn numbers_that_no_call_can_have_are_refused() {
+        assert!(of("a", 3, 3).check().is_ok());
+        assert!(of("a", MOST_PERMITS, 1).check().is_ok());
+        for (permits, many, why) in [
+            (0, 1, "at least 1"),
+            (3, 0, "at least 1"),
+            (3, 4, "no call can acquire 4"),
+            (MOST_PERMITS + 1, 1, "at most 2147483647"),
+        ] {
+            let error = of("a", permits, many).check().unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains(" a "), "{error}");
+        }
+        assert!(of("", 3, 1).check().is_err());
+    }
+
+    #[test]
+    fn the_name_of_a_permits_key_is_found() {
+        let name = |key: &str| Some(lock_of(key.as_bytes(), "lock:", "r:")?.names[0].clone());
+        for text in ["a", "{u1}:a", "a{b", "{a}"] {
+            let key = of(text, 3, 1).keys.locks[0].clone();
+            let key = String::from_utf8(key).unwrap();
+            assert_eq!(name(&key), Some(text.into()), "{key}");
+        }
+        for key in [
+            "leasehold:permits:lock:a",
+            "leasehold:permits:{lock:}",
+            "leasehold:permits:{luck:a}",
+            "leasehold:permits-fence:{lock:a}",
+            "lock:a",
+        ] {
+            assert_eq!(name(key), None, "{key}");
+        }
+    }
+
+    #[test]
+    fn permits_and_their_holders_are_read() {
+        let text = |text: &str| Reply::Text(text.into());
+        let id = of("a", 3, 2).fresh_id("host/7");
+        let read = |items: &[Reply]| PermitsOut::read(Reply::List(items.to_vec()));
+        let out = read(&[
+            Reply::Int(3),
+            text("77"),
+            text("foreign"),
+            Reply::Int(1),
+            text(id.as_str()),
+            Reply::Int(900),
+        ]);
+        let out = out.unwrap();
+        assert_eq!((out.out, out.last_token), (3, Some(FencingToken::new(77))));
+        let [holder] = &*out.holders else {
+            panic!("{out:?}")
+        };
+        assert_eq!((holder.owner(), holder.permits()), ("host/7", 2));
+        assert_eq!(holder.remaining(), Duration::from_millis(900));
+        assert_eq!(read(&[Reply::Int(0), Reply::Nil]).unwrap().out, 0);
+        for items in [
+            &[Reply::Int(3)][..],
+            &[Reply::Int(-1), Reply::Nil],
+            &[Reply::Int(3), Reply::Nil, text("x")],
+            &[Reply::Int(3), Reply::Nil, text("x"), Reply::Int(-1)],
+            &[Reply::Int(3), Reply::Int(7)],
+        ] {
+            assert_eq!(read(items), None, "{items:?}");
+        }
+    }
+}

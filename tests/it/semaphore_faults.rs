@@ -1,0 +1,501 @@
+//! Promise: crashes, losses and lost replies neither lose a permit nor give out one too many.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::bounded;
+use leasehold::{Client, Error, Lost, Semaphore, Unlocked};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use support::fair::PATIENCE;
+use support::permits::{
+    PERMITS, PERMITS_FENCE, PERMITS_PLACES, PERMITS_QUEUE, Set, acquire_in_turn, give_back,
+    permits_out, permits_queue_length, spawn_acquiring, wait_for_permits_queue,
+    wait_until_only_permit_fences_remain,
+};
+use support::{
+    COMMAND_TIMEOUT, Child, Cluster, Proxy, Sentinels, Server, Setup, Traffic, builder, client,
+    eventually, let_pass, ms, parameter, tell_parent,
+};
+
+support::roles![holder, waiter, user];
+
+support::tests![
+    permits_of_a_killed_process_come_back,
+    killed_waiter_in_front_delays_nobody_for_long,
+    permits_end_without_renewals,
+    deleted_permits_are_lost_by_all_holders_and_the_count_begins_anew,
+    deleted_queue_is_entered_again,
+    refused_and_granted_calls_without_a_reply_leave_nothing_behind,
+    release_without_a_reply_gives_back_its_permits_once,
+    enter_that_the_network_runs_twice_counts_once,
+    renewal_restores_no_permit_that_has_ended,
+    foreign_members_do_not_break_the_count,
+    shutdown_gives_back_permits_and_places,
+    random_calls_with_lost_replies_keep_the_count,
+    processes_never_exceed_the_number_of_permits,
+    a_thousand_names_leave_only_their_fences,
+    permits_are_granted_in_a_cluster_and_survive_a_migration
+];
+
+support::roughly_timed![permits_survive_a_failover];
+
+fn semaphore(server: &Server, permits: u32) -> Semaphore {
+    client(&server.url()).semaphore("a", permits)
+}
+
+fn of_this_child(permits: u32) -> Semaphore {
+    let client = Client::open(&parameter("URL")).unwrap();
+    client.semaphore("a", permits)
+}
+
+/// A child's role: holds two permits until it is killed.
+fn holder() {
+    let semaphore = of_this_child(2).many(2).ttl(ms(1_500));
+    let permit = semaphore.acquire().unwrap();
+    tell_parent("holding");
+    let_pass(ms(60_000));
+    drop(permit);
+}
+
+/// A child's role: waits for two permits.
+fn waiter() {
+    let permit = acquire_in_turn(&of_this_child(2).many(2));
+    tell_parent("acquired");
+    give_back(permit);
+}
+
+fn permits_of_a_killed_process_come_back() {
+    let server = Server::start();
+    let mut child = Child::spawn("semaphore_faults::holder", &[("URL", &server.url())]);
+    assert_eq!(child.next_line(), "holding");
+    thread::scope(|scope| {
+        let waiting = spawn_acquiring(scope, &server, semaphore(&server, 2));
+        assert_eq!(permits_out(&server), 2);
+        child.kill();
+        let permit = waiting.join().unwrap();
+        assert_eq!(permits_out(&server), 1);
+        give_back(permit);
+    });
+    wait_until_only_permit_fences_remain(&server);
+}
+
+fn killed_waiter_in_front_delays_nobody_for_long() {
+    let server = Server::start();
+    let held = semaphore(&server, 2).acquire().unwrap();
+    let mut child = Child::spawn("semaphore_faults::waiter", &[("URL", &server.url())]);
+    wait_for_permits_queue(&server, 1);
+    thread::scope(|scope| {
+        // One permit is free, but the child in front wants two.
+        let waiting = spawn_acquiring(scope, &server, semaphore(&server, 2));
+        child.kill();
+        give_back(waiting.join().unwrap());
+    });
+    give_back(held);
+    wait_until_only_permit_fences_remain(&server);
+}
+
+fn permits_end_without_renewals() {
+    let server = Server::start();
+    let semaphore = semaphore(&server, 3);
+    let lasting = semaphore.acquire().unwrap();
+    let short = semaphore.clone().many(2).ttl(ms(300)).auto_renew(false);
+    let short = short.acquire().unwrap();
+    let lost = short.lost();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| acquire_in_turn(&semaphore.clone().many(2)));
+        assert_eq!(lost.recv_timeout(PATIENCE), Ok(Lost::Expired));
+        assert!(!short.is_held());
+        let permit = waiting.join().unwrap();
+        assert_eq!(permits_out(&server), 3);
+        let late = short.release().unwrap();
+        assert_eq!(late, Unlocked::AlreadyLost(Lost::Expired));
+        assert!(permit.is_held() && lasting.is_held());
+        assert_eq!(permits_out(&server), 3, "the late release counts nothing");
+        give_back(permit);
+    });
+    give_back(lasting);
+    wait_until_only_permit_fences_remain(&server);
+}
+
+fn deleted_permits_are_lost_by_all_holders_and_the_count_begins_anew() {
+    let server = Server::start();
+    let semaphore = semaphore(&server, 2);
+    let held = [semaphore.acquire().unwrap(), semaphore.acquire().unwrap()];
+    server.run("DEL", &[PERMITS]);
+    assert_eq!(semaphore.available().unwrap(), 2);
+    let new = semaphore.acquire().unwrap();
+    for permit in held {
+        assert!(matches!(permit.renew(), Err(Error::Lost(Lost::Deleted))));
+        assert_eq!(
+            permit.release().unwrap(),
+            Unlocked::AlreadyLost(Lost::Deleted)
+        );
+    }
+    assert_eq!(permits_out(&server), 1);
+    give_back(new);
+    wait_until_only_permit_fences_remain(&server);
+}
+
+fn deleted_queue_is_entered_again() {
+    let server = Server::start();
+    let semaphore = semaphore(&server, 1);
+    for keys in [
+        &[PERMITS_QUEUE][..],
+        &[PERMITS_PLACES],
+        &[PERMITS_QUEUE, PERMITS_PLACES],
+    ] {
+        let held = semaphore.acquire().unwrap();
+        thread::scope(|scope| {
+            let waiting = spawn_acquiring(scope, &server, semaphore.clone());
+            server.run("DEL", keys);
+            let has_place = || {
+                let places: usize = redis::cmd("HLEN")
+                    .arg(PERMITS_PLACES)
+                    .query(&mut server.connection())
+                    .unwrap();
+                permits_queue_length(&server) > 0 && places == 1
+            };
+            eventually(PATIENCE, has_place);
+            give_back(held);
+            give_back(waiting.join().unwrap());
+        });
+        wait_until_only_permit_fences_remain(&server);
+    }
+}
+
+fn refused_and_granted_calls_without_a_reply_leave_nothing_behind() {
+    for traffic in [Traffic::DropReplies, Traffic::StallReplies] {
+        for held in [0, 2] {
+            let server = Server::start();
+            let proxy = Proxy::new(&server);
+            let held: Vec<_> = (0..held)
+                .map(|_| semaphore(&server, 2).acquire().unwrap())
+                .collect();
+            let client = client(&proxy.url());
+            give_back(client.semaphore("warm", 1).acquire().unwrap());
+            let before = server.calls(&["zrangebyscore"]);
+            proxy.set_all(traffic);
+            thread::scope(|scope| {
+                for many in [1, 1, 2] {
+                    let semaphore = client.semaphore("a", 2).many(many);
+                    scope.spawn(move || {
+                        let answer = semaphore.try_acquire_for(COMMAND_TIMEOUT);
+                        assert!(
+                            matches!(answer, Err(Error::Unreachable { .. })),
+                            "{answer:?}"
+                        );
+                    });
+                }
+            });
+            assert!(server.calls(&["zrangebyscore"]) > before, "some have run");
+            proxy.set_all(Traffic::Pass);
+            eventually(PATIENCE, || {
+                permits_queue_length(&server) == 0 && permits_out(&server) == held.len() as u64
+            });
+            held.into_iter().for_each(give_back);
+            wait_until_only_permit_fences_remain(&server);
+        }
+    }
+}
+
+fn release_without_a_reply_gives_back_its_permits_once() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let through_proxy = client(&proxy.url()).semaphore("a", 3);
+    let direct = semaphore(&server, 3);
+    for traffic in [Traffic::CutOnReply, Traffic::DropReplies] {
+        let permit = through_proxy.acquire().unwrap();
+        let others = [direct.acquire().unwrap(), direct.acquire().unwrap()];
+        proxy.set_open(traffic);
+        // Its repetition may be answered, or not yet.
+        let released = permit.release();
+        assert!(
+            matches!(
+                released,
+                Ok(Unlocked::Released) | Err(Error::Unreachable { .. })
+            ),
+            "{released:?}"
+        );
+        eventually(PATIENCE, || permits_out(&server) == 2);
+        let third = direct.try_acquire().unwrap().expect("it came back");
+        assert!(direct.try_acquire().unwrap().is_none(), "once");
+        proxy.set_all(Traffic::Pass);
+        give_back(third);
+        others.into_iter().for_each(give_back);
+    }
+    wait_until_only_permit_fences_remain(&server);
+}
+
+/// Runs a script of the semaphore `a` as a client does.
+fn run_script(server: &Server, body: &str, args: &[&str]) -> redis::Value {
+    let source = [
+        include_str!("../../src/protocol/last_token.lua"),
+        include_str!("../../src/protocol/now.lua"),
+        include_str!("../../src/protocol/admit_permits.lua"),
+        include_str!("../../src/protocol/queue.lua"),
+        body,
+    ];
+    let mut eval = redis::cmd("EVAL");
+    eval.arg(source.concat()).arg(4);
+    eval.arg(&[PERMITS, PERMITS_FENCE, PERMITS_QUEUE, PERMITS_PLACES]);
+    eval.arg(args).query(&mut server.connection()).unwrap()
+}
+
+fn enter_that_the_network_runs_twice_counts_once() {
+    const ENTER: &str = include_str!("../../src/protocol/queue_enter.lua");
+    let server = Server::start();
+    let other = semaphore(&server, 5).acquire().unwrap();
+    for out in [3, 3] {
+        run_script(&server, ENTER, &["2 o:1", "10000", "2/5", "0"]);
+        assert_eq!(permits_out(&server), out);
+    }
+    give_back(other);
+    for _ in 0..2 {
+        run_script(&server, ENTER, &["2 o:1", "10000", "2/5", "0"]);
+        assert_eq!(permits_out(&server), 2);
+    }
+}
+
+fn renewal_restores_no_permit_that_has_ended() {
+    let server = Server::start();
+    let semaphore = semaphore(&server, 1);
+    let permit = semaphore.acquire().unwrap();
+    // Its end is past, and nobody has noticed.
+    server.run("ZADD", &[PERMITS, "1000", permit.holder_id().as_str()]);
+    assert!(permit.renew().is_err());
+    assert_eq!(semaphore.available().unwrap(), 1);
+    let next = semaphore
+        .try_acquire()
+        .unwrap()
+        .expect("the permit is free");
+    assert_eq!(
+        Set::read(&mut server.connection(), PERMITS).holders.len(),
+        1
+    );
+    give_back(next);
+    drop(permit);
+    wait_until_only_permit_fences_remain(&server);
+}
+
+fn foreign_members_do_not_break_the_count() {
+    let server = Server::start();
+    let semaphore = semaphore(&server, 2);
+    let permit = semaphore.acquire().unwrap();
+    server.run("ZADD", &[PERMITS, "1e15", "foreign"]);
+    assert_eq!(
+        (
+            semaphore.available().unwrap(),
+            semaphore.holders().unwrap().len()
+        ),
+        (1, 1)
+    );
+    let second = semaphore.try_acquire().unwrap().expect("the second of two");
+    assert!(semaphore.try_acquire().unwrap().is_none());
+    give_back(permit);
+    give_back(second);
+    wait_until_only_permit_fences_remain(&server);
+    server.run("SET", &[PERMITS, "no set"]);
+    for error in [semaphore.try_acquire().err(), semaphore.holders().err()] {
+        assert!(matches!(error, Some(Error::WrongType { .. })), "{error:?}");
+    }
+}
+
+fn shutdown_gives_back_permits_and_places() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let semaphore = client.semaphore("a", 2);
+    let permit = semaphore.acquire().unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| semaphore.clone().many(2).acquire());
+        wait_for_permits_queue(&server, 1);
+        let report = client.shutdown(PATIENCE).unwrap();
+        assert_eq!((report.released(), report.woken()), (1, 1), "{report:?}");
+        assert!(matches!(waiting.join().unwrap(), Err(Error::Closed)));
+    });
+    assert!(!permit.is_held());
+    wait_until_only_permit_fences_remain(&server);
+}
+
+/// How many calls of [`random_calls_with_lost_replies_keep_the_count`] there are; set
+/// `LEASEHOLD_STEPS` for more.
+const CALLS: u64 = 4_000;
+
+/// Four threads, each with its own client, acquire and release at random while connections break
+/// before their next reply. What the calls report must never exceed the number of permits, nor
+/// must the set in Redis, whose counter is right after every call.
+fn random_calls_with_lost_replies_keep_the_count() {
+    const PERMITS_OF_ALL: u64 = 5;
+    let steps = std::env::var("LEASEHOLD_STEPS").ok();
+    let calls = steps.map_or(CALLS, |steps| steps.parse().expect("a number of calls"));
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let held = AtomicU64::new(0);
+    let made = AtomicU64::new(0);
+    let seed: u64 = rand::random();
+    println!("LEASEHOLD_SEED={seed}");
+    let (running, is_over) = bounded::<()>(0);
+    let calls_of_one = |n: u64| {
+        let mut rng = SmallRng::seed_from_u64(seed + n);
+        let client = builder(&proxy.url()).ttl(ms(300_000)).build().unwrap();
+        let semaphore = client.semaphore("a", PERMITS_OF_ALL as u32);
+        let mut connection = server.connection();
+        let mut permits = Vec::new();
+        while made.fetch_add(1, Ordering::SeqCst) < calls {
+            if permits.is_empty() || rng.random_ratio(2, 5) {
+                let semaphore = semaphore.clone().many(rng.random_range(1..=3));
+                let limit = ms([0, 0, 2, 5][rng.random_range(0..4)]);
+                if let Ok(Some(permit)) = semaphore.try_acquire_for(limit) {
+                    let count = u64::from(permit.count());
+                    let now = held.fetch_add(count, Ordering::SeqCst) + count;
+                    assert!(now <= PERMITS_OF_ALL, "{now} are held");
+                    permits.push(permit);
+                }
+            } else if rng.random_ratio(1, 4) {
+                // A renewal without a reply is no loss.
+                let _ = permits[0].renew();
+            } else {
+                let permit = permits.swap_remove(rng.random_range(0..permits.len()));
+                assert!(permit.is_held());
+                held.fetch_sub(permit.count().into(), Ordering::SeqCst);
+                let released = permit.release();
+                let lost = matches!(released, Ok(Unlocked::AlreadyLost(_)));
+                assert!(!lost, "{released:?}");
+            }
+            let Set { out, .. } = Set::read(&mut connection, PERMITS);
+            assert!(out <= PERMITS_OF_ALL, "{out} are out");
+        }
+        for permit in permits {
+            held.fetch_sub(permit.count().into(), Ordering::SeqCst);
+            drop(permit);
+        }
+        drop(client);
+    };
+    thread::scope(|scope| {
+        let breaking = scope.spawn(|| {
+            while is_over
+                .recv_timeout(ms(20))
+                .is_err_and(|why| why.is_timeout())
+            {
+                proxy.set_open(Traffic::CutOnReply);
+            }
+        });
+        let threads: Vec<_> = (0..4)
+            .map(|n| scope.spawn(move || calls_of_one(n)))
+            .collect();
+        let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        drop(running);
+        breaking.join().unwrap();
+        assert!(outcomes.iter().all(Result::is_ok), "seed {seed}");
+    });
+    assert_eq!(held.load(Ordering::SeqCst), 0);
+    eventually(PATIENCE, || permits_out(&server) == 0);
+}
+
+const PERMITS_OF_PROCESSES: u32 = 3;
+
+/// A child's role: acquires permits again and again, and counts how many are in use.
+fn user() {
+    let semaphore = of_this_child(PERMITS_OF_PROCESSES);
+    let client = redis::Client::open(parameter("URL")).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    let mut rng = SmallRng::seed_from_u64(rand::random());
+    for _ in 0..40 {
+        let many = rng.random_range(1..=2);
+        let permit = acquire_in_turn(&semaphore.clone().many(many));
+        let used: u32 = redis::cmd("INCRBY")
+            .arg("used")
+            .arg(many)
+            .query(&mut connection)
+            .unwrap();
+        assert!(used <= PERMITS_OF_PROCESSES, "{used} are in use");
+        let _: u32 = redis::cmd("DECRBY")
+            .arg("used")
+            .arg(many)
+            .query(&mut connection)
+            .unwrap();
+        give_back(permit);
+    }
+}
+
+fn processes_never_exceed_the_number_of_permits() {
+    let server = Server::start();
+    let url = server.url();
+    let spawn = |_| Child::spawn("semaphore_faults::user", &[("URL", &url)]);
+    let children: Vec<_> = (0..5).map(spawn).collect();
+    for child in children {
+        child.wait().succeeded();
+    }
+    assert_eq!(server.get("used").as_deref(), Some(&b"0"[..]));
+    server.run("DEL", &["used"]);
+    wait_until_only_permit_fences_remain(&server);
+}
+
+fn a_thousand_names_leave_only_their_fences() {
+    let server = Server::start();
+    let client = client(&server.url());
+    for n in 0..1_000 {
+        let semaphore = client.semaphore(format!("name {n}"), 2);
+        let first = semaphore.acquire().unwrap();
+        give_back(semaphore.clone().acquire().unwrap());
+        assert!(semaphore.many(2).try_acquire().unwrap().is_none());
+        give_back(first);
+    }
+    wait_until_only_permit_fences_remain(&server);
+    assert_eq!(server.keys().len(), 1_000);
+    let fence: i64 = redis::cmd("PTTL")
+        .arg("leasehold:permits-fence:{lock:name 7}")
+        .query(&mut server.connection())
+        .unwrap();
+    assert!(fence > 0, "a fence ends, too");
+}
+
+fn permits_are_granted_in_a_cluster_and_survive_a_migration() {
+    let cluster = Cluster::start(2, 0);
+    let name = cluster.name_owned_by("semaphore", 0);
+    let clients = [(); 2].map(|()| builder(&cluster.url()).build().unwrap());
+    let [one, two] = clients.map(|client| client.semaphore(&name, 2));
+    let held = [one.acquire().unwrap(), one.acquire().unwrap()];
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| acquire_in_turn(&two));
+        eventually(PATIENCE, || two.waiting().unwrap() == 1);
+        let [first, second] = held;
+        give_back(first);
+        let third = waiting.join().unwrap();
+        assert!(one.try_acquire().unwrap().is_none());
+        let slot = cluster.slot(&format!("lock:{name}"));
+        cluster.begin_migration(slot, 0, 1);
+        second.renew().unwrap();
+        cluster.move_keys(slot, 0, 1);
+        second.renew().unwrap();
+        third.renew().unwrap();
+        cluster.end_migration(slot, 0, 1);
+        second.renew().unwrap();
+        assert_eq!(two.available().unwrap(), 0);
+        give_back(second);
+        give_back(third);
+    });
+    assert_eq!(two.available().unwrap(), 2);
+}
+
+fn permits_survive_a_failover() {
+    let group = Sentinels::start(Setup::fast_failover());
+    let client = builder(&group.url()).build().unwrap();
+    let semaphore = client.semaphore("a", 2).min_replicas(1, ms(200));
+    let held = [semaphore.acquire().unwrap(), semaphore.acquire().unwrap()];
+    group.failover();
+    eventually(PATIENCE, || {
+        let master = group.successor();
+        master.port() != group.first_master().port()
+    });
+    assert!(held.iter().all(|permit| permit.is_held()));
+    let refused = || matches!(semaphore.try_acquire(), Ok(None));
+    eventually(PATIENCE, refused);
+    for permit in held {
+        eventually(PATIENCE, || permit.renew().is_ok());
+        give_back(permit);
+    }
+    let again = semaphore.try_acquire_for(Duration::from_secs(20)).unwrap();
+    give_back(again.expect("the permits came back"));
+}
