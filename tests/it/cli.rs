@@ -35,6 +35,7 @@ support::tests![
     min_hold_is_waited_for_while_redis_is_unreachable,
     status_shows_holders_and_waiters,
     list_shows_held_locks,
+    permits_limit_commands_and_are_shown,
     unlock_needs_force,
     top_counts_changes_of_holder,
     top_outlasts_an_outage,
@@ -806,6 +807,68 @@ fn list_shows_held_locks() {
         ["null", "fe"]
     );
     assert_eq!(server.calls(&["keys"]), 0);
+}
+
+fn permits_limit_commands_and_are_shown() {
+    let server = Server::start();
+    let url = server.url();
+    let script = "echo $LEASEHOLD_NAME $LEASEHOLD_FENCING_TOKEN; sleep 60";
+    let mut programs = [(); 2].map(|()| Program::run(&url, &["--permits", "2"], script));
+    let lines = programs.each_mut().map(Program::next_line);
+    assert!(
+        lines.iter().all(|line| line.starts_with("a 1")),
+        "{lines:?}"
+    );
+    assert_ne!(lines[0], lines[1], "each has its own token");
+    let run = |permits| ["run", "a", "--permits", permits, "--no-wait", "--", "true"];
+    let refused = output(&url, &run("2"));
+    assert_eq!(refused.status.code(), Some(75));
+    let why = String::from_utf8(refused.stderr).unwrap();
+    assert!(why.contains("no permit of a is free"), "{why}");
+    assert_eq!(code(&url, &run("3")), 0);
+    assert_eq!(code(&url, &run("0")), 64, "no semaphore has 0");
+    assert!(is_free(&server, "a"), "the lock of that name is another");
+
+    let guard = client(&server).mutex("b").lock().unwrap();
+    let listed = text(&url, &["list"]);
+    let words = |text: &str| -> Vec<Vec<String>> {
+        let lines = text.lines().map(|line| line.split_whitespace());
+        lines
+            .map(|words| words.map(str::to_owned).collect())
+            .collect()
+    };
+    let lines = words(&listed);
+    assert_eq!((&*lines[1][0], lines[2].len()), ("b", 0), "{listed}");
+    assert_eq!(lines[3], ["SEMAPHORE", "HOLDER", "PERMITS", "LEFT"]);
+    assert_eq!(
+        (lines.len(), &*lines[4][0], &*lines[4][3]),
+        (6, "a", "1"),
+        "{listed}"
+    );
+    assert_eq!(text(&url, &["list", "b"]).lines().count(), 2);
+    let objects: Vec<_> = text(&url, &["list", "--json", "a"])
+        .lines()
+        .map(json)
+        .collect();
+    assert_eq!(objects.len(), 2);
+    assert_eq!([&objects[0]["name"], &objects[0]["permits"]], ["a", "1"]);
+    drop(guard);
+
+    let status = words(&text(&url, &["status", "a", "never"]));
+    assert_eq!(status[1][..2], ["a", "-"]);
+    assert_eq!(
+        status[4],
+        ["SEMAPHORE", "HOLDER", "PERMITS", "LEFT", "QUEUED"]
+    );
+    assert_eq!((status.len(), &*status[5][5]), (7, "0"), "{status:?}");
+    let top = text(&url, &["top", "--count", "1"]);
+    assert!(top.contains("\ta\t2 permits, 2 holders\t"), "{top}");
+    let top = text(&url, &["top", "--count", "1", "--json"]);
+    let top = json(top.lines().next().unwrap());
+    assert_eq!(
+        [&top["permits"], &top["holders"], &top["waiting"]],
+        ["2", "2", "0"]
+    );
 }
 
 fn unlock_needs_force() {

@@ -106,6 +106,11 @@ pub(crate) struct Run {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
 
+    /// Hold a permit of the semaphore NAME, which has N of them, in place of the lock: at most N
+    /// commands run at a time. The semaphore has nothing to do with the lock of that name
+    #[arg(long, value_name = "N")]
+    pub(crate) permits: Option<u32>,
+
     /// Do not wait for the lock
     #[arg(long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
@@ -143,6 +148,9 @@ pub(crate) struct Run {
 /// WAITING is the number of clients that are subscribed to the release: each counts once, and for
 /// about ten seconds after it stops waiting. QUEUED is the number of calls in the queue of the fair
 /// lock of that name.
+///
+/// If permits of semaphores of these names are out, or calls wait for some, a second table follows,
+/// with a line for each holder.
 #[derive(Args, Debug)]
 pub(crate) struct Status {
     /// The locks' names
@@ -153,7 +161,7 @@ pub(crate) struct Status {
     pub(crate) form: Form,
 }
 
-/// Lists the held locks, sorted by name
+/// Lists the held locks, and the permits of semaphores, sorted by name
 ///
 /// Iterates over all keys of the database with SCAN.
 #[derive(Args, Debug)]
@@ -172,7 +180,8 @@ pub(crate) struct List {
 /// tokens, the busiest locks first. If standard output is not a terminal, each refresh prints one
 /// line for each name. A change of holder is a change of the fencing token between two refreshes,
 /// counted over the last ten: several changes between two refreshes count as one. A name is shown
-/// for ten refreshes after its last release.
+/// for ten refreshes after its last release. Semaphores are shown while permits are out, with the
+/// number of permits and holders.
 #[derive(Args, Debug)]
 pub(crate) struct Top {
     /// Only names that begin with this

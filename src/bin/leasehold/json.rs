@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Display, Write};
 
+use leasehold::Name;
+
 use crate::escape::is_printable;
 
 /// A JSON object under construction.
@@ -10,6 +12,18 @@ pub(crate) struct Object(String);
 impl Object {
     pub(crate) fn new() -> Self {
         Self(String::from("{"))
+    }
+
+    /// Returns an object with the name of a lock.
+    pub(crate) fn named(name: &Name) -> Self {
+        let bytes = name.as_bytes();
+        let text = str::from_utf8(bytes).ok();
+        let mut object = Self::new();
+        object.text("name", text);
+        if text.is_none() {
+            object.hex("name_hex", bytes);
+        }
+        object
     }
 
     /// Adds a number or a boolean, or null.

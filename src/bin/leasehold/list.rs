@@ -7,12 +7,15 @@ use leasehold::Held;
 
 use crate::args::{Connection, List};
 use crate::exit::Failure;
+use crate::permits;
 use crate::record::Record;
 use crate::table;
 
 pub(crate) fn list(connection: &Connection, args: &List) -> Result<u8, Failure> {
-    let held = connection.client()?.list(args.prefix.as_bytes())?;
+    let (client, prefix) = (connection.client()?, args.prefix.as_bytes());
+    let held = client.list(prefix)?;
     let records: Vec<Record> = held.iter().map(Record::from).collect();
+    let permits = permits::records(&permits::held(&client, prefix)?);
     let mut out = io::BufWriter::new(io::stdout().lock());
     if args.form.json {
         for record in &records {
@@ -24,6 +27,7 @@ pub(crate) fn list(connection: &Connection, args: &List) -> Result<u8, Failure> 
             writeln!(out, "{line}")?;
         }
     }
+    permits::print(&mut out, &permits, args.form.json, !records.is_empty())?;
     out.flush()?;
     Ok(0)
 }

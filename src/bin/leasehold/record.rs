@@ -15,14 +15,8 @@ pub(crate) struct Record {
 impl Record {
     /// Returns the JSON fields that all commands print.
     pub(crate) fn json(&self) -> Object {
-        let bytes = self.name.as_bytes();
-        let text = str::from_utf8(bytes).ok();
         let holder = self.holder.as_ref();
-        let mut object = Object::new();
-        object.text("name", text);
-        if text.is_none() {
-            object.hex("name_hex", bytes);
-        }
+        let mut object = Object::named(&self.name);
         let id = holder.and_then(Holder::holder_id);
         let left = holder.and_then(Holder::remaining);
         object

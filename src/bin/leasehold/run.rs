@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::crossbeam_channel::{Receiver, after, bounded, never, select};
-use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Unlocked};
+use leasehold::{Client, Error, Lost, Unlocked};
 use rustix::process::Signal;
 use signal_hook::consts::SIGTSTP;
 use signal_hook::low_level::emulate_default_handler;
@@ -15,6 +15,7 @@ use signal_hook::low_level::emulate_default_handler;
 use crate::args::{Connection, Run, name};
 use crate::exit::{self, Failure, say};
 use crate::group::Group;
+use crate::lease::{Lease, Lock};
 use crate::signals::{ends, signals};
 
 /// How often to check whether the processes that the command left behind have ended.
@@ -45,14 +46,7 @@ pub(crate) fn run(connection: &Connection, args: &Run) -> Result<u8, Failure> {
         builder = builder.owner(owner);
     }
     let client = builder.build()?;
-    let mut mutex = client.mutex(name(&args.name));
-    if let Some(ttl) = args.ttl {
-        mutex = mutex.ttl(ttl);
-    }
-    if let Some(most) = args.max_hold {
-        mutex = mutex.max_hold(most);
-    }
-    let guard = take(&client, mutex, args, &signals)?;
+    let guard = take(&client, Lock::of(&client, args), args, &signals)?;
     let granted = Instant::now();
     let group = Group::start()
         .map_err(|error| Failure::system("cannot start the supervisor process", &error))?;
@@ -74,17 +68,17 @@ pub(crate) fn run(connection: &Connection, args: &Run) -> Result<u8, Failure> {
 /// Waits for the lock, and handles signals during the wait.
 fn take(
     client: &Client,
-    mutex: Mutex,
+    lock: Lock,
     args: &Run,
     signals: &Receiver<i32>,
-) -> Result<MutexGuard, Failure> {
+) -> Result<Lease, Failure> {
     let (answer, answered) = bounded(1);
     let (wait, no_wait) = (args.wait, args.no_wait);
     let waiting = move || {
         let taken = match wait {
-            _ if no_wait => mutex.try_lock(),
-            Some(limit) => mutex.try_lock_for(limit),
-            None => mutex.lock().map(Some),
+            _ if no_wait => lock.try_lock_for(Duration::ZERO),
+            Some(limit) => lock.try_lock_for(limit),
+            None => lock.lock().map(Some),
         };
         // After a signal the receiver is gone: dropping a guard that arrives then releases the
         // lock.
@@ -99,7 +93,11 @@ fn take(
             recv(answered) -> taken => {
                 // The thread always sends a result, unless it has panicked and printed why.
                 let taken = taken.unwrap_or(Err(Error::Closed))?;
-                let held = || format!("{} is held by another holder", name(&args.name));
+                let name = name(&args.name);
+                let held = || match args.permits {
+                    None => format!("{name} is held by another holder"),
+                    Some(_) => format!("no permit of {name} is free, or other calls wait for one"),
+                };
                 return taken.ok_or_else(|| Failure::new(args.not_acquired_exit, held()));
             }
             recv(signals) -> signal => match signal {
@@ -115,7 +113,7 @@ fn take(
     }
 }
 
-fn start(group: &Group, guard: &MutexGuard, args: &Run) -> Result<Child, Failure> {
+fn start(group: &Group, guard: &Lease, args: &Run) -> Result<Child, Failure> {
     let [program, arguments @ ..] = args.command.as_slice() else {
         return Err(Failure::new(exit::USAGE, "the command is missing"));
     };
@@ -141,7 +139,7 @@ fn start(group: &Group, guard: &MutexGuard, args: &Run) -> Result<Child, Failure
 /// A running command, with its lock.
 struct Running<'a> {
     group: Group,
-    guard: &'a MutexGuard,
+    guard: &'a Lease,
     kill_after: Duration,
 }
 
@@ -253,7 +251,7 @@ fn lost_code(lost: Lost) -> u8 {
 ///
 /// Returns an error if the lock was lost before.
 fn let_go(
-    guard: MutexGuard,
+    guard: Lease,
     granted: Instant,
     min_hold: Duration,
     signals: &Receiver<i32>,
@@ -290,7 +288,7 @@ fn let_go(
             }
         }
     }
-    match guard.unlock() {
+    match guard.release() {
         Ok(Unlocked::Released) => Ok(()),
         Ok(Unlocked::AlreadyLost(lost)) => Err(said_lost(lost)),
         Err(error) => {

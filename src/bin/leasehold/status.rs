@@ -6,13 +6,15 @@ use leasehold::Error;
 
 use crate::args::{Connection, Status, name};
 use crate::exit::{Failure, say};
+use crate::permits::{self, PermitRecord};
 use crate::record::Record;
 use crate::table;
 
 pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failure> {
     let client = connection.client()?;
-    let (mut waiting, mut queued) = (Waiting::default(), Waiting::default());
-    let mut seen = Vec::new();
+    let (mut waiting, mut queued) = (Asked::default(), Asked::default());
+    let (mut seen, mut permits) = (Vec::new(), Vec::new());
+    let mut holders = Asked::default();
     for text in &args.names {
         let name = name(text);
         let (mutex, fair) = (client.mutex(&name), client.fair_mutex(&name));
@@ -26,6 +28,22 @@ pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failu
             holder,
             token,
         };
+        // The queries do not depend on the number of its permits.
+        let semaphore = client.semaphore(&record.name, 1);
+        let held = holders.ask(|| semaphore.holders())?.unwrap_or_default();
+        let length = queued.ask(|| semaphore.waiting())?;
+        if held.is_empty() && length.is_some_and(|length| length > 0) {
+            permits.push(PermitRecord {
+                name: record.name.clone(),
+                holder: None,
+                queued: length,
+            });
+        }
+        permits.extend(held.into_iter().map(|holder| PermitRecord {
+            name: record.name.clone(),
+            holder: Some(holder),
+            queued: length,
+        }));
         let waiting = waiting.ask(|| mutex.waiting())?;
         seen.push((record, waiting, queued.ask(|| fair.waiting())?));
     }
@@ -36,6 +54,7 @@ pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failu
             json.plain("waiting", *waiting).plain("queued", *queued);
             writeln!(out, "{}", json.finish())?;
         }
+        permits::print(&mut out, &permits, true, true)?;
         return Ok(0);
     }
     let rows = seen.iter().map(|(record, waiting, queued)| {
@@ -46,27 +65,29 @@ pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failu
     for line in table::lines(header, &rows.collect::<Vec<_>>()) {
         writeln!(out, "{line}")?;
     }
+    permits::print(&mut out, &permits, false, true)?;
     Ok(0)
 }
 
-/// Asks for numbers of waiters, until Redis refuses because the user may not ask.
+/// Asks what the user may not be permitted to ask, until Redis refuses.
 #[derive(Default)]
-pub(crate) struct Waiting {
+pub(crate) struct Asked {
     refused: bool,
 }
 
-impl Waiting {
-    /// Returns the number; `None` if Redis refuses, which is printed once.
-    pub(crate) fn ask(
+impl Asked {
+    /// Returns the answer; `None` if Redis refuses, which is printed once.
+    pub(crate) fn ask<T>(
         &mut self,
-        waiting: impl FnOnce() -> Result<u64, Error>,
-    ) -> Result<Option<u64>, Error> {
+        ask: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<Option<T>, Error> {
         if self.refused {
             return Ok(None);
         }
-        match waiting() {
-            Ok(waiting) => Ok(Some(waiting)),
-            // A quorum has no queue. The name itself is valid: `inspect` has checked it.
+        match ask() {
+            Ok(answer) => Ok(Some(answer)),
+            // A quorum has no queue, and no semaphores. The name itself is valid: `inspect` has
+            // checked it.
             Err(Error::Config(_)) => Ok(None),
             Err(error @ Error::Refused { .. }) => {
                 say(&error.to_string());

@@ -8,13 +8,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use leasehold::{Client, Error, Name};
+use leasehold::{Client, Error, HeldPermits, Name};
 
 use crate::args::{Connection, Top};
 use crate::exit::{Failure, say};
+use crate::json::Object;
+use crate::permits;
 use crate::rate::Rates;
 use crate::record::Record;
-use crate::status::{Waiting, shown};
+use crate::status::{Asked, shown};
 use crate::table;
 
 /// The lines and columns assumed for a terminal that does not report its size.
@@ -26,7 +28,10 @@ pub(crate) fn top(connection: &Connection, args: &Top) -> Result<u8, Failure> {
         client: connection.client()?,
         prefix: args.prefix.as_bytes().to_vec(),
         rates: Rates::default(),
-        waiting: Waiting::default(),
+        waiting: Asked::default(),
+        permit_rates: Rates::default(),
+        permits: Asked::default(),
+        queued: Asked::default(),
     };
     let mut refreshes = 0;
     loop {
@@ -45,23 +50,93 @@ pub(crate) fn top(connection: &Connection, args: &Top) -> Result<u8, Failure> {
     }
 }
 
-/// The locks that the display shows.
+/// The locks and semaphores that the display shows.
 struct Watched {
     client: Client,
     prefix: Vec<u8>,
     rates: Rates,
-    waiting: Waiting,
+    waiting: Asked,
+    permit_rates: Rates,
+    permits: Asked,
+    queued: Asked,
 }
 
 struct Row {
-    record: Record,
+    subject: Subject,
     waiting: Option<u64>,
     changes: f64,
 }
 
+enum Subject {
+    Lock(Record),
+    Semaphore(HeldPermits),
+}
+
+impl Subject {
+    fn is_held(&self) -> bool {
+        match self {
+            Self::Lock(record) => record.holder.is_some(),
+            Self::Semaphore(_) => true,
+        }
+    }
+
+    fn json(&self) -> Object {
+        match self {
+            Self::Lock(record) => record.json(),
+            Self::Semaphore(held) => permits::json(held),
+        }
+    }
+
+    /// Returns the name, the holder, the time left and the token as text.
+    fn cells(&self) -> [String; 4] {
+        match self {
+            Self::Lock(record) => record.cells(),
+            Self::Semaphore(held) => permits::cells(held),
+        }
+    }
+}
+
 impl Watched {
-    /// Returns all held locks and those released recently, the busiest first.
+    /// Returns all held locks, those released recently, and all semaphores with permits out; the
+    /// busiest first.
     fn refresh(&mut self, now: Instant) -> Result<Vec<Row>, Error> {
+        let mut rows = self.locks(now)?;
+        rows.extend(self.semaphores(now)?);
+        let tenths = |row: &Row| (row.changes * 10.0) as u64;
+        // The sort is stable: equally busy locks stay sorted by name.
+        rows.sort_by_key(|row| Reverse((row.waiting, tenths(row))));
+        Ok(rows)
+    }
+
+    fn semaphores(&mut self, now: Instant) -> Result<Vec<Row>, Error> {
+        let held = self
+            .permits
+            .ask(|| self.client.list_permits(&self.prefix))?;
+        self.permit_rates.begin_sample(now);
+        let held = held.unwrap_or_default();
+        let mut rows = Vec::new();
+        for name in self.permit_rates.names() {
+            if held.iter().all(|held| *held.name() != name) {
+                self.permit_rates.add(&name, None, false);
+            }
+        }
+        for held in held {
+            let name = held.name();
+            let token = held.last_fencing_token().map(u64::from);
+            self.permit_rates.add(name, token, true);
+            // The length of the queue does not depend on the number of permits.
+            let semaphore = self.client.semaphore(name, 1);
+            rows.push(Row {
+                waiting: self.queued.ask(|| semaphore.waiting())?,
+                changes: self.permit_rates.of(name),
+                subject: Subject::Semaphore(held),
+            });
+        }
+        self.permit_rates.forget();
+        Ok(rows)
+    }
+
+    fn locks(&mut self, now: Instant) -> Result<Vec<Row>, Error> {
         let held = self.client.list(&self.prefix)?;
         let mut seen: BTreeMap<Name, Record> = held
             .iter()
@@ -86,13 +161,10 @@ impl Watched {
             rows.push(Row {
                 waiting: self.waiting.ask(|| self.client.mutex(&name).waiting())?,
                 changes: self.rates.of(&name),
-                record,
+                subject: Subject::Lock(record),
             });
         }
         self.rates.forget();
-        let tenths = |row: &Row| (row.changes * 10.0) as u64;
-        // The sort is stable: equally busy locks stay sorted by name.
-        rows.sort_by_key(|row| Reverse((row.waiting, tenths(row))));
         Ok(rows)
     }
 }
@@ -121,7 +193,7 @@ impl Screen {
         let mut out = io::BufWriter::new(io::stdout().lock());
         match self {
             Self::Terminal { interval } => {
-                let held = rows.iter().filter(|row| row.record.holder.is_some());
+                let held = rows.iter().filter(|row| row.subject.is_held());
                 let waiting: u64 = rows.iter().filter_map(|row| row.waiting).sum();
                 let head = format!(
                     "{} held, {waiting} waiting, every {interval:?}",
@@ -142,7 +214,7 @@ impl Screen {
             Self::Json => {
                 let at = since_epoch().as_millis();
                 for row in rows {
-                    let mut object = row.record.json();
+                    let mut object = row.subject.json();
                     object
                         .plain("waiting", row.waiting)
                         .plain("changes_per_s", Some(format!("{:.2}", row.changes)))
@@ -170,7 +242,7 @@ impl Screen {
 }
 
 fn cells(row: &Row) -> [String; 6] {
-    let [name, holder, left, token] = row.record.cells();
+    let [name, holder, left, token] = row.subject.cells();
     let changes = format!("{:.1}", row.changes);
     [name, holder, left, shown(row.waiting), changes, token]
 }

@@ -1,0 +1,137 @@
+//! The permits of semaphores that are out, as text and as JSON.
+
+use std::io::{self, Write};
+
+use leasehold::{Client, Error, HeldPermits, Name, PermitHolder};
+
+use crate::exit::say;
+use crate::json::Object;
+use crate::table;
+
+/// A holder of permits of a semaphore, or nobody; and how many calls wait, if that was asked.
+pub(crate) struct PermitRecord {
+    pub(crate) name: Name,
+    pub(crate) holder: Option<PermitHolder>,
+    pub(crate) queued: Option<u64>,
+}
+
+impl PermitRecord {
+    fn json(&self) -> Object {
+        let holder = self.holder.as_ref();
+        let mut object = Object::named(&self.name);
+        let id = holder.map(|holder| holder.holder_id().short().to_string());
+        object
+            .plain("permits", Some(holder.map_or(0, PermitHolder::permits)))
+            .text("owner", holder.map(PermitHolder::owner))
+            .text("holder", id.as_deref())
+            .plain("remaining_ms", holder.map(|it| it.remaining().as_millis()));
+        object
+    }
+
+    fn cells(&self) -> [String; 4] {
+        let Some(holder) = &self.holder else {
+            return [self.name.to_string(), "-".into(), "0".into(), "-".into()];
+        };
+        [
+            self.name.to_string(),
+            holder.holder_id().short().to_string(),
+            holder.permits().to_string(),
+            format!("{:.1}s", holder.remaining().as_secs_f64()),
+        ]
+    }
+}
+
+/// Returns the semaphores with permits that are out; none if Redis refuses, which is printed.
+pub(crate) fn held(client: &Client, prefix: &[u8]) -> Result<Vec<HeldPermits>, Error> {
+    match client.list_permits(prefix) {
+        Err(error @ Error::Refused { .. }) => {
+            say(&error.to_string());
+            Ok(Vec::new())
+        }
+        held => held,
+    }
+}
+
+/// Returns the JSON fields of a semaphore as a whole.
+pub(crate) fn json(held: &HeldPermits) -> Object {
+    let mut object = Object::named(held.name());
+    object
+        .plain("permits", Some(held.permits()))
+        .plain("holders", Some(held.holders().len()))
+        .plain("fencing_token", held.last_fencing_token());
+    object
+}
+
+/// Returns the name, the number of permits and holders, the time until the first of them ends, and
+/// the last token, as text.
+pub(crate) fn cells(held: &HeldPermits) -> [String; 4] {
+    let holders = held.holders();
+    let first = holders.first();
+    let left = first.map(|first| format!("{:.1}s", first.remaining().as_secs_f64()));
+    let token = held.last_fencing_token();
+    [
+        held.name().to_string(),
+        format!("{} permits, {} holders", held.permits(), holders.len()),
+        left.unwrap_or_else(|| "-".into()),
+        token.map_or_else(|| "-".into(), |token| token.to_string()),
+    ]
+}
+
+/// Returns a record for each holder.
+pub(crate) fn records(held: &[HeldPermits]) -> Vec<PermitRecord> {
+    let of = |held: &HeldPermits| {
+        let record = |holder: &PermitHolder| PermitRecord {
+            name: held.name().clone(),
+            holder: Some(holder.clone()),
+            queued: None,
+        };
+        held.holders().iter().map(record).collect::<Vec<_>>()
+    };
+    held.iter().flat_map(of).collect()
+}
+
+/// Prints the records as JSON objects, or as a table if there are any; `follows` another table.
+pub(crate) fn print(
+    out: &mut impl Write,
+    records: &[PermitRecord],
+    as_json: bool,
+    follows: bool,
+) -> io::Result<()> {
+    if as_json {
+        for record in records {
+            let mut object = record.json();
+            if record.queued.is_some() {
+                object.plain("queued", record.queued);
+            }
+            writeln!(out, "{}", object.finish())?;
+        }
+        return Ok(());
+    }
+    if records.is_empty() {
+        return Ok(());
+    }
+    if follows {
+        writeln!(out)?;
+    }
+    let lines = match records.iter().any(|record| record.queued.is_some()) {
+        true => {
+            let rows = records.iter().map(|record| {
+                let [name, holder, permits, left] = record.cells();
+                [
+                    name,
+                    holder,
+                    permits,
+                    left,
+                    crate::status::shown(record.queued),
+                ]
+            });
+            let header = ["SEMAPHORE", "HOLDER", "PERMITS", "LEFT", "QUEUED"];
+            table::lines(header, &rows.collect::<Vec<_>>())
+        }
+        false => {
+            let rows: Vec<_> = records.iter().map(PermitRecord::cells).collect();
+            table::lines(["SEMAPHORE", "HOLDER", "PERMITS", "LEFT"], &rows)
+        }
+    };
+    lines.iter().try_for_each(|line| writeln!(out, "{line}"))
+}
