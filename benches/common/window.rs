@@ -113,6 +113,32 @@ impl Window {
         assert_eq!(self.out_of_order, 0, "tokens that did not rise");
     }
 
+    /// Asserts that every process reported, and that at most `most` threads held permits at a time.
+    pub(crate) fn holds_at_most(&self, most: usize) {
+        assert_eq!(self.hung, 0, "processes that did not report");
+        assert_eq!(self.failures, 0, "{}", self.first_failure);
+        let starts = self.holds.iter().map(|hold| (hold.from, 1));
+        let ends = self.holds.iter().map(|hold| (hold.to, -1));
+        let mut steps: Vec<(u64, i64)> = starts.chain(ends).collect();
+        // At one instant, those that end come first.
+        steps.sort_unstable();
+        let mut held = 0;
+        for (_, step) in steps {
+            held += step;
+            assert!(held <= most as i64, "{held} holders at a time");
+        }
+    }
+
+    /// The longest wait of the holds with this mark in place of a token, relative to the mean wait
+    /// of all holds.
+    pub(crate) fn longest_wait_vs_mean(&self, mark: u64) -> f64 {
+        let wait = |hold: &Hold| (hold.from - hold.asked) as f64;
+        let waits: Vec<f64> = self.counted().map(wait).collect();
+        let mean = waits.iter().sum::<f64>() / waits.len() as f64;
+        let marked = self.counted().filter(|hold| hold.token == mark);
+        marked.map(wait).fold(0.0, f64::max) / mean
+    }
+
     fn counted(&self) -> impl Iterator<Item = &Hold> + Clone {
         let [begins, ends] = self.window;
         let holds = self.holds.iter();

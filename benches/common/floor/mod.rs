@@ -4,3 +4,4 @@ pub(crate) mod batched;
 pub(crate) mod fair;
 pub(crate) mod mutex;
 pub(crate) mod pair;
+pub(crate) mod permits;

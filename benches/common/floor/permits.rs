@@ -1,0 +1,125 @@
+//! Permits by hand: the scripts that the client under test sends, and the simplest queue that
+//! grants first come, first served and detects no dead holder or waiter.
+
+use crossbeam_channel::Receiver;
+use redis::{Connection, Script, Value};
+use uuid::Uuid;
+
+use super::super::ping_pong::Side;
+use super::mutex::subscribe;
+use super::pair::{TTL_MS, connect, fresh_id};
+
+const QUEUE: &str = concat!(
+    include_str!("../../../src/protocol/last_token.lua"),
+    include_str!("../../../src/protocol/now.lua"),
+    include_str!("../../../src/protocol/admit_permits.lua"),
+    include_str!("../../../src/protocol/queue.lua")
+);
+const QUEUE_ENTER: &str = include_str!("../../../src/protocol/queue_enter.lua");
+const QUEUE_RELEASE: &str = include_str!("../../../src/protocol/queue_release.lua");
+
+/// A semaphore, acquired and released by the client's own scripts over one connection.
+pub(crate) struct PermitHand {
+    connection: Connection,
+    enter: Script,
+    leave: Script,
+    keys: Vec<String>,
+    want: String,
+}
+
+impl PermitHand {
+    pub(crate) fn new(url: &str, name: &str, permits: u32) -> Self {
+        let keys = [
+            "permits",
+            "permits-fence",
+            "permits-queue",
+            "permits-places",
+        ];
+        Self {
+            connection: connect(url),
+            enter: Script::new(&format!("{QUEUE}{QUEUE_ENTER}")),
+            leave: Script::new(&format!("{QUEUE}{QUEUE_RELEASE}")),
+            keys: keys
+                .map(|what| format!("leasehold:{what}:{{lock:{name}}}"))
+                .to_vec(),
+            want: format!("1/{permits}"),
+        }
+    }
+
+    pub(crate) fn acquire(&mut self) -> String {
+        let id = format!("1 {}", fresh_id());
+        let mut call = self.enter.prepare_invoke();
+        let arguments = [&*self.want, "l", "inbox"];
+        call.key(&self.keys).arg(&id).arg(TTL_MS).arg(&arguments);
+        let answer: Vec<Value> = call.invoke(&mut self.connection).unwrap();
+        assert_eq!(answer.first(), Some(&Value::Int(1)), "a free permit");
+        id
+    }
+
+    pub(crate) fn pair(&mut self) {
+        let id = self.acquire();
+        let mut call = self.leave.prepare_invoke();
+        call.key(&self.keys).arg(&id).arg("leasehold:grants");
+        let left: i64 = call.invoke(&mut self.connection).unwrap();
+        assert_eq!(left, 1, "the permit was held");
+    }
+}
+
+/// KEYS: count, queue; ARGV: permits, inbox.
+const ENTER: &str = "
+local out = tonumber(redis.call('GET', KEYS[1]) or 0)
+if out < tonumber(ARGV[1]) and redis.call('LLEN', KEYS[2]) == 0 then
+  return redis.call('INCR', KEYS[1])
+end
+redis.call('RPUSH', KEYS[2], ARGV[2])
+return 0
+";
+
+/// KEYS: count, queue.
+const LEAVE: &str = "
+local next = redis.call('LPOP', KEYS[2])
+if next then return redis.call('PUBLISH', next, 'granted') end
+return redis.call('DECR', KEYS[1])
+";
+
+/// The simplest queue: a counter, and a list of inboxes.
+pub(crate) struct SimpleQueue {
+    connection: Connection,
+    enter: Script,
+    leave: Script,
+    permits: u32,
+    inbox: String,
+    granted: Receiver<Vec<u8>>,
+}
+
+impl SimpleQueue {
+    const KEYS: [&str; 2] = ["{permits-by-hand}:count", "{permits-by-hand}:queue"];
+
+    pub(crate) fn new(url: &str, permits: u32) -> Self {
+        let inbox = format!("bench:{}", Uuid::new_v4());
+        Self {
+            connection: connect(url),
+            enter: Script::new(ENTER),
+            leave: Script::new(LEAVE),
+            permits,
+            granted: subscribe(url, inbox.clone()),
+            inbox,
+        }
+    }
+}
+
+impl Side for SimpleQueue {
+    fn take(&mut self) {
+        let mut call = self.enter.prepare_invoke();
+        call.key(&Self::KEYS).arg(self.permits).arg(&self.inbox);
+        let out: u32 = call.invoke(&mut self.connection).unwrap();
+        if out == 0 {
+            self.granted.recv().expect("the subscriber runs to the end");
+        }
+    }
+
+    fn release(&mut self) {
+        let mut call = self.leave.prepare_invoke();
+        let () = call.key(&Self::KEYS).invoke(&mut self.connection).unwrap();
+    }
+}

@@ -1,0 +1,251 @@
+//! Permits of a semaphore: acquire and release on one thread, processes that share four permits,
+//! and one process that wants all four beside seven that want one.
+//!
+//! Alternates with the same scripts by hand, with `FairMutex`, and with the simplest queue by hand.
+
+mod common;
+
+use std::time::Duration;
+
+use common::fleet::{Lockers, Section, Terms, contend, stretch};
+use common::floor::permits::{PermitHand, SimpleQueue};
+use common::picture::{Panel, Picture, Row};
+use common::ping_pong::Side;
+use common::series::Series;
+use common::window::Window;
+use common::{Contender, Report, Samples, Spread};
+use leasehold::{Client, Semaphore, Unlocked};
+use support::{Server, ms};
+
+const PAIR_ROUNDS: usize = 200;
+const PAIRS: usize = 25;
+
+/// How many other permits are out while the pairs are measured.
+const OTHERS: [usize; 3] = [0, 10, 1_000];
+
+const ROUNDS: usize = 5;
+const PROCESSES: usize = 8;
+const PERMITS: u32 = 4;
+const SECTION: Duration = ms(1);
+const LASTS: Duration = ms(3_000);
+
+const OURS: &str = "Semaphore";
+const IDEAL: &str = "queue by hand";
+const MIXED: &str = "Semaphore, one wants all";
+
+const CONTENDERS: [(&str, &str); 3] = [(OURS, "ours"), (IDEAL, "ideal"), (MIXED, "mixed")];
+
+/// In place of a token, marks the holds of the process that wants all permits.
+const LARGE: u64 = 1;
+
+fn main() {
+    // In a child process, runs its role and exits.
+    if support::run_role(&[("member", || contend(open))]) {
+        return;
+    }
+    let server = Server::start().long_lived();
+    let report = Report::begin(
+        "semaphore",
+        ROUNDS,
+        &format!(
+            "acquire + release on one thread, {PAIR_ROUNDS} rounds of {PAIRS}; then {PROCESSES} \
+             processes and {PERMITS} permits, {ROUNDS} rounds of {LASTS:?} each"
+        ),
+    );
+    let (pairs, names) = pairs(&server);
+    let fair = pairs.last().expect("the last contender");
+    let vs_scripts: Vec<Spread> = pairs.chunks(2).map_while(ratio).collect();
+    let vs_fair = pairs[0].ratio(fair);
+    let ran = contended(&server);
+    let [ours, ideal, mixed] = &ran;
+    let wait = ours.ratio(ideal, |it| it.waits()[1]);
+    let jain = ours.spread(Window::jain_processes);
+    let requests = ours.spread(Window::requests_per_acquisition);
+    let large = mixed.spread(|it| it.longest_wait_vs_mean(LARGE));
+    let ratios = vec![
+        Row::bar("pair vs its scripts by hand", vs_scripts[0])
+            .ours()
+            .mark("≤", 1.05),
+        Row::bar("pair vs FairMutex", vs_fair).ours().mark("≤", 1.3),
+        Row::bar("wait p99 vs the queue by hand", wait)
+            .ours()
+            .mark("≤", 1.3),
+        Row::bar("requests per acquisition", requests)
+            .ours()
+            .mark("≤", 2.3),
+        Row::bar("longest wait for all vs mean", large)
+            .ours()
+            .mark("≤", 3.0),
+    ];
+    let times = names.iter().zip(&pairs);
+    let times = times.map(|(name, it)| Row::range(name.clone(), it.range()));
+    let waits = ran
+        .iter()
+        .map(|it| Row::range(it.label, it.points(Window::waits)));
+    let picture = Picture {
+        title: format!("{PROCESSES} processes, {PERMITS} permits, sections of 1 ms"),
+        panels: vec![
+            Panel::new("relative to the other", ratios),
+            Panel::new("wait, µs: p50 · p99 · max", waits.collect()),
+            Panel::new("acquire + release, µs: p50 · p99 · max", times.collect()),
+        ],
+    };
+    let figure = |value: Spread| format!("{:.3}", value.median);
+    report.end(
+        &[
+            ("pair_vs_scripts", figure(vs_scripts[0])),
+            ("pair_vs_scripts_10_out", figure(vs_scripts[1])),
+            ("pair_vs_scripts_1000_out", figure(vs_scripts[2])),
+            ("pair_vs_fair", figure(vs_fair)),
+            ("wait_p99_vs_ideal", figure(wait)),
+            ("jain", figure(jain)),
+            ("requests_per_acq", figure(requests)),
+            ("large_wait_vs_mean", figure(large)),
+        ],
+        &picture,
+    );
+}
+
+/// The time of the first of two contenders relative to the second; `None` without a second.
+fn ratio(both: &[Samples]) -> Option<Spread> {
+    match both {
+        [ours, by_hand] => Some(ours.ratio(by_hand)),
+        _ => None,
+    }
+}
+
+/// Measures the pair of the client and of its scripts by hand for each number of permits out, and
+/// last that of `FairMutex`.
+fn pairs(server: &Server) -> (Vec<Samples>, Vec<String>) {
+    let url = server.url();
+    let client = Client::open(&url).unwrap();
+    let (mut names, mut contenders) = (Vec::new(), Vec::<Contender<'_>>::new());
+    for others in OTHERS {
+        let permits = 2_000;
+        let name = format!("pairs-{others}");
+        let semaphore = client.semaphore(&name, permits);
+        // Renewed by nobody: the run must end before they do.
+        let long = semaphore
+            .clone()
+            .many(1)
+            .ttl(ms(3_600_000))
+            .auto_renew(false);
+        (0..others).for_each(|_| std::mem::forget(long.acquire().unwrap()));
+        let mut hand = PermitHand::new(&url, &name, permits);
+        names.push(format!("{OURS}, {others} others out"));
+        contenders.push(Box::new(move || {
+            common::timed(PAIRS, || {
+                let permit = semaphore.acquire().unwrap();
+                assert_eq!(permit.release().unwrap(), Unlocked::Released);
+            })
+        }));
+        names.push(format!("its scripts by hand, {others} others out"));
+        contenders.push(Box::new(move || common::timed(PAIRS, || hand.pair())));
+    }
+    let fair = client.fair_mutex("pairs-fair");
+    names.push("FairMutex".to_owned());
+    contenders.push(Box::new(move || {
+        common::timed(PAIRS, || {
+            let guard = fair.lock().unwrap();
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        })
+    }));
+    let samples = common::take_turns(PAIR_ROUNDS, &mut contenders);
+    let rows = names.iter().zip(&samples).map(|(name, it)| {
+        let [p50, p99, _] = it.range();
+        vec![name.clone(), format!("{p50:.1}"), format!("{p99:.1}")]
+    });
+    common::print_table(
+        &["acquire + release", "p50 µs", "p99 µs"],
+        &rows.collect::<Vec<_>>(),
+    );
+    (samples, names)
+}
+
+fn contended(server: &Server) -> [Series; 3] {
+    let mut ran = CONTENDERS.map(|(label, _)| Series::new(label, SECTION));
+    for round in 0..ROUNDS {
+        for turn in 0..CONTENDERS.len() {
+            let n = (round + turn) % CONTENDERS.len();
+            let terms = Terms {
+                kind: CONTENDERS[n].1,
+                processes: PROCESSES,
+                threads: 1,
+                section: SECTION,
+                lasts: LASTS,
+            };
+            server.run("DEL", &["large"]);
+            let stretch = stretch(server, terms);
+            stretch.holds_at_most(PERMITS as usize);
+            ran[n].rounds.push(stretch);
+        }
+    }
+    let rows = ran.iter().map(|ran| {
+        let [p50, p99, max] = ran.points(Window::waits).map(|point| format!("{point:.0}"));
+        let show = |of: fn(&Window) -> f64| format!("{:.3}", ran.spread(of).median);
+        vec![
+            ran.label.to_owned(),
+            show(Window::acquisitions_per_s),
+            p50,
+            p99,
+            max,
+            show(Window::jain_processes),
+            show(Window::requests_per_acquisition),
+        ]
+    });
+    let heads = [
+        "contender",
+        "acquisitions/s",
+        "wait p50 µs",
+        "p99",
+        "max",
+        "Jain",
+        "requests",
+    ];
+    common::print_table(&heads, &rows.collect::<Vec<_>>());
+    ran
+}
+
+/// Opens a contender of a member process.
+fn open(kind: &str, url: &str) -> Lockers {
+    let semaphore = || Client::open(url).unwrap().semaphore("contended", PERMITS);
+    match kind {
+        "ours" => ours(semaphore(), 0),
+        "mixed" => {
+            let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
+            let mut claim = redis::cmd("SETNX");
+            let is_first: bool = claim.arg(&["large", "1"]).query(&mut connection).unwrap();
+            match is_first {
+                true => ours(semaphore().many(PERMITS), LARGE),
+                false => ours(semaphore(), 0),
+            }
+        }
+        "ideal" => {
+            let url = url.to_owned();
+            Box::new(move || {
+                let mut queue = SimpleQueue::new(&url, PERMITS);
+                Box::new(move |section| {
+                    queue.take();
+                    section.run(0);
+                    queue.release();
+                    Ok(())
+                })
+            })
+        }
+        _ => unreachable!("unknown kind {kind}"),
+    }
+}
+
+fn ours(semaphore: Semaphore, mark: u64) -> Lockers {
+    Box::new(move || {
+        let semaphore = semaphore.clone();
+        Box::new(move |section: &Section| {
+            let permit = semaphore.acquire().map_err(|error| error.to_string())?;
+            section.run(mark);
+            match permit.release() {
+                Ok(Unlocked::Released) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+    })
+}

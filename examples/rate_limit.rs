@@ -1,0 +1,179 @@
+//! An API allows three calls at a time. Twelve workers in four processes share that limit, and one
+//! process is killed in the middle of its calls.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Semaphore, Unlocked};
+use redis::Commands;
+
+use support::{Child, Outcome, connect, key, run};
+
+mod support;
+
+/// How many calls the API allows at a time.
+const LIMIT: u32 = 3;
+
+const WORKERS_PER_PROCESS: u32 = 3;
+const CALLS_PER_WORKER: u32 = 10;
+
+/// How long the permits of a process that was killed stay out.
+const TTL: Duration = Duration::from_secs(2);
+
+/// Starts a private Redis and then calls `one_day`. Your own program would not need this.
+fn main() -> ExitCode {
+    let roles = [
+        ("workers", workers as fn() -> Outcome),
+        ("workers that hang", workers_that_hang),
+    ];
+    run(one_day, &roles)
+}
+
+/// The limit that all processes share.
+fn limit() -> Outcome<Semaphore> {
+    let client = Client::from_env()?;
+    Ok(client.semaphore("api.example.com", LIMIT).ttl(TTL))
+}
+
+/// Runs in a process with three workers, which call the API one after the other.
+fn workers() -> Outcome {
+    let (limit, port) = (limit()?, port()?);
+    in_threads(|| {
+        for _ in 0..CALLS_PER_WORKER {
+            let permit = limit.acquire()?;
+            // If this process was paused for too long, another worker has the permit.
+            permit.ensure_held()?;
+            assert_eq!(call(port, b"fast")?, *b"200", "the limit holds");
+            assert_eq!(permit.release()?, Unlocked::Released);
+        }
+        Ok(())
+    })?;
+    println!("{}", WORKERS_PER_PROCESS * CALLS_PER_WORKER);
+    Ok(())
+}
+
+/// Runs in a process whose calls do not end.
+fn workers_that_hang() -> Outcome {
+    let (limit, port) = (limit()?, port()?);
+    in_threads(|| {
+        let permit = limit.acquire()?;
+        println!("calls the API");
+        call(port, b"slow")?;
+        drop(permit);
+        Ok(())
+    })
+}
+
+fn one_day() -> Outcome {
+    let api = Api::start()?;
+    let limit = limit()?;
+    let mut hanging = Child::spawn("workers that hang")?;
+    for _ in 0..WORKERS_PER_PROCESS {
+        hanging.next_line()?.ok_or("a worker has ended")?;
+    }
+    println!("Three workers of the first process call the API, and their calls hang.");
+    assert_eq!(limit.available()?, 0);
+    assert!(limit.try_acquire()?.is_none());
+
+    let mut others = Vec::new();
+    for _ in 0..3 {
+        others.push(Child::spawn("workers")?);
+    }
+    while limit.waiting()? < 9 {
+        thread::sleep(Duration::from_millis(2));
+    }
+    println!("Nine workers of three other processes wait for a permit.");
+
+    hanging.kill()?;
+    let killed = Instant::now();
+    let mut calls = 0;
+    for mut other in others {
+        let made = other.next_line()?.ok_or("a process has failed")?;
+        calls += made.parse::<u32>()?;
+        assert!(other.wait()?.success());
+    }
+    println!(
+        "The first process is killed. Its permits come back after {TTL:?}: {calls} calls are done \
+         {:.1} s later.",
+        killed.elapsed().as_secs_f64()
+    );
+    assert_eq!(calls, 9 * CALLS_PER_WORKER);
+    let most = api.most_at_a_time.load(Ordering::SeqCst);
+    assert_eq!(most, LIMIT, "the limit is used, and never exceeded");
+    assert_eq!(limit.available()?, LIMIT, "no permit is lost");
+    println!("The API never had more than {most} calls at a time.");
+    Ok(())
+}
+
+/// Runs `work` in a thread for each worker of this process.
+fn in_threads(work: impl Fn() -> Outcome + Sync) -> Outcome {
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..WORKERS_PER_PROCESS)
+            .map(|_| scope.spawn(&work))
+            .collect();
+        for worker in workers {
+            worker.join().expect("no worker panics")?;
+        }
+        Ok(())
+    })
+}
+
+fn port() -> Outcome<u16> {
+    Ok(connect()?.get(key("port"))?)
+}
+
+fn call(port: u16, what: &[u8; 4]) -> Outcome<[u8; 3]> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.write_all(what)?;
+    let mut status = [0; 3];
+    stream.read_exact(&mut status)?;
+    Ok(status)
+}
+
+/// The API of somebody else: it answers 429 to a call too many.
+struct Api {
+    calls: AtomicU32,
+    most_at_a_time: AtomicU32,
+}
+
+impl Api {
+    fn start() -> Outcome<&'static Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let () = connect()?.set(key("port"), listener.local_addr()?.port())?;
+        let api: &Self = Box::leak(Box::new(Self {
+            calls: AtomicU32::new(0),
+            most_at_a_time: AtomicU32::new(0),
+        }));
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                thread::spawn(move || api.serve(stream));
+            }
+        });
+        Ok(api)
+    }
+
+    /// Serves one call, which ends when the caller has its answer or is gone.
+    fn serve(&self, mut stream: TcpStream) {
+        let mut what = [0; 4];
+        if stream.read_exact(&mut what).is_err() {
+            return;
+        }
+        let calls = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most_at_a_time.fetch_max(calls, Ordering::SeqCst);
+        let is_slow = what == *b"slow";
+        if is_slow {
+            // Returns when the caller has closed the connection.
+            let _ = stream.read(&mut what);
+        } else {
+            thread::sleep(Duration::from_millis(10));
+        }
+        self.calls.fetch_sub(1, Ordering::SeqCst);
+        let status = if calls > LIMIT { b"429" } else { b"200" };
+        // A caller that is gone needs no answer.
+        let _ = stream.write_all(status);
+    }
+}
