@@ -238,10 +238,11 @@ pub(crate) fn check_ttl(ttl: Duration) -> Result<(), Error> {
 }
 
 fn check_renew_every(every: Duration, ttl: Duration) -> Result<(), Error> {
-    if every < Duration::from_millis(1) || every > validity(ttl) / 10 * 9 {
+    let longest = validity(ttl) / 10 * 9;
+    if every < Duration::from_millis(1) || every > longest {
         return wrong(format!(
-            "renew_every must be between 1 ms and nine tenths of the ttl ({ttl:?}), not {every:?}: \
-             a third of the ttl leaves time for two retries"
+            "renew_every must be between 1 ms and {longest:?} with a ttl of {ttl:?}, not \
+             {every:?}: a third of the ttl leaves time for two retries"
         ));
     }
     Ok(())

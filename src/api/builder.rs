@@ -180,7 +180,7 @@ impl ClientBuilder {
 
     /// Sets how often a held lease is renewed.
     ///
-    /// At most nine tenths of the ttl. Defaults to a third of the ttl, which leaves time for two
+    /// Less than nine tenths of the ttl. Defaults to a third of the ttl, which leaves time for two
     /// retries. A lock with a ttl of its own is renewed every third of that, unless the lock sets
     /// an interval too.
     pub fn renew_every(mut self, interval: Duration) -> Self {

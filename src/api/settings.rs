@@ -17,7 +17,7 @@ macro_rules! lock_settings {
 
             /// Sets how often a held lease is renewed.
             ///
-            /// At most nine tenths of the ttl. Defaults to a third of it.
+            /// Less than nine tenths of the ttl. Defaults to a third of it.
             #[must_use]
             pub fn renew_every(mut self, interval: ::std::time::Duration) -> Self {
                 self.$($settings)+.renew_every = Some(interval);

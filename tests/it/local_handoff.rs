@@ -681,7 +681,7 @@ fn a_lease_with_little_time_left_is_renewed_before_the_hand_off() {
     let client = client(&server);
     // Of the second in which a lease can be handed on, a third is over when this one is short.
     let ttl = ms(1_000);
-    let a = || client.mutex("a").ttl(ttl).renew_every(ms(900));
+    let a = || client.mutex("a").ttl(ttl).renew_every(ms(800));
     thread::scope(|scope| {
         let [one, two] = queue_behind_a_holder(scope, &server, &client, [a(), a()]);
         let one = guard_of(one);
