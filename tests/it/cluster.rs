@@ -504,8 +504,11 @@ fn assert_contenders_resume(trouble: MasterFailure) {
     let lost = lost.recv_timeout(ms(5_000));
     let lost = lost.unwrap_or_else(|_| {
         let (health, stats) = (client.health(), client.stats());
+        // A value here means that the replica has copied its master once more after the flush.
+        let of_dies = lock(&name_in_same_slot(&name, "dies"));
+        let value: RedisResult<Option<String>> = cluster.ask(replica, &["GET", &of_dies]);
         panic!(
-            "the loss is not reported; {:?}, {health:?}, {stats:?}",
+            "the loss is not reported; {:?}, {value:?}, {health:?}, {stats:?}",
             dies.remaining()
         )
     });
