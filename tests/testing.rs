@@ -419,6 +419,38 @@ fn what_the_server_is_not_is_refused_by_name() {
     assert!(error.to_string().contains("leasehold::testing"), "{error}");
 }
 
+/// The errors of Redis 7.0.
+#[test]
+fn numbers_in_arguments_are_read_as_redis_reads_them() {
+    let server = Server::start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    for (command, expected) in [
+        ("SELECT 15", None),
+        ("SELECT 16", Some("DB index is out of range")),
+        ("SELECT -1", Some("DB index is out of range")),
+        ("SELECT 01", Some("value is not an integer or out of range")),
+        ("EVAL return 0", None),
+        ("EVAL return -1", Some("Number of keys can't be negative")),
+        (
+            "EVAL return +0",
+            Some("value is not an integer or out of range"),
+        ),
+    ] {
+        let mut words = command.split(' ');
+        let mut command = redis::cmd(words.next().unwrap());
+        words.for_each(|word| {
+            command.arg(word);
+        });
+        let reply: redis::RedisResult<redis::Value> = command.query(&mut connection);
+        let error = reply.err().map(|error| error.to_string());
+        match expected {
+            Some(text) => assert!(error.unwrap_or_default().contains(text), "{text}"),
+            None => assert_eq!(error, None),
+        }
+    }
+}
+
 #[test]
 fn guards_may_be_dropped_after_their_server() {
     let server = Server::start();

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::keyspace::args::{not_an_integer, unknown_part, wrong_number};
+use super::database::DATABASES;
+use super::keyspace::args::{integer, unknown_part, wrong_number};
 use super::reply::Reply;
 use super::resp::Protocol;
 use super::state::State;
@@ -123,11 +124,13 @@ impl State {
         let [script, count, words @ ..] = args else {
             return Some(Reply::Error(wrong_number(verb)));
         };
-        let count = std::str::from_utf8(count)
-            .ok()
-            .and_then(|count| count.parse().ok());
-        let Some(count) = count else {
-            return Some(Reply::Error(not_an_integer()));
+        let count = match integer(count) {
+            Ok(count) => usize::try_from(count),
+            Err(error) => return Some(Reply::Error(error)),
+        };
+        let Ok(count) = count else {
+            let text = "ERR Number of keys can't be negative";
+            return Some(Reply::Error(text.into()));
         };
         let Some((keys, args)) = words.split_at_checked(count) else {
             let text = "ERR Number of keys can't be greater than number of args";
@@ -217,14 +220,13 @@ impl State {
             return;
         };
         connection.protocol = protocol.unwrap_or(connection.protocol);
-        let version = match connection.protocol {
-            Protocol::Resp2 => 2,
-            Protocol::Resp3 => 3,
-        };
         let items = [
             (Reply::bulk("server"), Reply::bulk("redis")),
             (Reply::bulk("version"), Reply::bulk(VERSION)),
-            (Reply::bulk("proto"), Reply::Int(version)),
+            (
+                Reply::bulk("proto"),
+                Reply::Int(connection.protocol.version()),
+            ),
             (
                 Reply::bulk("id"),
                 Reply::count(usize::try_from(id).unwrap_or(0)),
@@ -243,16 +245,16 @@ impl State {
     }
 
     fn select(&mut self, id: u64, number: &[u8]) -> Reply {
-        let number = std::str::from_utf8(number)
-            .ok()
-            .and_then(|number| number.parse().ok());
+        let number = match integer(number) {
+            Ok(number) => u32::try_from(number).ok(),
+            Err(error) => return Reply::Error(error),
+        };
         match (number, self.connections.get_mut(&id)) {
-            (Some(number), Some(connection)) if number < super::database::DATABASES => {
+            (Some(number), Some(connection)) if number < DATABASES => {
                 connection.database = number;
                 Reply::OK
             }
-            (Some(_), _) => Reply::Error("ERR DB index is out of range".into()),
-            (None, _) => Reply::Error(not_an_integer()),
+            _ => Reply::Error("ERR DB index is out of range".into()),
         }
     }
 
@@ -278,10 +280,7 @@ impl State {
             let name = String::from_utf8_lossy(&connection.name);
             let flags = if connection.channels > 0 { "P" } else { "N" };
             let (database, channels) = (connection.database, connection.channels);
-            let resp = match connection.protocol {
-                Protocol::Resp2 => 2,
-                Protocol::Resp3 => 3,
-            };
+            let resp = connection.protocol.version();
             let _ = writeln!(
                 list,
                 "id={id} name={name} flags={flags} db={database} sub={channels} resp={resp}"

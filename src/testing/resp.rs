@@ -69,6 +69,13 @@ pub(super) enum Protocol {
 }
 
 impl Protocol {
+    pub(super) const fn version(self) -> i64 {
+        match self {
+            Self::Resp2 => 2,
+            Self::Resp3 => 3,
+        }
+    }
+
     pub(super) fn write(self, reply: &Reply, out: &mut Vec<u8>) {
         match reply {
             Reply::Status(text) => line('+', text, out),

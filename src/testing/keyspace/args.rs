@@ -10,7 +10,7 @@ pub(super) fn parse_integer(arg: &[u8]) -> Option<i64> {
     (number.to_string().as_bytes() == arg).then_some(number)
 }
 
-pub(super) fn integer(arg: &[u8]) -> Result<i64, String> {
+pub(crate) fn integer(arg: &[u8]) -> Result<i64, String> {
     parse_integer(arg).ok_or_else(not_an_integer)
 }
 
@@ -71,7 +71,7 @@ pub(super) fn syntax() -> String {
     "ERR syntax error".to_owned()
 }
 
-pub(crate) fn not_an_integer() -> String {
+fn not_an_integer() -> String {
     "ERR value is not an integer or out of range".to_owned()
 }
 
