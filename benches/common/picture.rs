@@ -2,24 +2,22 @@
 
 use std::path::Path;
 
-use plotters::coord::Shift;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::text_anchor::HPos;
 
 use super::Spread;
+use super::legend::Legend;
+use super::pen::{
+    Area, FAINT, GRID, INK, LARGE, MARK, NORMAL, OTHERS, OURS, circle, line, rectangle, text,
+};
 
-const WIDTH: i32 = 900;
-const LEFT: i32 = 250;
+/// The width of a page of text. Wider pictures would be scaled down, and their text with them.
+const WIDTH: i32 = 700;
 /// The right end of the plot; values are written after it.
-const RIGHT: i32 = 730;
-const ROW: i32 = 26;
-
-const INK: RGBColor = RGBColor(31, 41, 55);
-const FAINT: RGBColor = RGBColor(107, 114, 128);
-const GRID: RGBColor = RGBColor(229, 231, 235);
-const OURS: RGBColor = RGBColor(14, 116, 144);
-const OTHERS: RGBColor = RGBColor(156, 163, 175);
-const MARK: RGBColor = RGBColor(190, 18, 60);
+const RIGHT: i32 = 510;
+const ROW: i32 = 28;
+/// The width of a character of `NORMAL` size, on average.
+const CHARACTER: i32 = 7;
 
 /// Panels, one below the other, each with its own scale.
 pub(crate) struct Picture {
@@ -117,23 +115,30 @@ impl Panel {
         62 + ROW * i32::try_from(self.rows.len()).expect("a few rows")
     }
 
-    fn scale(&self) -> Scale {
+    fn scale(&self, left: i32) -> Scale {
         let values: Vec<f64> = self.rows.iter().flat_map(Row::values).collect();
         let most = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
         let is_range = |row: &Row| matches!(row.shape, Shape::Range(_));
-        match self.rows.iter().any(is_range) {
+        let kind = match self.rows.iter().any(is_range) {
             true => {
                 let above_zero = values.into_iter().filter(|value| *value > 0.0);
                 let least = above_zero.fold(most, f64::min);
-                Scale::Powers(least.log10().floor(), most.log10().ceil())
+                Kind::Powers(least.log10().floor(), most.log10().ceil())
             }
             // Leaves room: a bar that reaches the end would look cut off.
-            false => Scale::Even(most * 1.04),
-        }
+            false => Kind::Even(most * 1.04),
+        };
+        Scale { left, kind }
     }
 }
 
-enum Scale {
+struct Scale {
+    /// The left end of the plot.
+    left: i32,
+    kind: Kind,
+}
+
+enum Kind {
     /// From 0 to this value.
     Even(f64),
     /// Between these powers of ten.
@@ -142,56 +147,81 @@ enum Scale {
 
 impl Scale {
     fn x(&self, value: f64) -> i32 {
-        let part = match self {
-            Self::Even(most) => value / most,
-            Self::Powers(least, most) => {
+        let part = match &self.kind {
+            Kind::Even(most) => value / most,
+            Kind::Powers(least, most) => {
                 (value.max(1e-9).log10() - least) / (most - least).max(1.0)
             }
         };
-        LEFT + (part.clamp(0.0, 1.0) * f64::from(RIGHT - LEFT)).round() as i32
+        let width = f64::from(RIGHT - self.left);
+        self.left + (part.clamp(0.0, 1.0) * width).round() as i32
     }
 
     fn ticks(&self) -> Vec<f64> {
-        match self {
-            Self::Even(most) => {
-                // The step of 1, 2 or 5 times a power of ten that gives at most six ticks.
-                let power = 10f64.powf((most / 6.0).log10().floor());
+        match &self.kind {
+            Kind::Even(most) => {
+                // The step of 1, 2 or 5 times a power of ten that gives at most five ticks.
+                let power = 10f64.powf((most / 5.0).log10().floor());
                 let step = [1.0, 2.0, 5.0, 10.0].map(|n| n * power);
-                let step = step.into_iter().find(|step| most / step <= 6.0);
+                let step = step.into_iter().find(|step| most / step <= 5.0);
                 let step = step.unwrap_or(*most);
                 (0..=(most / step) as u32)
                     .map(|n| f64::from(n) * step)
                     .collect()
             }
-            Self::Powers(least, most) => (*least as i32..=*most as i32)
+            Kind::Powers(least, most) => (*least as i32..=*most as i32)
                 .map(|power| 10f64.powi(power))
                 .collect(),
         }
     }
 }
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-
 impl Picture {
     pub(crate) fn draw(&self, path: &Path) {
-        let height = 52 + self.panels.iter().map(Panel::height).sum::<i32>();
+        let panels = self.panels.iter().map(Panel::height).sum::<i32>();
+        let legend = self.legend();
+        let height = 52 + panels + legend.height();
         let size = (WIDTH.unsigned_abs(), height.unsigned_abs());
         let area = SVGBackend::new(path, size).into_drawing_area();
         area.fill(&WHITE).expect("the file can be written");
-        text(&area, &self.title, (20, 28), 19, INK, HPos::Left);
+        text(&area, &self.title, (20, 28), LARGE, INK, HPos::Left);
+        let left = self.left();
         let mut top = 52;
         for panel in &self.panels {
-            panel.draw(&area, top);
+            panel.draw(&area, left, top);
             top += panel.height();
         }
+        legend.draw(&area, top);
         area.present().expect("the file can be written");
     }
 }
 
+impl Picture {
+    /// Returns where the plots begin: behind the longest label.
+    fn left(&self) -> i32 {
+        let rows = self.panels.iter().flat_map(|panel| &panel.rows);
+        let longest = rows.map(|row| row.label.chars().count()).max().unwrap_or(0);
+        (i32::try_from(longest).expect("a short label") * CHARACTER + 30).clamp(100, 340)
+    }
+
+    fn has(&self, is: impl Fn(&Row) -> bool) -> bool {
+        self.panels.iter().flat_map(|panel| &panel.rows).any(is)
+    }
+
+    fn legend(&self) -> Legend {
+        Legend {
+            ours: self.has(|row| row.is_ours),
+            ranges: self.has(|row| matches!(row.shape, Shape::Range(_))),
+            bars: self.has(|row| matches!(row.shape, Shape::Bar(_))),
+            targets: self.has(|row| matches!(row.mark, Some((Some(_), _)))),
+        }
+    }
+}
+
 impl Panel {
-    fn draw(&self, area: &Area<'_>, top: i32) {
-        let scale = self.scale();
-        text(area, &self.title, (20, top + 10), 14, FAINT, HPos::Left);
+    fn draw(&self, area: &Area<'_>, left: i32, top: i32) {
+        let scale = self.scale(left);
+        text(area, &self.title, (20, top + 10), NORMAL, FAINT, HPos::Left);
         let first = top + 26;
         let bottom = first + ROW * i32::try_from(self.rows.len()).expect("a few rows");
         for tick in scale.ticks() {
@@ -201,25 +231,26 @@ impl Panel {
                 area,
                 &short(tick),
                 (x, bottom + 11),
-                12,
+                NORMAL,
                 FAINT,
                 HPos::Center,
             );
         }
         for (row, n) in self.rows.iter().zip(0..) {
-            row.draw(area, &scale, first + n * ROW);
+            row.draw(area, &scale, left, first + n * ROW);
         }
     }
 }
 
 impl Row {
-    fn draw(&self, area: &Area<'_>, scale: &Scale, top: i32) {
+    fn draw(&self, area: &Area<'_>, scale: &Scale, left: i32, top: i32) {
         let color = if self.is_ours { OURS } else { OTHERS };
         let middle = top + ROW / 2;
-        text(area, &self.label, (LEFT - 10, middle), 13, INK, HPos::Right);
+        let label = (left - 10, middle);
+        text(area, &self.label, label, NORMAL, INK, HPos::Right);
         let said = match &self.shape {
             Shape::Bar(spread) => {
-                let corners = [(LEFT, top + 5), (scale.x(spread.median), top + ROW - 5)];
+                let corners = [(left, top + 5), (scale.x(spread.median), top + ROW - 5)];
                 rectangle(area, corners, color);
                 let ends = [
                     (scale.x(spread.low), middle),
@@ -239,13 +270,13 @@ impl Row {
             Shape::Nothing(why) => why.clone(),
         };
         let color = if self.is_ours { INK } else { FAINT };
-        text(area, &said, (RIGHT + 12, middle), 12, color, HPos::Left);
+        text(area, &said, (RIGHT + 12, middle), NORMAL, color, HPos::Left);
         if let Some((at, what)) = &self.mark {
             if let Some(at) = at {
                 let x = scale.x(*at);
                 line(area, [(x, top + 1), (x, top + ROW - 1)], MARK, 2);
             }
-            text(area, what, (WIDTH - 20, middle), 12, MARK, HPos::Right);
+            text(area, what, (WIDTH - 12, middle), NORMAL, MARK, HPos::Right);
         }
     }
 }
@@ -268,26 +299,4 @@ fn trim(digits: String) -> String {
         .trim_end_matches('0')
         .trim_end_matches('.')
         .to_owned()
-}
-
-fn text(area: &Area<'_>, what: &str, at: (i32, i32), size: i32, color: RGBColor, side: HPos) {
-    let style = ("sans-serif", size).into_font().color(&color);
-    let style = style.pos(Pos::new(side, VPos::Center));
-    let drawn = area.draw(&Text::new(what.to_owned(), at, style));
-    drawn.expect("the file can be written");
-}
-
-fn line(area: &Area<'_>, ends: [(i32, i32); 2], color: RGBColor, width: u32) {
-    let drawn = area.draw(&PathElement::new(ends, color.stroke_width(width)));
-    drawn.expect("the file can be written");
-}
-
-fn rectangle(area: &Area<'_>, corners: [(i32, i32); 2], color: RGBColor) {
-    let drawn = area.draw(&Rectangle::new(corners, color.filled()));
-    drawn.expect("the file can be written");
-}
-
-fn circle(area: &Area<'_>, at: (i32, i32), radius: i32, color: RGBColor) {
-    let drawn = area.draw(&Circle::new(at, radius, color.filled()));
-    drawn.expect("the file can be written");
 }
