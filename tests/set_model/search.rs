@@ -1,0 +1,233 @@
+//! A breadth-first search through all states, and a search for cycles among them.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::rules::{Broken, CLIENTS, Rules};
+use crate::state::{Phase, Reply, State, owner};
+use crate::steps::{Step, client_of, each_next};
+
+type Found = Result<(), (Broken, Vec<Step>)>;
+
+/// All states, and the steps between them.
+struct Graph {
+    states: Vec<State>,
+    /// For each state, the one before it on a shortest way from the start.
+    before: Vec<(usize, Option<Step>)>,
+    steps: Vec<Vec<(Step, usize)>>,
+}
+
+impl Graph {
+    fn way_to(&self, mut at: usize) -> Vec<Step> {
+        let mut way = Vec::new();
+        while let (before, Some(step)) = self.before[at] {
+            way.push(step);
+            at = before;
+        }
+        way.reverse();
+        way
+    }
+}
+
+/// Searches all states; returns a broken promise and the shortest sequence of steps to it.
+pub(crate) fn holds(rules: &Rules, start: State) -> Found {
+    explore(rules, start).map(|_| ())
+}
+
+fn explore(rules: &Rules, start: State) -> Result<Graph, (Broken, Vec<Step>)> {
+    let mut known: HashMap<State, usize, BuildHasherDefault<Mixed>> = HashMap::default();
+    let mut graph = Graph {
+        states: vec![start],
+        before: vec![(0, None)],
+        steps: Vec::new(),
+    };
+    known.insert(start, 0);
+    let mut now = 0;
+    while now < graph.states.len() {
+        let state = graph.states[now];
+        let mut steps = Vec::new();
+        each_next(&state, rules, |step, next| {
+            let at = *known.entry(next).or_insert_with(|| {
+                graph.states.push(next);
+                graph.before.push((now, Some(step)));
+                graph.states.len() - 1
+            });
+            steps.push((step, at));
+        });
+        let is_stuck = steps.is_empty() && state.anybody_waits();
+        let deadlock = is_stuck.then_some(Broken::Deadlock);
+        if let Some(broken) = state.broken(rules).or(deadlock) {
+            return Err((broken, graph.way_to(now)));
+        }
+        graph.steps.push(steps);
+        now += 1;
+    }
+    println!("{} states", graph.states.len());
+    Ok(graph)
+}
+
+fn acquires(step: Step) -> bool {
+    matches!(
+        step,
+        Step::Reads(_, Reply::Granted) | Step::ReadsGrant(_) | Step::Enters(_, true)
+    )
+}
+
+/// Searches for steps that go round for ever although nobody acquires anything.
+pub(crate) fn never_goes_round(rules: &Rules, start: State) -> Found {
+    let graph = explore(rules, start)?;
+    let found = cycle(&graph, |_| true, |step| !acquires(step), |_| true);
+    result(&graph, found, Broken::GoesRound)
+}
+
+/// Searches for steps that go round for ever while the first client wants its set.
+pub(crate) fn first_never_starves(rules: &Rules, start: State) -> Found {
+    let graph = explore(rules, start)?;
+    let is_first = |step: Step| client_of(step) == Some(0);
+    let goes_on = |step: Step| !matches!(step, Step::Reads(id, Reply::Granted) if owner(id) == 0);
+    let found = cycle(&graph, |_| true, goes_on, is_first);
+    // It can do nothing, and others go on.
+    let waits = |at: usize| {
+        let is_waiting = matches!(graph.states[at].phases[0], Phase::Waiting(..));
+        is_waiting && !graph.steps[at].iter().any(|(step, _)| is_first(*step))
+    };
+    let found = found.or_else(|| cycle(&graph, waits, goes_on, |_| true));
+    result(&graph, found, Broken::Starves)
+}
+
+fn result(graph: &Graph, found: Option<usize>, broken: Broken) -> Found {
+    match found {
+        Some(at) => Err((broken, graph.way_to(at))),
+        None => Ok(()),
+    }
+}
+
+/// The steps on the cycles among states that can all be reached from each other.
+#[derive(Clone, Copy, Default)]
+struct Round {
+    is_wanted: bool,
+    /// Whether each client takes a step there, or has none that it must take in one of the
+    /// states.
+    is_fair: [bool; CLIENTS],
+}
+
+/// Returns a state on a cycle of `states` along `steps`, one of which is `wanted`.
+///
+/// Only cycles count on which every client takes a step, unless it need not in one of the states.
+fn cycle(
+    graph: &Graph,
+    states: impl Fn(usize) -> bool,
+    steps: impl Fn(Step) -> bool,
+    wanted: impl Fn(Step) -> bool,
+) -> Option<usize> {
+    let edges: Vec<Vec<(Step, usize)>> = (0..graph.states.len())
+        .map(|from| {
+            let all = graph.steps[from].iter().copied();
+            let there = all.filter(|(step, to)| states(from) && states(*to) && steps(*step));
+            there.collect()
+        })
+        .collect();
+    let components = components(&edges);
+    let mut rounds = vec![Round::default(); graph.states.len()];
+    for (from, edges) in edges.iter().enumerate() {
+        let round = &mut rounds[components[from]];
+        for (client, is_fair) in round.is_fair.iter_mut().enumerate() {
+            let mut all = graph.steps[from].iter();
+            let must_act = graph.states[from].phases[client] != Phase::Out;
+            *is_fair |= !must_act || !all.any(|(step, _)| client_of(*step) == Some(client));
+        }
+        for (step, _) in edges
+            .iter()
+            .filter(|(_, to)| components[from] == components[*to])
+        {
+            round.is_wanted |= wanted(*step);
+            if let Some(client) = client_of(*step) {
+                round.is_fair[client] = true;
+            }
+        }
+    }
+    (0..edges.len()).find(|from| {
+        let round = rounds[components[*from]];
+        round.is_wanted && round.is_fair == [true; CLIENTS]
+    })
+}
+
+/// Returns for each state the number of its strongly connected component (Tarjan 1972).
+fn components(edges: &[Vec<(Step, usize)>]) -> Vec<usize> {
+    const NEW: usize = usize::MAX;
+    let mut index = vec![NEW; edges.len()];
+    let mut low = vec![NEW; edges.len()];
+    let mut component = vec![NEW; edges.len()];
+    let (mut open, mut count, mut components) = (Vec::new(), 0, 0);
+    for root in 0..edges.len() {
+        let mut path = match index[root] {
+            NEW => vec![(root, 0)],
+            _ => Vec::new(),
+        };
+        while let Some((at, next)) = path.last_mut() {
+            let at = *at;
+            if index[at] == NEW {
+                (index[at], low[at]) = (count, count);
+                count += 1;
+                open.push(at);
+            }
+            if let Some((_, to)) = edges[at].get(*next) {
+                *next += 1;
+                if index[*to] == NEW {
+                    path.push((*to, 0));
+                } else if component[*to] == NEW {
+                    low[at] = low[at].min(index[*to]);
+                }
+                continue;
+            }
+            path.pop();
+            if let Some((before, _)) = path.last() {
+                low[*before] = low[*before].min(low[at]);
+            }
+            if low[at] == index[at] {
+                loop {
+                    let member = open.pop().expect("the state is open");
+                    component[member] = components;
+                    if member == at {
+                        break;
+                    }
+                }
+                components += 1;
+            }
+        }
+    }
+    component
+}
+
+/// A hash for small fields: much faster than the standard library's in a debug build.
+#[derive(Default)]
+struct Mixed(u64);
+
+impl Hasher for Mixed {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u8(*byte);
+        }
+    }
+
+    fn write_u8(&mut self, number: u8) {
+        self.write_u64(number.into());
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let mixed = (self.0.rotate_left(23) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ mixed >> 32;
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    fn write_isize(&mut self, number: isize) {
+        self.write_u64(number as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
