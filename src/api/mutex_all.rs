@@ -23,10 +23,10 @@ use crate::protocol::primitive::Primitive;
 ///
 /// # All or none
 ///
-/// On one server, with Sentinel, and on each server of a quorum, one script acquires all names. No
-/// client ever sees part of a set acquired, and calls cannot deadlock, whatever order they name the
-/// names in. In a cluster this holds for names in the same slot; give them the same hash tag, as in
-/// `{order:7}:stock` and `{order:7}:bill`.
+/// On one server, with Sentinel, and on each server of a quorum, one script acquires all names.
+/// Sets cannot deadlock with each other, whatever order they name the names in. In a cluster this
+/// holds for names in the same slot; give them the same hash tag, as in `{order:7}:stock` and
+/// `{order:7}:bill`.
 ///
 /// In a cluster, names in several slots are acquired slot by slot, in the order of the slots. If a
 /// slot refuses, the call releases what it got from the earlier ones. This cannot deadlock either,
@@ -38,9 +38,28 @@ use crate::protocol::primitive::Primitive;
 ///
 /// # Waiting
 ///
-/// A waiting call holds none of the names. It waits for the name that blocked it, and retries the
-/// whole set when that name is released. If each name of a set is in constant demand, the call may
-/// wait for long.
+/// A set that is refused joins the queue of the name that refused it: the queue in which calls for
+/// a [`FairMutex`](crate::FairMutex) of that name wait. When it is granted that name, it asks for
+/// all names again. From then on it goes through its names in ascending order, and *keeps* the
+/// lower ones while it waits in the queue of the next. So it waits at most for the queues of its
+/// names, one after the other, however busy they are.
+///
+/// The cost for other calls:
+///
+/// - A name that a waiting set keeps is held: other calls find it taken and wait for it, although
+///   no guard exists. [`Client::list`](crate::Client::list) shows it like any other lease.
+/// - A set keeps names for at most 5 s. Then it passes them on, and stays in the queue in which it
+///   waits. A thread that holds a name and then locks a lower one could wait for ever for a set
+///   that waits for the name it holds; this way it gets the lower name within 5 s.
+/// - A process that is killed while its set waits keeps the names for at most 3 s.
+///
+/// If a queue takes longer than 5 s, the set still gets its turn there. But if a lower name is
+/// taken by then, the set passes on what it has and goes through its names again. So its wait has
+/// no bound if holders of its names regularly keep it waiting for 5 s.
+///
+/// Over a quorum, and for names in several slots of a cluster, there is no such queue. The call
+/// then holds none of the names while it waits, and tries all of them again when the name that
+/// refused it is released. It may wait for long if every name is in constant demand.
 ///
 /// # Loss
 ///

@@ -20,8 +20,9 @@
 //! - **Failed attempts are undone.** An acquire that got no reply is released under its own holder
 //!   id, so the undo cannot touch a later lease.
 //! - **All or none.** [`mutex_all`](crate::Client::mutex_all) acquires several names in one step.
-//!   Callers cannot deadlock, whatever order they name them in, and a waiting call holds none of
-//!   the names. In a cluster there is one step for [each slot](crate::MutexAll#all-or-none).
+//!   Callers cannot deadlock, whatever order they name them in, and a set gets its turn however
+//!   busy its names are: see [`MutexAll`](crate::MutexAll#waiting). In a cluster there is one step
+//!   for [each slot](crate::MutexAll#all-or-none).
 //! - **First come, first served.** [`fair_mutex`](crate::Client::fair_mutex) grants the lock in the
 //!   order of the requests, across all processes. A process that is killed while it waits delays
 //!   nobody. One that is stopped or cut off delays the others by at most 3 s, a lost message by at

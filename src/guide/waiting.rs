@@ -7,11 +7,12 @@
 //! | [`Mutex`] | first come, first served | the first to ask after a release |
 //! | [`FairMutex`] | first come, first served | first come, first served |
 //! | [`Semaphore`] | first come, first served | first come, first served |
-//! | [`MutexAll`] | none | none: see [several names](crate::guide::several_names) |
+//! | [`MutexAll`] | the queue of each name | the queue of each name, one after the other |
 //!
-//! A fair lock and a plain one with the same name are one lock, but plain calls ignore the queue of
-//! the fair one. [`FairMutex`] describes the queue, and what a process that dies in it costs the
-//! others. `try_lock` never waits; on a plain lock it may overtake calls that do.
+//! A set waits in the same queues as fair locks of its names; [`MutexAll`] describes what it keeps
+//! while it waits. A fair lock and a plain one with the same name are one lock, but plain calls
+//! ignore the queue of the fair one. [`FairMutex`] describes the queue, and what a process that
+//! dies in it costs the others. `try_lock` never waits; on a plain lock it may overtake calls that do.
 //!
 //! # How a call waits
 //!

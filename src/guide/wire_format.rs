@@ -4,10 +4,10 @@
 //!
 //! | key or channel | type | contents |
 //! |---|---|---|
-//! | `lock:x` | string with a ttl | the holder id, `<owner>:<uuid>`; the key exists while the lock is held |
+//! | `lock:x` | string with a ttl | the holder id, `<owner>:<uuid>`; the key exists while the lock is held, or kept by a set that waits |
 //! | `leasehold:fence:{lock:x}` | string, expires after a day | the last fencing token |
 //! | `lock_release:x` | channel | a message for each release: the holder id |
-//! | `leasehold:queue:{lock:x}` | list | the queue of a fair lock: holder ids in order of arrival |
+//! | `leasehold:queue:{lock:x}` | list | the queue of fair locks and sets: holder ids in order of arrival |
 //! | `leasehold:places:{lock:x}` | hash | of each entry of the queue: when it was refreshed last, and where its grant is sent |
 //! | `leasehold:permits:{lock:x}` | sorted set | of the semaphore `x`: its holders, see below |
 //! | `leasehold:permits-fence:…`, `…-queue:…`, `…-places:…` | | as those of a lock |

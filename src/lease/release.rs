@@ -147,7 +147,7 @@ impl RecentReleases {
 mod tests {
     use super::*;
     use crate::name::Name;
-    use crate::protocol::all::MutexAllKeys;
+    use crate::protocol::all::{Layout, MutexAllKeys};
     use crate::protocol::mutex::MutexKeys;
     use std::time::Duration;
 
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(released.take(|_| true).len(), RecentReleases::MOST);
         assert!(released.take(|_| true).is_empty());
         let names = ["a", "b"].map(Name::from).to_vec();
-        let two = MutexAllKeys::of(names, "lock:", "r:", false);
+        let two = MutexAllKeys::of(names, "lock:", "r:", Layout::OneServer);
         for keys in [&two, &two, &keys] {
             released.note(Release::new(Arc::clone(keys), id.clone(), until));
         }

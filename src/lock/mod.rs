@@ -6,6 +6,7 @@ pub(crate) mod list;
 mod place;
 pub(crate) mod release;
 pub(crate) mod renew;
+mod set_place;
 pub(crate) mod shutdown;
 mod silence;
 mod wait;

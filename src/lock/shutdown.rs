@@ -74,7 +74,9 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     }
     // Even with a short `within`, the steps that wait for no reply have time to complete.
     let last = deadline.max(Instant::now().after(runtime.deployment.command_timeout()));
-    for (keys, id) in runtime.waiters.fair_queues.leave_all() {
+    let mut places = runtime.waiters.fair_queues.leave_all();
+    places.extend(runtime.waiters.sets.leave_all());
+    for (keys, id) in places {
         runtime.release(Release::new(keys, id, last));
     }
     let woken = runtime.waiters.wake_all();

@@ -173,7 +173,7 @@ impl WaitingCall<'_> {
         // becomes live later wakes this call to try again.
         let subscription = self.ensure_subscribed()?;
         let is_subscribed = subscription.is_some_and(|subscription| subscription.hears_since(now));
-        if self.place.is_some() {
+        if self.place.is_some() || self.set_place.is_some() {
             // The place says how long to sleep.
             return Ok(TimedOut(None));
         }
@@ -190,9 +190,10 @@ impl WaitingCall<'_> {
     /// Tries Redis once, and records its reply.
     fn try_once(&mut self, now: Instant) -> Result<Tried, Over> {
         let others_wait = self.about_to_try(now);
-        let tried = match &self.place {
-            Some(place) => place.enter(),
-            None => self.attempt.try_once(self.attempt.tokens(others_wait)),
+        let tried = match (&self.place, &self.set_place) {
+            (Some(place), _) => place.enter(),
+            (None, Some(set)) => set.ask(),
+            (None, None) => self.attempt.try_once(self.attempt.tokens(others_wait)),
         };
         match tried {
             Ok((Attempted::Acquired(hold), _)) => Err(Over(Ok(Some(hold)))),

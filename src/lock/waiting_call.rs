@@ -10,6 +10,7 @@ use crate::lease::held::HeldLease;
 use crate::lock::attempt::{Attempt, SPLIT_VOTE_BACKOFF};
 use crate::lock::place::Place;
 use crate::lock::release::pass_on_unclaimed;
+use crate::lock::set_place::SetPlace;
 use crate::logging;
 use crate::queue::answers::{Answers, Span};
 use crate::queue::local::QueueTicket;
@@ -44,7 +45,6 @@ impl From<Error> for Over {
 /// A call waiting for a lock.
 ///
 /// A call for several names waits in the queue of one of them at a time: the name that was refused.
-/// Two such calls therefore never wait for each other.
 pub(crate) struct WaitingCall<'a> {
     pub(crate) attempt: &'a Attempt<'a>,
     /// Index of the name in whose queue the call waits.
@@ -53,6 +53,8 @@ pub(crate) struct WaitingCall<'a> {
     pub(crate) local: Option<QueueTicket<'a>>,
     /// `None` if the lock has no queue in Redis.
     pub(crate) place: Option<Place<'a>>,
+    /// `None` unless the lock has several names with queues in Redis.
+    pub(crate) set_place: Option<SetPlace<'a>>,
     subscription: Option<Subscription<'a>>,
     /// Refusals by Redis in this call, if it has no place.
     pub(crate) refusals: u32,
@@ -75,6 +77,7 @@ impl<'a> WaitingCall<'a> {
             name_index: 0,
             local: None,
             place: None,
+            set_place: (attempt.keys.set_queues()).map(|queues| SetPlace::new(attempt, queues)),
             subscription: None,
             refusals: 0,
             moves: 0,
@@ -110,7 +113,9 @@ impl<'a> WaitingCall<'a> {
     fn queues(&self) -> impl Iterator<Item = &dyn Queue> {
         let local = self.local.as_ref().map(|ticket| ticket as &dyn Queue);
         let place = self.place.as_ref().map(|place| &place.ticket as &dyn Queue);
-        local.into_iter().chain(place)
+        let set = self.set_place.as_ref();
+        let set = set.map(|place| &place.ticket as &dyn Queue);
+        local.into_iter().chain(place).chain(set)
     }
 
     /// The first queue, whose answers count at the deadline. All have the same parker.
@@ -134,6 +139,9 @@ impl<'a> WaitingCall<'a> {
         self.moves = self.moves.saturating_add(1);
         self.name_index = name;
         self.subscription = None;
+        if self.set_place.is_some() {
+            return true;
+        }
         self.update_answers(Answers::answered);
         // Leaving the old queue wakes the next waiter there, which then tries Redis.
         self.join_local_queue(false);

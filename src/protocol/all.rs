@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::holder::HolderId;
 use crate::name::Name;
-use crate::protocol::keys::Keys;
+use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex::{self, MutexKeys};
-use crate::protocol::primitive::{Acquire, Primitive};
+use crate::protocol::primitive::{Acquire, AcquireSet, NewPlace, Primitive, SetQueues};
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
@@ -17,13 +17,46 @@ pub(super) static ACQUIRE_ALL: Script =
 pub(super) static PROPOSE_ALL: Script = script!("propose_all", "get pttl set del", "last_token");
 pub(super) static RELEASE_ALL: Script =
     script!("release_all", "get del pttl pexpire set", "rewrite");
+/// Makes a script of the queues of several locks.
+macro_rules! queues_script {
+    ($name:literal, $commands:literal) => {
+        script!(
+            $name,
+            concat!(
+                "time get set del pttl lindex lpop lrem hget hset hdel",
+                $commands
+            ),
+            "last_token",
+            "now",
+            "each_name",
+            "admit_lock",
+            "queue"
+        )
+    };
+}
+
+pub(super) static ENTER_ALL: Script = queues_script!("queue_enter_all", " pexpire rpush");
+pub(super) static LEAVE_ALL: Script = queues_script!("queue_release_all", "");
 pub(super) static RENEW_ALL: Script = script!("renew_all", "get pttl pexpire set del", "rewrite");
 
 /// The keys and calls of a [`MutexAll`](crate::MutexAll).
 #[derive(Debug)]
 pub(crate) struct MutexAllKeys {
     keys: Keys,
+    /// The fences, the queues and the places of the names; empty if they have no queues that a
+    /// script of this lock can use.
+    queues: Vec<Vec<u8>>,
     slots: Vec<Arc<dyn Primitive>>,
+}
+
+/// The place of a lock's keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    OneServer,
+    /// Spread over the slots of a cluster.
+    Slots,
+    /// On each server of a quorum, without queues.
+    Quorum,
 }
 
 impl MutexAllKeys {
@@ -32,15 +65,15 @@ impl MutexAllKeys {
         mut names: Vec<Name>,
         key_prefix: &str,
         channel_prefix: &str,
-        is_cluster: bool,
+        layout: Layout,
     ) -> Arc<dyn Primitive> {
         // Sorted, so that every client tries them in the same order.
         names.sort_unstable();
         names.dedup();
         let keys_of = |names: &[Name]| Keys::of(names, key_prefix, channel_prefix);
-        let part_of = |names: &[Name]| Self::part(keys_of(names));
+        let part_of = |names: &[Name]| Self::part(keys_of(names), layout);
         let mut slots = Vec::new();
-        if is_cluster {
+        if layout == Layout::Slots {
             let slot = |name: &Name| keys_of(slice::from_ref(name)).key(0).slot();
             names.sort_by_cached_key(slot);
             slots = names
@@ -52,20 +85,29 @@ impl MutexAllKeys {
             0 | 1 => part_of(&names),
             _ => Arc::new(Self {
                 keys: keys_of(&names),
+                queues: Vec::new(),
                 slots,
             }),
         }
     }
 
     /// Returns the lock of names that one script call can acquire.
-    fn part(keys: Keys) -> Arc<dyn Primitive> {
-        match keys.names.len() {
-            1 => MutexKeys::of(keys),
-            _ => Arc::new(Self {
-                keys,
-                slots: Vec::new(),
-            }),
+    fn part(keys: Keys, layout: Layout) -> Arc<dyn Primitive> {
+        if keys.names.len() == 1 {
+            return MutexKeys::of(keys);
         }
+        let mut queues = Vec::new();
+        if layout != Layout::Quorum {
+            queues.extend(keys.fences.iter().cloned());
+            for kind in ["queue", "places"] {
+                queues.extend(keys.locks.iter().map(|lock| sibling_key(lock, kind)));
+            }
+        }
+        Arc::new(Self {
+            keys,
+            queues,
+            slots: Vec::new(),
+        })
     }
 }
 
@@ -85,16 +127,33 @@ impl Primitive for MutexAllKeys {
 
     fn release<'a>(&'a self, value: &'a [u8], _: bool) -> Call<'a> {
         let verb = Verb::Release { counts: false };
-        let keys: [&[Vec<u8>]; 2] = [&self.keys.locks, &[]];
-        Call::new(verb, &RELEASE_ALL, keys, [Arg::Bytes(value)]).followed_by(&self.keys.channels)
+        let (locks, channels) = (&self.keys.locks, &self.keys.channels);
+        if self.queues.is_empty() {
+            let keys: [&[Vec<u8>]; 2] = [locks, &[]];
+            return Call::new(verb, &RELEASE_ALL, keys, [Arg::Bytes(value)]).followed_by(channels);
+        }
+        Call::new(verb, &LEAVE_ALL, [locks, &self.queues], [Arg::Bytes(value)])
+            .followed_by(channels)
     }
 
     fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
-        mutex::undo(&self.keys, arguments)
+        if self.queues.is_empty() {
+            return mutex::undo(&self.keys, arguments);
+        }
+        let verb = Verb::Undo(self.keys.undone_ids(arguments));
+        let keys: [&[Vec<u8>]; 2] = [&self.keys.locks, &self.queues];
+        Call::new(verb, &LEAVE_ALL, keys, []).followed_by(arguments)
     }
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
         mutex::renew(&self.keys, &RENEW_ALL, id, ttl, may_shorten)
+    }
+
+    fn set_queues(&self) -> Option<&dyn SetQueues> {
+        match self.queues.is_empty() {
+            true => None,
+            false => Some(self),
+        }
     }
 
     fn slots(&self) -> &[Arc<dyn Primitive>] {
@@ -106,13 +165,43 @@ impl Primitive for MutexAllKeys {
     }
 }
 
+impl SetQueues for MutexAllKeys {
+    fn rest(&self, keeps: bool, place: NewPlace<'_>) -> Vec<Vec<u8>> {
+        let own = [
+            vec![b'0' + u8::from(keeps)],
+            place.mark().to_vec(),
+            place.inbox.clone(),
+        ];
+        own.into_iter()
+            .chain(self.keys.channels.iter().cloned())
+            .collect()
+    }
+
+    fn acquire<'a>(&'a self, request: AcquireSet<'a>) -> Call<'a> {
+        let AcquireSet { id, ttl, has, rest } = request;
+        let args = [
+            Arg::id(id),
+            Arg::millis(ttl),
+            Arg::Number(has.map_or(0, |has| has.waits_for as u64 + 1)),
+            Arg::Number(has.map_or(0, |has| has.kept as u64)),
+        ];
+        let keys: [&[Vec<u8>]; 2] = [&self.keys.locks, &self.queues];
+        let verb = Verb::AcquireSet(self.keys.names.len());
+        Call::new(verb, &ENTER_ALL, keys, args).followed_by(rest)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn all(names: &[&str], is_cluster: bool) -> Arc<dyn Primitive> {
         let names = names.iter().map(|name| Name::from(*name)).collect();
-        MutexAllKeys::of(names, "lock:", "r:", is_cluster)
+        let layout = match is_cluster {
+            true => Layout::Slots,
+            false => Layout::OneServer,
+        };
+        MutexAllKeys::of(names, "lock:", "r:", layout)
     }
 
     #[test]

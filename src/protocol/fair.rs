@@ -9,7 +9,7 @@ use crate::holder::HolderId;
 use crate::protocol::answer::Wanted;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex;
-use crate::protocol::primitive::{Acquire, Primitive, Reached, RedisQueue};
+use crate::protocol::primitive::{Acquire, Primitive, RedisQueue};
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
@@ -90,12 +90,7 @@ impl Primitive for FairMutexKeys {
 
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
         let tokens = request.tokens.max(1);
-        let mark: &[u8] = match request.place.map(|place| place.reached) {
-            None => b"0",
-            Some(Reached::WhileListening) => b"l",
-            Some(Reached::Soon) => b"n",
-            Some(Reached::Always) => b"a",
-        };
+        let mark = request.place.map_or(&b"0"[..], |place| place.mark());
         let args = [
             Arg::id(request.id),
             Arg::millis(request.ttl),

@@ -50,11 +50,16 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The queues in Redis in which calls wait for one name after the other, if there are several.
+    fn set_queues(&self) -> Option<&dyn SetQueues> {
+        None
+    }
+
     /// Returns true if the calls of each client wait behind each other in a queue of that client.
     ///
     /// If there is a queue in Redis, too, only the first of them has a place there.
     fn has_local_queue(&self) -> bool {
-        self.queue().is_none()
+        self.queue().is_none() && self.set_queues().is_none()
     }
 
     /// The parts of the lock, if its keys lie in several slots of a cluster; empty otherwise.
@@ -94,6 +99,17 @@ pub(crate) struct NewPlace<'a> {
     pub(crate) reached: Reached,
 }
 
+impl NewPlace<'_> {
+    /// The mark of the place: see `queue.lua`.
+    pub(super) fn mark(&self) -> &'static [u8] {
+        match self.reached {
+            Reached::WhileListening => b"l",
+            Reached::Soon => b"n",
+            Reached::Always => b"a",
+        }
+    }
+}
+
 /// When a grant reaches a waiter. A grant passes over the waiters that it does not reach.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reached {
@@ -113,6 +129,37 @@ pub(crate) trait RedisQueue {
 
     /// Refreshes the places of `ids`; later grants to them are published to `inbox`.
     fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a>;
+}
+
+/// The queues in Redis of several names, in one of which a set waits at a time.
+pub(crate) trait SetQueues {
+    /// The further arguments of a call that acquires the set.
+    ///
+    /// If it `keeps` them, the names below the one that it must queue for stay with the set.
+    fn rest(&self, keeps: bool, place: NewPlace<'_>) -> Vec<Vec<u8>>;
+
+    /// Acquires all names, joins the queue of the first that is refused, or refreshes its place.
+    fn acquire<'a>(&'a self, request: AcquireSet<'a>) -> Call<'a>;
+}
+
+/// The parameters of a call that acquires a set of names.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AcquireSet<'a> {
+    pub(crate) id: &'a HolderId,
+    pub(crate) ttl: Duration,
+    /// The names that the set counts as its own; `None` at first.
+    pub(crate) has: Option<PartOfSet>,
+    /// What [`SetQueues::rest`] returned.
+    pub(crate) rest: &'a [Vec<u8>],
+}
+
+/// The names that a waiting set has, by their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PartOfSet {
+    /// The index of the name in whose queue the set waits, or that it was granted there.
+    pub(crate) waits_for: usize,
+    /// How many names below that one the set keeps: all or none.
+    pub(crate) kept: usize,
 }
 
 impl dyn Primitive {

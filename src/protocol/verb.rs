@@ -10,6 +10,8 @@ use crate::protocol::semaphore::PermitsOut;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Acquire(Wanted),
+    /// Acquires a set of this number of names, or waits for one of them.
+    AcquireSet(usize),
     /// Releases a lock; `counts` the subscribers that receive the wake-up.
     Release {
         counts: bool,
@@ -42,6 +44,7 @@ impl Verb {
     pub(crate) fn read(self, reply: Reply) -> Option<Answer> {
         match self {
             Self::Acquire(wanted) => Answer::read_acquired(reply, wanted),
+            Self::AcquireSet(names) => Answer::read_set(reply, names),
             Self::Release { counts } => Answer::read_key(reply, counts),
             Self::Undo(ids) => Undone::read(reply, ids).map(Answer::Undone),
             Self::Renew => Answer::read_key(reply, false),

@@ -93,7 +93,12 @@ pub(crate) struct WaitingReply {
 impl RefreshPace {
     /// Returns when to refresh a place after a reply. The lock is held for `remaining` more, `None`
     /// if without end.
-    fn next(&self, reply: WaitingReply, remaining: Option<Duration>, refusals: u32) -> Instant {
+    pub(super) fn next(
+        &self,
+        reply: WaitingReply,
+        remaining: Option<Duration>,
+        refusals: u32,
+    ) -> Instant {
         if let Some(backoff) = self.backoff {
             let pause = backoff.pause(refusals.saturating_sub(1));
             return reply.sent.after(self.every.min(pause));

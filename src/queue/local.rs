@@ -17,6 +17,7 @@ use crate::queue::fair::FairQueues;
 use crate::queue::local_queue::{Announcer, FleetYield, HandedOff, LocalQueue};
 use crate::queue::parker::Parker;
 use crate::queue::position::{Position, Queue};
+use crate::queue::sets::SetQueue;
 use crate::stats::Wake;
 use crate::token::FencingToken;
 
@@ -38,6 +39,8 @@ pub(crate) struct Waiters {
     names: Mutex<NameTable<LocalQueue>>,
     /// The waiters for fair locks; each has its own place in the queue in Redis.
     pub(crate) fair_queues: FairQueues,
+    /// The waiters for sets of names; each has a place in one queue in Redis at a time.
+    pub(crate) sets: SetQueue,
 }
 
 /// A waiter's place in the queue of a name; dropping it leaves the queue.
@@ -190,6 +193,7 @@ impl Waiters {
         // The release of a fair lock is announced only if no call was granted it, so the lock is
         // free.
         self.fair_queues.refresh_now(name, Wake::Message);
+        self.sets.ask_now(name, Wake::Message);
         let mut names = self.names.lock();
         names.get_mut(name)?.announced(payload, announcer)
     }
@@ -197,6 +201,7 @@ impl Waiters {
     /// Wakes the contender of the name to try Redis, since its subscription is now live.
     pub(crate) fn wake_to_retry(&self, name: &Name, why: Wake) {
         self.fair_queues.refresh_now(name, why);
+        self.sets.ask_now(name, why);
         if let Some(queue) = self.names.lock().get_mut(name) {
             queue.wake_contender(why);
         }
@@ -205,6 +210,7 @@ impl Waiters {
     /// Returns the names that any call waits for.
     pub(crate) fn waiting(&self) -> Vec<Name> {
         let mut waiting = self.fair_queues.names();
+        waiting.extend(self.sets.names());
         let names = self.names.lock();
         let plain = names.iter().filter(|(_, queue)| !queue.waiters.is_empty());
         waiting.extend(plain.map(|(name, _)| name.clone()));
@@ -214,7 +220,9 @@ impl Waiters {
     /// Returns whether any call waits.
     pub(crate) fn anybody(&self) -> bool {
         let names = self.names.lock();
-        names.values().any(|queue| !queue.waiters.is_empty()) || self.fair_queues.anybody()
+        names.values().any(|queue| !queue.waiters.is_empty())
+            || self.fair_queues.anybody()
+            || self.sets.anybody()
     }
 
     /// Returns whether no name has an entry.
@@ -225,10 +233,10 @@ impl Waiters {
 
     /// Wakes all waiters; returns how many.
     pub(crate) fn wake_all(&self) -> usize {
-        let fair = self.fair_queues.wake_all();
+        let placed = self.fair_queues.wake_all() + self.sets.wake_all();
         let mut names = self.names.lock();
         let waiters = names.values_mut().flat_map(|queue| &mut queue.waiters);
-        waiters.map(|waiter| waiter.wake(Wake::Turn)).count() + fair
+        waiters.map(|waiter| waiter.wake(Wake::Turn)).count() + placed
     }
 
     /// Returns how many leases this client holds, and how many of its calls sleep for a name.
@@ -237,7 +245,7 @@ impl Waiters {
         let held: usize = names.values().map(|queue| queue.held.len()).sum();
         let waiters = names.values().flat_map(|queue| &queue.waiters);
         let asleep = waiters.filter(|waiter| waiter.parker.is_some());
-        let asleep = asleep.count() + self.fair_queues.count();
+        let asleep = asleep.count() + self.fair_queues.count() + self.sets.count();
         (held as u64, asleep as u64)
     }
 }

@@ -10,3 +10,4 @@ pub(crate) mod local;
 pub(crate) mod local_queue;
 pub(crate) mod parker;
 pub(crate) mod position;
+pub(crate) mod sets;

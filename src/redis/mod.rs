@@ -24,6 +24,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::{Config, LeaseTerms};
 use crate::error::{Cause, Error};
+use crate::protocol::all::Layout;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Key;
 use crate::protocol::primitive::{Acquire, Primitive};
@@ -157,6 +158,15 @@ impl Deployment {
         !matches!(self, Self::Cluster(_))
     }
 
+    /// Returns where the keys of a lock are.
+    pub(crate) fn layout(&self) -> Layout {
+        match self {
+            Self::One(_) => Layout::OneServer,
+            Self::Cluster(_) => Layout::Slots,
+            Self::Quorum(_) => Layout::Quorum,
+        }
+    }
+
     /// Returns a new record of what each server did about an acquiring command; `None` unless over
     /// a quorum.
     pub(crate) fn votes(&self) -> Option<Arc<ServerVotes>> {
@@ -207,7 +217,8 @@ impl Deployment {
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), Fault> {
         // A release needs no undo.
-        let to_undo = undoable.filter(|_| matches!(call.verb, Verb::Acquire(_)));
+        let acquires = matches!(call.verb, Verb::Acquire(_) | Verb::AcquireSet(_));
+        let to_undo = undoable.filter(|_| acquires);
         match self {
             Self::One(server) => Ok(server.call_or_undo(call, until, cap_rule, to_undo)?),
             Self::Cluster(cluster) => cluster.call_or_undo(call, until, cap_rule, to_undo),

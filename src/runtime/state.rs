@@ -105,8 +105,7 @@ impl Runtime {
 
     pub(crate) fn keys_of_all(&self, names: Vec<Name>) -> Arc<dyn Primitive> {
         let (keys, channels) = (&self.config.key_prefix, &self.config.channel_prefix);
-        let is_cluster = self.deployment.slot_map().is_some();
-        MutexAllKeys::of(names, keys, channels, is_cluster)
+        MutexAllKeys::of(names, keys, channels, self.deployment.layout())
     }
 
     /// Returns [`Error::Closed`] once the client is shut down.

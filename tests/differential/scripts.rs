@@ -41,6 +41,19 @@ const SCRIPTS: &[(&str, &str)] = &[
     ),
     ("queue_refresh", "4 lock# fence# queue# places# $inbox $id+"),
     ("queue_release", "4 lock# fence# queue# places# $id wake#"),
+    (
+        "queue_enter_all",
+        "8 lock0 lock1 fence0 fence1 queue0 queue1 places0 places1 $id $ttl $at $flag $flag $mark \
+         $inbox wake0 wake1",
+    ),
+    (
+        "queue_release_all",
+        "8 lock0 lock1 fence0 fence1 queue0 queue1 places0 places1 $id wake0 wake1",
+    ),
+    (
+        "queue_release_all",
+        "8 lock0 lock1 fence0 fence1 queue0 queue1 places0 places1 wake0 wake1 $id+",
+    ),
     ("queue_undo", "4 lock# fence# queue# places# wake# $id+"),
     (
         "permits queue_enter",
@@ -150,6 +163,8 @@ pub(crate) fn fill(name: &str, words: &mut Words<'_>) -> Option<Vec<u8>> {
         "ends" => words.end(),
         "ttl" => words.lasting_ms(),
         "one" => b"1".to_vec(),
+        "flag" => words.one_of(&["0", "1"]),
+        "at" => words.one_of(&["0", "1", "2"]),
         "tokens" => words.one_of(&["1", "2", "5", "30"]),
         "token" => words.fresh_token(),
         "fence" if words.rng.random() => words.fresh_token(),

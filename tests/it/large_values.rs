@@ -60,7 +60,7 @@ macro_rules! source {
 const FAIR_KEYS: [&str; 4] = ["lock:a", "fence", "queue", "places"];
 
 /// The scripts that read a lock's value: name, source and keys.
-const SCRIPTS: [(&str, &str, &[&str]); 13] = [
+const SCRIPTS: [(&str, &str, &[&str]); 14] = [
     (
         "acquire",
         source!("last_token", "acquire"),
@@ -109,6 +109,18 @@ const SCRIPTS: [(&str, &str, &[&str]); 13] = [
         "queue_undo",
         source!("last_token", "now", "admit_lock", "queue", "queue_undo"),
         &FAIR_KEYS,
+    ),
+    (
+        "queue_release_all",
+        source!(
+            "last_token",
+            "now",
+            "each_name",
+            "admit_lock",
+            "queue",
+            "queue_release_all"
+        ),
+        &["lock:a", "lock:b", "f1", "f2", "q1", "q2", "p1", "p2"],
     ),
 ];
 

@@ -33,6 +33,7 @@ mod replies;
 mod semaphore;
 mod semaphore_faults;
 mod sentinel;
+mod set_queues;
 mod shutdown;
 mod signals;
 mod stats;
@@ -87,6 +88,7 @@ const TESTS: &[Listed] = &[
     semaphore::TESTS,
     semaphore_faults::TESTS,
     sentinel::TESTS,
+    set_queues::TESTS,
     shutdown::TESTS,
     stats::TESTS,
     #[cfg(feature = "tls")]
@@ -108,6 +110,7 @@ const ROUGHLY_TIMED: &[Listed] = &[
     #[cfg(all(feature = "cli", unix))]
     cli::ROUGHLY_TIMED,
     faults::ROUGHLY_TIMED,
+    set_queues::ROUGHLY_TIMED,
     shutdown::ROUGHLY_TIMED,
     conformance::cluster::ROUGHLY_TIMED,
     conformance::one::ROUGHLY_TIMED,
@@ -146,6 +149,7 @@ const ROLES: &[Listed] = &[
     loss::ROLES,
     semaphore_faults::ROLES,
     sentinel::ROLES,
+    set_queues::ROLES,
     shutdown::ROLES,
     signals::ROLES,
     #[cfg(feature = "tls")]

@@ -56,7 +56,7 @@ fn client(url: &str) -> Client {
 fn server_replying(script: &'static str, reply: &'static str) -> FakeServer {
     FakeServer::start(move |request| match request.name().as_str() {
         name if name == script => reply_bytes(reply),
-        "release" | "release_all" | "queue_release" => reply_bytes(":1\r\n"),
+        "release" | "release_all" | "queue_release" | "queue_release_all" => reply_bytes(":1\r\n"),
         "undo" | "queue_undo" => reply_bytes("*1\r\n:0\r\n"),
         _ => None,
     })

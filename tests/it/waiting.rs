@@ -35,7 +35,9 @@ fn granted(token: &[u8]) -> Vec<u8> {
 /// The reply to commands that are not the subject of a test.
 fn other_reply(request: &Request) -> Option<Vec<u8>> {
     match request.name().as_str() {
-        "release" | "release_all" | "queue_release" => Some(b":1\r\n".to_vec()),
+        "release" | "release_all" | "queue_release" | "queue_release_all" => {
+            Some(b":1\r\n".to_vec())
+        }
         _ => default_reply(request),
     }
 }

@@ -58,11 +58,19 @@ fn script(sha: &str) -> String {
             source!("admit_lock"),
             source!("queue"),
         ];
+        let of_sets = [
+            token,
+            source!("now"),
+            source!("each_name"),
+            source!("admit_lock"),
+            source!("queue"),
+        ];
         let all = [
             scripts!("acquire", "acquire_all", "propose", "propose_all" after [token]),
             scripts!("release", "release_all", "renew", "renew_all", "undo" after [rewrite]),
             scripts!("inspect", "fence", "tally" after [""; 0]),
             scripts!("queue_enter", "queue_refresh", "queue_release", "queue_undo" after queue),
+            scripts!("queue_enter_all", "queue_release_all" after of_sets),
         ];
         let all = all.into_iter().flatten();
         all.map(|(source, name)| (sha(&source), name)).collect()
@@ -164,12 +172,13 @@ impl FakeServer {
 
     /// Returns whether a release or undo of this holder id was sent, alone or in a batch.
     pub fn has_undo_of(&self, id: &[u8]) -> bool {
-        const UNDOING: [&str; 5] = [
+        const UNDOING: [&str; 6] = [
             "release",
             "release_all",
             "queue_release",
             "undo",
             "queue_undo",
+            "queue_release_all",
         ];
         let requests = &self.seen.lock().requests;
         let mut undos = requests

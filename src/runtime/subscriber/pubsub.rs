@@ -92,6 +92,7 @@ impl<'a> PubSub<'a> {
                     self.runtime.timer.wake_if_due(at);
                 }
                 self.runtime.waiters.fair_queues.granted(&id, tokens);
+                self.runtime.waiters.sets.granted(&id);
             }
             return;
         }

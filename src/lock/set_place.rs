@@ -1,0 +1,149 @@
+//! The place of a set in the queue of one name after the other, and the command that asks for all.
+
+use std::sync::Arc;
+
+use crate::clock::Instant;
+use crate::holder::HolderId;
+use crate::lease::release::Release;
+use crate::lock::attempt::{Attempt, Attempted};
+use crate::logging;
+use crate::protocol::answer::Answer;
+use crate::protocol::fair::refresh_every;
+use crate::protocol::primitive::{AcquireSet, NewPlace, PartOfSet, Reached, SetQueues};
+use crate::queue::fair_queue::{RefreshPace, WaitingReply};
+use crate::queue::sets::SetTicket;
+use crate::redis::{Cap, Fault};
+use crate::runtime::subscriber::Inbox;
+use crate::wait_policy::WaitPolicy;
+
+/// A set's place in a queue in Redis, once it has one; dropping it leaves the queue and passes on
+/// the names that the set keeps.
+pub(crate) struct SetPlace<'a> {
+    attempt: &'a Attempt<'a>,
+    queues: &'a dyn SetQueues,
+    pub(crate) ticket: SetTicket<'a>,
+}
+
+impl<'a> SetPlace<'a> {
+    pub(crate) fn new(attempt: &'a Attempt<'a>, queues: &'a dyn SetQueues) -> Self {
+        let pace = RefreshPace {
+            every: refresh_every(attempt.terms.ttl),
+            backoff: match attempt.settings.wait {
+                WaitPolicy::Wake => None,
+                WaitPolicy::Backoff(backoff) => Some(backoff),
+            },
+        };
+        Self {
+            attempt,
+            queues,
+            ticket: attempt.runtime.waiters.sets.join(attempt.keys, pace),
+        }
+    }
+
+    /// Asks for all names: acquires them, joins the queue of one, or refreshes the place there.
+    ///
+    /// Also returns when the command was sent.
+    pub(crate) fn ask(&self) -> Result<(Attempted, Instant), Fault> {
+        let Attempt { runtime, keys, .. } = self.attempt;
+        let fresh = || HolderId::fresh(&runtime.config.owner);
+        let (id, has, keeps) = self.ticket.begin_asking(Instant::now(), fresh);
+        logging::trace!(
+            name:% = keys, holder:% = id.as_str(); "ask for {keys} as {}", id.as_str()
+        );
+        runtime.meters.counters.attempts.up();
+        match (self.send(&id, has, keeps), has) {
+            (Ok((Answer::Queued(refusal, kept), sent)), _) => {
+                let reply = WaitingReply {
+                    sent,
+                    arrived: Instant::now(),
+                    is_listening: self.inbox().is_live,
+                };
+                let has = PartOfSet {
+                    waits_for: refusal.name,
+                    kept,
+                };
+                self.ticket.note_queued(has, reply, refusal.remaining);
+                Ok((Attempted::Refused(refusal.name, refusal.remaining), sent))
+            }
+            (Ok((Answer::Granted(tokens), sent)), _) => {
+                self.ticket.forget_id();
+                let hold = self.attempt.hold_granted(id, tokens, sent, None, 1)?;
+                Ok((Attempted::Acquired(hold), sent))
+            }
+            // It was too late for its place, or somebody deleted a name that it kept: it has
+            // nothing, and begins again.
+            (Ok((Answer::Gone, _)), Some(_)) => {
+                self.ticket.forget_id();
+                self.ask()
+            }
+            (Ok(_), _) => {
+                self.ticket.forget_id();
+                Err(self.attempt.undo_unread(keys, &id))
+            }
+            // The command did not run: the set still has its place.
+            (Err(fault @ (Fault::NotRun(_) | Fault::Open(_))), _) => Err(fault),
+            (Err(fault), _) => {
+                let had_place = self.ticket.forget_id().is_some();
+                if had_place && matches!(fault, Fault::Rejected(_)) {
+                    self.leave(id);
+                }
+                Err(fault)
+            }
+        }
+    }
+
+    fn send(
+        &self,
+        id: &HolderId,
+        has: Option<PartOfSet>,
+        keeps: bool,
+    ) -> Result<(Answer, Instant), Fault> {
+        let attempt = self.attempt;
+        let inbox = match attempt.settings.wait {
+            WaitPolicy::Wake => self.inbox(),
+            WaitPolicy::Backoff(_) => Inbox::default(),
+        };
+        let place = NewPlace {
+            inbox: &inbox.channel,
+            reached: match attempt.runtime.deployment.counts_listeners() {
+                false => Reached::Always,
+                true if inbox.is_starting => Reached::Soon,
+                true => Reached::WhileListening,
+            },
+        };
+        let rest = self.queues.rest(keeps, place);
+        let call = self.queues.acquire(AcquireSet {
+            id,
+            ttl: attempt.terms.ttl,
+            has,
+            rest: &rest,
+        });
+        attempt.send(call, attempt.keys, id, None)
+    }
+
+    /// Returns how this client receives grants.
+    fn inbox(&self) -> Inbox {
+        self.attempt.runtime.inbox(self.attempt.keys.key(0))
+    }
+
+    fn leave(&self, id: HolderId) {
+        let (runtime, keys) = (self.attempt.runtime, self.attempt.keys);
+        if runtime.is_closed() {
+            // As in `Place::leave`.
+            let until = Instant::now().after(runtime.deployment.command_timeout());
+            let call = keys.release(id.as_str().as_bytes(), false);
+            let _ = runtime.deployment.call(call, until, Cap::Exempt);
+            return;
+        }
+        let until = Instant::now().after(self.attempt.terms.ttl);
+        runtime.release(Release::new(Arc::clone(keys), id, until));
+    }
+}
+
+impl Drop for SetPlace<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.ticket.forget_id() {
+            self.leave(id);
+        }
+    }
+}

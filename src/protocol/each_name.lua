@@ -1,0 +1,12 @@
+-- Shared by the scripts of several locks with queues; prepended to each of them. The functions
+-- behind it act on one name at a time: they see the name's lock, fence, queue and places as KEYS[1]
+-- to KEYS[4].
+-- KEYS the locks, then the fences, the queues and the places, in the same order
+local all = KEYS
+local count = #all / 4
+local KEYS = {}
+
+-- Makes the functions act on the n-th name.
+local function turn_to(n)
+  for kind = 0, 3 do KEYS[kind + 1] = all[kind * count + n] end
+end

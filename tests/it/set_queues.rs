@@ -1,0 +1,460 @@
+//! Promise: a set of names gets its turn in the queue of each name, and waits for no other set.
+//!
+//! A set that waits keeps the names below the one in whose queue it waits.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use leasehold::{Backoff, Client, FairMutex, MutexAll, MutexAllGuard, Unlocked, WaitPolicy};
+use support::fair::{PATIENCE, lock_in_turn, unlock, wait_until_only_fences_remain, warmed_up};
+use support::{
+    Child, Cluster, ClusterSetup, Proxy, Server, Traffic, client, eventually, ms, parameter,
+    tell_parent,
+};
+
+support::roles![set_waiter];
+
+support::tests![
+    set_gets_in_beside_busy_fair_locks,
+    sets_fair_and_plain_locks_count_exactly_together,
+    set_that_waits_for_its_first_refusal_keeps_nothing,
+    release_of_a_set_grants_each_name_to_its_queue,
+    call_that_holds_an_upper_name_gets_a_lower_one_that_a_set_keeps,
+    shutdown_passes_on_what_a_waiting_set_has,
+    killed_set_keeps_nothing_for_long,
+    set_that_loses_a_kept_name_begins_again,
+    set_that_loses_its_place_begins_again,
+    ask_without_a_reply_is_undone_for_all_names,
+    set_under_backoff_waits_without_a_subscription,
+    set_of_one_slot_waits_in_the_queues_of_a_cluster
+];
+
+support::roughly_timed![
+    set_keeps_its_lower_names_while_it_waits_for_a_higher_one,
+    set_that_gives_up_passes_on_what_it_has
+];
+
+/// Longer than any test: a key that disappears earlier was released, or was only kept.
+fn long_client(url: &str) -> Client {
+    warmed_up(Client::builder().url(url).ttl(ms(300_000)).build().unwrap())
+}
+
+fn fair(server: &Server, name: &str) -> FairMutex {
+    long_client(&server.url()).fair_mutex(name)
+}
+
+fn set(server: &Server) -> MutexAll {
+    long_client(&server.url()).mutex_all(["b", "a"])
+}
+
+#[track_caller]
+fn lock_set(set: &MutexAll) -> MutexAllGuard {
+    let guard = set.try_lock_for(PATIENCE).unwrap();
+    guard.expect("the set gets its turn")
+}
+
+#[track_caller]
+fn release(guard: MutexAllGuard) {
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+fn holder(server: &Server, name: &str) -> Option<String> {
+    let value = server.get(format!("lock:{name}"))?;
+    Some(String::from_utf8(value).unwrap())
+}
+
+/// Returns the holder ids in the queue of a name.
+fn queued(server: &Server, name: &str) -> Vec<String> {
+    redis::cmd("LRANGE")
+        .arg(&[&*format!("leasehold:queue:{{lock:{name}}}"), "0", "-1"])
+        .query(&mut server.connection())
+        .unwrap()
+}
+
+#[track_caller]
+fn wait_for_queue(server: &Server, name: &str, length: usize) {
+    eventually(PATIENCE, || queued(server, name).len() == length);
+}
+
+/// Brings a set that waits to keep `a` and to wait for `b`, which `b` holds.
+///
+/// Returns its holder id.
+#[track_caller]
+fn wait_until_set_keeps_a(server: &Server, begin_to_wait: impl FnOnce()) -> String {
+    let a = lock_in_turn(&fair(server, "a"));
+    begin_to_wait();
+    wait_for_queue(server, "a", 1);
+    unlock(a);
+    wait_for_queue(server, "b", 1);
+    let id = queued(server, "b").remove(0);
+    assert_eq!(holder(server, "a"), Some(id.clone()), "it keeps a");
+    id
+}
+
+/// Runs a function when it is dropped.
+struct Deferred<F: Fn()>(F);
+
+impl<F: Fn()> Drop for Deferred<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+fn set_gets_in_beside_busy_fair_locks() {
+    let server = Server::start();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for name in ["a", "b", "a", "b", "a", "b"] {
+            let (mutex, is_over) = (fair(&server, name), &is_over);
+            scope.spawn(move || {
+                while !is_over.load(Ordering::SeqCst) {
+                    unlock(lock_in_turn(&mutex));
+                }
+            });
+        }
+        for name in ["a", "b"] {
+            eventually(PATIENCE, || !queued(&server, name).is_empty());
+        }
+        // Also ends the threads if the set does not get in.
+        let _end = Deferred(|| is_over.store(true, Ordering::SeqCst));
+        let set = set(&server);
+        let tokens: HashSet<_> = (0..10)
+            .map(|_| {
+                let guard = lock_set(&set);
+                assert!(guard.is_held());
+                let token = guard.fencing_token_of("a");
+                release(guard);
+                token
+            })
+            .collect();
+        assert_eq!(tokens.len(), 10);
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+/// Each thread increments a counter for each of its names by a read and a write: two holders at
+/// once would lose a count.
+fn sets_fair_and_plain_locks_count_exactly_together() {
+    const ROUNDS: usize = 60;
+    let server = Server::start();
+    let count = |name: &str| {
+        let (mut redis, key) = (server.connection(), format!("count:{name}"));
+        let before: Option<usize> = redis::cmd("GET").arg(&key).query(&mut redis).unwrap();
+        let after = (before.unwrap_or(0) + 1).to_string();
+        server.run("SET", &[&key, &after]);
+    };
+    let count = &count;
+    thread::scope(|scope| {
+        for names in [["a", "b"], ["b", "a"], ["c", "a"], ["b", "c"]] {
+            let set = client(&server.url()).mutex_all(names);
+            scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    let guard = lock_set(&set);
+                    names.iter().copied().for_each(count);
+                    release(guard);
+                }
+            });
+        }
+        for name in ["a", "b", "c"] {
+            let (fair, plain) = (fair(&server, name), client(&server.url()).mutex(name));
+            scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    let guard = lock_in_turn(&fair);
+                    count(name);
+                    unlock(guard);
+                }
+            });
+            scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    let guard = plain.try_lock_for(PATIENCE).unwrap().unwrap();
+                    count(name);
+                    unlock(guard);
+                }
+            });
+        }
+    });
+    for (name, sets) in [("a", 3), ("b", 3), ("c", 2)] {
+        let counted = server.get(format!("count:{name}")).unwrap();
+        let wanted = (sets + 2) * ROUNDS;
+        assert_eq!(String::from_utf8(counted).unwrap(), wanted.to_string());
+        server.run("DEL", &[&format!("count:{name}")]);
+    }
+    wait_until_only_fences_remain(&server);
+}
+
+fn set_keeps_its_lower_names_while_it_waits_for_a_higher_one() {
+    let server = Server::start();
+    let b = lock_in_turn(&fair(&server, "b"));
+    thread::scope(|scope| {
+        let set = set(&server);
+        let mut waiting = None;
+        let id = wait_until_set_keeps_a(&server, || {
+            waiting = Some(scope.spawn(move || lock_set(&set)));
+        });
+        // A refresh of the place renews what the set keeps.
+        let left = server.pttl("lock:a");
+        assert!(left <= 3_000, "{left} ms: no longer than a place");
+        let mut before = left;
+        eventually(PATIENCE, || {
+            let left = server.pttl("lock:a");
+            std::mem::replace(&mut before, left) < left
+        });
+        assert_eq!(holder(&server, "a"), Some(id.clone()));
+        assert!(fair(&server, "a").try_lock().unwrap().is_none());
+        unlock(b);
+        let guard = waiting.unwrap().join().unwrap();
+        assert_eq!(guard.holder_id().as_str(), id);
+        for name in ["a", "b"] {
+            assert_eq!(holder(&server, name), Some(id.clone()));
+            assert!(server.pttl(format!("lock:{name}")) > 200_000, "the ttl");
+        }
+        release(guard);
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+fn set_that_waits_for_its_first_refusal_keeps_nothing() {
+    let server = Server::start();
+    let b = lock_in_turn(&fair(&server, "b"));
+    thread::scope(|scope| {
+        let set = set(&server);
+        let waiting = scope.spawn(move || lock_set(&set));
+        wait_for_queue(&server, "b", 1);
+        unlock(lock_in_turn(&fair(&server, "a")));
+        unlock(b);
+        release(waiting.join().unwrap());
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+/// The names go to the waiters directly: nothing announces that they are free.
+fn release_of_a_set_grants_each_name_to_its_queue() {
+    let server = Server::start();
+    let set = set(&server);
+    let guard = lock_set(&set);
+    thread::scope(|scope| {
+        let waiting = ["a", "b"].map(|name| {
+            let mutex = fair(&server, name);
+            let waiting = scope.spawn(move || lock_in_turn(&mutex));
+            wait_for_queue(&server, name, 1);
+            server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
+            waiting
+        });
+        let mut redis = server.connection();
+        let mut announced = redis.as_pubsub();
+        let channels = ["lock_release:a", "lock_release:b"];
+        announced.subscribe(&channels).unwrap();
+        release(guard);
+        for channel in channels {
+            server.run("PUBLISH", &[channel, "later"]);
+            let first: String = announced.get_message().unwrap().get_payload().unwrap();
+            assert_eq!(first, "later");
+        }
+        drop(announced);
+        for waiting in waiting {
+            unlock(waiting.join().unwrap());
+        }
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+/// Without an end of the keeping, the call and the set would wait for each other for ever.
+fn call_that_holds_an_upper_name_gets_a_lower_one_that_a_set_keeps() {
+    let server = Server::start();
+    let b = lock_in_turn(&fair(&server, "b"));
+    thread::scope(|scope| {
+        let set = set(&server);
+        let mut waiting = None;
+        let id = wait_until_set_keeps_a(&server, || {
+            waiting = Some(scope.spawn(move || lock_set(&set)));
+        });
+        let a = lock_in_turn(&fair(&server, "a"));
+        assert_eq!(queued(&server, "b"), [id], "the set keeps its place");
+        unlock(b);
+        // The set is granted b, but must wait for a.
+        wait_for_queue(&server, "a", 1);
+        unlock(a);
+        release(waiting.unwrap().join().unwrap());
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+fn set_that_gives_up_passes_on_what_it_has() {
+    let server = Server::start();
+    let b = lock_in_turn(&fair(&server, "b"));
+    thread::scope(|scope| {
+        let set = set(&server);
+        let mut waiting = None;
+        wait_until_set_keeps_a(&server, || {
+            waiting = Some(scope.spawn(move || set.try_lock_for(ms(4_000)).unwrap()));
+        });
+        assert!(waiting.unwrap().join().unwrap().is_none());
+        wait_for_queue(&server, "b", 0);
+        eventually(PATIENCE, || holder(&server, "a").is_none());
+    });
+    unlock(b);
+    wait_until_only_fences_remain(&server);
+}
+
+fn shutdown_passes_on_what_a_waiting_set_has() {
+    let server = Server::start();
+    let b = lock_in_turn(&fair(&server, "b"));
+    let client = long_client(&server.url());
+    thread::scope(|scope| {
+        let set = client.mutex_all(["a", "b"]);
+        wait_until_set_keeps_a(&server, || {
+            scope.spawn(move || assert!(set.lock().is_err()));
+        });
+        assert!(client.shutdown(PATIENCE).unwrap().is_clean());
+        wait_for_queue(&server, "b", 0);
+        eventually(PATIENCE, || holder(&server, "a").is_none());
+    });
+    unlock(b);
+    wait_until_only_fences_remain(&server);
+}
+
+/// A child's role: waits for the set.
+fn set_waiter() {
+    let set = long_client(&parameter("URL")).mutex_all(["a", "b"]);
+    tell_parent("ready");
+    let _ = set.lock();
+}
+
+/// The ttl is 300 s.
+fn killed_set_keeps_nothing_for_long() {
+    let server = Server::start();
+    let b = lock_in_turn(&fair(&server, "b"));
+    let mut waiting = None;
+    wait_until_set_keeps_a(&server, || {
+        let url = server.url();
+        waiting = Some(Child::spawn("set_queues::set_waiter", &[("URL", &url)]));
+    });
+    waiting.as_mut().unwrap().kill();
+    unlock(lock_in_turn(&fair(&server, "a")));
+    unlock(b);
+    unlock(lock_in_turn(&fair(&server, "b")));
+    wait_until_only_fences_remain(&server);
+}
+
+fn set_that_loses_a_kept_name_begins_again() {
+    let server = Server::start();
+    let b = lock_in_turn(&fair(&server, "b"));
+    thread::scope(|scope| {
+        let set = set(&server);
+        let mut waiting = None;
+        let id = wait_until_set_keeps_a(&server, || {
+            waiting = Some(scope.spawn(move || lock_set(&set)));
+        });
+        server.run("SET", &["lock:a", "a stranger"]);
+        unlock(b);
+        // It passes b on, and waits for a under another id.
+        eventually(PATIENCE, || holder(&server, "b").is_none());
+        wait_for_queue(&server, "a", 1);
+        assert_ne!(queued(&server, "a")[0], id);
+        server.run("DEL", &["lock:a"]);
+        let guard = waiting.unwrap().join().unwrap();
+        assert_ne!(guard.holder_id().as_str(), id);
+        release(guard);
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+fn set_that_loses_its_place_begins_again() {
+    let server = Server::start();
+    let b = lock_in_turn(&fair(&server, "b"));
+    thread::scope(|scope| {
+        let set = set(&server);
+        let mut waiting = None;
+        let id = wait_until_set_keeps_a(&server, || {
+            waiting = Some(scope.spawn(move || lock_set(&set)));
+        });
+        let keys = ["queue", "places"].map(|kind| format!("leasehold:{kind}:{{lock:b}}"));
+        server.run("DEL", &[&keys[0], &keys[1]]);
+        eventually(PATIENCE, || {
+            queued(&server, "b").iter().any(|other| *other != id)
+        });
+        unlock(b);
+        release(waiting.unwrap().join().unwrap());
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+/// One command undoes the asks of all waiting sets of a client.
+fn ask_without_a_reply_is_undone_for_all_names() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let b = lock_in_turn(&fair(&server, "b"));
+    thread::scope(|scope| {
+        let set = warmed_up(client(&proxy.url())).mutex_all(["a", "b"]);
+        let second = set.clone();
+        let mut waiting = None;
+        let id = wait_until_set_keeps_a(&server, || {
+            waiting = Some(scope.spawn(move || lock_set(&set)));
+        });
+        let second = scope.spawn(move || lock_set(&second));
+        wait_for_queue(&server, "a", 1);
+        let other = queued(&server, "a").remove(0);
+        // Their next refreshes run without replies.
+        proxy.set_all(Traffic::DropReplies);
+        eventually(PATIENCE, || {
+            let in_queues = ["a", "b"].map(|name| queued(&server, name)).concat();
+            let held_by = holder(&server, "a");
+            [&id, &other]
+                .iter()
+                .all(|id| !in_queues.contains(id) && held_by.as_ref() != Some(id))
+        });
+        proxy.set_all(Traffic::Pass);
+        unlock(b);
+        for waiting in [waiting.unwrap(), second] {
+            release(waiting.join().unwrap());
+        }
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+fn set_under_backoff_waits_without_a_subscription() {
+    let server = Server::start();
+    let b = lock_in_turn(&fair(&server, "b"));
+    thread::scope(|scope| {
+        let policy = WaitPolicy::Backoff(Backoff::new(ms(5), ms(50)));
+        let set = set(&server).wait(policy);
+        let mut waiting = None;
+        wait_until_set_keeps_a(&server, || {
+            waiting = Some(scope.spawn(move || lock_set(&set)));
+        });
+        assert_eq!(server.calls(&["subscribe"]), 0);
+        unlock(b);
+        release(waiting.unwrap().join().unwrap());
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+fn set_of_one_slot_waits_in_the_queues_of_a_cluster() {
+    let cluster = Cluster::with(ClusterSetup::steady(3, 0));
+    let client = || Client::builder().url(cluster.url()).build().unwrap();
+    let names = ["{s}a", "{s}b"];
+    let node = cluster.node(cluster.master_of("lock:{s}a"));
+    let queue = |name: &str| -> usize {
+        redis::cmd("LLEN")
+            .arg(format!("leasehold:queue:lock:{name}"))
+            .query(&mut node.connection())
+            .unwrap()
+    };
+    let [a, b] = names.map(|name| client().fair_mutex(name).lock().unwrap());
+    thread::scope(|scope| {
+        let set = client().mutex_all(names);
+        let waiting = scope.spawn(move || lock_set(&set));
+        eventually(PATIENCE, || queue(names[0]) == 1);
+        unlock(a);
+        eventually(PATIENCE, || queue(names[1]) == 1);
+        assert!(node.get("lock:{s}a").is_some(), "it keeps the lower name");
+        unlock(b);
+        release(waiting.join().unwrap());
+    });
+    eventually(PATIENCE, || {
+        names
+            .iter()
+            .all(|name| node.get(format!("lock:{name}")).is_none() && queue(name) == 0)
+    });
+}
