@@ -12,7 +12,8 @@
 //! A set waits in the same queues as fair locks of its names; [`MutexAll`] describes what it keeps
 //! while it waits. A fair lock and a plain one with the same name are one lock, but plain calls
 //! ignore the queue of the fair one. [`FairMutex`] describes the queue, and what a process that
-//! dies in it costs the others. `try_lock` never waits; on a plain lock it may overtake calls that do.
+//! dies in it costs the others. `try_lock` never waits; on a plain lock it may overtake calls that
+//! do.
 //!
 //! # How a call waits
 //!
