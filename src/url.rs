@@ -70,6 +70,12 @@ impl Target {
                 true => Err(cluster_config(UNESCAPED)),
                 false => Nodes::parse(scheme, rest).map(Self::Cluster),
             }
+        } else if let Some((scheme, rest)) = url.split_once("+quorum://") {
+            check_fragment(rest).map_err(quorum_config)?;
+            match is_logon_cut_off(rest) {
+                true => Err(quorum_config(UNESCAPED)),
+                false => quorum_servers(scheme, rest).map(Self::Quorum),
+            }
         } else {
             Address::parse(url).map(Self::Server)
         }
@@ -165,14 +171,7 @@ impl Target {
 impl Nodes {
     /// Parses the part after the scheme: `[user:password@]host[:port],…[/][?…]`.
     fn parse(scheme: &str, rest: &str) -> Result<Self, Error> {
-        let parts = Parts::of(rest);
-        let Parts {
-            logon, path, query, ..
-        } = parts;
-        let parse =
-            |host: &str| Address::parse(&format!("{scheme}://{logon}{host}/{path}?{query}"));
-        let seeds = parts.hosts.split(',').map(parse);
-        Self::of(seeds.collect::<Result<_, _>>()?)
+        Self::of(addresses(scheme, rest)?)
     }
 
     /// Checks that all `seeds` can be nodes of one cluster.
@@ -298,6 +297,30 @@ impl<'a> Parts<'a> {
     }
 }
 
+/// Parses `[user:password@]host[:port],…[/path][?…]`: all parts but the host are common.
+fn addresses(scheme: &str, rest: &str) -> Result<Vec<Address>, Error> {
+    let Parts {
+        logon,
+        hosts,
+        path,
+        query,
+    } = Parts::of(rest);
+    let parse = |host: &str| Address::parse(&format!("{scheme}://{logon}{host}/{path}?{query}"));
+    hosts.split(',').map(parse).collect()
+}
+
+/// Parses the part of a quorum's URL after the scheme.
+fn quorum_servers(scheme: &str, rest: &str) -> Result<Vec<Address>, Error> {
+    let servers = addresses(scheme, rest)?;
+    let is_socket = |server: &Address| matches!(server.info.addr(), ConnectionAddr::Unix(_));
+    match servers.iter().any(is_socket) {
+        true => Err(quorum_config(
+            "a server of a quorum needs a host and a port, not a socket path",
+        )),
+        false => Ok(servers),
+    }
+}
+
 /// Splits off user and password, with the `@` behind them.
 fn split_logon(authority: &str) -> (&str, &str) {
     authority.split_at(authority.rfind('@').map_or(0, |at| at + 1))
@@ -321,6 +344,13 @@ fn cluster_config(what: impl AsRef<str>) -> Error {
     invalid(
         what,
         "redis+cluster://[user:password@]host[:port],host[:port]",
+    )
+}
+
+fn quorum_config(what: impl AsRef<str>) -> Error {
+    invalid(
+        what,
+        "redis+quorum://[user:password@]host[:port],host[:port],host[:port][/db]",
     )
 }
 

@@ -61,6 +61,7 @@ impl Client {
     /// | one server, Unix socket | `redis+unix:///path?db=…&user=…&pass=…` |
     /// | Sentinel | `redis+sentinel://[user:password@]host[:port],host[:port]/name[/db]` |
     /// | Cluster | `redis+cluster://[user:password@]host[:port],host[:port]` |
+    /// | quorum | `redis+quorum://[user:password@]host[:port],host[:port],host[:port][/db]` |
     ///
     /// `rediss` in place of `redis` encrypts with TLS (feature `tls`). `valkey` and `valkeys` mean
     /// the same as `redis` and `rediss`. `?protocol=resp3` selects that protocol.
@@ -72,6 +73,9 @@ impl Client {
     /// With Cluster, the URL lists some of the nodes; the client learns the others from them. Each
     /// name is kept by the master of its slot. The client follows a slot that moves, and a replica
     /// that is promoted.
+    ///
+    /// With a quorum, all servers have the same user, password, database and protocol; see
+    /// [`quorum`](Self::quorum), which takes a URL for each.
     ///
     /// # Errors
     ///

@@ -155,6 +155,6 @@ fn config(what: impl AsRef<str>) -> Error {
         what,
         "redis://[user:password@]host[:port][/db], rediss://…, \
          redis+unix:///path[?db=0&user=…&pass=…], redis+sentinel://…/name, \
-         or redis+cluster://host,host",
+         redis+cluster://host,host, or redis+quorum://host,host,host",
     )
 }

@@ -193,6 +193,37 @@ fn a_cluster_url_gives_nodes_and_credentials() {
 }
 
 #[test]
+fn a_quorum_url_gives_servers_and_their_common_settings() {
+    let url = "redis+quorum://ann:s3cret@h1,h2:7001,[::1]:7002/2?protocol=resp3";
+    let Ok(Target::Quorum(servers)) = Target::parse(url) else {
+        panic!("rejected")
+    };
+    let labels: Vec<_> = servers.iter().map(|server| &*server.label).collect();
+    assert_eq!(labels, ["h1:6379", "h2:7001", "[::1]:7002"]);
+    for server in &servers {
+        let redis = server.info.redis_settings();
+        assert_eq!((redis.username(), redis.db()), (Some("ann"), 2));
+        assert_eq!(redis.password(), Some("s3cret"));
+    }
+    assert!(Target::parse("valkey+quorum://h1,h2,h3/").is_ok());
+    for wrong in [
+        "redis+quorum://",
+        "redis+quorum://h1,,h2",
+        "redis+quorum://h1,h2/s3cret",
+        "redis+quorum://h1,h2:99999",
+        "redis+quorum://u:s3/cret@h1,h2",
+        "redis+quorum://h1,h2#s3cret",
+        "redis+unix+quorum:///s3cret",
+        "http+quorum://h1",
+    ] {
+        let Err(error) = Target::parse(wrong) else {
+            panic!("{wrong} was accepted")
+        };
+        assert!(!error.to_string().contains("s3cret"), "{error}");
+    }
+}
+
+#[test]
 fn nodes_and_sentinels_can_be_given_in_parts() {
     let nodes = ["h1:7000".into(), "h2".into()];
     let Ok(Target::Cluster(cluster)) = Target::cluster(&nodes) else {
