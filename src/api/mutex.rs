@@ -260,9 +260,33 @@ impl Mutex {
     /// The errors of [`inspect`](Self::inspect). After [`Error::Unreachable`] the lock may have
     /// been released.
     pub fn force_unlock(&self) -> Result<bool, Error> {
-        let Some(holder) = self.inspect()? else {
-            return Ok(false);
-        };
+        match self.inspect()? {
+            Some(holder) => self.force_unlock_from(&holder),
+            None => Ok(false),
+        }
+    }
+
+    /// Releases the lock on behalf of `holder` if it still has it; returns true if it was released.
+    ///
+    /// Like [`force_unlock`](Self::force_unlock), but never takes the lock from another holder than
+    /// the one that [`inspect`](Self::inspect) has shown. Returns within the command timeout.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// # let is_dead = |_: &leasehold::Holder| true;
+    /// let nightly = client.mutex("nightly");
+    /// if let Some(holder) = nightly.inspect()?
+    ///     && is_dead(&holder)
+    /// {
+    ///     nightly.force_unlock_from(&holder)?;
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`force_unlock`](Self::force_unlock).
+    pub fn force_unlock_from(&self, holder: &Holder) -> Result<bool, Error> {
         let runtime = &self.core.runtime;
         let until = Instant::now().after(runtime.deployment.command_timeout());
         let call = self.keys.release(holder.seen(), false);

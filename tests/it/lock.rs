@@ -17,6 +17,7 @@ support::tests![
     force_unlock_takes_the_lock_from_its_holder,
     force_unlock_wakes_waiters_and_a_subscribed_holder,
     force_unlock_deletes_only_the_value_it_read,
+    force_unlock_from_spares_a_later_holder,
     extend_lengthens_and_shortens_a_lease,
     a_lost_lease_is_neither_renewed_nor_extended,
     #[cfg(target_os = "linux")]
@@ -203,6 +204,22 @@ fn force_unlock_takes_the_lock_from_its_holder() {
     foreign_lock(&server, "lock:a", "");
     assert!(two.mutex("a").force_unlock().unwrap());
     assert_eq!(server.get("lock:a"), None);
+}
+
+fn force_unlock_from_spares_a_later_holder() {
+    let server = Server::start();
+    let [one, two] = [(); 2].map(|()| client(&server));
+    let operator = client(&server).mutex("a");
+    let first = one.mutex("a").lock().unwrap();
+    let seen = operator.inspect().unwrap().expect("it is held");
+    drop(first);
+    let second = two.mutex("a").lock().unwrap();
+    assert!(!operator.force_unlock_from(&seen).unwrap());
+    assert!(second.ensure_held().is_ok());
+    let seen = operator.inspect().unwrap().expect("it is held");
+    assert_eq!(seen.holder_id(), Some(second.holder_id()));
+    assert!(operator.force_unlock_from(&seen).unwrap());
+    assert!(operator.inspect().unwrap().is_none());
 }
 
 fn force_unlock_wakes_waiters_and_a_subscribed_holder() {
