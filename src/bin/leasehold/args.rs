@@ -1,13 +1,22 @@
 //! The command-line arguments.
 
+mod connection;
+mod duration;
+mod run;
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
-use leasehold::{Client, ClientBuilder, Error, Name};
+use clap::{ArgAction, Args, Parser, Subcommand};
+use leasehold::Name;
 
+use crate::args::duration::duration;
 use crate::exit::TABLE;
+use crate::message::Verbosity;
+
+pub(crate) use crate::args::connection::Connection;
+pub(crate) use crate::args::run::Run;
 
 /// Runs commands under distributed locks kept in Redis or Valkey, and shows who holds them.
 ///
@@ -21,45 +30,34 @@ pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) connection: Connection,
 
+    #[command(flatten)]
+    messages: Messages,
+
     #[command(subcommand)]
     pub(crate) action: Action,
 }
 
-#[derive(Args, Debug)]
-pub(crate) struct Connection {
-    /// The server, such as `redis://host:6379/0`, in place of the environment's. Other users of the
-    /// machine can read command lines: put a password into REDIS_URL or REDIS_PASSWORD
-    #[arg(long, global = true, help_heading = "Redis")]
-    url: Option<String>,
-
-    /// The prefix of lock keys [default: lock:]
-    #[arg(long, global = true, value_name = "PREFIX", help_heading = "Redis")]
-    key_prefix: Option<String>,
-
-    /// The prefix of the channels on which releases are published [default: lock_release:]
-    #[arg(long, global = true, value_name = "PREFIX", help_heading = "Redis")]
-    channel_prefix: Option<String>,
+impl Cli {
+    pub(crate) fn verbosity(&self) -> Verbosity {
+        match self.messages {
+            Messages { quiet: true, .. } => Verbosity::Quiet,
+            Messages { verbose: 0, .. } => Verbosity::Normal,
+            Messages { verbose: 1, .. } => Verbosity::Verbose,
+            Messages { .. } => Verbosity::Everything,
+        }
+    }
 }
 
-impl Connection {
-    pub(crate) fn builder(&self) -> Result<ClientBuilder, Error> {
-        let mut builder = Client::builder();
-        if let Some(url) = &self.url {
-            builder = builder.url(url);
-        }
-        builder = builder.with_env()?;
-        if let Some(prefix) = &self.key_prefix {
-            builder = builder.key_prefix(prefix);
-        }
-        if let Some(prefix) = &self.channel_prefix {
-            builder = builder.channel_prefix(prefix);
-        }
-        Ok(builder)
-    }
+#[derive(Args, Debug)]
+struct Messages {
+    /// Print no messages except errors: nothing if the lock is not acquired
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
 
-    pub(crate) fn client(&self) -> Result<Client, Error> {
-        self.builder()?.build()
-    }
+    /// Print what happens to the lock: waits, grants, renewals and releases. Give it twice for every
+    /// attempt
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
 }
 
 #[derive(Debug, Subcommand)]
@@ -80,69 +78,6 @@ pub(crate) enum Action {
     },
 }
 
-/// Runs a command under a lock, and exits with its exit code
-///
-/// The command's environment contains LEASEHOLD_FENCING_TOKEN and LEASEHOLD_NAME. The command runs
-/// in its own process group: HUP, INT, QUIT, TERM, USR1 and USR2 are forwarded to the whole group.
-/// Processes that the command leaves running in the group are ended before the lock is released.
-/// The group cannot read from a terminal, so if standard input is a terminal, the command's
-/// standard input is empty.
-///
-/// If the lock is lost, the group gets TERM, and KILL after --kill-after. If this process is
-/// killed, the group is killed too. Processes that leave the group (by setsid, or a shell's job
-/// control) are not ended.
-#[derive(Args, Debug)]
-pub(crate) struct Run {
-    /// The lock's name
-    pub(crate) name: OsString,
-
-    /// How long the lock stays taken after this process is killed or its machine fails. It is
-    /// renewed every third of this time. A time is a whole number and a unit: 500ms, 30s, 5m, 2h or
-    /// 1d [default: 10s]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub(crate) ttl: Option<Duration>,
-
-    /// The longest time to wait for the lock [default: no limit]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub(crate) wait: Option<Duration>,
-
-    /// Hold a permit of the semaphore NAME, which has N of them, in place of the lock: at most N
-    /// commands run at a time. The semaphore has nothing to do with the lock of that name
-    #[arg(long, value_name = "N")]
-    pub(crate) permits: Option<u32>,
-
-    /// Do not wait for the lock
-    #[arg(long, conflicts_with = "wait")]
-    pub(crate) no_wait: bool,
-
-    /// The time from the grant for which the lock stays taken, even if the command ends or fails
-    /// earlier. This process does not wait for it: the lock expires in Redis. If the command cannot
-    /// be started, the lock is released at once. If this process is killed, the lock is free after
-    /// the ttl
-    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "0s")]
-    pub(crate) min_hold: Duration,
-
-    /// End the command when it has held the lock for this time [default: no limit]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub(crate) max_hold: Option<Duration>,
-
-    /// The time from TERM to KILL for a process group that does not end
-    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
-    pub(crate) kill_after: Duration,
-
-    /// The exit code if the lock is not acquired
-    #[arg(long, value_name = "CODE", default_value_t = crate::exit::NOT_ACQUIRED)]
-    pub(crate) not_acquired_exit: u8,
-
-    /// The owner that `leasehold status` shows [default: <host>/<pid>]
-    #[arg(long)]
-    pub(crate) owner: Option<String>,
-
-    /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
-    pub(crate) command: Vec<OsString>,
-}
-
 /// Shows who holds locks, and how many clients wait for them
 ///
 /// WAITING is the number of clients that are subscribed to the release: each counts once, and for
@@ -156,6 +91,10 @@ pub(crate) struct Status {
     /// The locks' names
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<OsString>,
+
+    /// Exit with 1 if one of the locks is held or permits are out, with 0 if all are free
+    #[arg(long)]
+    pub(crate) exit_code: bool,
 
     #[command(flatten)]
     pub(crate) form: Form,
@@ -224,36 +163,6 @@ pub(crate) fn name(text: &OsStr) -> Name {
     text.as_bytes().into()
 }
 
-/// The longest time, in ms: a hundred years, which can be added to any instant without overflow.
-const LONGEST: u64 = 36_500 * 86_400_000;
-
-/// Parses a whole number and its unit: `500ms`, `30s`, `5m`, `2h`, `1d`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let millis: u64 = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => {
-            return Err("expected a whole number and a unit: 500ms, 30s, 5m, 2h or 1d".into());
-        }
-    };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| "expected a whole number before the unit")?;
-    let millis = number
-        .checked_mul(millis)
-        .filter(|&millis| millis <= LONGEST);
-    Ok(Duration::from_millis(
-        millis.ok_or("must be at most a hundred years")?,
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -265,25 +174,49 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    #[track_caller]
+    fn run(args: &[&str]) -> Run {
+        let args = ["leasehold", "run"].iter().chain(args);
+        match Cli::try_parse_from(args).map(|cli| cli.action) {
+            Ok(Action::Run(run)) => run,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
-    fn durations_have_a_unit() {
-        assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));
-        assert_eq!(duration("0s"), Ok(Duration::ZERO));
-        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
-        assert_eq!(duration("2h"), Ok(Duration::from_secs(7_200)));
-        for wrong in [
-            "",
-            "10",
-            "s",
-            "-1s",
-            "1.5s",
-            "10 s",
-            "1S",
-            "99999999999999999999s",
-            "18446744073709551615d",
-            "36501d",
+    fn command_needs_no_dashes_unless_it_begins_with_one() {
+        for args in [
+            &["a", "--fair", "sh", "-c", "x"][..],
+            &["a", "--fair", "--", "sh", "-c", "x"],
+            &["--fair", "a", "sh", "-c", "x"],
         ] {
-            assert!(duration(wrong).is_err(), "{wrong}");
+            let run = run(args);
+            assert!(run.fair);
+            assert_eq!(run.names(), ["a"]);
+            let (program, arguments) = run.command().unwrap();
+            assert_eq!(program, "sh");
+            assert_eq!(arguments, ["-c", "x"], "{args:?}");
+        }
+        // What follows the command is its own.
+        let run = run(&["a", "env", "--fair", "--", "x"]);
+        assert!(!run.fair);
+        assert_eq!(run.command().unwrap().1, ["--fair", "--", "x"]);
+        let error = Cli::try_parse_from(["leasehold", "run", "a", "-x"]).unwrap_err();
+        assert!(error.to_string().contains("-- -x"), "{error}");
+    }
+
+    #[test]
+    fn several_names_keep_their_order_and_commas() {
+        let run = run(&["-n", "b,c", "--name", "a", "-n", "b,c", "--", "sh", "-c"]);
+        assert_eq!(run.names(), ["b,c", "a"]);
+        let (program, arguments) = run.command().unwrap();
+        assert_eq!((program, arguments), ("sh".as_ref(), vec!["-c".as_ref()]));
+    }
+
+    #[test]
+    fn command_that_is_missing_is_an_error_that_shows_the_form() {
+        for args in [&["a"][..], &["-n", "a"], &[]] {
+            assert!(run(args).command().is_err(), "{args:?}");
         }
     }
 }

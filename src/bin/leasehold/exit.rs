@@ -1,13 +1,15 @@
-//! The exit codes of the program, and its error messages.
+//! The exit codes of the program, and the failures that end it.
 
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use leasehold::Error;
 
-use crate::escape::Escaped;
+use crate::message::{note, say};
 
+/// With `status --exit-code`.
+pub(crate) const HELD: u8 = 1;
 // 64 to 78 follow sysexits.h.
 pub(crate) const NOT_HELD: u8 = 1;
 pub(crate) const USAGE: u8 = 64;
@@ -31,7 +33,7 @@ const READER_GONE: u8 = SIGNALLED + 13;
 pub(crate) const TABLE: &str = "\
 Exit codes:
   0 to 255  the exit code of the command
-  1    unlock: the lock was not held
+  1    unlock: the lock was not held; status --exit-code: a lock is held
   64   a command-line argument or setting is invalid
   69   Redis is unreachable or does not answer
   71   out of processes, threads or pipes
@@ -44,11 +46,12 @@ Exit codes:
   127  the command was not found
   128 + n  the command, or the wait for the lock, was ended by signal n";
 
-/// An error that ends the program: its exit code and message.
+/// What ends the program: its exit code and message.
 #[derive(Debug)]
 pub(crate) struct Failure {
     code: u8,
     text: String,
+    is_outcome: bool,
 }
 
 impl Failure {
@@ -56,6 +59,15 @@ impl Failure {
         Self {
             code,
             text: text.into(),
+            is_outcome: false,
+        }
+    }
+
+    /// Returns an outcome that is no error, which --quiet does not print.
+    pub(crate) fn outcome(code: u8, text: impl Into<String>) -> Self {
+        Self {
+            is_outcome: true,
+            ..Self::new(code, text)
         }
     }
 
@@ -66,8 +78,10 @@ impl Failure {
 
     /// Prints the message, and returns the exit code.
     pub(crate) fn tell(self) -> u8 {
-        if !self.text.is_empty() {
-            say(&self.text);
+        match self.text.as_str() {
+            "" => {}
+            text if self.is_outcome => note(text),
+            text => say(text),
         }
         self.code
     }
@@ -93,13 +107,6 @@ impl From<io::Error> for Failure {
         }
         Self::new(OUTPUT, format!("cannot write to standard output: {error}"))
     }
-}
-
-/// Prints a message of one line to standard error.
-pub(crate) fn say(text: &str) {
-    // If standard error is closed, the exit code still reports the failure.
-    let text = Escaped::whole(text.as_bytes());
-    let _ = writeln!(io::stderr(), "leasehold: {text}");
 }
 
 /// Returns the exit code for a command's exit status.

@@ -4,25 +4,35 @@
 compile_error!("the feature `cli` needs Unix process groups and signals");
 
 mod args;
+mod command;
 #[expect(dead_code, reason = "the library, too, is made of this file")]
 #[path = "../../escape.rs"]
 mod escape;
 mod exit;
+mod foreground;
 mod generated;
 mod group;
+mod guard;
+mod job;
 mod json;
-mod lease;
 mod list;
+mod lock;
+mod message;
 mod permits;
 mod rate;
 mod record;
+mod release;
 mod run;
+mod running;
+mod screen;
 mod shim;
 mod signals;
 mod status;
+mod supervisor;
 mod table;
 mod top;
 mod unlock;
+mod wait;
 
 use std::env;
 use std::io::{self, Write};
@@ -59,6 +69,7 @@ fn main() {
 }
 
 fn act(cli: Cli) -> u8 {
+    message::set_verbosity(cli.verbosity());
     let connection = &cli.connection;
     let outcome = match cli.action {
         Action::Run(args) => run::run(connection, &args),

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 
 use leasehold::{Client, Error, HeldPermits, Name, PermitHolder};
 
-use crate::exit::say;
 use crate::json::Object;
+use crate::message::say;
 use crate::table;
 
 /// A holder of permits of a semaphore, or nobody; and how many calls wait, if that was asked.

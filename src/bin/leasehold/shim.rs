@@ -5,17 +5,25 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use rustix::process::{Signal, getpgid, getpid, getppid, kill_process_group, setpgid};
+use rustix::process::{
+    Pid, Signal, getpgid, getpid, getppid, kill_process, kill_process_group, setpgid,
+};
 use signal_hook::consts::{FORBIDDEN, SIGKILL, SIGSTOP};
 use signal_hook::flag;
 
 /// The argument that selects the shim.
 pub(crate) const SHIM: &str = "__shim";
 
+/// The request to leave the group.
+pub(crate) const LEAVE: u8 = b'.';
+
+/// The request to watch the process whose id follows in four bytes; 0 stands for none.
+pub(crate) const WATCH: u8 = b'w';
+
 /// Waits until the first process closes its pipe, and then kills the command's process group.
 ///
-/// If the first process is killed, the kernel closes the pipe. A byte on the pipe asks the shim to
-/// leave the group; the shim answers every request with a byte.
+/// If the first process is killed, the kernel closes the pipe. The shim answers every request with a
+/// byte.
 ///
 /// The shim leads the group. So the group exists before the command starts, and the command never
 /// runs without supervision. While the shim lives, the kernel cannot reuse the group's id.
@@ -34,11 +42,18 @@ pub(crate) fn shim() {
     };
     // A write fails only if the first process has ended: then `stdin` is closed too.
     let _ = done();
-    let mut byte = [0];
-    while io::stdin().read_exact(&mut byte).is_ok() {
-        // Moves into the first process's group, if that process still exists.
-        let _ = getpgid(getppid()).and_then(|group| setpgid(None, Some(group)));
+    let (mut request, mut id, mut watched) = ([0], [0; 4], None);
+    while io::stdin().read_exact(&mut request).is_ok() {
+        if request == [WATCH] && io::stdin().read_exact(&mut id).is_ok() {
+            watched = Pid::from_raw(i32::from_ne_bytes(id));
+        } else if request == [LEAVE] {
+            // Moves into the first process's group, if that process still exists.
+            let _ = getpgid(getppid()).and_then(|group| setpgid(None, Some(group)));
+        }
         let _ = done();
+    }
+    if let Some(watched) = watched {
+        let _ = kill_process(watched, Signal::KILL);
     }
     // Fails if the group is already empty.
     let _ = kill_process_group(getpid(), Signal::KILL);

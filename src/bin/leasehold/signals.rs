@@ -6,12 +6,19 @@ use std::thread;
 use leasehold::crossbeam_channel::{Receiver, unbounded};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 
 const CAUGHT: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2];
 
 /// Returns whether the signal asks this process to end.
 pub(crate) fn ends(signal: i32) -> bool {
     [SIGHUP, SIGINT, SIGQUIT, SIGTERM].contains(&signal)
+}
+
+/// Stops this process until it gets CONT.
+pub(crate) fn suspend() {
+    // Fails only for signals without a default action.
+    let _ = emulate_default_handler(SIGTSTP);
 }
 
 /// Catches signals and returns a channel that receives them.

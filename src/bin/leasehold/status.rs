@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use leasehold::Error;
 
 use crate::args::{Connection, Status, name};
-use crate::exit::{Failure, say};
+use crate::exit::{Failure, HELD};
+use crate::message::say;
 use crate::permits::{self, PermitRecord};
 use crate::record::Record;
 use crate::table;
@@ -47,6 +48,9 @@ pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failu
         let waiting = waiting.ask(|| mutex.waiting())?;
         seen.push((record, waiting, queued.ask(|| fair.waiting())?));
     }
+    let is_held = seen.iter().any(|(record, ..)| record.holder.is_some())
+        || permits.iter().any(|record| record.holder.is_some());
+    let code = if args.exit_code && is_held { HELD } else { 0 };
     let mut out = io::stdout().lock();
     if args.form.json {
         for (record, waiting, queued) in &seen {
@@ -55,7 +59,7 @@ pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failu
             writeln!(out, "{}", json.finish())?;
         }
         permits::print(&mut out, &permits, true, true)?;
-        return Ok(0);
+        return Ok(code);
     }
     let rows = seen.iter().map(|(record, waiting, queued)| {
         let [name, holder, left, token] = record.cells();
@@ -66,7 +70,7 @@ pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failu
         writeln!(out, "{line}")?;
     }
     permits::print(&mut out, &permits, false, true)?;
-    Ok(0)
+    Ok(code)
 }
 
 /// Asks what the user may not be permitted to ask, until Redis refuses.

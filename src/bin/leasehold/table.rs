@@ -1,5 +1,7 @@
 //! Tables of text.
 
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
 use crate::escape::Escaped;
 
 /// Returns the cells without characters that a terminal would act on.
@@ -16,17 +18,31 @@ pub(crate) fn lines<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> 
     let mut widths = [0; N];
     for row in all() {
         for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
+            *width = (*width).max(cell.width());
         }
     }
     let line = |row: &[String; N]| {
         let cells = row.iter().zip(widths);
         let line: String = cells
-            .map(|(cell, width)| format!("{cell:<width$}  "))
+            .map(|(cell, width)| format!("{cell}{:1$}  ", "", width - cell.width()))
             .collect();
         line.trim_end().to_owned()
     };
     all().map(line).collect()
+}
+
+/// Returns the start of the line that fits into this many columns of a terminal.
+pub(crate) fn cut(line: &str, columns: usize) -> &str {
+    let mut left = columns;
+    let end = line.char_indices().find_map(|(at, c)| {
+        let width = c.width().unwrap_or(0);
+        if width > left {
+            return Some(at);
+        }
+        left -= width;
+        None
+    });
+    line.get(..end.unwrap_or(line.len())).unwrap_or(line)
 }
 
 #[cfg(test)]
@@ -40,5 +56,18 @@ mod tests {
             lines(["NAME", "B"], &rows),
             ["NAME     B", "a        x", "tisch-ü"]
         );
+    }
+
+    #[test]
+    fn wide_characters_take_two_columns() {
+        let rows = [["東京".into(), "x".into()], ["abcde".into(), "y".into()]];
+        assert_eq!(
+            lines(["N", "B"], &rows),
+            ["N      B", "東京   x", "abcde  y"]
+        );
+        assert_eq!(cut("東京", 3), "東");
+        assert_eq!(cut("東京", 4), "東京");
+        assert_eq!(cut("abc", 2), "ab");
+        assert_eq!(cut("", 0), "");
     }
 }

@@ -3,27 +3,32 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::io::{self, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
+use leasehold::crossbeam_channel::{never, select};
 use leasehold::{Client, Error, HeldPermits, Name};
+use signal_hook::consts::SIGTSTP;
 
 use crate::args::{Connection, Top};
-use crate::exit::{Failure, say};
+use crate::exit::{Failure, by_signal};
 use crate::json::Object;
 use crate::permits;
 use crate::rate::Rates;
 use crate::record::Record;
-use crate::status::{Asked, shown};
-use crate::table;
-
-/// The lines and columns assumed for a terminal that does not report its size.
-const USUAL: (usize, usize) = (24, 80);
+use crate::screen::Screen;
+use crate::signals::{signals, suspend};
+use crate::status::Asked;
 
 pub(crate) fn top(connection: &Connection, args: &Top) -> Result<u8, Failure> {
-    let screen = Screen::new(args);
+    let mut screen = Screen::new(args);
+    let signals = match screen {
+        // A signal must not end this process before the terminal is as it was.
+        Screen::Terminal { .. } => {
+            signals().map_err(|error| Failure::system("cannot catch signals", &error))?
+        }
+        _ => never(),
+    };
     let mut watched = Watched {
         client: connection.client()?,
         prefix: args.prefix.as_bytes().to_vec(),
@@ -46,7 +51,16 @@ pub(crate) fn top(connection: &Connection, args: &Top) -> Result<u8, Failure> {
         if args.count.is_some_and(|count| refreshes >= count) {
             return Ok(0);
         }
-        thread::sleep(args.interval.saturating_sub(began.elapsed()));
+        let next = args.interval.saturating_sub(began.elapsed());
+        select! {
+            recv(signals) -> signal => match signal {
+                Ok(SIGTSTP) => screen.while_left(suspend)?,
+                Ok(signal) => return Ok(by_signal(signal)),
+                // The thread that receives the signals lives as long as this process.
+                Err(_) => {}
+            },
+            default(next) => {}
+        }
     }
 }
 
@@ -61,26 +75,28 @@ struct Watched {
     queued: Asked,
 }
 
-struct Row {
-    subject: Subject,
-    waiting: Option<u64>,
-    changes: f64,
+/// A line of the display.
+pub(crate) struct Row {
+    pub(crate) subject: Subject,
+    pub(crate) waiting: Option<u64>,
+    /// Changes of holder per second.
+    pub(crate) changes: f64,
 }
 
-enum Subject {
+pub(crate) enum Subject {
     Lock(Record),
     Semaphore(HeldPermits),
 }
 
 impl Subject {
-    fn is_held(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         match self {
             Self::Lock(record) => record.holder.is_some(),
             Self::Semaphore(_) => true,
         }
     }
 
-    fn json(&self) -> Object {
+    pub(crate) fn json(&self) -> Object {
         match self {
             Self::Lock(record) => record.json(),
             Self::Semaphore(held) => permits::json(held),
@@ -88,7 +104,7 @@ impl Subject {
     }
 
     /// Returns the name, the holder, the time left and the token as text.
-    fn cells(&self) -> [String; 4] {
+    pub(crate) fn cells(&self) -> [String; 4] {
         match self {
             Self::Lock(record) => record.cells(),
             Self::Semaphore(held) => permits::cells(held),
@@ -167,108 +183,4 @@ impl Watched {
         self.rates.forget();
         Ok(rows)
     }
-}
-
-/// The output, and its format.
-enum Screen {
-    Terminal { interval: Duration },
-    Lines,
-    Json,
-}
-
-impl Screen {
-    fn new(args: &Top) -> Self {
-        if args.form.json {
-            Self::Json
-        } else if io::stdout().is_terminal() {
-            Self::Terminal {
-                interval: args.interval,
-            }
-        } else {
-            Self::Lines
-        }
-    }
-
-    fn show(&self, rows: &[Row]) -> io::Result<()> {
-        let mut out = io::BufWriter::new(io::stdout().lock());
-        match self {
-            Self::Terminal { interval } => {
-                let held = rows.iter().filter(|row| row.subject.is_held());
-                let waiting: u64 = rows.iter().filter_map(|row| row.waiting).sum();
-                let head = format!(
-                    "{} held, {waiting} waiting, every {interval:?}",
-                    held.count()
-                );
-                let cells: Vec<_> = rows.iter().map(cells).collect();
-                let header = ["NAME", "HOLDER", "LEFT", "WAITING", "CHANGES/s", "TOKEN"];
-                let mut lines = vec![head, String::new()];
-                lines.extend(table::lines(header, &cells));
-                redraw(&mut out, &lines)?;
-            }
-            Self::Lines => {
-                for row in rows {
-                    let cells = table::escaped(&cells(row));
-                    writeln!(out, "{}\t{}", since_epoch().as_secs(), cells.join("\t"))?;
-                }
-            }
-            Self::Json => {
-                let at = since_epoch().as_millis();
-                for row in rows {
-                    let mut object = row.subject.json();
-                    object
-                        .plain("waiting", row.waiting)
-                        .plain("changes_per_s", Some(format!("{:.2}", row.changes)))
-                        .plain("at_ms", Some(at));
-                    writeln!(out, "{}", object.finish())?;
-                }
-            }
-        }
-        out.flush()
-    }
-
-    fn complain(&self, error: &Error) -> io::Result<()> {
-        match self {
-            Self::Terminal { .. } => {
-                let mut out = io::stdout().lock();
-                redraw(&mut out, &[error.to_string()])?;
-                out.flush()
-            }
-            _ => {
-                say(&error.to_string());
-                Ok(())
-            }
-        }
-    }
-}
-
-fn cells(row: &Row) -> [String; 6] {
-    let [name, holder, left, token] = row.subject.cells();
-    let changes = format!("{:.1}", row.changes);
-    [name, holder, left, shown(row.waiting), changes, token]
-}
-
-/// Overwrites the screen without clearing it first, which would flicker; omits lines that do not
-/// fit.
-fn redraw(out: &mut impl Write, lines: &[String]) -> io::Result<()> {
-    let (height, width) = size();
-    write!(out, "\x1b[H")?;
-    for line in lines.iter().take(height.saturating_sub(1)) {
-        let line: String = line.chars().take(width).collect();
-        // `ESC [ K` clears the rest of the line.
-        write!(out, "{line}\x1b[K\r\n")?;
-    }
-    write!(out, "\x1b[J")
-}
-
-fn size() -> (usize, usize) {
-    match rustix::termios::tcgetwinsize(io::stdout()) {
-        Ok(size) if size.ws_row > 1 && size.ws_col > 0 => (size.ws_row.into(), size.ws_col.into()),
-        _ => USUAL,
-    }
-}
-
-fn since_epoch() -> Duration {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
 }

@@ -1,7 +1,8 @@
 //! `leasehold unlock`: releases a lock on behalf of its holder.
 
 use crate::args::{Connection, Unlock, name};
-use crate::exit::{Failure, NOT_HELD, USAGE, say};
+use crate::exit::{Failure, NOT_HELD, USAGE};
+use crate::message::note;
 use crate::record::shown_holder;
 
 pub(crate) fn unlock(connection: &Connection, args: &Unlock) -> Result<u8, Failure> {
@@ -17,12 +18,16 @@ pub(crate) fn unlock(connection: &Connection, args: &Unlock) -> Result<u8, Failu
         ));
     }
     let mutex = connection.client()?.mutex(&name);
-    let holder = mutex.inspect()?;
-    if mutex.force_unlock()? {
-        let holder = holder.as_ref().map_or_else(|| "-".into(), shown_holder);
-        say(&format!("released {name}, which {holder} held"));
-        return Ok(0);
+    while let Some(holder) = mutex.inspect()? {
+        // Fails if the lock has changed hands meanwhile: then there is another holder to remove.
+        if mutex.force_unlock_from(&holder)? {
+            note(&format!(
+                "released {name}, which {} held",
+                shown_holder(&holder)
+            ));
+            return Ok(0);
+        }
     }
-    say(&format!("{name} is not held"));
+    note(&format!("{name} is not held"));
     Ok(NOT_HELD)
 }

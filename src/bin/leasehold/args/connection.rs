@@ -1,0 +1,118 @@
+//! The options that say where Redis is, and how long it may take.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use leasehold::{Client, ClientBuilder};
+
+use crate::args::duration::duration;
+use crate::exit::{Failure, USAGE};
+
+#[derive(Args, Debug)]
+pub(crate) struct Connection {
+    /// The server, such as `redis://host:6379/0`, in place of the environment's; several servers as
+    /// `redis+cluster://host,host`, `redis+sentinel://host,host/name` or
+    /// `redis+quorum://host,host,host`. Other users of the machine can read command lines: put a
+    /// password into REDIS_URL or REDIS_PASSWORD
+    #[arg(long, global = true, help_heading = "Redis")]
+    url: Option<String>,
+
+    /// The prefix of lock keys [default: lock:]
+    #[arg(long, global = true, value_name = "PREFIX", help_heading = "Redis")]
+    key_prefix: Option<String>,
+
+    /// The prefix of the channels on which releases are published [default: lock_release:]
+    #[arg(long, global = true, value_name = "PREFIX", help_heading = "Redis")]
+    channel_prefix: Option<String>,
+
+    /// The longest time to open one connection [default: 1s]
+    #[arg(long, global = true, value_name = "TIME", value_parser = duration, help_heading = "Redis")]
+    connect_timeout: Option<Duration>,
+
+    /// The longest time to wait for the reply to one command [default: 1s]
+    #[arg(long, global = true, value_name = "TIME", value_parser = duration, help_heading = "Redis")]
+    command_timeout: Option<Duration>,
+
+    /// How long Redis may be unreachable before a wait for a lock fails [default: 10s]
+    #[arg(long, global = true, value_name = "TIME", value_parser = duration, help_heading = "Redis")]
+    unreachable_for: Option<Duration>,
+
+    /// The PEM file of the certificate authorities to trust in place of the system's. Needs a URL
+    /// with TLS, such as `rediss://host`
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Redis")]
+    tls_ca: Option<PathBuf>,
+
+    /// The PEM file of the certificate to show to the server. Needs --tls-key
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Redis")]
+    tls_cert: Option<PathBuf>,
+
+    /// The PEM file of the private key of --tls-cert
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Redis")]
+    tls_key: Option<PathBuf>,
+}
+
+impl Connection {
+    pub(crate) fn builder(&self) -> Result<ClientBuilder, Failure> {
+        let mut builder = Client::builder();
+        if let Some(url) = &self.url {
+            builder = builder.url(url);
+        }
+        builder = self.with_tls(builder.with_env()?)?;
+        if let Some(prefix) = &self.key_prefix {
+            builder = builder.key_prefix(prefix);
+        }
+        if let Some(prefix) = &self.channel_prefix {
+            builder = builder.channel_prefix(prefix);
+        }
+        if let Some(timeout) = self.connect_timeout {
+            builder = builder.connect_timeout(timeout);
+        }
+        if let Some(timeout) = self.command_timeout {
+            builder = builder.command_timeout(timeout);
+        }
+        if let Some(silence) = self.unreachable_for {
+            builder = builder.unreachable_for(silence);
+        }
+        Ok(builder)
+    }
+
+    pub(crate) fn client(&self) -> Result<Client, Failure> {
+        Ok(self.builder()?.build()?)
+    }
+
+    #[cfg(feature = "tls")]
+    fn with_tls(&self, mut builder: ClientBuilder) -> Result<ClientBuilder, Failure> {
+        let read = |option: &str, path: &PathBuf| {
+            std::fs::read(path).map_err(|error| {
+                let path = path.display();
+                Failure::new(USAGE, format!("cannot read {path} ({option}): {error}"))
+            })
+        };
+        if let Some(authorities) = &self.tls_ca {
+            builder = builder.tls_root(read("--tls-ca", authorities)?);
+        }
+        match (&self.tls_cert, &self.tls_key) {
+            (Some(certificate), Some(key)) => {
+                let certificate = read("--tls-cert", certificate)?;
+                Ok(builder.tls_client_cert(certificate, read("--tls-key", key)?))
+            }
+            (None, None) => Ok(builder),
+            _ => Err(Failure::new(
+                USAGE,
+                "--tls-cert and --tls-key need each other",
+            )),
+        }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn with_tls(&self, builder: ClientBuilder) -> Result<ClientBuilder, Failure> {
+        match (&self.tls_ca, &self.tls_cert, &self.tls_key) {
+            (None, None, None) => Ok(builder),
+            _ => Err(Failure::new(
+                USAGE,
+                "this program was built without TLS: build it with the feature `tls`",
+            )),
+        }
+    }
+}

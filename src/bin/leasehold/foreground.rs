@@ -1,0 +1,121 @@
+//! The command in this process's own group, where it can use the terminal.
+
+use std::fs::File;
+use std::io;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::job::Job;
+use crate::message::say;
+use crate::signals::suspend;
+use crate::supervisor::Supervisor;
+
+/// How long after Ctrl-Z a program stops itself.
+const AFTER_KEY: Duration = Duration::from_secs(1);
+
+/// A command that keeps the terminal. Only the command itself is signalled and ended, not the
+/// processes that it starts: the group is also that of this process and of its pipeline.
+pub(crate) struct Foreground {
+    /// Kills the command if this process is killed. If that happens between the start of the
+    /// command and the message about it, some µs later, the command stays.
+    supervisor: Supervisor,
+    command: Option<Pid>,
+    /// Without a terminal, no signal reaches the command except through this process.
+    has_terminal: bool,
+    /// When this process got TSTP, which Ctrl-Z sends to the whole group.
+    key_at: Option<Instant>,
+    is_stopped_by_stop: bool,
+}
+
+impl Foreground {
+    /// Starts the supervisor.
+    pub(crate) fn start() -> io::Result<Self> {
+        Ok(Self {
+            supervisor: Supervisor::start()?,
+            command: None,
+            has_terminal: File::open("/dev/tty").is_ok(),
+            key_at: None,
+            is_stopped_by_stop: false,
+        })
+    }
+
+    fn signal(&self, signal: Signal) {
+        let Some(command) = self.command else {
+            return;
+        };
+        // The command has not been waited for, so its process id is not another process's.
+        if kill_process(command, signal) == Err(Errno::PERM) {
+            say(&format!(
+                "cannot send {signal:?} to the command: it runs as another user"
+            ));
+        }
+    }
+
+    /// Stops this process, too: from that, the shell learns that its job is stopped. Returns when
+    /// the job is continued.
+    fn suspend_both(&mut self, is_held: &dyn Fn() -> bool) {
+        self.key_at = None;
+        self.is_stopped_by_stop = false;
+        suspend();
+        if is_held() {
+            self.signal(Signal::CONT);
+        }
+    }
+}
+
+impl Job for Foreground {
+    fn spawn(&mut self, command: &mut Command) -> io::Result<Child> {
+        let command = command.spawn()?;
+        self.command = Some(Pid::from_child(&command));
+        self.supervisor.watch(self.command);
+        Ok(command)
+    }
+
+    fn forward(&mut self, signal: Signal, is_held: &dyn Fn() -> bool) {
+        // Keys reach the command without this process. A second signal would do harm: some programs
+        // save their work after the first INT, and give that up after the second. A second TSTP
+        // could arrive when the command is continued already, and stop it again.
+        let keys = [Signal::INT, Signal::QUIT, Signal::TSTP];
+        if !self.has_terminal || !keys.contains(&signal) {
+            return self.signal(signal);
+        }
+        if signal == Signal::TSTP {
+            self.key_at = Some(Instant::now());
+            if self.is_stopped_by_stop {
+                self.suspend_both(is_held);
+            }
+        }
+    }
+
+    fn stopped(&mut self, by: Signal, is_held: &dyn Fn() -> bool) -> bool {
+        // A program that handles Ctrl-Z stops itself with STOP. Without the key, another process
+        // has stopped the command, and will continue it.
+        self.is_stopped_by_stop = by == Signal::STOP;
+        let by_key = self.key_at.is_some_and(|at| at.elapsed() < AFTER_KEY);
+        if !self.is_stopped_by_stop || by_key {
+            self.suspend_both(is_held);
+        }
+        false
+    }
+
+    fn terminate(&self) {
+        self.signal(Signal::TERM);
+        self.signal(Signal::CONT);
+    }
+
+    fn kill(&mut self) {
+        self.signal(Signal::KILL);
+    }
+
+    fn ended(&mut self) {
+        self.command = None;
+        self.supervisor.watch(None);
+    }
+
+    fn is_empty(&mut self) -> bool {
+        true
+    }
+}

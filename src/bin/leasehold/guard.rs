@@ -1,0 +1,57 @@
+//! The guard of the lock or permit that `run` holds, whatever its kind.
+
+use std::time::Duration;
+
+use leasehold::crossbeam_channel::Receiver;
+use leasehold::{
+    Error, FencingToken, Lost, MutexAllGuard, MutexGuard, Name, SemaphorePermit, Unlocked,
+};
+
+/// A guard of any kind. Dropping it releases the lock.
+pub(crate) trait Guard: Send {
+    /// Returns the fencing token of a held name.
+    fn token(&self, name: &Name) -> Option<FencingToken>;
+
+    fn lost(&self) -> Receiver<Lost>;
+
+    fn is_held(&self) -> bool;
+
+    fn extend(&self, ttl: Duration) -> Result<(), Error>;
+
+    fn release(self: Box<Self>) -> Result<Unlocked, Error>;
+}
+
+/// Implements [`Guard`] for guards that have the calls of [`MutexGuard`], with the name of the one
+/// that releases.
+macro_rules! guards {
+    ($($guard:ty, $release:ident, $token:expr);+) => {$(
+        impl Guard for $guard {
+            fn token(&self, name: &Name) -> Option<FencingToken> {
+                let token: fn(&Self, &Name) -> Option<FencingToken> = $token;
+                token(self, name)
+            }
+
+            fn lost(&self) -> Receiver<Lost> {
+                self.lost()
+            }
+
+            fn is_held(&self) -> bool {
+                self.is_held()
+            }
+
+            fn extend(&self, ttl: Duration) -> Result<(), Error> {
+                self.extend(ttl)
+            }
+
+            fn release(self: Box<Self>) -> Result<Unlocked, Error> {
+                (*self).$release()
+            }
+        }
+    )+};
+}
+
+guards!(
+    MutexGuard, unlock, |guard, _| Some(guard.fencing_token());
+    MutexAllGuard, unlock, |guard, name| guard.fencing_token_of(name);
+    SemaphorePermit, release, |permit, _| Some(permit.fencing_token())
+);

@@ -1,0 +1,32 @@
+//! The processes of a command, which `run` signals and ends.
+
+use std::io;
+use std::process::{Child, Command};
+
+use rustix::process::Signal;
+
+/// The processes of a command.
+pub(crate) trait Job {
+    /// Starts the command.
+    fn spawn(&mut self, command: &mut Command) -> io::Result<Child>;
+
+    /// Forwards a signal that this process has received; `is_held` tells whether the command may go
+    /// on.
+    fn forward(&mut self, signal: Signal, is_held: &dyn Fn() -> bool);
+
+    /// Handles that the command was stopped by a signal. Returns true if it needs the terminal,
+    /// which it does not have.
+    fn stopped(&mut self, by: Signal, is_held: &dyn Fn() -> bool) -> bool;
+
+    /// Asks all processes to end, including stopped ones.
+    fn terminate(&self);
+
+    /// Kills all processes.
+    fn kill(&mut self);
+
+    /// Handles that the command has ended, before its process id is free for another process.
+    fn ended(&mut self);
+
+    /// Returns whether no process is left. The command must have been waited for.
+    fn is_empty(&mut self) -> bool;
+}

@@ -1,0 +1,183 @@
+//! A running command, with its lock, until both have ended.
+
+use std::process::{Child, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::Lost;
+use leasehold::crossbeam_channel::{Receiver, Sender, after, bounded, never, select};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
+
+use crate::guard::Guard;
+use crate::job::Job;
+use crate::message::say;
+
+/// How often to check whether the processes that the command left behind have ended.
+const CHECK_EVERY: Duration = Duration::from_millis(10);
+
+/// How long to wait after KILL. A process that is left after that hangs in the kernel.
+const DYING: Duration = Duration::from_secs(2);
+
+/// A running command, with its lock.
+pub(crate) struct Running<'a> {
+    job: Box<dyn Job>,
+    command: Child,
+    guard: &'a dyn Guard,
+    kill_after: Duration,
+    kill_at: Option<Instant>,
+    end: End,
+}
+
+/// How the command has ended.
+#[derive(Debug, Default)]
+pub(crate) struct End {
+    pub(crate) status: Option<ExitStatus>,
+    /// Why the lock was lost meanwhile.
+    pub(crate) lost: Option<Lost>,
+    /// The command was ended because it asked for the terminal.
+    pub(crate) needed_terminal: bool,
+}
+
+impl<'a> Running<'a> {
+    pub(crate) fn new(
+        job: Box<dyn Job>,
+        command: Child,
+        guard: &'a dyn Guard,
+        kill_after: Duration,
+    ) -> Self {
+        Self {
+            job,
+            command,
+            guard,
+            kill_after,
+            kill_at: None,
+            end: End::default(),
+        }
+    }
+
+    /// Waits until the command and all its processes have ended.
+    ///
+    /// After the command itself, or after the loss of the lock, the processes are ended: TERM
+    /// first, and KILL after `kill_after`.
+    pub(crate) fn until_the_end(mut self, signals: &Receiver<i32>) -> End {
+        let mut events = self.watch();
+        let mut lost = self.guard.lost();
+        while !self.has_ended() {
+            let check = self.next_check();
+            select! {
+                recv(events) -> event => match event {
+                    Ok(stopped) => self.stopped(stopped),
+                    Err(_) => {
+                        events = never();
+                        self.job.ended();
+                        // Fails only if other code has waited for the command already.
+                        self.end.status = Some(self.command.wait().unwrap_or_default());
+                    }
+                },
+                recv(lost) -> why => {
+                    lost = never();
+                    if let Ok(why) = why {
+                        say(&format!("{why}; ending the command"));
+                        self.end.lost = Some(why);
+                        self.terminate();
+                    }
+                }
+                recv(signals) -> signal => {
+                    if let Some(signal) = signal.ok().and_then(Signal::from_named_raw) {
+                        let guard = self.guard;
+                        self.job.forward(signal, &|| guard.is_held());
+                    }
+                }
+                recv(check) -> _ => {}
+            }
+        }
+        self.end
+    }
+
+    /// Ends what is left when it is time for that; returns whether all has ended.
+    fn has_ended(&mut self) -> bool {
+        let command_has_ended = self.end.status.is_some();
+        if command_has_ended {
+            if self.job.is_empty() {
+                return true;
+            }
+            if self.kill_at.is_none() {
+                self.terminate();
+            }
+        }
+        if self.kill_at.is_some_and(|at| Instant::now() >= at) {
+            self.job.kill();
+            if command_has_ended {
+                self.see_them_die();
+                return true;
+            }
+            self.kill_at = None;
+        }
+        false
+    }
+
+    fn next_check(&self) -> Receiver<Instant> {
+        match self.kill_at {
+            _ if self.end.status.is_some() => after(CHECK_EVERY),
+            Some(at) => after(at.saturating_duration_since(Instant::now())),
+            None => never(),
+        }
+    }
+
+    /// Sends TERM, and KILL later.
+    fn terminate(&mut self) {
+        self.job.terminate();
+        self.kill_at
+            .get_or_insert_with(|| Instant::now() + self.kill_after);
+    }
+
+    fn stopped(&mut self, by: Signal) {
+        let guard = self.guard;
+        if self.job.stopped(by, &|| guard.is_held()) && self.kill_at.is_none() {
+            say("the command needs the terminal, which it has only with --foreground; ending it");
+            self.end.needed_terminal = true;
+            self.terminate();
+        }
+    }
+
+    fn see_them_die(&mut self) {
+        let killed = Instant::now();
+        while !self.job.is_empty() {
+            if killed.elapsed() > DYING {
+                say("the command left processes behind that do not end after KILL");
+                return;
+            }
+            thread::sleep(CHECK_EVERY);
+        }
+    }
+
+    /// Returns a channel that receives the signals that stop the command, and closes when it has
+    /// ended.
+    fn watch(&self) -> Receiver<Signal> {
+        let (tell, events) = bounded(1);
+        let command = Pid::from_child(&self.command);
+        thread::spawn(move || while watch_once(command, &tell) {});
+        events
+    }
+}
+
+/// Waits until the process is stopped or has ended; returns false if it has ended. The process is
+/// not reaped, so its id stays valid.
+fn watch_once(process: Pid, tell: &Sender<Signal>) -> bool {
+    let (id, stopped) = (WaitId::Pid(process), WaitIdOptions::STOPPED);
+    match waitid(
+        id.clone(),
+        WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | stopped,
+    ) {
+        Err(Errno::INTR) => true,
+        Ok(Some(status)) if status.stopped() => {
+            // Takes the stop, which the next wait would report again.
+            let _ = waitid(id, stopped | WaitIdOptions::NOHANG);
+            let by = status.stopping_signal();
+            let by = by.and_then(Signal::from_named_raw);
+            by.is_none_or(|by| tell.send(by).is_ok())
+        }
+        _ => false,
+    }
+}

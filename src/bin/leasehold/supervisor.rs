@@ -1,0 +1,86 @@
+//! The supervisor process, as the process that starts it sees it.
+
+use std::ffi::OsStr;
+use std::io::{self, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::shim::{LEAVE, SHIM, WATCH};
+
+/// A second process of this program, which leads a process group and kills that group when this
+/// process ends, however it ends.
+pub(crate) struct Supervisor {
+    process: Child,
+    /// The pipe to the supervisor. It closes when this process ends.
+    lifeline: Option<ChildStdin>,
+    answers: ChildStdout,
+}
+
+impl Supervisor {
+    /// Starts the supervisor and returns when it is ready.
+    pub(crate) fn start() -> io::Result<Self> {
+        let mut command = Command::new(ourselves()?);
+        // The supervisor must not keep our environment, working directory or terminal in use.
+        command.arg(SHIM).env_clear().current_dir("/");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.stderr(Stdio::null()).process_group(0).spawn()?;
+        let missing = || io::Error::other("the supervisor has no pipe");
+        let mut supervisor = Self {
+            lifeline: Some(process.stdin.take().ok_or_else(missing)?),
+            answers: process.stdout.take().ok_or_else(missing)?,
+            process,
+        };
+        supervisor.answers.read_exact(&mut [0])?;
+        Ok(supervisor)
+    }
+
+    /// Returns the supervisor's process id, which is also the id of its group.
+    pub(crate) fn id(&self) -> Pid {
+        Pid::from_child(&self.process)
+    }
+
+    /// Moves the supervisor out of its group and into ours. It still reserves its group's id.
+    pub(crate) fn leave_group(&mut self) {
+        // The whole group may have been stopped, and the supervisor with it.
+        let _ = kill_process(self.id(), Signal::CONT);
+        self.ask(&[LEAVE]);
+    }
+
+    /// Sets the process that the supervisor kills, too, when this process ends.
+    pub(crate) fn watch(&mut self, process: Option<Pid>) {
+        let id = process.map_or(0, Pid::as_raw_pid);
+        let [a, b, c, d] = id.to_ne_bytes();
+        self.ask(&[WATCH, a, b, c, d]);
+    }
+
+    fn ask(&mut self, request: &[u8]) {
+        // A write fails if the supervisor was killed: then it neither leads nor watches anything.
+        if let Some(lifeline) = &mut self.lifeline
+            && lifeline.write_all(request).is_ok()
+        {
+            let _ = self.answers.read_exact(&mut [0]);
+        }
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.lifeline = None;
+        // Fails if the supervisor was killed inside the group and `Group::is_empty` has waited for
+        // it.
+        let _ = self.process.wait();
+    }
+}
+
+/// Returns the path of this program, which stays valid if the file is replaced.
+#[cfg(target_os = "linux")]
+fn ourselves() -> io::Result<&'static OsStr> {
+    Ok(OsStr::new("/proc/self/exe"))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ourselves() -> io::Result<std::path::PathBuf> {
+    std::env::current_exe()
+}
