@@ -2,6 +2,10 @@
 //!
 //! However the program ends, no process of the command outlives it. Its output describes the locks.
 
+pub(crate) mod cron;
+pub(crate) mod options;
+pub(crate) mod terminal;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
@@ -217,7 +221,7 @@ fn usage_outage_and_refusal_have_their_exit_codes() {
     let url = server.url();
     for args in [
         &["run", "a"][..],
-        &["run", "a", "true"],
+        &["run", "a", "-x"],
         &["run", "a", "--ttl", "10", "--", "true"],
         &["run", "a", "--ttl", "1ms", "--", "true"],
         &["run", "a", "--wait", "1s", "--no-wait", "--", "true"],
@@ -288,7 +292,7 @@ fn held_lock_is_waited_for_only_as_long_as_asked() {
     let output = output(&url, &["run", "a", "--no-wait", "--", "echo", "ran"]);
     assert_eq!(output.status.code(), Some(75));
     assert!(output.stdout.is_empty());
-    assert!(String::from_utf8_lossy(&output.stderr).contains("a is held by another holder"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("a is held by "));
     let args = [
         "run",
         "a",
@@ -980,6 +984,8 @@ fn top_refreshes_a_terminal_in_place() {
     let _ = fs::File::from(terminal).read_to_end(&mut shown);
     let shown = String::from_utf8(shown).unwrap();
     assert_eq!(shown.matches("\x1b[H").count(), 2, "{shown:?}");
+    assert!(shown.starts_with("\x1b[?1049h"), "{shown:?}");
+    assert!(shown.ends_with("\x1b[?1049l"), "{shown:?}");
     assert_eq!(shown.matches("NAME").count(), 2, "{shown:?}");
     assert!(shown.contains("1 held, 0 waiting"), "{shown:?}");
 }

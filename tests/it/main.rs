@@ -56,6 +56,12 @@ const TESTS: &[Listed] = &[
     chaos::TESTS,
     #[cfg(all(feature = "cli", unix))]
     cli::TESTS,
+    #[cfg(all(feature = "cli", unix))]
+    cli::cron::TESTS,
+    #[cfg(all(feature = "cli", unix))]
+    cli::options::TESTS,
+    #[cfg(all(feature = "cli", unix))]
+    cli::terminal::TESTS,
     cluster::TESTS,
     conformance::cluster::TESTS,
     conformance::one::TESTS,
@@ -109,6 +115,8 @@ const ROUGHLY_TIMED: &[Listed] = &[
     breaker::ROUGHLY_TIMED,
     #[cfg(all(feature = "cli", unix))]
     cli::ROUGHLY_TIMED,
+    #[cfg(all(feature = "cli", unix))]
+    cli::options::ROUGHLY_TIMED,
     faults::ROUGHLY_TIMED,
     set_queues::ROUGHLY_TIMED,
     shutdown::ROUGHLY_TIMED,

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::supervised_process::SupervisedProcess;
 use super::time::ms;
 
-const ROLE: &str = "LEASEHOLD_ROLE";
+pub(crate) const ROLE: &str = "LEASEHOLD_ROLE";
 
 /// Marks the lines meant for the parent among everything else a child prints.
 const MARK: &str = "to parent: ";

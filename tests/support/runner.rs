@@ -7,7 +7,7 @@ use std::thread;
 use libtest_mimic::{Arguments, Conclusion, Failed, Trial};
 
 use super::permit;
-use super::{chaos, child, contention, counter};
+use super::{chaos, child, contention, counter, terminal};
 
 /// Threads for tests that mostly sleep: more than there are processors.
 const THREADS: usize = 12;
@@ -94,10 +94,11 @@ pub fn run(
     timed: &[Listed],
     roles: &[Listed],
 ) -> ExitCode {
-    let shared: [(&str, fn()); 3] = [
+    let shared: [(&str, fn()); 4] = [
         ("counter", counter::counter),
         ("contender", contention::contender),
         ("survivor", chaos::survivor),
+        (terminal::SESSION, terminal::session),
     ];
     let own: Vec<_> = roles.iter().flat_map(Listed::named).collect();
     let own = own.iter().map(|(name, role)| (name.as_str(), *role));

@@ -1,0 +1,98 @@
+//! Promise: the crontabs in the documents work as they are written.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use support::{Server, TempDir};
+
+use super::{PROGRAM, is_free};
+
+support::tests![crontabs_of_the_documents_work_under_crons_path];
+
+/// The lines of the crontabs in a document.
+fn crontabs(document: &str) -> Vec<&str> {
+    let blocks = document.split("```crontab\n").skip(1);
+    let blocks = blocks.filter_map(|block| block.split("```").next());
+    blocks.flat_map(str::lines).collect()
+}
+
+/// Runs a command as cron does: with its PATH, and the variables of the crontab.
+fn run_as_cron(variables: &[(&str, &str)], command: &str) -> Output {
+    let mut shell = Command::new("env");
+    shell.args([
+        "-i",
+        "HOME=/",
+        "LOGNAME=root",
+        "SHELL=/bin/sh",
+        "PATH=/usr/bin:/bin",
+    ]);
+    for (name, value) in variables {
+        shell.arg(format!("{name}={value}"));
+    }
+    shell.args(["/bin/sh", "-c", command]).output().unwrap()
+}
+
+fn crontabs_of_the_documents_work_under_crons_path() {
+    let documents = ["README.md", "docs/cli.md"].map(|path| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        fs::read_to_string(root.join(path)).unwrap_or_default()
+    });
+    let lines: Vec<&str> = documents.iter().flat_map(|text| crontabs(text)).collect();
+    let commands = lines.iter().filter(|line| {
+        line.starts_with(['*', '@']) || line.starts_with(|c: char| c.is_ascii_digit())
+    });
+    let mut count = 0;
+    for line in commands {
+        check(line);
+        count += 1;
+    }
+    assert!(count > 0, "no document has a crontab");
+}
+
+/// Runs a line twice: the first run does the job, and the second one prints nothing.
+fn check(line: &str) {
+    let server = Server::start();
+    let directory = TempDir::create();
+    // The job of the crontab, which does not exist here.
+    let job = directory.path().join("job");
+    fs::write(&job, "#!/bin/sh\necho ran\n").unwrap();
+    fs::set_permissions(&job, fs::Permissions::from_mode(0o755)).unwrap();
+    let job = job.to_str().unwrap();
+    // Five fields of time come first, or one such as `@daily`.
+    let fields = if line.starts_with('@') { 1 } else { 5 };
+    let command = line
+        .split_whitespace()
+        .skip(fields)
+        .collect::<Vec<_>>()
+        .join(" ");
+    assert!(
+        !command.contains('%'),
+        "cron replaces this character: {line}"
+    );
+    let (program, rest) = command.split_once(' ').unwrap();
+    assert!(program.starts_with('/'), "not found in cron's PATH: {line}");
+    let (options, _) = rest.split_once(" -- ").unwrap();
+    let command = format!("{PROGRAM} {options} -- {job}");
+    let variables = [("REDIS_URL", server.url())];
+    let variables = variables
+        .each_ref()
+        .map(|(name, value)| (*name, value.as_str()));
+
+    let first = run_as_cron(&variables, &command);
+    assert_eq!(first.status.code(), Some(0), "{line}: {first:?}");
+    assert_eq!(first.stdout, b"ran\n", "{line}: {first:?}");
+    let name = options.split_whitespace().nth(1).unwrap();
+    assert!(
+        !is_free(&server, name),
+        "the second host could run it, too: {line}"
+    );
+    let second = run_as_cron(&variables, &command);
+    assert_eq!(second.status.code(), Some(0), "{line}: {second:?}");
+    let printed = [second.stdout, second.stderr].concat();
+    assert!(
+        printed.is_empty(),
+        "cron would send a mail: {line}: {printed:?}"
+    );
+}

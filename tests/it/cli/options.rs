@@ -1,0 +1,288 @@
+//! Promise: options do what the help says, and messages say what an operator needs.
+
+use std::fs;
+use std::time::Instant;
+
+use leasehold::Client;
+use support::{Server, TempDir, certificate_path, eventually, free_port, ms, tls_server};
+
+use super::{Program, SOON, client, code, delete, hold, is_free, output, text};
+
+support::tests![
+    command_needs_no_dashes_unless_it_begins_with_one,
+    times_may_have_decimals,
+    quiet_and_verbose_set_what_is_printed,
+    loser_that_exits_0_prints_nothing,
+    loser_learns_who_holds_the_lock_and_for_how_long,
+    several_names_are_held_together,
+    fair_runs_are_served_in_their_order,
+    timeouts_are_options,
+    #[cfg(feature = "tls")]
+    certificates_are_options,
+    quorum_is_one_url,
+    status_exit_code_tells_whether_a_lock_is_held,
+    unlock_shows_the_holder_that_it_removed
+];
+
+support::roughly_timed![wait_is_over_in_time_while_redis_is_silent];
+
+#[track_caller]
+fn errors(url: &str, args: &[&str]) -> String {
+    String::from_utf8(output(url, args).stderr).unwrap()
+}
+
+fn command_needs_no_dashes_unless_it_begins_with_one() {
+    let server = Server::start();
+    let url = server.url();
+    assert_eq!(code(&url, &["run", "a", "sh", "-c", "exit 3"]), 3);
+    assert_eq!(code(&url, &["run", "a", "--", "sh", "-c", "exit 3"]), 3);
+    for args in [&["run", "a", "-c"][..], &["run", "a"], &["run", "-n", "a"]] {
+        assert_eq!(code(&url, args), 64, "{args:?}");
+        let errors = errors(&url, args);
+        assert!(errors.contains("-- "), "{errors}");
+    }
+}
+
+fn times_may_have_decimals() {
+    let server = Server::start();
+    let script = "leasehold";
+    let args = ["run", script, "--ttl", "0.5m", "--wait", "1.5s", "true"];
+    assert_eq!(code(&server.url(), &args), 0);
+}
+
+fn quiet_and_verbose_set_what_is_printed() {
+    let server = Server::start();
+    let url = server.url();
+    assert_eq!(errors(&url, &["run", "b", "true"]), "");
+    let said = errors(&url, &["-v", "run", "b", "true"]);
+    assert!(said.contains("leasehold: acquired b"), "{said}");
+    assert!(said.contains("leasehold: released b"), "{said}");
+
+    let _held = hold(&server);
+    let loser = ["run", "a", "--no-wait", "--quiet", "true"];
+    assert_eq!((code(&url, &loser), errors(&url, &loser)), (75, "".into()));
+    // An error is never left out.
+    let unreachable = format!("redis://127.0.0.1:{}", free_port());
+    let said = errors(&unreachable, &["run", "a", "--no-wait", "-q", "true"]);
+    assert!(said.starts_with("leasehold: "), "{said}");
+}
+
+fn loser_that_exits_0_prints_nothing() {
+    let server = Server::start();
+    let _held = hold(&server);
+    let args = ["run", "a", "--no-wait", "--not-acquired-exit", "0", "false"];
+    let output = output(&server.url(), &args);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(
+        output.stdout.is_empty() && output.stderr.is_empty(),
+        "{output:?}"
+    );
+}
+
+fn loser_learns_who_holds_the_lock_and_for_how_long() {
+    let server = Server::start();
+    let url = server.url();
+    let holder = Client::builder().url(&url).owner("web-7").build().unwrap();
+    let _held = holder.mutex("a").lock().unwrap();
+    let args = [
+        "run", "-n", "free", "-n", "a", "--wait", "0.1s", "--", "true",
+    ];
+    let said = errors(&url, &args);
+    assert!(said.contains("a is held by web-7:"), "{said}");
+    assert!(said.contains(", for about "), "{said}");
+    assert!(said.contains("; its lease ends in "), "{said}");
+
+    // Another program's value may be a secret, and its lock may have no expiry.
+    server.run("SET", &["lock:b", "s3cret"]);
+    let said = errors(&url, &["run", "b", "--no-wait", "true"]);
+    assert!(
+        said.contains("b is held by (not leasehold); the lock does not expire"),
+        "{said}"
+    );
+}
+
+fn several_names_are_held_together() {
+    let server = Server::start();
+    let url = server.url();
+    let script = "echo \"$LEASEHOLD_NAME_1 $LEASEHOLD_NAME_2 $LEASEHOLD_NAME_3.\"
+        echo \"$LEASEHOLD_FENCING_TOKEN_1\"; echo \"$LEASEHOLD_FENCING_TOKEN_2\"; exec sleep 300";
+    let args = [
+        "run",
+        "-n",
+        "x,y",
+        "--name",
+        "b",
+        "-n",
+        "x,y",
+        "--max-hold",
+        "60s",
+        "--",
+    ];
+    let mut program = Program::start(&url, &[&args[..], &["sh", "-c", script]].concat());
+    assert_eq!(program.next_line(), "x,y b .");
+    for name in ["x,y", "b"] {
+        let token = client(&server).mutex(name).last_fencing_token().unwrap();
+        assert_eq!(program.next_line(), token.unwrap().to_string());
+        assert!(!is_free(&server, name));
+    }
+    assert!(is_free(&server, "x") && is_free(&server, "y"));
+    assert_eq!(code(&url, &["run", "b", "--no-wait", "true"]), 75);
+    program.send(rustix::process::Signal::TERM);
+    assert_eq!(program.code(), Some(143));
+    assert!(is_free(&server, "x,y") && is_free(&server, "b"));
+    assert_eq!(
+        code(&url, &["run", "-n", "a", "-n", "b", "--fair", "--", "true"]),
+        64
+    );
+}
+
+fn fair_runs_are_served_in_their_order() {
+    let server = Server::start();
+    let directory = TempDir::create();
+    let served = directory.path().join("served");
+    let held = client(&server).fair_mutex("a").lock().unwrap();
+    let mut runs = Vec::new();
+    for n in 0..5 {
+        let script = format!("echo {n} >>{}", served.display());
+        runs.push(Program::run(&server.url(), &["--fair"], &script));
+        eventually(SOON, || {
+            client(&server).fair_mutex("a").waiting().unwrap() == n + 1
+        });
+    }
+    drop(held);
+    for run in &mut runs {
+        assert_eq!(run.code(), Some(0));
+    }
+    assert_eq!(fs::read_to_string(served).unwrap(), "0\n1\n2\n3\n4\n");
+}
+
+fn timeouts_are_options() {
+    let server = Server::start();
+    for (option, setting) in [
+        ("--command-timeout", "command_timeout"),
+        ("--connect-timeout", "connect_timeout"),
+    ] {
+        assert_eq!(code(&server.url(), &["status", "a", option, "1.5s"]), 0);
+        let said = errors(&server.url(), &["status", "a", option, "0s"]);
+        assert!(said.contains(setting), "{said}");
+    }
+
+    // Without the option, `run` waits for 10 s.
+    let unreachable = format!("redis://127.0.0.1:{}", free_port());
+    let began = Instant::now();
+    let args = ["run", "a", "--unreachable-for", "0.2s", "true"];
+    assert_eq!(code(&unreachable, &args), 69);
+    assert!(began.elapsed() < ms(9_000), "{:?}", began.elapsed());
+}
+
+#[cfg(feature = "tls")]
+fn certificates_are_options() {
+    if !Server::has_tls() {
+        println!("skipped: this server's binary has no TLS");
+        return;
+    }
+    let port = free_port();
+    let _server = tls_server(port, "server");
+    let url = format!("rediss://127.0.0.1:{port}");
+    let [ca, cert, key] = ["ca.pem", "client.pem", "client.key"].map(certificate_path);
+    let files = ["--tls-ca", &ca, "--tls-cert", &cert, "--tls-key", &key];
+    fn with<'a>(options: &[&'a str]) -> Vec<&'a str> {
+        [&["run", "a", "--no-wait"], options, &["--", "true"]].concat()
+    }
+    assert_eq!(code(&url, &with(&files)), 0);
+    assert_ne!(
+        code(&url, &with(&files[..2])),
+        0,
+        "the server requires a certificate"
+    );
+    assert_ne!(
+        code(&url, &with(&files[2..])),
+        0,
+        "the authority is not the system's"
+    );
+    for wrong in [&files[2..4], &["--tls-ca", "/no/such/file"]] {
+        assert_eq!(code(&url, &with(wrong)), 64, "{wrong:?}");
+    }
+    let said = errors(&url, &with(&["--tls-ca", "/no/such/file"]));
+    assert!(said.contains("/no/such/file (--tls-ca)"), "{said}");
+}
+
+fn quorum_is_one_url() {
+    let servers = [(); 3].map(|()| Server::start());
+    let hosts = servers
+        .each_ref()
+        .map(|server| format!("127.0.0.1:{}", server.port()));
+    let url = format!("redis+quorum://{}/", hosts.join(","));
+    let mut program = Program::run(&url, &[], "echo ready; exec sleep 300");
+    assert_eq!(program.next_line(), "ready");
+    for server in &servers {
+        eventually(SOON, || !is_free(server, "a"));
+    }
+    assert_eq!(code(&url, &["run", "a", "--no-wait", "--", "true"]), 75);
+    let status = text(&url, &["status", "a", "--json"]);
+    assert!(status.contains("\"held\":true"), "{status}");
+    program.send(rustix::process::Signal::TERM);
+    assert_eq!(program.code(), Some(143));
+    // A minority may be down.
+    servers[2].pause();
+    assert_eq!(code(&url, &["run", "a", "--", "true"]), 0);
+}
+
+fn status_exit_code_tells_whether_a_lock_is_held() {
+    let server = Server::start();
+    let url = server.url();
+    let _held = hold(&server);
+    for (args, expected) in [
+        (&["status", "a"][..], 0),
+        (&["status", "a", "--exit-code"], 1),
+        (&["status", "a", "--exit-code", "--json"], 1),
+        (&["status", "free", "--exit-code"], 0),
+        (&["status", "free", "a", "--exit-code"], 1),
+    ] {
+        assert_eq!(code(&url, args), expected, "{args:?}");
+    }
+    delete(&server);
+    assert_eq!(code(&url, &["status", "a", "--exit-code"]), 0);
+}
+
+fn unlock_shows_the_holder_that_it_removed() {
+    let server = Server::start();
+    let url = server.url();
+    let guard = hold(&server);
+    let said = errors(&url, &["unlock", "a", "--force"]);
+    let holder = guard.holder_id().short().to_string();
+    assert_eq!(
+        said,
+        format!("leasehold: released a, which {holder} held\n")
+    );
+    let said = errors(&url, &["unlock", "a", "--force"]);
+    assert_eq!(said, "leasehold: a is not held\n");
+}
+
+/// The last attempt of a wait of 2.5 s has no reply before 3 s.
+fn wait_is_over_in_time_while_redis_is_silent() {
+    let server = Server::start();
+    let _held = hold(&server);
+    let mut times = Vec::new();
+    for _ in 0..3 {
+        let args = [
+            "run",
+            "a",
+            "--wait",
+            "2500ms",
+            "--not-acquired-exit",
+            "0",
+            "--",
+            "true",
+        ];
+        let mut program = Program::start(&server.url(), &args);
+        eventually(SOON, || client(&server).mutex("a").waiting().unwrap() >= 1);
+        server.pause();
+        let began = Instant::now();
+        program.code();
+        times.push(began.elapsed());
+        server.resume();
+    }
+    let shortest = times.iter().min().unwrap();
+    assert!(*shortest < ms(2_900), "{times:?}");
+}
