@@ -39,6 +39,8 @@
 //! # Limits
 //!
 //! - Tokens are comparable for one name only.
+//! - A semaphore's tokens do not fence, because several holders may write at a time: see
+//!   [`SemaphorePermit::fencing_token`](crate::SemaphorePermit::fencing_token).
 //! - Only clients of this crate draw tokens. A program that takes the lock with a plain
 //!   `SET … NX PX` has none, and the resource cannot tell when it was overtaken.
 //! - A resource that remembers the highest token must keep it as long as the data: a memory that is
