@@ -24,6 +24,20 @@
 //! Postgres, MySQL and SQLite. Tokens are integers from 1 to 2^53 - 1, and fit into a `bigint` and
 //! a double.
 //!
+//! With `rusqlite`, or any other driver that reports how many rows a statement changed:
+//!
+//! ```ignore
+//! let token = guard.fencing_token().value() as i64; // below 2^53, so no bit is lost
+//! let changed = database.execute(
+//!     "UPDATE account SET balance = balance - 30, last_token = ?1
+//!       WHERE id = 123 AND last_token <= ?1",
+//!     [token],
+//! )?;
+//! if changed == 0 {
+//!     return Err(Overtaken); // a later holder has written
+//! }
+//! ```
+//!
 //! A write that touches several rows needs only one row with a token: change that row first, in the
 //! same transaction, and roll back if it did not change.
 //!
