@@ -3,7 +3,7 @@
 //! ```no_run
 //! use leasehold::Client;
 //!
-//! let client = Client::open("redis+sentinel://user:password@h1:26379,h2:26379,h3:26379/mymaster/0")?;
+//! let client = Client::open("redis+sentinel://user:password@h1:26379,h2:26379/mymaster/0")?;
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
