@@ -37,7 +37,7 @@ use crate::redis::inspect::Gauge;
 /// The permits of a call have a lease, like a lock, which a background thread renews. The permits
 /// of a process that crashes come back after the [`ttl`](Self::ttl): waiting calls get them when it
 /// ends. A holder that loses its permits finds out as described for
-/// [`MutexGuard`](crate::MutexGuard). Redis drops permits by the clock of its master. After a
+/// [`MutexGuard`]. Redis drops permits by the clock of its master. After a
 /// failover to a replica whose clock is ahead or behind, they end earlier or later by as much.
 ///
 /// # Order
