@@ -1,0 +1,215 @@
+//! The permits of a semaphore: an exhaustive search for a permit that is lost or given out twice,
+//! for a waiter that is overtaken, and for the longest time that a permit stays unused while a
+//! client waits for it.
+//!
+//! The model has one semaphore on one server, and two or three clients that each want some permits.
+//! They enter its queue, refresh their places, are granted permits, renew them, release them and
+//! give up. In every state the search tries every possible next step.
+//!
+//! * Commands, replies and grant messages are delayed, overtaken, or lost (a given number of them).
+//! * Clients die. The server does not know: their places and permits end by themselves.
+//! * Time: ticks of one clock. Permits that have ended are dropped by the next script only. A place
+//!   and a grant to it end with the same tick, counted from the last refresh. Validity starts when
+//!   a command is sent.
+//! * In prompt runs, a tick passes only once everything that is on its way has arrived and every
+//!   client has refreshed or renewed: a tick is an interval between refreshes. These runs measure
+//!   how long a permit is unused.
+//!
+//! Grants that pass over places are searched in `tests/queue_model`. Not in the model: tokens, the
+//! deletion of keys, a server that loses data. Change the protocol here before changing the scripts.
+
+mod search;
+mod server;
+mod state;
+mod steps;
+
+use search::holds;
+use state::{Broken, Client, Flaw, Rules, State};
+
+/// Clients that enter once. Nothing is certain to arrive.
+const SAFETY: Rules = Rules {
+    wants: [1, 1, 2],
+    permits: [2; 3],
+    ttl: 3,
+    grant: 2,
+    entries: 1,
+    calls: 1,
+    is_prompt: false,
+    max_stall: 0,
+    flaw: None,
+};
+
+/// Clients that refresh in every tick. Every message arrives before the next tick.
+const PROMPT: Rules = Rules {
+    ttl: 6,
+    grant: 3,
+    is_prompt: true,
+    ..SAFETY
+};
+
+fn clients(count: usize) -> State {
+    State {
+        clients: vec![Client::default(); count],
+        ..State::default()
+    }
+}
+
+/// Asserts that the flaw breaks this promise.
+#[track_caller]
+fn assert_found(flaw: Flaw, broken: Broken, rules: Rules, start: State) {
+    let rules = Rules {
+        flaw: Some(flaw),
+        ..rules
+    };
+    let (found, steps) = holds(&rules, start).expect_err("the flaw breaks a promise");
+    println!("{steps:#?}");
+    assert_eq!(found, broken);
+}
+
+#[test]
+fn permits_are_counted_although_something_is_lost() {
+    let rules = Rules {
+        wants: [1, 2, 0],
+        calls: 0,
+        ..SAFETY
+    };
+    let start = State {
+        losses: 1,
+        ..clients(2)
+    };
+    assert_eq!(holds(&rules, start), Ok(()));
+}
+
+#[test]
+fn permits_are_counted_although_a_client_dies() {
+    let rules = Rules {
+        wants: [1, 2, 0],
+        ..SAFETY
+    };
+    let start = State {
+        deaths: 1,
+        ..clients(2)
+    };
+    assert_eq!(holds(&rules, start), Ok(()));
+}
+
+#[test]
+fn clients_with_different_numbers_of_permits_exceed_neither() {
+    let rules = Rules {
+        wants: [1, 2, 0],
+        permits: [1, 2, 0],
+        calls: 0,
+        ..SAFETY
+    };
+    let start = State {
+        losses: 1,
+        ..clients(2)
+    };
+    assert_eq!(holds(&rules, start), Ok(()));
+}
+
+#[test]
+fn a_release_must_look_before_it_counts() {
+    let flaw = Flaw::ReleaseCountsBlindly;
+    assert_found(flaw, Broken::Counter, SAFETY, clients(3));
+}
+
+#[test]
+fn a_renewal_must_restore_nothing() {
+    let rules = Rules {
+        wants: [1, 2, 0],
+        ..SAFETY
+    };
+    let flaw = Flaw::RenewalRestores;
+    assert_found(flaw, Broken::TooManyInUse, rules, clients(2));
+}
+
+#[test]
+fn a_newcomer_must_not_take_what_is_free() {
+    let flaw = Flaw::NewcomerOvertakes;
+    assert_found(flaw, Broken::Overtaken, SAFETY, clients(3));
+}
+
+#[test]
+fn whoever_fits_must_not_go_first() {
+    let flaw = Flaw::WhoeverFitsGoesFirst;
+    assert_found(flaw, Broken::Overtaken, SAFETY, clients(3));
+}
+
+#[test]
+fn a_release_must_grant_to_all_who_fit() {
+    let flaw = Flaw::GrantsOnce;
+    assert_found(flaw, Broken::FittingWaiterLeft, SAFETY, clients(3));
+}
+
+#[test]
+fn leaving_the_queue_must_grant() {
+    let flaw = Flaw::LeavesSilently;
+    assert_found(flaw, Broken::FittingWaiterLeft, SAFETY, clients(3));
+}
+
+#[test]
+fn validity_must_not_be_counted_from_the_message() {
+    let rules = Rules {
+        wants: [1, 2, 0],
+        ..SAFETY
+    };
+    let flaw = Flaw::ValidFromTheMessage;
+    assert_found(flaw, Broken::HeldByNobody, rules, clients(2));
+}
+
+#[test]
+fn an_id_must_not_be_used_for_two_entries() {
+    let rules = Rules {
+        entries: 2,
+        calls: 0,
+        ..SAFETY
+    };
+    assert_found(Flaw::IdUsedTwice, Broken::Counter, rules, clients(2));
+}
+
+/// Asserts that the longest time for which a permit is unused is this number of ticks.
+#[track_caller]
+fn assert_longest_stall(max_stall: i8, prompt: Rules, start: &State) {
+    let rules = Rules {
+        max_stall,
+        ..prompt
+    };
+    assert_eq!(holds(&rules, start.clone()), Ok(()));
+    if max_stall > 0 {
+        let less = Rules {
+            max_stall: max_stall - 1,
+            ..prompt
+        };
+        let broken = holds(&less, start.clone()).map_err(|(broken, _)| broken);
+        assert_eq!(broken, Err(Broken::Stalled));
+    }
+}
+
+#[test]
+fn no_permit_is_unused_while_a_client_waits() {
+    assert_longest_stall(0, PROMPT, &clients(3));
+}
+
+#[test]
+fn something_that_is_lost_costs_a_refresh() {
+    let start = State {
+        losses: 1,
+        ..clients(2)
+    };
+    let rules = Rules {
+        wants: [1, 2, 0],
+        ..PROMPT
+    };
+    assert_longest_stall(1, rules, &start);
+}
+
+/// Its place lasts three ticks from a refresh that may have run two ticks late.
+#[test]
+fn dead_waiters_cost_one_place() {
+    let start = State {
+        deaths: 1,
+        ..clients(3)
+    };
+    assert_longest_stall(5, PROMPT, &start);
+}
