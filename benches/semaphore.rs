@@ -37,6 +37,7 @@ const CONTENDERS: [(&str, &str); 3] = [(OURS, "ours"), (IDEAL, "ideal"), (MIXED,
 
 /// In place of a token, marks the holds of the process that wants all permits.
 const LARGE: u64 = 1;
+const SMALL: u64 = 0;
 
 fn main() {
     // In a child process, runs its role and exits.
@@ -61,7 +62,9 @@ fn main() {
     let wait = ours.ratio(ideal, |it| it.waits()[1]);
     let jain = ours.spread(Window::jain_processes);
     let requests = ours.spread(Window::requests_per_acquisition);
-    let large = mixed.spread(|it| it.longest_wait_vs_mean(LARGE));
+    let large = mixed.spread(|it| it.waits_vs_mean(LARGE)[1]);
+    let large_mean = mixed.spread(|it| it.waits_vs_mean(LARGE)[0]);
+    let small = mixed.spread(|it| it.waits_vs_mean(SMALL)[1]);
     let ratios = vec![
         Row::bar("pair vs its scripts by hand", vs_scripts[0])
             .ours()
@@ -101,6 +104,8 @@ fn main() {
             ("jain", figure(jain)),
             ("requests_per_acq", figure(requests)),
             ("large_wait_vs_mean", figure(large)),
+            ("large_mean_wait_vs_mean", figure(large_mean)),
+            ("small_wait_vs_mean", figure(small)),
         ],
         &picture,
     );
@@ -210,14 +215,14 @@ fn contended(server: &Server) -> [Series; 3] {
 fn open(kind: &str, url: &str) -> Lockers {
     let semaphore = || Client::open(url).unwrap().semaphore("contended", PERMITS);
     match kind {
-        "ours" => ours(semaphore(), 0),
+        "ours" => ours(semaphore(), SMALL),
         "mixed" => {
             let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
             let mut claim = redis::cmd("SETNX");
             let is_first: bool = claim.arg(&["large", "1"]).query(&mut connection).unwrap();
             match is_first {
                 true => ours(semaphore().many(PERMITS), LARGE),
-                false => ours(semaphore(), 0),
+                false => ours(semaphore(), SMALL),
             }
         }
         "ideal" => {

@@ -129,14 +129,16 @@ impl Window {
         }
     }
 
-    /// The longest wait of the holds with this mark in place of a token, relative to the mean wait
-    /// of all holds.
-    pub(crate) fn longest_wait_vs_mean(&self, mark: u64) -> f64 {
+    /// The mean and the longest wait of the holds with this mark in place of a token, relative to
+    /// the mean wait of all holds.
+    pub(crate) fn waits_vs_mean(&self, mark: u64) -> [f64; 2] {
         let wait = |hold: &Hold| (hold.from - hold.asked) as f64;
-        let waits: Vec<f64> = self.counted().map(wait).collect();
-        let mean = waits.iter().sum::<f64>() / waits.len() as f64;
+        let mean = |waits: &[f64]| waits.iter().sum::<f64>() / waits.len() as f64;
+        let all: Vec<f64> = self.counted().map(wait).collect();
         let marked = self.counted().filter(|hold| hold.token == mark);
-        marked.map(wait).fold(0.0, f64::max) / mean
+        let marked: Vec<f64> = marked.map(wait).collect();
+        let longest = marked.iter().copied().fold(0.0, f64::max);
+        [mean(&marked), longest].map(|wait| wait / mean(&all))
     }
 
     fn counted(&self) -> impl Iterator<Item = &Hold> + Clone {
