@@ -239,7 +239,7 @@ impl Semaphore {
             .saturating_sub(u32::try_from(out).unwrap_or(u32::MAX)))
     }
 
-    /// Asks Redis who holds permits; those whose leases end first come first.
+    /// Asks Redis for the holders of permits, sorted by when their leases end.
     ///
     /// Returns at most 10,000 holders, within the command timeout.
     ///

@@ -24,7 +24,7 @@
 //! the sorted set: `<k> <owner>:<uuid>` holds *k* permits, and its score is when they end, in ms of
 //! the server's clock. The member `out` has the score −*n* while *n* permits are out. The set ends
 //! with the last permit. If someone deletes it, all holders lose their permits, and the count
-//! begins again from nothing. Other programs cannot share a semaphore.
+//! starts from zero. Other programs cannot share a semaphore.
 //!
 //! # Sharing a lock with other programs
 //!

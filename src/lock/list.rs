@@ -69,7 +69,7 @@ impl HeldPermits {
         self.found.out
     }
 
-    /// Returns the holders, at most 10,000; those whose leases end first come first.
+    /// Returns the holders, at most 10,000, sorted by when their leases end.
     pub fn holders(&self) -> &[PermitHolder] {
         &self.found.holders
     }

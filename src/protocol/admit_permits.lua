@@ -96,7 +96,7 @@ local function take_out(id)
   return true
 end
 
--- Nobody is told: every waiter has a place, and only a grant ends its wait.
+-- Publishes nothing: every waiter has a place, and only a grant ends its wait.
 local function left() end
 
 -- Returns in how many ms the first of the holders ends; -2 if nobody holds.

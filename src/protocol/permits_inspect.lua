@@ -1,8 +1,8 @@
--- Reads how many permits of a semaphore are out, and who has them.
+-- Reads the number of permits of a semaphore that are out, and their holders.
 -- KEYS[1] permits, KEYS[2] fence
 -- ARGV[1] the most holders to return
--- {permits out, last fencing token or nil, holder id, ms until its permits end, …}; the holders
--- whose permits end first come first.
+-- {permits out, last fencing token or nil, holder id, ms until its permits end, …}, sorted by that
+-- time.
 read_clock()
 local used, n, found = 0, 0, nil
 repeat

@@ -1,4 +1,4 @@
-//! The semaphore: its keys, its calls, and who holds its permits.
+//! The semaphore: its keys, its calls, and the holders of its permits.
 
 use std::slice;
 use std::time::Duration;
@@ -22,7 +22,7 @@ const MOST_PERMITS: u32 = (1 << 31) - 1;
 /// grants arrive in the client's inbox, over the same connection.
 const CHANNEL: &[u8] = b"leasehold:grants";
 
-/// What the permits keys of all names begin with.
+/// The start of the permits key of every name.
 const KEY_PREFIX: &str = "leasehold:permits:";
 
 /// Makes a script of a queue, with the Lua functions of the queue and those that admit waiters to a
@@ -203,7 +203,7 @@ impl RedisQueue for SemaphoreKeys {
     }
 }
 
-/// What is known of a semaphore's permits.
+/// The permits of a semaphore that are out, as an inspection found them.
 #[derive(Clone, Debug, Default)]
 #[cfg_attr(test, derive(PartialEq))]
 pub(crate) struct PermitsOut {

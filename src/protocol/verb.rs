@@ -23,7 +23,7 @@ pub(crate) enum Verb {
     Inspect,
     /// Reads the last fencing token.
     ReadFence,
-    /// Reads who holds the permits of a semaphore.
+    /// Reads the holders of a semaphore's permits.
     InspectPermits,
     /// Refreshes this number of places in a queue. Several can be granted at once only if the lock
     /// is shared.

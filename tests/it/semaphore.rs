@@ -18,6 +18,7 @@ support::tests![
     semaphore_and_lock_of_one_name_are_unrelated,
     permits_are_granted_in_order,
     release_of_many_permits_grants_to_several_waiters,
+    more_waiters_than_a_script_grants_to_are_all_granted,
     large_request_is_not_overtaken,
     clients_with_different_numbers_never_exceed_their_own,
     try_acquire_never_overtakes,
@@ -163,6 +164,26 @@ fn release_of_many_permits_grants_to_several_waiters() {
         assert_eq!(permits_queue_length(&server), 1, "three are wanted");
         give_back(two);
         give_back(three.join().unwrap());
+    });
+    wait_until_only_permit_fences_remain(&server);
+}
+
+/// A script grants to at most 100 waiters; refreshes grant to the others. Nobody releases before
+/// all have their permits.
+fn more_waiters_than_a_script_grants_to_are_all_granted() {
+    const WAITERS: usize = 130;
+    let server = Server::start();
+    let semaphore = semaphore(&server, WAITERS as u32);
+    let all = semaphore.clone().many(WAITERS as u32).acquire().unwrap();
+    thread::scope(|scope| {
+        let waiting: Vec<_> = (0..WAITERS)
+            .map(|_| scope.spawn(|| acquire_in_turn(&semaphore)))
+            .collect();
+        wait_for_permits_queue(&server, WAITERS);
+        give_back(all);
+        let permits: Vec<_> = waiting.into_iter().map(|it| it.join().unwrap()).collect();
+        assert_eq!(permits_out(&server), WAITERS as u64);
+        permits.into_iter().for_each(give_back);
     });
     wait_until_only_permit_fences_remain(&server);
 }
@@ -329,7 +350,7 @@ fn operators_see_the_holders_and_release_one() {
     assert!(operator.force_release(two.holder_id()).unwrap());
     assert!(!operator.force_release(two.holder_id()).unwrap());
     assert_eq!(operator.available().unwrap(), 3);
-    assert!(two.renew().is_err() && !two.is_held(), "it is told");
+    assert!(two.renew().is_err() && !two.is_held(), "it finds out");
     assert!(one.is_held());
     assert_eq!(
         Set::read(&mut server.connection(), PERMITS).holders.len(),

@@ -25,7 +25,7 @@ support::tests![
     permits_of_a_killed_process_come_back,
     killed_waiter_in_front_delays_nobody_for_long,
     permits_end_without_renewals,
-    deleted_permits_are_lost_by_all_holders_and_the_count_begins_anew,
+    deleted_permits_are_lost_and_the_count_starts_from_zero,
     deleted_queue_is_entered_again,
     refused_and_granted_calls_without_a_reply_leave_nothing_behind,
     release_without_a_reply_gives_back_its_permits_once,
@@ -119,7 +119,7 @@ fn permits_end_without_renewals() {
     wait_until_only_permit_fences_remain(&server);
 }
 
-fn deleted_permits_are_lost_by_all_holders_and_the_count_begins_anew() {
+fn deleted_permits_are_lost_and_the_count_starts_from_zero() {
     let server = Server::start();
     let semaphore = semaphore(&server, 2);
     let held = [semaphore.acquire().unwrap(), semaphore.acquire().unwrap()];

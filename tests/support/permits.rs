@@ -13,7 +13,7 @@ pub const PERMITS_QUEUE: &str = "leasehold:permits-queue:{lock:a}";
 pub const PERMITS_PLACES: &str = "leasehold:permits-places:{lock:a}";
 pub const PERMITS_FENCE: &str = "leasehold:permits-fence:{lock:a}";
 
-/// What a semaphore's sorted set holds.
+/// The contents of a semaphore's sorted set.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Set {
     /// The number of permits that are out, by the set's counter.
