@@ -24,10 +24,11 @@ local function draw(want)
   return math.max(micros, (last or 0) + 1)
 end
 
--- Makes a client the holder for this many ms, under a token from `draw`. Returns an error if it is
--- not the holder.
+-- Makes a client the holder for this many ms, under a token from `draw`, a number or its digits.
+-- Returns an error if it is not the holder.
 local function hold(id, want, ms, token)
-  local kept = redis.pcall('SET', KEYS[2], token + want - 1, 'EX', '86400')
+  local last = want == '1' and token or token + want - 1
+  local kept = redis.pcall('SET', KEYS[2], last, 'EX', '86400')
   if kept.err then return kept end
   redis.call('SET', KEYS[1], id, 'PX', ms)
   holder = id

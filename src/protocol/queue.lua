@@ -37,15 +37,16 @@ local function grant()
     if not id then return nil end
     read_clock()
     local place = redis.call('HGET', KEYS[4], id) or ''
-    local seen, left, want, mark, inbox =
+    local seen, lasts, want, mark, inbox =
       string.match(place, '^(%d+) (%d+) (%S+) %d+ (%a) (.*)$')
     local size = want and ' ' .. want or ''
     if not want then
-      seen, left, inbox = string.match(place, '^(%d+) (%d+) (.*)$')
+      seen, lasts, inbox = string.match(place, '^(%d+) (%d+) (.*)$')
       want, mark = '1', 'a'
     end
-    -- Not longer than a place lasts, even if the clock was set back.
-    left = seen and math.min(seen + left - now, left) or 0
+    local left = seen and seen + lasts - now or 0
+    -- The clock may have been set back.
+    if left > 0 and left - lasts > 0 then left = lasts + 0 end
     local is_reached = mark ~= 'l' and mark ~= 'p' or asking and asking[id]
     if left > 0 and not is_reached and inbox ~= '' and not (silent and silent[inbox])
       and silent_count < 100
@@ -78,13 +79,14 @@ local function grant()
       redis.call('HDEL', KEYS[4], id)
       if left > 0 then
         local token, bad = draw(want)
-        bad = bad or hold(id, want, left, token)
+        local digits = token and string.format('%.0f', token)
+        bad = bad or hold(id, want, left, digits)
         -- The waiter has left the queue: it joins again and receives this error.
         if bad then return bad end
         if granted then granted[id] = token end
         if inbox ~= '' then
           -- A user without the PUBLISH permission can still grant: the next refresh reports it.
-          redis.pcall('PUBLISH', inbox, string.format('grant %.0f%s %s', token, size, id))
+          redis.pcall('PUBLISH', inbox, 'grant ' .. digits .. size .. ' ' .. id)
         end
         count = count + 1
       end
