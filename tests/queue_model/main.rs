@@ -11,14 +11,17 @@
 //! * Clients are killed: their connections close, and the server knows that nobody listens. Clients
 //!   are stopped: the server does not know. Subscriptions are lost and come back, or stay at a
 //!   server that has become a replica: there a client receives what is published, but the server
-//!   that grants does not count it.
+//!   that grants does not count it. A client may be of an earlier version, whose scripts pass nobody
+//!   over.
+//! * A program without a queue takes the lock when it is free, and releases it with or without a
+//!   message.
 //! * Time: ticks of one clock. A place and a grant to it end three ticks after the last refresh.
 //!   Validity starts when a command is sent, a ttl when it runs; both end with the same tick.
 //! * In prompt runs, a tick passes only once everything that is on its way has arrived and every
 //!   client has refreshed or renewed: a tick is an interval between refreshes. These runs measure
 //!   how long the lock is free.
 //!
-//! Not in the model: fencing tokens, several locks, the expiry of the queue's keys, a server that
+//! Not in the model: fencing tokens, which the holders draw in order, several locks, the expiry of the queue's keys, a server that
 //! loses data. Change the protocol here before changing the scripts.
 
 mod client;
@@ -82,6 +85,28 @@ fn two_clients_exclude_each_other_although_something_is_lost() {
 fn clients_whose_subscription_stays_at_a_replica_exclude_each_other() {
     let mut state = start(&SAFETY);
     state.clients[0].listens = Listens::AtReplica;
+    assert_eq!(holds(&SAFETY, state), Ok(()));
+}
+
+#[test]
+fn a_lease_longer_than_a_grant_excludes_others() {
+    let rules = Rules { ttl: 5, ..SAFETY };
+    assert_eq!(holds(&rules, start(&rules)), Ok(()));
+}
+
+#[test]
+fn programs_without_a_queue_are_excluded_too() {
+    let state = State {
+        plain_holds: 1,
+        ..start(&SAFETY)
+    };
+    assert_eq!(holds(&SAFETY, state), Ok(()));
+}
+
+#[test]
+fn clients_of_two_versions_exclude_each_other() {
+    let mut state = start(&SAFETY);
+    state.clients[0].is_earlier = true;
     assert_eq!(holds(&SAFETY, state), Ok(()));
 }
 
@@ -181,6 +206,23 @@ fn a_lost_subscription_costs_at_most_a_refresh() {
         };
         assert!(longest_stall(&PROMPT, state) <= 1);
     }
+}
+
+#[test]
+fn the_deletion_of_a_plain_lock_costs_at_most_a_refresh() {
+    let state = State {
+        plain_holds: 1,
+        ..start(&PROMPT)
+    };
+    assert_eq!(longest_stall(&PROMPT, state), 1);
+}
+
+/// The earlier version's message does not reach a client of this one.
+#[test]
+fn a_grant_by_an_earlier_version_costs_a_refresh() {
+    let mut state = start(&PROMPT);
+    state.clients[0].is_earlier = true;
+    assert_eq!(longest_stall(&PROMPT, state), 1);
 }
 
 /// One client is never reached, the others enter without end.

@@ -49,6 +49,7 @@ impl State {
             let listens = self.clients[owner(id)].listens;
             let is_new = listens == Listens::Soon;
             let mark = match is_new && !rules.has(Flaw::NewPlaceIsPassedOver) {
+                _ if self.clients[owner(id)].is_earlier => Mark::Earlier,
                 true => Mark::New,
                 false => Mark::Listed,
             };
@@ -59,7 +60,7 @@ impl State {
                 mark,
                 has_listener: listens == Listens::Here,
             });
-            self.grant(None, rules);
+            self.grant(id, None, rules);
         }
         self.on_their_way[id].entered = Some(is_granted);
     }
@@ -77,6 +78,7 @@ impl State {
             place.has_listener = is_listening;
             was_passed = place.mark == Mark::Passed;
             place.mark = match place.mark {
+                Mark::Earlier => Mark::Earlier,
                 Mark::Returned if rules.has(Flaw::TurnIsKept) => Mark::Returned,
                 _ if is_listening => Mark::Listed,
                 Mark::Passed if rules.has(Flaw::NoTurnAfterARefresh) => Mark::Listed,
@@ -84,7 +86,7 @@ impl State {
                 mark => mark,
             };
         }
-        self.grant(Some(id), rules);
+        self.grant(id, Some(id), rules);
         let waits = matches!(self.phase(id), Phase::Waiting { id: by, .. } if by == id);
         let client = &mut self.clients[owner(id)];
         if is_listening {
@@ -122,33 +124,39 @@ impl State {
         if was_ours {
             self.holder = None;
         }
-        self.grant(None, rules);
+        self.grant(id, None, rules);
         if was_ours && self.holder.is_none() {
-            self.left = 0;
-            for client in &mut self.clients {
-                let is_told = matches!(client.listens, Listens::Here | Listens::AtReplica);
-                client.is_announced |= is_told;
-            }
+            self.announce(rules);
         }
         self.on_their_way[id].released = Some(was_ours || was_queued);
     }
 
+    /// The key is deleted, and the clients are told. Only prompt clients react.
+    pub(crate) fn announce(&mut self, rules: &Rules) {
+        self.left = 0;
+        for client in &mut self.clients {
+            let is_told = matches!(client.listens, Listens::Here | Listens::AtReplica);
+            client.is_announced |= is_told && rules.is_prompt;
+        }
+    }
+
     /// Returns whether a grant reaches a place, as far as the server can tell.
     fn is_reached(&self, place: Place, asking: Option<Id>, rules: &Rules) -> bool {
-        matches!(place.mark, Mark::New | Mark::Returned)
+        matches!(place.mark, Mark::New | Mark::Returned | Mark::Earlier)
             || asking == Some(place.id)
             || self.clients[owner(place.id)].listens == Listens::Here
             || rules.has(Flaw::PassesNobodyOver)
     }
 
-    /// Grants a free lock to the first living place that a grant reaches.
-    fn grant(&mut self, asking: Option<Id>, rules: &Rules) {
+    /// A script for `by` grants a free lock to the first living place that a grant reaches.
+    fn grant(&mut self, by: Id, asking: Option<Id>, rules: &Rules) {
         if self.holder.is_some() {
             return;
         }
         self.keep_places(|place| place.age < GRANT);
         let places = self.queue;
-        let reached = |place: &Place| self.is_reached(*place, asking, rules);
+        let by_earlier = self.clients[owner(by)].is_earlier;
+        let reached = |place: &Place| by_earlier || self.is_reached(*place, asking, rules);
         let mut places = places.iter().flatten();
         let is_asker = |place: &&Place| Some(place.id) == asking;
         let asker = self.queue.iter().flatten().find(is_asker);
@@ -175,7 +183,7 @@ impl State {
         let Some(place) = next else { return };
         let client = self.clients[owner(place.id)];
         let is_killed = client.phase == Phase::Dead && client.listens == Listens::Never;
-        if is_killed && place.has_listener && !rules.has(Flaw::PassesNobodyOver) {
+        if is_killed && place.has_listener && !rules.has(Flaw::PassesNobodyOver) && !by_earlier {
             self.break_promise(Broken::KilledGranted);
         }
         if !rules.has(Flaw::GrantedPlaceStays) {
@@ -184,7 +192,9 @@ impl State {
         self.holder = Some(place.id);
         self.left = GRANT - place.age;
         self.is_provisional = true;
-        self.publish(place.id);
+        if !by_earlier || client.is_earlier {
+            self.publish(place.id);
+        }
     }
 
     fn pass_over(&mut self, place: Place, rules: &Rules) {

@@ -5,6 +5,9 @@ use crate::rules::{Broken, CLIENTS, IDS, Rules};
 /// A holder id: the client, times [`IDS`], plus a number.
 pub(crate) type Id = usize;
 
+/// The holder id of a program that takes the lock if it is free, whoever waits.
+pub(crate) const PLAIN: Id = CLIENTS * IDS;
+
 pub(crate) fn owner(id: Id) -> usize {
     id / IDS
 }
@@ -25,6 +28,8 @@ pub(crate) struct State {
     pub(crate) kills: u8,
     pub(crate) stops: u8,
     pub(crate) disconnections: u8,
+    /// How often a program without a queue may take the lock.
+    pub(crate) plain_holds: u8,
     pub(crate) has_lost: bool,
     /// For how many ticks the lock has been free while a client waited.
     pub(crate) stall: u8,
@@ -52,6 +57,8 @@ pub(crate) enum Mark {
     Passed,
     /// Always: it was refreshed after it was passed over.
     Returned,
+    /// Always: it is of an earlier version.
+    Earlier,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -115,6 +122,9 @@ impl OnItsWay {
 pub(crate) struct Client {
     pub(crate) phase: Phase,
     pub(crate) listens: Listens,
+    /// It runs the scripts of an earlier version, which pass nobody over, and whose messages reach
+    /// that version only.
+    pub(crate) is_earlier: bool,
     /// It has refreshed or renewed in this tick.
     pub(crate) is_fresh: bool,
     /// It has been told that the lock is free, or has just begun to listen.
@@ -203,6 +213,7 @@ impl State {
                 Phase::Dead
             },
             listens: Listens::Here,
+            is_earlier: false,
             is_fresh: false,
             is_announced: false,
             entries: 0,
@@ -220,6 +231,7 @@ impl State {
             kills: 0,
             stops: 0,
             disconnections: 0,
+            plain_holds: 0,
             has_lost: false,
             stall: 0,
             broken: None,
@@ -297,6 +309,7 @@ impl State {
                 *client = Client {
                     phase: Phase::Dead,
                     listens: client.listens,
+                    is_earlier: client.is_earlier,
                     is_fresh: false,
                     is_announced: false,
                     entries: 0,

@@ -1,7 +1,7 @@
 //! Every possible next step of a state.
 
 use crate::rules::{CLIENTS, Flaw, GRANT, IDS, OLD, Rules};
-use crate::state::{Command, Id, Listens, Phase, Refreshed, State, owner};
+use crate::state::{Command, Id, Listens, PLAIN, Phase, Refreshed, State, owner};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -19,6 +19,10 @@ pub(crate) enum Step {
     IsStopped(usize),
     LosesSubscription(usize),
     Listens(usize),
+    PlainTakes,
+    PlainReleases,
+    /// Without a message.
+    PlainIsDeleted,
     Sends(Command, Id),
     /// An enter got no reply.
     GivesUp(Id),
@@ -46,6 +50,7 @@ pub(crate) fn each_next(state: &State, rules: &Rules, take: impl FnMut(Step, Sta
         steps.replies(id);
         steps.undo(id);
     }
+    steps.plain();
     for client in 0..rules.clients {
         steps.faults(client);
         steps.client(client);
@@ -290,6 +295,26 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
                 if client.phase == (Phase::Leaving { id }) {
                     client.phase = Phase::Out;
                 }
+            });
+        }
+    }
+
+    /// The steps of a program that knows no queue.
+    fn plain(&mut self) {
+        if self.state.holder.is_none() && self.state.plain_holds > 0 {
+            self.step(Step::PlainTakes, |next| {
+                next.plain_holds -= 1;
+                (next.holder, next.left, next.is_provisional) = (Some(PLAIN), 1, false);
+            });
+        }
+        if self.state.holder == Some(PLAIN) {
+            let rules = self.rules;
+            self.step(Step::PlainReleases, |next| {
+                next.holder = None;
+                next.announce(rules);
+            });
+            self.step(Step::PlainIsDeleted, |next| {
+                (next.holder, next.left) = (None, 0);
             });
         }
     }
