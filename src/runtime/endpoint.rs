@@ -33,7 +33,8 @@ impl Endpoint {
     /// Tells the threads to end. Waking the subscriber takes until `until` at most.
     pub(crate) fn stop(&self, until: Instant) {
         self.acknowledged.stop();
-        self.io.send(IoRequest::Stop);
+        // Fails only if the thread has ended.
+        let _ = self.io.send(IoRequest::Stop);
         self.subscriber.stop(&self.server, until);
     }
 
@@ -45,7 +46,7 @@ impl Endpoint {
     /// Ends the threads after a delay: a caller may be about to send them a job.
     fn retire(&self) {
         self.acknowledged.stop();
-        self.io.send(IoRequest::Retire);
+        let _ = self.io.send(IoRequest::Retire);
     }
 
     /// Waits for the threads; returns false if one still runs at `until`.
@@ -146,5 +147,71 @@ impl Endpoints {
         // Nearly always empty; the value is then not parsed.
         !releasing.is_empty()
             && HolderId::parse(value).is_some_and(|id| releasing.contains_key(&id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use support::{eventually, ms};
+
+    use super::*;
+    use crate::config::{Config, LeaseTerms};
+    use crate::lease::held::tests::hold_of;
+    use crate::lease::release::Release;
+    use crate::lease::state::LeaseState;
+    use crate::redis::{Deployment, Majority};
+    use crate::runtime;
+    use crate::runtime::io::renewal_round::{RenewalPart, RenewalRound};
+    use crate::token::FencingToken;
+    use crate::url::Target;
+
+    const LONG: Duration = ms(60_000);
+
+    const TERMS: LeaseTerms = LeaseTerms {
+        ttl: ms(3_600_000),
+        renew_every: Some(ms(60_000)),
+        max_hold: Duration::MAX,
+        replicas: None,
+        handoffs: 0,
+    };
+
+    /// A thread looks up the owner of a lease, and is stopped for so long that the owner is
+    /// replaced and its io thread ends.
+    #[test]
+    fn jobs_for_a_server_whose_thread_has_ended_go_to_the_owner() {
+        let server = support::Server::start();
+        let config = Config::default();
+        let target = Target::parse(&server.url()).unwrap();
+        let deployment = Deployment::new(target, &config).unwrap();
+        let runtime = runtime::new(config, deployment);
+        runtime.start().unwrap();
+        let replaced = runtime.endpoints.all().remove(0);
+        replaced.retire();
+        eventually(LONG, || replaced.is_finished());
+        runtime.endpoints.endpoints.write().clear();
+
+        let now = Instant::now();
+        let lease = LeaseState::granted(now, now, &TERMS).unwrap();
+        let hold = Arc::new(hold_of(lease, FencingToken::new(7)));
+        let request = hold.lease(|lease| lease.begin_renewal(now)).unwrap();
+        let round = RenewalRound::new(Arc::clone(&hold), request, Majority::of(1));
+        let part = RenewalPart::new(&Arc::new(round), &hold.keys);
+        runtime.renew_at(&replaced, vec![part]);
+        // The server does not have its key.
+        eventually(LONG, || hold.lease(|lease| lease.lost().is_some()));
+
+        runtime.endpoints.note_release(&hold.id);
+        let release = Release::new(Arc::clone(&hold.keys), hold.id.clone(), now.after(LONG));
+        runtime.release_at(&replaced, release);
+        let id = hold.id.as_str().as_bytes();
+        eventually(LONG, || !runtime.endpoints.is_releasing(id));
+
+        let end = Instant::now().after(LONG);
+        let owner = runtime.endpoints.all().remove(0);
+        runtime.timer.stop();
+        owner.stop(end);
+        assert!(owner.join(end) && runtime.timer.worker.join(end));
     }
 }

@@ -263,8 +263,19 @@ impl Runtime {
                 _ => plain.push(part),
             }
         }
-        if !plain.is_empty() {
-            endpoint.io.send(IoRequest::Renew(plain));
+        if plain.is_empty() {
+            return;
+        }
+        if let Err(request) = endpoint.io.send(IoRequest::Renew(plain))
+            && let IoRequest::Renew(parts) = *request
+        {
+            // This thread was stopped for long after it looked up the owner, which has changed.
+            for part in parts {
+                let keys = Arc::clone(&part.keys);
+                if let Some(owner) = self.endpoints_of(keys.key(0)).0.first() {
+                    self.renew_at(owner, vec![part]);
+                }
+            }
         }
     }
 
@@ -272,7 +283,8 @@ impl Runtime {
     pub(crate) fn probe_breaker(&self, keys: &Arc<dyn Primitive>) {
         for part in keys.parts() {
             for owner in self.endpoints_of(part.key(0)).0 {
-                owner.io.send(IoRequest::ProbeBreaker);
+                // A thread that has ended serves no caller.
+                let _ = owner.io.send(IoRequest::ProbeBreaker);
             }
         }
     }
@@ -295,7 +307,20 @@ impl Runtime {
                 if let Some(member) = &owner.server.member {
                     part = part.at_server(member.index);
                 }
-                owner.io.send(IoRequest::Release(part));
+                self.release_at(&owner, part);
+            }
+        }
+    }
+
+    /// Queues a release at one server.
+    pub(in crate::runtime) fn release_at(&self, endpoint: &Endpoint, release: Release) {
+        if let Err(request) = endpoint.io.send(IoRequest::Release(release))
+            && let IoRequest::Release(release) = *request
+        {
+            // As in `renew_at`.
+            let keys = Arc::clone(&release.keys);
+            if let Some(owner) = self.endpoints_of(keys.key(0)).0.first() {
+                self.release_at(owner, release);
             }
         }
     }

@@ -97,7 +97,7 @@ impl IoLoop {
             }
             let is_retiring = self.end_at.is_some();
             self.take_due_releases(runtime, &mut items, stopping || is_retiring);
-            stopping |= self.end_at.is_some_and(|at| at <= Instant::now());
+            stopping |= self.end_at.is_some_and(|at| at <= Instant::now()) && endpoint.io.end();
             send_on(runtime, endpoint, &mut self.releases, &mut items);
             let deltas = runtime.stats_due(endpoint, &mut self.stats_at, stopping);
             items.extend(deltas.into_iter().map(IoJob::AddStats));

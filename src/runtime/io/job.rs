@@ -5,7 +5,6 @@ use crate::protocol::keys::Key;
 use crate::protocol::script::Call;
 use crate::replicas::Replicas;
 use crate::runtime::endpoint::Endpoint;
-use crate::runtime::io::IoRequest;
 use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::io::shared_stats::StatsDelta;
 use crate::runtime::state::Runtime;
@@ -74,7 +73,7 @@ pub(in crate::runtime) fn send_on(
                 let releases = releases.give_away(&batch);
                 releases
                     .into_iter()
-                    .for_each(|release| owner.io.send(IoRequest::Release(release)));
+                    .for_each(|release| runtime.release_at(&owner, release));
             }
             IoJob::AddStats(_) => {}
         }

@@ -13,6 +13,7 @@ pub(crate) mod writer;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use parking_lot::Mutex;
 
 use crate::lease::release::Release;
 use crate::redis::ServerHealth;
@@ -39,6 +40,9 @@ pub(in crate::runtime) enum IoRequest {
 pub(crate) struct Io {
     queue: Sender<IoRequest>,
     jobs: Receiver<IoRequest>,
+    /// The thread has ended because its server was replaced. Locked while a request is sent: none
+    /// may come behind the last that the thread takes.
+    has_ended: Mutex<bool>,
     /// A `Probe` was sent, and the thread has not yet found that no caller waits.
     probing: AtomicBool,
     /// The health of this server as renewals find it.
@@ -52,6 +56,7 @@ impl Default for Io {
         Self {
             queue,
             jobs,
+            has_ended: Mutex::new(false),
             probing: AtomicBool::new(false),
             condition: ServerHealth::new(0),
             worker: Worker::new("leasehold-io"),
@@ -60,16 +65,31 @@ impl Default for Io {
 }
 
 impl Io {
-    pub(in crate::runtime) fn send(&self, request: IoRequest) {
-        // Sending cannot fail: `self` owns a receiver.
+    /// Sends a request to the thread. Returns it if the thread has ended because its server was
+    /// replaced.
+    pub(in crate::runtime) fn send(&self, request: IoRequest) -> Result<(), Box<IoRequest>> {
+        let has_ended = self.has_ended.lock();
+        if *has_ended {
+            return Err(Box::new(request));
+        }
+        // Cannot fail: `self` owns a receiver.
         let _ = self.queue.send(request);
+        Ok(())
+    }
+
+    /// Accepts no more requests, unless the thread has not taken all; returns whether it must end.
+    pub(in crate::runtime) fn end(&self) -> bool {
+        let mut has_ended = self.has_ended.lock();
+        *has_ended |= self.jobs.is_empty();
+        *has_ended
     }
 
     /// Tests from now on, while a caller waits, that the subscriber receives messages.
     pub(crate) fn probe(&self) {
         // Sent once: waking the thread for every waiter would cost more than the wait itself.
         if !self.probing.swap(true, Ordering::SeqCst) {
-            self.send(IoRequest::Probe);
+            // A thread that has ended serves no caller.
+            let _ = self.send(IoRequest::Probe);
         }
     }
 }

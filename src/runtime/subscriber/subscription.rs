@@ -53,7 +53,8 @@ impl<'a> Part<'a> {
         let (live, wake) = subscriber.add_user(key);
         if wake && endpoint.server.member.is_some() {
             // This server of a quorum may hang, and the others may suffice: do not wait for it.
-            endpoint.io.send(IoRequest::WakeSubscriber);
+            // Cannot fail: a server of a quorum is never replaced.
+            let _ = endpoint.io.send(IoRequest::WakeSubscriber);
         } else if wake {
             subscriber.wake(&endpoint.server, b"subscribe", until);
         }
