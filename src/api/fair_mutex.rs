@@ -161,6 +161,25 @@ impl FairMutex {
         Ok(self.0.number(Gauge::Length(queue))?.unwrap_or(0))
     }
 
+    /// Returns how long the first call in the queue has waited, by the server's clock; `None` if no
+    /// call waits.
+    ///
+    /// Also `None` while the first call is one of an earlier version of leasehold. Returns within the
+    /// command timeout.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::inspect`]. The call needs the permissions `+lindex`, `+hget` and
+    /// `+time`.
+    pub fn longest_wait(&self) -> Result<Option<Duration>, Error> {
+        let Mutex { core, keys, .. } = &self.0;
+        core.runtime.deployment.check(keys)?;
+        match keys.queue() {
+            Some(queue) => self.0.longest_wait(queue),
+            None => Ok(None),
+        }
+    }
+
     /// Returns the last fencing token that was drawn, like [`Mutex::last_fencing_token`].
     ///
     /// # Errors

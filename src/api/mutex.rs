@@ -15,7 +15,7 @@ use crate::holder::Holder;
 use crate::lock::acquire::{WaitLimit, acquire};
 use crate::lock::shutdown::Core;
 use crate::logging;
-use crate::protocol::primitive::Primitive;
+use crate::protocol::primitive::{Primitive, RedisQueue};
 use crate::redis::Cap;
 use crate::redis::inspect::Gauge;
 use crate::token::FencingToken;
@@ -244,6 +244,15 @@ impl Mutex {
         self.keys.check()?;
         let ask = |until| runtime.deployment.number(&self.keys, what, until);
         query(runtime, has_no_answer, ask)
+    }
+
+    /// Returns how long the first call in the queue has waited.
+    pub(super) fn longest_wait(&self, queue: &dyn RedisQueue) -> Result<Option<Duration>, Error> {
+        let wait = self.number(Gauge::LongestWait {
+            queue: queue.key(),
+            places: queue.places(),
+        });
+        Ok(wait?.map(Duration::from_millis))
     }
 
     /// Releases the lock on behalf of its holder; returns true if it was released.

@@ -263,6 +263,21 @@ impl Semaphore {
         Ok(waiting.unwrap_or(0))
     }
 
+    /// Returns how long the first call in the queue has waited, by the server's clock; `None` if no
+    /// call waits.
+    ///
+    /// Also `None` while the first call is one of an earlier version of leasehold. Returns within the
+    /// command timeout.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::inspect`]. The call needs the permissions `+lindex`, `+hget` and
+    /// `+time`.
+    pub fn longest_wait(&self) -> Result<Option<Duration>, Error> {
+        self.lock.core.runtime.deployment.check(&self.lock.keys)?;
+        self.lock.longest_wait(&*self.keys)
+    }
+
     /// Releases the permits of this holder on its behalf; returns true if they were released.
     ///
     /// They are granted to the first calls in the queue. A call of this id that still waits leaves

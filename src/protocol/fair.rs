@@ -141,6 +141,11 @@ impl RedisQueue for FairMutexKeys {
         queue
     }
 
+    fn places(&self) -> &[u8] {
+        let [_, _, places] = &self.queue;
+        places
+    }
+
     fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
         let verb = Verb::Refresh {
             places: ids.len(),

@@ -68,6 +68,19 @@ pub(crate) fn read_grant(payload: &[u8]) -> Option<(HolderId, TokenBlock)> {
     Some((id, TokenBlock { first, count }))
 }
 
+/// Returns when a place entered the queue, in ms of the server's clock; `None` if an earlier version
+/// of leasehold wrote the place.
+///
+/// The layout of a place is documented in `queue.lua`.
+pub(crate) fn entered_ms(place: &[u8]) -> Option<u64> {
+    let mut words = place.split(|byte| *byte == b' ');
+    let (entered, mark) = (words.nth(3)?, words.next()?);
+    let is_mark = matches!(mark, [letter] if letter.is_ascii_lowercase());
+    let is_number = entered.iter().all(u8::is_ascii_digit);
+    let entered = str::from_utf8(entered).ok()?.parse().ok()?;
+    (is_mark && is_number).then_some(entered)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,5 +140,16 @@ mod tests {
         let reply = Reply::List([7, 8, 0, 900].map(Reply::Int).to_vec());
         assert!(Refreshed::read(reply, 3, true).is_some(), "two of several");
         assert_eq!(Refreshed::read(Reply::Int(1), 3, false), None);
+    }
+    #[test]
+    fn a_place_has_its_time_of_entry_unless_it_is_of_an_earlier_version() {
+        let entered = |place: &str| entered_ms(place.as_bytes());
+        let inbox = "leasehold:inbox:123e4567-e89b-12d3-a456-426614174000";
+        assert_eq!(entered(&format!("17 3000 1 12 l {inbox}")), Some(12));
+        assert_eq!(entered("17 3000 2/3 12 a "), Some(12));
+        for other in ["", "17 3000 ", "17 3000 1 +12 l x", "17 3000 1 x l x"] {
+            assert_eq!(entered(other), None, "{other}");
+        }
+        assert_eq!(entered(&format!("17 3000 {inbox}")), None);
     }
 }

@@ -127,6 +127,9 @@ pub(crate) trait RedisQueue {
     /// The list of the waiters' holder ids, in order.
     fn key(&self) -> &[u8];
 
+    /// The hash of the waiters' places.
+    fn places(&self) -> &[u8];
+
     /// Refreshes the places of `ids`; later grants to them are published to `inbox`.
     fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a>;
 }

@@ -68,7 +68,7 @@ fn rights(name: &str, args: &[&[u8]]) -> String {
             let subcommand = shown(subcommand).to_ascii_lowercase();
             format!("{name} needs +{right}|{subcommand}")
         }
-        ("GET" | "HGETALL" | "LLEN", Some(key)) => {
+        ("GET" | "HGET" | "HGETALL" | "LINDEX" | "LLEN", Some(key)) => {
             format!("{name} needs +{right} on the key {}", shown(key))
         }
         _ => format!("{name} needs +{right}"),

@@ -9,6 +9,7 @@ use crate::health::HealthPart;
 use crate::name::shown;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;
+use crate::protocol::place::entered_ms;
 use crate::protocol::reply::Reply;
 use crate::redis::Deployment;
 use crate::redis::conn::callers::Cap;
@@ -117,6 +118,8 @@ pub(crate) enum Gauge<'a> {
     Listeners,
     /// The length of this queue.
     Length(&'a [u8]),
+    /// How long the first call in this queue has waited, in ms; its place is in this hash.
+    LongestWait { queue: &'a [u8], places: &'a [u8] },
 }
 
 impl Server {
@@ -174,6 +177,7 @@ impl Server {
                 self.command("LLEN", &[queue], until, cap_rule, read)
                     .map(Some)
             }
+            Gauge::LongestWait { queue, places } => self.longest_wait(queue, places, until),
             Gauge::Listeners => {
                 let channel = keys.key(0).channel;
                 let args: [&[u8]; 2] = [b"NUMSUB", channel];
@@ -183,6 +187,56 @@ impl Server {
             }
         }
     }
+}
+
+impl Server {
+    fn longest_wait(
+        &self,
+        queue: &[u8],
+        places: &[u8],
+        until: Instant,
+    ) -> Result<Option<u64>, Fault> {
+        let text = |name, args: &[&[u8]]| {
+            self.command(name, args, until, Cap::Counted, read_optional_text)
+        };
+        let Some(first) = text("LINDEX", &[queue, b"0"])? else {
+            return Ok(None);
+        };
+        // If the first call has left the queue since, the next question finds another.
+        let place = text("HGET", &[places, &first])?;
+        let Some(entered) = place.as_deref().and_then(entered_ms) else {
+            return Ok(None);
+        };
+        let now = self.command("TIME", &[], until, Cap::Counted, read_time)?;
+        // A clock that was set back has no earlier time to tell.
+        Ok(Some(now.saturating_sub(entered)))
+    }
+}
+
+/// Reads a text, or nil.
+#[expect(
+    clippy::option_option,
+    reason = "there may be no text, and the reply may be malformed"
+)]
+fn read_optional_text(reply: Reply) -> Option<Option<Vec<u8>>> {
+    match reply {
+        Reply::Nil => Some(None),
+        Reply::Text(text) => Some(Some(text)),
+        _ => None,
+    }
+}
+
+/// Reads the reply of TIME, in ms.
+fn read_time(reply: Reply) -> Option<u64> {
+    let Reply::List(items) = reply else {
+        return None;
+    };
+    let mut numbers = items.into_iter().map(|item| {
+        let digits = read_text(item)?;
+        str::from_utf8(&digits).ok()?.parse::<u64>().ok()
+    });
+    let (seconds, micros) = (numbers.next()??, numbers.next()??);
+    seconds.checked_mul(1_000)?.checked_add(micros / 1_000)
 }
 
 /// Reads a page of SCAN and the next cursor.

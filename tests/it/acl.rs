@@ -332,6 +332,7 @@ fn operator_failures(server: &Server, user: &str) -> Vec<(&'static str, Error)> 
         ("inspect", mutex.inspect().err()),
         ("waiting", mutex.waiting().err()),
         ("queued", operator.fair_mutex("a").waiting().err()),
+        ("longest", operator.fair_mutex("a").longest_wait().err()),
         ("token", mutex.last_fencing_token().err()),
         ("permits", operator.list_permits("").err()),
         ("holders", operator.semaphore("a", 2).holders().err()),
@@ -345,7 +346,7 @@ fn operator_failures(server: &Server, user: &str) -> Vec<(&'static str, Error)> 
 }
 
 /// The operator's calls that fail without a permission, and the text that the error must contain.
-const OPERATOR_FAILURES: [(&str, &str, &[&str]); 6] = [
+const OPERATOR_FAILURES: [(&str, &str, &[&str]); 7] = [
     ("+scan", "SCAN needs +scan", &["list", "permits"]),
     (
         "+zrangebyscore",
@@ -363,12 +364,18 @@ const OPERATOR_FAILURES: [(&str, &str, &[&str]); 6] = [
         &["queued"],
     ),
     (
+        "+lindex",
+        "LINDEX needs +lindex on the key leasehold:queue:{lock:a}",
+        &["longest"],
+    ),
+    (
         "~leasehold:*",
         "leasehold:",
         &[
             "list",
             "inspect",
             "queued",
+            "longest",
             "token",
             "permits",
             "holders",
