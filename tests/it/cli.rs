@@ -5,6 +5,7 @@
 pub(crate) mod cron;
 pub(crate) mod options;
 pub(crate) mod terminal;
+pub(crate) mod top;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -41,9 +42,6 @@ support::tests![
     list_shows_held_locks,
     permits_limit_commands_and_are_shown,
     unlock_needs_force,
-    top_counts_changes_of_holder,
-    top_outlasts_an_outage,
-    top_refreshes_a_terminal_in_place,
     completions_and_manual_pages_are_written,
     password_is_never_printed
 ];
@@ -890,104 +888,6 @@ fn unlock_needs_force() {
     assert_eq!(code(&url, &["unlock", "a", "--force"]), 0);
     assert!(is_free(&server, "a"));
     assert_eq!(code(&url, &["unlock", "a", "--force"]), 1);
-}
-
-fn top_counts_changes_of_holder() {
-    let server = Server::start();
-    let url = server.url();
-    let client = client(&server);
-    let _still = client.mutex("still").lock().unwrap();
-    let mut top = Program::start(&url, &["top", "--json", "--interval", "100ms"]);
-    let busy = client.mutex("busy");
-    // Held until `top` shows it, so that every refresh shows a new holder.
-    let object = loop {
-        let _busy = busy.lock().unwrap();
-        let object = loop {
-            let object = json(&top.next_line());
-            if object["name"] == "busy" {
-                break object;
-            }
-            assert_eq!(
-                [&object["name"], &object["changes_per_s"]],
-                ["still", "0.00"]
-            );
-        };
-        if object["changes_per_s"] != "0.00" {
-            break object;
-        }
-    };
-    let rate: f64 = object["changes_per_s"].parse().unwrap();
-    assert!(rate > 0.0 && rate <= 10.0, "{rate}");
-    assert!(object["at_ms"].parse::<u64>().unwrap() > 1_600_000_000_000);
-
-    let plain = text(
-        &url,
-        &["top", "still", "--count", "2", "--interval", "10ms"],
-    );
-    let lines: Vec<Vec<&str>> = plain
-        .lines()
-        .map(|line| line.split('\t').collect())
-        .collect();
-    assert_eq!(lines.len(), 2, "{plain}");
-    assert_eq!(
-        (lines[0].len(), lines[0][1], lines[0][4], lines[0][5]),
-        (7, "still", "0", "0.0")
-    );
-    assert!(!plain.contains('\x1b'));
-}
-
-fn top_outlasts_an_outage() {
-    let server = Server::start();
-    let proxy = Proxy::new(&server);
-    let _still = hold(&server);
-    let mut top = Program::start(&proxy.url(), &["top", "--json", "--interval", "20ms"]);
-    assert_eq!(json(&top.next_line())["name"], "a");
-    proxy.set_all(Traffic::Cut);
-    let mut errors = BufReader::new(top.process.stderr.take().unwrap());
-    let mut output = String::new();
-    errors.read_line(&mut output).unwrap();
-    assert!(output.contains("the call to 127.0.0.1:"), "{output}");
-    proxy.set_all(Traffic::Pass);
-    let at = |line: String| json(&line)["at_ms"].parse::<u128>().unwrap();
-    let now = std::time::SystemTime::now();
-    let now = now
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap()
-        .as_millis();
-    while at(top.next_line()) <= now {}
-}
-
-fn top_refreshes_a_terminal_in_place() {
-    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-
-    let server = Server::start();
-    let _still = hold(&server);
-    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-    grantpt(&terminal).unwrap();
-    unlockpt(&terminal).unwrap();
-    let path = ptsname(&terminal, Vec::new()).unwrap();
-    let path = OsStr::from_bytes(path.as_bytes());
-    let screen = fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)
-        .unwrap();
-    let mut command = program(&server.url());
-    command
-        .args(["top", "--count", "2", "--interval", "10ms"])
-        .stdout(screen);
-    let mut process = command.spawn().unwrap();
-    assert!(process.wait().unwrap().success());
-    // Closes the last open handle of the terminal's other end.
-    drop(command);
-    let mut shown = Vec::new();
-    let _ = fs::File::from(terminal).read_to_end(&mut shown);
-    let shown = String::from_utf8(shown).unwrap();
-    assert_eq!(shown.matches("\x1b[H").count(), 2, "{shown:?}");
-    assert!(shown.starts_with("\x1b[?1049h"), "{shown:?}");
-    assert!(shown.ends_with("\x1b[?1049l"), "{shown:?}");
-    assert_eq!(shown.matches("NAME").count(), 2, "{shown:?}");
-    assert!(shown.contains("1 held, 0 waiting"), "{shown:?}");
 }
 
 fn completions_and_manual_pages_are_written() {

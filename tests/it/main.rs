@@ -62,6 +62,8 @@ const TESTS: &[Listed] = &[
     cli::options::TESTS,
     #[cfg(all(feature = "cli", unix))]
     cli::terminal::TESTS,
+    #[cfg(all(feature = "cli", unix))]
+    cli::top::TESTS,
     cluster::TESTS,
     conformance::cluster::TESTS,
     conformance::one::TESTS,

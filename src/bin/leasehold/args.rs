@@ -116,7 +116,8 @@ pub(crate) struct List {
 /// Shows the held locks, and refreshes the display
 ///
 /// Shows names, holders, the time left, waiting clients, changes of holder per second and fencing
-/// tokens, the busiest locks first. If standard output is not a terminal, each refresh prints one
+/// tokens, the busiest locks first. LONGEST is how long the first call in the queue of the fair lock
+/// or semaphore has waited. If standard output is not a terminal, each refresh prints one
 /// line for each name. A change of holder is a change of the fencing token between two refreshes,
 /// counted over the last ten: several changes between two refreshes count as one. A name is shown
 /// for ten refreshes after its last release. Semaphores are shown while permits are out, with the

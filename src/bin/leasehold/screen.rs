@@ -67,6 +67,7 @@ impl Screen {
                     let mut object = row.subject.json();
                     object
                         .plain("waiting", row.waiting)
+                        .plain("longest_wait_ms", row.longest.map(|wait| wait.as_millis()))
                         .plain("changes_per_s", Some(format!("{:.2}", row.changes)))
                         .plain("at_ms", Some(at));
                     writeln!(out, "{}", object.finish())?;
@@ -127,16 +128,29 @@ fn lines(rows: &[Row], interval: Duration) -> Vec<String> {
         held.count()
     );
     let cells: Vec<_> = rows.iter().map(cells).collect();
-    let header = ["NAME", "HOLDER", "LEFT", "WAITING", "CHANGES/s", "TOKEN"];
+    let header = [
+        "NAME",
+        "HOLDER",
+        "LEFT",
+        "WAITING",
+        "LONGEST",
+        "CHANGES/s",
+        "TOKEN",
+    ];
     let mut lines = vec![head, String::new()];
     lines.extend(table::lines(header, &cells));
     lines
 }
 
-fn cells(row: &Row) -> [String; 6] {
+fn cells(row: &Row) -> [String; 7] {
     let [name, holder, left, token] = row.subject.cells();
     let changes = format!("{:.1}", row.changes);
-    [name, holder, left, shown(row.waiting), changes, token]
+    let longest = row
+        .longest
+        .map(|wait| format!("{:.1}s", wait.as_secs_f64()));
+    let longest = longest.unwrap_or_else(|| "-".into());
+    let waiting = shown(row.waiting);
+    [name, holder, left, waiting, longest, changes, token]
 }
 
 /// Overwrites the screen without clearing it first, which would flicker; omits lines that do not

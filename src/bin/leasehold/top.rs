@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::os::unix::ffi::OsStrExt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use leasehold::crossbeam_channel::{never, select};
 use leasehold::{Client, Error, HeldPermits, Name};
@@ -37,6 +37,7 @@ pub(crate) fn top(connection: &Connection, args: &Top) -> Result<u8, Failure> {
         permit_rates: Rates::default(),
         permits: Asked::default(),
         queued: Asked::default(),
+        longest: Asked::default(),
     };
     let mut refreshes = 0;
     loop {
@@ -73,12 +74,15 @@ struct Watched {
     permit_rates: Rates,
     permits: Asked,
     queued: Asked,
+    longest: Asked,
 }
 
 /// A line of the display.
 pub(crate) struct Row {
     pub(crate) subject: Subject,
     pub(crate) waiting: Option<u64>,
+    /// How long the first call in the queue has waited.
+    pub(crate) longest: Option<Duration>,
     /// Changes of holder per second.
     pub(crate) changes: f64,
 }
@@ -142,8 +146,11 @@ impl Watched {
             self.permit_rates.add(name, token, true);
             // The length of the queue does not depend on the number of permits.
             let semaphore = self.client.semaphore(name, 1);
+            let waiting = self.queued.ask(|| semaphore.waiting())?;
+            let longest = || self.longest.ask(|| semaphore.longest_wait());
             rows.push(Row {
-                waiting: self.queued.ask(|| semaphore.waiting())?,
+                waiting,
+                longest: if_any(waiting, longest)?,
                 changes: self.permit_rates.of(name),
                 subject: Subject::Semaphore(held),
             });
@@ -174,13 +181,28 @@ impl Watched {
         for (name, record) in seen {
             let token = record.token.map(u64::from);
             self.rates.add(&name, token, record.holder.is_some());
+            let waiting = self.waiting.ask(|| self.client.mutex(&name).waiting())?;
+            let fair = self.client.fair_mutex(&name);
+            let longest = || self.longest.ask(|| fair.longest_wait());
             rows.push(Row {
-                waiting: self.waiting.ask(|| self.client.mutex(&name).waiting())?,
+                waiting,
+                longest: if_any(waiting, longest)?,
                 changes: self.rates.of(&name),
                 subject: Subject::Lock(record),
             });
         }
         self.rates.forget();
         Ok(rows)
+    }
+}
+
+/// Asks for the longest wait unless no client waits.
+fn if_any(
+    waiting: Option<u64>,
+    longest: impl FnOnce() -> Result<Option<Option<Duration>>, Error>,
+) -> Result<Option<Duration>, Error> {
+    match waiting {
+        Some(0) => Ok(None),
+        _ => Ok(longest()?.flatten()),
     }
 }
