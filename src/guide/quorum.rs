@@ -1,12 +1,12 @@
 //! Locks over several independent servers (the Redlock algorithm).
 //!
-//! [`Client::quorum`] takes the servers. A client holds a lock once a majority of all servers has
-//! granted it. Validity counts from before the first request was sent. The client sends to all
-//! servers at once and returns as soon as enough replies have arrived. A minority of the servers
-//! may be dead, hung or slow. A server that does not reply costs one timeout; the client then skips
-//! it until it replies to a probe. Renewing a lease and declaring it lost also need a majority of
-//! all servers. If fewer are reachable, every call fails with [`Error::Unreachable`] within its
-//! deadline and releases what it was granted.
+//! [`Client::quorum`] takes the servers, and so does the URL `redis+quorum://h1,h2,h3`. A client
+//! holds a lock once a majority of all servers has granted it. Validity counts from before the
+//! first request was sent. The client sends to all servers at once and returns as soon as enough
+//! replies have arrived. A minority of the servers may be dead, hung or slow. A server that does
+//! not reply costs one timeout; the client then skips it until it replies to a probe. Renewing a
+//! lease and declaring it lost also need a majority of all servers. If fewer are reachable, every
+//! call fails with [`Error::Unreachable`] within its deadline and releases what it was granted.
 //!
 //! A quorum keeps locks available when any single server fails, without a failover. It does not
 //! tolerate servers that lose data:
