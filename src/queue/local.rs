@@ -200,6 +200,14 @@ impl Waiters {
 
     /// Wakes the contender of the name to try Redis, since its subscription is now live.
     pub(crate) fn wake_to_retry(&self, name: &Name, why: Wake) {
+        if name.is_of_semaphore() {
+            // All semaphores share one subscription.
+            let names = self.fair_queues.names().into_iter();
+            names
+                .filter(Name::is_of_semaphore)
+                .for_each(|name| self.fair_queues.refresh_now(&name, why));
+            return;
+        }
         self.fair_queues.refresh_now(name, why);
         self.sets.ask_now(name, why);
         if let Some(queue) = self.names.lock().get_mut(name) {
@@ -347,8 +355,11 @@ mod tests {
     use crate::protocol::fair::FairMutexKeys;
     use crate::protocol::keys::Keys;
     use crate::protocol::place::TokenBlock;
+    use crate::protocol::primitive::Primitive;
+    use crate::protocol::semaphore::SemaphoreKeys;
     use crate::queue::answers::Span;
-    use crate::queue::fair_queue::RefreshPace;
+    use crate::queue::fair::FairTicket;
+    use crate::queue::fair_queue::{RefreshPace, WaitingReply};
     use crate::queue::held_leases::HeldLeases;
     use crate::queue::local_queue::MAX_PARTIAL_ANNOUNCEMENTS;
 
@@ -387,6 +398,63 @@ mod tests {
         );
         ids.iter().for_each(|id| waiters.ended_one(&name, id, None));
         assert!(waiters.is_idle());
+    }
+
+    #[test]
+    fn permits_of_this_client_keep_none_of_its_calls_from_trying() {
+        let (waiters, lock) = (Waiters::default(), Name::from("a"));
+        let semaphore = lock.clone().of_semaphore();
+        let ids = [(); 4].map(|()| HolderId::fresh("o"));
+        for id in &ids[..3] {
+            let evicted = waiters.granted_one(&semaphore, id, Weak::new());
+            assert!(evicted.is_none());
+        }
+        assert!(
+            !waiters.is_held_by_us(&semaphore),
+            "no call waits for itself"
+        );
+        let evicted = waiters.granted_one(&lock, &ids[3], Weak::new());
+        assert!(evicted.is_none(), "the lock of that name is another");
+        assert_eq!(waiters.is_held_by_us(&lock), cfg!(debug_assertions));
+        assert_eq!(waiters.count(), (4, 0));
+        for (n, id) in ids.iter().enumerate() {
+            let name = if n < 3 { &semaphore } else { &lock };
+            waiters.ended_one(name, id, None);
+        }
+        assert!(waiters.is_idle());
+    }
+
+    #[test]
+    fn restored_subscription_refreshes_the_places_of_all_semaphores() {
+        let waiters = Waiters::default();
+        let semaphore = |name: &str| -> Arc<dyn Primitive> {
+            let lock = Keys::new(name.into(), "lock:", "r:");
+            Arc::new(SemaphoreKeys::of(lock, 2, 1))
+        };
+        let keys = [
+            semaphore("a"),
+            semaphore("b"),
+            FairMutexKeys::of(Keys::new("c".into(), "lock:", "r:")),
+        ];
+        let pace = RefreshPace {
+            every: Duration::from_secs(1),
+            backoff: None,
+        };
+        let reply = WaitingReply {
+            sent: NOW,
+            arrived: NOW,
+            is_listening: true,
+        };
+        let tickets = keys.each_ref().map(|keys| {
+            let ticket = waiters.fair_queues.join(keys, pace, Parker::new());
+            ticket.begin_entering(&HolderId::fresh("o"));
+            ticket.note_entered(reply, None);
+            ticket
+        });
+        waiters.wake_to_retry(keys[0].key(0).name, Wake::Reconnect);
+        let is_due =
+            |ticket: &FairTicket<'_>| matches!(ticket.position(NOW, false), Position::Refresh(..));
+        assert_eq!(tickets.each_ref().map(is_due), [true, true, false]);
     }
 
     #[test]
