@@ -13,11 +13,18 @@ fn main() -> ExitCode {
     support::run(&[TESTS], &[], &[], &[ROLES])
 }
 
-support::roles![many_names, many_sets, contended_names, threads];
+support::roles![
+    many_names,
+    many_sets,
+    many_semaphores,
+    contended_names,
+    threads
+];
 
 support::tests![
     ten_thousand_more_names_add_nothing,
     ten_thousand_more_names_in_sets_add_nothing,
+    ten_thousand_more_semaphores_add_nothing,
     contended_names_add_nothing_once_released,
     threads_start_when_needed_and_never_per_lock
 ];
@@ -124,6 +131,10 @@ fn ten_thousand_more_names_in_sets_add_nothing() {
     names_add_nothing("many_sets");
 }
 
+fn ten_thousand_more_semaphores_add_nothing() {
+    names_add_nothing("many_semaphores");
+}
+
 fn names_add_nothing(role: &str) {
     let server = Server::start();
     let child = Child::spawn(role, &[("URL", &server.url())]);
@@ -157,6 +168,19 @@ fn many_sets() {
             let names = (0..10).map(|m| format!("account:{lot}:{n}:{m}"));
             let guard = client.mutex_all(names).lock().unwrap();
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        }
+        Size::report();
+        wait_for_parent(&mut go);
+    }
+}
+
+fn many_semaphores() {
+    let (client, mut go) = (client(), connection());
+    for lot in 0..2 {
+        for n in 0..NAMES {
+            let semaphore = client.semaphore(format!("account:{lot}:{n}"), 2);
+            let permit = semaphore.acquire().unwrap();
+            assert_eq!(permit.release().unwrap(), Unlocked::Released);
         }
         Size::report();
         wait_for_parent(&mut go);

@@ -404,17 +404,14 @@ fn user() {
     for _ in 0..40 {
         let many = rng.random_range(1..=2);
         let permit = acquire_in_turn(&semaphore.clone().many(many));
-        let used: u32 = redis::cmd("INCRBY")
-            .arg("used")
-            .arg(many)
-            .query(&mut connection)
-            .unwrap();
-        assert!(used <= PERMITS_OF_PROCESSES, "{used} are in use");
-        let _: u32 = redis::cmd("DECRBY")
-            .arg("used")
-            .arg(many)
-            .query(&mut connection)
-            .unwrap();
+        let mut add = |number: i64| -> i64 {
+            let mut add = redis::cmd("HINCRBY");
+            add.arg("used").arg("permits").arg(number);
+            add.query(&mut connection).unwrap()
+        };
+        let used = add(many.into());
+        assert!(used <= PERMITS_OF_PROCESSES.into(), "{used} are in use");
+        add(-i64::from(many));
         give_back(permit);
     }
 }
@@ -427,7 +424,11 @@ fn processes_never_exceed_the_number_of_permits() {
     for child in children {
         child.wait().succeeded();
     }
-    assert_eq!(server.get("used").as_deref(), Some(&b"0"[..]));
+    let used: i32 = redis::cmd("HGET")
+        .arg(&["used", "permits"])
+        .query(&mut server.connection())
+        .unwrap();
+    assert_eq!(used, 0);
     server.run("DEL", &["used"]);
     wait_until_only_permit_fences_remain(&server);
 }
