@@ -18,8 +18,9 @@ use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
+use crate::protocol::permits_out::PermitsOut;
 use crate::protocol::primitive::{Primitive, RedisQueue};
-use crate::protocol::semaphore::{PermitsOut, SemaphoreKeys};
+use crate::protocol::semaphore::SemaphoreKeys;
 use crate::redis::Cap;
 use crate::redis::inspect::Gauge;
 

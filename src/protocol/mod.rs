@@ -6,6 +6,7 @@ pub(crate) mod fair;
 pub(crate) mod keys;
 pub(crate) mod mutex;
 pub(crate) mod one_or_many;
+pub(crate) mod permits_out;
 pub(crate) mod place;
 pub(crate) mod primitive;
 pub(crate) mod redirect;

@@ -4,16 +4,14 @@ use std::slice;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::holder::{HolderId, PermitHolder};
+use crate::holder::HolderId;
 use crate::name::Name;
 use crate::protocol::answer::Wanted;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::{Acquire, Primitive, Reached, RedisQueue};
-use crate::protocol::reply::Reply;
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
-use crate::token::FencingToken;
 
 /// The most permits that a semaphore can have.
 const MOST_PERMITS: u32 = (1 << 31) - 1;
@@ -208,47 +206,6 @@ impl RedisQueue for SemaphoreKeys {
     }
 }
 
-/// The permits of a semaphore that are out, as an inspection found them.
-#[derive(Clone, Debug, Default)]
-#[cfg_attr(test, derive(PartialEq))]
-pub(crate) struct PermitsOut {
-    /// How many permits are out.
-    pub(crate) out: u64,
-    /// The last token drawn, if it is known.
-    pub(crate) last_token: Option<FencingToken>,
-    pub(crate) holders: Vec<PermitHolder>,
-}
-
-impl PermitsOut {
-    /// Reads the reply to an inspection; `None` if the script cannot give it.
-    pub(super) fn read(reply: Reply) -> Option<Self> {
-        let items = reply.into_list()?;
-        let [out, token, holders @ ..] = &*items else {
-            return None;
-        };
-        let last_token = match token {
-            Reply::Nil => None,
-            // A foreign client may have written anything.
-            Reply::Text(digits) => FencingToken::parse(digits),
-            _ => return None,
-        };
-        let (holders, rest) = holders.as_chunks();
-        let read = |[member, left]: &[Reply; 2]| match (member, left.count()) {
-            (Reply::Text(member), Some(left)) => {
-                Some(PermitHolder::new(member, Duration::from_millis(left)))
-            }
-            _ => None,
-        };
-        let holders: Vec<Option<PermitHolder>> = holders.iter().map(read).collect::<Option<_>>()?;
-        rest.is_empty().then_some(Self {
-            out: out.count()?,
-            last_token,
-            // No other member is a holder's.
-            holders: holders.into_iter().flatten().collect(),
-        })
-    }
-}
-
 /// Returns a glob pattern of the permits keys of all names.
 pub(crate) fn pattern_of_all() -> Vec<u8> {
     format!("{KEY_PREFIX}*").into_bytes()
@@ -273,7 +230,10 @@ pub(crate) fn lock_of(key: &[u8], key_prefix: &str, channel_prefix: &str) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::permits_out::PermitsOut;
+    use crate::protocol::reply::Reply;
     use crate::protocol::slot::slot;
+    use crate::token::FencingToken;
 
     fn of(name: &str, permits: u32, many: u32) -> SemaphoreKeys {
         SemaphoreKeys::of(Keys::new(name.into(), "lock:", "r:"), permits, many)

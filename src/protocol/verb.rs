@@ -2,9 +2,9 @@
 //! not Redis.
 
 use crate::protocol::answer::{Answer, Undone, Wanted};
+use crate::protocol::permits_out::PermitsOut;
 use crate::protocol::place::Refreshed;
 use crate::protocol::reply::Reply;
-use crate::protocol::semaphore::PermitsOut;
 
 /// The kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

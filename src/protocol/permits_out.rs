@@ -1,0 +1,48 @@
+//! The reply to an inspection of a semaphore.
+
+use std::time::Duration;
+
+use crate::holder::PermitHolder;
+use crate::protocol::reply::Reply;
+use crate::token::FencingToken;
+
+/// The permits of a semaphore that are out, as an inspection found them.
+#[derive(Clone, Debug, Default)]
+#[cfg_attr(test, derive(PartialEq))]
+pub(crate) struct PermitsOut {
+    /// How many permits are out.
+    pub(crate) out: u64,
+    /// The last token drawn, if it is known.
+    pub(crate) last_token: Option<FencingToken>,
+    pub(crate) holders: Vec<PermitHolder>,
+}
+
+impl PermitsOut {
+    /// Reads the reply to an inspection; `None` if the script cannot give it.
+    pub(super) fn read(reply: Reply) -> Option<Self> {
+        let items = reply.into_list()?;
+        let [out, token, holders @ ..] = &*items else {
+            return None;
+        };
+        let last_token = match token {
+            Reply::Nil => None,
+            // A foreign client may have written anything.
+            Reply::Text(digits) => FencingToken::parse(digits),
+            _ => return None,
+        };
+        let (holders, rest) = holders.as_chunks();
+        let read = |[member, left]: &[Reply; 2]| match (member, left.count()) {
+            (Reply::Text(member), Some(left)) => {
+                Some(PermitHolder::new(member, Duration::from_millis(left)))
+            }
+            _ => None,
+        };
+        let holders: Vec<Option<PermitHolder>> = holders.iter().map(read).collect::<Option<_>>()?;
+        rest.is_empty().then_some(Self {
+            out: out.count()?,
+            last_token,
+            // No other member is a holder's.
+            holders: holders.into_iter().flatten().collect(),
+        })
+    }
+}
