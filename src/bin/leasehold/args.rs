@@ -198,7 +198,7 @@ mod tests {
             assert_eq!(program, "sh");
             assert_eq!(arguments, ["-c", "x"], "{args:?}");
         }
-        // What follows the command is its own.
+        // Words after the command are its arguments.
         let run = run(&["a", "env", "--fair", "--", "x"]);
         assert!(!run.fair);
         assert_eq!(run.command().unwrap().1, ["--fair", "--", "x"]);

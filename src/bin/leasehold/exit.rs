@@ -34,11 +34,11 @@ pub(crate) const TABLE: &str = "\
 Exit codes:
   0 to 255  the exit code of the command
   1    unlock: the lock was not held; status --exit-code: a lock is held
-  64   a command-line argument or setting is invalid
+  64   a command-line argument or setting is invalid, or the command needs --foreground
   69   Redis is unreachable or does not answer
   71   out of processes, threads or pipes
   74   cannot write to standard output
-  75   the lock is held by another holder (--not-acquired-exit)
+  75   the lock is held by another holder, or no permit is free (--not-acquired-exit)
   77   Redis refused: permission denied, bad password, out of memory, or the key is not a lock
   79   the lock was lost before the command ended
   124  the command was ended by --max-hold
@@ -46,7 +46,7 @@ Exit codes:
   127  the command was not found
   128 + n  the command, or the wait for the lock, was ended by signal n";
 
-/// What ends the program: its exit code and message.
+/// The end of the program: its exit code and message.
 #[derive(Debug)]
 pub(crate) struct Failure {
     code: u8,

@@ -26,71 +26,58 @@ impl Patience {
     }
 }
 
-/// A lock of any kind.
-pub(crate) trait Lock: Send {
-    /// Acquires the lock; returns `None` if it is not granted in time.
-    fn take(&self, patience: Patience) -> Result<Option<Box<dyn Guard>>, Error>;
+/// Acquires the lock; returns `None` if it is not granted in time.
+pub(crate) type Take = Box<dyn FnOnce(Patience) -> Result<Option<Box<dyn Guard>>, Error> + Send>;
 
-    /// Returns the lock with these settings.
-    fn with(self, ttl: Option<Duration>, max_hold: Option<Duration>) -> Self
-    where
-        Self: Sized;
-}
-
-/// Implements [`Lock`] for kinds of lock that have the settings and calls of [`Mutex`], under these
-/// names.
-macro_rules! locks {
-    ($($lock:ty: $lock_call:ident $try:ident $try_for:ident),+) => {$(
-        impl Lock for $lock {
-            fn take(&self, patience: Patience) -> Result<Option<Box<dyn Guard>>, Error> {
-                let guard = match patience {
-                    Patience::None => self.$try()?,
-                    Patience::For(limit) => self.$try_for(limit)?,
-                    Patience::Unlimited => Some(self.$lock_call()?),
-                };
-                Ok(guard.map(|guard| Box::new(guard) as Box<dyn Guard>))
-            }
-
-            fn with(mut self, ttl: Option<Duration>, max_hold: Option<Duration>) -> Self {
-                if let Some(ttl) = ttl {
-                    self = self.ttl(ttl);
-                }
-                if let Some(longest) = max_hold {
-                    self = self.max_hold(longest);
-                }
-                self
-            }
+/// Returns the call that acquires `$lock` with the settings of `$args`, by the methods of its kind:
+/// one that waits, one that does not, and one that waits for a limited time.
+macro_rules! take {
+    ($lock:expr, $args:ident, $kind:ident: $wait:ident $try:ident $try_for:ident) => {{
+        let mut lock: $kind = $lock;
+        if let Some(ttl) = $args.ttl {
+            lock = lock.ttl(ttl);
         }
-    )+};
+        if let Some(longest) = $args.max_hold {
+            lock = lock.max_hold(longest);
+        }
+        let take: Take = Box::new(move |patience| {
+            let guard = match patience {
+                Patience::None => lock.$try()?,
+                Patience::For(limit) => lock.$try_for(limit)?,
+                Patience::Unlimited => Some(lock.$wait()?),
+            };
+            Ok(guard.map(|guard| Box::new(guard) as Box<dyn Guard>))
+        });
+        take
+    }};
 }
 
-locks!(
-    Mutex: lock try_lock try_lock_for,
-    FairMutex: lock try_lock try_lock_for,
-    MutexAll: lock try_lock try_lock_for,
-    Semaphore: acquire try_acquire try_acquire_for
-);
-
-/// Returns the lock that the arguments describe.
-pub(crate) fn lock(client: &Client, args: &Run) -> Result<Box<dyn Lock>, Failure> {
+/// Returns the call that acquires the lock that the arguments describe.
+pub(crate) fn take(client: &Client, args: &Run) -> Result<Take, Failure> {
     let names: Vec<Name> = args.names().into_iter().map(name).collect();
-    match (names.as_slice(), args.permits) {
-        ([], _) => Err(Failure::new(
-            USAGE,
-            "the lock's name is missing: leasehold run NAME -- CMD",
-        )),
+    let usage = |text| Err(Failure::new(USAGE, text));
+    let [name] = names.as_slice() else {
+        return match names.as_slice() {
+            [] => usage("the lock's name is missing: leasehold run NAME -- CMD"),
+            _ if args.fair || args.permits.is_some() => usage(
+                "--fair and --permits need a single name: a lock of several names has no queue",
+            ),
+            _ => {
+                let lock = client.mutex_all(names);
+                Ok(take!(lock, args, MutexAll: lock try_lock try_lock_for))
+            }
+        };
+    };
+    Ok(match args.permits {
         // Permits are always granted in the order of the calls.
-        ([name], Some(permits)) => Ok(boxed(client.semaphore(name, permits), args)),
-        ([name], None) if args.fair => Ok(boxed(client.fair_mutex(name), args)),
-        ([name], None) => Ok(boxed(client.mutex(name), args)),
-        (_, None) if !args.fair => Ok(boxed(client.mutex_all(names), args)),
-        _ => Err(Failure::new(
-            USAGE,
-            "--fair and --permits need a single name: a lock of several names has no queue",
-        )),
-    }
-}
-
-fn boxed(lock: impl Lock + 'static, args: &Run) -> Box<dyn Lock> {
-    Box::new(lock.with(args.ttl, args.max_hold))
+        Some(permits) => {
+            let lock = client.semaphore(name, permits);
+            take!(lock, args, Semaphore: acquire try_acquire try_acquire_for)
+        }
+        None if args.fair => {
+            let lock = client.fair_mutex(name);
+            take!(lock, args, FairMutex: lock try_lock try_lock_for)
+        }
+        None => take!(client.mutex(name), args, Mutex: lock try_lock try_lock_for),
+    })
 }

@@ -21,6 +21,7 @@ mod message;
 mod permits;
 mod rate;
 mod record;
+mod refusal;
 mod release;
 mod run;
 mod running;

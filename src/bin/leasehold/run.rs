@@ -12,11 +12,11 @@ use crate::exit::{self, Failure};
 use crate::foreground::Foreground;
 use crate::group::Group;
 use crate::job::Job;
-use crate::lock::lock;
+use crate::lock::take;
 use crate::release::let_go;
 use crate::running::Running;
 use crate::signals::signals;
-use crate::wait::take;
+use crate::wait::wait;
 
 pub(crate) fn run(connection: &Connection, args: &Run) -> Result<u8, Failure> {
     if args.max_hold.is_some_and(|most| most < args.min_hold) {
@@ -32,7 +32,7 @@ pub(crate) fn run(connection: &Connection, args: &Run) -> Result<u8, Failure> {
         builder = builder.owner(owner);
     }
     let client = builder.build()?;
-    let guard = match take(&client, lock(&client, args)?, args, &signals) {
+    let guard = match wait(&client, take(&client, args)?, args, &signals) {
         Ok(guard) => guard,
         Err(failure) => {
             // Dropping the client would wait for a command without a reply, beyond --wait.

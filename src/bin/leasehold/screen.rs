@@ -27,7 +27,7 @@ const CLEAR_BELOW: &str = "\x1b[J";
 pub(crate) enum Screen {
     Terminal {
         interval: Duration,
-        /// What the terminal showed before is hidden.
+        /// The alternate screen is on: earlier contents of the terminal are hidden.
         is_entered: bool,
     },
     Lines,
@@ -94,7 +94,7 @@ impl Screen {
         }
     }
 
-    /// Does something while the terminal shows what it showed before.
+    /// Runs `act` while the alternate screen is off.
     pub(crate) fn while_left(&mut self, act: impl FnOnce()) -> io::Result<()> {
         self.leave()?;
         act();

@@ -23,9 +23,9 @@ leasehold run [OPTIONS] NAME [--] CMD [ARG]...
 ///
 /// The command runs in its own process group: HUP, INT, QUIT, TERM, USR1 and USR2 are forwarded to
 /// the whole group. Processes that the command leaves running in the group are ended before the
-/// lock is released. The group cannot use the terminal: if standard input is a terminal, the
-/// command's standard input is empty, and a command that asks for the terminal all the same is
-/// ended. --foreground gives it the terminal.
+/// lock is released. The group cannot use the terminal. If standard input is a terminal, the
+/// command's standard input is empty. A command that opens the terminal itself, as sudo and ssh do
+/// for a password, is ended with the exit code 64. --foreground gives it the terminal.
 ///
 /// If the lock is lost, the group gets TERM, and KILL after --kill-after. If this process is
 /// killed, the group is killed too. Processes that leave the group (by setsid, or a shell's job
@@ -42,7 +42,8 @@ pub(crate) struct Run {
     names: Vec<OsString>,
 
     /// Leave the terminal to the command, which sudo, ssh and psql need for their prompts. The
-    /// command then stays in this process's group, and processes that it starts are not ended
+    /// command then stays in this process's group: Ctrl-C and Ctrl-Z reach it directly, and
+    /// processes that it starts are neither signalled nor ended
     #[arg(long)]
     pub(crate) foreground: bool,
 

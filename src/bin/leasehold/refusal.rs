@@ -1,0 +1,109 @@
+//! Why a run did not get its lock: who holds it, and for how long.
+
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use leasehold::crossbeam_channel::bounded;
+use leasehold::{Client, FencingToken, Holder, Name, PermitHolder};
+
+use crate::args::{Run, name};
+use crate::exit::Failure;
+use crate::record::shown_holder;
+
+/// The longest time to ask for the holder.
+const ASKING: Duration = Duration::from_secs(1);
+
+/// The longest time to ask for the holder after --wait, which should be over in time.
+const ASKING_AFTER_WAIT: Duration = Duration::from_millis(100);
+
+/// The longest time for which a lock can have been held by its token: tokens are kept for a day.
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// Returns the outcome of a run that did not get its lock.
+pub(crate) fn not_acquired(client: &Client, args: &Run) -> Failure {
+    let code = args.not_acquired_exit;
+    if code == 0 {
+        // Cron sends a mail for any output.
+        return Failure::new(code, "");
+    }
+    let names: Vec<Name> = args.names().into_iter().map(name).collect();
+    let (answer, answered) = bounded(1);
+    let (client, asked, permits) = (client.clone(), names.clone(), args.permits);
+    // If no thread can be started, the answer is missing, as if Redis did not reply.
+    let _ = thread::Builder::new().spawn(move || {
+        let _ = answer.send(match permits {
+            Some(permits) => asked
+                .first()
+                .and_then(|name| permits_out(&client, name, permits)),
+            None => asked.iter().find_map(|name| held(&client, name)),
+        });
+    });
+    let limit = match args.wait {
+        Some(_) => ASKING_AFTER_WAIT,
+        None => ASKING,
+    };
+    let known = answered.recv_timeout(limit).ok().flatten();
+    // Otherwise there was no reply, or the lock was released just now.
+    Failure::outcome(code, known.unwrap_or_else(|| unknown(&names, permits)))
+}
+
+/// Returns the text if the holder is unknown.
+fn unknown(names: &[Name], permits: Option<u32>) -> String {
+    match (names, permits) {
+        ([name], Some(_)) => format!("no permit of {name} is free, or other calls wait for one"),
+        ([name], None) => format!("{name} is held by another holder"),
+        _ => "one of the names is held by another holder".into(),
+    }
+}
+
+/// Returns the text about a name that is held; `None` if it is free, or Redis does not say.
+fn held(client: &Client, name: &Name) -> Option<String> {
+    let holder = client.mutex(name).inspect().ok()??;
+    let now = SystemTime::now();
+    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    Some(held_by(name, &holder, now))
+}
+
+/// `now` is the time since 1970.
+fn held_by(name: &Name, holder: &Holder, now: Duration) -> String {
+    let mut text = format!("{name} is held by {}", shown_holder(holder));
+    // The token of a foreign holder is that of an earlier one.
+    let token = holder.fencing_token().filter(|_| holder.owner().is_some());
+    if let Some(held) = token.and_then(|token| held_for(token, now)) {
+        text += &format!(", for about {} now", shown_seconds(held));
+    }
+    text + &match holder.remaining() {
+        Some(left) => format!(
+            "; its lease ends in {} unless it is renewed",
+            shown_seconds(left)
+        ),
+        None => "; the lock does not expire".into(),
+    }
+}
+
+/// Returns for how long the holder with this token has had the lock.
+///
+/// A token is the server's clock in µs at the grant, or more if that clock was ahead before.
+fn held_for(token: FencingToken, now: Duration) -> Option<Duration> {
+    let held = now.checked_sub(Duration::from_micros(token.value()))?;
+    (held <= DAY).then_some(held)
+}
+
+/// Returns the text about the permits that are out; `None` if there are none, or Redis does not say.
+fn permits_out(client: &Client, name: &Name, permits: u32) -> Option<String> {
+    let holders = client.semaphore(name, permits).holders().ok()?;
+    let first = holders.first()?;
+    let permits_of = |holder: &PermitHolder| u64::from(holder.permits());
+    let out: u64 = holders.iter().map(permits_of).sum();
+    Some(format!(
+        "no permit of {name} is free, or other calls wait for one: {out} of {permits} are out, \
+         {} of them held by {}, whose lease ends in {} unless it is renewed",
+        first.permits(),
+        first.holder_id().short(),
+        shown_seconds(first.remaining())
+    ))
+}
+
+fn shown_seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
