@@ -59,7 +59,17 @@ const TESTS: &[Listed] = &[
     #[cfg(all(feature = "cli", unix))]
     cli::cron::TESTS,
     #[cfg(all(feature = "cli", unix))]
+    cli::ends::TESTS,
+    #[cfg(all(feature = "cli", unix))]
+    cli::exits::TESTS,
+    #[cfg(all(feature = "cli", unix))]
+    cli::min_hold::TESTS,
+    #[cfg(all(feature = "cli", unix))]
     cli::options::TESTS,
+    #[cfg(all(feature = "cli", unix))]
+    cli::shown::TESTS,
+    #[cfg(all(feature = "cli", unix))]
+    cli::signals::TESTS,
     #[cfg(all(feature = "cli", unix))]
     cli::terminal::TESTS,
     #[cfg(all(feature = "cli", unix))]
@@ -116,7 +126,11 @@ const ROUGHLY_TIMED: &[Listed] = &[
     hostile::ROUGHLY_TIMED,
     breaker::ROUGHLY_TIMED,
     #[cfg(all(feature = "cli", unix))]
-    cli::ROUGHLY_TIMED,
+    cli::ends::ROUGHLY_TIMED,
+    #[cfg(all(feature = "cli", unix))]
+    cli::exits::ROUGHLY_TIMED,
+    #[cfg(all(feature = "cli", unix))]
+    cli::min_hold::ROUGHLY_TIMED,
     #[cfg(all(feature = "cli", unix))]
     cli::options::ROUGHLY_TIMED,
     faults::ROUGHLY_TIMED,

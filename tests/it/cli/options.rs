@@ -84,9 +84,7 @@ fn loser_learns_who_holds_the_lock_and_for_how_long() {
     let url = server.url();
     let holder = Client::builder().url(&url).owner("web-7").build().unwrap();
     let _held = holder.mutex("a").lock().unwrap();
-    let args = [
-        "run", "-n", "free", "-n", "a", "--wait", "0.1s", "--", "true",
-    ];
+    let args = ["run", "-n", "free", "-n", "a", "--no-wait", "--", "true"];
     let said = errors(&url, &args);
     assert!(said.contains("a is held by web-7:"), "{said}");
     assert!(said.contains(", for about "), "{said}");

@@ -1,0 +1,206 @@
+//! Promise: however the program or the lock ends, no process of the command outlives it.
+
+#[cfg(target_os = "linux")]
+use std::fs;
+use std::io::{BufReader, Write};
+use std::process::Stdio;
+use std::time::Instant;
+
+use rustix::process::{Pid, Signal};
+use support::{Proxy, Server, Traffic, eventually, ms};
+
+use super::{Program, SOON, delete, is_alive, is_free, program, wait_until_ended};
+
+support::tests![
+    lost_lock_terminates_the_command,
+    lock_expires_without_redis,
+    max_hold_ends_the_command,
+    killed_program_takes_the_whole_group_with_it,
+    command_dies_when_the_programs_group_is_killed,
+    #[cfg(target_os = "linux")]
+    killing_the_program_never_leaves_an_orphan
+];
+
+support::roughly_timed![
+    lost_lock_kills_a_command_that_ignores_term,
+    leftover_processes_end_before_the_release
+];
+
+/// Two processes that TERM does not end; both print their process ids.
+const STUBBORN: &str = r#"
+trap 'echo term' TERM
+trap '' HUP USR1
+sh -c 'trap "" TERM; echo $$; while :; do sleep 0.02; done' &
+echo $$
+while :; do sleep 0.02; done"#;
+
+fn lost_lock_terminates_the_command() {
+    let server = Server::start();
+    let options = ["--ttl", "600ms", "--kill-after", "60s"];
+    // The exit code reports the loss although the command exits with 0 on TERM.
+    let mut polite = Program::run(
+        &server.url(),
+        &options,
+        "trap 'exit 0' TERM; echo ready; while :; do sleep 0.02; done",
+    );
+    assert_eq!(polite.next_line(), "ready");
+    delete(&server);
+    assert_eq!(polite.code(), Some(79));
+    assert!(polite.errors().contains("no longer exists in Redis"));
+}
+
+fn lost_lock_kills_a_command_that_ignores_term() {
+    let server = Server::start();
+    let options = ["--ttl", "600ms", "--kill-after", "300ms"];
+    let mut program = Program::run(&server.url(), &options, STUBBORN);
+    let pids = [program.pid(), program.pid()];
+    delete(&server);
+    assert_eq!(program.next_line(), "term");
+    let terminated = Instant::now();
+    assert_eq!(program.code(), Some(79));
+    assert!(
+        terminated.elapsed() >= ms(200),
+        "{:?}",
+        terminated.elapsed()
+    );
+    assert_eq!(pids.map(is_alive), [false, false]);
+}
+
+fn lock_expires_without_redis() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let mut program = Program::run(&proxy.url(), &["--ttl", "900ms"], "echo $$; exec sleep 300");
+    let pid = program.pid();
+    proxy.set_all(Traffic::Stall);
+    assert_eq!(program.code(), Some(79));
+    assert!(!is_alive(pid));
+    assert!(program.errors().contains("expired"));
+}
+
+fn max_hold_ends_the_command() {
+    let server = Server::start();
+    let mut program = Program::run(
+        &server.url(),
+        &["--max-hold", "300ms"],
+        "echo $$; exec sleep 300",
+    );
+    let pid = program.pid();
+    assert_eq!(program.code(), Some(124));
+    assert!(!is_alive(pid));
+}
+
+fn killed_program_takes_the_whole_group_with_it() {
+    let server = Server::start();
+    let mut program = Program::run(&server.url(), &["--ttl", "500ms"], STUBBORN);
+    let pids = [program.pid(), program.pid()];
+    // Signals to the group must not end the supervisor that leads it.
+    for signal in [Signal::HUP, Signal::USR1, Signal::TERM] {
+        program.send(signal);
+    }
+    assert_eq!(program.next_line(), "term");
+    assert!(pids.into_iter().all(is_alive));
+    program.send(Signal::KILL);
+    wait_until_ended(&pids);
+    eventually(SOON, || is_free(&server, "a"));
+}
+
+fn command_dies_when_the_programs_group_is_killed() {
+    use std::os::unix::process::CommandExt;
+
+    let server = Server::start();
+    let mut command = program(&server.url());
+    command
+        .args(["run", "a", "--", "sh", "-c", STUBBORN])
+        .process_group(0);
+    let mut process = command.spawn().unwrap();
+    let lines = BufReader::new(process.stdout.take().unwrap());
+    let mut program = Program { process, lines };
+    let pids = [program.pid(), program.pid()];
+    rustix::process::kill_process_group(Pid::from_child(&program.process), Signal::KILL).unwrap();
+    wait_until_ended(&pids);
+}
+
+/// Returns the processes that have this name of a lock in their environment.
+#[cfg(target_os = "linux")]
+fn processes_with_name(name: &str) -> Vec<Pid> {
+    let wanted = format!("LEASEHOLD_NAME={name}");
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|entry| {
+        let environment = fs::read(entry.path().join("environ")).ok()?;
+        let mut variables = environment.split(|byte| *byte == 0);
+        let pid = entry
+            .file_name()
+            .to_str()?
+            .parse()
+            .ok()
+            .and_then(Pid::from_raw)?;
+        variables
+            .any(|variable| variable == wanted.as_bytes())
+            .then_some(pid)
+    });
+    pids.filter(|pid| is_alive(*pid)).collect()
+}
+
+#[cfg(target_os = "linux")]
+fn killing_the_program_never_leaves_an_orphan() {
+    let server = Server::start();
+    for n in 0..30_u64 {
+        let name = format!("orphan-{}-{n}", std::process::id());
+        let args = ["run", &name, "--", "sh", "-c", "sleep 300 & sleep 300"];
+        let mut process = program(&server.url()).args(args).spawn().unwrap();
+        // Killed at different moments: before it connects, …, while the command runs.
+        std::thread::sleep(ms(n));
+        process.kill().unwrap();
+        process.wait().unwrap();
+        eventually(SOON, || processes_with_name(&name).is_empty());
+    }
+}
+
+fn leftover_processes_end_before_the_release() {
+    // This process adopts orphans and does not reap them, as init does in many containers. The
+    // program must not take such zombies for running processes.
+    #[cfg(target_os = "linux")]
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+    let server = Server::start();
+    let mut program = Program::run(&server.url(), &[], "sleep 300 & echo $!; exit 3");
+    let pid = program.pid();
+    assert_eq!(program.code(), Some(3));
+    assert!(!is_alive(pid));
+    assert_eq!(program.errors(), "");
+
+    let stubborn =
+        "sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.02; done' & read _ <&3; exit 4";
+    let script = format!("exec 3<&0; {stubborn}");
+    let mut command = super::program(&server.url());
+    let args = [
+        "run",
+        "a",
+        "--kill-after",
+        "500ms",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ];
+    let mut process = command.args(args).stdin(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(process.stdout.take().unwrap());
+    let mut program = Program { process, lines };
+    let pid = program.pid();
+    let began = Instant::now();
+    program
+        .process
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"end\n")
+        .unwrap();
+    while is_alive(pid) {
+        assert!(
+            !is_free(&server, "a") || !is_alive(pid),
+            "released too early"
+        );
+    }
+    assert!(began.elapsed() >= ms(400), "{:?}", began.elapsed());
+    assert_eq!(program.code(), Some(4));
+    assert!(is_free(&server, "a"));
+}

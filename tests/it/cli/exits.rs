@@ -1,0 +1,148 @@
+//! Promise: `leasehold run` exits with the code of its command, or one that says why it did not run.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Instant;
+
+use support::{Server, eventually, free_port, ms};
+
+use super::{Program, SOON, client, code, hold, is_free, output, program};
+
+support::tests![
+    exit_code_is_that_of_the_command,
+    usage_outage_and_refusal_have_their_exit_codes,
+    wait_that_ends_with_an_open_breaker_exits_69,
+    command_gets_token_and_name_in_its_environment
+];
+
+support::roughly_timed![held_lock_is_waited_for_only_as_long_as_asked];
+
+fn exit_code_is_that_of_the_command() {
+    let server = Server::start();
+    let url = server.url();
+    for (script, expected) in [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("kill -KILL $$", 137),
+        ("kill -TERM $$", 143),
+    ] {
+        assert_eq!(
+            code(&url, &["run", "a", "--", "sh", "-c", script]),
+            expected,
+            "{script}"
+        );
+        assert!(is_free(&server, "a"), "{script}");
+    }
+    for (command, expected) in [
+        ("/no/such/program", 127),
+        ("no-such-program", 127),
+        ("/", 126),
+    ] {
+        let args = ["run", "a", "--min-hold", "60s", "--", command];
+        assert_eq!(code(&url, &args), expected, "{command}");
+        assert!(is_free(&server, "a"), "the command did not run: {command}");
+    }
+}
+
+fn usage_outage_and_refusal_have_their_exit_codes() {
+    let server = Server::start();
+    let url = server.url();
+    for args in [
+        &["run", "a"][..],
+        &["run", "a", "-x"],
+        &["run", "a", "--ttl", "10", "--", "true"],
+        &["run", "a", "--ttl", "1ms", "--", "true"],
+        &["run", "a", "--wait", "1s", "--no-wait", "--", "true"],
+        &[
+            "run",
+            "a",
+            "--min-hold",
+            "2s",
+            "--max-hold",
+            "1s",
+            "--",
+            "true",
+        ],
+        &["run", "", "--", "true"],
+        &["--url", "http://x", "run", "a", "--", "true"],
+        &["status"],
+        &[],
+    ] {
+        assert_eq!(code(&url, args), 64, "{args:?}");
+    }
+    assert_eq!(code(&url, &["run", "--help"]), 0);
+    let refusing = format!("redis://127.0.0.1:{}", free_port());
+    for args in [
+        &["run", "a", "--no-wait", "--", "true"][..],
+        &["status", "a"],
+        &["list"],
+        &["top"],
+        &["unlock", "a", "--force"],
+    ] {
+        assert_eq!(code(&refusing, args), 69, "{args:?}");
+    }
+    let mut connection = server.connection();
+    let () = redis::cmd("RPUSH")
+        .arg("lock:list")
+        .arg("x")
+        .query(&mut connection)
+        .unwrap();
+    assert_eq!(code(&url, &["run", "list", "--", "true"]), 77);
+}
+
+/// The breaker opens during the wait, after five timeouts of 1 s each.
+fn wait_that_ends_with_an_open_breaker_exits_69() {
+    let server = Server::start();
+    server.pause();
+    let args = ["run", "a", "--wait", "5500ms", "--", "true"];
+    assert_eq!(code(&server.url(), &args), 69);
+}
+
+fn command_gets_token_and_name_in_its_environment() {
+    let server = Server::start();
+    let script = r#"printf '%s %s' "$LEASEHOLD_FENCING_TOKEN" "$LEASEHOLD_NAME""#;
+    let name = OsStr::from_bytes(b"a\xff b");
+    let mut command = program(&server.url());
+    command.arg("run").arg(name);
+    let output = command.args(["--", "sh", "-c", script]).output().unwrap();
+    let token = client(&server)
+        .mutex(name.as_bytes())
+        .last_fencing_token()
+        .unwrap();
+    let expected = [token.unwrap().to_string().as_bytes(), b" a\xff b"].concat();
+    assert_eq!(output.stdout, expected);
+}
+
+fn held_lock_is_waited_for_only_as_long_as_asked() {
+    let server = Server::start();
+    let url = server.url();
+    let guard = hold(&server);
+    let output = output(&url, &["run", "a", "--no-wait", "--", "echo", "ran"]);
+    assert_eq!(output.status.code(), Some(75));
+    assert!(output.stdout.is_empty());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("a is held by "));
+    let args = [
+        "run",
+        "a",
+        "--no-wait",
+        "--not-acquired-exit",
+        "0",
+        "--",
+        "false",
+    ];
+    assert_eq!(code(&url, &args), 0);
+    let began = Instant::now();
+    assert_eq!(
+        code(&url, &["run", "a", "--wait", "300ms", "--", "true"]),
+        75
+    );
+    assert!(began.elapsed() >= ms(300));
+
+    let mut waiting = [
+        Program::run(&url, &[], "exit 3"),
+        Program::run(&url, &["--wait", "60s"], "exit 4"),
+    ];
+    eventually(SOON, || client(&server).mutex("a").waiting().unwrap() == 2);
+    drop(guard);
+    assert_eq!(waiting.each_mut().map(Program::code), [Some(3), Some(4)]);
+}

@@ -1,0 +1,77 @@
+//! Promise: `--min-hold` keeps the lock taken after a short command.
+
+use std::io::{BufRead, BufReader, Read};
+use std::time::Instant;
+
+use rustix::process::Signal;
+use support::{Proxy, Server, Traffic, eventually, ms};
+
+use super::{Program, SOON, client, code, is_free};
+
+support::tests![
+    min_hold_outlasts_a_signal_and_starts_at_the_grant,
+    min_hold_is_waited_for_while_redis_is_unreachable
+];
+
+support::roughly_timed![min_hold_runs_the_command_once_for_three_concurrent_starts];
+
+fn min_hold_runs_the_command_once_for_three_concurrent_starts() {
+    let server = Server::start();
+    let options = ["--no-wait", "--min-hold", "3s"];
+    let began = Instant::now();
+    let mut runs = [(); 3].map(|()| Program::run(&server.url(), &options, "echo ran; exit 7"));
+    let mut codes = runs.each_mut().map(Program::code);
+    // The run that executed the command did not wait for the end of `--min-hold`.
+    assert!(began.elapsed() < ms(3_000), "{:?}", began.elapsed());
+    codes.sort();
+    assert_eq!(codes, [Some(7), Some(75), Some(75)]);
+    let lines = runs
+        .iter_mut()
+        .map(|run| run.lines.by_ref().lines().count());
+    assert_eq!(lines.sum::<usize>(), 1);
+    // A fourth run with a late clock would still find the lock held.
+    assert!(!is_free(&server, "a"));
+    eventually(SOON, || is_free(&server, "a"));
+    assert!(began.elapsed() >= ms(3_000), "{:?}", began.elapsed());
+}
+
+fn min_hold_outlasts_a_signal_and_starts_at_the_grant() {
+    let server = Server::start();
+    let mut program = Program::run(
+        &server.url(),
+        &["--min-hold", "60s"],
+        "echo ready; exec sleep 300",
+    );
+    assert_eq!(program.next_line(), "ready");
+    program.send(Signal::TERM);
+    assert_eq!(program.code(), Some(143));
+    let holder = client(&server)
+        .mutex("a")
+        .inspect()
+        .unwrap()
+        .expect("the lock is still held");
+    let left = holder.remaining().unwrap();
+    assert!(left > ms(30_000) && left <= ms(60_000), "{left:?}");
+    assert!(client(&server).mutex("a").force_unlock().unwrap());
+
+    // A minimum that has passed when the command ends has no effect.
+    let args = ["run", "a", "--min-hold", "100ms", "--", "sleep", "0.3"];
+    assert_eq!(code(&server.url(), &args), 0);
+    assert!(is_free(&server, "a"));
+}
+
+fn min_hold_is_waited_for_while_redis_is_unreachable() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let script = "echo ready; sleep 0.3";
+    let mut program = Program::run(&proxy.url(), &["--ttl", "60s", "--min-hold", "50s"], script);
+    assert_eq!(program.next_line(), "ready");
+    proxy.set_all(Traffic::Stall);
+    // The program retries until it is terminated.
+    let mut output = String::new();
+    let mut errors = BufReader::new(program.process.stderr.take().unwrap());
+    errors.read_line(&mut output).unwrap();
+    assert!(output.contains("--min-hold"), "{output}");
+    program.send(Signal::TERM);
+    assert_eq!(program.code(), Some(0));
+}

@@ -1,0 +1,117 @@
+//! Promise: signals end the wait, and reach the whole group of the command.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal};
+use support::{Server, eventually};
+
+use super::{PROGRAM, Program, SOON, client, hold, is_free};
+
+support::tests![
+    signal_ends_the_wait,
+    signal_is_forwarded_to_the_whole_group,
+    ignored_signal_stays_ignored,
+    #[cfg(target_os = "linux")]
+    command_is_suspended_with_the_program
+];
+
+/// Returns whether this process, and so every child, ignores the signal.
+///
+/// A script that starts the tests with `&` ignores INT and QUIT.
+fn is_ignored(signal: Signal) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.unwrap_or(0) >> (signal.as_raw() - 1) & 1 == 1
+}
+
+fn signal_ends_the_wait() {
+    let server = Server::start();
+    let guard = hold(&server);
+    let mut signals = vec![Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT];
+    signals.retain(|signal| !is_ignored(*signal));
+    let start = |_| Program::run(&server.url(), &[], "echo ran");
+    let mut waiting: Vec<_> = signals.iter().map(start).collect();
+    let all = signals.len() as u64;
+    eventually(SOON, || {
+        client(&server).mutex("a").waiting().unwrap() == all
+    });
+    for (program, signal) in waiting.iter_mut().zip(signals) {
+        program.send(signal);
+        assert_eq!(program.code(), Some(128 + signal.as_raw()));
+        assert_eq!(program.lines.by_ref().lines().count(), 0);
+    }
+    drop(guard);
+    assert!(is_free(&server, "a"));
+}
+
+/// A child that waits for a grandchild, which prints the signal it gets.
+const LISTENER: &str = r#"
+trap : HUP INT QUIT TERM USR1 USR2
+sh -c '
+    for signal in HUP INT QUIT TERM USR1 USR2; do trap "echo $signal; exit 5" $signal; done
+    echo ready
+    while :; do sleep 0.02; done
+'
+exit $?"#;
+
+fn signal_is_forwarded_to_the_whole_group() {
+    let server = Server::start();
+    for (signal, name) in [
+        (Signal::INT, "INT"),
+        (Signal::TERM, "TERM"),
+        (Signal::HUP, "HUP"),
+        (Signal::QUIT, "QUIT"),
+        (Signal::USR1, "USR1"),
+    ] {
+        if is_ignored(signal) {
+            continue;
+        }
+        let mut program = Program::run(&server.url(), &[], LISTENER);
+        assert_eq!(program.next_line(), "ready");
+        program.send(signal);
+        assert_eq!(program.next_line(), name);
+        assert_eq!(program.code(), Some(5), "{name}");
+        assert!(is_free(&server, "a"));
+    }
+}
+
+fn ignored_signal_stays_ignored() {
+    let server = Server::start();
+    let script = "trap 'echo on; exit 6' USR1; echo ready; while :; do sleep 0.02; done";
+    let mut command = Command::new("sh");
+    let ignoring = r#"trap '' HUP; exec "$0" run a -- sh -c "$1""#;
+    command.args(["-c", ignoring, PROGRAM, script]);
+    command
+        .env("REDIS_URL", server.url())
+        .stderr(Stdio::piped());
+    let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(process.stdout.take().unwrap());
+    let mut program = Program { process, lines };
+    assert_eq!(program.next_line(), "ready");
+    program.send(Signal::HUP);
+    // If HUP were forwarded, it would arrive before USR1.
+    program.send(Signal::USR1);
+    assert_eq!(program.next_line(), "on");
+    assert_eq!(program.code(), Some(6));
+}
+
+#[cfg(target_os = "linux")]
+fn command_is_suspended_with_the_program() {
+    let server = Server::start();
+    let mut program = Program::run(&server.url(), &["--ttl", "60s"], "echo $$; exec sleep 300");
+    let pid = program.pid();
+    let state = |pid: Pid| {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap();
+        stat.rsplit(") ").next().unwrap().chars().next()
+    };
+    let ours = Pid::from_child(&program.process);
+    program.send(Signal::TSTP);
+    eventually(SOON, || state(pid) == Some('T') && state(ours) == Some('T'));
+    program.send(Signal::CONT);
+    eventually(SOON, || state(pid) != Some('T'));
+    program.send(Signal::TERM);
+    assert_eq!(program.code(), Some(143));
+}
