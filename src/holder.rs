@@ -137,6 +137,9 @@ impl PermitHolder {
     }
 }
 
+/// The value of a lock's key while readers hold it. It is no holder id: those end in a uuid.
+const READERS: &[u8] = b"leasehold:readers";
+
 /// The longest value that the scripts return whole, in bytes.
 const LONGEST_VALUE: usize = 1088;
 
@@ -186,6 +189,14 @@ impl Holder {
         self.seen.get(..LONGEST_VALUE).unwrap_or(&self.seen)
     }
 
+    /// Returns true if the name is held by the readers of an [`RwLock`](crate::RwLock).
+    ///
+    /// They have no common owner and no common id: [`RwLock::inspect`](crate::RwLock::inspect)
+    /// returns each of them.
+    pub fn is_shared(&self) -> bool {
+        self.seen == READERS
+    }
+
     /// Returns the argument that identifies the value in a forced release.
     pub(crate) fn seen(&self) -> &[u8] {
         &self.seen
@@ -208,6 +219,18 @@ impl Holder {
     }
 }
 
+/// The holders of an [`RwLock`](crate::RwLock), as [`RwLock::inspect`](crate::RwLock::inspect) found
+/// them.
+#[derive(Clone, Debug)]
+#[cfg_attr(test, derive(PartialEq))]
+pub enum RwHolders {
+    /// A writer, a holder of a [`Mutex`](crate::Mutex) or a [`FairMutex`](crate::FairMutex) of the
+    /// same name, or another program.
+    Writer(Holder),
+    /// The readers, each with its own time left; at least one.
+    Readers(Vec<Holder>),
+}
+
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Another program's value may be a secret that lets anyone release its lock.
@@ -215,6 +238,7 @@ impl fmt::Debug for Holder {
         let mut holder = f.debug_struct("Holder");
         match &self.id {
             Some(id) => holder.field("holder_id", id),
+            None if self.is_shared() => holder.field("value", &"readers"),
             None => holder.field("value", &format_args!("{}…", Escaped::whole(start))),
         };
         holder

@@ -24,8 +24,8 @@
 //! ```
 //!
 //! Start with [`Client`], [`Mutex`] and [`MutexGuard`]. [`Client::mutex_all`] locks several names
-//! together, and [`Client::fair_mutex`] grants a lock in the order of the requests. A
-//! [`Client::semaphore`] has several holders at a time.
+//! together, [`Client::fair_mutex`] grants a lock in the order of the requests, and
+//! [`Client::rw_lock`] is shared by readers. A [`Client::semaphore`] has several holders at a time.
 //!
 //! The [`guide`] is the manual. Read its [guarantees and limitations](guide::guarantees) before you
 //! trust a lock.
@@ -99,11 +99,13 @@ pub use api::guard::MutexGuard;
 pub use api::mutex::Mutex;
 pub use api::mutex_all::MutexAll;
 pub use api::mutex_all_guard::MutexAllGuard;
+pub use api::rw_lock::RwLock;
+pub use api::rw_lock_guards::{RwLockReadGuard, RwLockWriteGuard};
 pub use api::semaphore::Semaphore;
 pub use api::semaphore_permit::SemaphorePermit;
 pub use error::{Cause, Error};
 pub use health::{BreakerState, Health, HealthPart, HealthState};
-pub use holder::{Holder, HolderId, PermitHolder};
+pub use holder::{Holder, HolderId, PermitHolder, RwHolders};
 pub use lock::list::{Held, HeldPermits};
 pub use lock::release::Unlocked;
 pub use lock::shutdown::ShutdownReport;

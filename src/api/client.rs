@@ -9,6 +9,7 @@ use crate::api::fair_mutex::FairMutex;
 use crate::api::mutex::Mutex;
 use crate::api::mutex_all::MutexAll;
 use crate::api::query::query;
+use crate::api::rw_lock::RwLock;
 use crate::api::semaphore::Semaphore;
 use crate::clock::Instant;
 use crate::dialers::Dialers;
@@ -19,6 +20,7 @@ use crate::lock::shutdown::{Core, ShutdownReport, shutdown};
 use crate::name::Name;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::mutex::MutexKeys;
+use crate::protocol::rw_lock::RwLockKeys;
 use crate::redis::{Deployment, Fault};
 use crate::runtime::{self, Runtime};
 use crate::stats::{Stats, Totals};
@@ -162,6 +164,29 @@ impl Client {
     pub fn fair_mutex(&self, name: impl Into<Name>) -> FairMutex {
         let keys = self.runtime().keys(name.into());
         FairMutex::new(Arc::clone(&self.core), FairMutexKeys::of(keys))
+    }
+
+    /// Returns the read-write lock called `name`: several readers, or one writer.
+    ///
+    /// A writer holds the lock as a mutex of the same name does. Over a quorum, the first call that
+    /// locks fails with [`Error::Config`]. Does no I/O.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// let catalogue = client.rw_lock("catalogue");
+    /// {
+    ///     let reading = catalogue.read()?; // beside other readers
+    ///     reading.ensure_held()?;
+    /// }
+    /// let writing = catalogue.write()?; // alone
+    /// writing.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn rw_lock(&self, name: impl Into<Name>) -> RwLock {
+        let name = name.into();
+        let [reader, writer] = [true, false]
+            .map(|reads| Arc::new(RwLockKeys::of(self.runtime().keys(name.clone()), reads)));
+        RwLock::new(Arc::clone(&self.core), reader, writer)
     }
 
     /// Returns the lock of several names, which acquires all of them or none. Does no I/O.

@@ -16,6 +16,7 @@ use crate::lock::renew::{ensure_held, extend, renew};
 use crate::lock::shutdown::{Core, stop};
 use crate::lost::Lost;
 use crate::name::Name;
+use crate::runtime::Runtime;
 use crate::token::FencingToken;
 
 /// The guard of a held lock. Dropping it releases the lock.
@@ -187,6 +188,24 @@ impl MutexGuard {
         self.release()
     }
 
+    pub(super) fn runtime(&self) -> &Runtime {
+        &self.core.runtime
+    }
+
+    pub(super) fn hold(&self) -> &Arc<HeldLease> {
+        &self.hold
+    }
+
+    /// Formats the guard under the name of the type that contains it.
+    pub(super) fn fmt_as(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(guard)
+            .field("name", &self.hold.keys.names)
+            .field("holder_id", &self.hold.id)
+            .field("fencing_token", &self.token)
+            .field("status", &self.status())
+            .finish()
+    }
+
     fn release(&mut self) -> Result<Unlocked, Error> {
         let now = Instant::now();
         let timeout = self.core.runtime.deployment.command_timeout();
@@ -215,11 +234,6 @@ impl Drop for MutexGuard {
 
 impl fmt::Debug for MutexGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MutexGuard")
-            .field("name", &self.hold.keys.names)
-            .field("holder_id", &self.hold.id)
-            .field("fencing_token", &self.token)
-            .field("status", &self.status())
-            .finish()
+        self.fmt_as("MutexGuard", f)
     }
 }

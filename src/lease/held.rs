@@ -1,6 +1,6 @@
 //! A lease in use, shared by its guards, the timer and the renewals.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -35,6 +35,8 @@ pub(crate) struct HeldLease {
     /// Decides whether the lease can be handed off.
     pub(crate) run: HandoffRun,
     pub(crate) cell: LeaseCell,
+    /// The keys under which it is renewed after its downgrade.
+    pub(crate) downgraded: OnceLock<Arc<dyn Primitive>>,
 }
 
 /// One holder's share of a lease.
@@ -108,6 +110,16 @@ impl HeldLease {
     /// Returns its release, to be repeated until the key has expired.
     pub(crate) fn to_repeated_release(&self, now: Instant) -> Release {
         self.to_release(now.after(self.lease(|lease| lease.key_may_last())))
+    }
+
+    /// Returns the keys under which it is renewed.
+    pub(crate) fn renewed_keys(&self) -> &Arc<dyn Primitive> {
+        self.downgraded.get().unwrap_or(&self.keys)
+    }
+
+    /// Returns true if others can hold the lock beside it.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.renewed_keys().is_shared()
     }
 
     /// Returns the token of the current holder.
@@ -367,6 +379,7 @@ pub(crate) mod tests {
             replicas: None,
             run: HandoffRun::new(token, 33, now()),
             cell: LeaseCell::new(lease, holding(token)),
+            downgraded: OnceLock::new(),
         }
     }
 

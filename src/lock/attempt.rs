@@ -1,6 +1,6 @@
 //! One acquiring command: its verdict and its undo.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use crossbeam_channel::unbounded;
@@ -266,6 +266,7 @@ impl Attempt<'_> {
             replicas: self.terms.replicas,
             run: HandoffRun::new(token, tokens, since),
             cell: LeaseCell::new(lease, self.holding(token, since)),
+            downgraded: OnceLock::new(),
         });
         let before = runtime.waiters.granted(&hold);
         for before in before.iter().filter_map(Weak::upgrade) {
@@ -308,10 +309,11 @@ impl Attempt<'_> {
         self.undo(keys, id, cause)
     }
 
-    /// Returns the index of the first name that this client holds now.
+    /// Returns the index of the first name that this client holds now, so that Redis would refuse it.
     pub(crate) fn held_here(&self) -> Option<usize> {
+        let is_shared = self.keys.is_shared();
         self.keys.names.iter().position(|name| {
-            let holder = self.runtime.waiters.holder(name);
+            let holder = self.runtime.waiters.excludes(name, is_shared);
             holder.is_some_and(|hold| hold.lease(|lease| lease.covers(Instant::now())))
         })
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 mod attempt;
+pub(crate) mod downgrade;
 pub(crate) mod list;
 mod place;
 pub(crate) mod release;

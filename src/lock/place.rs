@@ -45,7 +45,7 @@ impl<'a> Place<'a> {
         Self {
             attempt,
             queue_keys,
-            ticket: fair_queues.join(attempt.keys, pace, parker),
+            ticket: fair_queues.join(queue_keys.admission(), attempt.keys, pace, parker),
         }
     }
 

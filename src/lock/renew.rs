@@ -72,7 +72,7 @@ fn renew_parts(
     until: Instant,
 ) -> Result<Answer, Fault> {
     let mut has_run = false;
-    for part in hold.keys.parts() {
+    for part in hold.renewed_keys().parts() {
         let call = part
             .renew(&hold.id, ttl, may_shorten)
             .acknowledged_by(hold.replicas);

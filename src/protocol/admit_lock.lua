@@ -11,9 +11,11 @@ local function settle()
   holder = redis.call('GET', KEYS[1])
 end
 
--- Returns whether a waiter with this want fits; without one, whether any waiter can.
-local function fits()
-  return not holder
+-- Returns whether a waiter with this want fits; without one, whether any waiter can. A reader, whose
+-- want is no number, is admitted by the scripts of its own kind only: the lock is freed and
+-- announced, and its client refreshes at once.
+local function fits(want)
+  return not holder and (not want or tonumber(want) ~= nil)
 end
 
 -- Returns the first token of the next block, or nil and an error: BADFENCE if the fence holds no

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::holder::Holder;
+use crate::holder::{Holder, RwHolders};
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::permits_out::PermitsOut;
 use crate::protocol::place::Refreshed;
@@ -60,6 +60,8 @@ pub(crate) enum Answer {
     Undone(Undone),
     /// The holder; `None` if the lock is free.
     Holder(Option<Holder>),
+    /// The writer or the readers; `None` if the lock is free.
+    Holders(Option<RwHolders>),
     /// The text of a fence, if there is one.
     Fence(Option<Vec<u8>>),
     Permits(PermitsOut),
@@ -112,6 +114,14 @@ impl Answer {
     pub(crate) fn holder(self) -> Option<Holder> {
         match self {
             Self::Holder(holder) => holder,
+            _ => None,
+        }
+    }
+
+    /// Returns the holders that an inspection of a read-write lock found.
+    pub(crate) fn holders(self) -> Option<RwHolders> {
+        match self {
+            Self::Holders(holders) => holders,
             _ => None,
         }
     }
@@ -191,19 +201,48 @@ impl Answer {
             Reply::List(items) => items,
             _ => return None,
         };
-        let [Reply::Text(value), Reply::Int(ttl), token] = <[Reply; 3]>::try_from(items).ok()?
-        else {
-            return None;
-        };
-        let token = match token {
-            Reply::Nil => None,
-            // A foreign client may have written anything.
-            Reply::Text(digits) => FencingToken::parse(&digits),
+        let items = <[Reply; 3]>::try_from(items).ok()?;
+        Some(Self::Holder(Some(read_inspected(items)?)))
+    }
+
+    /// Reads the reply to an inspection of a read-write lock; `None` if the script cannot give it.
+    pub(super) fn read_holders(reply: Reply) -> Option<Self> {
+        let mut items = match reply {
+            Reply::Nil => return Some(Self::Holders(None)),
+            Reply::List(items) => items.into_iter(),
             _ => return None,
         };
-        let holder = Holder::new(value, read_pttl(ttl)?, token);
-        Some(Self::Holder(Some(holder)))
+        let first = read_inspected([items.next()?, items.next()?, items.next()?])?;
+        let mut readers = Vec::new();
+        while let Some(id) = items.next() {
+            let (Reply::Text(id), Reply::Int(ttl)) = (id, items.next()?) else {
+                return None;
+            };
+            let ttl = Duration::from_millis(ttl.try_into().ok()?);
+            readers.push(Holder::new(id, Some(ttl), first.fencing_token()));
+        }
+        Some(Self::Holders(Some(
+            match (first.is_shared(), readers.is_empty()) {
+                (true, false) => RwHolders::Readers(readers),
+                (false, true) => RwHolders::Writer(first),
+                _ => return None,
+            },
+        )))
     }
+}
+
+/// Reads a lock's value, its ttl and its fence.
+fn read_inspected([value, ttl, token]: [Reply; 3]) -> Option<Holder> {
+    let (Reply::Text(value), Reply::Int(ttl)) = (value, ttl) else {
+        return None;
+    };
+    let token = match token {
+        Reply::Nil => None,
+        // A foreign client may have written anything.
+        Reply::Text(digits) => FencingToken::parse(&digits),
+        _ => return None,
+    };
+    Some(Holder::new(value, read_pttl(ttl)?, token))
 }
 
 fn read_token(token: &Reply, wanted: Wanted) -> Option<FencingToken> {

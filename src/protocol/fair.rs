@@ -90,12 +90,11 @@ impl Primitive for FairMutexKeys {
 
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
         let tokens = request.tokens.max(1);
-        let mark = request.place.map_or(&b"0"[..], |place| place.mark());
         let args = [
             Arg::id(request.id),
             Arg::millis(request.ttl),
             Arg::Number(tokens),
-            Arg::Bytes(mark),
+            Arg::Bytes(request.mark()),
         ];
         let wanted = Wanted {
             reserved: tokens - 1,

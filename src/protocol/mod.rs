@@ -11,6 +11,7 @@ pub(crate) mod place;
 pub(crate) mod primitive;
 pub(crate) mod redirect;
 pub(crate) mod reply;
+pub(crate) mod rw_lock;
 pub(crate) mod script;
 pub(crate) mod semaphore;
 pub(crate) mod slot;

@@ -54,13 +54,12 @@ pub(crate) fn read_grant(payload: &[u8]) -> Option<(HolderId, TokenBlock)> {
     let rest = payload.strip_prefix(b"grant ")?;
     let mut words = rest.splitn(3, |byte| *byte == b' ');
     let first = FencingToken::parse(words.next()?)?;
-    let want = words.next()?;
-    // Of permits, `<k>/<n>`: a grant has one token, whatever their number.
-    let is_of_permits = want.contains(&b'/');
-    // The digits of a count are those of a token.
-    let count = match is_of_permits {
-        true => 1,
-        false => FencingToken::parse(want)?.value(),
+    let count = match words.next()? {
+        // A reader has a single token, and so has a grant of permits, `<k>/<n>` of them.
+        b"r" => 1,
+        want if want.contains(&b'/') => 1,
+        // The digits of a count are those of a token.
+        want => FencingToken::parse(want)?.value(),
     };
     let last = first.value() + count - 1;
     FencingToken::read(i64::try_from(last).ok()?)?;
@@ -93,7 +92,10 @@ mod tests {
             first: FencingToken::new(1_700_000_000_000_000),
             count: 33,
         };
-        assert_eq!(read_grant(payload.as_bytes()), Some((id, tokens)));
+        assert_eq!(read_grant(payload.as_bytes()), Some((id.clone(), tokens)));
+        let token = TokenBlock::one(FencingToken::new(7));
+        let payload = format!("grant 7 r {id}");
+        assert_eq!(read_grant(payload.as_bytes()), Some((id, token)));
         let id = HolderId::fresh("3 host/7");
         let payload = format!("grant 7 3/10 {id}");
         let token = TokenBlock::one(FencingToken::new(7));

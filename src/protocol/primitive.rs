@@ -45,6 +45,18 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
         self.keys().check()
     }
 
+    /// Lets other readers in beside the holder, a writer, which is a reader from now on.
+    ///
+    /// Sets the ttl, and never shortens it. May be repeated.
+    fn downgrade<'a>(&'a self, id: &'a HolderId, ttl: Duration) -> Call<'a> {
+        self.renew(id, ttl, false)
+    }
+
+    /// Returns true if others can hold the lock beside a holder of this kind.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     /// The queue in Redis in which calls wait, if there is one.
     fn queue(&self) -> Option<&dyn RedisQueue> {
         None
@@ -91,6 +103,13 @@ pub(crate) struct Acquire<'a> {
     pub(crate) place: Option<NewPlace<'a>>,
 }
 
+impl Acquire<'_> {
+    /// The mark of the place to take; 0 for none.
+    pub(super) fn mark(&self) -> &'static [u8] {
+        self.place.map_or(&b"0"[..], |place| place.mark())
+    }
+}
+
 /// A place that a call takes at the end of a queue in Redis.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewPlace<'a> {
@@ -122,6 +141,20 @@ pub(crate) enum Reached {
     Always,
 }
 
+/// The scripts that admit waiters. Kinds of lock can share a queue in Redis, but only the scripts
+/// of a waiter's own kind can tell whether it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Admission {
+    /// One holder at a time.
+    Exclusive,
+    /// One writer, or several readers.
+    Shared,
+}
+
+impl Admission {
+    pub(crate) const ALL: [Self; 2] = [Self::Exclusive, Self::Shared];
+}
+
 /// A queue in Redis of the calls that wait for a lock, from all clients.
 pub(crate) trait RedisQueue {
     /// The list of the waiters' holder ids, in order.
@@ -129,6 +162,11 @@ pub(crate) trait RedisQueue {
 
     /// The hash of the waiters' places.
     fn places(&self) -> &[u8];
+
+    /// Who is admitted from the queue.
+    fn admission(&self) -> Admission {
+        Admission::Exclusive
+    }
 
     /// Refreshes the places of `ids`; later grants to them are published to `inbox`.
     fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a>;

@@ -1,6 +1,6 @@
 //! The scripts of all kinds of locks, against the documents.
 
-use crate::protocol::{all, fair, keys, mutex, semaphore};
+use crate::protocol::{all, fair, keys, mutex, rw_lock, semaphore};
 
 fn called(source: &str) -> Vec<String> {
     let calls = source.split("call('").skip(1);
@@ -52,8 +52,16 @@ fn the_documented_user_may_do_what_the_scripts_call() {
         &semaphore::RENEW,
         &semaphore::INSPECT,
     ];
-    let reads = [&keys::INSPECT, &keys::FENCE];
-    let locks = mutex.into_iter().chain(all).chain(fair);
+    let shared = [
+        &rw_lock::ENTER,
+        &rw_lock::REFRESH,
+        &rw_lock::RELEASE,
+        &rw_lock::UNDO,
+        &rw_lock::DOWNGRADE,
+        &rw_lock::RENEW,
+    ];
+    let reads = [&keys::INSPECT, &keys::FENCE, &rw_lock::INSPECT];
+    let locks = mutex.into_iter().chain(all).chain(fair).chain(shared);
     let scripts = locks.chain(permits).chain(reads);
     for script in scripts {
         let mut called = called(script.source);

@@ -25,6 +25,8 @@ pub(crate) enum Verb {
     ReadFence,
     /// Reads the holders of a semaphore's permits.
     InspectPermits,
+    /// Reads the holders of a lock that readers share.
+    InspectShared,
     /// Refreshes this number of places in a queue. Several can be granted at once only if the lock
     /// is shared.
     Refresh {
@@ -50,6 +52,7 @@ impl Verb {
             Self::Renew => Answer::read_key(reply, false),
             Self::Inspect => Answer::read_holder(reply),
             Self::InspectPermits => PermitsOut::read(reply).map(Answer::Permits),
+            Self::InspectShared => Answer::read_holders(reply),
             Self::Refresh { places, is_shared } => {
                 Refreshed::read(reply, places, is_shared).map(Answer::Places)
             }

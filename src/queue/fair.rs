@@ -10,7 +10,7 @@ use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::name::{Name, NameTable};
 use crate::protocol::place::{Refreshed, TokenBlock};
-use crate::protocol::primitive::Primitive;
+use crate::protocol::primitive::{Admission, Primitive};
 use crate::queue::answers::Answers;
 use crate::queue::fair_queue::{FairQueue, FairWaiter, RefreshPace, WaitingReply};
 use crate::queue::parker::Parker;
@@ -28,9 +28,10 @@ pub(crate) struct FairQueues {
 
 #[derive(Debug, Default)]
 struct State {
-    queues: NameTable<FairQueue>,
-    /// The name that each holder id waits for: a grant message names no lock.
-    owners: HashMap<HolderId, Name>,
+    /// The queues of each admission, whose scripts alone can refresh them.
+    queues: [NameTable<FairQueue>; Admission::ALL.len()],
+    /// What each holder id waits for: a grant message names no lock.
+    owners: HashMap<HolderId, (Admission, Name)>,
     next_serial: u64,
 }
 
@@ -38,6 +39,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct FairTicket<'a> {
     fair_queues: &'a FairQueues,
+    admission: Admission,
     name: &'a Name,
     serial: u64,
     parker: Parker,
@@ -47,6 +49,7 @@ impl FairQueues {
     /// Adds a waiter for the fair lock of `keys`, which sleeps on `parker`.
     pub(crate) fn join<'a>(
         &'a self,
+        admission: Admission,
         keys: &'a Arc<dyn Primitive>,
         pace: RefreshPace,
         parker: Parker,
@@ -55,12 +58,13 @@ impl FairQueues {
         let mut state = self.state.lock();
         let serial = state.next_serial;
         state.next_serial += 1;
-        let queue = state.queues.entry(name.clone());
+        let queue = state.queues[admission as usize].entry(name.clone());
         let queue = queue.or_insert_with(|| FairQueue::new(keys));
         let waiter = FairWaiter::new(serial, parker.clone(), pace);
         queue.waiters.push(waiter);
         FairTicket {
             fair_queues: self,
+            admission,
             name,
             serial,
             parker,
@@ -79,8 +83,9 @@ impl FairQueues {
     fn grant(&self, id: &HolderId, tokens: TokenBlock) -> Option<Parker> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let name = state.owners.get(id)?;
-        let mut waiters = state.queues.get_mut(name)?.waiters.iter_mut();
+        let (admission, name) = state.owners.get(id)?;
+        let queue = state.queues[*admission as usize].get_mut(name)?;
+        let mut waiters = queue.waiters.iter_mut();
         let waiter = waiters.find(|waiter| waiter.id.as_ref() == Some(id))?;
         let is_first = waiter.note_grant(tokens, true);
         is_first.then(|| waiter.parker.clone())
@@ -88,32 +93,41 @@ impl FairQueues {
 
     /// Makes a refresh of the places of `name` due at once.
     pub(crate) fn refresh_now(&self, name: &Name, why: Wake) {
-        if let Some(queue) = self.state.lock().queues.get_mut(name) {
-            queue.refresh_now(why);
+        for queues in &mut self.state.lock().queues {
+            if let Some(queue) = queues.get_mut(name) {
+                queue.refresh_now(why);
+            }
         }
     }
 
     pub(crate) fn names(&self) -> Vec<Name> {
-        self.state.lock().queues.keys().cloned().collect()
+        let state = self.state.lock();
+        state
+            .queues
+            .iter()
+            .flat_map(HashMap::keys)
+            .cloned()
+            .collect()
     }
 
     /// Returns how many calls have a place in Redis.
     pub(crate) fn count(&self) -> usize {
         let state = self.state.lock();
-        let waiters = state.queues.values().flat_map(|queue| &queue.waiters);
+        let queues = state.queues.iter().flat_map(HashMap::values);
+        let waiters = queues.flat_map(|queue| &queue.waiters);
         let have_place = waiters.filter(|waiter| waiter.seen_waiting.is_some());
         have_place.count()
     }
 
     pub(crate) fn anybody(&self) -> bool {
-        !self.state.lock().queues.is_empty()
+        !self.state.lock().queues.iter().all(HashMap::is_empty)
     }
 
     /// Wakes all waiters; returns how many.
     pub(crate) fn wake_all(&self) -> usize {
         let mut state = self.state.lock();
         let mut count = 0;
-        for queue in state.queues.values_mut() {
+        for queue in state.queues.iter_mut().flat_map(HashMap::values_mut) {
             queue.no_refresh_before = Instant::START;
             let waiters = queue.waiters.iter();
             count += waiters.map(|waiter| waiter.parker.unpark()).count();
@@ -128,7 +142,7 @@ impl FairQueues {
         let mut state = self.state.lock();
         state.owners.clear();
         let mut left = Vec::new();
-        for queue in state.queues.values_mut() {
+        for queue in state.queues.iter_mut().flat_map(HashMap::values_mut) {
             // A call whose first reply is outstanding leaves by itself.
             let waiters = queue.waiters.iter_mut();
             let there = waiters.filter(|waiter| waiter.seen_waiting.is_some());
@@ -150,18 +164,18 @@ impl FairTicket<'_> {
 
     fn with_owners<T>(
         &self,
-        act: impl FnOnce(&mut FairQueue, &mut HashMap<HolderId, Name>) -> T,
+        act: impl FnOnce(&mut FairQueue, &mut HashMap<HolderId, (Admission, Name)>) -> T,
     ) -> T {
         let State { queues, owners, .. } = &mut *self.fair_queues.state.lock();
         // The waiter keeps the queue in the table until the ticket is dropped.
-        let queue = queues.get_mut(self.name);
+        let queue = queues[self.admission as usize].get_mut(self.name);
         act(queue.expect("a queue with a waiter in it"), owners)
     }
 
     /// Records that the call is about to enter under `id`. From now on a grant to it counts.
     pub(crate) fn begin_entering(&self, id: &HolderId) {
         self.with_owners(|queue, owners| {
-            owners.insert(id.clone(), self.name.clone());
+            owners.insert(id.clone(), (self.admission, self.name.clone()));
             queue.waiter(self.serial).wait_under(Some(id.clone()));
         });
     }
@@ -266,12 +280,13 @@ impl Drop for FairTicket<'_> {
     fn drop(&mut self) {
         self.forget_id();
         let mut state = self.fair_queues.state.lock();
-        let Some(queue) = state.queues.get_mut(self.name) else {
+        let queues = &mut state.queues[self.admission as usize];
+        let Some(queue) = queues.get_mut(self.name) else {
             return;
         };
         queue.remove(self.serial);
         if queue.waiters.is_empty() {
-            state.queues.remove(self.name);
+            queues.remove(self.name);
         }
     }
 }
@@ -339,7 +354,7 @@ mod tests {
     #[test]
     fn a_waiter_enters_refreshes_and_takes_its_grant() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
-        let ticket = fair_queues.join(&keys, PACE, Parker::new());
+        let ticket = fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new());
         assert_eq!(ticket.position(at(0), false), Position::Contend);
         let id = enter(&ticket, 10);
         assert_eq!((fair_queues.count(), ticket.refusals()), (1, 1));
@@ -360,13 +375,13 @@ mod tests {
         assert_eq!(ticket.forget_id(), None, "the call has taken the grant");
         drop(ticket);
         let state = fair_queues.state.lock();
-        assert!(state.queues.is_empty() && state.owners.is_empty());
+        assert!(state.queues.iter().all(HashMap::is_empty) && state.owners.is_empty());
     }
 
     #[test]
     fn a_grant_can_arrive_before_the_reply_to_entering() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
-        let ticket = fair_queues.join(&keys, PACE, Parker::new());
+        let ticket = fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new());
         let id = HolderId::fresh("o");
         ticket.begin_entering(&id);
         fair_queues.granted(&id, tokens(7));
@@ -382,7 +397,7 @@ mod tests {
     #[test]
     fn a_grant_to_any_other_id_is_ignored() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
-        let ticket = fair_queues.join(&keys, PACE, Parker::new());
+        let ticket = fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new());
         let before = enter(&ticket, 10);
         assert_eq!(ticket.forget_id(), Some(before.clone()));
         let id = enter(&ticket, 20);
@@ -409,7 +424,7 @@ mod tests {
     fn one_waiter_refreshes_for_all_and_a_reply_counts_for_its_id_only() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
         let tickets: Vec<_> = (0..4)
-            .map(|_| fair_queues.join(&keys, PACE, Parker::new()))
+            .map(|_| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()))
             .collect();
         let ids: Vec<_> = tickets.iter().map(|ticket| enter(ticket, 0)).collect();
         let Position::Refresh(asked, _) = tickets[2].position(at(900), false) else {
@@ -451,7 +466,7 @@ mod tests {
     #[test]
     fn a_refresh_is_due_when_the_lock_expires_and_sooner_without_a_subscription() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
-        let ticket = fair_queues.join(&keys, PACE, Parker::new());
+        let ticket = fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new());
         let id = HolderId::fresh("o");
         let next = |is_listening, remaining: Option<u64>| {
             ticket.begin_entering(&id);
@@ -480,8 +495,8 @@ mod tests {
     fn a_due_refresh_is_run_by_another_waiter_if_one_leaves() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
         let (first, second) = (
-            fair_queues.join(&keys, PACE, Parker::new()),
-            fair_queues.join(&keys, PACE, Parker::new()),
+            fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()),
+            fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()),
         );
         let name = keys.key(0).name;
         let id = enter(&first, 0);
@@ -515,7 +530,8 @@ mod tests {
     #[test]
     fn waiter_that_would_oversleep_a_refresh_is_woken_if_another_leaves() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
-        let [first, second] = [(); 2].map(|()| fair_queues.join(&keys, PACE, Parker::new()));
+        let [first, second] =
+            [(); 2].map(|()| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()));
         let ids = [enter(&first, 0), enter(&second, 0)].to_vec();
         assert!(matches!(
             first.position(at(900), false),
@@ -538,7 +554,8 @@ mod tests {
     #[test]
     fn waiter_without_time_for_a_reply_passes_a_due_refresh_on_at_once() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
-        let [first, second, third] = [(); 3].map(|()| fair_queues.join(&keys, PACE, Parker::new()));
+        let [first, second, third] =
+            [(); 3].map(|()| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()));
         let ids = [&first, &second, &third]
             .map(|ticket| enter(ticket, 0))
             .to_vec();
@@ -563,7 +580,8 @@ mod tests {
     #[test]
     fn refusal_counts_for_every_waiter_that_had_joined_before_it() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
-        let [asks, waits] = [(); 2].map(|()| fair_queues.join(&keys, PACE, Parker::new()));
+        let [asks, waits] =
+            [(); 2].map(|()| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()));
         let since = |start| Span {
             start: at(start),
             deadline: at(5_000),
@@ -577,8 +595,8 @@ mod tests {
     fn at_shutdown_every_waiter_leaves_once() {
         let (fair_queues, keys) = (FairQueues::default(), keys());
         let (waits, enters) = (
-            fair_queues.join(&keys, PACE, Parker::new()),
-            fair_queues.join(&keys, PACE, Parker::new()),
+            fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()),
+            fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()),
         );
         let id = enter(&waits, 0);
         let asking = HolderId::fresh("o");

@@ -1,7 +1,6 @@
 //! Model test: the local queue and hand-offs in thousands of schedules, over a Redis of one key.
 
-use std::sync::Arc;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use shuttle::rand::{Rng, thread_rng};
@@ -171,6 +170,7 @@ impl World {
                 LeaseState::granted(now(), now(), &TERMS).unwrap(),
                 holding(token),
             ),
+            downgraded: OnceLock::new(),
         });
         for before in self.waiters.granted(&hold) {
             let before = before.upgrade();

@@ -1,6 +1,7 @@
 //! The leases under which this client holds a name. No I/O.
 
 use std::sync::Weak;
+use std::thread::ThreadId;
 
 use crate::holder::HolderId;
 use crate::lease::held::HeldLease;
@@ -20,6 +21,10 @@ struct NamedLease {
     id: HolderId,
     /// Weak: the lease may own a user's closure, which must not be dropped under a lock.
     hold: Weak<HeldLease>,
+    /// Others can hold the name beside it.
+    is_shared: bool,
+    /// The thread that acquired it, for a warning in debug builds.
+    thread: Option<ThreadId>,
 }
 
 /// The set of a mutex.
@@ -71,30 +76,63 @@ impl HeldLeases {
         Some(&found.hold)
     }
 
-    /// Returns the oldest lease.
-    pub(super) fn first(&self) -> Option<&Weak<HeldLease>> {
-        self.first.as_ref().map(|lease| &lease.hold)
+    /// Returns the oldest lease beside which Redis refuses a further one, `is_shared` or not.
+    pub(super) fn excludes(&self, is_shared: bool) -> Option<&Weak<HeldLease>> {
+        let mut leases = self.iter().filter(|_| self.is_full());
+        let found = leases.find(|lease| !is_shared || !lease.is_shared)?;
+        Some(&found.hold)
     }
 
-    /// Adds a lease. If the set was full, removes and returns the oldest.
+    /// Adds a lease; removes and returns those beside which Redis never grants it.
     ///
-    /// Redis grants at most as many leases as the set may have, so the oldest must have been lost.
+    /// They must have been lost: all of them, or those that are not shared if the new one is.
     pub(super) fn insert(
         &mut self,
         id: HolderId,
         hold: Weak<HeldLease>,
-    ) -> Option<Weak<HeldLease>> {
-        let evicted = if self.is_full() {
-            self.take_first()
-        } else {
-            None
+        is_shared: bool,
+    ) -> Vec<Weak<HeldLease>> {
+        let mut evicted = Vec::new();
+        if is_shared {
+            evicted.extend(self.take_if(|lease| !lease.is_shared));
+        }
+        while !is_shared && self.is_full() {
+            evicted.extend(self.take_first());
+        }
+        let lease = NamedLease {
+            id,
+            hold,
+            is_shared,
+            thread: this_thread(),
         };
-        let lease = NamedLease { id, hold };
         match self.first {
             None => self.first = Some(lease),
             Some(_) => self.others.push(lease),
         }
-        evicted.map(|lease| lease.hold)
+        let evicted = evicted.into_iter();
+        evicted.map(|lease| lease.hold).collect()
+    }
+
+    /// Records that others can hold the name beside the lease with this holder id.
+    pub(super) fn share(&mut self, id: &HolderId) {
+        let mut leases = self.first.iter_mut().chain(&mut self.others);
+        if let Some(lease) = leases.find(|lease| lease.id == *id) {
+            lease.is_shared = true;
+        }
+    }
+
+    /// Records that the calling thread holds the lease with this holder id, in debug builds.
+    pub(super) fn note_thread(&mut self, id: &HolderId) {
+        let mut leases = self.first.iter_mut().chain(&mut self.others);
+        if let Some(lease) = leases.find(|lease| lease.id == *id) {
+            lease.thread = this_thread();
+        }
+    }
+
+    /// Returns whether the calling thread acquired one of the leases, and Redis may refuse another.
+    pub(super) fn is_held_by_us(&self) -> bool {
+        let this = this_thread();
+        this.is_some() && self.is_full() && self.iter().any(|lease| lease.thread == this)
     }
 
     fn take_first(&mut self) -> Option<NamedLease> {
@@ -102,15 +140,24 @@ impl HeldLeases {
         std::mem::replace(&mut self.first, next)
     }
 
+    /// Removes and returns the oldest lease that is `wanted`.
+    fn take_if(&mut self, wanted: impl Fn(&NamedLease) -> bool) -> Option<NamedLease> {
+        if self.first.as_ref().is_some_and(&wanted) {
+            return self.take_first();
+        }
+        let n = self.others.iter().position(wanted)?;
+        Some(self.others.remove(n))
+    }
+
     /// Removes the lease with this holder id; returns whether it was in the set.
     pub(super) fn remove(&mut self, id: &HolderId) -> bool {
-        if self.first.as_ref().is_some_and(|lease| lease.id == *id) {
-            return self.take_first().is_some();
-        }
-        let before = self.others.len();
-        self.others.retain(|lease| lease.id != *id);
-        self.others.len() < before
+        self.take_if(|lease| lease.id == *id).is_some()
     }
+}
+
+/// The calling thread in debug builds; `None` in release builds, which warn of nothing.
+fn this_thread() -> Option<ThreadId> {
+    cfg!(debug_assertions).then(|| std::thread::current().id())
 }
 
 #[cfg(test)]
@@ -125,9 +172,10 @@ mod tests {
     fn a_mutex_is_held_under_one_lease_at_a_time() {
         let mut held = HeldLeases::default();
         let [first, second] = ids();
-        assert!(held.insert(first.clone(), Weak::new()).is_none());
+        assert!(held.insert(first.clone(), Weak::new(), false).is_empty());
         assert!(held.is_full());
-        assert!(held.insert(second.clone(), Weak::new()).is_some(), "lost");
+        let lost = held.insert(second.clone(), Weak::new(), false);
+        assert_eq!(lost.len(), 1);
         assert!(!held.remove(&first));
         assert!(held.remove(&second) && held.is_empty());
     }
@@ -138,14 +186,29 @@ mod tests {
         let [a, b, c, d] = ids();
         for id in [&a, &b, &c] {
             assert!(!held.is_full());
-            assert!(held.insert(id.clone(), Weak::new()).is_none());
+            assert!(held.insert(id.clone(), Weak::new(), false).is_empty());
         }
-        assert!(held.insert(d.clone(), Weak::new()).is_some());
+        assert_eq!(held.insert(d.clone(), Weak::new(), false).len(), 1);
         let is_there =
             |held: &HeldLeases, id: &HolderId| held.find(id.as_str().as_bytes()).is_some();
         let there = [&a, &b, &c, &d].map(|id| is_there(&held, id));
         assert_eq!(there, [false, true, true, true], "the oldest is lost");
         assert!(held.remove(&c) && !held.is_full() && !held.is_empty());
         assert!(held.remove(&b) && held.remove(&d) && held.is_empty());
+    }
+
+    #[test]
+    fn shared_leases_end_those_of_writers_and_a_writer_ends_all() {
+        let mut held = HeldLeases::default();
+        let [writer, a, b, c] = ids();
+        held.insert(writer.clone(), Weak::new(), false);
+        assert!(held.excludes(true).is_some() && held.is_held_by_us());
+        assert_eq!(held.insert(a.clone(), Weak::new(), true).len(), 1);
+        assert!(held.insert(b.clone(), Weak::new(), true).is_empty());
+        assert!(held.excludes(true).is_none() && held.excludes(false).is_some());
+        assert!(held.is_full(), "a mutex waits for all of them");
+        assert_eq!(held.insert(writer.clone(), Weak::new(), false).len(), 2);
+        held.share(&writer);
+        assert!(held.insert(c, Weak::new(), true).is_empty(), "downgraded");
     }
 }

@@ -81,7 +81,9 @@ impl Waiters {
     /// Always false in release builds, which do not record the thread.
     pub(crate) fn is_held_by_us(&self, name: &Name) -> bool {
         let names = self.names.lock();
-        names.get(name).is_some_and(LocalQueue::is_held_by_us)
+        names
+            .get(name)
+            .is_some_and(|queue| queue.held.is_held_by_us())
     }
 
     /// Hands a lease off at `now` to the first waiter for its name; returns the share of the
@@ -114,14 +116,18 @@ impl Waiters {
         queue.is_some_and(|queue| !queue.waiters.is_empty())
     }
 
-    /// Returns the lease under which this client holds the name, if it does.
+    /// Returns a lease of this client beside which Redis refuses the name to another, `is_shared` or
+    /// not, if there is one.
     ///
     /// Never one of a semaphore, which may have permits for further calls.
-    pub(crate) fn holder(&self, name: &Name) -> Option<Arc<HeldLease>> {
-        let names = self.names.lock();
-        let held = &names.get(name)?.held;
-        let hold = held.first().filter(|_| held.is_full())?.clone();
-        drop(names);
+    pub(crate) fn excludes(&self, name: &Name, is_shared: bool) -> Option<Arc<HeldLease>> {
+        let hold = self
+            .names
+            .lock()
+            .get(name)?
+            .held
+            .excludes(is_shared)?
+            .clone();
         // Upgraded and dropped outside the lock: the lease may own a user's closure.
         hold.upgrade()
     }
@@ -132,9 +138,20 @@ impl Waiters {
     /// that is held, so those leases are lost.
     pub(crate) fn granted(&self, hold: &Arc<HeldLease>) -> Vec<Weak<HeldLease>> {
         let names = hold.keys.names.iter();
-        let before =
-            names.filter_map(|name| self.granted_one(name, &hold.id, Arc::downgrade(hold)));
+        let before = names.flat_map(|name| {
+            self.granted_one(name, &hold.id, Arc::downgrade(hold), hold.is_shared())
+        });
         before.collect()
+    }
+
+    /// Records that others can hold the names of `hold` beside it from now on.
+    pub(crate) fn share(&self, hold: &HeldLease) {
+        let mut names = self.names.lock();
+        for name in hold.keys.names.iter() {
+            if let Some(queue) = names.get_mut(name) {
+                queue.held.share(&hold.id);
+            }
+        }
     }
 
     fn granted_one(
@@ -142,7 +159,8 @@ impl Waiters {
         name: &Name,
         id: &HolderId,
         hold: Weak<HeldLease>,
-    ) -> Option<Weak<HeldLease>> {
+        is_shared: bool,
+    ) -> Vec<Weak<HeldLease>> {
         let mut names = self.names.lock();
         let queue = match names.get_mut(name) {
             Some(queue) => queue,
@@ -150,7 +168,7 @@ impl Waiters {
                 .entry(name.clone())
                 .or_insert_with(|| LocalQueue::of(name)),
         };
-        queue.granted(id.clone(), hold)
+        queue.granted(id.clone(), hold, is_shared)
     }
 
     /// Makes other clients go first when `hold` ends, after a run of hand-offs.
@@ -355,7 +373,7 @@ mod tests {
     use crate::protocol::fair::FairMutexKeys;
     use crate::protocol::keys::Keys;
     use crate::protocol::place::TokenBlock;
-    use crate::protocol::primitive::Primitive;
+    use crate::protocol::primitive::{Admission, Primitive};
     use crate::protocol::semaphore::SemaphoreKeys;
     use crate::queue::answers::Span;
     use crate::queue::fair::FairTicket;
@@ -382,14 +400,22 @@ mod tests {
         waiters.names.lock().get_mut(&name).unwrap().held = HeldLeases::with_capacity(2);
         for id in &ids[..2] {
             assert_eq!(third.position(NOW, false), Position::Contend);
-            assert!(waiters.granted_one(&name, id, Weak::new()).is_none());
+            assert!(
+                waiters
+                    .granted_one(&name, id, Weak::new(), false)
+                    .is_empty()
+            );
         }
         assert_eq!(third.position(NOW, false), Position::HeldLocally);
         assert_eq!(waiters.count(), (2, 0), "two leases of one name");
         waiters.ended_one(&name, &ids[0], Some(NOW));
         assert!(is_woken(&third));
         assert_eq!(third.position(NOW, false), Position::Contend);
-        assert!(waiters.granted_one(&name, &ids[2], Weak::new()).is_none());
+        assert!(
+            waiters
+                .granted_one(&name, &ids[2], Weak::new(), false)
+                .is_empty()
+        );
         drop(third);
         let is_held = |id: &HolderId| waiters.announced(&name, id.as_str().as_bytes(), ALONE);
         assert_eq!(
@@ -406,15 +432,15 @@ mod tests {
         let semaphore = lock.clone().of_semaphore();
         let ids = [(); 4].map(|()| HolderId::fresh("o"));
         for id in &ids[..3] {
-            let evicted = waiters.granted_one(&semaphore, id, Weak::new());
-            assert!(evicted.is_none());
+            let evicted = waiters.granted_one(&semaphore, id, Weak::new(), false);
+            assert!(evicted.is_empty());
         }
         assert!(
             !waiters.is_held_by_us(&semaphore),
             "no call waits for itself"
         );
-        let evicted = waiters.granted_one(&lock, &ids[3], Weak::new());
-        assert!(evicted.is_none(), "the lock of that name is another");
+        let evicted = waiters.granted_one(&lock, &ids[3], Weak::new(), false);
+        assert!(evicted.is_empty(), "the lock of that name is another");
         assert_eq!(waiters.is_held_by_us(&lock), cfg!(debug_assertions));
         assert_eq!(waiters.count(), (4, 0));
         for (n, id) in ids.iter().enumerate() {
@@ -446,7 +472,9 @@ mod tests {
             is_listening: true,
         };
         let tickets = keys.each_ref().map(|keys| {
-            let ticket = waiters.fair_queues.join(keys, pace, Parker::new());
+            let ticket = waiters
+                .fair_queues
+                .join(Admission::Exclusive, keys, pace, Parker::new());
             ticket.begin_entering(&HolderId::fresh("o"));
             ticket.note_entered(reply, None);
             ticket
@@ -466,9 +494,10 @@ mod tests {
             every: Duration::from_secs(1),
             backoff: None,
         };
-        let place = waiters
-            .fair_queues
-            .join(&fair, pace, local.parker().clone());
+        let place =
+            waiters
+                .fair_queues
+                .join(Admission::Exclusive, &fair, pace, local.parker().clone());
         let id = HolderId::fresh("o");
         place.begin_entering(&id);
         let tokens = TokenBlock::one(FencingToken::new(7));
@@ -483,7 +512,7 @@ mod tests {
         let second = waiters.join(&name, None, true);
         assert_eq!(first.position(NOW, false), Position::Contend);
         assert_eq!(second.position(NOW, true), Position::Behind);
-        waiters.granted_one(&name, &id, Weak::new());
+        waiters.granted_one(&name, &id, Weak::new(), false);
         drop(first);
         assert!(is_woken(&second));
         assert_eq!(second.position(NOW, false), Position::HeldLocally);
@@ -518,7 +547,7 @@ mod tests {
         assert_eq!(woken_now(), [false, false, true, false]);
         waiters.wake_to_retry(&name, Wake::Reconnect);
         assert_eq!(woken_now(), [false, false, true, false]);
-        waiters.granted_one(&name, &id, Weak::new());
+        waiters.granted_one(&name, &id, Weak::new(), false);
         turns();
         assert_eq!(turns(), [HeldLocally, Behind, HeldLocally, Behind]);
         waiters.ended_one(&name, &id, Some(NOW));
@@ -545,7 +574,7 @@ mod tests {
     #[test]
     fn a_release_wakes_one_waiter() {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
-        waiters.granted_one(&name, &id, Weak::new());
+        waiters.granted_one(&name, &id, Weak::new(), false);
         let tickets: Vec<_> = (0..3).map(|_| waiters.join(&name, None, true)).collect();
         waiters.ended_one(&name, &id, Some(NOW));
         assert_eq!(tickets.iter().filter(|ticket| is_woken(ticket)).count(), 1);
@@ -559,7 +588,7 @@ mod tests {
         assert!(waiters.announced(&name, b"foreign", ALONE).is_none());
         drop(first);
         assert!(is_woken(&second));
-        waiters.granted_one(&name, &HolderId::fresh("o"), Weak::new());
+        waiters.granted_one(&name, &HolderId::fresh("o"), Weak::new(), false);
         assert_eq!(
             second.position(NOW, false),
             Position::Contend,
@@ -573,7 +602,7 @@ mod tests {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
         let (ours, next) = (HolderId::fresh("o"), HolderId::fresh("o"));
         let first = waiters.join(&name, None, true);
-        waiters.granted_one(&name, &ours, Weak::new());
+        waiters.granted_one(&name, &ours, Weak::new(), false);
         assert!(
             waiters
                 .announced(&name, ours.as_str().as_bytes(), ALONE)
@@ -626,7 +655,7 @@ mod tests {
         let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
         let heard = || waiters.announced(&name, id.as_str().as_bytes(), ALONE);
         let ends = || {
-            waiters.granted_one(&name, &id, Weak::new());
+            waiters.granted_one(&name, &id, Weak::new(), false);
             waiters.names.lock().get_mut(&name).unwrap().fleet_yield = FleetYield::Due;
             waiters.ended_one(&name, &id, Some(NOW));
         };
@@ -657,9 +686,15 @@ mod tests {
     fn the_end_of_an_older_lease_changes_nothing() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
         let (older, newer) = (HolderId::fresh("o"), HolderId::fresh("o"));
-        assert!(waiters.granted_one(&name, &older, Weak::new()).is_none());
         assert!(
-            waiters.granted_one(&name, &newer, Weak::new()).is_some(),
+            waiters
+                .granted_one(&name, &older, Weak::new(), false)
+                .is_empty()
+        );
+        assert!(
+            !waiters
+                .granted_one(&name, &newer, Weak::new(), false)
+                .is_empty(),
             "lost"
         );
         waiters.ended_one(&name, &older, Some(NOW));
@@ -691,14 +726,14 @@ mod tests {
                 .answers()
                 .is_taken(since(at.after(Duration::from_nanos(1))))
         );
-        waiters.granted_one(&name, &id, Weak::new());
+        waiters.granted_one(&name, &id, Weak::new(), false);
         assert!(!second.answers().is_taken(since(at)));
         waiters.ended_one(&name, &id, None);
         assert!(
             !second.answers().is_taken(since(at)),
             "its end is not certain"
         );
-        waiters.granted_one(&name, &id, Weak::new());
+        waiters.granted_one(&name, &id, Weak::new(), false);
         waiters.ended_one(&name, &id, Some(at));
         assert!(second.answers().is_taken(since(at)));
     }

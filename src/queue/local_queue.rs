@@ -44,8 +44,6 @@ use crate::token::FencingToken;
 pub(super) struct LocalQueue {
     /// The leases under which this client holds the name.
     pub(super) held: HeldLeases,
-    /// The thread that acquired it, for a warning in debug builds.
-    holder: Option<std::thread::ThreadId>,
     /// The last lease released here while a call waited. Its own release message must not wake the
     /// contender again.
     released: Option<HolderId>,
@@ -307,36 +305,23 @@ impl LocalQueue {
         if !handed.hold.take(holding(handed.token), now, max_hold) {
             return Some(Err(handed));
         }
-        self.note_holder();
+        self.held.note_thread(&handed.hold.id);
         // The next waiter sleeps on: it can do nothing while this client holds the name, and the
         // end of that wakes it.
         self.waiters.pop_front();
         Some(Ok(handed.hold))
     }
 
-    /// Records that this client now holds the name; returns a lease that is lost by that.
+    /// Records that this client now holds the name; returns the leases that are lost by that.
     pub(super) fn granted(
         &mut self,
         id: HolderId,
         hold: Weak<HeldLease>,
-    ) -> Option<Weak<HeldLease>> {
-        self.note_holder();
+        is_shared: bool,
+    ) -> Vec<Weak<HeldLease>> {
         self.fleet_yield = FleetYield::None;
         self.answers = None;
-        self.held.insert(id, hold)
-    }
-
-    /// Records that the calling thread holds the name, in debug builds.
-    fn note_holder(&mut self) {
-        if cfg!(debug_assertions) {
-            self.holder = Some(std::thread::current().id());
-        }
-    }
-
-    /// Returns whether the calling thread acquired the name, this client still holds it, and Redis
-    /// would refuse it to another call.
-    pub(super) fn is_held_by_us(&self) -> bool {
-        self.held.is_full() && self.holder == Some(std::thread::current().id())
+        self.held.insert(id, hold, is_shared)
     }
 
     /// Records that a lease has ended, and wakes waiters to try Redis.

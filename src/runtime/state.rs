@@ -222,7 +222,7 @@ impl Runtime {
     fn renew(&self, due: Vec<(Arc<HeldLease>, RenewalRequest)>) {
         let mut batches: Vec<(Arc<Endpoint>, Vec<_>)> = Vec::new();
         for (hold, request) in due {
-            let keys = Arc::clone(&hold.keys);
+            let keys = Arc::clone(hold.renewed_keys());
             let round = Arc::new(RenewalRound::new(hold, request, self.size_of(&keys)));
             for keys in keys.parts() {
                 for owner in self.endpoints_of(keys.key(0)).0 {

@@ -9,9 +9,9 @@ use rand::RngExt;
 use crate::words::{Command, Words};
 
 /// The keys of all calls.
-pub(crate) const KEYS: [&str; 12] = [
-    "lock0", "fence0", "queue0", "places0", "permits0", "lock1", "fence1", "queue1", "places1",
-    "permits1", "tally", "last",
+pub(crate) const KEYS: [&str; 14] = [
+    "lock0", "fence0", "queue0", "places0", "readers0", "permits0", "lock1", "fence1", "queue1",
+    "places1", "readers1", "permits1", "tally", "last",
 ];
 
 /// The channels of all calls.
@@ -77,6 +77,32 @@ const SCRIPTS: &[(&str, &str)] = &[
     ),
     ("permits_renew", "1 permits# $member $ttl $one?"),
     ("permits_inspect", "2 permits# fence# $tokens"),
+    (
+        "shared queue_enter",
+        "5 lock# fence# queue# places# readers# $id $ttl $read $mark $inbox",
+    ),
+    (
+        "shared queue_enter",
+        "5 lock# fence# queue# places# readers# $id $ttl $read 0",
+    ),
+    (
+        "shared queue_refresh",
+        "5 lock# fence# queue# places# readers# $inbox $id+",
+    ),
+    (
+        "shared queue_release",
+        "5 lock# fence# queue# places# readers# $id wake#",
+    ),
+    (
+        "shared queue_undo",
+        "5 lock# fence# queue# places# readers# wake# $id+",
+    ),
+    (
+        "downgrade",
+        "5 lock# fence# queue# places# readers# $id $ttl",
+    ),
+    ("renew_shared", "2 lock# readers# $id $ttl $one?"),
+    ("inspect_shared", "3 lock# fence# readers#"),
 ];
 
 /// Commands of other clients, some of which damage the keys.
@@ -91,6 +117,12 @@ const OTHERS: &[&str] = &[
     "ZADD permits# $ends out",
     "ZREM permits# $member",
     "PEXPIRE permits# $ttl",
+    "SET lock# leasehold:readers PX $ttl",
+    "DEL readers#",
+    "SET readers# $foreign",
+    "ZADD readers# $ends $id",
+    "ZREM readers# $id",
+    "PEXPIRE readers# $ttl",
     "SET fence# $fence",
     "SET queue# $foreign",
     "RPUSH lock# $id",
@@ -160,6 +192,7 @@ pub(crate) fn fill(name: &str, words: &mut Words<'_>) -> Option<Vec<u8>> {
             "1 id0", "1 id1", "2 id2", "3 id3", "1 id-4", "id0", "07 id5",
         ]),
         "want" => words.one_of(&["1/3", "1/3", "2/3", "3/3", "1/1", "2/5"]),
+        "read" => words.one_of(&["r", "r", "r", "1", "5"]),
         "ends" => words.end(),
         "ttl" => words.lasting_ms(),
         "one" => b"1".to_vec(),
@@ -224,9 +257,11 @@ fn files_of_scripts() -> BTreeMap<String, Vec<String>> {
             // The script itself comes last.
             named.rotate_left(1);
             let mut name = named.last().expect("a script has a file").clone();
-            if kind == "permits_script" {
-                // Other scripts have the same body.
-                name.insert_str(0, "permits ");
+            // Other scripts have the same body.
+            match kind {
+                "permits_script" => name.insert_str(0, "permits "),
+                "shared_script" => name.insert_str(0, "shared "),
+                _ => {}
             }
             assert!(scripts.insert(name, named).is_none(), "twice: {script}");
         }

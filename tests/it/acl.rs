@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::thread;
 
-use leasehold::{Client, ClientBuilder, Error, Unlocked};
+use leasehold::{Client, ClientBuilder, Error, RwLock, Unlocked};
 use support::{
     Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, eventually, exercise_every_call, ms,
 };
@@ -15,6 +15,7 @@ support::tests![
     documented_user_can_do_everything,
     error_names_the_missing_permission_unless_it_is_optional,
     error_names_the_missing_permission_of_a_semaphore,
+    error_names_the_missing_permission_of_a_read_write_lock,
     operator_can_inspect_locks_but_not_acquire_them,
     shared_statistics_need_the_additional_rule,
     set_needs_the_same_permissions_as_one_name,
@@ -179,7 +180,7 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
 }
 
 /// The calls that fail without a permission. All others work, including waiting.
-const CLIENT_FAILURES: [(&str, &[&str]); 36] = [
+const CLIENT_FAILURES: [(&str, &[&str]); 37] = [
     (
         "~lock:*",
         &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
@@ -220,11 +221,12 @@ const CLIENT_FAILURES: [(&str, &[&str]); 36] = [
     // that gave up is skipped like that of a dead one.
     ("+hdel", &[]),
     ("+lrem", &[]),
-    // Needed by semaphores only.
+    // Needed by semaphores and read-write locks only.
     ("+zadd", &[]),
     ("+zrem", &[]),
     ("+zscore", &[]),
     ("+zrangebyscore", &[]),
+    ("+zremrangebyscore", &[]),
     ("+exists", &[]),
     ("+pexpireat", &[]),
     ("+ping", &["ping"]),
@@ -388,6 +390,44 @@ const OPERATOR_FAILURES: [(&str, &str, &[&str]); 7] = [
         &["list", "inspect", "token", "force_unlock"],
     ),
 ];
+
+/// Makes every call of a read-write lock once; returns the first error.
+fn read_and_write(lock: &RwLock) -> Result<(), Error> {
+    let reading = lock.read()?;
+    drop(lock.inspect()?);
+    reading.renew()?;
+    drop(lock.try_read()?);
+    let _ = reading.unlock()?;
+    let reading = lock.write()?.downgrade();
+    reading.renew()?;
+    reading.unlock().map(drop)
+}
+
+fn error_names_the_missing_permission_of_a_read_write_lock() {
+    let server = Server::start();
+    let lock = || client(&url(&server)).rw_lock("a").ttl(ms(1_000));
+    for right in [
+        "~lock:*",
+        "~leasehold:*",
+        "+zadd",
+        "+zrem",
+        "+zscore",
+        "+zrangebyscore",
+        "+zremrangebyscore",
+        "+exists",
+        "+pexpireat",
+    ] {
+        set_user(&server, &without("leasehold", right));
+        let named = match right.starts_with('~') {
+            true => "on the keys",
+            false => right,
+        };
+        assert_refused(read_and_write(&lock()), &[named]);
+        server.run("FLUSHALL", &[]);
+    }
+    set_user(&server, &documented("leasehold"));
+    read_and_write(&lock()).unwrap();
+}
 
 fn operator_can_inspect_locks_but_not_acquire_them() {
     let server = Server::start();

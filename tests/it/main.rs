@@ -30,6 +30,8 @@ mod queue;
 mod renewal;
 mod replicas;
 mod replies;
+mod rw_lock;
+mod rw_lock_faults;
 mod semaphore;
 mod semaphore_faults;
 mod sentinel;
@@ -105,6 +107,8 @@ const TESTS: &[Listed] = &[
     replies::TESTS,
     semaphore::TESTS,
     semaphore_faults::TESTS,
+    rw_lock::TESTS,
+    rw_lock_faults::TESTS,
     sentinel::TESTS,
     set_queues::TESTS,
     shutdown::TESTS,
@@ -172,6 +176,8 @@ const ROLES: &[Listed] = &[
     hostile::ROLES,
     loss::ROLES,
     semaphore_faults::ROLES,
+    rw_lock::ROLES,
+    rw_lock_faults::ROLES,
     sentinel::ROLES,
     set_queues::ROLES,
     shutdown::ROLES,

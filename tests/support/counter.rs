@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 use std::thread;
 
-use leasehold::{Client, Error, FairMutex, Mutex, MutexGuard, Unlocked};
+use leasehold::{Client, FairMutex, FencingToken, Mutex, RwLock, Unlocked};
 
 use super::child::{Child, parameter, tell_parent};
 use super::server::Server;
@@ -72,20 +72,26 @@ fn client(urls: &str) -> Client {
 
 /// A lock of any kind.
 pub trait Lock {
-    fn lock(&self) -> Result<MutexGuard, Error>;
+    /// Acquires the lock, runs `section` with the token, and releases the lock, which must still be
+    /// held.
+    fn run(&self, section: &mut dyn FnMut(FencingToken));
 }
 
-impl Lock for Mutex {
-    fn lock(&self) -> Result<MutexGuard, Error> {
-        self.lock()
-    }
+macro_rules! lock {
+    ($lock:ident, $acquire:ident) => {
+        impl Lock for $lock {
+            fn run(&self, section: &mut dyn FnMut(FencingToken)) {
+                let guard = self.$acquire().unwrap();
+                section(guard.fencing_token());
+                assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            }
+        }
+    };
 }
 
-impl Lock for FairMutex {
-    fn lock(&self) -> Result<MutexGuard, Error> {
-        self.lock()
-    }
-}
+lock!(Mutex, lock);
+lock!(FairMutex, lock);
+lock!(RwLock, write);
 
 /// The role of each process: counts under a mutex and records the fencing tokens.
 pub fn counter() {
@@ -105,21 +111,18 @@ pub fn counter_with(lock: fn(&Client) -> Box<dyn Lock>) {
                 let mutex = lock(&client);
                 let mut redis = plain.get_connection().unwrap();
                 ready.wait();
+                let mut count_on = |token: FencingToken| {
+                    let mut get = redis::cmd("GET");
+                    let count: Option<u64> = get.arg("count").query(&mut redis).unwrap();
+                    let mut push = redis::cmd("RPUSH");
+                    push.arg("tokens").arg(token.value());
+                    push.exec(&mut redis).unwrap();
+                    let mut set = redis::cmd("SET");
+                    set.arg("count").arg(count.unwrap_or(0) + 1);
+                    set.exec(&mut redis).unwrap();
+                };
                 for _ in 0..rounds {
-                    let guard = mutex.lock().unwrap();
-                    let count: Option<u64> =
-                        redis::cmd("GET").arg("count").query(&mut redis).unwrap();
-                    redis::cmd("RPUSH")
-                        .arg("tokens")
-                        .arg(guard.fencing_token().value())
-                        .exec(&mut redis)
-                        .unwrap();
-                    redis::cmd("SET")
-                        .arg("count")
-                        .arg(count.unwrap_or(0) + 1)
-                        .exec(&mut redis)
-                        .unwrap();
-                    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+                    mutex.run(&mut count_on);
                 }
             });
         }

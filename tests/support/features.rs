@@ -87,5 +87,25 @@ pub fn exercise_every_call(
             assert!(matches!(lost, Unlocked::AlreadyLost(_)));
         }),
     }
+    read_and_write(name, &one, &two);
     [one, two]
+}
+
+/// Makes every call of a read-write lock, unless the clients are those of a quorum.
+#[track_caller]
+fn read_and_write(name: &str, one: &Client, two: &Client) {
+    let (one, two) = (one.rw_lock(name), two.rw_lock(name));
+    let guard = match one.write() {
+        Err(error) => return assert!(matches!(error, Error::Config(_)), "{error}"),
+        Ok(guard) => guard,
+    };
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| two.try_read_for(ms(30_000)).unwrap());
+        eventually(ms(10_000), || one.inspect().unwrap().is_some());
+        let guard = guard.downgrade();
+        guard.renew().unwrap();
+        let reading = waiting.join().unwrap().expect("readers share");
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        assert_eq!(reading.unlock().unwrap(), Unlocked::Released);
+    });
 }

@@ -1,0 +1,311 @@
+//! The read-write lock: several readers, or one writer.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{self, Duration};
+
+use crate::api::guard::MutexGuard;
+use crate::api::mutex::Mutex;
+use crate::api::query::{has_no_answer, query};
+use crate::api::rw_lock_guards::{RwLockReadGuard, RwLockWriteGuard};
+use crate::api::settings::lock_settings;
+use crate::clock::{Instant, left_until};
+use crate::config::Settings;
+use crate::error::Error;
+use crate::holder::RwHolders;
+use crate::lock::acquire::{WaitLimit, acquire};
+use crate::lock::shutdown::Core;
+use crate::logging;
+use crate::protocol::primitive::{Primitive, RedisQueue};
+use crate::protocol::rw_lock::RwLockKeys;
+use crate::redis::Cap;
+use crate::redis::inspect::Gauge;
+use crate::token::FencingToken;
+
+/// A lock that several readers hold together, or one writer alone, across processes and machines.
+///
+/// [`Client::rw_lock`](crate::Client::rw_lock) makes it. It has the settings of [`Mutex`], except
+/// for local hand-offs, and its leases behave as described there. Available for one server,
+/// Sentinel and Cluster. Over a quorum of independent servers, the first call that locks fails with
+/// [`Error::Config`].
+///
+/// # Fairness
+///
+/// Calls that wait have entries in the same queue in Redis as those of a
+/// [`FairMutex`](crate::FairMutex) of this name, and are granted the lock in the order in which
+/// they entered. Readers that are neighbours in the queue get it together. A reader goes behind a
+/// writer that waits, even while other readers hold the lock. So neither side starves: a writer
+/// waits for those before it, and a steady stream of readers costs it only the sections that were
+/// running when it came.
+///
+/// What is said there about processes that die, pauses and lost messages holds here, too. A reader
+/// that crashes keeps writers out until its own lease ends, whatever other readers do.
+///
+/// # Other locks of this name
+///
+/// A writer holds the name exactly as a mutex does. Readers exclude every [`Mutex`], `FairMutex`
+/// and [`MutexAll`](crate::MutexAll) of the name, and every program that acquires its key with
+/// `SET NX`; each of these excludes readers. A `Mutex` ignores the queue.
+///
+/// # Fencing tokens
+///
+/// A writer's token is higher than that of every holder before it. A reader has the token of the
+/// last writer before it, which it shares with the other readers. That is what a cache needs: fill
+/// it under a read lock, stamp what you fill in with the token, and reject older stamps.
+///
+/// # Not reentrant
+///
+/// A thread that reads again under its own read guard may wait for ever: for a writer that waits
+/// for the first guard. A debug build logs a warning. A read guard cannot become a write guard,
+/// because two readers who wanted that would wait for each other. Drop it, call
+/// [`write`](Self::write), and look again: if the token is just above the reader's, nobody wrote in
+/// between. A write guard can become a read guard: [`RwLockWriteGuard::downgrade`].
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// let catalogue = client.rw_lock("catalogue");
+/// let reading = catalogue.read()?;
+/// println!("filling the cache, as of token {}", reading.fencing_token());
+/// reading.unlock()?;
+/// if let Some(writing) = catalogue.try_write_for(Duration::from_secs(5))? {
+///     println!("updating under token {}", writing.fencing_token());
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct RwLock {
+    core: Arc<Core>,
+    keys: Arc<RwLockKeys>,
+    reader: Arc<dyn Primitive>,
+    writer: Arc<dyn Primitive>,
+    settings: Settings,
+}
+
+impl RwLock {
+    pub(super) fn new(core: Arc<Core>, reader: Arc<RwLockKeys>, writer: Arc<RwLockKeys>) -> Self {
+        let settings = Settings {
+            // The queue in Redis decides which call is next, not this client.
+            handoffs: Some(0),
+            ..Settings::default()
+        };
+        Self {
+            core,
+            reader: Arc::clone(&reader) as Arc<dyn Primitive>,
+            keys: reader,
+            writer,
+            settings,
+        }
+    }
+}
+
+lock_settings!(RwLock, settings);
+
+/// Reading.
+impl RwLock {
+    /// Acquires the lock for reading, waiting behind all calls that entered the queue earlier.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::lock`], and [`Error::Config`] over a quorum.
+    pub fn read(&self) -> Result<RwLockReadGuard, Error> {
+        let guard = self.acquire_read(WaitLimit::Endless)?;
+        Ok(guard.expect(ENDLESS))
+    }
+
+    /// Acquires the lock for reading if no writer holds it and no call waits; otherwise returns
+    /// `None`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::try_lock`] and [`read`](Self::read).
+    pub fn try_read(&self) -> Result<Option<RwLockReadGuard>, Error> {
+        self.acquire_read(WaitLimit::None)
+    }
+
+    /// Acquires the lock for reading, waiting for at most `limit`; returns `None` if it was not
+    /// granted by then.
+    ///
+    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. A call that gives up
+    /// leaves the queue.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::try_lock_for`] and [`read`](Self::read).
+    pub fn try_read_for(&self, limit: Duration) -> Result<Option<RwLockReadGuard>, Error> {
+        self.acquire_read(wait_limit(limit))
+    }
+
+    /// Acquires the lock for reading like [`try_read_for`](Self::try_read_for), waiting until `at`
+    /// at the latest.
+    ///
+    /// An `at` in the past asks once, like [`try_read`](Self::try_read).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`try_read_for`](Self::try_read_for).
+    pub fn try_read_until(&self, at: time::Instant) -> Result<Option<RwLockReadGuard>, Error> {
+        self.try_read_for(left_until(at))
+    }
+
+    fn acquire_read(&self, limit: WaitLimit) -> Result<Option<RwLockReadGuard>, Error> {
+        self.warn_of_reading_again(limit);
+        Ok(self.acquire(&self.reader, limit)?.map(RwLockReadGuard))
+    }
+
+    /// Warns, in debug builds, of a call that may wait for a writer that waits for this thread.
+    fn warn_of_reading_again(&self, limit: WaitLimit) {
+        let (waiters, name) = (&self.core.runtime.waiters, self.reader.key(0).name);
+        if cfg!(debug_assertions)
+            && !matches!(limit, WaitLimit::None)
+            && waiters.is_held_by_us(name)
+            // Under its own write guard the call waits, which is warned of.
+            && waiters.excludes(name, true).is_none()
+        {
+            logging::warn!(
+                name:% = name;
+                "this thread reads {name} again under its own guard: the call waits for ever if a \
+                 writer waits for that guard"
+            );
+        }
+    }
+}
+
+/// Writing.
+impl RwLock {
+    /// Acquires the lock for writing, waiting behind all calls that entered the queue earlier.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::lock`], and [`Error::Config`] over a quorum.
+    pub fn write(&self) -> Result<RwLockWriteGuard, Error> {
+        let guard = self.acquire_write(WaitLimit::Endless)?;
+        Ok(guard.expect(ENDLESS))
+    }
+
+    /// Acquires the lock for writing if it is free and no call waits; otherwise returns `None`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::try_lock`] and [`write`](Self::write).
+    pub fn try_write(&self) -> Result<Option<RwLockWriteGuard>, Error> {
+        self.acquire_write(WaitLimit::None)
+    }
+
+    /// Acquires the lock for writing, waiting for at most `limit`; returns `None` if it was not
+    /// granted by then.
+    ///
+    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. A call that gives up
+    /// leaves the queue.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::try_lock_for`] and [`write`](Self::write).
+    pub fn try_write_for(&self, limit: Duration) -> Result<Option<RwLockWriteGuard>, Error> {
+        self.acquire_write(wait_limit(limit))
+    }
+
+    /// Acquires the lock for writing like [`try_write_for`](Self::try_write_for), waiting until `at`
+    /// at the latest.
+    ///
+    /// An `at` in the past asks once, like [`try_write`](Self::try_write).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`try_write_for`](Self::try_write_for).
+    pub fn try_write_until(&self, at: time::Instant) -> Result<Option<RwLockWriteGuard>, Error> {
+        self.try_write_for(left_until(at))
+    }
+
+    fn acquire_write(&self, limit: WaitLimit) -> Result<Option<RwLockWriteGuard>, Error> {
+        let guard = self.acquire(&self.writer, limit)?;
+        Ok(guard.map(|guard| RwLockWriteGuard::new(guard, Arc::clone(&self.reader))))
+    }
+
+    fn acquire(
+        &self,
+        keys: &Arc<dyn Primitive>,
+        limit: WaitLimit,
+    ) -> Result<Option<MutexGuard>, Error> {
+        let hold = acquire(&self.core.runtime, keys, &self.settings, limit)?;
+        Ok(hold.map(|hold| MutexGuard::new(Arc::clone(&self.core), hold)))
+    }
+}
+
+const ENDLESS: &str = "without a deadline, only an error ends the wait without the lock";
+
+/// Returns how a call waits that waits for at most `limit`.
+fn wait_limit(limit: Duration) -> WaitLimit {
+    match limit.is_zero() {
+        true => WaitLimit::None,
+        false => WaitLimit::Until(Instant::now().after(limit)),
+    }
+}
+
+/// For operators.
+impl RwLock {
+    /// Asks Redis who holds the lock; returns `None` if it is free.
+    ///
+    /// Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::inspect`], and [`Error::Config`] over a quorum.
+    pub fn inspect(&self) -> Result<Option<RwHolders>, Error> {
+        let deployment = &self.core.runtime.deployment;
+        self.reader.check()?;
+        deployment.check(&self.reader)?;
+        let ask = |until| deployment.call(self.keys.holders(), until, Cap::Counted);
+        Ok(query(&self.core.runtime, has_no_answer, ask)?.holders())
+    }
+
+    /// Returns how many calls wait in the queue, across all processes, readers and writers.
+    ///
+    /// Calls of a [`FairMutex`](crate::FairMutex) of this name count, and for some seconds those of
+    /// processes that died. Returns within the command timeout.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`inspect`](Self::inspect). The call needs the permission `+llen`.
+    pub fn waiting(&self) -> Result<u64, Error> {
+        self.core.runtime.deployment.check(&self.writer)?;
+        let queue = RedisQueue::key(&*self.keys);
+        Ok(self.as_mutex().number(Gauge::Length(queue))?.unwrap_or(0))
+    }
+
+    /// Returns the last fencing token that was drawn, like [`Mutex::last_fencing_token`].
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::last_fencing_token`].
+    pub fn last_fencing_token(&self) -> Result<Option<FencingToken>, Error> {
+        self.as_mutex().last_fencing_token()
+    }
+
+    /// Releases the lock on behalf of its writer or of all its readers, like
+    /// [`Mutex::force_unlock`].
+    ///
+    /// The first calls in the queue are granted the lock.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::force_unlock`].
+    pub fn force_unlock(&self) -> Result<bool, Error> {
+        self.as_mutex().force_unlock()
+    }
+
+    /// The lock of one holder that the name is for operators: its key tells whether it is held.
+    fn as_mutex(&self) -> Mutex {
+        Mutex::new(Arc::clone(&self.core), Arc::clone(&self.writer))
+    }
+}
+
+impl fmt::Debug for RwLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RwLock")
+            .field("name", &self.reader.names)
+            .field("settings", &self.settings)
+            .finish()
+    }
+}

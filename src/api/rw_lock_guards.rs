@@ -1,0 +1,192 @@
+//! The guards of a read-write lock.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+
+use crate::api::guard::MutexGuard;
+use crate::error::Error;
+use crate::holder::HolderId;
+use crate::lock::downgrade::downgrade;
+use crate::lock::release::Unlocked;
+use crate::lost::Lost;
+use crate::name::Name;
+use crate::protocol::primitive::Primitive;
+use crate::token::FencingToken;
+
+/// The guard of a reader. Dropping it releases the lock, which other readers may still hold.
+///
+/// Leases, loss and dropping work as described for [`MutexGuard`]. See [`RwLock`](crate::RwLock).
+///
+/// ```no_run
+/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// let guard = client.rw_lock("catalogue").read()?;
+/// guard.ensure_held()?;
+/// println!("read as of token {}", guard.fencing_token());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "if unused the lock is released at once"]
+#[clippy::has_significant_drop]
+pub struct RwLockReadGuard(pub(super) MutexGuard);
+
+/// The guard of a writer, which holds the lock alone. Dropping it releases the lock.
+///
+/// Leases, loss and dropping work as described for [`MutexGuard`]. See [`RwLock`](crate::RwLock).
+///
+/// ```no_run
+/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// let guard = client.rw_lock("catalogue").write()?;
+/// println!("writing under token {}", guard.fencing_token());
+/// let guard = guard.downgrade(); // other readers come in, no writer in between
+/// guard.unlock()?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use = "if unused the lock is released at once"]
+#[clippy::has_significant_drop]
+pub struct RwLockWriteGuard {
+    guard: MutexGuard,
+    reader: Arc<dyn Primitive>,
+}
+
+impl RwLockReadGuard {
+    /// Returns the fencing token: that of the last writer before this reader.
+    ///
+    /// Readers share it with each other. The next writer's token is higher.
+    pub fn fencing_token(&self) -> FencingToken {
+        self.0.fencing_token()
+    }
+
+    /// Returns the id of the lease, which is a member of the sorted set of readers in Redis.
+    pub fn holder_id(&self) -> &HolderId {
+        self.0.holder_id()
+    }
+
+    fn guard(&self) -> &MutexGuard {
+        &self.0
+    }
+
+    fn into_guard(self) -> MutexGuard {
+        self.0
+    }
+}
+
+impl RwLockWriteGuard {
+    pub(super) fn new(guard: MutexGuard, reader: Arc<dyn Primitive>) -> Self {
+        Self { guard, reader }
+    }
+
+    /// Becomes a reader, without a moment in which another call could write.
+    ///
+    /// The lease is renewed for the full ttl, and keeps its holder id and its token. Readers in
+    /// front of the queue are granted the lock beside it. Returns once Redis has answered, within
+    /// the command timeout.
+    ///
+    /// This cannot fail. If Redis does not answer, every later renewal repeats the request, and
+    /// until one has run, other readers are kept out. Without
+    /// [`auto_renew`](crate::RwLock::auto_renew) that can last until the lease ends. If the lock is
+    /// lost, the new guard says so, as always.
+    pub fn downgrade(self) -> RwLockReadGuard {
+        let Self { guard, reader } = self;
+        downgrade(guard.runtime(), guard.hold(), guard.fencing_token(), reader);
+        RwLockReadGuard(guard)
+    }
+
+    /// Returns the fencing token, which is higher than that of every earlier holder.
+    ///
+    /// Pass it to the resource that the lock protects.
+    pub fn fencing_token(&self) -> FencingToken {
+        self.guard.fencing_token()
+    }
+
+    /// Returns the id of the lease, which is the value of the lock's key in Redis.
+    pub fn holder_id(&self) -> &HolderId {
+        self.guard.holder_id()
+    }
+
+    fn guard(&self) -> &MutexGuard {
+        &self.guard
+    }
+
+    fn into_guard(self) -> MutexGuard {
+        self.guard
+    }
+}
+
+/// Implements the calls that both guards have in common with [`MutexGuard`].
+macro_rules! guard_calls {
+    ($guard:ident) => {
+        impl $guard {
+            /// Returns the lock's name.
+            pub fn name(&self) -> &Name {
+                self.guard().name()
+            }
+
+            /// Returns true only if the lock is certainly held at this moment. Local, no I/O.
+            pub fn is_held(&self) -> bool {
+                self.guard().is_held()
+            }
+
+            /// Returns how long the lock is certainly held without a renewal; `None` if it is lost.
+            ///
+            /// Local, no I/O.
+            pub fn remaining(&self) -> Option<Duration> {
+                self.guard().remaining()
+            }
+
+            /// Returns an error unless the lock is certainly held. Local, no I/O.
+            ///
+            /// # Errors
+            ///
+            /// [`Error::Lost`] if the lock is not certainly held at this moment.
+            pub fn ensure_held(&self) -> Result<(), Error> {
+                self.guard().ensure_held()
+            }
+
+            /// Returns a channel that receives one message when the lock is lost, like
+            /// [`MutexGuard::lost`].
+            pub fn lost(&self) -> Receiver<Lost> {
+                self.guard().lost()
+            }
+
+            /// Renews the lease for the full ttl, now.
+            ///
+            /// # Errors
+            ///
+            /// The errors of [`MutexGuard::renew`].
+            pub fn renew(&self) -> Result<(), Error> {
+                self.guard().renew()
+            }
+
+            /// Sets the lease's ttl, for now and for later renewals, like [`MutexGuard::extend`].
+            ///
+            /// # Errors
+            ///
+            /// The errors of [`MutexGuard::extend`].
+            pub fn extend(&self, ttl: Duration) -> Result<(), Error> {
+                self.guard().extend(ttl)
+            }
+
+            /// Releases the lock and reports whether it was still held.
+            ///
+            /// Returns within the command timeout.
+            ///
+            /// # Errors
+            ///
+            /// The errors of [`MutexGuard::unlock`].
+            pub fn unlock(self) -> Result<Unlocked, Error> {
+                self.into_guard().unlock()
+            }
+        }
+
+        impl fmt::Debug for $guard {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.guard().fmt_as(stringify!($guard), f)
+            }
+        }
+    };
+}
+
+guard_calls!(RwLockReadGuard);
+guard_calls!(RwLockWriteGuard);

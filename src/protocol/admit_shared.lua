@@ -1,0 +1,97 @@
+-- The admission to a read-write lock: one writer, or any number of readers. Prepended to the
+-- scripts of its queue, in place of admit_lock.lua, behind readers.lua.
+-- KEYS[1] lock, KEYS[2] fence, KEYS[5] readers
+-- A waiter that wants `r` reads. Any other writes, and wants a block of fencing tokens, given by
+-- its size.
+
+-- Whether `draw` made up the token of a reader, which `store` must then keep.
+local is_drawn
+
+-- Returns whether a waiter with this want fits; without one, whether any waiter can.
+local function fits(want)
+  if holder then return holder == MARK and (not want or want == 'r') end
+  return not want or want == 'r' or tonumber(want) ~= nil
+end
+
+-- Returns a reader's token, or the first token of the next block of a writer. Otherwise nil and an
+-- error: BADFENCE if the fence holds no integer that, with the block, is below 2^53.
+-- A reader has the last token drawn, that of the writer before it. Without one it draws.
+local function draw(want)
+  local more = want == 'r' and 0 or want - 1
+  local last, bad = last_token(KEYS[2], '', more)
+  if bad then return nil, bad end
+  is_drawn = want == 'r' and (last or 0) == 0
+  if want == 'r' and not is_drawn then return last end
+  return math.max(micros, (last or 0) + 1)
+end
+
+-- Keeps the last token of a block in the fence; returns an error if Redis refuses.
+local function store(last)
+  local kept = redis.pcall('SET', KEYS[2], last, 'EX', '86400')
+  is_drawn = false
+  if kept.err then return kept end
+end
+
+-- Makes a client a holder for this many ms, under a token from `draw`. Returns an error if it is no
+-- holder.
+local function hold(id, want, ms, token)
+  local bad
+  if want ~= 'r' then
+    bad = store(token + want - 1)
+  elseif is_drawn then
+    -- The next writer's token must be above it.
+    bad = store(token)
+  end
+  if bad then return bad end
+  if want == 'r' then
+    join(id, now + ms)
+  else
+    redis.call('SET', KEYS[1], id, 'PX', ms)
+    holder = id
+  end
+end
+
+-- Returns the token of the client if it holds the lock; nil if it does not; nil and an error.
+local function held(id)
+  if holder ~= id and not (holder == MARK and redis.call('ZSCORE', KEYS[5], id)) then
+    return nil
+  end
+  -- The last token drawn is the holder's. If someone deleted the fence, a new token serves.
+  local token, bad = draw('r')
+  if is_drawn and not bad then bad = store(token) end
+  if bad then return nil, bad end
+  return token
+end
+
+-- Ends the client's hold, as a writer or as a reader, and returns whether it had one. The lock key
+-- stays until `left`: a grant replaces it.
+local function take_out(id)
+  if holder == MARK and id ~= MARK then
+    if redis.call('ZREM', KEYS[5], id) == 0 then return false end
+    if redis.call('EXISTS', KEYS[5]) == 0 then holder = nil end
+    return true
+  end
+  local value = holder
+  -- A forced release names a longer value as the inspect script does: by its start and its digest.
+  if value and #id > 1088 and #value > 1088 then
+    value = string.sub(value, 1, 1088) .. redis.sha1hex(value)
+  end
+  if not value or value ~= id then return false end
+  holder = nil
+  return true
+end
+
+-- Frees the lock after `take_out` unless others hold it or it was granted since, and announces
+-- that.
+local function left(channel, id)
+  if holder then return end
+  redis.call('DEL', KEYS[1])
+  -- A user without the PUBLISH permission can still release.
+  redis.pcall('PUBLISH', channel, id)
+end
+
+-- Returns in how many ms the lock expires: -1 without an expiry, -2 if it is free.
+local function soonest()
+  return redis.call('PTTL', KEYS[1])
+end
+

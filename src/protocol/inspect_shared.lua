@@ -1,0 +1,23 @@
+-- Reads the holders of a read-write lock.
+-- KEYS[1] lock, KEYS[2] fence, KEYS[3] readers
+-- Free: nil. A writer: {value, ttl in ms or -1, last fencing token or nil}, as inspect.lua.
+-- Readers: {their mark, ttl of the last of them, last fencing token or nil, holder id, ttl, ...}.
+local holder = redis.call('GET', KEYS[1])
+if not holder then return false end
+local mark = holder == 'leasehold:readers'
+-- A foreign value can be megabytes long. No holder id is longer than this.
+if #holder > 1088 then holder = string.sub(holder, 1, 1088) .. redis.sha1hex(holder) end
+-- A token has at most 16 digits: with a seventeenth it is none.
+local fence = redis.pcall('GET', KEYS[2])
+fence = type(fence) == 'string' and string.sub(fence, 1, 17)
+local reply = {holder, redis.call('PTTL', KEYS[1]), fence}
+if not mark then return reply end
+read_clock()
+local members = redis.call('ZRANGEBYSCORE', KEYS[3], now, '+inf', 'WITHSCORES')
+if #members == 0 then return false end
+for n = 1, #members, 2 do
+  reply[#reply + 1] = string.sub(members[n], 1, 1088)
+  -- Another program may have written any score; a ttl is an integer that is not negative.
+  reply[#reply + 1] = math.floor(math.min(members[n + 1] - now, 9007199254740991))
+end
+return reply

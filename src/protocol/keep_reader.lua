@@ -1,0 +1,23 @@
+-- Shared by the scripts that renew a reader; prepended to each of them, behind readers.lua.
+-- Sets the ttl of a reader's lease. A writer becomes a reader: its downgrade may not have run.
+-- Returns what renew.lua returns.
+local function keep(id, ttl, may_shorten)
+  read_clock()
+  local till = now + ttl
+  if holder == id then
+    -- Not before its end as a writer, which the client may count on.
+    join(id, math.max(till, now + redis.call('PTTL', KEYS[1])))
+    return 1
+  end
+  local before = holder == MARK and redis.call('ZSCORE', readers, id)
+  if before then
+    join(id, may_shorten and till or math.max(till, tonumber(before)))
+    return 1
+  end
+  -- A write that changes nothing that counts: a server that has become a replica replies READONLY,
+  -- not "not yours". Under the mark, `settle` was one.
+  if holder ~= MARK then redis.call('DEL', readers) end
+  -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
+  return holder and string.sub(holder, 1, 1088) or 0
+end
+

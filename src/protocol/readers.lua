@@ -1,0 +1,38 @@
+-- The readers of a read-write lock; prepended to its scripts.
+-- KEYS[1] lock: the value of a writer, or this mark while readers hold
+-- The last of KEYS: the readers, a sorted set from holder id to the end of its lease, in ms
+-- The lock key decides who holds. The readers count only while it contains the mark, and a new mark
+-- begins without readers: a reader whose mark was deleted must not hold again under the next one.
+-- The mark keeps out every program that acquires the lock with SET NX. It ends with the reader that
+-- ends last, and so does the set.
+local MARK = 'leasehold:readers'
+local readers = KEYS[#KEYS]
+
+-- The value of the lock key; false or nil if the lock is free.
+local holder
+
+-- Reads who holds the lock, and drops the readers whose lease has ended.
+local function settle()
+  holder = redis.call('GET', KEYS[1])
+  if holder ~= MARK then return end
+  read_clock()
+  redis.call('ZREMRANGEBYSCORE', readers, '-inf', '(' .. now)
+  if redis.call('EXISTS', readers) == 0 then
+    redis.call('DEL', KEYS[1])
+    holder = nil
+  end
+end
+
+-- Makes a client a reader until `till`, in ms.
+local function join(id, till)
+  local is_new = holder ~= MARK
+  if is_new then redis.call('DEL', readers) end
+  redis.call('ZADD', readers, till, id)
+  -- Never nearer: the other readers need the mark, too.
+  if is_new or redis.call('PTTL', KEYS[1]) < till - now then
+    redis.call('SET', KEYS[1], MARK, 'PXAT', till)
+    redis.call('PEXPIREAT', readers, till)
+  end
+  holder = MARK
+end
+

@@ -1,0 +1,690 @@
+//! Promise: a read-write lock has one writer or several readers, in the order in which they came.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::Instant;
+
+use leasehold::{
+    Client, Error, FairMutex, FencingToken, Lost, MutexGuard, RwHolders, RwLock, RwLockReadGuard,
+    RwLockWriteGuard, Unlocked,
+};
+use support::fair::{
+    PATIENCE, holder, lock_in_turn, refresh_count, unlock, wait_for_queue_length, wait_for_refresh,
+    wait_until_only_fences_remain,
+};
+use support::{
+    Child, Cluster, ClusterSetup, Counters, Sentinels, Server, Setup, counter_with, eventually,
+    let_pass, log_records_about, ms, parameter,
+};
+
+support::roles![write_counter, mixed_counter, reader_and_writer];
+
+support::tests![
+    readers_share_the_lock_and_exclude_a_writer,
+    readers_of_one_client_and_of_others_hold_together,
+    own_guard_answers_only_where_redis_would_refuse,
+    waiting_calls_are_granted_in_order_and_neighbouring_readers_together,
+    stream_of_readers_does_not_starve_a_writer,
+    stream_of_writers_does_not_starve_a_reader,
+    writers_of_many_processes_count_exactly,
+    read_write_fair_and_plain_locks_count_exactly_together,
+    readers_and_writers_of_many_processes_never_overlap,
+    readers_and_other_locks_of_the_name_exclude_each_other,
+    foreign_lock_and_readers_exclude_each_other,
+    reader_behind_a_fair_lock_is_granted_by_its_release,
+    fair_lock_behind_readers_is_granted_by_the_last_of_them,
+    fair_and_shared_waiters_of_one_client_keep_to_their_own_scripts,
+    tokens_tell_what_a_reader_has_seen,
+    reader_without_a_fence_draws_a_token_and_keeps_it,
+    downgrade_lets_readers_in_and_keeps_writers_out,
+    downgraded_lease_is_renewed_and_released_as_a_readers,
+    inspection_shows_the_writer_or_every_reader,
+    forced_release_ends_the_leases_of_all_readers,
+    reading_again_under_an_own_guard_is_warned_of,
+    read_write_lock_over_a_quorum_is_an_error,
+    read_write_lock_is_granted_with_sentinel,
+    read_write_lock_is_granted_in_a_cluster
+];
+
+const READERS: &str = "leasehold:readers:{lock:a}";
+
+const FENCE: &str = "leasehold:fence:{lock:a}";
+
+fn client(url: &str) -> Client {
+    Client::open(url).unwrap()
+}
+
+fn rw(server: &Server) -> RwLock {
+    client(&server.url()).rw_lock("a")
+}
+
+fn fair(server: &Server) -> FairMutex {
+    client(&server.url()).fair_mutex("a")
+}
+
+#[track_caller]
+fn end_read(guard: RwLockReadGuard) {
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+#[track_caller]
+fn end_write(guard: RwLockWriteGuard) {
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+fn read_in_turn(lock: &RwLock) -> RwLockReadGuard {
+    let guard = lock.try_read_for(PATIENCE).unwrap();
+    guard.expect("the reader gets its turn")
+}
+
+fn write_in_turn(lock: &RwLock) -> RwLockWriteGuard {
+    let guard = lock.try_write_for(PATIENCE).unwrap();
+    guard.expect("the writer gets its turn")
+}
+
+/// Starts a thread that waits for the lock, and returns once it is in the queue.
+fn spawn_waiting<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    server: &Server,
+    wait: impl FnOnce() -> T + Send + 'scope,
+) -> ScopedJoinHandle<'scope, T> {
+    let before = support::fair::queue_length(server);
+    let waiting = scope.spawn(wait);
+    wait_for_queue_length(server, before + 1);
+    waiting
+}
+
+fn write_counter() {
+    counter_with(|client| Box::new(client.rw_lock("a")));
+}
+
+fn mixed_counter() {
+    counter_with(|client| match std::process::id() % 3 {
+        0 => Box::new(client.fair_mutex("a")),
+        1 => Box::new(client.mutex("a")),
+        _ => Box::new(client.rw_lock("a")),
+    });
+}
+
+const COUNTERS: Counters = Counters {
+    processes: 6,
+    threads: 3,
+    rounds: 30,
+};
+
+fn writers_of_many_processes_count_exactly() {
+    let server = Server::start();
+    COUNTERS.count_exactly_as("rw_lock::write_counter", &[server.url()], &server);
+}
+
+fn read_write_fair_and_plain_locks_count_exactly_together() {
+    let server = Server::start();
+    COUNTERS.count_exactly_as("rw_lock::mixed_counter", &[server.url()], &server);
+}
+
+fn readers_share_the_lock_and_exclude_a_writer() {
+    let server = Server::start();
+    let (one, two) = (rw(&server), rw(&server));
+    let first = one.read().unwrap();
+    let second = two.try_read().unwrap().expect("readers share");
+    assert!(two.try_write().unwrap().is_none());
+    assert!(two.try_write_for(ms(50)).unwrap().is_none());
+    let soon = || Instant::now() + ms(50);
+    assert!(one.try_write_until(soon()).unwrap().is_none());
+    assert_eq!(holder(&server).unwrap(), "leasehold:readers");
+    // The calls that gave up leave the queue in the background.
+    wait_for_queue_length(&server, 0);
+    end_read(first);
+    assert!(two.try_write().unwrap().is_none());
+    end_read(second);
+    let writing = one.try_write().unwrap().expect("the lock is free");
+    assert_eq!(holder(&server).unwrap(), writing.holder_id().as_str());
+    assert!(two.try_read().unwrap().is_none() && two.try_write().unwrap().is_none());
+    assert!(two.try_read_for(ms(50)).unwrap().is_none());
+    assert!(two.try_read_until(soon()).unwrap().is_none());
+    end_write(writing);
+    wait_until_only_fences_remain(&server);
+}
+
+fn readers_of_one_client_and_of_others_hold_together() {
+    let server = Server::start();
+    let (client, other) = (client(&server.url()), rw(&server));
+    let lock = client.rw_lock("a").ttl(ms(3_000)).renew_every(ms(200));
+    let mut guards: Vec<_> = (0..5).map(|_| lock.read().unwrap()).collect();
+    guards.push(other.read().unwrap());
+    // Each lease is renewed several times.
+    let_pass(ms(1_000));
+    assert!(guards.iter().all(RwLockReadGuard::is_held));
+    assert!(client.stats().totals.renewals_ok > 5);
+    assert_eq!(client.stats().totals.lost(), 0);
+    for (left, guard) in guards.into_iter().enumerate().rev() {
+        assert!(guard.is_held());
+        end_read(guard);
+        assert_eq!(lock.try_write().unwrap().is_some(), left == 0);
+    }
+    wait_until_only_fences_remain(&server);
+}
+
+/// A write under an own guard, and a read under an own write guard, need no trip.
+fn own_guard_answers_only_where_redis_would_refuse() {
+    let server = Server::start();
+    let lock = rw(&server);
+    let calls = || server.calls(&["evalsha", "eval"]);
+    let reading = lock.read().unwrap();
+    let before = calls();
+    assert!(lock.try_write().unwrap().is_none());
+    assert_eq!(calls(), before);
+    let again = lock.try_read().unwrap().expect("readers share");
+    assert!(calls() > before);
+    end_read(again);
+    end_read(reading);
+    let writing = lock.write().unwrap();
+    let before = calls();
+    assert!(lock.try_read().unwrap().is_none() && lock.try_write().unwrap().is_none());
+    assert_eq!(calls(), before);
+    let reading = writing.downgrade();
+    end_read(lock.try_read().unwrap().expect("readers share"));
+    assert!(reading.is_held());
+    end_read(reading);
+}
+
+/// Enters: a reader, a writer, two readers, a writer. Each group gets the lock as a whole.
+fn waiting_calls_are_granted_in_order_and_neighbouring_readers_together() {
+    let server = Server::start();
+    let writing = rw(&server).write().unwrap();
+    let read = || read_in_turn(&rw(&server));
+    let write = || write_in_turn(&rw(&server));
+    thread::scope(|scope| {
+        let first = spawn_waiting(scope, &server, read);
+        let second = spawn_waiting(scope, &server, write);
+        let third = [(); 2].map(|()| spawn_waiting(scope, &server, read));
+        let fourth = spawn_waiting(scope, &server, write);
+        end_write(writing);
+        let first = first.join().unwrap();
+        wait_for_queue_length(&server, 4);
+        assert!(
+            rw(&server).try_read().unwrap().is_none(),
+            "behind the writer that waits"
+        );
+        end_read(first);
+        let second = second.join().unwrap();
+        wait_for_queue_length(&server, 3);
+        end_write(second);
+        let third = third.map(|reader| reader.join().unwrap());
+        assert!(third.iter().all(RwLockReadGuard::is_held));
+        wait_for_queue_length(&server, 1);
+        third.into_iter().for_each(end_read);
+        end_write(fourth.join().unwrap());
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+fn stream_of_readers_does_not_starve_a_writer() {
+    let server = Server::start();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let lock = rw(&server);
+                while !is_over.load(Ordering::Relaxed) {
+                    let guard = lock.read().unwrap();
+                    // So that some reader holds the lock at any time.
+                    let_pass(ms(5));
+                    end_read(guard);
+                }
+            });
+        }
+        let lock = rw(&server);
+        for _ in 0..10 {
+            end_write(write_in_turn(&lock));
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+fn stream_of_writers_does_not_starve_a_reader() {
+    let server = Server::start();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let lock = rw(&server);
+                while !is_over.load(Ordering::Relaxed) {
+                    end_write(lock.write().unwrap());
+                }
+            });
+        }
+        let lock = rw(&server);
+        for _ in 0..10 {
+            end_read(read_in_turn(&lock));
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+/// Enters the protected resource as a reader or as a writer, and counts broken promises.
+const ENTER: &str = "
+local token, kind = tonumber(ARGV[1]), ARGV[2]
+local function newest(of) return tonumber(redis.call('GET', of) or 0) end
+local alone = kind == 'writers' or newest('writers') > 0
+if alone and newest('readers') + newest('writers') > 0 then redis.call('INCR', 'overlaps') end
+local late = token < newest('token of writers')
+if kind == 'writers' then
+  late = late or token <= math.max(newest('token of writers'), newest('token of readers'))
+end
+if late then redis.call('INCR', 'late') end
+redis.call('SET', 'token of ' .. kind, string.format('%.0f', token))
+redis.call('INCR', kind)
+redis.call('INCR', 'entered by ' .. kind)
+";
+
+/// A child's role: reads and writes in turns, and reports each entry to the resource.
+fn reader_and_writer() {
+    let witness = redis::Client::open(parameter("WITNESS")).unwrap();
+    let lock = client(&parameter("URL")).rw_lock("a");
+    let enter = |kind: &str, token: FencingToken, redis: &mut redis::Connection| {
+        let mut eval = redis::cmd("EVAL");
+        eval.arg(ENTER).arg(0).arg(token.value()).arg(kind);
+        eval.exec(redis).unwrap();
+    };
+    let leave = |kind: &str, redis: &mut redis::Connection| {
+        redis::cmd("DECR").arg(kind).exec(redis).unwrap();
+    };
+    thread::scope(|scope| {
+        for thread in 0..3 {
+            let (lock, witness) = (lock.clone(), witness.clone());
+            scope.spawn(move || {
+                let mut redis = witness.get_connection().unwrap();
+                for n in 0..40 {
+                    if (n + thread) % 4 > 0 {
+                        let guard = lock.read().unwrap();
+                        enter("readers", guard.fencing_token(), &mut redis);
+                        leave("readers", &mut redis);
+                        end_read(guard);
+                        continue;
+                    }
+                    let guard = lock.write().unwrap();
+                    enter("writers", guard.fencing_token(), &mut redis);
+                    leave("writers", &mut redis);
+                    if n % 8 > 0 {
+                        end_write(guard);
+                        continue;
+                    }
+                    let guard = guard.downgrade();
+                    enter("readers", guard.fencing_token(), &mut redis);
+                    leave("readers", &mut redis);
+                    end_read(guard);
+                }
+            });
+        }
+    });
+}
+
+/// Also over downgrades: no writer beside others, and tokens in the order of the phases.
+fn readers_and_writers_of_many_processes_never_overlap() {
+    let (server, witness) = (Server::start(), Server::start());
+    let parameters = [("URL", &*server.url()), ("WITNESS", &*witness.url())];
+    let children: Vec<_> = (0..4)
+        .map(|_| Child::spawn("rw_lock::reader_and_writer", &parameters))
+        .collect();
+    for child in children {
+        child.wait().succeeded();
+    }
+    let number = |key: &str| {
+        witness
+            .get(key)
+            .map(|text| String::from_utf8(text).unwrap())
+    };
+    assert_eq!(number("overlaps"), None);
+    assert_eq!(number("late"), None);
+    assert_eq!(number("entered by writers"), Some("120".to_owned()));
+    wait_until_only_fences_remain(&server);
+}
+
+fn readers_and_other_locks_of_the_name_exclude_each_other() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let (lock, plain, fair) = (rw(&server), client.mutex("a"), client.fair_mutex("a"));
+    let all = client.mutex_all(["a", "b"]);
+    let reading = lock.read().unwrap();
+    assert!(plain.try_lock().unwrap().is_none() && fair.try_lock().unwrap().is_none());
+    assert!(all.try_lock().unwrap().is_none());
+    let seen = plain.inspect().unwrap().expect("it is held");
+    assert!(seen.is_shared() && seen.owner().is_none());
+    assert!(seen.remaining().is_some_and(|left| left > ms(1)));
+    assert!(client.list("").unwrap()[0].holder().is_shared());
+    end_read(reading);
+    let assert_excluded_by = |guard: MutexGuard| {
+        assert!(lock.try_read().unwrap().is_none() && lock.try_write().unwrap().is_none());
+        assert!(!plain.inspect().unwrap().unwrap().is_shared());
+        unlock(guard);
+    };
+    assert_excluded_by(plain.lock().unwrap());
+    assert_excluded_by(fair.lock().unwrap());
+    let both = all.lock().unwrap();
+    assert!(lock.try_read().unwrap().is_none());
+    assert_eq!(both.unlock().unwrap(), Unlocked::Released);
+    wait_until_only_fences_remain(&server);
+}
+
+/// Another program that acquires with `SET NX PX`.
+fn foreign_lock_and_readers_exclude_each_other() {
+    let server = Server::start();
+    let lock = rw(&server);
+    let set_nx = || {
+        let mut set = redis::cmd("SET");
+        set.arg(&["lock:a", "another program", "NX", "PX", "60000"]);
+        set.query::<Option<String>>(&mut server.connection())
+            .unwrap()
+    };
+    let reading = lock.read().unwrap();
+    let second = lock.read().unwrap();
+    assert_eq!(set_nx(), None);
+    end_read(reading);
+    assert_eq!(set_nx(), None, "one reader is left");
+    end_read(second);
+    assert!(set_nx().is_some());
+    assert!(lock.try_read().unwrap().is_none() && lock.try_write().unwrap().is_none());
+    let seen = lock.inspect().unwrap();
+    assert!(matches!(&seen, Some(RwHolders::Writer(other)) if other.value() == b"another program"));
+    server.run("DEL", &["lock:a"]);
+    let writing = lock.write().unwrap();
+    assert_eq!(set_nx(), None);
+    let reading = writing.downgrade();
+    assert_eq!(set_nx(), None);
+    end_read(reading);
+    assert!(set_nx().is_some());
+}
+
+/// The fair lock's scripts cannot admit a reader: they free the lock and announce it.
+fn reader_behind_a_fair_lock_is_granted_by_its_release() {
+    let server = Server::start();
+    let guard = fair(&server).lock().unwrap();
+    let waiter = client(&server.url());
+    let lock = waiter.rw_lock("a");
+    thread::scope(|scope| {
+        let reading = spawn_waiting(scope, &server, || read_in_turn(&lock));
+        server.wait_until_waiter_sleeps("lock_release:a");
+        let writing = spawn_waiting(scope, &server, || lock_in_turn(&fair(&server)));
+        let before = wait_for_refresh(&waiter);
+        let token = guard.fencing_token();
+        unlock(guard);
+        let reading = reading.join().unwrap();
+        assert_eq!(
+            refresh_count(&waiter),
+            before,
+            "the message woke the reader"
+        );
+        assert_eq!(reading.fencing_token(), token);
+        end_read(reading);
+        unlock(writing.join().unwrap());
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+fn fair_lock_behind_readers_is_granted_by_the_last_of_them() {
+    let server = Server::start();
+    let readers = [(); 2].map(|()| rw(&server).read().unwrap());
+    let waiter = client(&server.url());
+    let mutex = waiter.fair_mutex("a");
+    thread::scope(|scope| {
+        let waiting = spawn_waiting(scope, &server, || lock_in_turn(&mutex));
+        server.wait_until_waiter_sleeps("lock_release:a");
+        let token = readers[0].fencing_token();
+        let before = wait_for_refresh(&waiter);
+        readers.into_iter().for_each(end_read);
+        let guard = waiting.join().unwrap();
+        assert_eq!(refresh_count(&waiter), before, "the grant woke the call");
+        assert!(guard.fencing_token() > token);
+        unlock(guard);
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+/// Calls of both kinds wait in one client: each kind is refreshed by its own script.
+fn fair_and_shared_waiters_of_one_client_keep_to_their_own_scripts() {
+    let server = Server::start();
+    let writing = rw(&server).write().unwrap();
+    let client = client(&server.url());
+    let (lock, mutex) = (client.rw_lock("a"), client.fair_mutex("a"));
+    thread::scope(|scope| {
+        let reading = spawn_waiting(scope, &server, || read_in_turn(&lock));
+        let fair = spawn_waiting(scope, &server, || lock_in_turn(&mutex));
+        let again = spawn_waiting(scope, &server, || read_in_turn(&lock));
+        wait_for_refresh(&client);
+        wait_for_refresh(&client);
+        wait_for_queue_length(&server, 3);
+        end_write(writing);
+        end_read(reading.join().unwrap());
+        unlock(fair.join().unwrap());
+        end_read(again.join().unwrap());
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+fn tokens_tell_what_a_reader_has_seen() {
+    let server = Server::start();
+    let lock = rw(&server);
+    let mut last = None;
+    for _ in 0..3 {
+        let writing = lock.write().unwrap();
+        let written = writing.fencing_token();
+        assert!(Some(written) > last);
+        end_write(writing);
+        let readers = [(); 2].map(|()| lock.read().unwrap());
+        assert!(
+            readers
+                .iter()
+                .all(|reader| reader.fencing_token() == written)
+        );
+        readers.into_iter().for_each(end_read);
+        last = Some(written);
+    }
+    let writing = lock.write().unwrap();
+    let written = writing.fencing_token();
+    let reading = writing.downgrade();
+    assert_eq!(reading.fencing_token(), written);
+    end_read(reading);
+    assert_eq!(lock.last_fencing_token().unwrap(), Some(written));
+}
+
+fn reader_without_a_fence_draws_a_token_and_keeps_it() {
+    let server = Server::start();
+    let lock = rw(&server);
+    for fence in [None, Some("0")] {
+        server.run("DEL", &[FENCE]);
+        if let Some(value) = fence {
+            server.run("SET", &[FENCE, value]);
+        }
+        let readers = [(); 2].map(|()| lock.read().unwrap());
+        let read = readers[0].fencing_token();
+        assert_eq!(readers[1].fencing_token(), read);
+        assert_eq!(lock.last_fencing_token().unwrap(), Some(read));
+        readers.into_iter().for_each(end_read);
+        let writing = lock.write().unwrap();
+        assert!(writing.fencing_token() > read);
+        end_write(writing);
+    }
+    server.run("SET", &[FENCE, "x"]);
+    assert!(matches!(lock.try_read(), Err(Error::BadFence { .. })));
+    assert!(server.get("lock:a").is_none() && !server.keys().contains(&READERS.into()));
+}
+
+fn downgrade_lets_readers_in_and_keeps_writers_out() {
+    let server = Server::start();
+    let writing = rw(&server).write().unwrap();
+    thread::scope(|scope| {
+        let reading = spawn_waiting(scope, &server, || read_in_turn(&rw(&server)));
+        let next = spawn_waiting(scope, &server, || write_in_turn(&rw(&server)));
+        let id = writing.holder_id().clone();
+        let downgraded = writing.downgrade();
+        assert_eq!(*downgraded.holder_id(), id);
+        let reading = reading.join().unwrap();
+        assert!(downgraded.is_held() && reading.is_held());
+        wait_for_queue_length(&server, 1);
+        end_read(downgraded);
+        assert!(reading.is_held());
+        end_read(reading);
+        end_write(next.join().unwrap());
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+fn downgraded_lease_is_renewed_and_released_as_a_readers() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let lock = client.rw_lock("a").ttl(ms(3_000)).renew_every(ms(100));
+    let guard = lock.write().unwrap().downgrade();
+    let renewed = client.stats().totals.renewals_ok;
+    eventually(PATIENCE, || client.stats().totals.renewals_ok > renewed + 3);
+    assert!(guard.is_held());
+    guard.renew().unwrap();
+    guard.extend(ms(60_000)).unwrap();
+    assert!(server.pttl("lock:a") > 30_000 && guard.remaining().unwrap() > ms(30_000));
+    guard.extend(ms(5_000)).unwrap();
+    assert!(guard.remaining().unwrap() <= ms(5_000));
+    assert!(server.pttl("lock:a") > 30_000, "the mark never ends sooner");
+    let Some(RwHolders::Readers(readers)) = lock.inspect().unwrap() else {
+        panic!("not read");
+    };
+    assert!(readers[0].remaining().unwrap() <= ms(5_000));
+    end_read(guard);
+    wait_until_only_fences_remain(&server);
+}
+
+fn inspection_shows_the_writer_or_every_reader() {
+    let server = Server::start();
+    let lock = rw(&server);
+    assert!(lock.inspect().unwrap().is_none());
+    let writing = lock.write().unwrap();
+    let seen = lock.inspect().unwrap();
+    let Some(RwHolders::Writer(writer)) = seen else {
+        panic!("{seen:?}");
+    };
+    assert_eq!(writer.holder_id(), Some(writing.holder_id()));
+    let token = writing.fencing_token();
+    end_write(writing);
+    let short = lock.clone().ttl(ms(20_000)).read().unwrap();
+    let long = lock.clone().ttl(ms(90_000)).read().unwrap();
+    let seen = lock.inspect().unwrap();
+    let Some(RwHolders::Readers(readers)) = seen else {
+        panic!("{seen:?}");
+    };
+    let ids: Vec<_> = readers
+        .iter()
+        .filter_map(|reader| reader.holder_id())
+        .collect();
+    assert_eq!(ids, [short.holder_id(), long.holder_id()]);
+    assert!(readers[0].remaining().unwrap() <= ms(20_000));
+    assert!(readers[1].remaining().unwrap() > ms(20_000));
+    assert!(
+        readers
+            .iter()
+            .all(|reader| reader.fencing_token() == Some(token))
+    );
+    assert_eq!(lock.waiting().unwrap(), 0);
+    end_read(short);
+    end_read(long);
+}
+
+fn forced_release_ends_the_leases_of_all_readers() {
+    for plain in [false, true] {
+        let server = Server::start();
+        let (lock, operator) = (rw(&server), client(&server.url()));
+        let readers = [(); 2].map(|()| lock.read().unwrap());
+        let forced = match plain {
+            true => operator.mutex("a").force_unlock(),
+            false => operator.rw_lock("a").force_unlock(),
+        };
+        assert!(forced.unwrap());
+        assert!(!operator.rw_lock("a").force_unlock().unwrap());
+        let writing = operator.rw_lock("a").write().unwrap();
+        for reader in readers {
+            assert!(matches!(reader.renew(), Err(Error::Lost(Lost::Taken))));
+            assert!(matches!(reader.unlock(), Ok(Unlocked::AlreadyLost(_))));
+        }
+        end_write(writing);
+        let reading = lock.read().unwrap();
+        assert!(operator.mutex("a").inspect().unwrap().unwrap().is_shared());
+        end_read(reading);
+    }
+}
+
+fn reading_again_under_an_own_guard_is_warned_of() {
+    let server = Server::start();
+    let lock = client(&server.url()).rw_lock("read again");
+    let other = thread::scope(|scope| scope.spawn(|| lock.read().unwrap()).join().unwrap());
+    let reading = lock.read().unwrap();
+    end_read(other);
+    assert_eq!(log_records_about("reads read again again").len(), 0);
+    end_read(lock.try_read().unwrap().unwrap());
+    assert_eq!(log_records_about("reads read again again").len(), 0);
+    end_read(lock.read().unwrap());
+    let warned = usize::from(cfg!(debug_assertions));
+    assert_eq!(log_records_about("reads read again again").len(), warned);
+    assert!(lock.try_write_for(ms(50)).unwrap().is_none());
+    let waits = log_records_about("waits for read again, which it locked itself");
+    assert_eq!(waits.len(), warned);
+    end_read(reading);
+}
+
+fn read_write_lock_over_a_quorum_is_an_error() {
+    let server = Server::start();
+    let lock = Client::quorum([server.url()]).unwrap().rw_lock("a");
+    let answers = [
+        lock.read().map(drop),
+        lock.try_read().map(drop),
+        lock.write().map(drop),
+        lock.try_write().map(drop),
+        lock.inspect().map(drop),
+    ];
+    for answer in answers {
+        let error = answer.unwrap_err();
+        assert!(
+            matches!(&error, Error::Config(why) if why.contains("quorum")),
+            "{error:?}"
+        );
+    }
+    assert!(server.keys().is_empty());
+}
+
+fn read_write_lock_is_granted_with_sentinel() {
+    let sentinels = Sentinels::start(Setup::steady());
+    let server = sentinels.first_master();
+    let lock = || client(&sentinels.url()).rw_lock("a");
+    let writing = lock().write().unwrap();
+    thread::scope(|scope| {
+        let reading = spawn_waiting(scope, server, || read_in_turn(&lock()));
+        end_write(writing);
+        end_read(reading.join().unwrap());
+    });
+    wait_until_only_fences_remain(server);
+}
+
+fn read_write_lock_is_granted_in_a_cluster() {
+    let cluster = Cluster::with(ClusterSetup::steady(3, 0));
+    let (one, two) = (client(&cluster.url()), client(&cluster.url()));
+    for node in 0..3 {
+        let name = cluster.name_owned_by("shared", node);
+        let (one, two) = (one.rw_lock(&*name), two.rw_lock(&*name));
+        let writing = one.write().unwrap();
+        assert!(two.try_read().unwrap().is_none());
+        thread::scope(|scope| {
+            let readers = [(); 2].map(|()| scope.spawn(|| read_in_turn(&two)));
+            eventually(PATIENCE, || one.waiting().unwrap() == 2);
+            let writing = writing.downgrade();
+            let readers = readers.map(|reader| reader.join().unwrap());
+            assert!(
+                matches!(one.inspect().unwrap(), Some(RwHolders::Readers(all)) if all.len() == 3)
+            );
+            end_read(writing);
+            readers.into_iter().for_each(end_read);
+        });
+        end_write(two.write().unwrap());
+        wait_until_only_fences_remain(cluster.node(node));
+    }
+    let error = one.rw_lock("a}b").read().unwrap_err();
+    assert!(matches!(error, Error::Config(_)));
+}

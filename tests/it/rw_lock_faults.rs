@@ -1,0 +1,331 @@
+//! Promise: what a read-write lock promises holds although replies are lost, keys are deleted, and
+//! processes and servers fail.
+
+use std::thread;
+
+use leasehold::{Client, ClientBuilder, Error, Lost, RwHolders, RwLock, RwLockReadGuard, Unlocked};
+use support::fair::{
+    PATIENCE, holder, queue_length, wait_for_queue_length, wait_until_only_fences_remain,
+};
+use support::{
+    Child, Cluster, ClusterSetup, Proxy, Sentinels, Server, Setup, Traffic, builder, client,
+    eventually, ms, parameter, tell_parent,
+};
+
+support::roles![reader];
+
+support::tests![
+    downgrade_without_a_reply_has_run_all_the_same,
+    downgrade_that_did_not_run_is_repeated_by_a_renewal,
+    downgrade_on_a_closed_connection_is_repeated_at_once,
+    downgrade_without_renewal_keeps_others_out_until_its_release,
+    deletion_of_the_mark_alone_ends_every_reader,
+    deletion_of_the_readers_alone_ends_every_reader,
+    displaced_reader_does_not_hold_again_under_a_new_mark,
+    killed_reader_ends_alone_while_others_renew,
+    expired_reader_and_expired_writer_let_the_next_in,
+    reader_that_is_stopped_for_long_finds_its_lease_lost,
+    attempts_with_dropped_replies_leave_nothing_behind,
+    readers_survive_a_failover,
+    readers_are_renewed_while_their_slot_is_moved
+];
+
+const READERS: &str = "leasehold:readers:{lock:a}";
+
+/// A child's role: reads, and reports that.
+fn reader() {
+    let ttl = ms(parameter("TTL_MS").parse().unwrap());
+    let lock = Client::open(&parameter("URL")).unwrap().rw_lock("a");
+    let guard = lock.ttl(ttl).read().unwrap();
+    tell_parent(guard.holder_id().as_str());
+    // Until it is killed, or told of a loss.
+    let _ = guard.lost().recv();
+}
+
+fn rw(server: &Server) -> RwLock {
+    client(&server.url()).rw_lock("a")
+}
+
+fn readers(server: &Server) -> usize {
+    let mut count = redis::cmd("ZCARD");
+    count.arg(READERS).query(&mut server.connection()).unwrap()
+}
+
+#[track_caller]
+fn end(guard: RwLockReadGuard) {
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+/// Waits until a writer gets the lock.
+#[track_caller]
+fn write_next(lock: &RwLock) {
+    let guard = lock.try_write_for(PATIENCE).unwrap();
+    let guard = guard.expect("the writer gets its turn");
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+/// Returns the lock of a client of a proxy, renewed every 300 ms. The server knows its scripts: it
+/// would refuse an unknown one in a reply, and the reply may not arrive.
+fn renewing(url: &str) -> RwLock {
+    let lock = client(url).rw_lock("a").ttl(ms(20_000));
+    let lock = lock.renew_every(ms(300));
+    let reading = lock.write().unwrap().downgrade();
+    reading.renew().unwrap();
+    end(reading);
+    lock
+}
+
+fn downgrade_without_a_reply_has_run_all_the_same() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let writing = renewing(&proxy.url()).write().unwrap();
+    proxy.set_all(Traffic::DropReplies);
+    let reading = writing.downgrade();
+    assert!(reading.is_held());
+    end(rw(&server).read().unwrap());
+    proxy.cut();
+    proxy.set_all(Traffic::Pass);
+    reading.renew().unwrap();
+    assert_eq!(readers(&server), 1);
+    end(reading);
+    wait_until_only_fences_remain(&server);
+}
+
+fn downgrade_that_did_not_run_is_repeated_by_a_renewal() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let writing = renewing(&proxy.url()).write().unwrap();
+    let id = writing.holder_id().clone();
+    proxy.set_all(Traffic::DropBoth);
+    let reading = writing.downgrade();
+    assert!(reading.is_held());
+    assert_eq!(holder(&server).unwrap(), id.as_str());
+    assert!(rw(&server).try_read().unwrap().is_none());
+    proxy.cut();
+    proxy.set_all(Traffic::Pass);
+    // A renewal in the background.
+    eventually(PATIENCE, || readers(&server) == 1);
+    end(rw(&server).read().unwrap());
+    assert!(reading.is_held());
+    end(reading);
+    wait_until_only_fences_remain(&server);
+}
+
+fn downgrade_on_a_closed_connection_is_repeated_at_once() {
+    let server = Server::start();
+    for traffic in [Traffic::Cut, Traffic::CutOnReply] {
+        let proxy = Proxy::new(&server);
+        let lock = renewing(&proxy.url());
+        let writing = lock.auto_renew(false).write().unwrap();
+        // Connections that are opened later work.
+        proxy.set_open(traffic);
+        let reading = writing.downgrade();
+        assert_eq!(readers(&server), 1, "{traffic:?}");
+        end(rw(&server).read().unwrap());
+        end(reading);
+    }
+    wait_until_only_fences_remain(&server);
+}
+
+/// The holder does not renew, so nothing repeats the downgrade but its release.
+fn downgrade_without_renewal_keeps_others_out_until_its_release() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let writing = renewing(&proxy.url()).auto_renew(false).write().unwrap();
+    proxy.set_all(Traffic::DropBoth);
+    let reading = writing.downgrade();
+    proxy.cut();
+    proxy.set_all(Traffic::Pass);
+    thread::scope(|scope| {
+        let lock = rw(&server);
+        let next = scope.spawn(move || lock.try_read_for(PATIENCE).unwrap().unwrap());
+        wait_for_queue_length(&server, 1);
+        assert!(reading.is_held());
+        end(reading);
+        end(next.join().unwrap());
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+/// Returns two readers, and the keys that are left once some are deleted.
+fn two_readers_without(server: &Server, key: &str) -> [RwLockReadGuard; 2] {
+    let readers = [(); 2].map(|()| rw(server).read().unwrap());
+    server.run("DEL", &[key]);
+    readers
+}
+
+fn deletion_of_the_mark_alone_ends_every_reader() {
+    let server = Server::start();
+    let [first, second] = two_readers_without(&server, "lock:a");
+    assert_eq!(readers(&server), 2, "without the mark they do not count");
+    assert!(matches!(first.renew(), Err(Error::Lost(Lost::Deleted))));
+    assert_eq!(
+        second.unlock().unwrap(),
+        Unlocked::AlreadyLost(Lost::Deleted)
+    );
+    write_next(&rw(&server));
+    wait_until_only_fences_remain(&server);
+}
+
+fn deletion_of_the_readers_alone_ends_every_reader() {
+    let server = Server::start();
+    let [first, second] = two_readers_without(&server, READERS);
+    assert_eq!(holder(&server).unwrap(), "leasehold:readers");
+    assert!(rw(&server).inspect().unwrap().is_none());
+    write_next(&rw(&server));
+    assert!(matches!(first.renew(), Err(Error::Lost(Lost::Deleted))));
+    assert_eq!(
+        second.unlock().unwrap(),
+        Unlocked::AlreadyLost(Lost::Deleted)
+    );
+    wait_until_only_fences_remain(&server);
+}
+
+/// Another program deletes the key and locks it. The next reader's mark must not bring the
+/// displaced one back: the two may have seen different states.
+fn displaced_reader_does_not_hold_again_under_a_new_mark() {
+    let server = Server::start();
+    let displaced = rw(&server).auto_renew(false).read().unwrap();
+    server.run("SET", &["lock:a", "another program", "PX", "60000"]);
+    server.run("DEL", &["lock:a"]);
+    let reading = rw(&server).read().unwrap();
+    assert_eq!(readers(&server), 1);
+    assert!(matches!(displaced.renew(), Err(Error::Lost(Lost::Taken))));
+    assert!(matches!(displaced.unlock(), Ok(Unlocked::AlreadyLost(_))));
+    assert!(reading.is_held() && readers(&server) == 1);
+    end(reading);
+    wait_until_only_fences_remain(&server);
+}
+
+fn killed_reader_ends_alone_while_others_renew() {
+    let server = Server::start();
+    let ttl = ms(1_500);
+    let parameters = [("URL", &*server.url()), ("TTL_MS", "1500")];
+    let mut child = Child::spawn("rw_lock_faults::reader", &parameters);
+    let dead = child.next_line();
+    let others = [(); 2].map(|()| rw(&server).ttl(ttl).read().unwrap());
+    child.kill();
+    let is_dead = || {
+        let Some(RwHolders::Readers(all)) = rw(&server).inspect().unwrap() else {
+            panic!("the others read");
+        };
+        all.iter()
+            .all(|reader| reader.holder_id().unwrap().as_str() != dead)
+    };
+    eventually(PATIENCE, is_dead);
+    assert!(others.iter().all(RwLockReadGuard::is_held));
+    let lock = rw(&server);
+    assert!(lock.try_write().unwrap().is_none());
+    others.into_iter().for_each(end);
+    write_next(&lock);
+    wait_until_only_fences_remain(&server);
+}
+
+fn expired_reader_and_expired_writer_let_the_next_in() {
+    let server = Server::start();
+    let lock = rw(&server);
+    let short = || rw(&server).ttl(ms(300)).auto_renew(false);
+    let readers = [(); 2].map(|()| short().read().unwrap());
+    write_next(&lock);
+    for reader in readers {
+        assert_eq!(
+            reader.unlock().unwrap(),
+            Unlocked::AlreadyLost(Lost::Expired)
+        );
+    }
+    let writing = short().write().unwrap();
+    end(lock.try_read_for(PATIENCE).unwrap().unwrap());
+    assert_eq!(
+        writing.unlock().unwrap(),
+        Unlocked::AlreadyLost(Lost::Expired)
+    );
+    // A downgraded lease ends as a reader's.
+    let reading = short().write().unwrap().downgrade();
+    write_next(&lock);
+    assert_eq!(
+        reading.unlock().unwrap(),
+        Unlocked::AlreadyLost(Lost::Expired)
+    );
+    wait_until_only_fences_remain(&server);
+}
+
+fn reader_that_is_stopped_for_long_finds_its_lease_lost() {
+    let server = Server::start();
+    let parameters = [("URL", &*server.url()), ("TTL_MS", "500")];
+    let child = Child::spawn("rw_lock_faults::reader", &parameters);
+    child.next_line();
+    child.pause();
+    write_next(&rw(&server));
+    child.resume();
+    child.wait().succeeded();
+    wait_until_only_fences_remain(&server);
+}
+
+fn attempts_with_dropped_replies_leave_nothing_behind() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let patient: fn(ClientBuilder) -> ClientBuilder = |builder| builder.unreachable_for(ms(600));
+    let client = patient(builder(&proxy.url())).build().unwrap();
+    let lock = client.rw_lock("a").ttl(ms(60_000));
+    end(lock.read().unwrap());
+    proxy.set_all(Traffic::DropReplies);
+    assert!(matches!(lock.try_read(), Err(Error::Unreachable { .. })));
+    assert!(matches!(lock.try_write(), Err(Error::Unreachable { .. })));
+    assert!(matches!(lock.read().err(), Some(Error::Unreachable { .. })));
+    proxy.cut();
+    proxy.set_all(Traffic::Pass);
+    wait_until_only_fences_remain(&server);
+    assert_eq!(queue_length(&server), 0);
+    write_next(&lock);
+}
+
+fn readers_survive_a_failover() {
+    let sentinels = Sentinels::start(Setup::fast_failover());
+    let lock = client(&sentinels.url()).rw_lock("a");
+    let lock = lock.ttl(ms(40_000)).renew_every(ms(500));
+    let readers = [(); 2].map(|()| lock.read().unwrap());
+    for replica in &sentinels.data()[1..] {
+        let count = || {
+            let count: usize = sentinels.ask_data(replica, &["ZCARD", READERS]).unwrap();
+            count
+        };
+        eventually(PATIENCE, || count() == 2 && replica.get("lock:a").is_some());
+    }
+    sentinels.failover();
+    let successor = sentinels.successor();
+    for reader in &readers {
+        eventually(PATIENCE, || reader.renew().is_ok());
+    }
+    // The client may still use the old master; this one does not.
+    let there = client(&successor.url()).rw_lock("a");
+    assert!(there.try_write().unwrap().is_none());
+    end(there.try_read().unwrap().expect("readers share"));
+    readers.into_iter().for_each(end);
+    write_next(&there);
+    write_next(&lock);
+    eventually(PATIENCE, || successor.get("lock:a").is_none());
+}
+
+/// The queue does not exist, so no command that names all keys would run.
+fn readers_are_renewed_while_their_slot_is_moved() {
+    let cluster = Cluster::with(ClusterSetup::steady(2, 0));
+    let name = cluster.name_owned_by("moving", 0);
+    let lock = client(&cluster.url()).rw_lock(&*name).ttl(ms(60_000));
+    let slot = cluster.slot(&format!("lock:{name}"));
+    let readers = [(); 2].map(|()| lock.read().unwrap());
+    let writer = cluster.name_owned_by("written", 0);
+    let writing = client(&cluster.url()).rw_lock(&*writer).write().unwrap();
+    cluster.begin_migration(slot, 0, 1);
+    cluster.begin_migration(cluster.slot(&format!("lock:{writer}")), 0, 1);
+    for reader in &readers {
+        reader.renew().unwrap();
+    }
+    writing.renew().unwrap();
+    cluster.move_keys(slot, 0, 1);
+    for reader in &readers {
+        reader.renew().unwrap();
+    }
+    cluster.end_migration(slot, 0, 1);
+    readers.into_iter().for_each(end);
+    drop(writing);
+}
