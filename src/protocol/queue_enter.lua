@@ -4,7 +4,7 @@
 -- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] what it wants, ARGV[4] the mark of its place, or 0
 -- not to join the queue, ARGV[5] inbox
 -- Granted: {1, first token}. Refused, and queued unless ARGV[4] is 0: {0, value of the holder, ms
--- until it ends or -1}.
+-- until it ends, -1 without an expiry, or -2 if nobody holds}.
 -- Errors: BADFENCE if the fence holds no integer below 2^53. After any error nothing is held.
 read_clock()
 local token, bad = draw(ARGV[3])
