@@ -53,6 +53,8 @@
 //! # Limits
 //!
 //! - Tokens are comparable for one name only.
+//! - Readers of a read-write lock share the token of the last writer before them. It stamps what
+//!   they read: a cache that is filled under a read lock rejects older stamps.
 //! - A semaphore's tokens do not fence, because several holders may write at a time: see
 //!   [`SemaphorePermit::fencing_token`](crate::SemaphorePermit::fencing_token).
 //! - Only clients of this crate draw tokens. A program that takes the lock with a plain

@@ -70,9 +70,11 @@
 //!   overtake it.
 //! - **A set of names** has no queue. If each of its names is in constant demand, a call may wait
 //!   for long. In a cluster, a set that spans several slots is briefly visible half-acquired.
-//! - **A semaphore** is available for one server, Sentinel and Cluster. Redis drops its permits by
-//!   the clock of the master: after a failover to a replica with another clock, they end earlier or
-//!   later by the difference.
+//! - **A reader that crashes** keeps writers out until its own lease ends, whatever other readers
+//!   do.
+//! - **A read-write lock or a semaphore** is available for one server, Sentinel and Cluster. Redis
+//!   ends the leases of readers and permits by the clock of the master: after a failover to a
+//!   replica with another clock, they end earlier or later by the difference.
 //! - **A quorum** does not tolerate [servers that lose
 //!   data](crate::guide::quorum#limits-of-a-quorum).
 //! - **Spoofed DNS** can point a client at a different Redis. TLS (`rediss://`) prevents that.

@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | [`Mutex`] | first come, first served | the first to ask after a release |
 //! | [`FairMutex`] | first come, first served | first come, first served |
+//! | [`RwLock`] | first come, first served | first come, first served; neighbouring readers together |
 //! | [`Semaphore`] | first come, first served | first come, first served |
 //! | [`MutexAll`] | the queue of each name | the queue of each name, one after the other |
 //!
@@ -47,4 +48,5 @@
 //! [`FairMutex`]: crate::FairMutex
 //! [`Mutex`]: crate::Mutex
 //! [`MutexAll`]: crate::MutexAll
+//! [`RwLock`]: crate::RwLock
 //! [`Semaphore`]: crate::Semaphore

@@ -9,6 +9,7 @@
 //! | `lock_release:x` | channel | a message for each release: the holder id |
 //! | `leasehold:queue:{lock:x}` | list | the queue of fair locks and sets: holder ids in order of arrival |
 //! | `leasehold:places:{lock:x}` | hash | of each entry of the queue: when it was refreshed last, and where its grant is sent |
+//! | `leasehold:readers:{lock:x}` | sorted set | while readers hold `x`: their holder ids, with the ends of their leases in ms |
 //! | `leasehold:permits:{lock:x}` | sorted set | of the semaphore `x`: its holders, see below |
 //! | `leasehold:permits-fence:…`, `…-queue:…`, `…-places:…` | | as those of a lock |
 //! | `leasehold:tally:{lock_stats}:<uuid>` | hash | what a client has added to the shared statistics |
@@ -25,6 +26,12 @@
 //! the server's clock. The member `out` has the score −*n* while *n* permits are out. The set ends
 //! with the last permit. If someone deletes it, all holders lose their permits, and the count
 //! starts from zero. Other programs cannot share a semaphore.
+//!
+//! # Readers
+//!
+//! A writer of a read-write lock holds `lock:x` as a mutex does. While readers hold it, the key
+//! contains `leasehold:readers`, and expires with the last of them. So a program that acquires the
+//! key with `SET … NX` is kept out by readers, and keeps them out.
 //!
 //! # Sharing a lock with other programs
 //!
