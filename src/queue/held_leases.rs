@@ -151,7 +151,13 @@ impl HeldLeases {
 
     /// Removes the lease with this holder id; returns whether it was in the set.
     pub(super) fn remove(&mut self, id: &HolderId) -> bool {
-        self.take_if(|lease| lease.id == *id).is_some()
+        let is_it = |lease: &NamedLease| lease.id == *id;
+        if self.first.as_ref().is_some_and(is_it) {
+            return self.take_first().is_some();
+        }
+        // From the end: of many permits, those acquired last are often released first.
+        let found = self.others.iter().rposition(is_it);
+        found.map(|n| self.others.remove(n)).is_some()
     }
 }
 
