@@ -36,6 +36,7 @@ pub(super) fn check_answers(reply: &Reply, most: usize) {
             ..one
         },
     );
+    check_set(reply, names);
     check_lease(reply, most);
     check_refreshed(reply, 1);
     check_refreshed(reply, 3);
@@ -89,6 +90,21 @@ fn check_acquired(reply: &Reply, wanted: Wanted) {
             assert_eq!(numbers(reply).first(), Some(&0));
         }
         Some(Answer::TooLow(last)) => assert!(is_token(last) && wanted.proposed <= Some(last)),
+        None => {}
+        other => panic!("{other:?} of {reply:?}"),
+    }
+}
+
+fn check_set(reply: &Reply, names: usize) {
+    match Verb::AcquireSet(names).read(reply.clone()) {
+        Some(Answer::Granted(tokens)) => {
+            assert_eq!(tokens.len(), names);
+            assert!(tokens.iter().all(|token| is_token(token.value())));
+        }
+        Some(Answer::Queued(refusal, kept)) => {
+            assert!(refusal.name < names && (kept == 0 || kept == refusal.name));
+        }
+        Some(Answer::Gone) => assert_eq!(*reply, Reply::Int(0)),
         None => {}
         other => panic!("{other:?} of {reply:?}"),
     }

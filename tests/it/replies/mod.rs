@@ -131,6 +131,7 @@ fn one_server_replies_as_recorded() {
     let mut replies = Replies::default();
     mutex(&mut Raw::to(server.port()), &mut replies);
     mutex_all(&mut Raw::to(server.port()), &mut replies);
+    waiting_set(&mut Raw::to(server.port()), &mut replies);
     quorum(&mut Raw::to(server.port()), &mut replies);
     fair(&mut Raw::to(server.port()), &mut replies);
     commands(server.port(), &mut replies);
@@ -245,6 +246,67 @@ fn mutex_all(raw: &mut Raw, replies: &mut Replies) {
     note(
         "renew_all, free",
         raw.script(renew, locks, &[mine, TTL, "0"]),
+    );
+}
+
+/// A set that waits for the first name, then for the second, and loses its place there.
+fn waiting_set(raw: &mut Raw, replies: &mut Replies) {
+    let [mine, other, third] = IDS;
+    let keys = &["lock:s1", "lock:s2", "f1", "f2", "q1", "q2", "p1", "p2"];
+    let mut note = |what, reply| replies.note(what, reply);
+    let enter = source!(
+        "last_token",
+        "now",
+        "each_name",
+        "admit_lock",
+        "queue",
+        "queue_enter_all"
+    );
+    let release = source!(
+        "last_token",
+        "now",
+        "each_name",
+        "admit_lock",
+        "queue",
+        "queue_release_all"
+    );
+    let asks = |id, [at, kept, keeps]: [&'static str; 3]| -> [&'static str; 9] {
+        [id, TTL, at, kept, keeps, "a", "i", "c", "d"]
+    };
+    let first = ["0", "0", "0"];
+    note(
+        "queue_enter_all, free",
+        raw.script(enter, keys, &asks(other, first)),
+    );
+    note(
+        "queue_enter_all, queued",
+        raw.script(enter, keys, &asks(mine, first)),
+    );
+    note(
+        "queue_enter_all, still queued",
+        raw.script(enter, keys, &asks(mine, ["1", "0", "1"])),
+    );
+    raw.send(&["DEL", "lock:s1"]);
+    note(
+        "queue_enter_all, granted the first name",
+        raw.script(enter, keys, &asks(mine, ["1", "0", "1"])),
+    );
+    raw.send(&["DEL", "q2", "p2"]);
+    note(
+        "queue_enter_all, without its place",
+        raw.script(enter, keys, &asks(mine, ["2", "1", "1"])),
+    );
+    note(
+        "queue_release_all, another's",
+        raw.script(release, keys, &[mine, "c", "d"]),
+    );
+    note(
+        "queue_release_all, several ids",
+        raw.script(release, keys, &["c", "d", mine, third, other]),
+    );
+    note(
+        "queue_release_all, free",
+        raw.script(release, keys, &[mine, "c", "d"]),
     );
 }
 
