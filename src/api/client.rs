@@ -19,7 +19,6 @@ use crate::lock::list::{Held, HeldPermits, list, list_permits};
 use crate::lock::shutdown::{Core, ShutdownReport, shutdown};
 use crate::name::Name;
 use crate::protocol::fair::FairMutexKeys;
-use crate::protocol::mutex::MutexKeys;
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::redis::{Deployment, Fault};
 use crate::runtime::{self, Runtime};
@@ -146,8 +145,8 @@ impl Client {
     ///
     /// Two locks with the same name are the same lock.
     pub fn mutex(&self, name: impl Into<Name>) -> Mutex {
-        let keys = self.runtime().keys(name.into());
-        Mutex::new(Arc::clone(&self.core), MutexKeys::of(keys))
+        let keys = self.runtime().keys_of_mutex(name.into());
+        Mutex::new(Arc::clone(&self.core), keys)
     }
 
     /// Returns the fair lock called `name`: first come, first served, across all processes.

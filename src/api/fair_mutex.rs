@@ -29,9 +29,9 @@ use crate::token::FencingToken;
 /// queue behind all others. If the lock is free and the queue empty, acquiring takes one round
 /// trip, as with [`Mutex`]. `try_lock` never overtakes.
 ///
-/// Plain and fair locks with the same name exclude each other, but plain locks ignore the queue. A
-/// [`Mutex::lock`] may get the lock before the calls in the queue. It may also wait for long,
-/// because a fair release does not leave the lock free while the queue has entries.
+/// Plain and fair locks with the same name exclude each other and wait in the same queue. The first
+/// attempt of a [`Mutex::lock`] may get the lock before the calls in the queue, but only if it is
+/// free: a release does not leave it free while the queue has an entry of a fair lock.
 ///
 /// # Processes that die, pauses and lost messages
 ///
@@ -147,9 +147,10 @@ impl FairMutex {
         self.0.inspect()
     }
 
-    /// Returns how many calls wait in the queue, across all processes.
+    /// Returns how many places the queue has, across all processes.
     ///
-    /// Calls of processes that died recently still count. Returns within the command timeout.
+    /// Each call that waits for the fair lock has one, each client that waits for the [`Mutex`] of
+    /// this name, and each set. Calls of processes that died recently still count. Returns within the command timeout.
     ///
     /// # Errors
     ///

@@ -4,24 +4,30 @@
 //!
 //! | lock | order within a client | order between clients |
 //! |---|---|---|
-//! | [`Mutex`] | first come, first served | the first to ask after a release |
+//! | [`Mutex`] | first come, first served | first come, first served; a first attempt may overtake |
 //! | [`FairMutex`] | first come, first served | first come, first served |
 //! | [`RwLock`] | first come, first served | first come, first served; neighbouring readers together |
 //! | [`Semaphore`] | first come, first served | first come, first served |
 //! | [`MutexAll`] | the queue of each name | the queue of each name, one after the other |
 //!
-//! A set waits in the same queues as fair locks of its names; [`MutexAll`] describes what it keeps
-//! while it waits. A fair lock and a plain one with the same name are one lock, but plain calls
-//! ignore the queue of the fair one. [`FairMutex`] describes the queue, and what a process that
-//! dies in it costs the others. `try_lock` never waits; on a plain lock it may overtake calls that
-//! do.
+//! Plain locks, fair locks and sets of a name wait in the same queue. All calls of a client for a
+//! plain lock share one place there, and hand the lock to each other; each call for a fair lock has
+//! its own. [`MutexAll`] describes what a set keeps while it waits, and [`FairMutex`] what a process
+//! that dies in the queue costs the others. `try_lock` never waits, and takes a plain lock that is
+//! free even if clients wait in its queue: [`Mutex`] says when it is.
+//!
+//! Clients of version 0.1 do not enter the queue of a plain lock. They exclude the newer ones and
+//! draw rising tokens, but get a busy lock only in the moments at which it is left free: about ten
+//! times a second, for 2 ms each.
 //!
 //! # How a call waits
 //!
 #![doc = include_str!("../../docs/wait_and_wake.svg")]
 //!
-//! - A call that is refused subscribes to the release, waits until Redis has confirmed that, asks
-//!   once more, and only then sleeps. So it misses no release in between.
+//! - A call that is refused subscribes to the release, enters the queue, and sleeps. The release
+//!   grants it the lock and tells it so by a message: the call asks no more.
+//! - A client refreshes its place every 0.9 s. So a lost message delays it by that time at most.
+//! - Where there is no queue, a waiter is woken by the message of the release and asks again.
 //! - Only the first waiter of a name in each client talks to Redis. The others sleep behind it, in
 //!   memory: a thousand threads that wait for one name cost Redis as much as one.
 //! - A waiter also wakes when the lease of the holder would expire, and after the
@@ -34,7 +40,7 @@
 //!
 //! If another thread of the same client waits, a release hands it the lease without asking Redis.
 //! The new holder has its own guard, its own `lost()` channel and a higher fencing token. After a
-//! bounded run of hand-offs the lock is released in Redis, and other clients go first.
+//! bounded run of hand-offs the lock is released in Redis, and the next client in the queue gets it.
 //! [`Mutex::local_handoffs`](crate::Mutex::local_handoffs) sets the bound, and 0 turns hand-offs
 //! off.
 //!

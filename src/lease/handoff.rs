@@ -32,6 +32,8 @@ pub(crate) struct HandoffRun {
     /// The last token reserved in Redis: higher tokens may belong to other holders.
     last: FencingToken,
     granted: Instant,
+    /// A release granted the lease to a place in the queue in Redis.
+    by_release: bool,
 }
 
 /// Why a lease cannot be handed off: its holder must do this instead.
@@ -50,7 +52,26 @@ impl HandoffRun {
             first,
             last: FencingToken::new(first.value().saturating_add(block.saturating_sub(1))),
             granted,
+            by_release: false,
         }
+    }
+
+    /// The same, for a lease that a release granted to a place in the queue in Redis.
+    pub(crate) fn by_release(self) -> Self {
+        Self {
+            by_release: true,
+            ..self
+        }
+    }
+
+    /// Returns when the lease was granted.
+    pub(crate) fn granted(&self) -> Instant {
+        self.granted
+    }
+
+    /// Returns whether a release granted the lease to a place in the queue in Redis.
+    pub(crate) fn is_by_release(&self) -> bool {
+        self.by_release
     }
 
     /// Returns whether a token is left for a holder after the one that has `token`.

@@ -110,7 +110,7 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
     let tokens = attempt.tokens(attempt.runtime.waiters.anybody_for(name));
     let mut splits = 0;
     let remaining = loop {
-        if attempt.held_here().is_some() {
+        if attempt.held_here().is_some() || attempt.has_shared_place() {
             break None;
         }
         let pause = match attempt.try_once(tokens) {

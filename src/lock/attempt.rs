@@ -239,22 +239,26 @@ impl Attempt<'_> {
     ) -> Result<Arc<HeldLease>, Fault> {
         let now = Instant::now();
         match LeaseState::granted(sent, now, &self.terms) {
-            Some(lease) => self.hold(id, granted, lease, votes, now, tokens),
+            Some(lease) => {
+                // Every grant has a token.
+                let token = *granted.first().expect("a token of what is held");
+                let run = HandoffRun::new(token, tokens, now);
+                self.hold(id, granted, lease, votes, run)
+            }
             None => Err(self.undo(self.keys, &id, Cause::text(TTL_TOO_SHORT))),
         }
     }
 
-    /// Records that the lock is held since `since`, unless the client is closed.
+    /// Records that the lock is held since `run` began, unless the client is closed.
     pub(crate) fn hold(
         &self,
         id: HolderId,
         granted: OneOrMany<FencingToken>,
         lease: LeaseState,
         votes: Option<Arc<ServerVotes>>,
-        since: Instant,
-        tokens: u64,
+        run: HandoffRun,
     ) -> Result<Arc<HeldLease>, Fault> {
-        let (runtime, keys) = (self.runtime, self.keys);
+        let (runtime, keys, since) = (self.runtime, self.keys, run.granted());
         // Every grant has a token.
         let token = *granted.first().expect("a token of what is held");
         let hold = Arc::new(HeldLease {
@@ -264,7 +268,7 @@ impl Attempt<'_> {
             votes,
             serial: runtime.next_serial(),
             replicas: self.terms.replicas,
-            run: HandoffRun::new(token, tokens, since),
+            run,
             cell: LeaseCell::new(lease, self.holding(token, since)),
             downgraded: OnceLock::new(),
         });
@@ -316,6 +320,15 @@ impl Attempt<'_> {
             let holder = self.runtime.waiters.excludes(name, is_shared);
             holder.is_some_and(|hold| hold.lease(|lease| lease.covers(Instant::now())))
         })
+    }
+
+    /// Returns whether calls of this client wait for the lock with a place that they share.
+    pub(crate) fn has_shared_place(&self) -> bool {
+        let is_shared = self.keys.has_local_queue() && self.keys.queue().is_some();
+        is_shared && {
+            let cohorts = &self.runtime.waiters.cohorts;
+            cohorts.shared(self.keys.key(0).name).is_taken
+        }
     }
 
     pub(crate) fn log_granted(&self, hold: &HeldLease) {

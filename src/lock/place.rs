@@ -10,7 +10,7 @@ use crate::lease::state::LeaseState;
 use crate::lock::attempt::{Attempt, Attempted, TTL_TOO_SHORT};
 use crate::logging;
 use crate::protocol::answer::Answer;
-use crate::protocol::fair::{provisional, refresh_every};
+use crate::protocol::fair::{provisional, provisional_of, refresh_every};
 use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::{Acquire, NewPlace, Reached, RedisQueue};
 use crate::queue::fair::FairTicket;
@@ -21,7 +21,9 @@ use crate::redis::{Cap, Fault};
 use crate::runtime::subscriber::Inbox;
 use crate::wait_policy::WaitPolicy;
 
-/// A call's place in the queue in Redis, once it has one; dropping it leaves the queue.
+/// A call's place in the queue in Redis, once it has one.
+///
+/// Dropping it leaves the queue, or leaves the place to another call of this client that shares it.
 pub(crate) struct Place<'a> {
     attempt: &'a Attempt<'a>,
     queue_keys: &'a dyn RedisQueue,
@@ -34,7 +36,7 @@ impl<'a> Place<'a> {
         queue_keys: &'a dyn RedisQueue,
         parker: Parker,
     ) -> Self {
-        let fair_queues = &attempt.runtime.waiters.fair_queues;
+        let queues = attempt.runtime.waiters.queues_of(attempt.keys);
         let pace = RefreshPace {
             every: refresh_every(attempt.terms.ttl),
             backoff: match attempt.settings.wait {
@@ -45,7 +47,7 @@ impl<'a> Place<'a> {
         Self {
             attempt,
             queue_keys,
-            ticket: fair_queues.join(queue_keys.admission(), attempt.keys, pace, parker),
+            ticket: queues.join(queue_keys.admission(), attempt.keys, pace, parker),
         }
     }
 
@@ -60,8 +62,8 @@ impl<'a> Place<'a> {
 
     /// Acquires the lock, or a place at the end of the queue if it is refused.
     ///
-    /// Also returns when the command was sent.
-    pub(crate) fn enter(&self) -> Result<(Attempted, Instant), Fault> {
+    /// Wants this number of `tokens`. Also returns when the command was sent.
+    pub(crate) fn enter(&self, tokens: u64) -> Result<(Attempted, Instant), Fault> {
         let Attempt { runtime, keys, .. } = self.attempt;
         let id = keys.fresh_id(&runtime.config.owner);
         logging::trace!(
@@ -74,7 +76,7 @@ impl<'a> Place<'a> {
         let call = keys.acquire(Acquire {
             id: &id,
             ttl,
-            tokens: 1,
+            tokens,
             proposed: None,
             place: Some(NewPlace {
                 inbox: &inbox.channel,
@@ -109,8 +111,8 @@ impl<'a> Place<'a> {
         // It has the lock. Otherwise what the command may have done is undone, or expires.
         self.ticket.forget_id();
         match answer? {
-            (Answer::Granted(tokens), sent) => {
-                let hold = self.attempt.hold_granted(id, tokens, sent, None, 1)?;
+            (Answer::Granted(granted), sent) => {
+                let hold = (self.attempt).hold_granted(id, granted, sent, None, tokens)?;
                 Ok((Attempted::Acquired(hold), sent))
             }
             _ => Err(self.attempt.undo_unread(keys, &id)),
@@ -121,12 +123,16 @@ impl<'a> Place<'a> {
     ///
     /// Returns the state of each, and when the command was sent. The caller must report the outcome
     /// to the ticket.
-    pub(crate) fn refresh(&self, ids: &[HolderId]) -> Result<(Vec<Refreshed>, Instant), Fault> {
+    pub(crate) fn refresh(
+        &self,
+        ids: &[HolderId],
+        tokens: u64,
+    ) -> Result<(Vec<Refreshed>, Instant), Fault> {
         let runtime = self.attempt.runtime;
         // All places of this client share one channel.
         let inbox = self.inbox(self.ticket.any_subscribed());
         let values: Vec<Vec<u8>> = ids.iter().map(|id| id.as_str().into()).collect();
-        let call = self.queue_keys.refresh(&inbox.channel, &values);
+        let call = (self.queue_keys).refresh_for(tokens, &inbox.channel, &values);
         let until = self.attempt.silence.reply_deadline();
         let answer = runtime
             .deployment
@@ -158,7 +164,8 @@ impl<'a> Place<'a> {
         if terms.replicas.is_some() {
             return None;
         }
-        LeaseState::passed(grant.seen_waiting, now, provisional(terms.ttl), terms)
+        let lasts = provisional_of(grant.refresh_every).min(terms.ttl);
+        LeaseState::passed(grant.seen_waiting, now, lasts, terms)
     }
 
     /// Renews a grant; returns `None` if it has lapsed.
@@ -182,23 +189,30 @@ impl<'a> Place<'a> {
 
     /// Leaves the queue, or passes on the grant to `id`.
     pub(crate) fn leave(&self, id: HolderId) {
-        let (runtime, keys) = (self.attempt.runtime, self.attempt.keys);
-        if runtime.is_closed() {
-            // After a shutdown no thread does this in the background. If it fails, the place
-            // expires.
-            let until = Instant::now().after(runtime.deployment.command_timeout());
-            let call = keys.release(id.as_str().as_bytes(), false);
-            let _ = runtime.deployment.call(call, until, Cap::Exempt);
-            return;
-        }
-        let until = Instant::now().after(self.attempt.terms.ttl);
-        runtime.release(Release::new(Arc::clone(keys), id, until));
+        leave(self.attempt, id);
     }
+}
+
+/// Leaves the queue, or passes on the grant to `id`.
+pub(crate) fn leave(attempt: &Attempt<'_>, id: HolderId) {
+    let (runtime, keys) = (attempt.runtime, attempt.keys);
+    if runtime.is_closed() {
+        // After a shutdown no thread does this in the background. If it fails, the place expires.
+        let until = Instant::now().after(runtime.deployment.command_timeout());
+        let call = keys.release(id.as_str().as_bytes(), false);
+        let _ = runtime.deployment.call(call, until, Cap::Exempt);
+        return;
+    }
+    let until = Instant::now().after(attempt.terms.ttl);
+    runtime.release(Release::new(Arc::clone(keys), id, until));
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        if let Some(id) = self.ticket.forget_id() {
+        let Attempt { runtime, keys, .. } = self.attempt;
+        // This call is still in the local queue.
+        let others_wait = runtime.waiters.count_for(keys.key(0).name) > 1;
+        if let Some(id) = self.ticket.hand_over(others_wait) {
             self.leave(id);
         }
     }

@@ -57,7 +57,7 @@ pub(crate) fn release(
     }
     runtime.timer.forget(hold);
     // Other clients have waited for the whole run of hand-offs: they go first now.
-    let mut yields_to_fleet = hold.run.was_handed(token);
+    let mut yields_to_fleet = hold.keys.queue().is_none() && hold.run.was_handed(token);
     let outcome = send_until_answered(runtime, hold, &mut yields_to_fleet, deadline);
     let in_time = !matches!(outcome, Ok(Unlocked::AlreadyLost(_)));
     count(runtime, in_time, since, now);
@@ -182,7 +182,9 @@ fn send_until_answered(
     // A release without a reply may be what removed the key.
     let mut may_have_run = false;
     loop {
-        let call = (hold.keys).release(hold.id.as_str().as_bytes(), *yields_to_fleet);
+        let may_leave_open = hold.keys.queue().is_some() && hold.run.is_by_release();
+        let option = *yields_to_fleet || may_leave_open;
+        let call = (hold.keys).release(hold.id.as_str().as_bytes(), option);
         let undoable = undoable(hold, &hold.keys);
         let answer = runtime
             .deployment
@@ -190,6 +192,10 @@ fn send_until_answered(
         let cause = match answer {
             Ok((Answer::Ours(heard), _)) => {
                 *yields_to_fleet &= heard.is_none_or(|heard| heard > ours);
+                return Ok(Unlocked::Released);
+            }
+            Ok((Answer::LeftOpen, _)) => {
+                leave_open(runtime, hold);
                 return Ok(Unlocked::Released);
             }
             Ok(_) if may_have_run => return Ok(Unlocked::Released),
@@ -216,6 +222,18 @@ fn send_until_answered(
         }
         failures += 1;
     }
+}
+
+/// Leaves the lock free for a moment, and then has it granted to the first client in its queue.
+fn leave_open(runtime: &Runtime, hold: &HeldLease) {
+    let now = Instant::now();
+    let name = hold.keys.key(0).name;
+    let until = runtime.waiters.leave_open(name, now);
+    // A release that finds nothing to release grants.
+    let end = until.after(runtime.deployment.command_timeout());
+    let mut again = hold.to_release(end);
+    again.began = Some(until);
+    runtime.release(again);
 }
 
 /// Returns the outcome for what the release found.

@@ -9,6 +9,7 @@ use crate::lease::status::LeaseStatus;
 use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::answer::KeyState;
+use crate::queue::fair::FairQueues;
 use crate::runtime::Runtime;
 
 /// The result of [`Client::shutdown`](crate::Client::shutdown).
@@ -74,9 +75,10 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     }
     // Even with a short `within`, the steps that wait for no reply have time to complete.
     let last = deadline.max(Instant::now().after(runtime.deployment.command_timeout()));
-    let mut places = runtime.waiters.fair_queues.leave_all();
-    places.extend(runtime.waiters.sets.leave_all());
-    for (keys, id) in places {
+    let waiters = &runtime.waiters;
+    let places = [&waiters.fair_queues, &waiters.cohorts];
+    let places = places.into_iter().flat_map(FairQueues::leave_all);
+    for (keys, id) in places.chain(waiters.sets.leave_all()) {
         runtime.release(Release::new(keys, id, last));
     }
     let woken = runtime.waiters.wake_all();

@@ -37,6 +37,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::holder::HolderId;
+use crate::lease::handoff::HandoffRun;
 use crate::lease::held::HeldLease;
 use crate::lease::state::LeaseState;
 use crate::lock::attempt::{Attempt, Attempted, SPLIT_VOTE_BACKOFF};
@@ -47,6 +48,7 @@ use crate::lock::waiting_call::{Over, WaitingCall};
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::place::{Refreshed, TokenBlock};
 use crate::queue::position::{Grant, Position};
+use crate::redis::Fault;
 use crate::stats::Wake;
 use crate::wait_policy::WaitPolicy;
 
@@ -147,6 +149,16 @@ impl WaitingCall<'_> {
         };
         if now < last_attempt {
             self.sleep_while_others_ask(now, last_attempt)
+        } else if let Some(name) = self.name_with_place() {
+            if now >= deadline {
+                return Err(self.attempt.silence.error_for_others(now).into());
+            }
+            if needs_own_reply() {
+                // The call that has the place asks.
+                let cohorts = &self.attempt.runtime.waiters.cohorts;
+                cohorts.refresh_now(name, Wake::Turn);
+            }
+            self.sleep_while_others_ask(now, deadline)
         } else if self.attempt.silence.is_too_long(now) || now < deadline && !needs_own_reply() {
             self.sleep_while_others_ask(now, deadline)
         } else {
@@ -162,6 +174,14 @@ impl WaitingCall<'_> {
         if self.is_too_late(now) {
             return Ok(self.park_until(self.attempt.deadline));
         }
+        if let Some(shared) = self.shared() {
+            if now < shared.left_open_until {
+                return Ok(self.park_until(shared.left_open_until));
+            }
+            if self.joins_queue(shared, now) {
+                return self.turn(now, true);
+            }
+        }
         let (has_moved, remaining) = match self.try_once(now)? {
             Tried::Refused {
                 has_moved,
@@ -173,8 +193,14 @@ impl WaitingCall<'_> {
         // becomes live later wakes this call to try again.
         let subscription = self.ensure_subscribed()?;
         let is_subscribed = subscription.is_some_and(|subscription| subscription.hears_since(now));
-        if self.place.is_some() || self.set_place.is_some() {
-            // The place says how long to sleep.
+        let is_placed = self.place.as_ref().map(|place| place.ticket.has_place());
+        let enters = || {
+            self.shares_place
+                && self.attempt.settings.wait == WaitPolicy::Wake
+                && self.attempt.held_here().is_none()
+        };
+        if self.set_place.is_some() || is_placed.unwrap_or_else(enters) {
+            // The place says how long to sleep. A call that has none yet enters the queue.
             return Ok(TimedOut(None));
         }
         if has_moved && self.attempt.settings.wait == WaitPolicy::Wake {
@@ -189,11 +215,14 @@ impl WaitingCall<'_> {
 
     /// Tries Redis once, and records its reply.
     fn try_once(&mut self, now: Instant) -> Result<Tried, Over> {
-        let others_wait = self.about_to_try(now);
-        let tried = match (&self.place, &self.set_place) {
-            (Some(place), _) => place.enter(),
-            (None, Some(set)) => set.ask(),
-            (None, None) => self.attempt.try_once(self.attempt.tokens(others_wait)),
+        let tokens = self.attempt.tokens(self.about_to_try(now));
+        let (tried, has_entered) = match (&self.place, &self.set_place) {
+            // While this client holds the name, an attempt only checks that.
+            (Some(place), _) if !self.shares_place || self.attempt.held_here().is_none() => {
+                (place.enter(tokens), true)
+            }
+            (None, Some(set)) => (set.ask(), false),
+            _ => (self.attempt.try_once(tokens), false),
         };
         match tried {
             Ok((Attempted::Acquired(hold), _)) => Err(Over(Ok(Some(hold)))),
@@ -202,7 +231,9 @@ impl WaitingCall<'_> {
                 let has_moved = self.move_to_queue_of(name);
                 self.note_refusal(sent, remaining);
                 self.count_spurious_wake();
-                self.refusals = self.refusals.saturating_add(1);
+                if !has_entered {
+                    self.refusals = self.refusals.saturating_add(1);
+                }
                 self.log_waiting_once(remaining);
                 if self.is_used_up() {
                     return Err(Over(Ok(None)));
@@ -219,6 +250,9 @@ impl WaitingCall<'_> {
                 Ok(Tried::Slept(
                     self.park(SPLIT_VOTE_BACKOFF.pause(self.splits - 1)),
                 ))
+            }
+            Err(Fault::Rejected(error)) if has_entered && self.forgoes_queue(&error) => {
+                Ok(Tried::Slept(TimedOut(None)))
             }
             Err(fault) => {
                 let pause = self.pause_after(fault)?;
@@ -239,8 +273,17 @@ impl WaitingCall<'_> {
             return Ok(self.park_until(self.attempt.deadline));
         }
         self.was_woken = self.attempt.runtime.meters.woke(why);
-        self.about_to_try(now);
-        match place.refresh(ids) {
+        let tokens = self.attempt.tokens(self.about_to_try(now));
+        let refreshed = place.refresh(ids, tokens);
+        if let Err(Fault::Rejected(error)) = &refreshed
+            && self.forgoes_queue(error)
+        {
+            return Ok(TimedOut(None));
+        }
+        let Some(place) = &self.place else {
+            return Ok(TimedOut(None));
+        };
+        match refreshed {
             Ok((found, sent)) => {
                 let arrived = Instant::now();
                 self.update_answers(|answers| answers.refreshed(sent, arrived, &found));
@@ -282,8 +325,9 @@ impl WaitingCall<'_> {
         match lease {
             Ok(Some(lease)) => {
                 let TokenBlock { first, count } = grant.tokens;
-                let (tokens, now) = (OneOrMany::One(first), Instant::now());
-                let hold = self.attempt.hold(grant.id, tokens, lease, None, now, count);
+                let run = HandoffRun::new(first, count, Instant::now()).by_release();
+                let tokens = OneOrMany::One(first);
+                let hold = self.attempt.hold(grant.id, tokens, lease, None, run);
                 Ok(Some(hold.map_err(|fault| runtime.deployment.error(fault))?))
             }
             Ok(None) => Ok(None),

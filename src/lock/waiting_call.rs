@@ -8,11 +8,13 @@ use crate::clock::{Instant, nap};
 use crate::error::Error;
 use crate::lease::held::HeldLease;
 use crate::lock::attempt::{Attempt, SPLIT_VOTE_BACKOFF};
-use crate::lock::place::Place;
+use crate::lock::place::{Place, leave};
 use crate::lock::release::pass_on_unclaimed;
 use crate::lock::set_place::SetPlace;
 use crate::logging;
+use crate::name::Name;
 use crate::queue::answers::{Answers, Span};
+use crate::queue::fair::SharedPlace;
 use crate::queue::local::QueueTicket;
 use crate::queue::parker::Parker;
 use crate::queue::position::{Position, Queue};
@@ -51,12 +53,14 @@ pub(crate) struct WaitingCall<'a> {
     name_index: usize,
     /// `None` if each call of this client has its own place in Redis.
     pub(crate) local: Option<QueueTicket<'a>>,
-    /// `None` if the lock has no queue in Redis.
+    /// `None` if the lock has no queue in Redis, or if the call has not joined it yet.
     pub(crate) place: Option<Place<'a>>,
     /// `None` unless the lock has several names with queues in Redis.
     pub(crate) set_place: Option<SetPlace<'a>>,
+    /// The calls of this client share a place in Redis.
+    pub(crate) shares_place: bool,
     subscription: Option<Subscription<'a>>,
-    /// Refusals by Redis in this call, if it has no place.
+    /// Refusals by Redis in this call that gave it no place.
     pub(crate) refusals: u32,
     /// Refusals in a row that each named another name than the one before.
     moves: u32,
@@ -78,6 +82,7 @@ impl<'a> WaitingCall<'a> {
             local: None,
             place: None,
             set_place: (attempt.keys.set_queues()).map(|queues| SetPlace::new(attempt, queues)),
+            shares_place: false,
             subscription: None,
             refusals: 0,
             moves: 0,
@@ -91,10 +96,9 @@ impl<'a> WaitingCall<'a> {
             call.name_index = attempt.held_here().unwrap_or(0);
             call.join_local_queue(attempt.terms.handoffs > 0);
         }
-        if let Some(queue_keys) = attempt.keys.queue() {
-            let parker = call.local.as_ref().map(QueueTicket::parker);
-            let parker = parker.map_or_else(Parker::new, Parker::clone);
-            call.place = Some(Place::new(attempt, queue_keys, parker));
+        match attempt.keys.has_local_queue() {
+            true => call.shares_place = attempt.keys.queue().is_some(),
+            false => call.join_queue(),
         }
         call
     }
@@ -107,6 +111,66 @@ impl<'a> WaitingCall<'a> {
             takes_hand_offs.then_some(attempt.terms),
             attempt.settings.wait == WaitPolicy::Wake,
         ));
+    }
+
+    /// Returns what this client knows about the name, if its calls share a place in Redis.
+    pub(crate) fn shared(&self) -> Option<SharedPlace> {
+        let Attempt { runtime, keys, .. } = self.attempt;
+        let name = keys.key(self.name_index).name;
+        (self.shares_place).then(|| runtime.waiters.cohorts.shared(name))
+    }
+
+    /// Joins the calls of this client that share a place in Redis, if it is time for that. Returns
+    /// true if it did.
+    ///
+    /// The first attempt of a call takes a free lock only. A call that is refused joins, and one
+    /// whose client has a place, or was refused a moment before `now` and is still subscribed.
+    pub(crate) fn joins_queue(&mut self, shared: SharedPlace, now: Instant) -> bool {
+        let Attempt { runtime, keys, .. } = self.attempt;
+        let was_refused = || {
+            shared.was_refused(now)
+                && self.attempt.settings.wait == WaitPolicy::Wake
+                && runtime
+                    .endpoints
+                    .subscribed(keys.key(self.name_index).channel)
+                    > 0
+        };
+        let is_time = shared.is_taken || self.refusals > 0 || was_refused();
+        if self.place.is_some() || !is_time || self.attempt.held_here().is_some() {
+            return false;
+        }
+        self.join_queue();
+        self.place.is_some()
+    }
+
+    fn join_queue(&mut self) {
+        if let Some(queue_keys) = self.attempt.keys.queue() {
+            let parker = self.local.as_ref().map(QueueTicket::parker);
+            let parker = parker.map_or_else(Parker::new, Parker::clone);
+            self.place = Some(Place::new(self.attempt, queue_keys, parker));
+        }
+    }
+
+    /// Returns the name if another call of this client has a place in its queue.
+    pub(crate) fn name_with_place(&self) -> Option<&'a Name> {
+        let shared = self.shared()?;
+        let name = self.attempt.keys.key(self.name_index).name;
+        shared.is_taken.then_some(name)
+    }
+
+    /// Gives up the place in Redis if `error` says that this client's user may have none. Returns
+    /// whether the call then goes on without it.
+    pub(crate) fn forgoes_queue(&mut self, error: &Error) -> bool {
+        if !matches!(error, Error::Refused { .. }) || !self.attempt.keys.forgo_queue() {
+            return false;
+        }
+        logging::warn!(
+            name:% = self.attempt.keys;
+            "this client waits for releases instead of in queues in Redis: {error}"
+        );
+        self.place = None;
+        self.shares_place = false;
+        true
     }
 
     /// The queues that the call waits in, in the order in which they decide.
@@ -125,6 +189,16 @@ impl<'a> WaitingCall<'a> {
     }
 
     pub(crate) fn position(&self, now: Instant, must_try: bool) -> Position {
+        if let (Some(local), Some(place)) = (&self.local, &self.place)
+            && place.ticket.has_place()
+        {
+            // The place counts even if other calls of this client are ahead by now, or hold a lease
+            // that was lost.
+            return match local.position(now, must_try) {
+                Position::HandedOff => Position::HandedOff,
+                _ => place.ticket.position(now, must_try),
+            };
+        }
         let mut positions = self.queues().map(|queue| queue.position(now, must_try));
         let decides = positions.find(|position| *position != Position::Contend);
         decides.unwrap_or(Position::Contend)
@@ -179,7 +253,8 @@ impl<'a> WaitingCall<'a> {
     /// How many replies said that the lock is held, or that other calls are ahead.
     pub(crate) fn refusals(&self) -> u32 {
         let place = self.place.as_ref();
-        place.map_or(self.refusals, |place| place.ticket.refusals())
+        let by_place = place.map_or(0, |place| place.ticket.refusals());
+        self.refusals.saturating_add(by_place)
     }
 
     /// Returns whether the policy allows no more attempts.
@@ -230,6 +305,10 @@ impl<'a> WaitingCall<'a> {
         let arrived = Instant::now();
         self.update_answers(|answers| answers.refused(sent, arrived, remaining));
         self.note_reply(sent, arrived);
+        if self.shares_place {
+            let name = self.attempt.keys.key(self.name_index).name;
+            (self.attempt.runtime.waiters.cohorts).note_refused(name, arrived);
+        }
     }
 
     /// Records the reply that arrived at `arrived` to a command sent at `sent`.
@@ -367,8 +446,19 @@ impl<'a> WaitingCall<'a> {
 /// However the wait ends, a lease that was handed to this call goes to the next waiter.
 impl Drop for WaitingCall<'_> {
     fn drop(&mut self) {
+        // First: the call that comes next in the local queue takes over the place.
+        self.place = None;
         if let Some(handed) = self.local.as_ref().and_then(QueueTicket::leave) {
             pass_on_unclaimed(self.attempt.runtime, &handed);
+        }
+        let Attempt { runtime, keys, .. } = self.attempt;
+        let name = keys.key(self.name_index).name;
+        if self.shares_place
+            && self.has_waited
+            && !runtime.waiters.anybody_for(name)
+            && let Some(id) = runtime.waiters.cohorts.take_left(name)
+        {
+            leave(self.attempt, id);
         }
     }
 }

@@ -53,6 +53,9 @@ pub(crate) enum Answer {
     /// The caller holds the lock, or held it until this release. Contains the number of
     /// subscribers that received the wake-up, if the release counts them.
     Ours(Option<u64>),
+    /// The caller held the lock until this release, which left it free for a moment although
+    /// clients wait in its queue.
+    LeftOpen,
     /// The lock is free.
     Gone,
     /// Another holder's value.
@@ -97,13 +100,13 @@ pub(crate) enum KeyState {
 impl Answer {
     /// Returns true if a call acquired, released or renewed the lock.
     pub(crate) fn is_done(&self) -> bool {
-        matches!(self, Self::Granted(_) | Self::Ours(_))
+        matches!(self, Self::Granted(_) | Self::Ours(_) | Self::LeftOpen)
     }
 
     /// Returns the state that a release or renewal found; `None` for the answer to another call.
     pub(crate) fn key_state(&self) -> Option<KeyState> {
         match self {
-            Self::Ours(_) => Some(KeyState::Ours),
+            Self::Ours(_) | Self::LeftOpen => Some(KeyState::Ours),
             Self::Gone => Some(KeyState::Gone),
             Self::Foreign(_) => Some(KeyState::Foreign),
             _ => None,
@@ -191,6 +194,14 @@ impl Answer {
             Reply::Int(0) => Some(Self::Gone),
             Reply::Text(value) => Some(Self::Foreign(value)),
             _ => None,
+        }
+    }
+
+    /// Reads the reply to the release of a lock with a queue; `None` if the script cannot give it.
+    pub(super) fn read_passed_on(reply: Reply) -> Option<Self> {
+        match reply {
+            Reply::Int(2) => Some(Self::LeftOpen),
+            reply => Self::read_key(reply, false),
         }
     }
 

@@ -53,6 +53,12 @@ pub(crate) fn refresh_every(ttl: Duration) -> Duration {
     (ttl / 4).min(REFRESH) / 10 * 9
 }
 
+/// Returns how long a grant to a place lasts that is refreshed this often: no longer than
+/// [`provisional`] of its ttl.
+pub(crate) fn provisional_of(refresh_every: Duration) -> Duration {
+    provisional(refresh_every / 9 * 10 * 4)
+}
+
 /// The keys and calls of a [`FairMutex`](crate::FairMutex).
 #[derive(Debug)]
 pub(crate) struct FairMutexKeys {
@@ -63,17 +69,21 @@ pub(crate) struct FairMutexKeys {
 
 impl FairMutexKeys {
     pub(crate) fn of(keys: Keys) -> Arc<dyn Primitive> {
-        Arc::new(Self {
+        Arc::new(Self::new(keys))
+    }
+
+    pub(super) fn new(keys: Keys) -> Self {
+        Self {
             queue: [
                 keys.fence().to_vec(),
                 sibling_key(&keys.locks[0], "queue"),
                 sibling_key(&keys.locks[0], "places"),
             ],
             keys,
-        })
+        }
     }
 
-    fn call<'a, const N: usize>(
+    pub(super) fn call<'a, const N: usize>(
         &'a self,
         verb: Verb,
         script: &'static Script,
@@ -170,6 +180,13 @@ mod tests {
         assert_eq!(provisional(ms(500)), ms(500));
         assert_eq!(refresh_every(ms(10_000)), ms(900));
         assert_eq!(refresh_every(ms(400)), ms(90));
+        for ttl in [10, 11, 400, 2_999, 3_000, 3_999, 4_000, 10_000].map(ms) {
+            let lasts = provisional_of(refresh_every(ttl));
+            assert!(
+                lasts <= provisional(ttl) && lasts + ms(1) > provisional(ttl),
+                "{ttl:?}"
+            );
+        }
     }
 
     #[test]

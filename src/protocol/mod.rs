@@ -2,6 +2,7 @@
 
 pub(crate) mod all;
 pub(crate) mod answer;
+pub(crate) mod cohort;
 pub(crate) mod fair;
 pub(crate) mod keys;
 pub(crate) mod mutex;
@@ -11,6 +12,7 @@ pub(crate) mod place;
 pub(crate) mod primitive;
 pub(crate) mod redirect;
 pub(crate) mod reply;
+pub(crate) mod rights;
 pub(crate) mod rw_lock;
 pub(crate) mod script;
 pub(crate) mod semaphore;

@@ -49,7 +49,8 @@ impl TokenBlock {
     }
 }
 
-/// Reads a message published to an inbox, `grant <token> <want> <id>`; `None` if it is no grant.
+/// Reads a message published to an inbox, `grant <token> <want> <id>`; `None` if it is no grant. What
+/// a [`Mutex`](crate::Mutex) wants has a plus sign.
 pub(crate) fn read_grant(payload: &[u8]) -> Option<(HolderId, TokenBlock)> {
     let rest = payload.strip_prefix(b"grant ")?;
     let mut words = rest.splitn(3, |byte| *byte == b' ');
@@ -59,7 +60,7 @@ pub(crate) fn read_grant(payload: &[u8]) -> Option<(HolderId, TokenBlock)> {
         b"r" => 1,
         want if want.contains(&b'/') => 1,
         // The digits of a count are those of a token.
-        want => FencingToken::parse(want)?.value(),
+        want => FencingToken::parse(want.strip_prefix(b"+").unwrap_or(want))?.value(),
     };
     let last = first.value() + count - 1;
     FencingToken::read(i64::try_from(last).ok()?)?;

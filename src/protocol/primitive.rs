@@ -24,7 +24,8 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
     /// Releases the lock if its key contains `value`, or removes its place from the queue in Redis.
     ///
     /// With `counts`, the reply includes the number of subscribers that received the wake-up, if
-    /// the lock can be handed off.
+    /// the lock can be handed off and has no queue in Redis. If it has one, the release may leave
+    /// the lock free for a moment although clients wait.
     fn release<'a>(&'a self, value: &'a [u8], counts: bool) -> Call<'a>;
 
     /// Releases the lock, or removes the place, of each of several holder ids.
@@ -77,6 +78,12 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
     /// The parts of the lock, if its keys lie in several slots of a cluster; empty otherwise.
     fn slots(&self) -> &[Arc<dyn Primitive>] {
         &[]
+    }
+
+    /// Records that the user may not use queues in Redis. Returns true if the lock then goes on
+    /// without its queue: [`queue`](Self::queue) returns `None` from now on.
+    fn forgo_queue(&self) -> bool {
+        false
     }
 
     /// Returns an error if a quorum cannot keep the lock.
@@ -170,6 +177,12 @@ pub(crate) trait RedisQueue {
 
     /// Refreshes the places of `ids`; later grants to them are published to `inbox`.
     fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a>;
+
+    /// The same; the places want this number of `tokens` from now on.
+    fn refresh_for<'a>(&'a self, tokens: u64, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
+        let _ = tokens;
+        self.refresh(inbox, ids)
+    }
 }
 
 /// The queues in Redis of several names, in one of which a set waits at a time.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::holder::HolderId;
 use crate::name::shown;
+use crate::protocol::rights::QueueRights;
 use crate::protocol::verb::Verb;
 use crate::replicas::Replicas;
 
@@ -59,6 +60,16 @@ pub(crate) struct Call<'a> {
     pub(crate) replicas: Option<Replicas>,
     /// Sends ASKING first, which has its own reply: for a cluster node that is importing the slot.
     pub(crate) asking: bool,
+    /// How to do the same without a queue.
+    pub(crate) without_queue: Option<WithoutQueue<'a>>,
+}
+
+/// The script that does without a queue what another does with one, by the same arguments. It serves
+/// users who lack the rights for queues, and clusters that are migrating the slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WithoutQueue<'a> {
+    pub(crate) script: &'static Script,
+    pub(crate) rights: &'a QueueRights,
 }
 
 /// An argument of a call; only the last ones can be absent.
@@ -66,6 +77,8 @@ pub(crate) struct Call<'a> {
 pub(crate) enum Arg<'a> {
     Bytes(&'a [u8]),
     Number(u64),
+    /// A number of fencing tokens for the threads of a client, with a plus sign.
+    Block(u64),
     #[default]
     Absent,
 }
@@ -101,7 +114,28 @@ impl<'a> Call<'a> {
             rest: &[],
             replicas: None,
             asking: false,
+            without_queue: None,
         }
+    }
+
+    /// Records that a server refused the call to this user.
+    pub(crate) fn note_refused(&self) {
+        if let Some(without) = &self.without_queue {
+            without.rights.refused();
+        }
+    }
+
+    /// Returns the call that does the same with the lock key alone, if there is one.
+    pub(crate) fn without_queue(self) -> Option<Self> {
+        let WithoutQueue { script, .. } = self.without_queue?;
+        let [id, channel, ..] = self.args;
+        Some(Self {
+            script,
+            keys: [self.keys[0], &[]],
+            args: [id, channel, Arg::Absent, Arg::Absent],
+            without_queue: None,
+            ..self
+        })
     }
 
     /// Returns the same call with further arguments.
@@ -172,6 +206,10 @@ impl<'a> Call<'a> {
             match arg {
                 Arg::Bytes(bytes) => bulk(bytes, buffer),
                 Arg::Number(n) => number(*n, buffer),
+                Arg::Block(n) => {
+                    let mut digits = itoa::Buffer::new();
+                    bulk(&[b"+", digits.format(*n).as_bytes()].concat(), buffer);
+                }
                 Arg::Absent => {}
             }
         }

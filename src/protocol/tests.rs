@@ -1,6 +1,6 @@
 //! The scripts of all kinds of locks, against the documents.
 
-use crate::protocol::{all, fair, keys, mutex, rw_lock, semaphore};
+use crate::protocol::{all, cohort, fair, keys, mutex, rw_lock, semaphore};
 
 fn called(source: &str) -> Vec<String> {
     let calls = source.split("call('").skip(1);
@@ -60,8 +60,10 @@ fn the_documented_user_may_do_what_the_scripts_call() {
         &rw_lock::DOWNGRADE,
         &rw_lock::RENEW,
     ];
+    let cohort = [&cohort::RELEASE, &cohort::REFRESH];
     let reads = [&keys::INSPECT, &keys::FENCE, &rw_lock::INSPECT];
-    let locks = mutex.into_iter().chain(all).chain(fair).chain(shared);
+    let locks = mutex.into_iter().chain(all).chain(fair);
+    let locks = locks.chain(shared).chain(cohort);
     let scripts = locks.chain(permits).chain(reads);
     for script in scripts {
         let mut called = called(script.source);

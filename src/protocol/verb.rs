@@ -16,6 +16,8 @@ pub(crate) enum Verb {
     Release {
         counts: bool,
     },
+    /// Releases a lock with a queue, or grants it to the next client.
+    PassOn,
     /// Releases for this number of holder ids.
     Undo(usize),
     Renew,
@@ -48,6 +50,7 @@ impl Verb {
             Self::Acquire(wanted) => Answer::read_acquired(reply, wanted),
             Self::AcquireSet(names) => Answer::read_set(reply, names),
             Self::Release { counts } => Answer::read_key(reply, counts),
+            Self::PassOn => Answer::read_passed_on(reply),
             Self::Undo(ids) => Undone::read(reply, ids).map(Answer::Undone),
             Self::Renew => Answer::read_key(reply, false),
             Self::Inspect => Answer::read_holder(reply),

@@ -1,4 +1,4 @@
-//! The calls of this client that wait for fair locks, each with a place in Redis. No I/O, no clock.
+//! The calls of this client that wait in queues in Redis. No I/O, no clock.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,9 +15,12 @@ use crate::queue::answers::Answers;
 use crate::queue::fair_queue::{FairQueue, FairWaiter, RefreshPace, WaitingReply};
 use crate::queue::parker::Parker;
 use crate::queue::position::{Grant, Position, Queue};
+use crate::queue::recent::RecentRefusals;
+
+pub(crate) use crate::queue::recent::SharedPlace;
 use crate::stats::Wake;
 
-/// The places of this client's calls in the queues of fair locks, as far as known.
+/// The places of this client's calls in the queues in Redis, as far as known.
 ///
 /// A holder id is granted at most once. A grant counts only while its call waits under that id: a
 /// call whose place is gone enters again under another.
@@ -33,6 +36,14 @@ struct State {
     /// What each holder id waits for: a grant message names no lock.
     owners: HashMap<HolderId, (Admission, Name)>,
     next_serial: u64,
+    recent: RecentRefusals,
+}
+
+impl State {
+    /// The queues of locks that have one holder at a time.
+    fn exclusive(&mut self) -> &mut NameTable<FairQueue> {
+        &mut self.queues[Admission::Exclusive as usize]
+    }
 }
 
 /// A call's waiter; dropping it removes it here, not in Redis.
@@ -85,19 +96,61 @@ impl FairQueues {
         let state = &mut *guard;
         let (admission, name) = state.owners.get(id)?;
         let queue = state.queues[*admission as usize].get_mut(name)?;
-        let mut waiters = queue.waiters.iter_mut();
-        let waiter = waiters.find(|waiter| waiter.id.as_ref() == Some(id))?;
+        let waiter = queue.with_id(id)?;
         let is_first = waiter.note_grant(tokens, true);
         is_first.then(|| waiter.parker.clone())
     }
 
-    /// Makes a refresh of the places of `name` due at once.
-    pub(crate) fn refresh_now(&self, name: &Name, why: Wake) {
+    /// Makes a refresh of the places of `name` due at once. Returns whether there is one.
+    pub(crate) fn refresh_now(&self, name: &Name, why: Wake) -> bool {
+        let mut has_place = false;
         for queues in &mut self.state.lock().queues {
             if let Some(queue) = queues.get_mut(name) {
                 queue.refresh_now(why);
+                has_place |= queue.has_place();
             }
         }
+        has_place
+    }
+
+    /// Records that a release has left the lock free for a moment. This client asks for it again at
+    /// `until`; its place is refreshed at `refresh_at`.
+    pub(crate) fn left_open(&self, name: &Name, until: Instant, refresh_at: Instant) {
+        let mut state = self.state.lock();
+        state.recent.left_open(name, until);
+        if let Some(queue) = state.exclusive().get_mut(name) {
+            queue.refresh_at(refresh_at);
+        }
+    }
+
+    /// Records that this client was refused the lock at `now`.
+    pub(crate) fn note_refused(&self, name: &Name, now: Instant) {
+        self.state.lock().recent.refused(name, now);
+    }
+
+    /// Returns what this client knows about a name whose calls share a place.
+    pub(crate) fn shared(&self, name: &Name) -> SharedPlace {
+        let mut state = self.state.lock();
+        let queue = state.exclusive().get(name);
+        let is_taken = queue.is_some_and(FairQueue::has_place);
+        SharedPlace {
+            is_taken,
+            ..state.recent.of(name)
+        }
+    }
+
+    /// Takes the place that a call has left to others, which have left, too. The caller must leave
+    /// the queue in Redis.
+    pub(crate) fn take_left(&self, name: &Name) -> Option<HolderId> {
+        let mut state = self.state.lock();
+        let queues = state.exclusive();
+        let queue = queues.get_mut(name)?;
+        let id = queue.left.take()?.id?;
+        if queue.waiters.is_empty() {
+            queues.remove(name);
+        }
+        state.owners.remove(&id);
+        Some(id)
     }
 
     pub(crate) fn names(&self) -> Vec<Name> {
@@ -144,7 +197,7 @@ impl FairQueues {
         let mut left = Vec::new();
         for queue in state.queues.iter_mut().flat_map(HashMap::values_mut) {
             // A call whose first reply is outstanding leaves by itself.
-            let waiters = queue.waiters.iter_mut();
+            let waiters = queue.waiters.iter_mut().chain(&mut queue.left);
             let there = waiters.filter(|waiter| waiter.seen_waiting.is_some());
             let ids = there.filter_map(|waiter| waiter.id.take());
             left.extend(ids.map(|id| (Arc::clone(&queue.keys), id)));
@@ -182,7 +235,29 @@ impl FairTicket<'_> {
 
     /// Records the reply to a command that made a place. The lock is held for `remaining` more.
     pub(crate) fn note_entered(&self, reply: WaitingReply, remaining: Option<Duration>) {
-        self.with_waiter(|waiter| waiter.refused(reply, remaining));
+        self.with_queue(|queue| {
+            let waiter = queue.waiter(self.serial);
+            waiter.refused(reply, remaining);
+            if waiter.pace.backoff.is_some() {
+                queue.wake_without_place();
+            }
+        });
+    }
+
+    /// Returns whether the call has a place, or is entering.
+    pub(crate) fn has_place(&self) -> bool {
+        self.with_waiter(|waiter| waiter.id.is_some())
+    }
+
+    /// Leaves the place to the other calls of this client that share it, if `others_wait`.
+    ///
+    /// Returns an id that must leave the queue because no call shares its place.
+    pub(crate) fn hand_over(&self, others_wait: bool) -> Option<HolderId> {
+        self.with_owners(|queue, owners| {
+            let id = queue.hand_over(self.serial, others_wait)?;
+            owners.remove(&id);
+            Some(id)
+        })
     }
 
     /// Ends the wait under the current id: a grant to it no longer counts.
@@ -285,7 +360,7 @@ impl Drop for FairTicket<'_> {
             return;
         };
         queue.remove(self.serial);
-        if queue.waiters.is_empty() {
+        if queue.waiters.is_empty() && queue.left.is_none() {
             queues.remove(self.name);
         }
     }
@@ -347,6 +422,7 @@ mod tests {
             id: id.clone(),
             tokens: tokens(n),
             seen_waiting: at(seen_waiting),
+            refresh_every: PACE.every,
             by_message: true,
         })
     }

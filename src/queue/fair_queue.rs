@@ -1,4 +1,7 @@
-//! The calls of this client that wait for one fair lock. No I/O, no clock.
+//! The calls of this client that wait in the queue of one lock in Redis. No I/O, no clock.
+//!
+//! Each call for a fair lock has its own place. The calls for a lock with a local queue share one:
+//! if a call leaves without the lock, its place waits for the next call, which takes it over.
 //!
 //! The states of a waiter:
 //!
@@ -40,6 +43,10 @@ const MAX_REFRESH_WAIT: Duration = Duration::from_secs(1);
 pub(super) struct FairQueue {
     pub(super) keys: Arc<dyn Primitive>,
     pub(super) waiters: Vec<FairWaiter>,
+    /// The calls share one place.
+    is_shared: bool,
+    /// The place that a call has left to the others.
+    pub(super) left: Option<FairWaiter>,
     /// The serial of the waiter that is refreshing the places of all.
     refreshing: Option<u64>,
     /// No refresh before this instant: the last one got no reply.
@@ -59,9 +66,12 @@ pub(super) struct FairWaiter {
     ///
     /// `None` until the first reply.
     pub(super) seen_waiting: Option<Instant>,
-    /// When the next refresh is due.
+    /// When the next refresh is due, and why.
     due: Instant,
+    due_for: Wake,
     pub(super) pace: RefreshPace,
+    /// How often the place must be refreshed: the call that took it set this.
+    refresh_every: Duration,
     pub(super) granted: Option<TokenBlock>,
     /// The grant came by message, not by a refresh.
     by_message: bool,
@@ -91,17 +101,17 @@ pub(crate) struct WaitingReply {
 }
 
 impl RefreshPace {
-    /// Returns when to refresh a place after a reply. The lock is held for `remaining` more, `None`
-    /// if without end.
+    /// Returns when to refresh a place after a reply, and why. The lock is held for `remaining`
+    /// more, `None` if without end.
     pub(super) fn next(
-        &self,
+        self,
         reply: WaitingReply,
         remaining: Option<Duration>,
         refusals: u32,
-    ) -> Instant {
+    ) -> (Instant, Wake) {
         if let Some(backoff) = self.backoff {
             let pause = backoff.pause(refusals.saturating_sub(1));
-            return reply.sent.after(self.every.min(pause));
+            return (reply.sent.after(self.every.min(pause)), Wake::Backstop);
         }
         let pause = match reply.is_listening {
             true => self.every,
@@ -114,7 +124,11 @@ impl RefreshPace {
             reply.arrived.after(rounded)
         });
         let earliest = reply.sent.after(SHORTEST_PAUSE);
-        reply.sent.after(pause).min(expiry.max(earliest))
+        let (expiry, regular) = (expiry.max(earliest), reply.sent.after(pause));
+        match expiry < regular {
+            true => (expiry, Wake::Ttl),
+            false => (regular, Wake::Backstop),
+        }
     }
 }
 
@@ -123,7 +137,11 @@ impl FairWaiter {
     pub(super) fn refused(&mut self, reply: WaitingReply, remaining: Option<Duration>) {
         self.seen_waiting = self.seen_waiting.max(Some(reply.sent));
         self.refusals = self.refusals.saturating_add(1);
-        self.due = self.pace.next(reply, remaining, self.refusals);
+        let pace = RefreshPace {
+            every: self.refresh_every,
+            ..self.pace
+        };
+        (self.due, self.due_for) = pace.next(reply, remaining, self.refusals);
     }
 
     /// Returns what was granted to the call since it has a place in Redis.
@@ -132,6 +150,7 @@ impl FairWaiter {
             id: self.id.clone()?,
             tokens: self.granted?,
             seen_waiting: self.seen_waiting?,
+            refresh_every: self.refresh_every,
             by_message: self.by_message,
         })
     }
@@ -149,7 +168,9 @@ impl FairWaiter {
             parker,
             seen_waiting: None,
             due: Instant::NEVER,
+            due_for: Wake::Backstop,
             pace,
+            refresh_every: pace.every,
             granted: None,
             by_message: false,
             refusals: 0,
@@ -162,7 +183,22 @@ impl FairWaiter {
     pub(super) fn wait_under(&mut self, id: Option<HolderId>) -> Option<HolderId> {
         self.seen_waiting = None;
         self.granted = None;
+        self.refresh_every = self.pace.every;
         std::mem::replace(&mut self.id, id)
+    }
+
+    /// Takes the place of another call, or what was granted to it.
+    fn take_over(&mut self, from: &mut Self) {
+        self.wait_under(from.id.take());
+        self.seen_waiting = from.seen_waiting.take();
+        self.granted = from.granted.take();
+        self.by_message = from.by_message;
+        self.refresh_every = from.refresh_every;
+        // The place may have no inbox yet.
+        self.due = match (self.pace.backoff, from.pace.backoff) {
+            (None, Some(_)) => Instant::START,
+            _ => from.due,
+        };
     }
 
     /// Records a grant; returns false if it is not the first.
@@ -181,6 +217,8 @@ impl FairQueue {
         Self {
             keys: Arc::clone(keys),
             waiters: Vec::new(),
+            is_shared: keys.has_local_queue(),
+            left: None,
             refreshing: None,
             no_refresh_before: Instant::START,
             refresh_now: None,
@@ -194,6 +232,77 @@ impl FairQueue {
         waiters
             .find(|waiter| waiter.serial == serial)
             .expect("the waiter of a ticket")
+    }
+
+    /// Returns the waiter with this id, or the place with it that was left to the others.
+    pub(super) fn with_id(&mut self, id: &HolderId) -> Option<&mut FairWaiter> {
+        let mut all = self.waiters.iter_mut().chain(&mut self.left);
+        all.find(|waiter| waiter.id.as_ref() == Some(id))
+    }
+
+    /// Returns whether any call has a place, or is entering.
+    pub(super) fn has_place(&self) -> bool {
+        let mut all = self.waiters.iter().chain(&self.left);
+        all.any(|waiter| waiter.id.is_some())
+    }
+
+    /// Takes the place that the calls share for the waiter, if no other call can use it sooner.
+    ///
+    /// A call under `WaitPolicy::Backoff` sleeps through its pauses: it must not delay the others.
+    fn take_shared(&mut self, serial: u64) {
+        let mut from = self.left.take();
+        let takes_turns = |waiter: &&mut FairWaiter| {
+            waiter.serial != serial && waiter.waits() && waiter.pace.backoff.is_some()
+        };
+        if from.is_none() && self.waiter(serial).pace.backoff.is_none() {
+            let before = self.waiters.iter_mut().find(takes_turns);
+            from = before.map(|before| {
+                let mut place = FairWaiter::new(before.serial, before.parker.clone(), before.pace);
+                place.take_over(before);
+                place
+            });
+        }
+        if let Some(mut from) = from {
+            self.waiter(serial).take_over(&mut from);
+        }
+    }
+
+    /// Leaves the place of the waiter to the other calls if `others_wait`. Otherwise returns its id:
+    /// the caller must leave the queue.
+    pub(super) fn hand_over(&mut self, serial: u64, others_wait: bool) -> Option<HolderId> {
+        let pace = self.waiter(serial).pace;
+        let parker = self.waiter(serial).parker.clone();
+        let mut place = FairWaiter::new(serial, parker, pace);
+        let has_place = self.waiter(serial).seen_waiting.is_some();
+        if !self.is_shared || !others_wait || !has_place {
+            let left = self.left.take_if(|_| !others_wait);
+            let own = self.waiter(serial).wait_under(None);
+            return own.or_else(|| left?.id);
+        }
+        place.take_over(self.waiter(serial));
+        self.left = Some(place);
+        self.refreshing = self.refreshing.filter(|refreshing| *refreshing != serial);
+        self.wake_without_place();
+        None
+    }
+
+    /// Wakes the calls that wait for a place that they could take over.
+    pub(super) fn wake_without_place(&self) {
+        if self.is_shared {
+            let waiters = self.waiters.iter();
+            let without = waiters.filter(|waiter| waiter.id.is_none());
+            without.for_each(|waiter| waiter.parker.unpark());
+        }
+    }
+
+    /// Makes a refresh due at `at`, unless it is due earlier.
+    pub(super) fn refresh_at(&mut self, at: Instant) {
+        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.waits()) {
+            if at < waiter.due {
+                waiter.due = at;
+                waiter.parker.unpark();
+            }
+        }
     }
 
     pub(super) fn remove(&mut self, serial: u64) {
@@ -218,6 +327,12 @@ impl FairQueue {
 
     /// Returns what the waiter must do at `now`.
     pub(super) fn position(&mut self, serial: u64, now: Instant) -> Position {
+        if self.is_shared && self.waiter(serial).id.is_none() {
+            self.take_shared(serial);
+            if self.waiter(serial).id.is_none() && self.has_place() {
+                return Position::Behind;
+            }
+        }
         let position = self.next_position(serial, now);
         if let Position::Placed(until) = position {
             self.waiter(serial).sleeps_until = until;
@@ -238,7 +353,7 @@ impl FairQueue {
         if !waiter.refreshes {
             return Position::Placed(Instant::NEVER);
         }
-        let every = waiter.pace.every;
+        let every = waiter.refresh_every;
         let due = if is_due_at_once { now } else { waiter.due };
         let due = due.max(no_refresh_before);
         if due > now {
@@ -249,7 +364,11 @@ impl FairQueue {
             return Position::Placed(now.after(MAX_REFRESH_WAIT.min(every)));
         }
         self.refreshing = Some(serial);
-        let why = self.refresh_now.take().unwrap_or(Wake::Backstop);
+        let due_for = match self.is_shared {
+            true => self.waiter(serial).due_for,
+            false => Wake::Backstop,
+        };
+        let why = self.refresh_now.take().unwrap_or(due_for);
         let waiting = self.waiters.iter().filter(|waiter| waiter.waits());
         let ids = waiting.filter_map(|waiter| waiter.id.clone());
         Position::Refresh(ids.collect(), why)
@@ -257,6 +376,10 @@ impl FairQueue {
 
     /// Makes a refresh due at once.
     pub(super) fn refresh_now(&mut self, why: Wake) {
+        if self.is_shared && !self.has_place() {
+            // Its calls ask for the lock itself first.
+            return;
+        }
         // A later, more specific reason replaces `Turn`.
         if self.refresh_now.is_none_or(|before| before == Wake::Turn) {
             self.refresh_now = Some(why);

@@ -12,14 +12,24 @@ use crate::holder::HolderId;
 use crate::lease::handoff::NoHandoff;
 use crate::lease::held::{HeldLease, Holding};
 use crate::name::{Name, NameTable};
+use crate::protocol::place::TokenBlock;
+use crate::protocol::primitive::Primitive;
 use crate::queue::answers::Answers;
 use crate::queue::fair::FairQueues;
 use crate::queue::local_queue::{Announcer, FleetYield, HandedOff, LocalQueue};
 use crate::queue::parker::Parker;
 use crate::queue::position::{Position, Queue};
 use crate::queue::sets::SetQueue;
+use crate::random;
 use crate::stats::Wake;
 use crate::token::FencingToken;
+
+/// How long a release can leave a lock free for other programs, although clients wait in its queue.
+const OPEN_FOR: Duration = Duration::from_millis(2);
+
+/// How long after that the waiters ask for the lock themselves, or up to twice as long: the client
+/// that left it open may have died.
+const GRANTED_WITHIN: Duration = Duration::from_millis(20);
 
 /// The names that this client holds or waits for.
 ///
@@ -41,6 +51,8 @@ pub(crate) struct Waiters {
     pub(crate) fair_queues: FairQueues,
     /// The waiters for sets of names; each has a place in one queue in Redis at a time.
     pub(crate) sets: SetQueue,
+    /// The places of locks with a local queue: at most one for each name.
+    pub(crate) cohorts: FairQueues,
 }
 
 /// A waiter's place in the queue of a name; dropping it leaves the queue.
@@ -111,9 +123,13 @@ impl Waiters {
 
     /// Returns whether any call waits for the name.
     pub(crate) fn anybody_for(&self, name: &Name) -> bool {
+        self.count_for(name) > 0
+    }
+
+    /// Returns how many calls wait for the name in the local queue.
+    pub(crate) fn count_for(&self, name: &Name) -> usize {
         let names = self.names.lock();
-        let queue = names.get(name);
-        queue.is_some_and(|queue| !queue.waiters.is_empty())
+        names.get(name).map_or(0, |queue| queue.waiters.len())
     }
 
     /// Returns a lease of this client beside which Redis refuses the name to another, `is_shared` or
@@ -213,7 +229,54 @@ impl Waiters {
         self.fair_queues.refresh_now(name, Wake::Message);
         self.sets.ask_now(name, Wake::Message);
         let mut names = self.names.lock();
-        names.get_mut(name)?.announced(payload, announcer)
+        let queue = names.get_mut(name)?;
+        if let Some(hold) = queue.held.find(payload) {
+            return Some(hold.clone());
+        }
+        // The call with the place asks for all.
+        if !self.cohorts.refresh_now(name, Wake::Message) {
+            queue.announced(payload, announcer);
+        }
+        None
+    }
+
+    /// Returns the places for a kind of lock.
+    pub(crate) fn queues_of(&self, keys: &Arc<dyn Primitive>) -> &FairQueues {
+        match keys.has_local_queue() {
+            true => &self.cohorts,
+            false => &self.fair_queues,
+        }
+    }
+
+    /// Records that Redis has granted the lock to `id`; ignored if no call waits under it.
+    pub(crate) fn granted_by_message(&self, id: &HolderId, tokens: TokenBlock) {
+        self.fair_queues.granted(id, tokens);
+        self.cohorts.granted(id, tokens);
+    }
+
+    /// Records that a release of this client has left the lock free for a moment. Returns when this
+    /// client asks for it again.
+    pub(crate) fn leave_open(&self, name: &Name, now: Instant) -> Instant {
+        let until = now.after(OPEN_FOR);
+        self.cohorts.left_open(name, until, Instant::NEVER);
+        until
+    }
+
+    /// Handles the message that the release of `id` has left the lock free for a moment, although
+    /// clients wait in its queue.
+    ///
+    /// Returns the lease if this client still holds it, as [`announced`](Self::announced) does.
+    pub(crate) fn left_open(
+        &self,
+        name: &Name,
+        id: &[u8],
+        now: Instant,
+    ) -> Option<Weak<HeldLease>> {
+        let granted_by = now.after(GRANTED_WITHIN.mul_f64(1.0 + random::chance()));
+        self.cohorts
+            .left_open(name, now.after(OPEN_FOR), granted_by);
+        let names = self.names.lock();
+        names.get(name)?.held.find(id).cloned()
     }
 
     /// Wakes the contender of the name to try Redis, since its subscription is now live.
@@ -221,14 +284,16 @@ impl Waiters {
         if name.is_of_semaphore() {
             // All semaphores share one subscription.
             let names = self.fair_queues.names().into_iter();
-            names
-                .filter(Name::is_of_semaphore)
-                .for_each(|name| self.fair_queues.refresh_now(&name, why));
+            for name in names.filter(Name::is_of_semaphore) {
+                self.fair_queues.refresh_now(&name, why);
+            }
             return;
         }
         self.fair_queues.refresh_now(name, why);
         self.sets.ask_now(name, why);
-        if let Some(queue) = self.names.lock().get_mut(name) {
+        if !self.cohorts.refresh_now(name, why)
+            && let Some(queue) = self.names.lock().get_mut(name)
+        {
             queue.wake_contender(why);
         }
     }
@@ -260,6 +325,8 @@ impl Waiters {
     /// Wakes all waiters; returns how many.
     pub(crate) fn wake_all(&self) -> usize {
         let placed = self.fair_queues.wake_all() + self.sets.wake_all();
+        // Their calls wait in the local queues, too.
+        self.cohorts.wake_all();
         let mut names = self.names.lock();
         let waiters = names.values_mut().flat_map(|queue| &mut queue.waiters);
         waiters.map(|waiter| waiter.wake(Wake::Turn)).count() + placed

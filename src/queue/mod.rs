@@ -10,4 +10,5 @@ pub(crate) mod local;
 pub(crate) mod local_queue;
 pub(crate) mod parker;
 pub(crate) mod position;
+mod recent;
 pub(crate) mod sets;

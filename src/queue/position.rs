@@ -1,5 +1,7 @@
 //! The next action of a waiting call, which its queues decide. No I/O.
 
+use std::time::Duration;
+
 use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::protocol::place::TokenBlock;
@@ -61,6 +63,8 @@ pub(crate) struct Grant {
     pub(crate) tokens: TokenBlock,
     /// An instant before the grant: the provisional lease is counted from then.
     pub(crate) seen_waiting: Instant,
+    /// How often the place was refreshed: that says how long its grant lasts.
+    pub(crate) refresh_every: Duration,
     /// The client received a message and did not have to ask.
     pub(crate) by_message: bool,
 }

@@ -198,7 +198,7 @@ impl SetTicket<'_> {
         remaining: Option<Duration>,
     ) {
         self.refusals.set(self.refusals.get().saturating_add(1));
-        let next = self.pace.next(reply, remaining, self.refusals.get());
+        let (next, _) = self.pace.next(reply, remaining, self.refusals.get());
         self.with_waiter(|waiter| {
             waiter.has = Some(has);
             waiter.keeps_since = match has.kept {

@@ -167,6 +167,11 @@ impl Deployment {
         }
     }
 
+    /// Returns whether calls can wait in queues in Redis: the servers of a quorum share none.
+    pub(crate) fn has_queues(&self) -> bool {
+        !matches!(self, Self::Quorum(_))
+    }
+
     /// Returns a new record of what each server did about an acquiring command; `None` unless over
     /// a quorum.
     pub(crate) fn votes(&self) -> Option<Arc<ServerVotes>> {
@@ -210,6 +215,23 @@ impl Deployment {
     ///
     /// If an acquiring call gets no reply, its undo is sent behind it on the same connection.
     pub(crate) fn call_or_undo(
+        &self,
+        call: Call<'_>,
+        until: Instant,
+        cap_rule: Cap,
+        undoable: Option<&Undoable<'_>>,
+    ) -> Result<(Answer, Instant), Fault> {
+        let answer = self.dispatch(call, until, cap_rule, undoable);
+        if let (Err(Fault::Rejected(Error::Refused { .. })), Some(without)) =
+            (&answer, call.without_queue())
+        {
+            call.note_refused();
+            return self.dispatch(without, until, cap_rule, undoable);
+        }
+        answer
+    }
+
+    fn dispatch(
         &self,
         call: Call<'_>,
         until: Instant,

@@ -1,6 +1,7 @@
 //! Sends many calls in one write and reads their replies after it.
 
 use crate::clock::Instant;
+use crate::error::Error;
 use crate::protocol::answer::Answer;
 use crate::protocol::script::{Call, pack_wait};
 use crate::protocol::verb::Verb;
@@ -28,6 +29,10 @@ impl Server {
         let (answers, usable) = self.send_all(connection, &calls, sent);
         drop(calls);
         for (job, answer) in jobs.into_iter().zip(answers) {
+            if let Err(NodeFault::Fault(Fault::Rejected(Error::Refused { .. }))) = &answer {
+                // It is repeated without the queue.
+                call(&job).note_refused();
+            }
             let (sent, answer) = match answer {
                 Err(NodeFault::Redirected(..)) => match follow(call(&job)) {
                     Ok((answer, sent)) => (sent, Ok(answer)),

@@ -17,8 +17,11 @@ use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::all::MutexAllKeys;
 use crate::protocol::answer::KeyState;
+use crate::protocol::cohort::CohortKeys;
 use crate::protocol::keys::{Key, Keys};
+use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::Primitive;
+use crate::protocol::rights::QueueRights;
 use crate::queue::local::Waiters;
 use crate::redis::cluster::owners::Moved;
 use crate::redis::{Deployment, Majority};
@@ -48,6 +51,7 @@ pub(crate) struct Runtime {
     pub(crate) callbacks: Callbacks,
     /// Recent releases, which a new master may have lost; kept only if the master can change.
     pub(crate) released: Mutex<RecentReleases>,
+    queue_rights: Arc<QueueRights>,
     closed: AtomicBool,
     serial: AtomicU64,
     /// For threads that a background thread starts.
@@ -83,6 +87,7 @@ impl Runtime {
             sentinel_watch,
             callbacks: Callbacks::default(),
             released: Mutex::default(),
+            queue_rights: Arc::default(),
             closed: AtomicBool::new(false),
             serial: AtomicU64::new(0),
             me: Weak::clone(me),
@@ -101,6 +106,14 @@ impl Runtime {
 
     pub(crate) fn keys(&self, name: Name) -> Keys {
         Keys::new(name, &self.config.key_prefix, &self.config.channel_prefix)
+    }
+
+    pub(crate) fn keys_of_mutex(&self, name: Name) -> Arc<dyn Primitive> {
+        let keys = self.keys(name);
+        match self.deployment.has_queues() {
+            true => CohortKeys::of(keys, &self.queue_rights),
+            false => MutexKeys::of(keys),
+        }
     }
 
     pub(crate) fn keys_of_all(&self, names: Vec<Name>) -> Arc<dyn Primitive> {

@@ -56,6 +56,18 @@ const SCRIPTS: &[(&str, &str)] = &[
     ),
     ("queue_undo", "4 lock# fence# queue# places# wake# $id+"),
     (
+        "queue_enter",
+        "4 lock# fence# queue# places# $id $ttl $block $mark $inbox",
+    ),
+    (
+        "cohort queue_refresh",
+        "4 lock# fence# queue# places# $block $inbox $id+",
+    ),
+    (
+        "cohort_release",
+        "4 lock# fence# queue# places# $id wake# $one?",
+    ),
+    (
         "permits queue_enter",
         "4 permits# fence# queue# places# $member $ttl $want $mark $inbox",
     ),
@@ -199,6 +211,7 @@ pub(crate) fn fill(name: &str, words: &mut Words<'_>) -> Option<Vec<u8>> {
         "flag" => words.one_of(&["0", "1"]),
         "at" => words.one_of(&["0", "1", "2"]),
         "tokens" => words.one_of(&["1", "2", "5", "30"]),
+        "block" => words.one_of(&["+1", "+33"]),
         "token" => words.fresh_token(),
         "fence" if words.rng.random() => words.fresh_token(),
         "fence" => words.one_of(&[
@@ -261,6 +274,7 @@ fn files_of_scripts() -> BTreeMap<String, Vec<String>> {
             match kind {
                 "permits_script" => name.insert_str(0, "permits "),
                 "shared_script" => name.insert_str(0, "shared "),
+                "cohort_script" => name.insert_str(0, "cohort "),
                 _ => {}
             }
             assert!(scripts.insert(name, named).is_none(), "twice: {script}");

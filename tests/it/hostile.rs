@@ -84,9 +84,10 @@ fn server_with_hostile_reply(
 ) -> FakeServer {
     FakeServer::with_writer(move |request, client| match request.name().as_str() {
         name if name == command => hostile(client),
-        "acquire" => client.write_all(REFUSED),
+        "acquire" | "queue_enter" => client.write_all(REFUSED),
+        "queue_refresh" => client.write_all(b"*2\r\n:0\r\n:60000\r\n"),
         "release" => client.write_all(b":1\r\n"),
-        "undo" => client.write_all(b"*1\r\n:0\r\n"),
+        "undo" | "queue_undo" => client.write_all(b"*1\r\n:0\r\n"),
         _ => client.write_all(&default_reply(request).unwrap_or_default()),
     })
 }

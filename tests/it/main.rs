@@ -9,6 +9,7 @@ mod chaos;
 #[cfg(all(feature = "cli", unix))]
 mod cli;
 mod cluster;
+mod cohort;
 mod conformance;
 mod deadlines;
 mod errors;
@@ -77,6 +78,7 @@ const TESTS: &[Listed] = &[
     #[cfg(all(feature = "cli", unix))]
     cli::top::TESTS,
     cluster::TESTS,
+    cohort::TESTS,
     conformance::cluster::TESTS,
     conformance::one::TESTS,
     conformance::quorum_of_3::TESTS,

@@ -186,7 +186,7 @@ fn remote_and_local_releases_count_as_different_wakes() {
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         call.join().unwrap();
     });
-    let mut expected = after_one_wait(before, 2);
+    let mut expected = after_one_wait(before, 1);
     expected.wakes_message += 1;
     assert_eq!(client.stats().totals, expected);
     assert_eq!(client.stats().contention_rate(), 1.0);
@@ -227,7 +227,7 @@ fn a_message_without_a_release_is_a_spurious_wake() {
         drop(guard);
         call.join().unwrap();
     });
-    let mut expected = after_one_wait(before, 3);
+    let mut expected = after_one_wait(before, 1);
     expected.wakes_message += 2;
     expected.spurious_wakes += 1;
     assert_eq!(client.stats().totals, expected);
@@ -239,15 +239,20 @@ fn an_expired_ttl_counts_as_a_ttl_wake() {
     server.run("SET", &["lock:a", "foreign"]);
     wait_until_subscribed(&client, "a");
     let before = client.stats().totals;
-    server.run("SET", &["lock:a", "foreign", "PX", "1000"]);
+    // Before the next refresh is due.
+    server.run("SET", &["lock:a", "foreign", "PX", "400"]);
     drop(client.mutex("a").lock().unwrap());
     let now = client.stats().totals;
     let wakes = now.wakes_ttl - before.wakes_ttl;
     assert!(wakes > 0, "{now:?}");
     // Redis may expire the key a moment later.
-    let mut expected = after_one_wait(before, 1 + wakes);
+    let mut expected = after_one_wait(before, 1);
     expected.wakes_ttl += wakes;
-    expected.spurious_wakes += wakes - 1;
+    // The grant is published, too, and its message may arrive before the reply to the refresh.
+    expected.wakes_message = now.wakes_message;
+    expected.wakes_backstop = now.wakes_backstop;
+    let refreshes = wakes + now.wakes_backstop - before.wakes_backstop;
+    expected.spurious_wakes += refreshes - 1;
     assert_eq!(now, expected);
 }
 
@@ -285,9 +290,15 @@ fn reconnections_of_the_subscriber_count_as_wakes() {
         server.run("PUBLISH", &["lock_release:a", "foreign"]);
         call.join().unwrap();
     });
-    let mut expected = after_one_wait(before, 4);
+    let mut expected = after_one_wait(before, 1);
     expected.wakes_reconnect += 2;
-    expected.wakes_message += 1;
+    // The release message, and the grant unless the refresh learns of it first.
+    let now = client.stats().totals;
+    expected.wakes_message = now.wakes_message;
+    assert!(
+        (1..=2).contains(&(now.wakes_message - before.wakes_message)),
+        "{now:?}"
+    );
     expected.spurious_wakes += 2;
     assert_eq!(client.stats().totals, expected);
 }

@@ -51,7 +51,7 @@ fn time_to_connect_is_no_time_of_a_reply() {
             other_reply(request)
         }
         "acquire" if acquires.fetch_add(1, Ordering::SeqCst) == 0 => Some(refused("x", LONG, None)),
-        "acquire" => Some(granted(b"7")),
+        "acquire" | "queue_enter" => Some(granted(b"7")),
         _ => other_reply(request),
     });
     let client = Client::builder()

@@ -65,7 +65,21 @@ fn script(sha: &str) -> String {
             source!("admit_lock"),
             source!("queue"),
         ];
+        let passing_on = [
+            &[rewrite, source!("open_queue")][..],
+            &queue,
+            &[source!("pass_on"), source!("cohort_release")],
+        ];
+        let refreshing = [
+            &queue[..],
+            &[source!("cohort_refresh"), source!("queue_refresh")],
+        ];
+        let of_mutexes = vec![
+            (passing_on.concat().concat(), "release"),
+            (refreshing.concat().concat(), "queue_refresh"),
+        ];
         let all = [
+            of_mutexes,
             scripts!("acquire", "acquire_all", "propose", "propose_all" after [token]),
             scripts!("release", "release_all", "renew", "renew_all", "undo" after [rewrite]),
             scripts!("inspect", "fence", "tally" after [""; 0]),

@@ -81,8 +81,9 @@ pub(crate) enum Action {
 /// Shows who holds locks, and how many clients wait for them
 ///
 /// WAITING is the number of clients that are subscribed to the release: each counts once, and for
-/// about ten seconds after it stops waiting. QUEUED is the number of calls in the queue of the fair
-/// lock of that name.
+/// about ten seconds after it stops waiting. QUEUED is the number of places in the queue of
+/// that name: one for each client that waits for the plain lock, for each call that waits for the
+/// fair lock, and for each set.
 ///
 /// If permits of semaphores of these names are out, or calls wait for some, a second table follows,
 /// with a line for each holder.

@@ -50,7 +50,7 @@ impl Cluster {
     /// Like [`Server::call_or_undo`], on the node that owns the keys' slot.
     pub(in crate::redis) fn call_or_undo(
         &self,
-        call: Call<'_>,
+        mut call: Call<'_>,
         until: Instant,
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
@@ -69,9 +69,15 @@ impl Cluster {
             // A redirected or unsent call did not run, so sending it again is safe.
             let next = match &fault {
                 NodeFault::Redirected(Redirect::TryAgain, _) => {
-                    let pause = TRY_AGAIN.pause(tries);
-                    sleep(pause.min(Instant::now().until(until)));
-                    tries += 1;
+                    match call.without_queue() {
+                        // The lock key alone is on one of the nodes.
+                        Some(without) => call = without,
+                        None => {
+                            let pause = TRY_AGAIN.pause(tries);
+                            sleep(pause.min(Instant::now().until(until)));
+                            tries += 1;
+                        }
+                    }
                     hops = 0;
                     Some(self.map.owner_of(slot))
                 }

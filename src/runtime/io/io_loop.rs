@@ -72,7 +72,11 @@ impl IoLoop {
             while let Some(next) = job {
                 match next {
                     IoRequest::Renew(parts) => items.extend(parts.into_iter().map(IoJob::Renew)),
-                    IoRequest::Release(release) => self.releases.push(release, Instant::now()),
+                    IoRequest::Release(release) => {
+                        let now = Instant::now();
+                        let at = release.began.map_or(now, |began| began.max(now));
+                        self.releases.push(release, at);
+                    }
                     IoRequest::WakeSubscriber => {
                         let until = Instant::now().after(endpoint.server.command_timeout());
                         (endpoint.subscriber).wake(&endpoint.server, b"subscribe", until);

@@ -91,7 +91,7 @@ impl<'a> PubSub<'a> {
                     self.wakes_timer_at = Some(at);
                     self.runtime.timer.wake_if_due(at);
                 }
-                self.runtime.waiters.fair_queues.granted(&id, tokens);
+                self.runtime.waiters.granted_by_message(&id, tokens);
                 self.runtime.waiters.sets.granted(&id);
             }
             return;
@@ -106,7 +106,11 @@ impl<'a> PubSub<'a> {
             server: member.map_or(0, |member| member.index),
             needed: self.runtime.deployment.size().needed,
         };
-        let suspected_meanwhile = self.runtime.waiters.announced(&name, payload, announcer);
+        let waiters = &self.runtime.waiters;
+        let suspected_meanwhile = match payload.strip_prefix(b"open ") {
+            Some(id) => waiters.left_open(&name, id, Instant::now()),
+            None => waiters.announced(&name, payload, announcer),
+        };
         if let Some(hold) = suspected_meanwhile.and_then(|hold| hold.upgrade()) {
             // A message says that a lease of this client was released.
             self.runtime.suspect(&hold);

@@ -30,7 +30,7 @@ fn status_shows_holders_and_waiters() {
     eventually(SOON, || holder.mutex("a").waiting().unwrap() == 1);
     let queued = client(&server).fair_mutex("a");
     std::thread::spawn(move || queued.try_lock_for(SOON));
-    eventually(SOON, || holder.fair_mutex("a").waiting().unwrap() == 1);
+    eventually(SOON, || holder.fair_mutex("a").waiting().unwrap() == 2);
     eventually(SOON, || holder.mutex("a").waiting().unwrap() == 2);
 
     assert_text_status(&text(&url, &["status", "a", "free", "never"]), &guard);
@@ -56,8 +56,8 @@ fn assert_text_status(plain: &str, guard: &MutexGuard) {
     );
     assert!(lines[1][1].starts_with("web\\x1b[1m-7:"), "{plain}");
     assert_eq!(lines[1][0], "a");
-    // The waiter in the queue is also subscribed.
-    assert_eq!(lines[1][3..], ["2", "1", &token]);
+    // Both waiters are subscribed, and in the queue.
+    assert_eq!(lines[1][3..], ["2", "2", &token]);
     assert_eq!(lines[2][..5], ["free", "-", "-", "0", "0"]);
     assert_ne!(lines[2][5], "-", "the last token is still shown");
     assert_eq!(lines[3], ["never", "-", "-", "0", "0", "-"]);
@@ -80,7 +80,7 @@ fn assert_json_status(output: &str, guard: &MutexGuard) {
         [&held["name"], &held["held"], &held["owner"]],
         ["a", "true", "web\x1b[1m-7"]
     );
-    assert_eq!([&held["waiting"], &held["queued"]], ["2", "1"]);
+    assert_eq!([&held["waiting"], &held["queued"]], ["2", "2"]);
     assert_eq!(held["fencing_token"], token);
     assert_eq!(held["holder"], guard.holder_id().short().to_string());
     let left: u64 = held["remaining_ms"].parse().unwrap();

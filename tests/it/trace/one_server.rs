@@ -116,18 +116,30 @@ fn waiting() -> String {
     let guard = trace.step("lock", |_| mutex.lock().unwrap());
     let waiter = trace.step("another client waits", |passed| {
         let waiter = thread::spawn(move || other.lock().unwrap());
-        passed.wait_for_retry("acquire");
+        passed.wait_for("queue_enter", 1);
+        passed.wait_for("queue_refresh", 1);
         waiter
     });
-    unlock_and_wake(&mut trace, guard, waiter, |guard| released(guard.unlock()));
+    let guard = trace.step("unlock grants it the lock", |passed| {
+        released(guard.unlock());
+        let guard = waiter.join().unwrap();
+        passed.wait_for("renew", 1);
+        guard
+    });
+    trace.step("its unlock", |passed| {
+        released(guard.unlock());
+        passed.wait_for("message", 1);
+    });
     let guard = trace.step("lock of another name", |_| one.mutex("b").lock().unwrap());
     let waiter = trace.step("a client with a subscription waits for it", |passed| {
         let mutex = two.mutex("b");
         let waiter = thread::spawn(move || mutex.lock().unwrap());
-        passed.wait_for_retry("acquire");
+        passed.wait_for("queue_enter", 1);
+        passed.wait_for("queue_refresh", 1);
         waiter
     });
     trace.meanwhile(&[
+        "queue_refresh",
         "PUBLISH subscribe",
         "message subscribe",
         "PUBLISH probe",
@@ -258,7 +270,7 @@ pub(super) fn fair_mutex_calls_are_as_recorded() {
 /// An acquire whose reply was lost is undone, and so is one that may still run.
 pub(super) fn undos_are_as_recorded() {
     let kinds = [
-        ("acquire", "release", "undo"),
+        ("acquire", "release", "queue_undo"),
         ("queue_enter_all", "queue_release_all", "queue_release_all"),
         ("queue_enter", "queue_release", "queue_undo"),
     ];

@@ -208,7 +208,7 @@ impl RecordedCluster {
             let () = cluster.ask(n, &assign).unwrap();
         }
         // The client repeats its recent releases on the slot's new owner.
-        trace.set_apart(&["release", "release_all", "fair_release"]);
+        trace.set_apart(&["release", "release_all", "queue_release", "queue_undo"]);
         trace.step("lock, the slot has moved", |_| drop(mutex.lock().unwrap()));
     }
 }

@@ -1,0 +1,13 @@
+-- Stands before queue_refresh.lua, and takes the first argument: what the places of the client's
+-- waiters want from now on.
+-- KEYS[4] places
+-- ARGV[1] what they want, ARGV[2] the client's inbox, ARGV[3..] holder ids
+local want = table.remove(ARGV, 1)
+for n = 2, #ARGV do
+  local place = redis.call('HGET', KEYS[4], ARGV[n])
+  local seen, before, rest = string.match(place or '', '^(%d+ %d+ )(%+%d+)( .*)$')
+  if seen and before ~= want then
+    redis.call('HSET', KEYS[4], ARGV[n], seen .. want .. rest)
+  end
+end
+

@@ -1,0 +1,40 @@
+-- Releases the lock if the caller holds it: grants it to the first waiter of its queue that can hear
+-- of it, or frees it and wakes those that wait elsewhere. Otherwise removes the caller's place from
+-- the queue.
+-- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
+-- ARGV[1] holder id, ARGV[2] wake channel, ARGV[3] given if the lock may be left free for a moment
+-- Released, or removed from the queue: 1. Released and left free although clients wait: 2.
+-- Otherwise 0 if the lock is free, or the other holder's value.
+local holder = redis.call('GET', KEYS[1])
+local seen = holder
+-- A forced release names a longer value as the inspect script does: by its start and its digest.
+if holder and #ARGV[1] > 1088 and #holder > 1088 then
+  seen = string.sub(holder, 1, 1088) .. redis.sha1hex(holder)
+end
+if seen == ARGV[1] then
+  local reply, message = 1, ARGV[1]
+  -- A user without this permission releases as if no client waited in the queue.
+  if type(redis.pcall('LINDEX', KEYS[3], 0)) == 'string' then
+    local leaves_open, pass_on = open_queue()
+    local leaves, is_open = pcall(leaves_open)
+    if ARGV[3] and leaves and is_open then
+      -- The caller has the lock granted a moment later. The waiters of the queue know the word.
+      reply, message = 2, 'open ' .. ARGV[1]
+    elseif pass_on(ARGV[1]) then
+      return 1
+    end
+  end
+  redis.call('DEL', KEYS[1])
+  -- A user without the PUBLISH permission can still release.
+  redis.pcall('PUBLISH', ARGV[2], message)
+  return reply
+end
+if redis.pcall('HDEL', KEYS[4], ARGV[1]) == 1 then
+  redis.call('LREM', KEYS[3], 1, ARGV[1])
+  local _, pass_on = open_queue()
+  pass_on()
+  return 1
+end
+rewrite(KEYS[1])
+-- A foreign value can be megabytes long. No holder id is longer than this.
+return holder and string.sub(holder, 1, 1088) or 0

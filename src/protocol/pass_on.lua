@@ -1,0 +1,41 @@
+-- The end of the function that begins with open_queue.lua and the functions of the queue. A release
+-- calls it only if a client waits: Redis would create them in every release.
+
+-- Returns the number of the last of a sequence of moments, each at most 100 ms after the one before.
+-- They are irregular: a program that asks for the lock at regular times must not miss all of them.
+local function last_moment(ms)
+  return math.floor((ms - math.floor(ms / 89) * 7 % 11) / 89)
+end
+
+-- Returns whether a release must leave the lock free for a moment, although clients wait in the
+-- queue: it is the first release after one of the moments. The last token drawn tells when the
+-- holder was granted the lock.
+-- A queue in which a FairMutex waits is not left open, since that promises its order to all.
+local function leaves_open()
+  read_clock()
+  local fence = redis.pcall('GET', KEYS[2])
+  local granted = type(fence) == 'string' and tonumber(fence)
+  if not granted or last_moment(granted / 1000) >= last_moment(now) then return false end
+  for n = 0, 99 do
+    local id = redis.call('LINDEX', KEYS[3], n)
+    if not id then break end
+    local place = redis.call('HGET', KEYS[4], id) or ''
+    local seen, lasts, want = string.match(place, '^(%d+) (%d+) (%S*)')
+    if seen and seen + lasts > now and string.sub(want, 1, 1) ~= '+' then return false end
+  end
+  return true
+end
+
+-- Ends the hold of this id, if one is given, and grants to the waiters who fit. Returns whether
+-- anyone holds the lock then.
+local function pass_on(id)
+  settle()
+  if id then take_out(id) end
+  -- A damaged queue must not keep the lock from being released.
+  pcall(grant)
+  return holder
+end
+
+return leaves_open, pass_on
+end
+

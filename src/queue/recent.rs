@@ -1,0 +1,93 @@
+//! The names that Redis refused to this client a moment ago. No I/O, no clock.
+
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::name::{Name, NameTable};
+
+/// How long a refusal counts: a call then enters the queue without a first attempt.
+const COUNTS_FOR: Duration = Duration::from_secs(1);
+
+/// The fewest names at which outdated ones are removed.
+const FEWEST: usize = 64;
+
+/// The names that Redis refused to this client a moment ago, or that were left free for others.
+#[derive(Debug, Default)]
+pub(super) struct RecentRefusals {
+    names: NameTable<SharedPlace>,
+    /// The number of names at which outdated ones are removed.
+    limit: usize,
+}
+
+/// The state of a name whose calls share a place in Redis, as far as this client knows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedPlace {
+    /// A call of this client has the place, or is entering.
+    pub(crate) is_taken: bool,
+    /// When Redis last refused the name to this client.
+    pub(super) refused: Instant,
+    /// Until then this client leaves the lock to others.
+    pub(crate) left_open_until: Instant,
+}
+
+impl SharedPlace {
+    const UNKNOWN: Self = Self {
+        is_taken: false,
+        refused: Instant::START,
+        left_open_until: Instant::START,
+    };
+
+    /// Returns whether Redis refused the name to this client a moment before `now`.
+    pub(crate) fn was_refused(&self, now: Instant) -> bool {
+        self.refused > Instant::START && self.refused.after(COUNTS_FOR) > now
+    }
+}
+
+impl RecentRefusals {
+    pub(super) fn refused(&mut self, name: &Name, now: Instant) {
+        self.entry(name, now).refused = now;
+    }
+
+    pub(super) fn left_open(&mut self, name: &Name, until: Instant) {
+        self.entry(name, until).left_open_until = until;
+    }
+
+    pub(super) fn of(&self, name: &Name) -> SharedPlace {
+        let recent = self.names.get(name);
+        recent.copied().unwrap_or(SharedPlace::UNKNOWN)
+    }
+
+    fn entry(&mut self, name: &Name, now: Instant) -> &mut SharedPlace {
+        if self.names.len() >= self.limit {
+            (self.names).retain(|_, recent| recent.was_refused(now));
+            self.limit = FEWEST.max(self.names.len() * 2);
+        }
+        (self.names.entry(name.clone())).or_insert(SharedPlace::UNKNOWN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(n: u64) -> Instant {
+        Instant::START.after(Duration::from_millis(n))
+    }
+
+    #[test]
+    fn a_refusal_counts_for_a_second_and_is_then_forgotten() {
+        let mut recent = RecentRefusals::default();
+        let name = Name::from("a");
+        assert!(!recent.of(&name).was_refused(at(1)));
+        recent.refused(&name, at(1));
+        recent.left_open(&name, at(7));
+        let known = recent.of(&name);
+        assert!(known.was_refused(at(1_000)) && !known.was_refused(at(1_001)));
+        assert_eq!(known.left_open_until, at(7));
+        for n in 0..10_000 {
+            recent.refused(&Name::from(n.to_string()), at(5_000 + n));
+        }
+        assert!(recent.names.len() <= 3_000, "{}", recent.names.len());
+        assert_eq!(recent.of(&name).left_open_until, Instant::START);
+    }
+}

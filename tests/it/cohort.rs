@@ -1,0 +1,629 @@
+//! Promise: the clients that wait for a plain lock take turns in its queue in Redis, each with one
+//! place for all its calls, and the calls of a client hand the lock to each other.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::unbounded;
+use leasehold::{Backoff, Client, Mutex, MutexGuard, WaitPolicy};
+use redis::RedisResult;
+use support::fair::{
+    PATIENCE, PLACES, QUEUE, queue_length, unlock, wait_for_queue_length,
+    wait_until_only_fences_remain,
+};
+use support::{Proxy, Server, Traffic, eventually, let_pass, ms};
+
+support::tests![
+    release_grants_the_lock_to_the_next_client_and_publishes_no_release,
+    clients_share_a_contended_lock_equally_at_two_requests_a_turn,
+    thread_that_locks_again_is_behind_the_clients_that_wait,
+    calls_of_a_client_share_one_place_and_hand_the_lock_on,
+    lock_without_hand_offs_goes_to_the_next_client_each_time,
+    call_that_gives_up_leaves_its_place_to_the_next_of_its_client,
+    last_call_that_gives_up_leaves_the_queue,
+    try_lock_asks_nothing_while_a_call_of_its_client_has_a_place,
+    enter_without_a_reply_is_undone,
+    shutdown_leaves_the_queue,
+    waiter_in_backoff_gets_its_turn,
+    waiter_under_wake_takes_the_place_of_one_in_backoff,
+    poller_gets_in_between_contending_clients,
+    earlier_version_shares_a_contended_lock_with_rising_tokens,
+    release_leaves_the_lock_open_only_if_no_fair_lock_waits,
+    moments_at_which_the_lock_is_left_open_are_at_most_100_ms_apart,
+    silent_foreign_release_costs_at_most_one_refresh,
+    user_without_rights_for_the_queue_is_woken_by_releases
+];
+
+/// Long enough that only a message wakes a waiter.
+const TTL: Duration = ms(300_000);
+
+/// How soon a waiter that is woken has the lock: sooner than its next refresh.
+const PROMPTLY: Duration = ms(700);
+
+const CHANNEL: &str = "lock_release:a";
+
+fn client(url: &str) -> Client {
+    Client::builder().url(url).ttl(TTL).build().unwrap()
+}
+
+fn mutexes<const N: usize>(server: &Server) -> [Mutex; N] {
+    std::array::from_fn(|_| client(&server.url()).mutex("a"))
+}
+
+#[track_caller]
+fn lock(mutex: &Mutex) -> MutexGuard {
+    let guard = mutex.try_lock_for(PATIENCE).unwrap();
+    guard.expect("the waiter gets its turn")
+}
+
+/// Starts a thread that waits for the lock, and returns once its client is subscribed and has a
+/// place.
+fn spawn_waiter<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    server: &Server,
+    mutex: &Mutex,
+) -> ScopedJoinHandle<'scope, MutexGuard> {
+    let (places, listeners) = (queue_length(server), server.subscribers(CHANNEL));
+    let mutex = mutex.clone();
+    let waiting = scope.spawn(move || lock(&mutex));
+    wait_for_queue_length(server, places + 1);
+    eventually(PATIENCE, || server.subscribers(CHANNEL) > listeners);
+    waiting
+}
+
+/// Waits until the calls of this client sleep.
+fn wait_until_asleep(client: &Client, calls: u64) {
+    eventually(PATIENCE, || client.stats().waiting == calls);
+}
+
+fn scripts(server: &Server) -> u64 {
+    server.calls(&["evalsha", "eval"])
+}
+
+fn release_grants_the_lock_to_the_next_client_and_publishes_no_release() {
+    let server = Server::start();
+    let [holder, next] = mutexes(&server);
+    let guard = lock(&holder);
+    let token = guard.fencing_token();
+    let mut listener = server.connection();
+    let mut listener = listener.as_pubsub();
+    listener.subscribe(CHANNEL).unwrap();
+    thread::scope(|scope| {
+        let places = queue_length(&server);
+        assert_eq!(places, 0);
+        let waiting = scope.spawn(|| (lock(&next), Instant::now()));
+        wait_for_queue_length(&server, 1);
+        eventually(PATIENCE, || server.subscribers(CHANNEL) == 2);
+        let released = Instant::now();
+        unlock(guard);
+        let (guard, granted) = waiting.join().unwrap();
+        assert!(granted - released < PROMPTLY, "{:?}", granted - released);
+        assert!(guard.fencing_token() > token);
+        listener.set_read_timeout(Some(ms(200))).unwrap();
+        let message = listener.get_message();
+        assert!(message.is_err(), "{message:?}");
+        listener.set_read_timeout(Some(PATIENCE)).unwrap();
+        unlock(guard);
+        listener.get_message().unwrap();
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+/// Eight clients contend for the lock until all together have held it for `turns` times. Returns
+/// how often each held it.
+fn contend(mutexes: &[Mutex; 8], turns: u64) -> Vec<u64> {
+    let (ready, taken) = (Barrier::new(mutexes.len()), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let contender = |mutex: &Mutex| {
+            // Subscribed and refused: from now on this client waits in the queue.
+            let mutex = mutex.clone();
+            let (ready, taken) = (&ready, &taken);
+            scope.spawn(move || {
+                let mut own = 0;
+                ready.wait();
+                while taken.load(Ordering::SeqCst) < turns {
+                    let guard = lock(&mutex);
+                    own += u64::from(taken.fetch_add(1, Ordering::SeqCst) < turns);
+                    thread::sleep(ms(1));
+                    unlock(guard);
+                }
+                own
+            })
+        };
+        let threads: Vec<_> = mutexes.iter().map(contender).collect();
+        threads.into_iter().map(|it| it.join().unwrap()).collect()
+    })
+}
+
+fn clients_share_a_contended_lock_equally_at_two_requests_a_turn() {
+    const TURNS: u64 = 800;
+    let server = Server::start();
+    let mutexes: [Mutex; 8] = mutexes(&server);
+    contend(&mutexes, 80);
+    let (before, began) = (scripts(&server), Instant::now());
+    let turns = contend(&mutexes, TURNS);
+    let (requests, took) = (scripts(&server) - before, began.elapsed());
+    let (most, least) = (turns.iter().max().unwrap(), turns.iter().min().unwrap());
+    // The order is exact but for the moments at which the lock is left open.
+    assert!(least * 10 >= most * 7, "{turns:?} in {took:?}");
+    // Each moment costs each waiter a refresh, as a second does.
+    let moments = took.as_millis() as u64 / 89 + 2;
+    let bound = TURNS * 2 + TURNS / 4 + 8 * (2 * moments + took.as_secs() + 8);
+    println!("{requests} requests for {TURNS} turns in {took:?}: {turns:?}");
+    assert!(
+        requests <= bound,
+        "{requests} requests, not {bound}, in {took:?}"
+    );
+}
+
+fn thread_that_locks_again_is_behind_the_clients_that_wait() {
+    let server = Server::start();
+    let [first, second] = mutexes(&server);
+    let (order, turns) = unbounded();
+    let guard = lock(&first);
+    thread::scope(|scope| {
+        let waiting = spawn_waiter(scope, &server, &second);
+        let guard = scope.spawn(move || {
+            unlock(guard);
+            lock(&first)
+        });
+        let sender = order.clone();
+        let behind = scope.spawn(move || {
+            let guard = guard.join().unwrap();
+            sender.send("first").unwrap();
+            unlock(guard);
+        });
+        let guard = waiting.join().unwrap();
+        let_pass(ms(50));
+        order.send("second").unwrap();
+        unlock(guard);
+        behind.join().unwrap();
+    });
+    assert_eq!(turns.try_iter().collect::<Vec<_>>(), ["second", "first"]);
+}
+
+fn calls_of_a_client_share_one_place_and_hand_the_lock_on() {
+    let server = Server::start();
+    let [holder] = mutexes(&server);
+    let here = client(&server.url());
+    let mutex = here.mutex("a");
+    let guard = lock(&holder);
+    thread::scope(|scope| {
+        let first = spawn_waiter(scope, &server, &mutex);
+        let next = || {
+            let guard = lock(&mutex);
+            let held = (guard.holder_id().clone(), guard.fencing_token().value());
+            unlock(guard);
+            held
+        };
+        let others: Vec<_> = (0..3).map(|_| scope.spawn(next)).collect();
+        wait_until_asleep(&here, 4);
+        assert_eq!(queue_length(&server), 1);
+        let want = || -> Option<String> {
+            let places: Vec<String> = redis::cmd("HVALS")
+                .arg(PLACES)
+                .query(&mut server.connection())
+                .unwrap();
+            places[0].split(' ').nth(2).map(str::to_owned)
+        };
+        eventually(PATIENCE, || want().as_deref() == Some("+33"));
+        unlock(guard);
+        let first = first.join().unwrap();
+        let (id, token) = (first.holder_id().clone(), first.fencing_token().value());
+        unlock(first);
+        let mut tokens = vec![token];
+        for other in others {
+            let (by, token) = other.join().unwrap();
+            assert_eq!(by, id, "one lease");
+            tokens.push(token);
+        }
+        tokens.sort_unstable();
+        assert_eq!(tokens, (token..token + 4).collect::<Vec<_>>());
+    });
+    assert_eq!(here.stats().totals.wakes_hand_off, 3);
+}
+
+fn lock_without_hand_offs_goes_to_the_next_client_each_time() {
+    let server = Server::start();
+    let [one, other] = mutexes(&server).map(|mutex| mutex.local_handoffs(0));
+    let guard = lock(&one);
+    thread::scope(|scope| {
+        let next = spawn_waiter(scope, &server, &other);
+        let behind = scope.spawn(|| lock(&one));
+        unlock(guard);
+        let guard = next.join().unwrap();
+        assert!(!behind.is_finished());
+        unlock(guard);
+        unlock(behind.join().unwrap());
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+fn first_in_queue(server: &Server) -> Option<String> {
+    let mut get = redis::cmd("LINDEX");
+    get.arg(QUEUE)
+        .arg(0)
+        .query(&mut server.connection())
+        .unwrap()
+}
+
+fn call_that_gives_up_leaves_its_place_to_the_next_of_its_client() {
+    let server = Server::start();
+    let [holder, behind] = mutexes(&server);
+    let here = client(&server.url());
+    let mutex = here.mutex("a");
+    let guard = lock(&holder);
+    thread::scope(|scope| {
+        let gives_up = scope.spawn(|| mutex.try_lock_for(ms(3_000)).unwrap().is_none());
+        wait_for_queue_length(&server, 1);
+        let place = first_in_queue(&server);
+        let next = scope.spawn(|| lock(&mutex));
+        wait_until_asleep(&here, 2);
+        let last = spawn_waiter(scope, &server, &behind);
+        assert!(gives_up.join().unwrap());
+        // The place is kept, and refreshed.
+        let_pass(ms(3_500));
+        assert_eq!((first_in_queue(&server), queue_length(&server)), (place, 2));
+        unlock(guard);
+        let guard = next.join().unwrap();
+        assert!(!last.is_finished());
+        unlock(guard);
+        unlock(last.join().unwrap());
+    });
+}
+
+fn last_call_that_gives_up_leaves_the_queue() {
+    let server = Server::start();
+    let [holder, other] = mutexes(&server);
+    let guard = lock(&holder);
+    assert!(other.try_lock_for(ms(500)).unwrap().is_none());
+    wait_for_queue_length(&server, 0);
+    unlock(guard);
+    wait_until_only_fences_remain(&server);
+}
+
+fn try_lock_asks_nothing_while_a_call_of_its_client_has_a_place() {
+    let server = Server::start();
+    let [holder, mutex] = mutexes(&server);
+    let guard = lock(&holder);
+    thread::scope(|scope| {
+        let waiting = spawn_waiter(scope, &server, &mutex);
+        // The lock is free: without the place, `try_lock` would get it.
+        server.run("DEL", &["lock:a"]);
+        assert!(mutex.try_lock().unwrap().is_none() || waiting.is_finished());
+        unlock(waiting.join().unwrap());
+    });
+    drop(guard);
+}
+
+fn enter_without_a_reply_is_undone() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let here = Client::builder()
+        .url(proxy.url())
+        .ttl(TTL)
+        .command_timeout(ms(500))
+        .build()
+        .unwrap();
+    let [holder] = mutexes(&server);
+    let guard = lock(&holder);
+    let mutex = here.mutex("a");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| mutex.try_lock_for(PATIENCE).unwrap());
+        wait_for_queue_length(&server, 1);
+        let before = first_in_queue(&server);
+        proxy.set_open(Traffic::DropReplies);
+        server.run("DEL", &[QUEUE, PLACES]);
+        // The place is gone, so the call enters the queue again over a new connection.
+        eventually(PATIENCE, || {
+            first_in_queue(&server).is_some_and(|id| Some(&id) != before.as_ref())
+        });
+        eventually(PATIENCE, || queue_length(&server) == 1);
+        unlock(guard);
+        unlock(waiting.join().unwrap().expect("the lock"));
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+fn shutdown_leaves_the_queue() {
+    let server = Server::start();
+    let [holder] = mutexes(&server);
+    let here = client(&server.url());
+    let mutex = here.mutex("a");
+    let guard = lock(&holder);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| mutex.lock());
+        wait_for_queue_length(&server, 1);
+        assert_eq!(here.shutdown(PATIENCE).unwrap().woken(), 1);
+        assert!(waiting.join().unwrap().is_err());
+    });
+    wait_for_queue_length(&server, 0);
+    unlock(guard);
+    wait_until_only_fences_remain(&server);
+}
+
+fn in_backoff(mutex: Mutex) -> Mutex {
+    mutex.wait(WaitPolicy::Backoff(Backoff::new(ms(100), ms(200))))
+}
+
+fn waiter_in_backoff_gets_its_turn() {
+    let server = Server::start();
+    let contenders: [Mutex; 3] = mutexes(&server);
+    let [patient] = mutexes(&server).map(in_backoff);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for mutex in &contenders {
+            let is_over = &is_over;
+            scope.spawn(move || {
+                while !is_over.load(Ordering::SeqCst) {
+                    let guard = lock(mutex);
+                    thread::sleep(ms(1));
+                    unlock(guard);
+                }
+            });
+        }
+        for _ in 0..5 {
+            unlock(lock(&patient));
+        }
+        is_over.store(true, Ordering::SeqCst);
+    });
+}
+
+fn waiter_under_wake_takes_the_place_of_one_in_backoff() {
+    let server = Server::start();
+    let [holder] = mutexes(&server);
+    let here = client(&server.url());
+    let mutex = here.mutex("a");
+    let rare = Backoff::new(ms(60_000), ms(60_000));
+    let patient = mutex.clone().wait(WaitPolicy::Backoff(rare));
+    let guard = lock(&holder);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| lock(&patient));
+        wait_until_asleep(&here, 1);
+        let second = spawn_waiter(scope, &server, &mutex);
+        let released = Instant::now();
+        unlock(guard);
+        unlock(second.join().unwrap());
+        unlock(first.join().unwrap());
+        assert!(released.elapsed() < PATIENCE);
+    });
+}
+
+/// Runs `contender` beside eight clients that hold the lock one after the other.
+fn beside_contenders<T>(server: &Server, contender: impl FnOnce() -> T) -> T {
+    let mutexes: [Mutex; 8] = mutexes(server);
+    let (is_over, turns) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for mutex in &mutexes {
+            let (is_over, turns) = (&is_over, &turns);
+            scope.spawn(move || {
+                while !is_over.load(Ordering::SeqCst) {
+                    let guard = lock(mutex);
+                    turns.fetch_add(1, Ordering::SeqCst);
+                    thread::sleep(ms(1));
+                    unlock(guard);
+                }
+            });
+        }
+        eventually(PATIENCE, || turns.load(Ordering::SeqCst) >= 100);
+        let value = contender();
+        is_over.store(true, Ordering::SeqCst);
+        value
+    })
+}
+
+/// The release script of redis-py.
+const PY_RELEASE: &str = "
+local token = redis.call('get', KEYS[1])
+if not token or token ~= ARGV[1] then return 0 end
+redis.call('del', KEYS[1])
+return 1";
+
+fn poller_gets_in_between_contending_clients() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let longest = beside_contenders(&server, || {
+        let mut longest = Duration::ZERO;
+        for _ in 0..5 {
+            let began = Instant::now();
+            let mut set = redis::cmd("SET");
+            let set = set
+                .arg("lock:a")
+                .arg("poller")
+                .arg("NX")
+                .arg("PX")
+                .arg(60_000);
+            while set
+                .query::<Option<String>>(&mut connection)
+                .unwrap()
+                .is_none()
+            {
+                assert!(began.elapsed() < PATIENCE, "the poller does not get in");
+                thread::sleep(ms(1));
+            }
+            longest = longest.max(began.elapsed());
+            let mut release = redis::cmd("EVAL");
+            let release = release.arg(PY_RELEASE).arg(1).arg("lock:a").arg("poller");
+            let released: RedisResult<u64> = release.query(&mut connection);
+            assert_eq!(released.unwrap(), 1, "nobody took the lock from the poller");
+        }
+        longest
+    });
+    println!("the poller waited for {longest:?} at most");
+}
+
+/// The scripts of version 0.1, which waits for releases on the channel.
+const EARLIER_ACQUIRE: &str = concat!(
+    include_str!("queue/earlier/last_token.lua"),
+    include_str!("queue/earlier/acquire.lua")
+);
+const EARLIER_RELEASE: &str = concat!(
+    include_str!("queue/earlier/rewrite.lua"),
+    include_str!("queue/earlier/release.lua")
+);
+
+fn earlier_version_shares_a_contended_lock_with_rising_tokens() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let [witness] = mutexes(&server);
+    beside_contenders(&server, || {
+        let mut last = 0;
+        for n in 0..5 {
+            let id = format!("earlier:{n}");
+            let began = Instant::now();
+            let token = loop {
+                let mut acquire = redis::cmd("EVAL");
+                let acquire = acquire.arg(EARLIER_ACQUIRE).arg(2).arg("lock:a");
+                let acquire = acquire.arg("leasehold:fence:{lock:a}").arg(&id).arg(60_000);
+                let reply: redis::Value = acquire.query(&mut connection).unwrap();
+                let redis::Value::Array(items) = reply else {
+                    panic!("{reply:?}")
+                };
+                if let [redis::Value::Int(1), redis::Value::Int(token)] = items[..] {
+                    break u64::try_from(token).unwrap();
+                }
+                assert!(
+                    began.elapsed() < PATIENCE,
+                    "the earlier version does not get in"
+                );
+                thread::sleep(ms(1));
+            };
+            assert!(token > last);
+            assert_eq!(server.get("lock:a"), Some(id.clone().into_bytes()));
+            let mut release = redis::cmd("EVAL");
+            let release = release.arg(EARLIER_RELEASE).arg(1).arg("lock:a");
+            let release = release.arg(&id).arg(CHANNEL);
+            assert_eq!(release.query::<u64>(&mut connection).unwrap(), 1);
+            let guard = lock(&witness);
+            assert!(guard.fencing_token().value() > token);
+            last = guard.fencing_token().value();
+            unlock(guard);
+        }
+    });
+}
+
+const RELEASE: &str = concat!(
+    include_str!("../../src/protocol/rewrite.lua"),
+    include_str!("../../src/protocol/open_queue.lua"),
+    include_str!("../../src/protocol/last_token.lua"),
+    include_str!("../../src/protocol/now.lua"),
+    include_str!("../../src/protocol/admit_lock.lua"),
+    include_str!("../../src/protocol/queue.lua"),
+    include_str!("../../src/protocol/pass_on.lua"),
+    include_str!("../../src/protocol/cohort_release.lua")
+);
+
+fn release_leaves_the_lock_open_only_if_no_fair_lock_waits() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    // Of plain locks, two of them; with a fair lock behind; after a plain acquire.
+    for (wants, may_leave_open, reply) in [
+        (["+1", "+33"], true, 2),
+        (["+1", "1"], true, 1),
+        (["+1", "+33"], false, 1),
+    ] {
+        server.run("FLUSHALL", &[]);
+        server.run("SET", &["lock:a", "holder"]);
+        // Granted a minute ago.
+        let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut connection).unwrap();
+        let token = ((seconds - 60) * 1_000_000).to_string();
+        server.run("SET", &["leasehold:fence:{lock:a}", &token]);
+        for (n, want) in wants.iter().enumerate() {
+            let (id, now) = (format!("waiter {n}"), seconds * 1_000);
+            server.run("RPUSH", &[QUEUE, &id]);
+            let place = format!("{now} 3000 {want} {now} a ");
+            server.run("HSET", &[PLACES, &id, &place]);
+        }
+        let mut release = redis::cmd("EVAL");
+        release.arg(RELEASE).arg(4).arg("lock:a");
+        release
+            .arg("leasehold:fence:{lock:a}")
+            .arg(QUEUE)
+            .arg(PLACES);
+        release.arg("holder").arg(CHANNEL);
+        if may_leave_open {
+            release.arg(1);
+        }
+        let replied: i64 = release.query(&mut connection).unwrap();
+        assert_eq!(replied, reply, "{wants:?}");
+        let (holder, places) = match reply {
+            2 => (None, 2),
+            _ => (Some(b"waiter 0".to_vec()), 1),
+        };
+        assert_eq!(
+            (server.get("lock:a"), queue_length(&server)),
+            (holder, places)
+        );
+    }
+}
+
+fn moments_at_which_the_lock_is_left_open_are_at_most_100_ms_apart() {
+    let server = Server::start();
+    let source = include_str!("../../src/protocol/pass_on.lua");
+    let from = source.find("local function last_moment").unwrap();
+    let length = source[from..].find("\nend\n").unwrap() + 5;
+    let script = format!(
+        "{}
+        local changes, before = {{}}, nil
+        for ms = 1800000000000, 1800000100000 do
+          local moment = last_moment(ms)
+          if before and moment ~= before then changes[#changes + 1] = ms - 1800000000000 end
+          before = moment
+        end
+        return changes",
+        &source[from..from + length]
+    );
+    let mut eval = redis::cmd("EVAL");
+    let changes: Vec<u64> = eval
+        .arg(script)
+        .arg(0)
+        .query(&mut server.connection())
+        .unwrap();
+    let gaps: Vec<u64> = changes.windows(2).map(|two| two[1] - two[0]).collect();
+    assert!(gaps.len() > 1_000);
+    assert!(gaps.iter().all(|gap| (50..=100).contains(gap)), "{gaps:?}");
+}
+
+fn silent_foreign_release_costs_at_most_one_refresh() {
+    let server = Server::start();
+    let [mutex] = mutexes(&server);
+    server.run("SET", &["lock:a", "foreign"]);
+    thread::scope(|scope| {
+        let waiting = spawn_waiter(scope, &server, &mutex);
+        server.run("DEL", &["lock:a"]);
+        let free = Instant::now();
+        unlock(waiting.join().unwrap());
+        // A refresh is sent every 0.9 s.
+        assert!(free.elapsed() < ms(10_000), "{:?}", free.elapsed());
+    });
+}
+
+fn user_without_rights_for_the_queue_is_woken_by_releases() {
+    let server = Server::start();
+    let acl = "SETUSER earlier reset on >password ~lock:* ~leasehold:fence:* &* +eval +evalsha \
+               +get +set +del +pttl +pexpire +time +publish +subscribe +unsubscribe +ping \
+               +client";
+    let rules: Vec<&str> = acl.split(' ').collect();
+    server.run("ACL", &rules);
+    let url = format!("redis://earlier:password@127.0.0.1:{}", server.port());
+    let [one, other] = [(); 2].map(|()| client(&url));
+    for _ in 0..3 {
+        let guard = lock(&one.mutex("a"));
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| (lock(&other.mutex("a")), Instant::now()));
+            eventually(PATIENCE, || {
+                other.stats().waiting == 1 && server.subscribers(CHANNEL) > 0
+            });
+            let_pass(ms(200));
+            let released = Instant::now();
+            unlock(guard);
+            let (guard, woken) = waiting.join().unwrap();
+            assert!(woken - released < PROMPTLY, "{:?}", woken - released);
+            unlock(guard);
+        });
+    }
+    assert_eq!(one.stats().totals.failed + other.stats().totals.failed, 0);
+    wait_until_only_fences_remain(&server);
+}
