@@ -7,7 +7,7 @@ mod common;
 use std::cell::RefCell;
 use std::time::Duration;
 
-use common::floor::pair::{ACQUIRE, Bare, Hand, RELEASE};
+use common::floor::pair::{ACQUIRE, Bare, Hand, RELEASE, RELEASE_WITHOUT_QUEUE};
 use common::picture::{Panel, Picture, Row};
 use common::{Contender, Report, Samples, Spread, processor};
 use leasehold::{Client, Mutex, Unlocked};
@@ -30,6 +30,7 @@ fn main() {
         vs_scripts,
         spinning_vs_default,
         scripts_vs_bare,
+        scripts_vs_before,
         times,
     } = pairs(&server);
     let costs = calls(&server);
@@ -56,6 +57,10 @@ fn main() {
                 format!("{:.3}", spinning_vs_default.median),
             ),
             ("scripts_vs_bare", format!("{:.3}", scripts_vs_bare.median)),
+            (
+                "scripts_vs_before",
+                format!("{:.3}", scripts_vs_before.median),
+            ),
         ],
         &picture,
     );
@@ -65,6 +70,8 @@ struct Pairs {
     vs_scripts: Spread,
     spinning_vs_default: Spread,
     scripts_vs_bare: Spread,
+    /// Against the scripts without a queue, which a release asked nothing about.
+    scripts_vs_before: Spread,
     times: Vec<Row>,
 }
 
@@ -75,22 +82,25 @@ fn pairs(server: &Server) -> Pairs {
     let spinning = Client::builder().url(&url).spin(SPIN).build().unwrap();
     let (ours, spins) = (client.mutex("ours"), spinning.mutex("spins"));
     let (mut hand, mut bare) = (Hand::new(&url, "hand"), Bare::new(&url, "bare"));
-    let used = [(); 4].map(|()| RefCell::default());
-    let [ours_cpu, spins_cpu, hand_cpu, bare_cpu] = &used;
-    let mut contenders: [Contender<'_>; 4] = [
+    let mut before = Hand::with(&url, "before", ACQUIRE, RELEASE_WITHOUT_QUEUE);
+    let used = [(); 5].map(|()| RefCell::default());
+    let [ours_cpu, spins_cpu, hand_cpu, bare_cpu, before_cpu] = &used;
+    let mut contenders: [Contender<'_>; 5] = [
         Box::new(|| round(ours_cpu, || lock_and_unlock(&ours))),
         Box::new(|| round(spins_cpu, || lock_and_unlock(&spins))),
         Box::new(|| round(hand_cpu, || hand.pair())),
         Box::new(|| round(bare_cpu, || bare.pair())),
+        Box::new(|| round(before_cpu, || before.pair())),
     ];
     let samples = common::take_turns(ROUNDS, &mut contenders);
     drop(contenders);
-    let [ours, spins, scripts, bare] = [0, 1, 2, 3].map(|n| &samples[n]);
+    let [ours, spins, scripts, bare, before] = [0, 1, 2, 3, 4].map(|n| &samples[n]);
     let names = [
         "leasehold",
         "leasehold, spin(150 µs)",
         "its scripts by hand",
         "bare pair of other crates",
+        "the scripts without a queue",
     ];
     let rows: Vec<_> = names
         .iter()
@@ -125,6 +135,7 @@ fn pairs(server: &Server) -> Pairs {
         vs_scripts: ours.ratio(scripts),
         spinning_vs_default: spins.ratio(ours),
         scripts_vs_bare: scripts.ratio(bare),
+        scripts_vs_before: scripts.ratio(before),
         times: times.collect(),
     }
 }
@@ -157,7 +168,7 @@ const WITHOUT_SET: (&str, &str) = (
     "redis.pcall('SET', KEYS[2], token + more, 'EX', 86400)",
     "{}",
 );
-const WITHOUT_PUBLISH: (&str, &str) = ("redis.pcall('PUBLISH', ARGV[2], ARGV[1])", "0");
+const WITHOUT_PUBLISH: (&str, &str) = ("redis.pcall('PUBLISH', ARGV[2], message)", "0");
 
 const VARIANTS: [Variant; 8] = [
     Variant {

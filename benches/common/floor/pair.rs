@@ -13,6 +13,18 @@ pub(crate) const ACQUIRE: &str = concat!(
 );
 pub(crate) const RELEASE: &str = concat!(
     include_str!("../../../src/protocol/rewrite.lua"),
+    include_str!("../../../src/protocol/open_queue.lua"),
+    include_str!("../../../src/protocol/last_token.lua"),
+    include_str!("../../../src/protocol/now.lua"),
+    include_str!("../../../src/protocol/admit_lock.lua"),
+    include_str!("../../../src/protocol/queue.lua"),
+    include_str!("../../../src/protocol/pass_on.lua"),
+    include_str!("../../../src/protocol/cohort_release.lua")
+);
+
+/// The release script of a lock without a queue.
+pub(crate) const RELEASE_WITHOUT_QUEUE: &str = concat!(
+    include_str!("../../../src/protocol/rewrite.lua"),
     include_str!("../../../src/protocol/release.lua")
 );
 
@@ -42,6 +54,8 @@ pub(super) struct Named {
     release: Script,
     lock: String,
     fence: String,
+    /// The keys that the release names besides the lock.
+    of_queue: Vec<String>,
     channel: String,
 }
 
@@ -52,6 +66,12 @@ impl Named {
             acquire: Script::new(acquire),
             release: Script::new(release),
             fence: format!("leasehold:fence:{{{lock}}}"),
+            of_queue: match release.contains("KEYS[4]") {
+                true => ["fence", "queue", "places"]
+                    .map(|what| format!("leasehold:{what}:{{{lock}}}"))
+                    .into(),
+                false => Vec::new(),
+            },
             channel: channel(name),
             lock,
         }
@@ -65,6 +85,9 @@ impl Named {
 
     pub(super) fn release(&self, id: &str) -> ScriptInvocation<'_> {
         let mut call = self.release.key(&self.lock);
+        for key in &self.of_queue {
+            call.key(key);
+        }
         call.arg(id).arg(&self.channel);
         call
     }
