@@ -6,9 +6,9 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal};
 
-use crate::job::Job;
+use crate::job::{Job, signal_command};
 use crate::message::say;
 use crate::signals::suspend;
 use crate::supervisor::Supervisor;
@@ -47,7 +47,7 @@ impl Foreground {
             return;
         };
         // The command has not been waited for, so its process id is not another process's.
-        if kill_process(command, signal) == Err(Errno::PERM) {
+        if signal_command(command, signal) == Err(Errno::PERM) {
             say(&format!(
                 "cannot send {signal:?} to the command: it runs as another user"
             ));

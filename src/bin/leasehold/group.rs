@@ -5,9 +5,11 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
 use rustix::io::Errno;
-use rustix::process::{Signal, WaitOptions, kill_process_group, test_kill_process_group, waitpgid};
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpgid, kill_process_group, test_kill_process_group, waitpgid,
+};
 
-use crate::job::Job;
+use crate::job::{Job, signal_command};
 use crate::signals::suspend;
 use crate::supervisor::Supervisor;
 
@@ -15,6 +17,8 @@ use crate::supervisor::Supervisor;
 pub(crate) struct Group {
     supervisor: Supervisor,
     supervisor_is_in: bool,
+    /// The command until it has ended. It may leave the group.
+    command: Option<Pid>,
 }
 
 impl Group {
@@ -27,12 +31,20 @@ impl Group {
         Ok(Self {
             supervisor: Supervisor::start()?,
             supervisor_is_in: true,
+            command: None,
         })
     }
 
     fn signal(&self, signal: Signal) {
+        let id = self.supervisor.id();
         // An error means that the group is empty.
-        let _ = kill_process_group(self.supervisor.id(), signal);
+        let _ = kill_process_group(id, signal);
+        if let Some(command) = self.command
+            && getpgid(Some(command)) != Ok(id)
+        {
+            // Fails if the command runs as another user by now.
+            let _ = signal_command(command, signal);
+        }
     }
 
     /// Moves the supervisor out of the group.
@@ -49,9 +61,11 @@ impl Group {
 
 impl Job for Group {
     fn spawn(&mut self, command: &mut Command) -> io::Result<Child> {
-        command
-            .process_group(self.supervisor.id().as_raw_pid())
-            .spawn()
+        let group = self.supervisor.id().as_raw_pid();
+        let command = command.process_group(group).spawn()?;
+        self.command = Some(Pid::from_child(&command));
+        self.supervisor.watch(self.command);
+        Ok(command)
     }
 
     fn forward(&mut self, signal: Signal, is_held: &dyn Fn() -> bool) {
@@ -83,7 +97,10 @@ impl Job for Group {
         self.signal(Signal::KILL);
     }
 
-    fn ended(&mut self) {}
+    fn ended(&mut self) {
+        self.command = None;
+        self.supervisor.watch(None);
+    }
 
     fn is_empty(&mut self) -> bool {
         self.let_supervisor_out();

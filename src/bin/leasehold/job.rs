@@ -3,7 +3,7 @@
 use std::io;
 use std::process::{Child, Command};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, getpgid, kill_process, kill_process_group};
 
 /// The processes of a command.
 pub(crate) trait Job {
@@ -29,4 +29,13 @@ pub(crate) trait Job {
 
     /// Returns whether no process is left. The command must have been waited for.
     fn is_empty(&mut self) -> bool;
+}
+
+/// Sends a signal to the command, which has not been waited for; to all of its group if it leads one
+/// of its own, as `timeout` does.
+pub(crate) fn signal_command(command: Pid, signal: Signal) -> rustix::io::Result<()> {
+    match getpgid(Some(command)) {
+        Ok(group) if group == command => kill_process_group(group, signal),
+        _ => kill_process(command, signal),
+    }
 }

@@ -5,11 +5,11 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use rustix::process::{
-    Pid, Signal, getpgid, getpid, getppid, kill_process, kill_process_group, setpgid,
-};
+use rustix::process::{Pid, Signal, getpgid, getpid, getppid, kill_process_group, setpgid};
 use signal_hook::consts::{FORBIDDEN, SIGKILL, SIGSTOP};
 use signal_hook::flag;
+
+use crate::job::signal_command;
 
 /// The argument that selects the shim.
 pub(crate) const SHIM: &str = "__shim";
@@ -53,7 +53,7 @@ pub(crate) fn shim() {
         let _ = done();
     }
     if let Some(watched) = watched {
-        let _ = kill_process(watched, Signal::KILL);
+        let _ = signal_command(watched, Signal::KILL);
     }
     // Fails if the group is already empty.
     let _ = kill_process_group(getpid(), Signal::KILL);

@@ -43,8 +43,6 @@ impl Supervisor {
 
     /// Moves the supervisor out of its group and into ours. It still reserves its group's id.
     pub(crate) fn leave_group(&mut self) {
-        // The whole group may have been stopped, and the supervisor with it.
-        let _ = kill_process(self.id(), Signal::CONT);
         self.ask(&[LEAVE]);
     }
 
@@ -56,6 +54,8 @@ impl Supervisor {
     }
 
     fn ask(&mut self, request: &[u8]) {
+        // The whole group may have been stopped, and the supervisor with it.
+        let _ = kill_process(self.id(), Signal::CONT);
         // A write fails if the supervisor was killed: then it neither leads nor watches anything.
         if let Some(lifeline) = &mut self.lifeline
             && lifeline.write_all(request).is_ok()

@@ -18,6 +18,8 @@ support::tests![
     killed_program_takes_the_whole_group_with_it,
     command_dies_when_the_programs_group_is_killed,
     #[cfg(target_os = "linux")]
+    command_that_leaves_the_group_is_ended,
+    #[cfg(target_os = "linux")]
     killing_the_program_never_leaves_an_orphan
 ];
 
@@ -117,6 +119,40 @@ fn command_dies_when_the_programs_group_is_killed() {
     let mut program = Program { process, lines };
     let pids = [program.pid(), program.pid()];
     rustix::process::kill_process_group(Pid::from_child(&program.process), Signal::KILL).unwrap();
+    wait_until_ended(&pids);
+}
+
+/// `timeout` runs its command in a process group of its own.
+#[cfg(target_os = "linux")]
+fn command_that_leaves_the_group_is_ended() {
+    let server = Server::start();
+    let start = |name: &str, limit: &str| {
+        let options = [
+            "run",
+            name,
+            "--max-hold",
+            limit,
+            "--kill-after",
+            "60s",
+            "--",
+        ];
+        let script = "echo $PPID; echo $$; exec sleep 300";
+        let command = ["timeout", "300", "sh", "-c", script];
+        let mut program = Program::start(&server.url(), &[&options[..], &command].concat());
+        let pids = [program.pid(), program.pid()];
+        (program, pids)
+    };
+    let (mut program, pids) = start("a", "300ms");
+    assert_eq!(program.code(), Some(124));
+    wait_until_ended(&pids);
+
+    let (mut program, pids) = start("b", "60s");
+    program.send(Signal::TERM);
+    assert_eq!(program.code(), Some(143));
+    wait_until_ended(&pids);
+
+    let (program, pids) = start("c", "60s");
+    program.send(Signal::KILL);
     wait_until_ended(&pids);
 }
 
