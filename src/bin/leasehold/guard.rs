@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use leasehold::crossbeam_channel::Receiver;
 use leasehold::{
-    Error, FencingToken, Lost, MutexAllGuard, MutexGuard, Name, SemaphorePermit, Unlocked,
+    Error, FencingToken, Lost, MutexAllGuard, MutexGuard, Name, RwLockReadGuard, RwLockWriteGuard,
+    SemaphorePermit, Unlocked,
 };
 
 /// A guard of any kind. Dropping it releases the lock.
@@ -53,5 +54,7 @@ macro_rules! guards {
 guards!(
     MutexGuard, unlock, |guard, _| Some(guard.fencing_token());
     MutexAllGuard, unlock, |guard, name| guard.fencing_token_of(name);
+    RwLockReadGuard, unlock, |guard, _| Some(guard.fencing_token());
+    RwLockWriteGuard, unlock, |guard, _| Some(guard.fencing_token());
     SemaphorePermit, release, |permit, _| Some(permit.fencing_token())
 );

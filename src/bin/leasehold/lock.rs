@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Error, FairMutex, Mutex, MutexAll, Name, Semaphore};
+use leasehold::{Client, Error, FairMutex, Mutex, MutexAll, Name, RwLock, Semaphore};
 
 use crate::args::{Run, name};
 use crate::exit::{Failure, USAGE};
@@ -57,10 +57,12 @@ pub(crate) fn take(client: &Client, args: &Run) -> Result<Take, Failure> {
     let names: Vec<Name> = args.names().into_iter().map(name).collect();
     let usage = |text| Err(Failure::new(USAGE, text));
     let [name] = names.as_slice() else {
+        let has_queue = args.fair || args.read || args.write || args.permits.is_some();
         return match names.as_slice() {
             [] => usage("the lock's name is missing: leasehold run NAME -- CMD"),
-            _ if args.fair || args.permits.is_some() => usage(
-                "--fair and --permits need a single name: a lock of several names has no queue",
+            _ if has_queue => usage(
+                "--fair, --read, --write and --permits need a single name: a lock of several \
+                 names has no queue",
             ),
             _ => {
                 let lock = client.mutex_all(names);
@@ -73,6 +75,12 @@ pub(crate) fn take(client: &Client, args: &Run) -> Result<Take, Failure> {
         Some(permits) => {
             let lock = client.semaphore(name, permits);
             take!(lock, args, Semaphore: acquire try_acquire try_acquire_for)
+        }
+        None if args.read => {
+            take!(client.rw_lock(name), args, RwLock: read try_read try_read_for)
+        }
+        None if args.write => {
+            take!(client.rw_lock(name), args, RwLock: write try_write try_write_for)
         }
         None if args.fair => {
             let lock = client.fair_mutex(name);

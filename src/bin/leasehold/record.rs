@@ -49,6 +49,7 @@ impl Record {
 pub(crate) fn shown_holder(holder: &Holder) -> String {
     match holder.holder_id() {
         Some(id) => id.short().to_string(),
+        None if holder.is_shared() => "(readers)".into(),
         // The value may be a secret of the other program.
         None => "(not leasehold)".into(),
     }

@@ -16,6 +16,7 @@ support::tests![
     loser_learns_who_holds_the_lock_and_for_how_long,
     several_names_are_held_together,
     fair_runs_are_served_in_their_order,
+    readers_share_a_lock_and_a_writer_has_it_alone,
     timeouts_are_options,
     #[cfg(feature = "tls")]
     certificates_are_options,
@@ -152,6 +153,36 @@ fn fair_runs_are_served_in_their_order() {
         assert_eq!(run.code(), Some(0));
     }
     assert_eq!(fs::read_to_string(served).unwrap(), "0\n1\n2\n3\n4\n");
+}
+
+fn readers_share_a_lock_and_a_writer_has_it_alone() {
+    let server = Server::start();
+    let url = server.url();
+    let script = "echo $LEASEHOLD_FENCING_TOKEN; exec sleep 300";
+    let mut readers = [(); 2].map(|()| Program::run(&url, &["--read"], script));
+    let tokens = readers.each_mut().map(Program::next_line);
+    assert!(tokens.iter().all(|token| !token.is_empty()), "{tokens:?}");
+    let writer = ["run", "a", "--write", "--no-wait", "true"];
+    assert_eq!(code(&url, &writer), 75);
+    let said = errors(&url, &writer);
+    assert!(said.contains("a is held by (readers)"), "{said}");
+    assert_eq!(code(&url, &["run", "a", "--no-wait", "true"]), 75);
+    let status = text(&url, &["status", "a"]);
+    assert!(status.contains("(readers)"), "{status}");
+    for reader in &mut readers {
+        reader.send(rustix::process::Signal::TERM);
+        assert_eq!(reader.code(), Some(143));
+    }
+
+    let mut writer = Program::run(&url, &["--write"], script);
+    writer.next_line();
+    let reader = ["run", "a", "--read", "--no-wait", "true"];
+    assert_eq!(code(&url, &reader), 75);
+    writer.send(rustix::process::Signal::TERM);
+    assert_eq!(writer.code(), Some(143));
+    assert_eq!(code(&url, &reader), 0);
+    let several = ["run", "-n", "a", "-n", "b", "--read", "--", "true"];
+    assert_eq!(code(&url, &several), 64);
 }
 
 fn timeouts_are_options() {

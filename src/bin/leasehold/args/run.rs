@@ -56,6 +56,15 @@ pub(crate) struct Run {
     #[arg(long, value_name = "N")]
     pub(crate) permits: Option<u32>,
 
+    /// Hold the lock for reading: other runs with --read may hold it at the same time. Granted in the
+    /// order of the calls
+    #[arg(long, conflicts_with_all = ["fair", "permits"])]
+    pub(crate) read: bool,
+
+    /// Hold the lock for writing: alone. Granted in the order of the calls, those with --read, too
+    #[arg(long, conflicts_with_all = ["read", "fair", "permits"])]
+    pub(crate) write: bool,
+
     /// How long the lock stays taken after this process is killed or its machine fails. It is
     /// renewed every third of this time. A time is a number and a unit: 500ms, 1.5s, 30s, 5m, 2h or
     /// 1d [default: 10s]
