@@ -262,7 +262,7 @@ fn call_that_gives_up_lets_those_behind_it_in() {
     let (one, two) = (semaphore(&server, 2), semaphore(&server, 2));
     let held = one.acquire().unwrap();
     thread::scope(|scope| {
-        let gives_up = scope.spawn(|| one.clone().many(2).try_acquire_for(ms(1_500)).unwrap());
+        let gives_up = scope.spawn(|| one.clone().many(2).try_acquire_for(ms(5_000)).unwrap());
         wait_for_permits_queue(&server, 1);
         let waiting = spawn_acquiring(scope, &server, two.clone());
         assert!(gives_up.join().unwrap().is_none());

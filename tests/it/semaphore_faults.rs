@@ -482,8 +482,9 @@ fn permits_are_granted_in_a_cluster_and_survive_a_migration() {
 
 fn permits_survive_a_failover() {
     let group = Sentinels::start(Setup::fast_failover());
-    let client = builder(&group.url()).build().unwrap();
-    let semaphore = client.semaphore("a", 2).min_replicas(1, ms(200));
+    let patient = builder(&group.url()).command_timeout(ms(5_000));
+    let plain = patient.build().unwrap().semaphore("a", 2);
+    let semaphore = plain.clone().min_replicas(1, ms(4_000));
     let held = [semaphore.acquire().unwrap(), semaphore.acquire().unwrap()];
     group.failover();
     eventually(PATIENCE, || {
@@ -497,6 +498,6 @@ fn permits_survive_a_failover() {
         eventually(PATIENCE, || permit.renew().is_ok());
         give_back(permit);
     }
-    let again = semaphore.try_acquire_for(Duration::from_secs(20)).unwrap();
+    let again = plain.try_acquire_for(Duration::from_secs(20)).unwrap();
     give_back(again.expect("the permits came back"));
 }
