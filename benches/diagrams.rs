@@ -1,4 +1,5 @@
-//! Draws the sequence diagrams of the guide: `docs/wait_and_wake.svg` and `docs/lost_lease.svg`.
+//! Draws the sequence diagrams of the guide and the design: `docs/grant.svg`,
+//! `docs/wait_and_wake.svg` and `docs/lost_lease.svg`.
 //!
 //! The drawings depend on nothing but this file. `cargo bench --bench diagrams` writes them anew.
 
@@ -61,6 +62,32 @@ const WAIT_AND_WAKE: Diagram = Diagram {
     ],
 };
 
+const GRANT: Diagram = Diagram {
+    file: "grant.svg",
+    title: "A release grants the lock to a waiter in another process",
+    participants: &[
+        "waiting thread",
+        "subscriber thread",
+        "Redis",
+        "holder elsewhere",
+    ],
+    rows: &[
+        Message(0, 2, "acquire"),
+        Message(2, 0, "refused: held"),
+        Message(0, 1, "listen"),
+        Message(1, 2, "SUBSCRIBE"),
+        Message(2, 1, "confirmed"),
+        Message(0, 2, "enter the queue"),
+        Message(2, 0, "entered"),
+        Note(0, "sleeps"),
+        Message(3, 2, "release"),
+        Note(2, "the first in the queue is the holder"),
+        Message(2, 1, "granted, token 43"),
+        Message(1, 0, "wake"),
+        Important(0, "lock() returns"),
+    ],
+};
+
 const LOST_LEASE: Diagram = Diagram {
     file: "lost_lease.svg",
     title: "A holder is cut off, and learns of its loss before another client gets the lock",
@@ -83,7 +110,7 @@ const LOST_LEASE: Diagram = Diagram {
     ],
 };
 
-pub(crate) const ALL: [Diagram; 2] = [WAIT_AND_WAKE, LOST_LEASE];
+pub(crate) const ALL: [Diagram; 3] = [GRANT, WAIT_AND_WAKE, LOST_LEASE];
 
 fn main() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");

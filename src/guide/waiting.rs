@@ -22,19 +22,21 @@
 //!
 //! # How a call waits
 //!
-#![doc = include_str!("../../docs/wait_and_wake.svg")]
+#![doc = include_str!("../../docs/grant.svg")]
 //!
-//! - A call that is refused subscribes to the release, enters the queue, and sleeps. The release
-//!   grants it the lock and tells it so by a message: the call asks no more.
-//! - A client refreshes its place every 0.9 s. So a lost message delays it by that time at most.
-//! - Where there is no queue, a waiter is woken by the message of the release and asks again.
+//! - A call that is refused subscribes, enters the queue, and sleeps. The release makes the first in
+//!   the queue the holder and tells it so by a message: the call returns without another command.
 //! - Only the first waiter of a name in each client talks to Redis. The others sleep behind it, in
-//!   memory: a thousand threads that wait for one name cost Redis as much as one.
-//! - A waiter also wakes when the lease of the holder would expire, and after the
-//!   [`backstop`](crate::ClientBuilder::backstop), 1 s unless set. So a lost message delays it by
-//!   that time at most.
-//! - If Redis forbids pub/sub, waiters retry after growing pauses instead.
-//!   [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) selects that behaviour for one lock.
+//!   memory: a thousand threads that wait for one name cost Redis as much as one. (Calls for a fair
+//!   lock or a semaphore have entries of their own; a client refreshes all of them in one command.)
+//! - A client refreshes its places every 0.9 s. So a lost message delays it by that time at most.
+//! - If Redis forbids pub/sub, or with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff), waiters
+//!   ask again after growing pauses instead.
+//!
+//! Over a quorum, for names in several slots of a cluster, and if the Redis user lacks the
+//! permissions that queues need, there is no queue. The release then wakes one waiter of each
+//! client, and the first to ask gets the lock. A waiter also asks when the lease of the holder would
+//! expire, and after the [`backstop`](crate::ClientBuilder::backstop), 1 s unless set.
 //!
 //! # Local hand-offs
 //!
