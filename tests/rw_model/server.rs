@@ -1,0 +1,111 @@
+//! The scripts of the read-write lock, as steps of the model.
+
+use crate::state::{Broken, Command, Flaw, Id, Key, Reply, Rules, State, TTL, Wants};
+
+/// What every script does first: only under the mark do the readers count.
+fn settle(state: &mut State, rules: &Rules) {
+    let is_mark = matches!(state.key, Key::Mark(_));
+    if is_mark || rules.has(Flaw::NoMark) {
+        state.readers.retain(|reader| reader.1 > 0);
+    }
+    if is_mark && state.readers.is_empty() && !rules.has(Flaw::MarkStays) {
+        state.key = Key::Free;
+    }
+}
+
+/// Makes a client a reader for this many ticks.
+fn join(state: &mut State, rules: &Rules, id: Id, ticks: i8) {
+    let before = match state.key {
+        Key::Mark(left) => left,
+        _ => 0,
+    };
+    if before == 0 && !rules.has(Flaw::KeepsOldReaders) && !rules.has(Flaw::NoMark) {
+        state.readers.clear();
+    }
+    state.readers.retain(|reader| reader.0 != id);
+    state.readers.push((id, ticks));
+    if rules.has(Flaw::NoMark) {
+        return;
+    }
+    state.key = Key::Mark(match rules.has(Flaw::MarkEndsEarly) {
+        true => state.readers[0].1,
+        false => before.max(ticks),
+    });
+}
+
+/// Runs a command, and returns its reply.
+pub(crate) fn run(state: &mut State, rules: &Rules, command: Command) -> Reply {
+    settle(state, rules);
+    match command {
+        Command::Acquire(id, wants) => Reply::Acquired(id, acquire(state, rules, id, wants)),
+        Command::Renew(id, call, reads) => Reply::Renewed(id, call, renew(state, rules, id, reads)),
+        Command::Release(id) => {
+            release(state, rules, id);
+            Reply::Released(id)
+        }
+    }
+}
+
+fn acquire(state: &mut State, rules: &Rules, id: Id, wants: Wants) -> Option<u8> {
+    let reads = wants == Wants::Read;
+    let fits = match state.key {
+        Key::Free => reads || !rules.has(Flaw::NoMark) || state.readers.is_empty(),
+        Key::Mark(_) => reads,
+        Key::Writer(..) | Key::Foreign(_) => false,
+    };
+    if !fits {
+        return None;
+    }
+    if !reads {
+        state.fence = match rules.has(Flaw::TokenNotKept) && state.fence == 0 {
+            true => 1,
+            false => state.fence + 1,
+        };
+        let displaced = state.readers.iter().filter(|reader| reader.1 > 0);
+        state.displaced.extend(displaced.map(|reader| reader.0));
+        state.key = Key::Writer(id, TTL);
+        return Some(state.fence);
+    }
+    join(state, rules, id, TTL);
+    if state.fence == 0 && rules.has(Flaw::TokenNotKept) {
+        return Some(1);
+    }
+    state.fence = state.fence.max(1);
+    Some(state.fence)
+}
+
+fn renew(state: &mut State, rules: &Rules, id: Id, reads: bool) -> bool {
+    match state.key {
+        Key::Writer(own, left) if own == id => {
+            match reads {
+                true => join(state, rules, id, TTL.max(left)),
+                false => state.key = Key::Writer(id, TTL),
+            }
+            true
+        }
+        Key::Mark(_) if state.is_reader(id) => {
+            join(state, rules, id, TTL);
+            if state.displaced.contains(&id) {
+                state.broken = Some(Broken::Revived);
+            }
+            true
+        }
+        Key::Free if rules.has(Flaw::NoMark) && state.is_reader(id) => {
+            join(state, rules, id, TTL);
+            true
+        }
+        _ => false,
+    }
+}
+
+fn release(state: &mut State, rules: &Rules, id: Id) {
+    match state.key {
+        Key::Writer(own, _) if own == id => state.key = Key::Free,
+        Key::Mark(_) if !rules.has(Flaw::ReleasesOneForm) => {
+            state.readers.retain(|reader| reader.0 != id);
+            settle(state, rules);
+        }
+        Key::Free if rules.has(Flaw::NoMark) => state.readers.retain(|reader| reader.0 != id),
+        _ => {}
+    }
+}
