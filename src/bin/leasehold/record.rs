@@ -25,6 +25,9 @@ impl Record {
             .text("holder", id.map(|id| id.short().to_string()).as_deref())
             .plain("remaining_ms", left.map(|left| left.as_millis()))
             .plain("fencing_token", self.token);
+        if holder.is_some_and(Holder::is_shared) {
+            object.plain("shared", Some(true));
+        }
         object
     }
 
