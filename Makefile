@@ -1,8 +1,8 @@
 # The targets that `.ci/run` runs, and some for developers.
 
 CARGO ?= cargo
-EXAMPLES = booking payments transfer ticket_queue rate_limit cron long_job graceful_shutdown health_endpoint fail_fast stats testing
-BENCHES = uncontended handoff local_handoff fair semaphore threads waiting fleet held deployments failovers bounds stuck sets
+EXAMPLES = booking payments transfer ticket_queue rate_limit catalogue cron long_job graceful_shutdown health_endpoint fail_fast stats testing
+BENCHES = uncontended handoff local_handoff fair semaphore rw_lock threads waiting fleet held deployments failovers bounds stuck sets
 
 # The server binary that tests, examples and benches start. The target `servers` installs one first.
 WITH_SERVER = REDIS_SERVER_BIN="$$(.ci/server)"

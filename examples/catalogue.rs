@@ -1,0 +1,115 @@
+//! A shop's catalogue: processes fill a cache from the database while others update it. Readers
+//! stamp what they fill in with their token, so an old page never replaces a newer one.
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use leasehold::{Client, RwLock, Unlocked};
+use redis::Commands;
+
+use support::{Child, Outcome, connect, key, run};
+
+mod support;
+
+const READERS: u32 = 4;
+const READS: u32 = 25;
+const UPDATES: u32 = 10;
+
+/// Replaces the cached page unless its stamp is higher. The cache and the database are in the Redis
+/// of the locks, to keep the example short.
+const FILL: &str = "
+local stamp = tonumber(redis.call('HGET', KEYS[1], 'stamp') or 0)
+if tonumber(ARGV[1]) < stamp then return 0 end
+redis.call('HSET', KEYS[1], 'stamp', ARGV[1], 'page', ARGV[2])
+return 1
+";
+
+/// Starts a private Redis and then calls `one_day`. Your own program would not need this.
+fn main() -> ExitCode {
+    run(one_day, &[("reader", reader), ("updater", updater)])
+}
+
+fn catalogue() -> Outcome<RwLock> {
+    Ok(Client::from_env()?.rw_lock("catalogue"))
+}
+
+/// Runs in a process that fills the cache, beside other readers.
+fn reader() -> Outcome {
+    let (catalogue, mut redis) = (catalogue()?, connect()?);
+    for _ in 0..READS {
+        let guard = catalogue.read()?;
+        let page = page(&mut redis)?;
+        // If this process was paused for too long, somebody may have updated since.
+        guard.ensure_held()?;
+        let stamp = guard.fencing_token().value();
+        let _: bool = redis::Script::new(FILL)
+            .key(key("cache"))
+            .arg(stamp)
+            .arg(page)
+            .invoke(&mut redis)?;
+        assert_eq!(guard.unlock()?, Unlocked::Released);
+    }
+    Ok(())
+}
+
+/// Returns the page as it is in the database: two prices, which must belong together.
+fn page(redis: &mut redis::Connection) -> Outcome<String> {
+    let net: u32 = redis.get(key("net"))?;
+    thread::sleep(Duration::from_millis(1));
+    let gross: u32 = redis.get(key("gross"))?;
+    assert_eq!(
+        gross,
+        net * 2,
+        "no update is under way while somebody reads"
+    );
+    Ok(format!("{net} net, {gross} gross"))
+}
+
+/// Runs in a process that changes both prices.
+fn updater() -> Outcome {
+    let (catalogue, mut redis) = (catalogue()?, connect()?);
+    for _ in 0..UPDATES {
+        let guard = catalogue.write()?;
+        let net: u32 = redis.incr(key("net"), 1)?;
+        thread::sleep(Duration::from_millis(1));
+        guard.ensure_held()?;
+        let () = redis.set(key("gross"), net * 2)?;
+        // Goes on as a reader: the next page is shown before anybody updates again.
+        let guard = guard.downgrade();
+        assert!(page(&mut redis)?.starts_with(&net.to_string()));
+        assert_eq!(guard.unlock()?, Unlocked::Released);
+    }
+    Ok(())
+}
+
+fn one_day() -> Outcome {
+    let mut redis = connect()?;
+    let () = redis.mset(&[(key("net"), 100), (key("gross"), 200)])?;
+    let mut children = Vec::new();
+    for _ in 0..READERS {
+        children.push(Child::spawn("reader")?);
+    }
+    children.push(Child::spawn("updater")?);
+    for child in children {
+        assert!(child.wait()?.success());
+    }
+    println!("{READERS} processes filled the cache {READS} times each beside {UPDATES} updates.");
+
+    // A reader that was paused for a day comes back with what it had read then.
+    let lock = catalogue()?;
+    let reading = lock.read()?;
+    let fresh = reading.fencing_token().value();
+    let fill = |redis: &mut redis::Connection, stamp: u64, page: &str| {
+        let script = redis::Script::new(FILL);
+        let mut call = script.key(key("cache"));
+        call.arg(stamp).arg(page).invoke::<bool>(redis)
+    };
+    let page = page(&mut redis)?;
+    assert!(fill(&mut redis, fresh, &page)?);
+    assert!(!fill(&mut redis, fresh - 1, "the prices of yesterday")?);
+    let cached: String = redis.hget(key("cache"), "page")?;
+    assert_eq!(cached, page);
+    println!("The cache has \"{cached}\", and rejected the page of an earlier token.");
+    Ok(())
+}
