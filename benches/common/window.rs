@@ -129,6 +129,20 @@ impl Window {
         }
     }
 
+    /// Asserts that nobody held beside a hold with this mark in place of a token.
+    pub(crate) fn is_held_alone(&self, mark: u64) {
+        let (mut end, mut marked_end) = (0, 0);
+        // Ordered by start.
+        for hold in &self.holds {
+            let others = if hold.token == mark { end } else { marked_end };
+            assert!(hold.from >= others, "two holders at a time");
+            end = end.max(hold.to);
+            if hold.token == mark {
+                marked_end = marked_end.max(hold.to);
+            }
+        }
+    }
+
     /// The mean and the longest wait of the holds with this mark in place of a token, relative to
     /// the mean wait of all holds.
     pub(crate) fn waits_vs_mean(&self, mark: u64) -> [f64; 2] {
@@ -170,11 +184,21 @@ impl Window {
     /// Waits from asking to acquiring, in µs: p50, p99, max. Includes each wait that overlaps the
     /// window, also if it ended after the others had stopped.
     pub(crate) fn waits(&self) -> [f64; 3] {
+        self.waits_where(|_| true)
+    }
+
+    /// The same of the holds with this mark in place of a token.
+    pub(crate) fn waits_of(&self, mark: u64) -> [f64; 3] {
+        self.waits_where(|hold| hold.token == mark)
+    }
+
+    fn waits_where(&self, is_wanted: impl Fn(&Hold) -> bool) -> [f64; 3] {
         let [begins, ends] = self.window;
         let waited = self.holds.iter();
         let waited = waited.filter(|hold| hold.asked < ends && hold.from >= begins);
         points(
             waited
+                .filter(|hold| is_wanted(hold))
                 .map(|hold| (hold.from - hold.asked) as f64 / 1e3)
                 .collect(),
         )

@@ -1,0 +1,231 @@
+//! A read-write lock: acquire and release on one thread, processes that mostly read, and a writer
+//! among readers that never pause.
+//!
+//! Alternates with `Mutex` and `FairMutex`.
+
+mod common;
+
+use std::time::Duration;
+
+use common::fleet::{Lockers, Section, Terms, contend, stretch};
+use common::picture::{Panel, Picture, Row};
+use common::series::Series;
+use common::window::Window;
+use common::{Contender, Report, Samples, Spread};
+use leasehold::{Client, Error, RwLock, Unlocked};
+use support::{Server, ms};
+
+const PAIR_ROUNDS: usize = 200;
+const PAIRS: usize = 25;
+
+const ROUNDS: usize = 5;
+const PROCESSES: usize = 8;
+const SECTION: Duration = ms(1);
+const LASTS: Duration = ms(3_000);
+
+/// One section in so many writes.
+const WRITES: u64 = 20;
+
+const NAMES: [&str; 4] = ["Mutex", "RwLock, read", "FairMutex", "RwLock, write"];
+
+const CONTENDERS: [(&str, &str); 3] = [
+    ("RwLock, 95 % read", "mixed"),
+    ("Mutex", "mutex"),
+    ("RwLock, one writes", "one writer"),
+];
+
+/// In place of a token, marks the sections that write.
+const WRITE: u64 = 1;
+const READ: u64 = 0;
+
+fn main() {
+    // In a child process, runs its role and exits.
+    if support::run_role(&[("member", || contend(open))]) {
+        return;
+    }
+    let server = Server::start().long_lived();
+    let report = Report::begin(
+        "rw_lock",
+        ROUNDS,
+        &format!(
+            "acquire + release on one thread, {PAIR_ROUNDS} rounds of {PAIRS}; then {PROCESSES} \
+             processes, {ROUNDS} rounds of {LASTS:?} each"
+        ),
+    );
+    let pairs = pairs(&server);
+    let [mutex, read, fair, write] = &*pairs else {
+        unreachable!("four contenders");
+    };
+    let (read, write) = (read.ratio(mutex), write.ratio(fair));
+    let ran = contended(&server);
+    let [mixed, mutex, one_writer] = &ran;
+    let sections = mixed.ratio(mutex, Window::acquisitions_per_s);
+    let wait = one_writer.spread(|it| it.waits_of(WRITE)[1] / SECTION.as_micros() as f64);
+    let ratios = vec![
+        Row::bar("read + release vs Mutex", read)
+            .ours()
+            .mark("≤", 1.3),
+        Row::bar("write + release vs FairMutex", write)
+            .ours()
+            .mark("≤", 1.1),
+        Row::bar("sections/s, 95 % read, vs Mutex", sections)
+            .ours()
+            .mark("≥", 5.0),
+        Row::bar("a writer's wait p99, in sections", wait)
+            .ours()
+            .mark("≤", 3.0),
+    ];
+    let times = NAMES.iter().zip(&pairs);
+    let times = times.map(|(name, it)| Row::range((*name).to_owned(), it.range()));
+    let waits = ran
+        .iter()
+        .map(|it| Row::range(it.label, it.points(Window::waits)));
+    let picture = Picture {
+        title: format!("{PROCESSES} processes that read and write, sections of 1 ms"),
+        panels: vec![
+            Panel::new("relative to the other", ratios),
+            Panel::new("wait, µs: p50 · p99 · max", waits.collect()),
+            Panel::new("acquire + release, µs: p50 · p99 · max", times.collect()),
+        ],
+    };
+    let figure = |value: Spread| format!("{:.3}", value.median);
+    report.end(
+        &[
+            ("read_pair_vs_mutex", figure(read)),
+            ("write_pair_vs_fair", figure(write)),
+            ("sections_vs_mutex", figure(sections)),
+            ("writer_wait_sections", figure(wait)),
+        ],
+        &picture,
+    );
+}
+
+fn pairs(server: &Server) -> Vec<Samples> {
+    let client = Client::open(&server.url()).unwrap();
+    let (mutex, fair) = (client.mutex("plain"), client.fair_mutex("fair"));
+    let (read, write) = (client.rw_lock("read"), client.rw_lock("written"));
+    let timed = |pair: &dyn Fn() -> Result<Unlocked, Error>| {
+        common::timed(PAIRS, || assert_eq!(pair().unwrap(), Unlocked::Released))
+    };
+    let mut contenders: Vec<Contender<'_>> = vec![
+        Box::new(|| timed(&|| mutex.lock()?.unlock())),
+        Box::new(|| timed(&|| read.read()?.unlock())),
+        Box::new(|| timed(&|| fair.lock()?.unlock())),
+        Box::new(|| timed(&|| write.write()?.unlock())),
+    ];
+    let samples = common::take_turns(PAIR_ROUNDS, &mut contenders);
+    let rows = NAMES.iter().zip(&samples).map(|(name, it)| {
+        let [p50, p99, _] = it.range();
+        vec![(*name).to_owned(), format!("{p50:.1}"), format!("{p99:.1}")]
+    });
+    common::print_table(
+        &["acquire + release", "p50 µs", "p99 µs"],
+        &rows.collect::<Vec<_>>(),
+    );
+    samples
+}
+
+fn contended(server: &Server) -> [Series; 3] {
+    let mut ran = CONTENDERS.map(|(label, _)| Series::new(label, SECTION));
+    for round in 0..ROUNDS {
+        for turn in 0..CONTENDERS.len() {
+            let n = (round + turn) % CONTENDERS.len();
+            let terms = Terms {
+                kind: CONTENDERS[n].1,
+                processes: PROCESSES,
+                threads: 1,
+                section: SECTION,
+                lasts: LASTS,
+            };
+            server.run("DEL", &["writer"]);
+            let stretch = stretch(server, terms);
+            stretch.holds_at_most(PROCESSES);
+            stretch.is_held_alone(WRITE);
+            ran[n].rounds.push(stretch);
+        }
+    }
+    let rows = ran.iter().map(|ran| {
+        let shown = |of: [f64; 3]| of.map(|point| format!("{point:.0}"));
+        let [p50, p99, max] = shown(ran.points(Window::waits));
+        let [write_p50, write_p99, write_max] = shown(ran.points(|it| it.waits_of(WRITE)));
+        let rate = ran.spread(Window::acquisitions_per_s).median;
+        let requests = ran.spread(Window::requests_per_acquisition).median;
+        vec![
+            ran.label.to_owned(),
+            format!("{rate:.0}"),
+            p50,
+            p99,
+            max,
+            write_p50,
+            write_p99,
+            write_max,
+            format!("{requests:.3}"),
+        ]
+    });
+    let heads = [
+        "contender",
+        "sections/s",
+        "wait p50 µs",
+        "p99",
+        "max",
+        "to write p50",
+        "p99",
+        "max",
+        "requests",
+    ];
+    common::print_table(&heads, &rows.collect::<Vec<_>>());
+    ran
+}
+
+/// Opens a contender of a member process.
+fn open(kind: &str, url: &str) -> Lockers {
+    let client = Client::open(url).unwrap();
+    match kind {
+        "mutex" => Box::new(move || {
+            let mutex = client.mutex("contended");
+            Box::new(move |section| {
+                let guard = mutex.lock().map_err(|error| error.to_string())?;
+                section.run(WRITE);
+                released(guard.unlock())
+            })
+        }),
+        "mixed" => ours(client.rw_lock("contended"), |n| n % WRITES == 0),
+        "one writer" => {
+            let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
+            let mut claim = redis::cmd("SETNX");
+            let is_first: bool = claim.arg(&["writer", "1"]).query(&mut connection).unwrap();
+            let lock = client.rw_lock("contended");
+            match is_first {
+                true => ours(lock, |_| true),
+                false => ours(lock, |_| false),
+            }
+        }
+        _ => unreachable!("unknown kind {kind}"),
+    }
+}
+
+/// Reads or writes in each section, as `writes` says of its number.
+fn ours(lock: RwLock, writes: fn(u64) -> bool) -> Lockers {
+    Box::new(move || {
+        let lock = lock.clone();
+        let mut n = u64::from(std::process::id()) * 7;
+        Box::new(move |section: &Section| {
+            n += 1;
+            if writes(n) {
+                let guard = lock.write().map_err(|error| error.to_string())?;
+                section.run(WRITE);
+                return released(guard.unlock());
+            }
+            let guard = lock.read().map_err(|error| error.to_string())?;
+            section.run(READ);
+            released(guard.unlock())
+        })
+    })
+}
+
+fn released(answer: Result<Unlocked, Error>) -> Result<(), String> {
+    match answer {
+        Ok(Unlocked::Released) => Ok(()),
+        other => Err(format!("{other:?}")),
+    }
+}
