@@ -38,11 +38,11 @@ use crate::protocol::primitive::Primitive;
 ///
 /// # Waiting
 ///
-/// A set that is refused joins the queue of the name that refused it: the queue in which calls for
-/// a [`FairMutex`](crate::FairMutex) of that name wait. When it is granted that name, it asks for
-/// all names again. From then on it goes through its names in ascending order, and *keeps* the
-/// lower ones while it waits in the queue of the next. So it waits at most for the queues of its
-/// names, one after the other, however busy they are.
+/// A set that is refused joins the queue of the name that refused it, in which all calls for that
+/// name wait. When it is granted that name, it asks for all names again. From then on it goes
+/// through its names in ascending order, and *keeps* the lower ones while it waits in the queue of
+/// the next. So it waits at most for the queues of its names, one after the other, however busy
+/// they are.
 ///
 /// The cost for other calls:
 ///
@@ -57,9 +57,10 @@ use crate::protocol::primitive::Primitive;
 /// taken by then, the set passes on what it has and goes through its names again. So its wait has
 /// no bound if holders of its names regularly keep it waiting for 5 s.
 ///
-/// Over a quorum, and for names in several slots of a cluster, there is no such queue. The call
-/// then holds none of the names while it waits, and tries all of them again when the name that
-/// refused it is released. It may wait for long if every name is in constant demand.
+/// Over a quorum, for names in several slots of a cluster, and for a Redis user without the
+/// permissions for queues, there is no such queue. The call then holds none of the names while it
+/// waits, and tries all of them again when the name that refused it is released. It may wait for
+/// long if every name is in constant demand.
 ///
 /// # Loss
 ///

@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(released.take(|_| true).len(), RecentReleases::MOST);
         assert!(released.take(|_| true).is_empty());
         let names = ["a", "b"].map(Name::from).to_vec();
-        let two = MutexAllKeys::of(names, "lock:", "r:", Layout::OneServer);
+        let two = MutexAllKeys::of(names, "lock:", "r:", Layout::OneServer, &Arc::default());
         for keys in [&two, &two, &keys] {
             released.note(Release::new(Arc::clone(keys), id.clone(), until));
         }

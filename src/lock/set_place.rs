@@ -1,18 +1,16 @@
 //! The place of a set in the queue of one name after the other, and the command that asks for all.
 
-use std::sync::Arc;
-
 use crate::clock::Instant;
 use crate::holder::HolderId;
-use crate::lease::release::Release;
 use crate::lock::attempt::{Attempt, Attempted};
+use crate::lock::place::leave;
 use crate::logging;
 use crate::protocol::answer::Answer;
 use crate::protocol::fair::refresh_every;
 use crate::protocol::primitive::{AcquireSet, NewPlace, PartOfSet, Reached, SetQueues};
 use crate::queue::fair_queue::{RefreshPace, WaitingReply};
 use crate::queue::sets::SetTicket;
-use crate::redis::{Cap, Fault};
+use crate::redis::Fault;
 use crate::runtime::subscriber::Inbox;
 use crate::wait_policy::WaitPolicy;
 
@@ -85,7 +83,7 @@ impl<'a> SetPlace<'a> {
             (Err(fault), _) => {
                 let had_place = self.ticket.forget_id().is_some();
                 if had_place && matches!(fault, Fault::Rejected(_)) {
-                    self.leave(id);
+                    leave(self.attempt, id);
                 }
                 Err(fault)
             }
@@ -125,25 +123,12 @@ impl<'a> SetPlace<'a> {
     fn inbox(&self) -> Inbox {
         self.attempt.runtime.inbox(self.attempt.keys.key(0))
     }
-
-    fn leave(&self, id: HolderId) {
-        let (runtime, keys) = (self.attempt.runtime, self.attempt.keys);
-        if runtime.is_closed() {
-            // As in `Place::leave`.
-            let until = Instant::now().after(runtime.deployment.command_timeout());
-            let call = keys.release(id.as_str().as_bytes(), false);
-            let _ = runtime.deployment.call(call, until, Cap::Exempt);
-            return;
-        }
-        let until = Instant::now().after(self.attempt.terms.ttl);
-        runtime.release(Release::new(Arc::clone(keys), id, until));
-    }
 }
 
 impl Drop for SetPlace<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.ticket.forget_id() {
-            self.leave(id);
+            leave(self.attempt, id);
         }
     }
 }

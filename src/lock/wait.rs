@@ -251,7 +251,9 @@ impl WaitingCall<'_> {
                     self.park(SPLIT_VOTE_BACKOFF.pause(self.splits - 1)),
                 ))
             }
-            Err(Fault::Rejected(error)) if has_entered && self.forgoes_queue(&error) => {
+            Err(Fault::Rejected(error))
+                if (has_entered || self.set_place.is_some()) && self.forgoes_queue(&error) =>
+            {
                 Ok(Tried::Slept(TimedOut(None)))
             }
             Err(fault) => {

@@ -91,12 +91,13 @@ impl<'a> WaitingCall<'a> {
             has_waited: false,
             was_woken: false,
         };
-        if attempt.keys.has_local_queue() {
+        let has_local_queue = call.set_place.is_none() && attempt.keys.has_local_queue();
+        if has_local_queue {
             // If this client holds one of the names, Redis would refuse that name.
             call.name_index = attempt.held_here().unwrap_or(0);
             call.join_local_queue(attempt.terms.handoffs > 0);
         }
-        match attempt.keys.has_local_queue() {
+        match has_local_queue {
             true => call.shares_place = attempt.keys.queue().is_some(),
             false => call.join_queue(),
         }
@@ -170,6 +171,9 @@ impl<'a> WaitingCall<'a> {
         );
         self.place = None;
         self.shares_place = false;
+        if self.set_place.take().is_some() {
+            self.join_local_queue(false);
+        }
         true
     }
 

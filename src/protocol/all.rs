@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use crate::holder::HolderId;
 use crate::name::Name;
+use crate::protocol::cohort::CohortKeys;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex::{self, MutexKeys};
 use crate::protocol::primitive::{Acquire, AcquireSet, NewPlace, Primitive, SetQueues};
-use crate::protocol::script::{Arg, Call, Script, script};
+use crate::protocol::rights::QueueRights;
+use crate::protocol::script::{Arg, Call, Script, WithoutQueue, script};
 use crate::protocol::verb::Verb;
 
 pub(super) static ACQUIRE_ALL: Script =
@@ -46,6 +48,7 @@ pub(crate) struct MutexAllKeys {
     /// The fences, the queues and the places of the names; empty if they have no queues that a
     /// script of this lock can use.
     queues: Vec<Vec<u8>>,
+    rights: Arc<QueueRights>,
     slots: Vec<Arc<dyn Primitive>>,
 }
 
@@ -66,12 +69,13 @@ impl MutexAllKeys {
         key_prefix: &str,
         channel_prefix: &str,
         layout: Layout,
+        rights: &Arc<QueueRights>,
     ) -> Arc<dyn Primitive> {
         // Sorted, so that every client tries them in the same order.
         names.sort_unstable();
         names.dedup();
         let keys_of = |names: &[Name]| Keys::of(names, key_prefix, channel_prefix);
-        let part_of = |names: &[Name]| Self::part(keys_of(names), layout);
+        let part_of = |names: &[Name]| Self::part(keys_of(names), layout, rights);
         let mut slots = Vec::new();
         if layout == Layout::Slots {
             let slot = |name: &Name| keys_of(slice::from_ref(name)).key(0).slot();
@@ -86,15 +90,18 @@ impl MutexAllKeys {
             _ => Arc::new(Self {
                 keys: keys_of(&names),
                 queues: Vec::new(),
+                rights: Arc::clone(rights),
                 slots,
             }),
         }
     }
 
     /// Returns the lock of names that one script call can acquire.
-    fn part(keys: Keys, layout: Layout) -> Arc<dyn Primitive> {
-        if keys.names.len() == 1 {
-            return MutexKeys::of(keys);
+    fn part(keys: Keys, layout: Layout, rights: &Arc<QueueRights>) -> Arc<dyn Primitive> {
+        match (keys.names.len(), layout) {
+            (1, Layout::Quorum) => return MutexKeys::of(keys),
+            (1, _) => return CohortKeys::of(keys, rights),
+            _ => {}
         }
         let mut queues = Vec::new();
         if layout != Layout::Quorum {
@@ -106,8 +113,35 @@ impl MutexAllKeys {
         Arc::new(Self {
             keys,
             queues,
+            rights: Arc::clone(rights),
             slots: Vec::new(),
         })
+    }
+
+    /// Returns whether a script of this lock can use the queues of its names.
+    fn has_queues(&self) -> bool {
+        !self.queues.is_empty() && !self.rights.are_missing()
+    }
+
+    /// Returns the call of the script that ends what holder ids have, or the same without queues.
+    fn leave<'a, const N: usize>(
+        &'a self,
+        verb: Verb,
+        args: [Arg<'a>; N],
+        without: &'static Script,
+    ) -> Call<'a> {
+        let locks: &[Vec<u8>] = &self.keys.locks;
+        if !self.has_queues() {
+            return Call::new(verb, without, [locks, &[]], args);
+        }
+        let without_queue = Some(WithoutQueue {
+            script: without,
+            rights: &self.rights,
+        });
+        Call {
+            without_queue,
+            ..Call::new(verb, &LEAVE_ALL, [locks, &self.queues], args)
+        }
     }
 }
 
@@ -127,22 +161,13 @@ impl Primitive for MutexAllKeys {
 
     fn release<'a>(&'a self, value: &'a [u8], _: bool) -> Call<'a> {
         let verb = Verb::Release { counts: false };
-        let (locks, channels) = (&self.keys.locks, &self.keys.channels);
-        if self.queues.is_empty() {
-            let keys: [&[Vec<u8>]; 2] = [locks, &[]];
-            return Call::new(verb, &RELEASE_ALL, keys, [Arg::Bytes(value)]).followed_by(channels);
-        }
-        Call::new(verb, &LEAVE_ALL, [locks, &self.queues], [Arg::Bytes(value)])
-            .followed_by(channels)
+        let call = self.leave(verb, [Arg::Bytes(value)], &RELEASE_ALL);
+        call.followed_by(&self.keys.channels)
     }
 
     fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
-        if self.queues.is_empty() {
-            return mutex::undo(&self.keys, arguments);
-        }
         let verb = Verb::Undo(self.keys.undone_ids(arguments));
-        let keys: [&[Vec<u8>]; 2] = [&self.keys.locks, &self.queues];
-        Call::new(verb, &LEAVE_ALL, keys, []).followed_by(arguments)
+        self.leave(verb, [], &mutex::UNDO).followed_by(arguments)
     }
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
@@ -150,10 +175,15 @@ impl Primitive for MutexAllKeys {
     }
 
     fn set_queues(&self) -> Option<&dyn SetQueues> {
-        match self.queues.is_empty() {
-            true => None,
-            false => Some(self),
+        match self.has_queues() {
+            true => Some(self),
+            false => None,
         }
+    }
+
+    fn forgo_queue(&self) -> bool {
+        self.rights.refused();
+        true
     }
 
     fn slots(&self) -> &[Arc<dyn Primitive>] {
@@ -201,7 +231,7 @@ mod tests {
             true => Layout::Slots,
             false => Layout::OneServer,
         };
-        MutexAllKeys::of(names, "lock:", "r:", layout)
+        MutexAllKeys::of(names, "lock:", "r:", layout, &Arc::default())
     }
 
     #[test]
@@ -220,7 +250,7 @@ mod tests {
     fn one_name_is_locked_like_a_mutex() {
         for is_cluster in [false, true] {
             let keys = all(&["a", "a"], is_cluster);
-            assert_eq!(keys.release(b"v", false).script.name, "release");
+            assert_eq!(keys.release(b"v", false).script.name, "cohort_release");
             assert!(!keys.outlives_its_loss());
         }
     }

@@ -77,7 +77,8 @@ local function join()
     -- As in queue_enter.lua.
     redis.call('DEL', KEYS[4])
   end
-  local place = {now, provisional, 1, now, ARGV[6], ARGV[7]}
+  -- One token, as a Mutex wants it: its releases may leave the lock open.
+  local place = {now, provisional, '+1', now, ARGV[6], ARGV[7]}
   redis.call('HSET', KEYS[4], id, table.concat(place, ' '))
   redis.call('PEXPIRE', KEYS[3], '6000')
   redis.call('PEXPIRE', KEYS[4], '6000')

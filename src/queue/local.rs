@@ -252,6 +252,7 @@ impl Waiters {
     pub(crate) fn granted_by_message(&self, id: &HolderId, tokens: TokenBlock) {
         self.fair_queues.granted(id, tokens);
         self.cohorts.granted(id, tokens);
+        self.sets.granted(id);
     }
 
     /// Records that a release of this client has left the lock free for a moment. Returns when this
@@ -275,6 +276,7 @@ impl Waiters {
         let granted_by = now.after(GRANTED_WITHIN.mul_f64(1.0 + random::chance()));
         self.cohorts
             .left_open(name, now.after(OPEN_FOR), granted_by);
+        self.sets.left_open(name, granted_by);
         let names = self.names.lock();
         names.get(name)?.held.find(id).cloned()
     }

@@ -123,6 +123,17 @@ impl SetQueue {
         }
     }
 
+    /// Makes the sets that wait for `name` ask again by `until`: a release has left it free for a
+    /// moment, although they wait in its queue.
+    pub(crate) fn left_open(&self, name: &Name, until: Instant) {
+        let mut state = self.state.lock();
+        let waiters = state.waiters.values_mut();
+        for waiter in waiters.filter(|waiter| waiter.name() == Some(name)) {
+            waiter.due = waiter.due.min(until);
+            waiter.parker.unpark();
+        }
+    }
+
     /// Returns the names for which sets have a place.
     pub(crate) fn names(&self) -> Vec<Name> {
         let state = self.state.lock();
@@ -275,7 +286,7 @@ mod tests {
 
     fn keys() -> Arc<dyn Primitive> {
         let names = ["a", "b"].map(Name::from).to_vec();
-        MutexAllKeys::of(names, "lock:", "r:", Layout::OneServer)
+        MutexAllKeys::of(names, "lock:", "r:", Layout::OneServer, &Arc::default())
     }
 
     fn sent_at(sent: u64) -> WaitingReply {

@@ -118,7 +118,8 @@ impl Runtime {
 
     pub(crate) fn keys_of_all(&self, names: Vec<Name>) -> Arc<dyn Primitive> {
         let (keys, channels) = (&self.config.key_prefix, &self.config.channel_prefix);
-        MutexAllKeys::of(names, keys, channels, self.deployment.layout())
+        let layout = self.deployment.layout();
+        MutexAllKeys::of(names, keys, channels, layout, &self.queue_rights)
     }
 
     /// Returns [`Error::Closed`] once the client is shut down.

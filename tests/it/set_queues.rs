@@ -6,7 +6,9 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use leasehold::{Backoff, Client, FairMutex, MutexAll, MutexAllGuard, Unlocked, WaitPolicy};
+use leasehold::{
+    Backoff, Client, FairMutex, MutexAll, MutexAllGuard, MutexGuard, Unlocked, WaitPolicy,
+};
 use support::fair::{PATIENCE, lock_in_turn, unlock, wait_until_only_fences_remain, warmed_up};
 use support::{
     Child, Cluster, ClusterSetup, Proxy, Server, Traffic, client, eventually, ms, parameter,
@@ -17,6 +19,9 @@ support::roles![set_waiter];
 
 support::tests![
     set_gets_in_beside_busy_fair_locks,
+    set_gets_in_beside_busy_plain_locks,
+    set_of_one_name_gets_in_beside_busy_plain_locks,
+    user_without_rights_for_queues_is_woken_by_releases,
     sets_fair_and_plain_locks_count_exactly_together,
     set_that_waits_for_its_first_refusal_keeps_nothing,
     release_of_a_set_grants_each_name_to_its_queue,
@@ -102,14 +107,36 @@ impl<F: Fn()> Drop for Deferred<F> {
 }
 
 fn set_gets_in_beside_busy_fair_locks() {
+    assert_gets_in(&["a", "b"], |client, name| {
+        lock_in_turn(&client.fair_mutex(name))
+    });
+}
+
+fn set_gets_in_beside_busy_plain_locks() {
+    assert_gets_in(&["a", "b"], lock_plain);
+}
+
+fn set_of_one_name_gets_in_beside_busy_plain_locks() {
+    assert_gets_in(&["a"], lock_plain);
+}
+
+fn lock_plain(client: &Client, name: &str) -> MutexGuard {
+    let guard = client.mutex(name).try_lock_for(PATIENCE).unwrap();
+    guard.expect("the call gets its turn")
+}
+
+/// Asserts that a set of names gets in although three other clients lock each of `a` and `b`
+/// without a pause.
+#[track_caller]
+fn assert_gets_in(names: &[&str], lock: fn(&Client, &str) -> MutexGuard) {
     let server = Server::start();
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         for name in ["a", "b", "a", "b", "a", "b"] {
-            let (mutex, is_over) = (fair(&server, name), &is_over);
+            let (client, is_over) = (long_client(&server.url()), &is_over);
             scope.spawn(move || {
                 while !is_over.load(Ordering::SeqCst) {
-                    unlock(lock_in_turn(&mutex));
+                    unlock(lock(&client, name));
                 }
             });
         }
@@ -118,7 +145,7 @@ fn set_gets_in_beside_busy_fair_locks() {
         }
         // Also ends the threads if the set does not get in.
         let _end = Deferred(|| is_over.store(true, Ordering::SeqCst));
-        let set = set(&server);
+        let set = long_client(&server.url()).mutex_all(names.iter().copied());
         let tokens: HashSet<_> = (0..10)
             .map(|_| {
                 let guard = lock_set(&set);
@@ -130,6 +157,27 @@ fn set_gets_in_beside_busy_fair_locks() {
             .collect();
         assert_eq!(tokens.len(), 10);
     });
+    wait_until_only_fences_remain(&server);
+}
+
+/// Without the queues, a set waits for the release message of the name that refused it.
+fn user_without_rights_for_queues_is_woken_by_releases() {
+    let server = Server::start();
+    let acl = "SETUSER limited reset on >password ~lock:* ~leasehold:fence:* &* +eval +evalsha \
+               +get +set +del +pttl +pexpire +time +publish +subscribe +unsubscribe +ping +client";
+    let rules: Vec<&str> = acl.split(' ').collect();
+    server.run("ACL", &rules);
+    let url = format!("redis://limited:password@127.0.0.1:{}", server.port());
+    let [one, other] = [(); 2].map(|()| client(&url).mutex_all(["a", "b"]));
+    for _ in 0..3 {
+        let guard = lock_set(&one);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| lock_set(&other));
+            server.wait_until_waiter_sleeps("lock_release:a");
+            release(guard);
+            release(waiting.join().unwrap());
+        });
+    }
     wait_until_only_fences_remain(&server);
 }
 

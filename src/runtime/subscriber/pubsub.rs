@@ -92,7 +92,6 @@ impl<'a> PubSub<'a> {
                     self.runtime.timer.wake_if_due(at);
                 }
                 self.runtime.waiters.granted_by_message(&id, tokens);
-                self.runtime.waiters.sets.granted(&id);
             }
             return;
         }
