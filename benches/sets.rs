@@ -147,11 +147,11 @@ fn lock_names() {
             scope.spawn(move || match is_fair {
                 true => {
                     let mutex = client.fair_mutex(name);
-                    waits(|limit| mutex.try_lock_for(limit).unwrap())
+                    waits(|_| Some(mutex.lock().unwrap()))
                 }
                 false => {
                     let mutex = client.mutex(name);
-                    waits(|limit| mutex.try_lock_for(limit).unwrap())
+                    waits(|_| Some(mutex.lock().unwrap()))
                 }
             })
         });
