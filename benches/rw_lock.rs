@@ -101,7 +101,7 @@ fn main() {
 }
 
 fn pairs(server: &Server) -> Vec<Samples> {
-    let client = Client::open(&server.url()).unwrap();
+    let client = Client::open(server.url()).unwrap();
     let (mutex, fair) = (client.mutex("plain"), client.fair_mutex("fair"));
     let (read, write) = (client.rw_lock("read"), client.rw_lock("written"));
     let timed = |pair: &dyn Fn() -> Result<Unlocked, Error>| {

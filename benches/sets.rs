@@ -134,12 +134,12 @@ fn report(waits: &[f64]) {
 }
 
 fn lock_sets() {
-    let set = Client::open(&parameter("URL")).unwrap().mutex_all(NAMES);
+    let set = Client::open(parameter("URL")).unwrap().mutex_all(NAMES);
     report(&waits(|limit| set.try_lock_for(limit).unwrap()));
 }
 
 fn lock_names() {
-    let client = Client::open(&parameter("URL")).unwrap();
+    let client = Client::open(parameter("URL")).unwrap();
     let is_fair = parameter("KIND") == "FairMutex";
     let all = thread::scope(|scope| {
         let threads = NAMES.map(|name| {

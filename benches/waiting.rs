@@ -95,7 +95,7 @@ struct Watched {
 fn watch(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Watched {
     let holder = Client::builder().url(server.url()).ttl(HELD_FOR);
     let held = lock(&holder.build().unwrap()).unwrap();
-    let client = Client::open(&server.url()).unwrap();
+    let client = Client::open(server.url()).unwrap();
     let before = resident_kib();
     for _ in 0..WAITERS {
         let client = client.clone();

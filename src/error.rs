@@ -159,6 +159,39 @@ impl Error {
         matches!(self, Self::Unreachable { .. } | Self::NotReplicated { .. })
     }
 
+    /// Returns whether the same call may succeed later although nobody mends anything.
+    ///
+    /// That is so if Redis was unreachable, if too few replicas acknowledged in time, or if the
+    /// attempts of a [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) are used up.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// match client.mutex("report").lock() {
+    ///     Err(error) if error.is_retryable() => println!("later: {error}"),
+    ///     outcome => drop(outcome?),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn is_retryable(&self) -> bool {
+        self.is_unreachable()
+            || matches!(
+                self,
+                Self::NotReplicated { .. } | Self::AttemptsUsedUp { .. }
+            )
+    }
+
+    /// Returns the server that failed or refused the call, without its password.
+    ///
+    /// `None` if the error is about none.
+    pub fn server(&self) -> Option<&str> {
+        match self {
+            Self::Unreachable { server, .. }
+            | Self::CircuitOpen { server, .. }
+            | Self::Refused { server, .. } => Some(server),
+            _ => None,
+        }
+    }
+
     /// Returns whether Redis was unreachable, so that the same call may succeed later.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::CircuitOpen { .. })
@@ -170,6 +203,12 @@ impl Error {
             Self::Lost(lost) => Some(*lost),
             _ => None,
         }
+    }
+}
+
+impl From<Lost> for Error {
+    fn from(lost: Lost) -> Self {
+        Self::Lost(lost)
     }
 }
 
@@ -285,6 +324,28 @@ mod tests {
         }
         let below = std::error::Error::source(&errors[1]).map(ToString::to_string);
         assert_eq!(below.as_deref(), Some("the cause of that"));
+    }
+
+    #[test]
+    fn an_error_says_whether_to_retry_and_which_server_failed() {
+        let server = || "h:1".to_owned();
+        let unreachable = Error::Unreachable {
+            server: server(),
+            cause: Cause::text("LOADING"),
+        };
+        assert!(unreachable.is_retryable());
+        assert_eq!(unreachable.server(), Some("h:1"));
+        let refused = Error::Refused {
+            server: server(),
+            command: "EVALSHA",
+            answer: "NOPERM".into(),
+        };
+        assert!(!refused.is_retryable());
+        assert_eq!(refused.server(), Some("h:1"));
+        assert!(Error::AttemptsUsedUp { attempts: 3 }.is_retryable());
+        let lost = Error::from(Lost::Taken);
+        assert_eq!((lost.lost(), lost.server()), (Some(Lost::Taken), None));
+        assert!(!lost.is_retryable() && !Error::Closed.is_retryable());
     }
 
     /// An error with a cause that it does not repeat.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::cause::Rounded;
 use crate::escape::Escaped;
 use crate::random;
 use crate::token::FencingToken;
@@ -202,6 +203,11 @@ impl Holder {
         &self.seen
     }
 
+    /// Another program's value may be a secret that lets anyone release its lock.
+    fn start(&self) -> Escaped<'_> {
+        Escaped::whole(self.seen.get(..self.seen.len().min(8)).unwrap_or_default())
+    }
+
     /// Returns how long the key lives without a renewal; `None` if it does not expire.
     pub fn remaining(&self) -> Option<Duration> {
         self.remaining
@@ -231,15 +237,29 @@ pub enum RwHolders {
     Readers(Vec<Holder>),
 }
 
+/// The owner and the first eight digits of the id, or the escaped start of the value; then how long
+/// the key lives.
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.id {
+            Some(id) => id.short().fmt(f)?,
+            None if self.is_shared() => f.write_str("readers")?,
+            None => write!(f, "another program ({}…)", self.start())?,
+        }
+        match self.remaining {
+            Some(remaining) => write!(f, ", for {}", Rounded(remaining)),
+            None => f.write_str(", without an end"),
+        }
+    }
+}
+
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Another program's value may be a secret that lets anyone release its lock.
-        let start = self.seen.get(..self.seen.len().min(8)).unwrap_or_default();
         let mut holder = f.debug_struct("Holder");
         match &self.id {
             Some(id) => holder.field("holder_id", id),
             None if self.is_shared() => holder.field("value", &"readers"),
-            None => holder.field("value", &format_args!("{}…", Escaped::whole(start))),
+            None => holder.field("value", &format_args!("{}…", self.start())),
         };
         holder
             .field("remaining", &self.remaining)
@@ -267,6 +287,20 @@ mod tests {
         assert!(!format!("{id:?}").contains(id.as_str()));
         let holder = Holder::new(id.as_str().into(), None, None);
         assert!(!format!("{holder:?}").contains(id.as_str()));
+    }
+
+    #[test]
+    fn display_names_the_owner_and_the_time_left_but_not_the_whole_id() {
+        let id = HolderId::fresh("a");
+        let second = Some(Duration::from_millis(1_500));
+        let holder = Holder::new(id.as_str().into(), second, None).to_string();
+        assert!(
+            holder.starts_with("a:") && holder.ends_with(", for 1.5 s"),
+            "{holder}"
+        );
+        assert!(!holder.contains(id.as_str()));
+        let holder = Holder::new(b"\x1b secret value".into(), None, None).to_string();
+        assert_eq!(holder, r"another program (\x1b secret…), without an end");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The name of a lock.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
@@ -13,8 +14,9 @@ const LONGEST_NAME: usize = 64 * 1024;
 
 /// The name of a lock: 1 byte to 64 KiB of any bytes, not necessarily text.
 ///
-/// Converts from `&str`, `String`, `&[u8]`, `&[u8; N]` and `Vec<u8>`. Cloning is cheap. The first
-/// call that locks reports a name of invalid length.
+/// Converts from text (`&str`, `String`, `Box<str>`, `Arc<str>`, `Cow<str>`), from bytes (`&[u8]`,
+/// `&[u8; N]`, `Vec<u8>`), and from a `u64`, which becomes its decimal digits. Cloning is cheap. The
+/// first call that locks reports a name of invalid length.
 ///
 /// `Display` and `Debug` escape unprintable characters and truncate long names;
 /// [`as_bytes`](Self::as_bytes) returns the exact bytes.
@@ -23,6 +25,7 @@ const LONGEST_NAME: usize = 64 * 1024;
 /// use leasehold::Name;
 ///
 /// assert_eq!(Name::from("account:123").as_bytes(), b"account:123");
+/// assert_eq!(Name::from(123), *"123");
 /// assert_eq!(Name::from(b"\x00\xff").to_string(), r"\x00\xff");
 /// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -101,6 +104,17 @@ impl Name {
         &self.bytes
     }
 
+    /// Returns the name as text; `None` if it is not UTF-8.
+    ///
+    /// ```
+    /// # use leasehold::Name;
+    /// assert_eq!(Name::from("account:123").as_str(), Some("account:123"));
+    /// assert_eq!(Name::from(b"\xff").as_str(), None);
+    /// ```
+    pub fn as_str(&self) -> Option<&str> {
+        std::str::from_utf8(&self.bytes).ok()
+    }
+
     /// Returns an error if the length is invalid.
     pub(crate) fn check(&self) -> Result<(), Error> {
         match self.bytes.len() {
@@ -131,16 +145,53 @@ pub(crate) fn shown(bytes: &[u8]) -> String {
     Escaped::name(bytes).to_string()
 }
 
-macro_rules! from_bytes {
+macro_rules! from_text {
     ($($text:ty)+) => {$(
         impl From<$text> for Name {
             fn from(name: $text) -> Self {
-                Self::new(AsRef::<[u8]>::as_ref(&name).into())
+                Self::new(name.as_bytes().into())
             }
         }
     )+};
 }
-from_bytes!(&str String &String &[u8] Vec<u8>);
+from_text!(&str &&str String &String Box<str> Arc<str> Cow<'_, str>);
+
+impl From<&[u8]> for Name {
+    fn from(name: &[u8]) -> Self {
+        Self::new(name.into())
+    }
+}
+
+impl From<Vec<u8>> for Name {
+    fn from(name: Vec<u8>) -> Self {
+        Self::new(name.into())
+    }
+}
+
+/// The name is the decimal digits of the number.
+impl From<u64> for Name {
+    fn from(number: u64) -> Self {
+        number.to_string().into()
+    }
+}
+
+impl AsRef<[u8]> for Name {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+impl PartialEq<str> for Name {
+    fn eq(&self, text: &str) -> bool {
+        self.as_bytes() == text.as_bytes()
+    }
+}
+
+impl PartialEq<&str> for Name {
+    fn eq(&self, text: &&str) -> bool {
+        self == *text
+    }
+}
 
 impl<const N: usize> From<&[u8; N]> for Name {
     fn from(name: &[u8; N]) -> Self {
@@ -164,6 +215,26 @@ mod tests {
         assert!(Name::from("").check().is_err());
         assert!(Name::from(vec![7; LONGEST_NAME]).check().is_ok());
         assert!(Name::from(vec![7; LONGEST_NAME + 1]).check().is_err());
+    }
+
+    #[test]
+    fn all_kinds_of_text_and_numbers_are_names() {
+        let text = "order:7";
+        let names: [Name; 6] = [
+            text.into(),
+            (&text).into(),
+            String::from(text).into(),
+            Box::<str>::from(text).into(),
+            Arc::<str>::from(text).into(),
+            Cow::Borrowed(text).into(),
+        ];
+        for name in names {
+            assert_eq!(name, text);
+            assert_eq!(name.as_str(), Some(text));
+            assert_eq!(AsRef::<[u8]>::as_ref(&name), text.as_bytes());
+        }
+        assert_eq!(Name::from(u64::MAX), "18446744073709551615");
+        assert_ne!(Name::from("7"), "07");
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! The fencing token, a number that rises with every holder of a name.
 
 use std::fmt;
+use std::str::FromStr;
+
+use crate::error::Error;
+use crate::name::shown;
 
 /// All tokens are below this. From 2^53 on, Lua numbers skip integers: two holders could get one
 /// token.
@@ -27,6 +31,18 @@ const LIMIT: u64 = 1 << 53;
 /// let guard = client.mutex("account:123").lock()?;
 /// let token = guard.fencing_token();
 /// println!("UPDATE account SET balance = …, token = {token} WHERE id = 123 AND token <= {token}");
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
+/// A token converts to `i64` for a database, and back with `TryFrom`:
+///
+/// ```
+/// use leasehold::FencingToken;
+///
+/// let token = FencingToken::try_from(1_700_000_000_000_000_i64)?;
+/// assert_eq!(i64::from(token), 1_700_000_000_000_000);
+/// assert_eq!("1700000000000000".parse::<FencingToken>()?, token);
+/// assert!(FencingToken::try_from(0_i64).is_err());
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
@@ -65,6 +81,54 @@ impl From<FencingToken> for u64 {
     }
 }
 
+/// The type that databases keep; the value is never negative.
+impl From<FencingToken> for i64 {
+    fn from(token: FencingToken) -> Self {
+        token.0.cast_signed()
+    }
+}
+
+/// # Errors
+///
+/// [`Error::Config`] if no lock can have such a token.
+impl TryFrom<u64> for FencingToken {
+    type Error = Error;
+
+    fn try_from(number: u64) -> Result<Self, Error> {
+        let token = i64::try_from(number).ok().and_then(Self::read);
+        token.ok_or_else(|| no_token(number))
+    }
+}
+
+/// # Errors
+///
+/// [`Error::Config`] if no lock can have such a token.
+impl TryFrom<i64> for FencingToken {
+    type Error = Error;
+
+    fn try_from(number: i64) -> Result<Self, Error> {
+        Self::read(number).ok_or_else(|| no_token(number))
+    }
+}
+
+/// # Errors
+///
+/// [`Error::Config`] if the text is anything but the decimal digits of a token.
+impl FromStr for FencingToken {
+    type Err = Error;
+
+    fn from_str(digits: &str) -> Result<Self, Error> {
+        Self::parse(digits.as_bytes()).ok_or_else(|| no_token(shown(digits.as_bytes())))
+    }
+}
+
+fn no_token(what: impl fmt::Display) -> Error {
+    Error::Config(format!(
+        "{what} is no fencing token: tokens are integers from 1 to {}",
+        LIMIT - 1
+    ))
+}
+
 impl fmt::Display for FencingToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
@@ -74,6 +138,25 @@ impl fmt::Display for FencingToken {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_tokens_convert_from_numbers_and_text() {
+        let token = FencingToken::new(7);
+        assert_eq!(FencingToken::try_from(7_u64).unwrap(), token);
+        assert_eq!(FencingToken::try_from(7_i64).unwrap(), token);
+        assert_eq!("7".parse::<FencingToken>().unwrap(), token);
+        assert_eq!((i64::from(token), u64::from(token)), (7, 7));
+        for number in [0, 1 << 53, u64::MAX] {
+            let error = FencingToken::try_from(number).unwrap_err();
+            assert!(error.to_string().contains(&number.to_string()), "{error}");
+        }
+        assert!(FencingToken::try_from(-1_i64).is_err());
+        let error = "7\n".parse::<FencingToken>().unwrap_err();
+        assert!(
+            error.to_string().contains(r"7\n is no fencing token"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn only_numbers_that_a_script_can_draw_are_tokens() {

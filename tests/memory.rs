@@ -38,7 +38,7 @@ const NAMES: usize = 10_000;
 const CONTENDED: usize = 1_100;
 
 fn client() -> Client {
-    Client::open(&parameter("URL")).unwrap()
+    Client::open(parameter("URL")).unwrap()
 }
 
 /// The memory and threads of a child, as it reports them.

@@ -101,7 +101,7 @@ fn basic_metrics_reach_the_recorder() {
     metrics::set_global_recorder(recorder.clone())
         .unwrap_or_else(|_| panic!("no other recorder is set"));
     let server = Server::start();
-    let client = Client::open(&server.url()).unwrap();
+    let client = Client::open(server.url()).unwrap();
     for _ in 0..3 {
         drop(client.mutex("a").lock().unwrap());
     }
@@ -121,7 +121,7 @@ fn basic_metrics_reach_the_recorder() {
     assert_values_of_first_client(&recorder, &client);
 
     // A second client adds to the counts, but has its own gauges.
-    let other = Client::open(&server.url()).unwrap();
+    let other = Client::open(server.url()).unwrap();
     drop(other.mutex("a").lock().unwrap());
     drop(other);
     assert_eq!(recorder.counter("leasehold_acquired_total{how=at_once}"), 5);
@@ -168,7 +168,7 @@ fn assert_values_of_first_client(recorder: &TestRecorder, client: &Client) {
 fn assert_any_io_thread_reports(recorder: &TestRecorder) {
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
     for (node, number) in [(0, 3), (1, 4), (2, 5)] {
-        let client = Client::open(&cluster.url()).unwrap();
+        let client = Client::open(cluster.url()).unwrap();
         // The first renewal starts the io thread, which reports the statistics.
         let mutex = client.mutex(cluster.name_owned_by("a", node));
         let guard = mutex.renew_every(ms(100)).lock().unwrap();

@@ -109,7 +109,7 @@ fn several_servers_are_a_quorum() {
 fn both_protocols_and_all_databases_are_served() {
     let server = Server::start();
     for path in ["/2", "?protocol=resp3"] {
-        let client = Client::open(&format!("{}{path}", server.url())).unwrap();
+        let client = Client::open(format!("{}{path}", server.url())).unwrap();
         let guard = client.mutex(NAME).lock().unwrap();
         thread::scope(|scope| {
             let waiter = scope.spawn(|| client.mutex(NAME).local_handoffs(0).lock().map(drop));
@@ -118,7 +118,7 @@ fn both_protocols_and_all_databases_are_served() {
             waiter.join().unwrap().unwrap();
         });
     }
-    let _in_database_2 = Client::open(&format!("{}/2", server.url()))
+    let _in_database_2 = Client::open(format!("{}/2", server.url()))
         .unwrap()
         .mutex(NAME)
         .lock()

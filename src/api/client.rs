@@ -81,8 +81,8 @@ impl Client {
     /// # Errors
     ///
     /// [`Error::Config`] if the URL cannot be used.
-    pub fn open(url: &str) -> Result<Self, Error> {
-        Self::builder().url(url).build()
+    pub fn open(url: impl AsRef<str>) -> Result<Self, Error> {
+        Self::builder().url(url.as_ref()).build()
     }
 
     /// Returns a client of several independent servers (the Redlock algorithm).
@@ -195,7 +195,8 @@ impl Client {
     ///
     /// ```no_run
     /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
-    /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
+    /// let accounts = ["account:1", "account:2"];
+    /// let guard = client.mutex_all(&accounts).lock()?;
     /// // … no other client holds either name …
     /// guard.unlock()?;
     /// # Ok::<(), leasehold::Error>(())

@@ -10,6 +10,7 @@ use crate::api::settings::lock_settings;
 use crate::error::Error;
 use crate::holder::Holder;
 use crate::lock::shutdown::Core;
+use crate::name::Name;
 use crate::protocol::primitive::{Primitive, RedisQueue};
 use crate::redis::inspect::Gauge;
 use crate::token::FencingToken;
@@ -138,6 +139,11 @@ lock_calls!(FairMutex, MutexGuard);
 
 /// For operators.
 impl FairMutex {
+    /// Returns the lock's name.
+    pub fn name(&self) -> &Name {
+        self.0.name()
+    }
+
     /// Asks Redis who holds the lock, like [`Mutex::inspect`].
     ///
     /// # Errors

@@ -15,3 +15,4 @@ pub(crate) mod rw_lock_guards;
 pub(crate) mod semaphore;
 pub(crate) mod semaphore_permit;
 pub(crate) mod settings;
+mod unwind;

@@ -15,6 +15,7 @@ use crate::holder::Holder;
 use crate::lock::acquire::{WaitLimit, acquire};
 use crate::lock::shutdown::Core;
 use crate::logging;
+use crate::name::Name;
 use crate::protocol::primitive::{Primitive, RedisQueue};
 use crate::redis::Cap;
 use crate::redis::inspect::Gauge;
@@ -207,6 +208,17 @@ lock_calls!(Mutex, MutexGuard);
 
 /// For operators.
 impl Mutex {
+    /// Returns the lock's name.
+    ///
+    /// ```no_run
+    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// assert_eq!(*client.mutex("account:123").name(), *"account:123");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn name(&self) -> &Name {
+        self.keys.key(0).name
+    }
+
     /// Asks Redis who holds the lock; returns `None` if it is free.
     ///
     /// Returns within the command timeout.

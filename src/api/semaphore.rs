@@ -225,6 +225,11 @@ impl Semaphore {
 
 /// For operators.
 impl Semaphore {
+    /// Returns the semaphore's name.
+    pub fn name(&self) -> &Name {
+        &self.name
+    }
+
     /// Asks Redis how many permits are free: the number of permits less those that are out.
     ///
     /// 0 if other clients have given out more. Calls that wait in the queue do not count. Returns

@@ -1,5 +1,6 @@
 //! Releases a lease or hands it off; repeats the release if no reply arrives.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::clock::{Instant, sleep};
@@ -29,6 +30,15 @@ pub enum Unlocked {
     ///
     /// A new holder keeps the lock.
     AlreadyLost(Lost),
+}
+
+impl fmt::Display for Unlocked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Released => f.write_str("released"),
+            Self::AlreadyLost(lost) => write!(f, "already lost: {lost}"),
+        }
+    }
 }
 
 /// Ends the holding with `token` at `now`: hands the lease off, or releases it by `deadline`.

@@ -1,5 +1,6 @@
 //! The shutdown of a client: releases all leases and joins all threads, in bounded time.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,6 +62,23 @@ impl ShutdownReport {
     /// If a callback called `shutdown`, its own thread does not count.
     pub fn is_clean(&self) -> bool {
         self.unreleased == 0 && self.is_joined && self.dialers == 0
+    }
+}
+
+impl fmt::Display for ShutdownReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} leases released, {} already lost, {} without a confirmed release; {} calls woken",
+            self.released, self.already_lost, self.unreleased, self.woken
+        )?;
+        if self.dialers > 0 {
+            write!(f, "; {} threads still connecting", self.dialers)?;
+        }
+        match self.is_joined {
+            true => Ok(()),
+            false => f.write_str("; not all threads have ended"),
+        }
     }
 }
 

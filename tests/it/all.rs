@@ -101,7 +101,7 @@ const SETS: [&[&str]; 6] = [
 /// It increments a counter for each name by a read and a write: two holders at once would lose a
 /// count.
 fn locker() {
-    let client = Client::open(&parameter("URL")).unwrap();
+    let client = Client::open(parameter("URL")).unwrap();
     let plain = redis::Client::open(parameter("URL")).unwrap();
     let ready = Barrier::new(THREADS + 1);
     let first: usize = parameter("FIRST").parse().unwrap();

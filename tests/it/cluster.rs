@@ -153,7 +153,7 @@ fn name_whose_keys_would_have_different_slots_is_an_error() {
     }
     // A single server accepts any name.
     let server = Server::start();
-    let plain = Client::open(&server.url()).unwrap();
+    let plain = Client::open(server.url()).unwrap();
     release(plain.mutex("a}b").lock().unwrap());
 }
 
@@ -398,7 +398,7 @@ fn wrong_url_scheme_is_named_in_the_error() {
 
     let cluster = shared();
     let port = cluster.client_port(0);
-    let client = Client::open(&format!("redis://127.0.0.1:{port}")).unwrap();
+    let client = Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
     let error = client
         .mutex(cluster.name_owned_by("plain", 1))
         .lock()

@@ -325,7 +325,7 @@ fn attempts_on_a_full_unix_socket_return_in_time() {
 /// The deadline may pass while connecting, during the first attempt, while subscribing or waiting.
 fn deadline_holds_at_every_step_of_a_slow_call() {
     let server = Server::start();
-    let holder = Client::open(&server.url()).unwrap();
+    let holder = Client::open(server.url()).unwrap();
     let _held = holder.mutex("a").lock().unwrap();
     for one_way in [10, 35, 60] {
         let proxy = Proxy::new(&server);
@@ -368,7 +368,7 @@ fn queued_calls_on_a_paused_server_return_in_time() {
 
 fn waiting_calls_return_in_time_after_the_server_pauses() {
     let mut redis = Redis::start();
-    let holder = Client::open(&redis.server.url()).unwrap();
+    let holder = Client::open(redis.server.url()).unwrap();
     let _held = holder.mutex("a").ttl(ms(60_000)).lock().unwrap();
     let client = warmed_up(redis.client(ServerFailure::Paused));
     let mutex = client.mutex("a");
@@ -621,7 +621,7 @@ fn waiters_for_the_same_name_give_up_together() {
 
 fn waiters_outlast_a_short_outage() {
     let mut redis = Redis::start();
-    let holder = Client::open(&redis.server.url()).unwrap();
+    let holder = Client::open(redis.server.url()).unwrap();
     let client = builder()
         .url(redis.server.url())
         .unreachable_for(ms(20_000))
@@ -669,7 +669,7 @@ fn waiters_outlast_a_short_outage() {
 /// While waiters sleep, the client sends no commands, so silence is no sign of an outage.
 fn waiting_for_another_holder_is_not_taken_for_an_outage() {
     let redis = Redis::start();
-    let holder = Client::open(&redis.server.url()).unwrap();
+    let holder = Client::open(redis.server.url()).unwrap();
     let held = holder.mutex("a").lock().unwrap();
     let client = builder()
         .url(redis.server.url())

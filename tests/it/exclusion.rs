@@ -27,7 +27,7 @@ const COUNTERS: Counters = Counters {
 };
 
 fn client(server: &Server) -> Client {
-    Client::open(&server.url()).unwrap()
+    Client::open(server.url()).unwrap()
 }
 
 fn basic_exclusion_holds_between_two_clients() {

@@ -57,7 +57,7 @@ const DEATH: Duration = ms(4_000);
 
 /// A child's role: waits for the lock, reports its holder id and releases the lock.
 fn waiter() {
-    let mutex = Client::open(&parameter("URL")).unwrap().fair_mutex("a");
+    let mutex = Client::open(parameter("URL")).unwrap().fair_mutex("a");
     tell_parent("waiting");
     let guard = lock_in_turn(&mutex);
     assert!(guard.is_held());

@@ -28,7 +28,7 @@ const FENCE: &str = "leasehold:fence:{lock:a}";
 const LIMIT: u64 = 1 << 53;
 
 fn client(server: &Server) -> Client {
-    Client::open(&server.url()).unwrap()
+    Client::open(server.url()).unwrap()
 }
 
 /// Acquires and releases the lock, and returns its token.

@@ -20,7 +20,7 @@ support::tests![
 ];
 
 fn client(server: &Server) -> Client {
-    Client::open(&server.url()).unwrap()
+    Client::open(server.url()).unwrap()
 }
 
 fn set(server: &Server, key: &[u8]) {
@@ -187,14 +187,14 @@ fn last_fencing_token_is_known_after_the_release() {
 
 fn locks_of_all_cluster_nodes_are_listed() {
     let cluster = Cluster::start(3, 0);
-    let client = Client::open(&cluster.url()).unwrap();
+    let client = Client::open(cluster.url()).unwrap();
     let names: Vec<String> = (0..30).map(|n| format!("n{n:02}")).collect();
     let guards: Vec<_> = names
         .iter()
         .map(|name| client.mutex(name).lock().unwrap())
         .collect();
     // A client that does not know the slots yet.
-    let other = Client::open(&cluster.url()).unwrap();
+    let other = Client::open(cluster.url()).unwrap();
     let held = other.list("n").unwrap();
     let found: Vec<String> = held.iter().map(|held| held.name().to_string()).collect();
     assert_eq!(found, names);
@@ -206,7 +206,7 @@ fn locks_of_all_cluster_nodes_are_listed() {
     }
     thread::scope(|scope| {
         let waiting = scope.spawn(|| client.mutex("n07").try_lock_for(ms(20_000)));
-        let third = Client::open(&cluster.url()).unwrap();
+        let third = Client::open(cluster.url()).unwrap();
         let fourth = scope.spawn(move || third.mutex("n07").try_lock_for(ms(20_000)).is_ok());
         support::eventually(ms(10_000), || other.mutex("n07").waiting().unwrap() == 2);
         drop(guards);

@@ -193,7 +193,7 @@ fn a_lost_lease_stays_lost_if_its_key_comes_back() {
 
 fn a_released_lock_is_not_reported_lost() {
     let server = Server::start();
-    let client = Client::open(&server.url()).unwrap();
+    let client = Client::open(server.url()).unwrap();
     let (report, calls) = unbounded();
     let mutex = client
         .mutex("a")
@@ -273,7 +273,7 @@ fn past_max_hold_the_key_expires_by_itself() {
 ///
 /// Its wake-up is already queued when it resumes, so its first action is to query the guard.
 fn holder() {
-    let client = Client::open(&parameter("URL")).unwrap();
+    let client = Client::open(parameter("URL")).unwrap();
     let mut bell = redis::Client::open(parameter("URL"))
         .unwrap()
         .get_connection()

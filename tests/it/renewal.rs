@@ -215,7 +215,7 @@ fn a_renewal_never_shortens_the_ttl() {
 fn renewals_of_one_lease_never_overlap() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = Client::open(&proxy.url()).unwrap();
+    let client = Client::open(proxy.url()).unwrap();
     let round_trip = ms(200);
     let (mutex, renewals) =
         reporting_renewals(client.mutex("a").ttl(ms(20_000)).renew_every(ms(20)));
@@ -234,7 +234,7 @@ fn renewals_of_one_lease_never_overlap() {
 fn explicit_renewals_of_one_lease_never_overlap() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = Client::open(&proxy.url()).unwrap();
+    let client = Client::open(proxy.url()).unwrap();
     let round_trip = ms(200);
     let guard = client.mutex("a").ttl(ms(20_000)).lock().unwrap();
     proxy.delay(round_trip / 2, round_trip / 2);
@@ -393,7 +393,7 @@ fn an_unanswered_extension_changes_nothing() {
 /// Renewals sent one by one would each cost the server a read.
 fn renewals_that_are_due_together_are_sent_in_one_write() {
     let server = Server::start();
-    let client = Client::open(&server.url()).unwrap();
+    let client = Client::open(server.url()).unwrap();
     let leases = 300;
     let (report, renewals) = unbounded();
     let mut guards = Vec::new();

@@ -29,7 +29,7 @@ support::timed![
 const WITHIN: Duration = ms(100);
 
 fn client(server: &Server) -> Client {
-    Client::open(&server.url()).unwrap()
+    Client::open(server.url()).unwrap()
 }
 
 fn mutex(client: &Client, wanted: usize) -> Mutex {

@@ -35,7 +35,7 @@ const READERS: &str = "leasehold:readers:{lock:a}";
 /// A child's role: reads, and reports that.
 fn reader() {
     let ttl = ms(parameter("TTL_MS").parse().unwrap());
-    let lock = Client::open(&parameter("URL")).unwrap().rw_lock("a");
+    let lock = Client::open(parameter("URL")).unwrap().rw_lock("a");
     let guard = lock.ttl(ttl).read().unwrap();
     tell_parent(guard.holder_id().as_str());
     // Until it is killed, or told of a loss.

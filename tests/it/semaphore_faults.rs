@@ -46,7 +46,7 @@ fn semaphore(server: &Server, permits: u32) -> Semaphore {
 }
 
 fn of_this_child(permits: u32) -> Semaphore {
-    let client = Client::open(&parameter("URL")).unwrap();
+    let client = Client::open(parameter("URL")).unwrap();
     client.semaphore("a", permits)
 }
 

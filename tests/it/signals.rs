@@ -47,7 +47,7 @@ fn a_signal_breaks_no_connection() {
 
 /// Locks and unlocks on the main thread, which receives 1000 signals a second.
 fn caller() {
-    let client = Client::open(&parameter("URL")).expect("the URL is valid");
+    let client = Client::open(parameter("URL")).expect("the URL is valid");
     let mutex = client.mutex("x");
     let mut pairs = 0;
     while_signalled(getpid(), || {
@@ -71,7 +71,7 @@ fn a_signal_to_the_subscriber_breaks_no_connection() {
 
 fn assert_signals_break_no_connection(thread: &str) {
     let server = Server::start();
-    let holder = Client::open(&server.url()).unwrap();
+    let holder = Client::open(server.url()).unwrap();
     let held = holder.mutex("held").lock().unwrap();
     let proxy = Proxy::new(&server);
     proxy.delay(Duration::ZERO, DELAY);

@@ -25,7 +25,7 @@ const WAIT_LIMIT: Duration = ms(5_000);
 
 /// Locks and waits over TLS; the environment of the process sets the trusted CA.
 fn locker() {
-    let client = Client::open(&parameter("URL")).unwrap();
+    let client = Client::open(parameter("URL")).unwrap();
     match client.mutex("a").try_lock() {
         Ok(guard) => {
             let guard = guard.unwrap();

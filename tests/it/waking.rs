@@ -308,7 +308,7 @@ fn a_release_sends_one_waiter_of_a_client_to_redis() {
 fn a_hundred_waiters_for_a_second_send_fewer_than_twenty_requests() {
     let server = Server::start();
     let holder = client(&server.url());
-    let client = Client::open(&server.url()).unwrap();
+    let client = Client::open(server.url()).unwrap();
     let guard = holder.mutex("a").lock().unwrap();
     // Without the commands inside scripts and the `INFO` of this count.
     let requests = || -> u64 {

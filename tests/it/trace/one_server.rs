@@ -12,7 +12,7 @@ use super::{LONGER, NEVER, TTL, builder, client, recorded};
 
 pub(super) fn log_on_is_as_recorded() {
     let server = Server::start();
-    let own = Client::open(&server.url())
+    let own = Client::open(server.url())
         .unwrap()
         .mutex("x")
         .lock()
@@ -42,7 +42,7 @@ pub(super) fn log_on_is_as_recorded() {
     server.run("CONFIG", &["SET", "requirepass", "open"]);
     ping("with a password", at(":open@", ""));
     ping("with RESP3 and a password", at(":open@", "?protocol=3"));
-    let unnamed = Client::open(&at(":open@", "")).unwrap();
+    let unnamed = Client::open(at(":open@", "")).unwrap();
     trace.step("with the usual name", |_| unnamed.ping().unwrap());
     compare("log_on.txt", &[trace.end("Log-on")]);
 }

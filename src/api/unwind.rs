@@ -1,0 +1,25 @@
+//! What may be used on after a panic: clients, locks and guards.
+
+use std::panic::{RefUnwindSafe, UnwindSafe};
+
+use crate::api::client::Client;
+use crate::api::fair_mutex::FairMutex;
+use crate::api::guard::MutexGuard;
+use crate::api::mutex::Mutex;
+use crate::api::mutex_all::MutexAll;
+use crate::api::mutex_all_guard::MutexAllGuard;
+use crate::api::rw_lock::RwLock;
+use crate::api::rw_lock_guards::{RwLockReadGuard, RwLockWriteGuard};
+use crate::api::semaphore::Semaphore;
+use crate::api::semaphore_permit::SemaphorePermit;
+
+/// A panic cannot leave these half-changed. The code of the crate does not panic while it changes
+/// shared state, and it calls the code of its users only where nothing is locked.
+macro_rules! unwind_safe {
+    ($($type:ty)+) => {$(
+        impl UnwindSafe for $type {}
+        impl RefUnwindSafe for $type {}
+    )+};
+}
+unwind_safe!(Client Mutex FairMutex MutexAll RwLock Semaphore);
+unwind_safe!(MutexGuard MutexAllGuard RwLockReadGuard RwLockWriteGuard SemaphorePermit);
