@@ -33,6 +33,7 @@ mod replicas;
 mod replies;
 mod rw_lock;
 mod rw_lock_faults;
+mod rw_lock_replies;
 mod semaphore;
 mod semaphore_faults;
 mod sentinel;
@@ -111,6 +112,7 @@ const TESTS: &[Listed] = &[
     semaphore_faults::TESTS,
     rw_lock::TESTS,
     rw_lock_faults::TESTS,
+    rw_lock_replies::TESTS,
     sentinel::TESTS,
     set_queues::TESTS,
     shutdown::TESTS,
