@@ -27,7 +27,7 @@
 //! With `rusqlite`, or any other driver that reports how many rows a statement changed:
 //!
 //! ```ignore
-//! let token = guard.fencing_token().value() as i64; // below 2^53, so no bit is lost
+//! let token = i64::from(guard.fencing_token());
 //! let changed = database.execute(
 //!     "UPDATE account SET balance = balance - 30, last_token = ?1
 //!       WHERE id = 123 AND last_token <= ?1",
