@@ -168,7 +168,7 @@ const WITHOUT_SET: (&str, &str) = (
     "redis.pcall('SET', KEYS[2], token + more, 'EX', 86400)",
     "{}",
 );
-const WITHOUT_PUBLISH: (&str, &str) = ("redis.pcall('PUBLISH', ARGV[2], message)", "0");
+const WITHOUT_PUBLISH: (&str, &str) = ("redis.pcall('PUBLISH', ARGV[2], message)", "local _ = 0");
 
 const VARIANTS: [Variant; 8] = [
     Variant {

@@ -14,7 +14,7 @@ end
 if seen == ARGV[1] then
   local reply, message = 1, ARGV[1]
   -- A user without this permission releases as if no client waited in the queue.
-  if type(redis.pcall('LINDEX', KEYS[3], 0)) == 'string' then
+  if type(redis.pcall('LINDEX', KEYS[3], '0')) == 'string' then
     local leaves_open, pass_on = open_queue()
     local leaves, is_open = pcall(leaves_open)
     if ARGV[3] and leaves and is_open then
