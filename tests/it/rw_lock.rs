@@ -32,6 +32,7 @@ support::tests![
     readers_and_other_locks_of_the_name_exclude_each_other,
     foreign_lock_and_readers_exclude_each_other,
     reader_behind_a_fair_lock_is_granted_by_its_release,
+    reader_behind_a_plain_lock_is_granted_by_its_release,
     fair_lock_behind_readers_is_granted_by_the_last_of_them,
     fair_and_shared_waiters_of_one_client_keep_to_their_own_scripts,
     tokens_tell_what_a_reader_has_seen,
@@ -398,10 +399,10 @@ fn foreign_lock_and_readers_exclude_each_other() {
     assert!(set_nx().is_some());
 }
 
-/// The fair lock's scripts cannot admit a reader: they free the lock and announce it.
-fn reader_behind_a_fair_lock_is_granted_by_its_release() {
+/// The scripts of locks of one holder cannot admit a reader: they free the lock and announce it.
+fn assert_reader_is_granted_by_the_release_of(lock: fn(&Server) -> MutexGuard) {
     let server = Server::start();
-    let guard = fair(&server).lock().unwrap();
+    let guard = lock(&server);
     let waiter = client(&server.url());
     let lock = waiter.rw_lock("a");
     thread::scope(|scope| {
@@ -422,6 +423,16 @@ fn reader_behind_a_fair_lock_is_granted_by_its_release() {
         unlock(writing.join().unwrap());
     });
     wait_until_only_fences_remain(&server);
+}
+
+fn reader_behind_a_fair_lock_is_granted_by_its_release() {
+    assert_reader_is_granted_by_the_release_of(|server| fair(server).lock().unwrap());
+}
+
+fn reader_behind_a_plain_lock_is_granted_by_its_release() {
+    assert_reader_is_granted_by_the_release_of(|server| {
+        client(&server.url()).mutex("a").lock().unwrap()
+    });
 }
 
 fn fair_lock_behind_readers_is_granted_by_the_last_of_them() {
