@@ -267,7 +267,9 @@ fn backstop_wakes_are_counted() {
         call.join().unwrap();
     });
     let now = client.stats().totals;
-    assert_eq!(now.wakes(), now.wakes_backstop);
+    // The last refresh also publishes its grant, which can arrive before its reply.
+    assert!(now.wakes_message <= 1, "{now:?}");
+    assert_eq!(now.wakes(), now.wakes_backstop + now.wakes_message);
     assert_eq!(now.spurious_wakes, now.wakes_backstop - 1);
     assert_eq!(now.acquired_after_waiting, 1);
 }
