@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
@@ -14,6 +15,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use rustix::process::{ioctl_tiocsctty, setsid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT};
+use signal_hook::flag;
 
 use super::child::{ROLE, parameter};
 use super::time::ms;
@@ -164,6 +167,11 @@ pub(crate) fn session() {
         .stderr(copy());
     for name in [ROLE, TERMINAL, COMMAND] {
         command.env_remove(name);
+    }
+    // A job in the background of a shell ignores them, and so would the command. A signal that has a
+    // handler here has its default action again in the command.
+    for signal in [SIGHUP, SIGINT, SIGQUIT] {
+        flag::register(signal, Arc::default()).expect("the signal can be caught");
     }
     panic!("cannot run the command: {}", command.exec());
 }
