@@ -16,6 +16,7 @@ use crate::holder::RwHolders;
 use crate::lock::acquire::{WaitLimit, acquire};
 use crate::lock::shutdown::Core;
 use crate::logging;
+use crate::name::Name;
 use crate::protocol::primitive::{Primitive, RedisQueue};
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::redis::Cap;
@@ -45,7 +46,8 @@ use crate::token::FencingToken;
 ///
 /// A writer holds the name exactly as a mutex does. Readers exclude every [`Mutex`], `FairMutex`
 /// and [`MutexAll`](crate::MutexAll) of the name, and every program that acquires its key with
-/// `SET NX`; each of these excludes readers. A `Mutex` ignores the queue.
+/// `SET NX`; each of these excludes readers. A `Mutex` and a set wait in the same queue. The first
+/// attempt of a `Mutex` takes a lock that is free.
 ///
 /// # Fencing tokens
 ///
@@ -58,8 +60,9 @@ use crate::token::FencingToken;
 /// A thread that reads again under its own read guard may wait for ever: for a writer that waits
 /// for the first guard. A debug build logs a warning. A read guard cannot become a write guard,
 /// because two readers who wanted that would wait for each other. Drop it, call
-/// [`write`](Self::write), and look again: if the token is just above the reader's, nobody wrote in
-/// between. A write guard can become a read guard: [`RwLockWriteGuard::downgrade`].
+/// [`write`](Self::write), and read the data again: another writer may have been in between. The
+/// writer's own token does not tell, so compare a version that is kept with the data. A write guard
+/// can become a read guard: [`RwLockWriteGuard::downgrade`].
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -127,8 +130,8 @@ impl RwLock {
     /// Acquires the lock for reading, waiting for at most `limit`; returns `None` if it was not
     /// granted by then.
     ///
-    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. A call that gives up
-    /// leaves the queue.
+    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. A call that gives
+    /// up leaves the queue.
     ///
     /// # Errors
     ///
@@ -196,8 +199,8 @@ impl RwLock {
     /// Acquires the lock for writing, waiting for at most `limit`; returns `None` if it was not
     /// granted by then.
     ///
-    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. A call that gives up
-    /// leaves the queue.
+    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. A call that gives
+    /// up leaves the queue.
     ///
     /// # Errors
     ///
@@ -206,8 +209,8 @@ impl RwLock {
         self.acquire_write(wait_limit(limit))
     }
 
-    /// Acquires the lock for writing like [`try_write_for`](Self::try_write_for), waiting until `at`
-    /// at the latest.
+    /// Acquires the lock for writing like [`try_write_for`](Self::try_write_for), waiting until
+    /// `at` at the latest.
     ///
     /// An `at` in the past asks once, like [`try_write`](Self::try_write).
     ///
@@ -245,6 +248,11 @@ fn wait_limit(limit: Duration) -> WaitLimit {
 
 /// For operators.
 impl RwLock {
+    /// Returns the lock's name.
+    pub fn name(&self) -> &Name {
+        self.reader.key(0).name
+    }
+
     /// Asks Redis who holds the lock; returns `None` if it is free.
     ///
     /// Returns within the command timeout.
@@ -260,10 +268,12 @@ impl RwLock {
         Ok(query(&self.core.runtime, has_no_answer, ask)?.holders())
     }
 
-    /// Returns how many calls wait in the queue, across all processes, readers and writers.
+    /// Returns how many places the queue has, across all processes.
     ///
-    /// Calls of a [`FairMutex`](crate::FairMutex) of this name count, and for some seconds those of
-    /// processes that died. Returns within the command timeout.
+    /// Each reader and each writer that waits has one. So has each call that waits for the
+    /// [`FairMutex`](crate::FairMutex) of this name, each client that waits for the [`Mutex`], and
+    /// each set. Calls of processes that died count for a few seconds. Returns within the command
+    /// timeout.
     ///
     /// # Errors
     ///

@@ -110,7 +110,8 @@ impl Quorum {
                 let had_time = asked.until(until) >= self.command_timeout / 10 * 9;
                 if self.condition.failed(Some(cause), had_time) {
                     logging::warn!(
-                        "no majority has answered again and again, calls fail at once: {cause}"
+                        "a majority of the servers has failed to answer several times in a row; \
+                         calls fail at once: {cause}"
                     );
                 }
             }
