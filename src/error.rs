@@ -159,7 +159,7 @@ impl Error {
         matches!(self, Self::Unreachable { .. } | Self::NotReplicated { .. })
     }
 
-    /// Returns whether the same call may succeed later although nobody mends anything.
+    /// Returns whether the same call may succeed later without a change by an operator.
     ///
     /// That is so if Redis was unreachable, if too few replicas acknowledged in time, or if the
     /// attempts of a [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) are used up.

@@ -225,8 +225,8 @@ impl Holder {
     }
 }
 
-/// The holders of an [`RwLock`](crate::RwLock), as [`RwLock::inspect`](crate::RwLock::inspect) found
-/// them.
+/// The holders of an [`RwLock`](crate::RwLock), as [`RwLock::inspect`](crate::RwLock::inspect)
+/// found them.
 #[derive(Clone, Debug)]
 #[cfg_attr(test, derive(PartialEq))]
 pub enum RwHolders {

@@ -18,9 +18,10 @@ const LIMIT: u64 = 1 << 53;
 /// no harm. See Martin Kleppmann, [How to do distributed locking][kleppmann].
 ///
 /// The script that acquires the lock draws the token: `max(last + 1, the server's clock in µs)`. So
-/// tokens keep rising over a release, an expiry, `FLUSHALL`, and a restart without data or from an
-/// old snapshot. They also rise over a failover to a lagging replica, if the servers' clocks differ
-/// by less than the failover takes.
+/// tokens keep rising over a release and an expiry. They also rise over `FLUSHALL`, and over a
+/// restart without data or from an old snapshot, unless the server's clock was set back in the
+/// meantime. They rise over a failover to a lagging replica, if the servers' clocks differ by less
+/// than the failover takes.
 ///
 /// If other threads of the client wait, the script reserves up to 64 tokens for
 /// [local hand-offs](crate::Mutex::local_handoffs). Over a [quorum](crate::guide::quorum) the

@@ -169,7 +169,7 @@ impl ClientBuilder {
         self.at(UrlSource::Quorum(strings(urls)))
     }
 
-    /// Sets how long a lease lasts unless it is renewed, for locks without a ttl of their own.
+    /// Sets how long a lease lasts unless it is renewed, for locks without their own ttl.
     ///
     /// With a short ttl, a crashed holder is soon replaced. With a long ttl, a holder keeps its
     /// lock over longer pauses and outages. At least 10 ms. Defaults to 10 s.
@@ -181,7 +181,7 @@ impl ClientBuilder {
     /// Sets how often a held lease is renewed.
     ///
     /// Less than nine tenths of the ttl. Defaults to a third of the ttl, which leaves time for two
-    /// retries. A lock with a ttl of its own is renewed every third of that, unless the lock sets
+    /// retries. A lock with its own ttl is renewed every third of that, unless the lock sets
     /// an interval too.
     pub fn renew_every(mut self, interval: Duration) -> Self {
         self.config.renew_every = Some(interval);
@@ -239,16 +239,18 @@ impl ClientBuilder {
     /// Sets how long Redis may be unreachable before `lock` gives up. Defaults to 10 s.
     ///
     /// The time counts from the start of the call or from the last answer of Redis, whichever is
-    /// later. A call with a deadline of its own gives up at the earlier of the two. `Duration::MAX`
+    /// later. A call with its own deadline gives up at the earlier of the two. `Duration::MAX`
     /// waits for as long as the outage lasts.
     pub fn unreachable_for(mut self, silence: Duration) -> Self {
         self.config.unreachable_for = silence;
         self
     }
 
-    /// Sets how long a waiter sleeps at most before it retries without having been woken.
+    /// Sets how long a waiter without a place in a queue in Redis sleeps before it asks again.
     ///
-    /// This bounds the delay that a lost release message can cause. Each sleep is shortened at
+    /// This applies over a quorum, to sets in several slots of a cluster, and to users without the
+    /// permissions for queues. It bounds the delay of a lost release message there. Other waiters
+    /// refresh their places every 0.9 s, or more often with a short ttl. Each sleep is shortened at
     /// random by up to a quarter. At least 10 ms. Defaults to 1 s.
     pub fn backstop(mut self, longest: Duration) -> Self {
         self.config.backstop = longest;

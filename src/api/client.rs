@@ -174,7 +174,7 @@ impl Client {
     /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
     /// let catalogue = client.rw_lock("catalogue");
     /// {
-    ///     let reading = catalogue.read()?; // beside other readers
+    ///     let reading = catalogue.read()?; // alongside other readers
     ///     reading.ensure_held()?;
     /// }
     /// let writing = catalogue.write()?; // alone

@@ -36,8 +36,8 @@ use crate::token::FencingToken;
 ///
 /// # Processes that die, pauses and lost messages
 ///
-/// Each client refreshes the queue entries of all its waiting threads every second, or every
-/// quarter of the ttl if that is shorter, in a single command. An entry that was not refreshed for
+/// Each client refreshes the queue entries of all its waiting threads every 0.9 s, or more often if
+/// the ttl is shorter than 4 s, in a single command. An entry that was not refreshed for
 /// 3 s, or for the ttl if that is shorter, is skipped. A call that was paused for longer rejoins at
 /// the back of the queue.
 ///
@@ -50,7 +50,8 @@ use crate::token::FencingToken;
 /// - A process that is stopped, or whose machine fails or loses its network, delays the others by
 ///   at most 3 s, counted from its last refresh. In a cluster, so does a process that is killed:
 ///   its client may listen at any node.
-/// - A lost message or a deleted key delays the others by at most a second. An expiry delays nobody.
+/// - A lost message or a deleted key delays the others by at most a second. An expiry delays
+///   nobody.
 /// - A client whose subscription is broken refreshes four times as often. The calls behind it may
 ///   be granted the lock first, but only until its next refresh; from then on its call is next.
 ///
@@ -73,8 +74,8 @@ use crate::token::FencingToken;
 ///   the grant, even without `auto_renew`, and extends the lease to the full ttl. A lock that is
 ///   released before then needs no renewal.
 /// - `wait`: with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) a call keeps its queue entry,
-///   so it asks Redis every second, or every quarter of the ttl if that is shorter, however long
-///   its pauses are. Each reply that the call must wait longer counts as one attempt.
+///   so it asks Redis every 0.9 s, or more often if the ttl is shorter than 4 s, however long its
+///   pauses are. Each reply that the call must wait longer counts as one attempt.
 /// - `min_replicas`: a call that was granted the lock after a wait renews it before it returns,
 ///   because replicas acknowledge only renewals and acquires of a free lock.
 ///
@@ -155,8 +156,10 @@ impl FairMutex {
 
     /// Returns how many places the queue has, across all processes.
     ///
-    /// Each call that waits for the fair lock has one, each client that waits for the [`Mutex`] of
-    /// this name, and each set. Calls of processes that died recently still count. Returns within the command timeout.
+    /// Each call that waits for the fair lock has one. So has each call that waits for the
+    /// [`RwLock`](crate::RwLock) of this name, each client that waits for the [`Mutex`], and each
+    /// set. Calls of processes that died count for a few seconds. Returns within the command
+    /// timeout.
     ///
     /// # Errors
     ///
@@ -171,8 +174,7 @@ impl FairMutex {
     /// Returns how long the first call in the queue has waited, by the server's clock; `None` if no
     /// call waits.
     ///
-    /// Also `None` while the first call is one of an earlier version of leasehold. Returns within the
-    /// command timeout.
+    /// Returns within the command timeout.
     ///
     /// # Errors
     ///

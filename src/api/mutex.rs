@@ -34,25 +34,32 @@ use crate::token::FencingToken;
 /// lease can be lost: [`MutexGuard`] describes how the holder finds out, and [`FencingToken`] how
 /// to reject the writes of a holder that was paused.
 ///
+/// A lock that a release granted to a waiting client has a lease of at most 3 s at first. A renewal
+/// a few milliseconds after the grant extends it to the ttl, even without
+/// [`auto_renew`](Self::auto_renew).
+///
 /// # Fairness
 ///
 /// Within a client, waiters are served first come, first served. Only the first one asks Redis; the
 /// others get the lock from the holder before them, by a [local hand-off](Self::local_handoffs).
 ///
-/// Clients that wait are served first come, first served, too: each has one place in a queue in
-/// Redis for all its calls, and a release grants the lock to the first. A call overtakes them only
-/// if it finds the lock free on its first attempt: after a holder's lease has expired, after a
-/// deletion by another program, or at one of the moments described below. So a client that contends
-/// for a lock has no two turns in a row while another waits.
+/// Clients that wait are also served first come, first served. Each client has one place in a queue
+/// in Redis for all its calls, and a release grants the lock to the first place. While the queue is
+/// not empty, a call overtakes it only if its first attempt finds the lock free:
 ///
-/// Other programs that poll the key, or wait for the message of a release, would find a lock that
-/// passes from client to client never free. Therefore one release in at most 100 ms leaves the lock
-/// free for 2 ms and publishes that, even if clients wait. No release does so while a
-/// [`FairMutex`](crate::FairMutex) of the name waits, or a set. If another program deletes the key
-/// without a message, waiters notice that by their next refresh, after at most 0.9 s.
+/// - after a holder's lease has expired,
+/// - after another program has deleted the key,
+/// - in the free moments described below.
 ///
-/// Over a quorum there is no queue: the first to ask after a release gets the lock. The same is true
-/// if the client's user lacks the permissions that queues need.
+/// A lock that passes from client to client would never be free for other programs, which poll the
+/// key or wait for the message of a release. Therefore the first release in Redis after each of a
+/// sequence of moments, at most 100 ms apart, leaves the lock free for 2 ms and publishes that. No
+/// release does so while a [`FairMutex`](crate::FairMutex), an [`RwLock`](crate::RwLock) or a set
+/// of the name waits. If another program deletes the key without a message, waiters notice it at
+/// their next refresh, after at most 0.9 s.
+///
+/// Over a quorum there is no queue: the first to ask after a release gets the lock. The same is
+/// true if the client's user lacks the permissions that queues need.
 ///
 /// # Differences from `std::sync::Mutex`
 ///

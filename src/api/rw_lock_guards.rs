@@ -80,8 +80,8 @@ impl RwLockWriteGuard {
     /// Becomes a reader, without a moment in which another call could write.
     ///
     /// The lease is renewed for the full ttl, and keeps its holder id and its token. Readers in
-    /// front of the queue are granted the lock beside it. Returns once Redis has answered, within
-    /// the command timeout.
+    /// front of the queue are granted the lock alongside it. Returns once Redis has answered,
+    /// within the command timeout.
     ///
     /// This cannot fail. If Redis does not answer, every later renewal repeats the request, and
     /// until one has run, other readers are kept out. Without

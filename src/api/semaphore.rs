@@ -272,8 +272,7 @@ impl Semaphore {
     /// Returns how long the first call in the queue has waited, by the server's clock; `None` if no
     /// call waits.
     ///
-    /// Also `None` while the first call is one of an earlier version of leasehold. Returns within the
-    /// command timeout.
+    /// Returns within the command timeout.
     ///
     /// # Errors
     ///

@@ -23,7 +23,8 @@
 //!   anything there notices at its next renewal, at most a third of the ttl later.
 //! - **A slot that moves.** Its held locks stay held, and are renewed and released. A free name
 //!   cannot be acquired while its two keys are on two nodes; calls wait for that, within their
-//!   deadlines. A fair lock is neither passed on nor released until the slot has moved.
+//!   deadlines. A plain lock is released, but not passed on. A fair lock, a read-write lock or a
+//!   semaphore is neither passed on nor released until the slot has moved.
 //!
 //! [Guarantees and limitations](crate::guide::guarantees) apply here too, those of a failover
 //! included.

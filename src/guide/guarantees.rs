@@ -9,8 +9,10 @@
 //!   [`lost`](crate::MutexGuard::lost) and [`on_lost`](crate::Mutex::on_lost) follow as soon as the
 //!   timer thread is scheduled. On Linux the clock counts the time for which the machine is
 //!   suspended; on other systems a machine that was suspended may believe in its lease for longer.
-//! - **Tokens rise.** Every holder's [fencing token](crate::FencingToken) is higher than all
-//!   earlier ones.
+//! - **Tokens rise.** The [fencing token](crate::FencingToken) of every holder of a mutex, and of
+//!   every writer, is higher than all earlier ones. Readers share the token of the last writer. If
+//!   Redis has lost the last token, this holds only if the server's clock is not behind the time at
+//!   which that token was drawn. The limitations list what a failover and a quorum can change.
 //! - **Three outcomes, never mixed.** `None` means that another holder has the lock. `Err` means
 //!   that Redis could not be asked or refused. [`Lost`] means that the lock ended before its holder
 //!   released it. [`try_lock_for`](crate::Mutex::try_lock_for) states the rule. leasehold never
@@ -27,9 +29,10 @@
 //!   order of the requests, across all processes. A process that is killed while it waits delays
 //!   nobody. One that is stopped or cut off delays the others by at most 3 s, a lost message by at
 //!   most 1 s: see [`FairMutex`].
-//! - **Waiting is quiet.** For each name, only one thread of a client asks Redis; the others wait
-//!   behind it. A release wakes one thread. A lost message delays a waiter by at most
-//!   [`backstop`](crate::ClientBuilder::backstop) each time.
+//! - **Waiting is quiet.** Only one thread of a client asks Redis for a plain lock; the others wait
+//!   behind it. A client refreshes the queue entries of all calls for a name in one command, about
+//!   once a second. A lost message delays a waiter by at most 0.9 s, or by the
+//!   [`backstop`](crate::ClientBuilder::backstop) where there is no queue.
 //!
 //! # Limitations
 //!
@@ -52,8 +55,6 @@
 //! - **Memory of unanswered calls.** The client remembers each acquiring call without a reply until
 //!   its ttl has passed, to undo it: about 0.7 KiB each, without a limit. Calls whose deadlines are
 //!   shorter than Redis takes to reply, with a long ttl, add up.
-//! - **A lost message** delays a waiter by at most [`backstop`](crate::ClientBuilder::backstop)
-//!   each time it asks Redis. A waiter that finds the lock taken again by then can wait longer.
 //! - **A Redis that loses data.** An evicting `maxmemory-policy` deletes held locks; so do
 //!   `FLUSHALL` and a restart without persistence. The holder finds out at its next renewal. Until
 //!   then another client may have acquired the lock, while the original client keeps handing it
@@ -66,15 +67,17 @@
 //! - **In a cluster** a partitioned master keeps granting locks to clients that can reach it until
 //!   `cluster-node-timeout` has passed. [Cluster](crate::guide::cluster) lists what else differs
 //!   there.
-//! - **Plain locks barge.** [`Mutex`] ignores the queue of a [`FairMutex`] of the same name and may
-//!   overtake it.
-//! - **A set of names** has no queue. If each of its names is in constant demand, a call may wait
-//!   for long. In a cluster, a set that spans several slots is briefly visible half-acquired.
+//! - **A first attempt can overtake.** The first attempt of a plain lock takes a name that is free,
+//!   even if calls wait in its queue: see [`Mutex`](crate::Mutex#fairness).
+//! - **A set of names** has no queue over a quorum, for names in several slots of a cluster, or
+//!   without the permissions for queues. If each of its names is in constant demand there, a call
+//!   may wait for long. A set that spans several slots is briefly visible half-acquired.
+//!   [`MutexAll`](crate::MutexAll#waiting) describes what a waiting set keeps.
 //! - **A reader that crashes** keeps writers out until its own lease ends, whatever other readers
 //!   do.
-//! - **A read-write lock or a semaphore** is available for one server, Sentinel and Cluster. Redis
-//!   ends the leases of readers and permits by the clock of the master: after a failover to a
-//!   replica with another clock, they end earlier or later by the difference.
+//! - **A fair lock, a read-write lock or a semaphore** is available for one server, Sentinel and
+//!   Cluster. Redis ends the leases of readers and permits by the clock of the master: after a
+//!   failover to a replica with another clock, they end earlier or later by the difference.
 //! - **A quorum** does not tolerate [servers that lose
 //!   data](crate::guide::quorum#limits-of-a-quorum).
 //! - **Spoofed DNS** can point a client at a different Redis. TLS (`rediss://`) prevents that.

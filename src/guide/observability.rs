@@ -11,8 +11,10 @@
 //!   - a lock was forced;
 //!   - a circuit breaker opened; the master has moved;
 //!   - releases cannot be published or received; shared statistics are refused;
-//!   - a quorum has an even number of servers;
-//!   - a thread waits for a lock that it holds itself (debug builds only).
+//!   - the user lacks the permissions for queues;
+//!   - a quorum has an even number of servers; no majority of a quorum answers;
+//!   - a thread waits for a lock that it holds itself, or reads a name again under its own read
+//!     guard (debug builds only).
 //! - INFO: a circuit breaker closed.
 //! - DEBUG: every acquire, wait, renewal and release; connections that failed.
 //! - TRACE: whole holder ids. Anyone who knows a holder id can release that lock.

@@ -1,7 +1,5 @@
 //! How calls behave while Redis is unreachable.
 //!
-//! leasehold never grants a lock because Redis is unreachable.
-//!
 //! # The circuit breaker
 //!
 //! After five failures in a row, a circuit breaker opens for that server: calls fail at once with

@@ -8,6 +8,11 @@
 //! lease and declaring it lost also need a majority of all servers. If fewer are reachable, every
 //! call fails with [`Error::Unreachable`] within its deadline and releases what it was granted.
 //!
+//! [`Mutex`](crate::Mutex) and [`MutexAll`](crate::MutexAll) work over a quorum.
+//! [`FairMutex`](crate::FairMutex), [`RwLock`](crate::RwLock), [`Semaphore`](crate::Semaphore) and
+//! [`min_replicas`](crate::Mutex::min_replicas) fail with [`Error::Config`](crate::Error::Config).
+//! There is no queue: the first client to ask after a release gets the lock.
+//!
 //! A quorum keeps locks available when any single server fails, without a failover. It does not
 //! tolerate servers that lose data:
 //!

@@ -8,7 +8,7 @@
 //! | `leasehold-timer` | the first lock | tracks the leases' deadlines and schedules renewals; no I/O |
 //! | `leasehold-io` | the first lock | sends renewals in batches, repeated releases and shared statistics over its own connection |
 //! | `leasehold-replicas` | the first renewal under `min_replicas` | sends renewals that replicas must acknowledge; at most eight for each server |
-//! | `leasehold-subscriber` | the first waiter | receives release notifications over its own connection |
+//! | `leasehold-subscriber` | the first waiter | receives releases and grants over its own connection |
 //! | `leasehold-sentinel` | the first lock, with Sentinel | one per sentinel: receives master changes |
 //! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |
 //! | `leasehold-dial` | connecting, and reading a cluster's slots | opens connections, then ends |

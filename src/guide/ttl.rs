@@ -5,7 +5,8 @@
 //!
 //! - *How long other clients wait after a holder has crashed.* At most the ttl: shorter is better.
 //! - *How long a pause or outage a healthy holder survives.* At least two thirds of the ttl,
-//!   because the lease is renewed every third of it: longer is better.
+//!   because the lease is renewed every third of it: longer is better. (From a grant after a wait
+//!   until the first renewal, a few milliseconds later: up to 3 s.)
 //!
 //! The default of 10 s suits most programs: a holder survives a pause of about six seconds, and a
 //! crash costs the others ten.

@@ -10,41 +10,43 @@
 //! | [`Semaphore`] | first come, first served | first come, first served |
 //! | [`MutexAll`] | the queue of each name | the queue of each name, one after the other |
 //!
-//! Plain locks, fair locks and sets of a name wait in the same queue. All calls of a client for a
-//! plain lock share one place there, and hand the lock to each other; each call for a fair lock has
-//! its own. [`MutexAll`] describes what a set keeps while it waits, and [`FairMutex`] what a process
-//! that dies in the queue costs the others. `try_lock` never waits, and takes a plain lock that is
-//! free even if clients wait in its queue: [`Mutex`] says when it is.
-//!
-//! Clients of version 0.1 do not enter the queue of a plain lock. They exclude the newer ones and
-//! draw rising tokens, but get a busy lock only in the moments at which it is left free: about ten
-//! times a second, for 2 ms each.
+//! Plain locks, fair locks, read-write locks and sets of a name wait in the same queue. All calls
+//! of a client for a plain lock share one place and hand the lock to each other. Each call for a
+//! fair lock or a read-write lock has its own place. [`MutexAll`] describes what a set keeps while
+//! it waits, and [`FairMutex`] what a process that dies in the queue costs the others. `try_lock`
+//! never waits, and takes a plain lock that is free even if clients wait in its queue: [`Mutex`]
+//! says when it is.
 //!
 //! # How a call waits
 //!
 #![doc = include_str!("../../docs/grant.svg")]
 //!
-//! - A call that is refused subscribes, enters the queue, and sleeps. The release makes the first in
-//!   the queue the holder and tells it so by a message: the call returns without another command.
-//! - Only the first waiter of a name in each client talks to Redis. The others sleep behind it, in
-//!   memory: a thousand threads that wait for one name cost Redis as much as one. (Calls for a fair
-//!   lock or a semaphore have entries of their own; a client refreshes all of them in one command.)
-//! - A client refreshes its places every 0.9 s. So a lost message delays it by that time at most.
-//! - If Redis forbids pub/sub, or with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff), waiters
-//!   ask again after growing pauses instead.
+//! - A call that is refused subscribes, enters the queue, and sleeps. The release makes the first
+//!   in the queue the holder and tells it so by a message: the call returns without another
+//!   command.
+//! - Of the calls for a plain lock, only the first one in each client talks to Redis. The others
+//!   sleep behind it, in memory: a thousand threads that wait for one name cost Redis as much as
+//!   one. (Each call for a fair lock, a read-write lock or a semaphore has its own entry; a client
+//!   refreshes all of them in one command.)
+//! - Each client refreshes its places every 0.9 s, or more often if the ttl is shorter than 4 s. A
+//!   lost message delays it by that time at most.
+//! - If Redis forbids pub/sub, waiters receive no grants: they ask about every 0.2 s, or, where
+//!   there is no queue, after growing pauses of at most a second. With
+//!   [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) they ask after the pauses that it sets, or
+//!   at their next refresh if that is sooner.
 //!
 //! Over a quorum, for names in several slots of a cluster, and if the Redis user lacks the
 //! permissions that queues need, there is no queue. The release then wakes one waiter of each
-//! client, and the first to ask gets the lock. A waiter also asks when the lease of the holder would
-//! expire, and after the [`backstop`](crate::ClientBuilder::backstop), 1 s unless set.
+//! client, and the first to ask gets the lock. A waiter also asks when the lease of the holder
+//! would expire, and after the [`backstop`](crate::ClientBuilder::backstop), 1 s unless set.
 //!
 //! # Local hand-offs
 //!
 //! If another thread of the same client waits, a release hands it the lease without asking Redis.
 //! The new holder has its own guard, its own `lost()` channel and a higher fencing token. After a
-//! bounded run of hand-offs the lock is released in Redis, and the next client in the queue gets it.
-//! [`Mutex::local_handoffs`](crate::Mutex::local_handoffs) sets the bound, and 0 turns hand-offs
-//! off.
+//! bounded run of hand-offs the lock is released in Redis, and the next client in the queue gets
+//! it. [`Mutex::local_handoffs`](crate::Mutex::local_handoffs) sets the bound, and 0 turns
+//! hand-offs off.
 //!
 //! # Deadlines
 //!

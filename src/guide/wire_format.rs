@@ -12,6 +12,7 @@
 //! | `leasehold:readers:{lock:x}` | sorted set | while readers hold `x`: their holder ids, with the ends of their leases in ms |
 //! | `leasehold:permits:{lock:x}` | sorted set | of the semaphore `x`: its holders, see below |
 //! | `leasehold:permits-fence:…`, `…-queue:…`, `…-places:…` | | as those of a lock |
+//! | `leasehold:<uuid>` | channel | the inbox of a client: `grant <token> <want> <holder id>` for each grant to one of its places |
 //! | `leasehold:tally:{lock_stats}:<uuid>` | hash | what a client has added to the shared statistics |
 //!
 //! [`key_prefix`](crate::ClientBuilder::key_prefix) and
@@ -45,11 +46,16 @@
 //!
 //! - The value must be unique for each attempt.
 //! - Not every release publishes: one that grants the lock to a client in the queue frees nothing.
-//!   While a plain lock passes from client to client, the first release after each 100 ms leaves it
-//!   free for 2 ms and publishes that. So a program that sleeps until a message is woken after 100 ms
-//!   and one critical section at most, and gets the lock if its `SET` arrives within those 2 ms. One
-//!   that asks every millisecond gets it within a second, and one that asks every 100 ms within 30 s
-//!   in 99 of 100 cases. While a fair lock or a set of that name waits, there is no such moment.
+//!   While a plain lock passes from client to client, the first release in Redis after each 100 ms
+//!   leaves it free for 2 ms and publishes that. A run of
+//!   [local hand-offs](crate::Mutex::local_handoffs) has no such release: it lasts at most 1 s and
+//!   one critical section. If each client waits with one thread, a program that sleeps until a
+//!   message is woken after at most 100 ms and one critical section. It gets the lock if its `SET`
+//!   arrives within those 2 ms. While a fair lock, a read-write lock or a set of that name waits,
+//!   there is no such moment.
+//! - For programs that poll, these are the times if each client waits with one thread. A program
+//!   that asks every 100 ms gets the lock within 30 s in 99 of 100 cases. One that asks every
+//!   millisecond gets it within a second; that is an estimate, not a measurement.
 //! - Without the `PUBLISH`, clients in the queue notice the release within 0.9 s.
 //! - Such a program draws no fencing token, and does not enter the queue.
 //! - Holders of both kinds are listed by [`Client::list`](crate::Client::list) and `leasehold

@@ -26,8 +26,8 @@ macro_rules! totals {
         /// [`Client::shared_stats`](crate::Client::shared_stats) returns the sum over all clients
         /// that share theirs; the fields of the Redis hash have the names of the fields here.
         ///
-        /// *A call that locks* is one of `lock`, `try_lock`, `try_lock_for`, `try_lock_until`,
-        /// `with` and `try_with`. When it returns, it is counted in exactly one of
+        /// *A call that locks* is any call that acquires: `lock`, `read`, `write`, `acquire`, their
+        /// `try_` forms, `with` and `try_with`. When it returns, it is counted in exactly one of
         /// `acquired_at_once`, `acquired_after_waiting`, `refused`, `timed_out` and `failed`. An
         /// acquired lock is counted again when its holder releases it, in `released` or
         /// `released_too_late`.
@@ -110,7 +110,7 @@ totals! {
     /// Renewals that Redis did not answer, or refused. They are retried while the lease lasts. A
     /// renewal that finds the lock gone counts as a loss instead.
     renewals_failed,
-    /// Waiters woken by a message on the lock's channel, such as a release.
+    /// Waiters woken by a message: a release or a grant.
     wakes_message,
     /// Waiters woken because this client itself released or lost the lock.
     wakes_local,
@@ -119,8 +119,8 @@ totals! {
     wakes_hand_off,
     /// Waiters that retried because the holder's ttl was about to end.
     wakes_ttl,
-    /// Waiters that retried without having been woken: after the
-    /// [`backstop`](crate::ClientBuilder::backstop), after a pause of their
+    /// Waiters that retried without having been woken: at a refresh of their place in the queue,
+    /// after the [`backstop`](crate::ClientBuilder::backstop), after a pause of their
     /// [`Backoff`](crate::Backoff), or after a pause because messages cannot be received.
     wakes_backstop,
     /// Waiters woken because the subscriber reconnected and messages are received again.

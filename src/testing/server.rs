@@ -99,7 +99,7 @@ impl Server {
     /// The clock of this process does not move: see [`suspend`](super::suspend). The clients of the
     /// test's process check leases that have expired at once, and their waiting calls try again.
     /// Redis announces no expiry: a client elsewhere notices the end of its lease at the next
-    /// renewal, and a waiting call within the [backstop](crate::ClientBuilder::backstop).
+    /// renewal, and a waiting call at its next refresh, after at most 0.9 s.
     ///
     /// A [`Foreign`] holder renews its lease while the time passes.
     pub fn advance(&self, time: Duration) {
