@@ -54,8 +54,8 @@ struct Messages {
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
 
-    /// Print what happens to the lock: waits, grants, renewals and releases. Give it twice for every
-    /// attempt
+    /// Print what happens to the lock: waits, grants, renewals and releases. Give it twice for
+    /// every attempt
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
 }
@@ -81,9 +81,9 @@ pub(crate) enum Action {
 /// Shows who holds locks, and how many clients wait for them
 ///
 /// WAITING is the number of clients that are subscribed to the release: each counts once, and for
-/// about ten seconds after it stops waiting. QUEUED is the number of places in the queue of
-/// that name: one for each client that waits for the plain lock, for each call that waits for the
-/// fair lock, and for each set.
+/// about ten seconds after it stops waiting. QUEUED is the number of places in the queue of that
+/// name: one for each client that waits for the plain lock, for each call that waits for the fair
+/// lock or the read-write lock, and for each set.
 ///
 /// If permits of semaphores of these names are out, or calls wait for some, a second table follows,
 /// with a line for each holder.
@@ -117,12 +117,12 @@ pub(crate) struct List {
 /// Shows the held locks, and refreshes the display
 ///
 /// Shows names, holders, the time left, waiting clients, changes of holder per second and fencing
-/// tokens, the busiest locks first. LONGEST is how long the first call in the queue of the fair lock
-/// or semaphore has waited. If standard output is not a terminal, each refresh prints one
-/// line for each name. A change of holder is a change of the fencing token between two refreshes,
-/// counted over the last ten: several changes between two refreshes count as one. A name is shown
-/// for ten refreshes after its last release. Semaphores are shown while permits are out, with the
-/// number of permits and holders.
+/// tokens, the busiest locks first. LONGEST is how long the first call or client in the queue of
+/// the name or of the semaphore has waited. If standard output is not a terminal, each refresh
+/// prints one line for each name. A change of holder is a change of the fencing token between two
+/// refreshes, counted over the last ten: several changes between two refreshes count as one. A name
+/// is shown for ten refreshes after its last release. Semaphores are shown while permits are out,
+/// with the number of permits and holders.
 #[derive(Args, Debug)]
 pub(crate) struct Top {
     /// Only names that begin with this

@@ -89,7 +89,8 @@ fn held_for(token: FencingToken, now: Duration) -> Option<Duration> {
     (held <= DAY).then_some(held)
 }
 
-/// Returns the text about the permits that are out; `None` if there are none, or Redis does not say.
+/// Returns the text about the permits that are out; `None` if there are none, or Redis does not
+/// say.
 fn permits_out(client: &Client, name: &Name, permits: u32) -> Option<String> {
     let holders = client.semaphore(name, permits).holders().ok()?;
     let first = holders.first()?;

@@ -56,8 +56,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "N")]
     pub(crate) permits: Option<u32>,
 
-    /// Hold the lock for reading: other runs with --read may hold it at the same time. Granted in the
-    /// order of the calls
+    /// Hold the lock for reading: other runs with --read may hold it at the same time. Granted in
+    /// the order of the calls
     #[arg(long, conflicts_with_all = ["fair", "permits"])]
     pub(crate) read: bool,
 
@@ -110,8 +110,8 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Returns the lock's names, each once, in the order in which they were given. The first of them
-    /// is the first in the command's environment.
+    /// Returns the lock's names, each once, in the order in which they were given. The first of
+    /// them is the first in the command's environment.
     pub(crate) fn names(&self) -> Vec<&OsStr> {
         let mut names: Vec<&OsStr> = Vec::new();
         let given = match self.names.as_slice() {
