@@ -14,7 +14,7 @@ use support::fair::{
 };
 use support::{
     Child, Cluster, ClusterSetup, Counters, Sentinels, Server, Setup, counter_with, eventually,
-    let_pass, log_records_about, ms, parameter,
+    let_pass, ms, parameter,
 };
 
 support::roles![write_counter, mixed_counter, reader_and_writer];
@@ -41,7 +41,6 @@ support::tests![
     downgraded_lease_is_renewed_and_released_as_a_readers,
     inspection_shows_the_writer_or_every_reader,
     forced_release_ends_the_leases_of_all_readers,
-    reading_again_under_an_own_guard_is_warned_of,
     read_write_lock_over_a_quorum_is_an_error,
     read_write_lock_is_granted_with_sentinel,
     read_write_lock_is_granted_in_a_cluster
@@ -621,24 +620,6 @@ fn forced_release_ends_the_leases_of_all_readers() {
         assert!(operator.mutex("a").inspect().unwrap().unwrap().is_shared());
         end_read(reading);
     }
-}
-
-fn reading_again_under_an_own_guard_is_warned_of() {
-    let server = Server::start();
-    let lock = client(&server.url()).rw_lock("read again");
-    let other = thread::scope(|scope| scope.spawn(|| lock.read().unwrap()).join().unwrap());
-    let reading = lock.read().unwrap();
-    end_read(other);
-    assert_eq!(log_records_about("reads read again again").len(), 0);
-    end_read(lock.try_read().unwrap().unwrap());
-    assert_eq!(log_records_about("reads read again again").len(), 0);
-    end_read(lock.read().unwrap());
-    let warned = usize::from(cfg!(debug_assertions));
-    assert_eq!(log_records_about("reads read again again").len(), warned);
-    assert!(lock.try_write_for(ms(50)).unwrap().is_none());
-    let waits = log_records_about("waits for read again, which it locked itself");
-    assert_eq!(waits.len(), warned);
-    end_read(reading);
 }
 
 fn read_write_lock_over_a_quorum_is_an_error() {

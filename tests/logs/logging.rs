@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
 use leasehold::{
-    Backoff, Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, Unlocked, WaitPolicy,
+    Backoff, Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, RwLockReadGuard, Unlocked,
+    WaitPolicy,
 };
 use log::Level;
 use support::{
@@ -21,6 +22,7 @@ support::tests![
     sleep_after_a_slow_record_ends_no_later,
     a_lost_lock_is_logged_as_a_warning,
     a_release_after_the_expiry_is_logged_as_a_warning,
+    reading_again_under_an_own_guard_is_warned_of,
     unanswered_renewals_and_releases_are_logged,
     an_outage_of_the_subscriber_is_logged_once,
     nothing_is_logged_at_info_and_no_whole_id_above_trace,
@@ -240,6 +242,27 @@ fn a_release_after_the_expiry_is_logged_as_a_warning() {
         Some(Lost::Expired.to_string().as_str())
     );
     assert!(lines(name, "released").is_empty());
+}
+
+fn reading_again_under_an_own_guard_is_warned_of() {
+    let server = Server::start();
+    let lock = client(&server).rw_lock("read again");
+    let end = |reading: RwLockReadGuard| {
+        assert_eq!(reading.unlock().unwrap(), Unlocked::Released);
+    };
+    let other = thread::scope(|scope| scope.spawn(|| lock.read().unwrap()).join().unwrap());
+    let reading = lock.read().unwrap();
+    end(other);
+    assert_eq!(log_records_about("reads read again again").len(), 0);
+    end(lock.try_read().unwrap().unwrap());
+    assert_eq!(log_records_about("reads read again again").len(), 0);
+    end(lock.read().unwrap());
+    let warned = usize::from(cfg!(debug_assertions));
+    assert_eq!(log_records_about("reads read again again").len(), warned);
+    assert!(lock.try_write_for(ms(50)).unwrap().is_none());
+    let waits = log_records_about("waits for read again, which it locked itself");
+    assert_eq!(waits.len(), warned);
+    end(reading);
 }
 
 fn unanswered_renewals_and_releases_are_logged() {
