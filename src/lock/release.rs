@@ -81,11 +81,12 @@ pub(crate) fn release(
             runtime.announce_loss(hold);
         }
         Ok(Unlocked::Released) => {
-            hold.lease(LeaseState::released);
             if yields_to_fleet {
                 runtime.waiters.yield_to_fleet(hold);
             }
+            // Before the lease ends: a waiter at its deadline sees the lease, or the refusal.
             runtime.waiters.ended(hold, Some(Instant::now()));
+            hold.lease(LeaseState::released);
             if runtime.deployment.may_fail_over() {
                 runtime
                     .released
@@ -95,10 +96,10 @@ pub(crate) fn release(
             log(hold, "released", None);
         }
         Err(error) => {
-            hold.lease(LeaseState::released);
-            repeat_in_background(runtime, hold);
             // The repeated release publishes the message for the end that this call did not see.
             runtime.waiters.ended(hold, None);
+            hold.lease(LeaseState::released);
+            repeat_in_background(runtime, hold);
             log(hold, "release to be repeated", Some(error));
         }
     }

@@ -123,7 +123,7 @@ impl WaitingCall<'_> {
                 None => Woken,
             },
             Position::Placed(_) if now >= self.attempt.deadline => {
-                return Err(self.attempt.silence.error_for_others(now).into());
+                return Err(self.over_at_deadline(now));
             }
             Position::Placed(until) => self.sleep_while_others_ask(now, until)?,
             Position::Refresh(ids, why) => self.refresh(now, &ids, why)?,
@@ -151,7 +151,7 @@ impl WaitingCall<'_> {
             self.sleep_while_others_ask(now, last_attempt)
         } else if let Some(name) = self.name_with_place() {
             if now >= deadline {
-                return Err(self.attempt.silence.error_for_others(now).into());
+                return Err(self.over_at_deadline(now));
             }
             if needs_own_reply() {
                 // The call that has the place asks.
@@ -161,6 +161,8 @@ impl WaitingCall<'_> {
             self.sleep_while_others_ask(now, deadline)
         } else if self.attempt.silence.is_too_long(now) || now < deadline && !needs_own_reply() {
             self.sleep_while_others_ask(now, deadline)
+        } else if now >= deadline && self.is_taken() {
+            Err(Over(Ok(None)))
         } else {
             Ok(match self.try_once(now)? {
                 Tried::Refused { .. } => TimedOut(None),

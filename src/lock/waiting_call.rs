@@ -272,7 +272,16 @@ impl<'a> WaitingCall<'a> {
 
     /// Returns whether this call may report at its deadline that another holder has the name.
     pub(crate) fn is_taken(&self) -> bool {
-        self.queue().answers().is_taken(self.span()) || self.attempt.held_here().is_some()
+        // In this order: the end of a lease held here is recorded as a refusal first.
+        self.attempt.held_here().is_some() || self.queue().answers().is_taken(self.span())
+    }
+
+    /// Returns the end of a call at its deadline, `now`, if others ask on its behalf.
+    pub(crate) fn over_at_deadline(&self, now: Instant) -> Over {
+        Over(match self.is_taken() {
+            true => Ok(None),
+            false => Err(self.attempt.silence.error_for_others(now)),
+        })
     }
 
     /// Returns whether a further command could not be answered in time and none is needed.
@@ -326,11 +335,17 @@ impl<'a> WaitingCall<'a> {
     /// At the deadline an earlier refusal is a better outcome than the fault, if it still counts.
     pub(crate) fn pause_after(&self, fault: Fault) -> Result<Duration, Over> {
         let now = Instant::now();
-        self.update_answers(|answers| answers.failed(now));
+        // A command with no time left is not sent: that says nothing about the server.
+        let is_unsent = matches!(fault, Fault::NotRun(_)) && now >= self.attempt.deadline;
+        let was_taken = is_unsent && self.is_taken();
+        if !was_taken {
+            self.update_answers(|answers| answers.failed(now));
+        }
         self.attempt.silence.pause_after(fault).map_err(|error| {
             let is_at_deadline = Instant::now() >= self.attempt.deadline;
+            let is_taken = || was_taken || is_at_deadline && self.is_taken();
             Over(match error {
-                error if error.is_unreachable() && is_at_deadline && self.is_taken() => Ok(None),
+                error if error.is_unreachable() && is_taken() => Ok(None),
                 error => Err(error),
             })
         })
