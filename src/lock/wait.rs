@@ -125,7 +125,7 @@ impl WaitingCall<'_> {
             Position::Placed(_) if now >= self.attempt.deadline => {
                 return Err(self.over_at_deadline(now));
             }
-            Position::Placed(until) => self.sleep_while_others_ask(now, until)?,
+            Position::Placed(until) => self.sleep_in_place(now, until)?,
             Position::Refresh(ids, why) => self.refresh(now, &ids, why)?,
             Position::Granted(grant) => match self.take_grant(grant)? {
                 Some(hold) => return Err(Over(Ok(Some(hold)))),
@@ -135,31 +135,55 @@ impl WaitingCall<'_> {
         })
     }
 
+    /// Sleeps with a place in Redis until `until`, when its next refresh is due.
+    ///
+    /// A call that took the place over may have had no reply of its own: shortly before its
+    /// deadline, it makes one refresh due at once.
+    fn sleep_in_place(&mut self, now: Instant, until: Instant) -> Result<SleepEnd, Over> {
+        let last_attempt = self.span().last_attempt();
+        if !self.shares_place || self.has_hurried || !self.needs_own_reply() {
+            return self.sleep_while_others_ask(now, until);
+        }
+        if now < last_attempt {
+            return self.sleep_while_others_ask(now, until.min(last_attempt));
+        }
+        if let Some(name) = self.name_with_place() {
+            self.has_hurried = true;
+            let cohorts = &self.attempt.runtime.waiters.cohorts;
+            cohorts.refresh_now(name, Wake::Turn);
+        }
+        Ok(TimedOut(None))
+    }
+
+    /// Returns whether the replies to the others say too little about the name at the deadline.
+    fn needs_own_reply(&self) -> bool {
+        // After a split vote nobody holds the name.
+        let answers = self.queue().answers();
+        let needs_reply = self.splits > 0 || answers.needs_another_reply(self.span());
+        needs_reply && self.attempt.held_here().is_none()
+    }
+
     /// Waits behind other calls of this client.
     ///
     /// Shortly before the deadline, tries Redis if the replies to the others do not suffice.
     fn behind(&mut self, now: Instant) -> Result<SleepEnd, Over> {
         self.log_waiting_once(None);
-        let (span, deadline) = (self.span(), self.attempt.deadline);
-        let last_attempt = span.last_attempt();
-        let needs_own_reply = || {
-            // After a split vote nobody holds the name.
-            let needs_reply = self.splits > 0 || self.queue().answers().needs_another_reply(span);
-            needs_reply && self.attempt.held_here().is_none()
-        };
+        let deadline = self.attempt.deadline;
+        let last_attempt = self.span().last_attempt();
         if now < last_attempt {
             self.sleep_while_others_ask(now, last_attempt)
         } else if let Some(name) = self.name_with_place() {
             if now >= deadline {
                 return Err(self.over_at_deadline(now));
             }
-            if needs_own_reply() {
+            if self.needs_own_reply() {
                 // The call that has the place asks.
                 let cohorts = &self.attempt.runtime.waiters.cohorts;
                 cohorts.refresh_now(name, Wake::Turn);
             }
             self.sleep_while_others_ask(now, deadline)
-        } else if self.attempt.silence.is_too_long(now) || now < deadline && !needs_own_reply() {
+        } else if self.attempt.silence.is_too_long(now) || now < deadline && !self.needs_own_reply()
+        {
             self.sleep_while_others_ask(now, deadline)
         } else if now >= deadline && self.is_taken() {
             Err(Over(Ok(None)))

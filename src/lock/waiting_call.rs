@@ -68,6 +68,8 @@ pub(crate) struct WaitingCall<'a> {
     pub(crate) splits: u32,
     /// How long the last reply took.
     last_reply_took: Duration,
+    /// The call has made a refresh of its place due early, for its deadline.
+    pub(crate) has_hurried: bool,
     /// The call has waited for another holder; this was logged, or need not be.
     pub(crate) has_waited: bool,
     /// A counted wake-up led to the current attempt; a refusal makes it a spurious one.
@@ -88,6 +90,7 @@ impl<'a> WaitingCall<'a> {
             moves: 0,
             splits: 0,
             last_reply_took: Duration::ZERO,
+            has_hurried: false,
             has_waited: false,
             was_woken: false,
         };

@@ -45,7 +45,8 @@ support::timed![
     lock_gives_up_on_a_quorum_before_its_commands_time_out,
     lock_gives_up_on_a_hung_master_before_its_command_times_out,
     lock_gives_up_on_a_hung_cluster_before_its_command_times_out,
-    waiters_for_the_same_name_give_up_together
+    waiters_for_the_same_name_give_up_together,
+    call_that_takes_a_place_over_learns_that_the_lock_is_held
 ];
 
 /// How much later than a plain wait of the same length a call may return. Generous, since other
@@ -689,5 +690,18 @@ fn waiting_for_another_holder_is_not_taken_for_an_outage() {
         for call in waiting {
             call.join().unwrap().unwrap();
         }
+    });
+}
+
+fn call_that_takes_a_place_over_learns_that_the_lock_is_held() {
+    let server = Server::start();
+    server.run("SET", &["lock:a", "foreign"]);
+    let mutex = Client::open(server.url()).unwrap().mutex("a");
+    thread::scope(|scope| {
+        let first = scope.spawn(|| mutex.try_lock_for(ms(450)));
+        // The second call gets the place between two refreshes, and ends before the next one.
+        let_pass(ms(200));
+        assert!(mutex.try_lock_for(ms(600)).unwrap().is_none());
+        assert!(first.join().unwrap().unwrap().is_none());
     });
 }
