@@ -12,7 +12,7 @@ use crate::escape::Escaped;
 use crate::violation::{NoFirstReply, Violation};
 
 /// The `command` of `Error::Refused` if the server refuses to log on the user.
-const LOG_ON: &str = "the log-on";
+pub(crate) const LOG_ON: &str = "the log-on";
 pub(crate) const HANDSHAKE: &str = "the TLS handshake";
 
 /// The last failure of a server: an error of the connection, or an error reply.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::advice::advice;
-use crate::cause::{HANDSHAKE, Rounded};
+use crate::cause::{HANDSHAKE, LOG_ON, Rounded};
+use crate::error_reply::is_told_in_script;
 use crate::lost::Lost;
 
 pub use crate::cause::Cause;
@@ -195,6 +196,20 @@ impl Error {
     /// Returns whether Redis was unreachable, so that the same call may succeed later.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::CircuitOpen { .. })
+    }
+
+    /// Returns whether the user lacks a permission that a script needs.
+    pub(crate) fn lacks_right(&self) -> bool {
+        match self {
+            Self::Refused {
+                command, answer, ..
+            } => {
+                // Without the right to log on, nothing is known about scripts.
+                let is_of_script = ![LOG_ON, HANDSHAKE].contains(command);
+                is_of_script && (answer.starts_with("NOPERM") || is_told_in_script(answer))
+            }
+            _ => false,
+        }
     }
 
     /// Returns why the lease ended, if the error is [`Lost`](Self::Lost).

@@ -66,14 +66,18 @@ pub(crate) fn meaning(answer: &ServerError) -> Meaning {
 /// Inside a script this is an `ERR` with one of these texts; the first is that of Redis 7.2 and
 /// Valkey.
 fn is_about_rights(answer: &ServerError) -> bool {
+    answer.code() == "NOPERM" || answer.details().is_some_and(is_told_in_script)
+}
+
+/// Returns whether the text of an error in a script says that the user lacks a permission.
+pub(crate) fn is_told_in_script(text: &str) -> bool {
     const IN_SCRIPT: [&str; 4] = [
         "ACL failure in script",
         "can't run this command",
         "can't access at least one of the keys",
         "can't publish to the channel",
     ];
-    let is_told = |text: &str| IN_SCRIPT.iter().any(|words| text.contains(words));
-    answer.code() == "NOPERM" || answer.details().is_some_and(is_told)
+    IN_SCRIPT.iter().any(|words| text.contains(words))
 }
 
 /// Returns the text of an error without the library's name of its kind; an error reply as Redis

@@ -165,7 +165,7 @@ impl<'a> WaitingCall<'a> {
     /// Gives up the place in Redis if `error` says that this client's user may have none. Returns
     /// whether the call then goes on without it.
     pub(crate) fn forgoes_queue(&mut self, error: &Error) -> bool {
-        if !matches!(error, Error::Refused { .. }) || !self.attempt.keys.forgo_queue() {
+        if !error.lacks_right() || !self.attempt.keys.forgo_queue() {
             return false;
         }
         logging::warn!(

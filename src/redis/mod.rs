@@ -222,10 +222,12 @@ impl Deployment {
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), Fault> {
         let answer = self.dispatch(call, until, cap_rule, undoable);
-        if let (Err(Fault::Rejected(Error::Refused { .. })), Some(without)) =
+        if let (Err(Fault::Rejected(error @ Error::Refused { .. })), Some(without)) =
             (&answer, call.without_queue())
         {
-            call.note_refused();
+            if error.lacks_right() {
+                call.note_refused();
+            }
             return self.dispatch(without, until, cap_rule, undoable);
         }
         answer

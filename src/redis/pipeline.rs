@@ -1,7 +1,6 @@
 //! Sends many calls in one write and reads their replies after it.
 
 use crate::clock::Instant;
-use crate::error::Error;
 use crate::protocol::answer::Answer;
 use crate::protocol::script::{Call, pack_wait};
 use crate::protocol::verb::Verb;
@@ -29,7 +28,9 @@ impl Server {
         let (answers, usable) = self.send_all(connection, &calls, sent);
         drop(calls);
         for (job, answer) in jobs.into_iter().zip(answers) {
-            if let Err(NodeFault::Fault(Fault::Rejected(Error::Refused { .. }))) = &answer {
+            if let Err(NodeFault::Fault(Fault::Rejected(error))) = &answer
+                && error.lacks_right()
+            {
                 // It is repeated without the queue.
                 call(&job).note_refused();
             }

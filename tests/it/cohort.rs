@@ -23,6 +23,7 @@ support::tests![
     lock_without_hand_offs_goes_to_the_next_client_each_time,
     call_that_gives_up_leaves_its_place_to_the_next_of_its_client,
     last_call_that_gives_up_leaves_the_queue,
+    full_server_does_not_end_the_use_of_queues,
     try_lock_asks_nothing_while_a_call_of_its_client_has_a_place,
     enter_without_a_reply_is_undone,
     shutdown_leaves_the_queue,
@@ -282,6 +283,24 @@ fn last_call_that_gives_up_leaves_the_queue() {
     wait_for_queue_length(&server, 0);
     unlock(guard);
     wait_until_only_fences_remain(&server);
+}
+
+fn full_server_does_not_end_the_use_of_queues() {
+    let server = Server::start();
+    server.run("SET", &["lock:a", "foreign"]);
+    let mutex = client(&server.url()).mutex("a");
+    // Just refused, the client enters the queue at once in its next call.
+    assert!(mutex.try_lock_for(ms(500)).unwrap().is_none());
+    server.run("CONFIG", &["SET", "maxmemory", "1"]);
+    let error = mutex.try_lock_for(PATIENCE).unwrap_err();
+    assert!(error.to_string().contains("OOM"), "{error}");
+    server.run("CONFIG", &["SET", "maxmemory", "0"]);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| lock(&mutex));
+        wait_for_queue_length(&server, 1);
+        server.run("DEL", &["lock:a"]);
+        unlock(waiting.join().unwrap());
+    });
 }
 
 fn try_lock_asks_nothing_while_a_call_of_its_client_has_a_place() {
