@@ -1,10 +1,10 @@
 -- Releases the lock if the caller holds it: grants it to the first waiter of its queue that can hear
 -- of it, or frees it and wakes those that wait elsewhere. Otherwise removes the caller's place from
--- the queue.
+-- the queue, and grants a free lock to the first waiter.
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
 -- ARGV[1] holder id, ARGV[2] wake channel, ARGV[3] given if the lock may be left free for a moment
 -- Released, or removed from the queue: 1. Released and left free although clients wait: 2.
--- Otherwise 0 if the lock is free, or the other holder's value.
+-- Otherwise 0 if the lock was free, or the other holder's value.
 local holder = redis.call('GET', KEYS[1])
 local seen = holder
 -- A forced release names a longer value as the inspect script does: by its start and its digest.
@@ -34,6 +34,11 @@ if redis.pcall('HDEL', KEYS[4], ARGV[1]) == 1 then
   local _, pass_on = open_queue()
   pass_on()
   return 1
+end
+if not holder and type(redis.pcall('LINDEX', KEYS[3], '0')) == 'string' then
+  -- A release has left the lock free for a moment, which is over now.
+  local _, pass_on = open_queue()
+  pass_on()
 end
 rewrite(KEYS[1])
 -- A foreign value can be megabytes long. No holder id is longer than this.

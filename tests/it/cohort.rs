@@ -32,6 +32,7 @@ support::tests![
     poller_gets_in_between_contending_clients,
     earlier_version_shares_a_contended_lock_with_rising_tokens,
     release_leaves_the_lock_open_only_if_no_fair_lock_waits,
+    release_of_nothing_grants_a_lock_that_was_left_open,
     moments_at_which_the_lock_is_left_open_are_at_most_100_ms_apart,
     silent_foreign_release_costs_at_most_one_refresh,
     user_without_rights_for_the_queue_is_woken_by_releases
@@ -534,6 +535,44 @@ const RELEASE: &str = concat!(
     include_str!("../../src/protocol/cohort_release.lua")
 );
 
+/// Joins the end of the queue, refreshed at this second.
+fn push_place(server: &Server, id: &str, want: &str, seconds: u64) {
+    let now = seconds * 1_000;
+    server.run("RPUSH", &[QUEUE, id]);
+    let place = format!("{now} 3000 {want} {now} a ");
+    server.run("HSET", &[PLACES, id, &place]);
+}
+
+fn release_by_script(id: &str, may_leave_open: bool) -> redis::Cmd {
+    let mut release = redis::cmd("EVAL");
+    release.arg(RELEASE).arg(4).arg("lock:a");
+    release
+        .arg("leasehold:fence:{lock:a}")
+        .arg(QUEUE)
+        .arg(PLACES);
+    release.arg(id).arg(CHANNEL);
+    if may_leave_open {
+        release.arg(1);
+    }
+    release
+}
+
+fn release_of_nothing_grants_a_lock_that_was_left_open() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut connection).unwrap();
+    push_place(&server, "first", "+1", seconds);
+    let release = release_by_script("nobody", false);
+    assert_eq!(release.query::<i64>(&mut connection).unwrap(), 0);
+    assert_eq!(server.get("lock:a"), Some(b"first".to_vec()));
+    assert_eq!(queue_length(&server), 0);
+    // A lock that is held stays as it is.
+    push_place(&server, "second", "+1", seconds);
+    let release = release_by_script("nobody", false);
+    let holder = release.query::<String>(&mut connection).unwrap();
+    assert_eq!((holder.as_str(), queue_length(&server)), ("first", 1));
+}
+
 fn release_leaves_the_lock_open_only_if_no_fair_lock_waits() {
     let server = Server::start();
     let mut connection = server.connection();
@@ -550,21 +589,9 @@ fn release_leaves_the_lock_open_only_if_no_fair_lock_waits() {
         let token = ((seconds - 60) * 1_000_000).to_string();
         server.run("SET", &["leasehold:fence:{lock:a}", &token]);
         for (n, want) in wants.iter().enumerate() {
-            let (id, now) = (format!("waiter {n}"), seconds * 1_000);
-            server.run("RPUSH", &[QUEUE, &id]);
-            let place = format!("{now} 3000 {want} {now} a ");
-            server.run("HSET", &[PLACES, &id, &place]);
+            push_place(&server, &format!("waiter {n}"), want, seconds);
         }
-        let mut release = redis::cmd("EVAL");
-        release.arg(RELEASE).arg(4).arg("lock:a");
-        release
-            .arg("leasehold:fence:{lock:a}")
-            .arg(QUEUE)
-            .arg(PLACES);
-        release.arg("holder").arg(CHANNEL);
-        if may_leave_open {
-            release.arg(1);
-        }
+        let release = release_by_script("holder", may_leave_open);
         let replied: i64 = release.query(&mut connection).unwrap();
         assert_eq!(replied, reply, "{wants:?}");
         let (holder, places) = match reply {
