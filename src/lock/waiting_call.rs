@@ -101,7 +101,7 @@ impl<'a> WaitingCall<'a> {
             call.join_local_queue(attempt.terms.handoffs > 0);
         }
         match has_local_queue {
-            true => call.shares_place = attempt.keys.queue().is_some(),
+            true => call.set_shares_place(attempt.keys.queue().is_some()),
             false => call.join_queue(),
         }
         call
@@ -115,6 +115,13 @@ impl<'a> WaitingCall<'a> {
             takes_hand_offs.then_some(attempt.terms),
             attempt.settings.wait == WaitPolicy::Wake,
         ));
+    }
+
+    fn set_shares_place(&mut self, shares_place: bool) {
+        self.shares_place = shares_place;
+        if let Some(local) = &self.local {
+            local.set_shares_place(shares_place);
+        }
     }
 
     /// Returns what this client knows about the name, if its calls share a place in Redis.
@@ -173,7 +180,7 @@ impl<'a> WaitingCall<'a> {
             "this client waits for releases instead of in queues in Redis: {error}"
         );
         self.place = None;
-        self.shares_place = false;
+        self.set_shares_place(false);
         if self.set_place.take().is_some() {
             self.join_local_queue(false);
         }

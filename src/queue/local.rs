@@ -233,8 +233,8 @@ impl Waiters {
         if let Some(hold) = queue.held.find(payload) {
             return Some(hold.clone());
         }
-        // The call with the place asks for all.
-        if !self.cohorts.refresh_now(name, Wake::Message) {
+        // The call with the place asks for all that share it.
+        if !self.cohorts.refresh_now(name, Wake::Message) || !queue.contender_shares_place() {
             queue.announced(payload, announcer);
         }
         None
@@ -271,14 +271,21 @@ impl Waiters {
         &self,
         name: &Name,
         id: &[u8],
+        announcer: Announcer,
         now: Instant,
     ) -> Option<Weak<HeldLease>> {
         let granted_by = now.after(GRANTED_WITHIN.mul_f64(1.0 + random::chance()));
         self.cohorts
             .left_open(name, now.after(OPEN_FOR), granted_by);
         self.sets.left_open(name, granted_by);
-        let names = self.names.lock();
-        names.get(name)?.held.find(id).cloned()
+        let is_placed = self.cohorts.shared(name).is_taken;
+        let mut names = self.names.lock();
+        let queue = names.get_mut(name)?;
+        match is_placed && queue.contender_shares_place() {
+            true => queue.held.find(id).cloned(),
+            // Nobody grants to a call without a place: it must use the moment.
+            false => queue.announced(id, announcer),
+        }
     }
 
     /// Wakes the contender of the name to try Redis, since its subscription is now live.
@@ -293,8 +300,9 @@ impl Waiters {
         }
         self.fair_queues.refresh_now(name, why);
         self.sets.ask_now(name, why);
-        if !self.cohorts.refresh_now(name, why)
-            && let Some(queue) = self.names.lock().get_mut(name)
+        let is_placed = self.cohorts.refresh_now(name, why);
+        if let Some(queue) = self.names.lock().get_mut(name)
+            && !(is_placed && queue.contender_shares_place())
         {
             queue.wake_contender(why);
         }
@@ -352,6 +360,15 @@ impl QueueTicket<'_> {
         act(names
             .get_mut(self.name)
             .expect("a queue with a waiter in it"))
+    }
+
+    /// Records whether the waiter shares a place in Redis with other calls of this client.
+    pub(crate) fn set_shares_place(&self, shares_place: bool) {
+        self.with_queue(|queue| {
+            if let Some(waiter) = queue.waiter(self.id) {
+                waiter.shares_place = shares_place;
+            }
+        });
     }
 
     /// Takes the lease that was handed to the waiter, if one was, and leaves the queue with it.
@@ -572,6 +589,33 @@ mod tests {
         let tokens = TokenBlock::one(FencingToken::new(7));
         waiters.fair_queues.granted(&id, tokens);
         assert!(is_woken(&local));
+    }
+
+    #[test]
+    fn waiter_without_a_place_hears_that_the_lock_was_left_open() {
+        let (waiters, name) = (Waiters::default(), Name::from("a"));
+        let all = waiters.join(&name, None, true);
+        let is_open = || waiters.left_open(&name, b"foreign", ALONE, NOW).is_none();
+        assert!(is_open() && is_woken(&all));
+        // Beside a place of this client.
+        let keys = FairMutexKeys::of(Keys::new("a".into(), "lock:", "r:"));
+        let pace = RefreshPace {
+            every: Duration::from_secs(1),
+            backoff: None,
+        };
+        let (cohorts, parker) = (&waiters.cohorts, Parker::new());
+        let place = cohorts.join(Admission::Exclusive, &keys, pace, parker);
+        place.begin_entering(&HolderId::fresh("o"));
+        assert!(is_open() && is_woken(&all));
+        waiters.announced(&name, b"foreign", ALONE);
+        assert!(is_woken(&all));
+        waiters.wake_to_retry(&name, Wake::Reconnect);
+        assert!(is_woken(&all));
+        all.set_shares_place(true);
+        is_open();
+        waiters.announced(&name, b"foreign", ALONE);
+        waiters.wake_to_retry(&name, Wake::Reconnect);
+        assert!(!is_woken(&all), "the call with the place asks");
     }
 
     #[test]

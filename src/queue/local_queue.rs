@@ -98,6 +98,8 @@ pub(super) struct Waiter {
     must_try: bool,
     /// The waiter uses `WaitPolicy::Wake`.
     wakes_on_release: bool,
+    /// The waiter shares a place in Redis with other calls of this client.
+    pub(super) shares_place: bool,
     /// The terms under which a lease may be handed to it; `None` if it takes no hand-off.
     handoff_terms: Option<LeaseTerms>,
     /// The lease that was handed to it, until the waiter takes it.
@@ -179,6 +181,12 @@ impl LocalQueue {
         waiters
             .position(|waiter| waiter.wakes_on_release)
             .unwrap_or(0)
+    }
+
+    /// Returns whether the contender shares a place in Redis with other calls of this client.
+    pub(super) fn contender_shares_place(&self) -> bool {
+        let contender = self.waiters.get(self.contender());
+        contender.is_some_and(|waiter| waiter.shares_place)
     }
 
     /// The indices of the waiters that send commands to Redis.

@@ -107,7 +107,7 @@ impl<'a> PubSub<'a> {
         };
         let waiters = &self.runtime.waiters;
         let suspected_meanwhile = match payload.strip_prefix(b"open ") {
-            Some(id) => waiters.left_open(&name, id, Instant::now()),
+            Some(id) => waiters.left_open(&name, id, announcer, Instant::now()),
             None => waiters.announced(&name, payload, announcer),
         };
         if let Some(hold) = suspected_meanwhile.and_then(|hold| hold.upgrade()) {
