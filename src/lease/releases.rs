@@ -85,6 +85,8 @@ struct Group {
     ids: HashMap<HolderId, u64>,
     /// When the newest release was added.
     newest: Instant,
+    /// When a release begins that must be sent then: neither before, nor later with others.
+    planned: Option<Instant>,
     /// When the last command was sent.
     last: Option<Instant>,
     next: Instant,
@@ -165,6 +167,9 @@ impl Releases {
         of_lock.order.insert((now, serial));
         of_lock.ids.insert(release.id.clone(), serial);
         self.ends.insert((release.until, serial));
+        if release.began == Some(now) {
+            of_lock.planned = Some(now);
+        }
         let began = *release.began.get_or_insert(now);
         let pending = Pending {
             release,
@@ -232,10 +237,14 @@ impl Releases {
                 due <= now.after(goes_along_after(pause))
             })
         };
+        let has_begun = |due: Instant, serial: &u64| {
+            due <= now || (self.pending.get(serial)).is_some_and(|pending| pending.began <= now)
+        };
         let serials = order
             .into_iter()
             .flatten()
-            .take_while(|(due, serial)| goes_along(*due, serial));
+            .take_while(|(due, serial)| goes_along(*due, serial))
+            .filter(|(due, serial)| has_begun(*due, serial));
         serials.map(|(_, serial)| *serial).take(MOST_IDS).collect()
     }
 
@@ -251,6 +260,7 @@ impl Releases {
         }
         let of_lock = self.groups.get_mut(&group)?;
         of_lock.last = Some(now);
+        of_lock.planned = of_lock.planned.filter(|at| *at > now);
         let keys = Arc::clone(&of_lock.keys);
         self.plan(group);
         let ids: Vec<&HolderId> = releases.iter().map(|(_, id)| id).collect();
@@ -292,6 +302,9 @@ impl Releases {
             last.after(pause.min(UNANSWERED))
         });
         group.next = not_before.max(*first);
+        if let Some(at) = group.planned {
+            group.next = group.next.min(at);
+        }
         self.due.insert((group.next, serial));
     }
 
@@ -372,6 +385,7 @@ impl Releases {
         self.ends.remove(&(pending.release.until, serial));
         if let Some(group) = self.groups.get_mut(&pending.group) {
             group.order.remove(&(pending.due, serial));
+            group.planned = group.planned.filter(|at| *at != pending.began);
             if group.ids.get(&pending.release.id) == Some(&serial) {
                 group.ids.remove(&pending.release.id);
             }
@@ -395,6 +409,7 @@ impl Group {
             order: BTreeSet::new(),
             ids: HashMap::new(),
             newest: now,
+            planned: None,
             last: None,
             next: Instant::NEVER,
         }
@@ -474,6 +489,25 @@ mod tests {
             2,
             "the last round at shutdown"
         );
+    }
+
+    #[test]
+    fn release_that_begins_later_is_sent_then_whatever_others_are_sent_before() {
+        let mut releases = Releases::default();
+        let later = Release {
+            began: Some(at(3)),
+            ..release("a", at(0))
+        };
+        releases.push(later, at(3));
+        releases.push(release("a", at(1)), at(1));
+        let batch = releases.take_due(at(1), false).remove(0);
+        assert_eq!(batch.releases.len(), 1);
+        assert!(releases.settle(&batch, None).is_empty());
+        assert_eq!(releases.next(), Some(at(3)));
+        let batch = releases.take_due(at(3), false).remove(0);
+        assert_eq!(batch.releases.len(), 1);
+        releases.settle(&batch, undone(&[], None));
+        assert_eq!(releases.next(), Some(at(51)), "the other release again");
     }
 
     #[test]
