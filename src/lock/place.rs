@@ -12,7 +12,7 @@ use crate::logging;
 use crate::protocol::answer::Answer;
 use crate::protocol::fair::{provisional, provisional_of, refresh_every};
 use crate::protocol::place::Refreshed;
-use crate::protocol::primitive::{Acquire, NewPlace, Reached, RedisQueue};
+use crate::protocol::primitive::{Acquire, NewPlace, Primitive, Reached, RedisQueue};
 use crate::queue::fair::FairTicket;
 use crate::queue::fair_queue::{RefreshPace, WaitingReply};
 use crate::queue::parker::Parker;
@@ -189,13 +189,13 @@ impl<'a> Place<'a> {
 
     /// Leaves the queue, or passes on the grant to `id`.
     pub(crate) fn leave(&self, id: HolderId) {
-        leave(self.attempt, id);
+        leave(self.attempt, self.attempt.keys, id);
     }
 }
 
 /// Leaves the queue, or passes on the grant to `id`.
-pub(crate) fn leave(attempt: &Attempt<'_>, id: HolderId) {
-    let (runtime, keys) = (attempt.runtime, attempt.keys);
+pub(crate) fn leave(attempt: &Attempt<'_>, keys: &Arc<dyn Primitive>, id: HolderId) {
+    let runtime = attempt.runtime;
     if runtime.is_closed() {
         // After a shutdown no thread does this in the background. If it fails, the place expires.
         let until = Instant::now().after(runtime.deployment.command_timeout());

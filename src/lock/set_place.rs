@@ -83,7 +83,7 @@ impl<'a> SetPlace<'a> {
             (Err(fault), _) => {
                 let had_place = self.ticket.forget_id().is_some();
                 if had_place && matches!(fault, Fault::Rejected(_)) {
-                    leave(self.attempt, id);
+                    leave(self.attempt, self.attempt.keys, id);
                 }
                 Err(fault)
             }
@@ -128,7 +128,7 @@ impl<'a> SetPlace<'a> {
 impl Drop for SetPlace<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.ticket.forget_id() {
-            leave(self.attempt, id);
+            leave(self.attempt, self.attempt.keys, id);
         }
     }
 }

@@ -117,6 +117,19 @@ impl<'a> WaitingCall<'a> {
         ));
     }
 
+    /// Leaves the queue in Redis with the place of an earlier call of this client, if no other call
+    /// waits that could take it over.
+    fn leave_last_place(&self, name_index: usize) {
+        let Attempt { runtime, keys, .. } = self.attempt;
+        let name = keys.key(name_index).name;
+        if keys.has_local_queue()
+            && !runtime.waiters.anybody_for(name)
+            && let Some((keys, id)) = runtime.waiters.cohorts.take_left(name)
+        {
+            leave(self.attempt, &keys, id);
+        }
+    }
+
     fn set_shares_place(&mut self, shares_place: bool) {
         self.shares_place = shares_place;
         if let Some(local) = &self.local {
@@ -225,7 +238,7 @@ impl<'a> WaitingCall<'a> {
             return false;
         }
         self.moves = self.moves.saturating_add(1);
-        self.name_index = name;
+        let before = std::mem::replace(&mut self.name_index, name);
         self.subscription = None;
         if self.set_place.is_some() {
             return true;
@@ -233,6 +246,7 @@ impl<'a> WaitingCall<'a> {
         self.update_answers(Answers::answered);
         // Leaving the old queue wakes the next waiter there, which then tries Redis.
         self.join_local_queue(false);
+        self.leave_last_place(before);
         true
     }
 
@@ -480,14 +494,6 @@ impl Drop for WaitingCall<'_> {
         if let Some(handed) = self.local.as_ref().and_then(QueueTicket::leave) {
             pass_on_unclaimed(self.attempt.runtime, &handed);
         }
-        let Attempt { runtime, keys, .. } = self.attempt;
-        let name = keys.key(self.name_index).name;
-        if self.shares_place
-            && self.has_waited
-            && !runtime.waiters.anybody_for(name)
-            && let Some(id) = runtime.waiters.cohorts.take_left(name)
-        {
-            leave(self.attempt, id);
-        }
+        self.leave_last_place(self.name_index);
     }
 }

@@ -140,17 +140,18 @@ impl FairQueues {
     }
 
     /// Takes the place that a call has left to others, which have left, too. The caller must leave
-    /// the queue in Redis.
-    pub(crate) fn take_left(&self, name: &Name) -> Option<HolderId> {
+    /// the queue in Redis with the keys of that call.
+    pub(crate) fn take_left(&self, name: &Name) -> Option<(Arc<dyn Primitive>, HolderId)> {
         let mut state = self.state.lock();
         let queues = state.exclusive();
         let queue = queues.get_mut(name)?;
         let id = queue.left.take()?.id?;
+        let keys = Arc::clone(&queue.keys);
         if queue.waiters.is_empty() {
             queues.remove(name);
         }
         state.owners.remove(&id);
-        Some(id)
+        Some((keys, id))
     }
 
     pub(crate) fn names(&self) -> Vec<Name> {
