@@ -8,7 +8,7 @@
 local MARK = 'leasehold:readers'
 local readers = KEYS[#KEYS]
 
--- The value of the lock key; false or nil if the lock is free.
+-- The value of the lock key; false if the lock is free.
 local holder
 
 -- Reads who holds the lock, and drops the readers whose lease has ended.
@@ -19,7 +19,7 @@ local function settle()
   redis.call('ZREMRANGEBYSCORE', readers, '-inf', '(' .. now)
   if redis.call('EXISTS', readers) == 0 then
     redis.call('DEL', KEYS[1])
-    holder = nil
+    holder = false
   end
 end
 

@@ -9,8 +9,8 @@ use leasehold::{
     RwLockWriteGuard, Unlocked,
 };
 use support::fair::{
-    PATIENCE, holder, lock_in_turn, refresh_count, unlock, wait_for_queue_length, wait_for_refresh,
-    wait_until_only_fences_remain,
+    PATIENCE, PLACES, QUEUE, holder, lock_in_turn, refresh_count, unlock, wait_for_queue_length,
+    wait_for_refresh, wait_until_only_fences_remain,
 };
 use support::{
     Child, Cluster, ClusterSetup, Counters, Sentinels, Server, Setup, counter_with, eventually,
@@ -33,6 +33,7 @@ support::tests![
     foreign_lock_and_readers_exclude_each_other,
     reader_behind_a_fair_lock_is_granted_by_its_release,
     reader_behind_a_plain_lock_is_granted_by_its_release,
+    attempt_behind_a_silent_place_is_refused_although_nobody_holds,
     fair_lock_behind_readers_is_granted_by_the_last_of_them,
     fair_and_shared_waiters_of_one_client_keep_to_their_own_scripts,
     tokens_tell_what_a_reader_has_seen,
@@ -432,6 +433,21 @@ fn reader_behind_a_plain_lock_is_granted_by_its_release() {
     assert_reader_is_granted_by_the_release_of(|server| {
         client(&server.url()).mutex("a").lock().unwrap()
     });
+}
+
+fn attempt_behind_a_silent_place_is_refused_although_nobody_holds() {
+    let server = Server::start();
+    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).unwrap();
+    // The readers have ended, and nobody listens for the writer that waits.
+    server.run("SET", &["lock:a", "leasehold:readers"]);
+    server.run("RPUSH", &[QUEUE, "silent"]);
+    let now = seconds * 1_000;
+    let place = format!("{now} 300000 1 {now} l nobody");
+    server.run("HSET", &[PLACES, "silent", &place]);
+    let here = client(&server.url());
+    assert!(here.rw_lock("a").try_write().unwrap().is_none());
+    assert_eq!(here.stats().totals.attempts, 1, "the first reply counts");
+    assert_eq!(server.get("lock:a"), None);
 }
 
 fn fair_lock_behind_readers_is_granted_by_the_last_of_them() {
