@@ -60,10 +60,9 @@ fn one_morning() -> Outcome {
         order.iter().copied().eq(customers.iter().map(Child::id)),
         "first come, first served"
     );
-    assert_eq!(counter.waiting()?, 0);
     for customer in customers {
         assert!(customer.wait()?.success());
     }
-    println!("Served in the order of arrival; the dead customer delayed the others by 3 to 4 s.");
+    println!("Served in the order of arrival; the dead customer was passed over.");
     Ok(())
 }

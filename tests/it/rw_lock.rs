@@ -291,7 +291,9 @@ fn reader_and_writer() {
         eval.exec(redis).unwrap();
     };
     let leave = |kind: &str, redis: &mut redis::Connection| {
-        redis::cmd("DECR").arg(kind).exec(redis).unwrap();
+        let mut eval = redis::cmd("EVAL");
+        eval.arg("return redis.call('SET', ARGV[1], redis.call('GET', ARGV[1]) - 1)");
+        eval.arg(0).arg(kind).exec(redis).unwrap();
     };
     thread::scope(|scope| {
         for thread in 0..3 {
