@@ -1,7 +1,7 @@
 //! Draws the sequence diagrams of the guide and the design: `docs/grant.svg`,
 //! `docs/wait_and_wake.svg` and `docs/lost_lease.svg`.
 //!
-//! The drawings depend on nothing but this file. `cargo bench --bench diagrams` writes them anew.
+//! The drawings depend only on this file. `cargo bench --bench diagrams` overwrites them.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -27,7 +27,7 @@ enum Row {
     Message(usize, usize, &'static str),
     /// A message that does not arrive.
     Lost(usize, usize, &'static str),
-    /// What a participant does, or what is true there.
+    /// An action of a participant, or its state.
     Note(usize, &'static str),
     /// The one that matters most.
     Important(usize, &'static str),

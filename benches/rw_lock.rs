@@ -23,7 +23,7 @@ const PROCESSES: usize = 8;
 const SECTION: Duration = ms(1);
 const LASTS: Duration = ms(3_000);
 
-/// One section in so many writes.
+/// One section in this many is a write.
 const WRITES: u64 = 20;
 
 const NAMES: [&str; 4] = ["Mutex", "RwLock, read", "FairMutex", "RwLock, write"];

@@ -1,4 +1,4 @@
-//! What pictures are drawn with: colours, sizes of text, and shapes.
+//! The colours, text sizes and shapes of the pictures.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;

@@ -145,7 +145,7 @@ impl FairMutex {
         self.0.name()
     }
 
-    /// Asks Redis who holds the lock, like [`Mutex::inspect`].
+    /// Asks Redis for the holder of the lock, like [`Mutex::inspect`].
     ///
     /// # Errors
     ///

@@ -226,7 +226,7 @@ impl Mutex {
         self.keys.key(0).name
     }
 
-    /// Asks Redis who holds the lock; returns `None` if it is free.
+    /// Asks Redis for the holder of the lock; returns `None` if it is free.
     ///
     /// Returns within the command timeout.
     ///

@@ -39,8 +39,8 @@ use crate::token::FencingToken;
 /// waits for those before it, and a steady stream of readers costs it only the sections that were
 /// running when it came.
 ///
-/// What is said there about processes that die, pauses and lost messages holds here, too. A reader
-/// that crashes keeps writers out until its own lease ends, whatever other readers do.
+/// The limits described there for processes that die, pauses and lost messages apply here, too. A
+/// reader that crashes keeps writers out until its own lease ends, whatever other readers do.
 ///
 /// # Other locks of this name
 ///
@@ -59,7 +59,7 @@ use crate::token::FencingToken;
 ///
 /// A thread that reads again under its own read guard may wait for ever: for a writer that waits
 /// for the first guard. A debug build logs a warning. A read guard cannot become a write guard,
-/// because two readers who wanted that would wait for each other. Drop it, call
+/// because two readers that tried it would wait for each other. Drop it, call
 /// [`write`](Self::write), and read the data again: another writer may have been in between. The
 /// writer's own token does not tell, so compare a version that is kept with the data. A write guard
 /// can become a read guard: [`RwLockWriteGuard::downgrade`].
@@ -253,7 +253,7 @@ impl RwLock {
         self.reader.key(0).name
     }
 
-    /// Asks Redis who holds the lock; returns `None` if it is free.
+    /// Asks Redis for the holders of the lock; returns `None` if it is free.
     ///
     /// Returns within the command timeout.
     ///

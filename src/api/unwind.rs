@@ -1,4 +1,4 @@
-//! What may be used on after a panic: clients, locks and guards.
+//! Clients, locks and guards may be used after a caught panic.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 

@@ -117,7 +117,7 @@ impl HeldLease {
         self.downgraded.get().unwrap_or(&self.keys)
     }
 
-    /// Returns true if others can hold the lock beside it.
+    /// Returns true if the lock can have other holders at the same time.
     pub(crate) fn is_shared(&self) -> bool {
         self.renewed_keys().is_shared()
     }

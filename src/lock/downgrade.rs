@@ -1,4 +1,4 @@
-//! Makes a writer a reader, so that other readers come in beside it.
+//! Makes a writer a reader, so that other readers can share the lock.
 
 use std::sync::Arc;
 

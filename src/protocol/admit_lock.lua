@@ -6,7 +6,7 @@
 -- The value of the lock key; false or nil if the lock is free.
 local holder
 
--- Reads who holds the lock.
+-- Reads the holder of the lock.
 local function settle()
   holder = redis.call('GET', KEYS[1])
 end

@@ -53,7 +53,7 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
         self.renew(id, ttl, false)
     }
 
-    /// Returns true if others can hold the lock beside a holder of this kind.
+    /// Returns true if holders of this kind share the lock.
     fn is_shared(&self) -> bool {
         false
     }
@@ -170,7 +170,7 @@ pub(crate) trait RedisQueue {
     /// The hash of the waiters' places.
     fn places(&self) -> &[u8];
 
-    /// Who is admitted from the queue.
+    /// The rules by which the queue admits waiters.
     fn admission(&self) -> Admission {
         Admission::Exclusive
     }

@@ -1,7 +1,7 @@
 -- The readers of a read-write lock; prepended to its scripts.
 -- KEYS[1] lock: the value of a writer, or this mark while readers hold
 -- The last of KEYS: the readers, a sorted set from holder id to the end of its lease, in ms
--- The lock key decides who holds. The readers count only while it contains the mark, and a new mark
+-- The lock key is authoritative. The readers count only while it contains the mark, and a new mark
 -- begins without readers: a reader whose mark was deleted must not hold again under the next one.
 -- The mark keeps out every program that acquires the lock with SET NX. It ends with the reader that
 -- ends last, and so does the set.
@@ -11,7 +11,7 @@ local readers = KEYS[#KEYS]
 -- The value of the lock key; false if the lock is free.
 local holder
 
--- Reads who holds the lock, and drops the readers whose lease has ended.
+-- Reads the holder of the lock, and drops the readers whose lease has ended.
 local function settle()
   holder = redis.call('GET', KEYS[1])
   if holder ~= MARK then return end

@@ -33,7 +33,7 @@ pub(crate) struct FairQueues {
 struct State {
     /// The queues of each admission, whose scripts alone can refresh them.
     queues: [NameTable<FairQueue>; Admission::ALL.len()],
-    /// What each holder id waits for: a grant message names no lock.
+    /// The lock that each holder id waits for: a grant message names none.
     owners: HashMap<HolderId, (Admission, Name)>,
     next_serial: u64,
     recent: RecentRefusals,

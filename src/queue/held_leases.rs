@@ -21,7 +21,7 @@ struct NamedLease {
     id: HolderId,
     /// Weak: the lease may own a user's closure, which must not be dropped under a lock.
     hold: Weak<HeldLease>,
-    /// Others can hold the name beside it.
+    /// The name can have other holders at the same time.
     is_shared: bool,
     /// The thread that acquired it, for a warning in debug builds.
     thread: Option<ThreadId>,
@@ -113,7 +113,7 @@ impl HeldLeases {
         evicted.map(|lease| lease.hold).collect()
     }
 
-    /// Records that others can hold the name beside the lease with this holder id.
+    /// Records that the lease with this holder id shares the name from now on.
     pub(super) fn share(&mut self, id: &HolderId) {
         let mut leases = self.first.iter_mut().chain(&mut self.others);
         if let Some(lease) = leases.find(|lease| lease.id == *id) {

@@ -160,7 +160,7 @@ impl Waiters {
         before.collect()
     }
 
-    /// Records that others can hold the names of `hold` beside it from now on.
+    /// Records that `hold` shares its names from now on.
     pub(crate) fn share(&self, hold: &HeldLease) {
         let mut names = self.names.lock();
         for name in hold.keys.names.iter() {

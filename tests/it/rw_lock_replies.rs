@@ -21,7 +21,7 @@ const STEPS: usize = 20_000;
 
 const THREADS: usize = 3;
 
-/// One call in so many loses its reply.
+/// One call in this many loses its reply.
 const LOSES: u32 = 100;
 
 /// Returns the value of the lock's key, and the readers' holder ids, sorted.
@@ -143,7 +143,7 @@ impl Session {
             self.proxy.set_all(Traffic::Pass);
         }
         match loses {
-            // What a lost reply has left is undone in the background.
+            // The effects of a call without a reply are undone in the background.
             true => eventually(PATIENCE, || self.agrees()),
             false => assert!(self.agrees(), "{:?}", self.state()),
         }

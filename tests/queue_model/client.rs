@@ -1,4 +1,4 @@
-//! What happens to a client, and what it sends.
+//! The events of a client, and the commands that it sends.
 
 use crate::rules::{Flaw, IDS, OLD};
 use crate::state::{Command, Id, Listens, Phase, State, owner};

@@ -46,7 +46,7 @@ const SAFETY: Rules = Rules {
     flaw: None,
 };
 
-/// Clients that refresh in every tick. Whatever was sent arrives.
+/// Clients that refresh in every tick. All messages arrive.
 const PROMPT: Rules = Rules {
     clients: 3,
     entries: 1,

@@ -131,7 +131,7 @@ impl State {
         self.on_their_way[id].released = Some(was_ours || was_queued);
     }
 
-    /// The key is deleted, and the clients are told. Only prompt clients react.
+    /// Deletes the key, and announces that to the clients. Only prompt clients react.
     pub(crate) fn announce(&mut self, rules: &Rules) {
         self.left = 0;
         for client in &mut self.clients {

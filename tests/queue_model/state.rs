@@ -5,7 +5,7 @@ use crate::rules::{Broken, CLIENTS, IDS, Rules};
 /// A holder id: the client, times [`IDS`], plus a number.
 pub(crate) type Id = usize;
 
-/// The holder id of a program that takes the lock if it is free, whoever waits.
+/// The holder id of a program that takes the lock whenever it is free.
 pub(crate) const PLAIN: Id = CLIENTS * IDS;
 
 pub(crate) fn owner(id: Id) -> usize {

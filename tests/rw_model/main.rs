@@ -34,7 +34,7 @@ const RULES: Rules = Rules {
     flaw: None,
 };
 
-/// At most so many states: the first steps of a larger space are searched breadth first.
+/// The most states to search. Of a larger space, the search covers the first steps, breadth first.
 const MOST_STATES: usize = 80_000;
 
 /// Returns the first broken promise, and how many states were searched.

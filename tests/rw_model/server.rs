@@ -2,7 +2,7 @@
 
 use crate::state::{Broken, Command, Flaw, Id, Key, Reply, Rules, State, TTL, Wants};
 
-/// What every script does first: only under the mark do the readers count.
+/// The first step of every script: the readers count only under the mark.
 fn settle(state: &mut State, rules: &Rules) {
     let is_mark = matches!(state.key, Key::Mark(_));
     if is_mark || rules.has(Flaw::NoMark) {

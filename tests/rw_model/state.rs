@@ -1,6 +1,6 @@
 //! A state of the model, and the promises that hold in each.
 
-/// What a client wants.
+/// The side of the lock that a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Wants {
     Read,
@@ -45,7 +45,7 @@ pub(crate) enum Broken {
     BesideForeign,
     /// A guard says that it holds what it does not hold on the server.
     NotOnServer,
-    /// A reader whose mark was deleted was told that it holds.
+    /// A reader whose mark was deleted got a reply that it holds the lock.
     Revived,
     EmptyMark,
     /// A release left the lease.
@@ -93,7 +93,7 @@ pub(crate) type Pending = (u8, i8, bool);
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
     Idle,
-    /// Since so many ticks.
+    /// The id, and for how many ticks.
     Asking(Id, i8),
     Held {
         id: Id,
@@ -122,7 +122,7 @@ pub(crate) struct State {
     pub(crate) connections: Vec<Vec<Command>>,
     pub(crate) replies: Vec<Reply>,
     pub(crate) clients: Vec<Client>,
-    /// What may yet happen.
+    /// How many events of each kind may still happen.
     pub(crate) losses: u8,
     pub(crate) foreign_locks: u8,
     pub(crate) deletions: u8,

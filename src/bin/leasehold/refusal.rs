@@ -1,4 +1,4 @@
-//! Why a run did not get its lock: who holds it, and for how long.
+//! The message of a run that did not get its lock: the holder, and its time.
 
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
